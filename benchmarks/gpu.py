@@ -33,7 +33,6 @@ from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
 from esper_soa.config import ComputeConfig
 from esper_soa.errors import UserError
-from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.model.blueprints import blueprint_codes
 from esper_soa.ops.device import resolve_device
@@ -95,7 +94,7 @@ def compute_of(rung: str, place: Place) -> ComputeConfig:
         cuda_graphs="on" if replayed else "off",
         workers=1,
         precision="bfloat16" if "bfloat16" in parts else "float32",
-        engine=f"{engine}_graphs" if replayed else engine,
+        engine="triton_graphs" if replayed and engine == "triton" else engine,
     )
 
 
@@ -148,10 +147,6 @@ def side_at(
     """
     side = kind(cfg)
     if place.device.type == "cpu" and "graphs" in rung:
-        rules = side.world.rules
-        if isinstance(rules.engine, TorchEngine):
-            engine = replace(rules.engine, steps=StepCache(capture=False))
-            side.world.rules = rules._replace(engine=engine)
         side.world.kernels = side.world.kernels._replace(steps=StepCache(capture=False))
         if isinstance(side.waiting.agent, RecurrentPolicy) and side.learner is not None:
             side.waiting.agent = CapturedPolicy(side.waiting.agent, StepCache(capture=False))

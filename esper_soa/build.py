@@ -26,7 +26,7 @@ from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.config import SubsetRows, blueprint_names
 from esper_soa.nets.datasets import ImageSet, count_images, load_images
 from esper_soa.nets.engine import NetsConfig
-from esper_soa.nets.graphs import GRADIENTS, POLICY, STATE, Replay
+from esper_soa.nets.graphs import GRADIENTS, POLICY, STATE, Replay, choose_replay
 from esper_soa.nets.model.blueprints import blueprint_codes, names_by_code, num_codes
 from esper_soa.nets.own_hosts import task_shape, task_slots
 from esper_soa.nets.pools import parameter_table
@@ -39,7 +39,6 @@ from esper_soa.ops.compilation import Length, choose_compilation, keep_compiled
 from esper_soa.ops.device import choose_eval_batch, choose_workers, keep_freed_memory, take_device
 from esper_soa.ops.memory import NO_IMAGES, check_room, together
 from esper_soa.ops.pretrained import load_policy, take_over
-from esper_soa.ops.replay import choose_replay
 from esper_soa.ranks import ALONE, Ranks
 from esper_soa.registry import is_reference, name_in
 from esper_soa.state import ParameterCounts
@@ -171,8 +170,9 @@ def build_world(
     rules = build_rules(part, device, ranks.first_env)
     images = load_images(cfg.data, device) if images is None else images.to(device)
     sizes = Sizes(part.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
-    kernels = build_kernels(cfg, device)
-    kernels = replaying(kernels, choose_replay(part, rules, kernels, ranks.count), device)
+    own_reward = any(map(is_reference, cfg.reward.modes))
+    replay = choose_replay(cfg.compute.cuda_graphs, device, own_reward, ranks.count)
+    kernels = replaying(build_kernels(cfg, device), replay, device)
     return World(rules, images, sizes, cfg.data, cfg.seed if seed is None else seed, kernels, ranks)
 
 

@@ -1,21 +1,17 @@
-"""What `esper-train --check-device` prints: every engine on the shapes of a run, what decides as
-CUDA graphs, memory.
+"""What `esper-train --check-device` prints: every engine on the shapes of a run, and memory.
 
-Called by command.py with checked settings. It measures anew and keeps nothing, so a run may have
-taken another engine.
+It measures anew and keeps nothing.
 """
-
-from dataclasses import replace
 
 import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from esper_soa.build import build_kernels, build_rules, trial_of
+from esper_soa.build import trial_of
 from esper_soa.config import TrainConfig
 from esper_soa.nets.choose import Asked, tried_engines
-from esper_soa.nets.trial import Tried, quickest
+from esper_soa.nets.trial import Tried
 from esper_soa.ops.device import (
     device_name,
     keep_freed_memory,
@@ -24,7 +20,6 @@ from esper_soa.ops.device import (
     threads,
 )
 from esper_soa.ops.memory import GIB, at_once, free_memory, needs
-from esper_soa.ops.replay import TriedPart, tried_parts
 
 MIB = 2**20
 RULE = {
@@ -33,15 +28,15 @@ RULE = {
         "whatever the times."
     ),
     "cuda": (
-        "compute.engine=auto takes the quickest that agrees, as found before the first run of "
-        "these shapes."
+        "compute.engine=auto takes the last of the table that agrees, or torch where that takes "
+        "less than half the time."
     ),
 }
 GRAPHS = {
     "cpu": "compute.cuda_graphs=auto replays nothing on a CPU.",
     "cuda": (
-        "compute.cuda_graphs=auto replays what agrees, as found before the first run of these "
-        "shapes."
+        "compute.cuda_graphs=auto replays state machine, policy and gradient steps, and goes on "
+        "without what cannot be captured."
     ),
 }
 
@@ -60,35 +55,10 @@ def check_device(cfg: TrainConfig, console: Console) -> None:
         found = tried_engines(
             Asked(cfg.compute, device, cfg.task, trial.nets.shape, cfg.batch_size), trial
         )
-        parts = tried_graphs(cfg, device) if device.type == "cuda" else []
     console.print(engine_table(found, cfg))
     console.print(RULE[device.type], highlight=False)
-    if parts:
-        console.print(graph_table(parts))
     console.print(GRAPHS[device.type], highlight=False)
     console.print(memory_table(cfg, device))
-
-
-def tried_graphs(cfg: TrainConfig, device: torch.device) -> list[TriedPart]:
-    """What became of everything that compute.cuda_graphs=auto may replay; networks do not matter to
-    it.
-    """
-    rules = build_rules(replace(cfg, compute=replace(cfg.compute, engine="torch")), device)
-    return tried_parts(cfg, rules, build_kernels(cfg, device), cfg.ranks)
-
-
-def graph_table(parts: list[TriedPart]) -> Table:
-    """A row per part."""
-    table = Table(title="decisions as CUDA graphs", box=box.SIMPLE, title_justify="left")
-    for heading in ("part", "ms replayed", "ms as written", "MiB", "off as written", "verdict"):
-        table.add_column(heading, justify="right" if heading.lower().startswith("m") else "left")
-    for one in parts:
-        times = (f"{1e3 * one.seconds:.2f}", f"{1e3 * one.as_written:.2f}")
-        numbers = (
-            (*times, f"{one.memory / MIB:.0f}", f"{one.apart:.1e}") if not one.dropped else [""] * 4
-        )
-        table.add_row(one.name, *numbers, one.dropped or "agrees, replayed")
-    return table
 
 
 def engine_table(found: list[Tried], cfg: TrainConfig) -> Table:
@@ -102,7 +72,7 @@ def engine_table(found: list[Tried], cfg: TrainConfig) -> Table:
         table.add_column(
             heading, justify="right" if heading in ("ms per env-step", "MiB") else "left"
         )
-    best = quickest(found)
+    best = min((one for one in found if not one.dropped), key=lambda one: one.seconds, default=None)
     for one in found:
         verdict = one.dropped or ("agrees, quickest" if one is best else "agrees")
         numbers = (

@@ -42,13 +42,11 @@ MAX_ENVS = 2**20
 MAX_SEED = 2**31 - 1
 PER_CORE = "0 = one per usable core"
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
-CONVOLUTIONS = ("channels_last", "planes", "matmul", "auto")
 SWITCHES = ("auto", "on", "off")
 ENGINES = (
     "auto",
     "native",
     "torch",
-    "torch_graphs",
     "triton",
     "triton_graphs",
 )  # see nets/choose.py
@@ -90,13 +88,11 @@ class ComputeConfig:
     # ops/compilation.py.
     compile: str = choice("auto", SWITCHES)
     # What runs the networks: auto = on a CPU the C kernels where they are proven, on a GPU the
-    # quickest that agrees with torch when it is tried; a name insists on it.
+    # Triton kernels where they agree with torch when they are tried; a name insists on it.
     engine: str = choice("auto", ENGINES)
     # Replay what decides (state machine, policy, gradient steps) as CUDA graphs: auto = on an
-    # NVIDIA GPU what agrees with the calls as they are written when it is tried; on insists.
+    # NVIDIA GPU, as far as captures go well; on insists.
     cuda_graphs: str = choice("auto", SWITCHES)
-    # Torch's; auto = the quickest per shape.
-    convolutions: str = choice("channels_last", CONVOLUTIONS)
 
     def __post_init__(self) -> None:
         check_fields("compute.", self)
@@ -309,9 +305,15 @@ def settings_from(composed: DictConfig) -> TrainConfig:
 
 
 def settings_from_mapping(settings: Mapping[str, object]) -> TrainConfig:
-    """The checked settings that a checkpoint keeps as plain values."""
+    """The checked settings that a checkpoint keeps as plain values.
+
+    Checkpoints of earlier versions hold compute.convolutions, which changed rounding alone.
+    """
+    plain = OmegaConf.create(dict(settings))
+    if "compute" in plain:
+        plain.compute.pop("convolutions", None)
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), dict(settings))
+        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), plain)
     except OmegaConfBaseException as error:
         raise UserError(
             f"checkpoint: its settings are not those of this program ({_one_line(error)})"

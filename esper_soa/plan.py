@@ -1,10 +1,10 @@
 """What `esper-train --plan` prints: memory, pace, duration and disk of a run before it is begun,
 measured by a probe.
 
-Called by command.py with checked settings. The probe plays the run's own first round in a process
-of its own (probe.py); two more processes with other numbers of envs tell what one env takes. Where
-ranks share out the envs, as many probes play a share each, side by side. What a run is refused for
-without a probe stands in ops/memory.py; a plan of such a run is refused for the same.
+The probe plays the run's own first round in a process of its own (probe.py); another process with
+two other numbers of envs tells what one env takes. Where ranks share out the envs, as many probes
+play a share each, side by side. What a run is refused for without a probe stands in ops/memory.py;
+a plan of such a run is refused for the same.
 """
 
 import json
@@ -47,14 +47,9 @@ KEPT_FILES = ("checkpoint_", "networks")  # of which one goes with every checkpo
 class Disk(NamedTuple):
     """Bytes in the folder of the run."""
 
+    whole: int  # of all rounds, and of the checkpoints and networks that are kept
     per_round: int  # of lines and tables
-    per_checkpoint: int  # of a checkpoint and its networks
-    once: int  # of everything else
     free: int  # where the folder is to be
-
-    def whole(self, cfg: TrainConfig) -> int:
-        """Of all rounds and of the checkpoints that are kept."""
-        return self.per_round * cfg.rounds + self.per_checkpoint * checkpoints_kept(cfg) + self.once
 
 
 class Plan(NamedTuple):
@@ -83,32 +78,36 @@ class Plan(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the run fits."""
+        """Whether the memory of the run does."""
         return self.took.free < 0 or self.most_envs >= self.cfg.envs
 
     @property
     def eps(self) -> float:
         """Env-steps per second of a round, as metrics.jsonl has them."""
-        return (
-            self.cfg.envs * self.cfg.steps / (self.took.episode_seconds + self.took.update_seconds)
-        )
+        seconds = self.took.episode_seconds + self.took.update_seconds
+        return self.cfg.envs * self.cfg.steps / seconds
+
+    @property
+    def round_seconds(self) -> float:
+        """Of a round with its files."""
+        took = self.took
+        return took.episode_seconds + took.update_seconds + took.files_seconds
 
     @property
     def seconds(self) -> float:
         """Of the whole run."""
         cfg = self.cfg
         took = self.took
-        a_round = took.episode_seconds + took.update_seconds + took.files_seconds
         control = took.bare_seconds if cfg.control == "wait" else took.episode_seconds
         controls = (
             0 if cfg.control in ("none", cfg.policy.name) else min(cfg.control_rounds, cfg.rounds)
         )
-        return took.build_seconds + cfg.rounds * a_round + controls * control + took.report_seconds
+        rounds = cfg.rounds * self.round_seconds + controls * control
+        return took.build_seconds + rounds + took.report_seconds
 
     def record(self) -> dict[str, Json]:
         """For programs: bytes and seconds."""
         cfg = self.cfg
-        disk = self.disk
         return {
             "name": cfg.name,
             "device": str(self.device),
@@ -131,7 +130,11 @@ class Plan(NamedTuple):
             "seconds": self.seconds,
             "env_steps": cfg.envs * cfg.steps * cfg.rounds,
             "measured_env_steps": cfg.envs * self.took.measured_steps,
-            "disk": {"run": disk.whole(cfg), "per_round": disk.per_round, "free": disk.free},
+            "disk": {
+                "run": self.disk.whole,
+                "per_round": self.disk.per_round,
+                "free": self.disk.free,
+            },
         }
 
 
@@ -161,85 +164,57 @@ def make_plan(cfg: TrainConfig, seconds: float = PROBE_SECONDS) -> Plan:
         folder = Path(made)
         for rank in range(ranks):
             mine = replace(share(cfg), device=str(resolve_device(cfg.device, rank)))
-            settings_file(folder, rank).write_text(settings_yaml(mine), encoding="utf-8")
+            (folder / f"{rank}.yaml").write_text(settings_yaml(mine), encoding="utf-8")
         with ThreadPoolExecutor(ranks) as pool:
-            took = slowest(
-                list(
-                    pool.map(
-                        lambda rank: Took(**probed(folder, f"{seconds}", rank, ranks)), range(ranks)
-                    )
-                )
-            )
+            found = pool.map(lambda rank: probed(folder, f"{seconds}", rank, ranks), range(ranks))
+            took = slowest([Took(**one) for one in found], free if beside > 1 else None)
         few, many = numbers_of_envs(share(cfg), device)
-        low, high = (probed(folder, f"envs={envs}", 0, ranks)["most"] for envs in (few, many))
+        per_env = probed(folder, f"{few},{many}", 0, ranks)["per_env"]
         disk = disk_of(folder / f"{seconds}_0", cfg)
-    return Plan(cfg, device, among(beside, free, took), per_env((few, low), (many, high)), disk)
+    return Plan(cfg, device, took, per_env, disk)
 
 
 def share(cfg: TrainConfig) -> TrainConfig:
     """The settings of a rank by itself, of one that has most envs."""
-    return (
-        with_envs(replace(cfg, ranks=1, restarts=0), -(-cfg.envs // cfg.ranks))
-        if cfg.ranks > 1
-        else cfg
-    )
+    if cfg.ranks == 1:
+        return cfg
+    return with_envs(replace(cfg, ranks=1, restarts=0), -(-cfg.envs // cfg.ranks))
 
 
-def among(ranks: int, free: int | None, took: Took) -> Took:
-    """What a rank took, with what it has left where `ranks` share the bytes that were free before
-    they began.
+def slowest(ranks: Sequence[Took], shared: int | None = None) -> Took:
+    """What the ranks took at most, as each waits for all, and what was left at least.
+
+    shared: bytes that were free for all of them before they began; None: each has its own.
     """
-    return took if ranks == 1 or free is None else took._replace(free=free // ranks - took.program)
-
-
-def slowest(ranks: Sequence[Took]) -> Took:
-    """What the ranks took at most, as each waits for all, and what was left at least."""
     most = Took(*map(max, zip(*ranks, strict=True)))
+    free = min(took.free for took in ranks)
     return most._replace(
-        free=min(took.free for took in ranks),
+        free=free if shared is None else shared // len(ranks) - most.program,
         measured_steps=min(took.measured_steps for took in ranks),
     )
-
-
-def per_env(small: tuple[int, int], large: tuple[int, int]) -> float:
-    """Bytes that one more env takes, of two processes, each with its number of envs and its
-    bytes.
-    """
-    return max(1.0, (large[1] - small[1]) / (large[0] - small[0]))
 
 
 def numbers_of_envs(cfg: TrainConfig, device: torch.device) -> tuple[int, int]:
     """Two numbers of envs, SPREAD bytes apart at least, as far as there is room."""
     small, large = (at_once(needs(with_envs(cfg, envs), device)) for envs in (64, 128))
     spread = min(SPREAD, (free_memory(device) or 8 * SPREAD) // 8)
-    few = max(
-        cfg.policy.ppo.minibatches if cfg.policy.name == "ppo" else 1,
-        int(spread / ((large - small) / 64)) // 2,
-    )
+    least = cfg.policy.ppo.minibatches if cfg.policy.name == "ppo" else 1
+    few = max(least, int(spread / ((large - small) / 64)) // 2)
     return few, min(MAX_ENVS, 3 * few)
 
 
-def settings_file(folder: Path, rank: int) -> Path:
-    """The file of the settings that a rank is probed with."""
-    return folder / f"settings_{rank}.yaml"
-
-
 def probed(folder: Path, asked: str, rank: int = 0, ranks: int = 1) -> dict:
-    """What the probe of a rank says; raises UserError where it was refused, or ran out of
-    memory.
+    """What the probe of a rank says, by the settings in <rank>.yaml; raises UserError where it was
+    refused, or ran out of memory.
     """
-    ours = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    place = folder / f"{asked}_{rank}"
-    command = [
-        sys.executable,
-        "-m",
-        "esper_soa.probe",
-        str(settings_file(folder, rank)),
-        str(place),
-        asked,
-    ]
-    command += [str(rank), str(ranks)]
-    done = subprocess.run(command, env=ours, capture_output=True, text=True, check=False)
+    files = [str(folder / f"{rank}.yaml"), str(folder / f"{asked}_{rank}")]
+    done = subprocess.run(
+        [sys.executable, "-m", "esper_soa.probe", *files, asked, str(rank), str(ranks)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode == 0:
         return dict(json.loads(done.stdout.splitlines()[-1]))
     if done.returncode == 2:
@@ -253,29 +228,26 @@ def probed(folder: Path, asked: str, rank: int = 0, ranks: int = 1) -> dict:
 
 
 def disk_of(folder: Path, cfg: TrainConfig) -> Disk:
-    """What the probe's rounds of a rank have left in its folder, for all, and what is free where
-    the run is to be.
+    """What a run of all ranks takes, from what the probe of one has left in its folder after two
+    rounds, or the only one.
     """
-    sizes = {
-        str(path.relative_to(folder)): path.stat().st_size
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
     rounds = sum(size for name, size in sizes.items() if name.startswith(ROUND_FILES))
     kept = sum(size for name, size in sizes.items() if name.startswith(KEPT_FILES))
+    written = sum(name.startswith("checkpoint_") for name in sizes) or 1
+    per_round = cfg.ranks * rounds // min(2, cfg.rounds)
+    checkpoints = cfg.ranks * kept // written * checkpoints_kept(cfg)
+    whole = per_round * cfg.rounds + checkpoints + sum(sizes.values()) - rounds - kept
     place = user_path("run_dir", cfg.run_dir or "runs").resolve()
     while not place.exists():
         place = place.parent
     try:
-        free = shutil.disk_usage(place).free
+        return Disk(whole, per_round, shutil.disk_usage(place).free)
     except OSError as error:
         raise UserError(
             f"run_dir={cfg.run_dir}: {place} cannot be read ({reason_of(error)})"
         ) from error
-    played = min(2, cfg.rounds)
-    written = min(cfg.checkpoint_keep, played if cfg.checkpoint_every == 1 else 1)
-    once = sum(sizes.values()) - rounds - kept
-    return Disk(cfg.ranks * rounds // played, cfg.ranks * kept // written, once, free)
 
 
 def checkpoints_kept(cfg: TrainConfig) -> int:
@@ -289,45 +261,44 @@ def plan_table(plan: Plan) -> Table:
     cfg = plan.cfg
     took = plan.took
     disk = plan.disk
+    known = took.free >= 0
     kind = plan.device if cfg.ranks == 1 else plan.device.type
+    each = f"of each of {cfg.ranks} ranks " if cfg.ranks > 1 else ""
+    program = f"and {took.program / MIB:,.0f} MiB for the program"
+    where = f"on {plan.device}" if took.device else program
+    free = f"{took.free / GIB:.1f} GiB free" if known else "unknown"
+    most = f"{plan.most_envs:,}" if known else "unknown"
     title = f"{cfg.name}: rounds={cfg.rounds} steps={cfg.steps} envs={cfg.envs} on {kind}"
     table = Table(title=title, box=box.SIMPLE, title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_column(style="dim")
-    free = "unknown" if took.free < 0 else f"{took.free / GIB:.1f} GiB free"
-    where = (
-        f"on {plan.device}" if took.device else f"and {took.program / MIB:,.0f} MiB for the program"
-    )
-    each = f"of each of {cfg.ranks} ranks" if cfg.ranks > 1 else ""
-    table.add_row(
-        "memory",
-        f"{plan.run_memory / MIB:,.0f} MiB",
-        " ".join(filter(None, [each, f"{where}; {free}"])),
-    )
-    table.add_row("memory per env", f"{plan.per_env / MIB:,.2f} MiB", "of more envs")
-    table.add_row(
-        "largest envs",
-        f"{plan.most_envs:,}" if took.free >= 0 else "unknown",
-        "other settings as they are",
-    )
-    measured = f"{took.measured_steps} of {cfg.steps} env-steps measured"
-    table.add_row("env-steps/s", f"{plan.eps:,.1f}", measured)
-    table.add_row(
-        "a round",
-        duration(took.episode_seconds + took.update_seconds + took.files_seconds),
-        f"{took.update_seconds:.1f} s of it the policy update",
-    )
-    table.add_row(
-        "the run",
-        duration(plan.seconds),
-        "with control and report" + AT_MOST * cfg.early_stop.enabled,
-    )
-    table.add_row(
-        "disk",
-        f"{disk.whole(cfg) / MIB:,.1f} MiB",
-        f"{disk.per_round / MIB:,.2f} MiB per round; {disk.free / GIB:.1f} GiB free",
-    )
+    for row in (
+        ("memory", f"{plan.run_memory / MIB:,.0f} MiB", f"{each}{where}; {free}"),
+        ("memory per env", f"{plan.per_env / MIB:,.2f} MiB", "of more envs"),
+        ("largest envs", most, "other settings as they are"),
+        (
+            "env-steps/s",
+            f"{plan.eps:,.1f}",
+            f"{took.measured_steps} of {cfg.steps} env-steps measured",
+        ),
+        (
+            "a round",
+            duration(plan.round_seconds),
+            f"{took.update_seconds:.1f} s of it the policy update",
+        ),
+        (
+            "the run",
+            duration(plan.seconds),
+            "with control and report" + AT_MOST * cfg.early_stop.enabled,
+        ),
+        (
+            "disk",
+            f"{disk.whole / MIB:,.1f} MiB",
+            f"{disk.per_round / MIB:,.2f} MiB per round; {disk.free / GIB:.1f} GiB free",
+        ),
+    ):
+        table.add_row(*row)
     return table
 
 
@@ -339,6 +310,6 @@ def verdict(plan: Plan) -> str:
         faults.append(
             f"memory: lower {f'envs to {most}, or ' if most else ''}{LOWER.removeprefix('envs, ')}"
         )
-    if plan.disk.whole(plan.cfg) > plan.disk.free:
+    if plan.disk.whole > plan.disk.free:
         faults.append("disk: lower telemetry.level or checkpoint_keep, or give another run_dir")
     return "does not fit: " + "; ".join(faults) if faults else "fits"

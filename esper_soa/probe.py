@@ -1,12 +1,13 @@
-"""What a run takes, measured: its first round in a process of its own, in a folder that is dropped
+"""What a run takes, measured: its first rounds in a process of its own, in a folder that is dropped
 afterwards.
 
 `python -m esper_soa.probe` is started by plan.py, so that no other work blurs what the process
-takes. It plays the run's own first round with tables, checkpoint and report as the run would have
-them; the env-steps for which there is no time train and validate on a few images only. Prints one
-line of JSON at its end.
+takes, and prints one line of JSON at its end. It plays the run's own first round with tables,
+checkpoint and report as the run would have them; the env-steps for which there is no time train and
+validate on a few images only.
 """
 
+import gc
 import json
 import resource
 import sys
@@ -39,15 +40,6 @@ from esper_soa.trainer import Run, played, value_of
 STATUS = Path("/proc/self/status")
 KIB = 1024
 FEW_STEPS = 3  # env-steps that are played where only memory is asked for
-COLLECT = (
-    "data",
-    "state",
-    "training",
-    "validation",
-    "policy",
-    "telemetry",
-    "reset",
-)  # phases of an episode
 
 
 class Took(NamedTuple):
@@ -67,11 +59,11 @@ class Took(NamedTuple):
 
 
 class Pace(NoProfile):
-    """Plays as many env-steps of the first episode in full as fit into `seconds`, spread over it,
-    and times all of it.
+    """Plays as many env-steps of the first round in full as fit into `seconds`, spread over it, and
+    times them.
 
-    The others, and later episodes, train on one batch and validate on a few images, so that seeds
-    go their way meanwhile. On a GPU all are played in full: other amounts of work would be other
+    The others, and later rounds, train on one batch and validate on a few images, so that seeds go
+    their way meanwhile. On a GPU all are played in full: other amounts of work would be other
     graphs there, with memory of their own.
     """
 
@@ -86,28 +78,34 @@ class Pace(NoProfile):
         self.left = seconds
         self.num_steps = num_steps
         self.every = device.type == "cuda"
-        # Of every env-step: whether it was played in full, and its seconds.
-        self.times: list[tuple[bool, float]] = []
-        self.phases: dict[str, float] = {}  # seconds
-        self.rounds = 0  # rounds that are done, and what files took in all of them
-        self.files_seconds = 0.0
-        self.full = True
+        self.full = True  # whether the env-step at play is
         self.next_full = 0
+        # of the first round: seconds of the env-steps played in full, and of every env-step those
+        # of the last one before it that was
+        self.full_times: list[float] = []
+        self.paces: list[float] = []
+        self.update_seconds = 0.0
+        self.beside = 0.0  # seconds of its episode beside env-steps
+        self.rounds = 0  # that are done, and what files took in all of them
+        self.files_seconds = 0.0
         self.phase_began = self.step_began = clock()
 
     def phase_ended(self, phase: str) -> None:
         """The first env-step begins behind the reset."""
         now = self.clock()
-        if phase == "files":
-            self.files_seconds += now - self.phase_began
-        elif self.rounds == 0:
-            self.phases[phase] = self.phases.get(phase, 0.0) + now - self.phase_began
+        seconds = now - self.phase_began
         self.phase_began = now
+        if phase == "files":
+            self.files_seconds += seconds
+        elif self.rounds == 0 and phase == "update":
+            self.update_seconds += seconds
+        elif self.rounds == 0:
+            self.beside += seconds
         self.step_began = now if phase == "reset" else self.step_began
 
     def watch(self, work: Work) -> Work:
         """The work, or little of it."""
-        self.full = self.every or (self.rounds == 0 and len(self.times) >= self.next_full)
+        self.full = self.every or (self.rounds == 0 and len(self.paces) >= self.next_full)
         if self.full or not isinstance(work.validation, ValidationImages):
             return work
         few = work.validation._replace(order=work.validation.order[..., :CPU_EVAL_BATCH])
@@ -120,62 +118,48 @@ class Pace(NoProfile):
         self.step_began = now
         if self.rounds > 0:
             return
-        self.times.append((self.full, seconds))
+        self.beside -= seconds
         if self.full:
+            self.full_times.append(seconds)
             self.left -= seconds
-            affordable = self.left / max(seconds, 1e-9)
-            remaining = self.num_steps - len(self.times)
-            wide = max(1.0, remaining / max(1.0, affordable)) if len(self.times) > 1 else 1.0
-            self.next_full = len(self.times) + round(wide) - 1
+        self.paces.append(self.full_times[-1])
+        if self.full:
+            affordable = max(1.0, self.left / max(seconds, 1e-9))
+            wide = max(1.0, (self.num_steps - len(self.paces)) / affordable)
+            self.next_full = len(self.paces) + (round(wide) - 1 if len(self.paces) > 1 else 0)
 
     def report(self, label: str) -> None:
         """A round is done."""
         self.rounds += 1
 
     @property
-    def full_times(self) -> list[float]:
-        """Seconds of the env-steps played in full; without the first, which warms up, where there
-        are others.
-        """
-        found = [seconds for full, seconds in self.times if full]
-        return found[1:] or found
-
-    @property
     def whole(self) -> float:
-        """Seconds of all env-steps, had they been played in full: each as long as the last one
-        before it that was.
+        """Seconds of all env-steps, had they been played in full; the first, which warms up, counts
+        as the second.
         """
-        total = 0.0
-        last = self.full_times[0]
-        for place, (full, seconds) in enumerate(self.times):
-            last = seconds if full and place > 0 else last
-            total += last
-        return total
+        return sum(self.paces[1:2] + self.paces[1:]) or sum(self.paces)
 
     @property
-    def beside(self) -> float:
-        """Seconds of the episode beside its env-steps."""
-        played = sum(seconds for _, seconds in self.times)
-        return max(0.0, sum(self.phases.get(phase, 0.0) for phase in COLLECT) - played)
+    def bare(self) -> float:
+        """Seconds of as many env-steps as quick as the quickest."""
+        return min(self.paces) * self.num_steps
 
 
 def main() -> None:
-    """Measure what is asked for: settings, a folder, seconds for the episode or `envs=<number>`,
-    rank and ranks.
+    """Measure what is asked for: settings, a folder, seconds for the episode or two numbers of
+    envs, rank and ranks.
     """
     program = _memory("VmRSS")
-    cfg = settings_in(Path(sys.argv[1]))
-    folder = RunFolder(Path(sys.argv[2]))
-    asked = sys.argv[3]
-    rank = int(sys.argv[4])
-    ranks = int(sys.argv[5])
-    keep_to_cores(rank, ranks)
-    name, _, number = asked.partition("=")
+    settings, folder, asked, rank, ranks = sys.argv[1:]
+    keep_to_cores(int(rank), int(ranks))
     try:
-        if name == "envs":
-            print(json.dumps({"most": most_of_envs(cfg, folder, int(number))}))
+        cfg = settings_in(Path(settings))
+        if "," in asked:
+            few, many = map(int, asked.split(","))
+            print(json.dumps({"per_env": per_env(cfg, Path(folder), few, many)}))
         else:
-            print(json.dumps(round_of(cfg, folder, float(asked), program)._asdict()))
+            took = round_of(cfg, RunFolder(Path(folder)), float(asked), program)
+            print(json.dumps(took._asdict()))
     except (UserError, OutOfRoomError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -196,12 +180,11 @@ def settings_in(path: Path) -> TrainConfig:
 
 
 @contextmanager
-def opened(cfg: TrainConfig, folder: RunFolder) -> Iterator[tuple[Session, Run, int]]:
-    """A run at its start in `folder`, and the bytes that its device had left before."""
+def opened(cfg: TrainConfig, folder: RunFolder) -> Iterator[tuple[Session, Run]]:
+    """A run at its start in `folder`."""
     folder.path.mkdir()
     with session(folder) as within, naming_memory(OutOfRoomError):
-        free = free_memory(resolve_device(cfg.device))
-        yield within, Run(cfg, within), -1 if free is None else free
+        yield within, Run(cfg, within)
 
 
 def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) -> Took:
@@ -209,10 +192,10 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
     take beside.
     """
     begun = time.perf_counter()
-    with opened(cfg, folder) as (within, job, free):
+    free = free_memory(resolve_device(cfg.device))
+    with opened(cfg, folder) as (within, job):
         job.cfg = replace(cfg, rounds=min(2, cfg.rounds), control="none")
-        job.profile = Pace(seconds, cfg.steps, job.device)
-        pace = job.profile
+        job.profile = pace = Pace(seconds, cfg.steps, job.device)
         built = time.perf_counter()
         value_of(played(job))
         rounds_end = time.perf_counter()
@@ -220,31 +203,38 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
         if cfg.report:
             leave_report(within)
         reported = time.perf_counter()
-    update = pace.phases.get("update", 0.0)
+    beside = max(0.0, pace.beside)
     return Took(
         program=program,
         host=_memory("VmHWM"),
         device=_on_device(job.device),
-        free=free,
+        free=-1 if free is None else free,
         build_seconds=built - begun,
-        episode_seconds=pace.whole + pace.beside,
-        bare_seconds=min(pace.full_times) * cfg.steps + pace.beside,
-        update_seconds=update,
+        episode_seconds=pace.whole + beside,
+        bare_seconds=pace.bare + beside,
+        update_seconds=pace.update_seconds,
         files_seconds=pace.files_seconds / pace.rounds,
         report_seconds=reported - rounds_end,
-        measured_steps=sum(full for full, _ in pace.times),
+        measured_steps=len(pace.full_times),
     )
 
 
-def most_of_envs(cfg: TrainConfig, folder: RunFolder, envs: int) -> int:
-    """Bytes at most, of the GPU where there is one, of the same run with N = `envs`: a few
-    env-steps and an update.
+def per_env(cfg: TrainConfig, folder: Path, few: int, many: int) -> float:
+    """Bytes that one more env takes: what the process has had at most with `few`, then with `many`
+    envs.
     """
-    cfg = with_envs(cfg, envs)
+    folder.mkdir()
+    small, large = (most_of_envs(with_envs(cfg, envs), folder / f"{envs}") for envs in (few, many))
+    return max(1.0, (large - small) / (many - few))
+
+
+def most_of_envs(cfg: TrainConfig, folder: Path) -> int:
+    """Bytes at most, of the GPU where there is one: a few env-steps and an update."""
     cfg.policy.ppo.epochs = 1
-    with opened(cfg, folder) as (within, job, _):
+    with opened(cfg, RunFolder(folder)) as (within, job):
         pace = Pace(0.0, cfg.steps, job.device)
         pace.next_full = cfg.steps
+        pace.full_times.append(0.0)
         episode = Episode(
             job.world, job.player, Round(0, Progress(1, within.console, "off"), "", pace)
         )
@@ -256,7 +246,10 @@ def most_of_envs(cfg: TrainConfig, folder: RunFolder, envs: int) -> int:
             for place in range(FEW_STEPS, cfg.steps):
                 write_(rollout, place, rollout.rows[0])
             learner.update(rollout)
-    return _on_device(job.device) or _memory("VmHWM")
+        device = job.device
+    del job, episode, rollout, learner
+    gc.collect()  # what comes next is to take their place
+    return _on_device(device) or _memory("VmHWM")
 
 
 def _memory(name: str) -> int:
@@ -264,12 +257,8 @@ def _memory(name: str) -> int:
     both.
     """
     if STATUS.exists():
-        found = [
-            line.split()[1]
-            for line in STATUS.read_text(encoding="ascii").splitlines()
-            if line.startswith(name)
-        ]
-        return KIB * int(found[0])
+        lines = STATUS.read_text(encoding="ascii").splitlines()
+        return next(KIB * int(line.split()[1]) for line in lines if line.startswith(name))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else KIB
     )

@@ -199,10 +199,8 @@ class Run:
             LOGGER.info("kernels  %s", tried)
         LOGGER.info("state    %s", world.kernels.reason)
         LOGGER.info("graphs   %s", world.kernels.replay.reason)
-        for dropped in world.kernels.replay.dropped:
-            LOGGER.warning("graphs   %s", dropped)
-        for tried in world.kernels.replay.tried:
-            LOGGER.info("graphs   %s", tried)
+        for left_out in world.kernels.replay.left_out:
+            LOGGER.warning("graphs   %s", left_out)
 
     def one_round(
         self, number: int, progress: Progress

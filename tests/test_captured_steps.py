@@ -7,9 +7,7 @@ capture would refuse, or what a replay would not notice.
 
 import io
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 
-import pytest
 import torch
 from rich.console import Console
 from tiny_world import CPU, tiny_settings
@@ -17,14 +15,12 @@ from tiny_world import CPU, tiny_settings
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.config import NetworkConfig, PPOConfig
 from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
-from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.build import build_player, build_world
 from esper_soa.env.world import World
-from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StaticStep, StepCache, _Kept
 from esper_soa.ops.collect import Player, Round, play_round
-from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.progress import Progress
+from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder
 
 STEPS = 5
 
@@ -45,52 +41,10 @@ class WatchedSteps(StepCache[StaticStep]):
         assert [buffer.data_ptr() for buffer in kept.step.buffers()] == places
 
 
-def a_round(world: World) -> RoundResult:
-    quiet = Progress(4 * STEPS, Console(file=io.StringIO()), "off")
-    result, _ = play_round(world, Player(RandomPolicy(), None), Round(0, quiet))
-    return result
+class Asking(NoRecorder):
+    """Asks for all probabilities, as telemetry.level=full does."""
 
-
-def capture(world: World, steps: StepCache) -> None:
-    engine = world.rules.engine
-    assert isinstance(engine, TorchEngine)
-    world.rules = world.rules._replace(engine=replace(engine, steps=steps))
-
-
-@pytest.mark.parametrize(("env_chunk", "stride"), [(4, 2), (2, 1)])
-def test_a_round_of_captured_steps_equals_an_ordinary_one_bit_for_bit(
-    env_chunk: int, stride: int
-) -> None:
-    settings = tiny_settings(4, 3, STEPS)
-    settings.train_samples = 4
-    settings.task.gradient_stride = stride
-    settings.compute.env_chunk = env_chunk
-    settings.compute.workers = 1
-    settings.compute.engine = "torch"
-    worlds = [build_world(settings, CPU) for _ in range(2)]
-    steps = WatchedSteps(capture=False)
-    capture(worlds[1], steps)
-    ordinary, same = (a_round(world) for world in worlds)
-    assert same.record == ordinary.record
-    assert same.seeds["germinated"] > 0
-    for (name, value), wanted in zip(
-        worlds[1].weights.flatten_keys(".").items(),
-        worlds[0].weights.flatten_keys(".").values(),
-        strict=True,
-    ):
-        assert torch.equal(value, wanted), name
-    assert steps.counts["plain"] >= 3 * STEPS
-
-
-def test_a_round_uses_few_keys_and_no_more_memory_than_allowed() -> None:
-    settings = tiny_settings(2, 2, STEPS)
-    settings.compute.engine = "torch"
-    world = build_world(settings, CPU)
-    steps = StepCache[StaticStep](capture=False, capacity=2)
-    capture(world, steps)
-    a_round(world)
-    assert len(steps._kept) == 2
-    assert steps.counts["dropped"] > 0
+    full = True
 
 
 def test_rounds_whose_decisions_lie_on_static_buffers_teach_the_same_bit_for_bit() -> None:
@@ -119,7 +73,7 @@ def test_rounds_whose_decisions_lie_on_static_buffers_teach_the_same_bit_for_bit
                 3 * 3 * 2,
                 3 * (STEPS + 1),
             ]
-            assert [len(steps._kept) for steps in kept] == [3, 2, 1]
+            assert [len(steps._kept) for steps in kept] == [3, 2, 2]
     ordinary, same = found
     assert same.keys() == ordinary.keys()
     for name, value in ordinary.items():
@@ -132,7 +86,8 @@ def learned(world: World, player: Player) -> dict[str, torch.Tensor]:
     found = {}
     for number in range(3):
         quiet = Progress(4 * STEPS, Console(file=io.StringIO()), "off")
-        result, rollout = play_round(world, player, Round(number, quiet))
+        recorder = Asking() if number == 2 else NO_RECORDER
+        result, rollout = play_round(world, player, Round(number, quiet, recorder=recorder))
         assert rollout is not None
         # a restart, as after a rollback: other stretches in one of the updates
         rollout.rows.reset[2, 1] = number == 1

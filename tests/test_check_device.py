@@ -3,15 +3,14 @@
 import io
 from pathlib import Path
 
+import pytest
 from program import finished
 from rich.console import Console
-from tiny_world import CPU, tiny_settings
+from tiny_world import tiny_settings
 
-from esper_soa.check_device import check_device, engine_table, graph_table, tried_graphs
+from esper_soa.check_device import check_device, engine_table
 from esper_soa.config import TrainConfig
-from esper_soa.nets.graphs import PARTS
 from esper_soa.nets.trial import Tried
-from esper_soa.ops.replay import TriedPart
 
 
 def printed(console: Console) -> str:
@@ -31,24 +30,6 @@ def test_every_engine_has_its_row_and_the_quickest_is_told() -> None:
     assert ["native", "10.00", "1.0e-06", "agrees,", "quickest"] in lines
     assert ["torch", "25.00", "3", "0.0e+00", "agrees"] in lines
     assert ["triton", "no", "GPU"] in lines
-
-
-def test_every_part_that_graphs_may_replay_has_its_row() -> None:
-    rows = [
-        TriedPart("policy", "", 2e-6, 0.001, 0.040, 3 * 2**20),
-        TriedPart("gradient steps", "no GPU"),
-    ]
-    console = Console(file=io.StringIO(), width=140)
-    console.print(graph_table(rows))
-    lines = [line.split() for line in printed(console).splitlines()]
-    assert ["policy", "1.00", "40.00", "3", "2.0e-06", "agrees,", "replayed"] in lines
-    assert ["gradient", "steps", "no", "GPU"] in lines
-
-
-def test_what_cannot_be_captured_is_told_part_by_part() -> None:
-    found = tried_graphs(tiny_settings(2, 2, 4), CPU)
-    assert [one.name for one in found] == list(PARTS)
-    assert all("the trial fails: it fails with " in one.dropped for one in found)
 
 
 def test_a_cpu_is_checked_on_the_shapes_of_a_run() -> None:
@@ -71,6 +52,7 @@ def test_a_cpu_is_checked_on_the_shapes_of_a_run() -> None:
     assert "left out" not in shown
 
 
+@pytest.mark.slow
 def test_the_command_line_checks_and_leaves_nothing_behind(tmp_path: Path) -> None:
     done = finished("--check-device", "+experiment=smoke", "device=cpu", folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

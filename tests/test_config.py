@@ -15,7 +15,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from esper_soa.arguments import listed_slots, prepared
 from esper_soa.compose import compose_settings
-from esper_soa.config import EvaluateConfig, TrainConfig, register_schema, settings_from
+from esper_soa.config import (
+    EvaluateConfig,
+    TrainConfig,
+    register_schema,
+    settings_from,
+    settings_from_mapping,
+)
 from esper_soa.errors import SettingError, UserError
 from esper_soa.nets.config import host_slots
 from esper_soa.paths import config_dir
@@ -431,3 +437,10 @@ def test_a_teacher_may_only_use_blueprints_of_the_task(teacher: str, setting: st
     assert settings(*asked).policy.imitation.rounds == 0
     with pytest.raises(UserError, match=setting):
         settings(*asked, "policy.imitation.rounds=1")
+
+
+def test_settings_of_a_checkpoint_from_before_may_say_how_torch_convolves() -> None:
+    old = {"envs": 3, "compute": {"convolutions": "matmul", "engine": "torch"}}
+    found = settings_from_mapping(old)
+    assert (found.envs, found.compute.engine) == (3, "torch")
+    assert old["compute"] == {"convolutions": "matmul", "engine": "torch"}

@@ -17,28 +17,26 @@ from esper_soa.build import build_player, build_world
 from esper_soa.config import TrainConfig, settings_yaml
 from esper_soa.env.config import EarlyStopConfig
 from esper_soa.env.world import World
-from esper_soa.errors import UserError
+from esper_soa.errors import SettingError, UserError
 from esper_soa.nets.config import DataConfig
 from esper_soa.nets.data import ValidationImages
 from esper_soa.ops.collect import Episode, Round
 from esper_soa.ops.memory import GIB
 from esper_soa.ops.progress import Progress
+from esper_soa.ops.rundir import RunFolder
 from esper_soa.plan import (
     MIB,
     Disk,
     Plan,
-    among,
-    checkpoints_kept,
     disk_of,
-    per_env,
+    make_plan,
     plan_table,
     probed,
-    settings_file,
     share,
     slowest,
     verdict,
 )
-from esper_soa.probe import Pace, Took, settings_in
+from esper_soa.probe import Pace, Took, per_env, round_of, settings_in
 
 CPU = torch.device("cpu")
 TOOK = Took(
@@ -54,7 +52,7 @@ TOOK = Took(
     report_seconds=3.0,
     measured_steps=5,
 )
-DISK = Disk(per_round=10, per_checkpoint=100, once=7, free=10**9)
+DISK = Disk(whole=507, per_round=10, free=10**9)
 
 
 def plan_of(took: Took = TOOK, disk: Disk = DISK, **changed: object) -> Plan:
@@ -82,19 +80,6 @@ def test_pace_and_duration_follow_from_a_round() -> None:
     assert short.seconds == pytest.approx(1.0 + 2 * 10.5 + 2 * 4.0 + 3.0)
 
 
-def test_what_an_env_takes_is_what_more_envs_take_more() -> None:
-    assert per_env((10, 400 * MIB), (30, 440 * MIB)) == 2 * MIB
-    assert per_env((10, 400 * MIB), (30, 400 * MIB)) == 1.0
-
-
-def test_the_disk_holds_all_rounds_and_the_checkpoints_that_stay() -> None:
-    plan = plan_of(checkpoint_every=5, checkpoint_keep=3)
-    assert checkpoints_kept(plan.cfg) == 3
-    assert checkpoints_kept(replace(plan.cfg, checkpoint_every=0)) == 1
-    assert checkpoints_kept(replace(plan.cfg, rounds=6, checkpoint_keep=9)) == 2
-    assert DISK.whole(plan.cfg) == 20 * 10 + 3 * 100 + 7
-
-
 def test_ranks_have_a_share_each_and_wait_for_the_slowest() -> None:
     plan = plan_of(envs=7, ranks=2)
     assert (share(plan.cfg).envs, share(plan.cfg).ranks) == (4, 1)
@@ -106,8 +91,7 @@ def test_ranks_have_a_share_each_and_wait_for_the_slowest() -> None:
     )
     wanted = TOOK._replace(update_seconds=2.5, free=GIB // 2, measured_steps=4)
     assert slowest([quick, TOOK]) == slowest([TOOK, quick]) == wanted
-    assert among(2, 3 * GIB, TOOK) == TOOK._replace(free=3 * GIB // 2 - 400 * MIB)
-    assert among(1, 3 * GIB, TOOK) == among(2, None, TOOK) == TOOK
+    assert slowest([quick, TOOK], 3 * GIB).free == 3 * GIB // 2 - 400 * MIB
 
 
 def test_the_disk_of_a_round_is_a_share_of_what_two_have_left(tmp_path: Path) -> None:
@@ -122,20 +106,25 @@ def test_the_disk_of_a_round_is_a_share_of_what_two_have_left(tmp_path: Path) ->
     for name, size in left.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x" * size)
-    cfg = plan_of().cfg
-    each = replace(cfg, checkpoint_every=1, checkpoint_keep=3, run_dir=str(tmp_path / "to" / "be"))
-    assert disk_of(tmp_path, each)[:3] == (50, 310, 9)
-    assert disk_of(tmp_path, replace(each, checkpoint_every=5))[:3] == (50, 620, 9)
-    assert disk_of(tmp_path, replace(each, checkpoint_keep=1))[:3] == (50, 620, 9)
-    assert disk_of(tmp_path, replace(each, rounds=1))[:3] == (100, 620, 9)
-    assert disk_of(tmp_path, replace(each, ranks=2))[:3] == (100, 620, 9)
+    cfg = replace(plan_of().cfg, checkpoint_keep=3, run_dir=str(tmp_path / "to" / "be"))
+    for changed, per_round, kept in (
+        ({"checkpoint_every": 5}, 50, 3),
+        ({"checkpoint_every": 0}, 50, 1),
+        ({"checkpoint_every": 8, "checkpoint_keep": 9}, 50, 3),
+        ({"rounds": 1}, 100, 1),
+    ):
+        asked = replace(cfg, **changed)
+        found = disk_of(tmp_path, asked)
+        assert found[:2] == (asked.rounds * per_round + kept * 310 + 9, per_round)
+        shared = disk_of(tmp_path, replace(asked, ranks=2))
+        assert shared[:2] == (2 * (found.whole - 9) + 9, 2 * per_round)
 
 
 def test_what_does_not_fit_says_what_to_lower() -> None:
     assert verdict(plan_of()) == "fits"
     assert "lower envs to 2, or batch_size" in verdict(plan_of(TOOK._replace(free=96 * MIB)))
     assert "memory: lower batch_size" in verdict(plan_of(TOOK._replace(free=MIB)))
-    assert "telemetry.level" in verdict(plan_of(disk=DISK._replace(free=406)))
+    assert "telemetry.level" in verdict(plan_of(disk=DISK._replace(free=506)))
 
 
 def test_a_plan_of_episodes_that_may_end_early_is_of_those_that_do_not(tmp_path: Path) -> None:
@@ -187,10 +176,11 @@ def world() -> World:
     )
 
 
-def paced(pace: Pace, clock: Clock, world: World, seconds: tuple[float, float]) -> None:
+def paced(pace: Pace, clock: Clock, world: World, seconds: tuple[float, float]) -> list[int]:
     """Play all env-steps; they take these seconds in full, the first of all ten times that, and
-    otherwise.
+    otherwise. Gives those played in full.
     """
+    played = []
     clock.now += 3.0
     pace.phase_ended("reset")
     for step in range(pace.num_steps):
@@ -198,10 +188,12 @@ def paced(pace: Pace, clock: Clock, world: World, seconds: tuple[float, float]) 
         work = pace.watch(given)
         assert isinstance(work.validation, ValidationImages)
         full = work is given
+        played += [step] * full
         assert (work.num_batches, len(work.validation.order)) == ((4, 64) if full else (1, 16))
         clock.now += seconds[0] * (1 if step else 10) if full else seconds[1]
         pace.phase_ended("training")
         pace.env_step()
+    return played
 
 
 def test_an_episode_that_fits_is_played_in_full_and_the_first_env_step_warms_up(
@@ -210,7 +202,7 @@ def test_an_episode_that_fits_is_played_in_full_and_the_first_env_step_warms_up(
     clock = Clock()
     pace = Pace(1000.0, 8, CPU, clock)
     paced(pace, clock, world, (2.0, 0.5))
-    assert [full for full, _ in pace.times] == [True] * 8
+    assert len(pace.full_times) == 8
     assert pace.whole == pytest.approx(8 * 2.0)
     assert pace.beside == pytest.approx(3.0)
 
@@ -218,10 +210,9 @@ def test_an_episode_that_fits_is_played_in_full_and_the_first_env_step_warms_up(
 def test_one_that_does_not_is_played_in_full_now_and_then_and_told_as_if(world: World) -> None:
     clock = Clock()
     pace = Pace(30.0, 40, CPU, clock)
-    paced(pace, clock, world, (2.0, 0.125))
-    played = [place for place, (full, _) in enumerate(pace.times) if full]
+    played = paced(pace, clock, world, (2.0, 0.125))
     assert played[:2] == [0, 1]
-    assert 4 <= len(played) <= 8
+    assert 4 <= len(played) == len(pace.full_times) <= 8
     assert played[-1] > 25
     assert pace.whole == pytest.approx(40 * 2.0)
 
@@ -234,6 +225,26 @@ def test_on_a_gpu_all_env_steps_are_played_in_full(world: World) -> None:
         pace.env_step()
 
 
+def test_a_probe_plays_two_rounds_and_tells_what_they_took(tmp_path: Path) -> None:
+    cfg = replace(tiny_settings(2, 1, 3), rounds=5, report=False)
+    took = round_of(cfg, RunFolder(tmp_path / "probe"), 100.0, 1)
+    assert took.measured_steps == 3
+    assert (took.program, took.device) == (1, 0)
+    assert took.host > 1 < took.free
+    assert 0 < took.bare_seconds <= took.episode_seconds
+    assert min(took.build_seconds, took.files_seconds, took.update_seconds) > 0
+    found = disk_of(tmp_path / "probe", cfg)
+    assert 5 * found.per_round < found.whole < found.free
+    assert len((tmp_path / "probe" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert per_env(cfg, tmp_path / "two", 2, 4) >= 1.0
+
+
+def test_a_run_that_cannot_fit_is_refused_without_a_probe() -> None:
+    with pytest.raises(SettingError, match="GiB are free"):
+        make_plan(replace(tiny_settings(2, 1, 10**6), envs=2**20))
+
+
+@pytest.mark.slow
 def test_the_command_line_plans_and_leaves_nothing_behind(tmp_path: Path) -> None:
     # hosts of some size, as many small ones have to be played to tell what one takes
     done = finished("--plan=json", *TINY, "task.base_channels=16", "run_dir=here", folder=tmp_path)
@@ -247,13 +258,11 @@ def test_the_command_line_plans_and_leaves_nothing_behind(tmp_path: Path) -> Non
     assert found["eps"] > 0 < found["seconds"]
     assert 0 < found["disk"]["per_round"] < found["disk"]["run"]
     assert list(tmp_path.iterdir()) == []
-    refused = finished("--plan", *TINY, "envs=1048576", "steps=1000000", folder=tmp_path)
-    assert refused.returncode == 2
-    assert "GiB are free" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_probe_that_is_refused_says_why(tmp_path: Path) -> None:
-    settings_file(tmp_path, 0).write_text(
+    (tmp_path / "0.yaml").write_text(
         "train_samples: 999999\nbatch_size: 27027\nname: x\n", encoding="utf-8"
     )
     with pytest.raises(UserError, match="train_samples=999999: must be at most"):

@@ -43,7 +43,7 @@ def command_line(
         ),
         (
             "compute.engine=cuda",
-            "compute.engine=cuda: must be one of auto, native, torch, torch_graphs, triton",
+            "compute.engine=cuda: must be one of auto, native, torch, triton",
         ),
         ("nonsense=1", "nonsense: there is no such setting."),
     ],

@@ -1,12 +1,12 @@
 """Chooses what runs the networks of a run, from its settings, device and hosts; the only file that
 knows engines.
 
-Called once by build.py. What was chosen is an object that the rules of the run hold: two runs of a
-process may differ. On a CPU the native kernels are taken wherever they are proven, without a
-timing. On a GPU engines are tried (trial.py).
+What was chosen is an object that the rules of the run hold: two runs of a process may differ. On a
+CPU the native kernels are taken wherever they are proven, without a timing. On a GPU engines are
+tried (trial.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -14,8 +14,6 @@ import torch
 
 from esper_soa.errors import SettingError
 from esper_soa.nets.config import TaskConfig
-from esper_soa.nets.convolutions import choose_convolutions
-from esper_soa.nets.data import cut_images
 from esper_soa.nets.engine import Choice, Engine
 from esper_soa.nets.engines.cpu.engine import CpuEngine, obstacle
 from esper_soa.nets.engines.cpu.support import choose_native
@@ -23,20 +21,20 @@ from esper_soa.nets.engines.gpu import support as gpu
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.host import HostShape
-from esper_soa.nets.layers import PLAIN, Layers
 from esper_soa.nets.precision import choose_precision
-from esper_soa.nets.trial import Trial, Tried, quickest, try_engines
-from esper_soa.nets.verdicts import keep_verdict, kept_verdict, verdict_key
-from esper_soa.registry import is_reference, name_in
+from esper_soa.nets.trial import Trial, Tried, try_engines
+from esper_soa.registry import name_in
 
 REFERENCE = "torch"  # the engine that says what the others must come to
+# Torch computes for a GPU where it takes less than this share of the time of kernels that agree
+# with it: so clear a difference is the same at every start, and so are the numbers of the run.
+CLEARLY = 0.5
 
 
 class ComputeSettings(Protocol):
     """What the settings compute.* say about it."""
 
     engine: str
-    convolutions: str
     precision: str
 
 
@@ -64,33 +62,21 @@ class Kind(NamedTuple):
     tried_on: str  # kind of device on which `auto` tries it; "" = any
 
 
-def _native(asked: Asked) -> Choice:
-    """Whether the native kernels compute, as far as the setting leaves it open."""
-    why_not = obstacle(
-        asked.task.host_name, asked.shape, [name_in(one) for one in asked.task.blueprints]
-    )
-    return choose_native(asked.compute.engine, asked.device, asked.dtype, why_not)
+def _native(asked: Asked, setting: str) -> Choice:
+    """Whether the native kernels compute, as far as `setting` leaves it open."""
+    names = [name_in(one) for one in asked.task.blueprints]
+    why_not = obstacle(asked.task.host_name, asked.shape, names)
+    return choose_native(setting, asked.device, asked.dtype, why_not)
 
 
 def _native_obstacle(asked: Asked) -> str:
-    why_not = obstacle(
-        asked.task.host_name, asked.shape, [name_in(one) for one in asked.task.blueprints]
-    )
-    chosen = choose_native("auto", asked.device, asked.dtype, why_not)
+    chosen = _native(asked, "auto")
     return "" if chosen.native else chosen.reason
 
 
 def _graphs_obstacle(asked: Asked) -> str:
-    if asked.ends_early:
-        return (
-            "steps that are kept cannot leave out the envs whose episode has ended early "
-            "(early_stop)"
-        )
-    return (
-        ""
-        if asked.device.type == "cuda"
-        else f"CUDA graphs need an NVIDIA GPU, not {asked.device.type}"
-    )
+    kind = asked.device.type
+    return "" if kind == "cuda" else f"CUDA graphs need an NVIDIA GPU, not {kind}"
 
 
 def _triton_obstacle(asked: Asked) -> str:
@@ -102,18 +88,8 @@ def _triton_obstacle(asked: Asked) -> str:
     )
 
 
-def _plain(asked: Asked) -> Layers:
-    return Layers(choose_convolutions(asked.compute.convolutions, asked.device))
-
-
-def _torch(asked: Asked, chosen: Choice) -> Engine:
-    return TorchEngine(_plain(asked), cut_images, chosen)
-
-
-def _torch_graphs(asked: Asked, chosen: Choice) -> Engine:
-    return TorchEngine(
-        _plain(asked), cut_images, chosen, StepCache(capture=True, device=asked.device)
-    )
+def _torch(_: Asked, chosen: Choice) -> Engine:
+    return TorchEngine(chosen=chosen)
 
 
 def _triton(_: Asked, chosen: Choice) -> Engine:
@@ -128,10 +104,9 @@ def _triton_graphs(asked: Asked, chosen: Choice) -> Engine:
 ENGINES = {
     "native": Kind(_native_obstacle, lambda _, chosen: CpuEngine(chosen), "cpu"),
     "torch": Kind(lambda _: "", _torch, ""),
-    "torch_graphs": Kind(_graphs_obstacle, _torch_graphs, "cuda"),
     "triton": Kind(_triton_obstacle, _triton, "cuda"),
     "triton_graphs": Kind(
-        lambda asked: _graphs_obstacle(asked) or _triton_obstacle(asked), _triton_graphs, "cuda"
+        lambda asked: _triton_obstacle(asked) or _graphs_obstacle(asked), _triton_graphs, "cuda"
     ),
 }
 
@@ -151,7 +126,7 @@ def choose_engine(
     early = trial is not None and trial.nets.ends_early
     asked = Asked(compute, device, task, shape, 1 if trial is None else trial.batch_size, early)
     if compute.engine == "auto":
-        chosen = weighed(asked, trial) if device.type == "cuda" else _native(asked)
+        chosen = weighed(asked, trial) if device.type == "cuda" else _native(asked, "auto")
     else:
         chosen = _insisted(asked)
     return ENGINES[chosen.name].make(asked, chosen)
@@ -161,7 +136,7 @@ def _insisted(asked: Asked) -> Choice:
     """The engine that the setting names."""
     name = asked.compute.engine
     if name in (REFERENCE, "native"):
-        return _native(asked)
+        return _native(asked, name)
     reason = ENGINES[name].obstacle(asked)
     if reason:
         raise SettingError(
@@ -171,31 +146,27 @@ def _insisted(asked: Asked) -> Choice:
 
 
 def weighed(asked: Asked, trial: Trial | None) -> Choice:
-    """The quickest engine of those that agree with torch, as found now or at an earlier run of the
-    same kind.
-    """
+    """What computes on a GPU, of the engines that agree with torch when they are tried there."""
     if trial is None:
         return Choice(False, f"plain torch, as no other engine was tried on {asked.device}")
-    compute = asked.compute
-    key = verdict_key(trial, asked.device, [compute.convolutions])
-    own = any(map(is_reference, (asked.task.host, *asked.task.blueprints)))
-    # what a user's own part computes is in no key
-    found = None if own else kept_verdict(key, Tried)
-    when = "found at an earlier run"
-    kept = ""
-    if found is None:
-        found = tried_engines(asked, trial)
-        when = "tried now"
-        kept = "not kept, for parts of your own" if own else keep_verdict(key, found)
-    best = quickest(found)
+    found = tried_engines(asked, trial)
     words = tuple(one.words() for one in found)
+    best = preferred(found)
     if best is None:
         return Choice(
             False, "plain torch, although it failed when it was tried", fallback=True, tried=words
         )
-    note = f"{when}; {kept}" if kept else when
-    reason = f"{best.name}, the quickest of {len(found)} engines that agrees with torch ({note})"
+    reason = f"{best.name}, as compared with torch and timed on {asked.device}"
     return Choice(False, reason, name=best.name, tried=words)
+
+
+def preferred(found: Sequence[Tried]) -> Tried | None:
+    """The last engine of the table that a run can have, or torch where it is CLEARLY quicker."""
+    fit = [one for one in found if not one.dropped]
+    plain = next((one for one in fit if one.name == REFERENCE), None)
+    if plain is not None and plain.seconds < CLEARLY * fit[-1].seconds:
+        return plain
+    return fit[-1] if fit else None
 
 
 def tried_engines(asked: Asked, trial: Trial) -> list[Tried]:
@@ -212,6 +183,7 @@ def tried_engines(asked: Asked, trial: Trial) -> list[Tried]:
         for name, kind in kinds.items()
         if not obstacles[name]
     }
-    exact = partial(TorchEngine, PLAIN, cut_images, unasked)
-    found = {one.name: one for one in try_engines(trial, asked.device, exact, REFERENCE, makers)}
+    found = {
+        one.name: one for one in try_engines(trial, asked.device, TorchEngine, REFERENCE, makers)
+    }
     return [found.get(name) or Tried(name, obstacles[name]) for name in kinds]

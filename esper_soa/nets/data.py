@@ -400,38 +400,6 @@ class EnvStepBatches(NamedTuple):
         indices = self.order[:, first : first + self.batch_size][envs]
         return training_crops(self.bank, indices, self.keys[envs], self.start + first, self.augment)
 
-    def counted(self, envs: Tensor) -> "CountedBatches":
-        """The batches of env numbers `envs` one after the other, from memory of their own."""
-        return CountedBatches(self, envs)
-
-
-class CountedBatches:
-    """Training batches of one env-step whose number is a counter on the device: `next_` is the same
-    work every time.
-    """
-
-    def __init__(self, feed: EnvStepBatches, envs: Tensor) -> None:
-        self.feed = feed
-        self.order = feed.order[envs]
-        self.keys = feed.keys[envs]
-        # images of this env-step, so far
-        self.drawn = torch.zeros(1, dtype=torch.int64, device=envs.device)
-        self.start = torch.full_like(self.drawn, feed.start)
-
-    def buffers(self) -> list[Tensor]:
-        """Everything that tells one env-step's batches from another's."""
-        return [self.order, self.keys, self.drawn, self.start]
-
-    def next_(self) -> tuple[Tensor, Tensor]:
-        """Images [B, n*3, 32, 32] (channels_last) and labels [B, n] of the next batch."""
-        feed = self.feed
-        places = self.drawn + torch.arange(feed.batch_size, device=self.drawn.device)
-        indices = self.order.index_select(1, places)
-        start = self.start + self.drawn
-        crops = training_crops(feed.bank, indices, self.keys, start, feed.augment)
-        self.drawn += feed.batch_size
-        return cut_batch(crops, feed.dtype, feed.cut)
-
 
 class ValidationImages(NamedTuple):
     """Validation batches: the same images for all envs, or own ones for each."""

@@ -36,14 +36,6 @@ class NetsConfig(NamedTuple):
     ends_early: bool = False  # whether passes leave out envs whose episode is over
 
 
-class CountedFeed(Protocol):
-    """Training batches from static buffers, one after the other; see data.CountedBatches."""
-
-    def buffers(self) -> list[Tensor]: ...
-
-    def next_(self) -> tuple[Tensor, Tensor]: ...
-
-
 class TrainingFeed(Protocol):
     """Where training batches come from: cut by the engine's `cut`, or uncut for an engine that cuts
     as it goes.
@@ -57,10 +49,6 @@ class TrainingFeed(Protocol):
 
     def crops(self, envs: Tensor, index: int) -> ImageCrops:
         """The images of `batch` uncut [n, B]."""
-        ...
-
-    def counted(self, envs: Tensor) -> CountedFeed:
-        """The same batches, picked by a counter on the device."""
         ...
 
 

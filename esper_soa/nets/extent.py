@@ -2,38 +2,29 @@
 through one together.
 
 Many kernels of libraries index with 32 bits, so no tensor of a pass on a GPU may have more than
-INDEXED elements. Read by ops/memory.py, before anything is built.
+INDEXED elements.
 """
 
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
-from esper_soa.nets.host import Block, HostShape, slots_of
+from esper_soa.nets.host import HostShape, slots_of
 
 INDEXED = 2**31 - 1
-PATCH = 9  # pixels of a patch of a seed's convolution
 
 
-def activation_elements(shape: HostShape, rows: int = 1, patches: bool = False) -> int:
+def activation_elements(shape: HostShape, rows: int = 1) -> int:
     """Elements of the largest tensor of a forward pass, per network and image.
 
-    rows: alpha rows at its end, at most; every slot on the way may double them. patches: whether
-    convolutions gather the patches of all pixels.
+    rows: alpha rows at its end, at most; every slot on the way may double them.
     """
     held = 1
     largest = IMAGE_CHANNELS * IMAGE_SIZE**2
     for segment in shape.segments:
-        gathered = (
-            segment.inputs * segment.kernel**2 * segment.size**2
-            if isinstance(segment, Block) and patches
-            else 0
-        )
-        largest = max(largest, held * max(gathered, segment.activations))
+        largest = max(largest, held * segment.activations)
         for slot in slots_of(segment):
             if slot >= 0:
                 held = min(2 * held, rows)
                 pixels = shape.slots[slot].size ** 2
-                largest = max(
-                    largest, held * pixels * _seed_channels(shape, slot) * (PATCH if patches else 1)
-                )
+                largest = max(largest, held * pixels * _seed_channels(shape, slot))
     return largest
 
 

@@ -2,10 +2,9 @@
 Python in between.
 
 A step is kept under a key that says everything about it that is not in its buffers; the next step
-with that key is copied into the buffers of the kept one. Given steps by the engine in torch, once
-per env-step, and calls of pure functions by the state machine, the policy and the learner; made by
-choose.py for engines that replay, and by build.py for those of the others that are replayed
-(compute.cuda_graphs, see ops/replay.py).
+with that key is copied into the buffers of the kept one. Steps are those of an engine that replays,
+and calls of pure functions: of the state machine, the policy and the learner, as
+compute.cuda_graphs asks.
 """
 
 import logging
@@ -214,8 +213,8 @@ def captured_call(
 
 
 class YieldingCache(StepCache[CapturedCall]):
-    """Captures no more, and says so, where a capture fails that went well when it was tried: memory
-    may be short.
+    """Captures no more, and says so, where a capture fails: memory may be short, or the work one
+    that no graph takes.
 
     What a capture was to record has not been done when it fails, so it is done as it is written.
     """
@@ -252,8 +251,7 @@ class Replay(NamedTuple):
 
     parts: tuple[str, ...] = ()
     reason: str = "nobody asked for it"
-    tried: tuple[str, ...] = ()  # what the parts that were tried took, a clause each
-    dropped: tuple[str, ...] = ()  # why a run goes on without the others, a clause each
+    left_out: tuple[str, ...] = ()  # why a run goes on without the others, a clause each
     insists: bool = True  # a capture that fails during the run ends it
 
     def steps(self, part: str, device: torch.device) -> StepCache | None:
@@ -266,14 +264,18 @@ class Replay(NamedTuple):
 
     def facts(self) -> dict[str, str]:
         """For versions.json."""
-        tried = "; ".join(self.dropped + self.tried)
-        return {"replayed": ", ".join(self.parts), "reason": self.reason, "tried": tried}
+        return {
+            "replayed": ", ".join(self.parts),
+            "reason": self.reason,
+            "left_out": "; ".join(self.left_out),
+        }
 
 
-def settled_replay(setting: str, device: torch.device) -> Replay | None:
-    """What compute.cuda_graphs stands for on `device`; None where `auto` has to try it.
+def choose_replay(setting: str, device: torch.device, own_reward: bool, num_ranks: int) -> Replay:
+    """What compute.cuda_graphs stands for on `device`.
 
-    Raises SettingError for `on` where there is no CUDA.
+    `auto` replays on a GPU what can be repeated, and goes on without where a capture fails. Raises
+    SettingError for `on` where there is no CUDA.
     """
     if setting == "off" or (setting == "auto" and device.type != "cuda"):
         on = "" if setting == "off" else f" on {device.type}"
@@ -285,4 +287,12 @@ def settled_replay(setting: str, device: torch.device) -> Replay | None:
             f"auto or off on device={device.type}",
             "CUDA graphs need an NVIDIA GPU.",
         )
-    return None if setting == "auto" else Replay(PARTS, "all are replayed (compute.cuda_graphs=on)")
+    if setting == "on":
+        return Replay(PARTS, "all are replayed (compute.cuda_graphs=on)")
+    obstacles = {
+        STATE: "a reward of your own may do what a graph does not do again" if own_reward else "",
+        GRADIENTS: "ranks take them together" if num_ranks > 1 else "",
+    }
+    parts = tuple(part for part in PARTS if not obstacles.get(part))
+    left_out = tuple(f"{part}: left out, as {why}" for part, why in obstacles.items() if why)
+    return Replay(parts, f"{', '.join(parts)} (compute.cuda_graphs=auto)", left_out, insists=False)

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper_soa.nets import batched, sgd
-from esper_soa.nets.convolutions import Convolutions
 
 
 class GroupNorm(NamedTuple):
@@ -28,15 +27,15 @@ class GroupNorm(NamedTuple):
 class Layers:
     """Plain torch; nothing in it changes, so that threads may share it."""
 
-    def __init__(self, convolutions: Convolutions = Convolutions()) -> None:
-        """convolutions: how torch convolves."""
-        self.convolutions = convolutions
-
     def conv2d(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Same-padded convolution of x [B, n*I or I, H, W] with weight [n, O, I, k, k], bias [n,
         O]: [B, n*O, H, W].
+
+        x may be [B, I, H, W], the same images for every network: then it is one dense convolution.
         """
-        return self.convolutions.convolve(x, weight, bias)
+        flat = None if bias is None else bias.reshape(-1)
+        groups = x.shape[1] // weight.shape[2]
+        return F.conv2d(x, weight.flatten(0, 1), flat, padding=weight.shape[-1] // 2, groups=groups)
 
     def train_block(
         self,

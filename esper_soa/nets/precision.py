@@ -110,9 +110,6 @@ class LossScales:
         self._weights[SCALE].index_copy_(0, envs, self.scale)
         self._weights[GOOD].index_copy_(0, envs, self.good)
 
-    def buffers(self) -> list[Tensor]:
-        return [self.scale, self.good]
-
 
 def of_nets(values: Tensor, nets: Tensor | None) -> Tensor:
     """Rows [m, ...] of the networks `nets` (None = all) out of values [n, ...]."""

@@ -38,17 +38,6 @@ class ActiveGroup:
         sizes = seed_table(self.blueprint, self.channels).sizes
         return sizes + gate_table(self.channels).sizes if self.group.blend == Blend.GATE else sizes
 
-    @property
-    def signature(self) -> tuple[int | bool | None, ...]:
-        """Everything about the group that is not in its tensors."""
-        members = None if self.group.nets is None else self.group.nets.shape[0]
-        return (*self.group[:6], members, self.params.shape[0])
-
-    def buffers(self) -> list[Tensor]:
-        """Its tensors, which the signature gives their number and shapes."""
-        places = [] if self.group.nets is None else [self.group.nets]
-        return [self.group.rows, *places, self.params, self.momentum, self.alpha]
-
     def grow(self, layers: Layers, seen: Tensor, params: Tensor) -> Tensor:
         """Output [B, m*C, H, W] of the seeds; `params` [m, seed + gate] may be a graph leaf."""
         table = seed_table(self.blueprint, self.channels)

@@ -105,12 +105,6 @@ def try_engines(
     return found
 
 
-def quickest(found: list[Tried]) -> Tried | None:
-    """The engine that takes the least time of those that a run can have."""
-    fit = [one for one in found if not one.dropped]
-    return min(fit, key=lambda one: one.seconds) if fit else None
-
-
 def _tried(ground: "_Ground", name: str, make: Maker, wanted: Results) -> tuple[Tried, Distances]:
     try:
         results, cost = ground.play(make(), ground.trial.nets.precision)

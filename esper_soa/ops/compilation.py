@@ -2,8 +2,8 @@
 compiled is kept.
 
 The decision follows from the settings alone, never from what a cache holds: compiled kernels round
-otherwise, and every run of the same settings is to have the same numbers. Called by build.py; the
-log and versions.json have the words.
+otherwise, and every run of the same settings is to have the same numbers. The log
+and versions.json have the words.
 """
 
 import os

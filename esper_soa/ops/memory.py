@@ -3,7 +3,7 @@ when it did not.
 
 `check_room` adds up what is known to be needed: a lower bound, so what it refuses could not have
 run; what a run takes indeed is measured by probe.py. `naming_memory` turns an allocation that fails
-all the same into one line. Called by the trainer, by evaluations, and by plan.py.
+all the same into one line.
 """
 
 from collections.abc import Iterator, Sequence
@@ -141,11 +141,10 @@ def together(cfg: TrainConfig, shape: HostShape, device: torch.device) -> Togeth
     nets/extent.py.
     """
     num_slots = len(shape.slots)
-    patches = cfg.compute.convolutions == "matmul"
     sampled = tuple(range(cfg.attribution.shapley_samples * num_slots))  # at most as many codes
     rows = max_rows(num_slots, SubsetRows(cfg.attribution.pairs, sampled))
-    tested = activation_elements(shape, rows, patches)
-    trained = cfg.batch_size * activation_elements(shape, 1, patches)
+    tested = activation_elements(shape, rows)
+    trained = cfg.batch_size * activation_elements(shape)
     chunk = choose_env_chunk(
         cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device, elements=max(trained, tested)
     )

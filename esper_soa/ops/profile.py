@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
 from torch.profiler import ProfilerActivity, _ExperimentalConfig
 
 from esper_soa.env.step import Work
-from esper_soa.nets.engine import CountedFeed, TrainingFeed, ValidationFeed
+from esper_soa.nets.engine import TrainingFeed, ValidationFeed
 from esper_soa.ops.progress import LOGGER
 
 PHASES = (
@@ -250,13 +249,8 @@ class TimedTraining:
     """
 
     def __init__(self, feed: TrainingFeed, profile: PhaseProfile) -> None:
-        self.feed = feed
         self.batch = _timed(profile, feed.batch)
         self.crops = _timed(profile, feed.crops)
-
-    def counted(self, envs: Tensor) -> CountedFeed:
-        """As the feed inside, not timed apart: it may be part of a CUDA graph."""
-        return self.feed.counted(envs)
 
 
 class TimedValidation:

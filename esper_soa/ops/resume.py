@@ -49,7 +49,7 @@ MAY_CHANGE = (
     "compute.compile",
     "compute.engine",
     "compute.cuda_graphs",
-    "compute.convolutions",
+    "compute.convolutions",  # of earlier versions
     "telemetry.",
     "data.name",
     "data.root",

@@ -367,7 +367,7 @@ def test_compiled_kernels_are_one_graph_and_the_same() -> None:
 # --- what is refused
 
 
-@pytest.mark.parametrize("name", ["torch_graphs", "triton", "triton_graphs"])
+@pytest.mark.parametrize("name", ["triton", "triton_graphs"])
 def test_engines_that_cannot_leave_out_envs_say_so(name: str) -> None:
     rules = tiny_rules(1, STEPS)
     cfg = stopping()

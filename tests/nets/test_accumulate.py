@@ -18,7 +18,6 @@ from esper_soa.errors import SettingError
 from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
 from esper_soa.nets.engine import TrainReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.pools import ActiveSeeds
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 
@@ -59,24 +58,6 @@ def trained(world: World, engine: TorchEngine, weights: TensorDict, batches: int
     seeds = no_seeds(world)
     alpha = torch.zeros(world.sizes.num_envs, len(world.rules.nets.shape.slots))
     return engine.train_(world.rules.nets, weights, alpha, seeds, world.work(0).training, batches)
-
-
-@pytest.mark.parametrize("precision", [torch.float32, torch.float16])
-def test_steps_on_static_buffers_are_the_same_to_the_bit(precision: torch.dtype) -> None:
-    world = accumulating(made(6), 3)
-    world.rules = world.rules._replace(nets=world.rules.nets._replace(precision=precision))
-    if precision == torch.float16:
-        add_loss_scales_(world.weights)
-        reset_loss_scales_(world.weights)
-    weights = [world.weights.clone() for _ in range(2)]
-    engines = TorchEngine(), TorchEngine(steps=StepCache(capture=False))
-    plain, kept = (
-        trained(world, engine, mine, 6) for engine, mine in zip(engines, weights, strict=True)
-    )
-    assert torch.equal(plain.loss, kept.loss)
-    assert torch.equal(plain.accuracy, kept.accuracy)
-    for path, rows in weights[0].items(include_nested=True, leaves_only=True):
-        assert torch.equal(rows, weights[1][path]), path
 
 
 def test_an_overflow_in_any_batch_undoes_the_whole_step() -> None:

@@ -303,16 +303,3 @@ def test_split_validation_equals_tensor_split(
         expected = torch.cat([chunk[env] for chunk in chunks])
         assert torch.equal(order[env][order[env] >= 0], expected)
     assert order.shape[1] == max(int((row >= 0).sum()) for row in order)
-
-
-def test_batches_that_a_counter_on_the_device_picks_equal_those_of_a_number(
-    bank: ImageBank,
-) -> None:
-    feed = env_step(bank, range(4))
-    envs = torch.tensor([2, 0])
-    counted = feed.counted(envs)
-    places = [part.data_ptr() for part in counted.buffers()]
-    for index in range(2):
-        for value, wanted in zip(counted.next_(), feed.batch(envs, index), strict=True):
-            assert torch.equal(value, wanted)
-    assert [part.data_ptr() for part in counted.buffers()] == places

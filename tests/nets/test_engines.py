@@ -78,14 +78,13 @@ def test_all_else_is_plain_torch_and_says_why(
     plain = engine(task, torch.device(device), **compute)
     assert isinstance(plain, TorchEngine)
     assert type(plain.layers) is Layers
-    assert plain.steps is None
     assert plain.cut is cut_images
     assert plain.chosen.reason.startswith(reason)
     assert not plain.chosen.fallback
 
 
 @pytest.mark.parametrize(
-    "setting", [{"engine": "torch_graphs"}, {"engine": "native", "precision": "bfloat16"}]
+    "setting", [{"engine": "triton_graphs"}, {"engine": "native", "precision": "bfloat16"}]
 )
 def test_what_cannot_run_is_refused_by_its_setting(setting: dict[str, str]) -> None:
     with pytest.raises(
@@ -124,13 +123,8 @@ def begun(task: TaskConfig, compute: dict[str, str]) -> Played:
     [
         (WIDE, {"engine": "native"}, {"engine": "torch"}),
         (NARROW, {"engine": "native"}, {"engine": "torch"}),
-        (
-            WIDE,
-            {"engine": "torch", "convolutions": "matmul"},
-            {"engine": "torch", "convolutions": "channels_last"},
-        ),
     ],
-    ids=["native", "native layers", "convolutions"],
+    ids=["native", "native layers"],
 )
 def test_two_worlds_with_different_engines_take_turns_and_each_is_what_it_is_alone(
     task: TaskConfig, one: dict[str, str], other: dict[str, str]

@@ -57,7 +57,6 @@ def test_the_largest_is_that_of_the_first_block_or_the_images() -> None:
     assert (
         activation_elements(wide, 8) == 2 * 8 * 32 * 32
     )  # 2 rows of 8 channels, 4 of 16 and 8 of 32
-    assert activation_elements(wide, patches=True) == 9 * 8 * 32 * 32
 
 
 def grown_alike(trial: Trial, device: torch.device, blueprint: int) -> _Ground:

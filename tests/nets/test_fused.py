@@ -20,7 +20,6 @@ from esper_soa.errors import SettingError
 from esper_soa.nets import pools, seed_plan
 from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
 from esper_soa.nets.engine import (
-    CountedFeed,
     TrainingFeed,
     TrainReport,
     ValidationFeed,
@@ -179,9 +178,6 @@ class DoubleTraining(NamedTuple):
     def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
         images, labels = self.feed.batch(envs, index)
         return images.double(), labels
-
-    def counted(self, envs: Tensor) -> CountedFeed:
-        return self.feed.counted(envs)
 
 
 class DoubleValidation(NamedTuple):

@@ -2,18 +2,28 @@
 CUDA graphs.
 """
 
+import json
 from collections import Counter
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 from nets.stand_in import EMPTY, Graph, stand_in
+from tiny_world import tiny_settings
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esper_soa.errors import SettingError
+from esper_soa.agent.config import NetworkConfig, PPOConfig
+from esper_soa.agent.policy import CapturedPolicy
+from esper_soa.build import build_player, build_world, replaying
+from esper_soa.config import TrainConfig
+from esper_soa.errors import SettingError, fault_in_words
 from esper_soa.nets.graphs import (
+    GRADIENTS,
     PARTS,
+    POLICY,
+    STATE,
     WARM_UPS,
     CapturedCall,
     EmptyGraphError,
@@ -21,9 +31,13 @@ from esper_soa.nets.graphs import (
     Replay,
     StepCache,
     captured_call,
+    choose_replay,
     copy_all_,
-    settled_replay,
 )
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.ops.session import session
+from esper_soa.running import Run
+from esper_soa.trainer import run
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")
@@ -87,28 +101,39 @@ def test_the_step_that_was_not_used_for_longest_is_dropped() -> None:
 
 def test_the_setting_is_refused_where_there_is_no_gpu_and_means_nothing_there() -> None:
     for setting, words in (("off", "off"), ("auto", "auto on cpu")):
-        settled = settled_replay(setting, CPU)
-        assert settled is not None
+        settled = choose_replay(setting, CPU, False, 1)
         assert (settled.parts, settled.reason) == (
             (),
             f"nothing is replayed (compute.cuda_graphs={words})",
         )
         assert settled.steps(PARTS[0], CPU) is None
     with pytest.raises(SettingError, match=r"compute\.cuda_graphs"):
-        settled_replay("on", CPU)
+        choose_replay("on", CPU, False, 1)
 
 
-def test_on_a_gpu_the_setting_insists_forbids_or_leaves_it_to_a_trial(happened: list[str]) -> None:
-    insisted = settled_replay("on", SECOND)
-    forbidden = settled_replay("off", SECOND)
-    assert insisted is not None
-    assert forbidden is not None
-    assert settled_replay("auto", SECOND) is None
-    assert (insisted.parts, forbidden.parts) == (PARTS, ())
+def test_on_a_gpu_the_setting_insists_forbids_or_leaves_out_what_cannot_be_repeated(
+    happened: list[str],
+) -> None:
+    insisted, forbidden, left = (
+        choose_replay(one, SECOND, False, 1) for one in ("on", "off", "auto")
+    )
+    assert (insisted.parts, forbidden.parts, left.parts) == (PARTS, (), PARTS)
+    assert (insisted.insists, left.insists, left.left_out) == (True, False, ())
     kept = [insisted.steps(part, SECOND) for part in PARTS]
     assert len({id(one) for one in kept}) == 3
     assert all(one is not None and one.capture for one in kept)
     assert happened == ["enter cuda:1", "leave cuda:1"] * 3
+    shared = choose_replay("auto", SECOND, False, 2)
+    assert shared.parts == (STATE, POLICY)
+    assert shared.left_out == ("gradient steps: left out, as ranks take them together",)
+    paid = choose_replay("auto", SECOND, True, 1)
+    assert paid.parts == (POLICY, GRADIENTS)
+    assert paid.facts() == {
+        "replayed": "policy, gradient steps",
+        "reason": "policy, gradient steps (compute.cuda_graphs=auto)",
+        "left_out": "state machine: left out, as a reward of your own may do what a graph does "
+        "not do again",
+    }
 
 
 class Pair(NamedTuple):
@@ -265,3 +290,60 @@ def test_an_empty_graph_is_an_error_and_other_warnings_are_told(
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(happened, "something else"))
     with pytest.warns(UserWarning, match="something else"):
         recorder.recorded(lambda: None)
+
+
+# --- what a run notices of it
+
+
+def test_what_failed_within_a_capture_is_told_with_the_end_of_the_capture_that_fails_then() -> None:
+    first = ZeroDivisionError("no such\nthing")
+    last = RuntimeError("capture ended")
+    assert fault_in_words(last) == "it fails with RuntimeError: capture ended"
+    last.__context__ = first
+    told = "it fails with RuntimeError: capture ended, after ZeroDivisionError: no such\\nthing"
+    assert fault_in_words(last) == told
+
+
+def learning() -> TrainConfig:
+    cfg = tiny_settings(2, 2, 2)
+    cfg.policy.network = NetworkConfig(hidden=32, features=16)
+    cfg.policy.ppo = PPOConfig(epochs=1, minibatches=2)
+    cfg.control = "none"
+    cfg.report = False
+    return cfg
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_run_keeps_the_steps_of_what_is_replayed_and_no_others(
+    part: str, happened: list[str]
+) -> None:
+    cfg = learning()
+    world = build_world(cfg, CPU)
+    world.kernels = replaying(world.kernels, Replay((part,)), CPU)
+    player = build_player(cfg, world)
+    assert player.learner is not None
+    kept = {STATE: world.kernels.steps, GRADIENTS: player.learner.steps}
+    if isinstance(player.agent, CapturedPolicy):
+        kept[POLICY] = player.agent.steps
+        assert player.agent.policy is player.learner.policy
+    assert [name for name, steps in kept.items() if steps is not None and steps.capture] == [part]
+
+
+def test_what_is_replayed_takes_a_line_of_the_log_and_stands_with_the_versions(
+    tmp_path: Path,
+) -> None:
+    cfg = learning()
+    assert cfg.compute.cuda_graphs == "auto"
+    folder = RunFolder(tmp_path)
+    with session(folder) as within:
+        job = Run(cfg, within)
+        job.world.kernels = job.world.kernels._replace(replay=Replay((), "none", ("a", "b")))
+        job.announce()
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    told = [line.split(" ", 2)[2] for line in lines if "graphs   " in line]
+    assert told == ["INFO graphs   none", "WARNING graphs   a", "WARNING graphs   b"]
+    (tmp_path / "run").mkdir()
+    run(cfg, RunFolder(tmp_path / "run"))
+    words = "nothing is replayed (compute.cuda_graphs=auto on cpu)"
+    written = json.loads((tmp_path / "run" / "versions.json").read_text())["graphs"]
+    assert written == {"replayed": "", "reason": words, "left_out": ""}

@@ -17,7 +17,7 @@ from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets import batched
 from esper_soa.nets.config import DataConfig, TaskConfig
-from esper_soa.nets.engine import CountedFeed, TrainingFeed, ValidationFeed, ValidationReport
+from esper_soa.nets.engine import TrainingFeed, ValidationFeed, ValidationReport
 from esper_soa.nets.pools import ActiveSeeds
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Stage
 
@@ -42,9 +42,6 @@ class Training(NamedTuple):
         return (images.to(shares.dtype) * shares).contiguous(
             memory_format=torch.channels_last
         ), labels
-
-    def counted(self, envs: Tensor) -> CountedFeed:
-        return self.feed.counted(envs)
 
 
 class Validation(NamedTuple):

@@ -332,13 +332,9 @@ def test_a_compiler_that_is_none_is_named_in_one_line(
 
 
 def test_without_a_compiler_auto_says_so_and_on_is_an_error(tmp_path: Path) -> None:
-    missing = {"CC": NO_COMPILER, "XDG_CACHE_HOME": str(tmp_path)}
-    auto = start(CHOOSE.format(setting="auto"), **missing)
-    on = start(CHOOSE.format(setting="native"), **missing)
-    assert ended(auto)[1].startswith(
-        "False True plain torch, slower: no native kernels, no C compiler"
-    )
-    status, _, err = ended(on)
+    both = CHOOSE.format(setting="auto") + "; choose_native('native', torch.device('cpu'))"
+    status, out, err = ended(start(both, CC=NO_COMPILER, XDG_CACHE_HOME=str(tmp_path)))
+    assert out.startswith("False True plain torch, slower: no native kernels, no C compiler")
     assert status == 1
     assert "SettingError: compute.engine=native: must be auto or torch here" in err
     assert "install gcc or clang, or set CC" in err

@@ -4,9 +4,7 @@ with a reason.
 
 import math
 import os
-from dataclasses import dataclass, fields
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -17,26 +15,19 @@ from torch import Tensor
 from esper_soa.build import trial_of
 from esper_soa.config import ENGINES as NAMES
 from esper_soa.config import ComputeConfig
-from esper_soa.nets import choose
-from esper_soa.nets.choose import ENGINES, Asked, tried_engines, weighed
+from esper_soa.nets.choose import ENGINES, Asked, Kind, preferred, tried_engines, weighed
 from esper_soa.nets.data import EnvStepBatches, ValidationImages
 from esper_soa.nets.engine import NetsConfig, TrainReport, ValidationReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.nets.graphs import StaticStep, StepCache
-from esper_soa.nets.layers import Layers
 from esper_soa.nets.pools import ActiveSeeds
-from esper_soa.nets.sgd import Rule
 from esper_soa.nets.trial import (
     Trial,
     Tried,
-    _Ground,
     disagreement,
     distances,
     mixture,
-    quickest,
     try_engines,
 )
-from esper_soa.nets.verdicts import keep_verdict, kept_verdict, verdict_key
 from esper_soa.vocabulary import CNN_BLUEPRINTS, RUNNING_STAGES, Blend
 
 META = torch.device("meta")
@@ -142,7 +133,6 @@ def test_an_engine_that_is_not_torch_is_dropped_and_says_why(
     assert second.name == "other"
     assert reason in second.dropped
     assert second.words().startswith("other is left out: ")
-    assert quickest([second, first]) is first
 
 
 def test_all_precisions_are_measured_against_float32() -> None:
@@ -154,12 +144,6 @@ def test_all_precisions_are_measured_against_float32() -> None:
         )
         assert 1e-4 < plain.apart < 2
         assert (other.dropped, other.apart) == ("", plain.apart)
-
-
-def test_the_quickest_of_those_that_can_be_had_is_taken() -> None:
-    rows = [Tried("a", "no", 0.0, 0.1), Tried("b", "", 0.0, 0.3), Tried("c", "", 0.0, 0.2)]
-    assert quickest(rows) is rows[2]
-    assert quickest(rows[:1]) is None
 
 
 def test_a_few_answers_may_flip_and_no_more() -> None:
@@ -193,125 +177,28 @@ def test_every_engine_of_the_table_can_be_asked_for() -> None:
     assert list(NAMES) == ["auto", *ENGINES]
 
 
-class Noting(Layers):
-    """Notes whether cuDNN would search for algorithms."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[bool] = []
-
-    def sgd_(self, params: Tensor, momentum: Tensor, grad: Tensor, rule: Rule) -> None:
-        self.seen.append(torch.backends.cudnn.benchmark)
-        super().sgd_(params, momentum, grad, rule)
+def test_kernels_that_agree_are_taken_but_where_torch_is_clearly_quicker() -> None:
+    torch_, triton, graphs = (Tried(name, "", 0.0, 1.0) for name in ("torch", "triton", "graphs"))
+    assert preferred([torch_, triton, graphs]) is graphs
+    assert preferred([torch_._replace(seconds=0.6), triton, graphs]).name == "graphs"
+    assert preferred([torch_._replace(seconds=0.4), triton, graphs]).name == "torch"
+    assert preferred([torch_, triton, graphs._replace(dropped="no")]) is triton
+    assert preferred([torch_, Tried("triton", "no")]) is torch_
+    assert preferred([Tried("torch", "no")]) is None
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_algorithms_are_searched_for_where_steps_are_kept_and_their_shapes_with_them(
-    kept: bool,
+def test_what_is_tried_is_chosen_and_torch_where_none_is_fit(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    layers = Noting()
-    before = torch.backends.cudnn.benchmark
-    steps = StepCache[StaticStep](capture=False) if kept else None
-    _Ground(trial(2), CPU).play(TorchEngine(layers, steps=steps), torch.float32)
-    assert set(layers.seen) == {kept}
-    assert torch.backends.cudnn.benchmark is before is False
-
-
-# --- verdicts
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "esper_soa" / "engines"
-
-
-def test_what_was_found_is_found_again(cache: Path) -> None:
-    found = [Tried("torch", "", 0.0, 0.25, 7), Tried("other", "it fails", math.nan)]
-    assert kept_verdict("key", Tried) is None
-    assert keep_verdict("key", found) == ""
-    assert kept_verdict("key", Tried)[0] == found[0]
-    assert kept_verdict("key", Tried)[1].dropped == "it fails"
-    assert [path.name for path in cache.iterdir()] == ["key.json"]
-    for damaged in ("", "{}x", '[{"nobody": 1}]', "[3]"):
-        (cache / "key.json").write_text(damaged)
-        assert kept_verdict("key", Tried) is None
-
-
-def test_a_verdict_of_a_full_device_is_not_kept(cache: Path) -> None:
-    assert keep_verdict(
-        "key", [Tried("torch", "it fails with OutOfMemoryError: CUDA out of memory.")]
-    )
-    assert kept_verdict("key", Tried) is None
-
-
-def test_a_verdict_that_cannot_be_kept_says_so(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (cache.parent.parent / "esper_soa").write_text("in the way")
-    assert "link or no folder" in keep_verdict("key", [])
-    assert kept_verdict("key", Tried) is None
-
-
-def test_a_verdict_holds_for_runs_of_the_same_kind_alone() -> None:
-    first = trial()
-    keys = [
-        verdict_key(first, CPU, ["planes"]),
-        verdict_key(first, CPU, ["matmul"]),
-        verdict_key(first, META, ["planes"]),
-    ]
-    keys += [
-        verdict_key(first._replace(**{name: 99}), CPU, ["planes"]) for name in Trial._fields[1:]
-    ]
-    for name, value in (
-        ("precision", torch.bfloat16),
-        ("env_chunk", 99),
-        ("eval_batch", 99),
-        ("workers", 99),
-    ):
-        keys.append(
-            verdict_key(first._replace(nets=first.nets._replace(**{name: value})), CPU, ["planes"])
-        )
-    for one in fields(first.nets.task):
-        if isinstance(vars(first.nets.task)[one.name], str | int | float):
-            task = type(first.nets.task)(**vars(first.nets.task))
-            setattr(task, one.name, 77)
-            keys.append(
-                verdict_key(first._replace(nets=first.nets._replace(task=task)), CPU, ["planes"])
-            )
-    assert len(set(keys)) == len(keys)
-    assert verdict_key(trial(), CPU, ["planes"]) == keys[0]
-
-
-@pytest.mark.usefixtures("native", "cache")
-def test_a_verdict_is_made_once_and_then_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     on = trial()
-    first = weighed(asked(on), on)
-    assert "(tried now)" in first.reason
-    assert len(first.tried) == 2
-    monkeypatch.setattr(choose, "tried_engines", partial(pytest.fail, "tried again"))
-    again = weighed(asked(on), on)
-    assert again.name == first.name
-    assert again.tried == first.tried
-    assert "(found at an earlier run)" in again.reason
-    assert again.facts()["tried"] == "; ".join(first.tried)
-
-
-@pytest.mark.usefixtures("cache")
-def test_the_quickest_is_taken_by_its_verdict_and_torch_where_none_is_fit() -> None:
-    on = trial()
-    key = verdict_key(on, CPU, ["channels_last"])
-    keep_verdict(key, [Tried("native", "", 0.0, 2.0), Tried("torch", "", 0.0, 1.0)])
-    assert weighed(asked(on), on).name == "torch"
-    keep_verdict(key, [Tried("native", "", 0.0, 1.0), Tried("torch", "", 0.0, 2.0)])
-    assert weighed(asked(on), on).name == "native"
-    keep_verdict(key, [Tried("torch", "it fails")])
+    chosen = weighed(asked(on, engine="auto"), on)
+    assert (chosen.name, len(chosen.tried)) == ("torch", 2)
+    assert chosen.facts()["tried"] == "; ".join(chosen.tried)
+    monkeypatch.setitem(ENGINES, "torch", Kind(lambda _: "", lambda *_: Broken(), ""))
+    monkeypatch.setitem(ENGINES, "native", Kind(lambda _: "no", lambda *_: Broken(), "cpu"))
     chosen = weighed(asked(on), on)
-    assert (chosen.name, chosen.fallback, chosen.tried) == (
-        "torch",
-        True,
-        ("torch is left out: it fails",),
-    )
+    assert (chosen.name, chosen.fallback) == ("torch", True)
+    assert chosen.tried[0] == "native is left out: no"
     assert weighed(asked(on), None).name == "torch"
 
 
@@ -321,4 +208,3 @@ def test_the_quickest_is_taken_by_its_verdict_and_torch_where_none_is_fit() -> N
 def test_the_kernels_for_gpus_say_what_they_are_not_for() -> None:
     on = trial()
     assert ENGINES["triton"].obstacle(asked(on, precision="float16")).endswith("not float16")
-    assert ENGINES["triton_graphs"].obstacle(asked(on)) == "CUDA graphs need an NVIDIA GPU, not cpu"

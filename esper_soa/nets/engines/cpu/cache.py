@@ -4,7 +4,7 @@ whole and unchanged.
 A library stands under a name made of its key and its content; beside it `nets-<key>.sha256` holds
 its digest in the format of sha256sum. That file is written last, so a library that was cut off in
 the making is never run. Whoever can write in the folder could run code as this user: it must be the
-user's own, closed to all others, and no link. Called by library.py.
+user's own, closed to all others, and no link.
 """
 
 import hashlib

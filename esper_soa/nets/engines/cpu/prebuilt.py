@@ -4,7 +4,7 @@ suits this one.
 A wheel that was built where there was a compiler (hatch_build.py) holds them in the folder
 `libraries`, with a manifest; a checkout has none. A file is taken if it is what the manifest says
 and was made of the C files beside it. The manifest is as trusted as the code that reads it: who can
-write the one can write the other. Called by library.py.
+write the one can write the other.
 """
 
 import hashlib

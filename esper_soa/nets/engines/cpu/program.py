@@ -1,7 +1,7 @@
 """Blueprints as the kernels read them: a program of parts for every slot, from the tuples of parts
 in nets/model.
 
-Called by engine.py. chain.h turns a program into layers, so a new blueprint of known parts needs no
+chain.h turns a program into layers, so a new blueprint of known parts needs no
 C.
 """
 

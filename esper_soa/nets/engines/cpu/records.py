@@ -3,7 +3,7 @@ seeds.
 
 A call takes all layers of one network after the other, so that what stands between layers stays in
 the caches. The records are those of chain.h, sgd.h, train.h and validate.h, with which proof.py
-compares them. Called by engine.py, which knows what networks they are for.
+compares them.
 """
 
 import ctypes

@@ -1,10 +1,8 @@
 """The engine in torch: what a network means, on any device, with the layers that it is given.
 
-Every other engine is tested against it with plain layers. Made by nets/choose.py.
+Every other engine is tested against it with plain layers.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +21,6 @@ from esper_soa.nets.engine import (
 )
 from esper_soa.nets.engines.torch.training import TrainingPass
 from esper_soa.nets.engines.torch.validation import ValidationPass
-from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.layers import PLAIN, Layers
 from esper_soa.nets.passes import train_pass_, validation_pass
 from esper_soa.nets.pools import ActiveSeeds, SlotSeeds, read_and_claim_
@@ -38,11 +35,9 @@ class TorchEngine:
     layers: Layers = PLAIN
     cut: ImageCutter = cut_images
     chosen: Choice = Choice(False, "plain torch")
-    # Keeps steps at static addresses and replays them as CUDA graphs.
-    steps: StepCache | None = None
 
     def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
-        """None but what graphs hold, which is as much as there are groupings."""
+        """None."""
         return 0
 
     def claim_(
@@ -64,11 +59,8 @@ class TorchEngine:
         """Chunk by chunk, a backward pass for all networks of a chunk."""
         plan = training_plan(active_seeds, nets.detached_stages)
         lr = LearningRates.of(nets.task, lr_factor)
-        job = TrainingPass(
-            self.layers, self.steps, nets, weights, alpha, plan, feed, num_batches, lr
-        )
-        with _searching(self.steps is not None):
-            return train_pass_(nets, alpha, active_seeds, job.train_chunk_)
+        job = TrainingPass(self.layers, nets, weights, alpha, plan, feed, num_batches, lr)
+        return train_pass_(nets, alpha, active_seeds, job.train_chunk_)
 
     def validate(
         self,
@@ -80,22 +72,5 @@ class TorchEngine:
     ) -> ValidationReport:
         """Job by job, the subset rows along the batch."""
         plan = validation_plan(active_seeds, nets.detached_stages)
-        job = ValidationPass(self.layers, self.steps, nets, weights, alpha, plan, feed)
-        with _searching(self.steps is not None):
-            return validation_pass(nets, alpha, active_seeds, job.measure)
-
-
-@contextmanager
-def _searching(wanted: bool) -> Iterator[None]:
-    """Within it cuDNN, where `wanted`, times its algorithms for every shape that is new.
-
-    It pays for steps that are kept, which are captured with what was found; else shapes change with
-    the seeds.
-    """
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark
-    cudnn.benchmark = before or wanted
-    try:
-        yield
-    finally:
-        cudnn.benchmark = before
+        job = ValidationPass(self.layers, nets, weights, alpha, plan, feed)
+        return validation_pass(nets, alpha, active_seeds, job.measure)

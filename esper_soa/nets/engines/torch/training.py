@@ -3,7 +3,7 @@ networks, in place.
 
 A chunk is as many envs as suit the device: all N on a GPU, a few on a CPU, where caches decide and
 workers run them side by side. The losses of a chunk are summed, so one backward gives every host
-its own gradient. Called by engine.py.
+its own gradient.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,9 +14,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.nets.engine import CountedFeed, NetsConfig, TrainingFeed
-from esper_soa.nets.gradients import gradient_statistics, unmeasured
-from esper_soa.nets.graphs import StepCache
+from esper_soa.nets.engine import NetsConfig, TrainingFeed
+from esper_soa.nets.gradients import gradient_statistics
 from esper_soa.nets.host import train_loss
 from esper_soa.nets.layers import Layers
 from esper_soa.nets.passes import Gradients
@@ -41,7 +40,6 @@ class TrainingPass(NamedTuple):
     """What the chunks of a training pass share; each writes the rows of its own envs alone."""
 
     layers: Layers
-    steps: StepCache | None  # keeps steps at static addresses and replays them as CUDA graphs
     nets: NetsConfig
     weights: TensorDict
     alpha: Tensor
@@ -55,8 +53,6 @@ class TrainingPass(NamedTuple):
     ) -> tuple[Tensor, Tensor]:
         """Loss [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
         chunk = _Chunk(self.layers, self.nets, self.weights, self.alpha, self.plan, envs, self.lr)
-        if self.steps is not None:
-            return self._train_captured_(chunk, self.steps, gradients)
         for index, measured in enumerate(self._measured):
             chunk.step_(self._batches(chunk, index, call), gradients if measured else None)
         chunk.write_back_()
@@ -73,22 +69,6 @@ class TrainingPass(NamedTuple):
         for number in range(index * self.nets.accumulate, (index + 1) * self.nets.accumulate):
             call.check()
             yield self.feed.batch(chunk.env_numbers, number)
-
-    def _train_captured_(
-        self, chunk: "_Chunk", steps: StepCache["_CapturedSteps"], gradients: Gradients
-    ) -> tuple[Tensor, Tensor]:
-        """The same as `train_chunk_` on memory that stays from one env-step to the next."""
-        fresh = _CapturedSteps(
-            chunk,
-            self.feed.counted(chunk.env_numbers),
-            unmeasured(self.alpha.shape, self.alpha.device),
-        )
-        done = steps.run_(fresh.key, fresh, [*map(int, self._measured)])
-        done.chunk.write_back_()
-        for name, values in done.gradients.items():
-            gradients[name].index_copy_(0, done.chunk.env_numbers, values[done.chunk.env_numbers])
-        seen = done.seen * self.num_batches  # a replay counts none
-        return done.chunk.loss / self.num_batches, 100.0 * done.chunk.correct.to(STATE_FLOAT) / seen
 
 
 class _Chunk:
@@ -241,51 +221,3 @@ class _Chunk:
             scatter_rows_(self.weights, self.nets.shape, active)
         if self.scales is not None:
             self.scales.write_back_(envs)
-
-    def buffers(self) -> list[Tensor]:
-        """What a step reads or changes."""
-        own = [
-            self.env_numbers,
-            self.params,
-            self.momentum,
-            *self.statistics,
-            self.loss,
-            self.correct,
-        ]
-        own += self.scales.buffers() if self.scales is not None else []
-        return own + [part for active in self.actives for part in active.buffers()]
-
-
-class _CapturedSteps:
-    """The steps of a chunk with everything they read or change at addresses of their own; see
-    graphs.StaticStep.
-    """
-
-    def __init__(self, chunk: _Chunk, feed: CountedFeed, gradients: Gradients) -> None:
-        chunk.env_numbers = chunk.env_numbers.clone()  # on a CPU it is the caller's memory
-        device = chunk.params.device
-        chunk.lr = LearningRates(
-            *(torch.full((), float(lr), dtype=torch.float64, device=device) for lr in chunk.lr)
-        )
-        self.chunk = chunk
-        self.feed = feed
-        self.gradients = gradients
-        self.seen = 0  # images per batch
-        self.key = (
-            "train",
-            chunk.env_numbers.shape[0],
-            *(active.signature for active in chunk.actives),
-        )
-
-    def buffers(self) -> list[Tensor]:
-        rates = [lr for lr in self.chunk.lr if isinstance(lr, Tensor)]
-        return [*self.chunk.buffers(), *rates, *self.feed.buffers(), *self.gradients.values()]
-
-    def step_(self, variant: int) -> None:
-        """One optimiser step; with variant 1 gradient statistics are taken."""
-        count = self.chunk.nets.accumulate
-        self.chunk.seen = 0
-        self.chunk.step_(
-            (self.feed.next_() for _ in range(count)), self.gradients if variant == 1 else None
-        )
-        self.seen = self.chunk.seen // count

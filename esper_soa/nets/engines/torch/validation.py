@@ -1,7 +1,7 @@
 """A validation pass in torch: chunks of networks under every subset of blended seeds, with shared
 segments.
 
-Seeds run only in the rows in which they are on (subsets.py). Called by engine.py.
+Seeds run only in the rows in which they are on (subsets.py).
 """
 
 from typing import NamedTuple
@@ -13,7 +13,6 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets.engine import NetsConfig, ValidationFeed
-from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.host import evaluate_forward, fold_batch_norm
 from esper_soa.nets.layers import Layers
 from esper_soa.nets.pools import upload
@@ -29,8 +28,6 @@ class ValidationPass(NamedTuple):
     """What the jobs of a validation pass share."""
 
     layers: Layers
-    # Keeps measurements at static addresses and replays them as CUDA graphs.
-    steps: StepCache | None
     nets: NetsConfig
     weights: TensorDict
     alpha: Tensor
@@ -42,11 +39,7 @@ class ValidationPass(NamedTuple):
         """Loss [n] of the first code and accuracy [n, codes] of the envs of `job`."""
         call.check()
         chunk = _Chunk(self.layers, self.nets, self.weights, self.alpha, self.plan, job.envs)
-        if self.steps is None:
-            return chunk.measure(self.feed, job.plan, job.final_rows)
-        fresh = _CapturedMeasure(chunk, self.feed, job)
-        done = self.steps.run_(fresh.key, fresh, [0])
-        return done.loss.clone(), done.accuracy.clone()
+        return chunk.measure(self.feed, job.plan, job.final_rows)
 
 
 class SubsetSeeds:
@@ -137,37 +130,3 @@ class _Chunk:
             loss += losses.unflatten(0, targets.shape).T.contiguous().sum(1)
             counted += (targets >= 0).sum(0)
         return loss / counted, 100.0 * correct.T.to(STATE_FLOAT) / counted[:, None]
-
-    def buffers(self) -> list[Tensor]:
-        """What a measurement reads."""
-        return [
-            self.env_numbers,
-            *self.folded,
-            *(part for active in self.actives for part in active.buffers()),
-        ]
-
-
-class _CapturedMeasure:
-    """A measurement with everything it reads or gives at addresses of its own; see
-    graphs.StaticStep.
-    """
-
-    def __init__(self, chunk: _Chunk, feed: ValidationFeed, job: Job) -> None:
-        self.chunk = chunk
-        self.feed = feed
-        self.job = job
-        chunk.env_numbers = chunk.env_numbers.clone()  # on a CPU it is the memory of job.envs
-        size = job.envs.size
-        device = chunk.env_numbers.device
-        self.loss = torch.zeros(size, dtype=STATE_FLOAT, device=device)
-        self.accuracy = torch.zeros(size, len(job.codes), dtype=STATE_FLOAT, device=device)
-        self.key = ("validate", size, job.codes, *(active.signature for active in chunk.actives))
-
-    def buffers(self) -> list[Tensor]:
-        return [*self.chunk.buffers(), self.loss, self.accuracy]
-
-    def step_(self, variant: int) -> None:
-        """All validation batches under all subset rows."""
-        loss, accuracy = self.chunk.measure(self.feed, self.job.plan, self.job.final_rows)
-        self.loss.copy_(loss)
-        self.accuracy.copy_(accuracy)
