@@ -306,11 +306,12 @@ def test_files_of_something_else_are_refused(tmp_path: Path, package: Path) -> N
 
 WRONG: list[tuple[dict, str]] = [
     ({"version": 2}, "its version is 2, this program reads version 1"),
-    ({"network": {"hidden": -8}}, "network.hidden is -8, no count"),
-    ({"network": 3}, "network is a int"),
-    ({"facts": {"rounds": 1, "tasks": ["a"]}}, "facts.data is no list of names"),
-    ({"facts": {"rounds": 1.5, "tasks": [], "data": []}}, "facts.rounds is 1.5, no count"),
-    ({"learner": []}, "learner is a list"),
+    ({"network": {"hidden": 8.0}}, "the policy.network.hidden is 8.0"),
+    ({"network": 3}, "the policy.network is 3"),
+    ({"facts": {"rounds": 1, "tasks": ["a"]}}, "facts lacks data"),
+    ({"facts": {"rounds": 1.5, "tasks": [], "data": []}}, "facts.rounds is 1.5"),
+    ({"facts": {"rounds": 1, "tasks": [3], "data": []}}, "facts.tasks.0 is 3"),
+    ({"learner": []}, "the policy.learner is a list"),
     ({"learner": {"policy": {}}}, "learner lacks reward"),
     ({"more": 1}, "the policy has more"),
 ]
