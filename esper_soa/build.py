@@ -1,7 +1,5 @@
 """Rules, worlds and players from checked settings: what a run, an evaluation and a control play in,
 and who plays.
-
-Called by trainer.py, evaluation.py and controls.py.
 """
 
 from copy import copy
@@ -174,6 +172,18 @@ def build_world(
     kernels = build_kernels(cfg, device)
     kernels = replaying(kernels, choose_replay(part, rules, kernels, ranks.count), device)
     return World(rules, images, sizes, cfg.data, cfg.seed if seed is None else seed, kernels, ranks)
+
+
+def world_facts(world: World) -> dict[str, object]:
+    """What versions.json says of data, kernels of the networks and of the state machine, and what
+    of the decisions is replayed.
+    """
+    return {
+        "data": world.images.facts(),
+        "kernels": world.rules.engine.chosen.facts(),
+        "state": world.kernels.reason,
+        "graphs": world.kernels.replay.facts(),
+    }
 
 
 def settings_of(cfg: TrainConfig, ranks: Ranks) -> TrainConfig:

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
-from esper_soa.build import build_world, rule_player
+from esper_soa.build import build_world, rule_player, world_facts
 from esper_soa.config import EvaluateConfig, TrainConfig, settings_from_mapping
 from esper_soa.env.reward import final_rents
 from esper_soa.env.world import World
@@ -251,10 +251,7 @@ def announce(within: Session, checkpoint: Path, saved: Saved, world: World) -> d
     precision = str(nets.precision).removeprefix("torch.")
     with within.unwritten.noting(within.folder.versions.name):
         place = device_name(world.device, nets.workers, precision)
-        engine = world.rules.engine.chosen.facts()
-        kernels = world.kernels
-        facts = images.facts()
-        write_versions(within.folder, place, facts, engine, kernels.reason, kernels.replay.facts())
+        write_versions(within.folder, place, world_facts(world))
     for damaged in passed_over(checkpoint):
         LOGGER.warning("policy   %s", damaged)
     LOGGER.info("policy   %s, after %d rounds", checkpoint, saved.progress.rounds_done)

@@ -17,6 +17,7 @@ from typing import TypeVar, cast
 import torch
 from rich.console import Console
 
+from esper_soa.build import world_facts
 from esper_soa.config import TrainConfig, settings_yaml
 from esper_soa.errors import OutOfRoomError, UserError, check
 from esper_soa.nets.datasets import ImageSet
@@ -31,7 +32,7 @@ from esper_soa.ops.rundir import (
     RunFolder,
     engine_changes,
     passed_over,
-    write_config_file,
+    write_config,
     write_versions,
 )
 from esper_soa.ops.session import Session, session
@@ -73,12 +74,7 @@ def open_run(
         job = _resumed(cfg, within, checkpoint, images, ranks)
     if job.writes:
         with within.unwritten.noting(within.folder.versions.name):
-            engine = job.world.rules.engine.chosen.facts()
-            kernels = job.world.kernels
-            data = job.world.images.facts()
-            write_versions(
-                within.folder, job.place, data, engine, kernels.reason, kernels.replay.facts()
-            )
+            write_versions(within.folder, job.place, world_facts(job.world))
     return job
 
 
@@ -96,7 +92,7 @@ def _resumed(
     job.restore(saved, checkpoint)
     if job.writes:
         with within.unwritten.noting(folder.config.name):
-            write_config_file(folder, settings_yaml(cfg))
+            write_config(folder, settings_yaml(cfg))
     for change in changed:
         LOGGER.info("resume   changed %s", change)
     for change in resume.version_changes(saved):

@@ -5,7 +5,7 @@ Files have the number of their round in their names, as checkpoints have: `best_
 until a later round ends with a better host, `hosts_000006.safetensors` beside
 `checkpoint_000006.pt`. A run that goes on from a checkpoint finds what was the best host then, as
 the ones before are kept while a checkpoint needs them. Where ranks share out the hosts, all look
-for the best in the same order, and the first one writes. Called by the trainer.
+for the best in the same order, and the first one writes.
 """
 
 import math
@@ -19,7 +19,7 @@ from esper_soa.env.world import World
 from esper_soa.nets.grown import Grown, Pixels, Residents, grown_hosts
 from esper_soa.ops.files import LOGGER, Unwritten
 from esper_soa.ops.module_files import ModuleFileError, load, save, save_hosts
-from esper_soa.ops.rundir import RunFolder, package_versions, round_of_network, rounds_of
+from esper_soa.ops.rundir import RunFolder, package_versions, rounds_of
 
 BEST = "networks/best"  # what files are called that could not be written
 HOSTS = "networks/hosts"
@@ -49,18 +49,17 @@ class Networks:
         self.best = self.ranks.from_first(partial(self._found_best, rounds))
 
     def _found_best(self, rounds: int) -> dict | None:
-        for path in self._files("best") + self._files("hosts"):
-            if round_of_network(path) > rounds:
+        for path in self.folder.network_files("best") + self.folder.network_files("hosts"):
+            if rounds_of(path) > rounds:
                 path.unlink(missing_ok=True)
-        for path in reversed(self._files("best")):
+        for path in reversed(self.folder.network_files("best")):
             try:
                 return load(path).spec
             except ModuleFileError as error:
                 LOGGER.warning("networks %s: it is passed over", error)
         if rounds:
             LOGGER.warning(
-                "networks the best host so far is not there: that of the rounds to come will "
-                "be "
+                "networks the best host so far is not there: that of the rounds to come will be "
                 "the best"
             )
         return None
@@ -114,8 +113,8 @@ class Networks:
         for kind in ("best", "hosts"):
             seen = [
                 path
-                for path in self._files(kind)
-                if round_of_network(path) <= min(checkpoints, default=0)
+                for path in self.folder.network_files(kind)
+                if rounds_of(path) <= min(checkpoints, default=0)
             ]
             for path in seen[:-1]:
                 path.unlink(missing_ok=True)
@@ -132,9 +131,6 @@ class Networks:
         """Those of them that this rank has."""
         own = [env for env in envs if env in self.ranks.share(len(standing.accuracy))]
         return measured_hosts(self.world, self.cfg, standing, number, own) if own else []
-
-    def _files(self, kind: str) -> list[Path]:
-        return self.folder.network_files(kind)
 
     def _path(self, kind: str, number: int) -> Path:
         self.folder.networks.mkdir(exist_ok=True)

@@ -1,8 +1,6 @@
 """The folder of a run: where it is, what lies in it, and the two records that make a run
-repeatable.
-
-The entry point makes it and writes config.yaml; the trainer writes versions.json once device and
-data are known. A resumed run goes on in the folder of its checkpoint. Needs no torch.
+repeatable: config.yaml and versions.json. A resumed run goes on in the folder of its checkpoint.
+Needs no torch.
 """
 
 import fcntl
@@ -24,16 +22,8 @@ from esper_soa.ops.files import write_text
 from esper_soa.ops.sealed import CheckpointError, why_broken
 from esper_soa.paths import user_path
 
-RESULTS = (
-    "metrics.jsonl",
-    "episodes.jsonl",
-    "summary.json",
-    "evaluation.json",
-    "best.pt",
-    "networks",
-)
-CHECKPOINT = re.compile(r"checkpoint_(\d{6,18})\.pt")
-NETWORK = re.compile(r"(best|hosts)_(\d{6,18})\.safetensors")
+RESULTS = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt")
+NUMBERED = re.compile(r"(?:checkpoint_(\d{6,18})\.pt|(?:best|hosts)_(\d{6,18})\.safetensors)")
 # What a killed process leaves of a file that it was writing.
 LEFTOVER = re.compile(
     r"(checkpoint_\d{6,18}\.pt|best\.pt|[a-z]+_\d{6,18}\.(safetensors|parquet)|[a-z]+\.(jsonl?|yaml|txt|html))\.\d+\.tmp"
@@ -43,59 +33,29 @@ SWEEP = "sweep_"  # before the time in the name of a sweep's folder
 PACKAGES = ("esper-soa", "torch", "tensordict", "numpy", "hydra-core", "rich")
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunFolder:
     """Paths of everything that a run leaves behind."""
 
     path: Path
 
+    def __post_init__(self) -> None:
+        """Names what the folder may hold."""
+        self.config = self.path / "config.yaml"  # the resolved settings
+        # what was given on the command line, one override a line
+        self.overrides = self.path / "overrides.txt"
+        self.versions = self.path / "versions.json"  # software, machine, device and data
+        self.metrics = self.path / "metrics.jsonl"  # a line per policy update
+        self.episodes = self.path / "episodes.jsonl"  # a line per episode of an env
+        self.summary = self.path / "summary.json"  # the final table
+        self.evaluation = self.path / "evaluation.json"  # what an evaluation found
+        # the checkpoint of the policy that played the best round so far
+        self.best = self.path / "best.pt"
+        self.networks = self.path / "networks"  # the folder of grown networks
+        self.log = self.path / "log.txt"  # what was said on the console, with times
+
     def __fspath__(self) -> str:
         return str(self.path)
-
-    @property
-    def config(self) -> Path:
-        """The resolved settings."""
-        return self.path / "config.yaml"
-
-    @property
-    def overrides(self) -> Path:
-        """What was given on the command line, one override a line."""
-        return self.path / "overrides.txt"
-
-    @property
-    def versions(self) -> Path:
-        """Software, machine, device and data."""
-        return self.path / "versions.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON line per policy update."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def episodes(self) -> Path:
-        """One JSON line per episode of an env."""
-        return self.path / "episodes.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        """The final table as JSON."""
-        return self.path / "summary.json"
-
-    @property
-    def evaluation(self) -> Path:
-        """What an evaluation found."""
-        return self.path / "evaluation.json"
-
-    @property
-    def best(self) -> Path:
-        """The checkpoint of the policy that played the best round so far."""
-        return self.path / "best.pt"
-
-    @property
-    def networks(self) -> Path:
-        """The folder of grown networks."""
-        return self.path / "networks"
 
     def network(self, kind: str, number: int) -> Path:
         """The best host so far, or all hosts (`kind` best, hosts), of round `number`, from 1."""
@@ -103,18 +63,7 @@ class RunFolder:
 
     def network_files(self, kind: str) -> list[Path]:
         """The files of networks of a kind, oldest first."""
-        found = list(self.networks.iterdir()) if self.networks.is_dir() else []
-        named = [
-            (match, path)
-            for match, path in ((NETWORK.fullmatch(path.name), path) for path in found)
-            if match
-        ]
-        return [
-            path
-            for _, path in sorted(
-                (int(match[2]), path) for match, path in named if match[1] == kind
-            )
-        ]
+        return _numbered(self.networks, f"{kind}_*.safetensors")
 
     def checkpoint(self, rounds: int) -> Path:
         """The checkpoint after `rounds` rounds."""
@@ -122,17 +71,7 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """The numbered checkpoints, oldest first."""
-        return [path for _, path in sorted((rounds_of(path), path) for path in self._numbered())]
-
-    def _numbered(self) -> list[Path]:
-        if not self.path.is_dir():
-            return []
-        return [path for path in self.path.iterdir() if CHECKPOINT.fullmatch(path.name)]
-
-    @property
-    def log(self) -> Path:
-        """What was said on the console, with times."""
-        return self.path / "log.txt"
+        return _numbered(self.path, "checkpoint_*.pt")
 
 
 class Start(NamedTuple):
@@ -144,16 +83,14 @@ class Start(NamedTuple):
     checkpoint: Path | None
 
 
-def rounds_of(checkpoint: Path) -> int:
-    """Rounds done at a numbered checkpoint; -1 for another file."""
-    found = CHECKPOINT.fullmatch(checkpoint.name)
-    return int(found[1]) if found else -1
+def rounds_of(path: Path) -> int:
+    """Rounds done at a numbered checkpoint or file of networks; -1 for another file."""
+    found = NUMBERED.fullmatch(path.name)
+    return int(found[1] or found[2]) if found else -1
 
 
-def round_of_network(path: Path) -> int:
-    """The round that a file of networks is of, from 1; 0 for another file."""
-    found = NETWORK.fullmatch(path.name)
-    return int(found[2]) if found else 0
+def _numbered(folder: Path, pattern: str) -> list[Path]:
+    return sorted((path for path in folder.glob(pattern) if rounds_of(path) >= 0), key=rounds_of)
 
 
 def resume_start(resume: str, run_dir: str, name: str, root: str = "runs") -> Start:
@@ -170,8 +107,7 @@ def resume_start(resume: str, run_dir: str, name: str, root: str = "runs") -> St
     if run_dir and user_path("run_dir", run_dir).resolve() != folder:
         raise UserError(
             f"run_dir={one_line(run_dir)}: a resumed run goes on in the folder of its checkpoint, "
-            f"{folder}. "
-            "Leave run_dir out."
+            f"{folder}. Leave run_dir out."
         )
     return Start(_writable(folder, "resume"), path)
 
@@ -198,7 +134,9 @@ def find_checkpoint(given: str, setting: str) -> Path:
     if reason is None:
         return path
     older = [
-        one for one in RunFolder(path.parent).checkpoints() if one != path and not _newer(one, path)
+        one
+        for one in RunFolder(path.parent).checkpoints()
+        if one != path and not rounds_of(one) > rounds_of(path) >= 0
     ]
     whole = next((one for one in reversed(older) if why_broken(one) is None), None)
     raise CheckpointError(
@@ -210,16 +148,9 @@ def passed_over(checkpoint: Path) -> list[str]:
     """What is wrong with the damaged checkpoints that are newer than `checkpoint`, one a line that
     names both.
     """
-    newer = [
-        path for path in RunFolder(checkpoint.parent).checkpoints() if _newer(path, checkpoint)
-    ]
-    reasons = [why_broken(path) for path in newer]
+    found = RunFolder(checkpoint.parent).checkpoints() if rounds_of(checkpoint) >= 0 else []
+    reasons = (why_broken(one) for one in found if rounds_of(one) > rounds_of(checkpoint))
     return [f"{reason}; {checkpoint.name} is taken" for reason in reasons if reason is not None]
-
-
-def _newer(one: Path, other: Path) -> bool:
-    """Whether `one` is of more rounds than the numbered checkpoint `other`."""
-    return rounds_of(one) > rounds_of(other) >= 0
 
 
 def _newest_whole(found: list[Path], label: str) -> Path:
@@ -252,13 +183,9 @@ def _newest_start(run_dir: str, name: str, root: str) -> Start:
 
 def _dated_folders(parent: Path, prefix: str = "") -> list[Path]:
     """Folders named by `prefix` and time in `parent`, newest first."""
-    found = (
-        [path for path in parent.iterdir() if path.name.startswith(prefix)]
-        if parent.is_dir()
-        else []
-    )
-    stamped = [(STAMP.fullmatch(path.name.removeprefix(prefix)), path) for path in found]
-    dated = [(found[1], int(found[2] or 1), path) for found, path in stamped if found]
+    paths = parent.glob(f"{prefix}*")
+    found = {path: STAMP.fullmatch(path.name.removeprefix(prefix)) for path in paths}
+    dated = [(stamp[1], int(stamp[2] or 1), path) for path, stamp in found.items() if stamp]
     return [path for *_, path in sorted(dated, reverse=True)]
 
 
@@ -335,9 +262,9 @@ def _make_dated(parent: Path, prefix: str = "") -> Path:
 
 def _create(path: Path, setting: str) -> RunFolder:
     folder = _writable(path, setting)
-    found = [name for name in RESULTS if (path / name).exists()] + [
-        file.name for file in folder.checkpoints()
-    ]
+    names = (*RESULTS, folder.networks.name)
+    found = [name for name in names if (path / name).exists()]
+    found += [file.name for file in folder.checkpoints()]
     if found:
         raise UserError(
             f"{setting}={path}: already holds the results of a run ({', '.join(found)}). "
@@ -374,30 +301,18 @@ def drop_unfinished(folder: RunFolder, rounds: int) -> list[str]:
     return [path.name for path in doomed]
 
 
-def write_config(folder: RunFolder, resolved_yaml: str, overrides: list[str]) -> None:
-    """Write the resolved settings and the overrides that led to them."""
-    write_config_file(folder, resolved_yaml)
-    write_text(folder.overrides, "".join(f"{line}\n" for line in overrides))
-
-
-def write_config_file(folder: RunFolder, resolved_yaml: str) -> None:
-    """Write the resolved settings alone, as a resumed run does."""
+def write_config(folder: RunFolder, resolved_yaml: str, overrides: list[str] | None = None) -> None:
+    """Write the resolved settings, and the overrides that led to them; a resumed run keeps those of
+    its beginning.
+    """
     write_text(folder.config, resolved_yaml)
+    if overrides is not None:
+        write_text(folder.overrides, "".join(f"{line}\n" for line in overrides))
 
 
-def write_versions(
-    folder: RunFolder,
-    device: str,
-    data: Mapping[str, str],
-    kernels: Mapping[str, str],
-    state: str,
-    graphs: Mapping[str, str],
-) -> None:
-    """Replace versions.json: packages, source revision, machine, `device` name, facts of data set
+def write_versions(folder: RunFolder, device: str, facts: Mapping[str, object]) -> None:
+    """Replace versions.json: packages, source revision, machine, `device` name, and `facts` of data
     and kernels.
-
-    kernels: of the networks; state: whether those of the state machine are compiled, and why;
-    graphs: what of the decisions is replayed.
     """
     record = {
         "python": platform.python_version(),
@@ -406,12 +321,8 @@ def write_versions(
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "device": device,
-        "data": dict(data),
-        "kernels": dict(kernels),
-        "state": state,
-        "graphs": dict(graphs),
     }
-    write_text(folder.versions, json.dumps(record, indent=2) + "\n")
+    write_text(folder.versions, json.dumps(record | dict(facts), indent=2) + "\n")
 
 
 def engine_changes(folder: RunFolder, engine: str) -> list[str]:
@@ -426,23 +337,20 @@ def engine_changes(folder: RunFolder, engine: str) -> list[str]:
         return []
     shown = one_line(before)
     return [
-        (
-            f"engine: {shown} -> {engine}: results differ in rounding (compute.engine={shown} asks "
-            "for it again)"
-        )
+        f"engine: {shown} -> {engine}: results differ in rounding (compute.engine={shown} asks for "
+        "it again)"
     ]
 
 
 def package_versions() -> dict[str, str | None]:
     """Versions of the packages that results depend on; None for one that is not installed."""
-    return {name: _package_version(name) for name in PACKAGES}
-
-
-def _package_version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
 
 
 def _git_revision(checkout: Path) -> str | None:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config import ComputeConfig, EvaluateConfig, TelemetryConfig, TrainConfig
-from esper_soa.errors import UserError, one_line
+from esper_soa.errors import UserError
 from esper_soa.evaluation import build_agent, evaluation_settings
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops import resume
