@@ -78,7 +78,7 @@ def versions(folder: Path) -> dict:
     return json.loads((folder / "versions.json").read_text())
 
 
-@pytest.mark.parametrize("engine", ["native", "torch"])
+@pytest.mark.parametrize("engine", ["native", pytest.param("torch", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("file")
 def test_the_command_line_trains_on_a_file(tmp_path: Path, engine: str) -> None:
     done = finished(
@@ -147,7 +147,7 @@ def test_hosts_of_another_number_of_classes_are_refused_with_the_right_one(
             play(tmp_path / str(classes), f"data.root={file}", f"task.num_classes={classes}")
 
 
-@pytest.mark.parametrize("engine", ["native", "torch"])
+@pytest.mark.parametrize("engine", ["native", pytest.param("torch", marks=pytest.mark.slow)])
 def test_a_run_on_own_images_goes_on_to_the_bit(tmp_path: Path, file: Path, engine: str) -> None:
     given = (f"data.root={file}", f"compute.engine={engine}")
     whole = play(tmp_path / "whole", *given)

@@ -144,7 +144,9 @@ def test_three_rounds_and_three_more_equal_six(undisturbed: Path, tmp_path: Path
     assert_equal_runs(undisturbed, tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_run_stopped_in_mid_round_goes_on_as_if_undisturbed(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -242,7 +244,14 @@ def test_a_finished_run_resumes_to_its_table(undisturbed: Path, tmp_path: Path) 
     assert_equal_runs(undisturbed, tmp_path / "copy")
 
 
-@pytest.mark.parametrize("control", ["static_final", "static_large", "heuristic"])
+@pytest.mark.parametrize(
+    "control",
+    [
+        "static_final",
+        pytest.param("static_large", marks=pytest.mark.slow),
+        pytest.param("heuristic", marks=pytest.mark.slow),
+    ],
+)
 def test_the_control_of_several_rounds_is_that_of_the_undisturbed_run_whenever_the_run_was_stopped(
     tmp_path: Path, control: str
 ) -> None:

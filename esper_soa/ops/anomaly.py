@@ -151,9 +151,7 @@ class Watch(WatchState):
         return found
 
     def _entropy(self, update: Mapping[str, float]) -> list[Anomaly]:
-        """Heads that have all but stopped exploring; one that was not in use in this update stays
-        as it was judged.
-        """
+        """Heads that hardly explore; one not in use in this update stays as it was judged."""
         found = []
         for head in HEAD_NAMES:
             name = f"entropy_collapse/{head}"

@@ -96,9 +96,7 @@ class _Plain:
     """Copies a content value by value and refuses what `save_checkpoint` would not have written."""
 
     def __init__(self, device: torch.device, limit: int) -> None:
-        """limit: values that there may be, which a pickle that refers to its own parts could
-        multiply.
-        """
+        """limit: values that there may be; a pickle that refers to itself could multiply them."""
         self.device = device
         self.left = limit
 

@@ -11,6 +11,7 @@ for the best in the same order, and the first one writes.
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from esper_soa.config import TrainConfig
@@ -43,15 +44,14 @@ class Networks:
         self.newest: tuple[Standing, int] | None = None
 
     def go_back(self, rounds: int) -> None:
-        """The run goes on after `rounds` rounds: later files are dropped, and the best host is that
-        of then.
-        """
+        """The run goes on after `rounds` rounds: later files go, the best host is that of then."""
         self.best = self.ranks.from_first(partial(self._found_best, rounds))
 
     def _found_best(self, rounds: int) -> dict | None:
-        for path in self.folder.network_files("best") + self.folder.network_files("hosts"):
-            if rounds_of(path) > rounds:
-                path.unlink(missing_ok=True)
+        for kind in ("best", "hosts"):
+            for path in self.folder.network_files(kind):
+                if rounds_of(path) > rounds:
+                    path.unlink(missing_ok=True)
         for path in reversed(self.folder.network_files("best")):
             try:
                 return load(path).spec
@@ -67,9 +67,21 @@ class Networks:
     def follow(self, standing: Standing, number: int) -> None:
         """Round `number` (from 1) has ended with these hosts: write the best one where it is the
         best of the run.
+
+        That is: a higher validation accuracy, or the same with fewer parameters; of equals the
+        earlier, then the lower env. A host that was rolled back at its last env-step has no
+        accuracy, and is never the best.
         """
         self.newest = standing, number
-        self.look(standing, number)
+        accuracies = standing.accuracy.nan_to_num(nan=-math.inf).tolist()
+        highest = max(accuracies)
+        if highest > -math.inf and (self.best is None or highest >= self.best["accuracy"]):
+            envs = [env for env, accuracy in enumerate(accuracies) if accuracy == highest]
+            found = self.ranks.of_all(self.own_hosts(standing, number, envs))
+            first = min(chain(*found), key=lambda host: host.spec["parameters"])
+            if self.best is None or _rank(first.spec) > _rank(self.best):
+                self.best = first.spec
+                self.waiting = first
         if self.waiting is not None and self.ranks.first:
             with self.unwritten.noting(BEST):
                 save(self.waiting.network(), self._path("best", self.waiting.spec["round"]))
@@ -77,58 +89,24 @@ class Networks:
 
     def keep(self) -> None:
         """Write all hosts of the newest round, as long as they are what they were then."""
-        if self.newest is not None:
-            standing, number = self.newest
-            parts = self.ranks.at_first(
-                self.own_hosts(standing, number, range(len(standing.accuracy)))
-            )
-            if not self.ranks.first:
-                return
-            with self.unwritten.noting(HOSTS):
-                save_hosts([host for hosts in parts for host in hosts], self._path("hosts", number))
-
-    def look(self, standing: Standing, number: int) -> None:
-        """Hold the best host of round `number` (from 1), where it is better than all before.
-
-        That is: a higher validation accuracy, or the same with fewer parameters; of equals the
-        earlier, then the lower env. A host that was rolled back at its last env-step has no
-        accuracy, and is never the best.
-        """
-        accuracies = standing.accuracy.tolist()
-        finite = [accuracy for accuracy in accuracies if math.isfinite(accuracy)]
-        highest = max(finite, default=-math.inf)
-        if not finite or (self.best is not None and highest < self.best["accuracy"]):
+        if self.newest is None:
             return
-        envs = [env for env, accuracy in enumerate(accuracies) if accuracy == highest]
-        found = min(self.hosts(standing, number, envs), key=lambda host: host.spec["parameters"])
-        if self.best is None or _rank(found.spec) > _rank(self.best):
-            self.best = found.spec
-            self.waiting = found
+        standing, number = self.newest
+        parts = self.ranks.at_first(self.own_hosts(standing, number, range(len(standing.accuracy))))
+        if self.ranks.first:
+            with self.unwritten.noting(HOSTS):
+                save_hosts(list(chain(*parts)), self._path("hosts", number))
 
     def tidy(self) -> None:
-        """Drop what no checkpoint needs: of each kind, all but the newest of those that the oldest
-        has seen.
-        """
-        checkpoints = [rounds_of(path) for path in self.folder.checkpoints()]
+        """Keep, of what the oldest checkpoint has seen, the newest file of each kind."""
+        oldest = min(map(rounds_of, self.folder.checkpoints()), default=0)
         for kind in ("best", "hosts"):
-            seen = [
-                path
-                for path in self.folder.network_files(kind)
-                if rounds_of(path) <= min(checkpoints, default=0)
-            ]
-            for path in seen[:-1]:
+            files = self.folder.network_files(kind)
+            for path in [path for path in files if rounds_of(path) <= oldest][:-1]:
                 path.unlink(missing_ok=True)
 
-    def hosts(self, standing: Standing, number: int, envs: Sequence[int]) -> list[Grown]:
-        """These hosts of round `number` (from 1), whichever ranks have them."""
-        return [
-            host
-            for hosts in self.ranks.of_all(self.own_hosts(standing, number, envs))
-            for host in hosts
-        ]
-
     def own_hosts(self, standing: Standing, number: int, envs: Sequence[int]) -> list[Grown]:
-        """Those of them that this rank has."""
+        """Those of these hosts of round `number` (from 1) that this rank has."""
         own = [env for env in envs if env in self.ranks.share(len(standing.accuracy))]
         return measured_hosts(self.world, self.cfg, standing, number, own) if own else []
 
@@ -158,13 +136,9 @@ def measured_hosts(
         "version": package_versions()["esper-soa"],
     }
     rows = [env - world.ranks.first_env for env in envs]
-    found = grown_hosts(
-        world.rules.nets.shape,
-        world.weights,
-        rows,
-        [residents[env] for env in envs],
-        Pixels(images.mean, images.std),
-    )
+    mine = [residents[env] for env in envs]
+    pixels = Pixels(images.mean, images.std)
+    found = grown_hosts(world.rules.nets.shape, world.weights, rows, mine, pixels)
     for env, host in zip(envs, found, strict=True):
         scores = {"accuracy": float(standing.accuracy[env]), "loss": float(standing.loss[env])}
         known = {name: value if value == value else None for name, value in scores.items()}

@@ -66,9 +66,7 @@ ABSENT = "(absent)"
 
 @dataclass
 class Played:
-    """How the hosts of a round ended: what its control is told, and what the final table compares
-    with it.
-    """
+    """How the hosts of a round ended, for its control and the final table."""
 
     accuracies: list[float]  # per env, percent
     parameters: list[float]
@@ -90,9 +88,7 @@ class Played:
         return Topology(torch.tensor(self.blueprint), torch.tensor(self.blend), alpha)
 
     def of_hosts(self, envs: int, slots: int, num_own: int) -> bool:
-        """Whether it is of so many hosts, with blueprints that they have: `num_own` of a user's
-        own.
-        """
+        """Whether it is of so many hosts and slots, and of blueprints that they have."""
         try:
             codes, blends, alpha = self.topology
         except (ValueError, RuntimeError):  # ragged
@@ -142,9 +138,7 @@ def read_run(path: Path, device: torch.device) -> Saved:
 
 
 def saved_run(path: Path, content: Mapping[str, Content]) -> Saved:
-    """The run that the checkpoint `path` with this content is of; raises CheckpointError where it
-    is of none.
-    """
+    """The run of a checkpoint's content; raises CheckpointError where it is of none."""
     parts: dict = dict(content)
     if isinstance(parts.get("progress"), dict):  # older runs could not end episodes early
         parts["progress"] = {"cut_off": 0} | parts["progress"]
@@ -196,9 +190,7 @@ def own_blueprints(settings: Mapping[str, object]) -> list[str]:
 
 
 def restore_learner(learner: Learner, saved: Saved, path: Path) -> None:
-    """Give the learner its state back, all or nothing; raises CheckpointError where it does not
-    fit.
-    """
+    """Give the learner its state back, all or nothing; CheckpointError where it does not fit."""
     fault = unlike(saved.learner, learner.state_dict(), "learner")
     if fault:
         raise CheckpointError(
@@ -208,9 +200,7 @@ def restore_learner(learner: Learner, saved: Saved, path: Path) -> None:
 
 
 def restore_policy(policy: RecurrentPolicy, saved: Saved) -> None:
-    """Give the learned policy its weights back, all or nothing; raises CheckpointError where they
-    do not fit.
-    """
+    """Give the policy its weights back, all or nothing; CheckpointError where they do not fit."""
     weights = (saved.learner or {}).get("policy")
     fault = unlike(weights, policy.state_dict(), "policy")
     if fault:
@@ -256,9 +246,7 @@ def may_change(name: str) -> bool:
 
 
 def check_settings(saved: Saved, cfg: TrainConfig) -> list[str]:
-    """The harmless changes, one a line; raises UserError, which lists them, for changes that
-    matter.
-    """
+    """The harmless changes; raises UserError, which lists them, for changes that matter."""
     found = changes(saved.settings, asdict(cfg))
     matter = [f"  {name}: {change}\n" for name, change in found.items() if not may_change(name)]
     if matter:
@@ -282,18 +270,17 @@ def check_data(saved: Saved, images: ImageSet) -> None:
     if saved.data["identity"] != images.identity:
         raise UserError(
             "resume: the images are not those of the checkpoint. It was made on "
-            f"{one_line(saved.data['source'])} "
-            f"This is {images.source}"
+            f"{one_line(saved.data['source'])} This is {images.source}"
         )
 
 
 def version_changes(saved: Saved) -> list[str]:
-    """Packages whose version is another than that of the checkpoint, one a line."""
-    now = package_versions()
+    """Packages whose version is another than that of the checkpoint, and what of it, one a line."""
+    before = saved.versions
     return [
-        f"{name}: {one_line(saved.versions.get(name))} -> {now[name]}"
-        for name in now
-        if saved.versions.get(name) != now[name]
+        f"{name}: {one_line(before.get(name))} -> {now}: results may differ in rounding"
+        for name, now in package_versions().items()
+        if before.get(name) != now
     ]
 
 

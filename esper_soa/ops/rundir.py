@@ -75,9 +75,7 @@ class RunFolder:
 
 
 class Start(NamedTuple):
-    """Where a run begins: in a folder of its own, or after a checkpoint in the folder that holds
-    it.
-    """
+    """Where a run begins: afresh, or after a checkpoint in the folder that holds it."""
 
     folder: RunFolder
     checkpoint: Path | None
@@ -145,18 +143,14 @@ def find_checkpoint(given: str, setting: str) -> Path:
 
 
 def passed_over(checkpoint: Path) -> list[str]:
-    """What is wrong with the damaged checkpoints that are newer than `checkpoint`, one a line that
-    names both.
-    """
+    """What is wrong with damaged checkpoints newer than `checkpoint`; each names both."""
     found = RunFolder(checkpoint.parent).checkpoints() if rounds_of(checkpoint) >= 0 else []
     reasons = (why_broken(one) for one in found if rounds_of(one) > rounds_of(checkpoint))
     return [f"{reason}; {checkpoint.name} is taken" for reason in reasons if reason is not None]
 
 
 def _newest_whole(found: list[Path], label: str) -> Path:
-    """The last of the checkpoints `found` that is not damaged; raises CheckpointError where all
-    are.
-    """
+    """The last of `found` that is not damaged; raises CheckpointError where all are."""
     reasons = []
     for path in reversed(found):
         reason = why_broken(path)
@@ -243,9 +237,7 @@ def open_sweep_folder(sweep_dir: str, name: str, resume: bool, root: str = "runs
 
 
 def _make_dated(parent: Path, prefix: str = "") -> Path:
-    """Make a folder that nobody else has, `parent`/`prefix`<time>; raises UserError where it cannot
-    be made.
-    """
+    """Make a folder that nobody else has, `parent`/`prefix`<time>; raises UserError."""
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     path = parent / f"{prefix}{stamp}"
     number = 1
@@ -274,9 +266,7 @@ def _create(path: Path, setting: str) -> RunFolder:
 
 
 def _writable(path: Path, setting: str) -> RunFolder:
-    """The folder `path`, made where it is not there yet; whether it can be written shows when it is
-    claimed.
-    """
+    """The folder `path`, made where it is new; claiming it shows whether it can be written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -292,9 +282,7 @@ def _unwritable(path: Path, setting: str, error: OSError) -> UserError:
 
 
 def drop_unfinished(folder: RunFolder, rounds: int) -> list[str]:
-    """Remove the checkpoints after `rounds` rounds, which a resumed run will make anew; returns
-    their names.
-    """
+    """Remove checkpoints after `rounds` rounds, which will be made anew; returns their names."""
     doomed = [path for path in folder.checkpoints() if rounds_of(path) > rounds]
     for path in doomed:
         path.unlink(missing_ok=True)
@@ -302,18 +290,14 @@ def drop_unfinished(folder: RunFolder, rounds: int) -> list[str]:
 
 
 def write_config(folder: RunFolder, resolved_yaml: str, overrides: list[str] | None = None) -> None:
-    """Write the resolved settings, and the overrides that led to them; a resumed run keeps those of
-    its beginning.
-    """
+    """Write the settings, and the overrides that led to them, which a resumed run keeps."""
     write_text(folder.config, resolved_yaml)
     if overrides is not None:
         write_text(folder.overrides, "".join(f"{line}\n" for line in overrides))
 
 
 def write_versions(folder: RunFolder, device: str, facts: Mapping[str, object]) -> None:
-    """Replace versions.json: packages, source revision, machine, `device` name, and `facts` of data
-    and kernels.
-    """
+    """Replace versions.json: software, machine, `device` name, `facts` of data and kernels."""
     record = {
         "python": platform.python_version(),
         "packages": package_versions(),
@@ -326,9 +310,7 @@ def write_versions(folder: RunFolder, device: str, facts: Mapping[str, object]) 
 
 
 def engine_changes(folder: RunFolder, engine: str) -> list[str]:
-    """That the networks of the run have been computed by another engine than `engine` so far, in
-    one line if so.
-    """
+    """In one line, that another engine than `engine` has computed the networks so far."""
     try:
         before = json.loads(folder.versions.read_text(encoding="utf-8"))["kernels"]["engine"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -354,9 +336,7 @@ def package_versions() -> dict[str, str | None]:
 
 
 def _git_revision(checkout: Path) -> str | None:
-    """Commit of the checkout, with '+changes' where tracked files differ from it; None outside a
-    checkout.
-    """
+    """Commit of the checkout, '+changes' where tracked files differ; None outside of one."""
     if not (checkout / ".git").exists():
         return None
     revision = _git(checkout, "rev-parse", "HEAD")

@@ -47,9 +47,7 @@ def find_start(settings: TrainConfig, folder: RunFolder) -> Start:
 
 
 def finished_accuracy(folder: RunFolder, settings: TrainConfig) -> float | None:
-    """The final accuracy of the run in `folder`, if it has ended and was of the same settings; else
-    None.
-    """
+    """The final accuracy in `folder`, if the run was of these settings and has ended."""
     if not folder.summary.is_file() or not goes_on_in(folder, settings):
         return None
     try:
@@ -60,9 +58,7 @@ def finished_accuracy(folder: RunFolder, settings: TrainConfig) -> float | None:
 
 
 def goes_on_in(folder: RunFolder, settings: TrainConfig) -> bool:
-    """Whether `settings` ask to go on with what there is, and the run in `folder` was of the
-    same.
-    """
+    """Whether `settings` ask to go on with the run in `folder`, and it was of the same."""
     if settings.resume != "auto":
         return False
     there = read_settings(folder.config)

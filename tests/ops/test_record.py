@@ -160,7 +160,7 @@ def test_every_part_of_a_record_that_is_changed_is_refused_in_words_or_serves(
         (place, value)
         for place in everywhere
         if place[0] == "progress"
-        for value in random.sample((..., *STRANGE), 8)
+        for value in random.sample((..., *STRANGE), 3)
     ]
     others = [
         (place, random.choice((..., *STRANGE)))
