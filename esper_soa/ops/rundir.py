@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esper_soa.errors import UserError, one_line
-from esper_soa.ops.files import write_text
+from esper_soa.ops.files import reason_of, write_text
 from esper_soa.ops.sealed import CheckpointError, why_broken
 from esper_soa.paths import user_path
 
@@ -218,9 +218,17 @@ def open_run_folder(run_dir: str, name: str, root: str = "runs") -> RunFolder:
 
     Raises UserError where the folder cannot be written or already holds the results of a run.
     """
-    if run_dir:
-        return _create(user_path("run_dir", run_dir), "run_dir")
-    return RunFolder(_make_dated(Path(root) / name))
+    if not run_dir:
+        return RunFolder(_make_dated(Path(root) / name))
+    folder = _writable(user_path("run_dir", run_dir), "run_dir")
+    names = [*RESULTS, folder.networks.name, *(path.name for path in folder.checkpoints())]
+    found = [name for name in names if (folder.path / name).exists()]
+    if found:
+        raise UserError(
+            f"run_dir={folder.path}: already holds the results of a run ({', '.join(found)}). "
+            "Choose another folder, or go on with resume=auto."
+        )
+    return folder
 
 
 def open_sweep_folder(sweep_dir: str, name: str, resume: bool, root: str = "runs") -> Path:
@@ -252,19 +260,6 @@ def _make_dated(parent: Path, prefix: str = "") -> Path:
             raise _unwritable(path, "run_dir", error) from error
 
 
-def _create(path: Path, setting: str) -> RunFolder:
-    folder = _writable(path, setting)
-    names = (*RESULTS, folder.networks.name)
-    found = [name for name in names if (path / name).exists()]
-    found += [file.name for file in folder.checkpoints()]
-    if found:
-        raise UserError(
-            f"{setting}={path}: already holds the results of a run ({', '.join(found)}). "
-            "Choose another folder, or go on with resume=auto."
-        )
-    return folder
-
-
 def _writable(path: Path, setting: str) -> RunFolder:
     """The folder `path`, made where it is new; claiming it shows whether it can be written."""
     try:
@@ -275,10 +270,8 @@ def _writable(path: Path, setting: str) -> RunFolder:
 
 
 def _unwritable(path: Path, setting: str, error: OSError) -> UserError:
-    reason = error.strerror or str(error)
-    return UserError(
-        f"{setting}={path}: cannot be written ({reason}). Choose another with run_dir=..."
-    )
+    why = f"cannot be written ({reason_of(error)})"
+    return UserError(f"{setting}={path}: {why}. Choose another with run_dir=...")
 
 
 def drop_unfinished(folder: RunFolder, rounds: int) -> list[str]:
