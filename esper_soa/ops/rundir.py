@@ -329,26 +329,15 @@ def package_versions() -> dict[str, str | None]:
 
 
 def _git_revision(checkout: Path) -> str | None:
-    """Commit of the checkout, '+changes' where tracked files differ; None outside of one."""
+    """Commit of the checkout, '+changes' where tracked files differ; None outside of one. It only
+    reads: a run that is cut off must not leave the checkout locked.
+    """
     if not (checkout / ".git").exists():
         return None
-    revision = _git(checkout, "rev-parse", "HEAD")
-    if not revision:
-        return None
-    return revision + (
-        "+changes" if _git(checkout, "status", "--porcelain", "--untracked-files=no") else ""
-    )
-
-
-def _git(checkout: Path, *arguments: str) -> str:
-    """What git says; it only reads: a run that is cut off must not leave the checkout locked."""
+    words = ["--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    command = ["git", "--no-optional-locks", "-C", str(checkout), "describe", *words]
     try:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(checkout), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+        return None
+    return done.stdout.strip() or None
