@@ -1,7 +1,5 @@
 """Rules, worlds and players from checked settings: what a run, an evaluation and a control play in,
 and who plays.
-
-Called by trainer.py, evaluation.py and controls.py.
 """
 
 from copy import copy
@@ -54,15 +52,15 @@ def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> R
     """
     trial = trial_of(cfg, device)
     nets = trial.nets
-    num_slots = len(trial.nets.shape.slots)
+    num_slots = len(nets.shape.slots)
     engine = choose_engine(cfg.compute, device, cfg.task, nets.shape, trial)
+    if engine.chosen.native:
+        nets = nets._replace(eval_batch=choose_eval_batch(device, native=True))
     allowed = torch.zeros(num_codes(nets.shape.blueprints), dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
     orders, _ = shapley_orders(cfg, num_slots)
     return Rules(
-        nets=nets._replace(eval_batch=choose_eval_batch(device, native=True))
-        if engine.chosen.native
-        else nets,
+        nets=nets,
         engine=engine,
         lifecycle=cfg.lifecycle,
         gates=cfg.gates,
@@ -101,9 +99,7 @@ def reward_settings(
 
 
 def trial_of(cfg: TrainConfig, device: torch.device) -> Trial:
-    """The networks of a run and their work on `device`, as any engine but the native kernels is
-    given them.
-    """
+    """Networks and their work on `device`, as any engine but the native kernels gets them."""
     shape = task_shape(cfg.task, cfg.slots)
     detached = tuple(STAGE_NAMES.index(stage) for stage in cfg.lifecycle.detached_stages)
     chunk, eval_batch = together(cfg, shape, device)
@@ -163,7 +159,9 @@ def build_world(
 
     Those of this rank of `ranks`. Raises SettingError or DataError for what does not fit together.
     """
-    part = settings_of(cfg, ranks)
+    # not checked again: what is asked of all envs need not hold for a share of them
+    part = copy(cfg)
+    part.envs = len(ranks.share(cfg.envs))
     check_room(part, device, count_images(cfg.data) if images is None else NO_IMAGES, ranks.beside)
     take_device(device)
     keep_freed_memory(device)
@@ -176,20 +174,20 @@ def build_world(
     return World(rules, images, sizes, cfg.data, cfg.seed if seed is None else seed, kernels, ranks)
 
 
-def settings_of(cfg: TrainConfig, ranks: Ranks) -> TrainConfig:
-    """The settings of a run of the envs of this rank alone."""
-    # not checked again: what is asked of all envs need not hold for a share of them
-    part = copy(cfg)
-    part.envs = len(ranks.share(cfg.envs))
-    return part
+def world_facts(world: World) -> dict[str, object]:
+    """What versions.json says of data, kernels and what of the decisions is replayed."""
+    return {
+        "data": world.images.facts(),
+        "kernels": world.rules.engine.chosen.facts(),
+        "state": world.kernels.reason,
+        "graphs": world.kernels.replay.facts(),
+    }
 
 
 def build_worlds(
     cfg: TrainConfig, device: torch.device, images: ImageSet | None, ranks: Ranks
 ) -> World:
-    """`build_world` on every rank: the first chooses the engine and compiles what nobody has, the
-    others take it.
-    """
+    """`build_world` on every rank: the first chooses the engine and compiles for the others."""
     world = build_world(cfg, device, None, images, ranks) if ranks.first else None
     engine = ranks.from_first(lambda: world.rules.engine.chosen.name if world is not None else "")
     insisting = replace(cfg, compute=replace(cfg.compute, engine=engine))
@@ -226,27 +224,19 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     if cfg.policy.name != "ppo":
         return Player(rule_player(cfg, cfg.policy.name, "policy.name"), None)
     shape = world.rules.nets.shape
-    names = names_by_code(world.rules.nets.shape.blueprints)
+    names = names_by_code(shape.blueprints)
     policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, len(names)).to(world.device)
     imitation = cfg.policy.imitation
     replay = world.kernels.replay
     decisions, gradients = (replay.steps(part, world.device) for part in (POLICY, GRADIENTS))
+    ppo = cfg.policy.ppo
     learner = Learner(
-        policy,
-        cfg.policy.ppo,
-        cfg.policy.ppo.floor_penalty_rounds,
-        cfg.seed,
-        gradients,
-        imitation,
-        world.ranks,
+        policy, ppo, ppo.floor_penalty_rounds, cfg.seed, gradients, imitation, world.ranks
     )
     if cfg.policy.init != SCRATCH:
         take_over(learner, cfg.policy.network, load_policy(cfg.policy.init, world.device), names)
-    teacher = (
-        rule_player(cfg, imitation.teacher, "policy.imitation.teacher")
-        if imitation.rounds
-        else None
-    )
-    return Player(
-        policy if decisions is None else CapturedPolicy(policy, decisions), learner, teacher
-    )
+    teacher = None
+    if imitation.rounds:
+        teacher = rule_player(cfg, imitation.teacher, "policy.imitation.teacher")
+    agent = policy if decisions is None else CapturedPolicy(policy, decisions)
+    return Player(agent, learner, teacher)

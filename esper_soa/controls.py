@@ -2,8 +2,7 @@
 
 A control plays a round again on the same seeds, data order, augmentation and validation images, so
 with as many training images where no episode ends early; every random stream is keyed by seed,
-round, env and env-step, and by nothing that a policy or a size changes. Called by trainer.py for
-the final table, and by the benchmarks.
+round, env and env-step, and by nothing that a policy or a size changes.
 """
 
 from bisect import bisect_left

@@ -1,9 +1,8 @@
 """Plays episodes on fresh seeds with a trained policy and with scripted ones, and compares them
 pair by pair.
 
-Called by evaluate.py with checked settings and a folder. Task, data, reward and rules are those of
-the checkpoint. Every policy meets the same hosts on the same data: sample i of each is the same env
-of the same episode.
+Task, data, reward and rules are those of the checkpoint. Every policy meets the same hosts on the
+same data: sample i of each is the same env of the same episode.
 """
 
 import json
@@ -18,7 +17,7 @@ from rich.table import Table
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
-from esper_soa.build import build_world, rule_player
+from esper_soa.build import build_world, rule_player, world_facts
 from esper_soa.config import EvaluateConfig, TrainConfig, settings_from_mapping
 from esper_soa.env.reward import final_rents
 from esper_soa.env.world import World
@@ -52,9 +51,7 @@ class Scores(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A policy's means, and the paired difference of its accuracy minus rent from that of the first
-    policy.
-    """
+    """A policy's means, and its paired difference in accuracy minus rent from the first."""
 
     policy: str
     means: dict[str, Interval]  # by field of Scores
@@ -62,18 +59,11 @@ class Verdict(NamedTuple):
 
 
 def build_agent(name: str, cfg: TrainConfig, world: World, saved: Saved) -> Agent:
-    """The policy called `name`; ppo is the learned one of the checkpoint. Raises UserError where
-    there is none.
-    """
+    """The policy `name`; ppo is the learned one. Raises UserError where there is none."""
     if name != "ppo":
         return rule_player(cfg, name, "policies")
-    check(
-        saved.learner is not None,
-        "policies",
-        name,
-        f"other than ppo: the checkpoint is of policy {cfg.policy.name}",
-        "It has learned nothing.",
-    )
+    allowed = f"other than ppo: the checkpoint is of policy {cfg.policy.name}"
+    check(saved.learner is not None, "policies", name, allowed, "It has learned nothing.")
     shape = world.rules.nets.shape
     policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, num_codes(shape.blueprints))
     restore_policy(policy, saved)
@@ -81,13 +71,12 @@ def build_agent(name: str, cfg: TrainConfig, world: World, saved: Saved) -> Agen
 
 
 def evaluation_settings(saved: Saved, cfg: EvaluateConfig) -> TrainConfig:
-    """The settings of the checkpoint's run, with the amount of play, place and way of choosing of
-    the evaluation.
-    """
+    """Those of the checkpoint's run, with amount, place and way of choosing of the evaluation."""
     made = settings_from_mapping(saved.settings)
     name = "auto" if cfg.data_root and made.data.name == "given" else made.data.name
     data = replace(made.data, name=name, root=cfg.data_root or made.data.root)
     asked = cfg.compute.precision
+    ppo = replace(made.policy.ppo, minibatches=1)
     compute = replace(cfg.compute, precision=made.compute.precision if asked == "auto" else asked)
     return replace(
         made,
@@ -98,11 +87,7 @@ def evaluation_settings(saved: Saved, cfg: EvaluateConfig) -> TrainConfig:
         data=data,
         compute=compute,
         telemetry=replace(made.telemetry, progress=cfg.progress),
-        policy=replace(
-            made.policy,
-            deterministic=cfg.deterministic,
-            ppo=replace(made.policy.ppo, minibatches=1),
-        ),
+        policy=replace(made.policy, deterministic=cfg.deterministic, ppo=ppo),
     )
 
 
@@ -122,39 +107,27 @@ def score(world: World, agent: Agent, episodes: int, progress: Progress, label: 
 
 def judge(scores: dict[str, Scores], cfg: EvaluateConfig) -> list[Verdict]:
     """Means and intervals of every policy, each set against the first."""
-    names = list(scores)
-    verdicts = []
-    for name in names:
+    first = next(iter(scores.values())).net
+    verdicts: list[Verdict] = []
+    for name, found in scores.items():
         means = {
             field: mean_interval(values, cfg.confidence)
-            for field, values in scores[name]._asdict().items()
+            for field, values in found._asdict().items()
         }
-        lead = (
-            None
-            if name == names[0]
-            else difference_interval(scores[name].net, scores[names[0]].net, cfg.confidence)
-        )
+        lead = difference_interval(found.net, first, cfg.confidence) if verdicts else None
         verdicts.append(Verdict(name, means, lead))
     return verdicts
 
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
     """One row per policy."""
-    table = Table(box=box.SIMPLE_HEAD)
-    titles = [
-        "accuracy (%)",
-        "parameters",
-        "accuracy - rent",
-        "reward",
-        f"accuracy - rent, less {verdicts[0].policy}",
-    ]
-    table.add_column("policy")
-    for title in titles:
+    forms = {"accuracy": ".2f", "parameters": ".0f", "net": ".2f", "reward": "+.2f"}
+    table = Table("policy", box=box.SIMPLE_HEAD)
+    lead = f"accuracy - rent, less {verdicts[0].policy}"
+    for title in ("accuracy (%)", "parameters", "accuracy - rent", "reward", lead):
         table.add_column(title, justify="right", no_wrap=True)
     for verdict in verdicts:
-        means = verdict.means
-        forms = {"accuracy": ".2f", "parameters": ".0f", "net": ".2f", "reward": "+.2f"}
-        cells = [shown(means[field], form) for field, form in forms.items()]
+        cells = [shown(verdict.means[field], form) for field, form in forms.items()]
         cells.append("" if verdict.lead is None else shown(verdict.lead, "+.2f"))
         table.add_row(verdict.policy, *cells)
     return table
@@ -169,13 +142,14 @@ def write_results(
     path: Path, facts: dict, scores: dict[str, Scores], verdicts: list[Verdict]
 ) -> None:
     """evaluation.json: what was played, means with intervals, and every single number."""
-    policies = {}
-    for verdict in verdicts:
-        policies[verdict.policy] = {
+    policies = {
+        verdict.policy: {
             "means": {field: interval._asdict() for field, interval in verdict.means.items()},
             "net_less_first": None if verdict.lead is None else verdict.lead._asdict(),
             "samples": scores[verdict.policy]._asdict(),
         }
+        for verdict in verdicts
+    }
     write_text(path, json.dumps(finite_record(facts | {"policies": policies}), indent=2) + "\n")
 
 
@@ -242,19 +216,14 @@ def evaluate_within(within: Session, cfg: EvaluateConfig) -> list[Verdict]:
 
 
 def announce(within: Session, checkpoint: Path, saved: Saved, world: World) -> dict[str, str]:
-    """Say which policy plays on which data, and write versions.json; returns the identity of the
-    data.
-    """
+    """Tell policy and data, write versions.json; returns the identity of the data."""
     images = world.images
     nets = world.rules.nets
     data = {"name": images.name, "source": images.source, "identity": images.identity}
     precision = str(nets.precision).removeprefix("torch.")
     with within.unwritten.noting(within.folder.versions.name):
         place = device_name(world.device, nets.workers, precision)
-        engine = world.rules.engine.chosen.facts()
-        kernels = world.kernels
-        facts = images.facts()
-        write_versions(within.folder, place, facts, engine, kernels.reason, kernels.replay.facts())
+        write_versions(within.folder, place, world_facts(world))
     for damaged in passed_over(checkpoint):
         LOGGER.warning("policy   %s", damaged)
     LOGGER.info("policy   %s, after %d rounds", checkpoint, saved.progress.rounds_done)

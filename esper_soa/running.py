@@ -1,8 +1,7 @@
 """A run in progress: what is built once, what a round does, and what a checkpoint would hold now.
 
-The trainer makes one, has it play round by round, and asks at the end what it came to. Where ranks
-share out the envs, all have one alike, of what is worked out over all envs, and that of the first
-rank writes.
+Where ranks share out the envs, all have one alike, of what is worked out over all envs, and that of
+the first rank writes.
 """
 
 import math
@@ -66,9 +65,7 @@ def from_scratch(cfg: TrainConfig) -> TrainConfig:
 
 
 class Run:
-    """A run in progress: what is built once, what adds up over rounds, and what a checkpoint would
-    hold now.
-    """
+    """A run in progress."""
 
     def __init__(
         self,
@@ -83,12 +80,8 @@ class Run:
 
         images: those that a program hands over, with data.name=given.
         """
-        check(
-            images is None or cfg.data.name == "given",
-            "data.name",
-            cfg.data.name,
-            "given with images handed over",
-        )
+        name = cfg.data.name
+        check(images is None or name == "given", "data.name", name, "given with images handed over")
         self.cfg = cfg
         self.within = within
         self.folder = within.folder
@@ -133,91 +126,70 @@ class Run:
         self.networks.go_back(done)
 
     def content(self) -> dict:
-        """What a checkpoint of this moment holds; what changes in place is copied, so that it can
-        be written later.
-        """
+        """What a checkpoint of this moment holds; what changes in place is copied."""
         learner = self.player.learner
         state = None
         if learner is not None:
             weights = learner.policy.state_dict()
-            state = learner.state_dict() | {
-                "policy": {name: weight.clone() for name, weight in weights.items()}
-            }
+            copies = {name: weight.clone() for name, weight in weights.items()}
+            state = learner.state_dict() | {"policy": copies}
         return resume.run_content(
             self.done, self.cfg, self.world.images, self.watch.state_dict(), state
         )
 
     def take_turn(self) -> None:
-        """Give torch the threads and the device of this run, where several take turns in one
-        process.
-        """
+        """Give torch the threads and device of this run; several may take turns in a process."""
         apply_threads(self.cfg.compute.threads)
         take_device(self.device)
 
     def announce(self) -> None:
         """Say what will be done, on which data and device."""
         cfg = self.cfg
-        world = self.world
-        sizes = world.sizes
-        slots = ", ".join(spec.name for spec in world.rules.nets.shape.slots)
-        LOGGER.info("data     %s: %s", world.images.name, world.images.source)
-        for note in world.images.notes:
+        images = self.world.images
+        nets = self.world.rules.nets
+        LOGGER.info("data     %s: %s", images.name, images.source)
+        for note in images.notes:
             LOGGER.info("data     %s", note)
-        for finding in check_images(world.images) if world.images.num_classes is not None else ():
+        for finding in check_images(images) if images.num_classes is not None else ():
             LOGGER.warning("data     %s", finding)
         host = cfg.task.host_name + " of your own" * is_reference(cfg.task.host)
-        LOGGER.info(
-            "hosts    %d x %s, %d parameters each, slots %s",
-            sizes.num_envs,
-            host,
-            world.rules.reward.counts.host,
-            slots,
-        )
-        for one in world.rules.nets.shape.blueprints[len(BLUEPRINTS) :]:
+        size = self.world.rules.reward.counts.host
+        envs = self.world.sizes.num_envs
+        slots = ", ".join(spec.name for spec in nets.shape.slots)
+        LOGGER.info(f"hosts    {envs} x {host}, {size} parameters each, slots {slots}")
+        for one in nets.shape.blueprints[len(BLUEPRINTS) :]:
             LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
         LOGGER.info(
-            (
-                "work     %d rounds of %d env-steps; T=%d training and V=%d validation images, "
-                "batches of %d"
-            ),
-            cfg.rounds,
-            cfg.steps,
-            sizes.train_samples,
-            sizes.val_samples,
-            sizes.batch_size,
+            f"work     {cfg.rounds} rounds of {cfg.steps} env-steps; T={cfg.train_samples} "
+            f"training and V={cfg.val_samples} validation images, batches of {cfg.batch_size}"
         )
-        LOGGER.info(
-            "policy   %s, reward %s, on %s", cfg.policy.name, "+".join(cfg.reward.modes), self.place
-        )
-        nets = world.rules.nets
+        modes = "+".join(cfg.reward.modes)
+        LOGGER.info("policy   %s, reward %s, on %s", cfg.policy.name, modes, self.place)
         LOGGER.info("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
-        LOGGER.info("memory   %s", plan_in_words(cfg, self.device, world.rules))
+        LOGGER.info("memory   %s", plan_in_words(cfg, self.device, self.world.rules))
         LOGGER.info("numbers  hosts compute in %s: %s", self.precision.name, self.precision.reason)
-        kernels = world.rules.engine.chosen
-        LOGGER.log(WARNING if kernels.fallback else INFO, "kernels  %s", kernels.reason)
-        for tried in kernels.tried:
+        self.announce_kernels()
+
+    def announce_kernels(self) -> None:
+        """Say which kernels run, and why."""
+        engine = self.world.rules.engine.chosen
+        kernels = self.world.kernels
+        LOGGER.log(WARNING if engine.fallback else INFO, "kernels  %s", engine.reason)
+        for tried in engine.tried:
             LOGGER.info("kernels  %s", tried)
-        LOGGER.info("state    %s", world.kernels.reason)
-        LOGGER.info("graphs   %s", world.kernels.replay.reason)
-        for left_out in world.kernels.replay.left_out:
+        LOGGER.info("state    %s", kernels.reason)
+        LOGGER.info("graphs   %s", kernels.replay.reason)
+        for left_out in kernels.replay.left_out:
             LOGGER.warning("graphs   %s", left_out)
 
     def one_round(
         self, number: int, progress: Progress
     ) -> tuple[dict[str, Json], list[dict[str, Json]]]:
-        """Collect and update; returns the round's line for metrics.jsonl, and its lines for
-        episodes.jsonl.
-        """
+        """Collect and update; returns the lines for metrics.jsonl and for episodes.jsonl."""
         begun = time.monotonic()
         self.profile.phase_ended("files")
-        played = Round(
-            number,
-            progress,
-            f"round {number + 1}/{self.cfg.rounds}",
-            self.profile,
-            None,
-            self.recorder,
-        )
+        label = f"round {number + 1}/{self.cfg.rounds}"
+        played = Round(number, progress, label, self.profile, None, self.recorder)
         taught = number < self.cfg.policy.imitation.rounds
         player = self.player if taught else self.player._replace(teacher=None)
         result, rollout = play_round(self.world, player, played)
@@ -225,21 +197,23 @@ class Run:
         self.keep_best(result)
         self.profile.phase_ended("files")
         learned_from = time.monotonic()
-        update = dict[str, float]()
+        update: dict[str, float] = {}
         learner = self.player.learner
         if learner is not None and rollout is not None:
             update = learner.imitate(rollout) if taught else learner.update(rollout)
         collect_seconds = collected - begun
         update_seconds = time.monotonic() - learned_from
         self.profile.phase_ended("update")
-        self.profile.report(played.label)
+        self.profile.report(label)
         for anomaly in self.watch.look(update):
             LOGGER.warning("round %d  %s: %s", number + 1, anomaly.name, anomaly.message)
         self.count(result, collect_seconds + update_seconds)
         self.networks.follow(result.standing, self.done.rounds_done)
-        line: dict[str, Json] = {"round": number + 1, "env_steps": self.env_steps}
-        line |= result.record | {"pareto": asdict(self.pareto())}
-        line |= {
+        line: dict[str, Json] = {
+            "round": number + 1,
+            "env_steps": self.env_steps,
+            **result.record,
+            "pareto": asdict(self.pareto()),
             "eps": result.env_steps / (collect_seconds + update_seconds),
             "collect_seconds": collect_seconds,
             "update_seconds": update_seconds,
@@ -269,9 +243,8 @@ class Run:
         done.seconds += seconds
         done.alpha_rows += result.alpha_rows
         done.seeds = {name: done.seeds.get(name, 0) + count for name, count in result.seeds.items()}
-        done.front = trade_offs(
-            torch.tensor(done.front + result.points, dtype=STATE_FLOAT)
-        ).tolist()
+        points = torch.tensor(done.front + result.points, dtype=STATE_FLOAT)
+        done.front = trade_offs(points).tolist()
         done.rewards = result.rewards
         done.recent = [*done.recent, resume.Played.of(result)][-self.cfg.control_rounds :]
         self.held = self.content()
@@ -294,9 +267,7 @@ class Run:
         return Pareto(len(front), float(hypervolume(front[:, 0], front[:, 2])))
 
     def keep_best(self, result: RoundResult) -> None:
-        """Before the update: keep the policy that has just played, if no round before ended with a
-        higher accuracy.
-        """
+        """Before the update: keep the policy that has just played the best round so far."""
         accuracy = math.fsum(result.accuracies) / len(result.accuracies)
         if self.player.learner is None or not accuracy > self.done.best_accuracy:
             return
@@ -334,19 +305,15 @@ class Run:
         for number in requests.waiting():
             self.write()
             stop = Interrupted(number, str(self.within.unwritten))
-            held = (
-                f"{done} of {self.cfg.rounds} rounds are saved. Go on with "
-                f"resume={self.folder.path}"
-            )
-            LOGGER.info("%s: %s", Signals(number).name, stop.unsaved or held)
+            way_on = f"Go on with resume={self.folder.path}"
+            saved = f"{done} of {self.cfg.rounds} rounds are saved. {way_on}"
+            LOGGER.info("%s: %s", Signals(number).name, stop.unsaved or saved)
             if not requests.heeded(number) and number in STOPPING:
                 raise stop
 
     @contextmanager
     def saved_where_ranks_are_lost(self) -> Iterator[None]:
-        """Write the checkpoint of the rounds done where another rank ends what is done in the
-        context.
-        """
+        """Write the checkpoint of the rounds done where another rank ends the context."""
         try:
             yield
         except RankLostError:
@@ -360,29 +327,23 @@ class Run:
         if not wants_control(cfg):
             return None
         label = control_words(cfg.control)
-        first = self.done.rounds_done - len(recent)
         played = [
-            play_control(cfg.control, cfg, self.world, grown, Round(first + index, progress, label))
-            for index, grown in enumerate(recent)
+            play_control(cfg.control, cfg, self.world, grown, Round(number, progress, label))
+            for number, grown in enumerate(recent, self.done.rounds_done - len(recent))
         ]
         self.control_cut_off = sum(map(self.cut_off, played))
         return self.score(cfg.control, [resume.Played.of(result) for result in played])
 
     def score(self, name: str, played: Sequence[resume.Played]) -> HostScore:
-        """The rounds of the player `name` for the final table; all pay rent by the size of the
-        run's own host.
-        """
+        """The rounds of the player `name` for the final table; all pay rent by the run's host."""
         host = self.world.rules.reward.counts.host
         reward = self.world.rules.reward.config
-        rents = [final_rents(one.parameters, host, reward) for one in played]
-        nets = [[*map(sub, one.accuracies, rent)] for one, rent in zip(played, rents, strict=True)]
-        return HostScore(
-            name,
-            [
-                Episode(one.accuracies, one.parameters, net, one.train_flop)
-                for one, net in zip(played, nets, strict=True)
-            ],
-        )
+        episodes = []
+        for one in played:
+            rents = final_rents(one.parameters, host, reward)
+            net = [*map(sub, one.accuracies, rents)]
+            episodes.append(Episode(one.accuracies, one.parameters, net, one.train_flop))
+        return HostScore(name, episodes)
 
     def summarise(self, control: HostScore | None) -> Summary:
         """What the final table says."""
@@ -402,12 +363,7 @@ class Run:
             grown=self.score(cfg.policy.name, done.recent),
             control=control,
             test_images=len(self.world.images.test_labels),
-            seeds=SeedCounts(
-                **{
-                    name: done.seeds[name]
-                    for name in ("germinated", "blended", "fossilized", "pruned")
-                }
-            ),
+            seeds=SeedCounts(**{name: done.seeds[name] for name in resume.SEEDS}),
             reward=sum(done.rewards) / len(done.rewards),
             speed=Speed(self.env_steps, done.seconds, sizes.train_samples, sizes.val_samples, rows),
             wall_seconds=time.monotonic() - self.started,

@@ -1,6 +1,5 @@
 """The package from Python: train, open a run that there is, and take out of it what it has found.
 
-What `esper_soa` offers by these names; everything is done by the same parts as on the command line.
 A run is known by its folder alone, so one that was trained elsewhere, or is still going on, is
 opened like any other.
 """
@@ -35,25 +34,23 @@ class RecordedRun:
 
     def __init__(self, path: Path) -> None:
         self.path = path  # of the folder
+        self.folder = RunFolder(path)
 
     def __repr__(self) -> str:
         return f"RecordedRun({str(self.path)!r})"
 
     @property
     def summary(self) -> dict:
-        """summary.json: the final table in numbers. Raises UserError where the run has not come to
-        its end.
-        """
-        text = self._text(RunFolder(self.path).summary, "the run has not come to its end")
-        return dict(json.loads(text))
+        """summary.json: the final table in numbers; UserError where the run has not ended."""
+        return dict(json.loads(self._text(self.folder.summary, "the run has not come to its end")))
 
     def metrics(self) -> list[dict]:
         """metrics.jsonl: a record per round that is done."""
-        return [json.loads(line) for line in self._text(RunFolder(self.path).metrics).splitlines()]
+        return [json.loads(line) for line in self._text(self.folder.metrics).splitlines()]
 
     def episodes(self) -> list[dict]:
         """episodes.jsonl: a record per host of every round that is done."""
-        return [json.loads(line) for line in self._text(RunFolder(self.path).episodes).splitlines()]
+        return [json.loads(line) for line in self._text(self.folder.episodes).splitlines()]
 
     def export(self, env: int | str = "best") -> GrownNetwork:
         """A host as a plain module in eval mode: images [B, 3, 32, 32] in [0, 1] to logits [B,
@@ -64,20 +61,13 @@ class RecordedRun:
         UserError where it is not there.
         """
         number = None if isinstance(env, str) else int(env)
-        check(
-            number is not None or env == "best",
-            "env",
-            env,
-            "best, or the number of a host of the last round",
-        )
+        known = number is not None or env == "best"
+        check(known, "env", env, "best, or the number of a host of the last round")
         kind = "best" if number is None else "hosts"
-        found = RunFolder(self.path).network_files(kind)
+        found = self.folder.network_files(kind)
         if not found:
-            when = (
-                "once a round is done"
-                if number is None
-                else "with every checkpoint and at the end of the last round"
-            )
+            when = "with every checkpoint and at the end of the last round"
+            when = "once a round is done" if number is None else when
             raise UserError(f"env={env}: {self.path} holds no such network; it is written {when}")
         net = load(found[-1], number)
         if not isinstance(net, GrownNetwork):
@@ -92,16 +82,11 @@ class RecordedRun:
         checkpoint's file name. Raises UserError where the run has learned nothing, or has no such
         checkpoint yet.
         """
-        folder = RunFolder(self.path)
-        named = {"newest": self.path, "best": folder.best}.get(which, self.path / which)
+        named = {"newest": self.path, "best": self.folder.best}.get(which, self.path / which)
         saved = read_run(find_checkpoint(str(named), "policy"), torch.device("cpu"))
         settings = settings_from_mapping(saved.settings)
-        check(
-            saved.learner is not None,
-            "policy",
-            settings.policy.name,
-            "one that learns, as ppo does",
-        )
+        learns = saved.learner is not None
+        check(learns, "policy", settings.policy.name, "one that learns, as ppo does")
         slots = task_slots(settings.task, settings.slots)
         names = blueprint_names(settings.task.blueprints)
         spec = controller_spec(settings.policy, slots, tuple(map(name_in, names)))
@@ -118,9 +103,7 @@ class RecordedRun:
         return made.eval()
 
     def _text(self, path: Path, otherwise: str = "") -> str:
-        """What the file holds; nothing where it is not there, or UserError with the reason
-        `otherwise`.
-        """
+        """What the file holds; without it nothing, or UserError with the reason `otherwise`."""
         if path.exists():
             return path.read_text(encoding="utf-8")
         if otherwise:

@@ -1,8 +1,7 @@
 """The main job: build everything from the settings, then collect, update, log and save, round by
 round.
 
-Called by train.py with checked settings and a run folder, and the checkpoint to go on from where
-there is one. A round is one episode of every env followed by one policy update; scripted policies
+A round is one episode of every env followed by one policy update; scripted policies
 go through the same rounds without the update. A round that is interrupted counts for nothing: the
 resumed run plays it again from its start. Where ranks share out the envs, all run this alike, on
 what is worked out over all envs, and the first one writes.
@@ -15,8 +14,8 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 import torch
-from rich.console import Console
 
+from esper_soa.build import world_facts
 from esper_soa.config import TrainConfig, settings_yaml
 from esper_soa.errors import OutOfRoomError, UserError, check
 from esper_soa.nets.datasets import ImageSet
@@ -31,7 +30,7 @@ from esper_soa.ops.rundir import (
     RunFolder,
     engine_changes,
     passed_over,
-    write_config_file,
+    write_config,
     write_versions,
 )
 from esper_soa.ops.session import Session, session
@@ -55,13 +54,8 @@ def open_run(
 
     Raises UserError where it cannot go on from there.
     """
-    check(
-        cfg.ranks == ranks.count,
-        "ranks",
-        cfg.ranks,
-        f"{ranks.count} here",
-        "esper-train starts ranks.",
-    )
+    here = f"{ranks.count} here"
+    check(cfg.ranks == ranks.count, "ranks", cfg.ranks, here, "esper-train starts ranks.")
     checkpoint = ranks.from_first(lambda: checkpoint)
     if checkpoint is None:
         if cfg.resume and ranks.first:
@@ -73,12 +67,7 @@ def open_run(
         job = _resumed(cfg, within, checkpoint, images, ranks)
     if job.writes:
         with within.unwritten.noting(within.folder.versions.name):
-            engine = job.world.rules.engine.chosen.facts()
-            kernels = job.world.kernels
-            data = job.world.images.facts()
-            write_versions(
-                within.folder, job.place, data, engine, kernels.reason, kernels.replay.facts()
-            )
+            write_versions(within.folder, job.place, world_facts(job.world))
     return job
 
 
@@ -96,12 +85,11 @@ def _resumed(
     job.restore(saved, checkpoint)
     if job.writes:
         with within.unwritten.noting(folder.config.name):
-            write_config_file(folder, settings_yaml(cfg))
+            write_config(folder, settings_yaml(cfg))
     for change in changed:
         LOGGER.info("resume   changed %s", change)
-    for change in resume.version_changes(saved):
-        LOGGER.warning("resume   changed %s: results may differ in rounding", change)
-    for change in engine_changes(folder, job.world.rules.engine.chosen.name):
+    engine = job.world.rules.engine.chosen.name
+    for change in (*resume.version_changes(saved), *engine_changes(folder, engine)):
         LOGGER.warning("resume   changed %s", change)
     return job
 
@@ -114,25 +102,19 @@ def play(job: Run, shown: Progress) -> Generator[int, None, HostScore | None]:
     """
     cfg = job.cfg
     noting = job.within.unwritten.noting
-    lines = (
-        (job.folder.episodes, job.folder.metrics)
-        if cfg.telemetry.level != "off" and job.writes
-        else ()
-    )
-    files = {path.name: MetricsWriter(path) for path in lines}
+    logged = cfg.telemetry.level != "off" and job.writes
+    paths = (job.folder.episodes, job.folder.metrics) if logged else ()
     with shown as progress, ExitStack() as opened:
-        for file in files.values():
-            opened.enter_context(file)
-        noted = job.within.unwritten
+        files = [opened.enter_context(MetricsWriter(path)) for path in paths]
         job.recorder = opened.enter_context(
-            recording(cfg, job.world, job.folder.path, noted, job.table)
+            recording(cfg, job.world, job.folder.path, job.within.unwritten, job.table)
         )
         tracking = opened.enter_context(job.tracking())
         for number in range(job.done.rounds_done, cfg.rounds):
             line, played = job.one_round(number, progress)
             tracking.log(line)
-            for (name, file), records in zip(files.items(), (played, [line]), strict=False):
-                with noting(name):
+            for path, file, records in zip(paths, files, (played, [line]), strict=False):
+                with noting(path.name):
                     file.write(*records)
                     file.sync()
             due = bool(cfg.checkpoint_every) and (number + 1) % cfg.checkpoint_every == 0
@@ -150,7 +132,7 @@ def play(job: Run, shown: Progress) -> Generator[int, None, HostScore | None]:
 def played(job: Run) -> Generator[int, None, HostScore | None]:
     """`play` with the run's progress on its console; raises OutOfRoomError where memory ran out."""
     with naming_memory(OutOfRoomError):
-        return (yield from play(job, progress_bar(job, job.within.console)))
+        return (yield from play(job, progress_bar(job)))
 
 
 def run(
@@ -173,9 +155,8 @@ def run_within(
 ) -> Summary:
     """Run the whole job, from `checkpoint` on where given; returns what the final table says.
 
-    images: those that a program hands over, with data.name=given; else cfg.data says which.
-
-    ranks: the processes that share out its envs, of which the first writes.
+    images: those that a program hands over, with data.name=given; else cfg.data says which. ranks:
+    the processes that share out its envs, of which the first writes.
 
     Raises Interrupted where a signal stopped it, after writing a checkpoint; and at its end, with
     everything played and told, IncompleteError where something could not be written. PrunedError
@@ -228,14 +209,18 @@ def ended(job: Run, control: HostScore | None) -> Summary:
     return summary
 
 
-def progress_bar(job: Run, console: Console) -> Progress:
+def progress_bar(job: Run) -> Progress:
     """What shows the env-steps of the run, those done before and those of the control included."""
     cfg = job.cfg
     rounds = cfg.rounds + (min(cfg.control_rounds, cfg.rounds) if wants_control(cfg) else 0)
     total = rounds * cfg.envs * cfg.steps - job.done.cut_off
-    show = cfg.telemetry
     shown = Progress(
-        total, console, show.progress, show.plain_interval, done=job.env_steps, after_step=job.heed
+        total,
+        job.within.console,
+        cfg.telemetry.progress,
+        cfg.telemetry.plain_interval,
+        done=job.env_steps,
+        after_step=job.heed,
     )
     shown.below = job.table
     return shown

@@ -17,9 +17,8 @@ from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config import ComputeConfig, EvaluateConfig, TelemetryConfig, TrainConfig
 from esper_soa.evaluation import evaluate
 from esper_soa.nets.config import DataConfig, TaskConfig
-from esper_soa.ops.checkpoint import CheckpointError, load_checkpoint
 from esper_soa.ops.resume import read_run
-from esper_soa.ops.rundir import RunFolder, find_checkpoint, resume_start
+from esper_soa.ops.rundir import RunFolder, resume_start
 from esper_soa.trainer import run
 
 CPU = torch.device("cpu")
@@ -105,18 +104,8 @@ def test_an_evaluation_of_the_folder_takes_the_newest_whole_checkpoint_and_names
     assert "; checkpoint_000002.pt is taken\n" in log
 
 
-def test_a_damaged_checkpoint_that_was_named_is_not_replaced_by_another(damaged: RunFolder) -> None:
-    with pytest.raises(
-        CheckpointError, match=rf"The newest whole one before it is {damaged.checkpoint(2)}$"
-    ):
-        find_checkpoint(str(damaged.checkpoint(3)), "resume")
-    with pytest.raises(CheckpointError, match="damaged"):
-        load_checkpoint(damaged.checkpoint(3), CPU)
-
-
-@pytest.mark.parametrize("module", ["train", "evaluate"])
 @pytest.mark.parametrize(
-    "given", [b"'~nosuchuser/x'", b"x" * 5000, b"'x\xff'"], ids=["home", "long", "bytes"]
+    ("module", "given"), [("train", b"'x\xff'"), ("evaluate", b"'~nosuchuser/x'")]
 )
 def test_a_path_that_cannot_be_one_ends_with_status_2_and_one_line(
     tmp_path: Path, module: str, given: bytes

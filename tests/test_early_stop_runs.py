@@ -59,8 +59,7 @@ def played(folder: Path, **changed: object) -> tuple[Summary, list[dict], list[d
     return summary, [json.loads(line) for line in read[0]], [json.loads(line) for line in read[1]]
 
 
-@pytest.mark.parametrize("engine", ["torch", "auto"])
-@pytest.mark.parametrize("player", ["ppo", "heuristic"])
+@pytest.mark.parametrize(("player", "engine"), [("ppo", "auto"), ("heuristic", "torch")])
 def test_a_round_whose_episodes_all_end_early_is_one_of_fewer_env_steps(
     tmp_path: Path, player: str, engine: str
 ) -> None:
@@ -69,6 +68,7 @@ def test_a_round_whose_episodes_all_end_early_is_one_of_fewer_env_steps(
     same = {"policy": policy, "compute": compute, "early_stop": AT_ONCE, "checkpoint_every": 1}
     summary, lines, episodes = played(tmp_path, **same)
     assert [one["env_steps"] for one in episodes] == [4] * ENVS * ROUNDS
+    assert [line["env_steps"] for line in lines] == [4 * ENVS, 8 * ENVS]
     assert {one["ended_by"] for one in episodes} == {"plateau"}
     for line in lines:
         assert sum(line["ops"].values()) == 4 * ENVS
@@ -123,7 +123,15 @@ def test_env_steps_and_pace_count_those_that_were_played_also_after_a_resume(
     assert len(bar) == 1
 
 
-@pytest.mark.parametrize("control", ["wait", "heuristic", "static_final", "static_large"])
+@pytest.mark.parametrize(
+    "control",
+    [
+        "wait",
+        "static_final",
+        pytest.param("heuristic", marks=pytest.mark.slow),
+        pytest.param("static_large", marks=pytest.mark.slow),
+    ],
+)
 def test_a_control_heeds_early_stop_too(tmp_path: Path, control: str) -> None:
     """And is what a run of that policy would be."""
     early = EarlyStopConfig(patience=4, min_delta=0.0, min_steps=3)

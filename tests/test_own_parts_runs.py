@@ -17,9 +17,9 @@ from esper_soa.build import build_player, build_world
 from esper_soa.config import EvaluateConfig, TrainConfig
 from esper_soa.errors import UserError
 from esper_soa.evaluation import build_agent, evaluation_settings
-from esper_soa.ops.checkpoint import Content, load_checkpoint
+from esper_soa.ops import resume
+from esper_soa.ops.checkpoint import CheckpointError, Content, load_checkpoint
 from esper_soa.ops.pretrained import load_policy, save_policy
-from esper_soa.ops.record import record_fault
 from esper_soa.ops.resume import read_run
 from esper_soa.ops.rundir import RunFolder
 
@@ -125,7 +125,7 @@ def test_the_policy_that_ships_takes_own_blueprints_on() -> None:
     cfg = with_own("grouped")
     network = NetworkConfig(hidden=128, features=128)
     cfg = replace(cfg, policy=replace(cfg.policy, init="grower", network=network))
-    shipped = load_policy("grower", CPU).state["policy"]
+    shipped = load_policy("grower", CPU).learner["policy"]
     for name, rows in rows_of(cfg).items():
         assert torch.equal(rows[:13], shipped[name][:13])
         torch.testing.assert_close(rows[13], shipped[name][1:8].mean(0))
@@ -133,11 +133,9 @@ def test_the_policy_that_ships_takes_own_blueprints_on() -> None:
 
 def test_a_record_with_a_blueprint_that_the_settings_do_not_list_is_refused(before: Path) -> None:
     record = dict(load_checkpoint(RunFolder(before).checkpoint(6), CPU))
-    assert record_fault(record) == ""
-    for code, words in (
-        (15, "progress.recent[0].blueprint[0][0] is 15, not a number from -1 to 14"),
-        (9, "progress has seeds of blueprint 9, which no host here has"),
-    ):
+    resume.saved_run(before, record)
+    for code in (15, 9):
         wrong = copy.deepcopy(record)
         wrong["progress"]["recent"][0]["blueprint"][0][0] = code  # type: ignore[index, call-overload]
-        assert record_fault(wrong) == words
+        with pytest.raises(CheckpointError, match="progress is not of"):
+            resume.saved_run(before, wrong)

@@ -429,7 +429,14 @@ def test_the_control_plays_the_last_round_on_its_hosts_and_its_data(
     assert len(random_run.episodes) == ROUNDS * ENVS
 
 
-@pytest.mark.parametrize("name", ["static_final", "static_large", "schedule"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "static_final",
+        pytest.param("static_large", marks=pytest.mark.slow),
+        pytest.param("schedule", marks=pytest.mark.slow),
+    ],
+)
 def test_a_control_plays_the_last_rounds_each_beside_the_hosts_that_grew_in_it(
     tmp_path: Path, world: World, rounds: list[Witnessed], name: str
 ) -> None:

@@ -1,13 +1,13 @@
 """Watches the diagnostics of policy updates and says when something goes wrong, and what to do
 about it.
 
-Given the numbers of every update and the limits of AnomalyConfig by the trainer, which writes the
-names to metrics.jsonl and the advice to the log. Diagnostics that an update does not report are not
-judged. Needs no torch.
+The names go to metrics.jsonl, the advice to the log. Diagnostics that an update does not report are
+not judged. Needs no torch.
 """
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from esper_soa.config import AnomalyConfig
@@ -21,10 +21,9 @@ class Rule(NamedTuple):
 
     name: str
     metric: str
-    above: bool  # unhealthy above the limit, else below it
-    limit: str  # the setting
-    patient: bool  # only after `patience` updates in a row
+    limit: str  # the setting, max_... or min_...
     advice: str
+    patient: bool = False  # only after `patience` updates in a row
 
 
 class Anomaly(NamedTuple):
@@ -36,79 +35,66 @@ class Anomaly(NamedTuple):
 
 LOWER_STEPS = "Lower policy.ppo.lr or policy.ppo.epochs, or set policy.ppo.target_kl."
 RULES = (
-    Rule("ratio_explosion", "ratio_max", True, "max_ratio", False, LOWER_STEPS),
-    Rule("ratio_collapse", "ratio_min", False, "min_ratio", False, LOWER_STEPS),
+    Rule("ratio_explosion", "ratio_max", "max_ratio", LOWER_STEPS),
+    Rule("ratio_collapse", "ratio_min", "min_ratio", LOWER_STEPS),
     Rule(
         "stale_log_probs",
         "ratio_error_first",
-        True,
         "max_ratio_error_first",
-        False,
-        (
-            "The update does not see what the rollout saw: look for lower precision on one side, "
-            "then "
-            "report a bug."
-        ),
+        "The update does not see what the rollout saw: look for lower precision on one side, then "
+        "report a bug.",
     ),
     Rule(
         "value_collapse",
         "value_loss",
-        True,
         "max_value_loss",
-        False,
-        (
-            "Normal in the first updates; later, lower policy.ppo.value_coef or look for outliers "
-            "in "
-            "reward."
-        ),
+        "Normal in the first updates; later, lower policy.ppo.value_coef or look for outliers in "
+        "reward.",
     ),
     Rule(
         "bellman_error",
         "bellman_error",
-        True,
         "max_bellman_error",
-        False,
         "The critic lags behind the rewards: raise policy.ppo.value_coef or policy.ppo.epochs.",
     ),
     Rule(
         "explained_variance",
         "explained_variance",
-        False,
         "min_explained_variance",
-        True,
-        (
-            "The critic is worse than a constant: raise policy.ppo.value_coef, or collect more "
-            "envs "
-            "per round."
-        ),
+        "The critic is worse than a constant: raise policy.ppo.value_coef, or collect more envs "
+        "per round.",
+        patient=True,
     ),
     Rule(
         "lstm_explosion",
         "lstm_rms_max",
-        True,
         "max_lstm_rms",
-        False,
         "The memory saturates: lower policy.ppo.lr or policy.ppo.max_grad_norm.",
     ),
     Rule(
         "lstm_collapse",
         "lstm_rms_min",
-        False,
         "min_lstm_rms",
-        False,
         "The memory is dead: look for constant observations, or start again with another seed.",
     ),
 )
 
 
-class Watch:
+@dataclass
+class WatchState:
+    """What a resumed run needs to go on in the same way."""
+
+    active: list[str] = field(default_factory=list)  # names of what is going on
+    streaks: dict[str, int] = field(default_factory=dict)  # unhealthy updates in a row, by name
+    gradient_mean: float | None = None  # running mean of the gradient norm
+
+
+class Watch(WatchState):
     """Remembers which anomalies are going on, so that each is told once, when it begins."""
 
     def __init__(self, cfg: AnomalyConfig) -> None:
+        super().__init__()
         self.cfg = cfg
-        self.active: list[str] = []
-        self.streaks: dict[str, int] = {}
-        self.gradient_mean: float | None = None  # running mean of the gradient norm
 
     def look(self, update: Mapping[str, float]) -> list[Anomaly]:
         """What has begun with this update; `active` names everything that is going on after it."""
@@ -125,18 +111,12 @@ class Watch:
         return new
 
     def state_dict(self) -> dict:
-        """Plain values that a resumed run needs to go on in the same way."""
-        return {
-            "active": list(self.active),
-            "streaks": dict(self.streaks),
-            "gradient_mean": self.gradient_mean,
-        }
+        """A WatchState as plain values."""
+        return asdict(self)
 
-    def load_state_dict(self, state: Mapping) -> None:
-        """Take over what `state_dict` gave."""
-        self.active = list(state["active"])
-        self.streaks = dict(state["streaks"])
-        self.gradient_mean = state["gradient_mean"]
+    def load_state_dict(self, state: WatchState) -> None:
+        """Go on where `state` stood."""
+        vars(self).update(asdict(state))
 
     def _skipped(self, update: Mapping[str, float]) -> list[Anomaly]:
         """Updates without a step, and numbers that are not finite in those with one."""
@@ -160,9 +140,9 @@ class Watch:
         for rule in RULES:
             value = update.get(rule.metric, math.nan)
             limit = getattr(self.cfg, rule.limit)
-            over = value > limit if rule.above else value < limit  # False for NaN
+            side = "above" if rule.limit.startswith("max") else "below"
+            over = value > limit if side == "above" else value < limit  # False for NaN
             if self._streak(rule.name, over) >= (self.cfg.patience if rule.patient else 1):
-                side = "above" if rule.above else "below"
                 text = (
                     f"{rule.metric} is {value:.3g}, {side} {limit:g} "
                     f"(telemetry.anomaly.{rule.limit}). {rule.advice}"
@@ -171,9 +151,7 @@ class Watch:
         return found
 
     def _entropy(self, update: Mapping[str, float]) -> list[Anomaly]:
-        """Heads that have all but stopped exploring; one that was not in use in this update stays
-        as it was judged.
-        """
+        """Heads that hardly explore; one not in use in this update stays as it was judged."""
         found = []
         for head in HEAD_NAMES:
             name = f"entropy_collapse/{head}"

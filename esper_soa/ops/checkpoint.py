@@ -1,15 +1,18 @@
 """Checkpoints: one sealed file of plain tensors and numbers, read without running foreign code.
 
-The trainer says what goes in (nested dictionaries and lists of tensors, numbers and texts; a
-TensorDict goes in as `.to_dict()`) and takes the same back. Seal and atomic replacement are those
-of sealed.py; within the seal lies what torch.save writes, so torch.load reads it too.
+What goes in (nested dictionaries and lists of tensors, numbers and texts) comes back the same. Seal
+and atomic replacement are those of sealed.py; within the seal lies what torch.save writes, so
+torch.load reads it too. `misfit` and `unlike` say where what came back is not what is needed.
 """
 
 import pickle
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypeAlias, cast
+from types import UnionType
+from typing import TypeAlias, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -55,11 +58,7 @@ def save_checkpoint(path: Path, content: Mapping[str, Content]) -> None:
 
     Raises OSError with its reason where the disk is full or the folder cannot be written.
     """
-
-    def fill(file: BinaryIO) -> None:
-        torch.save(dict(content), file)
-
-    write_sealed(path, fill)
+    write_sealed(path, partial(torch.save, dict(content)))
 
 
 def load_checkpoint(path: Path, device: torch.device) -> dict[str, Content]:
@@ -75,75 +74,113 @@ def load_checkpoint(path: Path, device: torch.device) -> dict[str, Content]:
                 raise CheckpointError(f"{name}: written by another program")
             file.seek(0)
             content = torch.load(file, map_location=device, weights_only=True)
-            return _Plain(name, device, file.seek(0, 2)).dictionary(content)
+            if not isinstance(content, dict):
+                raise CheckpointError(f"{name}: written by another program")
+            plain = _Plain(device, file.seek(0, 2))
     except UNREADABLE as error:
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(
-            error
-        ):
-            raise CheckpointError(
-                f"{name}: there is not enough memory on {device} to read it"
-            ) from error
+        no_room = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if no_room or "allocate memory" in str(error):
+            words = f"{name}: there is not enough memory on {device} to read it"
+            raise CheckpointError(words) from error
         raise CheckpointError(
             f"{name}: its content cannot be read or is not trusted ({type(error).__name__})"
         ) from error
+    try:
+        return cast(dict[str, Content], plain.copy(content))
+    except ValueError as error:
+        words = f"{name}: {error}, which no checkpoint of this program does"
+        raise CheckpointError(words) from error
 
 
 class _Plain:
     """Copies a content value by value and refuses what `save_checkpoint` would not have written."""
 
-    def __init__(self, name: str, device: torch.device, limit: int) -> None:
-        """limit: values that there may be, which a pickle that refers to its own parts could
-        multiply.
-        """
-        self.name = name
+    def __init__(self, device: torch.device, limit: int) -> None:
+        """limit: values that there may be; a pickle that refers to itself could multiply them."""
         self.device = device
         self.left = limit
 
-    def dictionary(self, value: object, depth: int = 0) -> dict[str, Content]:
-        """`value` as a plain dictionary with texts as keys."""
-        if not isinstance(value, dict):
-            raise CheckpointError(f"{self.name}: written by another program")
-        return {self.text(key): self.copy(item, depth + 1) for key, item in value.items()}
-
-    def copy(self, value: object, depth: int) -> Content:
-        """`value`, containers copied."""
+    def copy(self, value: object, depth: int = 0) -> Content:
+        """`value`, containers copied; raises ValueError with what no checkpoint of ours holds."""
         self.left -= 1
         if depth > MAX_DEPTH or self.left < 0:
-            raise self.refusal("is nested too deeply")
+            raise ValueError("is nested too deeply")
         if isinstance(value, dict):
-            return self.dictionary(value, depth)
-        if type(value) is list:
-            return [self.copy(item, depth + 1) for item in value]
-        if type(value) is tuple:
-            return tuple(self.copy(item, depth + 1) for item in value)
-        if type(value) is str:
-            return self.text(value)
+            if not all(type(key) is str for key in value):
+                raise ValueError("holds a key or text that is none")
+            keys = [str(self.copy(key)) for key in value]
+            copies = [self.copy(one, depth + 1) for one in value.values()]
+            return dict(zip(keys, copies, strict=True))
+        if type(value) in (list, tuple):
+            return type(value)(self.copy(one, depth + 1) for one in value)  # type: ignore
         if type(value) is Tensor:
-            return self.tensor(value)
+            self.check_tensor(value)
+            return value.detach()
+        if type(value) is str and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise ValueError("holds a key or text that is none")
         if type(value) is int and not -LARGEST <= value <= LARGEST:
-            raise self.refusal("holds an integer beyond 64 bits")
-        if value is not None and type(value) not in (bool, int, float):
-            raise self.refusal(f"holds a {type(value).__name__}")
+            raise ValueError("holds an integer beyond 64 bits")
+        if value is not None and type(value) not in (bool, int, float, str):
+            raise ValueError(f"holds a {type(value).__name__}")
         return cast(Content, value)
 
-    def text(self, value: object) -> str:
-        """`value`, a text that can be written to files of ours."""
-        if type(value) is not str or any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise self.refusal("holds a key or text that is none")
-        return value
-
-    def tensor(self, value: Tensor) -> Tensor:
-        """`value`, an ordinary tensor of numbers in memory of its own."""
-        if (
-            value.layout != torch.strided
-            or value.is_quantized
-            or value.device.type != self.device.type
-        ):
-            raise self.refusal("holds a tensor that is not of plain numbers")
+    def check_tensor(self, value: Tensor) -> None:
+        """Refuse all but an ordinary tensor of numbers in memory of its own."""
+        plain = value.layout == torch.strided and not value.is_quantized
+        if not plain or value.device.type != self.device.type:
+            raise ValueError("holds a tensor that is not of plain numbers")
         if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            raise self.refusal("holds a tensor that is larger than its memory")
-        return value.detach()
+            raise ValueError("holds a tensor that is larger than its memory")
 
-    def refusal(self, what: str) -> CheckpointError:
-        """The error to raise."""
-        return CheckpointError(f"{self.name}: {what}, which no checkpoint of this program does")
+
+def misfit(value: object, kind: object, place: str) -> str:
+    """Where the plain `value` is not of the type `kind` (of lists, dictionaries and records), in
+    words; empty where it is. An int serves as a float.
+    """
+    inside = get_args(kind)
+    parts: Iterable[tuple[object, object, object]] = ()
+    if isinstance(kind, UnionType):
+        return min((misfit(value, one, place) for one in inside), key=len)
+    if is_dataclass(kind) and isinstance(value, dict):
+        hints = get_type_hints(kind)
+        foreign = sorted(hints.keys() ^ value.keys())
+        if foreign:
+            return f"{place} {'lacks' if foreign[0] in hints else 'has'} {foreign[0]}"
+        parts = ((name, value[name], hint) for name, hint in hints.items())
+    elif type(value) is not (get_origin(kind) or kind) and (type(value), kind) != (int, float):
+        return f"{place} is {_kind(value)}"
+    elif inside and isinstance(value, list | dict):
+        named = value.items() if isinstance(value, dict) else enumerate(value)
+        parts = ((name, one, inside[-1]) for name, one in named)
+    return _first(misfit(one, sub, f"{place}.{name}") for name, one, sub in parts)
+
+
+def unlike(value: object, like: object, place: str) -> str:
+    """Where `value` differs from `like` in names, types, shapes or dtypes, in words; counts and
+    finite tensors are asked for.
+    """
+    if isinstance(like, Mapping) and isinstance(value, Mapping):
+        foreign = [name for name in (*like, *value) if name not in like or name not in value]
+        if foreign:
+            return f"{place} {'lacks' if foreign[0] in like else 'has'} {foreign[0]}"
+        return _first(unlike(value[name], part, f"{place}.{name}") for name, part in like.items())
+    if not isinstance(like, Tensor) or not isinstance(value, Tensor):
+        if type(value) is type(like) is int and 0 <= value <= LARGEST:  # type: ignore[operator]
+            return ""
+        wanted = "a count" if type(like) is int else _kind(like)
+        return f"{place} is {_kind(value)} where {wanted} is wanted"
+    if (value.shape, value.dtype) != (like.shape, like.dtype):
+        return f"{place} is {_kind(value)} where {_kind(like)} is wanted"
+    finite = bool(torch.isfinite(value).all())
+    return "" if finite else f"{place} holds values that are not finite"
+
+
+def _first(faults: Iterable[str]) -> str:
+    return next(filter(None, faults), "")
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
+    plain = type(value) in (bool, int, float) or value is None
+    return repr(value) if plain else f"a {type(value).__name__}"

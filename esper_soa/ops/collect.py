@@ -1,9 +1,8 @@
 """Plays one round: an episode of every env under a decision maker, with the rollout that a learner
 needs.
 
-Given a World and a Player by the trainer; the same function plays its controls. It reads the device
-only for the progress bar and the recorder, once the numbers are there, an env-step late at the
-earliest; nobody waits for them.
+It reads the device only for the progress bar and the recorder, once the numbers are there, an
+env-step late at the earliest; nobody waits for them.
 """
 
 from collections import deque
@@ -30,12 +29,10 @@ from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder
 
 
 class Player(NamedTuple):
-    """Who decides, who learns from it (None: nobody), and who is asked what it would have done
-    (None: nobody).
-    """
+    """Who decides, who learns from it, and who is asked what it would have done."""
 
     agent: Agent
-    learner: Learner | None
+    learner: Learner | None  # None: nobody
     teacher: Agent | None = None  # its answers are for the learner alone
 
 
@@ -67,15 +64,13 @@ class Episode:
         self.fresh_teacher = self.teacher_memory = (
             teacher.start(num_envs, world.device) if teacher is not None else ()
         )
-        names = names_by_code(world.rules.nets.shape.blueprints)
-        paid = world.rules.reward
         self.metrics = MetricsAccumulator(
             world.device,
             num_envs,
             world.flop,
             world.sizes.train_samples,
-            names,
-            paid,
+            names_by_code(world.rules.nets.shape.blueprints),
+            world.rules.reward,
             world.kernels,
         )
         self.rollout = _rollout(world, player)
@@ -139,9 +134,7 @@ class Episode:
             self.progress.advance(played, self.label, *numbers[: len(PROGRESS)].tolist())
 
     def _ask_(self, view: View, reset: Tensor, step: int) -> None:
-        """Record what the teacher would do at `step`, given what it is shown and remembers; it
-        changes nothing.
-        """
+        """Record what the teacher would do at `step`, by its own memory; it changes nothing."""
         teacher = self.player.teacher
         rollout = self.rollout
         if teacher is not None and rollout is not None and rollout.taught is not None:
@@ -150,9 +143,7 @@ class Episode:
             rollout.taught[step].update_(decision.action)  # type: ignore[arg-type]
 
     def finish(self) -> tuple[RoundResult, Rollout | None]:
-        """After the last env-step: what the round came to; the rollout is None where nobody
-        learns.
-        """
+        """What the round came to, after it; the rollout is None where nobody learns."""
         env = self.env
         state = self.env.state
         self._leave_out()

@@ -1,8 +1,6 @@
 """Writing to a disk that may be full: texts replaced whole, lines appended whole, and what could
-not be written.
-
-A run plays on where a file cannot be written, and ends with a failure that names it. Used by
-sessions, the trainer and evaluations. Needs no torch.
+not be written. A run plays on where a file cannot be written, and ends with a failure that names
+it. Needs no torch.
 """
 
 import logging
@@ -10,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
 from esper_soa.paths import sync
 
@@ -27,18 +25,14 @@ def reason_of(error: OSError) -> str:
 
 
 class Unwritten:
-    """Files that could not be written, by name and with the reason, until a later attempt
-    succeeds.
-    """
+    """Files that could not be written, with the reason, until a later attempt succeeds."""
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
 
     @contextmanager
     def noting(self, name: str) -> Iterator[None]:
-        """Write the file `name` in the context; a failure is said in the log and noted, a success
-        takes it back.
-        """
+        """Write the file `name` in the context: a failure is noted, a success takes it back."""
         try:
             yield
         except OSError as error:
@@ -61,30 +55,32 @@ class Unwritten:
         )
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace the file `path` by `text`, all or nothing; raises OSError."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace the file `path` by `content`, all or nothing, so that it survives a power cut; raises
-    OSError.
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The name of a file to write in the context, which then becomes `path`; where that fails, the
+    old file stays whole and nothing lies beside it.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
         os.replace(temporary, path)
-        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file `path` by `text`, all or nothing; raises OSError."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`, all or nothing, to survive a power cut; raises OSError."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    sync(path.parent)
 
 
 class LineFile:
@@ -100,9 +96,7 @@ class LineFile:
         self._waiting: list[str] = []
 
     def write(self, *lines: str) -> None:
-        """Append `lines`, given without their ends; raises OSError where that, or an earlier line,
-        must wait.
-        """
+        """Append `lines`, without their ends; raises OSError where any line must wait."""
         self._waiting.extend(lines)
         if self._handle is None:
             self._handle = os.open(
@@ -131,13 +125,8 @@ class LineFile:
             os.close(self._handle)
             self._handle = None
 
-    def __enter__(self) -> "LineFile":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ending: object) -> None:
         self.close()

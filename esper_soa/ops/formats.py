@@ -1,8 +1,7 @@
 """Grown networks in the formats of other programs: torch.export, ONNX, and Python code that needs
 torch alone.
 
-Called by export.py. Every file holds the description of the network too, and is replaced as a whole
-or not at all.
+Every file holds the description of the network too, and is replaced as a whole or not at all.
 """
 
 import base64
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from pprint import pformat
+from typing import TypeAlias
 
 import torch
 
@@ -30,21 +30,25 @@ REGISTRATION = "torch.onnx._internal.exporter._registration"  # the logger of to
 NEEDED = {"onnx": ("onnx", "onnxscript")}  # packages of the extra of the format's name
 CODE_HEAD = '''"""A grown network with its weights; needs torch alone.
 
-`network()` makes it: images float32 [B, *SPEC["input"]["shape"]], RGB in [0, 1], to logits [B, SPEC["classes"]]. SPEC
-says what it was grown on and by which version of esper_soa.
+`network()` makes it: images float32 [B, *SPEC["input"]["shape"]], RGB in [0, 1], to logits
+[B, SPEC["classes"]]. SPEC says what it was grown on and by which version of esper_soa.
 """
 
 import base64
 import math
-'''  # noqa: E501
+'''
 CODE_TAIL = '''
 
 def tensors() -> dict[str, Tensor]:
     """The weights by name."""
-    content, start, found = bytearray(base64.b64decode(WEIGHTS)), 0, {}
+    content = bytearray(base64.b64decode(WEIGHTS))
+    start = 0
+    found = {}
     for name, kind, shape in TENSORS:
-        dtype, count = getattr(torch, kind), math.prod(shape)
-        found[name] = torch.frombuffer(content, dtype=dtype, count=count, offset=start).reshape(shape).clone()
+        dtype = getattr(torch, kind)
+        count = math.prod(shape)
+        values = torch.frombuffer(content, dtype=dtype, count=count, offset=start)
+        found[name] = values.reshape(shape).clone()
         start += count * dtype.itemsize
     return found
 
@@ -56,13 +60,11 @@ def network() -> GrownNetwork:
 
 if __name__ == "__main__":
     print(network())
-'''  # noqa: E501
+'''
 
 
 def save_pt2(net: GrownNetwork, path: Path) -> None:
-    """Write an exported program of torch for any number of images, the description in its extra
-    file spec.json.
-    """
+    """Write a program of torch.export for any number of images; spec.json is an extra file."""
     program = torch.export.export(net, (_images(net),), dynamic_shapes=(_BATCH,))
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={"spec.json": json.dumps(net.spec)})
@@ -147,9 +149,8 @@ def _images(net: GrownNetwork) -> torch.Tensor:
 
 
 _BATCH = {0: torch.export.Dim("batch")}
-FORMATS: dict[
-    str, tuple[str, Callable[[GrownNetwork, Path], None]]
-] = {  # endings, and who writes them
+Writer: TypeAlias = Callable[[GrownNetwork, Path], None]
+FORMATS: dict[str, tuple[str, Writer]] = {  # endings, and who writes them
     "safetensors": (".safetensors", save),
     "pt2": (".pt2", save_pt2),
     "onnx": (".onnx", save_onnx),

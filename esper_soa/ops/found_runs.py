@@ -2,12 +2,12 @@
 each.
 
 A run folder is one whose config.yaml has rounds; a folder that holds some, as a sweep does, stands
-for all of them. For
-whoever reads runs: reports, the live view, queries. Needs no torch.
+for all of them. Needs no torch.
 """
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -46,11 +46,7 @@ def read_settings(path: Path) -> dict[str, object]:
         found = OmegaConf.to_container(OmegaConf.load(path))
     except (OSError, ValueError, OmegaConfBaseException, YAMLError):
         return {}
-    return (
-        flat_settings({str(name): value for name, value in found.items()})
-        if isinstance(found, dict)
-        else {}
-    )
+    return flat_settings(cast(dict, found)) if isinstance(found, dict) else {}
 
 
 def _run_folders(place: Path, depth: int) -> Iterator[Path]:

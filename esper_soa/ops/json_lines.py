@@ -1,8 +1,6 @@
 """metrics.jsonl and episodes.jsonl: a line of valid JSON per policy update or episode, readable
-while the run goes on.
-
-Given a record of plain numbers by the trainer; NaN and infinity, which JSON does not have, become
-null and are named in the line's `non_finite` list. Needs no torch.
+while the run goes on. NaN and infinity, which JSON does not have, become null and are named in the
+line's `non_finite` list. Needs no torch.
 """
 
 import json
@@ -10,7 +8,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TypeAlias
 
 from esper_soa.ops.files import LineFile, write_text
@@ -20,10 +17,7 @@ Json: TypeAlias = None | bool | int | float | str | Sequence["Json"] | Mapping[s
 
 def finite_json(value: Json, path: str, non_finite: list[str]) -> Json:
     """`value` with every NaN and infinity replaced by None; their paths are appended to
-    `non_finite`.
-
-    Raises TypeError for what JSON cannot hold (tensors among it: the trainer decides what is copied
-    to the host).
+    `non_finite`. Raises TypeError for what JSON cannot hold, tensors among it.
     """
     if isinstance(value, float):
         if math.isfinite(value):
@@ -42,9 +36,8 @@ def finite_json(value: Json, path: str, non_finite: list[str]) -> Json:
             finite_json(item, f"{path}[{index}]", non_finite) for index, item in enumerate(value)
         ]
     raise TypeError(
-        f"{path}: a {type(value).__name__} cannot be written as JSON; give plain numbers, "
-        "texts "
-        "or lists"
+        f"{path}: a {type(value).__name__} cannot be written as JSON; give plain numbers, texts or "
+        "lists"
     )
 
 
@@ -60,32 +53,12 @@ def json_line(record: Mapping[str, Json]) -> str:
     return json.dumps(finite_record(record), allow_nan=False, separators=(",", ":"))
 
 
-class MetricsWriter:
+class MetricsWriter(LineFile):
     """Appends records to a file as lines of JSON, so that a killed run keeps all complete lines."""
 
-    def __init__(self, path: Path) -> None:
-        self._lines = LineFile(path)
-
-    def write(self, *records: Mapping[str, Json]) -> None:
+    def write(self, *records: Mapping[str, Json]) -> None:  # type: ignore[override]
         """Append `records`; raises OSError where they must wait for room."""
-        self._lines.write(*(json_line(record) for record in records))
-
-    def sync(self) -> None:
-        """Make all lines survive a power cut, before a checkpoint counts on them; raises
-        OSError.
-        """
-        self._lines.sync()
-
-    def __enter__(self) -> "MetricsWriter":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._lines.close()
+        super().write(*map(json_line, records))
 
 
 def keep_rounds(path: Path, rounds: int) -> int:

@@ -1,10 +1,9 @@
 """What happened during a round, summed on the device and read by the host once, for metrics.jsonl,
-episodes.jsonl and the final table.
-
-Filled by ops/collect.py after every env-step; `read_progress` is the one small copy per env-step
-that the progress bar reads late.
+episodes.jsonl and the final table; `read_progress` is the one small copy per env-step that the
+progress bar reads late.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -35,36 +34,27 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES, Op
 
 LIMIT = "limit"  # what ends an episode that does not end early: its last env-step
 COUNTS = ("germinated", "blended", "fossilized", "contributing", "pruned")
-
-
-PROGRESS = (
-    "accuracy",
-    "reward",
-)  # what the progress bar shows: means over envs, of the episode so far
+# what the progress bar shows: means over envs, of the episode so far
+PROGRESS = ("accuracy", "reward")
 MEAN_OUTCOMES = ("success", "stability", "param_ratio", "compute_cost")  # fields of Outcomes
+# those that count seeds
+SEED_OUTCOMES = ("germinated", "fossilized", "contributing", "pruned", "unfinished")
+TRAINING = ("val_loss", "train_loss", "train_accuracy")  # means over envs, at the last env-step
+BLUEPRINT_COUNTS = ("germinated", "fossilized", "pruned")
+BLUEPRINT_MEANS = (
+    "fossilization_rate",
+    "mean_gain",
+    "mean_churn",
+    "mean_blending_gain",
+    "mean_contribution",
+)
 # What `_sums` adds up over envs, and along which dimension of the rest the envs lie; `terms` are
 # means over env-steps.
 SUMMED = ("env_steps", "left_out", "ops", "successes", "rows", "blueprints")
-ENV_DIM = {
-    "rollbacks": 0,
-    "blended": 0,
-    "cause": 0,
-    "parameters": 0,
-    "flop": 0,
-    "training": 1,
-    "ended": 1,
-    "shapley": 1,
-    "topology": 1,
-    "stood": 1,
-    "scored": 1,
-}
-SEED_OUTCOMES = (
-    "germinated",
-    "fossilized",
-    "contributing",
-    "pruned",
-    "unfinished",
-)  # those that count seeds
+PER_ENV = (
+    ("rollbacks", "blended", "cause", "parameters", "flop"),
+    ("training", "ended", "shapley", "topology", "stood", "scored"),
+)
 
 
 class RoundResult(NamedTuple):
@@ -110,10 +100,8 @@ class MetricsAccumulator:
         kernels: StepKernels = EAGER,
     ) -> None:
         """costs: of training on one image; train_samples: T, images that every env trains on per
-        env-step.
-
-        names: of the blueprints, by code; reward: what envs are paid by, the package's modes for
-        None; kernels: of the env-step.
+        env-step; names: of the blueprints, by code; reward: what envs are paid by, the package's
+        modes for None; kernels: of the env-step.
         """
 
         def zeros(*shape: int) -> Tensor:
@@ -149,9 +137,7 @@ class MetricsAccumulator:
         result: StepResult,
         over: Tensor | None = None,
     ) -> None:
-        """Count one env-step of N envs, but for those whose episode is `over` (bool [N]); None =
-        they all go on.
-        """
+        """Count one env-step of all envs but those whose episode is `over` (bool [N])."""
         given = self.sums, measured.subset, observed.state.slots, result
         before = self.sums
         self.sums = self.kernels.kept("count", self._counted, *given)
@@ -159,9 +145,8 @@ class MetricsAccumulator:
         shapley = torch.stack((observed.attribution.shapley, observed.attribution.shapley_error))
         newest = observed.state, result.state
         if over is not None and self.newest is not None:
-            waited = self.sums.ops.new_zeros(len(OP_NAMES)).index_fill(
-                0, torch.tensor([Op.WAIT], device=over.device), 1
-            )
+            ops = torch.arange(len(OP_NAMES), device=over.device)
+            waited = (ops == Op.WAIT).to(self.sums.ops.dtype)
             self.sums = self.sums._replace(
                 ops=self.sums.ops - waited * over.sum(),
                 flop=torch.where(over, before.flop, self.sums.flop),
@@ -196,34 +181,29 @@ class MetricsAccumulator:
         )
 
     def read(self, state: EnvState, counts: ParameterCounts, ranks: Ranks = ALONE) -> RoundResult:
-        """One packed copy to the host at the end of a round, of the envs of all ranks; `state` is
-        the last state.
-        """
+        """One packed copy to the host at the end of a round (`state`), of all ranks' envs."""
         found = _of_all_envs(_on_host(self._sums(state, counts)), ranks)
         episodes = Outcomes(*found["ended"])
         rollbacks = found["rollbacks"]
         counted = episodes._asdict() | {"blended": found["blended"]}
         seeds = {name: int(count.sum()) for name, count in counted.items() if name in COUNTS}
+        record = self._record(found, episodes, seeds)
+        points = torch.stack((episodes.accuracy, episodes.stability, episodes.param_ratio), 1)
         grown = found["topology"]
         stood = found["stood"]
-        scored = found["scored"]
         return RoundResult(
             accuracies=episodes.accuracy.tolist(),
             parameters=found["parameters"].tolist(),
             rewards=episodes.reward.tolist(),
             train_flop=found["flop"].tolist(),
             seeds=seeds | {"rollbacks": int(rollbacks.sum())},
-            alpha_rows=float(found["rows"]) / float(found["env_steps"] - found["left_out"]),
+            alpha_rows=float(record["alpha_rows"]),  # type: ignore[arg-type]
             env_steps=int(found["env_steps"] - found["left_out"]),
-            points=torch.stack(
-                (episodes.accuracy, episodes.stability, episodes.param_ratio), 1
-            ).tolist(),
-            record=self._record(found, episodes, seeds),
+            points=points.tolist(),
+            record=record,
             episodes=self._episodes(episodes, rollbacks.sum(1), found["shapley"], found["cause"]),
             topology=Topology(grown[0].long(), grown[1].long(), grown[2]),
-            standing=Standing(
-                stood[0].long(), stood[1].long(), stood[2].long(), stood[3], scored[0], scored[1]
-            ),
+            standing=Standing._make([*stood[:3].long(), stood[3], *found["scored"]]),
         )
 
     def _sums(self, state: EnvState, counts: ParameterCounts) -> dict[str, Tensor]:
@@ -279,13 +259,7 @@ class MetricsAccumulator:
             split = {"reward_split": split_record(modes, episodes, found["parameters"])}
         return {
             "accuracy": _spread(episodes.accuracy),
-            **dict(
-                zip(
-                    ("val_loss", "train_loss", "train_accuracy"),
-                    training.mean(1).tolist(),
-                    strict=True,
-                )
-            ),
+            **dict(zip(TRAINING, training.mean(1).tolist(), strict=True)),
             "reward": _spread(episodes.reward),
             "reward_terms": dict(zip(self.terms_by_name, found["terms"].tolist(), strict=True)),
             "parameters": float(found["parameters"].mean()),
@@ -314,18 +288,16 @@ def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -
 
 
 def _of_all_envs(found: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
-    """The same of the envs of all ranks: sums added up, means over env-steps weighted, what is per
-    env put together.
-    """
+    """The same of all ranks' envs: sums added, means weighted, what is per env joined."""
     if ranks.count == 1:
         return found
     summed = {name: found[name] for name in SUMMED} | {"terms": found["terms"] * found["env_steps"]}
     each = zip(*ranks.of_all(list(summed.values())), strict=True)
     whole = {name: torch.stack(parts).sum(0) for name, parts in zip(summed, each, strict=True)}
     whole["terms"] = whole["terms"] / whole["env_steps"]
-    for dim in (0, 1):
-        names = [name for name, place in ENV_DIM.items() if place == dim]
-        whole |= dict(zip(names, ranks.gather([found[name] for name in names], dim), strict=True))
+    for dim, names in enumerate(PER_ENV):
+        gathered = ranks.gather([found[name] for name in names], dim)
+        whole |= dict(zip(names, gathered, strict=True))
     return whole
 
 
@@ -342,67 +314,34 @@ def _on_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def episode_records(
     episodes: Outcomes, rollbacks: Tensor, shapley: Tensor
 ) -> list[dict[str, Json]]:
-    """One record per env; rollbacks [N], shapley [2, N, S]: by slot, at the last env-step, all on
-    the host.
-    """
-    whole = {
-        "success": episodes.success.bool(),
-        "rollbacks": rollbacks.long(),
-        "env_steps": episodes.num_steps.long(),
-        "shapley": shapley[0],
-        "shapley_error": shapley[1],
+    """One per env; rollbacks [N], shapley [2, N, S] of the last env-step, on the host."""
+    told = episodes._asdict()
+    counted = torch.stack([told[name] for name in SEED_OUTCOMES], 1).long().tolist()
+    plain = ("accuracy", "param_ratio", "stability", "reward")
+    columns = {name: told[name].tolist() for name in plain} | {
+        "success": episodes.success.bool().tolist(),
+        "compute_cost": episodes.compute_cost.tolist(),
+        "seeds": [dict(zip(SEED_OUTCOMES, one, strict=True)) for one in counted],
+        "rollbacks": rollbacks.long().tolist(),
+        "env_steps": episodes.num_steps.long().tolist(),
+        "shapley": shapley[0].tolist(),
+        "shapley_error": shapley[1].tolist(),
     }
-    plain = {
-        name: episodes._asdict()[name]
-        for name in ("accuracy", "param_ratio", "stability", "reward")
-    }
-    names = (
-        *plain,
-        "success",
-        "compute_cost",
-        "seeds",
-        "rollbacks",
-        "env_steps",
-        "shapley",
-        "shapley_error",
-    )
-    counted = torch.stack([episodes._asdict()[name] for name in SEED_OUTCOMES], 1).long().tolist()
-    lists = {
-        name: part.tolist()
-        for name, part in (plain | whole | {"compute_cost": episodes.compute_cost}).items()
-    }
-    lists["seeds"] = [dict(zip(SEED_OUTCOMES, one, strict=True)) for one in counted]
-    return [
-        dict(zip(names, one, strict=True))
-        for one in zip(*(lists[name] for name in names), strict=True)
-    ]
+    return [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
 
 
 def blueprint_record(
     stats: BlueprintStats, names: Sequence[str] = BLUEPRINT_NAMES
 ) -> dict[str, Json]:
-    """Counts and means by the name of each blueprint that was born or came to an end; a mean of
-    nothing is None.
-    """
-    counts = {
-        "germinated": stats.germinated,
-        "fossilized": stats.fossilized,
-        "pruned": stats.pruned,
-    }
-    means = {
-        "fossilization_rate": stats.fossilization_rate,
-        "mean_gain": stats.mean_gain,
-        "mean_churn": stats.mean_churn,
-        "mean_blending_gain": stats.mean_blending_gain,
-        "mean_contribution": stats.mean_contribution,
-    }
+    """Counts and means of each blueprint that was born or ended; a mean of nothing is None."""
+    counts = {key: getattr(stats, key).tolist() for key in BLUEPRINT_COUNTS}
+    means = {key: getattr(stats, key).tolist() for key in BLUEPRINT_MEANS}
     record: dict[str, Json] = {}
     for code, name in enumerate(names):
         counted = {key: int(count[code]) for key, count in counts.items()}
         if any(counted.values()):
             record[name] = counted | {
-                key: None if mean[code].isnan() else float(mean[code])
-                for key, mean in means.items()
+                key: None if math.isnan(mean[code]) else mean[code] for key, mean in means.items()
             }
     return record
 
@@ -429,9 +368,7 @@ class Arriving(NamedTuple):
 
 
 def read_progress(state: EnvState, packed: Tensor | None = None) -> Arriving:
-    """The numbers of PROGRESS, and behind them those of `packed`, float64, by a copy that nobody
-    waits for.
-    """
+    """Those of PROGRESS, then those of `packed`, float64, by a copy that nobody waits for."""
     values = torch.stack([state.signals.val_accuracy.mean(), state.totals.reward.mean()])
     if packed is not None:
         values = torch.cat((values, packed.flatten()))

@@ -3,8 +3,7 @@ from beside them.
 
 A file is one that every reader of safetensors takes. What is ours is one entry of its metadata: a
 version, and for each module its description (`spec`) and a SHA-256 of its tensors. Nothing in it is
-run. One file may hold all hosts of a round. Called for the networks of a run, and by users as
-`esper_soa.save` and `esper_soa.load`.
+run. One file may hold all hosts of a round.
 """
 
 import hashlib
@@ -28,7 +27,6 @@ Module = GrownNetwork | Controller
 VERSION = 1  # of what is ours in a file
 ENTRY = "esper_soa"  # of the metadata
 FIELDS = ("kind", "prefix", "spec", "sha256")  # of each module
-KINDS = {"network": GrownNetwork, "policy": Controller}
 MAKERS: dict[str, Callable[[dict, Mapping[str, Tensor]], Module]] = {
     "network": network_of,
     "policy": controller_of,
@@ -47,17 +45,19 @@ def save(module: Module, path: str | PathLike[str]) -> None:
     Raises ValueError where its layers are not those of its `spec`, OSError where the file cannot be
     written.
     """
-    tensors = _plain(module)
+    tensors = {  # each in memory of its own on the CPU
+        name: value.detach().cpu().clone().contiguous()
+        for name, value in module.state_dict().items()
+    }
     if isinstance(module, GrownNetwork):
         with torch.device("meta"):
             described = GrownNetwork(module.spec).state_dict()
-        if {name: one.shape for name, one in described.items()} != {
-            name: one.shape for name, one in tensors.items()
-        }:
+        shapes = [{name: one.shape for name, one in part.items()} for part in (described, tensors)]
+        if shapes[0] != shapes[1]:
             raise ValueError(
                 "the layers of this network are not those of its spec: keep it by torch.save"
             )
-    kind = next(name for name, one in KINDS.items() if isinstance(module, one))
+    kind = "network" if isinstance(module, GrownNetwork) else "policy"
     _write(Path(path), [_entry(kind, module.spec, tensors)], tensors)
 
 
@@ -104,18 +104,6 @@ def load(path: str | PathLike[str], env: int | None = None) -> Module:
         ) from error
 
 
-def specs(path: Path) -> list[dict]:
-    """The descriptions of all modules in the file `path`; raises ModuleFileError, not for damaged
-    tensors.
-    """
-    place = one_line(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            return [entry["spec"] for entry in _entries(place, file.metadata())]
-    except (OSError, SafetensorError) as error:
-        raise ModuleFileError(f"{place}: cannot be read ({one_line(error)})") from error
-
-
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of names, types and bytes, hexadecimal."""
     found = hashlib.sha256()
@@ -125,23 +113,13 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return found.hexdigest()
 
 
-def _plain(module: Module) -> dict[str, Tensor]:
-    """Its tensors by name, each in memory of its own on the CPU."""
-    return {
-        name: value.detach().cpu().clone().contiguous()
-        for name, value in module.state_dict().items()
-    }
-
-
 def _entry(kind: str, spec: dict, tensors: Mapping[str, Tensor], prefix: str = "") -> dict:
     """What a file says of a module whose tensors have names that begin with `prefix`."""
-    return dict(zip(FIELDS, (kind, prefix, spec, digest(tensors)), strict=True))
+    return {"kind": kind, "prefix": prefix, "spec": spec, "sha256": digest(tensors)}
 
 
 def _write(path: Path, entries: list[dict], tensors: dict[str, Tensor]) -> None:
-    """One entry, as safetensors writes several in any order: the same modules are the same
-    bytes.
-    """
+    """One entry: safetensors writes several in any order, and the same must be the same bytes."""
     ours = json.dumps({"version": VERSION, "modules": entries}, allow_nan=False)
     write_bytes(path, to_bytes(tensors, {ENTRY: ours}))
 
@@ -155,15 +133,14 @@ def _entries(place: str, metadata: Mapping[str, str] | None) -> list[dict]:
         if ours["version"] > VERSION:
             raise ModuleFileError(
                 f"{place}: has version {ours['version']}, written by a newer version of the "
-                "program: this one reads "
-                f"version {VERSION}"
+                f"program: this one reads version {VERSION}"
             )
         entries = [{name: one[name] for name in FIELDS} for one in ours["modules"]]
     except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise ModuleFileError(
             f"{place}: its description is not understood ({one_line(error)})"
         ) from error
-    foreign = [one_line(entry["kind"]) for entry in entries if entry["kind"] not in KINDS]
+    foreign = [one_line(entry["kind"]) for entry in entries if entry["kind"] not in MAKERS]
     if foreign or not entries:
         raise ModuleFileError(
             f"{place}: holds {foreign[0] if foreign else 'nothing'}, no network or policy"
@@ -173,14 +150,9 @@ def _entries(place: str, metadata: Mapping[str, str] | None) -> list[dict]:
 
 def _chosen(place: str, entries: list[dict], env: int | None) -> dict:
     """The module that is asked for."""
-    if env is None and len(entries) == 1:
-        env = 0
-    if env is None:
-        raise ModuleFileError(
-            f"{place}: holds {len(entries)} hosts: say which by env=0 to {len(entries) - 1}"
-        )
-    if not 0 <= env < len(entries):
-        raise ModuleFileError(
-            f"{place}: env={env}: must be 0 to {len(entries) - 1}, the hosts in it"
-        )
-    return entries[env]
+    last = len(entries) - 1
+    if env is None and last:
+        raise ModuleFileError(f"{place}: holds {last + 1} hosts: say which by env=0 to {last}")
+    if not 0 <= (env or 0) <= last:
+        raise ModuleFileError(f"{place}: env={env}: must be 0 to {last}, the hosts in it")
+    return entries[env or 0]

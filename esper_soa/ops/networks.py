@@ -5,12 +5,13 @@ Files have the number of their round in their names, as checkpoints have: `best_
 until a later round ends with a better host, `hosts_000006.safetensors` beside
 `checkpoint_000006.pt`. A run that goes on from a checkpoint finds what was the best host then, as
 the ones before are kept while a checkpoint needs them. Where ranks share out the hosts, all look
-for the best in the same order, and the first one writes. Called by the trainer.
+for the best in the same order, and the first one writes.
 """
 
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from esper_soa.config import TrainConfig
@@ -19,7 +20,7 @@ from esper_soa.env.world import World
 from esper_soa.nets.grown import Grown, Pixels, Residents, grown_hosts
 from esper_soa.ops.files import LOGGER, Unwritten
 from esper_soa.ops.module_files import ModuleFileError, load, save, save_hosts
-from esper_soa.ops.rundir import RunFolder, package_versions, round_of_network, rounds_of
+from esper_soa.ops.rundir import RunFolder, package_versions, rounds_of
 
 BEST = "networks/best"  # what files are called that could not be written
 HOSTS = "networks/hosts"
@@ -43,24 +44,22 @@ class Networks:
         self.newest: tuple[Standing, int] | None = None
 
     def go_back(self, rounds: int) -> None:
-        """The run goes on after `rounds` rounds: later files are dropped, and the best host is that
-        of then.
-        """
+        """The run goes on after `rounds` rounds: later files go, the best host is that of then."""
         self.best = self.ranks.from_first(partial(self._found_best, rounds))
 
     def _found_best(self, rounds: int) -> dict | None:
-        for path in self._files("best") + self._files("hosts"):
-            if round_of_network(path) > rounds:
-                path.unlink(missing_ok=True)
-        for path in reversed(self._files("best")):
+        for kind in ("best", "hosts"):
+            for path in self.folder.network_files(kind):
+                if rounds_of(path) > rounds:
+                    path.unlink(missing_ok=True)
+        for path in reversed(self.folder.network_files("best")):
             try:
                 return load(path).spec
             except ModuleFileError as error:
                 LOGGER.warning("networks %s: it is passed over", error)
         if rounds:
             LOGGER.warning(
-                "networks the best host so far is not there: that of the rounds to come will "
-                "be "
+                "networks the best host so far is not there: that of the rounds to come will be "
                 "the best"
             )
         return None
@@ -68,9 +67,21 @@ class Networks:
     def follow(self, standing: Standing, number: int) -> None:
         """Round `number` (from 1) has ended with these hosts: write the best one where it is the
         best of the run.
+
+        That is: a higher validation accuracy, or the same with fewer parameters; of equals the
+        earlier, then the lower env. A host that was rolled back at its last env-step has no
+        accuracy, and is never the best.
         """
         self.newest = standing, number
-        self.look(standing, number)
+        accuracies = standing.accuracy.nan_to_num(nan=-math.inf).tolist()
+        highest = max(accuracies)
+        if highest > -math.inf and (self.best is None or highest >= self.best["accuracy"]):
+            envs = [env for env, accuracy in enumerate(accuracies) if accuracy == highest]
+            found = self.ranks.of_all(self.own_hosts(standing, number, envs))
+            first = min(chain(*found), key=lambda host: host.spec["parameters"])
+            if self.best is None or _rank(first.spec) > _rank(self.best):
+                self.best = first.spec
+                self.waiting = first
         if self.waiting is not None and self.ranks.first:
             with self.unwritten.noting(BEST):
                 save(self.waiting.network(), self._path("best", self.waiting.spec["round"]))
@@ -78,63 +89,26 @@ class Networks:
 
     def keep(self) -> None:
         """Write all hosts of the newest round, as long as they are what they were then."""
-        if self.newest is not None:
-            standing, number = self.newest
-            parts = self.ranks.at_first(
-                self.own_hosts(standing, number, range(len(standing.accuracy)))
-            )
-            if not self.ranks.first:
-                return
-            with self.unwritten.noting(HOSTS):
-                save_hosts([host for hosts in parts for host in hosts], self._path("hosts", number))
-
-    def look(self, standing: Standing, number: int) -> None:
-        """Hold the best host of round `number` (from 1), where it is better than all before.
-
-        That is: a higher validation accuracy, or the same with fewer parameters; of equals the
-        earlier, then the lower env. A host that was rolled back at its last env-step has no
-        accuracy, and is never the best.
-        """
-        accuracies = standing.accuracy.tolist()
-        finite = [accuracy for accuracy in accuracies if math.isfinite(accuracy)]
-        highest = max(finite, default=-math.inf)
-        if not finite or (self.best is not None and highest < self.best["accuracy"]):
+        if self.newest is None:
             return
-        envs = [env for env, accuracy in enumerate(accuracies) if accuracy == highest]
-        found = min(self.hosts(standing, number, envs), key=lambda host: host.spec["parameters"])
-        if self.best is None or _rank(found.spec) > _rank(self.best):
-            self.best = found.spec
-            self.waiting = found
+        standing, number = self.newest
+        parts = self.ranks.at_first(self.own_hosts(standing, number, range(len(standing.accuracy))))
+        if self.ranks.first:
+            with self.unwritten.noting(HOSTS):
+                save_hosts(list(chain(*parts)), self._path("hosts", number))
 
     def tidy(self) -> None:
-        """Drop what no checkpoint needs: of each kind, all but the newest of those that the oldest
-        has seen.
-        """
-        checkpoints = [rounds_of(path) for path in self.folder.checkpoints()]
+        """Keep, of what the oldest checkpoint has seen, the newest file of each kind."""
+        oldest = min(map(rounds_of, self.folder.checkpoints()), default=0)
         for kind in ("best", "hosts"):
-            seen = [
-                path
-                for path in self._files(kind)
-                if round_of_network(path) <= min(checkpoints, default=0)
-            ]
-            for path in seen[:-1]:
+            files = self.folder.network_files(kind)
+            for path in [path for path in files if rounds_of(path) <= oldest][:-1]:
                 path.unlink(missing_ok=True)
 
-    def hosts(self, standing: Standing, number: int, envs: Sequence[int]) -> list[Grown]:
-        """These hosts of round `number` (from 1), whichever ranks have them."""
-        return [
-            host
-            for hosts in self.ranks.of_all(self.own_hosts(standing, number, envs))
-            for host in hosts
-        ]
-
     def own_hosts(self, standing: Standing, number: int, envs: Sequence[int]) -> list[Grown]:
-        """Those of them that this rank has."""
+        """Those of these hosts of round `number` (from 1) that this rank has."""
         own = [env for env in envs if env in self.ranks.share(len(standing.accuracy))]
         return measured_hosts(self.world, self.cfg, standing, number, own) if own else []
-
-    def _files(self, kind: str) -> list[Path]:
-        return self.folder.network_files(kind)
 
     def _path(self, kind: str, number: int) -> Path:
         self.folder.networks.mkdir(exist_ok=True)
@@ -162,13 +136,9 @@ def measured_hosts(
         "version": package_versions()["esper-soa"],
     }
     rows = [env - world.ranks.first_env for env in envs]
-    found = grown_hosts(
-        world.rules.nets.shape,
-        world.weights,
-        rows,
-        [residents[env] for env in envs],
-        Pixels(images.mean, images.std),
-    )
+    mine = [residents[env] for env in envs]
+    pixels = Pixels(images.mean, images.std)
+    found = grown_hosts(world.rules.nets.shape, world.weights, rows, mine, pixels)
     for env, host in zip(envs, found, strict=True):
         scores = {"accuracy": float(standing.accuracy[env]), "loss": float(standing.loss[env])}
         known = {name: value if value == value else None for name, value in scores.items()}

@@ -2,14 +2,14 @@
 with one.
 
 A file of a policy is sealed as a checkpoint is, and holds tensors and plain values alone: the sizes
-of the network, what the learner takes over, and facts about its making. `benchmarks.ship` makes
-such files, `policy.init` reads them; a checkpoint of a run serves as well.
+of the network, what the learner takes over, and facts about its making. A checkpoint of a run
+serves as well.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,33 +19,53 @@ from esper_soa.agent.policy import BLUEPRINT_TABLES, with_blueprints
 from esper_soa.agent.ppo import Learner
 from esper_soa.config import flat_settings
 from esper_soa.errors import UserError, one_line
-from esper_soa.ops.checkpoint import CheckpointError, Content, load_checkpoint, save_checkpoint
+from esper_soa.ops.checkpoint import (
+    CheckpointError,
+    Content,
+    load_checkpoint,
+    misfit,
+    save_checkpoint,
+    unlike,
+)
 from esper_soa.ops.files import LOGGER
-from esper_soa.ops.record import policy_fault, unlike
-from esper_soa.ops.resume import Saved, saved_run
+from esper_soa.ops.resume import Saved, own_blueprints, saved_run
 from esper_soa.ops.rundir import passed_over
 from esper_soa.ops.shipped import find_policy
-from esper_soa.registry import is_reference, name_in
+from esper_soa.registry import name_in
 from esper_soa.vocabulary import BLUEPRINT_NAMES
 
 FORMAT = "esper_soa policy"  # what tells a policy's file from a checkpoint of a run
 VERSION = 1
 # the fact that names users' own, in the order of their codes; absent where there are none
 OWN = "blueprints"
-TAKEN = (
-    "policy",
-    "reward",
-    "value",
-)  # parts of a learner's state: weights with observation statistics, normalisers
+# parts of a learner's state: weights with observation statistics, normalisers
+TAKEN = ("policy", "reward", "value")
 
 
-class Pretrained(NamedTuple):
+@dataclass
+class PolicyFacts:
+    """What a policy has learned on; its maker may say more."""
+
+    rounds: int
+    tasks: list[str]
+    data: list[str]
+    blueprints: list[str]  # users' own, see OWN
+
+
+@dataclass
+class PolicyFile:
+    """What a policy's file holds beside format and version."""
+
+    network: dict[str, int]  # policy.network.*
+    learner: dict  # the parts TAKEN of a learner's state
+    facts: dict  # PolicyFacts and more
+
+
+@dataclass
+class Pretrained(PolicyFile):
     """A policy that somebody else has learned."""
 
     init: str  # how it was asked for
-    network: dict  # policy.network.*
-    state: dict  # the parts TAKEN of a learner's state
-    facts: dict  # rounds, tasks and data that it has learned on, and more where its maker says more
 
     def __str__(self) -> str:
         """Which policy it is and where it comes from, in one line."""
@@ -63,14 +83,8 @@ def save_policy(path: Path, saved: Saved, facts: Mapping[str, Content]) -> None:
     written.
     """
     learned = _of_run(str(path), saved)
-    content: dict[str, Content] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "network": dict(learned.network),
-        "learner": learned.state,
-        "facts": learned.facts | dict(facts),
-    }
-    save_checkpoint(path, content)
+    held = PolicyFile(learned.network, learned.learner, learned.facts | dict(facts))
+    save_checkpoint(path, {"format": FORMAT, "version": VERSION, **vars(held)})
 
 
 def load_policy(init: str, device: torch.device) -> Pretrained:
@@ -89,11 +103,15 @@ def load_policy(init: str, device: torch.device) -> Pretrained:
         raise _refusal(
             init, f"its version is {content.get('version')}, this program reads version {VERSION}"
         )
-    fault = policy_fault(content)
+    parts = {name: part for name, part in content.items() if name not in ("format", "version")}
+    fault = misfit(parts, PolicyFile, "the policy")
+    if not fault:
+        told = {OWN: []} | cast(dict, parts["facts"])
+        known = {item.name for item in fields(PolicyFacts)} & told.keys()
+        fault = misfit({name: told[name] for name in known}, PolicyFacts, "facts")
     if fault:
         raise _refusal(init, f"its file is not what this program writes ({one_line(fault)})")
-    parts: dict = content
-    return Pretrained(init, parts["network"], parts["learner"], parts["facts"])
+    return Pretrained(init=init, **cast(dict, parts))
 
 
 def take_over(
@@ -118,12 +136,11 @@ def take_over(
         have = " ".join(f"{name}={sizes[name]}" for name in wrong)
         raise UserError(
             f"policy.init={one_line(learned.init)}: its network is of another size. Give "
-            f"{give} "
-            f"(instead of {have})"
+            f"{give} (instead of {have})"
         )
     like = {name: part for name, part in learner.state_dict().items() if name in TAKEN}
     known = (*BLUEPRINT_NAMES, *learned.facts.get(OWN, []))
-    state = dict(learned.state)
+    state = dict(learned.learner)
     if "policy" in state:
         state["policy"] = _for_blueprints(state["policy"], known, blueprints)
     fault = unlike(state, like, "learner")
@@ -164,19 +181,14 @@ def _of_run(init: str, saved: Saved) -> Pretrained:
     rounds = saved.progress.rounds_done
     task = str(settings.get("task.name"))
     facts: dict = {"rounds": rounds, "tasks": [task], "data": [saved.data["name"]]}
-    offered = settings.get("task.blueprints")
-    own = (
-        [name_in(name) for name in offered if is_reference(str(name))]
-        if isinstance(offered, list)
-        else []
-    )
+    own = list(map(name_in, own_blueprints(saved.settings)))
     facts |= {OWN: own} if own else {}
-    network = {
+    network: dict = {
         name: settings.get(f"policy.network.{name}", size)
         for name, size in asdict(NetworkConfig()).items()
     }
     state = {name: part for name, part in saved.learner.items() if name in TAKEN}
-    return Pretrained(init, network, state, facts)
+    return Pretrained(network, state, facts, init)
 
 
 def _refusal(init: str, why: str) -> CheckpointError:

@@ -1,14 +1,15 @@
 """What a checkpoint of a run holds beside the learner, and the rules for going on from it.
 
-The trainer fills a `Progressed` and asks `check_settings` and `check_data` before it goes on. No
-random state is kept: every random number is a hash of seed, round, env and env-step, so the
+No random state is kept: every random number is a hash of seed, round, env and env-step, so the
 counters are enough to continue bit for bit.
 """
 
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -18,14 +19,17 @@ from esper_soa.config import TrainConfig, flat_settings
 from esper_soa.env.topology import Topology
 from esper_soa.errors import UserError, one_line
 from esper_soa.nets.datasets import ImageSet
-from esper_soa.ops.checkpoint import CheckpointError, Content, load_checkpoint
+from esper_soa.ops.anomaly import WatchState
+from esper_soa.ops.checkpoint import CheckpointError, Content, load_checkpoint, misfit, unlike
 from esper_soa.ops.files import LOGGER, reason_of
+from esper_soa.ops.final_table import SeedCounts
 from esper_soa.ops.json_lines import keep_rounds
 from esper_soa.ops.metrics import RoundResult
-from esper_soa.ops.record import record_fault, unlike
 from esper_soa.ops.rundir import RunFolder, package_versions
+from esper_soa.registry import is_reference
 from esper_soa.state import STATE_FLOAT
 from esper_soa.telemetry.table_files import keep_tables
+from esper_soa.vocabulary import CNN_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Blueprint
 
 # What may be another value in the run that goes on; a name with a dot at the end stands for all
 # settings under it. data.name and data.root may, as the images themselves are compared.
@@ -54,14 +58,15 @@ MAY_CHANGE = (
     "data.name",
     "data.root",
 )
+LARGEST = 2**53  # of counts and sums
+OUTCOMES = 3  # numbers per point of a Pareto front
+SEEDS = {one.name for one in fields(SeedCounts)}
 ABSENT = "(absent)"
 
 
 @dataclass
 class Played:
-    """How the hosts of a round ended: what its control is told, and what the final table compares
-    with it.
-    """
+    """How the hosts of a round ended, for its control and the final table."""
 
     accuracies: list[float]  # per env, percent
     parameters: list[float]
@@ -73,17 +78,28 @@ class Played:
     @classmethod
     def of(cls, result: RoundResult) -> "Played":
         """The record of a round."""
-        grown = {name: part.tolist() for name, part in result.topology._asdict().items()}
-        return cls(result.accuracies, result.parameters, result.train_flop, **grown)
+        grown = (part.tolist() for part in result.topology)
+        return cls(result.accuracies, result.parameters, result.train_flop, *grown)
 
     @property
     def topology(self) -> Topology:
         """The topology, on the host."""
-        return Topology(
-            torch.tensor(self.blueprint),
-            torch.tensor(self.blend),
-            torch.tensor(self.alpha, dtype=STATE_FLOAT),
-        )
+        alpha = torch.tensor(self.alpha, dtype=STATE_FLOAT)
+        return Topology(torch.tensor(self.blueprint), torch.tensor(self.blend), alpha)
+
+    def of_hosts(self, envs: int, slots: int, num_own: int) -> bool:
+        """Whether it is of so many hosts and slots, and of blueprints that they have."""
+        try:
+            codes, blends, alpha = self.topology
+        except (ValueError, RuntimeError):  # ragged
+            return False
+        sizes = {len(self.accuracies), len(self.parameters), len(self.train_flop)}
+        if sizes != {envs} or {codes.shape, blends.shape, alpha.shape} != {(envs, slots)}:
+            return False
+        known = (codes <= max(CNN_BLUEPRINTS)) | (codes >= NUM_BLUEPRINTS)
+        known &= (codes >= Blueprint.NONE) & (codes < NUM_BLUEPRINTS + num_own)
+        known &= (blends >= Blend.ADD) & (blends <= Blend.GATE)
+        return bool(known.all())
 
 
 @dataclass
@@ -110,9 +126,9 @@ class Saved:
 
     progress: Progressed
     settings: dict
-    data: dict[str, str]
-    versions: dict
-    watch: dict
+    data: dict[str, str]  # name, source, identity
+    versions: dict[str, str | None]
+    watch: WatchState
     learner: dict | None
 
 
@@ -122,24 +138,59 @@ def read_run(path: Path, device: torch.device) -> Saved:
 
 
 def saved_run(path: Path, content: Mapping[str, Content]) -> Saved:
-    """The run that the checkpoint `path` with this content is of; raises CheckpointError where it
-    is of none.
-    """
-    fault = record_fault(content)
+    """The run of a checkpoint's content; raises CheckpointError where it is of none."""
+    parts: dict = dict(content)
+    if isinstance(parts.get("progress"), dict):  # older runs could not end episodes early
+        parts["progress"] = {"cut_off": 0} | parts["progress"]
+    fault = misfit(parts, Saved, "the record")
+    if not fault:
+        recent = [Played(**played) for played in parts["progress"]["recent"]]
+        progress = Progressed(**parts["progress"] | {"recent": recent})
+        saved = Saved(**parts | {"progress": progress, "watch": WatchState(**parts["watch"])})
+        fault = _fault(saved)
     if fault:
         raise CheckpointError(
             f"checkpoint {one_line(path)}: is not of a training run ({one_line(fault)})"
         )
-    parts: dict = dict(content)
-    progress = Progressed(**parts["progress"])
-    progress.recent = [Played(**played) for played in parts["progress"]["recent"]]
-    return Saved(**(parts | {"progress": progress}))
+    return saved
+
+
+def _fault(saved: Saved) -> str:
+    """What does not hang together in a record whose parts are of their types."""
+    done = saved.progress
+    envs = saved.settings.get("envs")
+    slots = saved.settings.get("slots")
+    if saved.data.keys() != {"name", "source", "identity"}:
+        return "data is of no images"
+    try:
+        json.dumps(saved.settings)
+    except (TypeError, ValueError):
+        return "settings are not plain values"
+    counts = (done.rounds_done, done.cut_off, done.seconds, done.alpha_rows, *done.seeds.values())
+    if not all(0 <= count <= LARGEST for count in counts) or not done.best_accuracy <= 100:
+        return "progress counts what cannot be"
+    if done.rounds_done == 0:
+        return ""
+    num_own = len(own_blueprints(saved.settings))
+    fits = (
+        isinstance(slots, list)
+        and 0 < len(done.recent) <= done.rounds_done
+        and len(done.rewards) == envs
+        and all(one.of_hosts(envs, len(slots), num_own) for one in done.recent)
+        and all(len(point) == OUTCOMES for point in done.front)
+        and done.seeds.keys() >= SEEDS
+    )
+    return "" if fits else "progress is not of settings.envs and settings.slots"
+
+
+def own_blueprints(settings: Mapping[str, object]) -> list[str]:
+    """References of the blueprints of a user's own that settings list."""
+    listed = flat_settings(settings).get("task.blueprints")
+    return list(filter(is_reference, map(str, listed))) if isinstance(listed, list) else []
 
 
 def restore_learner(learner: Learner, saved: Saved, path: Path) -> None:
-    """Give the learner its state back, all or nothing; raises CheckpointError where it does not
-    fit.
-    """
+    """Give the learner its state back, all or nothing; CheckpointError where it does not fit."""
     fault = unlike(saved.learner, learner.state_dict(), "learner")
     if fault:
         raise CheckpointError(
@@ -149,31 +200,24 @@ def restore_learner(learner: Learner, saved: Saved, path: Path) -> None:
 
 
 def restore_policy(policy: RecurrentPolicy, saved: Saved) -> None:
-    """Give the learned policy its weights back, all or nothing; raises CheckpointError where they
-    do not fit.
-    """
+    """Give the policy its weights back, all or nothing; CheckpointError where they do not fit."""
     weights = (saved.learner or {}).get("policy")
     fault = unlike(weights, policy.state_dict(), "policy")
-    if fault or not isinstance(weights, dict):
+    if fault:
         raise CheckpointError(
             f"checkpoint: the policy does not fit its own settings ({one_line(fault)})"
         )
-    policy.load_state_dict(weights)
+    policy.load_state_dict(cast(dict, weights))
 
 
 def run_content(
     progress: Progressed, cfg: TrainConfig, images: ImageSet, watch: dict, learner: dict | None
 ) -> dict:
     """What `read_run` reads back. The learner's tensors are held, not copied."""
-    data: dict[str, Content] = {
-        "name": images.name,
-        "source": images.source,
-        "identity": images.identity,
-    }
     return {
         "progress": asdict(progress),
         "settings": asdict(cfg),
-        "data": data,
+        "data": {"name": images.name, "source": images.source, "identity": images.identity},
         "versions": package_versions(),
         "watch": watch,
         "learner": learner,
@@ -202,21 +246,14 @@ def may_change(name: str) -> bool:
 
 
 def check_settings(saved: Saved, cfg: TrainConfig) -> list[str]:
-    """The harmless changes, one a line; raises UserError, which lists them, for changes that
-    matter.
-    """
+    """The harmless changes; raises UserError, which lists them, for changes that matter."""
     found = changes(saved.settings, asdict(cfg))
-    matter = [f"  {name}: {change}" for name, change in found.items() if not may_change(name)]
+    matter = [f"  {name}: {change}\n" for name, change in found.items() if not may_change(name)]
     if matter:
         free = ", ".join(name + "*" if name.endswith(".") else name for name in MAY_CHANGE)
         raise UserError(
-            "\n".join(
-                [
-                    "resume: these settings are not those of the checkpoint:",
-                    *matter,
-                    f"  These may change: {free}.",
-                ]
-            )
+            "resume: these settings are not those of the checkpoint:\n"
+            f"{''.join(matter)}  These may change: {free}."
         )
     done = saved.progress.rounds_done
     if cfg.rounds < done:
@@ -233,18 +270,17 @@ def check_data(saved: Saved, images: ImageSet) -> None:
     if saved.data["identity"] != images.identity:
         raise UserError(
             "resume: the images are not those of the checkpoint. It was made on "
-            f"{one_line(saved.data['source'])} "
-            f"This is {images.source}"
+            f"{one_line(saved.data['source'])} This is {images.source}"
         )
 
 
 def version_changes(saved: Saved) -> list[str]:
-    """Packages whose version is another than that of the checkpoint, one a line."""
-    now = package_versions()
+    """Packages whose version is another than that of the checkpoint, and what of it, one a line."""
+    before = saved.versions
     return [
-        f"{name}: {one_line(saved.versions.get(name))} -> {now[name]}"
-        for name in now
-        if saved.versions.get(name) != now[name]
+        f"{name}: {one_line(before.get(name))} -> {now}: results may differ in rounding"
+        for name, now in package_versions().items()
+        if before.get(name) != now
     ]
 
 

@@ -1,8 +1,6 @@
 """The folder of a run: where it is, what lies in it, and the two records that make a run
-repeatable.
-
-The entry point makes it and writes config.yaml; the trainer writes versions.json once device and
-data are known. A resumed run goes on in the folder of its checkpoint. Needs no torch.
+repeatable: config.yaml and versions.json. A resumed run goes on in the folder of its checkpoint.
+Needs no torch.
 """
 
 import fcntl
@@ -20,20 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esper_soa.errors import UserError, one_line
-from esper_soa.ops.files import write_text
+from esper_soa.ops.files import reason_of, write_text
 from esper_soa.ops.sealed import CheckpointError, why_broken
 from esper_soa.paths import user_path
 
-RESULTS = (
-    "metrics.jsonl",
-    "episodes.jsonl",
-    "summary.json",
-    "evaluation.json",
-    "best.pt",
-    "networks",
-)
-CHECKPOINT = re.compile(r"checkpoint_(\d{6,18})\.pt")
-NETWORK = re.compile(r"(best|hosts)_(\d{6,18})\.safetensors")
+RESULTS = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt")
+NUMBERED = re.compile(r"(?:checkpoint_(\d{6,18})\.pt|(?:best|hosts)_(\d{6,18})\.safetensors)")
 # What a killed process leaves of a file that it was writing.
 LEFTOVER = re.compile(
     r"(checkpoint_\d{6,18}\.pt|best\.pt|[a-z]+_\d{6,18}\.(safetensors|parquet)|[a-z]+\.(jsonl?|yaml|txt|html))\.\d+\.tmp"
@@ -43,59 +33,29 @@ SWEEP = "sweep_"  # before the time in the name of a sweep's folder
 PACKAGES = ("esper-soa", "torch", "tensordict", "numpy", "hydra-core", "rich")
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunFolder:
     """Paths of everything that a run leaves behind."""
 
     path: Path
 
+    def __post_init__(self) -> None:
+        """Names what the folder may hold."""
+        self.config = self.path / "config.yaml"  # the resolved settings
+        # what was given on the command line, one override a line
+        self.overrides = self.path / "overrides.txt"
+        self.versions = self.path / "versions.json"  # software, machine, device and data
+        self.metrics = self.path / "metrics.jsonl"  # a line per policy update
+        self.episodes = self.path / "episodes.jsonl"  # a line per episode of an env
+        self.summary = self.path / "summary.json"  # the final table
+        self.evaluation = self.path / "evaluation.json"  # what an evaluation found
+        # the checkpoint of the policy that played the best round so far
+        self.best = self.path / "best.pt"
+        self.networks = self.path / "networks"  # the folder of grown networks
+        self.log = self.path / "log.txt"  # what was said on the console, with times
+
     def __fspath__(self) -> str:
         return str(self.path)
-
-    @property
-    def config(self) -> Path:
-        """The resolved settings."""
-        return self.path / "config.yaml"
-
-    @property
-    def overrides(self) -> Path:
-        """What was given on the command line, one override a line."""
-        return self.path / "overrides.txt"
-
-    @property
-    def versions(self) -> Path:
-        """Software, machine, device and data."""
-        return self.path / "versions.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON line per policy update."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def episodes(self) -> Path:
-        """One JSON line per episode of an env."""
-        return self.path / "episodes.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        """The final table as JSON."""
-        return self.path / "summary.json"
-
-    @property
-    def evaluation(self) -> Path:
-        """What an evaluation found."""
-        return self.path / "evaluation.json"
-
-    @property
-    def best(self) -> Path:
-        """The checkpoint of the policy that played the best round so far."""
-        return self.path / "best.pt"
-
-    @property
-    def networks(self) -> Path:
-        """The folder of grown networks."""
-        return self.path / "networks"
 
     def network(self, kind: str, number: int) -> Path:
         """The best host so far, or all hosts (`kind` best, hosts), of round `number`, from 1."""
@@ -103,18 +63,7 @@ class RunFolder:
 
     def network_files(self, kind: str) -> list[Path]:
         """The files of networks of a kind, oldest first."""
-        found = list(self.networks.iterdir()) if self.networks.is_dir() else []
-        named = [
-            (match, path)
-            for match, path in ((NETWORK.fullmatch(path.name), path) for path in found)
-            if match
-        ]
-        return [
-            path
-            for _, path in sorted(
-                (int(match[2]), path) for match, path in named if match[1] == kind
-            )
-        ]
+        return _numbered(self.networks, f"{kind}_*.safetensors")
 
     def checkpoint(self, rounds: int) -> Path:
         """The checkpoint after `rounds` rounds."""
@@ -122,38 +71,24 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """The numbered checkpoints, oldest first."""
-        return [path for _, path in sorted((rounds_of(path), path) for path in self._numbered())]
-
-    def _numbered(self) -> list[Path]:
-        if not self.path.is_dir():
-            return []
-        return [path for path in self.path.iterdir() if CHECKPOINT.fullmatch(path.name)]
-
-    @property
-    def log(self) -> Path:
-        """What was said on the console, with times."""
-        return self.path / "log.txt"
+        return _numbered(self.path, "checkpoint_*.pt")
 
 
 class Start(NamedTuple):
-    """Where a run begins: in a folder of its own, or after a checkpoint in the folder that holds
-    it.
-    """
+    """Where a run begins: afresh, or after a checkpoint in the folder that holds it."""
 
     folder: RunFolder
     checkpoint: Path | None
 
 
-def rounds_of(checkpoint: Path) -> int:
-    """Rounds done at a numbered checkpoint; -1 for another file."""
-    found = CHECKPOINT.fullmatch(checkpoint.name)
-    return int(found[1]) if found else -1
+def rounds_of(path: Path) -> int:
+    """Rounds done at a numbered checkpoint or file of networks; -1 for another file."""
+    found = NUMBERED.fullmatch(path.name)
+    return int(found[1] or found[2]) if found else -1
 
 
-def round_of_network(path: Path) -> int:
-    """The round that a file of networks is of, from 1; 0 for another file."""
-    found = NETWORK.fullmatch(path.name)
-    return int(found[2]) if found else 0
+def _numbered(folder: Path, pattern: str) -> list[Path]:
+    return sorted((path for path in folder.glob(pattern) if rounds_of(path) >= 0), key=rounds_of)
 
 
 def resume_start(resume: str, run_dir: str, name: str, root: str = "runs") -> Start:
@@ -170,8 +105,7 @@ def resume_start(resume: str, run_dir: str, name: str, root: str = "runs") -> St
     if run_dir and user_path("run_dir", run_dir).resolve() != folder:
         raise UserError(
             f"run_dir={one_line(run_dir)}: a resumed run goes on in the folder of its checkpoint, "
-            f"{folder}. "
-            "Leave run_dir out."
+            f"{folder}. Leave run_dir out."
         )
     return Start(_writable(folder, "resume"), path)
 
@@ -198,7 +132,9 @@ def find_checkpoint(given: str, setting: str) -> Path:
     if reason is None:
         return path
     older = [
-        one for one in RunFolder(path.parent).checkpoints() if one != path and not _newer(one, path)
+        one
+        for one in RunFolder(path.parent).checkpoints()
+        if one != path and not rounds_of(one) > rounds_of(path) >= 0
     ]
     whole = next((one for one in reversed(older) if why_broken(one) is None), None)
     raise CheckpointError(
@@ -207,25 +143,14 @@ def find_checkpoint(given: str, setting: str) -> Path:
 
 
 def passed_over(checkpoint: Path) -> list[str]:
-    """What is wrong with the damaged checkpoints that are newer than `checkpoint`, one a line that
-    names both.
-    """
-    newer = [
-        path for path in RunFolder(checkpoint.parent).checkpoints() if _newer(path, checkpoint)
-    ]
-    reasons = [why_broken(path) for path in newer]
+    """What is wrong with damaged checkpoints newer than `checkpoint`; each names both."""
+    found = RunFolder(checkpoint.parent).checkpoints() if rounds_of(checkpoint) >= 0 else []
+    reasons = (why_broken(one) for one in found if rounds_of(one) > rounds_of(checkpoint))
     return [f"{reason}; {checkpoint.name} is taken" for reason in reasons if reason is not None]
 
 
-def _newer(one: Path, other: Path) -> bool:
-    """Whether `one` is of more rounds than the numbered checkpoint `other`."""
-    return rounds_of(one) > rounds_of(other) >= 0
-
-
 def _newest_whole(found: list[Path], label: str) -> Path:
-    """The last of the checkpoints `found` that is not damaged; raises CheckpointError where all
-    are.
-    """
+    """The last of `found` that is not damaged; raises CheckpointError where all are."""
     reasons = []
     for path in reversed(found):
         reason = why_broken(path)
@@ -252,13 +177,9 @@ def _newest_start(run_dir: str, name: str, root: str) -> Start:
 
 def _dated_folders(parent: Path, prefix: str = "") -> list[Path]:
     """Folders named by `prefix` and time in `parent`, newest first."""
-    found = (
-        [path for path in parent.iterdir() if path.name.startswith(prefix)]
-        if parent.is_dir()
-        else []
-    )
-    stamped = [(STAMP.fullmatch(path.name.removeprefix(prefix)), path) for path in found]
-    dated = [(found[1], int(found[2] or 1), path) for found, path in stamped if found]
+    paths = parent.glob(f"{prefix}*")
+    found = {path: STAMP.fullmatch(path.name.removeprefix(prefix)) for path in paths}
+    dated = [(stamp[1], int(stamp[2] or 1), path) for path, stamp in found.items() if stamp]
     return [path for *_, path in sorted(dated, reverse=True)]
 
 
@@ -297,9 +218,17 @@ def open_run_folder(run_dir: str, name: str, root: str = "runs") -> RunFolder:
 
     Raises UserError where the folder cannot be written or already holds the results of a run.
     """
-    if run_dir:
-        return _create(user_path("run_dir", run_dir), "run_dir")
-    return RunFolder(_make_dated(Path(root) / name))
+    if not run_dir:
+        return RunFolder(_make_dated(Path(root) / name))
+    folder = _writable(user_path("run_dir", run_dir), "run_dir")
+    names = [*RESULTS, folder.networks.name, *(path.name for path in folder.checkpoints())]
+    found = [name for name in names if (folder.path / name).exists()]
+    if found:
+        raise UserError(
+            f"run_dir={folder.path}: already holds the results of a run ({', '.join(found)}). "
+            "Choose another folder, or go on with resume=auto."
+        )
+    return folder
 
 
 def open_sweep_folder(sweep_dir: str, name: str, resume: bool, root: str = "runs") -> Path:
@@ -316,9 +245,7 @@ def open_sweep_folder(sweep_dir: str, name: str, resume: bool, root: str = "runs
 
 
 def _make_dated(parent: Path, prefix: str = "") -> Path:
-    """Make a folder that nobody else has, `parent`/`prefix`<time>; raises UserError where it cannot
-    be made.
-    """
+    """Make a folder that nobody else has, `parent`/`prefix`<time>; raises UserError."""
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     path = parent / f"{prefix}{stamp}"
     number = 1
@@ -333,23 +260,8 @@ def _make_dated(parent: Path, prefix: str = "") -> Path:
             raise _unwritable(path, "run_dir", error) from error
 
 
-def _create(path: Path, setting: str) -> RunFolder:
-    folder = _writable(path, setting)
-    found = [name for name in RESULTS if (path / name).exists()] + [
-        file.name for file in folder.checkpoints()
-    ]
-    if found:
-        raise UserError(
-            f"{setting}={path}: already holds the results of a run ({', '.join(found)}). "
-            "Choose another folder, or go on with resume=auto."
-        )
-    return folder
-
-
 def _writable(path: Path, setting: str) -> RunFolder:
-    """The folder `path`, made where it is not there yet; whether it can be written shows when it is
-    claimed.
-    """
+    """The folder `path`, made where it is new; claiming it shows whether it can be written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -358,47 +270,27 @@ def _writable(path: Path, setting: str) -> RunFolder:
 
 
 def _unwritable(path: Path, setting: str, error: OSError) -> UserError:
-    reason = error.strerror or str(error)
-    return UserError(
-        f"{setting}={path}: cannot be written ({reason}). Choose another with run_dir=..."
-    )
+    why = f"cannot be written ({reason_of(error)})"
+    return UserError(f"{setting}={path}: {why}. Choose another with run_dir=...")
 
 
 def drop_unfinished(folder: RunFolder, rounds: int) -> list[str]:
-    """Remove the checkpoints after `rounds` rounds, which a resumed run will make anew; returns
-    their names.
-    """
+    """Remove checkpoints after `rounds` rounds, which will be made anew; returns their names."""
     doomed = [path for path in folder.checkpoints() if rounds_of(path) > rounds]
     for path in doomed:
         path.unlink(missing_ok=True)
     return [path.name for path in doomed]
 
 
-def write_config(folder: RunFolder, resolved_yaml: str, overrides: list[str]) -> None:
-    """Write the resolved settings and the overrides that led to them."""
-    write_config_file(folder, resolved_yaml)
-    write_text(folder.overrides, "".join(f"{line}\n" for line in overrides))
-
-
-def write_config_file(folder: RunFolder, resolved_yaml: str) -> None:
-    """Write the resolved settings alone, as a resumed run does."""
+def write_config(folder: RunFolder, resolved_yaml: str, overrides: list[str] | None = None) -> None:
+    """Write the settings, and the overrides that led to them, which a resumed run keeps."""
     write_text(folder.config, resolved_yaml)
+    if overrides is not None:
+        write_text(folder.overrides, "".join(f"{line}\n" for line in overrides))
 
 
-def write_versions(
-    folder: RunFolder,
-    device: str,
-    data: Mapping[str, str],
-    kernels: Mapping[str, str],
-    state: str,
-    graphs: Mapping[str, str],
-) -> None:
-    """Replace versions.json: packages, source revision, machine, `device` name, facts of data set
-    and kernels.
-
-    kernels: of the networks; state: whether those of the state machine are compiled, and why;
-    graphs: what of the decisions is replayed.
-    """
+def write_versions(folder: RunFolder, device: str, facts: Mapping[str, object]) -> None:
+    """Replace versions.json: software, machine, `device` name, `facts` of data and kernels."""
     record = {
         "python": platform.python_version(),
         "packages": package_versions(),
@@ -406,18 +298,12 @@ def write_versions(
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "device": device,
-        "data": dict(data),
-        "kernels": dict(kernels),
-        "state": state,
-        "graphs": dict(graphs),
     }
-    write_text(folder.versions, json.dumps(record, indent=2) + "\n")
+    write_text(folder.versions, json.dumps(record | dict(facts), indent=2) + "\n")
 
 
 def engine_changes(folder: RunFolder, engine: str) -> list[str]:
-    """That the networks of the run have been computed by another engine than `engine` so far, in
-    one line if so.
-    """
+    """In one line, that another engine than `engine` has computed the networks so far."""
     try:
         before = json.loads(folder.versions.read_text(encoding="utf-8"))["kernels"]["engine"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -426,48 +312,32 @@ def engine_changes(folder: RunFolder, engine: str) -> list[str]:
         return []
     shown = one_line(before)
     return [
-        (
-            f"engine: {shown} -> {engine}: results differ in rounding (compute.engine={shown} asks "
-            "for it again)"
-        )
+        f"engine: {shown} -> {engine}: results differ in rounding (compute.engine={shown} asks for "
+        "it again)"
     ]
 
 
 def package_versions() -> dict[str, str | None]:
     """Versions of the packages that results depend on; None for one that is not installed."""
-    return {name: _package_version(name) for name in PACKAGES}
-
-
-def _package_version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
 
 
 def _git_revision(checkout: Path) -> str | None:
-    """Commit of the checkout, with '+changes' where tracked files differ from it; None outside a
-    checkout.
+    """Commit of the checkout, '+changes' where tracked files differ; None outside of one. It only
+    reads: a run that is cut off must not leave the checkout locked.
     """
     if not (checkout / ".git").exists():
         return None
-    revision = _git(checkout, "rev-parse", "HEAD")
-    if not revision:
-        return None
-    return revision + (
-        "+changes" if _git(checkout, "status", "--porcelain", "--untracked-files=no") else ""
-    )
-
-
-def _git(checkout: Path, *arguments: str) -> str:
-    """What git says; it only reads: a run that is cut off must not leave the checkout locked."""
+    words = ["--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    command = ["git", "--no-optional-locks", "-C", str(checkout), "describe", *words]
     try:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(checkout), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+        return None
+    return done.stdout.strip() or None

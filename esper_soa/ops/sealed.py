@@ -2,8 +2,7 @@
 digest.
 
 A file appears under its name only when it is whole on the disk, and one changed, missing or added
-bit anywhere is found. checkpoint.py puts tensors in and takes them out; rundir.py looks for the
-newest whole file. Needs no torch.
+bit anywhere is found. Needs no torch.
 """
 
 import errno
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from esper_soa.errors import UserError, one_line
+from esper_soa.ops.files import replacing
 from esper_soa.paths import sync
 
 # 3: the policy's weights are shared by all slots; in 2 their shapes went by the number of slots.
@@ -52,73 +52,55 @@ class HashingWriter(io.BufferedWriter):
             raise
 
 
-def temporary_name(name: str) -> str:
-    """What a file called `name` is called while this process writes it."""
-    return f"{name}.{os.getpid()}.tmp"
-
-
 def write_sealed(path: Path, fill: Callable[[BinaryIO], None]) -> None:
     """Replace the file `path` by what `fill` writes and its seal, all or nothing: on a failure the
     old file stays.
 
     Raises OSError with its reason where the disk is full or the folder cannot be written.
     """
-    temporary = path.with_name(temporary_name(path.name))
     try:
-        with HashingWriter(temporary) as file:
-            _fill(file, fill)
+        with replacing(path) as temporary, HashingWriter(temporary) as file:
+            try:
+                fill(file)
+            except RuntimeError as error:  # how torch tells that a write failed
+                if file.failure is None:
+                    raise
+                raise file.failure from error
             file.write(b"\n" + FORMAT + b" %d sha256 " % VERSION)
             file.write(file.digest.hexdigest().encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
         sync(path.parent)
     except OSError as error:
         raise OSError(error.errno or errno.EIO, error.strerror or str(error), str(path)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def open_sealed(path: Path) -> Iterator[BinaryIO]:
-    """The file `path` at its start, once its seal is found to fit; raises CheckpointError where it
-    does not.
-    """
+    """The file `path` at its start; raises CheckpointError where its seal does not fit."""
+    name = f"checkpoint {one_line(path)}"
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise CheckpointError(f"checkpoint {one_line(path)}: not a file")
+            raise CheckpointError(f"{name}: not a file")
         with path.open("rb") as file:
             reason = _flaw(file)
             if reason is not None:
-                raise CheckpointError(f"checkpoint {one_line(path)}: {reason}")
+                raise CheckpointError(f"{name}: {reason}")
             file.seek(0)
             yield file
     except FileNotFoundError as error:
-        raise CheckpointError(f"checkpoint {one_line(path)}: there is no such file") from error
+        raise CheckpointError(f"{name}: there is no such file") from error
     except OSError as error:
-        raise CheckpointError(
-            f"checkpoint {one_line(path)}: cannot be read ({error.strerror or error})"
-        ) from error
+        raise CheckpointError(f"{name}: cannot be read ({error.strerror or error})") from error
 
 
 def why_broken(path: Path) -> str | None:
-    """What is wrong with the sealed file `path`, in a sentence that names it; None where it is
-    whole.
-    """
+    """What is wrong with the sealed file `path`, which is named; None where it is whole."""
     try:
         with open_sealed(path):
             return None
     except CheckpointError as error:
         return str(error)
-
-
-def _fill(file: HashingWriter, fill: Callable[[BinaryIO], None]) -> None:
-    try:
-        fill(file)
-    except RuntimeError as error:  # how torch tells that a write failed
-        if file.failure is None:
-            raise
-        raise file.failure from error
 
 
 def _flaw(file: BinaryIO) -> str | None:
@@ -153,10 +135,6 @@ def _digest(file: BinaryIO, length: int) -> str:
     """SHA-256 of the first `length` bytes, hexadecimal."""
     digest = hashlib.sha256()
     file.seek(0)
-    while length > 0:
-        chunk = file.read(min(CHUNK_BYTES, length))
-        if not chunk:
-            break
-        digest.update(chunk)
-        length -= len(chunk)
+    for start in range(0, length, CHUNK_BYTES):
+        digest.update(file.read(min(CHUNK_BYTES, length - start)))
     return digest.hexdigest()

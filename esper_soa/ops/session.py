@@ -1,8 +1,5 @@
 """What surrounds the work in a run folder: the claim on it, the console, the log, and what could
-not be written.
-
-Opened by the entry point before anything is written to the folder; the trainer and evaluations work
-within it. Needs no torch.
+not be written. Opened before anything is written to the folder. Needs no torch.
 """
 
 import sys
@@ -21,13 +18,6 @@ from esper_soa.ops.interrupt import Interrupted
 from esper_soa.ops.progress import handlers_of, logging_to
 from esper_soa.ops.rundir import RunFolder, claimed
 
-# Warnings of libraries that no user can do anything about: category, message, module that gives
-# them.
-UNHEARD = (
-    # Records of the env state are locked as they are made, in compiled kernels too; nothing ever
-    # unlocks one.
-    (UserWarning, r"Using lock_\(\) inside a compiled graph", r"tensordict\.utils"),
-)
 # Rounds played, accuracy of the last in percent: whether to give up.
 Judge: TypeAlias = Callable[[int, float], bool]
 
@@ -61,9 +51,7 @@ class Session:
                 _log_the_end(self._begun)
 
     def judge(self, rounds: int, accuracies: Sequence[float], save: Callable[[], None]) -> None:
-        """After a round that left the hosts at `accuracies` (percent): where the run is hopeless,
-        `save` it and raise PrunedError.
-        """
+        """Save and raise PrunedError where `accuracies` (percent) leave no hope for the run."""
         accuracy = fmean(accuracies)
         if self.hopeless(rounds, accuracy):
             save()
@@ -78,9 +66,7 @@ class Session:
             )
 
     def finish(self) -> None:
-        """At the end of the work; raises IncompleteError where something is not in the folder that
-        should be.
-        """
+        """At the end of the work; raises IncompleteError where something is not written."""
         self.look_at_console()
         missing = str(self.unwritten)
         if missing:
@@ -118,12 +104,12 @@ def silent_session(folder: RunFolder) -> Iterator[Session]:
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Without the warnings of UNHEARD, by whatever filters (python -W) others were asked for; all
-    others are shown.
+    """Without a warning that no user can do anything about, whatever filters (python -W) others
+    were asked for: records of the env state are locked as they are made, in compiled kernels too.
     """
     with warnings.catch_warnings():
-        for category, message, module in UNHEARD:
-            warnings.filterwarnings("ignore", message, category, module)
+        about = r"Using lock_\(\) inside a compiled graph"
+        warnings.filterwarnings("ignore", about, UserWarning, r"tensordict\.utils")
         yield
 
 

@@ -2,7 +2,7 @@
 and files.
 
 A policy ships as two files of esper_soa/policies: NAME.policy, its weights, and NAME.md, its card.
-Asked by the entry point before a run has a folder, and by pretrained.py. Needs no torch.
+Needs no torch.
 """
 
 from pathlib import Path

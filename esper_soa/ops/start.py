@@ -1,17 +1,13 @@
-"""Where a run with given settings takes place and begins, and whether it has ended: asked by the
-command lines and by `esper_soa.train`.
-
-Needs no torch.
+"""Where a run with given settings takes place and begins, and whether it has ended. Needs no
+torch.
 """
 
 import json
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from dataclasses import asdict
 
 from esper_soa.agent.config import SCRATCH
-from esper_soa.config import TrainConfig, settings_yaml
+from esper_soa.config import TrainConfig, flat_settings
+from esper_soa.ops.found_runs import read_settings
 from esper_soa.ops.rundir import RunFolder, Start, open_run_folder, resume_start
 from esper_soa.ops.shipped import find_policy
 from esper_soa.ops.torchrun import launched_folder, place
@@ -42,19 +38,16 @@ def find_start(settings: TrainConfig, folder: RunFolder) -> Start:
     started them again.
     """
     here = place()
-    if here is not None and (here.restarts or not settings.resume):
+    restarted = here is not None and (here.restarts or not settings.resume)
+    if restarted or settings.resume == "auto":
         return resume_start("auto", str(folder.path), settings.name)
-    if not settings.resume:
-        return Start(open_run_folder(str(folder.path), settings.name), None)
-    if settings.resume == "auto":
-        return resume_start("auto", str(folder.path), settings.name)
-    return resume_start(settings.resume, "", settings.name)
+    if settings.resume:
+        return resume_start(settings.resume, "", settings.name)
+    return Start(open_run_folder(str(folder.path), settings.name), None)
 
 
 def finished_accuracy(folder: RunFolder, settings: TrainConfig) -> float | None:
-    """The final accuracy of the run in `folder`, if it has ended and was of the same settings; else
-    None.
-    """
+    """The final accuracy in `folder`, if the run was of these settings and has ended."""
     if not folder.summary.is_file() or not goes_on_in(folder, settings):
         return None
     try:
@@ -65,15 +58,10 @@ def finished_accuracy(folder: RunFolder, settings: TrainConfig) -> float | None:
 
 
 def goes_on_in(folder: RunFolder, settings: TrainConfig) -> bool:
-    """Whether `settings` ask to go on with what there is, and the run in `folder` was of the
-    same.
-    """
+    """Whether `settings` ask to go on with the run in `folder`, and it was of the same."""
     if settings.resume != "auto":
         return False
-    try:
-        there = OmegaConf.to_container(OmegaConf.load(folder.config))
-    except (OSError, ValueError, OmegaConfBaseException, YAMLError):
-        return False
-    asked = OmegaConf.to_container(OmegaConf.create(settings_yaml(settings)))
+    there = read_settings(folder.config)
     place = {"resume": "", "run_dir": ""}
-    return isinstance(there, dict) and isinstance(asked, dict) and there | place == asked | place
+    asked = flat_settings(asdict(settings))
+    return bool(there) and there | place == asked | place

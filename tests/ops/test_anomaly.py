@@ -6,7 +6,7 @@ import pytest
 
 from esper_soa.config import AnomalyConfig
 from esper_soa.errors import SettingError
-from esper_soa.ops.anomaly import RULES, Watch
+from esper_soa.ops.anomaly import RULES, Watch, WatchState
 
 HEALTHY = {
     "steps": 4.0,
@@ -194,7 +194,7 @@ def test_a_resumed_watch_goes_on_with_streaks_and_does_not_tell_twice() -> None:
     resumed = Watch(AnomalyConfig())
     for _ in range(2):
         names(watch, entropy__op=0.01, ratio_max=9.0)
-    resumed.load_state_dict(watch.state_dict())
+    resumed.load_state_dict(WatchState(**watch.state_dict()))
     assert names(resumed, entropy__op=0.01, ratio_max=9.0) == ["entropy_collapse/op"]
     assert resumed.active == ["ratio_explosion", "entropy_collapse/op"]
 

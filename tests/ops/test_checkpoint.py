@@ -42,26 +42,6 @@ def test_everything_comes_back_bit_for_bit(tmp_path: Path) -> None:
     assert random[1:] == [None, "philox", 0.1, True]
 
 
-def test_saving_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.pt"
-    save_checkpoint(path, {"round": 1})
-    save_checkpoint(path, {"round": 2})
-    assert load_checkpoint(path, CPU) == {"round": 2}
-    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"nowhere\.pt: there is no such file"):
-        load_checkpoint(tmp_path / "nowhere.pt", CPU)
-
-
-def test_a_text_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.pt"
-    path.write_text("these are not tensors\n")
-    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: "):
-        load_checkpoint(path, CPU)
-
-
 def test_the_checkpoint_of_another_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
     torch.save({"state_dict": {"weight": torch.zeros(2)}}, path)

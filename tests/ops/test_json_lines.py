@@ -54,11 +54,3 @@ def test_every_line_is_on_disk_before_the_writer_closes(tmp_path: Path) -> None:
         assert path.read_text() == '{"round":1}\n'
         metrics.write({"round": 2})
     assert [strict(line) for line in path.read_text().splitlines()] == [{"round": 1}, {"round": 2}]
-
-
-def test_a_writer_appends_to_what_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    for number in (1, 2):
-        with MetricsWriter(path) as metrics:
-            metrics.write({"round": number})
-    assert path.read_text() == '{"round":1}\n{"round":2}\n'

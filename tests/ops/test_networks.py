@@ -21,7 +21,7 @@ from esper_soa.env.topology import Standing, standing_of
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops import networks
 from esper_soa.ops.files import IncompleteError, Unwritten
-from esper_soa.ops.module_files import load, specs
+from esper_soa.ops.module_files import load
 from esper_soa.ops.networks import Networks
 from esper_soa.ops.rundir import RunFolder, resume_start
 from esper_soa.state import STATE_FLOAT
@@ -125,14 +125,14 @@ def test_old_files_stay_while_a_checkpoint_needs_them_and_no_longer(undisturbed:
     assert len(old) == 1
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 3, 4, 5])
 def test_a_run_that_was_stopped_and_goes_on_has_the_same_networks_to_the_bit(
-    undisturbed: RunFolder, tmp_path: Path, rounds: int
+    undisturbed: RunFolder, tmp_path: Path
 ) -> None:
-    fresh(settings(rounds=rounds), tmp_path)
+    fresh(settings(rounds=4), tmp_path)
     assert kept(resumed(settings(), tmp_path)) == kept(undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("player", ["random", "ppo"])
 def test_what_was_written_after_the_checkpoint_is_dropped_and_the_best_host_is_that_of_then(
     tmp_path: Path, player: str
@@ -208,7 +208,7 @@ def test_they_are_there_before_the_control_plays(
         "best_000001.safetensors",
         "hosts_000001.safetensors",
     ]
-    assert len(specs(folder.network_files("hosts")[0])) == 3
+    assert load(folder.network_files("hosts")[0], 2).spec["env"] == 2
 
 
 def test_a_best_host_that_could_not_be_written_is_written_after_the_next_round(

@@ -16,13 +16,12 @@ from rich.console import Console
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config import ComputeConfig, EvaluateConfig, TelemetryConfig, TrainConfig
-from esper_soa.errors import UserError, one_line
+from esper_soa.errors import UserError
 from esper_soa.evaluation import build_agent, evaluation_settings
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops import resume
-from esper_soa.ops.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from esper_soa.ops.checkpoint import CheckpointError, load_checkpoint, save_checkpoint, unlike
 from esper_soa.ops.final_table import print_summary, write_summary
-from esper_soa.ops.record import record_fault, unlike
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import session
 from esper_soa.running import Run
@@ -108,8 +107,7 @@ def changed(record: dict, place: Place, value: object) -> dict:
 
 def go_on(job: Run, record: dict, path: Path) -> None:
     """Everything that is done with a record: going on to the final table, and evaluating."""
-    save_checkpoint(path, record)
-    saved = resume.read_run(path, CPU)
+    saved = resume.saved_run(path, record)
     if saved.settings != asdict(job.cfg):  # takes a quarter of a second
         evaluation_settings(saved, EvaluateConfig(checkpoint="given"))
     resume.check_settings(saved, job.cfg)
@@ -122,12 +120,7 @@ def go_on(job: Run, record: dict, path: Path) -> None:
 
 
 def outcome(job: Run, record: dict, path: Path) -> str:
-    """What is told of the record; nothing where it serves. Most that are refused are not written to
-    a file first.
-    """
-    fault = record_fault(record)
-    if fault and len(fault) % 10:
-        return one_line(fault)
+    """What is told of the record; nothing where it serves."""
     try:
         go_on(job, record, path)
     except UserError as error:
@@ -136,7 +129,6 @@ def outcome(job: Run, record: dict, path: Path) -> str:
 
 
 def test_the_record_of_a_real_run_serves(job: Run, record: dict, tmp_path: Path) -> None:
-    assert record_fault(record) == ""
     assert outcome(job, record, tmp_path / "a.pt") == ""
 
 
@@ -168,14 +160,14 @@ def test_every_part_of_a_record_that_is_changed_is_refused_in_words_or_serves(
         (place, value)
         for place in everywhere
         if place[0] == "progress"
-        for value in random.sample((..., *STRANGE), 8)
+        for value in random.sample((..., *STRANGE), 3)
     ]
     others = [
         (place, random.choice((..., *STRANGE)))
         for place in everywhere
         if place[0] not in ("progress", "settings")
     ]
-    assert assert_told_in_words(job, record, counted + others, tmp_path / "a.pt") > 00
+    assert assert_told_in_words(job, record, counted + others, tmp_path / "a.pt") > 200
     random.shuffle(everywhere)
     settings = [
         (place, random.choice((..., *STRANGE))) for place in everywhere if place[0] == "settings"
@@ -199,83 +191,39 @@ def test_every_setting_of_a_record_that_is_changed_is_refused_in_words_or_serves
 @pytest.mark.parametrize(
     ("place", "value", "told"),
     [
-        (("progress",), [], "progress is a list"),
-        (("progress", "rounds_done"), True, "progress.rounds_done is True, no count"),
-        (("progress", "rounds_done"), -1, "progress.rounds_done is -1, no count"),
-        (("progress", "rounds_done"), 1.0, "progress.rounds_done is 1.0, no count"),
-        (
-            ("progress", "rounds_done"),
-            torch.ones(()),
-            "progress.rounds_done is a float32 of shape [], no count",
-        ),
-        (("progress", "seconds"), math.nan, "progress.seconds is nan, not a number from 0 to"),
-        (("progress", "seconds"), ..., "progress lacks seconds"),
-        (("progress", "wings"), 2, "progress has wings"),
-        (("progress", "cut_off"), -1, "progress.cut_off is -1, no count"),
-        (("progress", "seeds", "pruned"), ..., "progress.seeds lacks pruned"),
-        (("progress", "rewards"), [], "progress is of different numbers of envs"),
-        (("progress", "recent"), {}, "progress.recent is a dict"),
-        (("progress", "recent"), [], "progress.recent is of 0 rounds"),
-        (("progress", "recent", 0), ..., "progress.recent is of 0 rounds"),
-        (("progress", "recent", 0, "alpha"), ..., "progress.recent[0] lacks alpha"),
-        (("progress", "recent", 0, "accuracies"), [], "progress is of different numbers of envs"),
-        (
-            ("progress", "recent", 0, "accuracies", 0),
-            101.0,
-            "progress.recent[0].accuracies[0] is 101.0, not a number from 0 to 100",
-        ),
-        (
-            ("progress", "recent", 0, "train_flop", 1),
-            -1.0,
-            "progress.recent[0].train_flop[1] is -1.0, not a number",
-        ),
-        (("progress", "recent", 0, "blueprint"), 1, "progress.recent[0].blueprint is a int"),
-        (("progress", "recent", 0, "blueprint", 0), 1, "progress.recent[0].blueprint[0] is a int"),
-        (
-            ("progress", "recent", 0, "blueprint", 0, 1),
-            8,
-            "progress.recent[0].blueprint[0][1] is 8, not a number from",
-        ),
-        (
-            ("progress", "recent", 0, "blueprint", 0, 1),
-            1.0,
-            "progress.recent[0].blueprint[0] holds other than codes",
-        ),
-        (
-            ("progress", "recent", 0, "blend", 1, 0),
-            0,
-            "progress.recent[0].blend[1][0] is 0, not a number from 1 to 3",
-        ),
-        (
-            ("progress", "recent", 0, "alpha", 1, 0),
-            1.5,
-            "progress.recent[0].alpha[1][0] is 1.5, not a number from 0",
-        ),
-        (("progress", "recent", 0, "alpha", 1), ..., "progress is of different numbers of envs"),
-        (("progress", "recent", 0, "alpha", 1, 0), ..., "progress is not of settings.slots"),
-        (("settings", "slots"), ["r0c0"], "progress is not of settings.slots"),
-        (("progress", "front", 0), [1.0, 2.0], "progress.front[0] has 2 numbers"),
-        (("settings", "envs"), 3, "progress is not of settings.envs=3"),
-        (
-            ("settings", "policy"),
-            {"ppo": torch.ones(1)},
-            "settings.policy.ppo is a float32 of shape [1]",
-        ),
-        (("data", "source"), 3, "data.source is a int"),
-        (
-            ("watch", "gradient_mean"),
-            "high",
-            "watch.gradient_mean is 'high', not a number from 0 to inf",
-        ),
-        (("learner",), 3, "learner is a int"),
-        (("versions",), None, "versions is a NoneType"),
+        (("progress",), [], "the record.progress is a list"),
+        (("progress", "rounds_done"), True, "the record.progress.rounds_done is True"),
+        (("progress", "rounds_done"), -1, "progress counts what cannot be"),
+        (("progress", "seconds"), math.nan, "progress counts what cannot be"),
+        (("progress", "seconds"), ..., "the record.progress lacks seconds"),
+        (("progress", "wings"), 2, "the record.progress has wings"),
+        (("progress", "seeds", "pruned"), ..., "progress is not of"),
+        (("progress", "rewards"), [], "progress is not of"),
+        (("progress", "recent"), [], "progress is not of"),
+        (("progress", "recent", 0, "alpha"), ..., "the record.progress.recent.0 lacks alpha"),
+        (("progress", "recent", 0, "accuracies"), [], "progress is not of"),
+        (("progress", "recent", 0, "blueprint", 0), 1, "the record.progress.recent.0.blueprint.0"),
+        (("progress", "recent", 0, "blueprint", 0, 1), 8, "progress is not of"),
+        (("progress", "recent", 0, "blend", 1, 0), 0, "progress is not of"),
+        (("progress", "recent", 0, "alpha", 1, 0), ..., "progress is not of"),
+        (("settings", "slots"), ["r0c0"], "progress is not of"),
+        (("progress", "front", 0), [1.0, 2.0], "progress is not of"),
+        (("settings", "envs"), 3, "progress is not of"),
+        (("settings", "policy"), {"ppo": torch.ones(1)}, "settings are not plain values"),
+        (("data", "source"), 3, "the record.data.source is 3"),
+        (("data", "source"), ..., "data is of no images"),
+        (("watch", "gradient_mean"), "high", "the record.watch.gradient_mean is a str"),
+        (("learner",), 3, "the record.learner is 3"),
+        (("versions",), None, "the record.versions is None"),
         (("weights",), {}, "the record has weights"),
     ],
 )
 def test_what_is_wrong_with_a_record_is_told_by_place(
-    record: dict, place: Place, value: object, told: str
+    record: dict, tmp_path: Path, place: Place, value: object, told: str
 ) -> None:
-    assert record_fault(changed(record, place, value)).startswith(told)
+    with pytest.raises(CheckpointError) as caught:
+        resume.saved_run(tmp_path, changed(record, place, value))
+    assert f"is not of a training run ({told}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -291,9 +239,9 @@ def test_what_is_wrong_with_a_record_is_told_by_place(
             torch.ones(()),
             "learner.adam.steps is a float32 of shape [] where a float64 of shape []",
         ),
-        (("adam", "steps"), 1.0, "learner.adam.steps is a float where a float64 of shape []"),
+        (("adam", "steps"), 1.0, "learner.adam.steps is 1.0 where a float64 of shape []"),
         (("adam", "second"), ..., "learner.adam lacks second"),
-        (("rounds",), True, "learner.rounds is True, no count"),
+        (("rounds",), True, "learner.rounds is True where a count is wanted"),
         (
             ("value", "mean"),
             torch.tensor(math.nan).double(),

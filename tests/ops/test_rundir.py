@@ -8,7 +8,6 @@ from typing import BinaryIO
 import pytest
 
 from esper_soa.errors import UserError
-from esper_soa.nets.graphs import Replay
 from esper_soa.ops.rundir import (
     RunFolder,
     claimed,
@@ -205,37 +204,18 @@ def test_settings_and_overrides_are_kept(tmp_path: Path) -> None:
     assert folder.overrides.read_text() == "envs=4\n+experiment=smoke\n"
 
 
-KERNELS = {"kind": "native, prebuilt (x86-64-v3)", "sha256": "0123"}
-
-
-def test_versions_name_software_machine_device_and_data(tmp_path: Path) -> None:
+def test_versions_name_software_machine_device_and_what_is_told_of_the_world(
+    tmp_path: Path,
+) -> None:
     folder = RunFolder(tmp_path)
-    write_versions(
-        folder,
-        "cpu (test)",
-        {"name": "fashion32", "source": "embedded", "identity": "abc"},
-        KERNELS,
-        "not compiled",
-        Replay(("policy",), "tried now", ("policy: 1 ms",), ("state machine: left out",)).facts(),
-    )
+    write_versions(folder, "cpu (test)", {"data": {"name": "fashion32"}, "state": "not compiled"})
     record = json.loads(folder.versions.read_text())
-    assert set(record) == {
-        "python",
-        "packages",
-        "git",
-        "platform",
-        "cpu_count",
-        "device",
-        "data",
-        "kernels",
-        "state",
-        "graphs",
-    }
-    tried = "state machine: left out; policy: 1 ms"
-    assert record["graphs"] == {"replayed": "policy", "reason": "tried now", "tried": tried}
-    assert record["kernels"] == KERNELS
-    assert record["state"] == "not compiled"
     assert record["data"]["name"] == "fashion32"
+    assert record["state"] == "not compiled"
+    assert record["python"]
+    assert record["platform"]
+    assert record["cpu_count"]
+    assert "git" in record
     assert record["device"] == "cpu (test)"
     assert record["packages"]["torch"]
     assert record["packages"]["hydra-core"]
