@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 import torch
 from program import ENVIRONMENT, PATIENCE, TINY, command
 
@@ -39,7 +40,7 @@ def finished(
     path = [str(parts)] if parts is not None else []
     path += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path)}
-    return subprocess.run(
+    return warm.run(
         words, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE
     )
 

@@ -1,10 +1,10 @@
 """The page on own images does what it says: its code runs as it stands, in an empty folder."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+import warm
 from program import ENVIRONMENT, PATIENCE
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "images.md"
@@ -18,7 +18,7 @@ def blocks(language: str) -> list[str]:
 
 
 def done(command: list[str], folder: Path) -> str:
-    ended = subprocess.run(
+    ended = warm.run(
         command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
     )
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -1,9 +1,10 @@
 """The tutorial runs as it stands, in an empty folder and a process of its own."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
+
+import warm
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "docs" / "tutorial.ipynb"
 
@@ -16,9 +17,7 @@ def test_the_cells_of_the_tutorial_run_from_top_to_bottom(tmp_path: Path) -> Non
         cell["outputs"] for cell in cells if cell["cell_type"] == "code"
     )  # nothing that ages
     (tmp_path / "tutorial.py").write_text("\n\n".join(code), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "tutorial.py"], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = warm.run([sys.executable, "tutorial.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "legal joint actions: 757 of 1543" in done.stdout
     assert "illegal: [True, True, True, True]" in done.stdout

@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import warm
 import torch
 from grown_hosts import Measured, measured_hosts
 from safetensors.torch import load_file, save_file
@@ -80,7 +80,7 @@ print(json.dumps([digest(net.state_dict()), digest({"out": out.detach()}), net.t
 
 def elsewhere(path: Path, *more: str) -> list:
     """What another process finds in the file."""
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", LOADED, str(path), *more], capture_output=True, text=True, check=True
     )
     return json.loads(done.stdout)
@@ -272,7 +272,7 @@ def test_a_kill_during_the_write_leaves_the_old_file(
     path = tmp_path / "host.safetensors"
     save(net, path)
     before = path.read_bytes()
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", KILLED, str(path), moment], env=os.environ, capture_output=True
     )
     assert done.returncode == -signal.SIGKILL

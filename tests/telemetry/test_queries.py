@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import correlation
 
 import pytest
+import warm
 import torch
 from witness import Witnessed, witnessed_round
 
@@ -328,7 +329,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 
 def asked(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm.run(
         [sys.executable, "-m", "esper_soa.query", *words], capture_output=True, text=True
     )
 

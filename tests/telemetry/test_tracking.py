@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import warm
 from program import ENVIRONMENT, TINY, command, finished
 from rich.console import Console
 
@@ -183,13 +184,15 @@ def test_what_a_tracker_lacks_stands_in_the_summary(
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
-def test_a_missing_package_is_told_with_the_extra_to_install(name: str, tmp_path: Path) -> None:
-    hidden = f"import sys; sys.modules[{name!r}] = None; from esper_soa.train import main; main()"
-    words = [sys.executable, "-c", hidden, *TINY, f"track=[{name}]", "run_dir=run"]
-    done = subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert f"pip install 'esper-soa[{name}]'" in done.stderr
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+def test_a_missing_package_is_told_with_the_extra_to_install(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    for importer in (f"esper_soa.telemetry.trackers.{name}", f"torch.utils.{name}"):
+        monkeypatch.delitem(sys.modules, importer, raising=False)
+    with pytest.raises(UserError, match=rf"pip install 'esper-soa\[{name}\]'"):
+        run(settings(track=[name]), RunFolder(tmp_path))
+    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
@@ -212,7 +215,7 @@ def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
 def test_two_jobs_of_a_sweep_are_two_runs_of_wandb_offline(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="extra wandb")
     words = command("-m", "seed=1,2", "track=[wandb]", "run_dir=sweep", *TINY)
-    done = subprocess.run(
+    done = warm.run(
         words,
         cwd=tmp_path,
         env=ENVIRONMENT | {"WANDB_MODE": "offline"},
