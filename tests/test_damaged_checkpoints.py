@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import warm
 import torch
+import warm
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config import ComputeConfig, EvaluateConfig, TelemetryConfig, TrainConfig

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import warm
 import torch
+import warm
 from program import ENVIRONMENT, PATIENCE, TINY, command
 
 from esper_soa.env.own_reward import sample_inputs

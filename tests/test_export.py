@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import warm
 import torch
+import warm
 from program import TINY, finished
 
 import esper_soa

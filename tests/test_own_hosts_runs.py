@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import warm
 import torch
+import warm
 from program import TINY, finished
 from test_resume import CPU, assert_equal_runs, fresh, resumed, settings
 from torch import nn

@@ -247,7 +247,12 @@ print(run.summary["rounds"])
 
 
 @pytest.mark.parametrize(
-    "imports", ["", "import esper_soa.train", "from esper_soa import train, load"]
+    "imports",
+    [
+        pytest.param("", marks=pytest.mark.slow),
+        "import esper_soa.train",
+        pytest.param("from esper_soa import train, load", marks=pytest.mark.slow),
+    ],
 )
 def test_in_a_fresh_process_whichever_name_is_imported_first(others: Path, imports: str) -> None:
     (others / "theirs.yaml").write_text("size: 3\n")

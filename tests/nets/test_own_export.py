@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import warm
 import torch
+import warm
 
 import esper_soa
 

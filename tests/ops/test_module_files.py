@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import warm
 import torch
+import warm
 from grown_hosts import Measured, measured_hosts
 from safetensors.torch import load_file, save_file
 from torch import nn

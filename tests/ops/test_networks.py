@@ -125,7 +125,9 @@ def test_old_files_stay_while_a_checkpoint_needs_them_and_no_longer(undisturbed:
     assert len(old) == 1
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(
+    "rounds", [1, 4, *(pytest.param(number, marks=pytest.mark.slow) for number in (2, 3, 5))]
+)
 def test_a_run_that_was_stopped_and_goes_on_has_the_same_networks_to_the_bit(
     undisturbed: RunFolder, tmp_path: Path, rounds: int
 ) -> None:
@@ -133,7 +135,7 @@ def test_a_run_that_was_stopped_and_goes_on_has_the_same_networks_to_the_bit(
     assert kept(resumed(settings(), tmp_path)) == kept(undisturbed)
 
 
-@pytest.mark.parametrize("player", ["random", "ppo"])
+@pytest.mark.parametrize("player", [pytest.param("random", marks=pytest.mark.slow), "ppo"])
 def test_what_was_written_after_the_checkpoint_is_dropped_and_the_best_host_is_that_of_then(
     tmp_path: Path, player: str
 ) -> None:

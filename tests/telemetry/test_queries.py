@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import correlation
 
 import pytest
-import warm
 import torch
+import warm
 from witness import Witnessed, witnessed_round
 
 from esper_soa.agent.config import ScheduleConfig

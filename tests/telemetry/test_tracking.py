@@ -2,7 +2,6 @@
 
 import io
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
