@@ -1,5 +1,5 @@
-"""Starts the program in processes of its own, with as little work as possible: what the tests of
-files, signals and streams share.
+"""Starts the program in processes of its own (forks of one that has torch imported, see warm.py),
+with as little work as possible: what the tests of files, signals and streams share.
 """
 
 import os
@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import warm
 
 # Two hosts of 77 parameters on a handful of images: a round takes a tenth of a second, the start
 # some seconds.
@@ -38,25 +40,28 @@ def command(*overrides: str, program: str = "train") -> list[str]:
 
 
 def finished(
-    *overrides: str, folder: Path, program: str = "train", limit: Callable[[], None] | None = None
+    *overrides: str,
+    folder: Path,
+    program: str = "train",
+    limits: dict[int, int] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """The program with `overrides`, run to its end in `folder`; `limit` is called in its process
-    before it starts.
+    """The program with `overrides`, run to its end in `folder`; `limits` of `resource` by their
+    number.
     """
-    return subprocess.run(
+    return warm.run(
         command(*overrides, program=program),
         cwd=folder,
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=PATIENCE,
-        preexec_fn=limit,
+        limits=limits,
     )
 
 
 def started(*overrides: str, folder: Path) -> subprocess.Popen[str]:
     """Training with `overrides`, running in `folder`."""
-    return subprocess.Popen(
+    return warm.Popen(
         command(*overrides),
         cwd=folder,
         env=ENVIRONMENT,

@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import warm
 from program import ENVIRONMENT, PATIENCE, TINY, lines, wait_until
 
 # A job of some seconds beyond its start, with a checkpoint after every round.
@@ -31,7 +32,7 @@ def started_sweep(*overrides: str, folder: Path, **environment: str) -> subproce
     sweep.log.
     """
     with (folder / "sweep.log").open("w") as log:
-        return subprocess.Popen(
+        return warm.Popen(
             sweep_command(*overrides),
             cwd=folder,
             env=ENVIRONMENT | environment,
@@ -46,7 +47,7 @@ def finished_sweep(
     *overrides: str, folder: Path, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """A sweep in `folder`, run to its end."""
-    return subprocess.run(
+    return warm.run(
         sweep_command(*overrides),
         cwd=folder,
         env=ENVIRONMENT | environment,

@@ -26,11 +26,11 @@ IDS = [0, 1, 2, 3, 4]
 # Float fields of the env state that are counted out of whole images, and so equal to the last bit.
 EXACT_FLOATS = ("accuracy_", "contribution", "alpha_goal")
 SETTINGS = {
-    "every advance by an action": Setting(),
     "advancing by itself, fossils ablated": Setting(
         ["r0c0", "r0c1", "r1c0"], auto_forward=True, reward="basic_plus", shared_validation=True
     ),
-    "three batches to an optimiser step": Setting(accumulate=3),
+    "every advance by an action, three batches to an optimiser step": Setting(accumulate=3),
+    "every advance by an action": Setting(),
 }
 
 
@@ -141,7 +141,13 @@ class Coverage:
         assert self.contributions
 
 
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS.keys())
+@pytest.mark.parametrize(
+    "setting",
+    [
+        pytest.param(setting, id=name, marks=pytest.mark.slow if setting == Setting() else [])
+        for name, setting in SETTINGS.items()
+    ],
+)
 def test_envs_together_equal_as_many_plain_loops_through_whole_lives(setting):
     stacked = StackedEnvs(setting, IDS)
     loops = build_loops(stacked)

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 from rich.console import Console
-from tiny_world import CPU, guarded, made_up, tiny_rules, tiny_world, view_of
+from tiny_world import CPU, guarded, made_up, tiny_rules, tiny_settings, tiny_world, view_of
 from torch import Tensor
 from torch._dynamo.utils import counters
 
 from esper_soa.agent.scripted import RandomPolicy
-from esper_soa.env.config import REWARD_MODES, RewardConfig
+from esper_soa.build import build_rules
+from esper_soa.env.config import REWARD_MODES, EarlyStopConfig, RewardConfig
 from esper_soa.env.step import (
     Observed,
     Rules,
@@ -109,15 +110,18 @@ def graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-# The slow lane has the others, of which basic_plus also evaluates fossils and pays from their
-# pools.
-MODES = [
-    mode if mode == "shaped" else pytest.param(mode, marks=pytest.mark.slow)
-    for mode in REWARD_MODES
-]
+def test_one_graph_per_kernel_serves_all_that_may_be_in_it_and_equals_eager_bit_for_bit() -> None:
+    """Modes shared out, one of them a user's own of several terms, and episodes that end early."""
+    reward = RewardConfig(split=["shaped", "parts_of_users:parts"])
+    rules = build_rules(tiny_settings(8, 3, STEPS, reward), CPU)
+    rules = rules._replace(early_stop=EarlyStopConfig(rollbacks=1))
+    play_both(graphs_in_one_piece(), rules, 8)
+    assert graphs() == 2
 
 
-@pytest.mark.parametrize("mode", MODES)
+# Of these basic_plus also evaluates fossils and pays from their pools.
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", REWARD_MODES)
 def test_one_graph_per_kernel_serves_a_whole_episode_and_equals_eager_bit_for_bit(
     mode: str,
 ) -> None:
@@ -128,11 +132,13 @@ def test_one_graph_per_kernel_serves_a_whole_episode_and_equals_eager_bit_for_bi
         assert successes[op] > 0, "the episode was too tame to mean anything"
 
 
+@pytest.mark.slow
 def test_a_single_env_with_one_slot_needs_no_second_graph() -> None:
     play_both(graphs_in_one_piece(), tiny_rules(1, 20), 1)
     assert graphs() == 2
 
 
+@pytest.mark.slow
 def test_a_round_of_a_real_world_needs_no_second_graph() -> None:
     world = tiny_world(3, 2, 16)
     quiet = Progress(3 * 16, Console(file=io.StringIO()), "off")

@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import warm
 from program import ENVIRONMENT, PATIENCE, TINY, command
 
 from esper_soa.command import unheard
@@ -115,16 +116,14 @@ def test_no_file_takes_the_place_of_a_stream_that_was_closed(tmp_path: Path, clo
 
 
 def test_a_mistake_that_nobody_can_be_told_has_its_status(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        command("envs=0"), cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE
-    )
+    process = warm.Popen(command("envs=0"), cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE)
     assert process.stderr is not None
     process.stderr.close()
     assert process.wait(timeout=PATIENCE) == 2
 
 
 def test_what_is_left_to_say_at_the_end_may_fail(tmp_path: Path) -> None:
-    process = subprocess.Popen(
+    process = warm.Popen(
         command("--cfg", "job"),
         cwd=tmp_path,
         env=ENVIRONMENT,
@@ -145,7 +144,7 @@ def test_a_run_whose_reader_is_gone_is_played_and_saved_to_its_end(
     tmp_path: Path, streams: str
 ) -> None:
     errors = subprocess.STDOUT if streams == "both" else subprocess.PIPE
-    process = subprocess.Popen(
+    process = warm.Popen(
         command(*ASKED), cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=errors
     )
     assert process.stdout is not None

@@ -5,13 +5,13 @@ run.
 import json
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import warm
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config import ComputeConfig, EvaluateConfig, TelemetryConfig, TrainConfig
@@ -111,7 +111,7 @@ def test_a_path_that_cannot_be_one_ends_with_status_2_and_one_line(
     tmp_path: Path, module: str, given: bytes
 ) -> None:
     setting = {"train": b"run_dir", "evaluate": b"checkpoint"}[module]
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", f"esper_soa.{module}", setting + b"=" + given],
         cwd=tmp_path,
         env=os.environ | {"HYDRA_FULL_ERROR": "0"},

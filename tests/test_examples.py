@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 from program import ENVIRONMENT, PATIENCE, TINY, command
 
 from esper_soa.env.own_reward import sample_inputs
@@ -39,7 +40,7 @@ def finished(
     path = [str(parts)] if parts is not None else []
     path += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path)}
-    return subprocess.run(
+    return warm.run(
         words, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE
     )
 

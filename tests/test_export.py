@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 from program import TINY, finished
 
 import esper_soa
@@ -28,7 +29,7 @@ def test_a_host_in_all_formats_in_a_process_of_its_own_which_says_nothing_else(
     run: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("onnxscript")
-    done = subprocess.run(
+    done = warm.run(
         [
             sys.executable,
             "-m",

@@ -10,18 +10,18 @@ import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import warm
 from program import ENVIRONMENT, PATIENCE, TINY, command, finished, lines, started, wait_until
 
 TABLE = ("accuracy, mean over hosts (%)", "without growth", "parameters, mean over hosts")
 
 
-def at_most(size: int) -> Callable[[], None]:
-    """Called in a process: no file of it can grow beyond `size` bytes."""
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+def at_most(size: int) -> dict[int, int]:
+    """The limit of a process none of whose files can grow beyond `size` bytes."""
+    return {resource.RLIMIT_FSIZE: size}
 
 
 def assert_ended_with_its_table(done: subprocess.CompletedProcess[str]) -> None:
@@ -45,7 +45,7 @@ def test_a_run_whose_files_have_no_room_ends_with_its_table_and_names_them_in_on
 ) -> None:
     # 5,000 bytes hold the episodes, the log and one of two lines of metrics, but not config.yaml
     # nor any checkpoint
-    done = finished(*TINY, f"run_dir={tmp_path}/run", folder=tmp_path, limit=at_most(5000))
+    done = finished(*TINY, f"run_dir={tmp_path}/run", folder=tmp_path, limits=at_most(5000))
     assert_ended_with_its_table(done)
     assert done.stderr.startswith(f"error: {tmp_path}/run: ")
     assert done.stderr.count("\n") == 1
@@ -70,7 +70,7 @@ def test_a_run_whose_files_have_no_room_ends_with_its_table_and_names_them_in_on
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_log_that_has_no_room_is_named_too(tmp_path: Path) -> None:
-    done = finished(*TINY, f"run_dir={tmp_path}/run", folder=tmp_path, limit=at_most(500))
+    done = finished(*TINY, f"run_dir={tmp_path}/run", folder=tmp_path, limits=at_most(500))
     assert_ended_with_its_table(done)
     for name in ("log.txt", "summary.json", "versions.json", "episodes.jsonl"):
         assert name in done.stderr.splitlines()[-1]
@@ -81,14 +81,14 @@ def test_a_log_that_has_no_room_is_named_too(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_a_run_that_is_stopped_and_cannot_save_says_so_with_status_1(tmp_path: Path) -> None:
     limit = at_most(30000)
-    process = subprocess.Popen(
+    process = warm.Popen(
         command(*TINY, "rounds=500", "run_dir=run", "checkpoint_every=0"),
         cwd=tmp_path,
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=limit,
+        limits=limit,
     )
     wait_until(lambda: bool(lines(tmp_path / "run" / "metrics.jsonl")), process)
     process.send_signal(signal.SIGTERM)
@@ -109,7 +109,7 @@ def test_a_resumed_run_on_a_full_disk_keeps_what_was_there_and_can_go_on_later(
     config, metrics = (tmp_path / "run" / name for name in ("config.yaml", "metrics.jsonl"))
     before = config.read_bytes()
     first = lines(metrics)
-    done = finished(*TINY, "rounds=3", "resume=run", folder=tmp_path, limit=at_most(5000))
+    done = finished(*TINY, "rounds=3", "resume=run", folder=tmp_path, limits=at_most(5000))
     assert_ended_with_its_table(done)
     assert config.read_bytes() == before
     assert lines(metrics) == first
@@ -128,7 +128,7 @@ def test_an_evaluation_whose_files_have_no_room_ends_with_its_table(tmp_path: Pa
     )
     asked = ("checkpoint=run", "run_dir=judged", "policies=[ppo,wait]", "episodes=1")
     done = finished(
-        *asked, "compute.engine=torch", folder=tmp_path, program="evaluate", limit=at_most(300)
+        *asked, "compute.engine=torch", folder=tmp_path, program="evaluate", limits=at_most(300)
     )
     assert done.returncode == 1
     assert "accuracy - rent" in done.stdout

@@ -10,6 +10,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -83,8 +84,14 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 Breaches = Iterator[tuple[int, str]]
 
 
+@cache
+def walked(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """All nodes of a tree, which every rule looks at."""
+    return tuple(ast.walk(tree))
+
+
 def functions(tree: ast.Module) -> Iterator[Function]:
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
+    return (node for node in walked(tree) if isinstance(node, Function))
 
 
 def too_long(tree: ast.Module, limit: int = MAX_STATEMENTS) -> Breaches:
@@ -101,7 +108,7 @@ def too_long(tree: ast.Module, limit: int = MAX_STATEMENTS) -> Breaches:
 
 def parallel_assignments(tree: ast.Module) -> Breaches:
     """`a, b = x, y` where two lines would do; in a swap one value reads the other's target."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
             for target in node.targets:
                 parts = [*(target.elts if isinstance(target, ast.Tuple) else []), *node.value.elts]
@@ -136,7 +143,7 @@ def late_imports(tree: ast.Module, allowed: frozenset[str] = frozenset()) -> Bre
 
 
 def uses_of_any(tree: ast.Module) -> Breaches:
-    for node in ast.walk(tree):
+    for node in walked(tree):
         by_name = isinstance(node, ast.Name) and node.id == "Any"
         by_module = isinstance(node, ast.Attribute) and node.attr == "Any"
         if by_name or by_module:
@@ -144,7 +151,7 @@ def uses_of_any(tree: ast.Module) -> Breaches:
 
 
 def blanket_excepts(tree: ast.Module) -> Breaches:
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.ExceptHandler):
             kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
             names = [kind.id if isinstance(kind, ast.Name) else "" for kind in kinds]
@@ -153,7 +160,7 @@ def blanket_excepts(tree: ast.Module) -> Breaches:
 
 
 def getattr_defaults(tree: ast.Module) -> Breaches:
-    for node in ast.walk(tree):
+    for node in walked(tree):
         called = node.func if isinstance(node, ast.Call) else None
         if (
             isinstance(called, ast.Name)
@@ -164,7 +171,7 @@ def getattr_defaults(tree: ast.Module) -> Breaches:
 
 
 def closures_in_loops(tree: ast.Module) -> Breaches:
-    for loop in ast.walk(tree):
+    for loop in walked(tree):
         if isinstance(loop, ast.For | ast.While):
             for node in ast.walk(loop):
                 if isinstance(node, Function | ast.Lambda):
@@ -173,7 +180,7 @@ def closures_in_loops(tree: ast.Module) -> Breaches:
 
 def enums(tree: ast.Module) -> Breaches:
     """Comparing a tensor with an Enum member gives False inside torch.compile, silently."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "enum":
             yield node.lineno, "enum: codes are plain ints in namespace classes"
         if isinstance(node, ast.Import) and any(name.name == "enum" for name in node.names):
@@ -266,7 +273,7 @@ def missing_docstring(tree: ast.Module) -> Breaches:
 
 def imports_of_tests(tree: ast.Module) -> Breaches:
     """An installation has no tests, and another package may bring a folder of that name."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         yield from ((node.lineno, name) for name in names if name.split(".")[0] == "tests")
@@ -278,7 +285,7 @@ def settings_fields(tree: ast.Module) -> Iterator[ast.AnnAssign]:
     """
     classes = (
         node
-        for node in ast.walk(tree)
+        for node in walked(tree)
         if isinstance(node, ast.ClassDef) and node.name.endswith("Config")
     )
     for part in classes:
@@ -327,7 +334,7 @@ def layer_of(module: str) -> int | None:
 
 def imported_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Modules of the package that are imported, without the package's own name."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.ImportFrom):
             names = [
                 f"{node.module}.{name.name}" if node.module == "esper_soa" else (node.module or "")
@@ -363,7 +370,7 @@ def foreign_engines(tree: ast.Module, module: str) -> Breaches:
     """Imports of parts of an engine by another one, or by a module that does not choose between
     them.
     """
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if not isinstance(node, ast.ImportFrom | ast.Import):
             continue
         before = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
@@ -392,9 +399,15 @@ RULES = (
 )
 
 
-def breaches_of(path: Path) -> list[str]:
+@cache
+def parsed(path: Path) -> tuple[str, ast.Module]:
+    """A file, its text and its tree."""
     text = path.read_text(encoding="utf-8")
-    tree = ast.parse(text)
+    return text, ast.parse(text)
+
+
+def breaches_of(path: Path) -> list[str]:
+    text, tree = parsed(path)
     name = path.relative_to(PACKAGE).as_posix()
     module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     found = [breach for rule in RULES for breach in rule(tree)]
@@ -430,7 +443,7 @@ def test_file_keeps_the_house_style(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PLUGINS, ids=lambda path: path.name)
 def test_a_plugin_of_hydra_keeps_the_house_style(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    _, tree = parsed(path)
     allowed = frozenset(name for file, name in LATE_IMPORTS if file == path.name)
     found = [
         breach
@@ -442,7 +455,7 @@ def test_a_plugin_of_hydra_keeps_the_house_style(path: Path) -> None:
 
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.name)
 def test_a_benchmark_runs_without_the_tests(path: Path) -> None:
-    assert list(imports_of_tests(ast.parse(path.read_text(encoding="utf-8")))) == []
+    assert list(imports_of_tests(parsed(path)[1])) == []
 
 
 # torch refuses to read the old ones once convolutions and LSTM differ in theirs.
@@ -481,13 +494,7 @@ def test_every_setting_says_beside_it_what_it_means(path: Path) -> None:
 
 
 def test_the_settings_were_found() -> None:
-    assert (
-        sum(
-            len(list(settings_fields(ast.parse(path.read_text(encoding="utf-8")))))
-            for path in SETTINGS
-        )
-        > 150
-    )
+    assert sum(len(list(settings_fields(parsed(path)[1]))) for path in SETTINGS) > 150
 
 
 FIELD = "@dataclass\nclass PartConfig:\n"

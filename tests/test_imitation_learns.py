@@ -64,6 +64,7 @@ def agreement(learner: Learner, rollout: Rollout) -> float:
     return agreed / free
 
 
+@pytest.mark.slow  # agent/test_imitation.py has the cheap twins
 @pytest.mark.timeout(600)
 def test_a_policy_agrees_with_its_teacher_on_hosts_that_it_has_not_met() -> None:
     cfg = settings()

@@ -3,13 +3,13 @@ a library.
 """
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import warm
 from program import TINY, finished
 from test_resume import CPU, assert_equal_runs, fresh, resumed, settings
 from torch import nn
@@ -152,14 +152,12 @@ def test_the_code_of_a_host_of_parts_stands_alone_and_that_of_modules_needs_them
         f"import sys; sys.path[:0] = {[str(TESTS), str(TESTS.parent)]!r}; import hosts_of_users; "
         * imported
     )
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", found + code], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     if imported:
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-        )
+        done = warm.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
         assert "import hosts_of_users first" in done.stderr
 
 

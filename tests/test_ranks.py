@@ -130,6 +130,7 @@ def test_two_ranks_play_and_learn_what_one_process_does(alone: Path, tmp_path: P
     assert "ranks: 2" in lines(shared / "config.yaml")
 
 
+@pytest.mark.slow  # test_two_ranks_play_and_learn_what_one_process_does is the cheap twin
 def test_two_ranks_play_what_one_process_does_where_episodes_end_early(tmp_path: Path) -> None:
     """Those of the second rank all do, long before the first rank's are over."""
     early = (

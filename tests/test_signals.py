@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+import warm
 from program import (
     ENVIRONMENT,
     PATIENCE,
@@ -153,7 +154,7 @@ def test_a_launcher_that_requeues_on_sigusr2_finds_the_checkpoint_and_the_run_go
 ) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    process = subprocess.Popen(
+    process = warm.Popen(
         [sys.executable, "-c", LAUNCHER, str(folder), *LONG],
         stdout=subprocess.PIPE,
         text=True,
@@ -256,7 +257,7 @@ def test_an_evaluation_that_is_stopped_ends_at_once_with_one_line(
     assert (
         finished(*TINY, "rounds=1", "control=none", "run_dir=run", folder=tmp_path).returncode == 0
     )
-    process = subprocess.Popen(
+    process = warm.Popen(
         command(
             "checkpoint=run",
             "run_dir=judged",

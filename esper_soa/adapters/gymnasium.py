@@ -37,9 +37,9 @@ def observation_space(envs: FlatEnvs) -> spaces.Dict:
 
 def action_space(envs: FlatEnvs) -> spaces.Space:
     """Of one env: a joint action, or a choice per head."""
-    return (
-        spaces.Discrete(envs.num_actions) if envs.joint else spaces.MultiDiscrete(envs.head_sizes)
-    )
+    if envs.joint:
+        return spaces.Discrete(envs.num_actions)
+    return spaces.MultiDiscrete(list(envs.head_sizes))
 
 
 def arrays(shown: Shown) -> Arrays:

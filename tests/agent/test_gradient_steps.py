@@ -252,6 +252,13 @@ def test_a_unit_is_dropped_below_a_tenth_and_kept_from_there_on() -> None:
         )
 
 
+def test_a_step_without_a_gradient_among_others_skips_no_update() -> None:
+    learner = learner_of(epochs=1)
+    learner.skipped = 1
+    learner._count_({"steps": 5.0, "not_finite_steps": 1.0})
+    assert (learner.train_steps, learner.skipped) == (1, 0)
+
+
 @pytest.mark.parametrize(("skipped", "ends"), [(1, False), (2, True)])
 def test_the_third_update_in_a_row_without_a_gradient_ends_the_run(
     skipped: int, ends: bool

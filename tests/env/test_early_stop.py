@@ -342,6 +342,7 @@ def test_a_simulator_whose_episodes_have_all_ended_early_begins_anew() -> None:
     assert [one.truncated for one in sim.episode()] == [False, False, False, True]
 
 
+@pytest.mark.slow  # test_compiled_equals_eager.py has the cheap twin
 def test_compiled_kernels_are_one_graph_and_the_same() -> None:
     rules = tiny_rules(2, STEPS)._replace(
         early_stop=EarlyStopConfig(patience=1, min_delta=100, min_steps=1)

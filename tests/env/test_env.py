@@ -15,7 +15,7 @@ from esper_soa.env.topology import Topology, topology_of
 from esper_soa.env.world import World
 from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.progress import Progress
-from esper_soa.vocabulary import Blend, Blueprint, Stage
+from esper_soa.vocabulary import Blend, Blueprint, Op, Stage
 
 ENVS = 3
 SLOTS = 2
@@ -72,6 +72,14 @@ def test_an_action_needs_something_that_was_observed() -> None:
     env.begin_(0)
     with pytest.raises(RuntimeError, match="call reset"):
         env.apply_action_(wait)
+
+
+def test_what_was_chosen_last_is_told_though_the_slot_does_not_allow_it() -> None:
+    env = Env(world())
+    wait = WaitPolicy().act(env.reset().view, ())[0].action
+    result, _ = env.step(wait.replace(op=torch.full_like(wait.op, Op.PRUNE)))
+    assert result.state.signals.last_op.tolist() == [Op.PRUNE] * ENVS
+    assert not result.state.signals.last_success.any()
 
 
 def test_hosts_can_begin_with_a_topology() -> None:

@@ -108,6 +108,7 @@ def test_settings_that_make_the_inputs_apply_to_an_own_reward_and_those_of_modes
     assert sum(map(float, rented)) > 0
 
 
+@pytest.mark.slow  # test_compiled_equals_eager.py has the cheap twin
 def test_an_own_reward_is_part_of_the_compiled_kernel() -> None:
     rules = rules_of("parts")
     kernel = torch.compile(apply_action, backend="eager", fullgraph=True, dynamic=False)

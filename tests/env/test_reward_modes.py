@@ -186,6 +186,17 @@ def test_loss_pays_the_golden_numbers():
     )
 
 
+def test_a_young_seed_that_is_not_scored_spares_its_host_no_rent():
+    inputs = make_inputs(
+        2, stage=[Stage.TRAINING] * 2, seed_age=[10.0, 1.0], total_params=120, host_params=100
+    )
+    every, target = (
+        score(inputs, RewardConfig(mode="loss", scored_slots=rule))[0].compute_rent.item()
+        for rule in ("all", "target")
+    )
+    assert target < 0 == every
+
+
 def test_simplified_pays_the_golden_number():
     fields = {
         **TRAINING,

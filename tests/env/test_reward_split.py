@@ -66,6 +66,8 @@ def test_every_env_is_paid_as_where_its_mode_pays_all(modes: tuple[str, ...]) ->
     assert paid > 50
 
 
+@pytest.mark.slow  # inductor; test_compiled_equals_eager.py traces such a kernel
+@pytest.mark.timeout(900)
 def test_a_split_is_part_of_the_compiled_kernel() -> None:
     rules = rules_of("shaped", "net")
     kernels = compiled()

@@ -321,9 +321,16 @@ def test_hosts_and_seeds_of_one_convolution_equal_torch_after_some_steps(
     equals_torch(world, active_seeds)
 
 
-@pytest.mark.parametrize("blueprint", CNN_BLUEPRINTS)
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("blend", BLENDS)
+# Every two of blueprint, stage and blend meet; the rest of the product is slow.
+EVERY_SEED = [
+    pytest.param(code, stage, blend, marks=[] if (one + two + three) % 3 == 0 else pytest.mark.slow)
+    for one, code in enumerate(CNN_BLUEPRINTS)
+    for two, stage in enumerate(STAGES)
+    for three, blend in enumerate(BLENDS)
+]
+
+
+@pytest.mark.parametrize(("blueprint", "stage", "blend"), EVERY_SEED)
 def test_every_seed_equals_torch(blueprint: int, stage: int, blend: int) -> None:
     for detached in ((), (Stage.TRAINING, Stage.BLENDING)):
         world = made(TASKS[0], batches=1)
@@ -687,7 +694,13 @@ def test_narrow_hosts_with_seeds_of_all_kinds_equal_torch_after_some_steps(
     equals_torch(world, active_seeds, 1e-4, nothing=NOTHING, share=ONE_SIDE)
 
 
-@pytest.mark.parametrize("task", NARROW_TASKS, ids=lambda task: task.name)
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(task, marks=pytest.mark.slow if place % 3 else [], id=task.name)
+        for place, task in enumerate(NARROW_TASKS)
+    ],
+)
 def test_every_kind_of_seed_in_a_narrow_host_equals_torch(task: TaskConfig) -> None:
     world = made(task, batches=1)
     names = slowed_(world)["seeds"].keys()

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from warm import Popen
 
 from esper_soa.nets.engines.cpu import cache, compiler, library, proof
 from esper_soa.nets.engines.cpu.processor import this_processor
@@ -63,8 +64,8 @@ def start(
     code: str = LOAD, remove: tuple[str, ...] = (), **environment: str
 ) -> subprocess.Popen[str]:
     env = {name: value for name, value in (os.environ | environment).items() if name not in remove}
-    env["PYTHONPATH"] = str(ROOT)
-    return subprocess.Popen(
+    env |= {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"}
+    return Popen(
         [sys.executable, "-c", code],
         env=env,
         stdout=subprocess.PIPE,

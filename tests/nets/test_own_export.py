@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 
 import esper_soa
 
@@ -50,7 +51,7 @@ def test_a_module_of_a_users_own_comes_out_with_its_weights(
     command = [sys.executable, "-c"]
     done = subprocess.run([*command, code.replace("IMPORT", "import my_parts.seeds")], cwd=tmp_path)
     assert done.returncode == 0
-    done = subprocess.run(
+    done = warm.run(
         [*command, code.replace("IMPORT", "pass")], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 1

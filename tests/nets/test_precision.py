@@ -84,8 +84,11 @@ def test_an_overflow_costs_its_env_one_update_and_half_its_scale_and_no_other_en
     well = [0, 1, 3, 4]
     hit.weights[SCALE][sick] = 2.0**24  # times a gradient of an activation: beyond 65504
     before = hit.weights.clone()
-    calm.measure()
-    hit.measure()
+    wanted = calm.measure().gradients
+    found = hit.measure().gradients
+    assert wanted.measured[sick].any()
+    assert not found.measured[sick].any()
+    assert (found[well] == wanted[well]).all()
     assert hit.weights[SCALE][sick] == 2.0**22  # two batches, both skipped
     assert hit.weights[GOOD][sick] == 0
     for name in ("params", "momentum", "statistics"):

@@ -83,12 +83,14 @@ def check_onnx(net: GrownNetwork, path: Path) -> None:
     assert json.loads(session.get_modelmeta().custom_metadata_map["spec"]) == net.spec
 
 
+@pytest.mark.slow  # tests/test_export.py has a host in every format
 def test_a_program_of_torch_export_takes_any_number_of_images(
     cover: list[GrownNetwork], tmp_path: Path
 ) -> None:
     check_pt2(cover[0], tmp_path / "host.pt2")
 
 
+@pytest.mark.slow
 def test_a_model_of_onnx_takes_any_number_of_images(
     cover: list[GrownNetwork], tmp_path: Path
 ) -> None:

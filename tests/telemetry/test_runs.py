@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import warm
 from program import ENVIRONMENT, TINY, command, finished, wait_until
 
 from esper_soa import running
@@ -153,7 +154,7 @@ def test_a_run_that_is_killed_leaves_whole_files_and_goes_on(tmp_path: Path) -> 
         "checkpoint_every=1",
         "telemetry.write_interval=0",
     )
-    process = subprocess.Popen(
+    process = warm.Popen(
         command(*TINY, *more),
         cwd=tmp_path,
         env=ENVIRONMENT,
