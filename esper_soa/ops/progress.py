@@ -138,8 +138,8 @@ class Progress:
 
     style: live, plain, off, or auto (live on a terminal, else plain). Plain lines come every
     `interval` seconds and at the end. `done` env-steps count as done from the start. `after_step`
-    is called after every report; what it raises ends the round between two env-steps. `below`, where
-    it is set, is shown under the bar, or under every plain line. Use as a context.
+    is called after every report; what it raises ends the round between two env-steps. `below` is
+    shown under the bar, or under every plain line. Use as a context.
     """
 
     below: RenderableType | None = None
