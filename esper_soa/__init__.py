@@ -4,85 +4,65 @@
     net = run.export()
 
 What is listed in `__all__` is the public interface; everything else may change. Names are imported
-when they are first asked for, as torch takes seconds.
+when they are first asked for, as torch takes seconds: for type checkers they are imported below,
+and that is also where `__getattr__` reads which module has which name.
 """
 
+import ast
+import functools
 from importlib import import_module, metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from esper_soa.registry import agent, blueprint, host, reward
+from esper_soa.registry import agent as agent
+from esper_soa.registry import blueprint as blueprint
+from esper_soa.registry import host as host
+from esper_soa.registry import reward as reward
 
 if TYPE_CHECKING:
-    from esper_soa.agent.controller import Controller
-    from esper_soa.compose import compose_settings, experiments
-    from esper_soa.conformance import check_agent, check_blueprint, check_host, check_reward
-    from esper_soa.errors import UserError
-    from esper_soa.nets.model.modules import GrownNetwork
-    from esper_soa.nets.user_images import check_images, images
-    from esper_soa.ops.module_files import load, save
-    from esper_soa.runs import RecordedRun, open_run, train
-    from esper_soa.simulator import Info, Seed, Simulator, Step, make
+    from esper_soa.agent.controller import Controller as Controller
+    from esper_soa.compose import compose_settings as compose_settings
+    from esper_soa.compose import experiments as experiments
+    from esper_soa.conformance import check_agent as check_agent
+    from esper_soa.conformance import check_blueprint as check_blueprint
+    from esper_soa.conformance import check_host as check_host
+    from esper_soa.conformance import check_reward as check_reward
+    from esper_soa.errors import UserError as UserError
+    from esper_soa.nets.model.modules import GrownNetwork as GrownNetwork
+    from esper_soa.nets.user_images import check_images as check_images
+    from esper_soa.nets.user_images import images as images
+    from esper_soa.ops.module_files import load as load
+    from esper_soa.ops.module_files import save as save
+    from esper_soa.runs import RecordedRun as RecordedRun
+    from esper_soa.runs import open_run as open_run
+    from esper_soa.runs import train as train
+    from esper_soa.simulator import Info as Info
+    from esper_soa.simulator import Seed as Seed
+    from esper_soa.simulator import Simulator as Simulator
+    from esper_soa.simulator import Step as Step
+    from esper_soa.simulator import make as make
 
-HOMES = {
-    "Controller": "agent.controller",
-    "GrownNetwork": "nets.model.modules",
-    "Info": "simulator",
-    "RecordedRun": "runs",
-    "Seed": "simulator",
-    "Simulator": "simulator",
-    "Step": "simulator",
-    "UserError": "errors",
-    "check_agent": "conformance",
-    "check_blueprint": "conformance",
-    "check_host": "conformance",
-    "check_images": "nets.user_images",
-    "check_reward": "conformance",
-    "compose_settings": "compose",
-    "experiments": "compose",
-    "images": "nets.user_images",
-    "load": "ops.module_files",
-    "make": "simulator",
-    "open_run": "runs",
-    "save": "ops.module_files",
-    "train": "runs",
-}
-__all__ = [
-    "Controller",
-    "GrownNetwork",
-    "Info",
-    "RecordedRun",
-    "Seed",
-    "Simulator",
-    "Step",
-    "UserError",
-    "__version__",
-    "agent",
-    "blueprint",
-    "check_agent",
-    "check_blueprint",
-    "check_host",
-    "check_images",
-    "check_reward",
-    "compose_settings",
-    "experiments",
-    "host",
-    "images",
-    "load",
-    "make",
-    "open_run",
-    "reward",
-    "save",
-    "train",
-]
+
+@functools.cache
+def _homes() -> dict[str, str]:
+    """The module of every public name, as imported above."""
+    imports = [
+        node
+        for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(f"{__name__}.")
+    ]
+    return {one.name: str(node.module) for node in imports for one in node.names}
 
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
         return metadata.version("esper-soa")
-    if name not in HOMES:
+    if name == "__all__":
+        return sorted([*_homes(), "__version__"])
+    if name.startswith("_") or name not in _homes():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+    return getattr(import_module(_homes()[name]), name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted([*_homes(), "__version__"])

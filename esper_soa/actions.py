@@ -1,7 +1,5 @@
 """Actions as a caller gives them, as a record, heads by name, rows of heads or numbers of joint
-actions; legality.
-
-Used by the simulator, which lets nothing illegal reach an env.
+actions; legality: nothing illegal reaches an env.
 """
 
 from collections.abc import Mapping
@@ -39,10 +37,8 @@ def read_action(given: Given, num_envs: int, joint: JointActions) -> Action:
     elif isinstance(given, Mapping):
         unknown = set(given) - set(HEAD_NAMES)
         if unknown:
-            raise ValueError(
-                f"action heads are {', '.join(HEAD_NAMES)}, not "
-                f"{', '.join(sorted(map(str, unknown)))}"
-            )
+            named = ", ".join(sorted(map(str, unknown)))
+            raise ValueError(f"action heads are {', '.join(HEAD_NAMES)}, not {named}")
         heads = {head.name: given.get(head.name, head.placeholder) for head in HEADS}
     else:
         rows = _integers("actions", given, joint.rows.device)
@@ -51,8 +47,7 @@ def read_action(given: Given, num_envs: int, joint: JointActions) -> Action:
         if rows.shape != (num_envs, len(HEADS)):
             raise ValueError(
                 f"actions are numbers [{num_envs}] of joint actions or choices [{num_envs}, "
-                f"{len(HEADS)}], "
-                f"not {list(rows.shape)}"
+                f"{len(HEADS)}], not {list(rows.shape)}"
             )
         heads = dict(zip(HEAD_NAMES, rows.unbind(1), strict=True))
     choices = {name: _integers(name, value, joint.rows.device) for name, value in heads.items()}

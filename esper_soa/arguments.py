@@ -1,7 +1,7 @@
 """The command line before Hydra reads it: flags wherever they stand, our version, and settings that
 do not exist.
 
-Called by train.py and evaluate.py through command.py. Needs no torch.
+Needs no torch.
 """
 
 import platform
@@ -23,12 +23,9 @@ SLOT_COUNTS = re.compile(r"slots=\d+(,\d+)*")
 
 def version_line() -> str:
     """Our version, and those of what a run depends on most."""
-    named = ", ".join(
-        f"{name} {metadata.version(name)}" for name in ("torch", "tensordict", "hydra-core")
-    )
-    return (
-        f"esper-soa {metadata.version('esper-soa')} (Python {platform.python_version()}, {named})"
-    )
+    known = [f"{name} {metadata.version(name)}" for name in ("torch", "tensordict", "hydra-core")]
+    python = platform.python_version()
+    return f"esper-soa {metadata.version('esper-soa')} (Python {python}, {', '.join(known)})"
 
 
 def prepared(arguments: Sequence[str], settings: type, groups: Collection[str]) -> list[str]:
@@ -60,12 +57,8 @@ def check_overrides(overrides: Sequence[str], settings: type, groups: Collection
     """
     for override in overrides:
         key, equals, _ = override.partition("=")
-        if (
-            equals
-            and key[:1] not in ("-", "+", "~")
-            and "/" not in key
-            and key.split(".")[0] != "hydra"
-        ):
+        added = key[:1] in ("-", "+", "~")
+        if equals and not added and "/" not in key and key.split(".")[0] != "hydra":
             _check_key(key.split("@")[0], settings, groups)
 
 

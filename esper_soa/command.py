@@ -169,12 +169,9 @@ def play_training(composed: DictConfig) -> float:
         return play_beside(settings, here)
     with session(folder) as within:
         start = find_start(settings, folder)
-        if (
-            start.checkpoint is None
-        ):  # else the trainer writes it, once the checkpoint is found to fit
+        # else the trainer writes it, once the checkpoint is found to fit
+        if start.checkpoint is None:
             keep_settings(within, settings_yaml(settings), composed)
-        # torch takes seconds to import: nothing before this line may need it, so that --help and
-        # --cfg stay quick.
         with loading():
             from esper_soa.launch import train_within
         if in_sweep() and is_search(HydraConfig.get()) and settings.ranks == 1:
@@ -195,13 +192,9 @@ def settled_training(composed: DictConfig, before: JobRecord | None) -> JobRecor
     check_job(settings)
     if is_search(HydraConfig.get()) and settings.ranks > 1:
         pruner = HydraConfig.get().sweeper["pruner"]
-        check(
-            pruner == "none",
-            "hydra.sweeper.pruner",
-            pruner,
-            f"none with ranks={settings.ranks}",
-            "The processes of a run cannot be ended by what one of them is told.",
-        )
+        remedy = "The processes of a run cannot be ended by what one of them is told."
+        allowed = f"none with ranks={settings.ranks}"
+        check(pruner == "none", "hydra.sweeper.pruner", pruner, allowed, remedy)
     folder = RunFolder(Path(job.folder))
     accuracy = finished_accuracy(folder, settings)
     if accuracy is not None:
@@ -273,16 +266,19 @@ def check_job(settings: TrainConfig) -> None:
             "a sweep cannot run under torchrun, whose processes are the ranks of one run: set "
             "ranks=K"
         )
-    if settings.resume not in ("", "auto"):
-        raise UserError(
-            f"resume={settings.resume}: the jobs of a sweep cannot share a checkpoint; take "
-            "resume=auto"
-        )
+    _check_shared(settings.resume)
     if settings.run_dir and user_path("run_dir", settings.run_dir).resolve() != sweep.resolve():
         raise UserError(
             f"run_dir={settings.run_dir}: the folders of this sweep are in {sweep}. Give run_dir "
-            "one value, "
-            "or set hydra.sweep.dir and hydra.sweep.subdir"
+            "one value, or set hydra.sweep.dir and hydra.sweep.subdir"
+        )
+
+
+def _check_shared(resume: str) -> None:
+    """Raise UserError for a checkpoint that all jobs of a sweep would go on from."""
+    if resume not in ("", "auto"):
+        raise UserError(
+            f"resume={resume}: the jobs of a sweep cannot share a checkpoint; take resume=auto"
         )
 
 
@@ -318,19 +314,15 @@ def _run_folder(config: DictConfig) -> Path:
 def _sweep_folder(config: DictConfig) -> Path:
     """The folder of a sweep; with resume=auto that of the newest sweep of the name."""
     resume = "" if OmegaConf.get_type(config) is EvaluateConfig else config.resume
-    if resume not in ("", "auto"):
-        raise UserError(
-            f"resume={resume}: the jobs of a sweep cannot share a checkpoint; take resume=auto"
-        )
+    _check_shared(resume)
     if place() is not None:
         raise UserError(
             "a sweep cannot be started by torchrun, each process of which would start it. Give "
             "ranks=K"
         )
-    check_slurm(config.hydra, bool(_asked_folder(config, "hydra.sweep.dir")), resume)
-    return open_sweep_folder(
-        _asked_folder(config, "hydra.sweep.dir"), config.name, resume == "auto"
-    )
+    asked = _asked_folder(config, "hydra.sweep.dir")
+    check_slurm(config.hydra, bool(asked), resume)
+    return open_sweep_folder(asked, config.name, resume == "auto")
 
 
 def _asked_folder(config: DictConfig, key: str) -> str:

@@ -2,7 +2,7 @@
 stays as it is.
 
 What Hydra holds for the process (its configuration, version and schemas) is set aside while ours is
-composed, and is then again as it was. Called by runs.py and simulator.py; needs no torch.
+composed, and is then again as it was. Needs no torch.
 """
 
 import difflib

@@ -2,14 +2,13 @@
 span parts.
 
 Hydra validates names and types against these dataclasses; `settings_from` turns the composed
-configuration into them. The numbers behind a default are its range. Imported by the trainer and by
-the entry point before torch is: needs no torch.
+configuration into them. The numbers behind a default are its range. Needs no torch.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import cast
+from typing import TypeVar, cast
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -25,7 +24,7 @@ from esper_soa.env.config import (
     RewardConfig,
     SignalsConfig,
 )
-from esper_soa.errors import SettingError, UserError, check, check_choice, unknown_setting
+from esper_soa.errors import UserError, check, check_choice, unknown_setting
 from esper_soa.nets.config import (
     CNN_BLUEPRINT_NAMES,
     DataConfig,
@@ -43,31 +42,17 @@ MAX_SEED = 2**31 - 1
 PER_CORE = "0 = one per usable core"
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 SWITCHES = ("auto", "on", "off")
-ENGINES = (
-    "auto",
-    "native",
-    "torch",
-    "triton",
-    "triton_graphs",
-)  # see nets/choose.py
+# see nets/choose.py
+ENGINES = ("auto", "native", "torch", "triton", "triton_graphs")
 PROGRESS_STYLES = ("auto", "live", "plain", "off")
 CONSOLES = ("bar", "envs")
-CONTROLS = (
-    "wait",
-    "random",
-    "heuristic",
-    "schedule",
-    "static_final",
-    "static_large",
-)  # see controls.py
+# see controls.py
+CONTROLS = ("wait", "random", "heuristic", "schedule", "static_final", "static_large")
 PROFILES = ("off", "phases", "torch")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
-LEVELS = (
-    "off",
-    "rounds",
-    "events",
-    "full",
-)  # of telemetry: each writes what those before it write, and more
+# of telemetry: each writes what those before it write, and more
+LEVELS = ("off", "rounds", "events", "full")
+Settings = TypeVar("Settings")
 
 
 @dataclass
@@ -99,16 +84,8 @@ class ComputeConfig:
 
 
 def _collapsed_entropy() -> dict[str, float]:
-    return {
-        "slot": 0.10,
-        "blueprint": 0.05,
-        "style": 0.08,
-        "tempo": 0.05,
-        "alpha_target": 0.08,
-        "alpha_speed": 0.08,
-        "alpha_curve": 0.08,
-        "op": 0.08,
-    }
+    collapsed = dict.fromkeys(HEAD_NAMES, 0.08)
+    return collapsed | {"slot": 0.10, "blueprint": 0.05, "tempo": 0.05}
 
 
 @dataclass
@@ -158,9 +135,8 @@ class TelemetryConfig:
 
     def __post_init__(self) -> None:
         check_fields("telemetry.", self)
-        told = self.console == "bar" or LEVELS.index(self.level) >= LEVELS.index("events")
         check(
-            told,
+            self.console == "bar" or LEVELS.index(self.level) >= LEVELS.index("events"),
             "telemetry.console",
             self.console,
             f"bar with telemetry.level={self.level}",
@@ -228,9 +204,7 @@ class TrainConfig:
         _check_ranks(self)
         _check_batches(self)
         self.slots = named_slots(self.task, list(self.slots))
-        if not is_reference(
-            self.task.host
-        ):  # of one of a user's own, which needs torch, the slots are checked later
+        if not is_reference(self.task.host):  # of a user's own host, which needs torch, later
             enabled_slots(self.task, list(self.slots))
         _check_host(self)
         check(
@@ -270,10 +244,8 @@ class EvaluateConfig:
     compute: ComputeConfig = field(default_factory=ComputeConfig)
 
     def __post_init__(self) -> None:
-        check(bool(self.checkpoint), "checkpoint", "''", "a checkpoint or a run folder")
-        check(
-            self.checkpoint != "auto", "checkpoint", self.checkpoint, "a checkpoint or a run folder"
-        )
+        given = self.checkpoint not in ("", "auto")
+        check(given, "checkpoint", self.checkpoint or "''", "a checkpoint or a run folder")
         check_fields("", self)
         _check_device(self.device)
 
@@ -296,12 +268,7 @@ def settings_from(composed: DictConfig) -> TrainConfig:
     Raises UserError with one message that names setting, value and remedy.
     """
     _check_keys("", composed, TrainConfig())
-    settings = _checked(composed)
-    if not isinstance(settings, TrainConfig):
-        raise UserError(
-            "configuration: the primary config must list train_schema first in its defaults"
-        )
-    return settings
+    return _checked(composed, TrainConfig, "train_schema")
 
 
 def settings_from_mapping(settings: Mapping[str, object]) -> TrainConfig:
@@ -323,22 +290,22 @@ def settings_from_mapping(settings: Mapping[str, object]) -> TrainConfig:
 
 def evaluation_from(composed: DictConfig) -> EvaluateConfig:
     """The checked settings of a composed evaluation; raises UserError."""
-    settings = _checked(composed)
-    if not isinstance(settings, EvaluateConfig):
-        raise UserError(
-            "configuration: the primary config must list evaluate_schema first in its defaults"
-        )
-    return settings
+    return _checked(composed, EvaluateConfig, "evaluate_schema")
 
 
-def _checked(composed: DictConfig) -> object:
+def _checked(composed: DictConfig, kind: type[Settings], schema: str) -> Settings:
     """The dataclass of a composed configuration, its checks passed."""
     try:
-        return OmegaConf.to_object(composed)
+        settings = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
         raise UserError(f"configuration: {_one_line(error)}") from error
+    if not isinstance(settings, kind):
+        raise UserError(
+            f"configuration: the primary config must list {schema} first in its defaults"
+        )
+    return settings
 
 
 def settings_yaml(settings: TrainConfig) -> str:
@@ -376,107 +343,64 @@ def _check_keys(prefix: str, composed: DictConfig, part: object) -> None:
 
 
 def _check_device(device: str) -> None:
-    check(
-        DEVICE_PATTERN.fullmatch(device) is not None,
-        "device",
-        device,
-        "auto, cpu, cuda or cuda:<index>",
-    )
+    known = DEVICE_PATTERN.fullmatch(device) is not None
+    check(known, "device", device, "auto, cpu, cuda or cuda:<index>")
 
 
 def _check_ranks(run: TrainConfig) -> None:
-    check(
-        run.ranks <= run.envs,
-        "ranks",
-        run.ranks,
-        f"at most envs={run.envs}",
-        "Every rank has an env at least.",
-    )
-    single = run.ranks > 1 and run.device.startswith("cuda:")
-    check(
-        not single,
-        "device",
-        run.device,
-        f"auto, cpu or cuda with ranks={run.ranks}",
-        "Rank i takes the i-th GPU.",
-    )
-    check(
-        run.ranks > 1 or run.restarts == 0,
-        "restarts",
-        run.restarts,
-        "0 with ranks=1",
-        "A single process is started again with resume=auto.",
-    )
-    alone = run.ranks == 1 or (run.profile == "off" and run.telemetry.console == "bar")
-    setting = "profile" if run.profile != "off" else "telemetry.console"
-    value, allowed = (
-        (run.profile, "off") if setting == "profile" else (run.telemetry.console, "bar")
-    )
-    check(
-        alone,
-        setting,
-        value,
-        f"{allowed} with ranks={run.ranks}",
-        "It looks at the envs of one process alone.",
-    )
+    several = run.ranks > 1
+    remedy = "Every rank has an env at least."
+    check(run.ranks <= run.envs, "ranks", run.ranks, f"at most envs={run.envs}", remedy)
+    single = several and run.device.startswith("cuda:")
+    allowed = f"auto, cpu or cuda with ranks={run.ranks}"
+    check(not single, "device", run.device, allowed, "Rank i takes the i-th GPU.")
+    remedy = "A single process is started again with resume=auto."
+    check(several or run.restarts == 0, "restarts", run.restarts, "0 with ranks=1", remedy)
+    for setting, value, alone in (
+        ("profile", run.profile, "off"),
+        ("telemetry.console", run.telemetry.console, "bar"),
+    ):
+        allowed = f"{alone} with ranks={run.ranks}"
+        remedy = "It looks at the envs of one process alone."
+        check(not several or value == alone, setting, value, allowed, remedy)
 
 
 def _check_batches(run: TrainConfig) -> None:
     images = run.batch_size * run.accumulate  # of an optimiser step
     over = run.train_samples % images
-    if over and not run.data.split:
-        nearest = [
-            count
-            for count in (run.train_samples - over, run.train_samples - over + images)
-            if count
-        ]
-        times = f" times accumulate={run.accumulate}" if run.accumulate > 1 else ""
-        raise SettingError(
-            "train_samples",
-            run.train_samples,
-            f"a multiple of batch_size={run.batch_size}{times}",
-            f"Nearest: {' or '.join(map(str, nearest))}.",
-        )
+    below = run.train_samples - over
+    nearest = " or ".join(str(count) for count in (below, below + images) if count)
+    times = f" times accumulate={run.accumulate}" if run.accumulate > 1 else ""
+    allowed = f"a multiple of batch_size={run.batch_size}{times}"
+    fits = not over or run.data.split
+    check(fits, "train_samples", run.train_samples, allowed, f"Nearest: {nearest}.")
 
 
 def _check_policy(run: TrainConfig) -> None:
     policy = run.policy
-    if policy.name == "ppo":
-        check(
-            policy.ppo.minibatches <= run.envs,
-            "policy.ppo.minibatches",
-            policy.ppo.minibatches,
-            f"at most envs={run.envs}",
-            "Mini-batches are groups of whole envs.",
-        )
+    learning = policy.name == "ppo"
     check(
-        bool(policy.init),
-        "policy.init",
-        "''",
-        f"{SCRATCH}, the name of a policy that ships, a run folder or a file",
+        not learning or policy.ppo.minibatches <= run.envs,
+        "policy.ppo.minibatches",
+        policy.ppo.minibatches,
+        f"at most envs={run.envs}",
+        "Mini-batches are groups of whole envs.",
     )
-    sizes = dict(zip(HEAD_NAMES, head_sizes(len(run.slots)), strict=True)) | {
-        "blueprint": len(run.task.blueprints)
-    }
+    allowed = f"{SCRATCH}, the name of a policy that ships, a run folder or a file"
+    check(bool(policy.init), "policy.init", "''", allowed)
+    sizes = dict(zip(HEAD_NAMES, head_sizes(len(run.slots)), strict=True))
+    sizes["blueprint"] = len(run.task.blueprints)
     for head, floor in policy.ppo.probability_floor.items():
-        check(
-            floor * sizes[head] <= 1,
-            f"policy.ppo.probability_floor.{head}",
-            floor,
-            f"at most 1/{sizes[head]}",
-            f"All of the head's {sizes[head]} choices may be legal at once.",
-        )
-    taught = policy.name == "ppo" and policy.imitation.rounds > 0
+        setting = f"policy.ppo.probability_floor.{head}"
+        remedy = f"All of the head's {sizes[head]} choices may be legal at once."
+        check(floor * sizes[head] <= 1, setting, floor, f"at most 1/{sizes[head]}", remedy)
+    taught = learning and policy.imitation.rounds > 0
     players = (policy.imitation.teacher if taught else policy.name, run.control)
-    _check_blueprints(
-        run, "policy.schedule.blueprint", [policy.schedule.blueprint], "schedule" in players
-    )
-    _check_blueprints(
-        run,
-        "policy.heuristic.blueprint_rotation",
-        policy.heuristic.blueprint_rotation,
-        "heuristic" in players,
-    )
+    for setting, blueprints, player in (
+        ("schedule.blueprint", [policy.schedule.blueprint], "schedule"),
+        ("heuristic.blueprint_rotation", policy.heuristic.blueprint_rotation, "heuristic"),
+    ):
+        _check_blueprints(run, f"policy.{setting}", blueprints, player in players)
 
 
 def _check_host(run: TrainConfig) -> None:
@@ -491,16 +415,10 @@ def _check_host(run: TrainConfig) -> None:
     )
 
 
-def _check_blueprints(
-    run: TrainConfig, setting: str, blueprints: Sequence[str], used: bool
-) -> None:
+def _check_blueprints(run: TrainConfig, setting: str, names: Sequence[str], used: bool) -> None:
     """Blueprints must exist, and those of the policy or control in use must be among the task's."""
-    for blueprint in blueprints:
-        if not is_reference(blueprint):
-            check_choice(setting, blueprint, CNN_BLUEPRINT_NAMES)
-        check(
-            not used or blueprint in run.task.blueprints,
-            setting,
-            blueprint,
-            "one of task.blueprints: " + ", ".join(run.task.blueprints),
-        )
+    allowed = "one of task.blueprints: " + ", ".join(run.task.blueprints)
+    for name in names:
+        if not is_reference(name):
+            check_choice(setting, name, CNN_BLUEPRINT_NAMES)
+        check(not used or name in run.task.blueprints, setting, name, allowed)

@@ -6,10 +6,8 @@ import difflib
 from collections.abc import Iterable
 
 SHOWN = 200  # characters of a value in a message
-REPLACED = {
-    "compute.native": "engine",
-    "compute.triton": "engine",
-}  # settings by another name beside them
+# settings by another name beside them
+REPLACED = {"compute.native": "engine", "compute.triton": "engine"}
 
 
 def one_line(value: object) -> str:
@@ -34,9 +32,8 @@ def unknown_setting(key: str, known: Iterable[str]) -> str:
     """
     before, dot, name = key.rpartition(".")
     near = [REPLACED[key]] if key in REPLACED else difflib.get_close_matches(name, list(known), 1)
-    return f"{key}: there is no such setting." + (
-        f" Did you mean {before}{dot}{near[0]}?" if near else ""
-    )
+    hint = f" Did you mean {before}{dot}{near[0]}?" if near else ""
+    return f"{key}: there is no such setting.{hint}"
 
 
 class UserError(Exception):

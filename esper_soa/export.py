@@ -13,20 +13,18 @@ from esper_soa.ops.command_line import ending_with_status, parser
 from esper_soa.ops.interrupt import importing
 from esper_soa.paths import user_path
 
-SETTINGS = {
-    "env": "best",
-    "format": "safetensors",
-    "to": ".",
-}  # and what they are where they are not given
+# and what they are where they are not given
+SETTINGS = {"env": "best", "format": "safetensors", "to": "."}
 HELP = """\
   RUN                a run folder, or a file that esper_soa.save wrote
-  env=best           the host with the highest validation accuracy of the run, or the number of one of the last round
-  format=safetensors one or more of safetensors, pt2 (torch.export), onnx (needs esper-soa[onnx]), code (one Python file
-                     that needs torch alone), with commas between
+  env=best           the host with the highest validation accuracy of the run, or the number of one
+                     of the last round
+  format=safetensors one or more of safetensors, pt2 (torch.export), onnx (needs esper-soa[onnx]),
+                     code (one Python file that needs torch alone), with commas between
   to=.               folder that the files are written to
 
   esper-export runs/cifar_3seed/2026-01-31_12-00-00 format=safetensors,pt2,onnx,code
-"""  # noqa: E501
+"""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -58,12 +56,8 @@ def export(run: str, settings: dict[str, str]) -> None:
         from esper_soa.runs import open_run
     wanted = settings["format"].split(",")
     for name in wanted:
-        check(
-            name in FORMATS,
-            "format",
-            name,
-            f"one or more of {', '.join(FORMATS)}, with commas between",
-        )
+        known = f"one or more of {', '.join(FORMATS)}, with commas between"
+        check(name in FORMATS, "format", name, known)
     env: int | str = int(settings["env"]) if settings["env"].isdecimal() else settings["env"]
     place = user_path("RUN", run)
     folder = user_path("to", settings["to"])
@@ -76,13 +70,9 @@ def export(run: str, settings: dict[str, str]) -> None:
             f"{place}: holds a policy, which other programs cannot play: esper_soa.load reads it"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    name = (
-        place.stem
-        if place.is_file() and env == "best"
-        else "best"
-        if env == "best"
-        else f"host_{env}"
-    )
+    name = "best" if env == "best" else f"host_{env}"
+    if place.is_file() and env == "best":
+        name = place.stem
     for ending, write in (FORMATS[one] for one in wanted):
         path = Path(folder, name + ending)
         write(net, path)

@@ -1,7 +1,7 @@
 """Paths that a user gives: `~` is expanded, and what cannot be a path is refused by the name of its
 setting; and files that are to last; and where the package keeps its configuration.
 
-Called wherever a setting names a file or a folder. Needs no torch.
+Needs no torch.
 """
 
 import os

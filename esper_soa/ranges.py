@@ -2,14 +2,13 @@
 made.
 
 `number(default, low, high)` and its kin give a dataclass field its default and its rule;
-`check_fields` applies the rules of one dataclass, and every Config calls it once. Used by every
-module of settings; needs no torch.
+`check_fields` applies the rules of one dataclass. Needs no torch.
 """
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Protocol, TypeVar
+from typing import TypeVar, cast
 
 from esper_soa.errors import check
 from esper_soa.registry import is_reference
@@ -24,33 +23,34 @@ NAME_PATTERN = re.compile(r"[\w.+-]{1,60}")
 Setting = TypeVar("Setting", int, float)
 
 
-class Rule(Protocol):
-    """What a value must be."""
+class Rule:
+    """What a value must be; its words say what is allowed."""
+
+    def holds(self, value: object) -> bool:
+        """Whether `value` is allowed."""
+        raise NotImplementedError
 
     def check(self, setting: str, value: object) -> None:
         """Raise SettingError, which names `setting`, the value and what is allowed."""
+        check(self.holds(value), setting, value, str(self))
 
 
 @dataclass(frozen=True)
-class Range:
-    """Finite numbers between two ends; '[' and ']' take their end in, '(' and ')' leave it out."""
+class Range(Rule):
+    """Finite numbers between two ends; '[' and ']' take their end in, '(' and ')' leave it out. A
+    NaN lies in no range.
+    """
 
     low: float
     high: float
     ends: str = "[]"
     note: str = ""  # what one of the values means, or why others are not allowed
 
-    def check(self, setting: str, value: object) -> None:
-        """See Rule; a NaN lies in no range."""
-        within = (
-            isinstance(value, int | float) and not isinstance(value, bool) and self.holds(value)
-        )
-        check(within, setting, value, str(self))
-
-    def holds(self, number: float) -> bool:
-        """Whether `number` lies within."""
-        low = number > self.low if self.ends[0] == "(" else number >= self.low
-        return low and (number < self.high if self.ends[1] == ")" else number <= self.high)
+    def holds(self, value: object) -> bool:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return False
+        low = value > self.low if self.ends[0] == "(" else value >= self.low
+        return low and (value < self.high if self.ends[1] == ")" else value <= self.high)
 
     def __str__(self) -> str:
         note = f" ({self.note})" if self.note else ""
@@ -58,43 +58,33 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Rule):
     """One of several words, or a part of a user's own."""
 
     words: tuple[str, ...]
     own: str = ""  # the kind of part that may be named instead, as `module:name`; see registry.py
 
-    def check(self, setting: str, value: object) -> None:
-        """See Rule; whether there is such a part is asked while the run is built."""
-        check(
-            value in self.words or (self.own != "" and is_reference(str(value))),
-            setting,
-            value,
-            str(self),
-        )
+    def holds(self, value: object) -> bool:
+        """Whether there is a part of that name is asked while the run is built."""
+        return value in self.words or (self.own != "" and is_reference(str(value)))
 
     def __str__(self) -> str:
         own = f", or module:name of your own {self.own}" if self.own else ""
         return "one of " + ", ".join(self.words) + own
 
 
-@dataclass(frozen=True)
-class Name:
+class Name(Rule):
     """A word that can name a folder."""
 
-    def check(self, setting: str, value: object) -> None:
-        """See Rule."""
-        fits = NAME_PATTERN.fullmatch(str(value)) is not None and str(value).strip(".") != ""
-        check(
-            fits,
-            setting,
-            value,
-            "a folder name of at most 60 letters, digits, '_', '-', '+' and '.'",
-        )
+    def holds(self, value: object) -> bool:
+        return NAME_PATTERN.fullmatch(str(value)) is not None and str(value).strip(".") != ""
+
+    def __str__(self) -> str:
+        return "a folder name of at most 60 letters, digits, '_', '-', '+' and '.'"
 
 
 @dataclass(frozen=True)
-class Items:
+class Items(Rule):
     """A list of different items that follow a rule, at least `least` of them."""
 
     rule: Rule
@@ -102,41 +92,28 @@ class Items:
     repeated: bool = False  # the same item may occur twice
 
     def check(self, setting: str, value: object) -> None:
-        """See Rule."""
-        items = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else None
-        check(items is not None, setting, value, "a list")
-        check(
-            self.least <= len(items or []) <= MOST_ITEMS,
-            setting,
-            value,
-            f"a list of {self.least} to {MOST_ITEMS} items, each {self.rule}",
-        )
-        for item in items or []:
+        listed = isinstance(value, Sequence) and not isinstance(value, str)
+        check(listed, setting, value, "a list")
+        items = list(cast(Sequence, value))
+        size = f"a list of {self.least} to {MOST_ITEMS} items, each {self.rule}"
+        check(self.least <= len(items) <= MOST_ITEMS, setting, value, size)
+        for item in items:
             self.rule.check(setting, item)
-        check(
-            self.repeated or len(set(items or [])) == len(items or []),
-            setting,
-            value,
-            "without repetition",
-        )
+        different = self.repeated or len(set(items)) == len(items)
+        check(different, setting, value, "without repetition")
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Rule):
     """A number for each of `keys`."""
 
     keys: tuple[str, ...]
     rule: Range
 
     def check(self, setting: str, value: object) -> None:
-        """See Rule."""
         table = value if isinstance(value, dict) else {}
-        check(
-            set(table) == set(self.keys),
-            setting,
-            ", ".join(map(str, table)),
-            "a number for each of " + ", ".join(self.keys),
-        )
+        allowed = "a number for each of " + ", ".join(self.keys)
+        check(set(table) == set(self.keys), setting, ", ".join(map(str, table)), allowed)
         for key, number in table.items():
             self.rule.check(f"{setting}.{key}", number)
 

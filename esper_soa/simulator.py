@@ -6,8 +6,8 @@ policy.
         print(step.number, step.accuracy.mean(), step.reward.mean())
 
     observation, info = sim.reset()
-    observation, reward, terminated, truncated, info = sim.step({"op": 1, "slot": 0, "blueprint":
-    1}) net = sim.export(3)    # host 3 as a plain module
+    observation, reward, terminated, truncated, info = sim.step({"op": 1, "blueprint": 1})
+    net = sim.export(3)    # host 3 as a plain module
 
 Everything random follows from the seed, the round, the env and the env-step: round i of a simulator
 is round i of a training run with the same settings, to the bit. Several simulators live in one
@@ -160,7 +160,7 @@ class Simulator:
         before = seen.observed.state
         self._standing = standing_of(before, before)
         self._next_round += 1
-        return seen.view.observation, self._info(seen)
+        return seen.view.observation, self._info(seen.view, seen.restarted)
 
     def step(self, action: Given) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         """Carry out an action [N] and play on to the next decision.
@@ -176,21 +176,15 @@ class Simulator:
         if self._seen is None:
             raise RuntimeError("the episode is over, was interrupted or has not begun: call reset")
         seen = self._seen
-        checked = check_action(
-            read_action(action, self.num_envs, self.joint), seen.view.masks, self.raising
-        )
+        given = read_action(action, self.num_envs, self.joint)
+        checked = check_action(given, seen.view.masks, self.raising)
         result, after = self._play(seen, checked.action)
         panic = seen.observed.state.guard.panic
         over = torch.full_like(panic, after is None) | result.state.ending.over
         view = self.env.after() if after is None else after.view
-        info = self._info(after) if after is not None else self._end(view, panic)
-        return (
-            view.observation,
-            result.terms.total,
-            panic,
-            over,
-            info._replace(illegal=checked.illegal),
-        )
+        info = self._info(view, panic if after is None else after.restarted)
+        info = info._replace(illegal=checked.illegal)
+        return view.observation, result.terms.total, panic, over, info
 
     def episode(self) -> Iterator[Step]:
         """Play the next round with the policy, env-step by env-step."""
@@ -203,7 +197,18 @@ class Simulator:
             with threads(self.settings.compute.threads):
                 decision, memory = agent.act(seen.view, restart(memory, fresh, seen.restarted))
             result, after = self._play(seen, decision.action)
-            yield _step(number, seen, decision.action, result, after is None)
+            before = seen.observed
+            yield Step(
+                number,
+                before.observation,
+                before.masks,
+                decision.action,
+                result.terms.total,
+                before.state.signals.val_accuracy,
+                before.state.guard.panic,
+                after is None,
+                result.state,
+            )
             seen = after
 
     def export(self, env: int) -> GrownNetwork:
@@ -217,10 +222,9 @@ class Simulator:
             raise RuntimeError(
                 "nothing has been measured since the last reset: call reset, or play an episode"
             )
-        found = measured_hosts(
-            self.world, self.settings, self._standing, self.world.round + 1, [env]
-        )
-        return found[0].network()
+        number = self.world.round + 1
+        hosts = measured_hosts(self.world, self.settings, self._standing, number, [env])
+        return hosts[0].network()
 
     def _check_env(self, env: int) -> None:
         if not 0 <= env < self.num_envs:
@@ -258,33 +262,10 @@ class Simulator:
             if slots.live[at]
         ]
 
-    def _info(self, seen: Seen) -> Info:
-        no = torch.zeros_like(seen.restarted)
-        accuracy = seen.observed.state.signals.val_accuracy
-        return Info(
-            seen.view.masks, accuracy, no, seen.restarted, self.world.round, self.env.step_number
-        )
-
-    def _end(self, view: View, restarted: Tensor) -> Info:
-        """Behind the last env-step: nothing is measured any more."""
-        no = torch.zeros_like(restarted)
-        accuracy = self.state.signals.val_accuracy
-        return Info(view.masks, accuracy, no, restarted, self.world.round, self.env.step_number)
-
-
-def _step(number: int, seen: Seen, action: Action, result: StepResult, last: bool) -> Step:
-    before = seen.observed
-    return Step(
-        number,
-        before.observation,
-        before.masks,
-        action,
-        result.terms.total,
-        before.state.signals.val_accuracy,
-        before.state.guard.panic,
-        last,
-        result.state,
-    )
+    def _info(self, view: View, restarted: Tensor) -> Info:
+        legal = torch.zeros_like(restarted)
+        accuracy = view.state.signals.val_accuracy
+        return Info(view.masks, accuracy, legal, restarted, self.world.round, self.env.step_number)
 
 
 def make(

@@ -1,8 +1,7 @@
 """The cache folder of the user, in which compiled code is kept: that user's own, and closed to all
 others.
 
-Whoever can write in it could run code as this user. Called by the native kernels and by
-ops/compilation.py. Needs no torch.
+Whoever can write in it could run code as this user. Needs no torch.
 """
 
 import os
@@ -63,8 +62,7 @@ def open_folder(path: Path) -> None:
         mode = stat.S_IMODE(found.st_mode)
         if found.st_uid != os.geteuid():
             raise FolderError(
-                f"the cache folder {path} belongs to user {found.st_uid}: set XDG_CACHE_HOME "
-                "to "
+                f"the cache folder {path} belongs to user {found.st_uid}: set XDG_CACHE_HOME to "
                 "another"
             )
         if mode & 0o022:

@@ -333,6 +333,32 @@ def test_a_signal_to_the_command_ends_all_ranks_with_a_checkpoint(
     assert "which the checkpoint has done already" in done.stderr
 
 
+def listening(pid: int) -> list[str]:
+    """Addresses that a process listens at, in the system's hexadecimal."""
+    mine = {os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir() if one.is_symlink()}
+    rows = [
+        row.split()
+        for name in ("tcp", "tcp6")
+        for row in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+    ]
+    return [row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
+
+
+@pytest.mark.slow
+def test_ranks_listen_on_loopback_alone_and_end_with_a_checkpoint_when_their_launcher_is_gone(
+    tmp_path: Path,
+) -> None:
+    process, path = begun(tmp_path, "checkpoint_every=0")
+    ranks = ranks_of(process)
+    assert listening(process.pid) == []
+    for pid in ranks.values():
+        assert set(listening(pid)) == {"0100007F"}  # 127.0.0.1
+    process.kill()
+    process.communicate(timeout=PATIENCE)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks.values()))
+    assert RunFolder(path).checkpoints()
+
+
 def test_what_is_said_of_a_run_without_a_checkpoint(tmp_path: Path) -> None:
     assert way_on(RunFolder(tmp_path), 3).startswith("No round is saved yet")
     RunFolder(tmp_path).checkpoint(2).touch()

@@ -157,12 +157,19 @@ ILLEGAL = [
 ]
 
 
+@pytest.fixture(scope="module")
+def both() -> tuple[esper_soa.Simulator, esper_soa.Simulator]:
+    """One that waits instead of an illegal action, and one that raises."""
+    return make(), make(illegal="raise")
+
+
 @pytest.mark.parametrize(("action", "words"), ILLEGAL)
-def test_what_is_not_legal_becomes_wait_or_raises(action: dict[str, int], words: str) -> None:
+def test_what_is_not_legal_becomes_wait_or_raises(
+    action: dict[str, int], words: str, both: tuple[esper_soa.Simulator, esper_soa.Simulator]
+) -> None:
     # the second env's alone; the others wait
     mixed = {head: [0, choice, 0] for head, choice in action.items()}
-    waiting = make()
-    raising = make(illegal="raise")
+    waiting, raising = both
     waiting.reset()
     raising.reset()
     info = waiting.step(mixed)[4]
@@ -194,11 +201,12 @@ def test_choices_that_the_op_does_not_read_do_not_matter() -> None:
         ([0, 1, 10**9], "joint actions are 0 to"),
     ],
 )
-def test_what_is_no_action_is_refused(action: object, words: str) -> None:
-    sim = make()
-    sim.reset()
+def test_what_is_no_action_is_refused(
+    action: object, words: str, both: tuple[esper_soa.Simulator, esper_soa.Simulator]
+) -> None:
+    both[0].reset()
     with pytest.raises(ValueError, match=words):
-        sim.step(action)
+        both[0].step(action)
 
 
 def test_a_host_that_breaks_down_ends_its_trajectory_and_goes_on() -> None:

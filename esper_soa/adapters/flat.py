@@ -18,7 +18,7 @@ from esper_soa.env.observation import feature_names
 from esper_soa.errors import check
 from esper_soa.simulator import Info, Simulator, Value, play_settings, with_policy
 from esper_soa.state import Masks, Observation
-from esper_soa.vocabulary import HEADS, Blueprint, head_sizes
+from esper_soa.vocabulary import HEAD_NAMES, HEADS, Blueprint, head_sizes
 
 ACTIONS = ("joint", "heads")  # one number per env, or one choice per head
 
@@ -97,9 +97,8 @@ class FlatEnvs:
         shown = last = self._show(observation, masks)
         if bool(terminated.any()):
             where = terminated[:, None]
-            last = Shown(
-                *(torch.where(where, old, new) for old, new in zip(before, shown, strict=True))
-            )
+            ended = zip(before, shown, strict=True)
+            last = Shown(*(torch.where(where, old, new) for old, new in ended))
         if go_on and over:
             started, fresh = self.sim.reset()
             shown = self._show(started, fresh.masks)
@@ -119,14 +118,10 @@ def _head_masks(masks: Masks) -> Tensor:
     """bool [N, sum of head sizes]: every head's choices, those that no legal op reads at their
     placeholders.
     """
-    parts = []
-    for head in HEADS:
-        mask = masks.get(head.name)
-        if (
-            head.name == "blueprint"
-        ):  # NOOP stands for none, which agents that mask need where nothing is legal
-            mask = mask | (torch.arange(mask.shape[1], device=mask.device) == Blueprint.NOOP)
-        parts.append(mask)
+    # NOOP stands for no blueprint, which agents that mask need where nothing is legal
+    noop = torch.arange(masks.blueprint.shape[1], device=masks.blueprint.device) == Blueprint.NOOP
+    parts = [masks.get(head.name) for head in HEADS]
+    parts[HEAD_NAMES.index("blueprint")] = masks.blueprint | noop
     return torch.cat(parts, 1)
 
 
@@ -134,6 +129,5 @@ def flat_envs(experiment: str, actions: str, settings: Mapping[str, Value]) -> F
     """Envs of `make(experiment, **settings)`, without a policy of their own. Raises UserError as
     `make` does.
     """
-    return FlatEnvs(
-        Simulator(with_policy(play_settings(experiment, (), settings), "wait")), actions
-    )
+    settled = with_policy(play_settings(experiment, (), settings), "wait")
+    return FlatEnvs(Simulator(settled), actions)

@@ -1,6 +1,6 @@
 """What the commands that need no Hydra share: help on one screen, and what their errors end with.
 
-Used by esper-report, esper-watch, esper-query and esper-export. Needs no torch.
+Needs no torch.
 """
 
 import argparse
@@ -34,8 +34,6 @@ def ending_with_status() -> Iterator[None]:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
         except OSError as error:
-            print(
-                f"error: {error.filename}: cannot be written ({error.strerror or error})",
-                file=sys.stderr,
-            )
+            reason = error.strerror or error
+            print(f"error: {error.filename}: cannot be written ({reason})", file=sys.stderr)
             sys.exit(1)

@@ -1,8 +1,7 @@
 """Standard output and error that a program can lose without dying of it.
 
 The reader of a pipe may go away (`| head -1`), a terminal may be closed, a file may be full: what
-is written then is dropped, and whoever keeps a log says so once. Used by the entry points and by
-sessions. Needs no torch.
+is written then is dropped, and whoever keeps a log says so once. Needs no torch.
 """
 
 import io
@@ -72,11 +71,9 @@ def outlet(stream: TextIO | None) -> Outlet:
     """`stream` as an outlet; one that was closed before the start (None) is lost already."""
     if isinstance(stream, Outlet):
         return stream
-    return (
-        Outlet(open(os.devnull, "w", encoding="utf-8"), CLOSED)
-        if stream is None
-        else Outlet(stream)
-    )  # noqa: SIM115
+    if stream is None:
+        return Outlet(open(os.devnull, "w", encoding="utf-8"), CLOSED)  # noqa: SIM115
+    return Outlet(stream)
 
 
 @contextmanager
@@ -95,7 +92,6 @@ def standing_streams() -> Iterator[None]:
         try:
             yield
         finally:
-            for (
-                stream
-            ) in streams:  # what is left for the interpreter to write at its end could fail there
+            # what is left for the interpreter to write at its end could fail there
+            for stream in streams:
                 stream.flush()

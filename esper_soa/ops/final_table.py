@@ -144,23 +144,19 @@ def write_summary(summary: Summary, path: Path) -> None:
 
 def difference_record(found: Comparison) -> dict[str, Json]:
     """A comparison for summary.json; the bounds of a single pair are null."""
+    unknown: dict[str, Json] = {"low": None, "high": None} if found.pairs < 2 else {}
     record: dict[str, Json] = {"confidence": CONFIDENCE, "outcome": found.outcome}
-    for name, value in found._asdict().items():
-        record[name] = value
+    record |= found._asdict()
     for name, interval in (("accuracy", found.accuracy), ("net", found.net)):
-        record[name] = interval._asdict() | ({"low": None, "high": None} if found.pairs < 2 else {})
+        record[name] = interval._asdict() | unknown
     return record
 
 
 def print_summary(summary: Summary, console: Console) -> None:
     """Print the final table, and keep it in the log file."""
-    policy = summary.policy + (
-        f" from {summary.policy_init}" if summary.policy_init != "none" else ""
-    )
-    show(
-        console,
-        f"{summary.name}: {summary.task} on {summary.data}, policy {policy}, {summary.device}",
-    )
+    start = f" from {summary.policy_init}" if summary.policy_init != "none" else ""
+    title = f"{summary.name}: {summary.task} on {summary.data}, policy {summary.policy}{start}"
+    show(console, f"{title}, {summary.device}")
     show(console, as_text(score_table(summary.grown, summary.control)))
     for line in verdict_lines(summary) + fact_lines(summary):
         show(console, line)
@@ -176,7 +172,6 @@ def as_text(table: Table) -> str:
 
 def score_table(grown: HostScore, control: HostScore | None) -> Table:
     """Accuracy, size and cost of the grown hosts, beside the control's where there is one."""
-    found = None if control is None else compare(grown, control)
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("last env-step")
     table.add_column("grown", justify="right")
@@ -184,61 +179,48 @@ def score_table(grown: HostScore, control: HostScore | None) -> Table:
         table.add_column(control_words(control.name), justify="right")
         table.add_column("difference", justify="right")
     size, unit = next((pair for pair in FLOP_UNITS if grown.flop >= pair[0]), FLOP_UNITS[-1])
-    rows = (
+    flop_form = ",.3g" if grown.flop < 100 * size else ",.0f"
+    for title, key, form, scale in (
         ("accuracy, mean over hosts (%)", "accuracy", ",.2f", 1.0),
         ("accuracy, best host (%)", "best", ",.2f", 1.0),
         ("accuracy - rent, mean over hosts", "net", ",.2f", 1.0),
         ("parameters, mean over hosts", "size", ",.0f", 1.0),
-        (
-            f"training {unit}, mean over hosts",
-            "flop",
-            ",.3g" if grown.flop < 100 * size else ",.0f",
-            size,
-        ),
-    )
-    for title, key, form, scale in rows:
-        mine = getattr(grown, key) / scale
-        cells = [title, format(mine, form)]
-        if control is not None and found is not None:
-            other = getattr(control, key) / scale
-            cells += [format(other, form), _difference(key, found, mine - other)]
-        table.add_row(*cells)
+        (f"training {unit}, mean over hosts", "flop", flop_form, size),
+    ):
+        scores = [grown] if control is None else [grown, control]
+        cells = [format(getattr(score, key) / scale, form) for score in scores]
+        if control is not None:
+            cells.append(difference(key, grown, control))
+        table.add_row(title, *cells)
     return table
 
 
-def _difference(key: str, found: Comparison, difference: float) -> str:
-    """The last cell of a row of the table."""
+def difference(key: str, grown: HostScore, control: HostScore) -> str:
+    """The last cell of the row of the table that shows `key`."""
+    found = compare(grown, control)
     if key in ("size", "flop"):
         return f"x {found.parameters if key == 'size' else found.train_flop:.2f}"
     if key == "best":
-        return format(difference, "+,.2f")
+        return format(grown.best - control.best, "+,.2f")
     return shown(found.accuracy if key == "accuracy" else found.net)
 
 
 def verdict_lines(summary: Summary) -> list[str]:
     """Whether growth paid, and what the numbers of the table were taken on."""
-    episodes = len(summary.grown.episodes)
+    count = len(summary.grown.episodes)
+    rounds = f"{count} episodes (the last rounds)" if count > 1 else "1 episode (the last round)"
+    images = f"on V={summary.speed.val_samples} of {summary.test_images:,} test images each"
+    lines = [f"measured {summary.envs} hosts x {rounds}, {images}"]
     control = summary.control
     found = summary.comparison
-    rounds = (
-        f"{episodes} episodes (the last rounds)" if episodes > 1 else "1 episode (the last round)"
-    )
-    lines = [
-        f"measured {summary.envs} hosts x {rounds}, on V={summary.speed.val_samples} of "
-        f"{summary.test_images:,} test "
-        f"images each"
-    ]
     if control is None or found is None:
         return lines
-    interval = (
-        f"{CONFIDENCE:.0%} t interval of {found.pairs} paired differences, over hosts and episodes"
-    )
-    lines += [
-        f"control  {control_words(control.name)}: {summary.control_env_steps} env-steps on the "
-        "same seeds, data order "
-        f"and images",
-        f"interval {interval if found.pairs > 1 else 'none, as there is but one pair of hosts to compare'}",  # noqa: E501
-    ]
+    interval = "none, as there is but one pair of hosts to compare"
+    if found.pairs > 1:
+        over = f"{found.pairs} paired differences, over hosts and episodes"
+        interval = f"{CONFIDENCE:.0%} t interval of {over}"
+    played = f"{summary.control_env_steps} env-steps on the same seeds, data order and images"
+    lines += [f"control  {control_words(control.name)}: {played}", f"interval {interval}"]
     if found.left_out:
         lines.append(f"left out {found.left_out} pairs with an accuracy that is not finite")
     return [verdict(found, control.name), *lines]
@@ -250,38 +232,27 @@ def fact_lines(summary: Summary) -> list[str]:
     """
     seeds = summary.seeds
     speed = summary.speed
-    rollbacks = (
-        [f"governor {summary.rollbacks} rollbacks to a snapshot"] if summary.rollbacks else []
-    )
+    front = f"{summary.pareto.front_size} episodes on the Pareto front"
     # 0 would not say that nothing was reached, but that all of it lies beyond the reference point.
-    volume = (
-        f", hypervolume {summary.pareto.hypervolume:.2f}" if summary.pareto.hypervolume > 0 else ""
-    )
-    return [
-        f"seeds    {seeds.germinated} germinated, {seeds.blended} blended, {seeds.fossilized} "
-        "fossilised, "
-        f"{seeds.pruned} pruned",
-        *rollbacks,
+    volume = summary.pareto.hypervolume
+    reached = f", hypervolume {volume:.2f}" if volume > 0 else ""
+    work = f"T={speed.train_samples}, V={speed.val_samples}, K={speed.alpha_rows:.1f}"
+    lines = [
+        f"seeds    {seeds.germinated} germinated, {seeds.blended} blended, "
+        f"{seeds.fossilized} fossilised, {seeds.pruned} pruned",
+        f"governor {summary.rollbacks} rollbacks to a snapshot",
         f"reward   {summary.reward:+.2f} per episode in the last of {summary.rounds} rounds",
-        (
-            f"outcome  {summary.pareto.front_size} episodes on the Pareto front of accuracy, "
-            f"stability and size{volume}"
-        ),
-        f"speed    {speed.eps:.1f} env-steps/s at T={speed.train_samples}, V={speed.val_samples}, "
-        f"K={speed.alpha_rows:.1f} (N={summary.envs})",
+        f"outcome  {front} of accuracy, stability and size{reached}",
+        f"speed    {speed.eps:.1f} env-steps/s at {work} (N={summary.envs})",
         f"time     {duration(summary.wall_seconds)} for {work_words(summary)}",
     ]
+    return [line for line in lines if summary.rollbacks or not line.startswith("governor")]
 
 
 def work_words(summary: Summary) -> str:
     """What was played in the time that the table gives."""
-    all_steps = summary.speed.env_steps
-    control = (
-        f" and {summary.control_env_steps} of the control" if summary.control is not None else ""
-    )
+    played = f"{summary.speed.env_steps} env-steps"
     if summary.rounds_before:
-        return (
-            f"{summary.played} of {all_steps} env-steps (the others before the run was "
-            f"resumed){control}"
-        )
-    return f"{all_steps} env-steps{control}"
+        played = f"{summary.played} of {played} (the others before the run was resumed)"
+    control = summary.control is not None
+    return played + (f" and {summary.control_env_steps} of the control" if control else "")

@@ -4,8 +4,8 @@ env-steps.
 While a program sets up, SIGINT and SIGTERM end it at once. While rounds are played they ask for a
 checkpoint and the end, and SIGUSR2 for a checkpoint alone, so that nothing is ever cut in the
 middle. A handler that another program had installed in this process before, as launchers on Slurm
-do, is called after the checkpoint, and decides whether the run goes on. Used by the entry points
-and the trainer. Needs neither torch nor Hydra.
+do, is called after the checkpoint, and decides whether the run goes on. Needs neither torch nor
+Hydra.
 """
 
 import os
@@ -36,9 +36,8 @@ class Interrupted(SystemExit):
         super().__init__(self.status)
 
     def __str__(self) -> str:
-        return f"stopped by {signal.Signals(self.number).name}" + (
-            f"; {self.unsaved}" if self.unsaved else ""
-        )
+        unsaved = f"; {self.unsaved}" if self.unsaved else ""
+        return f"stopped by {signal.Signals(self.number).name}{unsaved}"
 
 
 class OwnHandler:

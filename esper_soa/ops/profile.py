@@ -1,9 +1,8 @@
 """Where the time of a run goes: the share of every phase, one line per update, or a trace of a few
 env-steps.
 
-Made by the trainer from the setting `profile` and handed to ops/collect.py, which says where a
-phase ends: what passed since the one before belongs to it. On CUDA that is an event in the stream;
-the events are read once a round.
+What plays says where a phase ends: what passed since the one before belongs to it. On CUDA that is
+an event in the stream; the events are read once a round.
 """
 
 import threading
@@ -60,11 +59,9 @@ NO_PROFILE = NoProfile()
 
 
 def every_thread() -> _ExperimentalConfig:
-    """For torch.profiler.profile: watch all threads, as chunks of envs may run in others than the
-    first.
+    """For torch.profiler.profile: watch all threads, as chunks of envs may run in several.
 
-    The type is that of its documented argument `experimental_config`; torch (2.11 to 2.13) has no
-    other name for it.
+    The type is that of its documented argument; torch (2.11 to 2.13) has no other name for it.
     """
     return _ExperimentalConfig(profile_all_threads=True)
 
@@ -152,17 +149,16 @@ class PhaseProfile(NoProfile):
         spans = [span for span in self.spans if span.phase < len(self.phases)]
         moments = [self.start, *(moment for _, moment in self.phases)]
         times = self.clock.seconds(moments + [m for span in spans for m in (span.begin, span.end)])
-        ends = times[: len(moments)]
         fed = times[len(moments) :]
         data = [0.0] * len(self.phases)
         threads = [set[int]() for _ in self.phases]
-        for index, span in enumerate(spans):
-            data[span.phase] += fed[2 * index + 1] - fed[2 * index]
+        for span, begin, end in zip(spans, fed[::2], fed[1::2], strict=True):
+            data[span.phase] += end - begin
             threads[span.phase].add(span.thread)
         found: dict[str, float] = {}
         for index, (phase, _) in enumerate(self.phases):
             inside = data[index] / max(1, len(threads[index]))
-            found[phase] = found.get(phase, 0.0) + ends[index + 1] - ends[index] - inside
+            found[phase] = found.get(phase, 0.0) + times[index + 1] - times[index] - inside
             if inside:
                 found["data"] = found.get("data", 0.0) + inside
         self.start = self.clock.now()
@@ -181,16 +177,13 @@ class TraceProfile(NoProfile):
     """Writes a trace of a few env-steps after warm-up, once, to a file that trace viewers read."""
 
     def __init__(self, device: torch.device, path: Path) -> None:
-        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
-        schedule = torch.profiler.schedule(
-            skip_first=SKIPPED_STEPS - 1, wait=0, warmup=1, active=TRACED_STEPS, repeat=1
-        )
         self.path = path
-        self.running = False
-        self.written = False
+        self.state = "waiting"  # then running, then written
         self.profiler = torch.profiler.profile(
-            activities=activities,
-            schedule=schedule,
+            activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda"),
+            schedule=torch.profiler.schedule(
+                skip_first=SKIPPED_STEPS - 1, wait=0, warmup=1, active=TRACED_STEPS, repeat=1
+            ),
             on_trace_ready=self._write,
             record_shapes=True,
             experimental_config=every_thread(),
@@ -198,33 +191,27 @@ class TraceProfile(NoProfile):
 
     def env_step(self) -> None:
         """Count the env-step; the trace begins and ends by this count."""
-        if not self.written:
-            if not self.running:
-                self.profiler.start()
-                self.running = True
-            self.profiler.step()
-            self._stop_if_written()
+        if self.state == "written":
+            return
+        if self.state == "waiting":
+            self.profiler.start()
+            self.state = "running"
+        self.profiler.step()
+        if self.state == "written":
+            self.profiler.stop()
 
     def close(self) -> None:
         """Stop where the run was too short for a trace."""
-        if self.running:
+        if self.state == "running":
             self.profiler.stop()
-            self.running = False
-        if not self.written:
-            LOGGER.warning(
-                "profile  no trace: it needs %d env-steps in a run",
-                SKIPPED_STEPS + TRACED_STEPS + 1,
-            )
+        if self.state != "written":
+            needed = SKIPPED_STEPS + TRACED_STEPS + 1
+            LOGGER.warning("profile  no trace: it needs %d env-steps in a run", needed)
 
     def _write(self, profiler: torch.profiler.profile) -> None:
         profiler.export_chrome_trace(str(self.path))
-        self.written = True
+        self.state = "written"
         LOGGER.info("profile  trace of %d env-steps: %s", TRACED_STEPS, self.path)
-
-    def _stop_if_written(self) -> None:
-        if self.written:
-            self.profiler.stop()
-            self.running = False
 
 
 Asked = ParamSpec("Asked")
@@ -264,9 +251,7 @@ class TimedValidation:
 def shares(seconds: dict[str, float]) -> str:
     """`training 71.2 %, ...` in the order of PHASES; phases that took no time are left out."""
     total = sum(seconds.values()) or 1.0
-    known = [phase for phase in PHASES if phase in seconds] + [
-        phase for phase in seconds if phase not in PHASES
-    ]
+    known = sorted(seconds, key=lambda phase: (*PHASES, phase).index(phase))
     return ", ".join(f"{phase} {100 * seconds[phase] / total:.1f} %" for phase in known)
 
 

@@ -12,10 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
 from esper_soa.ops.files import LOGGER, LineFile, Unwritten, reason_of
@@ -24,9 +23,7 @@ WINDOW = 50  # reports over which the speed is averaged
 
 
 class FileHandler(logging.Handler):
-    """Appends log messages with their times to a file; where that fails they wait, and the failure
-    is noted.
-    """
+    """Appends messages with their times to a file; where that fails they wait, and it is noted."""
 
     def __init__(self, path: Path, unwritten: Unwritten) -> None:
         super().__init__()
@@ -36,7 +33,7 @@ class FileHandler(logging.Handler):
         self._unwritten = unwritten
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Append the message; a failure cannot be told in the log."""
+        """Append the message."""
         try:
             self._lines.write(self.format(record))
         except OSError as error:
@@ -63,11 +60,8 @@ class ConsoleHandler(logging.Handler):
 
 
 def handlers_of(path: Path, console: Console, unwritten: Unwritten) -> tuple[logging.Handler, ...]:
-    """What writes messages to `console` and, with times, to the file `path`; whoever made them
-    closes them.
-
-    The file also gets what is told as a debug message: what `show` has printed. A file that cannot
-    be written is noted in `unwritten`.
+    """What writes messages to the file `path`, debug messages too, and to `console`; whoever made
+    them closes them. A file that cannot be written is noted in `unwritten`.
     """
     to_console = ConsoleHandler(console)
     to_console.setLevel(logging.INFO)
@@ -98,10 +92,6 @@ def show(console: Console, text: str) -> None:
     for line in text.splitlines():
         say(console, line)
         LOGGER.debug("%s", line)
-
-
-def nothing() -> None:
-    """What is done after an env-step where nothing else is asked for."""
 
 
 def duration(seconds: float) -> str:
@@ -148,8 +138,8 @@ class Progress:
 
     style: live, plain, off, or auto (live on a terminal, else plain). Plain lines come every
     `interval` seconds and at the end. `done` env-steps count as done from the start. `after_step`
-    is called at the end of every report; what it raises ends the round between two env-steps.
-    `below`, where it is set, is shown under the bar, or under every plain line. Use as a context.
+    is called after every report; what it raises ends the round between two env-steps. `below` is
+    shown under the bar, or under every plain line. Use as a context.
     """
 
     below: RenderableType | None = None
@@ -162,7 +152,7 @@ class Progress:
         interval: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
         done: int = 0,
-        after_step: Callable[[], None] = nothing,
+        after_step: Callable[[], None] | None = None,
     ) -> None:
         live = style == "live" or (style == "auto" and console.is_terminal)
         self._plain = style == "plain" or (style == "auto" and not live)
@@ -173,20 +163,15 @@ class Progress:
         self._pace = Pace(total, clock, done)
         self._next_line = clock() + interval
         self._bar = _Bar(console, self) if live else None
-        self._task: TaskID | None = None
+        if self._bar is not None:
+            self._bar.add_task("", total=total, label="", facts="")
 
     def __enter__(self) -> "Progress":
         if self._bar is not None:
             self._bar.start()
-            self._task = self._bar.add_task("", total=self._pace.total, label="", facts="")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -205,21 +190,19 @@ class Progress:
             f"{_number(self._pace.eps, '.1f')} EPS  accuracy {_number(accuracy, '.2f')} %  "
             f"reward {_number(reward, '+.2f')}  left {duration(self._pace.left)}"
         )
-        if self._bar is not None and self._task is not None:
-            self._bar.update(
-                self._task,
-                completed=self._pace.done,
-                total=self._pace.total,
-                label=label,
-                facts=facts,
-            )
+        done = self._pace.done
+        total = self._pace.total
+        if self._bar is not None:
+            task = self._bar.task_ids[0]
+            self._bar.update(task, completed=done, total=total, label=label, facts=facts)
         now = self._clock()
-        if self._plain and (now >= self._next_line or self._pace.done >= self._pace.total):
+        if self._plain and (now >= self._next_line or done >= total):
             self._next_line = now + self._interval
-            show(self._console, f"{label}  {self._pace.done}/{self._pace.total} env-steps  {facts}")
+            show(self._console, f"{label}  {done}/{total} env-steps  {facts}")
             if self.below is not None:
                 self._console.print(self.below)
-        self._after_step()
+        if self._after_step is not None:
+            self._after_step()
 
 
 class _Bar(RichProgress):

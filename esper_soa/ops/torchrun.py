@@ -1,7 +1,7 @@
 """Which rank of a run this process is, as torchrun or the launcher of the package tells it in its
 environment.
 
-Asked by the command lines before torch is imported, and by launch.py. Needs no torch.
+Needs no torch.
 """
 
 import os
@@ -58,11 +58,8 @@ def launched_folder(here: Place, asked: str, name: str, root: str = "runs") -> R
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        words = (
-            f"run_dir={path}: cannot be written ({reason_of(error)}). Choose another with "
-            "run_dir=..."
-        )
-        raise UserError(words) from error
+        words = f"run_dir={path}: cannot be written ({reason_of(error)})"
+        raise UserError(f"{words}. Choose another with run_dir=...") from error
     return RunFolder(path.resolve())
 
 
@@ -72,11 +69,9 @@ def core_group(rank: int, ranks: int) -> list[int]:
 
     Where there are fewer cores than processes, several share one.
     """
-    cores = (
-        sorted(os.sched_getaffinity(0))
-        if sys.platform == "linux"
-        else list(range(os.cpu_count() or 1))
-    )
+    cores = list(range(os.cpu_count() or 1))
+    if sys.platform == "linux":
+        cores = sorted(os.sched_getaffinity(0))
     first, end = (len(cores) * edge // ranks for edge in (rank, rank + 1))
     return cores[first:end] or [cores[first]]
 

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+import esper_soa.adapters
+
 
 @pytest.mark.parametrize(
     ("adapter", "library"),
@@ -13,9 +15,10 @@ import pytest
 def test_a_missing_library_is_told_with_the_extra_to_install(
     adapter: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith(f"{library}.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, library, None)
+    hidden = [name for name in sys.modules if name.startswith(f"{library}.")]
+    for name in (library, f"{library}.data", f"{library}.common.vec_env", *hidden):
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, f"esper_soa.adapters.{adapter}", raising=False)
+    monkeypatch.delattr(esper_soa.adapters, adapter, raising=False)
     with pytest.raises(ImportError, match=r"pip install 'esper-soa\[envs\]'"):
         importlib.import_module(f"esper_soa.adapters.{adapter}")
