@@ -68,8 +68,7 @@ def groups_in(folder: str) -> list[str]:
 
 
 def _check_key(key: str, settings: type, groups: Collection[str]) -> None:
-    """Refuse a dotted key that leads to no field; what stands below a mapping is not ours to
-    know.
+    """Refuse a dotted key that leads to no field; what stands below a mapping is not ours to know.
     """
     if key in groups:
         return

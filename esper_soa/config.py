@@ -251,8 +251,7 @@ class EvaluateConfig:
 
 
 def register_schema() -> None:
-    """Let Hydra check every composed key and type; `train.yaml` and `evaluate.yaml` build on
-    these.
+    """Let Hydra check every composed key and type; `train.yaml` and `evaluate.yaml` build on these.
     """
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)

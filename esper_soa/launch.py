@@ -151,8 +151,7 @@ def _told(scratch: Path) -> dict:
 def _what_failed(
     failed: ChildFailedError, folder: RunFolder, cfg: TrainConfig, fault: dict
 ) -> Exception:
-    """What ended the run, as one error: the fault that a rank has told, or how the first one
-    ended.
+    """What ended the run, as one error: the fault that a rank has told, or how the first one ended.
     """
     kind = fault.get("kind", "lost")
     if kind in FAULTS and kind not in CONSEQUENCES:

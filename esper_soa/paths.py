@@ -52,8 +52,7 @@ def _is_text(given: str) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Make the file `path`, or the names in the folder `path`, survive a power cut; raises
-    OSError.
+    """Make the file `path`, or the names in the folder `path`, survive a power cut; raises OSError.
     """
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -33,8 +33,7 @@ except ImportError as error:
 
 
 class GrowthVecEnv(VecEnv):
-    """N hosts; where a trajectory ends, info has `terminal_observation` and
-    `TimeLimit.truncated`.
+    """N hosts; where a trajectory ends, info has `terminal_observation` and `TimeLimit.truncated`.
     """
 
     render_mode: str | None = None

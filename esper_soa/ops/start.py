@@ -1,5 +1,4 @@
-"""Where a run with given settings takes place and begins, and whether it has ended. Needs no
-torch.
+"""Where a run with given settings takes place and begins, and whether it has ended. Needs no torch.
 """
 
 import json

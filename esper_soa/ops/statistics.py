@@ -50,8 +50,7 @@ def difference_interval(
 
 
 def interquartile_mean(values: Sequence[float]) -> float:
-    """The mean of what is left when a quarter of the values, rounded down, is cut off at each
-    end.
+    """The mean of what is left when a quarter of the values, rounded down, is cut off at each end.
     """
     cut = len(values) // 4
     return float(np.sort(np.asarray(values, dtype=np.float64))[cut : len(values) - cut].mean())

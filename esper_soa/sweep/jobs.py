@@ -141,8 +141,7 @@ def watch(play: Play, composed: DictConfig, sweep: Path, job: JobRecord) -> floa
 
 
 def _cut_off(job: JobRecord, error: BaseException | None) -> JobRecord:
-    """The record of a job that was stopped, or that ended by an error that is no message of
-    ours.
+    """The record of a job that was stopped, or that ended by an error that is no message of ours.
     """
     if isinstance(error, SystemExit):
         stopped = _one_line(error) if isinstance(error, Interrupted) else "stopped by the launcher"

@@ -36,8 +36,7 @@ PLUGINS = {
 
 
 def check_plugins(arguments: Sequence[str]) -> None:
-    """Raise UserError where the command line chooses a launcher or a sweeper that is not
-    installed.
+    """Raise UserError where the command line chooses a launcher or a sweeper that is not installed.
     """
     for found in filter(None, map(CHOSEN_BY.match, arguments)):
         for name in found[2].split(","):
