@@ -255,9 +255,7 @@ def _network_findings(nets: Networks) -> list[str]:
 
 
 def _pass_findings(nets: Networks, rows: Tensor, kept: Tensor) -> list[str]:
-    """Chance, numbers that are not finite, networks that know of each other, and images of a batch
-    that do.
-    """
+    """Chance, numbers that are not finite, networks or images of a batch that know one another."""
     x = nets.inputs(1)
     other = nets.inputs(2)
     channels = x.shape[1] // NETS
@@ -416,17 +414,14 @@ def _numbers_findings(decision: Decision) -> list[str]:
 def _conduct_findings(
     agent: Agent, view: View, memory: Memory, first: tuple[Decision, Memory]
 ) -> list[str]:
-    """Chance, state outside of its memory, changes of what it was given, and envs that know of each
-    other.
-    """
+    """Chance, state outside of its memory, changes of what is given, envs that know one another."""
     found = []
     given = view.clone()
     kept = _copied(memory)
     if not _same(agent.act(given, kept), first):
         found.append(
             "for the same view and memory it decides something else the second time: it keeps "
-            "state elsewhere "
-            "than in its memory, or draws other numbers than view.noise"
+            "state elsewhere than in its memory, or draws other numbers than view.noise"
         )
     if not (given == view).all():
         found.append("it changes the view in place")

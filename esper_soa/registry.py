@@ -84,8 +84,7 @@ def agent(name: str) -> Mark:
 def _marking(kind: str, name: str) -> Mark:
     if re.fullmatch(NAME, name) is None:
         raise ValueError(
-            f"{kind} {one_line(name)!r}: its name must be of at most 60 letters, digits, '_' "
-            "and "
+            f"{kind} {one_line(name)!r}: its name must be of at most 60 letters, digits, '_' and "
             "'-'"
         )
 
@@ -102,16 +101,12 @@ def is_reference(value: str) -> bool:
 
 
 def name_in(reference: str) -> str:
-    """The name that `module:name` gives a part, which records call it by; a word of the package's
-    as it is.
-    """
+    """The name that `module:name` gives a part, as in records; a word of the package's as it is."""
     return reference.rpartition(":")[2]
 
 
 def marked_name(kind: str, part: object) -> str | None:
-    """The name that `part` itself, no class it derives from, is marked with as of this kind; None
-    where it is not.
-    """
+    """The name that `part` itself, not a base class, is marked with as of this kind, or None."""
     return vars(part).get(_mark(kind)) if hasattr(part, "__dict__") else None
 
 

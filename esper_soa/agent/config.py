@@ -182,9 +182,7 @@ class HeuristicConfig:
 
 @dataclass
 class ImitationConfig:
-    """Rounds in which the learning policy plays and learns what a scripted teacher would have done
-    (DAgger).
-    """
+    """Rounds in which the learning policy plays and learns what a teacher would do (DAgger)."""
 
     rounds: int = number(0, 0, COUNT, note="0 = none")  # the first rounds of a run are of this kind
     # With the settings of policy.heuristic or policy.schedule.

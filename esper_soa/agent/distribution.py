@@ -95,14 +95,10 @@ def relevant_heads(op: Tensor) -> Tensor:
 
 
 def open_heads(masks: Masks, op: Tensor) -> Tensor:
-    """bool [..., 8], in HEADS order: the heads with more than one legal choice once the op int64
-    [...] is chosen.
-    """
+    """bool [..., 8], in HEADS order: heads with more than one legal choice for op int64 [...]."""
     return torch.stack([mask.sum(-1) > 1 for mask in head_masks(masks, op).values()], dim=-1)
 
 
 def available_heads(op_mask: Tensor) -> Tensor:
-    """bool [..., 8], in HEADS order: the heads that some legal op of op_mask bool [..., 6] would
-    make matter.
-    """
+    """bool [..., 8] in HEADS order: heads that a legal op of op_mask bool [..., 6] makes matter."""
     return torch.stack([matters_for_some(head, op_mask) for head in HEADS], dim=-1)

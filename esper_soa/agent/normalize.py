@@ -110,9 +110,7 @@ def update_observation(
 
 
 def update_reward(stats: RewardStats, rewards: Tensor, valid: Tensor) -> RewardStats:
-    """Statistics after the raw rewards [N] of one env-step, merged as one batch, so that env order
-    cannot matter.
-    """
+    """Statistics after raw rewards [N] of an env-step, merged as one: env order cannot matter."""
     batch = batch_moments(rewards.double(), valid)
     total = stats.seen + batch.seen
     share = batch.seen / total.clamp(min=1)

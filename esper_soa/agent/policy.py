@@ -150,9 +150,7 @@ def full_precision() -> Iterator[None]:
 
 
 def lstm_parameters(layer: nn.Module) -> list[Tensor]:
-    """Input weight [4H, H], recurrent weight [4H, H] and both biases [4H] of a layer; gates i, f,
-    g, o.
-    """
+    """Weights [4H, H] of input and recurrence, both biases [4H] of a layer; gates i, f, g, o."""
     return [layer.get_parameter(name) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
 
 

@@ -96,9 +96,7 @@ def sampled_shapley_values(
 
 
 def pair_interactions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tensor:
-    """v(ij) - v(i) - v(j) + v(none) [N, S, S] for pairs of ablated seeds, other seeds off; 0 where
-    rows are missing.
-    """
+    """v(ij) - v(i) - v(j) + v(none) [N, S, S] of pairs, other seeds off; 0 where rows lack."""
     num_slots = ablated.shape[1]
     bits = 1 << torch.arange(num_slots, device=subset.device)
     wanted = torch.cat(((bits[:, None] | bits[None, :]).flatten(), torch.zeros_like(bits[:1])))

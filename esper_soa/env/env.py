@@ -91,9 +91,7 @@ class Env:
         return self.observe_()
 
     def step(self, action: Action) -> tuple[StepResult, Seen | None]:
-        """What becomes of the action [N], and what the next env-step shows; None after the last one
-        of the episode.
-        """
+        """What becomes of the action [N] and what the next env-step shows; None after the last."""
         result = self.apply_action_(action)
         return result, None if self.over else self.observe_()
 

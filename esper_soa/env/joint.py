@@ -56,8 +56,7 @@ class JointActions:
         same = (torch.stack(given, 1)[:, None, :] == self.rows).all(2)
         if not bool(same.any(1).all()):
             raise ValueError(
-                "no joint action does this: the blueprint may not be germinated, or a choice "
-                "is "
+                "no joint action does this: the blueprint may not be germinated, or a choice is "
                 "none"
             )
         return same.to(torch.int64).argmax(1)

@@ -35,9 +35,7 @@ def stage_allows(op: int, stage: Tensor) -> Tensor:
 
 
 def at_rest(mode: Tensor) -> Tensor:
-    """bool, in the shape of `mode` (int64, AlphaMode): alpha does not move, so that it may be sent
-    elsewhere.
-    """
+    """bool, shaped as `mode` (AlphaMode): alpha does not move, so it may be sent elsewhere."""
     return mode == AlphaMode.HOLD
 
 

@@ -95,8 +95,7 @@ def _term_findings(name: str, value: object, inputs: RewardInputs) -> list[str]:
     found = []
     if value.shape != inputs.op.shape:
         found.append(
-            f"{what} of shape {list(value.shape)} for {inputs.op.shape[0]} envs, not one "
-            "number "
+            f"{what} of shape {list(value.shape)} for {inputs.op.shape[0]} envs, not one number "
             "per env"
         )
     if not value.is_floating_point():

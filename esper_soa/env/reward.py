@@ -268,8 +268,6 @@ def settle_fossils(state: EnvState, action: Action, outcome: ActionOutcome) -> E
 
 
 def final_rents(parameters: Sequence[float], host: int, cfg: RewardConfig) -> list[float]:
-    """Rent of grown hosts in percent points, by their final sizes: what the mode `net` takes at the
-    end.
-    """
+    """Rent of grown hosts in percent points by final sizes: what mode `net` takes at the end."""
     sizes = torch.tensor(parameters, dtype=STATE_FLOAT)
     return size_rent(sizes, torch.full_like(sizes, host), cfg).tolist()

@@ -91,9 +91,7 @@ def _readings(inputs: RewardInputs) -> SlotReadings:
 
 
 def _contribution(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotReadings]:
-    """SHAPED and ESCROW: seeds earn what their removal would cost, with shaping, rents, warnings
-    and op costs.
-    """
+    """SHAPED and ESCROW: seeds earn what removing them would cost; shaping, rents, warnings."""
     attribution, readings = _escrowed(inputs, cfg) if cfg.mode == "escrow" else _shaped(inputs, cfg)
     op = term.slot_op(inputs)
     refused = (
@@ -247,9 +245,7 @@ def _fossilize_bonus(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, T
 
 
 def _drip_payment(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
-    """What every fossil's pool pays at this env-step, [N, D]: capped, and never more than the pool
-    still holds.
-    """
+    """What every fossil's pool pays at this env-step [N, D]: capped, never more than it holds."""
     raw = inputs.drip_scale * inputs.drip_contribution
     payment = raw.clamp(-cfg.negative_drip_ratio * cfg.max_drip_per_step, cfg.max_drip_per_step)
     return torch.where(inputs.drip_live, torch.minimum(payment, inputs.drip_left), 0.0)

@@ -287,9 +287,7 @@ def germinate_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
 
 
 def fossilize_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
-    """What FOSSILIZE pays on each slot [N, S]: for a proven seed by contribution and time held,
-    else a penalty.
-    """
+    """What FOSSILIZE pays per slot [N, S]: a proven seed by contribution and time, or a penalty."""
     contribution = inputs.contribution
     total = column(inputs.total)
     eligible = inputs.has_seed & (inputs.stage == Stage.HOLDING) & column(inputs.total_known)

@@ -12,9 +12,7 @@ from esper_soa.nets import batched
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Hands the host's activations on; in the backward pass their gradient goes to the seeds as
-    well.
-    """
+    """Hands the host's activations on; backward, their gradient goes to the seeds as well."""
 
     @staticmethod
     def forward(

@@ -81,9 +81,7 @@ def _squeeze(parameters: list[Tensor], x: Tensor) -> Tensor:
 
 
 def gate_forward(parameters: list[Tensor], x: Tensor) -> Tensor:
-    """Gate [B, m] in (0, 1) of features x [B, m*C, H, W]; `parameters` as unpacked by
-    `gate_table`.
-    """
+    """Gate [B, m] in (0, 1) of features x [B, m*C, H, W]; `parameters` as of `gate_table`."""
     return _squeeze(parameters, x).squeeze(-1)
 
 

@@ -57,9 +57,7 @@ class Grown(NamedTuple):
 
 
 class _Names(NamedTuple):
-    """Tensors of hosts that are built alike, in the order of their rows: parameters by name and
-    shape.
-    """
+    """Tensors of hosts that are built alike, in the order of rows: parameters by name and shape."""
 
     host: list[tuple[str, torch.Size]]
     statistics: list[tuple[str, torch.Size]]

@@ -37,9 +37,7 @@ def permuted(keys: Tensor, places: Tensor, size: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def grid(size: int) -> tuple[int, int]:
-    """(rows, columns) with the fewest places to spare among shapes near a square, of those the
-    nearest to one.
-    """
+    """(rows, columns) with fewest places to spare near a square, of those the nearest to one."""
     least = min(2, size // 2 + 1)  # with a single row nobody changes the order
     shapes = [
         (rows, -(-size // rows))

@@ -29,9 +29,7 @@ class SeedPlan(NamedTuple):
 
 
 def training_plan(active_seeds: ActiveSeeds, detached_stages: tuple[int, ...]) -> SeedPlan:
-    """The seeds of a training pass; detached_stages: those in which seeds are cut off from their
-    host's graph.
-    """
+    """Seeds of a training pass; detached_stages: those cut off from their host's graph."""
     return _plan(active_seeds, active_seeds.running, detached_stages)
 
 

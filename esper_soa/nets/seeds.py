@@ -46,9 +46,7 @@ class ActiveGroup:
     def blend_in(
         self, layers: Layers, host: Tensor, params: Tensor, pooled: bool = False
     ) -> Tensor:
-        """Activations [B, m*C, H, W] of the group's networks after the slot; pooled: and behind a
-        2x2 max pool.
-        """
+        """[B, m*C, H, W] of the group's networks after the slot; pooled: also behind its pool."""
         group = self.group
         table = seed_table(self.blueprint, self.channels)
         if group.blend == Blend.ADD:
@@ -107,9 +105,7 @@ def _with_seeds(
 
 
 def _columns(shape: HostShape, group: Group) -> tuple[int, int, int]:
-    """(seed parameters, start of the gate, end of the gate); the last two are equal where the group
-    has no gate.
-    """
+    """(seed parameters, start of the gate, end of it); the last two equal without a gate."""
     channels = shape.slots[group.slot].channels
     layout = row_layout(shape, group.slot)
     gate = layout.gate if group.blend == Blend.GATE else 0
@@ -153,9 +149,7 @@ def scatter_rows_(weights: TensorDict, shape: HostShape, active: ActiveGroup) ->
 
 
 class TrainingSeeds:
-    """Fills the slots of a training pass; `leaves` are the parameters that this pass
-    differentiates.
-    """
+    """Fills the slots of a training pass; `leaves`: parameters that this pass differentiates."""
 
     def __init__(self, actives: list[ActiveGroup], num_nets: int) -> None:
         self.actives = actives

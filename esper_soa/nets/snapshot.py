@@ -81,9 +81,7 @@ def restore_where_(
 
 
 def _copy_where_(target: Tensor, source: Tensor, where: Tensor) -> None:
-    """Rows of `source` [N, P] into `target` where `where` [N]; the others stay as they are, to the
-    bit.
-    """
+    """Rows of `source` [N, P] into `target` where `where` [N]; others stay, to the bit."""
     if where.device.type == "cpu":
         rows = where.nonzero().squeeze(1)
         target[rows] = source[rows]

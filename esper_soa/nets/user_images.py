@@ -183,9 +183,7 @@ def _digest(image: np.ndarray) -> bytes:
 
 
 def _plain(parts: dict[str, np.ndarray]) -> list[str]:
-    """Images of one colour, within the pixels that are not black in all of them: borders are
-    black.
-    """
+    """Images of one colour, within pixels that are not black in all of them: borders are black."""
     used = np.logical_or(*(part.max(axis=(0, 3)) > 0 for part in parts.values()))
     rows, columns = (np.flatnonzero(used.any(axis)) for axis in (1, 0))
     told = []

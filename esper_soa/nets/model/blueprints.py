@@ -52,8 +52,7 @@ class Architecture:
             if given != channels:
                 raise ValueError(
                     f"blueprint {self.name}: its parts turn {channels} channels into {given}; the "
-                    "last must give as "
-                    "many as the first is given"
+                    "last must give as many as the first is given"
                 )
 
     def widths(self, channels: int) -> list[int]:
@@ -132,8 +131,7 @@ def check_codes(blueprints: Blueprints) -> None:
             raise ValueError(
                 (
                     f"blueprint {one.name}: its code {one.code} must be 0 or more and its own; "
-                    "taken "
-                    "are "
+                    "taken are "
                 )
                 + ", ".join(f"{code} by {name}" for code, name in owners.items())
             )
@@ -211,8 +209,6 @@ def blueprint_codes(names: list[str]) -> tuple[int, ...]:
 
 
 def names_by_code(blueprints: Blueprints) -> tuple[str, ...]:
-    """What records call a blueprint, by code; those of the reference that no host here has keep
-    theirs.
-    """
+    """What records call a blueprint, by code; those of the reference without a host keep theirs."""
     names = dict(enumerate(BLUEPRINT_NAMES)) | {one.code: one.name for one in blueprints}
     return tuple(names.get(code, f"blueprint {code}") for code in range(num_codes(blueprints)))

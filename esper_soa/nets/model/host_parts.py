@@ -70,9 +70,7 @@ HostPart = ConvBlock | Residual
 
 
 class HostChain(NamedTuple):
-    """Segments in the order in which images meet them; behind the last a global mean and a linear
-    classifier.
-    """
+    """Segments in the order images meet them; last come a global mean and a linear classifier."""
 
     parts: tuple[HostPart, ...]
 

@@ -151,9 +151,7 @@ class GrownNetwork(nn.Sequential):
     """
 
     def __init__(self, spec: dict) -> None:
-        """Fresh weights. Raises ValueError, LookupError or TypeError for a `spec` that describes no
-        network.
-        """
+        """Fresh weights. ValueError, LookupError or TypeError for a `spec` of no network."""
         super().__init__()
         self.spec = spec
         self.add_module("input", Normalise(spec["input"]["mean"], spec["input"]["std"]))
@@ -218,8 +216,7 @@ def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
     counts: list[int] = [one for one in map(arguments.get, wanted) if type(one) is int]
     if set(arguments) != set(wanted) or len(counts) < len(wanted) or min(counts) < 0:
         raise ValueError(
-            f"a part of the kind {kind} with {arguments}: it takes {' and '.join(wanted)}, "
-            "whole "
+            f"a part of the kind {kind} with {arguments}: it takes {' and '.join(wanted)}, whole "
             "numbers"
         )
     if place not in sys.modules:

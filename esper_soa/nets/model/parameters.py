@@ -25,9 +25,7 @@ class Parameter(NamedTuple):
 
 
 def weight(*shape: int) -> Parameter:
-    """Convolution or linear weight [O, I, ...] with torch's default initialisation U(-1, 1) /
-    sqrt(fan_in).
-    """
+    """Convolution or linear weight [O, I, ...], by torch's default U(-1, 1) / sqrt(fan_in)."""
     return Parameter(shape, 1.0 / math.sqrt(math.prod(shape[1:])))
 
 

@@ -50,9 +50,7 @@ class BlockPlan(NamedTuple):
 
     @property
     def places(self) -> list[tuple[int, int, bool]]:
-        """Its slots in the order of the forward pass: number, side of what it is given, whether a
-        pool follows.
-        """
+        """Slots in the order of the forward pass: number, side of what it is given, if pooled."""
         before = [(self.before, self.side, self.slot_pool)] if self.before >= 0 else []
         return before + ([(self.after, self.out_side, False)] if self.after >= 0 else [])
 

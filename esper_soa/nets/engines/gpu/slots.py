@@ -57,9 +57,7 @@ class SlotTable(NamedTuple):
 
 
 class WorkPlaces(NamedTuple):
-    """Memory of a slot, for as many images as go through it at a time; a batch's stay until
-    `weights_`.
-    """
+    """Memory of a slot for as many images as go through at a time; a batch's until `weights_`."""
 
     maps: Tensor
     vectors: Tensor
@@ -88,9 +86,7 @@ def slot_table(shape: HostShape, number: int, device: torch.device) -> SlotTable
 
 
 def num_splits(batch: int) -> int:
-    """Parts of the sums over a batch; they depend on nothing else, so that no network's numbers
-    do.
-    """
+    """Parts of the sums over a batch; depend on nothing else, so that no network's numbers do."""
     return min(MOST_SPLITS, triton.cdiv(batch, IMAGES_PER_SPLIT))
 
 
@@ -201,9 +197,7 @@ def num_programs(device: torch.device) -> int:
 def branch_(
     slot: Slot, source: Tensor, target: Tensor, spare: Tensor, tree: tuple[int, int, Tensor, Tensor]
 ) -> None:
-    """target [n * rows, B, ., C] = features behind a slot in a validation pass; see
-    slot_branch_kernel.
-    """
+    """target [n * rows, B, ., C] = features behind a slot in validation; see slot_branch_kernel."""
     units, batch = target.shape[:2]
     slot_branch_kernel[spare.shape[0],](
         slot,

@@ -114,9 +114,7 @@ def measures_of(gradients: dict[str, Tensor], shape: HostShape) -> Measures:
 
 
 def sum_(pools: tuple[Pool, ...], roster: Tensor, kept: bool = False, share: float = 1.0) -> None:
-    """Gradients of all rows from their partials, `share` of them; kept: beside those that are
-    there.
-    """
+    """Gradients of all rows from their partials, `share` of them; kept: added to those there."""
     update.sum_kernel[_grid(pools)](
         pools, roster, num_pools=len(pools), tile=TILE, kept=kept, share=share
     )
