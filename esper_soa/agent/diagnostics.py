@@ -1,8 +1,7 @@
 """What a policy update reports about itself: the list of its diagnostics, and how they are worked
 out and read.
 
-Everything stays on the device until `read_back`, which makes one copy to the host. Called by the
-learner; the trainer writes the report to metrics.jsonl, and the anomaly rules judge it.
+Everything stays on the device until `read_back`, which makes one copy to the host.
 """
 
 from collections.abc import Mapping

@@ -2,8 +2,7 @@
 update.
 
 Given logits, a mask of legal choices and a probability floor, they give log-probabilities,
-entropies and choices. Also the rules that say which heads an op makes relevant. Called by the
-policy network and the losses.
+entropies and choices. Also the rules that say which heads an op makes relevant.
 """
 
 import torch

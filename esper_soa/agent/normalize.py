@@ -1,8 +1,7 @@
 """Running statistics that bring observations, rewards and returns to unit scale.
 
 States are small tuples of tensors and functions return new ones. Every batch comes with a bool mask
-of the rows that count; what stands in the other rows, NaN included, never enters. Called by the
-policy and the learner.
+of the rows that count; what stands in the other rows, NaN included, never enters.
 """
 
 from typing import NamedTuple

@@ -183,7 +183,7 @@ class Wish(NamedTuple):
 
 
 class HeuristicPolicy:
-    """Hand-written rules: germinate on a plateau, advance, prune failures, fossilise the rest."""
+    """Hand-written rules: germinate on a plateau, advance, prune failures, fossilise gains."""
 
     def __init__(self, cfg: HeuristicConfig, blueprints: Sequence[str]) -> None:
         name = "policy.heuristic.blueprint_rotation"

@@ -2,7 +2,7 @@
 by tick.
 
 Given the ramps of all slots and masks of the slots concerned; every function works elementwise over
-any batch shape. Called by env/lifecycle.py, which decides when a ramp is set and when it runs.
+any batch shape. env/lifecycle.py decides when a ramp is set and when it runs.
 """
 
 import math

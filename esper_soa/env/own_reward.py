@@ -1,8 +1,7 @@
 """The reward of a user's own: found by the setting reward.mode, looked at while a run is built, and
 called as a mode.
 
-Called by build.py; `own_parts` by reward_modes.py once per env-step, in compiled kernels too.
-conformance.py looks closer, on the same made-up inputs.
+`own_parts` runs in compiled kernels too. conformance.py looks closer, on the same made-up inputs.
 """
 
 from collections.abc import Mapping

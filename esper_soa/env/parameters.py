@@ -1,8 +1,7 @@
 """How many trainable parameters stand in the slots of every env, and what an image costs in
 training.
 
-Given the slots and the counts of the host and of what can grow in it; called by the reward (rent)
-and by the metrics of an episode.
+Given the slots and the counts of the host and of what can grow in it.
 """
 
 import torch

@@ -1,8 +1,8 @@
 """The reward modes: which terms are paid, and which slots are scored.
 
-Given RewardInputs and the settings, returns the named terms and the readings behind them; called by
-`reward.py` once per env-step and by nobody else. Every mode is the reference's reward function of
-that name, per scored slot, but for `net`, which is ours.
+Given RewardInputs and the settings, returns the named terms and the readings behind them.
+Every mode is the reference's reward function of that name, per scored slot, but for `net`, which
+is ours.
 """
 
 import torch

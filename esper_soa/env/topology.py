@@ -1,8 +1,8 @@
 """What stands in the slots of a host at the end of an episode, and an episode that begins with all
 of it in place.
 
-Given the env state of the last env-step by ops/metrics.py; `plant` is called by env/world.py, for a
-control that trains a grown network from its first env-step on.
+Given the env state of the last env-step; `plant` makes the control that trains a grown network from
+its first env-step on.
 """
 
 from typing import NamedTuple

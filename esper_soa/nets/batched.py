@@ -2,8 +2,7 @@
 with an axis [n].
 
 Those that are computed the same way in every engine: batch norms of n networks are one batch norm
-over n*C channels, their linear layers one batched matrix product. Used by layers.py, host.py,
-blueprints.py and blend.py.
+over n*C channels, their linear layers one batched matrix product.
 """
 
 import torch

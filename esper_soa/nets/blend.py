@@ -1,7 +1,7 @@
 """How a host takes on its seeds: add, multiply, gate, and the straight-through pass of a seed in
 training.
 
-Host and seed activations are [B, m*C, H, W]; alpha is one number per network. Called by seeds.py.
+Host and seed activations are [B, m*C, H, W]; alpha is one number per network.
 """
 
 import torch

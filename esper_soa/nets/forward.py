@@ -1,7 +1,7 @@
 """Seeds and gates in torch: what the parts of nets/model/parts.py mean, for m networks at once.
 
 Features are [B, m*C, H, W]; parameters are tensors with a leading [m] axis. Given a blueprint and
-the unpacked rows of its seeds; called by seeds.py.
+the unpacked rows of its seeds.
 """
 
 import torch

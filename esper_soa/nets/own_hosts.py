@@ -1,8 +1,8 @@
 """Hosts of users' own, found by the setting task.host and looked at before anything is built of
 them; their slots.
 
-What a chain of parts or of modules must be is told by the findings below. Called by build.py,
-controls.py, runs.py and ops/memory.py, for hosts of the settings too; conformance.py looks closer.
+What a chain of parts or of modules must be is told by the findings below.
+conformance.py looks closer.
 """
 
 import re

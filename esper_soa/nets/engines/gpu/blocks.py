@@ -1,8 +1,7 @@
 """The hosts' blocks on a GPU: what the kernels of a block are told, and their launches.
 
 Convolution, batch norm, ReLU and max pool of n networks; activations are [n, B, H*W, C]. A forward
-pass is three launches, a backward pass four, without a gradient of the images three. Called by
-training.py and validation.py.
+pass is three launches, a backward pass four, without a gradient of the images three.
 """
 
 from typing import NamedTuple

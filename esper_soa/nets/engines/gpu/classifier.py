@@ -1,4 +1,4 @@
-"""What the kernels of the classifier are told; called by training.py and validation.py."""
+"""What the kernels of the classifier are told."""
 
 import torch
 import triton

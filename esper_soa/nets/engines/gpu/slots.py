@@ -2,8 +2,7 @@
 on the device.
 
 A slot's forward pass is one launch, its backward pass another, and the gradients of the parameters
-in all slots a last one, whatever grows there. Features are [N, B, H*W, C]. Called by training.py
-and validation.py.
+in all slots a last one, whatever grows there. Features are [N, B, H*W, C].
 """
 
 from typing import NamedTuple

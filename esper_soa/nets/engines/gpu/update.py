@@ -1,6 +1,6 @@
 """What a training batch ends with, for hosts and seeds together: three launches, whatever grows.
 
-Called by training.py; the kernels stand in kernels/update.py.
+The kernels stand in kernels/update.py.
 """
 
 import itertools
