@@ -17,13 +17,7 @@ from torch import Tensor
 from esper_soa.errors import SettingError, one_line
 from esper_soa.nets.cifar import read_cifar10
 from esper_soa.nets.config import NPZ, PREPARATION, DataConfig
-from esper_soa.nets.image_preparation import (
-    OwnImages,
-    Preparation,
-    Statistics,
-    count_npz,
-    read_npz,
-)
+from esper_soa.nets.image_preparation import OwnImages, Preparation, Statistics, count_npz, read_npz
 from esper_soa.nets.streams import fold, uniform
 
 FASHION32_FILE = Path(__file__).parent / "assets" / "fashion32.npz"
