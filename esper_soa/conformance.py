@@ -1,5 +1,4 @@
-"""Whether parts of users' own are what a run takes them for: every finding in words, all of them in
-one error.
+"""Whether parts of users' own are what a run takes them for: every finding in words, in one error.
 
 For users' tests and notebooks: `esper_soa.check_blueprint("my_parts.seeds:twin")`, or the function
 or class itself. What a run looks at while it is built (nets/own_blueprints.py, nets/own_hosts.py,
@@ -95,8 +94,7 @@ def check_blueprint(part: Part | str, channels: Sequence[int] = (4, 24), size: i
 
 
 def check_host(part: Part | str, classes: int = 10) -> None:
-    """Raise ConformanceError, with all findings, unless `part` is a host of images of so many
-    classes.
+    """Raise ConformanceError, with all findings, unless `part` is a host of that many classes.
 
     part: what @esper_soa.host marks, or `module:name`.
     """

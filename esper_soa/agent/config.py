@@ -121,8 +121,7 @@ class PPOConfig:
 
 @dataclass
 class ScheduleConfig:
-    """Fixed lifecycle per slot: germinate, advance and fossilise at declared env-steps, otherwise
-    wait.
+    """Fixed lifecycle per slot: germinate, advance, fossilise at declared env-steps, else wait.
 
     Where several slots are due at one env-step, the first of them that may act does. What is due
     and not yet legal, or has to stand back, is done as soon as it can be; a slot whose seed was
@@ -200,8 +199,7 @@ class PolicyConfig:
     """Who decides: a learning policy or a scripted one, behind the same `act`."""
 
     name: str = choice("ppo", POLICIES, own=AGENT)  # ppo learns, the others follow rules
-    # What a new run takes over (ppo only): none, the name of a policy that ships, a run folder, a
-    # checkpoint.
+    # What a new run takes over (ppo only): none, a policy that ships, a run folder, a checkpoint.
     init: str = SCRATCH
     deterministic: bool = False  # take the likeliest choice instead of sampling (ppo only)
     network: NetworkConfig = field(default_factory=NetworkConfig)

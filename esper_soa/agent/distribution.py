@@ -1,5 +1,4 @@
-"""Masked categorical distributions of the action heads, always in float32, shared by rollout and
-update.
+"""Masked categorical distributions of the action heads, in float32, shared by rollout and update.
 
 Given logits, a mask of legal choices and a probability floor, they give log-probabilities,
 entropies and choices. Also the rules that say which heads an op makes relevant.
@@ -22,12 +21,10 @@ def mask_logits(logits: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_log_probs(logits: Tensor, mask: Tensor, floor: float) -> Tensor:
-    """Log-probabilities float32 [..., C] of the mixture q = (1 - n f) p + f over the n legal
-    choices.
+    """Log-probabilities float32 [..., C] of the mixture q = (1 - n f) p + f over n legal choices.
 
     p is the softmax of the legal logits and f = min(floor, 0.99 / n), so that every legal choice
-    keeps at least f and every logit keeps a gradient. Illegal choices get MASKED_LOGIT, that is
-    probability 0.
+    keeps at least f and every logit its gradient. Illegal choices get MASKED_LOGIT: probability 0.
     """
     log_probs = torch.log_softmax(mask_logits(logits, mask), dim=-1)
     if floor > 0:

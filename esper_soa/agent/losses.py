@@ -98,8 +98,7 @@ def divergence(kl: Tensor, mattered: Tensor) -> Tensor:
 
 
 def surrogate(log_ratio: Tensor, advantages: Tensor, counted: Tensor, clip: float) -> Mean:
-    """Clipped gain [8] (Schulman et al. 2017) of each head over its own env-steps, to be made
-    large.
+    """Clipped gain [8] (Schulman et al. 2017) of each head over its own env-steps, to be large.
 
     advantages: [...]; counted: bool [..., 8], heads that mattered on env-steps with a choice.
     """
@@ -114,8 +113,7 @@ def half_squared_error(predicted: Tensor, target: Tensor, weight: Tensor) -> Mea
 
 
 def floor_penalty(entropies: Mean, floor: Tensor, weight: Tensor) -> Tensor:
-    """Sum over heads of weight * (shortfall of the mean entropy below floor) squared; floor, weight
-    [8].
+    """Sum over heads of weight * (shortfall of mean entropy below floor)^2; floor, weight [8].
 
     entropies: over the env-steps on which some legal op would have made the head matter; a head
     without is left out.

@@ -32,8 +32,7 @@ class Surroundings(NamedTuple):
 
 
 class Watched:
-    """An agent whose decisions are looked at before they count: shapes, types, devices, and the
-    masks.
+    """An agent whose decisions are looked at before they count: shapes, types, devices, masks.
 
     Looking at the masks is one read by the host per env-step.
     """

@@ -115,8 +115,7 @@ def total_loss(
     tables: HeadTables,
     ranks: Ranks = ALONE,
 ) -> tuple[Tensor, Metrics]:
-    """The loss of one gradient step and its parts; forced env-steps train the critics only, with
-    less weight.
+    """Loss of a gradient step and its parts; forced env-steps train the critics only, weigh less.
 
     A head counts where the effective op made it matter, so a vetoed action is not credited. Means
     are over the minibatches of all ranks; the gradient is the share of this one.

@@ -1,5 +1,4 @@
-"""Decision makers that follow rules instead of learning: random, wait, a fixed schedule, and a
-heuristic.
+"""Decision makers that follow rules, not learning: random, wait, a fixed schedule, a heuristic.
 
 Given a View of N envs they return one Decision per env, with zeros for what a learner would store.
 The trainer and the A/B comparison use them behind `agent.protocol.Agent`; every choice obeys the
@@ -249,8 +248,7 @@ def wish_for(
     cfg: HeuristicConfig,
     names: Sequence[str] = BLUEPRINT_NAMES,
 ) -> tuple[Wish, HeuristicMemory]:
-    """What the heuristic wants, masks apart, and its memory if it gets it (reference heuristic
-    policy).
+    """What the heuristic wants, masks apart, and its memory if it gets it (as the reference).
 
     The first managed seed in slot order decides; only without one is germination considered.
     Thresholds of `cfg` may also be tensors [N]; names: what it calls the blueprints, by code.

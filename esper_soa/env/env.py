@@ -1,5 +1,4 @@
-"""N envs as a user calls them: `reset`, then `step` with an action for each, env-step after
-env-step.
+"""N envs as a user calls them: `reset`, then `step` with an action for each, time after time.
 
     seen = env.reset()
     while seen is not None:
@@ -59,8 +58,7 @@ class Seen(NamedTuple):
 class Env:
     """N envs in one episode after the other.
 
-    Every random number of a round follows from the world's seed, the round's number, the env and
-    the env-step.
+    Every random number of a round follows from the world's seed, the round, the env and env-step.
     """
 
     def __init__(self, world: World, observer: Observer = NOBODY) -> None:
@@ -118,8 +116,7 @@ class Env:
         return Seen(view, self.observed, measured, restarted)
 
     def apply_action_(self, action: Action) -> StepResult:
-        """Pay for the actions [N], carry them out, and let time pass. Raises RuntimeError before
-        `observe_`.
+        """Pay for the actions [N], carry them out, let time pass. RuntimeError before `observe_`.
 
         Where episodes may end early the host waits to know how many go on, so that nothing is
         played for none.

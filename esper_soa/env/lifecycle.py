@@ -124,8 +124,7 @@ def idle_ramp(num_envs: int, num_slots: int, device: torch.device | str) -> Ramp
 
 
 def record_accuracy(slots: Slots, accuracy: Tensor) -> Slots:
-    """Write the validation accuracy [N] (percent) of this env-step to the live seeds and count the
-    env-step.
+    """Write this env-step's validation accuracy [N] (percent) to live seeds and count it.
 
     The first record of a seed is also its initial accuracy and that of its stage. Cooling slots are
     not counted here: the embargo counts once per env-step, in `tick`.
@@ -216,11 +215,9 @@ def _pick(choice: Tensor, table: tuple[int, ...] | tuple[float, ...]) -> Tensor:
 def carry_out(
     slots: Slots, ramp: Ramp, orders: Orders, accuracy: Tensor, cfg: GatesConfig
 ) -> tuple[Slots, Ramp, Tensor]:
-    """Carry out one order per slot, where the slot's state allows it; bool [N, S] says where it was
-    done.
+    """Carry out one order per slot where the slot's state allows; bool [N, S]: where done.
 
-    Ages and the ban on pruning under way are rules for actions, see legality.py; they are not asked
-    again here.
+    Ages and the ban on pruning under way are rules for actions (legality.py), not asked here.
     """
     stage = slots.stage
     gates = check_gates(slots, ramp, cfg)
@@ -247,8 +244,7 @@ def carry_out(
 
 
 def advance_stage(stage: Tensor, gates: GateResults) -> Tensor:
-    """int64 [N, S]: the next stage of the seeds that pass its gate, the present stage of all
-    others.
+    """int64 [N, S]: the next stage of seeds that pass its gate, the present one of all others.
 
     ADVANCE leads no further than HOLDING: a seed is fossilised by an action of its own.
     """
@@ -266,8 +262,7 @@ def _ways_to_prune(
 
     Fading is a ramp of `length` ticks (int64, broadcast to [N, S]) to alpha 0.
 
-    A seed goes at once if asked to (length 0), if it has no weight yet, or if its stage knows no
-    ramps.
+    A seed goes at once if asked to (length 0), has no weight yet, or its stage knows no ramps.
     """
     at_once = (length <= 0) | (slots.alpha <= 0)
     has_ramp = stage_allows(Op.SET_ALPHA_TARGET, slots.stage)
@@ -278,8 +273,7 @@ def _ways_to_prune(
 def germinate(
     slots: Slots, ramp: Ramp, where: Tensor, orders: Orders, accuracy: Tensor
 ) -> tuple[Slots, Ramp]:
-    """Put a new seed into the empty slots `where`; their records are clear since the tick that
-    emptied them.
+    """Put a new seed into the empty slots `where`; the tick that emptied them cleared them.
 
     Its weights and momentum are set before the next training pass, to which `newborn` and
     `fresh_momentum` speak. Style and tempo wait for BLENDING; the style GATED_GATE brings the blend
@@ -372,8 +366,7 @@ def _rest_at_zero(ramp: Ramp, where: Tensor) -> Ramp:
 
 
 def tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: GatesConfig) -> tuple[Slots, Ramp]:
-    """The end of an env-step: ramps move, gates forward by themselves where set to, pruned slots
-    cool down.
+    """The end of an env-step: ramps move, gates forward where set to, pruned slots cool down.
 
     A slot changes stage at most once, by the stage that it had before the tick.
     """

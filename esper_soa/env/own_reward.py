@@ -39,8 +39,7 @@ PARAMETERS = ("effective_params", "total_params", "host_params", "fossilized_par
 def own_reward(
     mode: str, num_slots: int, max_steps: int, device: torch.device, setting: str = SETTING
 ) -> OwnReward | None:
-    """The reward that `mode`, which stands in `setting`, names as module:name; None for a mode of
-    the package.
+    """The reward that `mode` in `setting` names as module:name; None for a mode of the package.
 
     Raises SettingError, which says what is wrong with it.
     """

@@ -1,5 +1,4 @@
-"""How many trainable parameters stand in the slots of every env, and what an image costs in
-training.
+"""Trainable parameters in the slots of every env, and what an image costs in training.
 
 Given the slots and the counts of the host and of what can grow in it.
 """

@@ -1,8 +1,7 @@
 """The reward modes: which terms are paid, and which slots are scored.
 
 Given RewardInputs and the settings, returns the named terms and the readings behind them.
-Every mode is the reference's reward function of that name, per scored slot, but for `net`, which
-is ours.
+Every mode is the reference's reward function of that name, per scored slot, but ours, `net`.
 """
 
 import torch
@@ -26,11 +25,9 @@ RANSOM_CONTRIBUTION = 0.1
 def score(
     inputs: RewardInputs, cfg: RewardConfig, own: OwnReward | None = None
 ) -> tuple[RewardTerms, SlotReadings]:
-    """Terms [N] of the mode `cfg.mode`, without what `reward.py` adds at the end, and the readings
-    [N, S].
+    """Terms [N] of mode `cfg.mode`, without what `reward.py` adds at the end; readings [N, S].
 
-    own: what the mode is where it is a user's; no setting of the package's modes means anything to
-    it.
+    own: what the mode is where it is a user's; settings of the package's modes do not touch it.
 
     With `cfg.scored_slots` "all" every live seed earns its per-seed terms, as under WAIT where it
     is not the target of the action; with "target" only the target slot does. Terms of the op itself

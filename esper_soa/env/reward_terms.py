@@ -1,5 +1,4 @@
-"""The terms of the reward: their names, and their formulas over the slots [N, S] or over the envs
-[N].
+"""The terms of the reward: their names, their formulas over slots [N, S] or over envs [N].
 
 Given RewardInputs and the settings; combined into modes by `reward_modes.py`. The formulas and
 their hard-coded constants are the reference's reward functions (contribution family), written

@@ -28,8 +28,7 @@ class Topology(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """N hosts as they were last measured, before the last actions took effect; their weights are
-    still the same.
+    """N hosts as last measured, before the last actions took effect; weights still the same.
 
     A host that was rolled back at the last env-step stands as that left it, unmeasured.
     """
@@ -65,8 +64,7 @@ def topology_of(state: EnvState) -> Topology:
 
 
 def plant(state: EnvState, topology: Topology) -> EnvState:
-    """A fresh state with the seeds of `topology` in its slots as fossils that are new in this
-    env-step.
+    """A fresh state with the seeds of `topology` in its slots, as fossils of this env-step.
 
     Weights and momentum are set before the first training pass, as those of any newborn. Each
     counts as one germinated and fossilised. A fossil of an alpha below 1 keeps it, its ramp at rest

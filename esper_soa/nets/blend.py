@@ -1,5 +1,4 @@
-"""How a host takes on its seeds: add, multiply, gate, and the straight-through pass of a seed in
-training.
+"""How a host takes on its seeds: add, multiply, gate, and the straight-through pass in training.
 
 Host and seed activations are [B, m*C, H, W]; alpha is one number per network.
 """
@@ -27,11 +26,9 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def straight_through(host: Tensor, seed: Tensor, nets: Tensor | None, num_nets: int) -> Tensor:
-    """host [B, n*C, H, W] as it is, while the seeds [B, m*C, H, W] of `nets` get its whole
-    gradient.
+    """host [B, n*C, H, W] as it is, while seeds [B, m*C, H, W] of `nets` get its whole gradient.
 
-    This is h + (s - stop_gradient(s)) without reading the seeds' values, so the host cannot notice
-    them.
+    This is h + (s - stop_gradient(s)) without reading seed values: the host cannot notice them.
     """
     return _StraightThrough.apply(host, seed, nets, num_nets)
 

@@ -1,5 +1,4 @@
-"""Reads CIFAR-10 from its official files: python or binary batches, in a folder or in the .tar.gz
-archive.
+"""Reads CIFAR-10 from its official files: python or binary batches, a folder or the .tar.gz.
 
 The files are not trusted: a pickle can make nothing but texts, numbers and inert stand-ins,
 archives are read in memory with bounded sizes, and every shape and label is checked.

@@ -1,5 +1,4 @@
-"""Settings of the host networks and their data, and the slot table that follows from them. Needs no
-torch.
+"""Settings of host networks and their data, and the slot table that follows. Needs no torch.
 
 The numbers behind a default are its range.
 """
@@ -144,8 +143,7 @@ class DataConfig:
     split: bool = False  # the reference's rule: one pass over the data set is split over the envs
     synthetic_train: int = number(512, 1, 1_000_000)  # images of the synthetic set
     synthetic_test: int = number(256, 1, 1_000_000)  # of its test part
-    # Of own images, where each has several channels: nhwc has them last, nchw before height and
-    # width.
+    # Of own images with several channels each: nhwc has them last, nchw before height and width.
     layout: str = choice("nhwc", LAYOUTS)
     # How own images come to have 32x32 pixels; the rules stand in nets/fit.py.
     resize: str = choice("auto", RESIZES)

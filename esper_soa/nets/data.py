@@ -124,8 +124,7 @@ def check_classes(images: ImageSet, num_classes: int) -> None:
 
 
 class OrderBook:
-    """Order in which every env draws training images: random permutations of all of them, one pass
-    after another.
+    """Order in which every env draws training images: permutations of all, pass after pass.
 
     Holds the permutations of one pass, int32 [n, D], made by sorting, as all envs are in the same
     pass. Those of a run whose envs come to more than HELD elements are never made: they are others,

@@ -1,5 +1,4 @@
-"""Hosts taken out of their pools, as what plain modules are made from: each with the seeds that
-take part in it.
+"""Hosts taken out of their pools, as what plain modules are made from, with seeds that take part.
 
 Given the shape of the hosts, their rows of weights, and what stands in their slots, `grown_hosts`
 describes every host and gives its tensors the names that they have in a GrownNetwork

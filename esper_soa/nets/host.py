@@ -207,8 +207,7 @@ class SlotFiller(Protocol):
         ...
 
     def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
-        """Activations after the slot, computed by `layers`, and after a 2x2 max pool where
-        `pooled`.
+        """Activations after the slot, by `layers`, and after a 2x2 max pool where `pooled`.
 
         May return more alpha rows along the batch axis than it was given.
         """
@@ -233,8 +232,7 @@ def host_shape(
     blueprints: Blueprints = BLUEPRINTS,
     host: HostChain | OwnChain | None = None,
 ) -> HostShape:
-    """Static description of the hosts of `task` with the enabled `slots`, in which `blueprints` can
-    grow.
+    """Static description of the hosts of `task`: enabled `slots`, `blueprints` that can grow.
 
     host: a chain of a user's own in place of that of the settings. Raises ValueError where two
     blueprints have the same code.
@@ -393,8 +391,7 @@ def train_loss(
 def fold_batch_norm(
     shape: HostShape, parameters: list[Tensor], statistics: list[Tensor]
 ) -> list[Tensor]:
-    """Parameters for `evaluate_forward`: kernel and bias per block with the running statistics
-    folded in.
+    """Parameters for `evaluate_forward`: kernel and bias per block, running statistics folded in.
 
     Of segments that are no blocks their parameters, then their statistics.
     """

@@ -1,5 +1,4 @@
-"""Own images: from arrays or an .npz file to the bytes, labels and normalisation that hosts are
-trained with.
+"""Own images: from arrays or an .npz to the bytes, labels and normalisation that hosts train on.
 
 Given two or three parts (train, test, val) and what the user chose of them, everything is checked,
 put into 32x32 pixels of three channels, and told in notes: nothing is changed silently.
@@ -61,8 +60,7 @@ def read_npz(setting: str, root: str, chosen: Preparation) -> tuple[OwnImages, s
     """The images of the .npz file `root`, which `setting` names, and the sha256 of the file.
 
     Keys: train_images, train_labels, test_images, test_labels, as in MedMNIST's files; val_images,
-    val_labels and class_names may be there. Raises SettingError or DataError for what cannot be
-    used.
+    val_labels, class_names may be there. SettingError or DataError for what cannot be used.
     """
     parts = _parts(setting, root)
     names = parts.pop(CLASS_NAMES, None)

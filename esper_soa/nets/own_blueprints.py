@@ -1,5 +1,4 @@
-"""Blueprints of users' own, found by the setting task.blueprints and looked at before anything is
-built of them.
+"""Blueprints of users' own, found by task.blueprints and looked at before any is built.
 
 What a blueprint must be is told by the findings below; conformance.py looks closer.
 """

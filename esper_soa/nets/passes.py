@@ -1,5 +1,4 @@
-"""A pass over N envs in pieces: cut into chunks or jobs, done side by side by workers, put together
-as a report.
+"""A pass over N envs in pieces: chunks or jobs, done side by side by workers, one report.
 
 The same for every engine, which hands in what is to be done with one piece.
 """

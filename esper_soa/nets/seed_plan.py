@@ -1,5 +1,4 @@
-"""What every running seed does in a pass: the active seeds decoded once, as arrays, and grouped by
-what runs alike.
+"""What every running seed does in a pass: active seeds decoded once, grouped by what runs alike.
 
 Made once per training and validation pass by the engines; kernels of whole networks read the
 arrays, layers of n networks at once the groups.

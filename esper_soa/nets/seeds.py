@@ -1,5 +1,4 @@
-"""Seeds at work in a chunk of networks: their rows gathered, blended into the host, and written
-back.
+"""Seeds at work in a chunk of networks: rows gathered, blended into the host, written back.
 
 Given groups from seed_plan.py; the engine in torch trains through `TrainingSeeds`, validates
 through its own filler.
@@ -72,8 +71,7 @@ def fill_slot(
     num_nets: int,
     pooled: bool,
 ) -> Tensor:
-    """Activations [B, n*C, H, W] after a slot in which the groups `actives` stand, with their
-    parameters.
+    """Activations [B, n*C, H, W] after a slot in which groups `actives` stand, with `parameters`.
 
     pooled: and after a 2x2 max pool.
     """

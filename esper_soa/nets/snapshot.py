@@ -33,8 +33,7 @@ def add_snapshot_(weights: TensorDict) -> None:
 def snapshot_where_(
     weights: TensorDict, shape: HostShape, where: Tensor, fossil: Tensor, rising: Tensor
 ) -> None:
-    """Keep the hosts and fossils of the envs `where` (bool [N]); fossil: bool [N, S], slots that
-    hold one.
+    """Keep hosts and fossils of the envs `where` (bool [N]); fossil: bool [N, S], who holds one.
 
     rising: bool [N, S], seeds of any env that may become fossils before the next snapshot; their
     rows are kept too, but belong to no snapshot. A host with anything in it that is not finite is

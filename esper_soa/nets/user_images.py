@@ -1,5 +1,4 @@
-"""What users call for images of their own: `esper_soa.images` makes a set, `esper_soa.check_images`
-looks at one.
+"""For images of users' own: `esper_soa.images` makes a set, `esper_soa.check_images` looks at one.
 
 The set goes where a built-in one goes; what is done to the images stands in its `notes`.
 """
@@ -59,8 +58,7 @@ def images(
 
     Grey images are shown in all three channels, and those of another size in 32x32 pixels by the
     rules of nets/fit.py; what was done stands in the set's `notes`, in its repr, and in the log of
-    every run. Raises SettingError or DataError, which name the argument, what it is and what it
-    must be.
+    every run. SettingError or DataError name the argument, what it is and what it must be.
     """
     given = dict(choices)
     name = given.pop("name", None)

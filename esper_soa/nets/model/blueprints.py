@@ -33,8 +33,7 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint
 
 @dataclass(frozen=True)
 class Architecture:
-    """One blueprint. Raises ValueError for parts that do not give as many channels as they are
-    given.
+    """One blueprint. ValueError for parts that do not give as many channels as they are given.
 
     An nn.Module of a user's is a part that stands alone.
     """

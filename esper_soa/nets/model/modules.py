@@ -205,8 +205,7 @@ def layer_of(layer: dict, role: str = "") -> nn.Module:
 
 
 def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
-    """What the user's part `kind` makes: a seed for `channels`, or one `segment` of a host for
-    `classes`.
+    """What the user's part `kind` makes: a seed for `channels`, or a host `segment` for `classes`.
 
     A file may say anything, so nothing is imported here, and nothing is called but what the
     decorator of this role has marked with this name. Raises ValueError.

@@ -1,5 +1,4 @@
-"""The parts that seeds are made of, as data: their parameters, how these begin, and their
-multiplications.
+"""The parts that seeds are made of, as data: parameters, how these begin, multiplications.
 
 A part is given features of some channels and gives features of some channels. Widths follow from C,
 the channels of the slot, so one tuple of parts describes a seed in every slot. blueprints.py puts

@@ -165,8 +165,7 @@ def backward_(slot: Slot, gradient: Tensor, pooled: Tensor, codes: Tensor) -> No
 
 
 def weights_(slots: tuple[Slot, ...], partials: tuple[Tensor, ...], batch: int) -> None:
-    """Gradients of the parameters in all slots after their backward passes of `batch` images of
-    every network.
+    """Gradients of parameters in all slots after backward passes of `batch` images per network.
 
     partials: by slot [N, num_splits, width], of which only the columns of seeds that learn are
     written.
