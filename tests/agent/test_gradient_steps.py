@@ -26,9 +26,7 @@ def learner_of(seed: int = 0, **ppo: object) -> Learner:
 
 
 def library_update(learner: Learner, rollout: Rollout, adam: torch.optim.Adam) -> None:
-    """What `learner.update` should do to the policy whose parameters `adam` has, with torch's own
-    optimiser.
-    """
+    """What `learner.update` should do to the policy that `adam` has, by torch's optimiser."""
     config = learner.config
     policy = learner.policy
     before = copy.copy(learner)  # _prepare_ replaces the normalisers of the copy alone

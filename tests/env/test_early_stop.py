@@ -1,6 +1,4 @@
-"""Episodes that end early: when they do, and that an env whose episode is over is left out of
-everything.
-"""
+"""Episodes that end early: when they do, and that a finished env is left out of everything."""
 
 import io
 from dataclasses import replace

@@ -36,9 +36,7 @@ LINEAR = 0
 
 
 def act(op=Op.WAIT, num_envs=1, **heads):
-    """The same action for every env; heads that are not named are 0, lists give one choice per
-    env.
-    """
+    """The same action for every env; heads not named are 0, lists give a choice per env."""
     values = dict.fromkeys(HEAD_NAMES, 0) | heads | {"op": op}
     shape = torch.zeros(num_envs, dtype=torch.int64)
     return Action(
@@ -51,9 +49,7 @@ def new_host(num_envs=1, num_slots=1):
 
 
 def holding(stage, num_slots=1, **fields):
-    """One env whose slots are all in `stage`; a field of slots, or of the ramp with the prefix
-    ramp_.
-    """
+    """One env whose slots are all in `stage`; fields of slots, of the ramp with ramp_ before."""
     slots, ramp = new_host(1, num_slots)
     slots = slots.replace(
         stage=torch.full_like(slots.stage, stage), blueprint=torch.full_like(slots.stage, 3)
@@ -98,9 +94,7 @@ def env_step(slots, ramp, action, cfg=MANUAL, gates=GATES):
 
 
 def play(slots, ramp, actions, steps, cfg=MANUAL):
-    """Run env-steps with the actions of {env-step: action}; gives {env-step: (slots, ramp,
-    success)}.
-    """
+    """Env-steps with the actions of {env-step: action}: {env-step: (slots, ramp, success)}."""
     story = {}
     for step in steps:
         slots, ramp, outcome = env_step(slots, ramp, actions.get(step, act()), cfg)
