@@ -5,6 +5,7 @@ records. env/step.py calls `record_accuracy`, `apply` and `tick` in this order i
 and the governor calls `prune_now`. A seed's weights are frozen exactly while `ramp.mode` is DOWN.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -344,25 +345,14 @@ def _first_ramp(slots: Slots, ramp: Ramp, where: Tensor) -> Ramp:
 
 def _rest_at_full(ramp: Ramp, where: Tensor) -> Ramp:
     """At rest at alpha 1, the ramp's ticks all taken."""
-    return ramp.replace(
-        alpha=torch.where(where, 1.0, ramp.alpha),
-        start=torch.where(where, 1.0, ramp.start),
-        target=torch.where(where, 1.0, ramp.target),
-        done=torch.where(where, ramp.length, ramp.done),
-        mode=torch.where(where, AlphaMode.HOLD, ramp.mode),
-    )
+    ramp = _set(ramp, where, {"alpha": 1.0, "start": 1.0, "target": 1.0, "mode": AlphaMode.HOLD})
+    return ramp.replace(done=torch.where(where, ramp.length, ramp.done))
 
 
 def _rest_at_zero(ramp: Ramp, where: Tensor) -> Ramp:
     """At rest at alpha 0, no ticks to take; curve and steepness are kept."""
-    return ramp.replace(
-        alpha=torch.where(where, 0.0, ramp.alpha),
-        start=torch.where(where, 0.0, ramp.start),
-        target=torch.where(where, 0.0, ramp.target),
-        length=torch.where(where, 0, ramp.length),
-        done=torch.where(where, 0, ramp.done),
-        mode=torch.where(where, AlphaMode.HOLD, ramp.mode),
-    )
+    rest = {"alpha": 0.0, "start": 0.0, "target": 0.0, "length": 0, "done": 0}
+    return _set(ramp, where, rest | {"mode": AlphaMode.HOLD})
 
 
 def tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: GatesConfig) -> tuple[Slots, Ramp]:
@@ -418,7 +408,7 @@ def _tidy(slots: Slots, ramp: Ramp) -> tuple[Slots, Ramp]:
         drip_live=slots.drip_live & live,
         newborn=slots.newborn & live,
     )
-    return _clear(slots, empty), _calm(ramp, empty)
+    return _clear(slots, empty), _set(ramp, empty, IDLE_RAMP)
 
 
 def _clear(slots: Slots, where: Tensor) -> Slots:
@@ -426,6 +416,6 @@ def _clear(slots: Slots, where: Tensor) -> Slots:
     return slots.replace(**{k: torch.where(where, v, slots.get(k)) for k, v in EMPTY_SLOT.items()})
 
 
-def _calm(ramp: Ramp, where: Tensor) -> Ramp:
-    """The ramp of an empty slot on `where`."""
-    return ramp.replace(**{k: torch.where(where, v, ramp.get(k)) for k, v in IDLE_RAMP.items()})
+def _set(ramp: Ramp, where: Tensor, values: Mapping[str, float]) -> Ramp:
+    """These values of fields on `where`, the others as they are."""
+    return ramp.replace(**{k: torch.where(where, v, ramp.get(k)) for k, v in values.items()})

@@ -163,8 +163,4 @@ class _Draws:
             return 100 * share
         if name in PARAMETERS:
             return 1 + MOST_PARAMETERS * share
-        return (
-            5 * share
-            if name in ("val_loss", "alpha_delta_sq", "drip_scale", "drip_left", "escrow")
-            else 10 * share - 5
-        )
+        return 5 * share if name in POSITIVE else 10 * share - 5
