@@ -225,8 +225,7 @@ def test_forced_env_steps_teach_the_critic_with_a_fifth_of_the_weight_and_nobody
 
 
 def test_the_floor_penalty_takes_the_mean_over_env_steps_where_the_head_was_available() -> None:
-    # entropy 0.4 where the head was used, 0 where it was only available: mean 0.2, 0.1 below the
-    # floor of 0.3
+    # entropy 0.4 where the head was used, 0 where only available: mean 0.2, 0.1 below the floor
     entropies = torch.zeros(2, 8)
     entropies[0] = 0.4
     available = torch.zeros(2, 8, dtype=torch.bool)

@@ -79,9 +79,7 @@ def assert_same(before, after):
 
 
 def env_step(slots, ramp, action, cfg=MANUAL, gates=GATES):
-    """Record, act, tick, as in an env-step; seeds in training show healthy gradients, all show a
-    contribution.
-    """
+    """Record, act, tick, as in an env-step; seeds in training are healthy, all contribute."""
     slots = record_accuracy(slots, torch.full(action.op.shape, 50.0, dtype=torch.float64))
     live = slots.live
     slots = slots.replace(
@@ -439,8 +437,7 @@ def test_the_tick_drops_what_dies_with_a_seed_and_empties_reset_slots():
     assert_same(slots[:, 2:], empty_slots(1, 1, "cpu"))
 
 
-# the ops of 3 envs, over and over: a fossil, prunes with a ramp, and ops that are often not
-# applicable
+# the ops of 3 envs, over and over: a fossil, prunes with a ramp, ops often not applicable
 LIVES = (
     (1, 5, 0, 5, 0, 0, 2, 0, 5, 4),
     (1, 5, 0, 0, 0, 5, 0, 0, 2, 3),
