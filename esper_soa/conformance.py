@@ -1,5 +1,4 @@
-"""Whether parts of users' own are what a run takes them for: every finding in words, all of them in
-one error.
+"""Whether parts of users' own are what a run takes them for: every finding in words, in one error.
 
 For users' tests and notebooks: `esper_soa.check_blueprint("my_parts.seeds:twin")`, or the function
 or class itself. What a run looks at while it is built (nets/own_blueprints.py, nets/own_hosts.py,
@@ -95,8 +94,7 @@ def check_blueprint(part: Part | str, channels: Sequence[int] = (4, 24), size: i
 
 
 def check_host(part: Part | str, classes: int = 10) -> None:
-    """Raise ConformanceError, with all findings, unless `part` is a host of images of so many
-    classes.
+    """Raise ConformanceError, with all findings, unless `part` is a host of that many classes.
 
     part: what @esper_soa.host marks, or `module:name`.
     """
@@ -255,9 +253,7 @@ def _network_findings(nets: Networks) -> list[str]:
 
 
 def _pass_findings(nets: Networks, rows: Tensor, kept: Tensor) -> list[str]:
-    """Chance, numbers that are not finite, networks that know of each other, and images of a batch
-    that do.
-    """
+    """Chance, numbers that are not finite, networks or images of a batch that know one another."""
     x = nets.inputs(1)
     other = nets.inputs(2)
     channels = x.shape[1] // NETS
@@ -416,17 +412,14 @@ def _numbers_findings(decision: Decision) -> list[str]:
 def _conduct_findings(
     agent: Agent, view: View, memory: Memory, first: tuple[Decision, Memory]
 ) -> list[str]:
-    """Chance, state outside of its memory, changes of what it was given, and envs that know of each
-    other.
-    """
+    """Chance, state outside of its memory, changes of what is given, envs that know one another."""
     found = []
     given = view.clone()
     kept = _copied(memory)
     if not _same(agent.act(given, kept), first):
         found.append(
             "for the same view and memory it decides something else the second time: it keeps "
-            "state elsewhere "
-            "than in its memory, or draws other numbers than view.noise"
+            "state elsewhere than in its memory, or draws other numbers than view.noise"
         )
     if not (given == view).all():
         found.append("it changes the view in place")

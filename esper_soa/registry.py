@@ -3,8 +3,7 @@
 
 A mark stays with what it marks, and nothing else is kept: two runs of a process may take parts from
 different modules, and a cell of a notebook may be run twice. Found while a run is built, by
-nets/own_blueprints.py, nets/own_hosts.py, env/own_reward.py and agent/own_agents.py. Needs no
-torch.
+nets/own_blueprints.py, nets/own_hosts.py, env/own_reward.py, agent/own_agents.py. Needs no torch.
 """
 
 import importlib
@@ -44,8 +43,7 @@ class Mark(Protocol):
 
 
 def blueprint(name: str) -> Mark:
-    """Marks a function or class as the blueprint `name`, which `task.blueprints` lists as
-    `module:name`.
+    """Marks a function or class as blueprint `name`, listed by `task.blueprints` as `module:name`.
 
     It is called without an argument and gives a tuple of parts or an Architecture, or it is called
     with the channels C of a slot and gives an nn.Module that maps features [B, C, H, W] to such
@@ -66,15 +64,13 @@ def host(name: str) -> Mark:
 def reward(name: str) -> Mark:
     """Marks a function as the reward `name`, which `reward.mode` takes as `module:name`.
 
-    It is given RewardInputs and gives the reward [N] of an env-step, or terms [N] by the names of
-    RewardTerms.
+    It is given RewardInputs and gives the reward [N] of an env-step, or terms [N] by name.
     """
     return _marking(REWARD, name)
 
 
 def agent(name: str) -> Mark:
-    """Marks a function or class as the agent `name`, which `policy.name` and `control` take as
-    `module:name`.
+    """Marks a function or class as agent `name`; `policy.name`, `control` take `module:name`.
 
     It is called without an argument, or with the Surroundings of a run, and gives an Agent.
     """
@@ -84,8 +80,7 @@ def agent(name: str) -> Mark:
 def _marking(kind: str, name: str) -> Mark:
     if re.fullmatch(NAME, name) is None:
         raise ValueError(
-            f"{kind} {one_line(name)!r}: its name must be of at most 60 letters, digits, '_' "
-            "and "
+            f"{kind} {one_line(name)!r}: its name must be of at most 60 letters, digits, '_' and "
             "'-'"
         )
 
@@ -102,16 +97,12 @@ def is_reference(value: str) -> bool:
 
 
 def name_in(reference: str) -> str:
-    """The name that `module:name` gives a part, which records call it by; a word of the package's
-    as it is.
-    """
+    """The name that `module:name` gives a part, as in records; a word of the package's as it is."""
     return reference.rpartition(":")[2]
 
 
 def marked_name(kind: str, part: object) -> str | None:
-    """The name that `part` itself, no class it derives from, is marked with as of this kind; None
-    where it is not.
-    """
+    """The name that `part` itself, not a base class, is marked with as of this kind, or None."""
     return vars(part).get(_mark(kind)) if hasattr(part, "__dict__") else None
 
 

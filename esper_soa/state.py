@@ -184,8 +184,7 @@ class Totals(TensorClass["tensor_only", "frozen"]):
 class Ending(TensorClass["tensor_only", "frozen"]):
     """Whether an env's episode ended before its last env-step [N]; see env/early_stop.py."""
 
-    # Float64, percent, the validation accuracy that last counted as a gain; below 0 before the
-    # first.
+    # Float64, percent, the validation accuracy that last counted as a gain; below 0 at first.
     best: Tensor
     since: Tensor  # int64, env-steps since then
     cause: Tensor  # int64, early_stop.Cause; 0 while the episode goes on

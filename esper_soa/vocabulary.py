@@ -1,8 +1,7 @@
 """The words that every other module shares, as plain ints in namespace classes.
 
 Plain ints, never Enum: `tensor == IntEnum.X` inside torch.compile silently gives False. NAMES
-tables turn codes back into the words that people read. Imported by everything, imports nothing of
-the package.
+tables turn codes back into the words that people read. Imports nothing of the package.
 """
 
 from typing import NamedTuple

@@ -1,8 +1,7 @@
 """The decision makers: the recurrent PPO policy and the scripted ones. `esper_soa.agent` also marks
 users' own.
 
-The package and the mark have one name, so the package can be called as the mark is; see
-registry.py.
+The package and the mark have one name, so it can be called as the mark is; see registry.py.
 """
 
 import sys

@@ -49,9 +49,7 @@ def gae(
 
 
 def normalize_advantages(advantages: Tensor, valid: Tensor) -> Tensor:
-    """Advantages less their mean over all valid rows, over their population standard deviation (at
-    least 0.1).
-    """
+    """Advantages less their mean over valid rows, over their population deviation, at least 0.1."""
     moments = batch_moments(advantages.flatten(), valid.flatten())
     scale = moments.var.sqrt().clamp(min=STD_FLOOR) + STD_EPSILON
     return torch.where(valid, (advantages - moments.mean) / scale, 0.0)

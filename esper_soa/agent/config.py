@@ -121,8 +121,7 @@ class PPOConfig:
 
 @dataclass
 class ScheduleConfig:
-    """Fixed lifecycle per slot: germinate, advance and fossilise at declared env-steps, otherwise
-    wait.
+    """Fixed lifecycle per slot: germinate, advance, fossilise at declared env-steps, else wait.
 
     Where several slots are due at one env-step, the first of them that may act does. What is due
     and not yet legal, or has to stand back, is done as soon as it can be; a slot whose seed was
@@ -182,9 +181,7 @@ class HeuristicConfig:
 
 @dataclass
 class ImitationConfig:
-    """Rounds in which the learning policy plays and learns what a scripted teacher would have done
-    (DAgger).
-    """
+    """Rounds in which the learning policy plays and learns what a teacher would do (DAgger)."""
 
     rounds: int = number(0, 0, COUNT, note="0 = none")  # the first rounds of a run are of this kind
     # With the settings of policy.heuristic or policy.schedule.
@@ -202,8 +199,7 @@ class PolicyConfig:
     """Who decides: a learning policy or a scripted one, behind the same `act`."""
 
     name: str = choice("ppo", POLICIES, own=AGENT)  # ppo learns, the others follow rules
-    # What a new run takes over (ppo only): none, the name of a policy that ships, a run folder, a
-    # checkpoint.
+    # What a new run takes over (ppo only): none, a policy that ships, a run folder, a checkpoint.
     init: str = SCRATCH
     deterministic: bool = False  # take the likeliest choice instead of sampling (ppo only)
     network: NetworkConfig = field(default_factory=NetworkConfig)

@@ -1,5 +1,4 @@
-"""The learned policy as a module that stands alone: observation in, legal action out, its memory
-kept inside.
+"""The learned policy as a module that stands alone: observation in, legal action out, with memory.
 
 Made from a description, as a grown network is, so that a file of it can be loaded where its run is
 unknown. Given plain tensors by whoever plays with it; as an Agent (protocol.py) it plays wherever

@@ -1,8 +1,6 @@
-"""What a policy update reports about itself: the list of its diagnostics, and how they are worked
-out and read.
+"""What a policy update reports about itself: its diagnostics, and how they are worked out and read.
 
-Everything stays on the device until `read_back`, which makes one copy to the host. Called by the
-learner; the trainer writes the report to metrics.jsonl, and the anomaly rules judge it.
+Everything stays on the device until `read_back`, which makes one copy to the host.
 """
 
 from collections.abc import Mapping
@@ -115,8 +113,7 @@ def by_head(prefix: str, values: Tensor) -> Metrics:
 
 
 def memory_means(hidden: Tensor, cell: Tensor, valid: Tensor) -> Means:
-    """Mean squares of the memory from hidden [T, N, L, H] and cell [P, N, L, H], and its saturated
-    share.
+    """Mean squares of the memory, hidden [T, N, L, H] and cell [P, N, L, H], and saturated share.
 
     valid: bool [T, N], the env-steps whose hidden state counts.
     """
@@ -174,8 +171,7 @@ def spread(name: str, x: Tensor, valid: Tensor) -> Metrics:
 
 
 def calibration(values: Tensor, returns: Tensor, valid: Tensor, unit: Tensor) -> Metrics:
-    """How returns [T, N] relate to the values that were predicted; means are multiplied by `unit`
-    [].
+    """How returns [T, N] relate to the predicted values; means are multiplied by `unit` [].
 
     The line is least squares of returns on values; where the values are constant its slope is 0.
     """

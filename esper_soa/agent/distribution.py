@@ -1,9 +1,7 @@
-"""Masked categorical distributions of the action heads, always in float32, shared by rollout and
-update.
+"""Masked categorical distributions of the action heads, in float32, shared by rollout and update.
 
 Given logits, a mask of legal choices and a probability floor, they give log-probabilities,
-entropies and choices. Also the rules that say which heads an op makes relevant. Called by the
-policy network and the losses.
+entropies and choices. Also the rules that say which heads an op makes relevant.
 """
 
 import torch
@@ -23,12 +21,10 @@ def mask_logits(logits: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_log_probs(logits: Tensor, mask: Tensor, floor: float) -> Tensor:
-    """Log-probabilities float32 [..., C] of the mixture q = (1 - n f) p + f over the n legal
-    choices.
+    """Log-probabilities float32 [..., C] of the mixture q = (1 - n f) p + f over n legal choices.
 
     p is the softmax of the legal logits and f = min(floor, 0.99 / n), so that every legal choice
-    keeps at least f and every logit keeps a gradient. Illegal choices get MASKED_LOGIT, that is
-    probability 0.
+    keeps at least f and every logit its gradient. Illegal choices get MASKED_LOGIT: probability 0.
     """
     log_probs = torch.log_softmax(mask_logits(logits, mask), dim=-1)
     if floor > 0:
@@ -95,14 +91,10 @@ def relevant_heads(op: Tensor) -> Tensor:
 
 
 def open_heads(masks: Masks, op: Tensor) -> Tensor:
-    """bool [..., 8], in HEADS order: the heads with more than one legal choice once the op int64
-    [...] is chosen.
-    """
+    """bool [..., 8], in HEADS order: heads with more than one legal choice for op int64 [...]."""
     return torch.stack([mask.sum(-1) > 1 for mask in head_masks(masks, op).values()], dim=-1)
 
 
 def available_heads(op_mask: Tensor) -> Tensor:
-    """bool [..., 8], in HEADS order: the heads that some legal op of op_mask bool [..., 6] would
-    make matter.
-    """
+    """bool [..., 8] in HEADS order: heads that a legal op of op_mask bool [..., 6] makes matter."""
     return torch.stack([matters_for_some(head, op_mask) for head in HEADS], dim=-1)

@@ -13,8 +13,7 @@ from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
 
 
 def illegal_heads(action: Action, masks: Masks) -> Tensor:
-    """bool [N, 8] in HEADS order: the head matters and its choice is not offered; beside an illegal
-    op none.
+    """bool [N, 8] in HEADS order: the head matters, its choice is not offered; or an illegal op.
 
     Choices may be any numbers.
     """

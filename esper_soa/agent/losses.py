@@ -98,8 +98,7 @@ def divergence(kl: Tensor, mattered: Tensor) -> Tensor:
 
 
 def surrogate(log_ratio: Tensor, advantages: Tensor, counted: Tensor, clip: float) -> Mean:
-    """Clipped gain [8] (Schulman et al. 2017) of each head over its own env-steps, to be made
-    large.
+    """Clipped gain [8] (Schulman et al. 2017) of each head over its own env-steps, to be large.
 
     advantages: [...]; counted: bool [..., 8], heads that mattered on env-steps with a choice.
     """
@@ -114,8 +113,7 @@ def half_squared_error(predicted: Tensor, target: Tensor, weight: Tensor) -> Mea
 
 
 def floor_penalty(entropies: Mean, floor: Tensor, weight: Tensor) -> Tensor:
-    """Sum over heads of weight * (shortfall of the mean entropy below floor) squared; floor, weight
-    [8].
+    """Sum over heads of weight * (shortfall of mean entropy below floor)^2; floor, weight [8].
 
     entropies: over the env-steps on which some legal op would have made the head matter; a head
     without is left out.
@@ -149,9 +147,7 @@ def ramp(progress: int, length: int, start: float, end: float) -> float:
 
 
 def penalty_schedule(progress: int, total: int) -> float:
-    """Weight of the floor penalty: 1.5 in the first quarter of a run, 1 until three quarters, then
-    down to 0.5.
-    """
+    """Weight of the floor penalty: 1.5 in a run's first quarter, 1 to three quarters, then 0.5."""
     share = min(1.0, max(0.0, progress / max(1, total)))
     if share < 0.25:
         return 1.5

@@ -1,8 +1,7 @@
 """Running statistics that bring observations, rewards and returns to unit scale.
 
 States are small tuples of tensors and functions return new ones. Every batch comes with a bool mask
-of the rows that count; what stands in the other rows, NaN included, never enters. Called by the
-policy and the learner.
+of the rows that count; what stands in the other rows, NaN included, never enters.
 """
 
 from typing import NamedTuple
@@ -110,9 +109,7 @@ def update_observation(
 
 
 def update_reward(stats: RewardStats, rewards: Tensor, valid: Tensor) -> RewardStats:
-    """Statistics after the raw rewards [N] of one env-step, merged as one batch, so that env order
-    cannot matter.
-    """
+    """Statistics after raw rewards [N] of an env-step, merged as one: env order cannot matter."""
     batch = batch_moments(rewards.double(), valid)
     total = stats.seen + batch.seen
     share = batch.seen / total.clamp(min=1)

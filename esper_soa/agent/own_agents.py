@@ -32,8 +32,7 @@ class Surroundings(NamedTuple):
 
 
 class Watched:
-    """An agent whose decisions are looked at before they count: shapes, types, devices, and the
-    masks.
+    """An agent whose decisions are looked at before they count: shapes, types, devices, masks.
 
     Looking at the masks is one read by the host per env-step.
     """
@@ -99,8 +98,7 @@ def memory_faults(memory: object, num_envs: int, device: torch.device) -> list[s
     for place, part in enumerate(memory):
         if part.ndim == 0 or part.shape[0] != num_envs:
             found.append(
-                f"part {place} of its memory is of shape {list(part.shape)}, not a row per "
-                "env of "
+                f"part {place} of its memory is of shape {list(part.shape)}, not a row per env of "
                 f"{num_envs}"
             )
         if part.device != device:

@@ -1,5 +1,4 @@
-"""The learning agent: a recurrent network that reads observations and gives one factored action per
-env.
+"""The learning agent: a recurrent network that reads observations and gives an action per env.
 
 `act` serves the rollout, one env-step of N envs at a time; `evaluate` goes over whole sequences for
 the update and gives the same log-probabilities. Built from its settings, the slots of the hosts and
@@ -66,8 +65,7 @@ class Evaluation(NamedTuple):
     q: Tensor  # [T, N], of the recorded op; its gradient stops at the head
     contribution: Tensor  # [T, N, S], percent points; its gradient stops at the head
     hidden: Tensor  # [T, N, L, H], the memory after every env-step; without gradient
-    # [P, N, L, H], its other half, at the end of each of P stretches between restarts; without
-    # gradient.
+    # [P, N, L, H], its other half, at the end of P stretches between restarts; no gradient.
     cell: Tensor
 
 
@@ -150,9 +148,7 @@ def full_precision() -> Iterator[None]:
 
 
 def lstm_parameters(layer: nn.Module) -> list[Tensor]:
-    """Input weight [4H, H], recurrent weight [4H, H] and both biases [4H] of a layer; gates i, f,
-    g, o.
-    """
+    """Weights [4H, H] of input and recurrence, both biases [4H] of a layer; gates i, f, g, o."""
     return [layer.get_parameter(name) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
 
 
@@ -252,8 +248,7 @@ class RecurrentPolicy(nn.Module):
         seed: int,
         num_blueprints: int = NUM_BLUEPRINTS,
     ) -> None:
-        """For hosts with these slots, in slot order; initial weights depend on the seed and on no
-        slot.
+        """For hosts with these slots, in order; initial weights depend on the seed, on no slot.
 
         num_blueprints: P, codes of the package's blueprints and of users'.
         """
@@ -315,8 +310,7 @@ class RecurrentPolicy(nn.Module):
     def follow_observations_(
         self, features: Tensor, valid: Tensor, momentum: float, ranks: Ranks = ALONE
     ) -> None:
-        """Move the statistics with a whole rollout of raw features [T, N, 23 + 31 S], where valid
-        [T, N].
+        """Move the statistics with a rollout of raw features [T, N, 23 + 31 S], valid [T, N].
 
         A slot's feature has one mean and variance for all slots. Rows are counted once, however
         many slots they have. Those of all ranks are.
@@ -467,8 +461,7 @@ class RecurrentPolicy(nn.Module):
 def with_blueprints(
     state: Mapping[str, Tensor], before: Sequence[str], after: Sequence[str]
 ) -> dict[str, Tensor]:
-    """A policy's state_dict for the blueprints `after`, from one for the blueprints `before`:
-    names, by code.
+    """A policy's state_dict for the blueprints `after`, from one for `before`: names, by code.
 
     A blueprint of both keeps its rows. A new one takes the mean of those of the package that can be
     germinated, so that it is seen as some seed and is as likely as they are on average; one that is

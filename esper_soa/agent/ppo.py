@@ -115,8 +115,7 @@ def total_loss(
     tables: HeadTables,
     ranks: Ranks = ALONE,
 ) -> tuple[Tensor, Metrics]:
-    """The loss of one gradient step and its parts; forced env-steps train the critics only, with
-    less weight.
+    """Loss of a gradient step and its parts; forced env-steps train the critics only, weigh less.
 
     A head counts where the effective op made it matter, so a vetoed action is not credited. Means
     are over the minibatches of all ranks; the gradient is the share of this one.
@@ -246,9 +245,7 @@ class Learner:
         imitation: ImitationConfig | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """steps: keeps gradient steps on static buffers and replays them as CUDA graphs; ranks: who
-        has the envs.
-        """
+        """steps: replays gradient steps as CUDA graphs, static buffers; ranks: who has the envs."""
         self.policy = policy
         self.ranks = ranks
         # what is reduced over ranks is not captured
@@ -268,9 +265,7 @@ class Learner:
         self.skipped = 0  # consecutive updates without a finite gradient
 
     def scale_rewards_(self, rewards: Tensor, valid: Tensor) -> Tensor:
-        """Normalised rewards float32 [N] of one env-step, 0 where not valid, after its raw rewards
-        entered.
-        """
+        """Normalised rewards float32 [N] of an env-step, 0 where not valid, after they entered."""
         self.reward = normalize.update_reward(self.reward, rewards, valid)
         scaled = normalize.normalize_reward(self.reward, rewards, self.config.reward_clip)
         return torch.where(valid, scaled, 0.0).float()
@@ -417,9 +412,7 @@ class Learner:
         )
 
     def _noise(self, rollout: Rollout, envs: Tensor, epoch: int) -> Tensor:
-        """Uniform float32 [T, n, H / 2] for dropout of these envs; an env's numbers do not depend
-        on the others.
-        """
+        """Uniform float32 [T, n, H / 2] for dropout of these envs; each env has its own numbers."""
         num_steps = rollout.rows.shape[0]
         units = self.policy.lstm.hidden // 2
         keys = stream_keys(self.seed, DROPOUT, (self.rounds, epoch), envs)

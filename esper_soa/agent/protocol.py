@@ -1,5 +1,4 @@
-"""What every decision maker offers, learning or scripted, so that the trainer needs to know only
-this.
+"""What every decision maker offers, learning or scripted: all that the trainer needs to know.
 
 An agent looks at a View of N envs and returns one Decision per env. What it remembers between
 env-steps is a tuple of tensors with a leading env axis, which the trainer carries along and

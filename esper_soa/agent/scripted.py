@@ -1,5 +1,4 @@
-"""Decision makers that follow rules instead of learning: random, wait, a fixed schedule, and a
-heuristic.
+"""Decision makers that follow rules, not learning: random, wait, a fixed schedule, a heuristic.
 
 Given a View of N envs they return one Decision per env, with zeros for what a learner would store.
 The trainer and the A/B comparison use them behind `agent.protocol.Agent`; every choice obeys the
@@ -51,9 +50,7 @@ def first_choice(mask: Tensor) -> Tensor:
 
 
 def uniform_choice(mask: Tensor, noise: Tensor) -> Tensor:
-    """Index int64 [...] drawn uniformly from the True entries of mask [..., C] by `noise` [...] in
-    [0, 1).
-    """
+    """Index int64 [...] drawn uniformly from True of mask [..., C] by `noise` [...] in [0, 1)."""
     num_legal = mask.sum(-1)
     rank = (noise * num_legal).to(torch.int64).clamp(max=num_legal - 1)
     return (mask.cumsum(-1) <= rank.unsqueeze(-1)).sum(-1)
@@ -185,9 +182,7 @@ class Wish(NamedTuple):
 
 
 class HeuristicPolicy:
-    """Hand-written rules: germinate on a plateau, advance, prune what fails, fossilise what
-    contributes.
-    """
+    """Hand-written rules: germinate on a plateau, advance, prune failures, fossilise gains."""
 
     def __init__(self, cfg: HeuristicConfig, blueprints: Sequence[str]) -> None:
         name = "policy.heuristic.blueprint_rotation"
@@ -253,8 +248,7 @@ def wish_for(
     cfg: HeuristicConfig,
     names: Sequence[str] = BLUEPRINT_NAMES,
 ) -> tuple[Wish, HeuristicMemory]:
-    """What the heuristic wants, masks apart, and its memory if it gets it (reference heuristic
-    policy).
+    """What the heuristic wants, masks apart, and its memory if it gets it (as the reference).
 
     The first managed seed in slot order decides; only without one is germination considered.
     Thresholds of `cfg` may also be tensors [N]; names: what it calls the blueprints, by code.
@@ -281,9 +275,7 @@ def wish_for(
 
 
 def _germination_due(situation: Situation, memory: HeuristicMemory, cfg: HeuristicConfig) -> Tensor:
-    """bool [N]: a stable host on a plateau, late enough and long enough after the last prune, with
-    a free slot.
-    """
+    """bool [N]: stable, on a plateau, late enough, long enough after a prune, with a free slot."""
     return (
         (situation.step - memory.last_prune >= cfg.embargo_steps_after_prune)
         & situation.stabilized

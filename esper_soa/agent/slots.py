@@ -66,8 +66,7 @@ def encoding_of(slots: Tensor, slot: Tensor) -> Tensor:
 class SlotScores(nn.Module):
     """A number for every slot [..., S] from a context [..., C] and the encodings [..., S, W].
 
-    The pointer of Vinyals et al. (2015), u_s = v . f(A context + B e_s), with the ReLU of the other
-    heads for f.
+    The pointer of Vinyals et al. (2015), u_s = v . f(A context + B e_s), with ReLU for f.
     """
 
     def __init__(self, context: int, slot: int, width: int) -> None:

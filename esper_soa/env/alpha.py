@@ -1,8 +1,7 @@
-"""Alpha ramps: how a seed's share of its host's activations moves from one value to another, tick
-by tick.
+"""Alpha ramps: how a seed's share of its host's activations moves from a value to another by ticks.
 
 Given the ramps of all slots and masks of the slots concerned; every function works elementwise over
-any batch shape. Called by env/lifecycle.py, which decides when a ramp is set and when it runs.
+any batch shape. env/lifecycle.py decides when a ramp is set and when it runs.
 """
 
 import math
@@ -26,8 +25,7 @@ def curve_progress(t: Tensor, curve: Tensor, steepness: Tensor) -> Tensor:
     """Part of the way covered, [0, 1], after part `t` of the time (clamped to [0, 1]).
 
     LINEAR: t. COSINE: (1 - cos(pi t)) / 2. SIGMOID: the logistic function of slope `steepness`
-    around t = 1/2, stretched so that it starts at 0 and ends at 1; t where it is too flat to be
-    stretched.
+    around t = 1/2, stretched to start at 0 and end at 1; t where it is too flat for that.
     """
     t = t.clamp(0.0, 1.0)
     cosine = 0.5 * (1 - torch.cos(math.pi * t))

@@ -1,5 +1,4 @@
-"""What subset accuracies say about each seed: leave-one-out contribution, interactions, Shapley
-values.
+"""What subset accuracies say of each seed: leave-one-out contribution, interactions, Shapley.
 
 Given the accuracies of a set of subsets per env, it knows nothing of networks and can be used on
 its own: rows of (subset bit mask, accuracy) in, per-seed numbers out.
@@ -16,8 +15,7 @@ def lookup(subset: Tensor, accuracy: Tensor, wanted: Tensor) -> tuple[Tensor, Te
     """Accuracy of the subsets `wanted` (int64 [N, W], >= 0) in the table (subset int64, accuracy
     float; both [N, R]).
 
-    Returns values [N, W], 0 where the table does not hold the subset, and bool [N, W], where it
-    does.
+    Returns values [N, W], 0 where the table lacks the subset, and bool [N, W], where it does not.
     """
     value = torch.zeros_like(accuracy[:, :1]).expand(wanted.shape)
     found = torch.zeros_like(wanted, dtype=torch.bool)
@@ -96,9 +94,7 @@ def sampled_shapley_values(
 
 
 def pair_interactions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tensor:
-    """v(ij) - v(i) - v(j) + v(none) [N, S, S] for pairs of ablated seeds, other seeds off; 0 where
-    rows are missing.
-    """
+    """v(ij) - v(i) - v(j) + v(none) [N, S, S] of pairs, other seeds off; 0 where rows lack."""
     num_slots = ablated.shape[1]
     bits = 1 << torch.arange(num_slots, device=subset.device)
     wanted = torch.cat(((bits[:, None] | bits[None, :]).flatten(), torch.zeros_like(bits[:1])))

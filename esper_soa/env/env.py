@@ -1,5 +1,4 @@
-"""N envs as a user calls them: `reset`, then `step` with an action for each, env-step after
-env-step.
+"""N envs as a user calls them: `reset`, then `step` with an action for each, time after time.
 
     seen = env.reset()
     while seen is not None:
@@ -59,8 +58,7 @@ class Seen(NamedTuple):
 class Env:
     """N envs in one episode after the other.
 
-    Every random number of a round follows from the world's seed, the round's number, the env and
-    the env-step.
+    Every random number of a round follows from the world's seed, the round, the env and env-step.
     """
 
     def __init__(self, world: World, observer: Observer = NOBODY) -> None:
@@ -91,9 +89,7 @@ class Env:
         return self.observe_()
 
     def step(self, action: Action) -> tuple[StepResult, Seen | None]:
-        """What becomes of the action [N], and what the next env-step shows; None after the last one
-        of the episode.
-        """
+        """What becomes of the action [N] and what the next env-step shows; None after the last."""
         result = self.apply_action_(action)
         return result, None if self.over else self.observe_()
 
@@ -120,8 +116,7 @@ class Env:
         return Seen(view, self.observed, measured, restarted)
 
     def apply_action_(self, action: Action) -> StepResult:
-        """Pay for the actions [N], carry them out, and let time pass. Raises RuntimeError before
-        `observe_`.
+        """Pay for the actions [N], carry them out, let time pass. RuntimeError before `observe_`.
 
         Where episodes may end early the host waits to know how many go on, so that nothing is
         played for none.

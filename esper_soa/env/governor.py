@@ -1,5 +1,4 @@
-"""The loss watch of every env: when a host has lost its way, and what becomes of its env's state
-then.
+"""The loss watch of every env: when a host has lost its way, and what becomes of its env's state.
 
 Given the validation loss of each env-step; env/step.py calls `watch` and `quarantine` after
 evaluation and before anything is recorded, and `roll_back` where the actions are carried out. The

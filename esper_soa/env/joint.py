@@ -1,5 +1,4 @@
-"""Joint actions: every choice of the factored heads that differs in what it does, as one row of a
-table.
+"""Joint actions: every choice of the factored heads that differs in what it does, a row each.
 
 For agents that choose one number. Heads that an op does not read keep their placeholders, so that
 no two rows mean the same; the order is that of the ops, and within an op that of slots, blueprints,
@@ -29,8 +28,7 @@ class JointActions:
         columns = dict(zip(HEAD_NAMES, self.rows.unbind(1), strict=True))
         self.op = columns["op"]
         self.slot = columns["slot"]
-        # Of the heads beside slot and op: their choices, and bool [K], the rows whose op reads
-        # them.
+        # Of the heads beside slot and op: their choices, and bool [K], rows whose op reads them.
         self.details = [
             (head.name, columns[head.name], _read_by(head, self.op)) for head in HEADS[1:-1]
         ]
@@ -56,8 +54,7 @@ class JointActions:
         same = (torch.stack(given, 1)[:, None, :] == self.rows).all(2)
         if not bool(same.any(1).all()):
             raise ValueError(
-                "no joint action does this: the blueprint may not be germinated, or a choice "
-                "is "
+                "no joint action does this: the blueprint may not be germinated, or a choice is "
                 "none"
             )
         return same.to(torch.int64).argmax(1)

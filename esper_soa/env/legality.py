@@ -1,5 +1,4 @@
-"""Which ops a slot allows: by its stage, its ramp and the age of its seed, each told here and
-nowhere else.
+"""Which ops a slot allows: by its stage, its ramp and the age of its seed, each told here alone.
 
 masks.py offers what slots and their env allow; lifecycle.py takes an action that its slot does not
 allow for WAIT, and carries out what the stage allows. Whether a quality gate lets a seed pass is
@@ -35,9 +34,7 @@ def stage_allows(op: int, stage: Tensor) -> Tensor:
 
 
 def at_rest(mode: Tensor) -> Tensor:
-    """bool, in the shape of `mode` (int64, AlphaMode): alpha does not move, so that it may be sent
-    elsewhere.
-    """
+    """bool, shaped as `mode` (AlphaMode): alpha does not move, so it may be sent elsewhere."""
     return mode == AlphaMode.HOLD
 
 

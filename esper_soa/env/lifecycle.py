@@ -5,6 +5,7 @@ records. env/step.py calls `record_accuracy`, `apply` and `tick` in this order i
 and the governor calls `prune_now`. A seed's weights are frozen exactly while `ramp.mode` is DOWN.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -124,8 +125,7 @@ def idle_ramp(num_envs: int, num_slots: int, device: torch.device | str) -> Ramp
 
 
 def record_accuracy(slots: Slots, accuracy: Tensor) -> Slots:
-    """Write the validation accuracy [N] (percent) of this env-step to the live seeds and count the
-    env-step.
+    """Write this env-step's validation accuracy [N] (percent) to live seeds and count it.
 
     The first record of a seed is also its initial accuracy and that of its stage. Cooling slots are
     not counted here: the embargo counts once per env-step, in `tick`.
@@ -216,11 +216,9 @@ def _pick(choice: Tensor, table: tuple[int, ...] | tuple[float, ...]) -> Tensor:
 def carry_out(
     slots: Slots, ramp: Ramp, orders: Orders, accuracy: Tensor, cfg: GatesConfig
 ) -> tuple[Slots, Ramp, Tensor]:
-    """Carry out one order per slot, where the slot's state allows it; bool [N, S] says where it was
-    done.
+    """Carry out one order per slot where the slot's state allows; bool [N, S]: where done.
 
-    Ages and the ban on pruning under way are rules for actions, see legality.py; they are not asked
-    again here.
+    Ages and the ban on pruning under way are rules for actions (legality.py), not asked here.
     """
     stage = slots.stage
     gates = check_gates(slots, ramp, cfg)
@@ -247,8 +245,7 @@ def carry_out(
 
 
 def advance_stage(stage: Tensor, gates: GateResults) -> Tensor:
-    """int64 [N, S]: the next stage of the seeds that pass its gate, the present stage of all
-    others.
+    """int64 [N, S]: the next stage of seeds that pass its gate, the present one of all others.
 
     ADVANCE leads no further than HOLDING: a seed is fossilised by an action of its own.
     """
@@ -266,8 +263,7 @@ def _ways_to_prune(
 
     Fading is a ramp of `length` ticks (int64, broadcast to [N, S]) to alpha 0.
 
-    A seed goes at once if asked to (length 0), if it has no weight yet, or if its stage knows no
-    ramps.
+    A seed goes at once if asked to (length 0), has no weight yet, or its stage knows no ramps.
     """
     at_once = (length <= 0) | (slots.alpha <= 0)
     has_ramp = stage_allows(Op.SET_ALPHA_TARGET, slots.stage)
@@ -278,8 +274,7 @@ def _ways_to_prune(
 def germinate(
     slots: Slots, ramp: Ramp, where: Tensor, orders: Orders, accuracy: Tensor
 ) -> tuple[Slots, Ramp]:
-    """Put a new seed into the empty slots `where`; their records are clear since the tick that
-    emptied them.
+    """Put a new seed into the empty slots `where`; the tick that emptied them cleared them.
 
     Its weights and momentum are set before the next training pass, to which `newborn` and
     `fresh_momentum` speak. Style and tempo wait for BLENDING; the style GATED_GATE brings the blend
@@ -350,30 +345,18 @@ def _first_ramp(slots: Slots, ramp: Ramp, where: Tensor) -> Ramp:
 
 def _rest_at_full(ramp: Ramp, where: Tensor) -> Ramp:
     """At rest at alpha 1, the ramp's ticks all taken."""
-    return ramp.replace(
-        alpha=torch.where(where, 1.0, ramp.alpha),
-        start=torch.where(where, 1.0, ramp.start),
-        target=torch.where(where, 1.0, ramp.target),
-        done=torch.where(where, ramp.length, ramp.done),
-        mode=torch.where(where, AlphaMode.HOLD, ramp.mode),
-    )
+    ramp = _set(ramp, where, {"alpha": 1.0, "start": 1.0, "target": 1.0, "mode": AlphaMode.HOLD})
+    return ramp.replace(done=torch.where(where, ramp.length, ramp.done))
 
 
 def _rest_at_zero(ramp: Ramp, where: Tensor) -> Ramp:
     """At rest at alpha 0, no ticks to take; curve and steepness are kept."""
-    return ramp.replace(
-        alpha=torch.where(where, 0.0, ramp.alpha),
-        start=torch.where(where, 0.0, ramp.start),
-        target=torch.where(where, 0.0, ramp.target),
-        length=torch.where(where, 0, ramp.length),
-        done=torch.where(where, 0, ramp.done),
-        mode=torch.where(where, AlphaMode.HOLD, ramp.mode),
-    )
+    rest = {"alpha": 0.0, "start": 0.0, "target": 0.0, "length": 0, "done": 0}
+    return _set(ramp, where, rest | {"mode": AlphaMode.HOLD})
 
 
 def tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: GatesConfig) -> tuple[Slots, Ramp]:
-    """The end of an env-step: ramps move, gates forward by themselves where set to, pruned slots
-    cool down.
+    """The end of an env-step: ramps move, gates forward where set to, pruned slots cool down.
 
     A slot changes stage at most once, by the stage that it had before the tick.
     """
@@ -425,7 +408,7 @@ def _tidy(slots: Slots, ramp: Ramp) -> tuple[Slots, Ramp]:
         drip_live=slots.drip_live & live,
         newborn=slots.newborn & live,
     )
-    return _clear(slots, empty), _calm(ramp, empty)
+    return _clear(slots, empty), _set(ramp, empty, IDLE_RAMP)
 
 
 def _clear(slots: Slots, where: Tensor) -> Slots:
@@ -433,6 +416,6 @@ def _clear(slots: Slots, where: Tensor) -> Slots:
     return slots.replace(**{k: torch.where(where, v, slots.get(k)) for k, v in EMPTY_SLOT.items()})
 
 
-def _calm(ramp: Ramp, where: Tensor) -> Ramp:
-    """The ramp of an empty slot on `where`."""
-    return ramp.replace(**{k: torch.where(where, v, ramp.get(k)) for k, v in IDLE_RAMP.items()})
+def _set(ramp: Ramp, where: Tensor, values: Mapping[str, float]) -> Ramp:
+    """These values of fields on `where`, the others as they are."""
+    return ramp.replace(**{k: torch.where(where, v, ramp.get(k)) for k, v in values.items()})

@@ -89,8 +89,7 @@ def outcomes(
     """The finished episodes of N envs; rewards: float64 [N, STABILITY_WINDOW], the last raw
     rewards, newest last.
 
-    costs: of the host and of all blueprints; may be left out where there are none but the
-    package's.
+    costs: of the host and of all blueprints; may be left out with none but the package's.
     """
     slots = state.slots
     signals = state.signals
@@ -117,8 +116,7 @@ def push_reward(rewards: Tensor, reward: Tensor) -> Tensor:
 
 
 def stability(rewards: Tensor, num_steps: Tensor) -> Tensor:
-    """1 / (1 + variance) [N] of the last min(num_steps, W) of `rewards` [N, W], newest last; 1 for
-    fewer than two.
+    """1 / (1 + variance) [N] of the last min(num_steps, W) of `rewards` [N, W]; 1 for fewer than 2.
 
     num_steps: int64 [N], rewards received in the episode. The variance is that of a population.
     """
@@ -149,11 +147,9 @@ def compute_cost(slots: Slots, costs: TrainingFlop | None = None) -> Tensor:
 
 
 def pareto_front(accuracy: Tensor, stability: Tensor, param_ratio: Tensor) -> Tensor:
-    """bool [M]: points that no other point dominates, that is equals or betters in all three and
-    betters in one.
+    """bool [M]: points that no other dominates, equals or betters in all three and betters in one.
 
-    Accuracy and stability are to be high, the parameter ratio low. Points with a NaN are never on
-    the front.
+    Accuracy and stability are to be high, the ratio low. Points with a NaN are never on the front.
     """
     good = torch.stack((accuracy, stability, -param_ratio), 1)  # [M, 3], higher is better
     as_good = (good.unsqueeze(1) >= good.unsqueeze(0)).all(2)  # [M, M], row against column
@@ -177,11 +173,9 @@ def hypervolume(accuracy: Tensor, param_ratio: Tensor) -> Tensor:
 
 
 def trade_offs(points: Tensor) -> Tensor:
-    """Of `points` [M, 3] (accuracy, stability, parameter ratio) the distinct ones on their Pareto
-    front, [K, 3].
+    """Distinct points on the Pareto front [K, 3] of [M, 3] (accuracy, stability, parameter ratio).
 
-    Front and hypervolume of more points are those of these and the new ones, so a run need not keep
-    the others.
+    Front and hypervolume of more points are those of these and the new ones: the others can go.
     """
     parts = points.unique(dim=0).split(COMPARED)
     found = torch.cat([part[pareto_front(*part.unbind(1))] for part in parts]) if parts else points
@@ -198,8 +192,7 @@ def empty_blueprint_stats(
 
 
 def count_blueprints(stats: BlueprintStats, before: Slots, after: Slots) -> BlueprintStats:
-    """`stats` with the births and ends of one env-step: the slots [N, S] before its action and
-    after its tick.
+    """`stats` with births and ends of an env-step: slots [N, S] before the action, after the tick.
 
     Seeds that a rollback removes count as pruned.
     """

@@ -1,8 +1,7 @@
 """The reward of a user's own: found by the setting reward.mode, looked at while a run is built, and
 called as a mode.
 
-Called by build.py; `own_parts` by reward_modes.py once per env-step, in compiled kernels too.
-conformance.py looks closer, on the same made-up inputs.
+`own_parts` runs in compiled kernels too. conformance.py looks closer, on the same made-up inputs.
 """
 
 from collections.abc import Mapping
@@ -40,8 +39,7 @@ PARAMETERS = ("effective_params", "total_params", "host_params", "fossilized_par
 def own_reward(
     mode: str, num_slots: int, max_steps: int, device: torch.device, setting: str = SETTING
 ) -> OwnReward | None:
-    """The reward that `mode`, which stands in `setting`, names as module:name; None for a mode of
-    the package.
+    """The reward that `mode` in `setting` names as module:name; None for a mode of the package.
 
     Raises SettingError, which says what is wrong with it.
     """
@@ -95,8 +93,7 @@ def _term_findings(name: str, value: object, inputs: RewardInputs) -> list[str]:
     found = []
     if value.shape != inputs.op.shape:
         found.append(
-            f"{what} of shape {list(value.shape)} for {inputs.op.shape[0]} envs, not one "
-            "number "
+            f"{what} of shape {list(value.shape)} for {inputs.op.shape[0]} envs, not one number "
             "per env"
         )
     if not value.is_floating_point():
@@ -166,8 +163,4 @@ class _Draws:
             return 100 * share
         if name in PARAMETERS:
             return 1 + MOST_PARAMETERS * share
-        return (
-            5 * share
-            if name in ("val_loss", "alpha_delta_sq", "drip_scale", "drip_left", "escrow")
-            else 10 * share - 5
-        )
+        return 5 * share if name in POSITIVE else 10 * share - 5

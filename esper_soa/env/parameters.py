@@ -1,8 +1,6 @@
-"""How many trainable parameters stand in the slots of every env, and what an image costs in
-training.
+"""Trainable parameters in the slots of every env, and what an image costs in training.
 
-Given the slots and the counts of the host and of what can grow in it; called by the reward (rent)
-and by the metrics of an episode.
+Given the slots and the counts of the host and of what can grow in it.
 """
 
 import torch
@@ -28,9 +26,7 @@ def flop_per_image(slots: Slots, costs: TrainingFlop) -> Tensor:
 
 
 def _of_residents(slots: Slots, seed: Tensor, gate: Tensor) -> Tensor:
-    """What `seed` [S, P] says of the blueprint in each slot, plus `gate` [S] where it has one:
-    float64 [N, S].
-    """
+    """`seed` [S, P] of each slot's blueprint, plus `gate` [S] where it has one: float64 [N, S]."""
     rows = seed.to(STATE_FLOAT).unsqueeze(0).expand(slots.stage.shape[0], -1, -1)
     own = rows.gather(2, slots.blueprint.clamp(min=0).unsqueeze(2)).squeeze(2)
     gated = (slots.blend == Blend.GATE) & stage_in(slots.stage, GATE_STAGES)

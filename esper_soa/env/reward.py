@@ -196,8 +196,7 @@ def adjust(
     totals: Totals,
     cfg: RewardConfig,
 ) -> RewardTerms:
-    """Add what is due beside the mode's own terms: last-step reckonings, and payments that waited
-    in `totals`.
+    """Add what is due beside the mode's terms: last-step reckonings, payments due in `totals`.
 
     A seed that is fossilised by the last action keeps its escrow.
     """
@@ -247,8 +246,7 @@ def _next_slots(
 
 
 def settle_fossils(state: EnvState, action: Action, outcome: ActionOutcome) -> EnvState:
-    """Count the fossils that this env-step's actions made, credit their scaffolds, and open their
-    drip pools.
+    """Count fossils that this env-step's actions made, credit scaffolds, open their drip pools.
 
     state: after the actions were applied. The credit is paid with the next reward. A fossil counts
     as contributing if accuracy rose by at least 1 point since its seed's first record.
@@ -268,8 +266,6 @@ def settle_fossils(state: EnvState, action: Action, outcome: ActionOutcome) -> E
 
 
 def final_rents(parameters: Sequence[float], host: int, cfg: RewardConfig) -> list[float]:
-    """Rent of grown hosts in percent points, by their final sizes: what the mode `net` takes at the
-    end.
-    """
+    """Rent of grown hosts in percent points by final sizes: what mode `net` takes at the end."""
     sizes = torch.tensor(parameters, dtype=STATE_FLOAT)
     return size_rent(sizes, torch.full_like(sizes, host), cfg).tolist()

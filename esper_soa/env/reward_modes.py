@@ -1,8 +1,7 @@
 """The reward modes: which terms are paid, and which slots are scored.
 
-Given RewardInputs and the settings, returns the named terms and the readings behind them; called by
-`reward.py` once per env-step and by nobody else. Every mode is the reference's reward function of
-that name, per scored slot, but for `net`, which is ours.
+Given RewardInputs and the settings, returns the named terms and the readings behind them.
+Every mode is the reference's reward function of that name, per scored slot, but ours, `net`.
 """
 
 import torch
@@ -26,11 +25,9 @@ RANSOM_CONTRIBUTION = 0.1
 def score(
     inputs: RewardInputs, cfg: RewardConfig, own: OwnReward | None = None
 ) -> tuple[RewardTerms, SlotReadings]:
-    """Terms [N] of the mode `cfg.mode`, without what `reward.py` adds at the end, and the readings
-    [N, S].
+    """Terms [N] of mode `cfg.mode`, without what `reward.py` adds at the end; readings [N, S].
 
-    own: what the mode is where it is a user's; no setting of the package's modes means anything to
-    it.
+    own: what the mode is where it is a user's; settings of the package's modes do not touch it.
 
     With `cfg.scored_slots` "all" every live seed earns its per-seed terms, as under WAIT where it
     is not the target of the action; with "target" only the target slot does. Terms of the op itself
@@ -91,9 +88,7 @@ def _readings(inputs: RewardInputs) -> SlotReadings:
 
 
 def _contribution(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotReadings]:
-    """SHAPED and ESCROW: seeds earn what their removal would cost, with shaping, rents, warnings
-    and op costs.
-    """
+    """SHAPED and ESCROW: seeds earn what removing them would cost; shaping, rents, warnings."""
     attribution, readings = _escrowed(inputs, cfg) if cfg.mode == "escrow" else _shaped(inputs, cfg)
     op = term.slot_op(inputs)
     refused = (
@@ -247,9 +242,7 @@ def _fossilize_bonus(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, T
 
 
 def _drip_payment(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
-    """What every fossil's pool pays at this env-step, [N, D]: capped, and never more than the pool
-    still holds.
-    """
+    """What every fossil's pool pays at this env-step [N, D]: capped, never more than it holds."""
     raw = inputs.drip_scale * inputs.drip_contribution
     payment = raw.clamp(-cfg.negative_drip_ratio * cfg.max_drip_per_step, cfg.max_drip_per_step)
     return torch.where(inputs.drip_live, torch.minimum(payment, inputs.drip_left), 0.0)

@@ -1,5 +1,4 @@
-"""The records of the reward: what it reads, and what it leaves behind per slot. What it pays is in
-reward_terms.py.
+"""The records of the reward: what it reads, what it leaves per slot. Pay is in reward_terms.py.
 
 Filled by `reward.py` from the env state, read by the terms and the modes. Accuracies, contributions
 and improvements are percent points. N envs, S slots, D drip pools (one per slot in the simulator).

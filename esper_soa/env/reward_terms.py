@@ -1,5 +1,4 @@
-"""The terms of the reward: their names, and their formulas over the slots [N, S] or over the envs
-[N].
+"""The terms of the reward: their names, their formulas over slots [N, S] or over envs [N].
 
 Given RewardInputs and the settings; combined into modes by `reward_modes.py`. The formulas and
 their hard-coded constants are the reference's reward functions (contribution family), written
@@ -287,9 +286,7 @@ def germinate_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
 
 
 def fossilize_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
-    """What FOSSILIZE pays on each slot [N, S]: for a proven seed by contribution and time held,
-    else a penalty.
-    """
+    """What FOSSILIZE pays per slot [N, S]: a proven seed by contribution and time, or a penalty."""
     contribution = inputs.contribution
     total = column(inputs.total)
     eligible = inputs.has_seed & (inputs.stage == Stage.HOLDING) & column(inputs.total_known)

@@ -23,8 +23,7 @@ def pairs(num_slots: int) -> list[tuple[int, int]]:
 
 
 def empty_boosts(num_envs: int, num_slots: int, max_steps: int, device: torch.device) -> Tensor:
-    """Boosts at the start of an episode: float32 [N, P, T], at least 0, by pair of slots and
-    env-step.
+    """Boosts at the start of an episode: float32 [N, P, T], at least 0, by pair and env-step.
 
     A boost counts in both directions. float32, as this is by far the largest part of the env state,
     copied at every env-step.
@@ -68,7 +67,6 @@ def hindsight_credit(
     # cost more than it.
     growth = torch.full(boosts.shape[2:], 1 / PBRS_GAMMA, dtype=STATE_FLOAT, device=boosts.device)
     weight = (HINDSIGHT_WEIGHT * growth.cumprod(0)).to(boosts.dtype)
-    # tanh(x) by the logistic function: a third of the time, exact at 0, and off by float32 rounding
-    # elsewhere.
+    # tanh(x) by the logistic function: a third of the time, exact at 0, else off by rounding.
     credit = ((2 * torch.sigmoid(boosts * (2 * scale)) - 1) * weight).sum((1, 2)).to(STATE_FLOAT)
     return (credit * torch.pow(PBRS_GAMMA, step.to(STATE_FLOAT))).clamp(max=HINDSIGHT_CAP)

@@ -46,11 +46,9 @@ class ShapleySample(NamedTuple):
 
 
 def exact_shapley(subsets: Tensor, values: Tensor) -> Tensor:
-    """Shapley values [n] from the values [2^n] of all `subsets` (bool [2^n, n], any order, who is
-    in).
+    """Shapley values [n] from values [2^n] of all `subsets` (bool [2^n, n], any order, who is in).
 
-    Raises ValueError where a subset is missing or occurs twice, and for more than MAX_EXACT_PLAYERS
-    players.
+    Raises ValueError where a subset lacks or occurs twice, and beyond MAX_EXACT_PLAYERS players.
     """
     num_players = subsets.shape[1]
     if not 1 <= num_players <= MAX_EXACT_PLAYERS:
@@ -76,8 +74,7 @@ def sampled_shapley(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> ShapleySample:
-    """Shapley values from `num_samples` random orders of arrival, in pairs of an order and its
-    reverse.
+    """Shapley values from `num_samples` random orders of arrival, each with its reverse.
 
     An order and its reverse err in opposite directions (antithetic sampling; Castro, Gomez and
     Tejada 2009, Mitchell et al. 2022), so one pair counts as one independent observation. The
@@ -116,8 +113,7 @@ def estimate(observations: Tensor, num_subsets: int) -> ShapleySample:
     """Mean, standard error and interval of independent `observations` [K, n], K at least 6.
 
     The error is the standard deviation over observations by the root of their number. The interval
-    is Student's t with K - 1 degrees of freedom, at a level shared out over the n players
-    (Bonferroni).
+    is Student's t with K - 1 degrees of freedom, its level shared by n players (Bonferroni).
     """
     count, num_players = observations.shape
     mean = observations.mean(0)

@@ -1,5 +1,4 @@
-"""What every env remembers of its host's training: losses, accuracies, plateau and stability, seed
-measurements.
+"""What every env remembers of its host's training: losses, accuracies, plateau, stability, seeds.
 
 Given the measurements of one env-step; `env.step` calls the record functions after evaluation and
 before the decision, and `age_memories` after the action. Nothing non-finite enters the env state.

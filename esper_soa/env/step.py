@@ -176,8 +176,7 @@ def guard_(
 ) -> tuple[EnvState, Measurements]:
     """Snapshot healthy hosts, and put those that have lost their way back to their snapshots.
 
-    Returns the state with the verdicts in `guard`, and the measurements without those of panicking
-    envs.
+    Returns the state with verdicts in `guard`, measurements without those of panicking envs.
     """
     if not rules.governor.enabled:
         return state, measured
@@ -232,8 +231,7 @@ def look(rules: Rules, state: EnvState) -> tuple[Masks, Observation]:
 
 
 def apply_action(rules: Rules, observed: Observed, action: Action) -> StepResult:
-    """Pay for the state in which the actions were taken, carry them out, and let time pass; roll
-    back who panics.
+    """Pay for the state the actions were taken in, carry them out, pass time; roll back who panics.
 
     Nothing happens to an env whose episode is over, and it is paid nothing.
     """

@@ -1,8 +1,8 @@
 """What stands in the slots of a host at the end of an episode, and an episode that begins with all
 of it in place.
 
-Given the env state of the last env-step by ops/metrics.py; `plant` is called by env/world.py, for a
-control that trains a grown network from its first env-step on.
+Given the env state of the last env-step; `plant` makes the control that trains a grown network from
+its first env-step on.
 """
 
 from typing import NamedTuple
@@ -28,8 +28,7 @@ class Topology(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """N hosts as they were last measured, before the last actions took effect; their weights are
-    still the same.
+    """N hosts as last measured, before the last actions took effect; weights still the same.
 
     A host that was rolled back at the last env-step stands as that left it, unmeasured.
     """
@@ -65,8 +64,7 @@ def topology_of(state: EnvState) -> Topology:
 
 
 def plant(state: EnvState, topology: Topology) -> EnvState:
-    """A fresh state with the seeds of `topology` in its slots as fossils that are new in this
-    env-step.
+    """A fresh state with the seeds of `topology` in its slots, as fossils of this env-step.
 
     Weights and momentum are set before the first training pass, as those of any newborn. Each
     counts as one germinated and fossilised. A fossil of an alpha below 1 keeps it, its ramp at rest

@@ -1,5 +1,4 @@
-"""N envs with their weights and data: fresh hosts at the start of a round, and the work of every
-env-step.
+"""N envs with weights and data: fresh hosts when a round starts, and the work of env-steps.
 
 Given the rules, the images and the sizes by trainer.py. Everything random is keyed by seed, round,
 env and env-step, so a round can be played again, by another policy, on the same hosts and the same

@@ -2,8 +2,7 @@
 with an axis [n].
 
 Those that are computed the same way in every engine: batch norms of n networks are one batch norm
-over n*C channels, their linear layers one batched matrix product. Used by layers.py, host.py,
-blueprints.py and blend.py.
+over n*C channels, their linear layers one batched matrix product.
 """
 
 import torch
@@ -60,16 +59,12 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def spatial_mean(x: Tensor, num_nets: int) -> Tensor:
-    """x [B, n*C, H, W] -> [B, n, C]; the rounding of a network's mean does not depend on the other
-    networks.
-    """
+    """x [B, n*C, H, W] -> [B, n, C]; a network's rounding does not depend on the other networks."""
     return F.adaptive_avg_pool2d(x, 1).flatten(1).unflatten(1, (num_nets, -1))
 
 
 def classify(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Global mean and linear classifier: x [B, n*C, H, W], weight [n, K, C], bias [n, K] -> logits
-    [B, n, K].
-    """
+    """Global mean, linear: x [B, n*C, H, W], weight [n, K, C], bias [n, K] -> logits [B, n, K]."""
     return linear(spatial_mean(x, weight.shape[0]), weight, bias)
 
 
@@ -95,9 +90,7 @@ def mixed(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
 
 
 def take_nets(x: Tensor, nets: Tensor | None, num_nets: int) -> Tensor:
-    """Activations [B, m*C, H, W] of the networks `nets` (int64 [m]; None = all) out of x [B, n*C,
-    H, W].
-    """
+    """Activations [B, m*C, H, W] of networks `nets` (int64 [m]; None = all) of x [B, n*C, H, W]."""
     if nets is None:
         return x
     picked = x.permute(0, 2, 3, 1).unflatten(3, (num_nets, -1)).index_select(3, nets)
@@ -105,9 +98,7 @@ def take_nets(x: Tensor, nets: Tensor | None, num_nets: int) -> Tensor:
 
 
 def put_nets(x: Tensor, nets: Tensor | None, num_nets: int, values: Tensor) -> Tensor:
-    """x [B, n*C, H, W] with the activations of `nets` (int64 [m]; None = all) replaced by values
-    [B, m*C, H, W].
-    """
+    """x [B, n*C, H, W] with those of `nets` (int64 [m]; None = all) replaced by [B, m*C, H, W]."""
     if nets is None:
         return values
     pixels = x.permute(0, 2, 3, 1).unflatten(3, (num_nets, -1))

@@ -1,7 +1,6 @@
-"""How a host takes on its seeds: add, multiply, gate, and the straight-through pass of a seed in
-training.
+"""How a host takes on its seeds: add, multiply, gate, and the straight-through pass in training.
 
-Host and seed activations are [B, m*C, H, W]; alpha is one number per network. Called by seeds.py.
+Host and seed activations are [B, m*C, H, W]; alpha is one number per network.
 """
 
 import torch
@@ -12,9 +11,7 @@ from esper_soa.nets import batched
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Hands the host's activations on; in the backward pass their gradient goes to the seeds as
-    well.
-    """
+    """Hands the host's activations on; backward, their gradient goes to the seeds as well."""
 
     @staticmethod
     def forward(
@@ -29,11 +26,9 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def straight_through(host: Tensor, seed: Tensor, nets: Tensor | None, num_nets: int) -> Tensor:
-    """host [B, n*C, H, W] as it is, while the seeds [B, m*C, H, W] of `nets` get its whole
-    gradient.
+    """host [B, n*C, H, W] as it is, while seeds [B, m*C, H, W] of `nets` get its whole gradient.
 
-    This is h + (s - stop_gradient(s)) without reading the seeds' values, so the host cannot notice
-    them.
+    This is h + (s - stop_gradient(s)) without reading seed values: the host cannot notice them.
     """
     return _StraightThrough.apply(host, seed, nets, num_nets)
 

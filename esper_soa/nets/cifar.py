@@ -1,5 +1,4 @@
-"""Reads CIFAR-10 from its official files: python or binary batches, in a folder or in the .tar.gz
-archive.
+"""Reads CIFAR-10 from its official files: python or binary batches, a folder or the .tar.gz.
 
 The files are not trusted: a pickle can make nothing but texts, numbers and inert stand-ins,
 archives are read in memory with bounded sizes, and every shape and label is checked.
@@ -103,9 +102,7 @@ def read_cifar10(root: str) -> CifarImages:
 
 
 def check_apart(found: CifarImages) -> None:
-    """Raise DataError where batches stand in for one another, so that testing would be on what was
-    trained.
-    """
+    """Raise DataError where batches stand in for one another: tests would be of trained images."""
     sizes = len(found.train_labels), len(found.test_labels)
     for labels, part in ((found.train_labels, "training"), (found.test_labels, "test_batch")):
         if sizes == OFFICIAL_IMAGES and np.ptp(np.bincount(labels, minlength=NUM_CLASSES)):
@@ -186,9 +183,7 @@ def _read_archive(path: Path) -> dict[str, bytes]:
 
 
 def parse_binary(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [M, 32, 32, 3] and labels int64 [M] of a binary batch: per image one label byte
-    and PIXELS bytes.
-    """
+    """Images uint8 [M, 32, 32, 3], labels int64 [M] of a binary batch: label byte, PIXELS bytes."""
     if not content or len(content) % (1 + PIXELS):
         raise _fault(
             f"{where} has {len(content)} bytes, not a multiple of {1 + PIXELS}: truncated, or "
@@ -199,9 +194,7 @@ def parse_binary(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def parse_pickle(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [M, 32, 32, 3] and labels int64 [M] of a python batch, a dict of `data` [M,
-    PIXELS] and `labels`.
-    """
+    """Images uint8 [M, 32, 32, 3], labels int64 [M] of a dict: `data` [M, PIXELS] and `labels`."""
     try:
         for opcode, argument, _ in pickletools.genops(content):
             memo = int(argument or 0) if opcode.name in _MEMO_OPCODES else 0

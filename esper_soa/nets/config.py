@@ -1,5 +1,4 @@
-"""Settings of the host networks and their data, and the slot table that follows from them. Needs no
-torch.
+"""Settings of host networks and their data, and the slot table that follows. Needs no torch.
 
 The numbers behind a default are its range.
 """
@@ -117,9 +116,7 @@ class TaskConfig:
 
 
 def blueprint_names(offered: Sequence[str]) -> tuple[str, ...]:
-    """What settings call the blueprints, by code: those of the package, then users' own in the
-    order of `offered`.
-    """
+    """What settings call the blueprints, by code: the package's, then users' own as `offered`."""
     return (*BLUEPRINT_NAMES, *filter(is_reference, offered))
 
 
@@ -146,8 +143,7 @@ class DataConfig:
     split: bool = False  # the reference's rule: one pass over the data set is split over the envs
     synthetic_train: int = number(512, 1, 1_000_000)  # images of the synthetic set
     synthetic_test: int = number(256, 1, 1_000_000)  # of its test part
-    # Of own images, where each has several channels: nhwc has them last, nchw before height and
-    # width.
+    # Of own images with several channels each: nhwc has them last, nchw before height and width.
     layout: str = choice("nhwc", LAYOUTS)
     # How own images come to have 32x32 pixels; the rules stand in nets/fit.py.
     resize: str = choice("auto", RESIZES)
@@ -180,9 +176,7 @@ class DataConfig:
 
 
 def check_preparation(path: str, given: Mapping[str, object]) -> None:
-    """Raise SettingError, with `path` before the setting's name, for a value that a setting of
-    PREPARATION refuses.
-    """
+    """Raise SettingError, `path` before the name, for what a setting of PREPARATION refuses."""
     rules = {
         item.name: item.metadata[RULE] for item in fields(DataConfig) if item.name in PREPARATION
     }
@@ -198,9 +192,7 @@ def check_preparation(path: str, given: Mapping[str, object]) -> None:
 
 
 def check_statistics(path: str, mean: Sequence[float], std: Sequence[float]) -> None:
-    """Raise SettingError where mean and deviation are not both of one or three channels, or both
-    left out.
-    """
+    """Raise SettingError where mean and deviation are not both left out or of 1 or 3 channels."""
     check(
         len(mean) in (0, 1, 3),
         f"{path}mean",
@@ -244,9 +236,7 @@ DEFAULT_ROWS = SubsetRows()
 
 
 class SlotSpec(NamedTuple):
-    """Place of a seed slot in the host: row 0 before the pool of its block (after ReLU), row 1
-    after it.
-    """
+    """Place of a seed slot: row 0 before the pool of its block (after ReLU), row 1 after it."""
 
     name: str
     row: int
@@ -257,9 +247,7 @@ class SlotSpec(NamedTuple):
 
 
 def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:
-    """Every slot that the host offers, row-major (r0c0, r0c1, ..., r1c0, ...), which is the order
-    of actions.
-    """
+    """Every slot that the host offers, row-major (r0c0, r0c1, ..., r1c0, ...): order of actions."""
 
     def slot(row: int, block: int, size: int) -> SlotSpec:
         return SlotSpec(
@@ -275,9 +263,7 @@ def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:
 
 
 def named_slots(task: TaskConfig, names: list[str]) -> list[str]:
-    """`names` of slots as they are, or the first of the host where they are one number; raises
-    SettingError.
-    """
+    """`names` of slots, or the host's first where they are a number; raises SettingError."""
     if len(names) != 1 or not names[0].isdecimal():
         return names
     if is_reference(task.host):

@@ -39,9 +39,7 @@ class ImageCrops(NamedTuple):
 
 
 class ImageBank(NamedTuple):
-    """Images as batches are cut from them: every line holds its red, then its green, then its blue
-    values.
-    """
+    """Images as batches are cut from them: each line has its red, then green, then blue values."""
 
     lines: Tensor  # uint8 [M, H, 3, W]
     labels: Tensor  # int64 [D]
@@ -55,9 +53,7 @@ ImageCutter = Callable[[ImageCrops, torch.dtype], Tensor]
 
 
 def training_bank(images: ImageSet) -> ImageBank:
-    """Bank of the padded training images [2 D, 40, 3, 40]: all, then all mirrored (9.6 kB per
-    image).
-    """
+    """Bank of padded training images [2 D, 40, 3, 40]: all, then all mirrored (9.6 kB an image)."""
     lines = images.train_images.permute(0, 1, 3, 2)
     padded = F.pad(lines, (PADDING, PADDING, 0, 0, PADDING, PADDING))
     return ImageBank(
@@ -128,8 +124,7 @@ def check_classes(images: ImageSet, num_classes: int) -> None:
 
 
 class OrderBook:
-    """Order in which every env draws training images: random permutations of all of them, one pass
-    after another.
+    """Order in which every env draws training images: permutations of all, pass after pass.
 
     Holds the permutations of one pass, int32 [n, D], made by sorting, as all envs are in the same
     pass. Those of a run whose envs come to more than HELD elements are never made: they are others,
@@ -148,9 +143,7 @@ class OrderBook:
         self.order = torch.empty(0)
 
     def draw(self, start: int, count: int) -> Tensor:
-        """Training images int64 [n, count] of an env that has drawn `start` images before; may span
-        passes.
-        """
+        """Training images int64 [n, count] of an env that drew `start` before; may span passes."""
         parts = []
         position = start
         end = start + count
@@ -188,9 +181,7 @@ def shuffled(keys: Tensor, size: int) -> Tensor:
 def validation_order(
     num_test: int, val_samples: int, seed: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """The test images int64 [V] on which every env is measured: the first of one fixed shuffle per
-    seed.
-    """
+    """Test images int64 [V] that every env is measured on: the first of a fixed shuffle by seed."""
     check(
         1 <= val_samples <= num_test,
         "val_samples",
@@ -220,9 +211,8 @@ def split_sizes(images: ImageSet, batch_size: int, num_envs: int) -> Split:
         num_train >= together,
         "envs",
         num_envs,
-        f"at most {num_train // batch_size} with data.split=true, so that the {num_train} "
-        "training images of "
-        f"{images.name} give every env a batch of {batch_size}",
+        f"at most {num_train // batch_size} with data.split=true, so that the {num_train} training "
+        f"images of {images.name} give every env a batch of {batch_size}",
         "Lower envs or batch_size, or set data.split=false.",
     )
     whole, rest = divmod(num_test, together)
@@ -237,9 +227,7 @@ def split_sizes(images: ImageSet, batch_size: int, num_envs: int) -> Split:
 
 
 def check_split(images: ImageSet, num_envs: int, num_batches: int, accumulate: int) -> None:
-    """Raise SettingError where an env would have no test image of its own, or batches for no whole
-    optimiser steps.
-    """
+    """Raise SettingError where an env has no test image of its own, or no whole optimiser steps."""
     check(
         num_batches % accumulate == 0,
         "accumulate",
@@ -253,8 +241,7 @@ def check_split(images: ImageSet, num_envs: int, num_batches: int, accumulate: i
         num_envs,
         (
             f"at most {num_test} with data.split=true, so that the test images of {images.name} "
-            "give "
-            "every env one"
+            "give every env one"
         ),
         "Lower envs, or set data.split=false.",
     )
@@ -335,9 +322,7 @@ def training_crops(
 
 
 def _crop_start(crop: Tensor, dataset_size: int) -> Tensor:
-    """Bytes from the start of a padded image to that of its crop 0 to NUM_CROPS - 1: mirrored, top,
-    left, in base 9.
-    """
+    """Bytes from the start of a padded image to crop 0 to NUM_CROPS - 1: mirrored, top, left."""
     left = crop % NUM_SHIFTS
     top = crop // NUM_SHIFTS % NUM_SHIFTS
     mirrored = crop // NUM_SHIFTS**2
@@ -356,9 +341,7 @@ def evaluation_crops(bank: ImageBank, indices: Tensor) -> ImageCrops:
 
 
 def _finished(lines: Tensor, bank: ImageBank, dtype: torch.dtype) -> Tensor:
-    """Normalised images [B, n*3, 32, 32] in channels_last from bytes [B, 32, n*3, 32] (y, env and
-    colour, x).
-    """
+    """Normalised [B, n*3, 32, 32] in channels_last from bytes [B, 32, n*3, 32] (y, colours, x)."""
     batch_size, _, channels, _ = lines.shape
     exact = torch.promote_types(dtype, torch.float32)
     values = (
@@ -389,9 +372,7 @@ class EnvStepBatches(NamedTuple):
     cut: ImageCutter = cut_images
 
     def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """Images [B, n*3, 32, 32] (channels_last) and labels [B, n] of batch `index` for env
-        numbers `envs` [n].
-        """
+        """Images [B, n*3, 32, 32] (channels_last), labels [B, n] of batch `index` for envs [n]."""
         return cut_batch(self.crops(envs, index), self.dtype, self.cut)
 
     def crops(self, envs: Tensor, index: int) -> ImageCrops:
@@ -410,9 +391,7 @@ class ValidationImages(NamedTuple):
     cut: ImageCutter = cut_images
 
     def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
-        """Images [b, 3 or n*3, 32, 32] (channels_last) and labels [b, 1 or n], at most `size` at a
-        time.
-        """
+        """Images [b, 3 or n*3, 32, 32] (channels_last), labels [b, 1 or n], at most `size` each."""
         parts = self._order(envs).split(size, dim=1)
         return [
             cut_batch(evaluation_crops(self.bank, part), self.dtype, self.cut) for part in parts

@@ -17,13 +17,7 @@ from torch import Tensor
 from esper_soa.errors import SettingError, one_line
 from esper_soa.nets.cifar import read_cifar10
 from esper_soa.nets.config import NPZ, PREPARATION, DataConfig
-from esper_soa.nets.image_preparation import (
-    OwnImages,
-    Preparation,
-    Statistics,
-    count_npz,
-    read_npz,
-)
+from esper_soa.nets.image_preparation import OwnImages, Preparation, Statistics, count_npz, read_npz
 from esper_soa.nets.streams import fold, uniform
 
 FASHION32_FILE = Path(__file__).parent / "assets" / "fashion32.npz"
@@ -96,9 +90,7 @@ class ImageCount(NamedTuple):
 
 
 def count_images(cfg: DataConfig) -> ImageCount:
-    """How many images a file of own images holds; 0 of the other sets, which are of a known size
-    that fits.
-    """
+    """How many images a file of own images holds; 0 of the other sets, whose known size fits."""
     read = cfg.own and cfg.root
     return ImageCount(*count_npz("data.root", cfg.root, cfg.val)) if read else ImageCount(0, 0)
 
@@ -160,9 +152,7 @@ def own_set(name: str, found: OwnImages, text: str, device: torch.device | str) 
 
 
 def fashion32(reason: str, device: torch.device | str) -> ImageSet:
-    """The embedded balanced subset of Fashion-MNIST: 28x28 grey images, zero padded to 32x32, in
-    all three channels.
-    """
+    """The embedded subset of Fashion-MNIST: 28x28 grey, zero padded to 32x32, in all channels."""
     with np.load(FASHION32_FILE, allow_pickle=False) as file:
         arrays = (
             _as_rgb32(file["train_images"]),
@@ -175,9 +165,7 @@ def fashion32(reason: str, device: torch.device | str) -> ImageSet:
 
 
 def synthetic(num_train: int, num_test: int, device: torch.device | str) -> ImageSet:
-    """Ten patterns of 4x4 coloured squares, one per class, under uniform noise; the same images for
-    every run.
-    """
+    """Ten patterns of 4x4 coloured squares, one per class, under noise; the same for every run."""
     keys = fold(torch.tensor(SYNTHETIC_SEED), torch.arange(3))
     colours = uniform(keys[0], torch.arange(10 * 4 * 4 * 3)).view(10, 4, 4, 3) * 2 - 1
     patterns = 0.5 + SYNTHETIC_CONTRAST * colours.repeat_interleave(8, 1).repeat_interleave(8, 2)

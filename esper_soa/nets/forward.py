@@ -1,7 +1,7 @@
 """Seeds and gates in torch: what the parts of nets/model/parts.py mean, for m networks at once.
 
 Features are [B, m*C, H, W]; parameters are tensors with a leading [m] axis. Given a blueprint and
-the unpacked rows of its seeds; called by seeds.py.
+the unpacked rows of its seeds.
 """
 
 import torch
@@ -81,9 +81,7 @@ def _squeeze(parameters: list[Tensor], x: Tensor) -> Tensor:
 
 
 def gate_forward(parameters: list[Tensor], x: Tensor) -> Tensor:
-    """Gate [B, m] in (0, 1) of features x [B, m*C, H, W]; `parameters` as unpacked by
-    `gate_table`.
-    """
+    """Gate [B, m] in (0, 1) of features x [B, m*C, H, W]; `parameters` as of `gate_table`."""
     return _squeeze(parameters, x).squeeze(-1)
 
 

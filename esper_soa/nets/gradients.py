@@ -24,11 +24,9 @@ def unmeasured(size: torch.Size, device: torch.device) -> dict[str, Tensor]:
 def gradient_statistics(
     host_grad: Tensor, seed_grad: Tensor, sizes: list[int]
 ) -> dict[str, Tensor]:
-    """Fields of GradientStats for m networks from gradients [m, P]; `sizes` splits the seed's into
-    its tensors.
+    """Fields of GradientStats of m networks from gradients [m, P]; `sizes` splits into tensors.
 
-    Health is 1 - 0.5 (share of vanishing tensors) - 0.8 (share of exploding tensors), clamped to
-    [0, 1].
+    Health is 1 - 0.5 (share of vanishing tensors) - 0.8 (of exploding tensors), within [0, 1].
     """
     parts = [
         torch.linalg.vector_norm(part, dim=1, dtype=STATE_FLOAT)

@@ -1,5 +1,4 @@
-"""Hosts taken out of their pools, as what plain modules are made from: each with the seeds that
-take part in it.
+"""Hosts taken out of their pools, as what plain modules are made from, with seeds that take part.
 
 Given the shape of the hosts, their rows of weights, and what stands in their slots, `grown_hosts`
 describes every host and gives its tensors the names that they have in a GrownNetwork
@@ -57,9 +56,7 @@ class Grown(NamedTuple):
 
 
 class _Names(NamedTuple):
-    """Tensors of hosts that are built alike, in the order of their rows: parameters by name and
-    shape.
-    """
+    """Tensors of hosts that are built alike, in the order of rows: parameters by name and shape."""
 
     host: list[tuple[str, torch.Size]]
     statistics: list[tuple[str, torch.Size]]

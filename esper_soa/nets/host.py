@@ -35,9 +35,7 @@ from esper_soa.nets.model.parts import Layer, convolution
 
 
 class Block(NamedTuple):
-    """Static shape of one block; slot numbers index the run's enabled slots, -1 where none is
-    enabled.
-    """
+    """Static shape of a block; slot numbers index the run's enabled slots, -1 for none."""
 
     channels: int
     pooled: bool
@@ -60,9 +58,7 @@ class Block(NamedTuple):
 
     @property
     def layers(self) -> list[Layer]:
-        """The plain modules before its pool, whose parameters and statistics are those above, in
-        their order.
-        """
+        """The plain modules before its pool, whose parameters and statistics are those above."""
         norm = {
             "num_features": self.channels,
             "eps": batched.NORM_EPS,
@@ -186,9 +182,7 @@ class HostShape(NamedTuple):
 
     @property
     def classifier_inputs(self) -> int:
-        """Channels of the features that the linear classifier is given; 0 where the head is
-        another.
-        """
+        """Channels of features that the linear classifier is given; 0 where the head is another."""
         last = self.blocks[-1]
         return 0 if isinstance(last, OwnSegment) else last.channels
 
@@ -213,8 +207,7 @@ class SlotFiller(Protocol):
         ...
 
     def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
-        """Activations after the slot, computed by `layers`, and after a 2x2 max pool where
-        `pooled`.
+        """Activations after the slot, by `layers`, and after a 2x2 max pool where `pooled`.
 
         May return more alpha rows along the batch axis than it was given.
         """
@@ -222,9 +215,7 @@ class SlotFiller(Protocol):
 
 
 def slots_of(segment: Segment) -> tuple[int, ...]:
-    """Slot numbers of a segment in the order in which the forward pass meets them, -1 where none is
-    enabled.
-    """
+    """Slot numbers of a segment in the order of the forward pass, -1 where none is enabled."""
     if isinstance(segment, Block):
         return segment.slot_before_pool, segment.slot_after_pool
     return (segment.slot,)
@@ -241,8 +232,7 @@ def host_shape(
     blueprints: Blueprints = BLUEPRINTS,
     host: HostChain | OwnChain | None = None,
 ) -> HostShape:
-    """Static description of the hosts of `task` with the enabled `slots`, in which `blueprints` can
-    grow.
+    """Static description of the hosts of `task`: enabled `slots`, `blueprints` that can grow.
 
     host: a chain of a user's own in place of that of the settings. Raises ValueError where two
     blueprints have the same code.
@@ -286,9 +276,7 @@ def _blocks(chain: HostChain, number: dict[tuple[int, int], int]) -> tuple[Block
 
 
 def host_tables(blocks: tuple[Block | Refinement, ...], num_classes: int) -> tuple[Table, Table]:
-    """Parameters of a host, block by block and the classifier's last, and its running
-    statistics.
-    """
+    """Parameters of a host, block by block and the classifier last, and its running statistics."""
     last = blocks[-1].channels
     parameters = [parameter for block in blocks for parameter in block.parameters]
     parameters += [weight(num_classes, last), offset(num_classes, last)]
@@ -298,18 +286,14 @@ def host_tables(blocks: tuple[Block | Refinement, ...], num_classes: int) -> tup
 
 
 def initial_hosts(shape: HostShape, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Fresh rows of parameters and of running statistics [n, ...] from streams `keys` (int64
-    [n]).
-    """
+    """Fresh rows of parameters and running statistics [n, ...] from streams `keys` (int64 [n])."""
     if shape.own_chain is not None:
         return shape.own_chain.initial_rows(keys, dtype)
     return shape.parameters.initial(keys, dtype), shape.statistics.initial(keys, dtype)
 
 
 def _early_pool(block: Block, filler: SlotFiller) -> bool:
-    """True where the pool can be part of the block: nothing stands between, and pool and ReLU
-    commute.
-    """
+    """True where the pool can be part of the block: nothing between, and pool and ReLU commute."""
     return block.pooled and not (
         block.slot_before_pool >= 0 and filler.occupied(block.slot_before_pool)
     )
@@ -349,9 +333,7 @@ def _train_segments(
     x: Tensor,
     filler: SlotFiller,
 ) -> Tensor:
-    """What the last segment gives, by batch statistics; running statistics [n * numbers] move in
-    place.
-    """
+    """What the last segment gives by batch statistics; running [n * numbers] move in place."""
     num_nets = parameters[0].shape[0]
     for segment, own, running in _own_values(shape.segments, parameters, statistics):
         match segment:
@@ -377,9 +359,7 @@ def train_forward(
     x: Tensor,
     filler: SlotFiller,
 ) -> Tensor:
-    """Logits [B, n, classes] of images x [B, n*3, 32, 32]; running statistics [n * numbers] move in
-    place.
-    """
+    """Logits [B, n, classes] of x [B, n*3, 32, 32]; running [n * numbers] move in place."""
     out = _train_segments(layers, shape, parameters, statistics, x, filler)
     return _logits(shape, out, parameters)
 
@@ -399,9 +379,7 @@ def train_loss(
     batch: tuple[Tensor, Tensor],
     filler: SlotFiller,
 ) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy [n] and correct answers int64 [n] of a batch, images [B, n*3, 32, 32] and
-    labels [B, n].
-    """
+    """Mean cross-entropy, right answers int64, both [n], of [B, n*3, 32, 32] and labels [B, n]."""
     images, labels = batch
     x = _train_segments(layers, shape, parameters, statistics, images, filler)
     if shape.head is not None:
@@ -413,8 +391,7 @@ def train_loss(
 def fold_batch_norm(
     shape: HostShape, parameters: list[Tensor], statistics: list[Tensor]
 ) -> list[Tensor]:
-    """Parameters for `evaluate_forward`: kernel and bias per block with the running statistics
-    folded in.
+    """Parameters for `evaluate_forward`: kernel and bias per block, running statistics folded in.
 
     Of segments that are no blocks their parameters, then their statistics.
     """
@@ -433,9 +410,7 @@ def fold_batch_norm(
 def evaluate_forward(
     layers: Layers, shape: HostShape, folded: list[Tensor], x: Tensor, filler: SlotFiller
 ) -> Tensor:
-    """Logits [rows * B, n, classes] with running statistics; `filler` may multiply the alpha rows
-    on the way.
-    """
+    """Logits [rows * B, n, classes] with running statistics; `filler` may multiply alpha rows."""
     rest = folded
     num_nets = folded[0].shape[0]
     for segment in shape.segments:

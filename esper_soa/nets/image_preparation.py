@@ -1,5 +1,4 @@
-"""Own images: from arrays or an .npz file to the bytes, labels and normalisation that hosts are
-trained with.
+"""Own images: from arrays or an .npz to the bytes, labels and normalisation that hosts train on.
 
 Given two or three parts (train, test, val) and what the user chose of them, everything is checked,
 put into 32x32 pixels of three channels, and told in notes: nothing is changed silently.
@@ -61,8 +60,7 @@ def read_npz(setting: str, root: str, chosen: Preparation) -> tuple[OwnImages, s
     """The images of the .npz file `root`, which `setting` names, and the sha256 of the file.
 
     Keys: train_images, train_labels, test_images, test_labels, as in MedMNIST's files; val_images,
-    val_labels and class_names may be there. Raises SettingError or DataError for what cannot be
-    used.
+    val_labels, class_names may be there. SettingError or DataError for what cannot be used.
     """
     parts = _parts(setting, root)
     names = parts.pop(CLASS_NAMES, None)
@@ -79,9 +77,7 @@ def read_npz(setting: str, root: str, chosen: Preparation) -> tuple[OwnImages, s
 
 
 def count_npz(setting: str, root: str, val: str) -> tuple[int, int]:
-    """How many training and test images the .npz file `root` has by its headers, with `val` as
-    data.val has it.
-    """
+    """How many training and test images .npz file `root` has by its headers; `val`: data.val."""
     parts = _parts(setting, root)
     sizes = {key[:-7]: sum(part.shape[:1]) for key, part in parts.items() if key in KEYS[::2]}
     train, test = parts_used(sizes, val)
@@ -159,9 +155,7 @@ def _joined(arrays: list[np.ndarray]) -> np.ndarray:
 def parts_used(
     found: Mapping[str, object], val: str, path: str = "data."
 ) -> tuple[tuple[str, ...], str]:
-    """The parts that are trained on, and the one that is tested on; raises SettingError where `val`
-    needs a part.
-    """
+    """The parts trained on, and the one tested on; raises SettingError where `val` needs a part."""
     setting = f"{path}val"
     allowed = "unused where there are no val_images"
     check(val == "unused" or "val" in found, setting, val, allowed, "Leave it out.")
@@ -249,9 +243,7 @@ def _labels(part: Part, images: Part) -> np.ndarray:
 def _num_classes(
     labels: Mapping[str, np.ndarray], parts: Mapping[str, Part], names: Sequence[str]
 ) -> int:
-    """As many as have names, else as the labels of all parts tell, those included that are not
-    used.
-    """
+    """As many as have names, else as the labels of all parts tell, used or not."""
     last, name = max((int(values.max()), name) for name, values in labels.items())
     where = parts[f"{name}_labels"].name
     if not names:
@@ -273,9 +265,7 @@ def _num_classes(
 def _shown(
     part: Part, layout: str, size: tuple[int, int, int], inner: tuple[int, int]
 ) -> np.ndarray:
-    """uint8 [M, 32, 32, 3] of the images in `part`; raises DataError for values that are no
-    brightness.
-    """
+    """uint8 [M, 32, 32, 3] of the images in `part`; DataError for values that are no brightness."""
     shown = np.empty((part.shape[0], IMAGE_SIZE, IMAGE_SIZE, IMAGE_CHANNELS), np.uint8)
     first = 0
     for rows in part.rows(AT_ONCE):

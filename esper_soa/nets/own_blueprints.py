@@ -1,5 +1,4 @@
-"""Blueprints of users' own, found by the setting task.blueprints and looked at before anything is
-built of them.
+"""Blueprints of users' own, found by task.blueprints and looked at before any is built.
 
 What a blueprint must be is told by the findings below; conformance.py looks closer.
 """
@@ -57,9 +56,7 @@ def _own(offered: Sequence[str], slots: Sequence[SlotSpec]) -> list[Architecture
 
 
 def architecture_of(part: Part, name: str, code: int) -> Architecture:
-    """What a function or class that is marked as a blueprint stands for; raises ValueError where
-    that is none.
-    """
+    """What a function or class marked as a blueprint stands for; ValueError where that is none."""
     required = num_required(part)
     if required == 1:
         factory: Factory = part  # type: ignore[assignment]
@@ -90,9 +87,7 @@ def architecture_of(part: Part, name: str, code: int) -> Architecture:
 
 
 def blueprint_findings(blueprint: Architecture, channels: int, size: int) -> list[str]:
-    """What keeps seeds of the blueprint from standing in a slot of these channels, height and
-    width, in words.
-    """
+    """What keeps seeds of the blueprint from a slot of these channels, height, width, in words."""
     if blueprint.module is not None:
         found = _module_findings(blueprint.module.make, channels, size)
         return [f"with {channels} channels of {size}x{size} pixels {fault}" for fault in found]

@@ -1,8 +1,8 @@
 """Hosts of users' own, found by the setting task.host and looked at before anything is built of
 them; their slots.
 
-What a chain of parts or of modules must be is told by the findings below. Called by build.py,
-controls.py, runs.py and ops/memory.py, for hosts of the settings too; conformance.py looks closer.
+What a chain of parts or of modules must be is told by the findings below.
+conformance.py looks closer.
 """
 
 import re
@@ -38,17 +38,13 @@ def task_shape(task: TaskConfig, slots: Sequence[str]) -> HostShape:
 
 
 def task_slots(task: TaskConfig, names: Sequence[str]) -> tuple[SlotSpec, ...]:
-    """The slots of the run, of its host, in row-major order; `names` may come in any order. Raises
-    SettingError.
-    """
+    """The run's slots, of its host, row-major; `names` in any order. Raises SettingError."""
     host = task_host(task)
     return enabled_slots(task, list(names), None if host is None else offered_slots(host))
 
 
 def task_host(task: TaskConfig) -> HostChain | OwnChain | None:
-    """The user's own host that the task names; None where it names none. Raises SettingError where
-    that is none.
-    """
+    """The user's own host of the task, None without; SettingError where it names no host."""
     if not is_reference(task.host):
         return None
     part = find(HOST, task.host, SETTING)
@@ -65,9 +61,7 @@ def task_host(task: TaskConfig) -> HostChain | OwnChain | None:
 
 
 def host_of(part: Part, name: str, num_classes: int) -> HostChain | OwnChain:
-    """What a function or class that is marked as a host stands for; raises ValueError where that is
-    none.
-    """
+    """What a function or class marked as a host stands for; ValueError where that is none."""
     required = num_required(part)
     if required == 1:
         return OwnChain(part, num_classes)  # type: ignore[arg-type]
@@ -93,9 +87,7 @@ def host_of(part: Part, name: str, num_classes: int) -> HostChain | OwnChain:
 
 
 def offered_slots(host: HostChain | OwnChain) -> tuple[SlotSpec, ...]:
-    """Every slot of the host, row-major: r0c{i} behind segment i, before its pool, and r1c{i}
-    behind its pool.
-    """
+    """Every slot, row-major: r0c{i} behind segment i, before its pool, r1c{i} behind its pool."""
     if isinstance(host, OwnChain):
         last = max(len(host.segments) - 2, 1)
         return tuple(
@@ -181,8 +173,7 @@ def _shape_findings(host: OwnChain) -> list[str]:
         )
     if not any(one.square for one in segments[:-1]):
         found.append(
-            "none of its segments but the last gives features [B, C, H, H], in which a seed "
-            "could "
+            "none of its segments but the last gives features [B, C, H, H], in which a seed could "
             "stand"
         )
     return found

@@ -1,5 +1,4 @@
-"""A pass over N envs in pieces: cut into chunks or jobs, done side by side by workers, put together
-as a report.
+"""A pass over N envs in pieces: chunks or jobs, done side by side by workers, one report.
 
 The same for every engine, which hands in what is to be done with one piece.
 """
@@ -47,9 +46,7 @@ def train_pass_(
 def validation_pass(
     nets: NetsConfig, alpha: Tensor, active_seeds: ActiveSeeds, measure: Measure
 ) -> ValidationReport:
-    """The report of all envs under the subset rows that they need, no row for those left out; alpha
-    [N, S].
-    """
+    """Report of all envs under the subset rows needed, none for those left out; alpha [N, S]."""
     num_envs, num_slots = alpha.shape
     device = alpha.device
     rows = max_rows(num_slots, nets.rows)

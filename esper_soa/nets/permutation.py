@@ -13,14 +13,12 @@ from torch import Tensor
 
 from esper_soa.nets.streams import fold, integers
 
-# moves along the rows and along the columns in turn; half as many leave a dozen members unevenly
-# placed
+# moves along rows and columns in turn; half as many leave a dozen members unevenly placed
 ROUNDS = 16
 
 
 def permuted(keys: Tensor, places: Tensor, size: int) -> Tensor:
-    """Members int64 [n, m] at `places` (int64 [m], below `size`) of one permutation of 0 to size -
-    1 per key [n].
+    """Members int64 [n, m] at `places` (int64 [m], below `size`) of a permutation per key [n].
 
     Both coordinates of the grid are moved in turn by what the other and the key say (Luby and
     Rackoff 1988); who ends on one of the spare places is moved on until it does not (Black and
@@ -37,9 +35,7 @@ def permuted(keys: Tensor, places: Tensor, size: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def grid(size: int) -> tuple[int, int]:
-    """(rows, columns) with the fewest places to spare among shapes near a square, of those the
-    nearest to one.
-    """
+    """(rows, columns) with fewest places to spare near a square, of those the nearest to one."""
     least = min(2, size // 2 + 1)  # with a single row nobody changes the order
     shapes = [
         (rows, -(-size // rows))

@@ -36,9 +36,7 @@ def row_layout(shape: HostShape, slot: int) -> RowLayout:
 def allocate(
     shape: HostShape, num_envs: int, device: torch.device, dtype: torch.dtype
 ) -> TensorDict:
-    """All weights of N envs: host and seeds, each with parameters, momentum and (host) running
-    statistics.
-    """
+    """Weights of N envs: host and seeds, each parameters, momentum, (host) running statistics."""
 
     def rows(width: int) -> Tensor:
         return torch.zeros(num_envs, width, device=device, dtype=dtype)

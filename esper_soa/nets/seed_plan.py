@@ -1,5 +1,4 @@
-"""What every running seed does in a pass: the active seeds decoded once, as arrays, and grouped by
-what runs alike.
+"""What every running seed does in a pass: active seeds decoded once, grouped by what runs alike.
 
 Made once per training and validation pass by the engines; kernels of whole networks read the
 arrays, layers of n networks at once the groups.
@@ -29,9 +28,7 @@ class SeedPlan(NamedTuple):
 
 
 def training_plan(active_seeds: ActiveSeeds, detached_stages: tuple[int, ...]) -> SeedPlan:
-    """The seeds of a training pass; detached_stages: those in which seeds are cut off from their
-    host's graph.
-    """
+    """Seeds of a training pass; detached_stages: those cut off from their host's graph."""
     return _plan(active_seeds, active_seeds.running, detached_stages)
 
 

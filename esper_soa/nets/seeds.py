@@ -1,5 +1,4 @@
-"""Seeds at work in a chunk of networks: their rows gathered, blended into the host, and written
-back.
+"""Seeds at work in a chunk of networks: rows gathered, blended into the host, written back.
 
 Given groups from seed_plan.py; the engine in torch trains through `TrainingSeeds`, validates
 through its own filler.
@@ -46,9 +45,7 @@ class ActiveGroup:
     def blend_in(
         self, layers: Layers, host: Tensor, params: Tensor, pooled: bool = False
     ) -> Tensor:
-        """Activations [B, m*C, H, W] of the group's networks after the slot; pooled: and behind a
-        2x2 max pool.
-        """
+        """[B, m*C, H, W] of the group's networks after the slot; pooled: also behind its pool."""
         group = self.group
         table = seed_table(self.blueprint, self.channels)
         if group.blend == Blend.ADD:
@@ -74,8 +71,7 @@ def fill_slot(
     num_nets: int,
     pooled: bool,
 ) -> Tensor:
-    """Activations [B, n*C, H, W] after a slot in which the groups `actives` stand, with their
-    parameters.
+    """Activations [B, n*C, H, W] after a slot in which groups `actives` stand, with `parameters`.
 
     pooled: and after a 2x2 max pool.
     """
@@ -107,9 +103,7 @@ def _with_seeds(
 
 
 def _columns(shape: HostShape, group: Group) -> tuple[int, int, int]:
-    """(seed parameters, start of the gate, end of the gate); the last two are equal where the group
-    has no gate.
-    """
+    """(seed parameters, start of the gate, end of it); the last two equal without a gate."""
     channels = shape.slots[group.slot].channels
     layout = row_layout(shape, group.slot)
     gate = layout.gate if group.blend == Blend.GATE else 0
@@ -153,9 +147,7 @@ def scatter_rows_(weights: TensorDict, shape: HostShape, active: ActiveGroup) ->
 
 
 class TrainingSeeds:
-    """Fills the slots of a training pass; `leaves` are the parameters that this pass
-    differentiates.
-    """
+    """Fills the slots of a training pass; `leaves`: parameters that this pass differentiates."""
 
     def __init__(self, actives: list[ActiveGroup], num_nets: int) -> None:
         self.actives = actives

@@ -1,5 +1,4 @@
-"""How rows of parameters move: rates of an env-step, and clipping and SGD with momentum, each row
-by itself.
+"""How rows of parameters move: rates of an env-step, clipping and SGD with momentum, row by row.
 
 Given to the engines by the task (config.py); the function here is the meaning, kernels do the same.
 """

@@ -1,10 +1,9 @@
 """The last good weights of every host: kept, and given back to a host that has lost its way.
 
 A snapshot holds hosts with their running statistics and the rows of fossils; it is allocated once,
-among the weights. Called by env/world.py for fresh hosts and by env/step.py, with masks over envs,
-so that the host waits for nothing. A pass over all weights costs more than anything else of the
-state machine, and as a rule no env is at stake: where the masks can be looked at for nothing, on a
-CPU, only the rows at stake are touched.
+among the weights. Given masks over envs, so that the host waits for nothing. A pass over all
+weights costs more than anything else of the state machine, and as a rule no env is at stake: where
+the masks can be looked at for nothing, on a CPU, only the rows at stake are touched.
 """
 
 import torch
@@ -34,8 +33,7 @@ def add_snapshot_(weights: TensorDict) -> None:
 def snapshot_where_(
     weights: TensorDict, shape: HostShape, where: Tensor, fossil: Tensor, rising: Tensor
 ) -> None:
-    """Keep the hosts and fossils of the envs `where` (bool [N]); fossil: bool [N, S], slots that
-    hold one.
+    """Keep hosts and fossils of the envs `where` (bool [N]); fossil: bool [N, S], who holds one.
 
     rising: bool [N, S], seeds of any env that may become fossils before the next snapshot; their
     rows are kept too, but belong to no snapshot. A host with anything in it that is not finite is
@@ -81,9 +79,7 @@ def restore_where_(
 
 
 def _copy_where_(target: Tensor, source: Tensor, where: Tensor) -> None:
-    """Rows of `source` [N, P] into `target` where `where` [N]; the others stay as they are, to the
-    bit.
-    """
+    """Rows of `source` [N, P] into `target` where `where` [N]; others stay, to the bit."""
     if where.device.type == "cpu":
         rows = where.nonzero().squeeze(1)
         target[rows] = source[rows]

@@ -51,9 +51,7 @@ def fold(key: Tensor, coordinate: Tensor | int) -> Tensor:
 
 
 def stream_keys(seed: int, purpose: int, coordinates: tuple[int, ...], envs: Tensor) -> Tensor:
-    """int64 keys with the shape of `envs` (global env ids), one stream per env; `coordinates` are
-    e.g. (round,).
-    """
+    """int64 keys shaped as `envs` (global env ids), one stream each; `coordinates`: (round,)."""
     key = torch.zeros((), dtype=torch.int64, device=envs.device)
     for coordinate in (seed, purpose, *coordinates):
         key = fold(key, coordinate)

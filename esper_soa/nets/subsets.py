@@ -56,9 +56,7 @@ def max_rows(num_slots: int, rows: SubsetRows = DEFAULT_ROWS) -> int:
 
 
 class Branch(NamedTuple):
-    """What happens to the alpha rows at one slot: rows `off` pass by the seed, rows `on` take it
-    in.
-    """
+    """What happens to alpha rows at a slot: rows `off` pass by the seed, rows `on` take it in."""
 
     off: tuple[int, ...]  # rows before the slot that continue without the seed
     on: tuple[int, ...]  # rows before the slot that continue with it; both may name the same row

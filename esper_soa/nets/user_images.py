@@ -1,5 +1,4 @@
-"""What users call for images of their own: `esper_soa.images` makes a set, `esper_soa.check_images`
-looks at one.
+"""For images of users' own: `esper_soa.images` makes a set, `esper_soa.check_images` looks at one.
 
 The set goes where a built-in one goes; what is done to the images stands in its `notes`.
 """
@@ -59,8 +58,7 @@ def images(
 
     Grey images are shown in all three channels, and those of another size in 32x32 pixels by the
     rules of nets/fit.py; what was done stands in the set's `notes`, in its repr, and in the log of
-    every run. Raises SettingError or DataError, which name the argument, what it is and what it
-    must be.
+    every run. SettingError or DataError name the argument, what it is and what it must be.
     """
     given = dict(choices)
     name = given.pop("name", None)
@@ -183,9 +181,7 @@ def _digest(image: np.ndarray) -> bytes:
 
 
 def _plain(parts: dict[str, np.ndarray]) -> list[str]:
-    """Images of one colour, within the pixels that are not black in all of them: borders are
-    black.
-    """
+    """Images of one colour, within pixels that are not black in all of them: borders are black."""
     used = np.logical_or(*(part.max(axis=(0, 3)) > 0 for part in parts.values()))
     rows, columns = (np.flatnonzero(used.any(axis)) for axis in (1, 0))
     told = []

@@ -1,6 +1,4 @@
-"""The defaults of the decision makers, written out once more: whoever changes one has to change it
-here too.
-"""
+"""The defaults of the decision makers, written out once more: a change shows here too."""
 
 from dataclasses import asdict
 

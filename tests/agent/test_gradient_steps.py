@@ -26,9 +26,7 @@ def learner_of(seed: int = 0, **ppo: object) -> Learner:
 
 
 def library_update(learner: Learner, rollout: Rollout, adam: torch.optim.Adam) -> None:
-    """What `learner.update` should do to the policy whose parameters `adam` has, with torch's own
-    optimiser.
-    """
+    """What `learner.update` should do to the policy that `adam` has, by torch's optimiser."""
     config = learner.config
     policy = learner.policy
     before = copy.copy(learner)  # _prepare_ replaces the normalisers of the copy alone
@@ -226,8 +224,7 @@ def test_dropout_leaves_out_a_tenth_and_keeps_the_mean() -> None:
         )
     (units,) = seen
     used = kept[0] > 0.1
-    # a unit is 0 with probability 0.1, else 1 / 0.9 of itself: standard error 0.33 / sqrt(4000) =
-    # 0.0053
+    # a unit is 0 with probability 0.1, else 1 / 0.9 of itself: standard error 0.33 / sqrt(4000)
     torch.testing.assert_close(
         units[:, used].mean(0) / kept[0, used], torch.ones(int(used.sum())), rtol=0, atol=0.025
     )

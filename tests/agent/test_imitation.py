@@ -86,9 +86,7 @@ def only_waiting(rollout: Rollout) -> Rollout:
 
 
 def gradient_of_one_step(learner: Learner, rollout: Rollout) -> Tensor:
-    """The gradient [P] that Adam was given, from its first moment after one step without
-    clipping.
-    """
+    """The gradient [P] that Adam was given, by its first moment after a step, no clipping."""
     report = learner.imitate(rollout)
     assert report["steps"] == 1
     return learner.adam.first / 0.1

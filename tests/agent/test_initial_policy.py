@@ -21,9 +21,7 @@ CRITICS = ("value_head", "q_head", "contribution_head")
 
 @pytest.fixture(scope="module", params=[1, 3])
 def policy(request: pytest.FixtureRequest) -> RecurrentPolicy:
-    """With features of another width than the memory, so that there is a projection, and one or
-    three layers.
-    """
+    """Features of another width than the memory, so with a projection, and one or three layers."""
     torch.manual_seed(5)
     network = NetworkConfig(
         hidden=32, features=48, layers=request.param, slot_features=24, blueprint_embedding=6

@@ -16,9 +16,7 @@ WAIT_ONLY = [True, False, False, False, False, False]
 
 
 def example() -> tuple[Evaluation, Batch]:
-    """Four env-steps of one env whose losses were worked out with the reference; the last is
-    forced.
-    """
+    """Four env-steps of an env, losses worked out with the reference; the last is forced."""
     rows = new_rollout(4, 1, 1, 1, CPU).rows
     rows.effective_op.copy_(torch.tensor([[Op.WAIT], [Op.GERMINATE], [Op.PRUNE], [Op.WAIT]]))
     rows.masks.op.fill_(True)
@@ -227,8 +225,7 @@ def test_forced_env_steps_teach_the_critic_with_a_fifth_of_the_weight_and_nobody
 
 
 def test_the_floor_penalty_takes_the_mean_over_env_steps_where_the_head_was_available() -> None:
-    # entropy 0.4 where the head was used, 0 where it was only available: mean 0.2, 0.1 below the
-    # floor of 0.3
+    # entropy 0.4 where the head was used, 0 where only available: mean 0.2, 0.1 below the floor
     entropies = torch.zeros(2, 8)
     entropies[0] = 0.4
     available = torch.zeros(2, 8, dtype=torch.bool)

@@ -160,8 +160,7 @@ def test_rewards_are_scaled_after_they_have_entered_and_clipped_as_the_settings_
 
 
 def test_explained_variance_takes_sample_variances_and_no_spread_below_one() -> None:
-    # returns 0 and 1: variance 0.5, taken as 1; errors -1 and 1: variance 2 with one degree of
-    # freedom less
+    # returns 0 and 1: variance 0.5, taken as 1; errors -1 and 1: variance 2, one degree less
     returns = torch.tensor([[0.0, 1.0, 9.0]])
     values = torch.tensor([[1.0, 0.0, 0.0]])
     valid = torch.tensor([[True, True, False]])

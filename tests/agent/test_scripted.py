@@ -309,8 +309,7 @@ def test_penalised_blueprints_are_passed_over_and_the_least_bad_taken_when_all_a
     )
     assert action["blueprint"] == Blueprint.CONV_HEAVY
     assert memory.rotation.tolist() == [2]
-    # All at 4 but norm at 3: ordered norm (3), then attention, conv_heavy, conv_light, depthwise by
-    # name.
+    # All at 4 but norm at 3: norm (3), then attention, conv_heavy, conv_light, depthwise by name.
     penalties = torch.full_like(penalties, 4.0)
     penalties[0, Blueprint.NORM] = 3.0
     for rotation, blueprint in (

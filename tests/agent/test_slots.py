@@ -35,9 +35,7 @@ CRIPPLED = host_slots(TaskConfig(base_channels=2, num_blocks=5, kernel_size=1, n
 
 
 def opinionated(slots: tuple[SlotSpec, ...], seed: int = 0) -> RecurrentPolicy:
-    """A policy far from where it began: no two choices are nearly as likely, and none has a
-    floor.
-    """
+    """A policy far from its beginning: no two choices are nearly as likely, none has a floor."""
     network = NetworkConfig(hidden=32, features=32, slot_features=16)
     ppo = PPOConfig(probability_floor=dict.fromkeys(HEAD_NAMES, 0.0))
     policy = RecurrentPolicy(PolicyConfig(network=network, ppo=ppo), slots, seed)

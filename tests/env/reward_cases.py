@@ -42,8 +42,7 @@ CODES = {
 
 
 def make_inputs(num_slots: int = 1, **given: float | list[float]) -> RewardInputs:
-    """One env: per-slot fields as lists of S (or one number for all), per-env fields as numbers; 0
-    by default.
+    """One env: per-slot fields as lists of S (or one for all), per-env fields as numbers, or 0.
 
     The first slot is the target; a number that is given is also known.
     """
@@ -124,9 +123,7 @@ def make_attribution(
 
 
 def random_play(num_envs: int, max_steps: int, seed: int) -> tuple[EnvState, Attribution, Action]:
-    """Random env states of 3 slots, attributions and actions; a third of the envs are at their last
-    env-step.
-    """
+    """Random env states of 3 slots, attributions, actions; a third at their last env-step."""
     rng = torch.Generator().manual_seed(seed)
     shape = (num_envs, 3)
     state = empty_state(num_envs, 3, max_steps)

@@ -11,8 +11,7 @@ from esper_soa.env.alpha import advance_ramp, curve_progress, retarget
 from esper_soa.env.lifecycle import idle_ramp
 from esper_soa.vocabulary import AlphaMode, Curve
 
-# Curve, steepness and the alphas after ticks 1, 2, ... of a ramp from 0 to 1, as the reference
-# takes them.
+# Curve, steepness and the alphas after ticks 1, 2, ... from 0 to 1, as the reference has them.
 RAMPS_UP = [
     (Curve.LINEAR, 12.0, [1 / 3, 2 / 3, 1]),
     (Curve.LINEAR, 12.0, [0.2, 0.4, 0.6, 0.8, 1]),

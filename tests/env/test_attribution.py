@@ -1,6 +1,4 @@
-"""Attribution from subset accuracies: worked examples, Shapley's axioms, brute force over
-permutations.
-"""
+"""Attribution from subset accuracies: worked examples, Shapley's axioms, all permutations."""
 
 import itertools
 

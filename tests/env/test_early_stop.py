@@ -1,6 +1,4 @@
-"""Episodes that end early: when they do, and that an env whose episode is over is left out of
-everything.
-"""
+"""Episodes that end early: when they do, and that a finished env is left out of everything."""
 
 import io
 from dataclasses import replace
@@ -154,9 +152,7 @@ def test_nothing_happens_to_an_env_whose_episode_is_over() -> None:
 
 @pytest.mark.parametrize("engine", ["torch", "auto"])
 def test_an_env_among_others_is_the_env_alone(engine: str) -> None:
-    """Each is as a batch of one that begins with it would have it; the streams of env 0 are the
-    same in both.
-    """
+    """Each is as a batch of one that begins with it has it; streams of env 0 are alike."""
     cfg = replace(stopping(), compute=replace(stopping().compute, engine=engine))
     many = episode(cfg)
     alone = episode(replace(cfg, envs=1))
@@ -277,8 +273,7 @@ def test_rows_behind_an_early_end_do_not_count_and_the_last_one_is_cut_off() -> 
     assert torch.equal(rows.truncated, (place == ends - 1) & ~panic)
     assert bool((rows.reward[~rows.valid] == 0).all())
     assert bool(rows.features.isfinite().all())
-    # the value that stands for the rest is that of right behind the env's own end, whatever came
-    # later
+    # the value that stands for the rest is that behind the env's own end, whatever came later
     wanted = torch.stack([values[end - 1][env] for env, end in enumerate(ends.tolist())])
     torch.testing.assert_close(rollout.bootstrap, wanted)
     learner = played.player.learner

@@ -14,9 +14,7 @@ CHANCE = math.log(10)
 
 
 def watch(losses):
-    """Feed losses [T] (one env) or [T, N]; the guard and the panics and reasons of every
-    env-step.
-    """
+    """Losses [T] (one env) or [T, N]; the guard, panics and reasons of every env-step."""
     rows = torch.tensor(losses, dtype=torch.float64).reshape(len(losses), -1)
     guard = initial_guard(rows.shape[1], torch.device("cpu"))
     panics = []

@@ -121,9 +121,7 @@ def test_only_ordinary_losses_enter_the_window_which_is_as_long_as_it_says() -> 
 def seen(
     state: EnvState, losses: list[float], cfg: GovernorConfig, step: int = 0
 ) -> tuple[EnvState, list, list]:
-    """The state after these losses of one env, with the panics and the snapshots on the way; `step`
-    stays put.
-    """
+    """The state after these losses of an env, panics and snapshots on the way; `step` stays."""
     state = state.replace(signals=state.signals.replace(step=torch.tensor([step])))
     panics = []
     due = []

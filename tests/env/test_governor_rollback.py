@@ -144,9 +144,7 @@ class Witness:
 
 
 class Played(NamedTuple):
-    """Everything about one round; lists are by env-step, the view after the last one at their
-    ends.
-    """
+    """All about one round; lists are by env-step, the view after the last at their ends."""
 
     witness: Witness
     rollout: Rollout

@@ -31,9 +31,7 @@ def test_rows_are_all_choices_that_differ() -> None:
 
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_a_row_is_legal_where_its_choices_are(num_slots: int) -> None:
-    """Over whole episodes of random play: against every row put to the factored masks, one after
-    the other.
-    """
+    """Over whole episodes of random play: against every row put to the factored masks."""
     rules = tiny_rules(num_slots, 60)
     joint = table(num_slots)
     legal_ops = set[int]()

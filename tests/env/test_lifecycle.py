@@ -36,9 +36,7 @@ LINEAR = 0
 
 
 def act(op=Op.WAIT, num_envs=1, **heads):
-    """The same action for every env; heads that are not named are 0, lists give one choice per
-    env.
-    """
+    """The same action for every env; heads not named are 0, lists give a choice per env."""
     values = dict.fromkeys(HEAD_NAMES, 0) | heads | {"op": op}
     shape = torch.zeros(num_envs, dtype=torch.int64)
     return Action(
@@ -51,9 +49,7 @@ def new_host(num_envs=1, num_slots=1):
 
 
 def holding(stage, num_slots=1, **fields):
-    """One env whose slots are all in `stage`; a field of slots, or of the ramp with the prefix
-    ramp_.
-    """
+    """One env whose slots are all in `stage`; fields of slots, of the ramp with ramp_ before."""
     slots, ramp = new_host(1, num_slots)
     slots = slots.replace(
         stage=torch.full_like(slots.stage, stage), blueprint=torch.full_like(slots.stage, 3)
@@ -83,9 +79,7 @@ def assert_same(before, after):
 
 
 def env_step(slots, ramp, action, cfg=MANUAL, gates=GATES):
-    """Record, act, tick, as in an env-step; seeds in training show healthy gradients, all show a
-    contribution.
-    """
+    """Record, act, tick, as in an env-step; seeds in training are healthy, all contribute."""
     slots = record_accuracy(slots, torch.full(action.op.shape, 50.0, dtype=torch.float64))
     live = slots.live
     slots = slots.replace(
@@ -98,9 +92,7 @@ def env_step(slots, ramp, action, cfg=MANUAL, gates=GATES):
 
 
 def play(slots, ramp, actions, steps, cfg=MANUAL):
-    """Run env-steps with the actions of {env-step: action}; gives {env-step: (slots, ramp,
-    success)}.
-    """
+    """Env-steps with the actions of {env-step: action}: {env-step: (slots, ramp, success)}."""
     story = {}
     for step in steps:
         slots, ramp, outcome = env_step(slots, ramp, actions.get(step, act()), cfg)
@@ -445,8 +437,7 @@ def test_the_tick_drops_what_dies_with_a_seed_and_empties_reset_slots():
     assert_same(slots[:, 2:], empty_slots(1, 1, "cpu"))
 
 
-# the ops of 3 envs, over and over: a fossil, prunes with a ramp, and ops that are often not
-# applicable
+# the ops of 3 envs, over and over: a fossil, prunes with a ramp, ops often not applicable
 LIVES = (
     (1, 5, 0, 5, 0, 0, 2, 0, 5, 4),
     (1, 5, 0, 0, 0, 5, 0, 0, 2, 3),

@@ -343,7 +343,6 @@ def test_success_begins_at_eighty_percent(accuracy: float, success: bool) -> Non
 def test_stability_is_of_a_population_and_of_rewards_received_alone(
     steps: int, variance: float
 ) -> None:
-    # Of 3, 3, 7, 3 (mean 4): 3; of 3, 7, 3: 32 / 9; of 7, 3: 4; the 100 before them was never
-    # received
+    # Of 3, 3, 7, 3 (mean 4): 3; of 3, 7, 3: 32 / 9; of 7, 3: 4; the 100 was never received
     rewards = doubles(100.0, 3.0, 3.0, 7.0, 3.0)[None]
     assert stability(rewards, torch.tensor([steps])).tolist() == pytest.approx([1 / (1 + variance)])

@@ -19,9 +19,7 @@ STEPS = 6
 
 
 def two_envs(step: int, **slots: list) -> EnvState:
-    """Two envs of 2 slots at env-step `step`, both alike, at accuracy 65, with these slot
-    fields.
-    """
+    """Two envs of 2 slots at env-step `step`, alike, at accuracy 65, with these slot fields."""
     state = empty_state(2, 2, STEPS)
     fields = {
         name: torch.tensor(value, dtype=state.slots.get(name).dtype).expand(2, 2).clone()

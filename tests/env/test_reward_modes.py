@@ -1,6 +1,4 @@
-"""What each mode pays: golden numbers of the reference, scored slots, loss and drip, worked out by
-hand.
-"""
+"""What each mode pays: the reference's golden numbers; scored slots, loss, drip by hand."""
 
 import math
 
@@ -326,9 +324,7 @@ def test_sparse_and_minimal_pay_for_what_fossils_alone_achieve():
     )
 )
 def test_shaping_telescopes_along_any_path(moves):
-    """The discounted sum of gamma * after - before is gamma^T * last potential - first
-    potential.
-    """
+    """The sum of gamma * after - before is gamma^T * last potential - first potential."""
     stage = [Stage.GERMINATED]
     age = [0]
     previous = [Stage.DORMANT]

@@ -1,6 +1,4 @@
-"""The terms of the reward one by one, at the edges of their rules; every number is worked out by
-hand.
-"""
+"""The terms of the reward one by one, at the edges of their rules; worked out by hand."""
 
 import math
 
@@ -98,9 +96,7 @@ def test_a_contribution_that_the_total_does_not_support_is_suspect(
 def test_only_progress_makes_a_contribution_of_three_points_credible(
     progress, known, expected
 ) -> None:
-    """The joint gain is given as 1.5; a seed of unknown birth is credited with half of its
-    contribution.
-    """
+    """The joint gain is given as 1.5; a seed of unknown birth gets half of its contribution."""
     inputs = make_inputs(stage=Stage.BLENDING, contribution=3.0, germination_known=float(known))
     gain = term.credible_gain(
         inputs, torch.full((1, 1), progress).double(), torch.full((1, 1), 1.5).double()

@@ -1,6 +1,4 @@
-"""What the reward reads from which field of the env state, and the edges at which modes pay or do
-not.
-"""
+"""What the reward reads from which field of the env state, and when modes pay or do not."""
 
 import math
 
@@ -24,9 +22,7 @@ BORROWED = ("seed_age", "stage_age", "previous_stage_age", "escrow", "drip_scale
 
 
 def numbered() -> EnvState:
-    """An env state in which no two numbers are alike; stages HOLDING and FOSSILIZED, EMPTY and
-    TRAINING.
-    """
+    """An env state, no two numbers alike; stages HOLDING and FOSSILIZED, EMPTY and TRAINING."""
     state = empty_state(ENVS, SLOTS, STEPS)
     counter = iter(range(2, 10_000))
 
@@ -148,9 +144,7 @@ def test_the_stable_accuracy_looks_as_far_back_as_is_set(known: int, window: int
 
 
 def rented(stage: int, floor: int = 200, **slots: float) -> RewardTerms:
-    """Terms of one env with one conv_light seed (101 parameters) in `stage`, beside a host of
-    1000.
-    """
+    """Terms of an env with one conv_light seed (101 parameters) in `stage`; a host of 1000."""
     state = empty_state(1, 1, STEPS)
     given = {name: torch.full_like(state.slots.get(name), value) for name, value in slots.items()}
     one = torch.ones(1, 1, dtype=torch.int64)

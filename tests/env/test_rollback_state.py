@@ -139,8 +139,7 @@ def test_a_snapshot_waits_until_the_env_is_healthy() -> None:
         state, due = watch(state, torch.tensor([loss], dtype=torch.float64), 10, cfg)
         taken.append(bool(due))
     assert taken == [True, False, False, True, False, True]
-    # Off the beat of snapshot_steps a fossilisation asks for one, and a panic does not make it
-    # forgotten.
+    # Off the beat of snapshot_steps a fossilisation asks for one, and a panic does not forget it.
     state = state.replace(guard=state.guard.replace(snapshot_due=torch.tensor([True])))
     taken = []
     for loss in (math.nan, 1.0, 1.0):

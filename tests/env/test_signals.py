@@ -1,6 +1,4 @@
-"""What an env remembers: deltas, plateau, stability, histories, and the measurements of its
-seeds.
-"""
+"""What an env remembers: deltas, plateau, stability, histories, measurements of seeds."""
 
 import math
 

@@ -27,9 +27,7 @@ IMAGES = 16
 
 
 def settings(envs: int = ENVS, **data_settings: object) -> TrainConfig:
-    """Hosts that see 6 of 16 images per env-step, in batches of 2: the third env-step spans two
-    passes.
-    """
+    """Hosts that see 6 of 16 images an env-step in batches of 2: the third spans two passes."""
     cfg = tiny_settings(envs, 2, STEPS)
     cfg.batch_size = BATCH
     cfg.train_samples = TRAIN

@@ -54,9 +54,7 @@ STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 def build(
     num_envs: int, batch: int, slots: tuple[str, ...] = SLOTS, task: TaskConfig = SMALL_TASK
 ) -> World:
-    """A world whose weights are none of them 0 or 1, in torch; two batches, and validation in
-    batches of 4.
-    """
+    """A world of weights neither 0 nor 1, in torch; two batches, validation in batches of 4."""
     settings = TrainConfig(
         envs=num_envs,
         steps=2,

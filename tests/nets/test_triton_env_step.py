@@ -1,5 +1,4 @@
-"""Whole env-steps with the engine of a GPU, without one: nobody waits, and few launches, whatever
-grows.
+"""Whole env-steps with the engine of a GPU, without one: nobody waits, few launches.
 
 On the device "meta", which holds no values, every read of one raises, so nothing that is launched
 can depend on what grows; there, unlike on a CPU, the code of a GPU is the one that runs.
@@ -94,11 +93,9 @@ def launches_of_an_env_step(
     monkeypatch: pytest.MonkeyPatch,
     task: TaskConfig = DEFAULT,
 ) -> tuple[int, list["Within"]]:
-    """Of the second env-step of a learner's round, two batches in it, on a device that holds no
-    values.
+    """Of the second env-step of a learner's round, two batches in it, without values.
 
-    All but the copy of the progress bar's numbers to the host; and the steps that were replayed in
-    it.
+    All but the copy of the progress bar's numbers to the host; and the steps replayed in it.
     """
     monkeypatch.setattr(data, "check_classes", lambda *_: None)  # looks at labels, before a run
     cfg = settings(num_envs, task, slots, "torch")

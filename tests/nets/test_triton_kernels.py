@@ -1,6 +1,4 @@
-"""The Triton kernels of a host's block against the plain path, in Triton's interpreter on tiny
-shapes.
-"""
+"""The Triton kernels of a host's block against the plain path, interpreted, tiny shapes."""
 
 import importlib.util
 

@@ -1,6 +1,4 @@
-"""Newborn seeds by one masked launch: the rows of pools.claim_ to the bit, without a read by the
-host.
-"""
+"""Newborn seeds by one masked launch: rows of pools.claim_ to the bit, no read by the host."""
 
 import importlib.util
 

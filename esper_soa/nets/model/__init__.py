@@ -1,3 +1,1 @@
-"""What networks are, as data: blueprints as tuples of parts, tables of parameters, and what follows
-from them.
-"""
+"""What networks are, as data: blueprints as tuples of parts, tables of parameters, what follows."""

@@ -33,8 +33,7 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint
 
 @dataclass(frozen=True)
 class Architecture:
-    """One blueprint. Raises ValueError for parts that do not give as many channels as they are
-    given.
+    """One blueprint. ValueError for parts that do not give as many channels as they are given.
 
     An nn.Module of a user's is a part that stands alone.
     """
@@ -52,8 +51,7 @@ class Architecture:
             if given != channels:
                 raise ValueError(
                     f"blueprint {self.name}: its parts turn {channels} channels into {given}; the "
-                    "last must give as "
-                    "many as the first is given"
+                    "last must give as many as the first is given"
                 )
 
     def widths(self, channels: int) -> list[int]:
@@ -132,8 +130,7 @@ def check_codes(blueprints: Blueprints) -> None:
             raise ValueError(
                 (
                     f"blueprint {one.name}: its code {one.code} must be 0 or more and its own; "
-                    "taken "
-                    "are "
+                    "taken are "
                 )
                 + ", ".join(f"{code} by {name}" for code, name in owners.items())
             )
@@ -211,8 +208,6 @@ def blueprint_codes(names: list[str]) -> tuple[int, ...]:
 
 
 def names_by_code(blueprints: Blueprints) -> tuple[str, ...]:
-    """What records call a blueprint, by code; those of the reference that no host here has keep
-    theirs.
-    """
+    """What records call a blueprint, by code; those of the reference without a host keep theirs."""
     names = dict(enumerate(BLUEPRINT_NAMES)) | {one.code: one.name for one in blueprints}
     return tuple(names.get(code, f"blueprint {code}") for code in range(num_codes(blueprints)))

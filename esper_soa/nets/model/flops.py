@@ -3,7 +3,7 @@ stand in its slots.
 
 Counted from what hosts and blueprints are told to be, so the same whichever kernels compute it: 2
 FLOP per multiplication and addition of convolutions and matrix products, padding counted as pixels;
-norms, activations and pools are not counted. Called by env/world.py.
+norms, activations and pools are not counted.
 """
 
 from typing import NamedTuple

@@ -39,8 +39,7 @@ class ConvBlock:
 
 @dataclass(frozen=True)
 class Residual:
-    """x + parts(x), of the parts that seeds are made of; C of their widths are the channels that it
-    is given.
+    """x + parts(x), of the parts that seeds are made of; C of widths are the channels given.
 
     Raises ValueError where that is no such tuple, or gives other channels than it is given.
     """
@@ -70,9 +69,7 @@ HostPart = ConvBlock | Residual
 
 
 class HostChain(NamedTuple):
-    """Segments in the order in which images meet them; behind the last a global mean and a linear
-    classifier.
-    """
+    """Segments in the order images meet them; last come a global mean and a linear classifier."""
 
     parts: tuple[HostPart, ...]
 

@@ -151,9 +151,7 @@ class GrownNetwork(nn.Sequential):
     """
 
     def __init__(self, spec: dict) -> None:
-        """Fresh weights. Raises ValueError, LookupError or TypeError for a `spec` that describes no
-        network.
-        """
+        """Fresh weights. ValueError, LookupError or TypeError for a `spec` of no network."""
         super().__init__()
         self.spec = spec
         self.add_module("input", Normalise(spec["input"]["mean"], spec["input"]["std"]))
@@ -207,8 +205,7 @@ def layer_of(layer: dict, role: str = "") -> nn.Module:
 
 
 def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
-    """What the user's part `kind` makes: a seed for `channels`, or one `segment` of a host for
-    `classes`.
+    """What the user's part `kind` makes: a seed for `channels`, or a host `segment` for `classes`.
 
     A file may say anything, so nothing is imported here, and nothing is called but what the
     decorator of this role has marked with this name. Raises ValueError.
@@ -218,8 +215,7 @@ def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
     counts: list[int] = [one for one in map(arguments.get, wanted) if type(one) is int]
     if set(arguments) != set(wanted) or len(counts) < len(wanted) or min(counts) < 0:
         raise ValueError(
-            f"a part of the kind {kind} with {arguments}: it takes {' and '.join(wanted)}, "
-            "whole "
+            f"a part of the kind {kind} with {arguments}: it takes {' and '.join(wanted)}, whole "
             "numbers"
         )
     if place not in sys.modules:

@@ -123,9 +123,7 @@ class OwnModule:
         return _rows(modules, dtype)[0].to(keys.device)
 
     def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
-        """Output [B, m*C, H, W] of m networks; parameters with a leading [m] each, x [B, m*C, H,
-        W].
-        """
+        """Output [B, m*C, H, W] of m networks; parameters [m, ...] each, x [B, m*C, H, W]."""
         num_nets = parameters[0].shape[0]
         channels = x.shape[1] // num_nets
         # Autocast does not reach into vmap: modules compute in the format of their weights.
@@ -147,9 +145,7 @@ class Buffer(NamedTuple):
     dtype: torch.dtype
 
     def of(self, values: Tensor) -> Tensor:
-        """What rows hold, as the module has it; floating-point numbers stay in the format of the
-        rows.
-        """
+        """What rows hold, as the module has it; floating-point numbers keep the rows' format."""
         return values if self.dtype.is_floating_point else values.to(self.dtype)
 
 

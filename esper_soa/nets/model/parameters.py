@@ -1,5 +1,4 @@
-"""Flat rows of parameters: one row per network, one table that says what lies where and how it
-starts.
+"""Flat rows of parameters: a row per network, a table that says what lies where, how it starts.
 
 A host, or a seed of one blueprint, is a row of numbers; clipping, SGD, re-initialisation and
 snapshots work on rows and never look inside. Tables are made by blueprints.py from parts and by
@@ -25,9 +24,7 @@ class Parameter(NamedTuple):
 
 
 def weight(*shape: int) -> Parameter:
-    """Convolution or linear weight [O, I, ...] with torch's default initialisation U(-1, 1) /
-    sqrt(fan_in).
-    """
+    """Convolution or linear weight [O, I, ...], by torch's default U(-1, 1) / sqrt(fan_in)."""
     return Parameter(shape, 1.0 / math.sqrt(math.prod(shape[1:])))
 
 

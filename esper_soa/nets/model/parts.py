@@ -1,5 +1,4 @@
-"""The parts that seeds are made of, as data: their parameters, how these begin, and their
-multiplications.
+"""The parts that seeds are made of, as data: parameters, how these begin, multiplications.
 
 A part is given features of some channels and gives features of some channels. Widths follow from C,
 the channels of the slot, so one tuple of parts describes a seed in every slot. blueprints.py puts
@@ -18,9 +17,7 @@ CHANNELS_PER_GROUP = 16
 
 
 def norm_groups(channels: int) -> int:
-    """Groups of a group norm: the most of 32, 16, ... that leave 16 channels or more, else the most
-    that divide.
-    """
+    """Groups of a group norm: most of 32, 16, ... that leave 16 channels, else most that divide."""
     divisors = [groups for groups in (32, 16, 8, 4, 2, 1) if channels % groups == 0]
     roomy = [groups for groups in divisors if channels // groups >= CHANNELS_PER_GROUP]
     return (roomy or divisors)[0]
@@ -40,9 +37,7 @@ class Width:
 
 
 class Layer(NamedTuple):
-    """A plain module: a kind of modules.KINDS or `module:name` of a user's own, and what it is made
-    with.
-    """
+    """A plain module: a kind of modules.KINDS or a user's `module:name`, and its arguments."""
 
     name: str
     kind: str
@@ -128,9 +123,7 @@ class Conv:
         return (kernel, *_norm_parameters(outputs)) if self.norm else (kernel,)
 
     def products(self, inputs: int, channels: int, pixels: int) -> int:
-        """Multiplications of an image of `pixels`, padding counted as pixels; norms are not
-        counted.
-        """
+        """Multiplications of an image of `pixels`, padding counted; norms are not counted."""
         return pixels * self.outputs.of(channels) * inputs * self.kernel**2
 
     def layers(self, inputs: int, channels: int) -> tuple[Layer, ...]:
@@ -232,9 +225,7 @@ class Squeeze:
 
 @dataclass(frozen=True)
 class Excite:
-    """x times a number per channel and image, from a squeeze of x (Hu et al. 2018,
-    Squeeze-and-excitation networks).
-    """
+    """x times a number per channel and image, from a squeeze of x (Hu et al. 2018)."""
 
     squeeze: Squeeze
 

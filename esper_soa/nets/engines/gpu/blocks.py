@@ -1,8 +1,7 @@
 """The hosts' blocks on a GPU: what the kernels of a block are told, and their launches.
 
 Convolution, batch norm, ReLU and max pool of n networks; activations are [n, B, H*W, C]. A forward
-pass is three launches, a backward pass four, without a gradient of the images three. Called by
-training.py and validation.py.
+pass is three launches, a backward pass four, without a gradient of the images three.
 """
 
 from typing import NamedTuple
@@ -50,9 +49,7 @@ class BlockPlan(NamedTuple):
 
     @property
     def places(self) -> list[tuple[int, int, bool]]:
-        """Its slots in the order of the forward pass: number, side of what it is given, whether a
-        pool follows.
-        """
+        """Slots in the order of the forward pass: number, side of what it is given, if pooled."""
         before = [(self.before, self.side, self.slot_pool)] if self.before >= 0 else []
         return before + ([(self.after, self.out_side, False)] if self.after >= 0 else [])
 

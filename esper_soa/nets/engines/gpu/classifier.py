@@ -1,4 +1,4 @@
-"""What the kernels of the classifier are told; called by training.py and validation.py."""
+"""What the kernels of the classifier are told."""
 
 import torch
 import triton
@@ -13,9 +13,7 @@ from esper_soa.nets.host import HostShape
 def head_of(
     shape: HostShape, params: Tensor, labels: Tensor, counter: Tensor, features: Tensor
 ) -> Head:
-    """params [n, P]; labels int64 [n or 1, images]; counter int32 [1], the batch; features [., B,
-    area, C].
-    """
+    """params [n, P]; labels int64 [n or 1, images]; counter int32 [1]; features [., B, area, C]."""
     batch, area, channels = features.shape[1:]
     at = shape.parameters.total - shape.num_classes * (channels + 1)
     middle = at + shape.num_classes * channels

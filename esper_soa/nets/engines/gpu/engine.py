@@ -51,9 +51,7 @@ NOWHERE = torch.device("meta")
 
 
 class ResidentSeeds(NamedTuple):
-    """What the passes of an env-step have to know of the seeds of N networks with S slots, on the
-    device.
-    """
+    """What passes of an env-step know of the seeds of N networks with S slots, on the device."""
 
     training: Tensor  # int32 [N, S], see roster.py
     validation: Tensor  # int32 [N, S]
@@ -73,9 +71,7 @@ class GpuEngine:
     nurseries: dict[tuple[int, ...], tuple[Nursery, ...]] = field(default_factory=dict)
 
     def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
-        """Of both steps with all that they work in, as they are on a device that holds no
-        values.
-        """
+        """Of both steps with all that they work in, as they are on a device without values."""
         plans = self._plans(nets.shape, NOWHERE)
         num_slots = len(nets.shape.slots)
         rows = tree.level_rows(num_slots, max_rows(num_slots, nets.rows))
@@ -229,9 +225,7 @@ def _kept(values: Tensor) -> torch.dtype:
 
 
 def _places(weights: TensorDict, lines: Tensor) -> tuple[int, ...]:
-    """Where everything lies that a step reads or changes in place: a step for other memory is
-    another step.
-    """
+    """Where all lies that a step reads or changes in place: a step for other memory is another."""
     return lines.data_ptr(), *(
         rows.data_ptr() for pool in _pools(weights) for rows in pool.values()
     )

@@ -1,6 +1,4 @@
-"""Images of a pass for the kernel that cuts them; called by the engine, training.py and
-validation.py.
-"""
+"""Images of a pass for the kernel that cuts them."""
 
 import torch
 from torch import Tensor

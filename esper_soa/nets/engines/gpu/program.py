@@ -50,9 +50,7 @@ def runs(blueprint: Architecture) -> bool:
 
 
 def programs(blueprints: Blueprints, channels: int) -> np.ndarray:
-    """int32 [codes, 1 + parts, FIELDS] for a slot of C = `channels`; zeros for codes that do not
-    run.
-    """
+    """int32 [codes, 1 + parts, FIELDS] for slots of C = `channels`; 0: codes that do not run."""
     running = [one for one in blueprints if runs(one)]
     longest = max((len(one.parts) for one in running), default=0)
     found = np.zeros((num_codes(blueprints), 1 + longest, len(FIELDS)), dtype=np.int32)

@@ -2,8 +2,7 @@
 on the device.
 
 A slot's forward pass is one launch, its backward pass another, and the gradients of the parameters
-in all slots a last one, whatever grows there. Features are [N, B, H*W, C]. Called by training.py
-and validation.py.
+in all slots a last one, whatever grows there. Features are [N, B, H*W, C].
 """
 
 from typing import NamedTuple
@@ -57,9 +56,7 @@ class SlotTable(NamedTuple):
 
 
 class WorkPlaces(NamedTuple):
-    """Memory of a slot, for as many images as go through it at a time; a batch's stay until
-    `weights_`.
-    """
+    """Memory of a slot for as many images as go through at a time; a batch's until `weights_`."""
 
     maps: Tensor
     vectors: Tensor
@@ -88,9 +85,7 @@ def slot_table(shape: HostShape, number: int, device: torch.device) -> SlotTable
 
 
 def num_splits(batch: int) -> int:
-    """Parts of the sums over a batch; they depend on nothing else, so that no network's numbers
-    do.
-    """
+    """Parts of the sums over a batch; depend on nothing else, so that no network's numbers do."""
     return min(MOST_SPLITS, triton.cdiv(batch, IMAGES_PER_SPLIT))
 
 
@@ -170,8 +165,7 @@ def backward_(slot: Slot, gradient: Tensor, pooled: Tensor, codes: Tensor) -> No
 
 
 def weights_(slots: tuple[Slot, ...], partials: tuple[Tensor, ...], batch: int) -> None:
-    """Gradients of the parameters in all slots after their backward passes of `batch` images of
-    every network.
+    """Gradients of parameters in all slots after backward passes of `batch` images per network.
 
     partials: by slot [N, num_splits, width], of which only the columns of seeds that learn are
     written.
@@ -201,9 +195,7 @@ def num_programs(device: torch.device) -> int:
 def branch_(
     slot: Slot, source: Tensor, target: Tensor, spare: Tensor, tree: tuple[int, int, Tensor, Tensor]
 ) -> None:
-    """target [n * rows, B, ., C] = features behind a slot in a validation pass; see
-    slot_branch_kernel.
-    """
+    """target [n * rows, B, ., C] = features behind a slot in validation; see slot_branch_kernel."""
     units, batch = target.shape[:2]
     slot_branch_kernel[spare.shape[0],](
         slot,

@@ -46,9 +46,7 @@ def unavailable_reason(device: torch.device) -> str | None:
 def obstacle(
     shape: HostShape, blueprints: Sequence[str], dtype: torch.dtype, batch_size: int
 ) -> str:
-    """Why the kernels cannot take hosts of this shape with seeds of these blueprints in `dtype`; ""
-    where they can.
-    """
+    """Why the kernels cannot take such hosts with seeds of these blueprints in `dtype`; or ""."""
     foreign = [str(place) for place, one in enumerate(shape.segments) if not isinstance(one, Block)]
     if foreign:
         return (
@@ -75,8 +73,6 @@ def obstacle(
 
 
 def loaded_engine(steps: StepCache, chosen: Choice) -> Engine:
-    """The engine of the kernels, where they can run; steps: with or without capture into CUDA
-    graphs.
-    """
+    """The engine of the kernels, where they can run; steps: captured into CUDA graphs or not."""
     engine: Engine = importlib.import_module(ENGINE).GpuEngine(steps, chosen)
     return engine

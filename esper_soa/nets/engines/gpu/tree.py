@@ -1,5 +1,4 @@
-"""Subset rows of all envs as one tree of branches with a fixed shape, so that every env may need
-other subsets.
+"""Subset rows of all envs as one tree of branches of a fixed shape, whichever subsets they need.
 
 A host is a chain: rows whose subsets agree in the slots met so far are computed once. At every slot
 a row goes on without the seed, with it, or both; rows that an env does not need are masked. All of
@@ -89,8 +88,7 @@ def level_rows(num_slots: int, most: int) -> list[int]:
 
 
 def levels_of(codes: Tensor, order: tuple[int, ...]) -> list[Level]:
-    """The rows behind every slot in execution `order`; codes: int64 [N, R], of which no two of an
-    env are equal.
+    """The rows behind every slot in execution `order`; codes: int64 [N, R], unequal in an env.
 
     The last level has a row for every code, in their order.
     """

@@ -1,6 +1,6 @@
 """What a training batch ends with, for hosts and seeds together: three launches, whatever grows.
 
-Called by training.py; the kernels stand in kernels/update.py.
+The kernels stand in kernels/update.py.
 """
 
 import itertools
@@ -114,9 +114,7 @@ def measures_of(gradients: dict[str, Tensor], shape: HostShape) -> Measures:
 
 
 def sum_(pools: tuple[Pool, ...], roster: Tensor, kept: bool = False, share: float = 1.0) -> None:
-    """Gradients of all rows from their partials, `share` of them; kept: beside those that are
-    there.
-    """
+    """Gradients of all rows from their partials, `share` of them; kept: added to those there."""
     update.sum_kernel[_grid(pools)](
         pools, roster, num_pools=len(pools), tile=TILE, kept=kept, share=share
     )

@@ -133,9 +133,7 @@ class ValidationStep:
         features: tuple[Tensor, Tensor],
         tree: tuple[int, int, Tensor, Tensor],
     ) -> None:
-        """The features before a slot and room for those behind it; place: slot, side and whether a
-        pool follows.
-        """
+        """The features before a slot, room for those behind; place: slot, side, whether pooled."""
         number, side, pooled = place
         rows = self.weights["seeds", self.nets.shape.slots[number].name, "params"]
         seeds = Seeds(self.inputs.roster, self.inputs.alpha)
