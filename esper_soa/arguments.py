@@ -29,9 +29,7 @@ def version_line() -> str:
 
 
 def prepared(arguments: Sequence[str], settings: type, groups: Collection[str]) -> list[str]:
-    """`arguments`, flags without a value first and slots as lists; raises UserError as
-    `check_overrides`.
-    """
+    """`arguments`, plain flags first and slots as lists; raises UserError as `check_overrides`."""
     check_overrides(arguments, settings, groups)
     given = listed_slots(arguments)
     return [
@@ -41,9 +39,7 @@ def prepared(arguments: Sequence[str], settings: type, groups: Collection[str]) 
 
 
 def listed_slots(overrides: Sequence[str]) -> list[str]:
-    """`overrides` with slots=3, how many there are, as the list slots=[3] that Hydra's type check
-    asks for.
-    """
+    """`overrides` with the count slots=3 as the list slots=[3] that Hydra's type check asks for."""
     return [
         re.sub(r"(\d+)", r"[\1]", one) if SLOT_COUNTS.fullmatch(one) else one for one in overrides
     ]
@@ -68,9 +64,7 @@ def groups_in(folder: str) -> list[str]:
 
 
 def _check_key(key: str, settings: type, groups: Collection[str]) -> None:
-    """Refuse a dotted key that leads to no field; what stands below a mapping is not ours to
-    know.
-    """
+    """Refuse a dotted key that leads to no field; what is below a mapping is not ours to know."""
     if key in groups:
         return
     within: object = settings

@@ -1,6 +1,4 @@
-"""Rules, worlds and players from checked settings: what a run, an evaluation and a control play in,
-and who plays.
-"""
+"""Rules, worlds and players from checked settings: what a run is played in, and who plays."""
 
 from copy import copy
 from dataclasses import replace
@@ -209,9 +207,7 @@ def build_kernels(cfg: TrainConfig, device: torch.device) -> StepKernels:
 
 
 def replaying(kernels: StepKernels, replay: Replay, device: torch.device) -> StepKernels:
-    """The kernels, their calls kept where `replay` says so; `build_player` reads there what it says
-    of the others.
-    """
+    """The kernels, calls kept where `replay` says so, which `build_player` reads for others."""
     return kernels._replace(replay=replay, steps=replay.steps(STATE, device))
 
 

@@ -86,9 +86,7 @@ class Command:
             sys.exit(2 if isinstance(error, UserError) else 1)
 
     def run(self, folder: str, name: str) -> None:
-        """Run the command line with the configuration `name` in `folder`; a sweep ends with a table
-        of its jobs.
-        """
+        """Run the command line with the configuration `name`; a sweep ends with a table."""
         if "--version" in sys.argv[1:]:
             print(version_line())
             return
@@ -128,9 +126,7 @@ class Folders(Callback):
             config.hydra.run.dir = folder
 
     def on_multirun_start(self, config: DictConfig, **_: object) -> None:
-        """Set hydra.sweep.dir, for the sweep and for the configurations of its jobs, to a folder,
-        which is made.
-        """
+        """Set hydra.sweep.dir, for the sweep and its jobs' configurations, to a new folder."""
         folder = str(_or_exit(_sweep_folder, config))
         with read_write(config.hydra):
             config.hydra.sweep.dir = folder
@@ -142,9 +138,7 @@ class Folders(Callback):
 
 
 def look(flag: str, overrides: list[str]) -> None:
-    """Print what the flag, one of LOOKS, asks for about a run with these overrides: its engines, or
-    its plan.
-    """
+    """Print what the flag, one of LOOKS, asks of a run with these overrides."""
     settings = compose_settings(overrides=overrides)
     with loading():
         from esper_soa.check_device import check_device
@@ -157,9 +151,7 @@ def look(flag: str, overrides: list[str]) -> None:
 
 
 def play_training(composed: DictConfig) -> float:
-    """Train in the folder that Hydra has made for the job; returns the final validation accuracy
-    (percent).
-    """
+    """Train in the folder that Hydra has made; returns the final validation accuracy (percent)."""
     settings = settings_from(composed)
     folder = RunFolder(Path(HydraConfig.get().runtime.output_dir))
     here = place()
@@ -227,9 +219,7 @@ def play_evaluation(composed: DictConfig) -> None:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Import torch in the context, and what needs it; raises UserError where the machine has no
-    room for that.
-    """
+    """Import torch in the context, and what needs it; UserError where there is no room for that."""
     try:
         with importing():
             yield
@@ -240,9 +230,7 @@ def loading() -> Iterator[None]:
 
 
 def keep_settings(within: Session, resolved_yaml: str, composed: DictConfig) -> None:
-    """Write config.yaml and overrides.txt, and the records that Hydra would have written before the
-    folder was ours.
-    """
+    """Write config.yaml, overrides.txt, and the records Hydra would have written too early."""
     context = HydraConfig.get()
     folder = within.folder.path / HYDRA_FOLDER
     records = {
@@ -288,9 +276,7 @@ def in_sweep() -> bool:
 
 
 def _or_exit(decide: Callable[[DictConfig], Path], config: DictConfig) -> Path:
-    """The folder that `decide` finds; ends the program where there is none, as Hydra drops what
-    callbacks raise.
-    """
+    """The folder that `decide` finds; ends the program for none: Hydra drops exceptions."""
     HydraConfig.instance().set_config(config)
     with refused():
         return decide(config)
@@ -326,9 +312,7 @@ def _sweep_folder(config: DictConfig) -> Path:
 
 
 def _asked_folder(config: DictConfig, key: str) -> str:
-    """The folder that run_dir asks for, or Hydra's `key`, which is run_dir unless set; empty where
-    nothing does.
-    """
+    """The folder that run_dir asks for, or Hydra's `key` where that is set; empty for neither."""
     asked = str(OmegaConf.select(config, key))
     if config.run_dir and asked != config.run_dir:
         raise UserError(

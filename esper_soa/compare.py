@@ -155,9 +155,7 @@ def _seeds(text: str, first: int) -> tuple[int, ...]:
 
 
 def compare(study: Study, console: Console) -> list[str]:
-    """Play what is missing, print the table and write compare.json; returns the runs that failed,
-    in words.
-    """
+    """Play what is missing, print the table, write compare.json; returns failed runs, in words."""
     found: dict[str, dict[int, dict[str, float]]] = {group: {} for group in study.groups}
     failed = list[str]()
     for seed in study.seeds:
@@ -186,9 +184,7 @@ def compare(study: Study, console: Console) -> list[str]:
 
 
 def play_seed(study: Study, seed: int) -> dict[str, str]:
-    """Play the runs of a seed that have not ended, a round of each in turn; returns why runs
-    failed, by group.
-    """
+    """Play a seed's runs that have not ended, a round each in turn; why runs failed, by group."""
     missing = {}
     for group in study.groups:
         asked = study.overrides(group, seed)

@@ -90,9 +90,7 @@ def _hydra_aside() -> Iterator[None]:
 
 
 def _back(now: dict, before: dict) -> None:
-    """Undo what `register_schema` has put in or replaced; what Hydra has added meanwhile for itself
-    stays.
-    """
+    """Undo what `register_schema` has put in or replaced; what Hydra itself has added stays."""
     for name in ("train_schema.yaml", "evaluate_schema.yaml", "__deepcopy__"):
         if name in before:
             now[name] = before[name]

@@ -141,9 +141,7 @@ def _quiet_launcher() -> Iterator[None]:
 
 
 def _told(scratch: Path) -> dict:
-    """The first fault that a rank has told, one of CONSEQUENCES only where there is no other; empty
-    where there is none.
-    """
+    """The first fault told by a rank, one of CONSEQUENCES only where alone; empty for none."""
     told = [json.loads(path.read_text(encoding="utf-8")) for path in scratch.glob("fault_*.json")]
     return min(told, key=lambda one: (one["kind"] in CONSEQUENCES, one["time"]), default={})
 
@@ -151,9 +149,7 @@ def _told(scratch: Path) -> dict:
 def _what_failed(
     failed: ChildFailedError, folder: RunFolder, cfg: TrainConfig, fault: dict
 ) -> Exception:
-    """What ended the run, as one error: the fault that a rank has told, or how the first one
-    ended.
-    """
+    """What ended the run, as one error: the fault that a rank told, or how the first one ended."""
     kind = fault.get("kind", "lost")
     if kind in FAULTS and kind not in CONSEQUENCES:
         return FAULTS[kind](fault["words"])
@@ -179,9 +175,7 @@ def way_on(folder: RunFolder, rounds: int) -> str:
 
 
 def check_devices(cfg: TrainConfig, ranks: int) -> None:
-    """Raise SettingError where there are fewer GPUs than `ranks` on this machine, and they are to
-    have one each.
-    """
+    """Raise SettingError where there are fewer GPUs here than `ranks`, which take one each."""
     if resolve_device(cfg.device).type == "cuda":
         count = torch.cuda.device_count()
         allowed = f"such that a machine has at most {count}, the GPUs of this one"
@@ -190,9 +184,7 @@ def check_devices(cfg: TrainConfig, ranks: int) -> None:
 
 
 def main() -> None:
-    """Play the rank that this process was started for; the argument is the folder where the
-    launcher says what.
-    """
+    """Play the rank this process was started for; the argument is the launcher's scratch folder."""
     scratch = Path(sys.argv[1])
     here = place()
     assert here is not None, "this module is run by the launcher of ranks"

@@ -65,9 +65,7 @@ def train_in_turns(
 
 @contextmanager
 def _saving(jobs: Mapping[str, Run], playing: str) -> Iterator[None]:
-    """Write a checkpoint of the others where the one `playing` is interrupted, which has its
-    own.
-    """
+    """Write a checkpoint of all but the `playing` one, which has its own, where interrupted."""
     try:
         yield
     except Interrupted:

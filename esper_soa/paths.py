@@ -11,9 +11,7 @@ from esper_soa.errors import SettingError
 
 
 def config_dir() -> str:
-    """The folder of the configuration files: inside the package when installed, beside it in a
-    checkout.
-    """
+    """The folder of the configuration files: inside the package, or beside it in a checkout."""
     package = Path(__file__).resolve().parent
     packaged = package / "configs"
     return str(packaged if packaged.is_dir() else package.parent / "configs")
@@ -52,9 +50,7 @@ def _is_text(given: str) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Make the file `path`, or the names in the folder `path`, survive a power cut; raises
-    OSError.
-    """
+    """Make the file `path`, or the names in the folder `path`, survive a power cut; or OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

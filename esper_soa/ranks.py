@@ -29,9 +29,7 @@ SMALLEST = dist.ReduceOp.MIN
 
 
 def share_of(num_envs: int, count: int, rank: int) -> range:
-    """Env numbers of one of `count` ranks: as many as any other has, or one more on the first
-    ranks.
-    """
+    """Env numbers of one of `count` ranks: as many as any other has, or one more on the first."""
     each, more = divmod(num_envs, count)
     first = rank * each + min(rank, more)
     return range(first, first + each + (rank < more))
@@ -68,9 +66,7 @@ class Ranks:
         return envs
 
     def total(self, *parts: Tensor) -> tuple[Tensor, ...]:
-        """Sums over all ranks of what each has; the gradient that flows back is that of this rank's
-        part alone.
-        """
+        """Sums over all ranks of what each has; the gradient back is of this rank's part alone."""
         return parts
 
     def total_gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -80,9 +76,7 @@ class Ranks:
     def extremes(
         self, largest: Sequence[Tensor], smallest: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The largest over all ranks of each of the former, elementwise, and the smallest of each
-        of the latter.
-        """
+        """The elementwise largest over all ranks of the former, and smallest of the latter."""
         return list(largest), list(smallest)
 
     def gather(self, parts: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
@@ -101,20 +95,14 @@ class Ranks:
         return numbers
 
     def from_first(self, find: Callable[[], Value]) -> Value:
-        """What `find` gives on the first rank, where alone it is called, on every rank; nothing on
-        a device.
-        """
+        """What `find` gives on the first rank, where alone it is called; nothing on a device."""
         return find()
 
     def check_same(self, numbers: Tensor) -> None:
-        """Raise RuntimeError where float32 numbers that all ranks must have alike are not the same
-        to the bit.
-        """
+        """Raise RuntimeError where float32 numbers differ between ranks in any bit."""
 
     def of_all(self, value: Value) -> list[Value]:
-        """The value of every rank, in their order; what lies on a device is moved to the host
-        before.
-        """
+        """The value of every rank, in order; what lies on a device is moved to the host before."""
         return [value]
 
     def at_first(self, value: Value) -> list[Value]:

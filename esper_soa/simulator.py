@@ -231,9 +231,7 @@ class Simulator:
             raise IndexError(f"env {env}: there are {self.num_envs}, from 0")
 
     def _play(self, seen: Seen, action: Action) -> tuple[StepResult, Seen | None]:
-        """Carry out what answers `seen`, and the next env-step; what is interrupted in between
-        leaves a reset due.
-        """
+        """Carry out what answers `seen`, and the next env-step; interrupted, a reset is due."""
         self._seen = self._standing = None
         with threads(self.settings.compute.threads):
             result, after = self.env.step(action)
@@ -243,9 +241,7 @@ class Simulator:
         return result, after
 
     def seeds(self, env: int) -> list[Seed]:
-        """The live seeds of an env, in the order of the slots; IndexError for a number that is no
-        env.
-        """
+        """The live seeds of an env, in the order of slots; IndexError for no env's number."""
         self._check_env(env)
         slots = self.state.slots[env]
         names = names_by_code(self.world.rules.nets.shape.blueprints)
@@ -312,9 +308,7 @@ def play_settings(
 
 
 def _quoted(value: Value) -> str:
-    """The value as Hydra reads it; a text with the signs of its grammar is taken as that, others by
-    the letter.
-    """
+    """The value as Hydra reads it; a text with the signs of its grammar is taken as that."""
     if not isinstance(value, str) or value[:1] in ("[", "{"):
         return str(value)
     return QuotedString(value, Quote.single).with_quotes()

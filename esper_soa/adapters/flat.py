@@ -115,9 +115,7 @@ class FlatEnvs:
 
 
 def _head_masks(masks: Masks) -> Tensor:
-    """bool [N, sum of head sizes]: every head's choices, those that no legal op reads at their
-    placeholders.
-    """
+    """bool [N, sum of head sizes]: every head's choices; heads no legal op reads: placeholders."""
     # NOOP stands for no blueprint, which agents that mask need where nothing is legal
     noop = torch.arange(masks.blueprint.shape[1], device=masks.blueprint.device) == Blueprint.NOOP
     parts = [masks.get(head.name) for head in HEADS]
@@ -126,8 +124,6 @@ def _head_masks(masks: Masks) -> Tensor:
 
 
 def flat_envs(experiment: str, actions: str, settings: Mapping[str, Value]) -> FlatEnvs:
-    """Envs of `make(experiment, **settings)`, without a policy of their own. Raises UserError as
-    `make` does.
-    """
+    """Envs of `make(experiment, **settings)`, without a policy of their own; UserError as there."""
     settled = with_policy(play_settings(experiment, (), settings), "wait")
     return FlatEnvs(Simulator(settled), actions)

@@ -28,9 +28,7 @@ class GrowthEnv(EnvBase):
     """
 
     def __init__(self, experiment: str, envs: int, **settings: Value) -> None:
-        """experiment: one that ships. settings: of the top level, as in `make`; `device` is that of
-        the tensors too.
-        """
+        """experiment: one that ships. settings: as in `make`; `device` is the tensors' too."""
         self.flat = flat_envs(experiment, "joint", settings | {"envs": envs})
         super().__init__(device=self.flat.sim.device, batch_size=torch.Size([envs]))
         size = (envs,)

@@ -156,9 +156,7 @@ def misfit(value: object, kind: object, place: str) -> str:
 
 
 def unlike(value: object, like: object, place: str) -> str:
-    """Where `value` differs from `like` in names, types, shapes or dtypes, in words; counts and
-    finite tensors are asked for.
-    """
+    """How `value` is unlike `like` in names, types, shapes, dtypes; finite, counts from 0."""
     if isinstance(like, Mapping) and isinstance(value, Mapping):
         foreign = [name for name in (*like, *value) if name not in like or name not in value]
         if foreign:

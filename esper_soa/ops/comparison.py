@@ -28,9 +28,7 @@ Numbers = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 class Compared(NamedTuple):
-    """A group against the first in one of MEASURES; differences are group less first, paired by
-    seed.
-    """
+    """A group against the first in one of MEASURES: group less first, paired by seed."""
 
     group: str
     reference: str
@@ -43,9 +41,7 @@ class Compared(NamedTuple):
 
     @property
     def effect(self) -> float:
-        """Mean over standard deviation of the differences, by Hedges' factor for small samples
-        (Hedges 1981).
-        """
+        """Mean over standard deviation of the differences, times Hedges' factor (Hedges 1981)."""
         mean = self.interval.mean
         if self.spread == 0:
             return math.copysign(math.inf, mean) if mean else 0.0
@@ -79,9 +75,7 @@ class Compared(NamedTuple):
 
 
 def compared(groups: Numbers) -> list[Compared]:
-    """Every group against the first in every measure; raises ValueError where groups are of
-    different seeds.
-    """
+    """Every group against the first in every measure; ValueError where groups differ in seeds."""
     first, *others = groups
     sizes = {len(values) for group in groups.values() for values in group.values()}
     if len(sizes) != 1:
@@ -134,9 +128,7 @@ def _share_found(studies: np.ndarray, needed: int) -> float:
 
 
 def _critical_sum(count: int, level: float) -> int:
-    """The least sum of positive ranks with which the test of `count` differences without ties has p
-    < level.
-    """
+    """The least sum of positive ranks of `count` differences without ties that has p < level."""
     tails = sum_shares(range(1, count + 1))[::-1].cumsum()[::-1]  # the share of each sum or more
     return int(np.argmax(2 * tails < level))
 
@@ -156,8 +148,7 @@ def power_note(row: Compared) -> str:
     if seeds < least:
         return (
             f"{seeds} seeds cannot show any difference at {SIGNIFICANCE:.0%} over "
-            f"{row.comparisons} comparisons: "
-            f"take {least} or more"
+            f"{row.comparisons} comparisons: take {least} or more"
         )
     found = detectable(row.spread, seeds, row.comparisons)
     return (

@@ -55,9 +55,7 @@ class Outlet(io.TextIOBase):
             self._lose(error)
 
     def _lose(self, error: OSError) -> None:
-        """From here on the stream's own descriptor leads nowhere: what it still holds must not fail
-        at its end.
-        """
+        """Lead the stream's descriptor nowhere: what it still holds must not fail at its end."""
         self.lost = self.lost or error.strerror or str(error)
         try:
             nowhere = os.open(os.devnull, os.O_WRONLY)

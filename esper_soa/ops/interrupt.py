@@ -80,9 +80,7 @@ def reacting(
 
 @contextmanager
 def stopped_at_once() -> Iterator[None]:
-    """SIGINT and SIGTERM end what is done in the context by raising Interrupted, which is said in
-    one line.
-    """
+    """SIGINT and SIGTERM end what is done in the context by Interrupted, told in one line."""
     try:
         with reacting(_raise_interrupted, STOPPING):
             yield
@@ -123,9 +121,7 @@ class Requests:
         self.before: dict[int, Handler] = {}
 
     def note(self, number: int) -> None:
-        """React to a signal; a second request to stop does not wait, unless another program handles
-        that signal.
-        """
+        """React to a signal; a second request to stop does not wait, unless others handle it."""
         if number == SAVING:
             self.save = True
         elif self.stop and not is_foreign(self.before.get(number)):
@@ -138,9 +134,7 @@ class Requests:
         return [int(SAVING)] * self.save + [self.stop] * bool(self.stop)
 
     def heeded(self, number: int) -> bool:
-        """The checkpoint is written: call the handler of another program, if any; says whether
-        there was one.
-        """
+        """The checkpoint is written: call another program's handler; whether there was one."""
         if number == SAVING:
             self.save = False
         else:

@@ -157,9 +157,7 @@ def take_over(
 
 
 def _for_blueprints(policy: object, known: Sequence[str], wanted: Sequence[str]) -> object:
-    """The weights of a policy for the blueprints `wanted`; as they are where they are not of the
-    blueprints `known`.
-    """
+    """The weights of a policy for the blueprints `wanted`; as they are where not of `known`."""
     weights = policy if isinstance(policy, Mapping) else {}
     rows = [weights.get(name) for name in BLUEPRINT_TABLES]
     sizes = [

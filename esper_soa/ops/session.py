@@ -41,9 +41,7 @@ class Session:
 
     @contextmanager
     def speaking(self) -> Iterator[None]:
-        """What is said while the context lasts goes to the console and to this folder's log, and so
-        does what ends it early.
-        """
+        """What is said in the context, and what ends it early, goes to console and log."""
         with logging_to(self._handlers):
             try:
                 yield

@@ -1,6 +1,4 @@
-"""Where a run with given settings takes place and begins, and whether it has ended. Needs no
-torch.
-"""
+"""Where a run with given settings takes place and begins, and whether it ended. Needs no torch."""
 
 import json
 from dataclasses import asdict

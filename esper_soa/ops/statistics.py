@@ -41,18 +41,14 @@ def mean_interval(values: Sequence[float], confidence: float) -> Interval:
 def difference_interval(
     values: Sequence[float], others: Sequence[float], confidence: float
 ) -> Interval:
-    """The mean of values[i] - others[i] with its interval; both of the same length, paired by
-    place.
-    """
+    """The mean of values[i] - others[i] with its interval; both of one length, paired by place."""
     return mean_interval(
         [value - other for value, other in zip(values, others, strict=True)], confidence
     )
 
 
 def interquartile_mean(values: Sequence[float]) -> float:
-    """The mean of what is left when a quarter of the values, rounded down, is cut off at each
-    end.
-    """
+    """The mean of what is left when a quarter of the values, rounded down, is cut off each end."""
     cut = len(values) // 4
     return float(np.sort(np.asarray(values, dtype=np.float64))[cut : len(values) - cut].mean())
 
@@ -114,9 +110,7 @@ def _two_sided(ways: np.ndarray, found: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p values of a family of tests, raised so that the chance of any false finding stays below
-    them (Holm 1979).
-    """
+    """p values of a family of tests, raised to bound any false finding's chance (Holm 1979)."""
     found = [0.0] * len(p_values)
     highest = 0.0
     for place, index in enumerate(np.argsort(p_values, kind="stable").tolist()):
@@ -157,9 +151,7 @@ def improvement_interval(
 
 
 def _share_error(share: float, count: int, others: int) -> float:
-    """Standard error of the share of pairs of two samples that are exponential, the exponents' mean
-    for the counts.
-    """
+    """Standard error of the share of exponential pairs; the exponents' mean for the counts."""
     more = (count + others) / 2 - 1
     spread = 1 + more * ((1 - share) / (2 - share) + share / (1 + share))
     return math.sqrt(share * (1 - share) * spread / (count * others))

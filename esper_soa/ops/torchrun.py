@@ -77,8 +77,6 @@ def core_group(rank: int, ranks: int) -> list[int]:
 
 
 def keep_to_cores(rank: int, ranks: int) -> None:
-    """Keep this process, the `rank`-th on its machine, to its group of cores, before it works; only
-    Linux offers it.
-    """
+    """Keep this process, the `rank`-th on its machine, to its cores, before it works (on Linux)."""
     if sys.platform == "linux":
         os.sched_setaffinity(0, core_group(rank, ranks))

@@ -54,9 +54,7 @@ Play: TypeAlias = Callable[[DictConfig], float | None]
 
 
 class Work(NamedTuple):
-    """What the jobs of a command do; both are functions of modules, so that they can be sent to
-    other processes.
-    """
+    """What the jobs of a command do; functions of modules, so that other processes get them."""
 
     # The record of a job that has nothing left to do, given what an earlier call noted; None for
     # one to be played.
@@ -65,9 +63,7 @@ class Work(NamedTuple):
 
 
 def play_job(work: Work, composed: DictConfig) -> float | None:
-    """Do the job that Hydra has begun here; returns what sweepers maximise, None where it did not
-    come to its end.
-    """
+    """Do the job that Hydra has begun here; what sweepers maximise, None where it did not end."""
     sweep = Path(HydraConfig.get().sweep.dir)
     job = this_job()
     try:
@@ -141,9 +137,7 @@ def watch(play: Play, composed: DictConfig, sweep: Path, job: JobRecord) -> floa
 
 
 def _cut_off(job: JobRecord, error: BaseException | None) -> JobRecord:
-    """The record of a job that was stopped, or that ended by an error that is no message of
-    ours.
-    """
+    """The record of a job that was stopped, or ended by an error that is no message of ours."""
     if isinstance(error, SystemExit):
         stopped = _one_line(error) if isinstance(error, Interrupted) else "stopped by the launcher"
         return job.ended(STOPPED, message=stopped)
@@ -155,9 +149,7 @@ def _one_line(error: BaseException | None) -> str:
 
 
 def _stop_with_parent() -> None:
-    """Ask this process to stop when its standard input ends, as it does with the process that holds
-    the other end.
-    """
+    """Ask this process to stop when its standard input ends, as it does with the holder's end."""
     while os.read(0, 1):  # not by sys.stdin, whose lock a thread must not hold as Python ends
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -29,9 +29,7 @@ def modulo(number: int | None, count: int) -> int:
 
 
 def share_of_cores(jobs: int) -> int:
-    """Cores for each of so many jobs at a time, at least one; -1 job stands for one per core, as
-    with joblib.
-    """
+    """Cores for each of so many jobs at a time, at least one; -1, as with joblib, is one each."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )

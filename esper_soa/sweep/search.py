@@ -91,9 +91,7 @@ def search(config: DictConfig, arguments: Sequence[str], launcher: Launcher) -> 
 
 
 def space_of(arguments: Sequence[str]) -> Space:
-    """What overrides in Hydra's words ask for; raises UserError where there is nothing to search
-    for.
-    """
+    """What overrides in Hydra's words ask for; UserError where there is nothing to search for."""
     given = OverridesParser.create().parse_overrides(list(arguments))
     last = {override.get_key_element(): override for override in given}
     searched = {key: distribution_of(one) for key, one in last.items() if one.is_sweep_override()}
@@ -130,9 +128,7 @@ def distribution_of(override: Override) -> BaseDistribution:
 
 
 def open_study(settings: DictConfig, sweep: Path, space: Space, resume: bool) -> optuna.Study:
-    """The study in the folder of the sweep; raises UserError where it is of another search, or is
-    not to go on.
-    """
+    """The study in the sweep's folder; UserError for another search's, or one not resumed."""
     check_choice("hydra.sweeper.sampler", settings.sampler, SAMPLERS)
     check_choice("hydra.sweeper.pruner", settings.pruner, PRUNERS)
     for name, least in LEAST.items():
@@ -175,9 +171,7 @@ def load_study(settings: DictConfig, sweep: Path) -> optuna.Study:
 
 
 def make_sampler(settings: DictConfig, done: int) -> BaseSampler:
-    """What chooses the trials after the `done` first; its seed is another one for every call that
-    goes on.
-    """
+    """What chooses the trials after the `done` first; another seed for each call to go on."""
     seed = settings.seed + done
     if settings.sampler == "random":
         return RandomSampler(seed)
@@ -190,9 +184,7 @@ def make_sampler(settings: DictConfig, done: int) -> BaseSampler:
 
 
 def first_batch(numbers: Sequence[int], largest: int) -> list[int]:
-    """The consecutive numbers that rising `numbers` begin with: launchers count jobs up from one
-    number.
-    """
+    """The consecutive numbers that rising `numbers` begin with: launchers count up from one."""
     counted = enumerate(numbers[:largest], numbers[0])
     return [number for expected, number in counted if number == expected]
 
