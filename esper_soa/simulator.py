@@ -277,9 +277,8 @@ def make(
     <overrides>`.
 
     policy: who plays `episode`: wait, random, schedule, heuristic, a policy that ships (grower), a
-    run folder or file
-        with a learned one, `module:name` of one of your own, or an Agent; None takes what the
-        experiment names. An Agent's illegal action is a UserError.
+    run folder or file with a learned one, `module:name` of one of your own, or an Agent; None takes
+    what the experiment names. An Agent's illegal action is a UserError.
     data: images instead of those that data.name asks for; task.num_classes follows them unless it
     is overridden.
     illegal: what becomes of an illegal action: it becomes WAIT and is told ("wait"), or ValueError

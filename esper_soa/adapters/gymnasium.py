@@ -1,8 +1,8 @@
 """Gymnasium environments: N hosts as one vector env, or a single host.
 
     import gymnasium, esper_soa.adapters.gymnasium
-    envs = gymnasium.make_vec("esper_soa/cifar_3seed-v0", num_envs=16,
-    vectorization_mode="vector_entry_point")
+    mode = "vector_entry_point"
+    envs = gymnasium.make_vec("esper_soa/cifar_3seed-v0", num_envs=16, vectorization_mode=mode)
 
 Settings of the top level are keywords (`steps=50`, `device="cuda"`), as in `esper_soa.make`.
 Importing this module registers an id for every experiment that ships.

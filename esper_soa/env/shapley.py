@@ -11,8 +11,7 @@ batches, and never enumerates permutations.
     >>> exact_shapley(subsets, torch.tensor([50.0, 52.0, 53.0, 57.0]))
     tensor([3., 4.])
     >>> weights = torch.arange(20.0)
-    >>> sample = sampled_shapley(lambda subsets: subsets.float() @ weights, num_players=20,
-    num_samples=12)
+    >>> sample = sampled_shapley(lambda s: s.float() @ weights, num_players=20, num_samples=12)
     >>> torch.allclose(sample.value, weights)
     True
 """

@@ -8,6 +8,7 @@ do, is called after the checkpoint, and decides whether the run goes on. Needs n
 Hydra.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -94,11 +95,18 @@ def importing() -> Iterator[None]:
     """SIGINT and SIGTERM end the process in the middle of an import, where exceptions get lost or
     turn into others.
 
-    Handlers of other programs stay in place.
+    Handlers of other programs stay in place. No garbage is looked for meanwhile: what is imported
+    stays, and the search takes a sixth of the time.
     """
     ours = tuple(number for number in STOPPING if not is_foreign(signal.getsignal(number)))
-    with reacting(_leave, ours):
-        yield
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with reacting(_leave, ours):
+            yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _raise_interrupted(number: int) -> None:
