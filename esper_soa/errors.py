@@ -27,8 +27,7 @@ def fault_in_words(error: BaseException) -> str:
 
 
 def unknown_setting(key: str, known: Iterable[str]) -> str:
-    """That there is no setting `key`, and which of the `known` names beside it may have been meant.
-    """
+    """That there is no setting `key`, and which of the `known` names may have been meant."""
     before, dot, name = key.rpartition(".")
     near = [REPLACED[key]] if key in REPLACED else difflib.get_close_matches(name, list(known), 1)
     hint = f" Did you mean {before}{dot}{near[0]}?" if near else ""

@@ -1,8 +1,10 @@
 """An environment of torchrl, with a mask over joint actions.
 
-from torchrl.envs import TransformedEnv from torchrl.envs.transforms import ActionMask from
-esper_soa.adapters.torchrl import GrowthEnv env = TransformedEnv(GrowthEnv("cifar_3seed", envs=16),
-ActionMask()) rollout = env.rollout(75)
+from torchrl.envs import TransformedEnv
+from torchrl.envs.transforms import ActionMask
+from esper_soa.adapters.torchrl import GrowthEnv
+env = TransformedEnv(GrowthEnv("cifar_3seed", envs=16), ActionMask())
+rollout = env.rollout(75)
 """
 
 import torch
