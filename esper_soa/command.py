@@ -42,8 +42,7 @@ from esper_soa.ops.rundir import (
     write_config,
 )
 from esper_soa.ops.session import Session, session, unheard
-from esper_soa.ops.start import find_start, finished_accuracy, folder_for, goes_on_in
-from esper_soa.ops.torchrun import place
+from esper_soa.ops.start import find_start, finished_accuracy, folder_for, goes_on_in, place
 from esper_soa.paths import user_path
 from esper_soa.sweep.jobs import Work, play_job
 from esper_soa.sweep.plugins import (

@@ -28,7 +28,6 @@ from esper_soa.arguments import groups_in
 from esper_soa.compose import compose_settings
 from esper_soa.config import TrainConfig
 from esper_soa.errors import check
-from esper_soa.ops.command_line import ending_with_status, parser
 from esper_soa.ops.comparison import (
     CONFIDENCE,
     MEASURES,
@@ -39,6 +38,7 @@ from esper_soa.ops.comparison import (
     compared,
     power_note,
 )
+from esper_soa.ops.console import ending_with_status, parser
 from esper_soa.ops.files import write_text
 from esper_soa.ops.interrupt import importing
 from esper_soa.ops.json_lines import Json, MetricsWriter, json_line

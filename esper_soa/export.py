@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from esper_soa.errors import UserError, check
-from esper_soa.ops.command_line import ending_with_status, parser
+from esper_soa.ops.console import ending_with_status, parser
 from esper_soa.ops.interrupt import importing
 from esper_soa.paths import user_path
 

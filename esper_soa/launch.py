@@ -37,9 +37,8 @@ from esper_soa.ops.files import LOGGER, IncompleteError, write_text
 from esper_soa.ops.interrupt import SAVING, Interrupted, reacting
 from esper_soa.ops.rundir import RunFolder, rounds_of
 from esper_soa.ops.session import Session, unheard
-from esper_soa.ops.start import find_start
-from esper_soa.ops.torchrun import Place, keep_to_cores, place
-from esper_soa.ranks import PATIENCE, RankGroup
+from esper_soa.ops.start import Place, find_start, place
+from esper_soa.ranks import PATIENCE, RankGroup, keep_to_cores
 from esper_soa.trainer import run_within
 
 # What ends a rank with a message alone, by the word for it in the note that it leaves.

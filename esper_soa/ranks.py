@@ -5,10 +5,12 @@ A rank has some of the envs, neighbours by their number, with their weights and 
 optimiser and normalisers are the same on all, as whatever moves them is summed over all envs first.
 `Ranks` is a process alone, to which nothing of that costs anything; `RankGroup` is one of several.
 Held by the World, and asked by whoever sums over envs. All ranks call the same methods in the same
-order. Which process is which rank is settled in ops/torchrun.py.
+order. Which process is which rank is settled in ops/start.py.
 """
 
 import math
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -33,6 +35,25 @@ def share_of(num_envs: int, count: int, rank: int) -> range:
     each, more = divmod(num_envs, count)
     first = rank * each + min(rank, more)
     return range(first, first + each + (rank < more))
+
+
+def core_group(rank: int, ranks: int) -> list[int]:
+    """The CPU cores of one of the processes on this machine: those that all may use are cut into
+    equal groups.
+
+    Where there are fewer cores than processes, several share one.
+    """
+    cores = list(range(os.cpu_count() or 1))
+    if sys.platform == "linux":
+        cores = sorted(os.sched_getaffinity(0))
+    first, end = (len(cores) * edge // ranks for edge in (rank, rank + 1))
+    return cores[first:end] or [cores[first]]
+
+
+def keep_to_cores(rank: int, ranks: int) -> None:
+    """Keep this process, the `rank`-th on its machine, to its cores, before it works (on Linux)."""
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, core_group(rank, ranks))
 
 
 class Ranks:

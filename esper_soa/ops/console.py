@@ -1,15 +1,20 @@
-"""Standard output and error that a program can lose without dying of it.
+"""Standard output and error that a program can lose without dying of it; and what the commands that
+need no Hydra share: help on one screen, and what their errors end with.
 
 The reader of a pipe may go away (`| head -1`), a terminal may be closed, a file may be full: what
 is written then is dropped, and whoever keeps a log says so once. Needs no torch.
 """
 
+import argparse
 import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TextIO
+
+from esper_soa.errors import UserError
+from esper_soa.ops.interrupt import stopped_at_once
 
 CLOSED = "it was closed before the start"
 
@@ -93,3 +98,29 @@ def standing_streams() -> Iterator[None]:
             # what is left for the interpreter to write at its end could fail there
             for stream in streams:
                 stream.flush()
+
+
+def parser(usage: str, purpose: str, words: str) -> argparse.ArgumentParser:
+    """What reads the arguments of a command. usage: one line that begins with its name; words: what
+    each argument is, shown as it stands; the arguments themselves are added with
+    help=argparse.SUPPRESS.
+    """
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(usage.split()[0], usage, purpose, words, formatter_class=form)
+
+
+@contextmanager
+def ending_with_status() -> Iterator[None]:
+    """The work of a command; ends the interpreter with 2 for a mistake that we found, 1 for a file
+    that could not be written, each told in one line, and at once when it is asked to stop.
+    """
+    with standing_streams(), stopped_at_once():
+        try:
+            yield
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+        except OSError as error:
+            reason = error.strerror or error
+            print(f"error: {error.filename}: cannot be written ({reason})", file=sys.stderr)
+            sys.exit(1)

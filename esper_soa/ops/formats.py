@@ -27,7 +27,6 @@ from esper_soa.ops.module_files import save
 
 WIDTH = 116  # letters of a line of code
 REGISTRATION = "torch.onnx._internal.exporter._registration"  # the logger of torch's exporter
-NEEDED = {"onnx": ("onnx", "onnxscript")}  # packages of the extra of the format's name
 CODE_HEAD = '''"""A grown network with its weights; needs torch alone.
 
 `network()` makes it: images float32 [B, *SPEC["input"]["shape"]], RGB in [0, 1], to logits
@@ -77,7 +76,7 @@ def save_onnx(net: GrownNetwork, path: Path) -> None:
 
     Raises UserError where the packages of the extra are not there.
     """
-    missing = [name for name in NEEDED["onnx"] if find_spec(name) is None]
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise UserError(f"format=onnx: needs {' and '.join(missing)}. Install esper-soa[onnx]")
     with _unheard():

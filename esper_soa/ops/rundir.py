@@ -107,7 +107,7 @@ def resume_start(resume: str, run_dir: str, name: str, root: str = "runs") -> St
             f"run_dir={one_line(run_dir)}: a resumed run goes on in the folder of its checkpoint, "
             f"{folder}. Leave run_dir out."
         )
-    return Start(_writable(folder, "resume"), path)
+    return Start(writable(folder, "resume"), path)
 
 
 def find_checkpoint(given: str, setting: str) -> Path:
@@ -168,10 +168,10 @@ def _newest_start(run_dir: str, name: str, root: str) -> Start:
         found = RunFolder(folder).checkpoints()
         if found:
             newest = _newest_whole(found, "resume=auto")
-            return Start(_writable(folder, "run_dir"), newest)
+            return Start(writable(folder, "run_dir"), newest)
     if run_dir and not any((given / name).exists() for name in ("summary.json", "evaluation.json")):
         # left by a run that ended before its first checkpoint
-        return Start(_writable(given, "run_dir"), None)
+        return Start(writable(given, "run_dir"), None)
     return Start(open_run_folder(run_dir, name, root), None)
 
 
@@ -220,7 +220,7 @@ def open_run_folder(run_dir: str, name: str, root: str = "runs") -> RunFolder:
     """
     if not run_dir:
         return RunFolder(_make_dated(Path(root) / name))
-    folder = _writable(user_path("run_dir", run_dir), "run_dir")
+    folder = writable(user_path("run_dir", run_dir), "run_dir")
     names = [*RESULTS, folder.networks.name, *(path.name for path in folder.checkpoints())]
     found = [name for name in names if (folder.path / name).exists()]
     if found:
@@ -239,7 +239,7 @@ def open_sweep_folder(sweep_dir: str, name: str, resume: bool, root: str = "runs
     """
     parent = Path(root) / name
     if sweep_dir:
-        return _writable(user_path("run_dir", sweep_dir), "run_dir").path
+        return writable(user_path("run_dir", sweep_dir), "run_dir").path
     sweeps = _dated_folders(parent, SWEEP) if resume else []
     return sweeps[0].resolve() if sweeps else _make_dated(parent, SWEEP)
 
@@ -260,7 +260,7 @@ def _make_dated(parent: Path, prefix: str = "") -> Path:
             raise _unwritable(path, "run_dir", error) from error
 
 
-def _writable(path: Path, setting: str) -> RunFolder:
+def writable(path: Path, setting: str) -> RunFolder:
     """The folder `path`, made where it is new; claiming it shows whether it can be written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
