@@ -1,5 +1,4 @@
-"""The command line before Hydra reads it: flags wherever they stand, our version, and settings that
-do not exist.
+"""The command line before Hydra reads it: flags anywhere, our version, settings that do not exist.
 
 Needs no torch.
 """
@@ -46,8 +45,7 @@ def listed_slots(overrides: Sequence[str]) -> list[str]:
 
 
 def check_overrides(overrides: Sequence[str], settings: type, groups: Collection[str]) -> None:
-    """Raise UserError for an override of what is neither a field of `settings` nor one of the
-    configuration `groups`.
+    """Raise UserError for an override of neither a field of `settings` nor one of the `groups`.
 
     What is added ('+key=value') or belongs to Hydra is left to it.
     """

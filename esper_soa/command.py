@@ -1,5 +1,4 @@
-"""The command lines behind esper-train and esper-evaluate: what Hydra calls before a run or sweep,
-and for each job.
+"""Command lines of esper-train and esper-evaluate: what Hydra calls before a run, and for each job.
 
 A job composes and checks the settings, opens a session in its folder, which is Hydra's, and hands
 over to the trainer or to the evaluation; of a sweep it has a process of its own (sweep/jobs.py).
@@ -110,8 +109,7 @@ class Command:
 
 
 class Folders(Callback):
-    """Decides, before Hydra makes any folder, where a run or sweep goes; ends the program where it
-    can go nowhere.
+    """Decides, before Hydra makes any folder, where a run goes; ends the program for nowhere.
 
     A run goes to hydra.run.dir, which is run_dir unless set otherwise, a sweep to hydra.sweep.dir
     likewise; where neither is set, to a folder of its name and the time. A run that goes on stays
@@ -173,8 +171,7 @@ def play_training(composed: DictConfig) -> float:
 
 
 def settled_training(composed: DictConfig, before: JobRecord | None) -> JobRecord | None:
-    """The record of a job of a sweep that an earlier call has brought to its end; None for one that
-    is to be played.
+    """The record of a sweep's job that an earlier call has ended; None for one to be played.
 
     before: what that call noted. Raises UserError for what a job of a sweep cannot have.
     """

@@ -1,5 +1,4 @@
-"""The command line that compares settings: `esper-compare a="reward=shaped" b="reward=simplified"
-seeds=10`.
+"""The command line that compares settings: `esper-compare a="reward=shaped" b="" seeds=10`.
 
 Also `python -m esper_soa.compare`. Every group plays every seed on the same hosts and data order,
 in a run folder of its own; groups take turns round by round, in alternating order, and share

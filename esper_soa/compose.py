@@ -1,5 +1,4 @@
-"""Settings of a run from Python, composed as on the command line; a Hydra that the caller uses
-stays as it is.
+"""Settings of a run from Python, composed as on the command line; a caller's own Hydra stays.
 
 What Hydra holds for the process (its configuration, version and schemas) is set aside while ours is
 composed, and is then again as it was. Needs no torch.

@@ -1,5 +1,4 @@
-"""The settings of a run: one dataclass per part, composed into TrainConfig, and the checks that
-span parts.
+"""The settings of a run: a dataclass per part, composed into TrainConfig; checks that span parts.
 
 Hydra validates names and types against these dataclasses; `settings_from` turns the composed
 configuration into them. The numbers behind a default are its range. Needs no torch.

@@ -26,8 +26,7 @@ from esper_soa.registry import is_reference
 def play_control(
     name: str, cfg: TrainConfig, world: World, grown: RoundResult | Played, played: Round
 ) -> RoundResult:
-    """Play the round of `world`, which is that of `cfg`, as the control `name`: of CONTROLS, or an
-    agent `module:name`.
+    """Play the round of `world`, of `cfg`, as the control `name`: of CONTROLS, or `module:name`.
 
     wait, random, heuristic and schedule are the scripted policies, with the settings under
     cfg.policy. static_final is what each host of `grown` ended with, trained from the first
@@ -61,8 +60,7 @@ def _play_widened(cfg: TrainConfig, world: World, parameters: float, played: Rou
 
 
 def _without_own(cfg: TrainConfig) -> TrainConfig:
-    """The settings without blueprints and rewards of users' own, which need not fit hosts of any
-    width and one slot.
+    """The settings without users' own blueprints and rewards, which may not fit width or slot.
 
     Nothing is germinated in a host that does not grow, and nobody is told what it is paid.
     """
@@ -74,8 +72,7 @@ def _without_own(cfg: TrainConfig) -> TrainConfig:
 
 
 def widened(task: TaskConfig, parameters: float) -> TaskConfig:
-    """`task` with base_channels such that its plain host has as nearly so many parameters as any
-    width gives it.
+    """`task` with base_channels such that its plain host has most nearly so many parameters.
 
     Never narrower than it is, and no wider than a block may be; of two widths that are as near, the
     narrower.

@@ -1,5 +1,4 @@
-"""Starts the ranks of a run and plays one: a process per device, or per group of cores, by torch's
-elastic launcher.
+"""Starts the ranks of a run and plays one: a process per device, or group of cores, by torch's API.
 
 A run of one rank is played there and then. With ranks=K this process starts K others, each of which
 runs `main` of this module, and waits: where one is lost the launcher ends the others, and starts
@@ -60,8 +59,7 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 def train_within(within: Session, cfg: TrainConfig, checkpoint: Path | None) -> float:
-    """Run the whole job, as run_within, on as many ranks as the settings say; returns the final
-    accuracy (percent).
+    """Run the whole job on as many ranks as the settings say; returns the final accuracy (percent).
 
     Raises RankLostError where a rank was lost and is not started again, with the checkpoint to go
     on from.
@@ -261,8 +259,7 @@ def play_rank(
     here: Place,
     meeting: str = "env://",
 ) -> float:
-    """Play the rank `here` of a run, from `checkpoint` on where the first rank has one; returns the
-    final accuracy (percent).
+    """Play the rank `here` of a run, from `checkpoint` on; returns the final accuracy (percent).
 
     meeting: where ranks find each other, for torch.distributed. Raises RankLostError, with the
     checkpoint to go on from, where another rank does not go on.

@@ -1,5 +1,4 @@
-"""Several runs in one process that take turns round by round, so that whatever befalls the machine
-befalls them all.
+"""Several runs in one process that take turns round by round, so that the same befalls them all.
 
 Every run has its own world, policy, normaliser and folder, so that it is the run that it would be
 alone, to the bit; they share the process, one after the other, and so its memory at a time.

@@ -1,5 +1,4 @@
-"""Ranges of settings: each stands in the line of its field, and is checked when the settings are
-made.
+"""Ranges of settings: each stands in the line of its field, and is checked as they are made.
 
 `number(default, low, high)` and its kin give a dataclass field its default and its rule;
 `check_fields` applies the rules of one dataclass. Needs no torch.

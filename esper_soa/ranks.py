@@ -1,5 +1,4 @@
-"""The processes that share out the envs of a run, one per device or group of cores, and what they
-tell each other.
+"""The processes that share a run's envs, one per device or group of cores, and what they exchange.
 
 A rank has some of the envs, neighbours by their number, with their weights and state; policy,
 optimiser and normalisers are the same on all, as whatever moves them is summed over all envs first.
@@ -38,8 +37,7 @@ def share_of(num_envs: int, count: int, rank: int) -> range:
 
 
 def core_group(rank: int, ranks: int) -> list[int]:
-    """The CPU cores of one of the processes on this machine: those that all may use are cut into
-    equal groups.
+    """The CPU cores of one of the processes here: all that there are, cut into equal groups.
 
     Where there are fewer cores than processes, several share one.
     """

@@ -53,8 +53,7 @@ class RecordedRun:
         return [json.loads(line) for line in self._text(self.folder.episodes).splitlines()]
 
     def export(self, env: int | str = "best") -> GrownNetwork:
-        """A host as a plain module in eval mode: images [B, 3, 32, 32] in [0, 1] to logits [B,
-        classes].
+        """A host as a module in eval mode: images [B, 3, 32, 32] in [0, 1] to logits [B, classes].
 
         env: "best", the host with the highest validation accuracy that a round of the run has ended
         with, then with the fewest parameters; or the number of a host of the last round. Raises
@@ -75,8 +74,7 @@ class RecordedRun:
         return net
 
     def policy(self, which: str = "newest") -> Controller:
-        """The learned policy as a module: observation in, legal action out; see
-        agent/controller.py.
+        """The learned policy as a module: observation in, legal action out: agent/controller.py.
 
         which: "newest", of the newest checkpoint; "best", that played the best round; or a
         checkpoint's file name. Raises UserError where the run has learned nothing, or has no such

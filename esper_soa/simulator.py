@@ -1,5 +1,4 @@
-"""The simulator as a library: N hosts that train and grow, stepped by a caller or played by a
-policy.
+"""The simulator as a library: N hosts that train and grow, stepped by a caller or by a policy.
 
     sim = esper_soa.make("cifar_3seed", envs=16, policy="heuristic")
     for step in sim.episode():
@@ -99,8 +98,7 @@ class Simulator:
         images: ImageSet | None = None,
         illegal: str = "wait",
     ) -> None:
-        """agent: who plays `episode`; None takes what the settings name. images: instead of those
-        of the settings.
+        """agent: who plays `episode`; None takes that of the settings. images: instead of theirs.
 
         Raises UserError for what does not fit together.
         """
@@ -212,8 +210,7 @@ class Simulator:
             seen = after
 
     def export(self, env: int) -> GrownNetwork:
-        """A host as it was last measured, as a plain module in eval mode: images [B, 3, 32, 32] in
-        [0, 1] to logits.
+        """A host as last measured, in eval mode: images [B, 3, 32, 32] in [0, 1] to logits.
 
         Raises IndexError for a number that is no env, RuntimeError before `reset`.
         """
@@ -273,8 +270,7 @@ def make(
     overrides: Sequence[str] = (),
     **settings: Value,
 ) -> Simulator:
-    """A simulator with the settings of `python -m esper_soa.train +experiment=<experiment>
-    <overrides>`.
+    """A simulator with settings of `python -m esper_soa.train +experiment=<name> <overrides>`.
 
     policy: who plays `episode`: wait, random, schedule, heuristic, a policy that ships (grower), a
     run folder or file with a learned one, `module:name` of one of your own, or an Agent; None takes

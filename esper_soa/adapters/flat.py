@@ -1,5 +1,4 @@
-"""What all adapters share: a flat observation, a mask over joint actions, and a new episode where
-one ends.
+"""What all adapters share: a flat observation, a mask over joint actions, episodes without a gap.
 
 An env ends in two ways. A rollback ends its trajectory (terminated): it goes on at once from its
 snapshot, and the next observation is the first of a new trajectory. The episode ends for all envs
@@ -49,8 +48,7 @@ class FlatEnvs:
     """N envs with flat observations and actions that are numbers."""
 
     def __init__(self, sim: Simulator, actions: str = "joint") -> None:
-        """actions: "joint" for numbers of joint actions [N], "heads" for choices [N, 8] in the
-        order of the heads.
+        """actions: "joint" for joint actions [N], "heads" for choices [N, 8], heads in order.
 
         Heads are masked one by one: a choice of every head may be legal, and all of them together
         not. Such an action becomes WAIT. Joint actions have no such combinations.

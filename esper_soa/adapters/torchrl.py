@@ -59,8 +59,7 @@ class GrowthEnv(EnvBase):
         self._over = True
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: object) -> TensorDictBase:
-        """The next round; for envs that have just been rolled back, the first observation behind
-        that.
+        """The next round; for envs just rolled back, the first observation behind that.
 
         Raises RuntimeError for other envs in mid-episode unless all are asked for: they share the
         env-steps of a round.

@@ -53,8 +53,7 @@ Content: TypeAlias = (
 
 
 def save_checkpoint(path: Path, content: Mapping[str, Content]) -> None:
-    """Replace the file `path` by `content`, all or nothing: whatever fails, the old file stays
-    whole.
+    """Replace the file `path` by `content`, all or nothing: on a failure the old file stays whole.
 
     Raises OSError with its reason where the disk is full or the folder cannot be written.
     """

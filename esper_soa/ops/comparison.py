@@ -1,5 +1,4 @@
-"""What a comparison of groups of runs says: paired by seed, against the first group, with tests
-that are exact.
+"""What a comparison of groups of runs says: paired by seed, against the first, by exact tests.
 
 A seed counts as one: its hosts are played by one policy on one data order, the same in all groups.
 Needs no torch.
@@ -93,8 +92,7 @@ def compared(groups: Numbers) -> list[Compared]:
 
 
 def detectable(spread: float, seeds: int, comparisons: int = 1) -> float:
-    """The mean difference that a study of so many seeds finds with POWER, where differences are
-    normal.
+    """The mean difference that a study of so many seeds finds with POWER; differences are normal.
 
     spread: their standard deviation. By drawing: STUDIES studies, always the same, and the signed
     rank test at SIGNIFICANCE over the number of comparisons, which is Holm's first step. Infinite

@@ -1,5 +1,4 @@
-"""Grown networks in the formats of other programs: torch.export, ONNX, and Python code that needs
-torch alone.
+"""Grown networks in other programs' formats: torch.export, ONNX, Python code that needs only torch.
 
 Every file holds the description of the network too, and is replaced as a whole or not at all.
 """
@@ -71,8 +70,7 @@ def save_pt2(net: GrownNetwork, path: Path) -> None:
 
 
 def save_onnx(net: GrownNetwork, path: Path) -> None:
-    """Write a model of ONNX, `images` to `logits` for any number of images, the description in its
-    metadata as `spec`.
+    """Write a model of ONNX, `images` to `logits`, any number of images, with `spec` as metadata.
 
     Raises UserError where the packages of the extra are not there.
     """

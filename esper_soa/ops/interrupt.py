@@ -1,5 +1,4 @@
-"""Signals: what stops a program that is still setting up, and what a run heeds between two
-env-steps.
+"""Signals: what stops a program that is setting up, and what a run heeds between two env-steps.
 
 While a program sets up, SIGINT and SIGTERM end it at once. While rounds are played they ask for a
 checkpoint and the end, and SIGUSR2 for a checkpoint alone, so that nothing is ever cut in the
@@ -64,8 +63,7 @@ def is_foreign(handler: Handler) -> bool:
 def reacting(
     react: Callable[[int], None], numbers: tuple[int, ...]
 ) -> Iterator[dict[int, Handler]]:
-    """`react` to the signals `numbers` while the context lasts; yields the handlers that were there
-    before.
+    """`react` to the signals `numbers` while the context lasts; yields the handlers from before.
 
     Outside the main thread, where no signal comes, nothing is installed.
     """
@@ -92,8 +90,7 @@ def stopped_at_once() -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """SIGINT and SIGTERM end the process in the middle of an import, where exceptions get lost or
-    turn into others.
+    """SIGINT and SIGTERM end the process amid an import, where exceptions get lost or changed.
 
     Handlers of other programs stay in place. No garbage is looked for meanwhile: what is imported
     stays, and the search takes a sixth of the time.

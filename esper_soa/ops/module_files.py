@@ -1,5 +1,4 @@
-"""Files of modules: networks and policies in safetensors, with the description that they are made
-from beside them.
+"""Files of modules: networks and policies in safetensors, with the description to make them from.
 
 A file is one that every reader of safetensors takes. What is ours is one entry of its metadata: a
 version, and for each module its description (`spec`) and a SHA-256 of its tensors. Nothing in it is

@@ -1,5 +1,4 @@
-"""Where the time of a run goes: the share of every phase, one line per update, or a trace of a few
-env-steps.
+"""Where the time of a run goes: the share of every phase per update, or a trace of a few env-steps.
 
 What plays says where a phase ends: what passed since the one before belongs to it. On CUDA that is
 an event in the stream; the events are read once a round.

@@ -1,5 +1,4 @@
-"""What is seen while a run goes on: a live bar on a terminal, plain lines elsewhere, and the log
-file.
+"""What is seen while a run goes on: a live bar on a terminal, plain lines elsewhere, the log file.
 
 The trainer reports every env-step to a Progress and says things through the package's logger, which
 `logging_to` ties to the console (above the bar) and to the run folder's log.txt. Needs no torch.

@@ -185,8 +185,7 @@ def _dated_folders(parent: Path, prefix: str = "") -> list[Path]:
 
 @contextmanager
 def claimed(folder: RunFolder) -> Iterator[None]:
-    """Keep other processes out of the folder while the context lasts; a killed process lets go of
-    it.
+    """Keep other processes out of the folder while the context lasts; a killed process lets go.
 
     What killed processes left half written is removed, and what this one does. Raises UserError
     where another process writes to the folder, and where nobody can. Nothing else in a folder may
@@ -232,8 +231,7 @@ def open_run_folder(run_dir: str, name: str, root: str = "runs") -> RunFolder:
 
 
 def open_sweep_folder(sweep_dir: str, name: str, resume: bool, root: str = "runs") -> Path:
-    """Make `sweep_dir`, or `root`/`name`/sweep_<time> where it is empty; to `resume`, the newest of
-    those if any.
+    """Make `sweep_dir`, or `root`/`name`/sweep_<time>; to `resume`, the newest of those if any.
 
     Raises UserError where the folder cannot be made.
     """

@@ -112,8 +112,7 @@ def unheard() -> Iterator[None]:
 
 
 def _log_the_end(begun: bool) -> None:
-    """Keep what ends the work early in the log file, with its traceback where it is no message of
-    ours.
+    """Keep what ends the work early in the log file, with its traceback where no message of ours.
 
     A refusal leaves a folder as it is in which a run has `begun` before.
     """

@@ -59,8 +59,7 @@ def place() -> Place | None:
 
 
 def folder_for(settings: TrainConfig, asked: str) -> RunFolder:
-    """The folder of a run, made where it is new: `asked`, or one of its name and the time; that of
-    what it resumes.
+    """The folder of a run, made where new: `asked`, or its name and the time; or what it resumes.
 
     Where torchrun has started the ranks of the run, the id of its launch stands for the time.
     Raises UserError where there can be none, before it is made where a policy to start from leads
@@ -116,8 +115,7 @@ def goes_on_in(folder: RunFolder, settings: TrainConfig) -> bool:
 
 
 def find_run_folders(given: Sequence[str | Path]) -> dict[str, Path]:
-    """The run folders in `given` by labels: the ends of their paths, as short as they can be and
-    still differ.
+    """The run folders in `given` by labels: the ends of their paths, the shortest that differ.
 
     A run that is found twice counts once. Raises UserError where a folder holds none.
     """

@@ -29,8 +29,7 @@ class Interval(NamedTuple):
 
 
 def mean_interval(values: Sequence[float], confidence: float) -> Interval:
-    """The mean of `values` and its t interval (Student 1908): n - 1 degrees of freedom, s / sqrt(n)
-    as error.
+    """The mean and t interval (Student 1908) of `values`: n - 1 degrees of freedom, s / sqrt(n).
 
     One value says nothing of its spread: its interval is infinite. Values that are all the same
     give a point.
@@ -74,8 +73,7 @@ def mann_whitney(values: Sequence[float], others: Sequence[float]) -> float:
 
 
 def signed_rank(differences: Sequence[float]) -> float:
-    """The two-sided p of the signed rank test (Wilcoxon 1945) of paired differences, exact, with
-    ties too.
+    """The exact two-sided p of the signed rank test (Wilcoxon 1945) of pairs, with ties too.
 
     Every difference that is not 0 is as likely to be of either sign: p is twice the share of all
     ways to give them signs whose sum of positive ranks lies as far out as the one found. Ranks are
@@ -122,8 +120,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def improvement_interval(
     values: Sequence[float], others: Sequence[float], confidence: float
 ) -> Interval:
-    """The probability of improvement, P(a value > another's) (Agarwal et al. 2021), in [0, 1], with
-    its interval.
+    """The probability of improvement, P(a value > another's) (Agarwal et al. 2021), interval too.
 
     Estimated by the share of all pairs of a value and another, a tie counting half: U / (m n) of
     Mann and Whitney. The interval is method 5 of Newcombe (2006): all probabilities from which the

@@ -1,5 +1,4 @@
-"""A job of a sweep: in a process of its own, which the launcher's watches over, with a record of
-what it came to.
+"""A job of a sweep: in a process of its own, watched by the launcher's, with a record of its end.
 
 Launchers call `play_job`. Hydra's own, joblib's and Ray's give several jobs to one process, so that
 one that is killed would take others along: there a job is `python -m esper_soa.sweep.jobs`, and
@@ -99,8 +98,7 @@ def play_here(play: Play, composed: DictConfig) -> float | None:
 
 
 def watch(play: Play, composed: DictConfig, sweep: Path, job: JobRecord) -> float | None:
-    """Play the job in a process of its own; raises Interrupted where this one was asked to stop
-    meanwhile.
+    """Play the job in a process of its own; raises Interrupted where asked to stop meanwhile.
 
     That process has a session of its own: Ctrl-C reaches it once, from here. The end of its
     standard input tells it that nobody waits for it any more. (Not by multiprocessing, which cannot

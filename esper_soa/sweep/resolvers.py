@@ -1,5 +1,4 @@
-"""What configuration files and command lines may compute of a job's number and of the machine.
-Needs no torch.
+"""What configurations and command lines compute of a job's number and of the machine. No torch.
 
 device: cuda:${modulo:${hydra:job.num},4}                      job by job another of four GPUs
 compute.workers: ${share_of_cores:${hydra:launcher.n_jobs}}    cores here, shared by n_jobs jobs

@@ -1,5 +1,4 @@
-"""A search by Optuna: its trials are the jobs of a sweep, played by any launcher; the study is in
-the sweep's folder.
+"""A search by Optuna: its trials are a sweep's jobs, by any launcher; the study lies in its folder.
 
 Trial i is job i. A job tells the study its accuracy after every round, and ends early where the
 pruner finds it hopeless. A trial whose job did not come to its end stays open, so that a sweep that
@@ -59,8 +58,7 @@ class Space(NamedTuple):
 
 
 def search(config: DictConfig, arguments: Sequence[str], launcher: Launcher) -> float | None:
-    """Play what is left of a study, which is made where there is none; returns the best accuracy
-    (percent).
+    """Play what is left of a study, made where there is none; returns the best accuracy (percent).
 
     arguments: the overrides of the command line. Raises UserError for what cannot be searched.
     """

@@ -1,5 +1,4 @@
-"""What is said at the end of a sweep: a table of all its jobs, in sweep.json too, and the ones that
-are not done.
+"""What is said at the end of a sweep: a table of all its jobs, in sweep.json too, and those left.
 
 Made of the records and folders of the jobs, so that it is the same under every launcher. Needs no
 torch.
@@ -30,8 +29,7 @@ BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 def end_sweep(hydra: HydraConf, console: Console) -> bool:
-    """Print the table of the sweep's jobs and write sweep.json; says whether all jobs came to their
-    end.
+    """Print the table of the sweep's jobs and write sweep.json; says whether all have ended.
 
     Names those that did not on standard error.
     """
@@ -59,8 +57,7 @@ def end_sweep(hydra: HydraConf, console: Console) -> bool:
 
 
 def list_jobs(hydra: HydraConf, sweep: Path) -> list[JobRecord]:
-    """The jobs that the sweep consists of; those that have not begun as well where they are known
-    beforehand.
+    """The jobs that the sweep consists of, with those not begun where they are known beforehand.
 
     Hydra's own sweeper plays every combination, and a record of another number is of an earlier,
     larger sweep.
