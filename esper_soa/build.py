@@ -133,8 +133,7 @@ def rule_player(cfg: TrainConfig, name: str, setting: str) -> Agent:
 def shapley_orders(cfg: TrainConfig, num_slots: int) -> tuple[torch.Tensor | None, tuple[int, ...]]:
     """Orders int64 [P, S] for sampled Shapley values, the same all run long, and their subsets.
 
-    None where they are not asked for, and where the slots are so few that all subsets are
-    evaluated.
+    None where they are not asked for, and where so few slots have all subsets evaluated.
     """
     samples = cfg.attribution.shapley_samples
     if samples == 0 or num_slots <= EXACT_SLOTS:

@@ -74,8 +74,7 @@ def _without_own(cfg: TrainConfig) -> TrainConfig:
 def widened(task: TaskConfig, parameters: float) -> TaskConfig:
     """`task` with base_channels such that its plain host has most nearly so many parameters.
 
-    Never narrower than it is, and no wider than a block may be; of two widths that are as near, the
-    narrower.
+    Never narrower than it is, nor wider than a block may be; of two as near, the narrower.
     """
     widths = range(
         task.base_channels,

@@ -1,7 +1,6 @@
 """The command line that takes a network out of a run: `esper-export RUN env=best format=onnx`.
 
-Also `python -m esper_soa.export`. Exit status: 0 done, 1 a file that could not be written, 2 a
-mistake that we found.
+Also `python -m esper_soa.export`. Exit status: 0 done, 1 a file not written, 2 a user's mistake.
 """
 
 import argparse

@@ -61,8 +61,7 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 def train_within(within: Session, cfg: TrainConfig, checkpoint: Path | None) -> float:
     """Run the whole job on as many ranks as the settings say; returns the final accuracy (percent).
 
-    Raises RankLostError where a rank was lost and is not started again, with the checkpoint to go
-    on from.
+    Raises RankLostError where a rank was lost for good, with the checkpoint to go on from.
     """
     here = place()
     if here is not None:

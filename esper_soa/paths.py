@@ -20,8 +20,7 @@ def config_dir() -> str:
 def user_path(setting: str, given: str) -> Path:
     """The path that `given` names, whether or not there is anything.
 
-    Raises SettingError where it can name none: an unknown user's home, a name that is too long,
-    bytes that are no text.
+    Raises SettingError for none: an unknown user's home, too long a name, bytes of no text.
     """
     if "\0" in given or not _is_text(given):
         raise SettingError(setting, given, "a path of UTF-8 characters")

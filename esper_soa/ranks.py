@@ -106,7 +106,7 @@ class Ranks:
         return list(parts)
 
     def of_each(self, numbers: Tensor) -> list[Tensor]:
-        """The numbers of every rank, in their order."""
+        """The numbers of every rank, of one shape on all, in their order."""
         return [numbers]
 
     def gather_at_first(self, numbers: Tensor) -> Tensor | None:
@@ -177,15 +177,12 @@ class RankGroup(Ranks):
     def gather(self, parts: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
         rows = [part.movedim(dim, 0) for part in parts]
         packed = torch.cat([row.reshape(len(row), _width(row)).double() for row in rows], dim=1)
-        whole = self._whole(self._rooms(self._padded(packed)))
+        whole = self._whole(self.of_each(self._padded(packed)))
         pieces = whole.split([_width(row) for row in rows], dim=1)
         return [
             piece.reshape(self.num_envs, *row.shape[1:]).to(row.dtype).movedim(0, dim)
             for piece, row in zip(pieces, rows, strict=True)
         ]
-
-    def of_each(self, numbers: Tensor) -> list[Tensor]:
-        return self._rooms(numbers)
 
     def gather_at_first(self, numbers: Tensor) -> Tensor | None:
         room = self._padded(numbers)
@@ -234,9 +231,8 @@ class RankGroup(Ranks):
             return []
         return list(self.reduced(torch.stack(list(parts)), operation).unbind())
 
-    def _rooms(self, room: Tensor) -> list[Tensor]:
-        """The tensor of every rank, of one shape on all."""
-        room = room.contiguous()
+    def of_each(self, numbers: Tensor) -> list[Tensor]:
+        room = numbers.contiguous()
         rooms = [torch.empty_like(room) for _ in range(self.count)]
         with _answered():
             dist.all_gather(rooms, room, group=self._host if room.device.type == "cpu" else None)

@@ -1,7 +1,6 @@
 """The package from Python: train, open a run that there is, and take out of it what it has found.
 
-A run is known by its folder alone, so one that was trained elsewhere, or is still going on, is
-opened like any other.
+A run is known by its folder alone: one from elsewhere, or still going on, is opened too.
 """
 
 import json
@@ -77,8 +76,7 @@ class RecordedRun:
         """The learned policy as a module: observation in, legal action out: agent/controller.py.
 
         which: "newest", of the newest checkpoint; "best", that played the best round; or a
-        checkpoint's file name. Raises UserError where the run has learned nothing, or has no such
-        checkpoint yet.
+        checkpoint's name. Raises UserError where nothing was learned, or there is none such.
         """
         named = {"newest": self.path, "best": self.folder.best}.get(which, self.path / which)
         saved = read_run(find_checkpoint(str(named), "policy"), torch.device("cpu"))

@@ -108,8 +108,14 @@ class Simulator:
         self.device = resolve_device(settings.device)
         self._images = None if images is None else images.to(self.device)
         self._build(settings.seed)
-        self.agent = self._agent() if agent is None else Watched("policy", agent)
         self._next_round = 0
+        if agent is not None:
+            self.agent: Agent = Watched("policy", agent)
+            return
+        player = build_player(self.settings, self.world)
+        if player.learner is not None:
+            player.learner.policy.eval()
+        self.agent = player.agent
 
     def _build(self, seed: int) -> None:
         """A world whose every stream follows from `seed`."""
@@ -120,12 +126,6 @@ class Simulator:
         self.joint = JointActions(len(self.slots), self.world.rules.blueprints)
         self._seen: Seen | None = None  # what the next action answers; None: reset is due
         self._standing: Standing | None = None  # the hosts as they were last measured
-
-    def _agent(self) -> Agent:
-        player = build_player(self.settings, self.world)
-        if player.learner is not None:
-            player.learner.policy.eval()
-        return player.agent
 
     @property
     def num_envs(self) -> int:
@@ -145,8 +145,7 @@ class Simulator:
     def reset(self, seed: int | None = None) -> tuple[Observation, Info]:
         """Begin the next round with fresh hosts, and play it up to its first decision.
 
-        seed: begin again at round 0 with the streams of this seed; None goes on to the next round
-        of the same.
+        seed: begin again at round 0 with the streams of this seed; None: the next round.
         """
         if seed is not None:
             self._build(seed)
@@ -280,8 +279,7 @@ def make(
     illegal: what becomes of an illegal action: it becomes WAIT and is told ("wait"), or ValueError
     ("raise").
     overrides: in Hydra's words, such as "task=cifar_impaired" or "reward.mode=net".
-    settings: those of the top level, by name: envs=16, steps=50, seed=3, device="cuda",
-    slots="[r0c0,r0c1]".
+    settings: of the top level, by name: envs=16, seed=3, device="cuda", slots="[r0c0,r0c1]".
 
     Raises UserError for settings that the command line would refuse.
     """

@@ -16,8 +16,7 @@ class FolderError(Exception):
 def cache_folder() -> Path:
     """$XDG_CACHE_HOME/esper_soa, or .cache/esper_soa in $HOME or the user database's home.
 
-    Paths that are not absolute count as not given. Raises FolderError where nothing says where home
-    is.
+    Paths that are not absolute count as not given. FolderError where nothing says home.
     """
     root = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(root):

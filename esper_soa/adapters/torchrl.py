@@ -61,8 +61,7 @@ class GrowthEnv(EnvBase):
     def _reset(self, tensordict: TensorDictBase | None = None, **_: object) -> TensorDictBase:
         """The next round; for envs just rolled back, the first observation behind that.
 
-        Raises RuntimeError for other envs in mid-episode unless all are asked for: they share the
-        env-steps of a round.
+        Raises RuntimeError for others in mid-episode unless all are asked: they share env-steps.
         """
         everyone = torch.ones_like(self._rolled_back)
         asked = (

@@ -1,7 +1,6 @@
 """What a comparison of groups of runs says: paired by seed, against the first, by exact tests.
 
-A seed counts as one: its hosts are played by one policy on one data order, the same in all groups.
-Needs no torch.
+A seed counts as one: its hosts are played by one policy on one data order. Needs no torch.
 """
 
 import math

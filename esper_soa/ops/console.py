@@ -83,8 +83,7 @@ def outlet(stream: TextIO | None) -> Outlet:
 def standing_streams() -> Iterator[None]:
     """Standard output and error as outlets while the context lasts.
 
-    Descriptors 0 to 2 are open from here on, so that no file of ours gets the number of a closed
-    stream.
+    Descriptors 0 to 2 are open from here on: no file of ours gets the number of a closed one.
     """
     number = 0
     while number <= 2:
@@ -102,8 +101,7 @@ def standing_streams() -> Iterator[None]:
 
 def parser(usage: str, purpose: str, words: str) -> argparse.ArgumentParser:
     """What reads the arguments of a command. usage: one line that begins with its name; words: what
-    each argument is, shown as it stands; the arguments themselves are added with
-    help=argparse.SUPPRESS.
+    each argument is, shown as it stands; arguments are added with help=argparse.SUPPRESS.
     """
     form = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(usage.split()[0], usage, purpose, words, formatter_class=form)

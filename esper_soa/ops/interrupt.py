@@ -3,8 +3,7 @@
 While a program sets up, SIGINT and SIGTERM end it at once. While rounds are played they ask for a
 checkpoint and the end, and SIGUSR2 for a checkpoint alone, so that nothing is ever cut in the
 middle. A handler that another program had installed in this process before, as launchers on Slurm
-do, is called after the checkpoint, and decides whether the run goes on. Needs neither torch nor
-Hydra.
+do, is called after the checkpoint, and decides whether the run goes on. No torch, no Hydra.
 """
 
 import gc

@@ -41,8 +41,7 @@ class ModuleFileError(UserError):
 def save(module: Module, path: str | PathLike[str]) -> None:
     """Replace the file `path` by the module, with its weights as they are now; all or nothing.
 
-    Raises ValueError where its layers are not those of its `spec`, OSError where the file cannot be
-    written.
+    Raises ValueError where its layers are not those of its `spec`, OSError where not written.
     """
     tensors = {  # each in memory of its own on the CPU
         name: value.detach().cpu().clone().contiguous()

@@ -1,8 +1,7 @@
 """Learned policies without their runs: their files, and how a new learner begins with one.
 
 A file of a policy is sealed as a checkpoint is, and holds tensors and plain values alone: the sizes
-of the network, what the learner takes over, and facts about its making. A checkpoint of a run
-serves as well.
+of the network, what the learner takes over, and facts. A checkpoint of a run serves as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,8 +76,7 @@ class Pretrained(PolicyFile):
 def save_policy(path: Path, saved: Saved, facts: Mapping[str, Content]) -> None:
     """Write the policy of a run to the file `path`; `facts` go before what the run tells.
 
-    Raises CheckpointError where the run has learned nothing, OSError where the file cannot be
-    written.
+    Raises CheckpointError where the run has learned nothing, OSError where not written.
     """
     learned = _of_run(str(path), saved)
     held = PolicyFile(learned.network, learned.learner, learned.facts | dict(facts))

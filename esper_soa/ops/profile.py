@@ -57,14 +57,6 @@ class NoProfile:
 NO_PROFILE = NoProfile()
 
 
-def every_thread() -> _ExperimentalConfig:
-    """For torch.profiler.profile: watch all threads, as chunks of envs may run in several.
-
-    The type is that of its documented argument; torch (2.11 to 2.13) has no other name for it.
-    """
-    return _ExperimentalConfig(profile_all_threads=True)
-
-
 class HostClock:
     """Moments on the host, for a CPU, where work is done when a call returns."""
 
@@ -181,7 +173,8 @@ class TraceProfile(NoProfile):
             ),
             on_trace_ready=self._write,
             record_shapes=True,
-            experimental_config=every_thread(),
+            # chunks of envs may run in several threads; torch (2.11 to 2.13) has no other name
+            experimental_config=_ExperimentalConfig(profile_all_threads=True),
         )
 
     def env_step(self) -> None:

@@ -181,8 +181,7 @@ class Progress:
     def advance(self, env_steps: int, label: str, accuracy: float, reward: float) -> None:
         """Report `env_steps` more done, in the part of the run called `label`.
 
-        accuracy (percent) and reward (sum of the episode so far) are means over envs; NaN shows as
-        --.
+        accuracy (percent), reward (sum of the episode so far): means over envs; NaN shows as --.
         """
         self._pace.advance(env_steps)
         facts = (

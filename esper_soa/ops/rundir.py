@@ -113,8 +113,7 @@ def resume_start(resume: str, run_dir: str, name: str, root: str = "runs") -> St
 def find_checkpoint(given: str, setting: str) -> Path:
     """The checkpoint `given`, or the newest whole one where it is a run folder.
 
-    Raises UserError, which names `setting`; for a damaged checkpoint it also names the newest whole
-    one before it.
+    Raises UserError, which names `setting`, and for a damaged one the newest whole before it.
     """
     path = user_path(setting, given)
     label = f"{setting}={one_line(given)}"

@@ -62,8 +62,7 @@ def folder_for(settings: TrainConfig, asked: str) -> RunFolder:
     """The folder of a run, made where new: `asked`, or its name and the time; or what it resumes.
 
     Where torchrun has started the ranks of the run, the id of its launch stands for the time.
-    Raises UserError where there can be none, before it is made where a policy to start from leads
-    nowhere.
+    Raises UserError where there can be none, or a policy to start from leads nowhere.
     """
     if settings.resume:
         return resume_start(settings.resume, asked, settings.name).folder
@@ -81,8 +80,7 @@ def folder_for(settings: TrainConfig, asked: str) -> RunFolder:
 def find_start(settings: TrainConfig, folder: RunFolder) -> Start:
     """Where the run in `folder` begins; asked for once nobody else can write there.
 
-    Where a launcher has started its ranks, at the newest checkpoint that there is: it may have
-    started them again.
+    Where a launcher has started its ranks, maybe again, at the newest checkpoint that there is.
     """
     here = place()
     restarted = here is not None and (here.restarts or not settings.resume)

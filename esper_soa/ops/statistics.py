@@ -31,8 +31,7 @@ class Interval(NamedTuple):
 def mean_interval(values: Sequence[float], confidence: float) -> Interval:
     """The mean and t interval (Student 1908) of `values`: n - 1 degrees of freedom, s / sqrt(n).
 
-    One value says nothing of its spread: its interval is infinite. Values that are all the same
-    give a point.
+    One value says nothing of its spread: its interval is infinite. Equal values give a point.
     """
     return _trimmed(values, 0, confidence)
 

@@ -1,7 +1,6 @@
 """What is said at the end of a sweep: a table of all its jobs, in sweep.json too, and those left.
 
-Made of the records and folders of the jobs, so that it is the same under every launcher. Needs no
-torch.
+Made of the records and folders of the jobs: the same under every launcher. Needs no torch.
 """
 
 import json
@@ -59,8 +58,7 @@ def end_sweep(hydra: HydraConf, console: Console) -> bool:
 def list_jobs(hydra: HydraConf, sweep: Path) -> list[JobRecord]:
     """The jobs that the sweep consists of, with those not begun where they are known beforehand.
 
-    Hydra's own sweeper plays every combination, and a record of another number is of an earlier,
-    larger sweep.
+    Hydra's own sweeper plays every combination; other numbers are of earlier, larger sweeps.
     """
     found = read_records(sweep)
     if hydra.sweeper["_target_"] != BASIC:
