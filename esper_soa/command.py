@@ -289,8 +289,7 @@ def _run_folder(config: DictConfig) -> Path:
         # refuses what leads nowhere before a folder is made
         find_checkpoint(evaluation.checkpoint, "checkpoint")
         return open_run_folder(asked, evaluation.name).path
-    settings = settings_from(composed)
-    return folder_for(settings, asked).path
+    return folder_for(settings_from(composed), asked).path
 
 
 def _sweep_folder(config: DictConfig) -> Path:

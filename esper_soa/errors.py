@@ -35,9 +35,7 @@ def unknown_setting(key: str, known: Iterable[str]) -> str:
 
 
 class UserError(Exception):
-    """Bad input found by us before or while building: one clear message, exit status 2, no
-    traceback.
-    """
+    """Bad input found before or while building: one clear message, exit status 2, no traceback."""
 
 
 class SettingError(UserError):
@@ -57,9 +55,7 @@ class OutOfRoomError(Exception):
 
 
 class RankLostError(Exception):
-    """Of several processes that play a run one ended early or stopped answering: one clear message,
-    exit status 1.
-    """
+    """One of a run's processes ended early or does not answer: one clear message, exit status 1."""
 
 
 class PrunedError(Exception):

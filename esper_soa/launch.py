@@ -48,12 +48,8 @@ FAULTS: dict[str, type[Exception]] = {
     "lost": RankLostError,
 }
 CONSEQUENCES = ("lost", "stopped")  # of what happened to another rank, or to the launcher
-STOPS = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-)  # that torch's launcher takes
+# that torch's launcher takes
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FRESH_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 

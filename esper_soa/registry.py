@@ -102,16 +102,12 @@ def is_reference(value: str) -> bool:
 
 
 def name_in(reference: str) -> str:
-    """The name that `module:name` gives a part, which records call it by; a word of the package's
-    as it is.
-    """
+    """The name that `module:name` gives a part, which records call it by; another word as it is."""
     return reference.rpartition(":")[2]
 
 
 def marked_name(kind: str, part: object) -> str | None:
-    """The name that `part` itself, no class it derives from, is marked with as of this kind; None
-    where it is not.
-    """
+    """The name that `part` itself is marked with as of this kind, not by a base class; or None."""
     return vars(part).get(_mark(kind)) if hasattr(part, "__dict__") else None
 
 

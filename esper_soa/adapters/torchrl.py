@@ -90,14 +90,13 @@ class GrowthEnv(EnvBase):
         self._info = turn.info
         self._over = turn.over
         told = self._told(turn.last, turn.info)
-        flags = {
+        numbers = {
+            "reward": turn.reward,
             "terminated": turn.terminated,
             "truncated": turn.truncated,
             "done": turn.terminated | turn.truncated,
         }
-        return told.update(
-            {"reward": turn.reward[:, None]} | {name: flag[:, None] for name, flag in flags.items()}
-        )
+        return told.update({name: values[:, None] for name, values in numbers.items()})
 
     def _told(self, shown: Shown, info: Info) -> TensorDict:
         found = {

@@ -1,6 +1,4 @@
-"""Hydra's launchers and sweepers that the configuration files offer: what has to be installed for
-them, and what else they need. Needs no torch.
-"""
+"""Hydra's launchers and sweepers on offer: what has to be installed, what they need. No torch."""
 
 import re
 import shutil

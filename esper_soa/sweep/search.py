@@ -106,9 +106,7 @@ def space_of(arguments: Sequence[str]) -> Space:
 
 
 def distribution_of(override: Override) -> BaseDistribution:
-    """The values of a setting: interval(a,b), by its logarithm with tag(log,...); range(a,b,step)
-    of whole numbers; or a choice.
-    """
+    """The values of a setting: interval(a,b), by tag(log,...); range(a,b,step); or a choice."""
     value = override.value()
     if isinstance(value, IntervalSweep):
         whole = isinstance(value.start, int) and isinstance(value.end, int)

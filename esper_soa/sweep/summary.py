@@ -41,8 +41,8 @@ def end_sweep(hydra: HydraConf, console: Console) -> bool:
         rows = [_row(job, common | {"resume=auto"}) for job in jobs]
         console.print(table(rows))
         told = f"written to {sweep / RESULT}"
+        text = json_line({"common": sorted(common), "jobs": rows})
         try:
-            text = json_line({"common": sorted(common), "jobs": rows})
             write_text(sweep / RESULT, text + "\n")
         except OSError as error:
             told = f"{RESULT} could not be written ({reason_of(error)})"
