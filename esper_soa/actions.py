@@ -72,9 +72,7 @@ def _integers(name: str, value: object, device: torch.device) -> Tensor:
 
 
 def check_action(action: Action, masks: Masks, raising: bool) -> Checked:
-    """`action` with WAIT in the envs where it is not legal; ValueError that says what is wrong
-    where `raising`.
-    """
+    """`action` with WAIT where it is not legal in an env; ValueError for that where `raising`."""
     obeyed, legal = obey(action, masks)
     faults = illegal_choices(action, masks) if raising else []
     if faults:

@@ -1,5 +1,4 @@
-"""The command line before Hydra reads it: flags wherever they stand, our version, and settings that
-do not exist.
+"""The command line before Hydra reads it: flags anywhere, our version, settings that do not exist.
 
 Needs no torch.
 """
@@ -29,9 +28,7 @@ def version_line() -> str:
 
 
 def prepared(arguments: Sequence[str], settings: type, groups: Collection[str]) -> list[str]:
-    """`arguments`, flags without a value first and slots as lists; raises UserError as
-    `check_overrides`.
-    """
+    """`arguments`, plain flags first and slots as lists; raises UserError as `check_overrides`."""
     check_overrides(arguments, settings, groups)
     given = listed_slots(arguments)
     return [
@@ -41,17 +38,14 @@ def prepared(arguments: Sequence[str], settings: type, groups: Collection[str]) 
 
 
 def listed_slots(overrides: Sequence[str]) -> list[str]:
-    """`overrides` with slots=3, how many there are, as the list slots=[3] that Hydra's type check
-    asks for.
-    """
+    """`overrides` with the count slots=3 as the list slots=[3] that Hydra's type check asks for."""
     return [
         re.sub(r"(\d+)", r"[\1]", one) if SLOT_COUNTS.fullmatch(one) else one for one in overrides
     ]
 
 
 def check_overrides(overrides: Sequence[str], settings: type, groups: Collection[str]) -> None:
-    """Raise UserError for an override of what is neither a field of `settings` nor one of the
-    configuration `groups`.
+    """Raise UserError for an override of neither a field of `settings` nor one of the `groups`.
 
     What is added ('+key=value') or belongs to Hydra is left to it.
     """
@@ -68,8 +62,7 @@ def groups_in(folder: str) -> list[str]:
 
 
 def _check_key(key: str, settings: type, groups: Collection[str]) -> None:
-    """Refuse a dotted key that leads to no field; what stands below a mapping is not ours to know.
-    """
+    """Refuse a dotted key that leads to no field; what is below a mapping is not ours to know."""
     if key in groups:
         return
     within: object = settings

@@ -1,6 +1,4 @@
-"""Rules, worlds and players from checked settings: what a run, an evaluation and a control play in,
-and who plays.
-"""
+"""Rules, worlds and players from checked settings: what a run is played in, and who plays."""
 
 from copy import copy
 from dataclasses import replace
@@ -44,8 +42,7 @@ from esper_soa.vocabulary import STAGE_NAMES
 
 
 def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> Rules:
-    """Everything that stays the same during a run, on `device`, the engine of its networks
-    included.
+    """All that stays the same during a run, on `device`, the engine of its networks included.
 
     first_env: the number of the first env, where cfg.envs are a rank's share. Raises SettingError
     where the settings ask for what cannot run.
@@ -134,11 +131,9 @@ def rule_player(cfg: TrainConfig, name: str, setting: str) -> Agent:
 
 
 def shapley_orders(cfg: TrainConfig, num_slots: int) -> tuple[torch.Tensor | None, tuple[int, ...]]:
-    """Orders of arrival int64 [P, S] for sampled Shapley values and the subsets that they need, the
-    same all run long.
+    """Orders int64 [P, S] for sampled Shapley values, the same all run long, and their subsets.
 
-    None where they are not asked for, and where the slots are so few that all subsets are
-    evaluated.
+    None where they are not asked for, and where so few slots have all subsets evaluated.
     """
     samples = cfg.attribution.shapley_samples
     if samples == 0 or num_slots <= EXACT_SLOTS:
@@ -154,8 +149,7 @@ def build_world(
     images: ImageSet | None = None,
     ranks: Ranks = ALONE,
 ) -> World:
-    """N envs with weights and data, of cfg.seed and cfg.data where no other seed and images are
-    given.
+    """N envs with weights and data, of cfg.seed and cfg.data where no others are given.
 
     Those of this rank of `ranks`. Raises SettingError or DataError for what does not fit together.
     """
@@ -209,15 +203,12 @@ def build_kernels(cfg: TrainConfig, device: torch.device) -> StepKernels:
 
 
 def replaying(kernels: StepKernels, replay: Replay, device: torch.device) -> StepKernels:
-    """The kernels, their calls kept where `replay` says so; `build_player` reads there what it says
-    of the others.
-    """
+    """The kernels, calls kept where `replay` says so, which `build_player` reads for others."""
     return kernels._replace(replay=replay, steps=replay.steps(STATE, device))
 
 
 def build_player(cfg: TrainConfig, world: World) -> Player:
-    """The decision maker that `policy.name` asks for, with what the policy of `policy.init` has
-    learned.
+    """The decision maker that `policy.name` asks for, with what `policy.init` has learned.
 
     Raises UserError where that does not fit.
     """

@@ -1,5 +1,4 @@
-"""The command lines behind esper-train and esper-evaluate: what Hydra calls before a run or sweep,
-and for each job.
+"""Command lines of esper-train and esper-evaluate: what Hydra calls before a run, and for each job.
 
 A job composes and checks the settings, opens a session in its folder, which is Hydra's, and hands
 over to the trainer or to the evaluation; of a sweep it has a process of its own (sweep/jobs.py).
@@ -42,8 +41,7 @@ from esper_soa.ops.rundir import (
     write_config,
 )
 from esper_soa.ops.session import Session, session, unheard
-from esper_soa.ops.start import find_start, finished_accuracy, folder_for, goes_on_in
-from esper_soa.ops.torchrun import place
+from esper_soa.ops.start import find_start, finished_accuracy, folder_for, goes_on_in, place
 from esper_soa.paths import user_path
 from esper_soa.sweep.jobs import Work, play_job
 from esper_soa.sweep.plugins import (
@@ -86,9 +84,7 @@ class Command:
             sys.exit(2 if isinstance(error, UserError) else 1)
 
     def run(self, folder: str, name: str) -> None:
-        """Run the command line with the configuration `name` in `folder`; a sweep ends with a table
-        of its jobs.
-        """
+        """Run the command line with the configuration `name`; a sweep ends with a table."""
         if "--version" in sys.argv[1:]:
             print(version_line())
             return
@@ -113,8 +109,7 @@ class Command:
 
 
 class Folders(Callback):
-    """Decides, before Hydra makes any folder, where a run or sweep goes; ends the program where it
-    can go nowhere.
+    """Decides, before Hydra makes any folder, where a run goes; ends the program for nowhere.
 
     A run goes to hydra.run.dir, which is run_dir unless set otherwise, a sweep to hydra.sweep.dir
     likewise; where neither is set, to a folder of its name and the time. A run that goes on stays
@@ -128,9 +123,7 @@ class Folders(Callback):
             config.hydra.run.dir = folder
 
     def on_multirun_start(self, config: DictConfig, **_: object) -> None:
-        """Set hydra.sweep.dir, for the sweep and for the configurations of its jobs, to a folder,
-        which is made.
-        """
+        """Set hydra.sweep.dir, for the sweep and its jobs' configurations, to a new folder."""
         folder = str(_or_exit(_sweep_folder, config))
         with read_write(config.hydra):
             config.hydra.sweep.dir = folder
@@ -142,9 +135,7 @@ class Folders(Callback):
 
 
 def look(flag: str, overrides: list[str]) -> None:
-    """Print what the flag, one of LOOKS, asks for about a run with these overrides: its engines, or
-    its plan.
-    """
+    """Print what the flag, one of LOOKS, asks of a run with these overrides."""
     settings = compose_settings(overrides=overrides)
     with loading():
         from esper_soa.check_device import check_device
@@ -157,9 +148,7 @@ def look(flag: str, overrides: list[str]) -> None:
 
 
 def play_training(composed: DictConfig) -> float:
-    """Train in the folder that Hydra has made for the job; returns the final validation accuracy
-    (percent).
-    """
+    """Train in the folder that Hydra has made; returns the final validation accuracy (percent)."""
     settings = settings_from(composed)
     folder = RunFolder(Path(HydraConfig.get().runtime.output_dir))
     here = place()
@@ -182,8 +171,7 @@ def play_training(composed: DictConfig) -> float:
 
 
 def settled_training(composed: DictConfig, before: JobRecord | None) -> JobRecord | None:
-    """The record of a job of a sweep that an earlier call has brought to its end; None for one that
-    is to be played.
+    """The record of a sweep's job that an earlier call has ended; None for one to be played.
 
     before: what that call noted. Raises UserError for what a job of a sweep cannot have.
     """
@@ -227,9 +215,7 @@ def play_evaluation(composed: DictConfig) -> None:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Import torch in the context, and what needs it; raises UserError where the machine has no
-    room for that.
-    """
+    """Import torch in the context, and what needs it; UserError where there is no room for that."""
     try:
         with importing():
             yield
@@ -240,9 +226,7 @@ def loading() -> Iterator[None]:
 
 
 def keep_settings(within: Session, resolved_yaml: str, composed: DictConfig) -> None:
-    """Write config.yaml and overrides.txt, and the records that Hydra would have written before the
-    folder was ours.
-    """
+    """Write config.yaml, overrides.txt, and the records Hydra would have written too early."""
     context = HydraConfig.get()
     folder = within.folder.path / HYDRA_FOLDER
     records = {
@@ -288,9 +272,7 @@ def in_sweep() -> bool:
 
 
 def _or_exit(decide: Callable[[DictConfig], Path], config: DictConfig) -> Path:
-    """The folder that `decide` finds; ends the program where there is none, as Hydra drops what
-    callbacks raise.
-    """
+    """The folder that `decide` finds; ends the program for none: Hydra drops exceptions."""
     HydraConfig.instance().set_config(config)
     with refused():
         return decide(config)
@@ -307,8 +289,7 @@ def _run_folder(config: DictConfig) -> Path:
         # refuses what leads nowhere before a folder is made
         find_checkpoint(evaluation.checkpoint, "checkpoint")
         return open_run_folder(asked, evaluation.name).path
-    settings = settings_from(composed)
-    return folder_for(settings, asked).path
+    return folder_for(settings_from(composed), asked).path
 
 
 def _sweep_folder(config: DictConfig) -> Path:
@@ -326,9 +307,7 @@ def _sweep_folder(config: DictConfig) -> Path:
 
 
 def _asked_folder(config: DictConfig, key: str) -> str:
-    """The folder that run_dir asks for, or Hydra's `key`, which is run_dir unless set; empty where
-    nothing does.
-    """
+    """The folder that run_dir asks for, or Hydra's `key` where that is set; empty for neither."""
     asked = str(OmegaConf.select(config, key))
     if config.run_dir and asked != config.run_dir:
         raise UserError(

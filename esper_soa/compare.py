@@ -1,5 +1,4 @@
-"""The command line that compares settings: `esper-compare a="reward=shaped" b="reward=simplified"
-seeds=10`.
+"""The command line that compares settings: `esper-compare a="reward=shaped" b="" seeds=10`.
 
 Also `python -m esper_soa.compare`. Every group plays every seed on the same hosts and data order,
 in a run folder of its own; groups take turns round by round, in alternating order, and share
@@ -28,7 +27,6 @@ from esper_soa.arguments import groups_in
 from esper_soa.compose import compose_settings
 from esper_soa.config import TrainConfig
 from esper_soa.errors import check
-from esper_soa.ops.command_line import ending_with_status, parser
 from esper_soa.ops.comparison import (
     CONFIDENCE,
     MEASURES,
@@ -39,6 +37,7 @@ from esper_soa.ops.comparison import (
     compared,
     power_note,
 )
+from esper_soa.ops.console import ending_with_status, parser
 from esper_soa.ops.files import write_text
 from esper_soa.ops.interrupt import importing
 from esper_soa.ops.json_lines import Json, MetricsWriter, json_line
@@ -155,9 +154,7 @@ def _seeds(text: str, first: int) -> tuple[int, ...]:
 
 
 def compare(study: Study, console: Console) -> list[str]:
-    """Play what is missing, print the table and write compare.json; returns the runs that failed,
-    in words.
-    """
+    """Play what is missing, print the table, write compare.json; returns failed runs, in words."""
     found: dict[str, dict[int, dict[str, float]]] = {group: {} for group in study.groups}
     failed = list[str]()
     for seed in study.seeds:
@@ -186,9 +183,7 @@ def compare(study: Study, console: Console) -> list[str]:
 
 
 def play_seed(study: Study, seed: int) -> dict[str, str]:
-    """Play the runs of a seed that have not ended, a round of each in turn; returns why runs
-    failed, by group.
-    """
+    """Play a seed's runs that have not ended, a round each in turn; why runs failed, by group."""
     missing = {}
     for group in study.groups:
         asked = study.overrides(group, seed)

@@ -1,5 +1,4 @@
-"""Settings of a run from Python, composed as on the command line; a Hydra that the caller uses
-stays as it is.
+"""Settings of a run from Python, composed as on the command line; a caller's own Hydra stays.
 
 What Hydra holds for the process (its configuration, version and schemas) is set aside while ours is
 composed, and is then again as it was. Needs no torch.
@@ -90,9 +89,7 @@ def _hydra_aside() -> Iterator[None]:
 
 
 def _back(now: dict, before: dict) -> None:
-    """Undo what `register_schema` has put in or replaced; what Hydra has added meanwhile for itself
-    stays.
-    """
+    """Undo what `register_schema` has put in or replaced; what Hydra itself has added stays."""
     for name in ("train_schema.yaml", "evaluate_schema.yaml", "__deepcopy__"):
         if name in before:
             now[name] = before[name]

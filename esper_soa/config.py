@@ -1,5 +1,4 @@
-"""The settings of a run: one dataclass per part, composed into TrainConfig, and the checks that
-span parts.
+"""The settings of a run: a dataclass per part, composed into TrainConfig; checks that span parts.
 
 Hydra validates names and types against these dataclasses; `settings_from` turns the composed
 configuration into them. The numbers behind a default are its range. Needs no torch.
@@ -57,9 +56,7 @@ Settings = TypeVar("Settings")
 
 @dataclass
 class ComputeConfig:
-    """How the work is laid out on the device; but for `precision`, changes speed, never results
-    beyond rounding.
-    """
+    """How work is laid out on the device; but `precision`, changes speed, results by rounding."""
 
     # CPU threads that share the chunks of envs; 1 on a GPU.
     workers: int = number(0, 0, 1024, note=PER_CORE)
@@ -90,9 +87,7 @@ def _collapsed_entropy() -> dict[str, float]:
 
 @dataclass
 class AnomalyConfig:
-    """When a policy update counts as unhealthy; defaults are the reference's. Changes what is told,
-    never results.
-    """
+    """When a policy update counts as unhealthy; defaults are the reference's. Results stay."""
 
     enabled: bool = True  # False: nothing is looked for
     max_ratio: float = number(5.0, 0, WEIGHT)  # largest new over old probability of an action
@@ -251,8 +246,7 @@ class EvaluateConfig:
 
 
 def register_schema() -> None:
-    """Let Hydra check every composed key and type; `train.yaml` and `evaluate.yaml` build on these.
-    """
+    """Let Hydra check every composed key and type; train.yaml and evaluate.yaml build on these."""
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="evaluate_schema", node=EvaluateConfig)
@@ -328,9 +322,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _check_keys(prefix: str, composed: DictConfig, part: object) -> None:
-    """Refuse keys that `part` does not have: '+key=value' and a file may bring them past Hydra's
-    own check.
-    """
+    """Refuse keys that `part` lacks: '+key=value' and a file bring them past Hydra's own check."""
     if not is_dataclass(part):
         return
     known = [item.name for item in fields(part)]

@@ -6,15 +6,12 @@ round, env and env-step, and by nothing that a policy or a size changes.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.build import build_world, rule_player
 from esper_soa.config import CONTROLS, TrainConfig
 from esper_soa.env.config import RewardConfig
-from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.errors import check_choice
 from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, MAX_CHANNELS, TaskConfig
@@ -22,26 +19,14 @@ from esper_soa.nets.host import host_shape
 from esper_soa.nets.own_hosts import task_slots
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.metrics import RoundResult
+from esper_soa.ops.resume import Played
 from esper_soa.registry import is_reference
 
 
-class Grown(Protocol):
-    """How the hosts ended that the control is set beside; a RoundResult is one."""
-
-    @property
-    def parameters(self) -> Sequence[float]:
-        """Of every host, with its seeds."""
-
-    @property
-    def topology(self) -> Topology:
-        """What every host ended with."""
-
-
 def play_control(
-    name: str, cfg: TrainConfig, world: World, grown: Grown, played: Round
+    name: str, cfg: TrainConfig, world: World, grown: RoundResult | Played, played: Round
 ) -> RoundResult:
-    """Play the round of `world`, which is that of `cfg`, as the control `name`: of CONTROLS, or an
-    agent `module:name`.
+    """Play the round of `world`, of `cfg`, as the control `name`: of CONTROLS, or `module:name`.
 
     wait, random, heuristic and schedule are the scripted policies, with the settings under
     cfg.policy. static_final is what each host of `grown` ended with, trained from the first
@@ -75,8 +60,7 @@ def _play_widened(cfg: TrainConfig, world: World, parameters: float, played: Rou
 
 
 def _without_own(cfg: TrainConfig) -> TrainConfig:
-    """The settings without blueprints and rewards of users' own, which need not fit hosts of any
-    width and one slot.
+    """The settings without users' own blueprints and rewards, which may not fit width or slot.
 
     Nothing is germinated in a host that does not grow, and nobody is told what it is paid.
     """
@@ -88,11 +72,9 @@ def _without_own(cfg: TrainConfig) -> TrainConfig:
 
 
 def widened(task: TaskConfig, parameters: float) -> TaskConfig:
-    """`task` with base_channels such that its plain host has as nearly so many parameters as any
-    width gives it.
+    """`task` with base_channels such that its plain host has most nearly so many parameters.
 
-    Never narrower than it is, and no wider than a block may be; of two widths that are as near, the
-    narrower.
+    Never narrower than it is, nor wider than a block may be; of two as near, the narrower.
     """
     widths = range(
         task.base_channels,

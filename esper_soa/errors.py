@@ -27,8 +27,7 @@ def fault_in_words(error: BaseException) -> str:
 
 
 def unknown_setting(key: str, known: Iterable[str]) -> str:
-    """That there is no setting `key`, and which of the `known` names beside it may have been meant.
-    """
+    """That there is no setting `key`, and which of the `known` names may have been meant."""
     before, dot, name = key.rpartition(".")
     near = [REPLACED[key]] if key in REPLACED else difflib.get_close_matches(name, list(known), 1)
     hint = f" Did you mean {before}{dot}{near[0]}?" if near else ""
@@ -36,9 +35,7 @@ def unknown_setting(key: str, known: Iterable[str]) -> str:
 
 
 class UserError(Exception):
-    """Bad input found by us before or while building: one clear message, exit status 2, no
-    traceback.
-    """
+    """Bad input found before or while building: one clear message, exit status 2, no traceback."""
 
 
 class SettingError(UserError):
@@ -58,9 +55,7 @@ class OutOfRoomError(Exception):
 
 
 class RankLostError(Exception):
-    """Of several processes that play a run one ended early or stopped answering: one clear message,
-    exit status 1.
-    """
+    """One of a run's processes ended early or does not answer: one clear message, exit status 1."""
 
 
 class PrunedError(Exception):

@@ -1,5 +1,4 @@
-"""Plays episodes on fresh seeds with a trained policy and with scripted ones, and compares them
-pair by pair.
+"""Plays episodes on fresh seeds with a trained policy and scripted ones, and compares in pairs.
 
 Task, data, reward and rules are those of the checkpoint. Every policy meets the same hosts on the
 same data: sample i of each is the same env of the same episode.

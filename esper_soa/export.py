@@ -1,15 +1,13 @@
-"""The command line that takes a grown network out of a run: `esper-export RUN env=best
-format=safetensors,onnx`.
+"""The command line that takes a network out of a run: `esper-export RUN env=best format=onnx`.
 
-Also `python -m esper_soa.export`. Exit status: 0 done, 1 a file that could not be written, 2 a
-mistake that we found.
+Also `python -m esper_soa.export`. Exit status: 0 done, 1 a file not written, 2 a user's mistake.
 """
 
 import argparse
 from pathlib import Path
 
 from esper_soa.errors import UserError, check
-from esper_soa.ops.command_line import ending_with_status, parser
+from esper_soa.ops.console import ending_with_status, parser
 from esper_soa.ops.interrupt import importing
 from esper_soa.paths import user_path
 

@@ -1,5 +1,4 @@
-"""Starts the ranks of a run and plays one: a process per device, or per group of cores, by torch's
-elastic launcher.
+"""Starts the ranks of a run and plays one: a process per device, or group of cores, by torch's API.
 
 A run of one rank is played there and then. With ranks=K this process starts K others, each of which
 runs `main` of this module, and waits: where one is lost the launcher ends the others, and starts
@@ -37,9 +36,8 @@ from esper_soa.ops.files import LOGGER, IncompleteError, write_text
 from esper_soa.ops.interrupt import SAVING, Interrupted, reacting
 from esper_soa.ops.rundir import RunFolder, rounds_of
 from esper_soa.ops.session import Session, unheard
-from esper_soa.ops.start import find_start
-from esper_soa.ops.torchrun import Place, keep_to_cores, place
-from esper_soa.ranks import PATIENCE, RankGroup
+from esper_soa.ops.start import Place, find_start, place
+from esper_soa.ranks import PATIENCE, RankGroup, keep_to_cores
 from esper_soa.trainer import run_within
 
 # What ends a rank with a message alone, by the word for it in the note that it leaves.
@@ -50,22 +48,16 @@ FAULTS: dict[str, type[Exception]] = {
     "lost": RankLostError,
 }
 CONSEQUENCES = ("lost", "stopped")  # of what happened to another rank, or to the launcher
-STOPS = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-)  # that torch's launcher takes
+# that torch's launcher takes
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FRESH_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 def train_within(within: Session, cfg: TrainConfig, checkpoint: Path | None) -> float:
-    """Run the whole job, as run_within, on as many ranks as the settings say; returns the final
-    accuracy (percent).
+    """Run the whole job on as many ranks as the settings say; returns the final accuracy (percent).
 
-    Raises RankLostError where a rank was lost and is not started again, with the checkpoint to go
-    on from.
+    Raises RankLostError where a rank was lost for good, with the checkpoint to go on from.
     """
     here = place()
     if here is not None:
@@ -141,9 +133,7 @@ def _quiet_launcher() -> Iterator[None]:
 
 
 def _told(scratch: Path) -> dict:
-    """The first fault that a rank has told, one of CONSEQUENCES only where there is no other; empty
-    where there is none.
-    """
+    """The first fault told by a rank, one of CONSEQUENCES only where alone; empty for none."""
     told = [json.loads(path.read_text(encoding="utf-8")) for path in scratch.glob("fault_*.json")]
     return min(told, key=lambda one: (one["kind"] in CONSEQUENCES, one["time"]), default={})
 
@@ -151,8 +141,7 @@ def _told(scratch: Path) -> dict:
 def _what_failed(
     failed: ChildFailedError, folder: RunFolder, cfg: TrainConfig, fault: dict
 ) -> Exception:
-    """What ended the run, as one error: the fault that a rank has told, or how the first one ended.
-    """
+    """What ended the run, as one error: the fault that a rank told, or how the first one ended."""
     kind = fault.get("kind", "lost")
     if kind in FAULTS and kind not in CONSEQUENCES:
         return FAULTS[kind](fault["words"])
@@ -178,9 +167,7 @@ def way_on(folder: RunFolder, rounds: int) -> str:
 
 
 def check_devices(cfg: TrainConfig, ranks: int) -> None:
-    """Raise SettingError where there are fewer GPUs than `ranks` on this machine, and they are to
-    have one each.
-    """
+    """Raise SettingError where there are fewer GPUs here than `ranks`, which take one each."""
     if resolve_device(cfg.device).type == "cuda":
         count = torch.cuda.device_count()
         allowed = f"such that a machine has at most {count}, the GPUs of this one"
@@ -189,9 +176,7 @@ def check_devices(cfg: TrainConfig, ranks: int) -> None:
 
 
 def main() -> None:
-    """Play the rank that this process was started for; the argument is the folder where the
-    launcher says what.
-    """
+    """Play the rank this process was started for; the argument is the launcher's scratch folder."""
     scratch = Path(sys.argv[1])
     here = place()
     assert here is not None, "this module is run by the launcher of ranks"
@@ -269,8 +254,7 @@ def play_rank(
     here: Place,
     meeting: str = "env://",
 ) -> float:
-    """Play the rank `here` of a run, from `checkpoint` on where the first rank has one; returns the
-    final accuracy (percent).
+    """Play the rank `here` of a run, from `checkpoint` on; returns the final accuracy (percent).
 
     meeting: where ranks find each other, for torch.distributed. Raises RankLostError, with the
     checkpoint to go on from, where another rank does not go on.

@@ -1,5 +1,4 @@
-"""Several runs in one process that take turns round by round, so that whatever befalls the machine
-befalls them all.
+"""Several runs in one process that take turns round by round, so that the same befalls them all.
 
 Every run has its own world, policy, normaliser and folder, so that it is the run that it would be
 alone, to the bit; they share the process, one after the other, and so its memory at a time.
@@ -65,8 +64,7 @@ def train_in_turns(
 
 @contextmanager
 def _saving(jobs: Mapping[str, Run], playing: str) -> Iterator[None]:
-    """Write a checkpoint of the others where the one `playing` is interrupted, which has its own.
-    """
+    """Write a checkpoint of all but the `playing` one, which has its own, where interrupted."""
     try:
         yield
     except Interrupted:

@@ -11,9 +11,7 @@ from esper_soa.errors import SettingError
 
 
 def config_dir() -> str:
-    """The folder of the configuration files: inside the package when installed, beside it in a
-    checkout.
-    """
+    """The folder of the configuration files: inside the package, or beside it in a checkout."""
     package = Path(__file__).resolve().parent
     packaged = package / "configs"
     return str(packaged if packaged.is_dir() else package.parent / "configs")
@@ -22,8 +20,7 @@ def config_dir() -> str:
 def user_path(setting: str, given: str) -> Path:
     """The path that `given` names, whether or not there is anything.
 
-    Raises SettingError where it can name none: an unknown user's home, a name that is too long,
-    bytes that are no text.
+    Raises SettingError for none: an unknown user's home, too long a name, bytes of no text.
     """
     if "\0" in given or not _is_text(given):
         raise SettingError(setting, given, "a path of UTF-8 characters")
@@ -52,8 +49,7 @@ def _is_text(given: str) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Make the file `path`, or the names in the folder `path`, survive a power cut; raises OSError.
-    """
+    """Make the file `path`, or the names in the folder `path`, survive a power cut; or OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

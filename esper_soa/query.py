@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from esper_soa.errors import UserError, check
-from esper_soa.ops.command_line import ending_with_status, parser
+from esper_soa.ops.console import ending_with_status, parser
 from esper_soa.ops.interrupt import importing
 
 SETTINGS = {"format": "table", "limit": "50"}  # and what they are where they are not given

@@ -1,5 +1,4 @@
-"""Ranges of settings: each stands in the line of its field, and is checked when the settings are
-made.
+"""Ranges of settings: each stands in the line of its field, and is checked as they are made.
 
 `number(default, low, high)` and its kin give a dataclass field its default and its rule;
 `check_fields` applies the rules of one dataclass. Needs no torch.
@@ -37,9 +36,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Range(Rule):
-    """Finite numbers between two ends; '[' and ']' take their end in, '(' and ')' leave it out. A
-    NaN lies in no range.
-    """
+    """Finite numbers between two ends, which '[' and ']' take in; NaN lies in no range."""
 
     low: float
     high: float
@@ -140,9 +137,7 @@ def choices(
     own: str = "",
     least: int = 1,
 ) -> list[str]:
-    """A field for a list of at least `least` of what `choice` takes, which are different where not
-    `repeated`.
-    """
+    """A field for a list of at least `least` of what `choice` takes; unlike unless `repeated`."""
     rule = Items(Choice(words, own), least, repeated)
     return field(default_factory=lambda: list(default), metadata={RULE: rule})
 
@@ -161,9 +156,7 @@ def table(
 
 
 def check_fields(path: str, settings: object) -> None:
-    """Raise SettingError for the first field of the dataclass at `path` whose value its rule does
-    not allow.
-    """
+    """Raise SettingError for the first field of the dataclass whose rule forbids its value."""
     for item in fields(settings):  # type: ignore[arg-type]
         if RULE in item.metadata:
             item.metadata[RULE].check(path + item.name, vars(settings)[item.name])

@@ -1,14 +1,15 @@
-"""The processes that share out the envs of a run, one per device or group of cores, and what they
-tell each other.
+"""The processes that share a run's envs, one per device or group of cores, and what they exchange.
 
 A rank has some of the envs, neighbours by their number, with their weights and state; policy,
 optimiser and normalisers are the same on all, as whatever moves them is summed over all envs first.
 `Ranks` is a process alone, to which nothing of that costs anything; `RankGroup` is one of several.
 Held by the World, and asked by whoever sums over envs. All ranks call the same methods in the same
-order. Which process is which rank is settled in ops/torchrun.py.
+order. Which process is which rank is settled in ops/start.py.
 """
 
 import math
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -29,12 +30,28 @@ SMALLEST = dist.ReduceOp.MIN
 
 
 def share_of(num_envs: int, count: int, rank: int) -> range:
-    """Env numbers of one of `count` ranks: as many as any other has, or one more on the first
-    ranks.
-    """
+    """Env numbers of one of `count` ranks: as many as any other has, or one more on the first."""
     each, more = divmod(num_envs, count)
     first = rank * each + min(rank, more)
     return range(first, first + each + (rank < more))
+
+
+def core_group(rank: int, ranks: int) -> list[int]:
+    """The CPU cores of one of the processes here: all that there are, cut into equal groups.
+
+    Where there are fewer cores than processes, several share one.
+    """
+    cores = list(range(os.cpu_count() or 1))
+    if sys.platform == "linux":
+        cores = sorted(os.sched_getaffinity(0))
+    first, end = (len(cores) * edge // ranks for edge in (rank, rank + 1))
+    return cores[first:end] or [cores[first]]
+
+
+def keep_to_cores(rank: int, ranks: int) -> None:
+    """Keep this process, the `rank`-th on its machine, to its cores, before it works (on Linux)."""
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, core_group(rank, ranks))
 
 
 class Ranks:
@@ -68,9 +85,7 @@ class Ranks:
         return envs
 
     def total(self, *parts: Tensor) -> tuple[Tensor, ...]:
-        """Sums over all ranks of what each has; the gradient that flows back is that of this rank's
-        part alone.
-        """
+        """Sums over all ranks of what each has; the gradient back is of this rank's part alone."""
         return parts
 
     def total_gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -80,9 +95,7 @@ class Ranks:
     def extremes(
         self, largest: Sequence[Tensor], smallest: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The largest over all ranks of each of the former, elementwise, and the smallest of each
-        of the latter.
-        """
+        """The elementwise largest over all ranks of the former, and smallest of the latter."""
         return list(largest), list(smallest)
 
     def gather(self, parts: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
@@ -93,7 +106,7 @@ class Ranks:
         return list(parts)
 
     def of_each(self, numbers: Tensor) -> list[Tensor]:
-        """The numbers of every rank, in their order."""
+        """The numbers of every rank, of one shape on all, in their order."""
         return [numbers]
 
     def gather_at_first(self, numbers: Tensor) -> Tensor | None:
@@ -101,20 +114,14 @@ class Ranks:
         return numbers
 
     def from_first(self, find: Callable[[], Value]) -> Value:
-        """What `find` gives on the first rank, where alone it is called, on every rank; nothing on
-        a device.
-        """
+        """What `find` gives on the first rank, where alone it is called; nothing on a device."""
         return find()
 
     def check_same(self, numbers: Tensor) -> None:
-        """Raise RuntimeError where float32 numbers that all ranks must have alike are not the same
-        to the bit.
-        """
+        """Raise RuntimeError where float32 numbers differ between ranks in any bit."""
 
     def of_all(self, value: Value) -> list[Value]:
-        """The value of every rank, in their order; what lies on a device is moved to the host
-        before.
-        """
+        """The value of every rank, in order; what lies on a device is moved to the host before."""
         return [value]
 
     def at_first(self, value: Value) -> list[Value]:
@@ -170,15 +177,12 @@ class RankGroup(Ranks):
     def gather(self, parts: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
         rows = [part.movedim(dim, 0) for part in parts]
         packed = torch.cat([row.reshape(len(row), _width(row)).double() for row in rows], dim=1)
-        whole = self._whole(self._rooms(self._padded(packed)))
+        whole = self._whole(self.of_each(self._padded(packed)))
         pieces = whole.split([_width(row) for row in rows], dim=1)
         return [
             piece.reshape(self.num_envs, *row.shape[1:]).to(row.dtype).movedim(0, dim)
             for piece, row in zip(pieces, rows, strict=True)
         ]
-
-    def of_each(self, numbers: Tensor) -> list[Tensor]:
-        return self._rooms(numbers)
 
     def gather_at_first(self, numbers: Tensor) -> Tensor | None:
         room = self._padded(numbers)
@@ -227,9 +231,8 @@ class RankGroup(Ranks):
             return []
         return list(self.reduced(torch.stack(list(parts)), operation).unbind())
 
-    def _rooms(self, room: Tensor) -> list[Tensor]:
-        """The tensor of every rank, of one shape on all."""
-        room = room.contiguous()
+    def of_each(self, numbers: Tensor) -> list[Tensor]:
+        room = numbers.contiguous()
         rooms = [torch.empty_like(room) for _ in range(self.count)]
         with _answered():
             dist.all_gather(rooms, room, group=self._host if room.device.type == "cpu" else None)

@@ -75,8 +75,7 @@ class Run:
         images: ImageSet | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """At its start; `resumed` where a checkpoint is to be restored, so that nothing is taken
-        from policy.init.
+        """At its start; `resumed` where a checkpoint is to be restored: policy.init is not read.
 
         images: those that a program hands over, with data.name=given.
         """

@@ -1,7 +1,6 @@
 """The package from Python: train, open a run that there is, and take out of it what it has found.
 
-A run is known by its folder alone, so one that was trained elsewhere, or is still going on, is
-opened like any other.
+A run is known by its folder alone: one from elsewhere, or still going on, is opened too.
 """
 
 import json
@@ -53,8 +52,7 @@ class RecordedRun:
         return [json.loads(line) for line in self._text(self.folder.episodes).splitlines()]
 
     def export(self, env: int | str = "best") -> GrownNetwork:
-        """A host as a plain module in eval mode: images [B, 3, 32, 32] in [0, 1] to logits [B,
-        classes].
+        """A host as a module in eval mode: images [B, 3, 32, 32] in [0, 1] to logits [B, classes].
 
         env: "best", the host with the highest validation accuracy that a round of the run has ended
         with, then with the fewest parameters; or the number of a host of the last round. Raises
@@ -75,12 +73,10 @@ class RecordedRun:
         return net
 
     def policy(self, which: str = "newest") -> Controller:
-        """The learned policy as a module: observation in, legal action out; see
-        agent/controller.py.
+        """The learned policy as a module: observation in, legal action out: agent/controller.py.
 
         which: "newest", of the newest checkpoint; "best", that played the best round; or a
-        checkpoint's file name. Raises UserError where the run has learned nothing, or has no such
-        checkpoint yet.
+        checkpoint's name. Raises UserError where nothing was learned, or there is none such.
         """
         named = {"newest": self.path, "best": self.folder.best}.get(which, self.path / which)
         saved = read_run(find_checkpoint(str(named), "policy"), torch.device("cpu"))

@@ -1,5 +1,4 @@
-"""The simulator as a library: N hosts that train and grow, stepped by a caller or played by a
-policy.
+"""The simulator as a library: N hosts that train and grow, stepped by a caller or by a policy.
 
     sim = esper_soa.make("cifar_3seed", envs=16, policy="heuristic")
     for step in sim.episode():
@@ -99,8 +98,7 @@ class Simulator:
         images: ImageSet | None = None,
         illegal: str = "wait",
     ) -> None:
-        """agent: who plays `episode`; None takes what the settings name. images: instead of those
-        of the settings.
+        """agent: who plays `episode`; None takes that of the settings. images: instead of theirs.
 
         Raises UserError for what does not fit together.
         """
@@ -110,8 +108,14 @@ class Simulator:
         self.device = resolve_device(settings.device)
         self._images = None if images is None else images.to(self.device)
         self._build(settings.seed)
-        self.agent = self._agent() if agent is None else Watched("policy", agent)
         self._next_round = 0
+        if agent is not None:
+            self.agent: Agent = Watched("policy", agent)
+            return
+        player = build_player(self.settings, self.world)
+        if player.learner is not None:
+            player.learner.policy.eval()
+        self.agent = player.agent
 
     def _build(self, seed: int) -> None:
         """A world whose every stream follows from `seed`."""
@@ -122,12 +126,6 @@ class Simulator:
         self.joint = JointActions(len(self.slots), self.world.rules.blueprints)
         self._seen: Seen | None = None  # what the next action answers; None: reset is due
         self._standing: Standing | None = None  # the hosts as they were last measured
-
-    def _agent(self) -> Agent:
-        player = build_player(self.settings, self.world)
-        if player.learner is not None:
-            player.learner.policy.eval()
-        return player.agent
 
     @property
     def num_envs(self) -> int:
@@ -147,8 +145,7 @@ class Simulator:
     def reset(self, seed: int | None = None) -> tuple[Observation, Info]:
         """Begin the next round with fresh hosts, and play it up to its first decision.
 
-        seed: begin again at round 0 with the streams of this seed; None goes on to the next round
-        of the same.
+        seed: begin again at round 0 with the streams of this seed; None: the next round.
         """
         if seed is not None:
             self._build(seed)
@@ -212,8 +209,7 @@ class Simulator:
             seen = after
 
     def export(self, env: int) -> GrownNetwork:
-        """A host as it was last measured, as a plain module in eval mode: images [B, 3, 32, 32] in
-        [0, 1] to logits.
+        """A host as last measured, in eval mode: images [B, 3, 32, 32] in [0, 1] to logits.
 
         Raises IndexError for a number that is no env, RuntimeError before `reset`.
         """
@@ -231,9 +227,7 @@ class Simulator:
             raise IndexError(f"env {env}: there are {self.num_envs}, from 0")
 
     def _play(self, seen: Seen, action: Action) -> tuple[StepResult, Seen | None]:
-        """Carry out what answers `seen`, and the next env-step; what is interrupted in between
-        leaves a reset due.
-        """
+        """Carry out what answers `seen`, and the next env-step; interrupted, a reset is due."""
         self._seen = self._standing = None
         with threads(self.settings.compute.threads):
             result, after = self.env.step(action)
@@ -243,9 +237,7 @@ class Simulator:
         return result, after
 
     def seeds(self, env: int) -> list[Seed]:
-        """The live seeds of an env, in the order of the slots; IndexError for a number that is no
-        env.
-        """
+        """The live seeds of an env, in the order of slots; IndexError for no env's number."""
         self._check_env(env)
         slots = self.state.slots[env]
         names = names_by_code(self.world.rules.nets.shape.blueprints)
@@ -277,8 +269,7 @@ def make(
     overrides: Sequence[str] = (),
     **settings: Value,
 ) -> Simulator:
-    """A simulator with the settings of `python -m esper_soa.train +experiment=<experiment>
-    <overrides>`.
+    """A simulator with settings of `python -m esper_soa.train +experiment=<name> <overrides>`.
 
     policy: who plays `episode`: wait, random, schedule, heuristic, a policy that ships (grower), a
     run folder or file with a learned one, `module:name` of one of your own, or an Agent; None takes
@@ -288,8 +279,7 @@ def make(
     illegal: what becomes of an illegal action: it becomes WAIT and is told ("wait"), or ValueError
     ("raise").
     overrides: in Hydra's words, such as "task=cifar_impaired" or "reward.mode=net".
-    settings: those of the top level, by name: envs=16, steps=50, seed=3, device="cuda",
-    slots="[r0c0,r0c1]".
+    settings: of the top level, by name: envs=16, seed=3, device="cuda", slots="[r0c0,r0c1]".
 
     Raises UserError for settings that the command line would refuse.
     """
@@ -311,9 +301,7 @@ def play_settings(
 
 
 def _quoted(value: Value) -> str:
-    """The value as Hydra reads it; a text with the signs of its grammar is taken as that, others by
-    the letter.
-    """
+    """The value as Hydra reads it; a text with the signs of its grammar is taken as that."""
     if not isinstance(value, str) or value[:1] in ("[", "{"):
         return str(value)
     return QuotedString(value, Quote.single).with_quotes()

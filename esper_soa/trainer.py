@@ -1,5 +1,4 @@
-"""The main job: build everything from the settings, then collect, update, log and save, round by
-round.
+"""The main job: build everything from the settings, then collect, update, log and save, in rounds.
 
 A round is one episode of every env followed by one policy update; scripted policies
 go through the same rounds without the update. A round that is interrupted counts for nothing: the
@@ -95,8 +94,7 @@ def _resumed(
 
 
 def play(job: Run, shown: Progress) -> Generator[int, None, HostScore | None]:
-    """All rounds that are left, each with its line and its checkpoint; returns the score of the
-    control.
+    """All rounds that are left, each with its line and checkpoint; returns the control's score.
 
     Yields after every round the number of rounds done.
     """

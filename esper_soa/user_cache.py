@@ -1,5 +1,4 @@
-"""The cache folder of the user, in which compiled code is kept: that user's own, and closed to all
-others.
+"""The user's cache folder, in which compiled code is kept: that user's own, and closed to others.
 
 Whoever can write in it could run code as this user. Needs no torch.
 """
@@ -15,11 +14,9 @@ class FolderError(Exception):
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/esper_soa, or .cache/esper_soa in the home folder of $HOME or else of the
-    user database.
+    """$XDG_CACHE_HOME/esper_soa, or .cache/esper_soa in $HOME or the user database's home.
 
-    Paths that are not absolute count as not given. Raises FolderError where nothing says where home
-    is.
+    Paths that are not absolute count as not given. FolderError where nothing says home.
     """
     root = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(root):

@@ -21,8 +21,7 @@ from esper_soa.errors import SettingError
 from esper_soa.launch import way_on
 from esper_soa.ops.checkpoint import load_checkpoint
 from esper_soa.ops.rundir import RunFolder
-from esper_soa.ops.torchrun import core_group
-from esper_soa.ranks import ALONE, Ranks, share_of
+from esper_soa.ranks import ALONE, Ranks, core_group, share_of
 from esper_soa.trainer import run
 
 pytestmark = pytest.mark.timeout(900)

@@ -1,5 +1,4 @@
-"""The simulator as other libraries' environments (extra `envs`): gymnasium.py, sb3.py and
-torchrl.py, over flat.py.
+"""The simulator in other libraries (extra `envs`): gymnasium.py, sb3.py, torchrl.py, over flat.py.
 
 Each says, where its library is missing, what to install. Nothing in the package needs any of them.
 """

@@ -1,5 +1,4 @@
-"""What all adapters share: a flat observation, a mask over joint actions, and a new episode where
-one ends.
+"""What all adapters share: a flat observation, a mask over joint actions, episodes without a gap.
 
 An env ends in two ways. A rollback ends its trajectory (terminated): it goes on at once from its
 snapshot, and the next observation is the first of a new trajectory. The episode ends for all envs
@@ -49,8 +48,7 @@ class FlatEnvs:
     """N envs with flat observations and actions that are numbers."""
 
     def __init__(self, sim: Simulator, actions: str = "joint") -> None:
-        """actions: "joint" for numbers of joint actions [N], "heads" for choices [N, 8] in the
-        order of the heads.
+        """actions: "joint" for joint actions [N], "heads" for choices [N, 8], heads in order.
 
         Heads are masked one by one: a choice of every head may be legal, and all of them together
         not. Such an action becomes WAIT. Joint actions have no such combinations.
@@ -115,9 +113,7 @@ class FlatEnvs:
 
 
 def _head_masks(masks: Masks) -> Tensor:
-    """bool [N, sum of head sizes]: every head's choices, those that no legal op reads at their
-    placeholders.
-    """
+    """bool [N, sum of head sizes]: every head's choices; heads no legal op reads: placeholders."""
     # NOOP stands for no blueprint, which agents that mask need where nothing is legal
     noop = torch.arange(masks.blueprint.shape[1], device=masks.blueprint.device) == Blueprint.NOOP
     parts = [masks.get(head.name) for head in HEADS]
@@ -126,8 +122,6 @@ def _head_masks(masks: Masks) -> Tensor:
 
 
 def flat_envs(experiment: str, actions: str, settings: Mapping[str, Value]) -> FlatEnvs:
-    """Envs of `make(experiment, **settings)`, without a policy of their own. Raises UserError as
-    `make` does.
-    """
+    """Envs of `make(experiment, **settings)`, without a policy of their own; UserError as there."""
     settled = with_policy(play_settings(experiment, (), settings), "wait")
     return FlatEnvs(Simulator(settled), actions)

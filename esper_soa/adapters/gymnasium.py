@@ -51,9 +51,7 @@ def arrays(shown: Shown) -> Arrays:
 
 
 def facts(info: Info) -> Facts:
-    """What is told beside it, of N envs: accuracy in percent, whether the last action was illegal,
-    the round.
-    """
+    """What is told beside it, of N envs: accuracy (percent), illegal last action, round."""
     return {
         "accuracy": info.accuracy.cpu().numpy(),
         "illegal": info.illegal.cpu().numpy(),
@@ -63,18 +61,14 @@ def facts(info: Info) -> Facts:
 
 
 class GrowthVectorEnv(VectorEnv):
-    """N hosts. Where a trajectory ends, the observation is the first of the next; `final_obs` in
-    info is its last.
-    """
+    """N hosts. Where a trajectory ends, the next begins; `final_obs` in info is its last one."""
 
     metadata: Facts = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
 
     def __init__(
         self, experiment: str, num_envs: int = 1, actions: str = "joint", **settings: Value
     ) -> None:
-        """experiment: one that ships. actions: "joint" or "heads". settings: of the top level, as
-        in `make`.
-        """
+        """experiment: one that ships. actions: "joint" or "heads". settings: as in `make`."""
         self.flat = flat_envs(experiment, actions, settings | {"envs": num_envs})
         self.num_envs = num_envs
         self.single_observation_space = observation_space(self.flat)
@@ -101,9 +95,7 @@ class GrowthVectorEnv(VectorEnv):
 
 
 def _final(turn: Turn, ended: np.ndarray) -> Facts:
-    """The last observations of the trajectories that ended, as gymnasium's own vector envs tell
-    them.
-    """
+    """The last observations of trajectories that ended, as gymnasium's vector envs tell them."""
     last: Facts = {**arrays(turn.last), "_features": ended, "_action_mask": ended}
     return {
         "final_obs": last,
@@ -114,9 +106,7 @@ def _final(turn: Turn, ended: np.ndarray) -> Facts:
 
 
 class GrowthEnv(gymnasium.Env):
-    """A single host. After a rollback `reset` goes on from the host's snapshot; behind an episode
-    it is fresh.
-    """
+    """A single host. After a rollback `reset` goes on from its snapshot, else afresh."""
 
     metadata: Facts = {"render_modes": []}
 
@@ -130,9 +120,7 @@ class GrowthEnv(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: Facts | None = None
     ) -> tuple[Arrays, Facts]:
-        """Begin the next round, or round 0 of `seed`, or go on after a rollback; options are not
-        used.
-        """
+        """Begin the next round, round 0 of `seed`, or go on after a rollback; no options."""
         super().reset(seed=seed, options=options)
         turn = self.goes_on
         self.goes_on = None
@@ -158,9 +146,7 @@ class GrowthEnv(gymnasium.Env):
         )
 
     def action_masks(self) -> np.ndarray:
-        """bool [K]: the actions that are legal now, as sb3-contrib asks for them. RuntimeError
-        before `reset`.
-        """
+        """bool [K]: what is legal now, as sb3-contrib asks for it. RuntimeError before `reset`."""
         if self.flat.shown is None:
             raise RuntimeError("call reset first")
         return self.flat.shown.action_mask[0].cpu().numpy()

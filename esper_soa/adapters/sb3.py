@@ -33,17 +33,14 @@ except ImportError as error:
 
 
 class GrowthVecEnv(VecEnv):
-    """N hosts; where a trajectory ends, info has `terminal_observation` and `TimeLimit.truncated`.
-    """
+    """N hosts; where trajectories end, info has `terminal_observation`, `TimeLimit.truncated`."""
 
     render_mode: str | None = None
 
     def __init__(
         self, experiment: str, envs: int, actions: str = "joint", **settings: Value
     ) -> None:
-        """experiment: one that ships. actions: "joint" or "heads". settings: of the top level, as
-        in `make`.
-        """
+        """experiment: one that ships. actions: "joint" or "heads". settings: as in `make`."""
         self.flat = flat_envs(experiment, actions, settings | {"envs": envs})
         self.waiting: np.ndarray | None = None
         super().__init__(envs, observation_space(self.flat), action_space(self.flat))

@@ -1,8 +1,10 @@
 """An environment of torchrl, with a mask over joint actions.
 
-from torchrl.envs import TransformedEnv from torchrl.envs.transforms import ActionMask from
-esper_soa.adapters.torchrl import GrowthEnv env = TransformedEnv(GrowthEnv("cifar_3seed", envs=16),
-ActionMask()) rollout = env.rollout(75)
+from torchrl.envs import TransformedEnv
+from torchrl.envs.transforms import ActionMask
+from esper_soa.adapters.torchrl import GrowthEnv
+env = TransformedEnv(GrowthEnv("cifar_3seed", envs=16), ActionMask())
+rollout = env.rollout(75)
 """
 
 import torch
@@ -26,9 +28,7 @@ class GrowthEnv(EnvBase):
     """
 
     def __init__(self, experiment: str, envs: int, **settings: Value) -> None:
-        """experiment: one that ships. settings: of the top level, as in `make`; `device` is that of
-        the tensors too.
-        """
+        """experiment: one that ships. settings: as in `make`; `device` is the tensors' too."""
         self.flat = flat_envs(experiment, "joint", settings | {"envs": envs})
         super().__init__(device=self.flat.sim.device, batch_size=torch.Size([envs]))
         size = (envs,)
@@ -59,11 +59,9 @@ class GrowthEnv(EnvBase):
         self._over = True
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: object) -> TensorDictBase:
-        """The next round; for envs that have just been rolled back, the first observation behind
-        that.
+        """The next round; for envs just rolled back, the first observation behind that.
 
-        Raises RuntimeError for other envs in mid-episode unless all are asked for: they share the
-        env-steps of a round.
+        Raises RuntimeError for others in mid-episode unless all are asked: they share env-steps.
         """
         everyone = torch.ones_like(self._rolled_back)
         asked = (
@@ -92,14 +90,13 @@ class GrowthEnv(EnvBase):
         self._info = turn.info
         self._over = turn.over
         told = self._told(turn.last, turn.info)
-        flags = {
+        numbers = {
+            "reward": turn.reward,
             "terminated": turn.terminated,
             "truncated": turn.truncated,
             "done": turn.terminated | turn.truncated,
         }
-        return told.update(
-            {"reward": turn.reward[:, None]} | {name: flag[:, None] for name, flag in flags.items()}
-        )
+        return told.update({name: values[:, None] for name, values in numbers.items()})
 
     def _told(self, shown: Shown, info: Info) -> TensorDict:
         found = {

@@ -1,5 +1,4 @@
-"""Watches the diagnostics of policy updates and says when something goes wrong, and what to do
-about it.
+"""Watches the diagnostics of policy updates, says when something goes wrong, and what to do.
 
 The names go to metrics.jsonl, the advice to the log. Diagnostics that an update does not report are
 not judged. Needs no torch.

@@ -53,8 +53,7 @@ Content: TypeAlias = (
 
 
 def save_checkpoint(path: Path, content: Mapping[str, Content]) -> None:
-    """Replace the file `path` by `content`, all or nothing: whatever fails, the old file stays
-    whole.
+    """Replace the file `path` by `content`, all or nothing: on a failure the old file stays whole.
 
     Raises OSError with its reason where the disk is full or the folder cannot be written.
     """
@@ -156,9 +155,7 @@ def misfit(value: object, kind: object, place: str) -> str:
 
 
 def unlike(value: object, like: object, place: str) -> str:
-    """Where `value` differs from `like` in names, types, shapes or dtypes, in words; counts and
-    finite tensors are asked for.
-    """
+    """How `value` is unlike `like` in names, types, shapes, dtypes; finite, counts from 0."""
     if isinstance(like, Mapping) and isinstance(value, Mapping):
         foreign = [name for name in (*like, *value) if name not in like or name not in value]
         if foreign:

@@ -1,5 +1,4 @@
-"""Plays one round: an episode of every env under a decision maker, with the rollout that a learner
-needs.
+"""Plays one round: an episode of every env under a decision maker, with a learner's rollout.
 
 It reads the device only for the progress bar and the recorder, once the numbers are there, an
 env-step late at the earliest; nobody waits for them.
@@ -196,8 +195,7 @@ def _rollout(world: World, player: Player) -> Rollout | None:
 
 
 def _row(observed: Observed, decision: Decision, result: StepResult, last: bool) -> Row:
-    """What the learner needs to remember of one env-step; the episode is cut, not ended, at its
-    last one, or early.
+    """What the learner keeps of one env-step; an episode is cut, not ended, at its end or early.
 
     Rows of envs whose episode was over before are not kept. A rollback ends the trajectory. Rewards
     are filled in once the episode is over.

@@ -1,8 +1,6 @@
-"""What a comparison of groups of runs says: paired by seed, against the first group, with tests
-that are exact.
+"""What a comparison of groups of runs says: paired by seed, against the first, by exact tests.
 
-A seed counts as one: its hosts are played by one policy on one data order, the same in all groups.
-Needs no torch.
+A seed counts as one: its hosts are played by one policy on one data order. Needs no torch.
 """
 
 import math
@@ -28,9 +26,7 @@ Numbers = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 class Compared(NamedTuple):
-    """A group against the first in one of MEASURES; differences are group less first, paired by
-    seed.
-    """
+    """A group against the first in one of MEASURES: group less first, paired by seed."""
 
     group: str
     reference: str
@@ -43,9 +39,7 @@ class Compared(NamedTuple):
 
     @property
     def effect(self) -> float:
-        """Mean over standard deviation of the differences, by Hedges' factor for small samples
-        (Hedges 1981).
-        """
+        """Mean over standard deviation of the differences, times Hedges' factor (Hedges 1981)."""
         mean = self.interval.mean
         if self.spread == 0:
             return math.copysign(math.inf, mean) if mean else 0.0
@@ -79,9 +73,7 @@ class Compared(NamedTuple):
 
 
 def compared(groups: Numbers) -> list[Compared]:
-    """Every group against the first in every measure; raises ValueError where groups are of
-    different seeds.
-    """
+    """Every group against the first in every measure; ValueError where groups differ in seeds."""
     first, *others = groups
     sizes = {len(values) for group in groups.values() for values in group.values()}
     if len(sizes) != 1:
@@ -99,8 +91,7 @@ def compared(groups: Numbers) -> list[Compared]:
 
 
 def detectable(spread: float, seeds: int, comparisons: int = 1) -> float:
-    """The mean difference that a study of so many seeds finds with POWER, where differences are
-    normal.
+    """The mean difference that a study of so many seeds finds with POWER; differences are normal.
 
     spread: their standard deviation. By drawing: STUDIES studies, always the same, and the signed
     rank test at SIGNIFICANCE over the number of comparisons, which is Holm's first step. Infinite
@@ -134,9 +125,7 @@ def _share_found(studies: np.ndarray, needed: int) -> float:
 
 
 def _critical_sum(count: int, level: float) -> int:
-    """The least sum of positive ranks with which the test of `count` differences without ties has p
-    < level.
-    """
+    """The least sum of positive ranks of `count` differences without ties that has p < level."""
     tails = sum_shares(range(1, count + 1))[::-1].cumsum()[::-1]  # the share of each sum or more
     return int(np.argmax(2 * tails < level))
 
@@ -156,8 +145,7 @@ def power_note(row: Compared) -> str:
     if seeds < least:
         return (
             f"{seeds} seeds cannot show any difference at {SIGNIFICANCE:.0%} over "
-            f"{row.comparisons} comparisons: "
-            f"take {least} or more"
+            f"{row.comparisons} comparisons: take {least} or more"
         )
     found = detectable(row.spread, seeds, row.comparisons)
     return (

@@ -1,15 +1,20 @@
-"""Standard output and error that a program can lose without dying of it.
+"""Standard output and error that a program can lose without dying of it; and what the commands that
+need no Hydra share: help on one screen, and what their errors end with.
 
 The reader of a pipe may go away (`| head -1`), a terminal may be closed, a file may be full: what
 is written then is dropped, and whoever keeps a log says so once. Needs no torch.
 """
 
+import argparse
 import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TextIO
+
+from esper_soa.errors import UserError
+from esper_soa.ops.interrupt import stopped_at_once
 
 CLOSED = "it was closed before the start"
 
@@ -55,9 +60,7 @@ class Outlet(io.TextIOBase):
             self._lose(error)
 
     def _lose(self, error: OSError) -> None:
-        """From here on the stream's own descriptor leads nowhere: what it still holds must not fail
-        at its end.
-        """
+        """Lead the stream's descriptor nowhere: what it still holds must not fail at its end."""
         self.lost = self.lost or error.strerror or str(error)
         try:
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -80,8 +83,7 @@ def outlet(stream: TextIO | None) -> Outlet:
 def standing_streams() -> Iterator[None]:
     """Standard output and error as outlets while the context lasts.
 
-    Descriptors 0 to 2 are open from here on, so that no file of ours gets the number of a closed
-    stream.
+    Descriptors 0 to 2 are open from here on: no file of ours gets the number of a closed one.
     """
     number = 0
     while number <= 2:
@@ -95,3 +97,28 @@ def standing_streams() -> Iterator[None]:
             # what is left for the interpreter to write at its end could fail there
             for stream in streams:
                 stream.flush()
+
+
+def parser(usage: str, purpose: str, words: str) -> argparse.ArgumentParser:
+    """What reads the arguments of a command. usage: one line that begins with its name; words: what
+    each argument is, shown as it stands; arguments are added with help=argparse.SUPPRESS.
+    """
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(usage.split()[0], usage, purpose, words, formatter_class=form)
+
+
+@contextmanager
+def ending_with_status() -> Iterator[None]:
+    """The work of a command; ends the interpreter with 2 for a mistake that we found, 1 for a file
+    that could not be written, each told in one line, and at once when it is asked to stop.
+    """
+    with standing_streams(), stopped_at_once():
+        try:
+            yield
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+        except OSError as error:
+            reason = error.strerror or error
+            print(f"error: {error.filename}: cannot be written ({reason})", file=sys.stderr)
+            sys.exit(1)

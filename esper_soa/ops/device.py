@@ -157,8 +157,7 @@ def _check_threads(setting: str, count: int) -> None:
 
 
 def device_name(device: torch.device, workers: int = 1, precision: str = "float32") -> str:
-    """The device in words, for logs, versions.json and the table; `precision` is that of the hosts.
-    """
+    """The device in words, for logs, versions.json and the table; `precision`: of the hosts."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)}, {precision})"
     used = f"{_some(workers, 'worker')}, {_some(torch.get_num_threads(), 'thread')}"

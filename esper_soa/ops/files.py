@@ -1,6 +1,5 @@
 """Writing to a disk that may be full: texts replaced whole, lines appended whole, and what could
-not be written. A run plays on where a file cannot be written, and ends with a failure that names
-it. Needs no torch.
+not be written. A run plays on where a file cannot be, and ends with a failure. Needs no torch.
 """
 
 import logging
@@ -86,8 +85,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 class LineFile:
     """Appends lines to a file at once, each whole or not at all.
 
-    Lines that could not be written are kept, and written before the next ones. The file is made by
-    the first line.
+    Lines that could not be written are kept, and written before the next. The first makes the file.
     """
 
     def __init__(self, path: Path) -> None:

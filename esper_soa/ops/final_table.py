@@ -96,9 +96,7 @@ class Summary:
 
     @property
     def accuracy(self) -> float:
-        """Final validation accuracy of the grown hosts, percent, mean over envs and the rounds
-        compared.
-        """
+        """Validation accuracy of the grown hosts, percent, mean over envs and rounds compared."""
         return self.grown.accuracy
 
     @property
@@ -108,9 +106,7 @@ class Summary:
 
     @property
     def control_env_steps(self) -> int:
-        """Env-steps of the control: an episode of every env for each round that it plays, as far as
-        it went.
-        """
+        """Env-steps of the control: an episode of every env a round, as far as it went."""
         if self.control is None:
             return 0
         return self.envs * self.steps * len(self.control.episodes) - self.control_cut_off
@@ -122,9 +118,7 @@ class Summary:
 
 
 def write_summary(summary: Summary, path: Path) -> None:
-    """Replace summary.json: the fields of the record and the numbers derived from them, NaN as
-    null; raises OSError.
-    """
+    """Replace summary.json: the record and what is derived from it, NaN as null; raises OSError."""
     record = asdict(summary)
     for key, score in (("grown", summary.grown), ("control", summary.control)):
         if score is not None:
@@ -227,9 +221,7 @@ def verdict_lines(summary: Summary) -> list[str]:
 
 
 def fact_lines(summary: Summary) -> list[str]:
-    """Counts of seeds, rollbacks if any, reward, trade-off, speed with the work it was measured on,
-    and wall time.
-    """
+    """Seeds, rollbacks if any, reward, trade-off, speed with the work it was measured on, time."""
     seeds = summary.seeds
     speed = summary.speed
     front = f"{summary.pareto.front_size} episodes on the Pareto front"

@@ -1,5 +1,4 @@
-"""Grown networks in the formats of other programs: torch.export, ONNX, and Python code that needs
-torch alone.
+"""Grown networks in other programs' formats: torch.export, ONNX, Python code that needs only torch.
 
 Every file holds the description of the network too, and is replaced as a whole or not at all.
 """
@@ -27,7 +26,6 @@ from esper_soa.ops.module_files import save
 
 WIDTH = 116  # letters of a line of code
 REGISTRATION = "torch.onnx._internal.exporter._registration"  # the logger of torch's exporter
-NEEDED = {"onnx": ("onnx", "onnxscript")}  # packages of the extra of the format's name
 CODE_HEAD = '''"""A grown network with its weights; needs torch alone.
 
 `network()` makes it: images float32 [B, *SPEC["input"]["shape"]], RGB in [0, 1], to logits
@@ -72,12 +70,11 @@ def save_pt2(net: GrownNetwork, path: Path) -> None:
 
 
 def save_onnx(net: GrownNetwork, path: Path) -> None:
-    """Write a model of ONNX, `images` to `logits` for any number of images, the description in its
-    metadata as `spec`.
+    """Write a model of ONNX, `images` to `logits`, any number of images, with `spec` as metadata.
 
     Raises UserError where the packages of the extra are not there.
     """
-    missing = [name for name in NEEDED["onnx"] if find_spec(name) is None]
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise UserError(f"format=onnx: needs {' and '.join(missing)}. Install esper-soa[onnx]")
     with _unheard():

@@ -1,11 +1,9 @@
-"""Signals: what stops a program that is still setting up, and what a run heeds between two
-env-steps.
+"""Signals: what stops a program that is setting up, and what a run heeds between two env-steps.
 
 While a program sets up, SIGINT and SIGTERM end it at once. While rounds are played they ask for a
 checkpoint and the end, and SIGUSR2 for a checkpoint alone, so that nothing is ever cut in the
 middle. A handler that another program had installed in this process before, as launchers on Slurm
-do, is called after the checkpoint, and decides whether the run goes on. Needs neither torch nor
-Hydra.
+do, is called after the checkpoint, and decides whether the run goes on. No torch, no Hydra.
 """
 
 import gc
@@ -64,8 +62,7 @@ def is_foreign(handler: Handler) -> bool:
 def reacting(
     react: Callable[[int], None], numbers: tuple[int, ...]
 ) -> Iterator[dict[int, Handler]]:
-    """`react` to the signals `numbers` while the context lasts; yields the handlers that were there
-    before.
+    """`react` to the signals `numbers` while the context lasts; yields the handlers from before.
 
     Outside the main thread, where no signal comes, nothing is installed.
     """
@@ -81,9 +78,7 @@ def reacting(
 
 @contextmanager
 def stopped_at_once() -> Iterator[None]:
-    """SIGINT and SIGTERM end what is done in the context by raising Interrupted, which is said in
-    one line.
-    """
+    """SIGINT and SIGTERM end what is done in the context by Interrupted, told in one line."""
     try:
         with reacting(_raise_interrupted, STOPPING):
             yield
@@ -94,8 +89,7 @@ def stopped_at_once() -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """SIGINT and SIGTERM end the process in the middle of an import, where exceptions get lost or
-    turn into others.
+    """SIGINT and SIGTERM end the process amid an import, where exceptions get lost or changed.
 
     Handlers of other programs stay in place. No garbage is looked for meanwhile: what is imported
     stays, and the search takes a sixth of the time.
@@ -131,9 +125,7 @@ class Requests:
         self.before: dict[int, Handler] = {}
 
     def note(self, number: int) -> None:
-        """React to a signal; a second request to stop does not wait, unless another program handles
-        that signal.
-        """
+        """React to a signal; a second request to stop does not wait, unless others handle it."""
         if number == SAVING:
             self.save = True
         elif self.stop and not is_foreign(self.before.get(number)):
@@ -146,9 +138,7 @@ class Requests:
         return [int(SAVING)] * self.save + [self.stop] * bool(self.stop)
 
     def heeded(self, number: int) -> bool:
-        """The checkpoint is written: call the handler of another program, if any; says whether
-        there was one.
-        """
+        """The checkpoint is written: call another program's handler; whether there was one."""
         if number == SAVING:
             self.save = False
         else:

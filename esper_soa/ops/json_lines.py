@@ -62,12 +62,10 @@ class MetricsWriter(LineFile):
 
 
 def keep_rounds(path: Path, rounds: int) -> int:
-    """Cut the file `path` down to the lines of the first `rounds` rounds, all or nothing; returns
-    how many remain.
+    """Cut `path` down to the lines of the first `rounds` rounds, all or nothing; how many remain.
 
     What comes later, a line that was cut off included, is dropped: a resumed run writes it again.
-    Needs no room on the disk unless there is something else between those lines; raises OSError
-    where there is none.
+    Needs no room on the disk unless something else is between those lines; raises OSError.
     """
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     kept = [

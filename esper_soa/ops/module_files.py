@@ -1,5 +1,4 @@
-"""Files of modules: networks and policies in safetensors, with the description that they are made
-from beside them.
+"""Files of modules: networks and policies in safetensors, with the description to make them from.
 
 A file is one that every reader of safetensors takes. What is ours is one entry of its metadata: a
 version, and for each module its description (`spec`) and a SHA-256 of its tensors. Nothing in it is
@@ -42,8 +41,7 @@ class ModuleFileError(UserError):
 def save(module: Module, path: str | PathLike[str]) -> None:
     """Replace the file `path` by the module, with its weights as they are now; all or nothing.
 
-    Raises ValueError where its layers are not those of its `spec`, OSError where the file cannot be
-    written.
+    Raises ValueError where its layers are not those of its `spec`, OSError where not written.
     """
     tensors = {  # each in memory of its own on the CPU
         name: value.detach().cpu().clone().contiguous()

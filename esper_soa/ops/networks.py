@@ -1,5 +1,4 @@
-"""The folder networks/ of a run: the best host that its rounds have ended with, and all hosts of
-its last round.
+"""The folder networks/ of a run: the best host of all its rounds, and all hosts of its last round.
 
 Files have the number of their round in their names, as checkpoints have: `best_000004.safetensors`
 until a later round ends with a better host, `hosts_000006.safetensors` beside
@@ -65,8 +64,7 @@ class Networks:
         return None
 
     def follow(self, standing: Standing, number: int) -> None:
-        """Round `number` (from 1) has ended with these hosts: write the best one where it is the
-        best of the run.
+        """Round `number` (from 1) has ended with these hosts: write the run's best if it is here.
 
         That is: a higher validation accuracy, or the same with fewer parameters; of equals the
         earlier, then the lower env. A host that was rolled back at its last env-step has no

@@ -1,9 +1,7 @@
-"""Learned policies without the run that learned them: their files, and how a new learner begins
-with one.
+"""Learned policies without their runs: their files, and how a new learner begins with one.
 
 A file of a policy is sealed as a checkpoint is, and holds tensors and plain values alone: the sizes
-of the network, what the learner takes over, and facts about its making. A checkpoint of a run
-serves as well.
+of the network, what the learner takes over, and facts. A checkpoint of a run serves as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,11 +74,9 @@ class Pretrained(PolicyFile):
 
 
 def save_policy(path: Path, saved: Saved, facts: Mapping[str, Content]) -> None:
-    """Write the policy of a run to the file `path`; `facts` are added to what the run tells, and go
-    before it.
+    """Write the policy of a run to the file `path`; `facts` go before what the run tells.
 
-    Raises CheckpointError where the run has learned nothing, OSError where the file cannot be
-    written.
+    Raises CheckpointError where the run has learned nothing, OSError where not written.
     """
     learned = _of_run(str(path), saved)
     held = PolicyFile(learned.network, learned.learner, learned.facts | dict(facts))
@@ -88,8 +84,7 @@ def save_policy(path: Path, saved: Saved, facts: Mapping[str, Content]) -> None:
 
 
 def load_policy(init: str, device: torch.device) -> Pretrained:
-    """The policy that `init` names (see `find_policy`), on `device`; raises UserError for what is
-    none.
+    """The policy that `init` names (see `find_policy`), on `device`; raises UserError for none.
 
     Damaged checkpoints of a run that are newer than the one taken are told in the log.
     """
@@ -120,8 +115,7 @@ def take_over(
     learned: Pretrained,
     blueprints: Sequence[str] = BLUEPRINT_NAMES,
 ) -> None:
-    """Let a new learner, whose network has the sizes `network`, begin with what was learned; says
-    so in the log.
+    """Let a new learner, whose network has the sizes `network`, begin with what was learned.
 
     blueprints: names by code. Those that the policy does not know begin as the mean of the others,
     see with_blueprints.
@@ -157,9 +151,7 @@ def take_over(
 
 
 def _for_blueprints(policy: object, known: Sequence[str], wanted: Sequence[str]) -> object:
-    """The weights of a policy for the blueprints `wanted`; as they are where they are not of the
-    blueprints `known`.
-    """
+    """The weights of a policy for the blueprints `wanted`; as they are where not of `known`."""
     weights = policy if isinstance(policy, Mapping) else {}
     rows = [weights.get(name) for name in BLUEPRINT_TABLES]
     sizes = [

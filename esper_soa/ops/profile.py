@@ -1,5 +1,4 @@
-"""Where the time of a run goes: the share of every phase, one line per update, or a trace of a few
-env-steps.
+"""Where the time of a run goes: the share of every phase per update, or a trace of a few env-steps.
 
 What plays says where a phase ends: what passed since the one before belongs to it. On CUDA that is
 an event in the stream; the events are read once a round.
@@ -58,14 +57,6 @@ class NoProfile:
 NO_PROFILE = NoProfile()
 
 
-def every_thread() -> _ExperimentalConfig:
-    """For torch.profiler.profile: watch all threads, as chunks of envs may run in several.
-
-    The type is that of its documented argument; torch (2.11 to 2.13) has no other name for it.
-    """
-    return _ExperimentalConfig(profile_all_threads=True)
-
-
 class HostClock:
     """Moments on the host, for a CPU, where work is done when a call returns."""
 
@@ -79,9 +70,7 @@ class HostClock:
 
 
 class DeviceClock:
-    """Moments in a CUDA stream: events, which the host reads only in `seconds`; they are used again
-    after that.
-    """
+    """Moments in a CUDA stream: events, which the host reads only in `seconds`, for use again."""
 
     def __init__(self) -> None:
         self.free: list[torch.cuda.Event] = []
@@ -93,9 +82,7 @@ class DeviceClock:
         return event
 
     def seconds(self, moments: list[Moment]) -> list[float]:
-        """Each moment in seconds after the first; waits for the last. The events are then free
-        again.
-        """
+        """Each moment in seconds after the first; waits for the last, and frees the events."""
         events = [moment for moment in moments if isinstance(moment, torch.cuda.Event)]
         events[-1].synchronize()
         found = [events[0].elapsed_time(event) / 1e3 for event in events]
@@ -186,7 +173,8 @@ class TraceProfile(NoProfile):
             ),
             on_trace_ready=self._write,
             record_shapes=True,
-            experimental_config=every_thread(),
+            # chunks of envs may run in several threads; torch (2.11 to 2.13) has no other name
+            experimental_config=_ExperimentalConfig(profile_all_threads=True),
         )
 
     def env_step(self) -> None:
@@ -231,9 +219,7 @@ def _timed(profile: PhaseProfile, feed: Callable[Asked, Given]) -> Callable[Aske
 
 
 class TimedTraining:
-    """A training feed whose batches are timed, cut or not; an engine's own cutting is part of the
-    training.
-    """
+    """A training feed whose batches are timed, cut or not; an engine's own cutting is training."""
 
     def __init__(self, feed: TrainingFeed, profile: PhaseProfile) -> None:
         self.batch = _timed(profile, feed.batch)
@@ -256,9 +242,7 @@ def shares(seconds: dict[str, float]) -> str:
 
 
 def make_profile(mode: str, device: torch.device, folder: Path) -> NoProfile:
-    """What the setting `profile` (off, phases, torch) asks for; a trace goes to
-    `folder`/trace.json.
-    """
+    """What the setting `profile` (off, phases, torch) asks for; a trace is trace.json there."""
     if mode == "phases":
         return PhaseProfile(device)
     return TraceProfile(device, folder / "trace.json") if mode == "torch" else NO_PROFILE

@@ -1,5 +1,4 @@
-"""What is seen while a run goes on: a live bar on a terminal, plain lines elsewhere, and the log
-file.
+"""What is seen while a run goes on: a live bar on a terminal, plain lines elsewhere, the log file.
 
 The trainer reports every env-step to a Progress and says things through the package's logger, which
 `logging_to` ties to the console (above the bar) and to the run folder's log.txt. Needs no torch.
@@ -182,8 +181,7 @@ class Progress:
     def advance(self, env_steps: int, label: str, accuracy: float, reward: float) -> None:
         """Report `env_steps` more done, in the part of the run called `label`.
 
-        accuracy (percent) and reward (sum of the episode so far) are means over envs; NaN shows as
-        --.
+        accuracy (percent), reward (sum of the episode so far): means over envs; NaN shows as --.
         """
         self._pace.advance(env_steps)
         facts = (

@@ -225,9 +225,7 @@ def run_content(
 
 
 def changes(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, str]:
-    """Settings that differ, as "old -> new" by name; one that the older program did not have had
-    today's default.
-    """
+    """Settings that differ, as "old -> new" by name; one that was not there had today's default."""
     before = flat_settings(old)
     after = flat_settings(new)
     defaults = flat_settings(asdict(TrainConfig()))

@@ -107,14 +107,13 @@ def resume_start(resume: str, run_dir: str, name: str, root: str = "runs") -> St
             f"run_dir={one_line(run_dir)}: a resumed run goes on in the folder of its checkpoint, "
             f"{folder}. Leave run_dir out."
         )
-    return Start(_writable(folder, "resume"), path)
+    return Start(writable(folder, "resume"), path)
 
 
 def find_checkpoint(given: str, setting: str) -> Path:
     """The checkpoint `given`, or the newest whole one where it is a run folder.
 
-    Raises UserError, which names `setting`; for a damaged checkpoint it also names the newest whole
-    one before it.
+    Raises UserError, which names `setting`, and for a damaged one the newest whole before it.
     """
     path = user_path(setting, given)
     label = f"{setting}={one_line(given)}"
@@ -168,10 +167,10 @@ def _newest_start(run_dir: str, name: str, root: str) -> Start:
         found = RunFolder(folder).checkpoints()
         if found:
             newest = _newest_whole(found, "resume=auto")
-            return Start(_writable(folder, "run_dir"), newest)
+            return Start(writable(folder, "run_dir"), newest)
     if run_dir and not any((given / name).exists() for name in ("summary.json", "evaluation.json")):
         # left by a run that ended before its first checkpoint
-        return Start(_writable(given, "run_dir"), None)
+        return Start(writable(given, "run_dir"), None)
     return Start(open_run_folder(run_dir, name, root), None)
 
 
@@ -185,8 +184,7 @@ def _dated_folders(parent: Path, prefix: str = "") -> list[Path]:
 
 @contextmanager
 def claimed(folder: RunFolder) -> Iterator[None]:
-    """Keep other processes out of the folder while the context lasts; a killed process lets go of
-    it.
+    """Keep other processes out of the folder while the context lasts; a killed process lets go.
 
     What killed processes left half written is removed, and what this one does. Raises UserError
     where another process writes to the folder, and where nobody can. Nothing else in a folder may
@@ -220,7 +218,7 @@ def open_run_folder(run_dir: str, name: str, root: str = "runs") -> RunFolder:
     """
     if not run_dir:
         return RunFolder(_make_dated(Path(root) / name))
-    folder = _writable(user_path("run_dir", run_dir), "run_dir")
+    folder = writable(user_path("run_dir", run_dir), "run_dir")
     names = [*RESULTS, folder.networks.name, *(path.name for path in folder.checkpoints())]
     found = [name for name in names if (folder.path / name).exists()]
     if found:
@@ -232,14 +230,13 @@ def open_run_folder(run_dir: str, name: str, root: str = "runs") -> RunFolder:
 
 
 def open_sweep_folder(sweep_dir: str, name: str, resume: bool, root: str = "runs") -> Path:
-    """Make `sweep_dir`, or `root`/`name`/sweep_<time> where it is empty; to `resume`, the newest of
-    those if any.
+    """Make `sweep_dir`, or `root`/`name`/sweep_<time>; to `resume`, the newest of those if any.
 
     Raises UserError where the folder cannot be made.
     """
     parent = Path(root) / name
     if sweep_dir:
-        return _writable(user_path("run_dir", sweep_dir), "run_dir").path
+        return writable(user_path("run_dir", sweep_dir), "run_dir").path
     sweeps = _dated_folders(parent, SWEEP) if resume else []
     return sweeps[0].resolve() if sweeps else _make_dated(parent, SWEEP)
 
@@ -260,7 +257,7 @@ def _make_dated(parent: Path, prefix: str = "") -> Path:
             raise _unwritable(path, "run_dir", error) from error
 
 
-def _writable(path: Path, setting: str) -> RunFolder:
+def writable(path: Path, setting: str) -> RunFolder:
     """The folder `path`, made where it is new; claiming it shows whether it can be written."""
     try:
         path.mkdir(parents=True, exist_ok=True)

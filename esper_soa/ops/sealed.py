@@ -1,5 +1,4 @@
-"""Sealed files: a content, then one line with the version and a SHA-256 of everything before the
-digest.
+"""Sealed files: a content, then one line with the version and a SHA-256 of everything before it.
 
 A file appears under its name only when it is whole on the disk, and one changed, missing or added
 bit anywhere is found. Needs no torch.
@@ -53,8 +52,7 @@ class HashingWriter(io.BufferedWriter):
 
 
 def write_sealed(path: Path, fill: Callable[[BinaryIO], None]) -> None:
-    """Replace the file `path` by what `fill` writes and its seal, all or nothing: on a failure the
-    old file stays.
+    """Replace the file `path` by what `fill` writes and its seal; on a failure the old file stays.
 
     Raises OSError with its reason where the disk is full or the folder cannot be written.
     """

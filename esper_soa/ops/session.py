@@ -41,9 +41,7 @@ class Session:
 
     @contextmanager
     def speaking(self) -> Iterator[None]:
-        """What is said while the context lasts goes to the console and to this folder's log, and so
-        does what ends it early.
-        """
+        """What is said in the context, and what ends it early, goes to console and log."""
         with logging_to(self._handlers):
             try:
                 yield
@@ -114,8 +112,7 @@ def unheard() -> Iterator[None]:
 
 
 def _log_the_end(begun: bool) -> None:
-    """Keep what ends the work early in the log file, with its traceback where it is no message of
-    ours.
+    """Keep what ends the work early in the log file, with its traceback where no message of ours.
 
     A refusal leaves a folder as it is in which a run has `begun` before.
     """

@@ -1,8 +1,6 @@
-"""Where the policies are that `policy.init` names: those that ship in the package, those of runs,
-and files.
+"""Where the policies are that `policy.init` names: those that ship, those of runs, and files.
 
-A policy ships as two files of esper_soa/policies: NAME.policy, its weights, and NAME.md, its card.
-Needs no torch.
+A policy ships as two files of esper_soa/policies: NAME.policy and its card, NAME.md. No torch.
 """
 
 from pathlib import Path
@@ -21,11 +19,9 @@ def shipped() -> list[str]:
 
 
 def find_policy(init: str) -> Path:
-    """The file that holds the policy `init`: the name of one that ships, a run folder (its newest
-    checkpoint), a file.
+    """The file of the policy `init`: one that ships, a run folder (its newest checkpoint), a file.
 
-    A name goes before a folder of the same name. Raises UserError, which lists the names, where
-    there is none of these.
+    A name goes before a folder of that name. Raises UserError, which lists the names, for none.
     """
     names = shipped()
     if init in names:

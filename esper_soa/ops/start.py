@@ -1,40 +1,86 @@
-"""Where a run with given settings takes place and begins, and whether it has ended. Needs no torch.
+"""Where a run with given settings takes place and begins, and whether it has ended; and the runs in
+folders that a user names, with the settings of each.
+
+A run folder is one whose config.yaml has rounds; a folder that holds some, as a sweep does, stands
+for all of them. Which rank of a run a process is, torchrun or the launcher of the package tells it
+in its environment. Needs no torch.
 """
 
 import json
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from esper_soa.agent.config import SCRATCH
 from esper_soa.config import TrainConfig, flat_settings
-from esper_soa.ops.found_runs import read_settings
-from esper_soa.ops.rundir import RunFolder, Start, open_run_folder, resume_start
+from esper_soa.errors import UserError, one_line
+from esper_soa.ops.rundir import RunFolder, Start, open_run_folder, resume_start, writable
 from esper_soa.ops.shipped import find_policy
-from esper_soa.ops.torchrun import launched_folder, place
+from esper_soa.paths import user_path
+
+DEPTH = 3  # folders below the given one in which runs are looked for: runs/<name>/<sweep>/<job>
+
+
+class Place(NamedTuple):
+    """A process among those that torch's elastic launcher has started together."""
+
+    rank: int
+    processes: int
+    local_rank: int  # on its machine
+    local_processes: int
+    restarts: int  # times that all were started again
+    run_id: str
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the one that writes."""
+        return self.rank == 0
+
+
+def place() -> Place | None:
+    """The place of this process; None for one that no launcher has started."""
+    given = os.environ
+    if "TORCHELASTIC_RUN_ID" not in given or "RANK" not in given:
+        return None
+    return Place(
+        rank=int(given["RANK"]),
+        processes=int(given["WORLD_SIZE"]),
+        local_rank=int(given["LOCAL_RANK"]),
+        local_processes=int(given["LOCAL_WORLD_SIZE"]),
+        restarts=int(given["TORCHELASTIC_RESTART_COUNT"]),
+        run_id=given["TORCHELASTIC_RUN_ID"],
+    )
 
 
 def folder_for(settings: TrainConfig, asked: str) -> RunFolder:
-    """The folder of a run, made where it is new: `asked`, or one of its name and the time; that of
-    what it resumes.
+    """The folder of a run, made where new: `asked`, or its name and the time; or what it resumes.
 
     Where torchrun has started the ranks of the run, the id of its launch stands for the time.
-    Raises UserError where there can be none, before it is made where a policy to start from leads
-    nowhere.
+    Raises UserError where there can be none, or a policy to start from leads nowhere.
     """
     if settings.resume:
         return resume_start(settings.resume, asked, settings.name).folder
     if settings.policy.name == "ppo" and settings.policy.init != SCRATCH:
         find_policy(settings.policy.init)
     here = place()
-    if here is not None:
-        return launched_folder(here, asked, settings.name)
-    return open_run_folder(asked, settings.name)
+    if here is None:
+        return open_run_folder(asked, settings.name)
+    # torchrun tells only the machine of a rank that was lost that it starts all again, so a folder
+    # that there is, is that of this run, for all ranks, on every machine, and at every start
+    path = user_path("run_dir", asked) if asked else Path("runs") / settings.name / here.run_id
+    return writable(path, "run_dir")
 
 
 def find_start(settings: TrainConfig, folder: RunFolder) -> Start:
     """Where the run in `folder` begins; asked for once nobody else can write there.
 
-    Where a launcher has started its ranks, at the newest checkpoint that there is: it may have
-    started them again.
+    Where a launcher has started its ranks, maybe again, at the newest checkpoint that there is.
     """
     here = place()
     restarted = here is not None and (here.restarts or not settings.resume)
@@ -64,3 +110,52 @@ def goes_on_in(folder: RunFolder, settings: TrainConfig) -> bool:
     place = {"resume": "", "run_dir": ""}
     asked = flat_settings(asdict(settings))
     return bool(there) and there | place == asked | place
+
+
+def find_run_folders(given: Sequence[str | Path]) -> dict[str, Path]:
+    """The run folders in `given` by labels: the ends of their paths, the shortest that differ.
+
+    A run that is found twice counts once. Raises UserError where a folder holds none.
+    """
+    paths: list[Path] = []
+    for one in given:
+        place = user_path("RUN", str(one))
+        found = list(_run_folders(place, DEPTH))
+        if not found:
+            raise UserError(
+                f"RUN={one_line(one)}: holds no run: there is no config.yaml of a run in it or "
+                "below it"
+            )
+        paths += [path for path in found if path not in paths]
+    return dict(zip(_labels(paths), paths, strict=True))
+
+
+def read_settings(path: Path) -> dict[str, object]:
+    """The settings in config.yaml by dotted names; none where it is not there or cannot be read."""
+    try:
+        found = OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, ValueError, OmegaConfBaseException, YAMLError):
+        return {}
+    return flat_settings(cast(dict, found)) if isinstance(found, dict) else {}
+
+
+def _run_folders(place: Path, depth: int) -> Iterator[Path]:
+    """Run folders in `place` and below, in the order of their names, numbers by their value."""
+    if "rounds" in read_settings(RunFolder(place).config):
+        yield place.resolve()
+    elif depth and place.is_dir():
+        below = sorted((one for one in place.iterdir() if one.is_dir()), key=_by_number)
+        for one in below:
+            yield from _run_folders(one, depth - 1)
+
+
+def _by_number(path: Path) -> tuple[int, str]:
+    return (int(path.name) if path.name.isdecimal() else -1, path.name)
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    for depth in range(1, max((len(path.parts) for path in paths), default=1) + 1):
+        ends = ["/".join(path.parts[-depth:]) for path in paths]
+        if len(set(ends)) == len(ends):
+            return ends
+    return [str(path) for path in paths]

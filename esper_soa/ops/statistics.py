@@ -29,11 +29,9 @@ class Interval(NamedTuple):
 
 
 def mean_interval(values: Sequence[float], confidence: float) -> Interval:
-    """The mean of `values` and its t interval (Student 1908): n - 1 degrees of freedom, s / sqrt(n)
-    as error.
+    """The mean and t interval (Student 1908) of `values`: n - 1 degrees of freedom, s / sqrt(n).
 
-    One value says nothing of its spread: its interval is infinite. Values that are all the same
-    give a point.
+    One value says nothing of its spread: its interval is infinite. Equal values give a point.
     """
     return _trimmed(values, 0, confidence)
 
@@ -41,17 +39,14 @@ def mean_interval(values: Sequence[float], confidence: float) -> Interval:
 def difference_interval(
     values: Sequence[float], others: Sequence[float], confidence: float
 ) -> Interval:
-    """The mean of values[i] - others[i] with its interval; both of the same length, paired by
-    place.
-    """
+    """The mean of values[i] - others[i] with its interval; both of one length, paired by place."""
     return mean_interval(
         [value - other for value, other in zip(values, others, strict=True)], confidence
     )
 
 
 def interquartile_mean(values: Sequence[float]) -> float:
-    """The mean of what is left when a quarter of the values, rounded down, is cut off at each end.
-    """
+    """The mean of what is left when a quarter of the values, rounded down, is cut off each end."""
     cut = len(values) // 4
     return float(np.sort(np.asarray(values, dtype=np.float64))[cut : len(values) - cut].mean())
 
@@ -77,8 +72,7 @@ def mann_whitney(values: Sequence[float], others: Sequence[float]) -> float:
 
 
 def signed_rank(differences: Sequence[float]) -> float:
-    """The two-sided p of the signed rank test (Wilcoxon 1945) of paired differences, exact, with
-    ties too.
+    """The exact two-sided p of the signed rank test (Wilcoxon 1945) of pairs, with ties too.
 
     Every difference that is not 0 is as likely to be of either sign: p is twice the share of all
     ways to give them signs whose sum of positive ranks lies as far out as the one found. Ranks are
@@ -113,9 +107,7 @@ def _two_sided(ways: np.ndarray, found: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p values of a family of tests, raised so that the chance of any false finding stays below
-    them (Holm 1979).
-    """
+    """p values of a family of tests, raised to bound any false finding's chance (Holm 1979)."""
     found = [0.0] * len(p_values)
     highest = 0.0
     for place, index in enumerate(np.argsort(p_values, kind="stable").tolist()):
@@ -127,8 +119,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def improvement_interval(
     values: Sequence[float], others: Sequence[float], confidence: float
 ) -> Interval:
-    """The probability of improvement, P(a value > another's) (Agarwal et al. 2021), in [0, 1], with
-    its interval.
+    """The probability of improvement, P(a value > another's) (Agarwal et al. 2021), interval too.
 
     Estimated by the share of all pairs of a value and another, a tie counting half: U / (m n) of
     Mann and Whitney. The interval is method 5 of Newcombe (2006): all probabilities from which the
@@ -156,9 +147,7 @@ def improvement_interval(
 
 
 def _share_error(share: float, count: int, others: int) -> float:
-    """Standard error of the share of pairs of two samples that are exponential, the exponents' mean
-    for the counts.
-    """
+    """Standard error of the share of exponential pairs; the exponents' mean for the counts."""
     more = (count + others) / 2 - 1
     spread = 1 + more * ((1 - share) / (2 - share) + share / (1 + share))
     return math.sqrt(share * (1 - share) * spread / (count * others))

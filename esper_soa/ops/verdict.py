@@ -1,5 +1,4 @@
-"""Did growth pay? Grown hosts and those of a control, pair by pair, and one sentence that says what
-came of it.
+"""Did growth pay? Grown hosts and those of a control, pair by pair, and a sentence that says so.
 
 Given plain numbers per host and episode by the trainer; final_table.py puts them into the table. A
 host whose accuracy is not finite is left out, and so is its pair. Needs no torch.

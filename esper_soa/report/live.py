@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from esper_soa.errors import UserError, check
-from esper_soa.ops.command_line import ending_with_status, parser
+from esper_soa.ops.console import ending_with_status, parser
 from esper_soa.ops.files import reason_of
 from esper_soa.ops.interrupt import Interrupted
 from esper_soa.report.bundle import bundle

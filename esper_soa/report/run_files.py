@@ -15,8 +15,8 @@ from typing import TypeAlias
 import numpy as np
 
 from esper_soa.ops.files import LOGGER
-from esper_soa.ops.found_runs import find_run_folders, read_settings
 from esper_soa.ops.rundir import RunFolder
+from esper_soa.ops.start import find_run_folders, read_settings
 from esper_soa.telemetry.table_files import read_file, table_files
 
 Record = dict[str, object]

@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 
 from esper_soa.errors import check
-from esper_soa.ops.command_line import ending_with_status, parser
+from esper_soa.ops.console import ending_with_status, parser
 from esper_soa.paths import user_path
 from esper_soa.report.page import NAME, write_report
 

@@ -1,3 +1,1 @@
-"""Sweeps: what becomes of each job, jobs in processes of their own, the table at the end, and a
-search by Optuna.
-"""
+"""Sweeps: what becomes of each job, jobs in processes, the table at the end, search by Optuna."""

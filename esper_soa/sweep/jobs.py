@@ -1,5 +1,4 @@
-"""A job of a sweep: in a process of its own, which the launcher's watches over, with a record of
-what it came to.
+"""A job of a sweep: in a process of its own, watched by the launcher's, with a record of its end.
 
 Launchers call `play_job`. Hydra's own, joblib's and Ray's give several jobs to one process, so that
 one that is killed would take others along: there a job is `python -m esper_soa.sweep.jobs`, and
@@ -54,9 +53,7 @@ Play: TypeAlias = Callable[[DictConfig], float | None]
 
 
 class Work(NamedTuple):
-    """What the jobs of a command do; both are functions of modules, so that they can be sent to
-    other processes.
-    """
+    """What the jobs of a command do; functions of modules, so that other processes get them."""
 
     # The record of a job that has nothing left to do, given what an earlier call noted; None for
     # one to be played.
@@ -65,9 +62,7 @@ class Work(NamedTuple):
 
 
 def play_job(work: Work, composed: DictConfig) -> float | None:
-    """Do the job that Hydra has begun here; returns what sweepers maximise, None where it did not
-    come to its end.
-    """
+    """Do the job that Hydra has begun here; what sweepers maximise, None where it did not end."""
     sweep = Path(HydraConfig.get().sweep.dir)
     job = this_job()
     try:
@@ -103,8 +98,7 @@ def play_here(play: Play, composed: DictConfig) -> float | None:
 
 
 def watch(play: Play, composed: DictConfig, sweep: Path, job: JobRecord) -> float | None:
-    """Play the job in a process of its own; raises Interrupted where this one was asked to stop
-    meanwhile.
+    """Play the job in a process of its own; raises Interrupted where asked to stop meanwhile.
 
     That process has a session of its own: Ctrl-C reaches it once, from here. The end of its
     standard input tells it that nobody waits for it any more. (Not by multiprocessing, which cannot
@@ -141,8 +135,7 @@ def watch(play: Play, composed: DictConfig, sweep: Path, job: JobRecord) -> floa
 
 
 def _cut_off(job: JobRecord, error: BaseException | None) -> JobRecord:
-    """The record of a job that was stopped, or that ended by an error that is no message of ours.
-    """
+    """The record of a job that was stopped, or ended by an error that is no message of ours."""
     if isinstance(error, SystemExit):
         stopped = _one_line(error) if isinstance(error, Interrupted) else "stopped by the launcher"
         return job.ended(STOPPED, message=stopped)
@@ -154,9 +147,7 @@ def _one_line(error: BaseException | None) -> str:
 
 
 def _stop_with_parent() -> None:
-    """Ask this process to stop when its standard input ends, as it does with the process that holds
-    the other end.
-    """
+    """Ask this process to stop when its standard input ends, as it does with the holder's end."""
     while os.read(0, 1):  # not by sys.stdin, whose lock a thread must not hold as Python ends
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,6 +1,4 @@
-"""Hydra's launchers and sweepers that the configuration files offer: what has to be installed for
-them, and what else they need. Needs no torch.
-"""
+"""Hydra's launchers and sweepers on offer: what has to be installed, what they need. No torch."""
 
 import re
 import shutil
@@ -36,8 +34,7 @@ PLUGINS = {
 
 
 def check_plugins(arguments: Sequence[str]) -> None:
-    """Raise UserError where the command line chooses a launcher or a sweeper that is not installed.
-    """
+    """Raise UserError where the command line chooses a launcher or sweeper not installed."""
     for found in filter(None, map(CHOSEN_BY.match, arguments)):
         for name in found[2].split(","):
             modules, extra = PLUGINS.get(name, ((), ""))
@@ -78,17 +75,13 @@ def is_search(hydra: HydraConf) -> bool:
 
 
 def plays_in_own_process(hydra: HydraConf) -> bool:
-    """Whether the launcher gives every job a process to itself; asked in the job, for which Hydra
-    composes anew.
-    """
+    """Whether every job has a process to itself; asked in the job: Hydra composes anew for each."""
     return hydra.launcher["_target_"] in (*OUR_LAUNCHERS, *OUR_LAUNCHERS.values())
 
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """End the program with the message of a UserError, and status 2: Hydra drops or decorates what
-    is raised.
-    """
+    """End with the message of a UserError, and status 2: Hydra drops or decorates exceptions."""
     try:
         yield
     except UserError as error:

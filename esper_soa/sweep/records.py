@@ -1,6 +1,4 @@
-"""What became of the jobs of a sweep: a small file per job in the folder of the sweep, whatever
-process it runs in. Needs no torch.
-"""
+"""What became of the jobs of a sweep: a small file per job in its folder. Needs no torch."""
 
 import json
 from dataclasses import asdict, dataclass, replace

@@ -1,5 +1,4 @@
-"""What configuration files and command lines may compute of a job's number and of the machine.
-Needs no torch.
+"""What configurations and command lines compute of a job's number and of the machine. No torch.
 
 device: cuda:${modulo:${hydra:job.num},4}                      job by job another of four GPUs
 compute.workers: ${share_of_cores:${hydra:launcher.n_jobs}}    cores here, shared by n_jobs jobs
@@ -29,9 +28,7 @@ def modulo(number: int | None, count: int) -> int:
 
 
 def share_of_cores(jobs: int) -> int:
-    """Cores for each of so many jobs at a time, at least one; -1 job stands for one per core, as
-    with joblib.
-    """
+    """Cores for each of so many jobs at a time, at least one; -1, as with joblib, is one each."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )

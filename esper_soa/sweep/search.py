@@ -1,5 +1,4 @@
-"""A search by Optuna: its trials are the jobs of a sweep, played by any launcher; the study is in
-the sweep's folder.
+"""A search by Optuna: its trials are a sweep's jobs, by any launcher; the study lies in its folder.
 
 Trial i is job i. A job tells the study its accuracy after every round, and ends early where the
 pruner finds it hopeless. A trial whose job did not come to its end stays open, so that a sweep that
@@ -59,8 +58,7 @@ class Space(NamedTuple):
 
 
 def search(config: DictConfig, arguments: Sequence[str], launcher: Launcher) -> float | None:
-    """Play what is left of a study, which is made where there is none; returns the best accuracy
-    (percent).
+    """Play what is left of a study, made where there is none; returns the best accuracy (percent).
 
     arguments: the overrides of the command line. Raises UserError for what cannot be searched.
     """
@@ -91,9 +89,7 @@ def search(config: DictConfig, arguments: Sequence[str], launcher: Launcher) -> 
 
 
 def space_of(arguments: Sequence[str]) -> Space:
-    """What overrides in Hydra's words ask for; raises UserError where there is nothing to search
-    for.
-    """
+    """What overrides in Hydra's words ask for; UserError where there is nothing to search for."""
     given = OverridesParser.create().parse_overrides(list(arguments))
     last = {override.get_key_element(): override for override in given}
     searched = {key: distribution_of(one) for key, one in last.items() if one.is_sweep_override()}
@@ -110,9 +106,7 @@ def space_of(arguments: Sequence[str]) -> Space:
 
 
 def distribution_of(override: Override) -> BaseDistribution:
-    """The values of a setting: interval(a,b), by its logarithm with tag(log,...); range(a,b,step)
-    of whole numbers; or a choice.
-    """
+    """The values of a setting: interval(a,b), by tag(log,...); range(a,b,step); or a choice."""
     value = override.value()
     if isinstance(value, IntervalSweep):
         whole = isinstance(value.start, int) and isinstance(value.end, int)
@@ -130,9 +124,7 @@ def distribution_of(override: Override) -> BaseDistribution:
 
 
 def open_study(settings: DictConfig, sweep: Path, space: Space, resume: bool) -> optuna.Study:
-    """The study in the folder of the sweep; raises UserError where it is of another search, or is
-    not to go on.
-    """
+    """The study in the sweep's folder; UserError for another search's, or one not resumed."""
     check_choice("hydra.sweeper.sampler", settings.sampler, SAMPLERS)
     check_choice("hydra.sweeper.pruner", settings.pruner, PRUNERS)
     for name, least in LEAST.items():
@@ -175,9 +167,7 @@ def load_study(settings: DictConfig, sweep: Path) -> optuna.Study:
 
 
 def make_sampler(settings: DictConfig, done: int) -> BaseSampler:
-    """What chooses the trials after the `done` first; its seed is another one for every call that
-    goes on.
-    """
+    """What chooses the trials after the `done` first; another seed for each call to go on."""
     seed = settings.seed + done
     if settings.sampler == "random":
         return RandomSampler(seed)
@@ -190,9 +180,7 @@ def make_sampler(settings: DictConfig, done: int) -> BaseSampler:
 
 
 def first_batch(numbers: Sequence[int], largest: int) -> list[int]:
-    """The consecutive numbers that rising `numbers` begin with: launchers count jobs up from one
-    number.
-    """
+    """The consecutive numbers that rising `numbers` begin with: launchers count up from one."""
     counted = enumerate(numbers[:largest], numbers[0])
     return [number for expected, number in counted if number == expected]
 

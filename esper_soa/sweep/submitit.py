@@ -1,5 +1,4 @@
-"""Jobs by submitit: submitted as hydra-submitit-launcher submits them, and all waited for, however
-each ends.
+"""Jobs by submitit: submitted as its Hydra launcher submits them, and all waited for to the end.
 
 That launcher's own waiting ends with the first job that left no result, as one does that was killed
 or ran out of its time. Needs the extra `sweep`, and no torch.

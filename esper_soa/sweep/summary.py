@@ -1,8 +1,6 @@
-"""What is said at the end of a sweep: a table of all its jobs, in sweep.json too, and the ones that
-are not done.
+"""What is said at the end of a sweep: a table of all its jobs, in sweep.json too, and those left.
 
-Made of the records and folders of the jobs, so that it is the same under every launcher. Needs no
-torch.
+Made of the records and folders of the jobs: the same under every launcher. Needs no torch.
 """
 
 import json
@@ -30,8 +28,7 @@ BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
 def end_sweep(hydra: HydraConf, console: Console) -> bool:
-    """Print the table of the sweep's jobs and write sweep.json; says whether all jobs came to their
-    end.
+    """Print the table of the sweep's jobs and write sweep.json; says whether all have ended.
 
     Names those that did not on standard error.
     """
@@ -44,8 +41,8 @@ def end_sweep(hydra: HydraConf, console: Console) -> bool:
         rows = [_row(job, common | {"resume=auto"}) for job in jobs]
         console.print(table(rows))
         told = f"written to {sweep / RESULT}"
+        text = json_line({"common": sorted(common), "jobs": rows})
         try:
-            text = json_line({"common": sorted(common), "jobs": rows})
             write_text(sweep / RESULT, text + "\n")
         except OSError as error:
             told = f"{RESULT} could not be written ({reason_of(error)})"
@@ -59,11 +56,9 @@ def end_sweep(hydra: HydraConf, console: Console) -> bool:
 
 
 def list_jobs(hydra: HydraConf, sweep: Path) -> list[JobRecord]:
-    """The jobs that the sweep consists of; those that have not begun as well where they are known
-    beforehand.
+    """The jobs that the sweep consists of, with those not begun where they are known beforehand.
 
-    Hydra's own sweeper plays every combination, and a record of another number is of an earlier,
-    larger sweep.
+    Hydra's own sweeper plays every combination; other numbers are of earlier, larger sweeps.
     """
     found = read_records(sweep)
     if hydra.sweeper["_target_"] != BASIC:

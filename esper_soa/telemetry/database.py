@@ -8,7 +8,7 @@ that its rows are of; docs/queries.md has more questions.
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from esper_soa.ops.found_runs import find_run_folders, read_settings
+from esper_soa.ops.start import find_run_folders, read_settings
 from esper_soa.telemetry.schema import TABLES, TYPES
 from esper_soa.telemetry.table_files import table_files
 
