@@ -130,9 +130,7 @@ class Engine(Protocol[Active]):
         ...
 
     def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
-        """Memory that it keeps beside the weights; 0 where it keeps none from one pass to the
-        next.
-        """
+        """Memory kept beside the weights; 0 where it keeps none from one pass to the next."""
         ...
 
     def claim_(

@@ -52,14 +52,10 @@ def copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 class StaticStep(Protocol):
-    """A step all of whose inputs and results lie in its buffers; what it does depends on nothing
-    else but `variant`.
-    """
+    """A step with all inputs and results in its buffers; depends on nothing else but `variant`."""
 
     def buffers(self) -> list[Tensor]:
-        """Everything that outlives the step, in an order and in shapes that the key decides; memory
-        of its own.
-        """
+        """Everything that outlives the step, ordered and shaped by the key; memory of its own."""
         ...
 
     def step_(self, variant: int) -> None:

@@ -56,9 +56,7 @@ def usable_cores() -> int:
 
 
 def take_device(device: torch.device) -> None:
-    """Have `device` be the one that whatever asks for no other works on: captures, events and
-    Triton's launches.
-    """
+    """Have `device` be the current one: captures, events and Triton's launches work on that."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
@@ -157,9 +155,7 @@ def _check_threads(setting: str, count: int) -> None:
 
 
 def device_name(device: torch.device, workers: int = 1, precision: str = "float32") -> str:
-    """The device in words, for logs, versions.json and the table; `precision` is that of the
-    hosts.
-    """
+    """The device in words, for logs, versions.json and table; `precision` is that of hosts."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)}, {precision})"
     used = f"{_some(workers, 'worker')}, {_some(torch.get_num_threads(), 'thread')}"
@@ -181,8 +177,7 @@ def layout_in_words(device: torch.device, workers: int, env_chunk: int) -> str:
         )
     return (
         f"{workers} workers of one thread train chunks of {env_chunk} envs side by side "
-        f"({usable_cores()} usable "
-        f"cores), {beside}"
+        f"({usable_cores()} usable cores), {beside}"
     )
 
 

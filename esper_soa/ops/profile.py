@@ -79,9 +79,7 @@ class HostClock:
 
 
 class DeviceClock:
-    """Moments in a CUDA stream: events, which the host reads only in `seconds`; they are used again
-    after that.
-    """
+    """Moments in a CUDA stream: events, read by the host only in `seconds`, then used again."""
 
     def __init__(self) -> None:
         self.free: list[torch.cuda.Event] = []
@@ -93,9 +91,7 @@ class DeviceClock:
         return event
 
     def seconds(self, moments: list[Moment]) -> list[float]:
-        """Each moment in seconds after the first; waits for the last. The events are then free
-        again.
-        """
+        """Each moment in seconds after the first; waits for the last. The events are then free."""
         events = [moment for moment in moments if isinstance(moment, torch.cuda.Event)]
         events[-1].synchronize()
         found = [events[0].elapsed_time(event) / 1e3 for event in events]
@@ -231,9 +227,7 @@ def _timed(profile: PhaseProfile, feed: Callable[Asked, Given]) -> Callable[Aske
 
 
 class TimedTraining:
-    """A training feed whose batches are timed, cut or not; an engine's own cutting is part of the
-    training.
-    """
+    """A training feed whose batches are timed, cut or not; an engine's own cutting is training."""
 
     def __init__(self, feed: TrainingFeed, profile: PhaseProfile) -> None:
         self.batch = _timed(profile, feed.batch)
@@ -256,9 +250,7 @@ def shares(seconds: dict[str, float]) -> str:
 
 
 def make_profile(mode: str, device: torch.device, folder: Path) -> NoProfile:
-    """What the setting `profile` (off, phases, torch) asks for; a trace goes to
-    `folder`/trace.json.
-    """
+    """What setting `profile` (off, phases, torch) asks for; traces go to `folder`/trace.json."""
     if mode == "phases":
         return PhaseProfile(device)
     return TraceProfile(device, folder / "trace.json") if mode == "torch" else NO_PROFILE

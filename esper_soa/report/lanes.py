@@ -138,9 +138,7 @@ def _stretch(one: Chosen, rows: Sequence[Row]) -> Row:
 
 
 def accuracies_table(rounds: Sequence[Chosen]) -> Table:
-    """A row per host and env-step: its accuracy, and where that lies in the lane above its
-    slots.
-    """
+    """A row per host and env-step: its accuracy, and where it lies in the lane above its slots."""
     rows = sum(len(one.steps["step"]) for one in rounds)
     every = 1 + rows // MOST_ROWS
     return table_of(row for one in rounds for row in _accuracies(one, every))

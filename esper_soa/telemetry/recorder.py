@@ -68,9 +68,7 @@ class NoRecorder:
         return None
 
     def emit(self, step: int, numbers: np.ndarray) -> None:
-        """Hand over what `pack` gave for env-step `step`, from 1, once it is on the host; never
-        waits.
-        """
+        """Hand over what `pack` gave for env-step `step`, from 1, once on the host; never waits."""
 
     def end(self) -> None:
         """The round is over."""
@@ -237,9 +235,7 @@ class Relay(NoRecorder):
     """
 
     def __init__(self, recorder: NoRecorder, ranks: Ranks, level: str) -> None:
-        """recorder: of the first rank; one that records nothing on the others. level: events or
-        full.
-        """
+        """recorder: of the first rank; it records nothing on others. level: events or full."""
         self.full = level == "full"
         self._recorder = recorder
         self._ranks = ranks

@@ -75,8 +75,6 @@ def _cost(host: float, seed: Tensor, gate: Tensor, times: int) -> Cost:
 
 
 def recorded(level: str, recorder: NoRecorder, lacking: Mapping[str, int]) -> dict[str, Json]:
-    """What summary.json says of the telemetry; lacking: lines that trackers were not given, by
-    their names.
-    """
+    """What summary.json says of telemetry; lacking: lines that trackers were not given, by name."""
     dropped = {"tables": recorder.dropped} if recorder.dropped else {}
     return {"level": level, "env_steps": recorder.env_steps, "dropped": dropped | dict(lacking)}

@@ -38,9 +38,7 @@ def own_folder() -> Path:
 
 
 def _own_bytes(path: Path) -> bytes | None:
-    """Content of a file of this user that others cannot write; None where there is none, or
-    something else.
-    """
+    """Content of a file of this user that others cannot write; None where there is no such file."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -103,9 +103,7 @@ def sources_digest() -> str:
 
 
 def _run(command: list[str], folder: Path, timeout: int = TIMEOUT) -> str:
-    """What a compiler prints that keeps its own files in `folder`, in a process group that ends
-    with this call.
-    """
+    """What a compiler that keeps its files in `folder` prints; its process group ends with this."""
     name = shlex.join(command[:1])
     try:
         process = subprocess.Popen(

@@ -56,9 +56,7 @@ _BLOCK_FIELDS = (
 
 
 def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
-    """Why the kernels cannot take hosts of the task `name` with seeds of these blueprints; "" where
-    they can.
-    """
+    """Why the kernels cannot take hosts of task `name` with these blueprints; "" where they can."""
     known = {one.name for one in shape.blueprints if program.runs(one)}
     unknown = [one for one in blueprints if one not in known]
     if unknown:
@@ -135,9 +133,7 @@ def training_seeds(shape: HostShape, plan: SeedPlan) -> records.Seeds:
 
 
 def validation_seeds(shape: HostShape, plan: SeedPlan) -> records.Seeds:
-    """The seeds of a validation pass as the kernels know them; one that learns behind its host is
-    none.
-    """
+    """The seeds of a validation pass for the kernels; one that learns behind its host is none."""
     return records.Seeds(_kinds(shape, plan, plan.running & (plan.blend != THROUGH)), _blends(plan))
 
 
@@ -196,9 +192,7 @@ def _networks(
 
 
 class _Training(NamedTuple):
-    """A training pass of N networks; `train_chunk_` may be called for different envs at the same
-    time.
-    """
+    """A training pass of N networks; `train_chunk_` may run for different envs at the same time."""
 
     nets: records.Networks
     rules: tuple[records.Sgd, records.Sgd]  # of the hosts and of the seeds
@@ -263,9 +257,7 @@ class _Training(NamedTuple):
 
 
 class _Validation(NamedTuple):
-    """A validation pass of N networks; `measure` may be called for different envs at the same
-    time.
-    """
+    """A validation pass of N networks; `measure` may run for different envs at the same time."""
 
     nets: records.Networks
     feed: ValidationFeed

@@ -150,9 +150,7 @@ class _Chunk:
     def _gradients(
         self, images: Tensor, labels: Tensor
     ) -> tuple[Tensor, list[tuple[ActiveGroup, Tensor]]]:
-        """Gradients of the hosts [n, P] and of the seeds that train; adds up losses and correct
-        answers on the way.
-        """
+        """Gradients of hosts [n, P] and of seeds that train; adds up losses and correct answers."""
         num_nets = labels.shape[1]
         shape = self.nets.shape
         precision = self.nets.precision
@@ -196,9 +194,7 @@ class _Chunk:
         grads: list[tuple[ActiveGroup, Tensor]],
         finite: Tensor,
     ) -> None:
-        """Write the statistics of networks with `finite` gradients; without loss scales all count
-        as such.
-        """
+        """Write the statistics of networks with `finite` gradients; without loss scales of all."""
         for active, grad in grads:
             group = active.group
             if group.measured:
