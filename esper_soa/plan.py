@@ -147,9 +147,7 @@ def show_plan(cfg: TrainConfig, console: Console, as_json: bool = False) -> None
 
 
 def make_plan(cfg: TrainConfig, seconds: float = PROBE_SECONDS) -> Plan:
-    """Measure what a run of the settings takes; nothing of it is left behind. Raises UserError
-    where it cannot run.
-    """
+    """Measure what a run of the settings takes, leaving nothing; UserError if it cannot run."""
     device = resolve_device(cfg.device)
     ranks = cfg.ranks
     check_devices(cfg, ranks)

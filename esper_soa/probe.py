@@ -134,9 +134,7 @@ class Pace(NoProfile):
 
     @property
     def whole(self) -> float:
-        """Seconds of all env-steps, had they been played in full; the first, which warms up, counts
-        as the second.
-        """
+        """Seconds of all env-steps, played in full; the first (warm-up) counts as the second."""
         return sum(self.paces[1:2] + self.paces[1:]) or sum(self.paces)
 
     @property

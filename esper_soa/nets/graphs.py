@@ -77,9 +77,7 @@ class _Kept(Generic[Step]):
 
 
 class CapturedCall:
-    """A function of nested tensors, None among them, with its arguments at addresses of their own,
-    as a StaticStep.
-    """
+    """A function of nested tensors or None, with arguments in its own memory, as a StaticStep."""
 
     def __init__(
         self, function: Callable[..., object], arguments: list[Tensor | None], spec: TreeSpec
@@ -116,9 +114,7 @@ class Recorder:
             self.pool = torch.cuda.graph_pool_handle()
 
     def recorded(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        """The graph of `work`, which is recorded, not done; raises EmptyGraphError where it is none
-        of this GPU's.
-        """
+        """The graph of `work`, recorded, not done; EmptyGraphError where this GPU does nothing."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self.device), warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")

@@ -126,8 +126,6 @@ def all_finite(host_grad: Tensor, seed_grads: list[tuple[Tensor | None, Tensor]]
 
 
 def where_finite_(finite: Tensor, new: Tensor, old: Tensor) -> None:
-    """Put the rows of `old` back into `new` where `finite` [n] is false; both [n, ...] or flat
-    [n*C].
-    """
+    """Put rows of `old` back into `new` where not `finite` [n]; both [n, ...] or flat [n*C]."""
     rows = new.view(finite.shape[0], -1)
     rows.copy_(torch.where(finite[:, None], rows, old.view_as(rows)))

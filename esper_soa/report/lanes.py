@@ -159,9 +159,7 @@ def _accuracies(one: Chosen, every: int) -> Iterator[Row]:
 
 
 def names_table(rounds: Sequence[Chosen]) -> Table:
-    """A row per host: its name with the accuracy that it ended with, and why its episode ended
-    early, if it did.
-    """
+    """A row per host: its name with its last accuracy, and why its episode ended early."""
     rows: list[Row] = []
     for one in rounds:
         # rows are in the order of env-steps

@@ -157,9 +157,7 @@ class Server(ThreadingHTTPServer):
         return framed(parts, program, SELF, live, keeping)
 
     def news(self, since: str) -> str:
-        """JSON: seconds since something was written, and the page's content where it is not that of
-        stamp `since`.
-        """
+        """JSON: seconds since something was written, and the page's content if not of `since`."""
         parts, stamp = self.watched.look()
         news: dict[str, object] = {"changed": round(self.watched.since)}
         if stamp != since:

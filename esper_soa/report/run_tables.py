@@ -236,9 +236,7 @@ def standings_table(found: Sequence[Standing]) -> Table:
 
 
 def finals_table(groups: Sequence[Group]) -> Table:
-    """A row per run that has come to its end: the mean accuracy of its hosts, and what it is ahead
-    of its control.
-    """
+    """A row per run at its end: the mean accuracy of its hosts, and its lead on its control."""
     return table_of(
         {"group": group.label, **final._asdict()} for group in groups for final in group.finals
     )

@@ -230,9 +230,7 @@ class Recorder(NoRecorder):
 
 
 class Relay(NoRecorder):
-    """Records what several ranks play: each keeps the env-steps of a round, and the first one
-    records them all.
-    """
+    """Records what several ranks play: each keeps a round's env-steps, the first records all."""
 
     def __init__(self, recorder: NoRecorder, ranks: Ranks, level: str) -> None:
         """recorder: of the first rank; it records nothing on others. level: events or full."""

@@ -26,9 +26,7 @@ def recording(
     unwritten: Unwritten,
     table: EnvsTable | None = None,
 ) -> Iterator[NoRecorder]:
-    """What records the rounds of a run in `folder` while the context lasts; table: is given every
-    env-step, to be shown.
-    """
+    """Records the rounds of a run in `folder` while the context lasts; table: shown each step."""
     telemetry = cfg.telemetry
     ranks = world.ranks
     if not written_at(telemetry.level):

@@ -60,9 +60,7 @@ def read_table(
 
 
 def keep_tables(folder: Path, rounds: int) -> None:
-    """Remove the tables of all rounds after the first `rounds`, which a resumed run makes anew;
-    raises OSError.
-    """
+    """Remove the tables after the first `rounds`, which a resumed run makes anew; OSError."""
     for table in TABLES:
         for number, path in table_files(folder, table.name).items():
             if number > rounds:

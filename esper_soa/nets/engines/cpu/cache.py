@@ -26,9 +26,7 @@ class NativeError(Exception):
 
 
 def own_folder() -> Path:
-    """The cache folder, made and closed to others; raises NativeError where it cannot be the user's
-    own.
-    """
+    """The cache folder, made and closed to others; NativeError if it cannot be the user's own."""
     try:
         folder = cache_folder()
         open_folder(folder)

@@ -72,9 +72,7 @@ def ask_compiler(command: list[str], folder: Path) -> Compiler:
 
 
 def kernel_flags(compiler: Compiler, target: str = "") -> tuple[str, ...]:
-    """What the kernels are compiled with; target: the option for a processor, by default for that
-    of this machine.
-    """
+    """What the kernels are compiled with; target: the option for a processor, by default ours."""
     flags = (*FLAGS, *FAMILY_FLAGS[compiler.family], target or NATIVE[compiler.machine])
     return tuple(flag for flag in flags if flag)
 

@@ -110,9 +110,7 @@ def _shapes(table: Table) -> list[tuple[int, ...]]:
 
 
 def _kinds(shape: HostShape, plan: SeedPlan, running: np.ndarray) -> np.ndarray:
-    """1 + place of the running seeds' blueprints among the programs, 0 where none runs: int64 [N,
-    S].
-    """
+    """1 + place of running seeds' blueprints in the programs, 0 where none runs: int64 [N, S]."""
     places = np.full(num_codes(shape.blueprints), -1)
     for place, one in enumerate(shape.blueprints):
         if program.runs(one):
@@ -169,9 +167,7 @@ def takes(rows: Tensor) -> bool:
 def _networks(
     shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: records.Seeds
 ) -> records.Networks:
-    """Raises LookupError for networks that the kernels were not made for, as they would take any
-    memory for theirs.
-    """
+    """LookupError for networks the kernels were not made for, whose memory they would misread."""
     host = weights["host"]
     rows = [weights["seeds", spec.name] for spec in shape.slots]
     if not (is_chain(shape) and takes(host["params"])):
@@ -263,9 +259,7 @@ class _Validation(NamedTuple):
     feed: ValidationFeed
 
     def measure(self, job: Job, call: Call) -> tuple[Tensor, Tensor]:
-        """Loss float64 [n] of the first code and accuracy float64 [n, codes], percent, of the envs
-        of `job`.
-        """
+        """Loss float64 [n] of the first code, accuracy float64 [n, codes], percent, of `job`."""
         call.check()
         envs = job.envs
         codes = np.array(job.codes, dtype=np.int64)

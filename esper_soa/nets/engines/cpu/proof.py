@@ -164,9 +164,7 @@ PROVEN = (Size(), Size((16, 32), side=4, batch=2))  # for the kernels of either 
 
 
 class Trial(NamedTuple):
-    """One network per kind of seed, with what both sides are given; rows of parameters as in
-    chain.h.
-    """
+    """One network per kind of seed, the input of both sides; rows of parameters as in chain.h."""
 
     host: Tensor  # [n, host]
     host_momentum: Tensor

@@ -72,9 +72,7 @@ class TrainingPass(NamedTuple):
 
 
 class _Chunk:
-    """Weights of a few envs while they train: copies, as other chunks of the same memory may train
-    at the same time.
-    """
+    """Weights of a few envs in training: copies, as other chunks of the memory may train too."""
 
     def __init__(
         self,
@@ -176,9 +174,7 @@ class _Chunk:
         return host_grad, list(zip(trained, seed_grads, strict=True))
 
     def _copies(self) -> list[tuple[Tensor | None, Tensor, Tensor]]:
-        """Everything that a step changes in a network, and what it is now; with the networks whose
-        rows it holds.
-        """
+        """Everything a step changes in a network, as it is now, and the networks of its rows."""
         own = [(None, part) for part in (self.params, self.momentum, *self.statistics)]
         seeds = [
             (active.group.nets, part)
