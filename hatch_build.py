@@ -74,9 +74,7 @@ class KernelHook(BuildHookInterface):
 
 
 def build_kernels(folder: Path, platform: str) -> tuple[list[str], list[Path]]:
-    """Compile all levels of `platform`, such as linux-x86_64, into `folder`; returns what failed,
-    and the libraries.
-    """
+    """Compile all levels of `platform` (linux-x86_64) into `folder`; what failed, and libraries."""
     try:
         found = compiler.ask_compiler(compiler.compiler_command(), folder)
     except NativeError as error:

@@ -42,8 +42,7 @@ from esper_soa.ops.device import apply_threads, resolve_device
 from esper_soa.ops.files import Unwritten
 from esper_soa.ops.progress import Progress
 from esper_soa.telemetry.envs_table import EnvsTable
-from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder, Recorder
-from esper_soa.telemetry.recording import legend_of
+from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder, Recorder, legend_of
 from esper_soa.telemetry.tracking import Line, Teller, Told, Tracked, numbers_of, openers
 from esper_soa.telemetry.worker import Worker
 

@@ -68,9 +68,7 @@ class Plan(NamedTuple):
 
     @property
     def most_envs(self) -> int:
-        """The largest N that fits into what is free, other settings as they are; 0 where that is
-        not known.
-        """
+        """The largest N that fits what is free, other settings kept; 0 where that is not known."""
         if self.took.free < 0:
             return 0
         more = int((self.took.free - self.run_memory) / self.per_env)
@@ -139,9 +137,7 @@ class Plan(NamedTuple):
 
 
 def show_plan(cfg: TrainConfig, console: Console, as_json: bool = False) -> None:
-    """Print the plan of a run; raises UserError where it cannot run here, with the setting to
-    lower.
-    """
+    """Print the plan of a run; UserError where it cannot run here, with the setting to lower."""
     plan = make_plan(cfg)
     if as_json:
         console.print(json_line(plan.record()), highlight=False, soft_wrap=True)
@@ -151,9 +147,7 @@ def show_plan(cfg: TrainConfig, console: Console, as_json: bool = False) -> None
 
 
 def make_plan(cfg: TrainConfig, seconds: float = PROBE_SECONDS) -> Plan:
-    """Measure what a run of the settings takes; nothing of it is left behind. Raises UserError
-    where it cannot run.
-    """
+    """Measure what a run of the settings takes, leaving nothing; UserError if it cannot run."""
     device = resolve_device(cfg.device)
     ranks = cfg.ranks
     check_devices(cfg, ranks)
@@ -228,9 +222,7 @@ def probed(folder: Path, asked: str, rank: int = 0, ranks: int = 1) -> dict:
 
 
 def disk_of(folder: Path, cfg: TrainConfig) -> Disk:
-    """What a run of all ranks takes, from what the probe of one has left in its folder after two
-    rounds, or the only one.
-    """
+    """What a run of all ranks takes, from what the probe of one has left after two rounds."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
     rounds = sum(size for name, size in sizes.items() if name.startswith(ROUND_FILES))

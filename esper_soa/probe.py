@@ -134,9 +134,7 @@ class Pace(NoProfile):
 
     @property
     def whole(self) -> float:
-        """Seconds of all env-steps, had they been played in full; the first, which warms up, counts
-        as the second.
-        """
+        """Seconds of all env-steps, played in full; the first (warm-up) counts as the second."""
         return sum(self.paces[1:2] + self.paces[1:]) or sum(self.paces)
 
     @property
@@ -188,9 +186,7 @@ def opened(cfg: TrainConfig, folder: RunFolder) -> Iterator[tuple[Session, Run]]
 
 
 def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) -> Took:
-    """Play a round and measure it; a second one, of little work, shows what memory the next rounds
-    take beside.
-    """
+    """Play and measure a round, then a short one, which shows what memory later rounds add."""
     begun = time.perf_counter()
     free = free_memory(resolve_device(cfg.device))
     with opened(cfg, folder) as (within, job):
@@ -220,9 +216,7 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
 
 
 def per_env(cfg: TrainConfig, folder: Path, few: int, many: int) -> float:
-    """Bytes that one more env takes: what the process has had at most with `few`, then with `many`
-    envs.
-    """
+    """Bytes of one more env: what the process had at most with `few`, then with `many` envs."""
     folder.mkdir()
     small, large = (most_of_envs(with_envs(cfg, envs), folder / f"{envs}") for envs in (few, many))
     return max(1.0, (large - small) / (many - few))
@@ -253,9 +247,7 @@ def most_of_envs(cfg: TrainConfig, folder: Path) -> int:
 
 
 def _memory(name: str) -> int:
-    """Bytes of this process: VmRSS now, VmHWM at most; where the system does not tell, at most, for
-    both.
-    """
+    """Bytes of this process: VmRSS now, VmHWM at most; the latter for both elsewhere."""
     if STATUS.exists():
         lines = STATUS.read_text(encoding="ascii").splitlines()
         return next(KIB * int(line.split()[1]) for line in lines if line.startswith(name))

@@ -52,8 +52,7 @@ from esper_soa.ops.verdict import Episode, HostScore, control_words
 from esper_soa.ranks import ALONE, Ranks
 from esper_soa.registry import is_reference
 from esper_soa.state import STATE_FLOAT
-from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder
-from esper_soa.telemetry.recording import envs_table, recorded
+from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder, envs_table, recorded
 from esper_soa.telemetry.tracking import Told, Tracked, Tracking, openers
 
 NEWEST = "the newest checkpoint"  # what it is called where it could not be written

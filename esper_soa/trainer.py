@@ -37,7 +37,7 @@ from esper_soa.ops.verdict import HostScore
 from esper_soa.ranks import ALONE, Ranks
 from esper_soa.report.end import leave_report
 from esper_soa.running import Run, wants_control
-from esper_soa.telemetry.recording import recording
+from esper_soa.telemetry.recorder import recording
 
 Value = TypeVar("Value")
 

@@ -170,9 +170,7 @@ def preferred(found: Sequence[Tried]) -> Tried | None:
 
 
 def tried_engines(asked: Asked, trial: Trial) -> list[Tried]:
-    """What became of every engine that `auto` may take on this kind of device; those that cannot
-    run here as well.
-    """
+    """What became of every engine `auto` may take on this device; those that cannot run too."""
     kinds = {
         name: kind for name, kind in ENGINES.items() if kind.tried_on in ("", asked.device.type)
     }

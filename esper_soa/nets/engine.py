@@ -37,14 +37,10 @@ class NetsConfig(NamedTuple):
 
 
 class TrainingFeed(Protocol):
-    """Where training batches come from: cut by the engine's `cut`, or uncut for an engine that cuts
-    as it goes.
-    """
+    """Where training batches come from: cut by the engine's `cut`, or uncut if it cuts itself."""
 
     def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """Images [B, n*3, 32, 32] (channels_last) and labels [B, n] of batch `index` for env
-        numbers `envs`.
-        """
+        """Images [B, n*3, 32, 32] (channels_last), labels [B, n] of batch `index` for `envs`."""
         ...
 
     def crops(self, envs: Tensor, index: int) -> ImageCrops:
@@ -56,9 +52,7 @@ class ValidationFeed(Protocol):
     """Where validation batches come from; as TrainingFeed."""
 
     def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
-        """Images [B, 3 or n*3, 32, 32] and labels [B, 1 or n] of env numbers `envs`; label -1 does
-        not count.
-        """
+        """Images [B, 3 or n*3, 32, 32], labels [B, 1 or n] of `envs`; label -1 does not count."""
         ...
 
     def crops(self, envs: Tensor) -> ImageCrops:
@@ -130,9 +124,7 @@ class Engine(Protocol[Active]):
         ...
 
     def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
-        """Memory that it keeps beside the weights; 0 where it keeps none from one pass to the
-        next.
-        """
+        """Memory kept beside the weights; 0 where it keeps none from one pass to the next."""
         ...
 
     def claim_(
@@ -174,7 +166,5 @@ class Engine(Protocol[Active]):
         active_seeds: Active,
         feed: ValidationFeed,
     ) -> ValidationReport:
-        """Accuracy of every env under every subset row it needs, and the loss with all seeds on;
-        alpha [N, S].
-        """
+        """Accuracy of every env by subset row it needs, loss with all seeds on; alpha [N, S]."""
         ...

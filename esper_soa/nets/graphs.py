@@ -52,14 +52,10 @@ def copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 class StaticStep(Protocol):
-    """A step all of whose inputs and results lie in its buffers; what it does depends on nothing
-    else but `variant`.
-    """
+    """A step with all inputs and results in its buffers; depends on nothing else but `variant`."""
 
     def buffers(self) -> list[Tensor]:
-        """Everything that outlives the step, in an order and in shapes that the key decides; memory
-        of its own.
-        """
+        """Everything that outlives the step, ordered and shaped by the key; memory of its own."""
         ...
 
     def step_(self, variant: int) -> None:
@@ -81,9 +77,7 @@ class _Kept(Generic[Step]):
 
 
 class CapturedCall:
-    """A function of nested tensors, None among them, with its arguments at addresses of their own,
-    as a StaticStep.
-    """
+    """A function of nested tensors or None, with arguments in its own memory, as a StaticStep."""
 
     def __init__(
         self, function: Callable[..., object], arguments: list[Tensor | None], spec: TreeSpec
@@ -120,9 +114,7 @@ class Recorder:
             self.pool = torch.cuda.graph_pool_handle()
 
     def recorded(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        """The graph of `work`, which is recorded, not done; raises EmptyGraphError where it is none
-        of this GPU's.
-        """
+        """The graph of `work`, recorded, not done; EmptyGraphError where this GPU does nothing."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self.device), warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")

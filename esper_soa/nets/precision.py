@@ -93,9 +93,7 @@ class LossScales:
         self.good = weights[GOOD].index_select(0, envs)
 
     def unscaled(self, grad: Tensor, nets: Tensor | None) -> Tensor:
-        """Gradients [m, P] of the losses of `nets` (positions within the chunk; None = all) without
-        their scales.
-        """
+        """Gradients [m, P] of losses of `nets` (positions in the chunk; None = all), unscaled."""
         return grad / of_nets(self.scale, nets)[:, None]
 
     def update_(self, finite: Tensor) -> None:
@@ -117,9 +115,7 @@ def of_nets(values: Tensor, nets: Tensor | None) -> Tensor:
 
 
 def all_finite(host_grad: Tensor, seed_grads: list[tuple[Tensor | None, Tensor]]) -> Tensor:
-    """bool [n]: whether all gradients of a network and of its seeds are finite; seeds [m, P] with
-    their networks.
-    """
+    """bool [n]: all gradients of a network and its seeds are finite; seeds [m, P] with networks."""
     broken = ~host_grad.isfinite().all(1)
     for nets, grad in seed_grads:
         wrong = ~grad.isfinite().all(1)
@@ -130,8 +126,6 @@ def all_finite(host_grad: Tensor, seed_grads: list[tuple[Tensor | None, Tensor]]
 
 
 def where_finite_(finite: Tensor, new: Tensor, old: Tensor) -> None:
-    """Put the rows of `old` back into `new` where `finite` [n] is false; both [n, ...] or flat
-    [n*C].
-    """
+    """Put rows of `old` back into `new` where not `finite` [n]; both [n, ...] or flat [n*C]."""
     rows = new.view(finite.shape[0], -1)
     rows.copy_(torch.where(finite[:, None], rows, old.view_as(rows)))

@@ -173,9 +173,7 @@ class _Ground:
         self.alpha = _alpha(self.seeds).to(device)
 
     def play(self, engine: Engine, precision: torch.dtype) -> tuple[Results, tuple[float, int]]:
-        """What training and validation came to in the last pass; seconds of an env-step, and
-        bytes.
-        """
+        """What training and validation came to last pass; seconds of an env-step, and bytes."""
         nets = self.trial.nets._replace(precision=precision, accumulate=1)
         trial = self.trial
         weights = self.weights.clone()
@@ -222,9 +220,7 @@ class _Ground:
 
 
 def mixture(trial: Trial) -> pools.ActiveSeeds:
-    """Newborn seeds of the task's blueprints in all stages, blends and directions, and slots
-    without any.
-    """
+    """Newborn seeds of the task's blueprints in all stages, blends, directions, and empty slots."""
     draw = np.random.default_rng(SEED)
     shape = (trial.envs, len(trial.nets.shape.slots))
     stage = draw.choice([*RUNNING_STAGES, Stage.EMPTY], shape)

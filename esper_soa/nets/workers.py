@@ -41,9 +41,7 @@ class Call:
 
 
 def chunks(num_envs: int, size: int) -> list[np.ndarray]:
-    """Env numbers of as few chunks as hold at most `size` each, all as large as each other or one
-    smaller.
-    """
+    """Env numbers of as few chunks as hold at most `size` each, equal or smaller by one."""
     return np.array_split(np.arange(num_envs), -(-num_envs // size))
 
 
@@ -76,7 +74,5 @@ def run_pieces(pieces: Sequence[Piece[Result]], workers: int) -> list[Result]:
 
 @lru_cache(maxsize=8)  # two worlds of one process may take turns with different numbers of workers
 def _pool(workers: int) -> ThreadPoolExecutor:
-    """Threads that stay; each gives an operation one thread, whatever the calling thread gives
-    it.
-    """
+    """Threads that stay; each gives an operation one thread, whatever its caller gives it."""
     return ThreadPoolExecutor(workers, "envs", initializer=torch.set_num_threads, initargs=(1,))

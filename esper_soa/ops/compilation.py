@@ -81,9 +81,7 @@ def keep_compiled() -> str:
 
 
 def _is_torchs(folder: Path) -> bool:
-    """Whether it is the temporary folder that torch names in the variable, as it is imported, where
-    nobody did.
-    """
+    """Whether it is the temporary folder that torch, when imported, names in the variable."""
     return folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith("torchinductor_")
 
 

@@ -56,9 +56,7 @@ def usable_cores() -> int:
 
 
 def take_device(device: torch.device) -> None:
-    """Have `device` be the one that whatever asks for no other works on: captures, events and
-    Triton's launches.
-    """
+    """Have `device` be the current one: captures, events and Triton's launches work on that."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
@@ -179,8 +177,7 @@ def layout_in_words(device: torch.device, workers: int, env_chunk: int) -> str:
         )
     return (
         f"{workers} workers of one thread train chunks of {env_chunk} envs side by side "
-        f"({usable_cores()} usable "
-        f"cores), {beside}"
+        f"({usable_cores()} usable cores), {beside}"
     )
 
 

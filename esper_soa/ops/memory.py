@@ -137,9 +137,7 @@ class Together(NamedTuple):
 
 
 def together(cfg: TrainConfig, shape: HostShape, device: torch.device) -> Together:
-    """As many envs and images as suit the device and leave every tensor within its bound; see
-    nets/extent.py.
-    """
+    """As many envs and images as suit the device, every tensor within its bound; nets/extent.py."""
     num_slots = len(shape.slots)
     sampled = tuple(range(cfg.attribution.shapley_samples * num_slots))  # at most as many codes
     rows = max_rows(num_slots, SubsetRows(cfg.attribution.pairs, sampled))
@@ -244,17 +242,14 @@ def check_room(
         _value(cfg, first),
         f"so small that {device} holds the run",
         f"It needs at least {total / GIB:.1f} GiB ({_listed(parts, 1)}), and {free / GIB:.1f} GiB "
-        "are "
-        f"free. {remedy} {' or '.join(remedies)}.{hint}",
+        f"are free. {remedy} {' or '.join(remedies)}.{hint}",
     )
 
 
 def most_envs(
     cfg: TrainConfig, device: torch.device, free: int, images: ImageCount = NO_IMAGES
 ) -> int:
-    """The largest N, up to that of `cfg`, of which `needs` says no more than `free` bytes; 0 where
-    there is none.
-    """
+    """The largest N, at most that of `cfg`, that `needs` no more than `free` bytes; 0 if none."""
     low = 0
     high = cfg.envs
     while low < high:

@@ -1,3 +1,1 @@
-"""One HTML file that shows what a run, several runs or a sweep did; made from run folders alone,
-needs no torch.
-"""
+"""One HTML file that shows runs or a sweep; made from run folders alone, needs no torch."""

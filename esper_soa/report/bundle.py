@@ -26,9 +26,7 @@ def available() -> bool:
 
 
 def bundle() -> str:
-    """The program, safe inside a script element; raises UserError where the extra is not
-    installed.
-    """
+    """The program, safe inside a script element; UserError where the extra is not installed."""
     if not available():
         raise UserError(MISSING)
     try:

@@ -53,9 +53,7 @@ def _about(words: str) -> str:
 
 
 def _table(titles: str, rows: Iterable[Sequence[str]]) -> str:
-    """Texts in a table that scrolls on its own, `titles` with | between them; empty where there are
-    no rows.
-    """
+    """Texts in a table that scrolls, `titles` with | between them; empty without rows."""
     lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
     if not lines:
         return ""

@@ -137,9 +137,7 @@ def _standing(group: Group) -> Standing:
 
 
 def pairs(groups: Sequence[Group]) -> list[Pair]:
-    """All pairs of groups with runs at their end, the surest first; p of each is also given for all
-    together.
-    """
+    """All pairs of groups with runs at their end, surest first; p also for all pairs together."""
     found = [_pair(one, other) for one, other in combinations([g for g in groups if g.ended], 2)]
     found.sort(key=lambda pair: pair.p)
     highest = 0.0

@@ -138,9 +138,7 @@ def _stretch(one: Chosen, rows: Sequence[Row]) -> Row:
 
 
 def accuracies_table(rounds: Sequence[Chosen]) -> Table:
-    """A row per host and env-step: its accuracy, and where that lies in the lane above its
-    slots.
-    """
+    """A row per host and env-step: its accuracy, and where it lies in the lane above its slots."""
     rows = sum(len(one.steps["step"]) for one in rounds)
     every = 1 + rows // MOST_ROWS
     return table_of(row for one in rounds for row in _accuracies(one, every))
@@ -161,9 +159,7 @@ def _accuracies(one: Chosen, every: int) -> Iterator[Row]:
 
 
 def names_table(rounds: Sequence[Chosen]) -> Table:
-    """A row per host: its name with the accuracy that it ended with, and why its episode ended
-    early, if it did.
-    """
+    """A row per host: its name with its last accuracy, and why its episode ended early."""
     rows: list[Row] = []
     for one in rounds:
         # rows are in the order of env-steps

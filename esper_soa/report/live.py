@@ -76,9 +76,7 @@ class Watched:
 
 
 def state_of(paths: Sequence[Path]) -> tuple[str, float]:
-    """A stamp of all that is read of the runs, and when it was last written (seconds since
-    1970).
-    """
+    """A stamp of all that is read of the runs; when it was last written (seconds since 1970)."""
     files = [
         file
         for path in paths
@@ -140,9 +138,7 @@ class Server(ThreadingHTTPServer):
         self.program = program
 
     def answer_to(self, path: str) -> tuple[int, str, str]:
-        """Status, type and text for what is asked; raises UserError and OSError where runs cannot
-        be read.
-        """
+        """Status, type and text for what is asked; UserError, OSError where runs cannot be read."""
         asked = urlsplit(path)
         if asked.path == "/":
             return 200, "text/html", self.page()
@@ -161,9 +157,7 @@ class Server(ThreadingHTTPServer):
         return framed(parts, program, SELF, live, keeping)
 
     def news(self, since: str) -> str:
-        """JSON: seconds since something was written, and the page's content where it is not that of
-        stamp `since`.
-        """
+        """JSON: seconds since something was written, and the page's content if not of `since`."""
         parts, stamp = self.watched.look()
         news: dict[str, object] = {"changed": round(self.watched.since)}
         if stamp != since:
@@ -193,9 +187,7 @@ def port_of(given: Sequence[str]) -> int:
 
 
 def watch(folders: Sequence[str], port: int) -> None:
-    """Serve until the process is stopped, which raises Interrupted; raises UserError for what
-    cannot be served.
-    """
+    """Serve until the process is stopped (Interrupted); UserError for what cannot be served."""
     check(bool(folders), "RUN", "", "the folder of a run, or one that holds some")
     os.nice(NICENESS)
     watched = Watched(folders)

@@ -66,9 +66,8 @@ def parts_of(runs: Sequence[RunRecord]) -> Parts:
     return Parts(
         escape(f"{runs[0].label if len(runs) == 1 else f'{len(runs)} runs'} - esper_soa"),
         links + '<a href="#settings">Settings</a>',
-        f"\n{_opening(runs, groups)}{body}{details(runs)}"
-        f"<footer>Written by esper_soa {escape(metadata.version('esper-soa'))}. This file asks "
-        "no network.</footer>\n",
+        f"\n{_opening(runs, groups)}{body}{details(runs)}<footer>Written by esper_soa "
+        f"{escape(metadata.version('esper-soa'))}. This file asks no network.</footer>\n",
         _data(shown),
     )
 
@@ -145,9 +144,7 @@ def _figure_html(figure: Figure, wide: bool) -> str:
 
 
 def _data(shown: Shown) -> str:
-    """Tables and figures as the page's program reads them; nothing in it can end the script
-    element.
-    """
+    """Tables and figures as the page's program reads them; none can end the script element."""
     figures = [figure for section in shown.sections for figure in section.figures]
     wanted = {name for figure in figures for name in (*figure.data, figure.table)}
     sent = ("id", "title", "spec", "table", "data", "columns", "choices")

@@ -135,9 +135,7 @@ def read_json(path: Path) -> Record:
 
 
 def read_phases(path: Path) -> dict[int, dict[str, float]]:
-    """Seconds by round and phase as the log tells them; of a round that was played again after a
-    resumption, the last.
-    """
+    """Seconds by round and phase as logged; the last, of a round that was played again."""
     found = {}
     for line in PHASES.finditer(_text(path)):
         seconds = float(line["seconds"])

@@ -40,9 +40,7 @@ def _rounded(value: Cell) -> Cell:
 
 
 def packed(table: Table) -> dict[str, Json]:
-    """The table as the page holds it: a column of texts as its distinct `names` and a code per
-    row.
-    """
+    """The table as the page holds it: a column of texts as distinct `names` and a code per row."""
     return {name: _packed(column) for name, column in table.items()}
 
 
@@ -201,9 +199,7 @@ def _weighted(records: Sequence[Record], name: str, weight: str) -> float | None
 
 
 def hosts_table(groups: Sequence[Group]) -> Table:
-    """A row per host of the last rounds of a run at its end, grown and of the control: accuracy,
-    parameters, FLOP.
-    """
+    """A row per host, grown and control, of a run's last rounds at its end: accuracy and costs."""
     return table_of(
         {"group": group.label, "run": run.label, "hosts": kind, **row}
         for group in groups
@@ -240,9 +236,7 @@ def standings_table(found: Sequence[Standing]) -> Table:
 
 
 def finals_table(groups: Sequence[Group]) -> Table:
-    """A row per run that has come to its end: the mean accuracy of its hosts, and what it is ahead
-    of its control.
-    """
+    """A row per run at its end: the mean accuracy of its hosts, and its lead on its control."""
     return table_of(
         {"group": group.label, **final._asdict()} for group in groups for final in group.finals
     )

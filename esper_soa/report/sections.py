@@ -181,9 +181,7 @@ def _distinct(table: Table, field: str) -> list[str]:
 
 
 def _colours(field: str, names: Sequence[str]) -> Spec:
-    """Every one of `names` keeps its colour, whichever of them are drawn. A group that is alone
-    needs no legend.
-    """
+    """Every one of `names` keeps its colour, whichever are drawn. A lone group needs no legend."""
     own = cast("dict[str, str]", charts()["colours"])
     colours = [
         f"var(--{own.get(name, f'c{1 + place % NUM_COLOURS}')})" for place, name in enumerate(names)

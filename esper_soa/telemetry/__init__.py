@@ -1,3 +1,1 @@
-"""What happens in a run, env-step by env-step: the tables and events on disk, and what reads
-them.
-"""
+"""What happens in a run by env-step: the tables and events on disk, and what reads them."""

@@ -159,9 +159,7 @@ def _lines(path: Path, types: Mapping[str, str]) -> str:
 
 
 def _together(parts: Mapping[str, str], types: Mapping[str, str]) -> str:
-    """What is read of every run, by its name, one after the other; all columns also where that is
-    nothing.
-    """
+    """What is read of every run, by its name, concatenated; all columns even of nothing."""
     columns = ", ".join(f'null::{kind} as "{name}"' for name, kind in types.items())
     empty = f"select null::varchar as run, {columns} where false"
     selects = [f"select {_text(run)} as run, * from {part}" for run, part in parts.items()]

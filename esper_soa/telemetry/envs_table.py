@@ -51,9 +51,7 @@ class EnvsTable:
 
     @staticmethod
     def _turn(played: Played, env: int) -> tuple[str, str]:
-        """Reward and op of an env; of one whose episode has ended early no reward, and why it
-        has.
-        """
+        """Reward and op of an env; if its episode ended early no reward, and why it has."""
         if played.env("over")[0, env] > 0:
             return "", f"over: {ENDINGS[int(played.code('ending')[0, env]) - 1]}"
         op = OP_NAMES[int(played.code("effective_op")[0, env])]

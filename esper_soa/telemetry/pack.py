@@ -115,9 +115,7 @@ def _details(facts: Facts) -> list[Tensor]:
 
 
 def still_played(numbers: np.ndarray) -> np.ndarray:
-    """bool [..., N], of numbers [..., N, C] of `pack`: envs whose episode was not over before the
-    env-step.
-    """
+    """bool [..., N], of numbers [..., N, C] of `pack`: envs not over before the env-step."""
     return numbers[..., OVER] == 0
 
 
@@ -129,9 +127,7 @@ def ended(numbers: np.ndarray) -> np.ndarray:
 
 
 def unpack(legend: Legend, steps: np.ndarray, numbers: np.ndarray) -> Played:
-    """Numbers [T, N, C] of `pack` of env-steps `steps` (int [T], from 1), by name; those of slots
-    begin with `slot.`.
-    """
+    """Numbers [T, N, C] of `pack` of env-steps `steps` (int [T], from 1); slots as `slot.*`."""
     num_choices = sum(legend.choices)
     sizes = {name: 1 for part in ENV for name in part}
     sizes |= {f"reward_{name}": 1 for name in TERMS} | {"reward": 1}

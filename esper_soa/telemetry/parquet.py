@@ -51,9 +51,7 @@ class Contents(NamedTuple):
 def table_bytes(
     columns: Sequence[Column], values: Mapping[str, Values], facts: Mapping[str, str]
 ) -> bytes:
-    """The file of a table with `values` by the name of each column, all of R rows; facts: its
-    metadata.
-    """
+    """The file of a table with `values` by name of column, all of R rows; facts: its metadata."""
     fields = [pyarrow.field(one.name, _type(one), nullable=one.nullable) for one in columns]
     arrays = [_array(one, values[one.name]) for one in columns]
     table = pyarrow.Table.from_arrays(arrays, schema=pyarrow.schema(fields, dict(facts)))
@@ -86,9 +84,7 @@ def _array(column: Column, values: Values) -> pyarrow.Array:
 
 
 def table_from(content: bytes, columns: Sequence[Column]) -> Contents:
-    """What `table_bytes` made bytes of; raises ValueError where it did not, or not with these
-    columns.
-    """
+    """What `table_bytes` made bytes of; ValueError where it did not, or not with these columns."""
     try:
         table = parquet.ParquetFile(io.BytesIO(content)).read()
         facts = {key.decode(): fact.decode() for key, fact in (table.schema.metadata or {}).items()}

@@ -66,9 +66,7 @@ class Played:
     def __init__(
         self, legend: Legend, steps: np.ndarray, numbers: np.ndarray, places: Mapping[str, slice]
     ) -> None:
-        """steps int [T], from 1, in order; numbers float64 [T, N, C]; places: which columns hold
-        what.
-        """
+        """steps int [T], from 1, in order; numbers float64 [T, N, C]; places: what columns hold."""
         self.legend = legend
         self.steps = steps
         self._numbers = numbers

@@ -30,9 +30,7 @@ def table_files(folder: Path, table: str) -> dict[int, Path]:
 
 
 def read_file(path: Path, table: str) -> Contents:
-    """The columns of one file, see read_table, and its metadata; raises ValueError for what is no
-    such table.
-    """
+    """The columns of one file, see read_table, and metadata; ValueError for what is no table."""
     try:
         return table_from(path.read_bytes(), BY_NAME[table].columns)
     except ValueError as error:
@@ -62,9 +60,7 @@ def read_table(
 
 
 def keep_tables(folder: Path, rounds: int) -> None:
-    """Remove the tables of all rounds after the first `rounds`, which a resumed run makes anew;
-    raises OSError.
-    """
+    """Remove the tables after the first `rounds`, which a resumed run makes anew; OSError."""
     for table in TABLES:
         for number, path in table_files(folder, table.name).items():
             if number > rounds:

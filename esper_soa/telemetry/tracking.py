@@ -146,9 +146,7 @@ class Tracking:
                 worker.emit(Line(int(str(number)), numbers))
 
     def close(self, seconds: float = PATIENCE) -> None:
-        """Tell all trackers that this is all, wait for them together, but not longer, and say what
-        they lack.
-        """
+        """Tell all trackers to end, wait for them together, no longer, and say what they lack."""
         for worker in self._workers.values():
             worker.insist(Line(0, {}))
         for worker in self._workers.values():

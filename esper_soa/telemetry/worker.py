@@ -73,9 +73,7 @@ class Worker(Generic[Item]):
         return self._queue.empty()
 
     def emit(self, item: Item) -> bool:
-        """Hand over an item, at once; False where it was dropped, as too many wait or the thread is
-        gone.
-        """
+        """Hand over an item, at once; False where dropped: too many wait, or the thread is gone."""
         fits = self._queue.qsize() < self._limit and not self._gone
         if fits:
             self._queue.put(item)

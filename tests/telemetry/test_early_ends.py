@@ -26,8 +26,7 @@ from esper_soa.report.lanes import accuracies_table, chosen_rounds, marks_table,
 from esper_soa.report.run_files import read_run
 from esper_soa.telemetry.envs_table import EnvsTable
 from esper_soa.telemetry.pack import Facts, pack
-from esper_soa.telemetry.recorder import NoRecorder
-from esper_soa.telemetry.recording import legend_of
+from esper_soa.telemetry.recorder import NoRecorder, legend_of
 from esper_soa.telemetry.schema import ENDINGS
 from esper_soa.telemetry.table_files import read_table
 from esper_soa.trainer import run

@@ -1,3 +1,1 @@
-"""How networks run: an engine each, of which choose.py takes one for a run; torch is the meaning of
-all of them.
-"""
+"""How networks run: choose.py takes one engine for a run; torch is the meaning of all of them."""

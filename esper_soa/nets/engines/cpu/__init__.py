@@ -1,3 +1,1 @@
-"""The engine of a CPU: whole networks by kernels in C, what compiles them, and the proof that they
-are right.
-"""
+"""The engine of a CPU: whole networks by kernels in C, their compiler, the proof of them."""

@@ -26,9 +26,7 @@ class NativeError(Exception):
 
 
 def own_folder() -> Path:
-    """The cache folder, made and closed to others; raises NativeError where it cannot be the user's
-    own.
-    """
+    """The cache folder, made and closed to others; NativeError if it cannot be the user's own."""
     try:
         folder = cache_folder()
         open_folder(folder)
@@ -38,9 +36,7 @@ def own_folder() -> Path:
 
 
 def _own_bytes(path: Path) -> bytes | None:
-    """Content of a file of this user that others cannot write; None where there is none, or
-    something else.
-    """
+    """Content of a file of this user that others cannot write; None where there is no such file."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

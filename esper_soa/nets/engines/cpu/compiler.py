@@ -72,9 +72,7 @@ def ask_compiler(command: list[str], folder: Path) -> Compiler:
 
 
 def kernel_flags(compiler: Compiler, target: str = "") -> tuple[str, ...]:
-    """What the kernels are compiled with; target: the option for a processor, by default for that
-    of this machine.
-    """
+    """What the kernels are compiled with; target: the option for a processor, by default ours."""
     flags = (*FLAGS, *FAMILY_FLAGS[compiler.family], target or NATIVE[compiler.machine])
     return tuple(flag for flag in flags if flag)
 
@@ -103,9 +101,7 @@ def sources_digest() -> str:
 
 
 def _run(command: list[str], folder: Path, timeout: int = TIMEOUT) -> str:
-    """What a compiler prints that keeps its own files in `folder`, in a process group that ends
-    with this call.
-    """
+    """What a compiler that keeps its files in `folder` prints; its process group ends with this."""
     name = shlex.join(command[:1])
     try:
         process = subprocess.Popen(

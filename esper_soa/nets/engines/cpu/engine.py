@@ -56,9 +56,7 @@ _BLOCK_FIELDS = (
 
 
 def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
-    """Why the kernels cannot take hosts of the task `name` with seeds of these blueprints; "" where
-    they can.
-    """
+    """Why the kernels cannot take hosts of task `name` with these blueprints; "" where they can."""
     known = {one.name for one in shape.blueprints if program.runs(one)}
     unknown = [one for one in blueprints if one not in known]
     if unknown:
@@ -112,9 +110,7 @@ def _shapes(table: Table) -> list[tuple[int, ...]]:
 
 
 def _kinds(shape: HostShape, plan: SeedPlan, running: np.ndarray) -> np.ndarray:
-    """1 + place of the running seeds' blueprints among the programs, 0 where none runs: int64 [N,
-    S].
-    """
+    """1 + place of running seeds' blueprints in the programs, 0 where none runs: int64 [N, S]."""
     places = np.full(num_codes(shape.blueprints), -1)
     for place, one in enumerate(shape.blueprints):
         if program.runs(one):
@@ -135,9 +131,7 @@ def training_seeds(shape: HostShape, plan: SeedPlan) -> records.Seeds:
 
 
 def validation_seeds(shape: HostShape, plan: SeedPlan) -> records.Seeds:
-    """The seeds of a validation pass as the kernels know them; one that learns behind its host is
-    none.
-    """
+    """The seeds of a validation pass for the kernels; one that learns behind its host is none."""
     return records.Seeds(_kinds(shape, plan, plan.running & (plan.blend != THROUGH)), _blends(plan))
 
 
@@ -173,9 +167,7 @@ def takes(rows: Tensor) -> bool:
 def _networks(
     shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: records.Seeds
 ) -> records.Networks:
-    """Raises LookupError for networks that the kernels were not made for, as they would take any
-    memory for theirs.
-    """
+    """LookupError for networks the kernels were not made for, whose memory they would misread."""
     host = weights["host"]
     rows = [weights["seeds", spec.name] for spec in shape.slots]
     if not (is_chain(shape) and takes(host["params"])):
@@ -196,9 +188,7 @@ def _networks(
 
 
 class _Training(NamedTuple):
-    """A training pass of N networks; `train_chunk_` may be called for different envs at the same
-    time.
-    """
+    """A training pass of N networks; `train_chunk_` may run for different envs at the same time."""
 
     nets: records.Networks
     rules: tuple[records.Sgd, records.Sgd]  # of the hosts and of the seeds
@@ -263,17 +253,13 @@ class _Training(NamedTuple):
 
 
 class _Validation(NamedTuple):
-    """A validation pass of N networks; `measure` may be called for different envs at the same
-    time.
-    """
+    """A validation pass of N networks; `measure` may run for different envs at the same time."""
 
     nets: records.Networks
     feed: ValidationFeed
 
     def measure(self, job: Job, call: Call) -> tuple[Tensor, Tensor]:
-        """Loss float64 [n] of the first code and accuracy float64 [n, codes], percent, of the envs
-        of `job`.
-        """
+        """Loss float64 [n] of the first code, accuracy float64 [n, codes], percent, of `job`."""
         call.check()
         envs = job.envs
         codes = np.array(job.codes, dtype=np.int64)

@@ -20,9 +20,7 @@ class Crops(ctypes.Structure):
 
 
 def crops_of(lines: Tensor, first: Tensor, values: Tensor) -> Crops:
-    """The record of crops of a bank that begin at its bytes `first`; the tensors have to outlive
-    it.
-    """
+    """The record of crops of a bank beginning at its bytes `first`; the tensors must outlive it."""
     record = Crops(line=lines.stride(1), colour=lines.stride(2))
     record.bytes = lines.data_ptr()
     record.first = first.data_ptr()
@@ -42,9 +40,7 @@ def cut(crops: Crops, batch: int, nets: int, size: int) -> Tensor:
 
 
 def cut_images(crops: ImageCrops, dtype: torch.dtype) -> Tensor:
-    """Normalised images [B, n*3, 32, 32] in channels_last; dtype: float32, which is all that the
-    kernel makes.
-    """
+    """Normalised images [B, n*3, 32, 32] in channels_last; dtype: float32, all the kernel makes."""
     if dtype != torch.float32:
         raise TypeError(f"the native kernel cuts images in float32, not {dtype}")
     first = crops.first.T.contiguous()

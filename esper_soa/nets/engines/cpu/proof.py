@@ -73,9 +73,7 @@ def prove() -> None:
 
 
 def compare_records(records: dict[str, type[ctypes.Structure]]) -> None:
-    """Raise NativeError unless every record of the library has the fields of `records` at the same
-    bytes.
-    """
+    """Raise NativeError unless all records of the library have the fields of `records` in place."""
     listed = library().record_fields
     listed.argtypes = [ctypes.POINTER(ctypes.POINTER(_Field))]
     listed.restype = ctypes.c_int64
@@ -166,9 +164,7 @@ PROVEN = (Size(), Size((16, 32), side=4, batch=2))  # for the kernels of either 
 
 
 class Trial(NamedTuple):
-    """One network per kind of seed, with what both sides are given; rows of parameters as in
-    chain.h.
-    """
+    """One network per kind of seed, the input of both sides; rows of parameters as in chain.h."""
 
     host: Tensor  # [n, host]
     host_momentum: Tensor
@@ -213,9 +209,7 @@ def draw(size: Size, seed: int = 1) -> Trial:
 
 
 def differences(size: Size, seed: int = 1) -> Iterator[tuple[str, float]]:
-    """What kernels and torch both compute, by name, and the largest difference over the largest
-    number.
-    """
+    """What kernels and torch both compute, by name, and the largest difference over the largest."""
     trial = draw(size, seed)
     ours = native_results(size, trial)
     theirs = torch_results(size, trial)
@@ -269,9 +263,7 @@ def networks(size: Size, trial: Trial, flags: np.ndarray) -> records.Networks:
 
 
 def train_(size: Size, trial: Trial, nets: records.Networks, crops: Crops) -> tuple[Tensor, Tensor]:
-    """Loss [n] and right answers [n] of a step of all networks, whose weights are moved in
-    place.
-    """
+    """Loss [n] and right answers [n] of a step of all networks, whose weights move in place."""
     n = len(KINDS)
     envs = np.arange(n, dtype=np.int64)
     correct = torch.zeros(n, dtype=torch.int64)

@@ -1,3 +1,1 @@
-"""The engine in torch, on every device: the meaning of training and validation, whichever layers it
-is given.
-"""
+"""The engine in torch, on every device: the meaning of training and validation of any layers."""

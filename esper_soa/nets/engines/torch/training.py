@@ -72,9 +72,7 @@ class TrainingPass(NamedTuple):
 
 
 class _Chunk:
-    """Weights of a few envs while they train: copies, as other chunks of the same memory may train
-    at the same time.
-    """
+    """Weights of a few envs in training: copies, as other chunks of the memory may train too."""
 
     def __init__(
         self,
@@ -150,9 +148,7 @@ class _Chunk:
     def _gradients(
         self, images: Tensor, labels: Tensor
     ) -> tuple[Tensor, list[tuple[ActiveGroup, Tensor]]]:
-        """Gradients of the hosts [n, P] and of the seeds that train; adds up losses and correct
-        answers on the way.
-        """
+        """Gradients of hosts [n, P] and of seeds that train; adds up losses and correct answers."""
         num_nets = labels.shape[1]
         shape = self.nets.shape
         precision = self.nets.precision
@@ -178,9 +174,7 @@ class _Chunk:
         return host_grad, list(zip(trained, seed_grads, strict=True))
 
     def _copies(self) -> list[tuple[Tensor | None, Tensor, Tensor]]:
-        """Everything that a step changes in a network, and what it is now; with the networks whose
-        rows it holds.
-        """
+        """Everything a step changes in a network, as it is now, and the networks of its rows."""
         own = [(None, part) for part in (self.params, self.momentum, *self.statistics)]
         seeds = [
             (active.group.nets, part)
@@ -196,9 +190,7 @@ class _Chunk:
         grads: list[tuple[ActiveGroup, Tensor]],
         finite: Tensor,
     ) -> None:
-        """Write the statistics of networks with `finite` gradients; without loss scales all count
-        as such.
-        """
+        """Write the statistics of networks with `finite` gradients; without loss scales of all."""
         for active, grad in grads:
             group = active.group
             if group.measured:

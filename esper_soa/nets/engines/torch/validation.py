@@ -43,9 +43,7 @@ class ValidationPass(NamedTuple):
 
 
 class SubsetSeeds:
-    """Fills the slots of a validation pass; ablated slots split the alpha rows, the others apply to
-    every row.
-    """
+    """Fills the slots of a validation pass; ablated slots split alpha rows, others apply to all."""
 
     def __init__(
         self, actives: list[ActiveGroup], num_nets: int, plan: dict[int, Branch], batch: int
