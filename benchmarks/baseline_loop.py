@@ -268,8 +268,7 @@ def main() -> None:
     result = run_baseline(Workload(**vars(parser.parse_args())))
     print(
         f"{result['eps']} env-steps/s at N={result['N']} B={result['B']} T={result['T']} "
-        f"V={result['V']} "
-        f"K={result['K']}, {result['images_per_second']} images/s"
+        f"V={result['V']} K={result['K']}, {result['images_per_second']} images/s"
     )
     print(json.dumps(result))
 

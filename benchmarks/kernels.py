@@ -196,8 +196,7 @@ def table(results: list[Result]) -> Iterator[str]:
         quartiles = f"{1e3 * one.lower_quartile:.2f} - {1e3 * one.upper_quartile:.2f}"
         compiled = f"{one.compile_seconds:.1f}" if one.mode == "compiled" else "-"
         yield (
-            f"{one.mode:10}{one.threads:>8}{one.envs:>7}{1e3 * one.median:>11.2f}{quartiles:>19}"
-            f"{1e3 * one.best:>9.2f}{one.env_steps_per_second:>13,.0f}{compiled:>11}"
+            f"{one.mode:10}{one.threads:>8}{one.envs:>7}{1e3 * one.median:>11.2f}{quartiles:>19}{1e3 * one.best:>9.2f}{one.env_steps_per_second:>13,.0f}{compiled:>11}"
         )
 
 
@@ -220,8 +219,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     if args.steps < args.repeats + WARMUP_STEPS + 1:
         parser.error(
-            f"--steps must be at least --repeats + {WARMUP_STEPS + 1}: all that is timed is "
-            "one "
+            f"--steps must be at least --repeats + {WARMUP_STEPS + 1}: all that is timed is one "
             "episode"
         )
     try:

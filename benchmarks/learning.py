@@ -181,12 +181,10 @@ def main() -> None:
     one = seeds[0]
     print(
         f"{options.experiment} on {one.data}: {len(seeds)} seeds, {one.train_steps} env-steps of "
-        "training each; "
-        f"{one.samples} episodes ({one.eval_steps} env-steps) of every policy per seed, on hosts "
-        "that training never "
-        f"met;\ninterquartile means over seeds with {CONFIDENCE:.0%} t intervals; {wall / 60:.1f} "
-        "minutes, "
-        f"{options.jobs} processes of one thread\n\n{table(rows, seeds)}\n"
+        f"training each; {one.samples} episodes ({one.eval_steps} env-steps) of every policy per "
+        "seed, on hosts that training never met;\ninterquartile means over seeds with "
+        f"{CONFIDENCE:.0%} t intervals; {wall / 60:.1f} minutes, {options.jobs} processes of one "
+        f"thread\n\n{table(rows, seeds)}\n"
     )
     record = origin("learning", torch.device("cpu")) | {
         "experiment": options.experiment,

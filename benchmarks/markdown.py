@@ -22,6 +22,5 @@ def place(record: Mapping) -> str:
     gpu = f"{facts['gpu']}, " if "gpu" in facts else ""
     return (
         f"{record['time'][:10]}, commit {record['commit']}, {gpu}{facts['cpu']}, {facts['cores']} "
-        "cores, torch "
-        f"{facts['torch']}"
+        f"cores, torch {facts['torch']}"
     )

@@ -192,18 +192,16 @@ def play(sets: Sequence[Data], options: argparse.Namespace) -> Record:
         check_images(units, watch.done, sets)
         print(
             f"{' '.join([EXPERIMENT, *options.settings])} on "
-            f"{', '.join(one.name for one in sets)}: "
-            f"{', '.join(PLAYERS)}; seeds {', '.join(map(str, options.seeds))}, {cfg.envs} hosts "
-            f"of {cfg.steps} "
-            f"env-steps each; {len(keys) - len(watch.done)} of {len(keys)} units are left",
+            f"{', '.join(one.name for one in sets)}: {', '.join(PLAYERS)}; seeds "
+            f"{', '.join(map(str, options.seeds))}, {cfg.envs} hosts of {cfg.steps} env-steps "
+            f"each; {len(keys) - len(watch.done)} of {len(keys)} units are left",
             flush=True,
         )
         if jobs:
             measure_or_exit(forecast, cfg, options.jobs)
             print(
                 f"this will take about {duration(forecast.left(watch.done))} in {options.jobs} "
-                "processes of one "
-                f"thread; what is done stays in {options.folder}",
+                f"processes of one thread; what is done stays in {options.folder}",
                 flush=True,
             )
         results = in_processes(play_job, jobs, options.jobs, watch.look)
@@ -340,8 +338,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if options.results and options.name == own and (options.settings or options.seeds != declared):
         parser.error(
             "settings or fewer seeds make another proof than the declared one: give it a --name "
-            "of its own, "
-            f"not {own}, or --results '' to keep no record"
+            f"of its own, not {own}, or --results '' to keep no record"
         )
     options.folder = (options.folder or ROOT / "runs" / "proof" / options.name).resolve()
     return options

@@ -71,8 +71,7 @@ def figure(record: Mapping) -> bytes:
         )
         page.suptitle(
             f"Interquartile means of {len(record['seeds'])} seeds with {CONFIDENCE:.0%} t "
-            "intervals; up and "
-            "to the left is better",
+            "intervals; up and to the left is better",
             fontsize=10,
         )
         out = io.BytesIO()

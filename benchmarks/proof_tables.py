@@ -190,15 +190,13 @@ def main_lines(record: Mapping) -> list[str]:
         lines += [
             (
                 f"**{data['name']}** ({data['train']:,} training and {data['test']:,} test "
-                "images), "
-                f"`{record['command']}`:"
+                f"images), `{record['command']}`:"
             ),
             "",
             *markdown(rows),
             f"Grown less without growth, over {sum(map(len, sides[0]))} hosts "
-            f"{bounds(found.over_hosts, '+.2f')}, over "
-            f"{len(runs)} seeds {bounds(found.over_seeds, '+.2f')} points; ahead with "
-            f"{found.ahead} of {len(runs)} "
+            f"{bounds(found.over_hosts, '+.2f')}, over {len(runs)} seeds "
+            f"{bounds(found.over_seeds, '+.2f')} points; ahead with {found.ahead} of {len(runs)} "
             f"seeds. The longest run took {max(run['seconds'] for run in runs):.0f} s, start and "
             "imports included.",
             "",

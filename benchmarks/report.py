@@ -45,16 +45,14 @@ def show(record: Mapping, console: Console) -> None:
     limits = record["limits"]
     console.print(
         f"{facts['cpu']}, {facts['cores']} cores, torch {facts['torch']}, "
-        f"{facts.get('gpu', 'no GPU')}, "
-        f"commit {record['commit']}",
+        f"{facts.get('gpu', 'no GPU')}, commit {record['commit']}",
         markup=False,
         highlight=False,
     )
     if limits:
         console.print(
             f"limits   {limits['gflops']:.0f} GFLOP/s (matrix product), "
-            f"{limits['gb_per_second']:.1f} GB/s "
-            f"(copy), all cores, float32",
+            f"{limits['gb_per_second']:.1f} GB/s (copy), all cores, float32",
             highlight=False,
         )
     for point in record["points"]:
@@ -104,8 +102,7 @@ def notes(point: Mapping, limits: Mapping | None) -> list[str]:
         lines.append(
             f"{name:8} {text}; {side['dtype']}; {side['peak_mib']:.0f} MiB; warm-up "
             f"{side['build_seconds']:.1f} s, {side['graphs']} graphs; {side['syncs']:.0f} host "
-            "syncs per "
-            f"env-step of all envs"
+            "syncs per env-step of all envs"
         )
         lines += [f"{'':8} {line}" for line in use_of_limits(side, point["work"], limits)]
         share = overhead_share(side)
@@ -134,8 +131,7 @@ def use_of_limits(side: Mapping, work: Mapping, limits: Mapping | None) -> list[
     shares = 100 * rates[0] / limits["gflops"], 100 * rates[1] / limits["gb_per_second"]
     return [
         f"training {rates[0]:.1f} GFLOP/s ({shares[0]:.0f} % of the limit), about {rates[1]:.1f} "
-        "GB/s of host "
-        f"activations ({shares[1]:.0f} %; caches hold part of them)"
+        f"GB/s of host activations ({shares[1]:.0f} %; caches hold part of them)"
     ]
 
 

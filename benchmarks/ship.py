@@ -156,10 +156,8 @@ def announce(plan: Plan, jobs: list[Job], target: Path) -> None:
         taught = min(cfg.policy.imitation.rounds, cfg.rounds)
         print(
             f"  {job.name}: {cfg.rounds} rounds ({taught} of imitation) of {cfg.envs} x "
-            f"{cfg.steps} env-steps of "
-            f"{cfg.train_samples} training images, {cfg.task.name}; "
-            f"{'is done' if job.done else begun} in "
-            f"{job.folder.path}",
+            f"{cfg.steps} env-steps of {cfg.train_samples} training images, {cfg.task.name}; "
+            f"{'is done' if job.done else begun} in {job.folder.path}",
             flush=True,
         )
 
@@ -169,8 +167,7 @@ def train(job: Job) -> None:
     done = subprocess.run([sys.executable, "-m", "esper_soa.train", *job.given, *job.own], cwd=ROOT)
     if done.returncode:
         raise UserError(
-            f"stage {job.name} ended with status {done.returncode}; the same command goes on "
-            "in "
+            f"stage {job.name} ended with status {done.returncode}; the same command goes on in "
             f"{job.folder.path}"
         )
 
@@ -245,8 +242,7 @@ def card(facts: dict, results: Sequence[tuple[str, str]]) -> str:
         "## Stages",
         "",
         "| stage | task | data | seed | rounds (of imitation) | env-steps | time | accuracy, last "
-        "round (%) "
-        "| without growth (%) | parameters |",
+        "round (%) | without growth (%) | parameters |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for stage in facts["stages"]:

@@ -262,14 +262,12 @@ def main(arguments: list[str] | None = None) -> None:
     table = rows(options)
     print(
         f"N={options.envs} B={options.batch} T={options.train} V={options.val}, median of "
-        f"{options.repeats} pairs, "
-        f"kernels {used.reason}"
+        f"{options.repeats} pairs, kernels {used.reason}"
     )
     for row in table:
         print(
             f"{row['ratio']:6.2f} [{row['low']:.2f}, {row['high']:.2f}]  {row['top']} "
-            f"({row['top_ms']:.0f} ms) over "
-            f"{row['bottom']} ({row['bottom_ms']:.0f} ms)"
+            f"({row['top_ms']:.0f} ms) over {row['bottom']} ({row['bottom_ms']:.0f} ms)"
         )
     print(f"{naive_share(table[-1]):6.2f}  of 8 separate validation passes")
     work = {

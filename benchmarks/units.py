@@ -139,9 +139,8 @@ def _check(folder: Path, there: Mapping, now: Mapping) -> None:
     ]
     raise BenchmarkError(
         f"{folder} holds results of commit {there.get('commit')}, this is {now['commit']}, and "
-        "they do not belong "
-        f"together ({'; '.join(changed)}). Give another folder with --folder, or delete what it "
-        "holds with --fresh"
+        f"they do not belong together ({'; '.join(changed)}). Give another folder with --folder, "
+        "or delete what it holds with --fresh"
     )
 
 

@@ -119,11 +119,10 @@ def refuse_env_1(cfg: EpsConfig, numbers: Sequence[int]) -> Loop:
 @pytest.mark.slow
 def test_no_process_outlives_a_parent_that_is_killed() -> None:
     script = (
-        "from benchmarks.crowd import Crowd\nfrom benchmarks.loops import BareLoop\n"
-        "from benchmarks.eps_config import EpsConfig\nimport time\nif __name__ == '__main__':\n"
-        "    c = Crowd(BareLoop, EpsConfig(envs=1, batch_size=2, train_samples=2, val_samples=2), "
-        "1)\n"
-        "    print(*[m.process.pid for m in c.members], flush=True)\n    time.sleep(600)\n"
+        "from benchmarks.crowd import Crowd\nfrom benchmarks.loops import BareLoop\nfrom "
+        "benchmarks.eps_config import EpsConfig\nimport time\nif __name__ == '__main__':\n    c = "
+        "Crowd(BareLoop, EpsConfig(envs=1, batch_size=2, train_samples=2, val_samples=2), 1)\n    "
+        "print(*[m.process.pid for m in c.members], flush=True)\n    time.sleep(600)\n"
     )
     path = {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
