@@ -235,9 +235,7 @@ def point_record(
     first: list[Contestant],
     device: torch.device,
 ) -> Record:
-    """One point: its work, its sides, each opponent's time over the engine's, and each side's over
-    the first point.
-    """
+    """One point: work, sides, opponents' times over the engine's, sides over the first point."""
     point = cfg.points()[index]
     record: Record = {"vary": cfg.vary, "value": attrgetter(cfg.vary)(point) if cfg.vary else None}
     record |= {

@@ -142,9 +142,7 @@ class MixtureSide(EngineSide):
 def side_at(
     place: Place, rung: str, cfg: EpsConfig, kind: type[EngineSide] = EngineSide
 ) -> EngineSide:
-    """The engine of a work; in a rehearsal its steps lie on static buffers where a GPU would replay
-    graphs.
-    """
+    """The engine of a work; rehearsed, its steps lie on static buffers as for graphs."""
     side = kind(cfg)
     if place.device.type == "cpu" and "graphs" in rung:
         side.world.kernels = side.world.kernels._replace(steps=StepCache(capture=False))
@@ -215,9 +213,7 @@ def syncs(place: Place, rung: str) -> Found:
 
 
 def waits(side: EngineSide, device: torch.device) -> tuple[int, int]:
-    """Waits of the next two env-steps; a rehearsal on a CPU raises where a GPU would be waited for
-    outside of READ.
-    """
+    """Waits of the next two env-steps; rehearsed on a CPU, those outside of READ raise."""
     if device.type != "cpu":
         first = machine.count_syncs(side.one_step, device)
         return first, machine.count_syncs(side.one_step, device)

@@ -36,9 +36,7 @@ MODES = ("eager", "compiled")
 
 
 class Made(NamedTuple):
-    """What stands in for training and validation at one env-step: random numbers, drawn before the
-    clock starts.
-    """
+    """Stands in for training and validation at one env-step: random numbers, drawn untimed."""
 
     loss: Tensor  # float64 [N]
     accuracy: Tensor  # float64 [N, 2^S], percent
@@ -81,9 +79,7 @@ def make(num_envs: int, num_slots: int, step: int, device: torch.device) -> Made
 
 
 def measure(slots: Slots, made: Made) -> Measurements:
-    """Every subset of the seeds at work, with made-up accuracies; rows beyond them were not
-    evaluated.
-    """
+    """Every subset of the seeds at work, with made-up accuracies; other rows not evaluated."""
     ablated = slots.running & (slots.alpha > 0) & (slots.stage != Stage.FOSSILIZED)
     bits = 1 << torch.arange(ablated.shape[1], device=ablated.device)
     full = torch.where(ablated, bits, 0).sum(1, keepdim=True)

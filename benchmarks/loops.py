@@ -53,9 +53,7 @@ class Played(NamedTuple):
 
 
 def precision_of(cfg: EpsConfig, device: torch.device) -> torch.dtype:
-    """The number format of the engine; raises BenchmarkError for float16, which wants loss
-    scales.
-    """
+    """The engine's number format; BenchmarkError for float16, which wants loss scales."""
     found = choose_precision(cfg.compute.precision, device).dtype
     if found == torch.float16:
         raise BenchmarkError(
@@ -65,9 +63,7 @@ def precision_of(cfg: EpsConfig, device: torch.device) -> torch.dtype:
 
 
 class PlainLoop:
-    """Ordinary modules, one env after the other, with seeds, augmentation and state machine; no
-    policy, no update.
-    """
+    """Ordinary modules, env after env, with seeds, augmentation, state machine; no policy."""
 
     columns = 3  # of timing.COLUMNS
 
@@ -126,9 +122,7 @@ class PlainLoop:
 
 
 class BareLoop:
-    """Hosts alone, as a user of torch would train them: no seeds, augmentation, state machine or
-    policy.
-    """
+    """Hosts alone, as a user of torch would train them: no seeds, augmentation or policy."""
 
     columns = 2
 
@@ -350,9 +344,7 @@ def workload(cfg: EpsConfig, device: torch.device) -> Workload:
 
 
 def loop_data(cfg: EpsConfig, device: torch.device) -> LoopData:
-    """The images of the engine's run as the plain loop wants them: normalised floats in
-    channels_last.
-    """
+    """The images of the engine's run as normalised floats in channels_last."""
     train, labels, val = ready_images(cfg, device)
     count = cfg.train_samples // cfg.batch_size
     if cfg.augment:

@@ -1,6 +1,4 @@
-"""What tables in markdown share: rows in, lines out, and the words for where a record comes
-from.
-"""
+"""Tables in markdown: rows in, lines out, and the words for where a record comes from."""
 
 from collections.abc import Mapping, Sequence
 

@@ -142,9 +142,7 @@ class LoopSide:
         return self.crowd
 
     def _try(self, layout: Layout, several: bool) -> Tried:
-        """The forms of the loop in this layout, and how long an env-step of all envs takes in the
-        best of them.
-        """
+        """The quickest forms of the loop in this layout, and what an env-step takes in them."""
         crowd = self._crowd_of(layout)
         chosen = Choices()
 

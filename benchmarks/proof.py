@@ -53,9 +53,7 @@ PLAYERS = (LEARNED, *CONTROLS)
 
 
 class Forecast:
-    """How long what is left will take: from the units done so far, and before there are any from a
-    sample.
-    """
+    """How long what is left will take: from the units done, before there are any from a sample."""
 
     def __init__(self, jobs: Sequence[Job], at_once: int) -> None:
         self.jobs = jobs

@@ -84,9 +84,7 @@ def figure(record: Mapping) -> bytes:
 
 
 def draw(panel: Axes, data: Mapping, size: str) -> None:
-    """A point with its intervals for every player of a data set, over one of AXES; a plain mean
-    there.
-    """
+    """Every player of a data set with its intervals, over one of AXES; a plain mean there."""
     title, unit = AXES[size]
     for level in levels(data["players"]):
         colour, marker = STYLES[level.player]

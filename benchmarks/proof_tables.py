@@ -1,6 +1,4 @@
-"""The proof in markdown: the same lines on the console of benchmarks/proof.py and in the pages of
-the project.
-"""
+"""The proof in markdown: the lines of the console of benchmarks/proof.py and of the pages."""
 
 from collections.abc import Mapping
 
@@ -42,9 +40,7 @@ SHORT = {  # players of the README's table, in its words
 
 
 def result(records: Records) -> list[str]:
-    """The declared proof in a table that fits a screen: accuracy by data set, size and cost on the
-    first.
-    """
+    """The declared proof for a screen: accuracy by data set, size and cost on the first."""
     lines: list[Line] = []
     for record in (one for one in records if one["name"] == MAIN):
         by_data = [{row.player: row for row in levels(data["players"])} for data in record["data"]]

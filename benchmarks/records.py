@@ -36,9 +36,7 @@ def origin(benchmark: str, device: torch.device) -> Record:
 
 
 def check_folder(folder: str | Path) -> None:
-    """Raise BenchmarkError where a record made now may not be kept in `folder` ("" = nowhere, which
-    is allowed).
-    """
+    """Raise BenchmarkError where `folder` ("" = none) may not keep a record made now."""
     commit = machine.git_commit()
     if folder and Path(folder).resolve() == RESULTS.resolve() and not clean(commit):
         raise BenchmarkError(

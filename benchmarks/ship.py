@@ -76,9 +76,7 @@ class Job(NamedTuple):
 
 
 def read_plan(given: str) -> Plan:
-    """The plan `given`: a name in benchmarks/conf/ship, or a file. Raises UserError for what is
-    none.
-    """
+    """The plan `given`: a name in benchmarks/conf/ship, or a file. Else UserError."""
     path = Path(given) if given.endswith(".yaml") else PLANS / f"{given}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(one.stem for one in PLANS.glob("*.yaml")))

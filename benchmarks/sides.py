@@ -118,9 +118,7 @@ class EngineSide:
         return Timing(columns, phases)
 
     def check(self) -> None:
-        """Raise BenchmarkError unless all seeds are where they were put and every subset was
-        evaluated.
-        """
+        """Raise BenchmarkError unless all seeds are in place and every subset was evaluated."""
         slots = self.episode.env.state.slots
         stage = STAGE_NAMES.index(self.cfg.stage)
         found = int((slots.stage == stage).sum()), int(slots.live.sum())

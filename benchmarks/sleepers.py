@@ -115,9 +115,7 @@ def variant(
     options: argparse.Namespace,
     what: str,
 ) -> Variant:
-    """Training ("train"), validation ("val") or both ("step") of N networks as `active_seeds`
-    says.
-    """
+    """Training ("train"), validation ("val") or both ("step") of N such networks."""
     device = options.place
     shape = host_shape(TaskConfig(), slots)
     engine = engine_for(shape, options)

@@ -72,9 +72,7 @@ def stamp_of(facts: Mapping) -> str:
 
 
 def code_stamp(root: Path = ROOT) -> str:
-    """A hash of all files that decide results: the package, shipped weights, settings, and how a
-    unit is played.
-    """
+    """A hash of all files that decide results: package, weights, settings, and the player."""
     digest = hashlib.sha256()
     for name in CODE:
         top = root / name

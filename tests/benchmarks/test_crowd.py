@@ -1,6 +1,4 @@
-"""Loops shared out over processes: the declared work, the same results, no orphans, errors that
-surface.
-"""
+"""Loops shared out over processes: the declared work, the same results, no orphans, errors."""
 
 import json
 import multiprocessing

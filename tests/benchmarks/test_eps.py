@@ -1,6 +1,4 @@
-"""The harness does what it declares on both sides, keeps its results, refuses what it cannot do.
-Nothing is timed.
-"""
+"""The harness does what it declares on both sides, keeps results, refuses the impossible."""
 
 import json
 import subprocess

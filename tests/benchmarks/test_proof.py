@@ -1,6 +1,4 @@
-"""The command of the proof: what it declares, says before and while it plays, refuses, and takes up
-again.
-"""
+"""The command of the proof: what it declares, says, refuses, and takes up again."""
 
 import json
 import os

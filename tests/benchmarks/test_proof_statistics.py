@@ -1,6 +1,4 @@
-"""What the proof says of numbers that are known: means per seed, pairs, shares, verdicts, tables
-and figure.
-"""
+"""What the proof says of known numbers: means, pairs, shares, verdicts, tables, figure."""
 
 import json
 import math

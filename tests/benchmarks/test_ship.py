@@ -1,6 +1,4 @@
-"""Making a policy that ships: two small stages in real processes, a cut-off, the card, and what is
-refused before.
-"""
+"""Making a policy that ships: two small stages, a cut-off, the card, what is refused."""
 
 import json
 import os
