@@ -7,11 +7,9 @@ adapter and, within it, that of the simulator. Prints a table and appends a JSON
 results, but not where files differ from the commit. Needs the extra `envs`.
 """
 
-import argparse
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +19,7 @@ from rich.table import Table
 from tensordict import TensorDict
 from torch import Tensor
 
-from benchmarks.records import RESULTS, Record, keep, origin
+from benchmarks.records import Record, command_line, finish, origin
 from esper_soa.actions import Given
 from esper_soa.adapters.flat import FlatEnvs
 from esper_soa.adapters.gymnasium import GrowthVectorEnv
@@ -104,11 +102,8 @@ def added(adapter: Adapted, sim: TimedSimulator, rng: np.random.Generator) -> fl
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print and keep; exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     adapters: dict[str, Adapted] = {
         "gymnasium": Gymnasium(EXPERIMENT, ENVS, "joint", **SIZES),
@@ -136,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
         "turns": options.turns,
         "added": shares,
     }
-    print(f"appended to {keep(record, options.results, 'adapters')}")
+    finish(record, options.results, "adapters")
     return 0
 
 

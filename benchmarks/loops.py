@@ -93,10 +93,6 @@ class PlainLoop:
         """Seconds of the first env's env-step, the quickest of a few."""
         return quickest(lambda: env_step(self.envs[:1], self.work, self.data), self.device)
 
-    def watch_with(self, profile: PhaseProfile) -> None:
-        """Tell `profile` of the phases from now on."""
-        self.profile = profile
-
     def one_step(self) -> None:
         """An env-step of every env."""
         self.done = env_step(self.envs, self.work, self.data, self.profile.phase_ended)

@@ -71,7 +71,7 @@ class Busy(NamedTuple):
 
 
 def busy(helpers: float = 0.0) -> Busy:
-    """Processor time of the machine and of this process with its helpers, whose own is given."""
+    """Processor time now: of the machine, and of this process with its `helpers`, as given."""
     try:
         first = Path("/proc/stat").read_text().split("\n", 1)[0].split()
         ticks = [int(number) for number in first[1:9]]

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from benchmarks.markdown import Line, Records, markdown, place
 from benchmarks.proof_statistics import (
     CONFIDENCE,
     LEARNED,
@@ -15,6 +14,7 @@ from benchmarks.proof_statistics import (
     main_runs,
     seed_means,
 )
+from benchmarks.records import Line, Records, markdown, place
 from esper_soa.ops.statistics import Interval
 
 MAIN = "proof"  # name of the record of the declared experiment, which the figure shows

@@ -226,7 +226,8 @@ def card(facts: dict, results: Sequence[tuple[str, str]]) -> str:
     last = facts["stages"][-1]
     lines += [
         f"- Start from it: `policy.init={facts['name']}`",
-        f"- Made by `{facts['command']}`, {facts['rounds']} rounds in {len(facts['stages'])} stages",  # noqa: E501
+        f"- Made by `{facts['command']}`, {facts['rounds']} rounds in "
+        f"{len(facts['stages'])} stages",
         (
             f"- Hosts that it has met: {', '.join(facts['tasks'])}, with the slots "
             f"{' and '.join(slots)}"

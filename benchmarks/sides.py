@@ -184,10 +184,6 @@ class EngineSide:
         yield
         self.world.kernels = kernels
 
-    def watch_with(self, profile: PhaseProfile) -> None:
-        """Tell `profile` of the phases from now on."""
-        self.profile = self.episode.profile = self.episode.env.observer = profile
-
     def _take_threads(self) -> int:
         return apply_threads(self.cfg.compute.threads)
 

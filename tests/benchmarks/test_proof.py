@@ -15,7 +15,6 @@ from benchmarks import proof, proof_main
 from benchmarks.proof import (
     PLAYERS,
     SEEDS,
-    Forecast,
     Watch,
     check_images,
     exit_if_failed,
@@ -148,19 +147,13 @@ def test_what_is_done_is_not_played_again(tmp_path: Path) -> None:
     ]
 
 
-def test_the_time_left_is_that_of_units_like_those_that_are_missing(tmp_path: Path) -> None:
-    units = half_done(tmp_path)
-    jobs = left(units)
-    forecast = Forecast(jobs, 2)
-    watch = Watch(units, keys(), forecast)
-    chains = (4 * 30 + 50, 6 * 30 + 50)
-    assert forecast.left(watch.done) == max(
-        sum(chains) / 2, *chains
-    )  # the third seed is played on one core
-    assert Forecast(jobs * 4, 2).left(set()) == 0
-    unknown = Forecast(jobs, 1)
+def test_the_time_left_is_that_of_units_like_those_that_are_done(tmp_path: Path) -> None:
+    watch = Watch(half_done(tmp_path), keys(), 2)
+    # 9 of 21 units took 8 * 30 + 50 seconds
+    assert watch.left() == pytest.approx(290 / 9 * 12 / 2)
+    unknown = Watch(Units(tmp_path / "new", "stamp"), keys(), 1)
     unknown.guess = 20.0
-    assert unknown.left(watch.done) == (5 + 7) * 20
+    assert unknown.left() == 21 * 20
 
 
 def keys() -> list[tuple[str | int, ...]]:
@@ -171,7 +164,7 @@ def test_every_new_unit_has_a_line_with_the_time_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     units = half_done(tmp_path)
-    watch = Watch(units, keys(), Forecast(left(units), 1))
+    watch = Watch(units, keys(), 1)
     watch.look()
     assert capsys.readouterr().out == ""
     write(units, SEEDS[1], "random", seconds=30.0)
@@ -179,13 +172,13 @@ def test_every_new_unit_has_a_line_with_the_time_left(
     watch.look()
     assert capsys.readouterr().out == (
         "fashion32 seed 20260102 random       71.00 %, 9,100 parameters, 30s; 10 of 21 units, "
-        "left 6m10s\n"
-    )  # 3 * 30 + 50 and 6 * 30 + 50 seconds
+        "left 5m52s\n"
+    )  # 11 units of 32 seconds
 
 
 def test_units_of_another_policy_or_of_other_images_are_refused(tmp_path: Path) -> None:
     units = half_done(tmp_path)
-    watch = Watch(units, keys(), Forecast([], 1))
+    watch = Watch(units, keys(), 1)
     check_images(units, watch.done, [FASHION])
     with pytest.raises(BenchmarkError, match=r"other images of fashion32.*--fresh"):
         check_images(units, watch.done, [FASHION._replace(images="xyz")])
