@@ -1,8 +1,7 @@
 """What the accuracies of subsets of seeds say about each seed: contributions, interactions, Shapley
 values.
 
-Plain Python over dictionaries, the oracle of esper_soa/env/attribution.py. Used by
-benchmarks/baseline_env.py.
+Plain Python over dictionaries, the oracle of esper_soa/env/attribution.py.
 """
 
 import itertools

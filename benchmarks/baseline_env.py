@@ -2,8 +2,7 @@
 per slot.
 
 The oracle that the stacked engine is tested against, and the opponent in benchmarks; it shares no
-kernel with it. Weights come from outside through `load_flat`, data as tensors. Called by
-benchmarks/baseline_loop.py and by tests.
+kernel with it. Weights come from outside through `load_flat`, data as tensors.
 """
 
 from collections.abc import Sequence

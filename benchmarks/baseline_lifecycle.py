@@ -1,8 +1,7 @@
 """Lifecycle of one seed slot as a scalar state machine, in plain Python floats.
 
 The oracle for the masked kernels of esper_soa/env; it shares no code with them, only vocabulary and
-settings. Fields of SeedRecord and RampRecord are named as in state.Slots and state.Ramp. Used by
-benchmarks/baseline_env.py.
+settings. Fields of SeedRecord and RampRecord are named as in state.Slots and state.Ramp.
 """
 
 import math

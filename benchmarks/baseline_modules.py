@@ -2,7 +2,7 @@
 
 The oracle that the stacked networks of esper_soa/nets are tested against, and the opponent of the
 benchmarks; it shares no code with them. `flat` and `load_flat` move weights in and out as one
-vector, in the order of `parameters()`. Used by benchmarks/baseline_env.py.
+vector, in the order of `parameters()`.
 """
 
 from collections.abc import Mapping

@@ -3,7 +3,6 @@
 Process p of P has the envs p, p + P, ...; where there are several, each has one thread and, on
 Linux, a core of its own. A command goes to all of them at once over pipes, and its time is the wall
 time until the last has answered. A process whose parent is gone ends by itself: its pipe is closed.
-Used by benchmarks/opponents.py.
 """
 
 import multiprocessing

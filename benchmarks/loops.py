@@ -1,7 +1,6 @@
 """The opponents of the engine as loops over some of the envs, in one process: all that is declared,
 or hosts alone.
 
-Built and played by benchmarks/crowd.py, in as many processes as benchmarks/opponents.py asks for.
 Every env draws its weights and batches from its own number, so that it comes to the same whichever
 process it is in.
 """

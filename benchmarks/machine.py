@@ -1,8 +1,7 @@
 """What a timing was taken on: the machine in words, what it can do at most, how busy it was,
 memory, waits and graphs.
 
-Called by all of benchmarks/ that measures. Linux tells most of it under /proc; elsewhere those
-entries are None.
+Linux tells most of it under /proc; elsewhere those entries are None.
 """
 
 import ctypes

@@ -3,7 +3,7 @@ was quickest.
 
 In its warm-up every layout is tried, one process of 1, 2, 4 ... threads and one process of one
 thread per core, and within it every form of the loop; what was tried and chosen is part of the
-record. Built by benchmarks/eps.py.
+record.
 """
 
 from typing import NamedTuple

@@ -1,9 +1,9 @@
 """The main run itself, as a user starts it, with seeds that no tuning has seen: do grown hosts end
 ahead?
 
-Called by benchmarks/proof.py --main. The runs follow one another, each a command of its own with
-all cores, in a folder of its own beside the file that keeps what it came to; a run that was cut off
-is played again from its start, as its wall time counts.
+The runs follow one another, each a command of its own with all cores, in a folder of its own beside
+the file that keeps what it came to; a run that was cut off is played again from its start, as its
+wall time counts.
 """
 
 import argparse

@@ -3,7 +3,7 @@ episode of every host.
 
 All players of a seed meet the same hosts, data order and images: those of round 0 of the world of
 that seed. What static_final and static_large are depends on what the learned policy grew there, so
-a job plays it first. Jobs run in processes of their own, begun by benchmarks/proof.py.
+a job plays it first. Jobs run in processes of their own.
 """
 
 import hashlib

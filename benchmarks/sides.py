@@ -1,9 +1,8 @@
 """The sides of a benchmark at the same declared work: the engine in its real cycle, and its
 opponents.
 
-Built by benchmarks/eps.py from its settings; every `run` is one timing. All sides see the same
-images, and seeds stay
-as they were put: the actions are WAIT, though the engine's policy decides at every env-step.
+Every `run` is one timing. All sides see the same images, and seeds stay as they were put: the
+actions are WAIT, though the engine's policy decides at every env-step.
 """
 
 import io

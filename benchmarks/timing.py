@@ -1,8 +1,4 @@
-"""What a timing of one side of a benchmark is made of: seconds by column and by phase.
-
-Given by benchmarks/sides.py and benchmarks/opponents.py, put together by benchmarks/eps.py and
-report.py.
-"""
+"""What a timing of one side of a benchmark is made of: seconds by column and by phase."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar

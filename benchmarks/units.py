@@ -3,7 +3,7 @@ done again.
 
 A folder belongs to one set of facts (code, settings, versions): units are only read and added under
 the same ones. Every file is written whole or not at all, and names the facts that it was made
-under. Used by benchmarks/proof.py.
+under.
 """
 
 import hashlib

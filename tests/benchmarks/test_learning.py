@@ -1,11 +1,11 @@
 """The comparison of a learned policy with scripted ones over seeds."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 from benchmarks.learning import POLICIES, Seed, judge, table
 
@@ -65,7 +65,7 @@ def test_two_small_seeds_are_trained_judged_and_found_again(tmp_path: Path) -> N
     ]
     records = []
     for _ in range(2):
-        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+        done = warm.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
         records.append(json.loads(done.stdout.splitlines()[-1]))
     first, again = records
     assert [one["train_steps"] for one in first["seeds"]] == [

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import warm
 
 from benchmarks import proof, proof_main
 from benchmarks.proof import (
@@ -229,7 +230,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "policy.init=none",
         f"run_dir={folder}",
     ]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    warm.run(command, cwd=ROOT, check=True, capture_output=True)
     return folder
 
 
@@ -258,7 +259,7 @@ def test_a_proof_that_is_killed_goes_on_and_comes_to_what_one_in_peace_comes_to(
             str(tmp_path / f"{folder}_results"),
         )
 
-    peace = subprocess.run(command("peace"), cwd=ROOT, check=True, capture_output=True, text=True)
+    peace = warm.run(command("peace"), cwd=ROOT, check=True, capture_output=True, text=True)
     assert "14 of 14 units are left" in peace.stdout
     assert "this will take about" in peace.stdout.split("fashion32 seed")[0]
     cut = subprocess.Popen(command("cut"), cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -276,7 +277,7 @@ def test_a_proof_that_is_killed_goes_on_and_comes_to_what_one_in_peace_comes_to(
     held = sorted(folder.glob("fashion32-*.json"))
     assert 2 <= len(held) < 14
     before = {path: (json.loads(path.read_text()), path.stat().st_mtime_ns) for path in held}
-    again = subprocess.run(command("cut"), cwd=ROOT, check=True, capture_output=True, text=True)
+    again = warm.run(command("cut"), cwd=ROOT, check=True, capture_output=True, text=True)
     assert f"{14 - len(held)} of 14 units are left" in again.stdout
     assert all(path.stat().st_mtime_ns == when for path, (_, when) in before.items())
     one = record_in(tmp_path / "peace_results")
@@ -296,7 +297,7 @@ def test_a_proof_that_is_killed_goes_on_and_comes_to_what_one_in_peace_comes_to(
     assert all(
         flop > 0 for player in players.values() for hosts in player["train_flop"] for flop in hosts
     )
-    other_settings = subprocess.run(
+    other_settings = warm.run(
         [*command("cut"), "steps=3"], cwd=ROOT, capture_output=True, text=True
     )
     assert other_settings.returncode == 2
@@ -305,7 +306,7 @@ def test_a_proof_that_is_killed_goes_on_and_comes_to_what_one_in_peace_comes_to(
 
 @pytest.mark.slow
 def test_a_proof_of_a_policy_that_has_learned_nothing_is_refused(tmp_path: Path) -> None:
-    done = subprocess.run(
+    done = warm.run(
         command_line("policy.init=none", "--results", "", "--folder", str(tmp_path / "units")),
         cwd=ROOT,
         capture_output=True,
@@ -330,7 +331,7 @@ def test_main_runs_are_commands_of_their_own_and_go_on(tmp_path: Path, learned: 
         "--results",
         str(tmp_path / "results"),
     )
-    first = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    first = warm.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     assert "2 of 2 runs are left" in first.stdout
     record = record_in(tmp_path / "results")
     for seed, run in zip(record["seeds"], record["data"][0]["runs"], strict=True):
@@ -339,7 +340,7 @@ def test_main_runs_are_commands_of_their_own_and_go_on(tmp_path: Path, learned: 
         assert run["control"]["accuracies"] == summary["control"]["accuracies"]
         assert run["seconds"] > summary["wall_seconds"]  # start and imports included
     (folder / "fashion32-102.json").unlink()
-    again = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    again = warm.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     assert "1 of 2 runs are left" in again.stdout
     assert record_in(tmp_path / "results")["data"][0]["runs"][0] == record["data"][0]["runs"][0]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 from program import ENVIRONMENT, PATIENCE, TINY
 
 from benchmarks import ship
@@ -66,7 +67,7 @@ def command(folder: Path, *more: str) -> list[str]:
 
 def made(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     env = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
+    return warm.run(
         command(folder, *more), cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE
     )
 
