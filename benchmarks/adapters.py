@@ -14,12 +14,10 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from tensordict import TensorDict
 from torch import Tensor
 
-from benchmarks.records import Record, command_line, finish, origin
+from benchmarks.records import Line, Record, command_line, finish, markdown, origin
 from esper_soa.actions import Given
 from esper_soa.adapters.flat import FlatEnvs
 from esper_soa.adapters.gymnasium import GrowthVectorEnv
@@ -118,12 +116,11 @@ def main(arguments: list[str] | None = None) -> int:
             share = added(adapter, sims[name], rng)
             if turn >= 0:
                 shares[name].append(share)
-    table = Table("adapter", "added", "lowest", "highest")
+    rows: list[Line] = [("adapter", "added", "lowest", "highest")]
     for name, found in shares.items():
-        table.add_row(
-            name, *(f"{one:.2%}" for one in (statistics.median(found), min(found), max(found)))
-        )
-    Console().print(table)
+        figures = statistics.median(found), min(found), max(found)
+        rows.append((name, *(f"{one:.2%}" for one in figures)))
+    print("\n".join(markdown(rows)))
     record: Record = origin("adapters", torch.device("cpu")) | {
         "envs": ENVS,
         "sizes": SIZES,

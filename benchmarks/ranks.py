@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import machine
-from benchmarks.records import Record, check_folder, command_line, finish, origin
+from benchmarks.records import Line, Record, check_folder, command_line, finish, markdown, origin
 from benchmarks.timing import BenchmarkError, in_turns
 from esper_soa.errors import UserError
 
@@ -130,21 +128,23 @@ def benchmark(sides: Sequence[Side], overrides: Sequence[str], turns: int, round
     return record
 
 
-def show(record: Record, console: Console) -> None:
-    """The record as a table."""
-    table = Table("side", "env-steps/s", "over the first", "round (s)", "update (s)")
+def show(record: Record) -> None:
+    """Print the record as a table."""
+    rows: list[Line] = [("side", "env-steps/s", "over the first", "round (s)", "update (s)")]
     sides = record["sides"]
     assert isinstance(sides, dict)
     for name, side in sides.items():
         ratios = side["over_first"]
-        table.add_row(
-            name,
-            f"{statistics.median(side['eps']):.1f}",
-            f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
-            f"{statistics.median(side['collect_seconds']):.2f}",
-            f"{statistics.median(side['update_seconds']):.3f}",
+        rows.append(
+            (
+                name,
+                f"{statistics.median(side['eps']):.1f}",
+                f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
+                f"{statistics.median(side['collect_seconds']):.2f}",
+                f"{statistics.median(side['update_seconds']):.3f}",
+            )
         )
-    console.print(table)
+    print("\n".join(markdown(rows)))
 
 
 def main() -> None:
@@ -167,7 +167,7 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    show(record, Console())
+    show(record)
     finish(record, given.results, "ranks")
 
 
