@@ -30,7 +30,7 @@ IMPORTED = (
     "esper_soa.runs",
     "esper_soa.report.page",
     "esper_soa.report.end",
-    "esper_soa.report.study",
+    "esper_soa.report.groups",
     "esper_soa.ops.formats",
     "esper_soa.nets.engines.cpu.engine",
     "rich.progress",
