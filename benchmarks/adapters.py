@@ -7,21 +7,17 @@ adapter and, within it, that of the simulator. Prints a table and appends a JSON
 results, but not where files differ from the commit. Needs the extra `envs`.
 """
 
-import argparse
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from tensordict import TensorDict
 from torch import Tensor
 
-from benchmarks.records import RESULTS, Record, keep, origin
+from benchmarks.records import Line, Record, command_line, finish, markdown, origin
 from esper_soa.actions import Given
 from esper_soa.adapters.flat import FlatEnvs
 from esper_soa.adapters.gymnasium import GrowthVectorEnv
@@ -104,11 +100,8 @@ def added(adapter: Adapted, sim: TimedSimulator, rng: np.random.Generator) -> fl
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print and keep; exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     adapters: dict[str, Adapted] = {
         "gymnasium": Gymnasium(EXPERIMENT, ENVS, "joint", **SIZES),
@@ -123,12 +116,11 @@ def main(arguments: list[str] | None = None) -> int:
             share = added(adapter, sims[name], rng)
             if turn >= 0:
                 shares[name].append(share)
-    table = Table("adapter", "added", "lowest", "highest")
+    rows: list[Line] = [("adapter", "added", "lowest", "highest")]
     for name, found in shares.items():
-        table.add_row(
-            name, *(f"{one:.2%}" for one in (statistics.median(found), min(found), max(found)))
-        )
-    Console().print(table)
+        figures = statistics.median(found), min(found), max(found)
+        rows.append((name, *(f"{one:.2%}" for one in figures)))
+    print("\n".join(markdown(rows)))
     record: Record = origin("adapters", torch.device("cpu")) | {
         "envs": ENVS,
         "sizes": SIZES,
@@ -136,7 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
         "turns": options.turns,
         "added": shares,
     }
-    print(f"appended to {keep(record, options.results, 'adapters')}")
+    finish(record, options.results, "adapters")
     return 0
 
 

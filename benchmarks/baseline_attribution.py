@@ -1,8 +1,7 @@
 """What the accuracies of subsets of seeds say about each seed: contributions, interactions, Shapley
 values.
 
-Plain Python over dictionaries, the oracle of esper_soa/env/attribution.py. Used by
-benchmarks/baseline_env.py.
+Plain Python over dictionaries, the oracle of esper_soa/env/attribution.py.
 """
 
 import itertools
@@ -13,9 +12,7 @@ EXACT_SEEDS = 4  # up to this many ablated seeds every subset is evaluated
 
 
 class ValidationReading(NamedTuple):
-    """Results of one validation pass. Subsets are bit masks over slot numbers, 1 = this ablated
-    seed is on.
-    """
+    """One validation pass. Subsets are bit masks over slot numbers, 1 = this ablated seed is on."""
 
     loss: float  # of the first subset, mean of batch means
     accuracy: dict[int, float]  # percent, by subset; the first has every ablated seed on
@@ -87,9 +84,7 @@ def attribute(reading: ValidationReading) -> AttributionReading:
 
 
 def shapley_values(accuracy: dict[int, float], ablated: tuple[int, ...]) -> dict[int, float]:
-    """Exact Shapley values: the gain of switching a seed on, averaged over every order of switching
-    on.
-    """
+    """Exact Shapley values: a seed's gain when switched on, averaged over all orders."""
     total = dict.fromkeys(ablated, 0.0)
     for order in itertools.permutations(ablated):
         code = 0

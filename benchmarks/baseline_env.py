@@ -2,8 +2,7 @@
 per slot.
 
 The oracle that the stacked engine is tested against, and the opponent in benchmarks; it shares no
-kernel with it. Weights come from outside through `load_flat`, data as tensors. Called by
-benchmarks/baseline_loop.py and by tests.
+kernel with it. Weights come from outside through `load_flat`, data as tensors.
 """
 
 from collections.abc import Sequence
@@ -177,9 +176,7 @@ class BaselineEnv:
         return TrainPass(sums, len(batches), sum(len(labels) for _, labels in batches), norms)
 
     def evaluate(self, batches: Batches, codes: Sequence[int] | None = None) -> ValidationReading:
-        """Accuracy under every subset in `codes` (default: all that are needed), one full pass per
-        subset.
-        """
+        """Accuracy under every subset in `codes` (default: all needed), a full pass each."""
         done = self.validation_pass(batches, codes)
         return done.read(read_together([done])[0])
 
@@ -211,9 +208,7 @@ class BaselineEnv:
     def fused_validation_pass(
         self, batches: Batches, codes: Sequence[int] | None = None
     ) -> ValidationPass:
-        """`validation_pass` in one pass per batch, the images repeated for every subset, each with
-        its own alpha.
-        """
+        """`validation_pass` in one pass per batch, images repeated for every subset."""
         self.host.eval()
         codes = self._default_codes() if codes is None else codes
         rows = [self._alphas(code) for code in codes]
@@ -259,9 +254,7 @@ class BaselineEnv:
         return found
 
     def apply(self, action: ScalarAction) -> ScalarOutcome:
-        """Carry out one action; one that is not applicable, or whose gate fails, changes
-        nothing.
-        """
+        """Carry out one action; one not applicable, or whose gate fails, changes nothing."""
         machine = self.machines[action.slot]
         valid = is_valid(machine, action.op, self.lifecycle)
         done = valid and self._carry_out(machine, action)
@@ -330,9 +323,7 @@ class BaselineEnv:
     def _sgd(
         self, parameters: list[nn.Parameter], rate: float, weight_decay: float
     ) -> torch.optim.SGD:
-        """Fused: one kernel launch per step on CUDA, and a third of the time of the plain form on a
-        CPU.
-        """
+        """Fused: one kernel launch per step on CUDA, a third of the plain form's time on a CPU."""
         found = torch.optim.SGD(
             parameters, rate, self.task.momentum, weight_decay=weight_decay, fused=True
         )
@@ -366,9 +357,7 @@ class BaselineEnv:
                 nn.utils.clip_grad_norm_(self.plants[slot].parameters(), self.task.max_grad_norm)
 
     def _gradient_norms(self) -> dict[int, GradientNorms]:
-        """Gradients before clipping, of seeds in TRAINING and BLENDING whose weights are not
-        frozen.
-        """
+        """Gradients before clipping, of TRAINING and BLENDING seeds whose weights may change."""
         wanted = [
             slot for slot in self._running() if self.machines[slot].seed.stage in MEASURED_STAGES
         ]

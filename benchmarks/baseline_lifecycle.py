@@ -1,8 +1,7 @@
 """Lifecycle of one seed slot as a scalar state machine, in plain Python floats.
 
 The oracle for the masked kernels of esper_soa/env; it shares no code with them, only vocabulary and
-settings. Fields of SeedRecord and RampRecord are named as in state.Slots and state.Ramp. Used by
-benchmarks/baseline_env.py.
+settings. Fields of SeedRecord and RampRecord are named as in state.Slots and state.Ramp.
 """
 
 import math
@@ -168,9 +167,7 @@ class TotalsRecord:
 
 
 class SlotMachine:
-    """One slot: its record, its alpha ramp, and the rules that change them. Refused operations
-    return False.
-    """
+    """One slot: its record, alpha ramp, and the rules that change them. Refusals return False."""
 
     def __init__(
         self, lifecycle: LifecycleConfig, gates: GatesConfig, totals: TotalsRecord
@@ -204,9 +201,7 @@ class SlotMachine:
     def germinate(
         self, blueprint: int, style: int, tempo: int, alpha_goal: float, accuracy: float
     ) -> bool:
-        """A new seed; `tempo` is the length of its first ramp, `accuracy` the host's accuracy
-        now.
-        """
+        """A new seed; `tempo`: length of its first ramp, `accuracy`: the host's now."""
         if self.seed.stage != Stage.EMPTY:
             return False
         self.ramp = RampRecord()
@@ -362,9 +357,7 @@ class SlotMachine:
         return True
 
     def tick(self) -> None:
-        """The mechanical end of an env-step: at most one change of stage, chosen by the stage on
-        entry.
-        """
+        """The mechanical end of an env-step: at most one change of stage, by the stage on entry."""
         stage = self.seed.stage
         if stage == Stage.GERMINATED:
             if self.lifecycle.auto_forward_g1:

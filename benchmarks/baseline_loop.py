@@ -84,9 +84,7 @@ class Crops:
         self.lines = both.view(-1).as_strided((both.numel() - width + 1, width), (1, 1))
 
     def cut(self, rows: Tensor, random: Generator) -> Images:
-        """Crops [n, 3, 32, 32] in channels_last of the images with these numbers, and their
-        labels.
-        """
+        """Crops [n, 3, 32, 32] in channels_last of the images so numbered, and their labels."""
         count = len(rows)
         device = rows.device
         top, left = torch.randint(2 * PADDING + 1, (2, count), device=device, generator=random)
@@ -268,8 +266,7 @@ def main() -> None:
     result = run_baseline(Workload(**vars(parser.parse_args())))
     print(
         f"{result['eps']} env-steps/s at N={result['N']} B={result['B']} T={result['T']} "
-        f"V={result['V']} "
-        f"K={result['K']}, {result['images_per_second']} images/s"
+        f"V={result['V']} K={result['K']}, {result['images_per_second']} images/s"
     )
     print(json.dumps(result))
 

@@ -2,7 +2,7 @@
 
 The oracle that the stacked networks of esper_soa/nets are tested against, and the opponent of the
 benchmarks; it shares no code with them. `flat` and `load_flat` move weights in and out as one
-vector, in the order of `parameters()`. Used by benchmarks/baseline_env.py.
+vector, in the order of `parameters()`.
 """
 
 from collections.abc import Mapping
@@ -42,9 +42,7 @@ class FlatModule(nn.Module):
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """GroupNorm with the largest number of groups that leaves 16 channels per group, else that
-    divides at all.
-    """
+    """GroupNorm with the largest number of groups that leaves 16 channels each, or divides."""
     divisors = [groups for groups in (32, 16, 8, 4, 2, 1) if channels % groups == 0]
     wide = [groups for groups in divisors if channels // groups >= 16]
     return nn.GroupNorm((wide or divisors)[0], channels)
@@ -284,9 +282,7 @@ class Host(FlatModule):
         self.num_pools = task.num_pools
 
     def forward(self, x: Tensor, grafts: Mapping[str, Graft]) -> Tensor:
-        """Logits [B, classes] of images [B, 3, 32, 32]; `grafts` maps slot names to the seeds that
-        run there.
-        """
+        """Logits [B, classes] of images [B, 3, 32, 32]; `grafts`: seeds by slot name."""
         for i, block in enumerate(self.blocks):
             x = block(x)
             if f"r0c{i}" in grafts:

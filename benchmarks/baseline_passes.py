@@ -138,9 +138,7 @@ def gradient_reading(norms: GradientNorms, host: float, sizes: list[float]) -> G
 
 
 def record_gradients(machine: SlotMachine, reading: GradientReading) -> None:
-    """Write one reading into the slot; a norm that is not finite is kept as 0, the exploding flag
-    tells.
-    """
+    """Write one reading into the slot; a norm that is not finite is kept as 0 and flagged."""
     seed = machine.seed
     seed.gradient_norm = reading.l2 if math.isfinite(reading.l2) else 0.0
     seed.gradient_health = reading.health

@@ -3,7 +3,6 @@
 Process p of P has the envs p, p + P, ...; where there are several, each has one thread and, on
 Linux, a core of its own. A command goes to all of them at once over pipes, and its time is the wall
 time until the last has answered. A process whose parent is gone ends by itself: its pipe is closed.
-Used by benchmarks/opponents.py.
 """
 
 import multiprocessing
@@ -40,9 +39,7 @@ class Crowd:
     """Processes that hold a loop each."""
 
     def __init__(self, make: MakeLoop, cfg: EpsConfig, processes: int) -> None:
-        """Starts the processes and waits until all loops are built; raises BenchmarkError where one
-        is not.
-        """
+        """Starts the processes and waits until all loops are built; else BenchmarkError."""
         self.members: list[Member] = []
         own = own_cores(processes)
         try:
@@ -60,9 +57,7 @@ class Crowd:
         self.pinned = own[0] is not None
 
     def ask(self, command: str, *arguments: object) -> list:
-        """What every process answers; raises BenchmarkError, and ends all of them, where one
-        cannot.
-        """
+        """Every process's answer; BenchmarkError, and the end of all, where one cannot."""
         for member in self.members:
             with suppress(OSError):  # where it has ended, which `_answers` finds out
                 member.pipe.send((command, arguments))
@@ -88,9 +83,7 @@ class Crowd:
         self.members = []
 
     def _answers(self) -> list:
-        """One answer of every process, in order; raises BenchmarkError for the first that refuses
-        or has ended.
-        """
+        """One answer of each, in order; BenchmarkError for the first that refuses or has ended."""
         waiting = {member.pipe: number for number, member in enumerate(self.members)}
         found: dict[int, object] = {}
         while waiting:
@@ -116,9 +109,7 @@ class Crowd:
 
 
 def own_cores(processes: int) -> list[int | None]:
-    """A core for each of several processes; None where a process may take all, or the system cannot
-    tell.
-    """
+    """A core for each of several processes; None where one may take all, or nobody can tell."""
     if processes == 1 or not hasattr(os, "sched_getaffinity") or processes > cores():
         return [None] * processes
     return list(sorted(os.sched_getaffinity(0))[:processes])
@@ -127,9 +118,7 @@ def own_cores(processes: int) -> list[int | None]:
 def serve(
     pipe: Connection, make: MakeLoop, cfg: EpsConfig, numbers: Sequence[int], core: int | None
 ) -> None:
-    """The life of one process: builds the loop over the envs with these numbers, then answers until
-    the pipe closes.
-    """
+    """The life of one process: builds the loop over these envs, answers until the pipe closes."""
     # Ctrl-C reaches the parent too, which closes the pipe
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if core is not None:
@@ -168,9 +157,7 @@ def answer_all(pipe: Connection, loop: Loop, before: int) -> None:
 
 
 def peak_mib(loop: Loop, before: int) -> float:
-    """Most memory during an env-step, above the `before` bytes that the process took before the
-    loop was built.
-    """
+    """Most memory during an env-step, above the `before` bytes of before the loop was built."""
     with PeakMemory(loop.device) as memory:
         loop.one_step()
     standing = memory.before - (before if loop.device.type == "cpu" else 0)

@@ -11,7 +11,6 @@ last, one JSON line, which is also appended to benchmarks/results/, but not wher
 the commit.
 """
 
-import json
 import statistics
 import sys
 import time
@@ -25,17 +24,13 @@ import torch
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import machine, report
-from benchmarks.baseline_loop import make_env
 from benchmarks.eps_config import EpsConfig
-from benchmarks.loops import workload
 from benchmarks.machine import compiled_graphs
-from benchmarks.records import Record, check_folder, keep, origin
+from benchmarks.records import Record, check_folder, finish, origin
 from benchmarks.sides import make_side
-from benchmarks.timing import COLUMNS, Timing
+from benchmarks.timing import COLUMNS, Timing, in_turns
 from esper_soa.errors import UserError
 from esper_soa.ops.device import resolve_device
 
@@ -58,17 +53,6 @@ class Contestant:
         self.notes |= {"graphs": compiled_graphs() - graphs, "first_timing_seconds": first.total}
         self.notes |= self.side.facts()  # of its processes where it has some
         self.timings: list[Timing] = []
-
-    def turn(self) -> None:
-        """One timing more."""
-        self.timings.append(self.side.run())
-
-
-def take_turns(contestants: Sequence[Contestant], repeats: int) -> None:
-    """Every contestant once per repeat, in alternating order."""
-    for repeat in range(repeats):
-        for one in contestants if repeat % 2 == 0 else reversed(contestants):
-            one.turn()
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -141,8 +125,7 @@ def paired(
 
 
 def work_record(cfg: EpsConfig, device: torch.device) -> Record:
-    """The declared work of a point, and an estimate of what it takes."""
-    flops, traffic = work_of(cfg)
+    """The declared work of a point."""
     return {
         "N": cfg.envs,
         "B": cfg.batch_size,
@@ -160,37 +143,7 @@ def work_record(cfg: EpsConfig, device: torch.device) -> Record:
         "train_images": cfg.images[0],
         "val_images": cfg.images[1],
         "episode": cfg.steps,
-        "train_gflop": flops / 1e9,
-        "train_gbyte": traffic / 1e9,
     }
-
-
-def work_of(cfg: EpsConfig) -> tuple[float, float]:
-    """Estimated FLOP and bytes of the training of one env-step of all envs.
-
-    FLOP as torch counts them in the plain modules. Bytes of the hosts alone, in float32: forward
-    and backward pass of convolution and of BatchNorm with ReLU and pooling, each of which reads and
-    writes its activations once.
-    """
-
-    def counted(live: int) -> float:
-        env = make_env(workload(cfg, torch.device("cpu")), live)
-        images = torch.zeros(2, 3, 32, 32).to(memory_format=torch.channels_last)
-        with FlopCounterMode(display=False) as counter:
-            env.train([(images, torch.zeros(2, dtype=torch.int64))])
-        return counter.get_total_flops() / 2
-
-    flops = cfg.live_envs * counted(cfg.live) + (cfg.envs - cfg.live_envs) * counted(0)
-    numbers = 0
-    size = 32
-    before = 3 * 32 * 32
-    for block in range(cfg.task.num_blocks):
-        inside = cfg.task.channels(block) * size * size
-        size //= 1 + cfg.task.pooled(block)
-        after = cfg.task.channels(block) * size * size
-        numbers += 3 * before + 8 * inside + 2 * after
-        before = after
-    return flops * cfg.train_samples, 4.0 * numbers * cfg.images[0]
 
 
 def benchmark(cfg: EpsConfig) -> Record:
@@ -208,7 +161,8 @@ def benchmark(cfg: EpsConfig) -> Record:
         everyone = [one for at_point in contestants for one in at_point]
         graphs = compiled_graphs()
         before = machine.busy(helpers(everyone))
-        take_turns(everyone, cfg.repeats)
+        for one in in_turns(everyone, cfg.repeats):
+            one.timings.append(one.side.run())
         state |= {"other_cores": machine.others(before, machine.busy(helpers(everyone)))}
         record |= {
             "busy": state | {"load_after": machine.load()},
@@ -235,9 +189,7 @@ def point_record(
     first: list[Contestant],
     device: torch.device,
 ) -> Record:
-    """One point: its work, its sides, each opponent's time over the engine's, and each side's over
-    the first point.
-    """
+    """One point: work, sides, opponents' times over the engine's, sides over the first point."""
     point = cfg.points()[index]
     record: Record = {"vary": cfg.vary, "value": attrgetter(cfg.vary)(point) if cfg.vary else None}
     record |= {
@@ -295,7 +247,6 @@ ConfigStore.instance().store(name="eps_schema", node=EpsConfig)
 @hydra.main(version_base="1.3", config_path="conf", config_name="eps")
 def main(composed: DictConfig) -> None:
     """Measure, print, keep."""
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 140)
     try:
         cfg = settings_from(composed)
         check_folder(cfg.results)
@@ -303,12 +254,9 @@ def main(composed: DictConfig) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    report.show(record, console)
-    for line in warn_of_noise(record):
-        console.print(line, markup=False)
-    if cfg.results:
-        console.print(f"appended to {keep(record, cfg.results, cfg.name)}", markup=False)
-    print(json.dumps(record))
+    for line in (*report.lines_of(record), *warn_of_noise(record)):
+        print(line)
+    finish(record, cfg.results, cfg.name)
 
 
 if __name__ == "__main__":

@@ -30,9 +30,7 @@ def _benchmark_policy() -> PolicyConfig:
 
 @dataclass
 class EpsConfig:
-    """One benchmark: a work, the sides that do it, and the setting in which its points differ, if
-    any.
-    """
+    """One benchmark: a work, the sides that do it, and the setting that its points differ in."""
 
     name: str = "custom"  # of the work; results are appended to <results>/<name>.jsonl
     # And bare: hosts alone.

@@ -22,12 +22,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import eps, machine
 from benchmarks.eps_config import EpsConfig
-from benchmarks.records import RESULTS, check_folder, clean, keep, kept, origin
+from benchmarks.records import (
+    RESULTS,
+    check_folder,
+    clean,
+    command_line,
+    keep,
+    kept,
+    markdown,
+    origin,
+)
 from benchmarks.sides import EngineSide
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
@@ -142,9 +149,7 @@ class MixtureSide(EngineSide):
 def side_at(
     place: Place, rung: str, cfg: EpsConfig, kind: type[EngineSide] = EngineSide
 ) -> EngineSide:
-    """The engine of a work; in a rehearsal its steps lie on static buffers where a GPU would replay
-    graphs.
-    """
+    """The engine of a work; rehearsed, its steps lie on static buffers as for graphs."""
     side = kind(cfg)
     if place.device.type == "cpu" and "graphs" in rung:
         side.world.kernels = side.world.kernels._replace(steps=StepCache(capture=False))
@@ -215,9 +220,7 @@ def syncs(place: Place, rung: str) -> Found:
 
 
 def waits(side: EngineSide, device: torch.device) -> tuple[int, int]:
-    """Waits of the next two env-steps; a rehearsal on a CPU raises where a GPU would be waited for
-    outside of READ.
-    """
+    """Waits of the next two env-steps; rehearsed on a CPU, those outside of READ raise."""
     if device.type != "cpu":
         first = machine.count_syncs(side.one_step, device)
         return first, machine.count_syncs(side.one_step, device)
@@ -253,7 +256,7 @@ def baseline(place: Place, envs: str, batch: str) -> Found:
     cfg = replace(cfg, sides=["baseline"], repeats=2)
     with ExitStack() as stack:
         one = eps.Contestant("baseline", cfg, stack)
-        eps.take_turns([one], cfg.repeats)
+        one.timings += [one.side.run() for _ in range(cfg.repeats)]
     return {"ok": True, **figures(cfg, one.timings), "dtype": one.notes["dtype"]}
 
 
@@ -322,24 +325,20 @@ def ladder(records: dict[str, Found], batch: int) -> Iterator[tuple[str, ...]]:
         before = value
 
 
-def show(records: dict[str, Found], console: Console) -> None:
+def show(records: dict[str, Found]) -> None:
     """Tables for people."""
     for batch in BATCHES:
-        heads = ("EPS", "images/s", "over plain loop", "over row above")
-        table = Table(f"B={batch}", *heads, title_justify="left")
-        for row in ladder(records, batch):
-            table.add_row(*row)
-        console.print(table)
+        heads = (f"B={batch}", "EPS", "images/s", "over plain loop", "over row above")
+        print("\n".join(markdown([heads, *ladder(records, batch)])))
     for name, record in records.items():
         verdict = "ok" if record["ok"] else f"FAILED: {record.get('error', record)}"
         detail = {key: record[key] for key in ("seconds", "distance") if key in record}
-        console.print(f"{name:28} {verdict} {detail or ''}", markup=False, highlight=False)
+        print(f"{name:28} {verdict} {detail or ''}")
 
 
 def play_all(place: Place, options: argparse.Namespace) -> int:
     """Do what is not done yet while there is time; the exit status."""
     check_folder(options.results)
-    console = Console(width=None if sys.stdout.isatty() else 140)
     head = origin("gpu", place.device) | {"tiny": place.tiny}
     same = {key: head[key] for key in ("commit", "machine", "tiny")}
     records = {
@@ -357,8 +356,8 @@ def play_all(place: Place, options: argparse.Namespace) -> int:
         records[name] = found
         if options.results:
             keep(head | {"task": name, "found": found}, options.results, "gpu")
-        console.print(f"{name}: {'ok' if found['ok'] else 'failed'}", highlight=False)
-    show(records, console)
+        print(f"{name}: {'ok' if found['ok'] else 'failed'}", flush=True)
+    show(records)
     left = sum(name not in records for name in wanted)
     if left:
         print(f"{left} of {len(wanted)} tasks are left: give the command again", file=sys.stderr)
@@ -368,15 +367,12 @@ def play_all(place: Place, options: argparse.Namespace) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 all went well, 1 a task failed, 2 there is no GPU, 3 there is more to do."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("task", nargs="?", help="one task, in this process; prints a JSON line")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal")
     parser.add_argument("--only", default="", help="tasks whose names begin with this")
     parser.add_argument("--seconds", type=float, default=PART, help="time of this call")
-    parser.add_argument("--results", default=str(RESULTS), help="folder; '' keeps no record")
     options = parser.parse_args(arguments)
     try:
         place = Place(resolve_device(options.device), options.tiny)

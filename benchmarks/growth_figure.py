@@ -8,7 +8,6 @@ The shipped policy plays as in the first round of `python -m esper_soa.train
 """
 
 import argparse
-import io
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -16,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.machine import git_commit
+from benchmarks.proof_figure import style, svg
 from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.simulator import Simulator, make
 from esper_soa.vocabulary import LIVE_STAGES, STAGE_NAMES, Stage
 
 try:
-    from matplotlib import rc, rc_context, rcdefaults
     from matplotlib.axes import Axes
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -72,11 +71,7 @@ def play(sim: Simulator) -> Played:
 
 def figure(grown: Played, plain: Played, title: str) -> bytes:
     """Both rounds as SVG: curves above, the slots of every host below."""
-    with rc_context():
-        rcdefaults()  # whatever the user has set
-        rc("svg", hashsalt="esper_soa", fonttype="path")
-        rc("font", family="DejaVu Sans", size=9.0)
-        rc("axes.spines", top=False, right=False)
+    with style():
         page = Figure(figsize=(9.0, 6.0), layout="constrained")
         FigureCanvasSVG(page)
         above, below = page.subplots(2, 1, sharex=True, height_ratios=(1.0, 1.2))
@@ -95,11 +90,7 @@ def figure(grown: Played, plain: Played, title: str) -> bytes:
             frameon=False,
         )
         page.suptitle(title, fontsize=10)
-        out = io.BytesIO()
-        page.savefig(
-            out, format="svg", metadata={"Date": None, "Title": "Seeds over time", "Source": title}
-        )
-    return out.getvalue()
+        return svg(page, "Seeds over time", title)
 
 
 def curves(panel: Axes, played: Played, colour: str, label: str) -> None:

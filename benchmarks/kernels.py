@@ -8,19 +8,18 @@ actions, warm-up and compilation are not.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from benchmarks import sections
 from benchmarks.eps_config import cores
-from benchmarks.records import RESULTS, check_folder, keep, origin
+from benchmarks.machine import wait_for
+from benchmarks.records import Record, check_folder, command_line, finish, origin
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.build import build_rules
 from esper_soa.config import TrainConfig
@@ -36,31 +35,12 @@ MODES = ("eager", "compiled")
 
 
 class Made(NamedTuple):
-    """What stands in for training and validation at one env-step: random numbers, drawn before the
-    clock starts.
-    """
+    """Stands in for training and validation at one env-step: random numbers, drawn untimed."""
 
     loss: Tensor  # float64 [N]
     accuracy: Tensor  # float64 [N, 2^S], percent
     gradient: Tensor  # float64 [N, S]
     noise: Tensor  # float32 [N, 8], what the actions are drawn from
-
-
-@dataclass
-class Result:
-    """One line of the table; times in seconds."""
-
-    mode: str
-    threads: int
-    envs: int
-    median: float  # of one env-step of all envs
-    best: float
-    lower_quartile: float
-    upper_quartile: float
-    repeats: int
-    env_steps_per_second: float  # by the median
-    best_env_steps_per_second: float
-    compile_seconds: float  # of this size; 0 for eager
 
 
 def make(num_envs: int, num_slots: int, step: int, device: torch.device) -> Made:
@@ -81,9 +61,7 @@ def make(num_envs: int, num_slots: int, step: int, device: torch.device) -> Made
 
 
 def measure(slots: Slots, made: Made) -> Measurements:
-    """Every subset of the seeds at work, with made-up accuracies; rows beyond them were not
-    evaluated.
-    """
+    """Every subset of the seeds at work, with made-up accuracies; other rows not evaluated."""
     ablated = slots.running & (slots.alpha > 0) & (slots.stage != Stage.FOSSILIZED)
     bits = 1 << torch.arange(ablated.shape[1], device=ablated.device)
     full = torch.where(ablated, bits, 0).sum(1, keepdim=True)
@@ -117,10 +95,11 @@ def turn(kernels: StepKernels, rules: Rules, state: EnvState, made: Made) -> tup
     Making up measurements and choosing actions is not timed.
     """
     measured = measure(state.slots, made)
-    wait_for(state)
+    device = made.loss.device
+    wait_for(device)
     begun = time.perf_counter()
     observed = kernels.record_and_observe(rules, state, measured)
-    wait_for(observed.state)
+    wait_for(device)
     seconds = time.perf_counter() - begun
     view = View(
         state=observed.state,
@@ -130,22 +109,15 @@ def turn(kernels: StepKernels, rules: Rules, state: EnvState, made: Made) -> tup
         batch_size=made.loss.shape,
     )
     decision, _ = RandomPolicy().act(view, ())
-    wait_for(observed.state)
+    wait_for(device)
     begun = time.perf_counter()
     state = kernels.apply_action(rules, observed, decision.action).state
-    wait_for(state)
+    wait_for(device)
     return state, seconds + time.perf_counter() - begun
 
 
-def wait_for(state: EnvState) -> None:
-    """On CUDA, wait until everything before is done."""
-    device = state.signals.step.device
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def run(mode: str, envs: int, args: argparse.Namespace, device: torch.device) -> Result:
-    """Time one mode at one N. The first call of a compiled turn is timed apart from the others."""
+def run(mode: str, envs: int, args: argparse.Namespace, device: torch.device) -> Record:
+    """Times of one mode at one N, in seconds per env-step of all envs; the first call apart."""
     repeats = args.repeats
     steps = args.steps
     apply_threads(args.threads or (cores() if mode == "compiled" else 1))
@@ -164,46 +136,24 @@ def run(mode: str, envs: int, args: argparse.Namespace, device: torch.device) ->
             state, seconds = turn(kernels, rules, state, made[repeat % len(made)])
             times.append(seconds)
     lower, median, upper = statistics.quantiles(times, n=4)
-    return Result(
-        mode=mode,
-        threads=torch.get_num_threads(),
-        envs=envs,
-        median=median,
-        best=min(times),
-        lower_quartile=lower,
-        upper_quartile=upper,
-        repeats=repeats,
-        env_steps_per_second=envs / median,
-        best_env_steps_per_second=envs / min(times),
-        compile_seconds=first if mode == "compiled" else 0.0,
-    )
-
-
-def table(results: list[Result]) -> Iterator[str]:
-    """The results for people."""
-    heads = (
-        ("threads", 8),
-        ("N", 7),
-        ("ms median", 11),
-        ("quartiles", 19),
-        ("best", 9),
-        ("env-steps/s", 13),
-    )
-    yield (
-        f"{'mode':10}" + "".join(f"{name:>{width}}" for name, width in heads) + f"{'compile s':>11}"
-    )
-    for one in results:
-        quartiles = f"{1e3 * one.lower_quartile:.2f} - {1e3 * one.upper_quartile:.2f}"
-        compiled = f"{one.compile_seconds:.1f}" if one.mode == "compiled" else "-"
-        yield (
-            f"{one.mode:10}{one.threads:>8}{one.envs:>7}{1e3 * one.median:>11.2f}{quartiles:>19}"
-            f"{1e3 * one.best:>9.2f}{one.env_steps_per_second:>13,.0f}{compiled:>11}"
-        )
+    return {
+        "mode": mode,
+        "threads": torch.get_num_threads(),
+        "envs": envs,
+        "median": median,
+        "best": min(times),
+        "lower_quartile": lower,
+        "upper_quartile": upper,
+        "repeats": repeats,
+        "env_steps_per_second": envs / median,
+        "best_env_steps_per_second": envs / min(times),
+        "compile_seconds": first if mode == "compiled" else 0.0,
+    }
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line, measure, print, keep."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--envs", type=int, nargs="+", default=[4, 64, 1024])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--repeats", type=int, default=60, help="timed env-steps")
@@ -214,14 +164,10 @@ def main(arguments: list[str] | None = None) -> None:
         "--threads", type=int, default=0, help="of one operation; 0 = one, compiled one per core"
     )
     parser.add_argument("--device", default="auto")
-    parser.add_argument(
-        "--results", default=str(RESULTS), help="folder of the results; '' = only print them"
-    )
     args = parser.parse_args(arguments)
     if args.steps < args.repeats + WARMUP_STEPS + 1:
         parser.error(
-            f"--steps must be at least --repeats + {WARMUP_STEPS + 1}: all that is timed is "
-            "one "
+            f"--steps must be at least --repeats + {WARMUP_STEPS + 1}: all that is timed is one "
             "episode"
         )
     try:
@@ -232,14 +178,9 @@ def main(arguments: list[str] | None = None) -> None:
     keep_freed_memory(device)  # as in a run
     print(f"state machine alone, episodes of {args.steps} env-steps, on {device_name(device)}")
     results = [run(mode, envs, args, device) for mode in args.modes for envs in args.envs]
-    print("\n".join(table(results)))
-    record = origin("kernels", device) | {
-        "steps": args.steps,
-        "results": [asdict(one) for one in results],
-    }
-    if args.results:
-        keep(record, args.results, "kernels")
-    print(json.dumps(record))
+    record = origin("kernels", device) | {"steps": args.steps, "results": results}
+    print("\n".join(sections.kernels([record])))
+    finish(record, args.results, "kernels")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks.processes import ROOT, command
-from benchmarks.records import RESULTS, check_folder, keep, origin
+from benchmarks.records import Line, check_folder, command_line, finish, markdown, origin
 from esper_soa.errors import UserError
 from esper_soa.ops.statistics import Interval, interquartile_mean, iqm_interval, mann_whitney
 
@@ -118,26 +118,23 @@ def judge(seeds: list[Seed]) -> list[Row]:
     return rows
 
 
-def table(rows: list[Row], seeds: list[Seed]) -> str:
-    """Markdown."""
-    lines = [
-        "| policy | accuracy (%) | accuracy - rent | learned ahead | Mann-Whitney p |",
-        "|---|---|---|---|---|",
+def table(rows: list[Row], seeds: list[Seed]) -> list[str]:
+    """Lines in markdown."""
+    lines: list[Line] = [
+        ("policy", "accuracy (%)", "accuracy - rent", "learned ahead", "Mann-Whitney p")
     ]
     for row in rows:
         ahead = "" if row.p is None else f"{row.wins} of {len(seeds)} seeds"
         p = "" if row.p is None else f"{row.p:.4f}"
         name = "learned (ppo)" if row.policy == "ppo" else row.policy
         net = f"{row.net.mean:.2f} [{row.net.low:.2f}, {row.net.high:.2f}]"
-        lines.append(f"| {name} | {row.accuracy:.2f} | {net} | {ahead} | {p} |")
-    return "\n".join(lines)
+        lines.append((name, f"{row.accuracy:.2f}", net, ahead, p))
+    return markdown(lines)
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("experiment", help="a file of configs/experiment")
     parser.add_argument(
         "settings",
@@ -155,9 +152,6 @@ def parse() -> argparse.Namespace:
         help="evaluate the sampled policy, not its likeliest choice",
     )
     parser.add_argument("--folder", type=Path, help="default: runs/learning/EXPERIMENT")
-    parser.add_argument(
-        "--results", default=str(RESULTS), help="folder of the results; '' = only print them"
-    )
     options = parser.parse_args()
     if options.seeds < 2 or options.jobs < 1:
         parser.error("--seeds must be at least 2 and --jobs at least 1")
@@ -181,12 +175,10 @@ def main() -> None:
     one = seeds[0]
     print(
         f"{options.experiment} on {one.data}: {len(seeds)} seeds, {one.train_steps} env-steps of "
-        "training each; "
-        f"{one.samples} episodes ({one.eval_steps} env-steps) of every policy per seed, on hosts "
-        "that training never "
-        f"met;\ninterquartile means over seeds with {CONFIDENCE:.0%} t intervals; {wall / 60:.1f} "
-        "minutes, "
-        f"{options.jobs} processes of one thread\n\n{table(rows, seeds)}\n"
+        f"training each; {one.samples} episodes ({one.eval_steps} env-steps) of every policy per "
+        "seed, on hosts that training never met;\ninterquartile means over seeds with "
+        f"{CONFIDENCE:.0%} t intervals; {wall / 60:.1f} minutes, {options.jobs} processes of one "
+        f"thread\n\n" + "\n".join(table(rows, seeds))
     )
     record = origin("learning", torch.device("cpu")) | {
         "experiment": options.experiment,
@@ -198,9 +190,7 @@ def main() -> None:
         "seeds": [seed._asdict() for seed in seeds],
         "rows": [row._asdict() | {"net": row.net._asdict()} for row in rows],
     }
-    if options.results:
-        keep(record, options.results, options.experiment)
-    print(json.dumps(record))
+    finish(record, options.results, options.experiment)
 
 
 if __name__ == "__main__":

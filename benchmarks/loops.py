@@ -1,7 +1,6 @@
 """The opponents of the engine as loops over some of the envs, in one process: all that is declared,
 or hosts alone.
 
-Built and played by benchmarks/crowd.py, in as many processes as benchmarks/opponents.py asks for.
 Every env draws its weights and batches from its own number, so that it comes to the same whichever
 process it is in.
 """
@@ -53,9 +52,7 @@ class Played(NamedTuple):
 
 
 def precision_of(cfg: EpsConfig, device: torch.device) -> torch.dtype:
-    """The number format of the engine; raises BenchmarkError for float16, which wants loss
-    scales.
-    """
+    """The engine's number format; BenchmarkError for float16, which wants loss scales."""
     found = choose_precision(cfg.compute.precision, device).dtype
     if found == torch.float16:
         raise BenchmarkError(
@@ -65,9 +62,7 @@ def precision_of(cfg: EpsConfig, device: torch.device) -> torch.dtype:
 
 
 class PlainLoop:
-    """Ordinary modules, one env after the other, with seeds, augmentation and state machine; no
-    policy, no update.
-    """
+    """Ordinary modules, env after env, with seeds, augmentation, state machine; no policy."""
 
     columns = 3  # of timing.COLUMNS
 
@@ -97,10 +92,6 @@ class PlainLoop:
         """Seconds of the first env's env-step, the quickest of a few."""
         return quickest(lambda: env_step(self.envs[:1], self.work, self.data), self.device)
 
-    def watch_with(self, profile: PhaseProfile) -> None:
-        """Tell `profile` of the phases from now on."""
-        self.profile = profile
-
     def one_step(self) -> None:
         """An env-step of every env."""
         self.done = env_step(self.envs, self.work, self.data, self.profile.phase_ended)
@@ -126,9 +117,7 @@ class PlainLoop:
 
 
 class BareLoop:
-    """Hosts alone, as a user of torch would train them: no seeds, augmentation, state machine or
-    policy.
-    """
+    """Hosts alone, as a user of torch would train them: no seeds, augmentation or policy."""
 
     columns = 2
 
@@ -350,9 +339,7 @@ def workload(cfg: EpsConfig, device: torch.device) -> Workload:
 
 
 def loop_data(cfg: EpsConfig, device: torch.device) -> LoopData:
-    """The images of the engine's run as the plain loop wants them: normalised floats in
-    channels_last.
-    """
+    """The images of the engine's run as normalised floats in channels_last."""
     train, labels, val = ready_images(cfg, device)
     count = cfg.train_samples // cfg.batch_size
     if cfg.augment:

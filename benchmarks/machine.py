@@ -1,8 +1,7 @@
 """What a timing was taken on: the machine in words, what it can do at most, how busy it was,
 memory, waits and graphs.
 
-Called by all of benchmarks/ that measures. Linux tells most of it under /proc; elsewhere those
-entries are None.
+Linux tells most of it under /proc; elsewhere those entries are None.
 """
 
 import ctypes
@@ -46,9 +45,7 @@ def describe(device: torch.device) -> dict[str, object]:
 
 
 def git_commit(root: Path = ROOT) -> str:
-    """The commit of a checkout, with + where files differ from it but for results; "unknown"
-    outside git.
-    """
+    """The commit of a checkout, + where files differ but for results; "unknown" outside git."""
     try:
         head = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True
@@ -73,9 +70,7 @@ class Busy(NamedTuple):
 
 
 def busy(helpers: float = 0.0) -> Busy:
-    """Processor time of the machine and of this process now; helpers: that of processes that work
-    for it.
-    """
+    """Processor time now: of the machine, and of this process with its `helpers`, as given."""
     try:
         first = Path("/proc/stat").read_text().split("\n", 1)[0].split()
         ticks = [int(number) for number in first[1:9]]
@@ -101,9 +96,7 @@ def load() -> float | None:
 
 
 def limits(device: torch.device) -> dict[str, float]:
-    """Measured GFLOP/s of a float32 matrix product and GB/s (read and written) of a copy, with all
-    cores.
-    """
+    """Measured GFLOP/s of a float32 product and GB/s (read and written) of a copy, all cores."""
     torch.set_num_threads(cores())
     size, numbers = (8192, 2**28) if device.type == "cuda" else (1536, 2**25)
     a = torch.randn(size, size, device=device)
@@ -133,9 +126,7 @@ def wait_for(device: torch.device) -> None:
 
 
 class SyncCount(SyncGuard):
-    """Counts what the host would wait for, wherever it is; not what may be an upload from pinned
-    memory.
-    """
+    """Counts what the host would wait for, anywhere, but for uploads from pinned memory."""
 
     moves = False
 

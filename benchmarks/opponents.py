@@ -3,7 +3,7 @@ was quickest.
 
 In its warm-up every layout is tried, one process of 1, 2, 4 ... threads and one process of one
 thread per core, and within it every form of the loop; what was tried and chosen is part of the
-record. Built by benchmarks/eps.py.
+record.
 """
 
 from typing import NamedTuple
@@ -142,9 +142,7 @@ class LoopSide:
         return self.crowd
 
     def _try(self, layout: Layout, several: bool) -> Tried:
-        """The forms of the loop in this layout, and how long an env-step of all envs takes in the
-        best of them.
-        """
+        """The quickest forms of the loop in this layout, and what an env-step takes in them."""
         crowd = self._crowd_of(layout)
         chosen = Choices()
 

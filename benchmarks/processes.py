@@ -1,7 +1,5 @@
 """Work in processes of its own: commands of the package, and jobs side by side that do not bring
 each other down.
-
-Called by benchmarks/learning.py and benchmarks/proof.py.
 """
 
 import multiprocessing

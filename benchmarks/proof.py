@@ -14,7 +14,6 @@ benchmarks/table.py makes tables and figure of it.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -40,7 +39,7 @@ from benchmarks.proof_play import (
     sample,
 )
 from benchmarks.proof_tables import MAIN, main_lines, proof_lines
-from benchmarks.records import RESULTS, Record, check_folder, keep, origin
+from benchmarks.records import Record, check_folder, command_line, finish, origin
 from benchmarks.timing import BenchmarkError
 from benchmarks.units import Key, Units, code_stamp, opened
 from esper_soa.config import TrainConfig
@@ -52,46 +51,15 @@ SEEDS = tuple(range(20260101, 20260111))  # no policy was trained, tuned or look
 PLAYERS = (LEARNED, *CONTROLS)
 
 
-class Forecast:
-    """How long what is left will take: from the units done so far, and before there are any from a
-    sample.
-    """
-
-    def __init__(self, jobs: Sequence[Job], at_once: int) -> None:
-        self.jobs = jobs
-        self.at_once = at_once
-        self.guess = 0.0  # seconds of a unit of which no like is known
-        self.seconds: dict[tuple[str, str], list[float]] = {}  # by data set and player
-
-    def add(self, data: str, player: str, seconds: float) -> None:
-        """Count a unit that is done."""
-        self.seconds.setdefault((data, player), []).append(seconds)
-
-    def of(self, data: str, player: str) -> float:
-        """Seconds of a unit: the mean of those like it, else of all."""
-        known = self.seconds.get((data, player)) or [
-            one for many in self.seconds.values() for one in many
-        ]
-        return sum(known) / len(known) if known else self.guess
-
-    def left(self, done: set[Key]) -> float:
-        """Seconds until all jobs are done: those of the cores' share, or of the longest job."""
-        chains = []
-        for job in self.jobs:
-            missing = [
-                player for player in job.players if (job.data.name, job.seed, player) not in done
-            ]
-            chains.append(sum(self.of(job.data.name, player) for player in missing))
-        return max(sum(chains) / self.at_once, *chains) if chains else 0.0
-
-
 class Watch:
     """Says of every unit that is done what came out and how much time is left."""
 
-    def __init__(self, units: Units, keys: Sequence[Key], forecast: Forecast) -> None:
+    def __init__(self, units: Units, keys: Sequence[Key], at_once: int) -> None:
         self.units = units
         self.keys = keys
-        self.forecast = forecast
+        self.at_once = at_once
+        self.seconds: list[float] = []  # of every unit that is done
+        self.guess = 0.0  # seconds of a unit, while none is done
         self.done: set[Key] = set()
         self.weights: set[str] = set()  # of the learned policy, which is one
         for key in units.held(keys):
@@ -107,8 +75,13 @@ class Watch:
                 "--folder, or delete what it holds with --fresh"
             )
         self.done.add(key)
-        self.forecast.add(str(key[0]), str(key[2]), unit["seconds"])
+        self.seconds.append(unit["seconds"])
         return unit
+
+    def left(self) -> float:
+        """Seconds until all units are done, if the others are like those so far."""
+        each = sum(self.seconds) / len(self.seconds) if self.seconds else self.guess
+        return each * (len(self.keys) - len(self.done)) / self.at_once
 
     def look(self) -> None:
         """Say what is new."""
@@ -120,7 +93,7 @@ class Watch:
             print(
                 f"{key[0]} seed {key[1]} {key[2]:<12} {accuracy:.2f} %, {size:,.0f} parameters, "
                 f"{duration(unit['seconds'])}; {len(self.done)} of {len(self.keys)} units, "
-                f"left {duration(self.forecast.left(self.done))}",
+                f"left {duration(self.left())}",
                 flush=True,
             )
 
@@ -187,23 +160,20 @@ def play(sets: Sequence[Data], options: argparse.Namespace) -> Record:
             for player in PLAYERS
         ]
         jobs = jobs_left(units, sets, facts, options)
-        forecast = Forecast(jobs, options.jobs)
-        watch = Watch(units, keys, forecast)
+        watch = Watch(units, keys, options.jobs)
         check_images(units, watch.done, sets)
         print(
             f"{' '.join([EXPERIMENT, *options.settings])} on "
-            f"{', '.join(one.name for one in sets)}: "
-            f"{', '.join(PLAYERS)}; seeds {', '.join(map(str, options.seeds))}, {cfg.envs} hosts "
-            f"of {cfg.steps} "
-            f"env-steps each; {len(keys) - len(watch.done)} of {len(keys)} units are left",
+            f"{', '.join(one.name for one in sets)}: {', '.join(PLAYERS)}; seeds "
+            f"{', '.join(map(str, options.seeds))}, {cfg.envs} hosts of {cfg.steps} env-steps "
+            f"each; {len(keys) - len(watch.done)} of {len(keys)} units are left",
             flush=True,
         )
         if jobs:
-            measure_or_exit(forecast, cfg, options.jobs)
+            measure_or_exit(watch, cfg)
             print(
-                f"this will take about {duration(forecast.left(watch.done))} in {options.jobs} "
-                "processes of one "
-                f"thread; what is done stays in {options.folder}",
+                f"this will take about {duration(watch.left())} in {options.jobs} "
+                f"processes of one thread; what is done stays in {options.folder}",
                 flush=True,
             )
         results = in_processes(play_job, jobs, options.jobs, watch.look)
@@ -216,13 +186,13 @@ def play(sets: Sequence[Data], options: argparse.Namespace) -> Record:
         return record_of(units, sets, cfg, facts, options)
 
 
-def measure_or_exit(forecast: Forecast, cfg: TrainConfig, at_once: int) -> None:
+def measure_or_exit(watch: Watch, cfg: TrainConfig) -> None:
     """Where no unit is known yet, time some env-steps in as many processes as will play."""
-    if forecast.seconds:
+    if watch.seconds:
         return
-    times = in_processes(sample, [cfg] * at_once, at_once)
+    times = in_processes(sample, [cfg] * watch.at_once, watch.at_once)
     exit_if_failed({f"sample {number}": one for number, one in enumerate(times, 1)})
-    forecast.guess = max(one for one in times if isinstance(one, float)) * cfg.steps
+    watch.guess = max(one for one in times if isinstance(one, float)) * cfg.steps
 
 
 def check_images(units: Units, done: set[Key], sets: Sequence[Data]) -> None:
@@ -298,9 +268,7 @@ def rounded(values: Sequence[float]) -> list[float]:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument(
         "settings", nargs="*", help="settings of the experiment, as of esper_soa.train; recorded"
     )
@@ -323,9 +291,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--fresh", action="store_true", help="delete what the folder holds, and play all again"
     )
-    parser.add_argument(
-        "--results", default=str(RESULTS), help="folder of the results; '' = only print them"
-    )
     options = parser.parse_intermixed_args(arguments)
     declared = proof_main.SEEDS if options.main else SEEDS
     if options.jobs < 1:
@@ -340,8 +305,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if options.results and options.name == own and (options.settings or options.seeds != declared):
         parser.error(
             "settings or fewer seeds make another proof than the declared one: give it a --name "
-            "of its own, "
-            f"not {own}, or --results '' to keep no record"
+            f"of its own, not {own}, or --results '' to keep no record"
         )
     options.folder = (options.folder or ROOT / "runs" / "proof" / options.name).resolve()
     return options
@@ -365,9 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             record = play(sets, options)
             lines = proof_lines(record)
         print("\n" + "\n".join(lines))
-        if options.results:
-            keep(record, options.results, options.name)
-        print(json.dumps(record))
+        finish(record, options.results, options.name)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

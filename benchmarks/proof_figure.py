@@ -10,7 +10,8 @@ import hashlib
 import io
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from benchmarks.proof_statistics import CONFIDENCE, levels
 
@@ -47,11 +48,7 @@ def stamp(record: Mapping) -> str:
 
 def figure(record: Mapping) -> bytes:
     """The figure of a proof as SVG."""
-    with rc_context():
-        rcdefaults()  # whatever the user has set
-        rc("svg", hashsalt="esper_soa", fonttype="path")
-        rc("font", family="DejaVu Sans", size=9.0)
-        rc("axes.spines", top=False, right=False)
+    with style():
         page = Figure(figsize=(WIDTH, ROW_HEIGHT * len(record["data"]) + 0.5), layout="constrained")
         FigureCanvasSVG(page)
         panels = page.subplots(len(record["data"]), len(AXES), squeeze=False, sharey="row")
@@ -71,23 +68,32 @@ def figure(record: Mapping) -> bytes:
         )
         page.suptitle(
             f"Interquartile means of {len(record['seeds'])} seeds with {CONFIDENCE:.0%} t "
-            "intervals; up and "
-            "to the left is better",
+            "intervals; up and to the left is better",
             fontsize=10,
         )
-        out = io.BytesIO()
-        page.savefig(
-            out,
-            format="svg",
-            metadata={"Date": None, "Title": "Does growth pay?", "Source": stamp(record)},
-        )
+        return svg(page, "Does growth pay?", stamp(record))
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Within it pictures look the same, whatever the user has set."""
+    with rc_context():
+        rcdefaults()
+        rc("svg", hashsalt="esper_soa", fonttype="path")
+        rc("font", family="DejaVu Sans", size=9.0)
+        rc("axes.spines", top=False, right=False)
+        yield
+
+
+def svg(page: Figure, title: str, source: str) -> bytes:
+    """The file of a picture; the same picture has the same bytes."""
+    out = io.BytesIO()
+    page.savefig(out, format="svg", metadata={"Date": None, "Title": title, "Source": source})
     return out.getvalue()
 
 
 def draw(panel: Axes, data: Mapping, size: str) -> None:
-    """A point with its intervals for every player of a data set, over one of AXES; a plain mean
-    there.
-    """
+    """Every player of a data set with its intervals, over one of AXES; a plain mean there."""
     title, unit = AXES[size]
     for level in levels(data["players"]):
         colour, marker = STYLES[level.player]

@@ -1,9 +1,9 @@
 """The main run itself, as a user starts it, with seeds that no tuning has seen: do grown hosts end
 ahead?
 
-Called by benchmarks/proof.py --main. The runs follow one another, each a command of its own with
-all cores, in a folder of its own beside the file that keeps what it came to; a run that was cut off
-is played again from its start, as its wall time counts.
+The runs follow one another, each a command of its own with all cores, in a folder of its own beside
+the file that keeps what it came to; a run that was cut off is played again from its start, as its
+wall time counts.
 """
 
 import argparse
@@ -45,8 +45,7 @@ def play(
         seconds = [units.read(key)["seconds"] for key in held]
         print(
             f"the main run on {', '.join(one.name for one in sets)}, seeds "
-            f"{', '.join(map(str, options.seeds))}: "
-            f"{len(left)} of {len(plan)} runs are left",
+            f"{', '.join(map(str, options.seeds))}: {len(left)} of {len(plan)} runs are left",
             flush=True,
         )
         if left:
@@ -63,8 +62,7 @@ def play(
             seconds.append(units.read((data.name, seed))["seconds"])
             print(
                 f"{data.name} seed {seed}: {duration(seconds[-1])}; {place} of {len(left)} runs, "
-                "left "
-                f"{duration((len(left) - place) * sum(seconds) / len(seconds))}",
+                f"left {duration((len(left) - place) * sum(seconds) / len(seconds))}",
                 flush=True,
             )
         return record_of(units, sets, facts, options)
@@ -119,8 +117,7 @@ def record_of(
         if any(run["images"] != data.images for run in runs):
             raise BenchmarkError(
                 f"{units.folder} holds runs on other images of {data.name}. Give another folder "
-                "with "
-                "--folder, or delete what it holds with --fresh"
+                "with --folder, or delete what it holds with --fresh"
             )
         kept = [
             {name: part for name, part in run.items() if name not in ("stamp", "images")}

@@ -3,7 +3,7 @@ episode of every host.
 
 All players of a seed meet the same hosts, data order and images: those of round 0 of the world of
 that seed. What static_final and static_large are depends on what the learned policy grew there, so
-a job plays it first. Jobs run in processes of their own, begun by benchmarks/proof.py.
+a job plays it first. Jobs run in processes of their own.
 """
 
 import hashlib
@@ -92,9 +92,7 @@ class Job(NamedTuple):
 
 
 def data_settings(cifar: str) -> tuple[str, ...]:
-    """The settings that a user would give for CIFAR-10 under `cifar`, or for fashion32 where that
-    is empty.
-    """
+    """The settings that choose CIFAR-10 under `cifar`, or fashion32 where that is empty."""
     return (f"data.root={QuotedString(cifar, Quote.single).with_quotes()}",) if cifar else ()
 
 
@@ -112,9 +110,7 @@ def check_given(settings: Iterable[str]) -> None:
 
 
 def settings_of(overrides: Iterable[str]) -> TrainConfig:
-    """The settings of the experiment as `python -m esper_soa.train` would compose them; raises
-    UserError.
-    """
+    """The experiment's settings as `python -m esper_soa.train` composes them; or UserError."""
     register_schema()
     try:
         with initialize_config_dir(config_dir(), version_base="1.3"):
@@ -138,9 +134,7 @@ def find_data(settings: tuple[str, ...], given: Iterable[str]) -> Data:
 
 
 def plain_settings(cfg: TrainConfig) -> dict:
-    """The settings as plain values, without those that differ between units or tell where files
-    are.
-    """
+    """The settings as plain values, but for those that differ by unit or tell of files."""
     settings = OmegaConf.to_container(OmegaConf.create(settings_yaml(cfg)))
     if not isinstance(settings, dict):
         raise TypeError("settings are a table")

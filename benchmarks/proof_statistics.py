@@ -117,9 +117,7 @@ def comparisons(players: Mapping[str, Mapping]) -> list[Comparison]:
 
 
 class MainRuns(NamedTuple):
-    """The main runs of a data set: grown hosts less the same hosts without growth, in points of
-    accuracy.
-    """
+    """The main runs of a data set: grown hosts less the same without growth, in points."""
 
     differences: list[float]  # by seed, mean over its hosts
     over_hosts: Interval  # mean over all hosts of all seeds

@@ -1,10 +1,7 @@
-"""The proof in markdown: the same lines on the console of benchmarks/proof.py and in the pages of
-the project.
-"""
+"""The proof in markdown: the lines of the console of benchmarks/proof.py and of the pages."""
 
 from collections.abc import Mapping
 
-from benchmarks.markdown import Line, Records, markdown, place
 from benchmarks.proof_statistics import (
     CONFIDENCE,
     LEARNED,
@@ -17,6 +14,7 @@ from benchmarks.proof_statistics import (
     main_runs,
     seed_means,
 )
+from benchmarks.records import Line, Records, markdown, place
 from esper_soa.ops.statistics import Interval
 
 MAIN = "proof"  # name of the record of the declared experiment, which the figure shows
@@ -42,9 +40,7 @@ SHORT = {  # players of the README's table, in its words
 
 
 def result(records: Records) -> list[str]:
-    """The declared proof in a table that fits a screen: accuracy by data set, size and cost on the
-    first.
-    """
+    """The declared proof for a screen: accuracy by data set, size and cost on the first."""
     lines: list[Line] = []
     for record in (one for one in records if one["name"] == MAIN):
         by_data = [{row.player: row for row in levels(data["players"])} for data in record["data"]]
@@ -190,15 +186,13 @@ def main_lines(record: Mapping) -> list[str]:
         lines += [
             (
                 f"**{data['name']}** ({data['train']:,} training and {data['test']:,} test "
-                "images), "
-                f"`{record['command']}`:"
+                f"images), `{record['command']}`:"
             ),
             "",
             *markdown(rows),
             f"Grown less without growth, over {sum(map(len, sides[0]))} hosts "
-            f"{bounds(found.over_hosts, '+.2f')}, over "
-            f"{len(runs)} seeds {bounds(found.over_seeds, '+.2f')} points; ahead with "
-            f"{found.ahead} of {len(runs)} "
+            f"{bounds(found.over_hosts, '+.2f')}, over {len(runs)} seeds "
+            f"{bounds(found.over_seeds, '+.2f')} points; ahead with {found.ahead} of {len(runs)} "
             f"seeds. The longest run took {max(run['seconds'] for run in runs):.0f} s, start and "
             "imports included.",
             "",

@@ -10,7 +10,6 @@ fresh processes, whose first round is left out; what counts is the ratio of two 
 Prints a table and appends a JSON line to the results, but not where files differ from the commit.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -21,12 +20,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import machine
-from benchmarks.records import RESULTS, Record, check_folder, keep, origin
-from benchmarks.timing import BenchmarkError
+from benchmarks.records import Line, Record, check_folder, command_line, finish, markdown, origin
+from benchmarks.timing import BenchmarkError, in_turns
 from esper_soa.errors import UserError
 
 # Work a: N=16 B=125 T=500 V=125, here with whatever the policy germinates.
@@ -111,9 +108,8 @@ def benchmark(sides: Sequence[Side], overrides: Sequence[str], turns: int, round
     record = origin("ranks", torch.device("cpu")) | {"work": [*WORK, *overrides], "rounds": rounds}
     record |= {"load_before": machine.load()}
     found: dict[Side, list[Rates]] = {side: [] for side in sides}
-    for turn in range(turns):
-        for side in sides if turn % 2 == 0 else reversed(sides):
-            found[side].append(played(side, overrides, rounds))
+    for side in in_turns(sides, turns):
+        found[side].append(played(side, overrides, rounds))
     first = found[sides[0]]
     record |= {
         "load_after": machine.load(),
@@ -132,33 +128,32 @@ def benchmark(sides: Sequence[Side], overrides: Sequence[str], turns: int, round
     return record
 
 
-def show(record: Record, console: Console) -> None:
-    """The record as a table."""
-    table = Table("side", "env-steps/s", "over the first", "round (s)", "update (s)")
+def show(record: Record) -> None:
+    """Print the record as a table."""
+    rows: list[Line] = [("side", "env-steps/s", "over the first", "round (s)", "update (s)")]
     sides = record["sides"]
     assert isinstance(sides, dict)
     for name, side in sides.items():
         ratios = side["over_first"]
-        table.add_row(
-            name,
-            f"{statistics.median(side['eps']):.1f}",
-            f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
-            f"{statistics.median(side['collect_seconds']):.2f}",
-            f"{statistics.median(side['update_seconds']):.3f}",
+        rows.append(
+            (
+                name,
+                f"{statistics.median(side['eps']):.1f}",
+                f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
+                f"{statistics.median(side['collect_seconds']):.2f}",
+                f"{statistics.median(side['update_seconds']):.3f}",
+            )
         )
-    console.print(table)
+    print("\n".join(markdown(rows)))
 
 
 def main() -> None:
     """The command line; ends with status 2 for what cannot be measured."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--sides", default="1x2,2x1", help="RANKSxWORKERS, between commas")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=2, help="timed in each process")
     parser.add_argument("--steps", type=int, default=12, help="env-steps per episode")
-    parser.add_argument("--results", default=str(RESULTS), help='folder of the record; "" = none')
     parser.add_argument(
         "overrides", nargs="*", help="settings of the runs beside those of the work"
     )
@@ -172,9 +167,8 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    show(record, Console())
-    if given.results:
-        keep(record, given.results, "ranks")
+    show(record)
+    finish(record, given.results, "ranks")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """Records of measurements: what every one of them says about its origin, where they are kept, which
-ones count.
+ones count, and tables of them.
 
 A record is one JSON line. benchmarks/results/ takes none whose code differs from its commit, and
-benchmarks/table.py
-shows none: nobody could repeat it. Used by all of benchmarks/ that measures.
+benchmarks/table.py shows none: nobody could repeat it.
 """
 
+import argparse
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -22,6 +22,8 @@ METHOD = 2
 CHANGED = "+"  # ends the commit of a tree that differs from it
 
 Record = dict[str, object]
+Line = tuple[str, ...]
+Records = Sequence[Mapping]
 
 
 def origin(benchmark: str, device: torch.device) -> Record:
@@ -35,10 +37,19 @@ def origin(benchmark: str, device: torch.device) -> Record:
     }
 
 
+def command_line(words: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is `words`, with --results."""
+    parser = argparse.ArgumentParser(
+        description=words, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--results", default=str(RESULTS), help="folder of the results; '' = only print them"
+    )
+    return parser
+
+
 def check_folder(folder: str | Path) -> None:
-    """Raise BenchmarkError where a record made now may not be kept in `folder` ("" = nowhere, which
-    is allowed).
-    """
+    """Raise BenchmarkError where `folder` ("" = none) may not keep a record made now."""
     commit = machine.git_commit()
     if folder and Path(folder).resolve() == RESULTS.resolve() and not clean(commit):
         raise BenchmarkError(
@@ -61,6 +72,13 @@ def keep(record: Mapping, folder: str | Path, name: str) -> Path:
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
     return path
+
+
+def finish(record: Mapping, folder: str | Path, name: str) -> None:
+    """Keep the record where there is a folder for it, then print it as one line."""
+    if folder:
+        keep(record, folder, name)
+    print(json.dumps(record))
 
 
 def kept(folder: Path) -> dict[str, list[Mapping]]:
@@ -95,3 +113,21 @@ def newest(folder: Path, benchmark: str) -> tuple[list[Mapping], list[str]]:
                 f"{name}: the record of {record['time']} is of no commit ({record['commit']})"
             )
     return found, refused
+
+
+def markdown(rows: Sequence[Line]) -> list[str]:
+    """A table and an empty line; nothing where there is only a head."""
+    if len(rows) == 1:
+        return []
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:], ""]
+
+
+def place(record: Mapping) -> str:
+    """Date, commit and machine of a record."""
+    facts = record["machine"]
+    gpu = f"{facts['gpu']}, " if "gpu" in facts else ""
+    return (
+        f"{record['time'][:10]}, commit {record['commit']}, {gpu}{facts['cpu']}, {facts['cores']} "
+        f"cores, torch {facts['torch']}"
+    )

@@ -1,30 +1,30 @@
-"""Results of benchmarks/eps.py as tables for people: on a console, and in markdown by
-benchmarks/table.py.
-"""
+"""What a reader of the console of benchmarks/eps.py needs to judge its figures, as lines."""
 
 from collections.abc import Mapping
 
-from rich.console import Console
-from rich.table import Table
-
+from benchmarks.records import Line, markdown, place
 from benchmarks.timing import COLUMNS
 
 HEADS = ("training", "+ validation", "+ policy, state machine", "+ PPO update")
-SHOWN = (
-    "processes",
-    "threads",
-    "pinned",
-    "workers",
-    "env_chunk",
-    "how",
-    "val_batch",
-    "fused_validation",
-    "kernels",
-)
+LAYOUT = ("processes", "threads", "pinned", "workers", "env_chunk")
+SHOWN = (*LAYOUT, "how", "val_batch", "fused_validation", "kernels")
 WORK_OF = {
     "baseline": "all that the plain loop does, without policy and update",
     "bare": "hosts alone, without seeds, augmentation, state machine, policy and update",
 }
+
+
+def lines_of(record: Mapping) -> list[str]:
+    """Machine, limits, and every point: its work, its table, how each side was set up."""
+    lines = [place(record)]
+    if limits := record["limits"]:
+        lines.append(
+            f"limits   {limits['gflops']:.0f} GFLOP/s (matrix product), "
+            f"{limits['gb_per_second']:.1f} GB/s (copy), all cores, float32"
+        )
+    for point in record["points"]:
+        lines += ["", f"work     {declared(point['work'])}", "", *point_table(point), *notes(point)]
+    return lines
 
 
 def declared(work: Mapping) -> str:
@@ -39,55 +39,24 @@ def declared(work: Mapping) -> str:
     )
 
 
-def show(record: Mapping, console: Console) -> None:
-    """Print everything that a reader needs to judge the figures."""
-    facts = record["machine"]
-    limits = record["limits"]
-    console.print(
-        f"{facts['cpu']}, {facts['cores']} cores, torch {facts['torch']}, "
-        f"{facts.get('gpu', 'no GPU')}, "
-        f"commit {record['commit']}",
-        markup=False,
-        highlight=False,
-    )
-    if limits:
-        console.print(
-            f"limits   {limits['gflops']:.0f} GFLOP/s (matrix product), "
-            f"{limits['gb_per_second']:.1f} GB/s "
-            f"(copy), all cores, float32",
-            highlight=False,
-        )
-    for point in record["points"]:
-        console.print(f"\nwork     {declared(point['work'])}", markup=False, highlight=False)
-        console.print(point_table(point))
-        for line in notes(point, limits):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def point_table(point: Mapping) -> Table:
-    """EPS, milliseconds and images per second by column, and the ratio."""
-    table = Table(
-        "", *HEADS, title="each column with those before it; medians", title_justify="left"
-    )
+def point_table(point: Mapping) -> list[str]:
+    """Medians by column, each with those before it, and the ratios."""
+    rows: list[Line] = [("", *HEADS)]
     for name, side in point["sides"].items():
         cells = [side["columns"].get(column) for column in COLUMNS]
-        table.add_row(f"{name}, EPS", *[f"{cell['eps']:.1f}" if cell else "-" for cell in cells])
-        table.add_row(
-            "  ms per env-step",
-            *[f"{cell['ms_per_env_step']:.2f}" if cell else "-" for cell in cells],
-        )
-        table.add_row(
-            "  images/s", *[f"{cell['images_per_second']:,.0f}" if cell else "-" for cell in cells]
-        )
-    for name, ratio in point.get("ratios", {}).items():
-        table.add_row(
-            f"{name} over engine", *[in_brackets(ratio.get(column)) for column in COLUMNS]
-        )
+        for words, key, form in (
+            (f"{name}, EPS", "eps", ".1f"),
+            ("ms per env-step", "ms_per_env_step", ".2f"),
+            ("images/s", "images_per_second", ",.0f"),
+        ):
+            rows.append((words, *(f"{cell[key]:{form}}" if cell else "-" for cell in cells)))
+    ratios = {f"{name} over engine": one for name, one in point.get("ratios", {}).items()}
     for name, over in point.get("over_first", {}).items():
-        for kind, text in (("step", "step"), ("env_step", "env-step")):
-            row = [in_brackets(over[kind].get(column)) for column in COLUMNS]
-            table.add_row(f"{name}, {text} over first", *row)
-    return table
+        ratios |= {f"{name}, step over first": over["step"]}
+        ratios |= {f"{name}, env-step over first": over["env_step"]}
+    for words, ratio in ratios.items():
+        rows.append((words, *(in_brackets(ratio.get(column)) for column in COLUMNS)))
+    return markdown(rows)
 
 
 def in_brackets(ratio: Mapping | None) -> str:
@@ -95,48 +64,26 @@ def in_brackets(ratio: Mapping | None) -> str:
     return f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]" if ratio else "-"
 
 
-def notes(point: Mapping, limits: Mapping | None) -> list[str]:
+def notes(point: Mapping) -> list[str]:
     """How each side was set up and what it used, a line each; then the whole ratio."""
     lines = []
     for name, side in point["sides"].items():
-        chosen = {key: side[key] for key in SHOWN if key in side}  # facts about the side
-        text = ", ".join(f"{key} {value}" for key, value in chosen.items())
+        text = ", ".join(f"{key} {side[key]}" for key in SHOWN if key in side)
         lines.append(
             f"{name:8} {text}; {side['dtype']}; {side['peak_mib']:.0f} MiB; warm-up "
             f"{side['build_seconds']:.1f} s, {side['graphs']} graphs; {side['syncs']:.0f} host "
-            "syncs per "
-            f"env-step of all envs"
+            "syncs per env-step of all envs"
         )
-        lines += [f"{'':8} {line}" for line in use_of_limits(side, point["work"], limits)]
         share = overhead_share(side)
         if share is not None:
-            lines.append(
-                f"{'':8} policy, state machine and update: {100 * share:.1f} % of the round"
-            )
+            lines.append(f"{'':8} policy, state machine and update: {share:.1%} of the round")
     for name, over in point.get("over_first", {}).items():
-        lines.append(
-            f"{name:8} policy and state machine alone, step over first: "
-            f"{in_brackets(over['step']['alone'])}"
-        )
+        alone = in_brackets(over["step"]["alone"])
+        lines.append(f"{name:8} policy and state machine alone, step over first: {alone}")
     for name, ratio in point.get("ratios", {}).items():
-        lines.append(
-            f"{name:8} {in_brackets(ratio['all'])} times the engine's whole cycle: {WORK_OF[name]}"
-        )
+        whole = in_brackets(ratio["all"])
+        lines.append(f"{name:8} {whole} times the engine's whole cycle: {WORK_OF[name]}")
     return lines
-
-
-def use_of_limits(side: Mapping, work: Mapping, limits: Mapping | None) -> list[str]:
-    """Training against what the machine can do."""
-    seconds = side["columns"]["training"]["seconds"]["median"]
-    if not limits:
-        return []
-    rates = work["train_gflop"] / seconds, work["train_gbyte"] / seconds
-    shares = 100 * rates[0] / limits["gflops"], 100 * rates[1] / limits["gb_per_second"]
-    return [
-        f"training {rates[0]:.1f} GFLOP/s ({shares[0]:.0f} % of the limit), about {rates[1]:.1f} "
-        "GB/s of host "
-        f"activations ({shares[1]:.0f} %; caches hold part of them)"
-    ]
 
 
 def overhead_share(side: Mapping) -> float | None:

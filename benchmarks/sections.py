@@ -10,7 +10,7 @@ from itertools import groupby
 
 from benchmarks import proof_tables
 from benchmarks.learning import CONFIDENCE, POLICIES, Row, judge, seeds_of, table
-from benchmarks.markdown import Line, Records, markdown, place
+from benchmarks.records import Line, Records, markdown, place
 from benchmarks.report import overhead_share
 from benchmarks.timing import COLUMNS
 
@@ -196,8 +196,7 @@ def learning(records: Records) -> list[str]:
         lines += [
             f"{played(record).capitalize()}, evaluation {name_of(record, records)}:",
             "",
-            *table(judge(seeds), seeds).splitlines(),
-            "",
+            *table(judge(seeds), seeds),
         ]
     rows: list[Line] = [
         ("evaluation", "seeds", "played", "learned", *(f"{name}, p" for name in POLICIES[1:]))

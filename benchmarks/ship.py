@@ -76,9 +76,7 @@ class Job(NamedTuple):
 
 
 def read_plan(given: str) -> Plan:
-    """The plan `given`: a name in benchmarks/conf/ship, or a file. Raises UserError for what is
-    none.
-    """
+    """The plan `given`: a name in benchmarks/conf/ship, or a file. Else UserError."""
     path = Path(given) if given.endswith(".yaml") else PLANS / f"{given}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(one.stem for one in PLANS.glob("*.yaml")))
@@ -156,10 +154,8 @@ def announce(plan: Plan, jobs: list[Job], target: Path) -> None:
         taught = min(cfg.policy.imitation.rounds, cfg.rounds)
         print(
             f"  {job.name}: {cfg.rounds} rounds ({taught} of imitation) of {cfg.envs} x "
-            f"{cfg.steps} env-steps of "
-            f"{cfg.train_samples} training images, {cfg.task.name}; "
-            f"{'is done' if job.done else begun} in "
-            f"{job.folder.path}",
+            f"{cfg.steps} env-steps of {cfg.train_samples} training images, {cfg.task.name}; "
+            f"{'is done' if job.done else begun} in {job.folder.path}",
             flush=True,
         )
 
@@ -169,8 +165,7 @@ def train(job: Job) -> None:
     done = subprocess.run([sys.executable, "-m", "esper_soa.train", *job.given, *job.own], cwd=ROOT)
     if done.returncode:
         raise UserError(
-            f"stage {job.name} ended with status {done.returncode}; the same command goes on "
-            "in "
+            f"stage {job.name} ended with status {done.returncode}; the same command goes on in "
             f"{job.folder.path}"
         )
 
@@ -231,7 +226,8 @@ def card(facts: dict, results: Sequence[tuple[str, str]]) -> str:
     last = facts["stages"][-1]
     lines += [
         f"- Start from it: `policy.init={facts['name']}`",
-        f"- Made by `{facts['command']}`, {facts['rounds']} rounds in {len(facts['stages'])} stages",  # noqa: E501
+        f"- Made by `{facts['command']}`, {facts['rounds']} rounds in "
+        f"{len(facts['stages'])} stages",
         (
             f"- Hosts that it has met: {', '.join(facts['tasks'])}, with the slots "
             f"{' and '.join(slots)}"
@@ -245,8 +241,7 @@ def card(facts: dict, results: Sequence[tuple[str, str]]) -> str:
         "## Stages",
         "",
         "| stage | task | data | seed | rounds (of imitation) | env-steps | time | accuracy, last "
-        "round (%) "
-        "| without growth (%) | parameters |",
+        "round (%) | without growth (%) | parameters |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for stage in facts["stages"]:

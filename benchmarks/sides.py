@@ -1,9 +1,8 @@
 """The sides of a benchmark at the same declared work: the engine in its real cycle, and its
 opponents.
 
-Built by benchmarks/eps.py from its settings; every `run` is one timing. All sides see the same
-images, and seeds stay
-as they were put: the actions are WAIT, though the engine's policy decides at every env-step.
+Every `run` is one timing. All sides see the same images, and seeds stay as they were put: the
+actions are WAIT, though the engine's policy decides at every env-step.
 """
 
 import io
@@ -118,9 +117,7 @@ class EngineSide:
         return Timing(columns, phases)
 
     def check(self) -> None:
-        """Raise BenchmarkError unless all seeds are where they were put and every subset was
-        evaluated.
-        """
+        """Raise BenchmarkError unless all seeds are in place and every subset was evaluated."""
         slots = self.episode.env.state.slots
         stage = STAGE_NAMES.index(self.cfg.stage)
         found = int((slots.stage == stage).sum()), int(slots.live.sum())
@@ -185,10 +182,6 @@ class EngineSide:
         self.world.kernels = EAGER
         yield
         self.world.kernels = kernels
-
-    def watch_with(self, profile: PhaseProfile) -> None:
-        """Tell `profile` of the phases from now on."""
-        self.profile = self.episode.profile = self.episode.env.observer = profile
 
     def _take_threads(self) -> int:
         return apply_threads(self.cfg.compute.threads)

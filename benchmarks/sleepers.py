@@ -10,7 +10,6 @@ workers and layout are those of a run.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -20,8 +19,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from benchmarks import sections
 from benchmarks.machine import wait_for
-from benchmarks.records import RESULTS, check_folder, keep, origin
+from benchmarks.records import check_folder, command_line, finish, origin
 from esper_soa.config import ENGINES, ComputeConfig
 from esper_soa.errors import UserError
 from esper_soa.nets import data, pools, streams
@@ -115,9 +115,7 @@ def variant(
     options: argparse.Namespace,
     what: str,
 ) -> Variant:
-    """Training ("train"), validation ("val") or both ("step") of N networks as `active_seeds`
-    says.
-    """
+    """Training ("train"), validation ("val") or both ("step") of N such networks."""
     device = options.place
     shape = host_shape(TaskConfig(), slots)
     engine = engine_for(shape, options)
@@ -223,16 +221,9 @@ def rows(options: argparse.Namespace) -> list[dict[str, object]]:
     ]
 
 
-def naive_share(first: dict[str, object]) -> float:
-    """Share of 8 separate full passes that the 8 rows cost."""
-    return float(str(first["ratio"])) / 8
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print, keep."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     for name, value in (
         ("envs", 16),
         ("batch", 125),
@@ -246,9 +237,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--engine", choices=ENGINES, default="auto", help="as compute.engine of a run"
     )
-    parser.add_argument(
-        "--results", default=str(RESULTS), help="folder of the results; '' = only print them"
-    )
     options = parser.parse_args(arguments)
     try:
         check_folder(options.results)
@@ -260,26 +248,13 @@ def main(arguments: list[str] | None = None) -> None:
     keep_freed_memory(options.place)
     options.images = noise(options)
     table = rows(options)
-    print(
-        f"N={options.envs} B={options.batch} T={options.train} V={options.val}, median of "
-        f"{options.repeats} pairs, "
-        f"kernels {used.reason}"
-    )
-    for row in table:
-        print(
-            f"{row['ratio']:6.2f} [{row['low']:.2f}, {row['high']:.2f}]  {row['top']} "
-            f"({row['top_ms']:.0f} ms) over "
-            f"{row['bottom']} ({row['bottom_ms']:.0f} ms)"
-        )
-    print(f"{naive_share(table[-1]):6.2f}  of 8 separate validation passes")
     work = {
         name: getattr(options, name)
         for name in ("envs", "batch", "train", "val", "repeats", "chunk", "workers")
     }
     record = origin("sleepers", options.place) | work | {"kernels": used.reason, "rows": table}
-    if options.results:
-        keep(record, options.results, "sleepers")
-    print(json.dumps(record))
+    print("\n".join(sections.sleepers([record])))
+    finish(record, options.results, "sleepers")
 
 
 if __name__ == "__main__":

@@ -81,9 +81,7 @@ class Sync(NamedTuple):
 
 
 class SyncGuard:
-    """Raises HostSyncError at every sync outside the functions named in `allowed`; blocking uploads
-    count.
-    """
+    """HostSyncError at every sync outside the functions in `allowed`; blocking uploads count."""
 
     moves = True  # whether a move counts whose source may be on the host or on the device
 
@@ -130,9 +128,7 @@ class SyncGuard:
 
 
 def calling_function() -> str:
-    """Qualified name of the innermost function of esper_soa (or of the test) that is being
-    executed.
-    """
+    """Qualified name of the innermost function of esper_soa (or of the test) now running."""
     frame = sys._getframe(2)
     while frame.f_back is not None:
         path = Path(frame.f_code.co_filename)
@@ -216,9 +212,7 @@ def _goes_to_host(func: Callable[..., object], args: tuple, kwargs: dict) -> boo
 
 
 def _names_device(func: Callable[..., object], args: tuple, kwargs: dict) -> bool:
-    """A move to a device that is given as an object: on a CPU none tells the host's from that of
-    the tensors.
-    """
+    """A move to a device given as an object: on a CPU none tells the host's from the tensors'."""
     return func is Tensor.to and any(
         isinstance(one, torch.device) for one in (*args[1:], kwargs.get("device"))
     )

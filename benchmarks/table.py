@@ -51,9 +51,7 @@ def trimmed(lines: list[str]) -> list[str]:
 
 
 def written(pages: Sequence[str], found: Sections) -> list[str]:
-    """The texts `pages` with every section between its marks; raises BenchmarkError where none or
-    several have them.
-    """
+    """`pages` with every section between its marks; BenchmarkError unless each has one place."""
     pages = list(pages)
     for name, lines in found.items():
         begin = f"<!-- table: {name} -->\n"

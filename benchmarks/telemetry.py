@@ -33,8 +33,8 @@ from rich.console import Console
 
 from benchmarks.eps_config import EpsConfig, train_config
 from benchmarks.machine import wait_for
-from benchmarks.records import RESULTS, Record, check_folder, keep, origin
-from benchmarks.timing import BenchmarkError
+from benchmarks.records import RESULTS, Record, check_folder, finish, origin
+from benchmarks.timing import BenchmarkError, in_turns
 from esper_soa.build import build_player, build_world
 from esper_soa.config import LEVELS, TRACKERS, TrainConfig
 from esper_soa.ops.collect import Player, Round, play_round
@@ -170,9 +170,8 @@ def compare(work: Work, given: list[str], repeats: int) -> Record:
     with all_trackers(SINKS in sides) as trackers:
         for side in sides:
             work.seconds(side, 0, trackers)
-        for repeat in range(1, repeats + 1):
-            for side in sides if repeat % 2 else reversed(sides):
-                found[side].append(work.seconds(side, repeat, trackers))
+        for side in in_turns(sides, repeats):
+            found[side].append(work.seconds(side, 1 + len(found[side]), trackers))
     record: Record = {"envs": work.cfg.envs, "steps": work.cfg.steps, "repeats": repeats}
     for side in sides:
         ratios = [off / mine for off, mine in zip(found["off"], found[side], strict=True)]
@@ -203,9 +202,7 @@ def main(given: list[str]) -> None:
     record = origin("telemetry", torch.device(resolve_device(settings["device"]))) | {
         "works": works
     }
-    if settings["results"]:
-        keep(record, settings["results"], "telemetry")
-    print(json.dumps(record))
+    finish(record, settings["results"], "telemetry")
 
 
 if __name__ == "__main__":

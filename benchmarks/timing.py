@@ -1,12 +1,11 @@
-"""What a timing of one side of a benchmark is made of: seconds by column and by phase.
+"""What a timing of one side of a benchmark is made of: seconds by column and by phase."""
 
-Given by benchmarks/sides.py and benchmarks/opponents.py, put together by benchmarks/eps.py and
-report.py.
-"""
-
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from esper_soa.errors import UserError
+
+Side = TypeVar("Side")
 
 COLUMNS = ("training", "validation", "policy and state machine", "update")
 PARTS = {
@@ -42,3 +41,9 @@ def in_columns(
         found[PARTS.get(phase, COLUMNS[2])] += spent
     found[columns[-1]] += max(0.0, seconds - sum(phases.values()))
     return found
+
+
+def in_turns(sides: Sequence[Side], repeats: int) -> Iterator[Side]:
+    """Every side once per repeat, in alternating order."""
+    for repeat in range(repeats):
+        yield from sides if repeat % 2 == 0 else reversed(sides)

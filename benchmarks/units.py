@@ -3,7 +3,7 @@ done again.
 
 A folder belongs to one set of facts (code, settings, versions): units are only read and added under
 the same ones. Every file is written whole or not at all, and names the facts that it was made
-under. Used by benchmarks/proof.py.
+under.
 """
 
 import hashlib
@@ -72,9 +72,7 @@ def stamp_of(facts: Mapping) -> str:
 
 
 def code_stamp(root: Path = ROOT) -> str:
-    """A hash of all files that decide results: the package, shipped weights, settings, and how a
-    unit is played.
-    """
+    """A hash of all files that decide results: package, weights, settings, and the player."""
     digest = hashlib.sha256()
     for name in CODE:
         top = root / name
@@ -139,9 +137,8 @@ def _check(folder: Path, there: Mapping, now: Mapping) -> None:
     ]
     raise BenchmarkError(
         f"{folder} holds results of commit {there.get('commit')}, this is {now['commit']}, and "
-        "they do not belong "
-        f"together ({'; '.join(changed)}). Give another folder with --folder, or delete what it "
-        "holds with --fresh"
+        f"they do not belong together ({'; '.join(changed)}). Give another folder with --folder, "
+        "or delete what it holds with --fresh"
     )
 
 

@@ -1,6 +1,4 @@
-"""A record of benchmarks/proof.py with numbers that can be worked out by hand; shared by its
-tests.
-"""
+"""A record of benchmarks/proof.py with numbers that can be worked out by hand."""
 
 from benchmarks.records import METHOD
 
@@ -9,9 +7,7 @@ SEEDS = 10
 
 
 def player(level: float, size: float) -> dict:
-    """Two hosts a seed, one point above and below its mean; the mean of seed n is `level` + n /
-    10.
-    """
+    """Two hosts a seed, a point above and below its mean, which is `level` + seed / 10."""
     accuracy = [[level + n / 10 - 1, level + n / 10 + 1] for n in range(SEEDS)]
     return {
         "accuracy": accuracy,

@@ -1,8 +1,5 @@
-"""Loops shared out over processes: the declared work, the same results, no orphans, errors that
-surface.
-"""
+"""Loops shared out over processes: the declared work, the same results, no orphans, errors."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -24,7 +21,7 @@ from benchmarks.eps_config import EpsConfig, cores
 from benchmarks.loops import BareLoop, Loop, PlainLoop, bare_host, precision_of, tune
 from benchmarks.machine import count_syncs
 from benchmarks.opponents import Layout, LoopSide, layouts
-from benchmarks.timing import BenchmarkError, in_columns
+from benchmarks.timing import COLUMNS, BenchmarkError, in_columns
 from esper_soa.errors import UserError
 from esper_soa.nets.config import TaskConfig
 
@@ -119,11 +116,10 @@ def refuse_env_1(cfg: EpsConfig, numbers: Sequence[int]) -> Loop:
 @pytest.mark.slow
 def test_no_process_outlives_a_parent_that_is_killed() -> None:
     script = (
-        "from benchmarks.crowd import Crowd\nfrom benchmarks.loops import BareLoop\n"
-        "from benchmarks.eps_config import EpsConfig\nimport time\nif __name__ == '__main__':\n"
-        "    c = Crowd(BareLoop, EpsConfig(envs=1, batch_size=2, train_samples=2, val_samples=2), "
-        "1)\n"
-        "    print(*[m.process.pid for m in c.members], flush=True)\n    time.sleep(600)\n"
+        "from benchmarks.crowd import Crowd\nfrom benchmarks.loops import BareLoop\nfrom "
+        "benchmarks.eps_config import EpsConfig\nimport time\nif __name__ == '__main__':\n    c = "
+        "Crowd(BareLoop, EpsConfig(envs=1, batch_size=2, train_samples=2, val_samples=2), 1)\n    "
+        "print(*[m.process.pid for m in c.members], flush=True)\n    time.sleep(600)\n"
     )
     path = {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
@@ -159,41 +155,18 @@ def test_several_processes_have_a_core_each_and_one_has_all() -> None:
 # --- the opponents in a benchmark
 
 
-@pytest.fixture(scope="module")
-def record() -> dict:
+@pytest.mark.slow
+def test_both_opponents_do_the_declared_work_and_no_more() -> None:
     cfg = tiny(live=0, sides=["baseline", "bare"], baseline_processes=2)
-    return json.loads(json.dumps(benchmark(cfg)))
-
-
-@pytest.mark.slow
-def test_both_opponents_do_the_declared_images(record: dict) -> None:
-    for side in record["points"][0]["sides"].values():
-        assert (side["train_images"], side["val_images"], side["processes"], side["threads"]) == (
-            24,
-            24,
-            2,
-            1,
-        )
-        assert side["pinned"] == (cores() >= 2)
+    sides = benchmark(cfg)["points"][0]["sides"]
+    for side in sides.values():
+        assert (side["train_images"], side["val_images"]) == (24, 24)
+        assert (side["processes"], side["threads"], side["pinned"]) == (2, 1, cores() >= 2)
         assert side["peak_mib"] > 0
-
-
-@pytest.mark.slow
-def test_bare_hosts_have_training_and_validation_alone(record: dict) -> None:
-    sides = record["points"][0]["sides"]
-    assert list(sides["bare"]["columns"]) == ["training", "validation"]
-    assert list(sides["baseline"]["columns"]) == [
-        "training",
-        "validation",
-        "policy and state machine",
-    ]
-
-
-@pytest.mark.slow
-def test_a_loop_waits_for_the_device_once_per_env_step_of_its_process(record: dict) -> None:
-    sides = record["points"][0]["sides"]
-    assert sides["baseline"]["syncs"] == 2  # processes
-    assert sides["bare"]["syncs"] == 0
+    assert list(sides["bare"]["columns"]) == list(COLUMNS[:2])
+    assert list(sides["baseline"]["columns"]) == list(COLUMNS[:3])
+    # once per env-step of each process
+    assert (sides["baseline"]["syncs"], sides["bare"]["syncs"]) == (2, 0)
 
 
 def test_images_that_were_not_worked_on_are_an_error() -> None:
@@ -208,12 +181,8 @@ def test_threads_of_one_process_and_one_process_per_core_are_tried(
 ) -> None:
     monkeypatch.setattr(opponents, "cores", lambda: 4)
     one, two, four = (Layout(1, threads) for threads in (1, 2, 4))
-    assert layouts(tiny(), CPU) == [
-        one,
-        two,
-        four,
-        Layout(3, 1),
-    ]  # three envs need no fourth process
+    # three envs need no fourth process
+    assert layouts(tiny(), CPU) == [one, two, four, Layout(3, 1)]
     assert layouts(tiny(baseline_processes=1), CPU) == [one, two, four]
     assert layouts(tiny(baseline_processes=2), CPU) == [Layout(2, 1)]
     assert layouts(tiny(baseline_threads=2), CPU) == [two]
@@ -237,36 +206,24 @@ def test_the_quickest_form_of_each_setting_is_kept() -> None:
 
 
 def test_what_no_phase_has_counted_belongs_to_the_last_column() -> None:
-    assert in_columns({"training": 1.0, "data": 0.5, "state": 0.25}, 2.0) == {
-        "training": 1.5,
-        "validation": 0.0,
-        "policy and state machine": 0.5,
-    }
-    assert in_columns({"training": 1.0, "validation": 0.5}, 2.0, ("training", "validation")) == {
-        "training": 1.0,
-        "validation": 1.0,
-    }
+    found = in_columns({"training": 1.0, "data": 0.5, "state": 0.25}, 2.0)
+    assert found == {"training": 1.5, "validation": 0.0, "policy and state machine": 0.5}
+    found = in_columns({"training": 1.0, "validation": 0.5}, 2.0, COLUMNS[:2])
+    assert found == {"training": 1.0, "validation": 1.0}
 
 
 # --- what each does
 
 
 def test_bare_hosts_are_the_hosts_of_the_task() -> None:
-    hosts = (
-        bare_host(TaskConfig()),
-        bare_host(TaskConfig(num_pools=1)),
-        bare_host(TaskConfig(base_channels=16)),
-    )
-    assert [sum(weight.numel() for weight in host.parameters()) for host in hosts] == [
-        6418,
-        6418,
-        24346,
-    ]
-    assert [sum(isinstance(layer, torch.nn.MaxPool2d) for layer in host) for host in hosts] == [
-        3,
-        1,
-        3,
-    ]
+    for task, weights, pools in (
+        (TaskConfig(), 6418, 3),
+        (TaskConfig(num_pools=1), 6418, 1),
+        (TaskConfig(base_channels=16), 24346, 3),
+    ):
+        host = bare_host(task)
+        assert sum(weight.numel() for weight in host.parameters()) == weights
+        assert sum(isinstance(layer, torch.nn.MaxPool2d) for layer in host) == pools
 
 
 def test_bare_hosts_learn_each_from_its_own_start() -> None:

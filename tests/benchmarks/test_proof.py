@@ -1,6 +1,4 @@
-"""The command of the proof: what it declares, says before and while it plays, refuses, and takes up
-again.
-"""
+"""The command of the proof: what it declares, says, refuses, and takes up again."""
 
 import json
 import os
@@ -12,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import warm
 
 from benchmarks import proof, proof_main
 from benchmarks.proof import (
     PLAYERS,
     SEEDS,
-    Forecast,
     Watch,
     check_images,
     exit_if_failed,
@@ -150,19 +148,13 @@ def test_what_is_done_is_not_played_again(tmp_path: Path) -> None:
     ]
 
 
-def test_the_time_left_is_that_of_units_like_those_that_are_missing(tmp_path: Path) -> None:
-    units = half_done(tmp_path)
-    jobs = left(units)
-    forecast = Forecast(jobs, 2)
-    watch = Watch(units, keys(), forecast)
-    chains = (4 * 30 + 50, 6 * 30 + 50)
-    assert forecast.left(watch.done) == max(
-        sum(chains) / 2, *chains
-    )  # the third seed is played on one core
-    assert Forecast(jobs * 4, 2).left(set()) == 0
-    unknown = Forecast(jobs, 1)
+def test_the_time_left_is_that_of_units_like_those_that_are_done(tmp_path: Path) -> None:
+    watch = Watch(half_done(tmp_path), keys(), 2)
+    # 9 of 21 units took 8 * 30 + 50 seconds
+    assert watch.left() == pytest.approx(290 / 9 * 12 / 2)
+    unknown = Watch(Units(tmp_path / "new", "stamp"), keys(), 1)
     unknown.guess = 20.0
-    assert unknown.left(watch.done) == (5 + 7) * 20
+    assert unknown.left() == 21 * 20
 
 
 def keys() -> list[tuple[str | int, ...]]:
@@ -173,7 +165,7 @@ def test_every_new_unit_has_a_line_with_the_time_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     units = half_done(tmp_path)
-    watch = Watch(units, keys(), Forecast(left(units), 1))
+    watch = Watch(units, keys(), 1)
     watch.look()
     assert capsys.readouterr().out == ""
     write(units, SEEDS[1], "random", seconds=30.0)
@@ -181,13 +173,13 @@ def test_every_new_unit_has_a_line_with_the_time_left(
     watch.look()
     assert capsys.readouterr().out == (
         "fashion32 seed 20260102 random       71.00 %, 9,100 parameters, 30s; 10 of 21 units, "
-        "left 6m10s\n"
-    )  # 3 * 30 + 50 and 6 * 30 + 50 seconds
+        "left 5m52s\n"
+    )  # 11 units of 32 seconds
 
 
 def test_units_of_another_policy_or_of_other_images_are_refused(tmp_path: Path) -> None:
     units = half_done(tmp_path)
-    watch = Watch(units, keys(), Forecast([], 1))
+    watch = Watch(units, keys(), 1)
     check_images(units, watch.done, [FASHION])
     with pytest.raises(BenchmarkError, match=r"other images of fashion32.*--fresh"):
         check_images(units, watch.done, [FASHION._replace(images="xyz")])
@@ -238,7 +230,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "policy.init=none",
         f"run_dir={folder}",
     ]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    warm.run(command, cwd=ROOT, check=True, capture_output=True)
     return folder
 
 
@@ -267,7 +259,7 @@ def test_a_proof_that_is_killed_goes_on_and_comes_to_what_one_in_peace_comes_to(
             str(tmp_path / f"{folder}_results"),
         )
 
-    peace = subprocess.run(command("peace"), cwd=ROOT, check=True, capture_output=True, text=True)
+    peace = warm.run(command("peace"), cwd=ROOT, check=True, capture_output=True, text=True)
     assert "14 of 14 units are left" in peace.stdout
     assert "this will take about" in peace.stdout.split("fashion32 seed")[0]
     cut = subprocess.Popen(command("cut"), cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -285,7 +277,7 @@ def test_a_proof_that_is_killed_goes_on_and_comes_to_what_one_in_peace_comes_to(
     held = sorted(folder.glob("fashion32-*.json"))
     assert 2 <= len(held) < 14
     before = {path: (json.loads(path.read_text()), path.stat().st_mtime_ns) for path in held}
-    again = subprocess.run(command("cut"), cwd=ROOT, check=True, capture_output=True, text=True)
+    again = warm.run(command("cut"), cwd=ROOT, check=True, capture_output=True, text=True)
     assert f"{14 - len(held)} of 14 units are left" in again.stdout
     assert all(path.stat().st_mtime_ns == when for path, (_, when) in before.items())
     one = record_in(tmp_path / "peace_results")
@@ -305,7 +297,7 @@ def test_a_proof_that_is_killed_goes_on_and_comes_to_what_one_in_peace_comes_to(
     assert all(
         flop > 0 for player in players.values() for hosts in player["train_flop"] for flop in hosts
     )
-    other_settings = subprocess.run(
+    other_settings = warm.run(
         [*command("cut"), "steps=3"], cwd=ROOT, capture_output=True, text=True
     )
     assert other_settings.returncode == 2
@@ -314,7 +306,7 @@ def test_a_proof_that_is_killed_goes_on_and_comes_to_what_one_in_peace_comes_to(
 
 @pytest.mark.slow
 def test_a_proof_of_a_policy_that_has_learned_nothing_is_refused(tmp_path: Path) -> None:
-    done = subprocess.run(
+    done = warm.run(
         command_line("policy.init=none", "--results", "", "--folder", str(tmp_path / "units")),
         cwd=ROOT,
         capture_output=True,
@@ -339,7 +331,7 @@ def test_main_runs_are_commands_of_their_own_and_go_on(tmp_path: Path, learned: 
         "--results",
         str(tmp_path / "results"),
     )
-    first = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    first = warm.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     assert "2 of 2 runs are left" in first.stdout
     record = record_in(tmp_path / "results")
     for seed, run in zip(record["seeds"], record["data"][0]["runs"], strict=True):
@@ -348,7 +340,7 @@ def test_main_runs_are_commands_of_their_own_and_go_on(tmp_path: Path, learned: 
         assert run["control"]["accuracies"] == summary["control"]["accuracies"]
         assert run["seconds"] > summary["wall_seconds"]  # start and imports included
     (folder / "fashion32-102.json").unlink()
-    again = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    again = warm.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     assert "1 of 2 runs are left" in again.stdout
     assert record_in(tmp_path / "results")["data"][0]["runs"][0] == record["data"][0]["runs"][0]
 

@@ -1,6 +1,4 @@
-"""What the proof says of numbers that are known: means per seed, pairs, shares, verdicts, tables
-and figure.
-"""
+"""What the proof says of known numbers: means, pairs, shares, verdicts, tables, figure."""
 
 import json
 import math
@@ -150,8 +148,7 @@ def test_the_section_has_figure_and_two_tables_per_data_set(tmp_path: Path) -> N
     titles = [line for line in lines if line.startswith("**")]
     assert titles[0] == (
         "**fashion32** (5,000 training and 1,000 test images), cifar_3seed: 10 seeds of 2 hosts, "
-        "38,400 training "
-        "images per host, accuracy on 900 images."
+        "38,400 training images per host, accuracy on 900 images."
     )
     assert titles[1].startswith("**cifar10** ")
     rows = [line for line in lines if line.startswith("|")]
@@ -221,8 +218,7 @@ def test_the_figure_is_the_same_to_the_byte_in_another_process_with_other_habits
     habits.write_text("font.size: 22\nsvg.fonttype: none\nxtick.major.size: 20\ntext.color: red\n")
     code = (
         "import sys; sys.path.insert(0, '.'); from tests.benchmarks.proof_record import "
-        "proof_record; "
-        "from benchmarks.proof_figure import figure; "
+        "proof_record; from benchmarks.proof_figure import figure; "
         "sys.stdout.buffer.write(figure(proof_record()))"
     )
     env = os.environ | {"MATPLOTLIBRC": str(habits), "PYTHONHASHSEED": "7"}

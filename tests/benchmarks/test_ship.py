@@ -1,6 +1,4 @@
-"""Making a policy that ships: two small stages in real processes, a cut-off, the card, and what is
-refused before.
-"""
+"""Making a policy that ships: two small stages, a cut-off, the card, what is refused."""
 
 import json
 import os
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 from program import ENVIRONMENT, PATIENCE, TINY
 
 from benchmarks import ship
@@ -68,7 +67,7 @@ def command(folder: Path, *more: str) -> list[str]:
 
 def made(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     env = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
+    return warm.run(
         command(folder, *more), cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE
     )
 

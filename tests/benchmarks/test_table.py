@@ -34,9 +34,7 @@ def record(commit: str, time: str = "2026-01-01T00:00:00Z", method: int = METHOD
 def test_a_package_of_the_same_name_does_not_hide_the_benchmarks_of_the_clone(
     tmp_path: Path,
 ) -> None:
-    """torchrl installs one; what is in PYTHONPATH comes before what is installed, and after the
-    working folder.
-    """
+    """torchrl installs one; PYTHONPATH comes before it, and after the working folder."""
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "__init__.py").write_text("raise SystemExit('not ours')")
     done = subprocess.run(
