@@ -199,7 +199,7 @@ def _weighted(records: Sequence[Record], name: str, weight: str) -> float | None
 
 
 def hosts_table(groups: Sequence[Group]) -> Table:
-    """A row per host, grown and control, of a run's last rounds at its end: accuracy and costs."""
+    """A row per host, grown or control, of last rounds at the end: accuracy, parameters, FLOP."""
     return table_of(
         {"group": group.label, "run": run.label, "hosts": kind, **row}
         for group in groups
