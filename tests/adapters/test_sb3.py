@@ -2,8 +2,6 @@
 learning.
 """
 
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -79,17 +77,15 @@ def test_an_env_on_its_own_may_end_early_and_several_may_not() -> None:
         sb3.GrowthVecEnv(EXPERIMENT, envs=2, **SIZES, **plateau)
 
 
-def test_masked_ppo_learns_a_thousand_steps_within_a_minute() -> None:
+def test_masked_ppo_learns_from_two_rollouts() -> None:
     contrib = pytest.importorskip("sb3_contrib")
     env = vec_env(4)
     model = contrib.MaskablePPO(
-        "MultiInputPolicy", env, n_steps=50, batch_size=100, n_epochs=2, seed=0
+        "MultiInputPolicy", env, n_steps=25, batch_size=50, n_epochs=2, seed=0
     )
     before = {name: value.clone() for name, value in model.policy.state_dict().items()}
-    begun = time.process_time()
-    model.learn(1000)
-    assert time.process_time() - begun < 60
-    assert model.num_timesteps >= 1000
+    model.learn(200)
+    assert model.num_timesteps == 200
     assert any(
         not torch.equal(value, before[name]) for name, value in model.policy.state_dict().items()
     )

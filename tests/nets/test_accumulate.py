@@ -20,6 +20,7 @@ from esper_soa.nets.engine import TrainReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.pools import ActiveSeeds
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
+from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 
 def accumulating(world: World, count: int) -> World:
@@ -54,6 +55,18 @@ def no_seeds(world: World) -> ActiveSeeds:
     return ActiveSeeds(no, no * 1, no * 1, no * 1, no, no, no, no, no)
 
 
+def one_seed(world: World) -> ActiveSeeds:
+    """Every host trains one seed of its own, which is not visible yet."""
+    none = no_seeds(world)
+    every = ~none.running
+    return none._replace(
+        running=every,
+        stage=every * Stage.TRAINING,
+        blueprint=every * Blueprint.CONV_LIGHT,
+        blend=every * Blend.ADD,
+    )
+
+
 def trained(world: World, engine: TorchEngine, weights: TensorDict, batches: int) -> TrainReport:
     seeds = no_seeds(world)
     alpha = torch.zeros(world.sizes.num_envs, len(world.rules.nets.shape.slots))
@@ -83,18 +96,21 @@ def test_two_equal_batches_to_a_step_are_as_one() -> None:
     twice.
     """
     world = made(2)
+    pool = world.weights["seeds", "r0c0", "params"]
+    pool.copy_(0.2 * torch.randn(pool.shape, generator=torch.Generator().manual_seed(4)))
     twice = world.weights.clone()
     once = world.weights.clone()
     feed = world.work(0).training
     again = feed._replace(order=feed.order[:, :6].repeat(1, 2), augment=False)
-    seeds = no_seeds(world)
+    seeds = one_seed(world)
     alpha = torch.zeros(3, 1)
     nets = world.rules.nets
     TorchEngine().train_(nets._replace(accumulate=2), twice, alpha, seeds, again, 2)
     TorchEngine().train_(nets, once, alpha, seeds, again, 1)
     for name in ("params", "momentum"):
-        torch.testing.assert_close(twice["host", name], once["host", name])
-        assert not torch.equal(once["host", name], world.weights["host", name])
+        for rows in (("host", name), ("seeds", "r0c0", name)):
+            torch.testing.assert_close(twice[rows], once[rows])
+            assert not torch.equal(once[rows], world.weights[rows])
     assert not torch.equal(twice["host", "statistics"], once["host", "statistics"])
 
 

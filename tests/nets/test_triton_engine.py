@@ -33,7 +33,7 @@ from esper_soa.nets.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.nets.seed_plan import training_plan, validation_plan
 from esper_soa.nets.subsets import max_rows, subset_codes
 from esper_soa.ops.memory import plan_in_words
-from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Blend, Stage
+from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Blend, Blueprint, Stage
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 pytestmark = pytest.mark.skipif(
@@ -142,27 +142,56 @@ def test_a_training_pass_and_a_validation_equal_torch(num_envs: int, batch: int,
         assert float((found[name].double() - value.double()).abs().max()) <= ROUNDING * scale, name
 
 
+def one_seed(blend: Blend) -> ActiveSeeds:
+    """Of one network: a convolution that blends in."""
+    yes = np.ones((1, 1), dtype=bool)
+    stage, blueprint, mixed = (
+        np.full((1, 1), code) for code in (Stage.BLENDING, Blueprint.CONV_LIGHT, blend)
+    )
+    return ActiveSeeds(yes, stage, blueprint, mixed, ~yes, yes, ~yes, ~yes, ~yes)
+
+
+def near_torch(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name].double(), value.double(), rtol=1e-3, atol=1e-5)
+
+
+BARE = TaskConfig(name="bare", base_channels=1, num_blocks=2, num_pools=2)
+
+
+def test_behind_a_seed_with_a_gate_one_without_leaves_the_gate_alone() -> None:
+    """In a step that is kept, where the gate's gradients of the first still lie."""
+    ours, theirs = (build(1, 2, ("r1c1",), BARE) for _ in range(2))
+    engine = GpuEngine()
+    for blend in (Blend.GATE, Blend.ADD):
+        seeds = one_seed(blend)
+        near_torch(results(ours, engine, seeds), results(theirs, theirs.rules.engine, seeds))
+
+
+def test_gradients_that_vanish_cost_health_as_in_torch() -> None:
+    ours, theirs = (build(1, 2, ("r1c1",), BARE) for _ in range(2))
+    for world in (ours, theirs):
+        world.weights["seeds", "r1c1", "params"].zero_()  # nothing reaches the kernel
+    seeds = one_seed(Blend.ADD)
+    wanted = results(theirs, theirs.rules.engine, seeds)
+    assert wanted["vanishing"].all()
+    near_torch(results(ours, GpuEngine(), seeds), wanted)
+
+
 def test_two_batches_to_an_optimiser_step_equal_torch() -> None:
-    seeds = some_seeds(1, 3, 1)
-    worlds = [build(1, 2) for _ in range(2)]
+    worlds = [build(1, 2, ("r1c1",), BARE) for _ in range(2)]
     for world in worlds:
         world.rules = world.rules._replace(nets=world.rules.nets._replace(accumulate=2))
-    found = results(worlds[0], GpuEngine(), seeds)
+    seeds = one_seed(Blend.ADD)
     wanted = results(worlds[1], worlds[1].rules.engine, seeds)
-    for name, value in wanted.items():
-        scale = float(value.double().abs().max().clamp(min=1e-3))
-        assert float((found[name].double() - value.double()).abs().max()) <= ROUNDING * scale, name
+    near_torch(results(worlds[0], GpuEngine(), seeds), wanted)
 
 
 @pytest.mark.slow  # hosts with seeds do all that these do
 def test_hosts_without_seeds_equal_torch() -> None:
-    task = TaskConfig(name="bare", base_channels=1, num_blocks=2, num_pools=2)
-    ours, theirs = (build(1, 2, ("r1c1",), task) for _ in range(2))
+    ours, theirs = (build(1, 2, ("r1c1",), BARE) for _ in range(2))
     seeds = some_seeds(1, 1, 0, running=0.0)
-    found = results(ours, GpuEngine(), seeds)
-    wanted = results(theirs, theirs.rules.engine, seeds)
-    for name, value in wanted.items():
-        torch.testing.assert_close(found[name].double(), value.double(), rtol=1e-3, atol=1e-5)
+    near_torch(results(ours, GpuEngine(), seeds), results(theirs, theirs.rules.engine, seeds))
 
 
 @pytest.mark.slow

@@ -43,8 +43,7 @@ def test_one_piece_or_one_worker_stays_in_the_calling_thread() -> None:
 
 
 def wait_to_be_given_up(call: Call) -> None:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
+    while True:
         call.check()
         time.sleep(0.001)
 
@@ -54,10 +53,9 @@ def explode(call: Call) -> None:
 
 
 def test_a_failure_ends_the_call_and_shows_where_it_happened() -> None:
-    begun = time.monotonic()
+    """The pieces beside it end only because they are given up."""
     with pytest.raises(ValueError, match="piece 1 is broken") as failure:
         run_pieces([explode, wait_to_be_given_up, wait_to_be_given_up], 2)
-    assert time.monotonic() - begun < 5
     assert "explode" in {frame.name for frame in traceback.extract_tb(failure.tb)}
     assert run_pieces([lambda call: 1, lambda call: 2], 2) == [1, 2]
 
