@@ -1,6 +1,4 @@
-"""Blueprints of users' own: named by the setting, found while building, run as what they say,
-refused in words.
-"""
+"""Blueprints of users' own: named by the setting, run as what they say, refused in words."""
 
 import io
 import subprocess
@@ -207,9 +205,7 @@ def test_own_blueprints_are_germinated_trained_and_told_by_name() -> None:
 
 @pytest.mark.parametrize("names", [("grouped",), ("perceptron", "twice")])
 def test_an_env_of_many_plays_as_it_does_alone(names: tuple[str, ...]) -> None:
-    """One network per forward pass, so that sums have one order: then to the bit, seeds of modules
-    among them.
-    """
+    """One network per forward pass, so that sums have one order: seeds of modules to the bit."""
     compute = ComputeConfig(workers=2, env_chunk=1, engine="torch")
     many, few = (build_world(settings(*names, envs=envs, compute=compute), CPU) for envs in (3, 2))
     (_, all_of_them), (_, first_two) = episode(many), episode(few)

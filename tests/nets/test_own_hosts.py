@@ -1,6 +1,4 @@
-"""Hosts of users' own: named by the setting, found while building, run as what they say, refused in
-words.
-"""
+"""Hosts of users' own: named by the setting, found, run as what they say, refused in words."""
 
 import io
 from dataclasses import replace
