@@ -242,7 +242,7 @@ def test_parts_go_to_the_kernels_in_c_and_modules_do_not() -> None:
 
 FAULTS = {
     "nowhere:twice": (
-        r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where it " r"lies"
+        r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where it lies"
     ),
     f"{HERE}.deeper:twice": r"imported \(No module named 'parts_of_users.deeper'",
     f"{HERE}:thrice": (
@@ -270,14 +270,14 @@ FAULTS = {
     f"{HERE}:empty": "with 2 channels of 32x32 pixels it has no parameters",
     f"{HERE}:frozen": "its parameters weight want no gradient",
     f"{HERE}:shrinking": (
-        r"it gives features of shape \[2, 2, 30, 30\] for features of shape \[2, " r"2, 32, 32\]"
+        r"it gives features of shape \[2, 2, 30, 30\] for features of shape \[2, 2, 32, 32\]"
     ),
     f"{HERE}:half": "it gives torch.bfloat16 for torch.float32",
     f"{HERE}:failing": "it raises ValueError: in_channels must be divisible by groups",
     f"{HERE}:dropping": (
         "for several networks at once it raises RuntimeError: vmap: called random operation"
     ),
-    f"{HERE}:hoarding": ("it keeps tensors that are no parameters or buffers .scale."),
+    f"{HERE}:hoarding": "it keeps tensors that are no parameters or buffers .scale.",
     "no such word": "one of conv_light, .*, or module:name of your own blueprint",
     "a.b:": "one of conv_light, .*, or module:name of your own blueprint",
 }
