@@ -1,6 +1,4 @@
-"""A blueprint is one entry: forward pass, parameters, initial values, counts and FLOP follow from
-its parts.
-"""
+"""A blueprint is one entry: forward pass, parameters, initial values, counts and FLOP follow."""
 
 import io
 from collections.abc import Callable
@@ -371,9 +369,7 @@ def test_the_rows_of_a_slot_are_as_wide_as_the_widest_of_its_blueprints() -> Non
 
 
 def extended_world(cfg: TrainConfig, blueprints: Blueprints, allowed: int | None = None) -> World:
-    """A world in whose hosts `blueprints` can grow; allowed: the one code that may be
-    germinated.
-    """
+    """A world in whose hosts `blueprints` can grow; allowed: the one code that may germinate."""
     rules = build_rules(cfg, CPU)
     shape: HostShape = host_shape(cfg.task, enabled_slots(cfg.task, list(cfg.slots)), blueprints)
     rules = rules._replace(

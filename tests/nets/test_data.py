@@ -1,6 +1,4 @@
-"""Which images are drawn, how they are cropped and normalised, and that no env notices the
-others.
-"""
+"""Which images are drawn, how they are cropped and normalised; no env notices the others."""
 
 import pytest
 import torch

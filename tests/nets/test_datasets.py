@@ -1,6 +1,4 @@
-"""Image sets: the official layouts are read, what is broken or hostile is refused with a clear
-message.
-"""
+"""Image sets: official layouts are read, what is broken or hostile is refused in clear words."""
 
 import io
 import os
@@ -47,9 +45,7 @@ def binary(number: int) -> bytes:
 
 
 def python2_pickle(number: int) -> bytes:
-    """The batch as Python 2 and its numpy wrote the official files: protocol 2, byte strings,
-    numpy.core names.
-    """
+    """The batch as Python 2 and its numpy wrote it: protocol 2, byte strings, numpy.core names."""
     pixels, labels = batch(number)
     data = pixels.tobytes()
     array = (
@@ -70,9 +66,7 @@ def modern_pickle(number: int) -> bytes:
 
 
 def real_cifar() -> Path:
-    """The folder of real batches, or of a subset of them: named by ESPER_SOA_CIFAR, or beside the
-    checkout.
-    """
+    """The folder of real batches, or of some: ESPER_SOA_CIFAR, or beside the checkout."""
     beside = Path(__file__).parents[3] / "shared" / "data" / "cifar-10-batches-py"
     folder = Path(os.environ.get("ESPER_SOA_CIFAR") or beside)
     if not folder.exists():

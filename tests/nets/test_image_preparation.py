@@ -1,6 +1,4 @@
-"""Own images: files of MedMNIST's form and arrays become what hosts see, and what cannot be used is
-told by name.
-"""
+"""Own images: MedMNIST's files and arrays become what hosts see; the rest is refused by name."""
 
 import hashlib
 import logging

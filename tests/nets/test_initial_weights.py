@@ -1,6 +1,4 @@
-"""How hosts, seeds and gates start: as ordinary torch modules of the same shape do, each env on
-numbers of its own.
-"""
+"""How hosts, seeds and gates start: as torch modules of that shape do, each env on its own."""
 
 import numpy as np
 import pytest
@@ -31,9 +29,7 @@ def env_keys(purpose: int, count: int, turn: int = 0) -> Tensor:
 
 
 def fresh(task: TaskConfig, count: int, turn: int = 0) -> tuple[HostShape, TensorDict]:
-    """Weights of `count` envs at the start of round `turn`, in memory that was full of something
-    else.
-    """
+    """Weights of `count` envs at the start of round `turn`, in memory that was full of others."""
     shape = host_shape(task, host_slots(task)[:2])
     weights = pools.allocate(shape, count, CPU, torch.float64)
     weights.apply_(lambda rows: rows.fill_(5.0))

@@ -60,9 +60,7 @@ def name_of(size: Size) -> str:
 def assert_close(
     ours: dict[str, Tensor], theirs: dict[str, Tensor], rounding: float = ROUNDING
 ) -> None:
-    """Numbers to a share of the largest, what is counted exactly, values that are not finite where
-    torch has them.
-    """
+    """Numbers to a share of the largest, counts exactly, not finite where torch's are."""
     assert ours.keys() == theirs.keys()
     for name, wanted in theirs.items():
         found = ours[name].double()
@@ -90,9 +88,7 @@ def changed(size: Size, change: Callable[[Trial, Size], None], seed: int = 4) ->
 
 
 def host_parts(size: Size, row: Tensor) -> list[Tensor]:
-    """Kernel, scale and shift of both blocks, weight and bias of the classifier; views of a row of
-    parameters.
-    """
+    """Kernel, scale and shift of both blocks, weight and bias of the classifier; views of a row."""
     return proof._unpack(row, size.host)
 
 

@@ -1,6 +1,4 @@
-"""Files of arrays: read in parts, trusted in nothing, and every fault is one message with the name
-of the file.
-"""
+"""Files of arrays: read in parts, trusted in nothing, each fault one message naming the file."""
 
 import io
 import os

@@ -1,6 +1,4 @@
-"""Blueprints of users' own: named by the setting, found while building, run as what they say,
-refused in words.
-"""
+"""Blueprints of users' own: named by the setting, run as what they say, refused in words."""
 
 import io
 import subprocess
@@ -207,9 +205,7 @@ def test_own_blueprints_are_germinated_trained_and_told_by_name() -> None:
 
 @pytest.mark.parametrize("names", [("grouped",), ("perceptron", "twice")])
 def test_an_env_of_many_plays_as_it_does_alone(names: tuple[str, ...]) -> None:
-    """One network per forward pass, so that sums have one order: then to the bit, seeds of modules
-    among them.
-    """
+    """One network per forward pass, so that sums have one order: seeds of modules to the bit."""
     compute = ComputeConfig(workers=2, env_chunk=1, engine="torch")
     many, few = (build_world(settings(*names, envs=envs, compute=compute), CPU) for envs in (3, 2))
     (_, all_of_them), (_, first_two) = episode(many), episode(few)
@@ -246,7 +242,7 @@ def test_parts_go_to_the_kernels_in_c_and_modules_do_not() -> None:
 
 FAULTS = {
     "nowhere:twice": (
-        r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where it " r"lies"
+        r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where it lies"
     ),
     f"{HERE}.deeper:twice": r"imported \(No module named 'parts_of_users.deeper'",
     f"{HERE}:thrice": (
@@ -274,14 +270,14 @@ FAULTS = {
     f"{HERE}:empty": "with 2 channels of 32x32 pixels it has no parameters",
     f"{HERE}:frozen": "its parameters weight want no gradient",
     f"{HERE}:shrinking": (
-        r"it gives features of shape \[2, 2, 30, 30\] for features of shape \[2, " r"2, 32, 32\]"
+        r"it gives features of shape \[2, 2, 30, 30\] for features of shape \[2, 2, 32, 32\]"
     ),
     f"{HERE}:half": "it gives torch.bfloat16 for torch.float32",
     f"{HERE}:failing": "it raises ValueError: in_channels must be divisible by groups",
     f"{HERE}:dropping": (
         "for several networks at once it raises RuntimeError: vmap: called random operation"
     ),
-    f"{HERE}:hoarding": ("it keeps tensors that are no parameters or buffers .scale."),
+    f"{HERE}:hoarding": "it keeps tensors that are no parameters or buffers .scale.",
     "no such word": "one of conv_light, .*, or module:name of your own blueprint",
     "a.b:": "one of conv_light, .*, or module:name of your own blueprint",
 }

@@ -1,6 +1,4 @@
-"""Hosts with seeds that are modules of a user's own come out as plain modules, and go into files
-and come back.
-"""
+"""Hosts with seeds of a user's modules come out as plain modules, go into files and back."""
 
 import subprocess
 import sys

@@ -1,6 +1,4 @@
-"""Hosts of users' own: named by the setting, found while building, run as what they say, refused in
-words.
-"""
+"""Hosts of users' own: named by the setting, found, run as what they say, refused in words."""
 
 import io
 from dataclasses import replace
@@ -371,10 +369,10 @@ def test_the_kernels_in_c_step_aside_for_other_segments_and_say_so(
 
 FAULTS = {
     "nowhere:mine": (
-        r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where it " r"lies"
+        r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where it lies"
     ),
     f"{HERE}:missing": (
-        r"a host that hosts_of_users registers \(bare, .*\). " r"@esper_soa.host\(\"missing\"\)"
+        r"a host that hosts_of_users registers \(bare, .*\). @esper_soa.host\(\"missing\"\)"
     ),
     f"{HERE}:unmarked": "a host that hosts_of_users registers",
     f"{HERE}:empty": "its first segment must be a ConvBlock",

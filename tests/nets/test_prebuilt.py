@@ -32,9 +32,7 @@ def processor(features: set[str], machine: str = "x86_64", kind: str = "here") -
 def packed(
     folder: Path, names: tuple[str, ...], content: bytes = b"", builder: str = "elsewhere"
 ) -> Path:
-    """A folder of libraries of these levels, each of which ends with its name, as a wheel has
-    it.
-    """
+    """A folder of libraries of these levels, each of which ends with its name, as in a wheel."""
     folder.mkdir()
     listed = []
     for name in names:

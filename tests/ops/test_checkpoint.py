@@ -95,9 +95,7 @@ def archive(content: object) -> bytes:
 
 
 def seal(path: Path, content: bytes) -> None:
-    """A file with any content and a seal that fits: SHA-256 of all that stands before the
-    digest.
-    """
+    """A file with any content and a seal that fits: SHA-256 of all that is before the digest."""
     signed = content + b"\nesper_soa checkpoint 3 sha256 "
     path.write_bytes(signed + hashlib.sha256(signed).hexdigest().encode() + b"\n")
 

@@ -1,6 +1,4 @@
-"""The rollout of a real round, row by row, against what the policy saw, chose and earned; rollbacks
-included.
-"""
+"""The rollout of a real round, by rows, against what the policy saw, chose, earned; rollbacks."""
 
 import io
 import math
@@ -226,9 +224,7 @@ def test_a_round_without_a_learner_has_no_rollout_and_the_same_hosts(
 
 
 class Counter:
-    """Takes the n-th legal op at the n-th env-step since it was restarted, and keeps what it
-    remembered.
-    """
+    """Takes the n-th legal op at the n-th env-step since its restart, and keeps its memory."""
 
     def __init__(self) -> None:
         self.remembered: list[Tensor] = []

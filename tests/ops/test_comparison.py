@@ -1,6 +1,4 @@
-"""Comparisons of groups over seeds: tests that hold what they promise, on simulated studies of
-known truth.
-"""
+"""Comparisons of groups over seeds hold what they promise, on simulated studies of known truth."""
 
 import itertools
 import math

@@ -1,6 +1,4 @@
-"""Networks for other programs: what they compute is what the module computes, for any number of
-images.
-"""
+"""Networks for other programs compute what the module computes, for any number of images."""
 
 import itertools
 import json
@@ -32,9 +30,7 @@ def hosts() -> Measured:
 
 @pytest.fixture(scope="module")
 def cover(hosts: Measured) -> list[GrownNetwork]:
-    """A few hosts in which every blueprint stands with every blend, at an alpha between 0 and 1 or
-    at 1.
-    """
+    """A few hosts in which every blueprint has every blend, at an alpha between 0 and 1 or at 1."""
     kinds = {
         env: {
             (seed["blueprint"], seed["blend"]) for seed in host.spec["seeds"] if seed["alpha"] > 0

@@ -1,6 +1,4 @@
-"""What a run needs is asked for before it is built, and an allocation that fails is one line that
-names settings.
-"""
+"""What a run needs is asked for before it is built; a failed allocation names settings."""
 
 import resource
 import subprocess

@@ -112,9 +112,7 @@ def test_reward_terms_are_sums_over_env_steps_of_means_over_envs() -> None:
 
 
 def test_training_flop_are_of_the_host_and_the_seeds_that_ran_when_it_was_trained() -> None:
-    """Random play, rollbacks included: stages, blueprints and blends as they were at each training
-    pass.
-    """
+    """Random play, with rollbacks: stages, blueprints and blends as at each training pass."""
     result, steps = played(7)
     costs = training_flop(tiny_rules(NUM_SLOTS, STEPS).nets.shape, CPU)
     gated = 0

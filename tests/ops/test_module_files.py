@@ -1,6 +1,4 @@
-"""Files of networks and policies: the same bits in another process, and a clear word for every file
-that is none.
-"""
+"""Files of networks and policies: the same bits in another process; what is none is told so."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""The networks of a run: the best host so far and the hosts of the last round, as they were
-measured, come what may.
-"""
+"""The networks of a run: the best host so far and the last round's, as they were measured."""
 
 import json
 import shutil

@@ -1,6 +1,4 @@
-"""Shares of phases and traces: what a phase counts, that watching changes nothing, and what a run
-tells.
-"""
+"""Shares of phases and traces: what a phase counts, that watching changes nothing, what is told."""
 
 import io
 import json

@@ -1,6 +1,4 @@
-"""Records of runs under a seal that fits: whatever stands in them is refused in words, or a run
-goes on from it.
-"""
+"""Records of runs under a seal that fits: what they hold is refused in words, or a run goes on."""
 
 import copy
 import io
@@ -94,9 +92,7 @@ def places(value: object, at: Place = ()) -> Iterator[Place]:
 
 
 def changed(record: dict, place: Place, value: object) -> dict:
-    """The record with another value at `place`; without it where the value is Ellipsis. Shares what
-    is not changed.
-    """
+    """The record with another value at `place`; without it for Ellipsis. Shares the rest."""
     part = record[place[0]] if len(place) > 1 else None
     inner = changed(part, place[1:], value) if part is not None else value
     if isinstance(record, list):

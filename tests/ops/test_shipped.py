@@ -1,6 +1,4 @@
-"""Policies travel with the package: what a wheel takes in, and an installed copy that finds them by
-name.
-"""
+"""Policies travel with the package: what a wheel holds, and a copy that finds them by name."""
 
 import os
 import shutil

@@ -65,9 +65,8 @@ def test_samples_of_different_length_are_no_pairs() -> None:
 
 
 def test_the_interquartile_mean_cuts_a_quarter_off_each_end() -> None:
-    assert (
-        interquartile_mean([100.0, 3.0, 1.0, -50.0, 2.0]) == 2.0
-    )  # one of five at each end: mean of 1, 2, 3
+    # one of five at each end: mean of 1, 2, 3
+    assert interquartile_mean([100.0, 3.0, 1.0, -50.0, 2.0]) == 2.0
     assert interquartile_mean([5.0, 7.0, -9.0]) == 1.0  # nothing to cut: (5 + 7 - 9) / 3
 
 
@@ -86,9 +85,8 @@ def test_of_normal_values_95_percent_intervals_hold_95_percent(size: int) -> Non
     """
     samples = np.random.default_rng(size).normal(4.0, 2.0, (DRAWS, size))
     assert 0.937 <= coverage(mean_interval, samples, 4.0) <= 0.963
-    assert (
-        0.927 <= coverage(iqm_interval, samples, 4.0) <= 0.963
-    )  # 94.2 %: its t is an approximation
+    # 94.2 %: its t is an approximation
+    assert 0.927 <= coverage(iqm_interval, samples, 4.0) <= 0.963
 
 
 # Mean and interquartile mean of the exponential distribution: 1, and twice the integral of its
@@ -104,9 +102,7 @@ EXPONENTIAL_IQM = 2 * ((0.25 * math.log(0.25) - 0.25) - (0.75 * math.log(0.75) -
 def test_of_skewed_values_they_hold_what_the_docstring_admits(
     size: int, mean: float, trimmed: float
 ) -> None:
-    """Exponential values. A percentile bootstrap of six holds 80 % for the mean; an interval of 90
-    % holds 83.
-    """
+    """Exponential values. A percentile bootstrap of six holds 80 % (mean); a 90 % interval 83."""
     samples = np.random.default_rng(size).exponential(1.0, (DRAWS, size))
     assert abs(coverage(mean_interval, samples, 1.0) - mean) <= 0.02
     assert abs(coverage(iqm_interval, samples, EXPONENTIAL_IQM) - trimmed) <= 0.02
@@ -164,9 +160,8 @@ def test_its_bounds_lie_as_many_standard_errors_from_the_estimate_as_the_confide
     mine = [1.0, 3.0, 5.0, 7.0, 9.0, 10.0, 12.0]
     theirs = [0.0, 2.0, 4.0, 6.0, 8.0]
     found = improvement_interval(mine, theirs, 0.95)
-    for bound in found[
-        1:
-    ]:  # Hanley and McNeil 1982 with (7 + 5) / 2 - 1 in place of both counts less one
+    # Hanley and McNeil 1982 with (7 + 5) / 2 - 1 in place of both counts less one
+    for bound in found[1:]:
         spread = 1 + 5 * (1 - bound) / (2 - bound) + 5 * bound / (1 + bound)
         assert abs(found.mean - bound) == pytest.approx(
             1.959964 * math.sqrt(bound * (1 - bound) * spread / 35)
@@ -189,9 +184,7 @@ def test_ten_that_are_all_above_ten_others_do_not_prove_certainty() -> None:
 def test_of_ten_against_ten_it_holds_what_it_claims(
     chance: float, alike: float, most: float
 ) -> None:
-    """Normal values, paired ones of correlation `alike`; a t interval over shares of pairs holds 57
-    % at 0.98.
-    """
+    """Normal values, pairs correlated by `alike`; a t interval over shares holds 57 % at 0.98."""
     draws = np.random.default_rng(11)
     shift = NormalDist().inv_cdf(chance) * math.sqrt(2)
     theirs = draws.normal(0.0, 1.0, (1000, 10))

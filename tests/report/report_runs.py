@@ -1,6 +1,4 @@
-"""Run folders for tests of the report: lines as a run writes them, and tables by the program's own
-writer.
-"""
+"""Run folders for tests of the report: lines as a run's, tables by the program's own writer."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -166,9 +164,7 @@ def texts(given: Sequence[object]) -> Texts:
 
 
 def write_round(run: Path, number: int, envs: int, steps: int) -> None:
-    """The tables of a round in which every slot of every host has a seed that is blended in and
-    kept.
-    """
+    """The tables of a round in which every slot of every host has a seed, blended in and kept."""
     names = (
         "round",
         "step",

@@ -101,9 +101,7 @@ class Opened:
         self.page.evaluate("report.drawAll()")
 
     def check(self, width: int, scheme: str, shot: str) -> None:
-        """Nothing was said, nothing sticks out, every figure is drawn, in the colours that were
-        asked for.
-        """
+        """Nothing was said, nothing sticks out, every figure is drawn, in the colours asked for."""
         assert self.said == []
         assert self.page.evaluate("document.documentElement.scrollWidth") <= width
         assert self.page.locator(".chart svg").count() == self.page.evaluate("report.figures.size")

@@ -72,9 +72,7 @@ def srun(arguments: list[str]) -> None:
 
 
 def scontrol(asked: str, job: str) -> None:
-    """Start the job again once its process has ended; by a process of its own, as the job itself
-    may ask.
-    """
+    """Start the job again once its process has ended; in a process of its own, as jobs may ask."""
     assert asked == "requeue"
     task = int(job.rpartition("_")[2])
     with (FOLDER / "requeued").open("a") as told:

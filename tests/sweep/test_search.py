@@ -1,6 +1,4 @@
-"""The search: its words for a space, a planted optimum that it finds, trials that it prunes, and
-that it goes on.
-"""
+"""The search: its words for a space, a planted optimum found, trials pruned, and resuming."""
 
 import json
 import math

@@ -1,6 +1,4 @@
-"""Slurm, which is not here: what is asked of sbatch, and, beside a stand-in for Slurm, a job that
-is preempted.
-"""
+"""Slurm, which is not here: what sbatch is asked, and, with a stand-in, a preempted job."""
 
 import json
 import os

@@ -48,27 +48,19 @@ def test_jobs_are_those_of_the_sweep_begun_or_not_and_none_of_an_earlier_one(
     ]
     assert [job.overrides for job in listed] == expected
     assert [job.status for job in listed] == [WAITING, DONE, WAITING, WAITING]
-    assert [job.number for job in list_jobs(hydra_of(tmp_path, sweeper="another"), tmp_path)] == [
-        1,
-        9,
-    ]
+    others = list_jobs(hydra_of(tmp_path, sweeper="another"), tmp_path)
+    assert [job.number for job in others] == [1, 9]
 
 
 def test_brackets_in_overrides_are_shown_and_what_is_not_done_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keep(
-        tmp_path, JobRecord(0, ["seed=1", "slots=[r0c0]"], str(tmp_path / "0")).ended(DONE, 12.345)
-    )
-    keep(
-        tmp_path,
-        JobRecord(1, ["seed=2", "slots=[r0c0]"], str(tmp_path / "1")).ended(
-            KILLED, None, "by\nSIGKILL"
-        ),
-    )
+    jobs = [JobRecord(n, [f"seed={n + 1}", "slots=[r0c0]"], str(tmp_path / str(n))) for n in (0, 1)]
+    keep(tmp_path, jobs[0].ended(DONE, 12.345))
+    keep(tmp_path, jobs[1].ended(KILLED, None, "by\nSIGKILL"))
     shown = io.StringIO()
-    sweeper = "another"
-    assert not end_sweep(hydra_of(tmp_path, sweeper=sweeper), Console(file=shown, width=100))
+    hydra = hydra_of(tmp_path, sweeper="another")
+    assert not end_sweep(hydra, Console(file=shown, width=100))
     rows = [
         line.split()
         for line in shown.getvalue().splitlines()
@@ -80,7 +72,7 @@ def test_brackets_in_overrides_are_shown_and_what_is_not_done_is_named(
     assert written["common"] == ["slots=[r0c0]"]
     keep(tmp_path, JobRecord(1, ["seed=2", "slots=[r1c1]"], str(tmp_path / "1")).ended(DONE, 1.0))
     shown = io.StringIO()
-    assert end_sweep(hydra_of(tmp_path, sweeper=sweeper), Console(file=shown, width=100))
+    assert end_sweep(hydra, Console(file=shown, width=100))
     assert "slots=[r1c1]" in shown.getvalue()
     assert capsys.readouterr().err == ""
 

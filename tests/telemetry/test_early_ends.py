@@ -1,6 +1,4 @@
-"""What is recorded of episodes that end early: the env-steps that were played, and an event that
-says why they end.
-"""
+"""Episodes that end early: the env-steps that were played, and an event that says why."""
 
 import io
 import json

@@ -56,9 +56,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def tables_of(page: str) -> dict[str, list[list[str]]]:
-    """The cells of the rows of all tables on a page of docs/, by the heading above them, without
-    marks of code.
-    """
+    """The cells of the rows of all tables on a page of docs/, by heading, without code marks."""
     found: dict[str, list[list[str]]] = defaultdict(list)
     heading = ""
     for line in (DOCS / page).read_text(encoding="utf-8").splitlines():

@@ -1,6 +1,4 @@
-"""A recorder keeps whole rounds in files that are whole at any time, and never holds up who hands
-env-steps over.
-"""
+"""A recorder keeps whole rounds in files that are always whole, and holds nobody up."""
 
 import json
 import resource

@@ -224,9 +224,7 @@ def test_two_jobs_of_a_sweep_are_two_runs_of_wandb_offline(tmp_path: Path) -> No
 
 
 def goes_on(folder: Path, trackers: Sequence[str] = ()) -> list[dict]:
-    """A run of three rounds that loses its last checkpoint and goes on, so that round 3 is played
-    twice; its lines.
-    """
+    """A run of three rounds that loses its last checkpoint, so that round 3 is played twice."""
     place = RunFolder(folder)
     run(settings(track=list(trackers), checkpoint_every=1, checkpoint_keep=5), place)
     place.checkpoint(3).unlink()
@@ -331,9 +329,7 @@ def test_wandb_offline_has_one_id_and_every_step_once_after_a_run_has_gone_on(
 
 
 def wandb_history(file: Path, metric: str) -> list[tuple[int, float]]:
-    """Step and value of every row of a file of W&B's: records as in a log of LevelDB, behind seven
-    bytes of its own.
-    """
+    """Step and value of every row of a W&B file: records as in a LevelDB log, after seven bytes."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     content = file.read_bytes()
