@@ -100,10 +100,7 @@ def too_long(tree: ast.Module, limit: int = MAX_STATEMENTS) -> Breaches:
         described = ast.get_docstring(function) is not None
         count = sum(isinstance(node, ast.stmt) for node in ast.walk(function)) - 1 - described
         if count > limit:
-            yield (
-                function.lineno,
-                f"{function.name} has {count} statements: at most {limit}",
-            )
+            yield (function.lineno, f"{function.name} has {count} statements: at most {limit}")
 
 
 def parallel_assignments(tree: ast.Module) -> Breaches:
