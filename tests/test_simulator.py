@@ -1,6 +1,4 @@
-"""The simulator as a library: a training run's rounds to the bit, whoever steps it, and clear words
-for mistakes.
-"""
+"""The simulator as a library: a run's rounds to the bit, whoever steps it; clear words."""
 
 import io
 import subprocess
@@ -225,9 +223,7 @@ def test_a_host_that_breaks_down_ends_its_trajectory_and_goes_on() -> None:
 
 
 class Counting:
-    """Waits, and remembers how many decisions it has made for every env since it was last told to
-    begin anew.
-    """
+    """Waits, and counts its decisions for every env since it was last told to begin anew."""
 
     def __init__(self) -> None:
         self.wait = WaitPolicy()

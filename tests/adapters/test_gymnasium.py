@@ -1,6 +1,4 @@
-"""Gymnasium's checks, wrappers and loops on our envs, and the rewards of the simulator to the
-bit.
-"""
+"""Gymnasium's checks, wrappers and loops on our envs; the simulator's rewards to the bit."""
 
 import numpy as np
 import pytest
@@ -164,9 +162,7 @@ def test_single_envs_in_the_librarys_own_vector_env_begin_anew_one_by_one() -> N
 
 @pytest.mark.parametrize("actions", ["joint", "heads"])
 def test_a_loop_as_users_write_it_learns_with_masks(actions: str) -> None:
-    """Policy gradient on two rounds: masked logits, sampled, stepped, summed up, one step of Adam
-    with entropy.
-    """
+    """Policy gradient on two rounds: masked logits, sampled, stepped, one step of Adam."""
     envs = vector(actions)
     sizes = envs.flat.head_sizes if actions == "heads" else (envs.flat.num_actions,)
     policy = nn.Linear(envs.single_observation_space["features"].shape[0], sum(sizes))

@@ -60,9 +60,7 @@ def random_masks(num_envs: int, num_slots: int, generator: torch.Generator) -> M
 def random_rollout(
     policy: RecurrentPolicy, num_steps: int, num_envs: int, seed: int, restarts: float = 0.2
 ) -> Rollout:
-    """Play on random observations and masks; envs are restarted at random, with probability
-    `restarts`.
-    """
+    """Play on random observations and masks; envs restart at random, with chance `restarts`."""
     generator = torch.Generator().manual_seed(seed)
     num_slots = len(policy.places)
     num_features = width_of(num_slots)
@@ -100,9 +98,7 @@ def random_rollout(
 
 
 class World(Protocol):
-    """An episode of `num_steps` env-steps with one seed slot; three features of the env [N, 3] are
-    not 0.
-    """
+    """An episode of `num_steps` env-steps, one seed slot; three env features [N, 3] are not 0."""
 
     num_steps: int
 
@@ -114,9 +110,7 @@ class World(Protocol):
 def train(
     world: World, legal_ops: list[int], num_updates: int, seed: int, **ppo: object
 ) -> list[float]:
-    """Mean raw reward per env and episode of every round; 64 envs, cue drawn from {0, 1} per
-    env.
-    """
+    """Mean raw reward per env and episode of each round; 64 envs, cue from {0, 1} per env."""
     num_envs = 64
     no_floor = dict.fromkeys(HEAD_NAMES, 0.0)
     policy = small_policy(

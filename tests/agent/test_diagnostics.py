@@ -27,9 +27,7 @@ def report_of(**ppo: object) -> dict[str, float]:
 
 
 def kind(name: str) -> str:
-    """The name in the list: what stands behind a slash is a head, a part, an op, a term or an
-    epoch.
-    """
+    """The name in the list: behind a slash is a head, a part, an op, a term or an epoch."""
     prefix = name.split("/")[0]
     families = [listed for listed in MEANING if listed.startswith(prefix + "/")]
     return families[0] if "/" in name else name

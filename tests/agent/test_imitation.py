@@ -1,6 +1,4 @@
-"""What a round of imitation teaches: the cross-entropy of the policy as it plays, on the states
-that it came to.
-"""
+"""What a round of imitation teaches: cross-entropy of the policy as it plays, on its own states."""
 
 import copy
 
@@ -86,9 +84,7 @@ def only_waiting(rollout: Rollout) -> Rollout:
 
 
 def gradient_of_one_step(learner: Learner, rollout: Rollout) -> Tensor:
-    """The gradient [P] that Adam was given, from its first moment after one step without
-    clipping.
-    """
+    """The gradient [P] that Adam was given, from its first moment after an unclipped step."""
     report = learner.imitate(rollout)
     assert report["steps"] == 1
     return learner.adam.first / 0.1

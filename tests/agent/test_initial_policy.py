@@ -1,6 +1,4 @@
-"""What an untrained policy is made of: every weight, gain, bias and buffer, and what it does before
-it has learned.
-"""
+"""What an untrained policy is made of: every weight and buffer, and what it does at first."""
 
 import math
 
@@ -21,9 +19,7 @@ CRITICS = ("value_head", "q_head", "contribution_head")
 
 @pytest.fixture(scope="module", params=[1, 3])
 def policy(request: pytest.FixtureRequest) -> RecurrentPolicy:
-    """With features of another width than the memory, so that there is a projection, and one or
-    three layers.
-    """
+    """With features of another width than the memory: a projection; one or three layers."""
     torch.manual_seed(5)
     network = NetworkConfig(
         hidden=32, features=48, layers=request.param, slot_features=24, blueprint_embedding=6

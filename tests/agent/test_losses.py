@@ -16,9 +16,7 @@ WAIT_ONLY = [True, False, False, False, False, False]
 
 
 def example() -> tuple[Evaluation, Batch]:
-    """Four env-steps of one env whose losses were worked out with the reference; the last is
-    forced.
-    """
+    """Four env-steps of an env whose losses the reference worked out; the last is forced."""
     rows = new_rollout(4, 1, 1, 1, CPU).rows
     rows.effective_op.copy_(torch.tensor([[Op.WAIT], [Op.GERMINATE], [Op.PRUNE], [Op.WAIT]]))
     rows.masks.op.fill_(True)

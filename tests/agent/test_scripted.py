@@ -47,9 +47,7 @@ LINEAR = 0
 
 
 def view_of(stages, noise=None, slots=None, ramp=None, lifecycle=None, **signals):
-    """A View of envs given as rows of stages; `slots`, `ramp` and `signals` override fields with
-    one value each.
-    """
+    """A View of envs, rows of stages; `slots`, `ramp`, `signals` override fields with a value."""
     stage = torch.tensor(stages)
     num_envs, num_slots = stage.shape
 

@@ -1,6 +1,4 @@
-"""Every anomaly rule against a real update that was made sick on purpose: told once, with what to
-do.
-"""
+"""Every anomaly rule against an update made sick on purpose: told once, with what to do."""
 
 from collections.abc import Callable
 
