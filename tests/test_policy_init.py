@@ -70,12 +70,7 @@ def assert_taken_over(learner: Learner, before: Path) -> None:
         assert isinstance(state[part], dict)
         same(dict(state[part]), saved[part], part)
     assert saved["adam"]["steps"] > 0
-    assert (learner.rounds, learner.train_steps, learner.skipped, int(learner.adam.steps)) == (
-        0,
-        0,
-        0,
-        0,
-    )
+    assert learner.rounds == learner.train_steps == learner.skipped == int(learner.adam.steps) == 0
     assert not learner.adam.first.any()
     assert not learner.adam.second.any()
 

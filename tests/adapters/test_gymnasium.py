@@ -9,11 +9,8 @@ from torch import nn
 gymnasium = pytest.importorskip("gymnasium")
 adapter = pytest.importorskip("esper_soa.adapters.gymnasium")
 ID = f"esper_soa/{EXPERIMENT}-v0"
-PLATEAU = {
-    "early_stop.patience": 1,
-    "early_stop.min_delta": 100,
-    "early_stop.min_steps": 3,
-}  # episodes of 3 env-steps
+# episodes of 3 env-steps
+PLATEAU = {"early_stop.patience": 1, "early_stop.min_delta": 100, "early_stop.min_steps": 3}
 
 
 def vector(actions: str = "joint"):
@@ -153,10 +150,7 @@ def test_single_envs_in_the_librarys_own_vector_env_begin_anew_one_by_one() -> N
         assert not terminated.any()
         ends.append(truncated.tolist())
     cut = [step for step, (first, _) in enumerate(ends, 1) if first]
-    assert cut == [
-        3,
-        7,
-    ]  # it is reset at an env-step of its own, which this library does by default
+    assert cut == [3, 7]  # reset at an env-step of its own, which this library does by default
     assert [second for _, second in ends] == [False] * (STEPS - 1) + [True, False]
 
 
