@@ -1,6 +1,4 @@
-"""Hosts that a user might write, the good and the faulty, as a module that settings can name:
-hosts_of_users:NAME.
-"""
+"""Hosts that a user might write, good and faulty, as a module for settings: hosts_of_users:NAME."""
 
 from collections import OrderedDict
 

@@ -296,9 +296,7 @@ class StackedEnvs:
         return [script.action(self.step) for script in self.scripts]
 
     def claimed(self) -> TensorDict:
-        """A copy of the weights as the next training pass will find them, newborn rows
-        initialised.
-        """
+        """A copy of the weights as the next training pass finds them, newborn rows initialised."""
         weights = self.weights.clone()
         active_seeds = pools.read_active_seeds(
             pools.slot_seeds(self.state.slots, self.state.ramp, ablate_fossils=False)

@@ -1,6 +1,4 @@
-"""Files of own images as users have them, made on the spot: noise whose brightness tells the
-class.
-"""
+"""Files of own images as users have them, made here: noise whose brightness tells the class."""
 
 from pathlib import Path
 

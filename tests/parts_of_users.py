@@ -1,6 +1,4 @@
-"""Parts that a user might write, the good and the faulty, as a module that settings can name:
-parts_of_users:NAME.
-"""
+"""Parts that a user might write, good and faulty, as a module for settings: parts_of_users:NAME."""
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +39,7 @@ class Grouped(nn.Module):
 
 @esper_soa.blueprint("perceptron")
 def perceptron(channels: int) -> nn.Module:
-    """Without a convolution: the mean of an image moves all of its pixels; writes to what it is
-    given.
-    """
+    """No convolution: the mean of an image moves all its pixels; writes to what it is given."""
 
     class Perceptron(nn.Module):
         def __init__(self) -> None:

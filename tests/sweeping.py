@@ -81,9 +81,7 @@ def opened(process: Path) -> list[str]:
 def killed_in_the_middle(
     run: Path, process: subprocess.Popen[str], number: int = signal.SIGKILL
 ) -> int:
-    """Kill the job in the folder `run` of a sweep once it has a checkpoint; returns the rounds that
-    it had written.
-    """
+    """Kill the job in the folder `run` once it has a checkpoint; the rounds that it had written."""
     wait_until(
         lambda: len(lines(run / "metrics.jsonl")) >= 2 and any(run.glob("checkpoint_*.pt")), process
     )

@@ -1,6 +1,4 @@
-"""What was learned on one host plays another: a run of two slots, its checkpoint, and a host of ten
-slots.
-"""
+"""What was learned on one host plays another: two slots, a checkpoint, a host of ten slots."""
 
 from dataclasses import replace
 from pathlib import Path

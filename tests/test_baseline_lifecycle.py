@@ -1,6 +1,4 @@
-"""The scalar state machine of benchmarks/ against golden timelines and numbers worked out by
-hand.
-"""
+"""The scalar state machine of benchmarks/ against golden timelines and numbers by hand."""
 
 import pytest
 
@@ -21,9 +19,7 @@ def healthy(machine):
 
 
 def test_manual_lifecycle_follows_the_golden_timeline():
-    """Tempo 5, linear, ADVANCE at 2, 11 (too young), 12, 16 (ramp still running), 17, FOSSILIZE at
-    18.
-    """
+    """Tempo 5, linear, ADVANCE at 2, 11 (too young), 12, 16 (ramp running), 17, FOSSILIZE at 18."""
     machine = machine_of()
     machine.germinate(Blueprint.NORM, Style.LINEAR_ADD, 5, 1.0, 10.0)
     machine.tick()  # end of env-step 1

@@ -1,6 +1,4 @@
-"""The plain loop of benchmarks/: what it is an oracle for is checked here against numbers worked
-out by hand.
-"""
+"""The plain loop of benchmarks/: what it is an oracle for, against numbers worked out by hand."""
 
 import pytest
 import torch
@@ -188,9 +186,7 @@ def test_health_of_the_first_gradient(blueprint, health):
 
 
 def test_host_decays_and_gathers_momentum_and_seeds_do_not_decay():
-    """Two steps at learning rate .01: p1 = p0 - .01 (g0 + wd p0); p2 = p1 - .01 (.9 v0 + g1 + wd
-    p1).
-    """
+    """Two steps at rate .01: p1 = p0 - .01 (g0 + wd p0); p2 = p1 - .01 (.9 v0 + g1 + wd p1)."""
     env = env_of()
     plant(env, Blueprint.CONV_LIGHT, Stage.BLENDING, 0.3)
     data = batches(2)

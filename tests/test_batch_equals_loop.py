@@ -41,9 +41,7 @@ def is_exact(name, value):
 
 
 def compare_record(found, expected, kind, where):
-    """Codes, counters, flags and accuracies exactly; alphas, gradient norms and averages to
-    1e-8.
-    """
+    """Codes, counters, flags and accuracies exactly; alphas, gradient norms, averages to 1e-8."""
     for one in fields(kind):
         ours = getattr(found, one.name).item()
         theirs = getattr(expected, one.name)

@@ -1,6 +1,4 @@
-"""What is built from settings is what they say: each setting that reaches the rules of a run, at a
-value of its own.
-"""
+"""What is built from settings is what they say: each setting that reaches the rules of a run."""
 
 from dataclasses import replace
 

@@ -1,6 +1,4 @@
-"""The command line that compares settings, with runs of its own: seeds shared, finished runs kept,
-mistakes told.
-"""
+"""The command line that compares settings: seeds shared, finished runs kept, mistakes told."""
 
 import json
 from pathlib import Path

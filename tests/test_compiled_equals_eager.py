@@ -1,6 +1,4 @@
-"""Compiled env-step kernels: whole functions, one graph for a whole episode, the same numbers as
-eager.
-"""
+"""Compiled env-step kernels: whole functions, one graph for an episode, numbers as eager."""
 
 import io
 from collections.abc import Iterator

@@ -1,6 +1,4 @@
-"""Settings composed from Python: those of the command line, without a trace in a Hydra that the
-caller uses.
-"""
+"""Settings composed from Python: the command line's, without a trace in a caller's Hydra."""
 
 import re
 from dataclasses import asdict, dataclass

@@ -1,6 +1,4 @@
-"""A console that goes away: the program goes on, the log has everything, the status is that of the
-work.
-"""
+"""A console that goes away: the program goes on, the log has all, the status is the work's."""
 
 import os
 import re

@@ -1,6 +1,4 @@
-"""What holds in every env-step of every episode, whoever plays: shapes, legal stages, legal
-choices, finite numbers.
-"""
+"""What holds in every env-step, whoever plays: shapes, legal stages and choices, finite numbers."""
 
 import pytest
 import torch

@@ -1,6 +1,4 @@
-"""The controls: what each plays, and that all meet the seeds, images and orders of the round they
-are set beside.
-"""
+"""The controls: what each plays, and that all meet the seeds, images and orders of the round."""
 
 import io
 from dataclasses import replace
@@ -205,9 +203,7 @@ def test_other_controls_are_refused_by_name(world: World, grown: RoundResult) ->
 
 
 def test_a_seed_costs_from_the_env_step_on_in_which_it_is_first_trained(world: World) -> None:
-    """The schedule puts a gated depthwise seed into either slot; sums by hand over the stages
-    before every env-step.
-    """
+    """The schedule puts a gated depthwise seed into a slot; sums by hand before every env-step."""
     played = witnessed_round(world, SchedulePolicy(SCHEDULE, CNN_BLUEPRINT_NAMES), ROUND)
     code = BLUEPRINT_NAMES.index("depthwise")
     costs = world.flop

@@ -1,6 +1,4 @@
-"""A checkpoint that is damaged on the disk costs the rounds since the one before it, not the
-run.
-"""
+"""A checkpoint damaged on the disk costs the rounds since the one before it, not the run."""
 
 import json
 import os

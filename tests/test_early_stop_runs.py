@@ -1,6 +1,4 @@
-"""Whole runs with episodes that end early: all of a round, beside a control, with what they leave
-and a report.
-"""
+"""Whole runs with episodes that end early: beside a control, with what they leave and a report."""
 
 import json
 from dataclasses import replace

@@ -1,6 +1,4 @@
-"""Evaluations: fresh seeds, equal hosts for all policies, the same result every time, clear
-refusals.
-"""
+"""Evaluations: fresh seeds, equal hosts for all, the same result every time, clear refusals."""
 
 import json
 import math

@@ -1,6 +1,4 @@
-"""The package of parts in examples/ works from a clean folder, in processes of its own, by the real
-command line.
-"""
+"""The package of parts in examples/ works from a clean folder, by the real command line."""
 
 import json
 import os

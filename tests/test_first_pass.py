@@ -1,6 +1,4 @@
-"""The log-probabilities that a rollout stores are those of the update: before any step, every ratio
-is 1.
-"""
+"""Log-probabilities that a rollout stores are the update's: before any step, ratios are 1."""
 
 import io
 
@@ -66,9 +64,7 @@ def play(
 
 @pytest.fixture(scope="module")
 def rollouts() -> list[Rollout]:
-    """Of a policy that stands still; only the statistics of its observations move between
-    rounds.
-    """
+    """Of a policy that stands still; only its observations' statistics move between rounds."""
     return play(settings(lr=STANDS_STILL, epochs=1, observation_momentum=0.5))[1]
 
 

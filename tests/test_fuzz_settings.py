@@ -167,9 +167,7 @@ def fitting(rule: object, default: object, draw: random.Random) -> str:
 
 
 def case(number: int, avoid: frozenset[str] = frozenset()) -> list[str]:
-    """The overrides of a case: up to four settings, a third of them with values that fit, and
-    sometimes a group.
-    """
+    """The overrides of a case: up to four settings, a third of them that fit, sometimes a group."""
     draw = random.Random(number)
     found = [
         f"{group}={draw.choice(options)}"

@@ -100,10 +100,7 @@ def too_long(tree: ast.Module, limit: int = MAX_STATEMENTS) -> Breaches:
         described = ast.get_docstring(function) is not None
         count = sum(isinstance(node, ast.stmt) for node in ast.walk(function)) - 1 - described
         if count > limit:
-            yield (
-                function.lineno,
-                f"{function.name} has {count} statements: at most {limit}",
-            )
+            yield (function.lineno, f"{function.name} has {count} statements: at most {limit}")
 
 
 def parallel_assignments(tree: ast.Module) -> Breaches:
@@ -188,9 +185,7 @@ def enums(tree: ast.Module) -> Breaches:
 
 
 def names_of(tree: ast.Module) -> tuple[set[str], set[str]]:
-    """Names that a module binds outside of functions: by assignment; by import, class and
-    function.
-    """
+    """Names that a module binds outside functions: by assignment; by import, class, function."""
     assigned = set[str]()
     others = set[str]()
     for node in tree.body:
@@ -212,9 +207,7 @@ def names_of(tree: ast.Module) -> tuple[set[str], set[str]]:
 
 
 def root_of(node: ast.AST) -> str:
-    """The name at the beginning of `name.a[b].c`; empty for the name alone and for anything
-    else.
-    """
+    """The name at the beginning of `name.a[b].c`; empty for the name alone and anything else."""
     if not isinstance(node, ast.Attribute | ast.Subscript):
         return ""
     while isinstance(node, ast.Attribute | ast.Subscript):
@@ -223,9 +216,7 @@ def root_of(node: ast.AST) -> str:
 
 
 def changed_by(node: ast.AST) -> Iterator[tuple[str, bool]]:
-    """Names whose object a statement or a call changes, and whether it does so by a method like
-    `append`.
-    """
+    """Names whose object a statement or call changes, and whether by a method like `append`."""
     targets: list[ast.expr] = []
     if isinstance(node, ast.Assign | ast.Delete):
         targets = node.targets
@@ -280,9 +271,7 @@ def imports_of_tests(tree: ast.Module) -> Breaches:
 
 
 def settings_fields(tree: ast.Module) -> Iterator[ast.AnnAssign]:
-    """Every field of every dataclass named ...Config, but for those that hold another such
-    dataclass.
-    """
+    """Every field of every dataclass named ...Config, but for those that hold another such one."""
     classes = (
         node
         for node in walked(tree)
@@ -367,9 +356,7 @@ def upward_imports(tree: ast.Module, module: str) -> Breaches:
 
 
 def foreign_engines(tree: ast.Module, module: str) -> Breaches:
-    """Imports of parts of an engine by another one, or by a module that does not choose between
-    them.
-    """
+    """Imports of parts of an engine by another one, or by a module that does not choose one."""
     for node in walked(tree):
         if not isinstance(node, ast.ImportFrom | ast.Import):
             continue

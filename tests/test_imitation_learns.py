@@ -46,9 +46,7 @@ def settings() -> TrainConfig:
 
 
 def agreement(learner: Learner, rollout: Rollout) -> float:
-    """Share of the env-steps with a choice on which the likeliest of what matters is what the
-    teacher would do.
-    """
+    """Share of the env-steps with a choice on which the likeliest is what the teacher would do."""
     assert rollout.taught is not None
     rows = rollout.rows.replace(action=rollout.taught)
     agreed = 0

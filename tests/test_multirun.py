@@ -1,6 +1,4 @@
-"""Sweeps by real processes: every job runs, the failed ones are named, Hydra's folders are the run
-folders.
-"""
+"""Sweeps by real processes: all jobs run, failed ones are named, Hydra's folders are the runs'."""
 
 import json
 import pickle

@@ -1,6 +1,4 @@
-"""The host never waits for the device inside an env-step, except in the reads that are named
-here.
-"""
+"""The host never waits for the device inside an env-step, but in the reads named here."""
 
 import ast
 import io
@@ -309,9 +307,7 @@ def named_hosts(path: Path) -> set[tuple[str, str]]:
 
 
 def test_nothing_in_an_env_step_names_the_host() -> None:
-    """On a CPU the guard cannot tell a copy to torch.device("cpu") from one to the tensors' own
-    device.
-    """
+    """On a CPU the guard cannot tell a copy to torch.device("cpu") from one to the tensors' own."""
     found = set().union(*(named_hosts(PACKAGE / part) for part in STEP_CODE))
     assert {place for place in found if not place[0].startswith("nets/engines/cpu/")} == HOST_NAMED
 

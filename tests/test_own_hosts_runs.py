@@ -1,6 +1,4 @@
-"""Whole runs of hosts of a user's own: learned, saved, resumed, evaluated, taken out, and played as
-a library.
-"""
+"""Whole runs of a user's hosts: learned, saved, resumed, evaluated, taken out, as a library."""
 
 import json
 import sys

@@ -1,6 +1,4 @@
-"""Blueprints and agents of a user's own in the simulator, in adapters and in what a run is opened
-for.
-"""
+"""Blueprints and agents of a user's own in the simulator, in adapters and in runs."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Whole runs with blueprints of a user's own: learned, saved, resumed, handed on, and called by
-their names.
-"""
+"""Whole runs with a user's blueprints: learned, saved, resumed, handed on, called by name."""
 
 import copy
 import json
@@ -37,9 +35,7 @@ def with_own(*names: str, **changed: object) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six rounds that nothing has disturbed, of a learning policy, with a control that trains what
-    has grown.
-    """
+    """Six rounds that nothing disturbed, of a learning policy, with a control that trains."""
     path = tmp_path_factory.mktemp("before")
     fresh(with_own("grouped", "twice", control="static_final"), path)
     return path

@@ -1,6 +1,4 @@
-"""Whole runs on own images: by the command line, on both engines of a CPU, resumed to the bit,
-refused by name.
-"""
+"""Whole runs on own images: by command line, on both engines of a CPU, resumed, refused by name."""
 
 import json
 from dataclasses import replace

@@ -128,9 +128,7 @@ def test_what_does_not_fit_says_what_to_lower() -> None:
 
 
 def test_a_plan_of_episodes_that_may_end_early_is_of_those_that_do_not(tmp_path: Path) -> None:
-    """The probe trains hosts so little that all would end at once; all else, such as the engine,
-    stays.
-    """
+    """The probe trains hosts so little that all would end at once; all else stays."""
     early = EarlyStopConfig(patience=1, min_delta=100.0, min_steps=2)
     data = DataConfig(name="synthetic", synthetic_train=16, synthetic_test=64)
     asked = replace(

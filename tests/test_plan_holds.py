@@ -63,9 +63,7 @@ SETTINGS = {
 
 
 def ran(folder: Path, *overrides: str) -> tuple[int, float]:
-    """Bytes that the process of a run, or one of its ranks, had at most, and its env-steps per
-    second.
-    """
+    """Bytes that a run's process, or one of its ranks, had at most, and env-steps per second."""
     process = subprocess.Popen(
         command(*overrides, f"run_dir={folder}"), env=ENVIRONMENT, stdout=subprocess.DEVNULL
     )

@@ -1,6 +1,4 @@
-"""Runs that start from a policy that was learned before, runs that imitate first, and every way in
-which that fails.
-"""
+"""Runs that start from a policy learned before, runs that imitate first, and how that fails."""
 
 import json
 import shutil
@@ -51,9 +49,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def package(before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of policies that ship, with one of them: the policy of `before` under the name
-    `grower`.
-    """
+    """A folder of policies that ship, with one: the policy of `before`, named `grower`."""
     folder = tmp_path / "policies"
     folder.mkdir()
     save_policy(folder / "grower.policy", read_run(RunFolder(before).checkpoint(3), CPU), FACTS)
@@ -74,12 +70,7 @@ def assert_taken_over(learner: Learner, before: Path) -> None:
         assert isinstance(state[part], dict)
         same(dict(state[part]), saved[part], part)
     assert saved["adam"]["steps"] > 0
-    assert (learner.rounds, learner.train_steps, learner.skipped, int(learner.adam.steps)) == (
-        0,
-        0,
-        0,
-        0,
-    )
+    assert learner.rounds == learner.train_steps == learner.skipped == int(learner.adam.steps) == 0
     assert not learner.adam.first.any()
     assert not learner.adam.second.any()
 

@@ -1,6 +1,4 @@
-"""Ranks: the envs of a run shared out over processes play and learn what one process does, and
-survive each other.
-"""
+"""Ranks: envs shared out over processes play and learn what one does, and survive each other."""
 
 import json
 import os
@@ -86,9 +84,7 @@ def flat(record: dict, place: str = "") -> dict[str, object]:
 
 
 def agree(one: Path, other: Path, rounds: range) -> None:
-    """Actions, rewards and all else that hosts show to the bit, the policy and its diagnostics
-    within rounding.
-    """
+    """Actions, rewards and hosts to the bit, the policy and its diagnostics within rounding."""
     assert (one / "episodes.jsonl").read_text() == (other / "episodes.jsonl").read_text()
     for number in rounds:
         for name in ("steps", "slots", "events"):

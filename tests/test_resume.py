@@ -1,6 +1,4 @@
-"""A run that was stopped, killed or refused: what goes on equals what was never disturbed, bit for
-bit.
-"""
+"""A run that was stopped, killed or refused: what goes on equals what was undisturbed."""
 
 import itertools
 import json
@@ -115,9 +113,7 @@ def assert_equal_runs(one: Path, other: Path, rounds: int = 6) -> None:
 
 
 def signal_at(monkeypatch: pytest.MonkeyPatch, number: int, report: int) -> None:
-    """Send `number` to this process just before the `report`-th report of an env-step from now
-    on.
-    """
+    """Send `number` to this process just before the `report`-th report of an env-step from now."""
     reports = itertools.count(1)
     plain = Progress.advance
 
@@ -191,9 +187,7 @@ def test_sigusr2_in_mid_round_writes_a_checkpoint_and_goes_on(
 def test_a_run_whose_episodes_end_early_goes_on_as_if_undisturbed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is stopped in the middle of a round, when the episodes of some envs are over and those of
-    others are not.
-    """
+    """It is stopped in mid-round, when some envs' episodes are over and others' are not."""
     whole = tmp_path / "whole"
     parts = tmp_path / "parts"
     cfg = settings(

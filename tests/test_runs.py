@@ -1,6 +1,4 @@
-"""The package from Python: a run in one call, what comes out of it, and a caller's process that is
-left as it was.
-"""
+"""The package from Python: a run in one call, what comes out, and a caller's process left alone."""
 
 import io
 import json

@@ -1,6 +1,4 @@
-"""Signals at every time: while the program is set up, twice, and in a process whose signals another
-program handles.
-"""
+"""Signals at every time: during set-up, twice, and in a process that handles signals itself."""
 
 import os
 import random
@@ -40,9 +38,7 @@ def send(*numbers: int) -> None:
 
 @contextmanager
 def handled(number: int, handler: object) -> Iterator[None]:
-    """`handler` is what this process has for the signal `number`, as a launcher would install
-    it.
-    """
+    """`handler` is what this process has for signal `number`, as a launcher would install it."""
     before = signal.signal(number, handler)  # type: ignore[arg-type]
     try:
         yield

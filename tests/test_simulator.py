@@ -1,6 +1,4 @@
-"""The simulator as a library: a training run's rounds to the bit, whoever steps it, and clear words
-for mistakes.
-"""
+"""The simulator as a library: a run's rounds to the bit, whoever steps it; clear words."""
 
 import io
 import subprocess
@@ -130,12 +128,8 @@ def test_actions_come_as_records_names_rows_or_numbers() -> None:
         torch.equal(reward, found[0][0]) and (state == found[0][1]).all() for reward, state in found
     )
     seed = sim.seeds(1)[0]
-    assert (seed.slot, seed.stage, seed.alpha, seed.contribution) == (
-        "r0c1",
-        "germinated",
-        0.0,
-        None,
-    )
+    told = (seed.slot, seed.stage, seed.alpha, seed.contribution)
+    assert told == ("r0c1", "germinated", 0.0, None)
     with pytest.raises(IndexError, match="there are 3"):
         sim.seeds(3)
 
@@ -225,9 +219,7 @@ def test_a_host_that_breaks_down_ends_its_trajectory_and_goes_on() -> None:
 
 
 class Counting:
-    """Waits, and remembers how many decisions it has made for every env since it was last told to
-    begin anew.
-    """
+    """Waits, and counts its decisions for every env since it was last told to begin anew."""
 
     def __init__(self) -> None:
         self.wait = WaitPolicy()
@@ -249,14 +241,8 @@ def test_an_agent_begins_anew_with_a_host_that_was_rolled_back() -> None:
             sim.world.weights["host", "params"][1] = torch.nan
     counts = torch.tensor(agent.counts)
     assert counts[:, 0].tolist() == counts[:, 2].tolist() == list(range(STEPS))
-    assert counts[:, 1].tolist() == [
-        0,
-        1,
-        2,
-        3,
-        0,
-        1,
-    ]  # broken down while the third is played, seen by the fourth
+    # broken down while the third is played, seen by the fourth
+    assert counts[:, 1].tolist() == [0, 1, 2, 3, 0, 1]
 
 
 def test_a_host_that_is_rolled_back_at_the_end_stands_without_what_it_has_lost() -> None:

@@ -1,6 +1,4 @@
-"""Memory over many rounds: what the soak finds wrong, and that it finds nothing wrong with a real
-run.
-"""
+"""Memory over many rounds: what the soak finds wrong, and nothing with a real run."""
 
 import json
 import subprocess

@@ -1,6 +1,4 @@
-"""Hosts whose seeds are there from the first env-step on: plain torch networks of that form are
-trained alike.
-"""
+"""Hosts whose seeds are there from the first env-step: plain torch networks train alike."""
 
 import io
 

@@ -41,10 +41,7 @@ def command_line(
             "compute.native=off",
             "compute.native: there is no such setting. Did you mean compute.engine?",
         ),
-        (
-            "compute.engine=cuda",
-            "compute.engine=cuda: must be one of auto, native, torch, triton",
-        ),
+        ("compute.engine=cuda", "compute.engine=cuda: must be one of auto, native, torch, triton"),
         ("nonsense=1", "nonsense: there is no such setting."),
     ],
 )

@@ -1,6 +1,4 @@
-"""The kernels in a wheel: what the build puts there, and what a machine without a compiler makes of
-it.
-"""
+"""The kernels in a wheel: what the build puts there, and what a machine without gcc does."""
 
 import json
 import os
@@ -35,9 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def stand_in(folder: Path, machine: str = MACHINE, refused: str = "no such target") -> str:
-    """A gcc for `machine` that writes what it is told and symbols of glibc 2.27, but for what has
-    `refused` in it.
-    """
+    """A gcc for `machine` that obeys, with symbols of glibc 2.27, but where `refused` is asked."""
     path = folder / "cc"
     path.write_text(
         f"""#!/bin/sh
@@ -210,9 +206,7 @@ def wheel_of(folder: Path, **environment: str) -> Path:
 
 
 def installed(folder: Path, wheel: Path) -> Path:
-    """A fresh environment with the wheel; torch and the other libraries are those of this
-    process.
-    """
+    """A fresh environment with the wheel; torch and other libraries are this process's."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     pip = [
         sys.executable,

@@ -90,9 +90,7 @@ def tiny_world(num_envs: int, num_slots: int, steps: int) -> World:
 
 
 def random_numbers(seed: int, step: int, like: Tensor) -> Tensor:
-    """float64 in [0, 1) with the shape and device of `like`, a function of seed, env-step and
-    place.
-    """
+    """float64 in [0, 1), shape and device of `like`, a function of seed, env-step, place."""
     keys = stream_keys(
         seed, POLICY_SAMPLE, (step,), torch.zeros((), dtype=torch.int64, device=like.device)
     )

@@ -1,6 +1,4 @@
-"""An agent that keeps what it was shown and what it chose, so that a test can work a round out
-again by itself.
-"""
+"""An agent that keeps what it saw and chose, so that a test can work a round out by itself."""
 
 import io
 from typing import NamedTuple

@@ -1,6 +1,4 @@
-"""What all adapters share, without the library of any: observations, masks, and where trajectories
-end.
-"""
+"""What adapters share, without a library: observations, masks, where trajectories end."""
 
 import pytest
 import torch

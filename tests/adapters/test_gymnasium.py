@@ -1,6 +1,4 @@
-"""Gymnasium's checks, wrappers and loops on our envs, and the rewards of the simulator to the
-bit.
-"""
+"""Gymnasium's checks, wrappers and loops on our envs; the simulator's rewards to the bit."""
 
 import numpy as np
 import pytest
@@ -11,11 +9,8 @@ from torch import nn
 gymnasium = pytest.importorskip("gymnasium")
 adapter = pytest.importorskip("esper_soa.adapters.gymnasium")
 ID = f"esper_soa/{EXPERIMENT}-v0"
-PLATEAU = {
-    "early_stop.patience": 1,
-    "early_stop.min_delta": 100,
-    "early_stop.min_steps": 3,
-}  # episodes of 3 env-steps
+# episodes of 3 env-steps
+PLATEAU = {"early_stop.patience": 1, "early_stop.min_delta": 100, "early_stop.min_steps": 3}
 
 
 def vector(actions: str = "joint"):
@@ -155,18 +150,13 @@ def test_single_envs_in_the_librarys_own_vector_env_begin_anew_one_by_one() -> N
         assert not terminated.any()
         ends.append(truncated.tolist())
     cut = [step for step, (first, _) in enumerate(ends, 1) if first]
-    assert cut == [
-        3,
-        7,
-    ]  # it is reset at an env-step of its own, which this library does by default
+    assert cut == [3, 7]  # reset at an env-step of its own, which this library does by default
     assert [second for _, second in ends] == [False] * (STEPS - 1) + [True, False]
 
 
 @pytest.mark.parametrize("actions", ["joint", "heads"])
 def test_a_loop_as_users_write_it_learns_with_masks(actions: str) -> None:
-    """Policy gradient on two rounds: masked logits, sampled, stepped, summed up, one step of Adam
-    with entropy.
-    """
+    """Policy gradient on two rounds: masked logits, sampled, stepped, one step of Adam."""
     envs = vector(actions)
     sizes = envs.flat.head_sizes if actions == "heads" else (envs.flat.num_actions,)
     policy = nn.Linear(envs.single_observation_space["features"].shape[0], sum(sizes))

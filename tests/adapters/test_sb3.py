@@ -1,6 +1,4 @@
-"""stable-baselines3 and sb3-contrib on our envs: their check, their masks, a thousand steps of
-learning.
-"""
+"""stable-baselines3 and sb3-contrib on our envs: check, masks, a thousand steps of learning."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,4 @@
-"""torchrl on our envs: its check of the specs, masked rollouts, a collector, and an update of
-PPO.
-"""
+"""torchrl on our envs: its check of specs, masked rollouts, a collector, an update of PPO."""
 
 import pytest
 import torch

@@ -30,9 +30,7 @@ def test_the_defaults_of_the_heads_are_the_references() -> None:
 
 
 def test_the_ppo_defaults_are_the_references_but_for_the_epochs() -> None:
-    """The reference passes over a round once; here it is four times, with the same bound on the KL
-    divergence.
-    """
+    """The reference passes over a round once; here four times, with the same bound on the KL."""
     settings = asdict(PPOConfig())
     assert {name: value for name, value in settings.items() if name not in TABLES} == {
         "lr": 3e-4,

@@ -1,6 +1,4 @@
-"""Gradient steps of an update against torch's Adam and clipping, and the random numbers that they
-are taken with.
-"""
+"""Gradient steps of an update against torch's Adam and clipping, and their random numbers."""
 
 import copy
 

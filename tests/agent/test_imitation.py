@@ -1,6 +1,4 @@
-"""What a round of imitation teaches: the cross-entropy of the policy as it plays, on the states
-that it came to.
-"""
+"""What a round of imitation teaches: cross-entropy of the policy as it plays, on its own states."""
 
 import copy
 

@@ -1,6 +1,4 @@
-"""What an untrained policy is made of: every weight, gain, bias and buffer, and what it does before
-it has learned.
-"""
+"""What an untrained policy is made of: every weight and buffer, and what it does at first."""
 
 import math
 

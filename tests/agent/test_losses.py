@@ -89,20 +89,6 @@ def test_padding_does_not_change_the_loss():
             torch.testing.assert_close(wide_metrics[name], metric)
 
 
-def test_a_ratio_beyond_the_clip_gets_no_gradient_in_the_direction_of_its_advantage():
-    log_ratio = torch.full((1, 8), math.log(1.5), requires_grad=True)
-    (
-        -losses.surrogate(log_ratio, torch.tensor([1.0]), torch.ones(1, 8).bool(), 0.2).value.sum()
-    ).backward()
-    assert log_ratio.grad is not None
-    assert (log_ratio.grad == 0).all()
-    log_ratio.grad = None
-    (
-        -losses.surrogate(log_ratio, torch.tensor([-1.0]), torch.ones(1, 8).bool(), 0.2).value.sum()
-    ).backward()
-    torch.testing.assert_close(log_ratio.grad, torch.full((1, 8), 1.5))
-
-
 def test_divergence_weighs_heads_by_the_env_steps_on_which_they_mattered():
     # op moves by log 2 on both steps: kl 1 - log 2 = 0.306853; slot by 0 on one step
     log_ratio = torch.zeros(2, 8)
@@ -158,12 +144,7 @@ def test_per_head_settings_come_in_the_order_of_the_heads():
 @pytest.mark.parametrize(
     ("ratio", "advantage", "gain", "slope"),
     [
-        (
-            1.5,
-            1.0,
-            1.2,
-            0.0,
-        ),  # beyond the clip in the direction of the advantage: min(1.5, 1.2), no gradient
+        (1.5, 1.0, 1.2, 0.0),  # beyond the clip with the advantage: min(1.5, 1.2), no gradient
         (1.5, -1.0, -1.5, -1.5),  # min(-1.5, -1.2)
         (0.5, 1.0, 0.5, 0.5),  # min(0.5, 0.8)
         (0.5, -1.0, -0.8, 0.0),  # min(-0.5, -0.8), no gradient

@@ -1,6 +1,4 @@
-"""Agents of users' own play whole runs, as policies and as controls, and are stopped where they
-break the rules.
-"""
+"""Users' agents play whole runs, as policies and controls, and are stopped if they break rules."""
 
 import json
 from dataclasses import replace

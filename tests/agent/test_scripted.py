@@ -47,9 +47,7 @@ LINEAR = 0
 
 
 def view_of(stages, noise=None, slots=None, ramp=None, lifecycle=None, **signals):
-    """A View of envs given as rows of stages; `slots`, `ramp` and `signals` override fields with
-    one value each.
-    """
+    """A View of envs, rows of stages; `slots`, `ramp`, `signals` override fields with a value."""
     stage = torch.tensor(stages)
     num_envs, num_slots = stage.shape
 
@@ -110,11 +108,15 @@ def test_a_uniform_choice_splits_the_unit_interval_over_the_legal_entries():
     assert uniform_choice(mask, noise).tolist() == [1, 1, 3, 3, 4, 4]
 
 
-def test_an_illegal_wish_becomes_wait_with_placeholders():
-    view = view_of([[Stage.TRAINING, Stage.EMPTY]])
-    action, legal = obey(
-        as_action(plain(Op.FOSSILIZE, slot=1, blueprint=5, alpha_curve=3)), view.masks
-    )
+@pytest.mark.parametrize(
+    "wish",
+    [
+        plain(Op.FOSSILIZE, slot=1, blueprint=5, alpha_curve=3),
+        plain(Op.GERMINATE, slot=1, blueprint=BLUEPRINT_NAMES.index("lora")),
+    ],
+)
+def test_an_illegal_wish_becomes_wait_with_placeholders(wish):
+    action, legal = obey(as_action(wish), view_of([[Stage.TRAINING, Stage.EMPTY]]).masks)
     assert not legal.item()
     assert choices(action) == plain(Op.WAIT)
 
@@ -126,15 +128,6 @@ def test_a_legal_wish_keeps_what_matters_and_loses_the_rest():
     )
     assert legal.item()
     assert choices(action) == plain(Op.PRUNE, slot=1, alpha_curve=3)
-
-
-def test_an_illegal_blueprint_is_not_germinated():
-    view = view_of([[Stage.EMPTY]])
-    action, legal = obey(
-        as_action(plain(Op.GERMINATE, blueprint=BLUEPRINT_NAMES.index("lora"))), view.masks
-    )
-    assert not legal.item()
-    assert choices(action) == plain(Op.WAIT)
 
 
 def test_random_play_is_legal_and_reaches_every_legal_op():
@@ -219,11 +212,8 @@ def test_the_schedule_staggers_slots_and_the_first_that_may_act_does():
     assert schedule_op(policy, rows, 3, 2) == ([Op.ADVANCE, Op.GERMINATE, Op.GERMINATE], [0, 1, 1])
     assert schedule_op(policy, rows, 2, 2)[0] == [Op.ADVANCE, Op.WAIT, Op.WAIT]
     automatic = LifecycleConfig(auto_forward_g1=True, auto_forward_g2=True, auto_forward_g3=True)
-    assert schedule_op(policy, rows, 3, 2, lifecycle=automatic)[0] == [
-        Op.WAIT,
-        Op.GERMINATE,
-        Op.GERMINATE,
-    ]
+    ops = schedule_op(policy, rows, 3, 2, lifecycle=automatic)[0]
+    assert ops == [Op.WAIT, Op.GERMINATE, Op.GERMINATE]
 
 
 def test_slots_beyond_the_list_follow_their_predecessor():

@@ -1,6 +1,4 @@
-"""One set of weights for any slots: the policy goes by the place of each, never by their number or
-their order.
-"""
+"""One set of weights for any slots: the policy goes by places, never by number or order."""
 
 import itertools
 
@@ -110,9 +108,7 @@ def test_an_opinionated_policy_gives_the_log_probs_of_its_rollout_in_the_update(
 
 
 def slot_choices(policy: RecurrentPolicy, features: Tensor, op: int = Op.GERMINATE) -> list[Tensor]:
-    """Log-probabilities [8] of one first env-step in which `op` goes to each slot in turn,
-    everything being legal.
-    """
+    """Log-probabilities [8] of a first env-step in which `op` goes to each slot, all legal."""
     num_slots = len(policy.places)
     rows = random_rollout(policy, 1, 1, seed=0).rows
     rows.masks.update_(masks_of_ops(torch.ones(1, 6, dtype=torch.bool), num_slots).unsqueeze(0))

@@ -199,9 +199,7 @@ def newborn(data, rows):
 
 
 def orders_of(program, slots):
-    """The recorded operations of one step as orders, WAIT where they are none; program [rows,
-    6].
-    """
+    """The recorded operations of one step as orders, WAIT where none; program [rows, 6]."""
     ops = np.array(
         [
             Op.WAIT,
@@ -233,9 +231,7 @@ def orders_of(program, slots):
 
 
 def measure(slots, program):
-    """The telemetry and accuracies of an epoch (operation 5) and the contributions (operation
-    6).
-    """
+    """The telemetry and accuracies of an epoch (operation 5) and contributions (operation 6)."""
     epoch = code(program[:, 0]) == 5
     credit = code(program[:, 0]) == 6
     recorded = record_accuracy(slots, torch.as_tensor(program[:, 1]))

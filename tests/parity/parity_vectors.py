@@ -11,9 +11,7 @@ SAMPLE = Path(__file__).resolve().parents[1] / "vectors"  # of every clone; see 
 
 
 def vectors_dir() -> Path:
-    """Folder of the vectors: ESPER_SOA_VECTORS, else shared/vectors beside the project, else the
-    sample.
-    """
+    """Folder of the vectors: ESPER_SOA_VECTORS, else shared/vectors, else the sample."""
     named = os.environ.get("ESPER_SOA_VECTORS")
     beside = Path(__file__).resolve().parents[3] / "shared" / "vectors"
     return Path(named) if named else beside if beside.is_dir() else SAMPLE

@@ -1,6 +1,4 @@
-"""The reward modes against recorded calls of the reference: totals and every component, per
-configuration.
-"""
+"""The reward modes against recorded calls of the reference: totals and every component."""
 
 import dataclasses
 

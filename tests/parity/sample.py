@@ -28,7 +28,7 @@ FEW = {
 WHOLE = ("alpha_curves", "alpha_actions", "blueprint_params")
 SEQUENCES = {"normalizers": 6}  # rows that follow from those before: the first ones
 CASES = {  # seeds by file; the weights of a seed are in its case of alpha 0
-    "host_r0c0_iso1": [("attention", "GATE", 0.0), ("attention", "GATE", 0.3)],
+    "host_r0c0_iso1": [("attention", "GATE", 0.0), ("attention", "GATE", 0.3)]
 }
 
 

@@ -17,9 +17,7 @@ ERRORS = 6.0  # standard errors that an estimate may be off; chance leaves this 
 
 
 def table(recorded, players):
-    """(subset, accuracy, ablated) of the coalitions that were evaluated, as rows of our
-    attribution.
-    """
+    """(subset, accuracy, ablated) of the coalitions evaluated, as rows of our attribution."""
     subset = torch.from_numpy(recorded[f"n{players}_configs"])
     values = torch.from_numpy(recorded[f"n{players}_table"])
     accuracy = values.gather(1, subset.clamp(min=0))
