@@ -207,11 +207,8 @@ def test_a_report_shows_every_host_up_to_its_end_and_says_why_it_ended(folder: P
     chosen = chosen_rounds([read_run(folder)])[:1]
     curves = accuracies_table(chosen)
     for one in last:
-        mine = [
-            step
-            for step, host in zip(curves["step"], curves["host"], strict=True)
-            if host == one["env"]
-        ]
+        pairs = zip(curves["step"], curves["host"], strict=True)
+        mine = [step for step, host in pairs if host == one["env"]]
         assert mine == list(range(1, one["env_steps"] + 1))
     words = [f"host {one['env']}: {one['accuracy']:.1f} %" for one in last]
     ended = [
@@ -220,11 +217,8 @@ def test_a_report_shows_every_host_up_to_its_end_and_says_why_it_ended(folder: P
     ]
     assert sorted(names_table(chosen)["words"]) == ended
     marks = marks_table(chosen)
-    ends = [
-        (step, host)
-        for step, host, event in zip(marks["step"], marks["host"], marks["event"], strict=True)
-        if event == "ended_early"
-    ]
+    places = zip(marks["step"], marks["host"], marks["event"], strict=True)
+    ends = [(step, host) for step, host, event in places if event == "ended_early"]
     assert sorted(ends) == sorted(
         (one["env_steps"], one["env"]) for one in last if one["ended_by"] != "limit"
     )
