@@ -59,7 +59,7 @@ def with_host(name: str, **changed: object) -> TrainConfig:
     return replace(cfg, task=replace(cfg.task, host=f"{HERE}:{name}"))
 
 
-@pytest.mark.parametrize("name", ["staged", "refined"])
+@pytest.mark.parametrize("name", ["staged", pytest.param("refined", marks=pytest.mark.slow)])
 def test_a_resumed_run_equals_one_that_was_not_stopped(name: str, tmp_path: Path) -> None:
     """With a learning policy, and a control that trains what has grown from the start."""
     cfg = with_host(name, control="static_final")

@@ -385,6 +385,7 @@ def wait_until_gone(numbers: list[int]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_while_it_compiles_ends_at_once_and_leaves_nothing(
     tmp_path: Path,
 ) -> None:

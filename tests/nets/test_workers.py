@@ -112,7 +112,9 @@ def played(workers: int, dtype: torch.dtype) -> StackedEnvs:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
+)
 def test_the_number_of_workers_changes_no_bit(dtype: torch.dtype) -> None:
     alone = played(1, dtype)
     assert alone.state.slots.running.any()

@@ -114,6 +114,7 @@ def test_a_search_that_goes_on_does_not_choose_again_what_it_began_with(sampler:
     assert not {*first} & {*later}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_planted_optimum_is_found_hopeless_trials_are_pruned_and_a_second_call_goes_on(
     tmp_path: Path,
