@@ -208,10 +208,10 @@ def main() -> None:
             place = f"{row.path}:{row.number}"
             print(f"{seconds:5.0f} s | {place} | {row.change} | {red or 'GREEN'} |", flush=True)
             reds[row] = red
+            if options.write:
+                write(reds)
     green = sum(not red for red in reds.values())
     print(f"{len(rows)} lines broken one at a time, {len(rows) - green} red, {green} green.")
-    if options.write:
-        write(reds)
     sys.exit(1 if green else 0)
 
 
