@@ -182,9 +182,11 @@ def write(reds: dict[Break, str]) -> None:
         f"| {row.path}:{row.number} | {row.change} | {told[f'{row.path} {row.change}']} |"
         for row in every
     ]
-    green = sum(line.endswith("| GREEN |") for line in lines)
-    title = "# Lines broken on purpose\n\nMade by `python tests/breaks.py --write`. "
-    title += f"{len(lines)} lines broken one at a time, {green} green.\n\n"
+    green, left = (
+        sum(line.endswith(f"| {end} |") for line in lines) for end in ("GREEN", "not tried")
+    )
+    title = "# Lines broken on purpose\n\nMade by `python tests/breaks.py --write`: one at a time, "
+    title += f"{len(lines) - green - left} red, {green} green, {left} not tried.\n\n"
     RECORD.write_text(title + HEAD + "\n".join(lines) + "\n", encoding="utf-8")
 
 
