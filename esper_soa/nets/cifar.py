@@ -38,6 +38,9 @@ PIXELS = 3 * 32 * 32  # of one image: 1024 red, then green, then blue, row by ro
 MAX_FILE_BYTES = 64 << 20  # an official batch has 31 MB
 MAX_ARCHIVE_BYTES = 512 << 20  # unpacked; the official archives have about 180 MB
 MAX_MEMO = 1 << 20  # entries of a pickle's memo; an official batch has some 10,000
+# Tuples of a pickle, one in the other at worst, which C hashes on its stack; a batch whose texts
+# are pickled as bytes has one per image.
+MAX_TUPLES = 20_000
 OFFICIAL_IMAGES = (50_000, 10_000)  # of the whole set, for training and test: as many of each class
 MAX_COMMON = 0.01  # share of the test images that may be training images too
 REMEDY = (
@@ -196,10 +199,14 @@ def parse_binary(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
 def parse_pickle(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Images uint8 [M, 32, 32, 3], labels int64 [M] of a dict: `data` [M, PIXELS] and `labels`."""
     try:
+        tuples = 0
         for opcode, argument, _ in pickletools.genops(content):
+            tuples += opcode.name.startswith("TUPLE")
             memo = int(argument or 0) if opcode.name in _MEMO_OPCODES else 0
             if opcode.name in _REFUSED_OPCODES or not 0 <= memo <= MAX_MEMO:
                 raise ValueError(f"instruction {opcode.name} {one_line(argument)}")
+            if tuples > MAX_TUPLES:
+                raise ValueError(f"more than {MAX_TUPLES} tuples")
         batch = _BatchUnpickler(io.BytesIO(content), encoding="latin1").load()
         if not isinstance(batch, dict):
             raise ValueError("no dictionary")

@@ -194,6 +194,8 @@ def pickled(**changed: object) -> bytes:
         (b"\x80\x02c_codecs\nencode\n}b.", "no dictionary"),
         (b"\x80\x02cnumpy\ndtype\n}b.", "broken or truncated"),
         (b"\x80\x02" + b"(" * 50 + b".", "broken or truncated"),
+        # a key whose hash would end the process
+        (b"\x80\x02}N" + b"\x85" * 1_000_000 + b"K\x01s.", "more than 20000 tuples"),
     ],
 )
 def test_a_broken_pickle_is_refused_with_its_reason(content: bytes, message: str) -> None:
