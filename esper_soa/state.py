@@ -6,17 +6,34 @@ counters and codes are int64; flags are bool. N envs, S seed slots, R alpha rows
 Accuracies, contributions and interactions are percent points.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 import torch
-from tensordict import TensorClass
+from tensordict import TensorClass, TensorDict
 from torch import Tensor
 
 from esper_soa.vocabulary import LIVE_STAGES, RUNNING_STAGES, Stage
 
 STATE_FLOAT = torch.float64
 Record = TypeVar("Record", bound=TensorClass)
+DTYPES = {bool: torch.bool, int: torch.int64, float: STATE_FLOAT}
 HISTORY = 10  # env-steps of loss and accuracy kept per env
+
+
+def filled(
+    kind: type[Record],
+    shape: tuple[int, ...],
+    device: torch.device | str,
+    values: Mapping[str, float],
+    **given: Tensor,
+) -> Record:
+    """A record with one value per field, of which the type gives the dtype, and `given` fields."""
+    fields = {
+        name: torch.full(shape, value, dtype=DTYPES[type(value)], device=device)
+        for name, value in values.items()
+    }
+    return kind.from_tensordict(TensorDict(fields | given, batch_size=shape))
 
 
 def stage_in(stage: Tensor, stages: tuple[int, ...]) -> Tensor:

@@ -1,17 +1,16 @@
 """Episodes that end before their last env-step, env by env: when one does, and that nothing happens
 to its env then.
 
-Off by default (EarlyStopConfig). env/step.py calls `advance` behind every action and `held` around
-the kernels; whose episode is over is told by the env state, so the host waits for nothing. An early
+Off by default (EarlyStopConfig). env/step.py calls `advance` behind every action and keeps the
+state of envs whose episode is over, as the env state tells, so the host waits for nothing. An early
 end cuts the episode off (truncates it): the state stays what it was right behind the env's last
 action, on which the value of what would have come is read.
 """
 
 import torch
-from torch import Tensor
 
 from esper_soa.env.config import EarlyStopConfig
-from esper_soa.state import STATE_FLOAT, Ending, EnvState, select
+from esper_soa.state import Ending, EnvState, filled
 
 # percent: best accuracy before the first, so low that any is a gain; finite, as all of the state is
 BEFORE = -200.0
@@ -28,12 +27,7 @@ CAUSE_NAMES = ("", "plateau", "diverged")
 
 def fresh_ending(num_envs: int, device: torch.device) -> Ending:
     """Of episodes that begin."""
-    return Ending(
-        best=torch.full((num_envs,), BEFORE, dtype=STATE_FLOAT, device=device),
-        since=torch.zeros(num_envs, dtype=torch.int64, device=device),
-        cause=torch.zeros(num_envs, dtype=torch.int64, device=device),
-        batch_size=[num_envs],
-    )
+    return filled(Ending, (num_envs,), device, {"best": BEFORE, "since": 0, "cause": Cause.NONE})
 
 
 def advance(state: EnvState, cfg: EarlyStopConfig, max_steps: int) -> EnvState:
@@ -56,17 +50,4 @@ def advance(state: EnvState, cfg: EarlyStopConfig, max_steps: int) -> EnvState:
     best = torch.where(gained, signals.val_accuracy, ending.best)
     return state.replace(
         ending=ending.replace(best=best, since=since, cause=torch.where(inside, cause, Cause.NONE))
-    )
-
-
-def held(over: Tensor, before: EnvState, after: EnvState) -> EnvState:
-    """`after`, but `before` in the envs whose episode is `over` (bool [N])."""
-    return after.replace(
-        slots=select(over, before.slots, after.slots),
-        ramp=select(over, before.ramp, after.ramp),
-        signals=select(over, before.signals, after.signals),
-        guard=select(over, before.guard, after.guard),
-        totals=select(over, before.totals, after.totals),
-        ending=select(over, before.ending, after.ending),
-        boosts=torch.where(over[:, None, None], before.boosts, after.boosts),
     )

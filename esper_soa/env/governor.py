@@ -6,7 +6,6 @@ weights are nets/snapshot.py's business.
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from esper_soa.env.config import GUARD_WINDOW, NUM_REASONS, GovernorConfig
 from esper_soa.env.lifecycle import prune_now
 from esper_soa.env.masks import choices_left
 from esper_soa.env.reward_terms import RewardTerms, add_terms, no_terms
-from esper_soa.state import STATE_FLOAT, EnvState, Guard, Masks, Measurements, nowhere
+from esper_soa.state import STATE_FLOAT, EnvState, Guard, Masks, Measurements, filled, nowhere
 from esper_soa.vocabulary import HEADS, Op
 
 # mean loss below this share of the chance loss: the host had learned something
@@ -35,30 +34,12 @@ class PanicReason:
 REASON_NAMES = ("none", "not_finite", "collapsed_to_chance", "diverged")
 
 
-class PanicLimits(NamedTuple):
-    """Thresholds of the panic rule; numbers or tensors [N]. Losses in nats."""
-
-    chance_loss: Tensor | float  # of guessing, ln(number of classes)
-    sensitivity: Tensor | float  # standard deviations above the mean
-    multiplier: Tensor | float  # times the mean
-    absolute_threshold: Tensor | float
-    min_panics: Tensor | int  # consecutive divergent losses that make a panic
-    min_samples: int  # losses before collapse and divergence are judged
-
-
 def initial_guard(num_envs: int, device: torch.device | str) -> Guard:
     """A guard that has seen nothing yet."""
-    none = torch.zeros(num_envs, dtype=torch.int64, device=device)
-    no = torch.zeros(num_envs, dtype=torch.bool, device=device)
-    return Guard(
-        losses=torch.zeros(num_envs, GUARD_WINDOW, dtype=STATE_FLOAT, device=device),
-        count=none,
-        anomalies=none.clone(),
-        reason=none.clone(),
-        panic=no,
-        snapshot_due=no.clone(),
-        batch_size=[num_envs],
-    )
+    none = {"count": 0, "anomalies": 0, "reason": PanicReason.NONE}
+    losses = torch.zeros(num_envs, GUARD_WINDOW, dtype=STATE_FLOAT, device=device)
+    no = {"panic": False, "snapshot_due": False}
+    return filled(Guard, (num_envs,), device, none | no, losses=losses)
 
 
 def watch(
@@ -70,7 +51,7 @@ def watch(
     be taken now. One is due every `snapshot_steps` env-steps and after a fossilisation, and waits
     until the env is healthy: it neither panics nor is in a run of divergent losses.
     """
-    guard, panic, reason = inspect(state.guard, loss, num_classes, cfg)
+    guard, panic, reason = judge(state.guard, loss, math.log(num_classes), cfg)
     due = guard.snapshot_due | ((state.signals.step + 1) % cfg.snapshot_steps == 0)
     healthy = ~panic & (guard.anomalies == 0)
     guard = guard.replace(
@@ -145,47 +126,32 @@ def roll_back(
     return after, add_terms(no_terms(penalty), {"rollback_penalty": penalty})
 
 
-def inspect(
-    guard: Guard, loss: Tensor, num_classes: int, cfg: GovernorConfig
+def judge(
+    guard: Guard, loss: Tensor, chance_loss: Tensor | float, cfg: GovernorConfig
 ) -> tuple[Guard, Tensor, Tensor]:
-    """Judge the validation loss [N] of an env-step: new guard, panic bool [N], PanicReason [N]."""
-    limits = PanicLimits(
-        chance_loss=math.log(num_classes),
-        sensitivity=cfg.sensitivity,
-        multiplier=cfg.multiplier,
-        absolute_threshold=cfg.absolute_threshold,
-        min_panics=cfg.min_panics,
-        min_samples=cfg.min_samples,
-    )
-    return judge(guard, loss, limits)
+    """The panic rule (reference governor) on the validation losses [N] of an env-step: new guard,
+    panic bool [N], PanicReason [N].
 
-
-def judge(guard: Guard, loss: Tensor, limits: PanicLimits) -> tuple[Guard, Tensor, Tensor]:
-    """The panic rule (reference governor); the first that applies decides.
-
-    not finite: panic at once. Collapsed: a host that had learned is back at the loss of guessing,
-    panic at once.
-    Diverged: above the absolute, the statistical and the relative threshold, panic at the
-    `min_panics`-th in a row. Only an ordinary loss enters the window, and only one that was judged
-    ends a run of divergent losses.
+    The first that applies decides. Not finite: panic at once. Collapsed: a host that had learned is
+    back at the loss of guessing, panic at once. Diverged: above the absolute, the statistical and
+    the relative threshold, panic at the `min_panics`-th in a row. Only an ordinary loss enters the
+    window, and only one that was judged ends a run of divergent losses.
     """
     finite = torch.isfinite(loss)
     mean, deviation = _window_statistics(guard)
-    judged = finite & (guard.count >= limits.min_samples)
-    learned = mean < RECOVERED_SHARE * limits.chance_loss
-    collapsed = (
-        judged & learned & ((loss - limits.chance_loss).abs() < CHANCE_BAND * limits.chance_loss)
-    )
+    judged = finite & (guard.count >= cfg.min_samples)
+    learned = mean < RECOVERED_SHARE * chance_loss
+    collapsed = judged & learned & ((loss - chance_loss).abs() < CHANCE_BAND * chance_loss)
     diverged = (
         judged
         & ~collapsed
-        & (loss > limits.absolute_threshold)
-        & (loss > mean + limits.sensitivity * deviation)
-        & (loss > limits.multiplier * mean)
+        & (loss > cfg.absolute_threshold)
+        & (loss > mean + cfg.sensitivity * deviation)
+        & (loss > cfg.multiplier * mean)
     )
     ordinary = finite & ~collapsed & ~diverged
     anomalies = torch.where(ordinary & judged, 0, guard.anomalies + diverged)
-    panic = ~finite | collapsed | (diverged & (anomalies >= limits.min_panics))
+    panic = ~finite | collapsed | (diverged & (anomalies >= cfg.min_panics))
     reason = torch.where(diverged, PanicReason.DIVERGED, PanicReason.NONE)
     reason = torch.where(collapsed, PanicReason.COLLAPSED_TO_CHANCE, reason)
     reason = torch.where(finite, reason, PanicReason.NOT_FINITE)

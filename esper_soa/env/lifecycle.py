@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.env.alpha import advance_ramp, retarget
 from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.env.gates import ALPHA_TOLERANCE, GateResults, arrived, check_gates
 from esper_soa.env.legality import ADVANCES, LEGAL_STAGES, at_rest, slot_allows, stage_allows
-from esper_soa.state import STATE_FLOAT, Action, ActionOutcome, Ramp, Slots
+from esper_soa.state import DTYPES, Action, ActionOutcome, Ramp, Record, Slots, filled
 from esper_soa.vocabulary import (
     ALPHA_TARGETS,
     CURVE_CHOICES,
@@ -79,17 +78,13 @@ EMPTY_SLOT = {
     "rent_alpha": 0.0,
     "rent_params": 0.0,
 }
-IDLE_RAMP = {
-    "alpha": 0.0,
-    "start": 0.0,
-    "target": 0.0,
+RESTING = {"alpha": 0.0, "start": 0.0, "target": 0.0, "mode": AlphaMode.HOLD}
+IDLE_RAMP = RESTING | {
     "length": 0,
     "done": 0,
     "curve": Curve.LINEAR,
     "steepness": RAMP_STEEPNESS,
-    "mode": AlphaMode.HOLD,
 }
-DTYPES = {bool: torch.bool, int: torch.int64, float: STATE_FLOAT}
 
 
 class Orders(NamedTuple):
@@ -108,20 +103,12 @@ class Orders(NamedTuple):
 
 def empty_slots(num_envs: int, num_slots: int, device: torch.device | str) -> Slots:
     """Slots [num_envs, num_slots] without seeds."""
-    shape = (num_envs, num_slots)
-    fields = {
-        k: torch.full(shape, v, dtype=DTYPES[type(v)], device=device) for k, v in EMPTY_SLOT.items()
-    }
-    return Slots.from_tensordict(TensorDict(fields, batch_size=shape))
+    return filled(Slots, (num_envs, num_slots), device, EMPTY_SLOT)
 
 
 def idle_ramp(num_envs: int, num_slots: int, device: torch.device | str) -> Ramp:
     """Ramps [num_envs, num_slots] at rest at alpha 0."""
-    shape = (num_envs, num_slots)
-    fields = {
-        k: torch.full(shape, v, dtype=DTYPES[type(v)], device=device) for k, v in IDLE_RAMP.items()
-    }
-    return Ramp.from_tensordict(TensorDict(fields, batch_size=shape))
+    return filled(Ramp, (num_envs, num_slots), device, IDLE_RAMP)
 
 
 def record_accuracy(slots: Slots, accuracy: Tensor) -> Slots:
@@ -142,17 +129,13 @@ def record_accuracy(slots: Slots, accuracy: Tensor) -> Slots:
     )
 
 
-def valid(slots: Slots, ramp: Ramp, action: Action, cfg: LifecycleConfig) -> Tensor:
-    """bool [N]: the target slot allows the op, as every slot allows WAIT; gates are not asked."""
+def effective_op(slots: Slots, ramp: Ramp, action: Action, cfg: LifecycleConfig) -> Tensor:
+    """int64 [N]: the action's op, or WAIT where its slot does not allow it; gates are not asked."""
     num_slots = slots.stage.shape[-1]
     allowed = slot_allows(slots.stage, slots.seed_age, ramp.mode, cfg.min_prune_age)
     chosen = action.op.view(-1, 1, 1).expand(-1, 1, num_slots)
-    return (allowed.gather(1, chosen).squeeze(1) & target_slot(action, num_slots)).any(-1)
-
-
-def effective_op(slots: Slots, ramp: Ramp, action: Action, cfg: LifecycleConfig) -> Tensor:
-    """int64 [N]: the action's op, or WAIT where it is not valid. Rewards and counters use this."""
-    return torch.where(valid(slots, ramp, action, cfg), action.op, Op.WAIT)
+    valid = (allowed.gather(1, chosen).squeeze(1) & target_slot(action, num_slots)).any(-1)
+    return torch.where(valid, action.op, Op.WAIT)
 
 
 def target_slot(action: Action, num_slots: int) -> Tensor:
@@ -240,7 +223,7 @@ def carry_out(
     slots = slots.replace(blend=torch.where(aimed, orders.blend, slots.blend))
     target = torch.where(fading, 0.0, orders.target)
     ramp = retarget(ramp, aimed | fading, target, orders.length, orders.curve, orders.steepness)
-    slots, ramp = germinate(slots, ramp, germinated, orders, accuracy)
+    slots = germinate(slots, germinated, orders, accuracy)
     return slots, ramp, germinated | advanced | fossilized | aimed | removed | fading
 
 
@@ -271,16 +254,14 @@ def _ways_to_prune(
     return pruning & (at_once | (still & ~has_ramp)), pruning & ~at_once & still & has_ramp
 
 
-def germinate(
-    slots: Slots, ramp: Ramp, where: Tensor, orders: Orders, accuracy: Tensor
-) -> tuple[Slots, Ramp]:
+def germinate(slots: Slots, where: Tensor, orders: Orders, accuracy: Tensor) -> Slots:
     """Put a new seed into the empty slots `where`; the tick that emptied them cleared them.
 
     Its weights and momentum are set before the next training pass, to which `newborn` and
     `fresh_momentum` speak. Style and tempo wait for BLENDING; the style GATED_GATE brings the blend
     GATE with it.
     """
-    slots = slots.replace(
+    return slots.replace(
         stage=torch.where(where, Stage.GERMINATED, slots.stage),
         previous_stage=torch.where(where, Stage.DORMANT, slots.previous_stage),
         blueprint=torch.where(where, orders.blueprint, slots.blueprint),
@@ -293,7 +274,6 @@ def germinate(
         newborn=slots.newborn | where,
         fresh_momentum=slots.fresh_momentum | where,
     )
-    return slots, ramp
 
 
 def prune_now(slots: Slots, ramp: Ramp, where: Tensor) -> tuple[Slots, Ramp]:
@@ -329,30 +309,13 @@ def enter(slots: Slots, ramp: Ramp, stage: Tensor) -> tuple[Slots, Ramp]:
         fresh_momentum=slots.fresh_momentum | fossil,
         germination_known=slots.germination_known & ~fossil,
     )
-    ramp = _first_ramp(slots, ramp, blending)
-    ramp = _rest_at_full(ramp, holding)
-    ramp = ramp.replace(alpha=torch.where(fossil, 1.0, ramp.alpha))
-    return slots, _rest_at_zero(ramp, pruned)
-
-
-def _first_ramp(slots: Slots, ramp: Ramp, where: Tensor) -> Ramp:
-    """The ramp of a germination: from alpha 0 to the seed's goal, in `tempo` ticks, by style."""
     steepness = torch.full_like(ramp.steepness, RAMP_STEEPNESS)
-    return retarget(
-        ramp, where, slots.alpha_goal, slots.tempo, _pick(slots.style, STYLE_CURVE), steepness
-    )
-
-
-def _rest_at_full(ramp: Ramp, where: Tensor) -> Ramp:
-    """At rest at alpha 1, the ramp's ticks all taken."""
-    ramp = _set(ramp, where, {"alpha": 1.0, "start": 1.0, "target": 1.0, "mode": AlphaMode.HOLD})
-    return ramp.replace(done=torch.where(where, ramp.length, ramp.done))
-
-
-def _rest_at_zero(ramp: Ramp, where: Tensor) -> Ramp:
-    """At rest at alpha 0, no ticks to take; curve and steepness are kept."""
-    rest = {"alpha": 0.0, "start": 0.0, "target": 0.0, "length": 0, "done": 0}
-    return _set(ramp, where, rest | {"mode": AlphaMode.HOLD})
+    curve = _pick(slots.style, STYLE_CURVE)
+    ramp = retarget(ramp, blending, slots.alpha_goal, slots.tempo, curve, steepness)
+    ramp = _set(ramp, holding, RESTING | {"alpha": 1.0, "start": 1.0, "target": 1.0})
+    done = torch.where(holding, ramp.length, ramp.done)
+    ramp = ramp.replace(done=done, alpha=torch.where(fossil, 1.0, ramp.alpha))
+    return slots, _set(ramp, pruned, RESTING | {"length": 0, "done": 0})
 
 
 def tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: GatesConfig) -> tuple[Slots, Ramp]:
@@ -408,14 +371,10 @@ def _tidy(slots: Slots, ramp: Ramp) -> tuple[Slots, Ramp]:
         drip_live=slots.drip_live & live,
         newborn=slots.newborn & live,
     )
-    return _clear(slots, empty), _set(ramp, empty, IDLE_RAMP)
+    return _set(slots, empty, EMPTY_SLOT), _set(ramp, empty, IDLE_RAMP)
 
 
-def _clear(slots: Slots, where: Tensor) -> Slots:
-    """The record of an empty slot on `where`."""
-    return slots.replace(**{k: torch.where(where, v, slots.get(k)) for k, v in EMPTY_SLOT.items()})
-
-
-def _set(ramp: Ramp, where: Tensor, values: Mapping[str, float]) -> Ramp:
+def _set(record: Record, where: Tensor, values: Mapping[str, float]) -> Record:
     """These values of fields on `where`, the others as they are."""
-    return ramp.replace(**{k: torch.where(where, v, ramp.get(k)) for k, v in values.items()})
+    fields = {name: torch.where(where, value, record.get(name)) for name, value in values.items()}
+    return record.replace(**fields)  # type: ignore[no-any-return]

@@ -27,6 +27,7 @@ from esper_soa.state import (
     EnvState,
     Slots,
     Totals,
+    filled,
     select,
     stage_in,
 )
@@ -46,21 +47,11 @@ UNPROVEN_STAGES = (Stage.GERMINATED, Stage.TRAINING)
 
 def empty_totals(num_envs: int, device: torch.device) -> Totals:
     """Totals [N] at the start of an episode."""
-    count = torch.zeros(num_envs, dtype=torch.int64, device=device)
-    amount = torch.zeros(num_envs, dtype=STATE_FLOAT, device=device)
-    return Totals(
-        germinated=count,
-        blended=count.clone(),
-        fossilized=count.clone(),
-        contributing=count.clone(),
-        pruned=count.clone(),
-        rollbacks=torch.zeros(num_envs, NUM_REASONS, dtype=torch.int64, device=device),
-        reward=amount,
-        pending_penalty=amount.clone(),
-        pending_hindsight=amount.clone(),
-        batch_size=[num_envs],
-        device=None,
-    )
+    counts = ("germinated", "blended", "fossilized", "contributing", "pruned")
+    amounts = ("reward", "pending_penalty", "pending_hindsight")
+    values = dict.fromkeys(counts, 0) | dict.fromkeys(amounts, 0.0)
+    rollbacks = torch.zeros(num_envs, NUM_REASONS, dtype=torch.int64, device=device)
+    return filled(Totals, (num_envs,), device, values, rollbacks=rollbacks)
 
 
 def reward(

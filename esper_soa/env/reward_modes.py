@@ -68,22 +68,13 @@ def over_scored(per_slot: Tensor, inputs: RewardInputs, cfg: RewardConfig) -> Te
 def _readings(inputs: RewardInputs) -> SlotReadings:
     """Readings of a mode that reads nothing."""
     zero = torch.zeros_like(inputs.contribution)
-    one = torch.ones_like(inputs.contribution)
     return SlotReadings(
-        attribution_discount=one,
-        timing_discount=one,
-        progress=zero,
+        attribution_discount=torch.ones_like(zero),
         ratio_penalty=zero,
-        bounded_attribution=zero,
-        escrow_target=zero,
-        escrow_delta=zero,
         escrow_next=inputs.escrow,
         drip_total=zero,
         drip_scale=zero,
         drip_payment=torch.zeros_like(inputs.drip_scale),
-        growth_ratio=torch.zeros_like(inputs.val_accuracy),
-        batch_size=inputs.batch_size,
-        device=None,
     )
 
 
@@ -121,9 +112,6 @@ def _contribution(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms,
         parts["terminal_bonus"] = _at_end(
             inputs, cfg.terminal_accuracy_weight * inputs.val_accuracy
         )
-    readings = readings.replace(
-        bounded_attribution=bounded, growth_ratio=term.growth_ratio(inputs, cfg)
-    )
     return collect(parts, inputs), readings
 
 
@@ -150,11 +138,8 @@ def _shaped(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, SlotReadin
     weight = cfg.contribution_weight * cfg.proxy_confidence_factor
     attribution = torch.where(proxy, weight * inputs.improvement, 0.0)
     attribution = torch.where(inputs.contribution_known, measured, attribution)
-    readings = _readings(inputs).replace(
-        attribution_discount=discount,
-        timing_discount=timing,
-        progress=progress,
-        ratio_penalty=term.ratio_penalty(inputs, discount, cfg),
+    readings = _readings(inputs)._replace(
+        attribution_discount=discount, ratio_penalty=term.ratio_penalty(inputs, discount, cfg)
     )
     return torch.where(fossil, 0.0, attribution), readings
 
@@ -178,17 +163,10 @@ def _escrowed(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, SlotRead
         move = move.clamp(-cfg.escrow_delta_clip, cfg.escrow_delta_clip)
     move = torch.where(useful, move, torch.where(harmful, -inputs.escrow, 0.0))
     pruned = term.slot_op(inputs) == Op.PRUNE
-    goal = torch.where(pruned, 0.0, torch.where(fossil, inputs.escrow, goal))
     move = torch.where(pruned, -inputs.escrow, torch.where(fossil, 0.0, move))
     blame = torch.where(harmful & ~pruned & ~fossil, cfg.contribution_weight * contribution, 0.0)
-    readings = readings.replace(
-        progress=progress,
-        ratio_penalty=penalty,
-        escrow_target=goal,
-        escrow_delta=move,
-        escrow_next=torch.where(scored(inputs, cfg), inputs.escrow + move, inputs.escrow),
-    )
-    return move + blame, readings
+    credit = torch.where(scored(inputs, cfg), inputs.escrow + move, inputs.escrow)
+    return move + blame, readings._replace(escrow_next=credit)
 
 
 def _basic(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotReadings]:
@@ -211,12 +189,8 @@ def _basic(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotRe
         parts["pbrs_bonus"] = over_scored(shaping, inputs, cfg)
     pool = torch.where(op == Op.FOSSILIZE, pool, 0.0)
     steps_left = (inputs.max_steps - inputs.step).clamp(min=cfg.min_drip_steps)
-    floored = inputs.host_params.clamp(min=cfg.rent_host_params_floor)
-    readings = _readings(inputs).replace(
-        drip_total=pool,
-        drip_scale=pool / column(steps_left),
-        drip_payment=payment,
-        growth_ratio=torch.where(inputs.host_params > 0, inputs.effective_params / floored, 0.0),
+    readings = _readings(inputs)._replace(
+        drip_total=pool, drip_scale=pool / column(steps_left), drip_payment=payment
     )
     return collect(parts, inputs), readings
 

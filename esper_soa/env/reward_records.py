@@ -100,19 +100,12 @@ class OwnReward(NamedTuple):
     function: Callable[[RewardInputs], Tensor | Mapping[str, Tensor]]
 
 
-class SlotReadings(TensorClass["tensor_only", "frozen"]):
+class SlotReadings(NamedTuple):
     """What the reward computed on the way, float64 [N, S] unless noted."""
 
     attribution_discount: Tensor  # [0, 1], below 0.5 where all seeds together do harm
-    timing_discount: Tensor  # for early germination
-    progress: Tensor  # accuracy gained since germination, 0 where that is unknown
-    ratio_penalty: Tensor  # before it is decided whether it applies
-    # Attribution with its ratio penalty, before masking by scored slots.
-    bounded_attribution: Tensor
-    escrow_target: Tensor
-    escrow_delta: Tensor
-    escrow_next: Tensor
+    ratio_penalty: Tensor  # of `shaped`, before it is decided whether it applies
+    escrow_next: Tensor  # credit after this env-step
     drip_total: Tensor  # pool that this action creates, else 0
     drip_scale: Tensor
     drip_payment: Tensor  # [N, D]
-    growth_ratio: Tensor  # [N], parameters that pay rent over those of the host

@@ -16,6 +16,7 @@ from esper_soa.state import (
     Measurements,
     Signals,
     Slots,
+    filled,
 )
 from esper_soa.vocabulary import Op
 
@@ -26,27 +27,13 @@ MIN_PREVIOUS_LOSS = 1e-8  # relative loss changes are not judged from below this
 
 def initial_signals(num_envs: int, device: torch.device) -> Signals:
     """Signals of `num_envs` envs before their first env-step."""
-
-    def zeros(*shape: int, dtype: torch.dtype = STATE_FLOAT) -> Tensor:
-        return torch.zeros(num_envs, *shape, dtype=dtype, device=device)
-
-    return Signals(
-        step=zeros(dtype=torch.int64),
-        train_loss=zeros(),
-        train_accuracy=zeros(),
-        val_loss=zeros(),
-        val_accuracy=zeros(),
-        loss_delta=zeros(),
-        accuracy_delta=zeros(),
-        loss_history=zeros(HISTORY),
-        accuracy_history=zeros(HISTORY),
-        plateau=zeros(dtype=torch.int64),
-        stable_count=zeros(dtype=torch.int64),
-        stabilized=zeros(dtype=torch.bool),
-        last_op=torch.full((num_envs,), Op.WAIT, dtype=torch.int64, device=device),
-        last_success=torch.ones(num_envs, dtype=torch.bool, device=device),
-        batch_size=[num_envs],
-    )
+    read = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
+    values = dict.fromkeys(("step", "plateau", "stable_count"), 0)
+    values |= dict.fromkeys((*read, "loss_delta", "accuracy_delta"), 0.0)
+    values |= {"stabilized": False, "last_op": Op.WAIT, "last_success": True}
+    none = torch.zeros(num_envs, HISTORY, dtype=STATE_FLOAT, device=device)
+    history = {"loss_history": none, "accuracy_history": none.clone()}
+    return filled(Signals, (num_envs,), device, values, **history)
 
 
 def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig) -> Signals:

@@ -24,7 +24,7 @@ from esper_soa.env.config import (
     LifecycleConfig,
     SignalsConfig,
 )
-from esper_soa.env.early_stop import advance, fresh_ending, held
+from esper_soa.env.early_stop import advance, fresh_ending
 from esper_soa.env.governor import (
     PanicReason,
     initial_guard,
@@ -187,7 +187,7 @@ def guard_(
     state, due = watch(state, measured.val_loss, shape.num_classes, rules.governor)
     if rules.early_stop.enabled:
         over = before.ending.over
-        state = held(over, _at_rest(before), state)
+        state = select(over, _at_rest(before), state)
         due = due & ~over
     guard = state.guard
     rising = (stage == Stage.HOLDING) & ~guard.panic[:, None]
@@ -216,7 +216,7 @@ def record_and_observe(rules: Rules, state: EnvState, measured: Measurements) ->
     slots = record_gradients(slots, measured.gradients)
     state = record_boosts(state.replace(slots=slots, signals=signals), attribution)
     if rules.early_stop.enabled:
-        state = held(before.ending.over, before, state)
+        state = select(before.ending.over, before, state)
         idle = idle | before.ending.over
     masks, observation = look(rules, state)
     return Observed(state, attribution, only_wait(masks, idle), observation)
@@ -240,7 +240,7 @@ def apply_action(rules: Rules, observed: Observed, action: Action) -> StepResult
         return result
     before = observed.state
     over = observed.state.ending.over
-    state = held(over, before, advance(result.state, rules.early_stop, rules.max_steps))
+    state = select(over, before, advance(result.state, rules.early_stop, rules.max_steps))
     terms = select(over, no_terms(result.terms.total), result.terms)
     return StepResult(state, terms, select(over, _nothing_done(result.outcome), result.outcome))
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.env.early_stop import CAUSE_NAMES, held
+from esper_soa.env.early_stop import CAUSE_NAMES
 from esper_soa.env.governor import REASON_NAMES
 from esper_soa.env.outcome import (
     STABILITY_WINDOW,
@@ -29,7 +29,7 @@ from esper_soa.env.topology import Standing, Topology, standing_of, topology_of
 from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.ops.json_lines import Json
 from esper_soa.ranks import ALONE, Ranks
-from esper_soa.state import STATE_FLOAT, EnvState, Measurements, ParameterCounts, Slots
+from esper_soa.state import STATE_FLOAT, EnvState, Measurements, ParameterCounts, Slots, select
 from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES, Op
 
 LIMIT = "limit"  # what ends an episode that does not end early: its last env-step
@@ -154,7 +154,7 @@ class MetricsAccumulator:
             )
             self.left_out = self.left_out + over.sum()
             shapley = torch.where(over[:, None], self.shapley, shapley)
-            newest = held(over, self.newest[0], newest[0]), newest[1]
+            newest = select(over, self.newest[0], newest[0]), newest[1]
         self.shapley = shapley
         self.newest = newest
 

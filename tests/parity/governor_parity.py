@@ -4,7 +4,8 @@ import numpy as np
 import torch
 from parity_vectors import load
 
-from esper_soa.env.governor import PanicLimits, PanicReason, initial_guard, judge
+from esper_soa.env.config import GovernorConfig
+from esper_soa.env.governor import PanicReason, initial_guard, judge
 
 MIN_SAMPLES = 10
 REASONS = {
@@ -32,18 +33,15 @@ def test_every_judgement_of_every_series_equals_the_recording() -> None:
         chosen = params["history_window"] == window
         loss = torch.from_numpy(rows["loss"])[chosen]
         expected = torch.from_numpy(rows["out"])[chosen]
-        names = (
-            "random_guess_loss",
-            "sensitivity",
-            "multiplier",
-            "absolute_threshold",
-            "min_panics_before_rollback",
-        )
-        limits = PanicLimits(*(params[name][chosen] for name in names), min_samples=MIN_SAMPLES)
+        cfg = GovernorConfig(min_samples=MIN_SAMPLES)
+        for name in ("sensitivity", "multiplier", "absolute_threshold"):
+            setattr(cfg, name, params[name][chosen])
+        cfg.min_panics = params["min_panics_before_rollback"][chosen]
+        chance = params["random_guess_loss"][chosen]
         guard = initial_guard(len(loss), torch.device("cpu"))
         guard = guard.replace(losses=torch.zeros(len(loss), int(window), dtype=torch.float64))
         for step in range(loss.shape[1]):
-            guard, panic, reason = judge(guard, loss[:, step], limits)
+            guard, panic, reason = judge(guard, loss[:, step], chance, cfg)
             recorded = dict(zip(columns, expected[:, step].unbind(-1), strict=True))
             assert torch.equal(panic, recorded["panic returned"] == 1), step
             assert torch.equal(reason == PanicReason.DIVERGED, recorded["_pending_panic"] == 1), (
