@@ -38,23 +38,14 @@ def at_rest(mode: Tensor) -> Tensor:
     return mode == AlphaMode.HOLD
 
 
-def slot_allows(
-    stage: Tensor,
-    seed_age: Tensor,
-    mode: Tensor,
-    min_prune_age: Tensor | int,
-    moving_prunable: Tensor | bool = False,
-) -> Tensor:
+def slot_allows(stage: Tensor, seed_age: Tensor, mode: Tensor, min_prune_age: int) -> Tensor:
     """bool [N, 6, S]: the slots on which each op is applicable, as far as the slot itself decides.
 
     stage, seed_age (env-steps) and mode (AlphaMode): int64 [N, S]. Below min_prune_age a seed is
-    not pruned, and one whose alpha moves only where `moving_prunable`.
+    not pruned, nor one whose alpha moves.
     """
     resting = at_rest(mode)
-    beside = {
-        Op.SET_ALPHA_TARGET: resting,
-        Op.PRUNE: (seed_age >= min_prune_age) & (resting | moving_prunable),
-    }
+    beside = {Op.SET_ALPHA_TARGET: resting, Op.PRUNE: (seed_age >= min_prune_age) & resting}
     everywhere = torch.ones_like(resting)
     allowed = [everywhere]  # WAIT
     for op in range(1, len(OP_NAMES)):

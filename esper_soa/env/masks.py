@@ -5,8 +5,6 @@ slot allows is legality.py's business, what its env allows is told here. An op t
 applicable in `lifecycle.apply`; whether its quality gate passes is only known when it is executed.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -26,60 +24,28 @@ UNSETTLED_STAGES = (
 )
 
 
-class SlotFacts(NamedTuple):
-    """What the masks read of every slot, [N, S]."""
-
-    stage: Tensor  # int64, Stage
-    seed_age: Tensor  # int64, env-steps
-    mode: Tensor  # int64, AlphaMode
-    enabled: Tensor  # bool, the slot may be acted upon
-
-
-class MaskRules(NamedTuple):
-    """What the masks read of an env; numbers or tensors that broadcast over [N, 1]."""
-
-    num_seeds: Tensor  # int64, live seeds including fossils
-    max_seeds: Tensor | int  # 0 = unlimited
-    min_prune_age: Tensor | int  # env-steps
-    advance_disabled: Tensor  # bool, every gate forwards by itself
-    moving_prunable: Tensor  # bool, PRUNE is legal while the alpha ramp moves
-    blueprints: Tensor  # bool [N, P] or [1, P], blueprints that exist for the host
-
-
 def action_masks(
     slots: Slots, ramp: Ramp, blueprints_allowed: Tensor, max_seeds: int, lifecycle: LifecycleConfig
 ) -> Masks:
-    """Legal choices of N envs.
+    """Legal choices of N envs (reference action masks).
 
     blueprints_allowed: bool [P], what can be germinated in this task's host (NOOP is never legal).
     max_seeds: live seeds, fossils included, from which on GERMINATE is masked; 0 = unlimited.
     """
-    no = torch.zeros_like(slots.stage[:, :1], dtype=torch.bool)
-    facts = SlotFacts(
-        slots.stage, slots.seed_age, ramp.mode, torch.ones_like(slots.stage, dtype=torch.bool)
-    )
-    rules = MaskRules(
-        num_seeds=stage_in(slots.stage, LIVE_STAGES).sum(-1, keepdim=True),
-        max_seeds=max_seeds,
-        min_prune_age=lifecycle.min_prune_age,
-        advance_disabled=~no if lifecycle.advance_disabled else no,
-        moving_prunable=no,
-        blueprints=blueprints_allowed.unsqueeze(0),
-    )
-    return legal_choices(facts, rules)
-
-
-def legal_choices(facts: SlotFacts, rules: MaskRules) -> Masks:
-    """Legal choices from the bare facts (reference action masks)."""
-    by_op = _legal_slots(facts, rules)
+    stage = slots.stage
+    num_seeds = stage_in(stage, LIVE_STAGES).sum(-1, keepdim=True)
+    unsettled = stage_in(stage, UNSETTLED_STAGES).any(-1, keepdim=True)
+    by_env = [torch.ones_like(unsettled)] * len(OP_NAMES)
+    by_env[Op.GERMINATE] = ~unsettled & ((num_seeds < max_seeds) | (max_seeds == 0))
+    by_env[Op.ADVANCE] = torch.full_like(unsettled, not lifecycle.advance_disabled)
+    by_slot = slot_allows(stage, slots.seed_age, ramp.mode, lifecycle.min_prune_age)
+    by_op = by_slot & torch.stack(by_env, dim=-2)
     op = by_op.any(-1)
-    op = torch.cat((torch.ones_like(op[:, :1]), op[:, 1:]), -1)
-    codes = torch.arange(rules.blueprints.shape[-1], device=op.device)
-    germinable = (rules.blueprints & (codes != Blueprint.NOOP)).expand(op.shape[0], -1).clone()
-    offered = {head.name: choices_left(head, op) for head in DETAIL_HEADS} | {
-        "blueprint": germinable
-    }
-    masks = {"slot": facts.enabled, **offered, "op": op, "slot_by_op": by_op}
+    codes = torch.arange(blueprints_allowed.shape[-1], device=op.device)
+    germinable = (blueprints_allowed & (codes != Blueprint.NOOP)).expand(op.shape[0], -1).clone()
+    every_slot = torch.ones_like(stage, dtype=torch.bool)
+    masks = {head.name: choices_left(head, op) for head in DETAIL_HEADS}
+    masks |= {"slot": every_slot, "blueprint": germinable, "op": op, "slot_by_op": by_op}
     return Masks.from_dict(masks, batch_size=op.shape[:1])
 
 
@@ -99,16 +65,3 @@ def matters_for_some(head: Head, op: Tensor) -> Tensor:
     """bool [...]: some legal op of op [..., 6] makes the head matter."""
     legal = op.unbind(-1)
     return torch.stack([legal[code] for code in head.ops]).any(0)
-
-
-def _legal_slots(facts: SlotFacts, rules: MaskRules) -> Tensor:
-    """bool [N, 6, S]: slots on which each op is applicable; all enabled slots for WAIT."""
-    by_slot = slot_allows(
-        facts.stage, facts.seed_age, facts.mode, rules.min_prune_age, rules.moving_prunable
-    )
-    unsettled = (facts.enabled & stage_in(facts.stage, UNSETTLED_STAGES)).any(-1, keepdim=True)
-    full = (rules.num_seeds >= rules.max_seeds) & (rules.max_seeds > 0)
-    by_env = [torch.ones_like(unsettled)] * len(OP_NAMES)
-    by_env[Op.GERMINATE] = ~full & ~unsettled
-    by_env[Op.ADVANCE] = ~rules.advance_disabled
-    return by_slot & facts.enabled.unsqueeze(-2) & torch.stack(by_env, dim=-2)
