@@ -3,42 +3,16 @@ consistent env states.
 """
 
 import torch
+from env_records import empty_state
+from tiny_world import CPU
 
 from esper_soa.env.config import RewardConfig
-from esper_soa.env.early_stop import fresh_ending
-from esper_soa.env.governor import initial_guard
-from esper_soa.env.lifecycle import empty_slots, idle_ramp
-from esper_soa.env.reward import empty_totals
+from esper_soa.env.own_reward import sample_inputs
 from esper_soa.env.reward_records import RewardInputs, RewardSettings
-from esper_soa.env.scaffold import empty_boosts
-from esper_soa.env.signals import initial_signals
 from esper_soa.state import Action, Attribution, EnvState, ParameterCounts
 from esper_soa.vocabulary import HEAD_NAMES, Blend, Op, Stage
 
-CPU = torch.device("cpu")
-PER_ENV = list(RewardInputs.__annotations__)[list(RewardInputs.__annotations__).index("op") :]
-FLAGS = {
-    "has_seed",
-    "target",
-    "improvement_known",
-    "contribution_known",
-    "germination_known",
-    "drip_live",
-    "total_known",
-}
-CODES = {
-    "stage",
-    "stage_age",
-    "previous_stage",
-    "previous_stage_age",
-    "seed_age",
-    "op",
-    "num_active",
-    "num_fossilized",
-    "num_contributing",
-    "step",
-    "max_steps",
-}
+SAMPLE = dict(sample_inputs(1, 1, 2, CPU).items())  # of the right shapes and dtypes
 
 
 def make_inputs(num_slots: int = 1, **given: float | list[float]) -> RewardInputs:
@@ -58,12 +32,9 @@ def make_inputs(num_slots: int = 1, **given: float | list[float]) -> RewardInput
     for name, flag in known.items():
         values.setdefault(flag, float(name in given))
     fields = {}
-    for name in RewardInputs.__annotations__:
-        dtype = torch.bool if name in FLAGS else torch.int64 if name in CODES else torch.float64
-        value = torch.tensor(values.get(name, 0.0), dtype=torch.float64).to(dtype)
-        fields[name] = (
-            value.reshape(1) if name in PER_ENV else value.expand(num_slots).reshape(1, num_slots)
-        )
+    for name, sample in SAMPLE.items():
+        value = torch.tensor(values.get(name, 0.0), dtype=torch.float64).to(sample.dtype)
+        fields[name] = value.expand(1) if sample.ndim == 1 else value.expand(1, num_slots).clone()
     return RewardInputs(**fields, batch_size=[1])
 
 
@@ -75,20 +46,6 @@ def make_settings(max_steps: int = 6, num_slots: int = 3, **config: object) -> R
         1000, (100.0 * (slot + 1) + blueprint).double(), torch.full((num_slots,), 7.0).double()
     )
     return RewardSettings(RewardConfig(**config), counts, max_steps)
-
-
-def empty_state(num_envs: int, num_slots: int, max_steps: int) -> EnvState:
-    """Envs before their first env-step."""
-    return EnvState(
-        slots=empty_slots(num_envs, num_slots, CPU),
-        ramp=idle_ramp(num_envs, num_slots, CPU),
-        signals=initial_signals(num_envs, CPU),
-        guard=initial_guard(num_envs, CPU),
-        totals=empty_totals(num_envs, CPU),
-        ending=fresh_ending(num_envs, CPU),
-        boosts=empty_boosts(num_envs, num_slots, max_steps, CPU),
-        batch_size=[num_envs],
-    )
 
 
 def make_action(slot: torch.Tensor, op: torch.Tensor) -> Action:
@@ -107,7 +64,6 @@ def make_attribution(
     num_envs, num_slots = contribution.shape
     pair_boost = torch.zeros(num_envs, num_slots, num_slots).double() if boost is None else boost
     zero = torch.zeros_like(contribution)
-    nothing = torch.zeros_like(total)
     return Attribution(
         contribution=contribution,
         measured=measured,
@@ -117,7 +73,7 @@ def make_attribution(
         shapley_error=zero,
         total=total,
         total_known=measured.any(1),
-        committed=nothing + 60.0,
+        committed=torch.full_like(total, 60.0),
         batch_size=[num_envs],
     )
 

@@ -1,122 +1,203 @@
-"""The panic rule: each reason with losses chosen so that only it applies."""
+"""The panic rule: each reason with losses chosen so that only it applies, right at its limits; what
+its window keeps, and when a snapshot is taken.
+"""
 
 import math
 
 import pytest
 import torch
+from env_records import CPU, empty_state, numbers
+from torch import Tensor
 
 from esper_soa.env.config import GUARD_WINDOW, NUM_REASONS, GovernorConfig
-from esper_soa.env.governor import REASON_NAMES, PanicReason, initial_guard, inspect
+from esper_soa.env.governor import REASON_NAMES, PanicReason, initial_guard, judge, watch
+from esper_soa.state import EnvState, Guard
 
 # 6 deviations, 3 times the mean, above 12; 3 in a row; judged from 10 losses on
 CFG = GovernorConfig()
 CHANCE = math.log(10)
+NONE = PanicReason.NONE
+NOT_FINITE = PanicReason.NOT_FINITE
+COLLAPSED = PanicReason.COLLAPSED_TO_CHANCE
+DIVERGED = PanicReason.DIVERGED
 
 
-def watch(losses):
-    """Losses [T] (one env) or [T, N]; the guard, panics and reasons of every env-step."""
-    rows = torch.tensor(losses, dtype=torch.float64).reshape(len(losses), -1)
-    guard = initial_guard(rows.shape[1], torch.device("cpu"))
+def unlimited(**limits: float) -> GovernorConfig:
+    """Every loss above these limits diverges at once."""
+    none = dict.fromkeys(("sensitivity", "multiplier", "absolute_threshold"), 0.0)
+    return GovernorConfig(**(none | {"min_panics": 1, "min_samples": 1} | limits))
+
+
+def guard_with(*losses: float, garbage: float = 0.0) -> Guard:
+    """A guard that has seen these losses; `garbage` lies where none is counted."""
+    window = [garbage] * (GUARD_WINDOW - len(losses)) + list(losses)
+    return initial_guard(1, CPU).replace(losses=numbers(window), count=torch.tensor([len(losses)]))
+
+
+def reason_of(guard: Guard, loss: float, cfg: GovernorConfig, chance: float = 1000.0) -> int:
+    return int(judge(guard, numbers(loss), chance, cfg)[2])
+
+
+def above(value: float) -> float:
+    return math.nextafter(value, math.inf)
+
+
+def judged(rows: Tensor) -> tuple[Guard, list, list]:
+    """Losses [T, N] one after the other: the guard, panics and reasons of every env-step."""
+    guard = initial_guard(rows.shape[1], CPU)
     panics = []
     reasons = []
     for row in rows:
-        guard, panic, reason = inspect(guard, row, 10, CFG)
+        guard, panic, reason = judge(guard, row, CHANCE, CFG)
         panics.append(panic.tolist())
         reasons.append(reason.tolist())
     return guard, panics, reasons
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_panics_at_once_and_is_forgotten(loss):
-    guard, panics, reasons = watch([2.0, loss])
-    assert panics == [[False], [True]]
-    assert reasons[1] == [PanicReason.NOT_FINITE]
-    assert guard.count.tolist() == [1]
+@pytest.mark.parametrize(
+    ("losses", "reason"),
+    [
+        ([2.0, math.inf], NOT_FINITE),
+        ([2.0, -math.inf], NOT_FINITE),
+        # mean 1.0 is below 0.6 ln 10 = 1.38; 2.4 is within 0.065 ln 10 = 0.15 of 2.30, 2.5 is not
+        ([1.0] * 10 + [2.4], COLLAPSED),
+        ([1.0] * 10 + [2.5], NONE),
+        ([CHANCE] * 15, NONE),  # it never learned
+        ([1.0] * 9 + [1000.0], NONE),  # not judged before ten losses
+        # 13 is above 12 but not above 3 * 5 = 15; 11 is not above 12; in the last the mean is 1.95
+        # and the deviation sqrt(20.95 - 1.95^2) = 4.14: 13 is below 1.95 + 6 * 4.14 = 26.8
+        ([5.0] * 10 + [13.0], NONE),
+        ([1.0] * 10 + [11.0], NONE),
+        ([1.0] * 9 + [20.0] + [1.0] * 10 + [13.0], NONE),
+        ([1.0] * 10 + [13.0], DIVERGED),
+    ],
+)
+def test_each_reason_applies_to_its_losses(losses: list[float], reason: int) -> None:
+    _, panics, reasons = judged(numbers(losses).T)
+    assert reasons[-1] == [reason]
+    assert panics[-1] == [reason in (NOT_FINITE, COLLAPSED)]
+    assert not any(panic for (panic,) in panics[:-1])
+
+
+def test_the_codes_of_the_reasons_are_places_in_the_table_of_names() -> None:
+    codes = {"none": NONE, "not_finite": NOT_FINITE, "collapsed_to_chance": COLLAPSED}
+    assert dict(zip(REASON_NAMES, range(NUM_REASONS), strict=True)) == codes | {
+        "diverged": DIVERGED
+    }
+
+
+def test_the_window_keeps_the_newest_ordinary_losses_of_every_env() -> None:
+    count = GUARD_WINDOW + 5
+    rows = torch.stack((torch.arange(1.0, count + 1), torch.full((count,), math.nan)), 1).double()
+    rows[0, 1] = 2.0
+    guard, panics, _ = judged(rows)
+    assert guard.count.tolist() == [GUARD_WINDOW, 1]
+    assert guard.losses[0].tolist() == [float(step) for step in range(6, count + 1)]
     assert guard.losses.isfinite().all()
+    assert panics == [[False, False]] + [[False, True]] * (count - 1)
+    full = guard_with(*[1.0] * GUARD_WINDOW)
+    for loss in (13.0, math.nan):
+        assert torch.equal(judge(full, numbers(loss), 1000.0, unlimited())[0].losses, full.losses)
 
 
-def test_a_learned_host_back_at_chance_panics_at_once():
-    # Mean 1.0 is below 0.6 ln 10 = 1.38; 2.4 is within 0.065 ln 10 = 0.15 of 2.30, and 2.5 is not.
-    _, panics, reasons = watch([1.0] * 10 + [2.4])
-    assert panics[-1] == [True]
-    assert reasons[-1] == [PanicReason.COLLAPSED_TO_CHANCE]
-    assert watch([1.0] * 10 + [2.5])[1][-1] == [False]
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"absolute_threshold": 12.0},
+        {"multiplier": 3.0},  # the mean of 2 and 6 is 4
+        {"sensitivity": 4.0},  # 4 and four population deviations of 2
+    ],
+)
+def test_a_loss_right_at_a_threshold_does_not_diverge(limits: dict[str, float]) -> None:
+    # what lies in the window before the first loss does not count
+    guard = guard_with(2.0, 6.0, garbage=1e6)
+    assert reason_of(guard, 12.0, unlimited(**limits)) == NONE
+    assert reason_of(guard, above(12.0), unlimited(**limits)) == DIVERGED
 
 
-def test_a_host_that_never_learned_may_stay_at_chance():
-    assert watch([CHANCE] * 15)[1] == [[False]] * 15
+def test_one_loss_in_the_window_is_its_mean_and_has_no_deviation() -> None:
+    cfg = unlimited(sensitivity=1e6)
+    assert reason_of(guard_with(5.0), 5.0, cfg) == NONE
+    assert reason_of(guard_with(5.0), above(5.0), cfg) == DIVERGED
 
 
-def test_a_loss_that_could_not_be_judged_does_not_end_a_run_of_divergent_ones():
-    for count, anomalies in ((9, 2), (10, 0)):  # judged from 10 losses on
-        guard = initial_guard(1, torch.device("cpu"))
-        guard = guard.replace(
-            losses=torch.ones_like(guard.losses),
-            count=guard.count + count,
-            anomalies=guard.anomalies + 2,
-        )
-        after, _, _ = inspect(guard, torch.ones(1, dtype=torch.float64), 10, CFG)
-        assert after.anomalies.tolist() == [anomalies]
+@pytest.mark.parametrize(
+    ("mean", "loss", "reason"),
+    [
+        (599.0, 1000.0, COLLAPSED),  # learned: below six tenths of the loss of guessing
+        (600.0, 1000.0, NONE),
+        (100.0, 935.0, NONE),  # at chance: within 6.5 percent of it
+        (100.0, 935.1, COLLAPSED),
+        (100.0, 1064.9, COLLAPSED),
+        (100.0, 1065.0, NONE),
+    ],
+)
+def test_a_host_that_had_learned_is_back_at_chance(mean: float, loss: float, reason: int) -> None:
+    assert reason_of(guard_with(mean), loss, unlimited(absolute_threshold=1e6)) == reason
 
 
-def test_the_codes_of_the_reasons_are_places_in_the_table_of_names():
-    codes = (
-        PanicReason.NONE,
-        PanicReason.NOT_FINITE,
-        PanicReason.COLLAPSED_TO_CHANCE,
-        PanicReason.DIVERGED,
+def test_as_many_losses_as_asked_for_are_enough_to_judge() -> None:
+    for needed, reason in ((2, DIVERGED), (3, NONE)):
+        assert reason_of(guard_with(2.0, 2.0), 9.0, unlimited(min_samples=needed)) == reason
+    # and one that could not be judged does not end a run of divergent ones
+    for count, anomalies in ((9, 2), (10, 0)):
+        guard = guard_with(*[1.0] * count).replace(anomalies=torch.tensor([2]))
+        assert judge(guard, numbers(1.0), CHANCE, CFG)[0].anomalies.tolist() == [anomalies]
+
+
+# --- watch: the verdict in the state, and when a snapshot is taken
+
+
+def seen(
+    state: EnvState, losses: list[float], cfg: GovernorConfig, step: int = 0
+) -> tuple[EnvState, list, list]:
+    """The state after these losses of an env, panics and snapshots on the way; `step` stays."""
+    state = state.replace(signals=state.signals.replace(step=torch.tensor([step])))
+    panics = []
+    due = []
+    for loss in losses:
+        state, taken = watch(state, numbers(loss), 10, cfg)
+        panics.append(bool(state.guard.panic))
+        due.append(bool(taken))
+    return state, panics, due
+
+
+def judged_state() -> EnvState:
+    """One env whose window holds ten losses of 1."""
+    return empty_state(1, 2, 6).replace(guard=guard_with(*[1.0] * 10))
+
+
+@pytest.mark.parametrize(
+    ("losses", "panics"),
+    [
+        ([13.0] * 6, [False, False, True] * 2),  # after a panic a run begins anew
+        ([13.0, 13.0, 1.0, 13.0, 13.0], [False] * 5),  # an ordinary loss ends it
+        ([13.0, 13.0, math.nan, 13.0, 13.0, 13.0], [False, False, True] * 2),
+        ([13.0, 13.0, CHANCE, 13.0, 13.0], [False, False, True, False, False]),
+    ],
+)
+def test_the_third_divergent_loss_in_a_row_panics(losses: list[float], panics: list[bool]) -> None:
+    state, found, _ = seen(judged_state(), losses, CFG)
+    assert found == panics
+    assert state.guard.anomalies.tolist() == [0 if panics[-1] else 2]
+
+
+def test_so_many_divergent_losses_make_a_panic_as_are_set() -> None:
+    assert seen(judged_state(), [13.0] * 2, GovernorConfig(min_panics=1))[1] == [True, True]
+
+
+def test_snapshots_are_taken_every_few_env_steps_of_a_healthy_env() -> None:
+    cfg = GovernorConfig(snapshot_steps=3)
+    taken = [seen(judged_state(), [1.0], cfg, step)[2][0] for step in range(7)]
+    assert taken == [False, False, True, False, False, True, False]  # after env-steps 3 and 6
+
+
+def test_a_snapshot_that_is_due_waits_for_health_and_is_taken_once() -> None:
+    state, _, due = seen(judged_state(), [13.0], GovernorConfig(snapshot_steps=1))
+    assert due == [False]
+    assert state.guard.snapshot_due.tolist() == [True]
+    state, panics, due = seen(
+        state, [13.0, 13.0, math.nan, 1.0, 1.0], GovernorConfig(snapshot_steps=1000)
     )
-    assert [REASON_NAMES[code] for code in codes] == [
-        "none",
-        "not_finite",
-        "collapsed_to_chance",
-        "diverged",
-    ]
-    assert len(REASON_NAMES) == NUM_REASONS
-
-
-def test_the_third_divergent_loss_in_a_row_panics():
-    guard, panics, reasons = watch([1.0] * 10 + [13.0] * 3)
-    assert panics[10:] == [[False], [False], [True]]
-    assert reasons[10:] == [[PanicReason.DIVERGED]] * 3
-    assert guard.anomalies.tolist() == [3]
-    assert guard.count.tolist() == [10]  # divergent losses stay out of the window
-
-
-def test_an_ordinary_loss_ends_a_run_of_divergent_ones():
-    guard, panics, _ = watch([1.0] * 10 + [13.0, 13.0, 1.0, 13.0, 13.0])
-    assert not any(panic for (panic,) in panics)
-    assert guard.anomalies.tolist() == [2]
-
-
-def test_divergence_needs_all_three_thresholds():
-    # Mean 5, deviation 0: 13 is above 12 but not above 3 * 5 = 15; with mean 1, 11 is not above 12.
-    assert watch([5.0] * 10 + [13.0])[2][-1] == [PanicReason.NONE]
-    assert watch([1.0] * 10 + [11.0])[2][-1] == [PanicReason.NONE]
-    # Mean (19 * 1 + 20) / 20 = 1.95 and deviation sqrt(20.95 - 1.95^2) = 4.14: 13 is below 1.95 + 6
-    # * 4.14 = 26.8.
-    assert watch([1.0] * 9 + [20.0] + [1.0] * 10 + [13.0])[2][-1] == [PanicReason.NONE]
-
-
-def test_nothing_finite_panics_before_ten_losses():
-    assert watch([1.0] * 9 + [1000.0])[1][-1] == [False]
-
-
-def test_the_window_keeps_the_newest_losses():
-    guard, _, _ = watch([float(step) for step in range(1, GUARD_WINDOW + 6)])
-    assert guard.count.tolist() == [GUARD_WINDOW]
-    assert guard.losses[0].tolist() == [float(step) for step in range(6, GUARD_WINDOW + 6)]
-
-
-def test_envs_are_judged_apart():
-    guard, panics, _ = watch([[1.0, 1.0], [math.nan, 2.0]])
-    assert panics[1] == [True, False]
-    assert guard.count.tolist() == [1, 2]
-
-
-def test_the_rule_compiles_to_one_graph():
-    compiled = torch.compile(inspect, backend="eager", fullgraph=True)
-    guard = initial_guard(2, torch.device("cpu"))
-    _, panic, reason = compiled(guard, torch.tensor([1.0, math.nan], dtype=torch.float64), 10, CFG)
-    assert panic.tolist() == [False, True]
-    assert reason.tolist() == [PanicReason.NONE, PanicReason.NOT_FINITE]
+    assert panics == [False, True, True, False, False]
+    assert due == [False, False, False, True, False]

@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from reward_cases import empty_state, make_inputs, make_settings
+from env_records import empty_state
+from reward_cases import make_inputs, make_settings
 from torch import Tensor
 
 from esper_soa.env.alpha import advance_ramp, curve_progress, retarget

@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from reward_cases import empty_state, make_settings
+from env_records import empty_state
+from reward_cases import make_settings
 
 from esper_soa.env import outcome
 from esper_soa.env.outcome import (

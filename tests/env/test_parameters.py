@@ -1,7 +1,8 @@
 """Parameters that stand in the slots."""
 
 import torch
-from reward_cases import empty_state, make_settings
+from env_records import empty_state
+from reward_cases import make_settings
 
 from esper_soa.env.parameters import fossilized_params, occupied_params, total_params
 from esper_soa.vocabulary import Blend, Stage
