@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from env_records import empty_state
+from env_records import empty_state, numbers, with_values
 from reward_cases import make_settings
 
 from esper_soa.env import outcome
@@ -26,17 +26,10 @@ from esper_soa.env.outcome import (
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Blueprint, Stage
 
 
-def numbers(*values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
 def state_with(**slots):
     """Two envs of three slots; fields [2, 3] given as nested lists."""
     state = empty_state(2, 3, max_steps=4)
-    fields = {
-        name: torch.tensor(value).to(state.slots.get(name).dtype) for name, value in slots.items()
-    }
-    return state.replace(slots=state.slots.replace(**fields))
+    return state.replace(slots=with_values(state.slots, **slots))
 
 
 def test_stability_falls_with_the_variance_of_the_rewards_received():
@@ -65,13 +58,14 @@ def test_an_outcome_tells_accuracy_size_and_the_fate_of_the_seeds():
         blueprint=[[3, 2, -1], [5, -1, -1]],
     )
     state = state.replace(
-        signals=state.signals.replace(val_accuracy=numbers(80.0, 79.9), step=torch.tensor([4, 3])),
-        totals=state.totals.replace(
-            reward=numbers(1.5, -2.5),
-            germinated=torch.tensor([2, 1]),
-            fossilized=torch.tensor([1, 0]),
-            contributing=torch.tensor([1, 0]),
-            pruned=torch.tensor([0, 1]),
+        signals=with_values(state.signals, val_accuracy=[80.0, 79.9], step=[4, 3]),
+        totals=with_values(
+            state.totals,
+            reward=[1.5, -2.5],
+            germinated=[2, 1],
+            fossilized=[1, 0],
+            contributing=[1, 0],
+            pruned=[0, 1],
         ),
     )
     rewards = torch.zeros(2, 20).double()
@@ -154,22 +148,24 @@ def test_of_equally_accurate_points_the_smaller_one_counts():
     assert hypervolume(numbers(50.0, 50.0), numbers(1.5, 1.0)).item() == pytest.approx(50.0)
 
 
-def test_front_and_hypervolume_of_a_run_follow_from_the_trade_offs_kept():
+def test_front_and_hypervolume_of_a_run_follow_from_the_trade_offs_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # (80, 0.5, 1.5) twice counts once; (70, 0.4, 1.6) is beaten
-    kept = trade_offs(
-        torch.stack([numbers(80.0, 0.5, 1.5), numbers(70.0, 0.4, 1.6), numbers(80.0, 0.5, 1.5)])
-    )
-    assert kept.tolist() == [[80.0, 0.5, 1.5]]
+    some = [numbers(80.0, 0.5, 1.5), numbers(70.0, 0.4, 1.6), numbers(80.0, 0.5, 1.5)]
+    assert trade_offs(torch.stack(some)).tolist() == [[80.0, 0.5, 1.5]]
     generator = torch.Generator().manual_seed(0)
     points = torch.rand(60, 3, generator=generator).double() * numbers(100.0, 1.0, 2.5)
-    kept = torch.zeros(0, 3).double()
-    for few in points.split(7):
+    whole = trade_offs(points)
+    kept = trade_offs(points[:0])
+    assert kept.shape == (0, 3)
+    monkeypatch.setattr(outcome, "COMPARED", 8)  # of many points at a time
+    for few in points.split(25):
         kept = trade_offs(torch.cat((kept, few)))
-    assert torch.equal(kept, trade_offs(points))
-    assert len(kept) == pareto_front(*points.unbind(1)).sum()
-    assert hypervolume(kept[:, 0], kept[:, 2]).item() == pytest.approx(
-        hypervolume(points[:, 0], points[:, 2]).item()
-    )
+    assert torch.equal(kept, whole)
+    assert 1 < len(kept) == pareto_front(*points.unbind(1)).sum() < 30
+    areas = [hypervolume(part[:, 0], part[:, 2]).item() for part in (kept, points)]
+    assert areas[0] == pytest.approx(areas[1])
 
 
 def test_births_and_ends_are_counted_by_blueprint():
@@ -222,16 +218,3 @@ def test_a_fossil_that_was_never_measured_has_no_contribution():
     assert stats.fossilized[1].item() == 2
     assert stats.measured.sum() == 0
     assert stats.mean_contribution[1].isnan()
-
-
-def test_the_trade_offs_of_many_points_are_those_of_all_pairs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    points = torch.rand(60, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    points[7] = points[50].clone()
-    points[40] = torch.nan
-    whole = trade_offs(points)
-    monkeypatch.setattr(outcome, "COMPARED", 8)
-    assert torch.equal(trade_offs(points), whole)
-    assert 1 < len(whole) < 30
-    assert trade_offs(points[:0]).shape == (0, 3)
