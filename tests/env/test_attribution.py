@@ -1,135 +1,156 @@
-"""Attribution from subset accuracies: worked examples, Shapley's axioms, all permutations."""
+"""Attribution from subset accuracies: three envs worked out by hand, gaps, sampled values, a real
+host with many seeds.
+"""
 
-import itertools
-
+import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tiny_world import CPU, tiny_settings
+from env_records import CPU, numbers, with_values
+from tiny_world import made_up, play_state, tiny_rules, tiny_settings
+from torch import Tensor
 
+from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.build import build_world
 from esper_soa.env.attribution import (
+    attribute,
     lookup,
-    pair_interactions,
     prefix_codes,
     sampled_shapley_values,
     shapley_values,
 )
 from esper_soa.env.config import AttributionConfig
+from esper_soa.env.lifecycle import empty_slots
 from esper_soa.env.shapley import arrival_orders, sampled_shapley
 from esper_soa.env.step import measure_, record_and_observe
+from esper_soa.state import Attribution
 from esper_soa.vocabulary import Blueprint, Stage
 
-
-def table(num_slots, values):
-    """Every subset of `num_slots` seeds for one env; values[code]."""
-    codes = torch.arange(2**num_slots)[None]
-    return (
-        codes,
-        torch.tensor(values, dtype=torch.float64)[None],
-        torch.ones(1, num_slots, dtype=torch.bool),
-    )
-
-
-def brute_force(num_slots, values):
-    """Mean marginal gain of each seed over all orders of arrival."""
-    total = [0.0] * num_slots
-    orders = list(itertools.permutations(range(num_slots)))
-    for order in orders:
-        present = 0
-        for seed in order:
-            total[seed] += values[present | 1 << seed] - values[present]
-            present |= 1 << seed
-    return [value / len(orders) for value in total]
+# Accuracy by code of env 0 with three ablated seeds, env 1 with slots 1 and 2, env 2 without any;
+# -1 = not evaluated.
+ROWS = [
+    {7: 60.0, 6: 51.0, 5: 54.0, 3: 55.0, 1: 52.0, 2: 49.0, 4: 53.0, 0: 50.0},
+    {6: 70.0, 4: 66.0, 2: 63.0, 0: 61.0},
+    {0: 40.0},
+]
+ABLATED = torch.tensor([[True, True, True], [False, True, True], [False, False, False]])
+GROWN = [Stage.FOSSILIZED, Stage.BLENDING, Stage.HOLDING]
+WORTH = numbers([50.0, 52.0, 49.0, 55.0, 53.0, 54.0, 51.0, 60.0])  # of env 0, by code
 
 
-def test_worked_game_has_the_known_shapley_values_and_interaction():
-    # v = 50 + 2a + 3b + 1c + 1.5ab: the joint gain of a and b is split between them
-    values = [
-        50 + 2 * (s & 1) + 3 * (s >> 1 & 1) + (s >> 2 & 1) + 1.5 * (s & 3 == 3) for s in range(8)
-    ]
-    subset, accuracy, ablated = table(3, values)
-    shapley, complete = shapley_values(subset, accuracy, ablated)
-    torch.testing.assert_close(shapley, torch.tensor([[2.75, 3.75, 1.0]], dtype=torch.float64))
-    assert complete.all()
-    interactions = pair_interactions(subset, accuracy, ablated)[0]
-    expected = torch.zeros(3, 3, dtype=torch.float64)
-    expected[0, 1] = expected[1, 0] = 1.5
-    torch.testing.assert_close(interactions, expected)
+@pytest.fixture(scope="module")
+def found() -> Attribution:
+    subset = torch.full((3, 8), -1)
+    accuracy = torch.full((3, 8), 99.0, dtype=torch.float64)
+    for env, rows in enumerate(ROWS):
+        subset[env, : len(rows)] = torch.tensor(list(rows))
+        accuracy[env, : len(rows)] = numbers(*rows.values())
+    rules = tiny_rules(3, 4)
+    state = next(play_state(rules, 3, 0, WaitPolicy())).before
+    measured = made_up(rules, state, 0).replace(subset=subset, accuracy=accuracy, ablated=ABLATED)
+    stages = [GROWN, GROWN, [Stage.TRAINING, Stage.EMPTY, Stage.EMPTY]]
+    return attribute(measured, with_values(empty_slots(3, 3, CPU), stage=stages))
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    st.integers(1, 4).flatmap(lambda n: st.lists(st.floats(0, 100), min_size=2**n, max_size=2**n))
-)
-def test_shapley_values_equal_brute_force_over_permutations_and_share_out_the_whole_gain(values):
-    num_slots = len(values).bit_length() - 1
-    subset, accuracy, ablated = table(num_slots, values)
-    shapley, _ = shapley_values(subset, accuracy, ablated)
-    expected = torch.tensor([brute_force(num_slots, values)], dtype=torch.float64)
-    torch.testing.assert_close(shapley, expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(
-        shapley.sum(), accuracy[0, -1] - accuracy[0, 0], rtol=1e-9, atol=1e-9
-    )
+def test_a_contribution_is_what_all_seeds_have_more_than_all_but_one(found: Attribution) -> None:
+    assert found.contribution.tolist() == [[9.0, 6.0, 5.0], [0.0, 4.0, 7.0], [0.0, 0.0, 0.0]]
+    assert torch.equal(found.measured, ABLATED)
 
 
-def test_a_missing_row_is_reported_and_leaves_no_shapley_value():
-    subset, accuracy, ablated = table(2, [10.0, 12.0, 13.0, 20.0])
-    subset = subset.clone()
-    subset[0, 1] = -1
-    shapley, complete = shapley_values(subset, accuracy, ablated)
+def test_the_total_is_what_all_seeds_add_and_fossils_alone_are_the_committed_accuracy(
+    found: Attribution,
+) -> None:
+    assert found.total.tolist() == [10.0, 9.0, 0.0]
+    assert found.total_known.tolist() == [True, True, False]
+    assert found.committed.tolist() == [52.0, 61.0, 40.0]  # the fossil of env 1 is not ablated
+
+
+def test_interactions_are_summed_and_only_positive_ones_boost(found: Attribution) -> None:
+    # Env 0: 55 - 52 - 49 + 50 = 4, 54 - 52 - 53 + 50 = -1, 51 - 49 - 53 + 50 = -1; env 1: 70 - 63 -
+    # 66 + 61 = 2
+    assert found.interaction_sum.tolist() == [[3.0, 3.0, -2.0], [0.0, 2.0, 2.0], [0.0, 0.0, 0.0]]
+    pairs = torch.zeros(3, 3, 3, dtype=torch.float64)
+    pairs[0, 0, 1] = pairs[0, 1, 0] = 4
+    pairs[1, 1, 2] = pairs[1, 2, 1] = 2
+    assert torch.equal(found.pair_boost, pairs)
+
+
+def test_shapley_values_weigh_every_subset_by_the_orders_that_meet_it(found: Attribution) -> None:
+    # 1/3 of the gains first and last, 1/6 of each in the middle: slot 0 (2 + 9) / 3 + (6 + 1) / 6,
+    # slot 1 (-1 + 6) / 3 + (3 - 2) / 6, slot 2 (3 + 5) / 3 + (2 + 2) / 6; of two seeds half of
+    # each: (2 + 4) / 2, (5 + 7) / 2
+    expected = numbers([29 / 6, 11 / 6, 20 / 6], [0.0, 3.0, 6.0], [0.0, 0.0, 0.0])
+    torch.testing.assert_close(found.shapley, expected)
+    assert not found.shapley_error.any()
+
+
+def test_a_missing_row_is_reported_and_leaves_no_shapley_value() -> None:
+    subset = torch.tensor([[0, -1, 2, 3]])
+    accuracy = numbers([10.0, 12.0, 13.0, 20.0])
+    shapley, complete = shapley_values(subset, accuracy, torch.ones(1, 2, dtype=torch.bool))
     assert not complete.any()
     assert (shapley == 0).all()
-    value, found = lookup(subset, accuracy, torch.tensor([[1, 2]]))
-    assert found.tolist() == [[False, True]]
+    value, known = lookup(subset, accuracy, torch.tensor([[1, 2]]))
+    assert known.tolist() == [[False, True]]
     assert value.tolist() == [[0.0, 13.0]]
 
 
-def sparse_table(codes, values):
-    """Two envs with the subsets `codes` alone; `values` maps codes to values, the second env has
-    twice of each.
+# --- sampled values
+
+
+def sampled(
+    orders: Tensor, values: Tensor, ablated: list[bool], gap: int = -2
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of two envs with the subsets that the orders need; the second has twice of each value, and
+    lacks the subset `gap`.
     """
-    subset = torch.tensor([sorted(set(codes))]).expand(2, -1)
+    present = torch.tensor([ablated]).expand(2, -1)
+    full = int((present[0].long() << torch.arange(len(ablated))).sum())
+    subset = (prefix_codes(orders) & full).unique().expand(2, -1).clone()
     accuracy = torch.stack([values[subset[0]], 2 * values[subset[0]]])
-    return subset, accuracy
+    subset[1] = torch.where(subset[1] == gap, -1, subset[1])
+    return sampled_shapley_values(subset, accuracy, present, orders)
 
 
-def test_sampled_values_are_those_of_the_sampler_that_calls_a_value_function():
+def test_the_error_of_sampled_values_is_that_of_the_mean_of_pairs() -> None:
+    # In 012 and 210 slot 0 comes first and last, in 102 and 201 it comes in the middle.
+    orders = torch.tensor([[0, 1, 2], [2, 1, 0], [1, 0, 2], [2, 0, 1], [0, 1, 2], [2, 1, 0]])
+    share, error, known = sampled(orders, WORTH[0], [True] * 3, gap=7)
+    # Slot 0: pairs (2 + 9) / 2, (6 + 1) / 2 and (2 + 9) / 2 again: 5.5, 3.5, 5.5
+    assert share[0, 0].item() == pytest.approx(14.5 / 3)
+    # of three pairs, two are free
+    deviation = (2 * (5.5 - 14.5 / 3) ** 2 + (3.5 - 14.5 / 3) ** 2) / 2
+    assert error[0, 0].item() == pytest.approx((deviation / 3) ** 0.5)
+    # an env with a gap has no value and no error
+    assert known.tolist() == [True, False]
+    assert not share[1].any()
+    assert not error[1].any()
+
+
+def test_sampled_values_are_those_of_the_sampler_that_calls_a_value_function() -> None:
     orders = arrival_orders(6, 20, 3, CPU)
     values = torch.rand(64, generator=torch.Generator().manual_seed(1)).double()
-    subset, accuracy = sparse_table(prefix_codes(orders).flatten().tolist(), values)
-    value, error, known = sampled_shapley_values(
-        subset, accuracy, torch.ones(2, 6, dtype=torch.bool), orders
-    )
+    value, error, known = sampled(orders, values, [True] * 6)
     bits = 1 << torch.arange(6)
     sample = sampled_shapley(
         lambda subsets: values[torch.where(subsets, bits, 0).sum(1)], 6, 20, seed=3
     )
     assert known.all()
-    torch.testing.assert_close(value, torch.stack([sample.value, 2 * sample.value]))
-    torch.testing.assert_close(
-        error, torch.stack([sample.standard_error, 2 * sample.standard_error])
-    )
+    for ours, theirs in ((value, sample.value), (error, sample.standard_error)):
+        torch.testing.assert_close(ours, torch.stack([theirs, 2 * theirs]))
 
 
-def test_orders_over_all_slots_serve_envs_with_some_of_them_and_share_out_the_whole_gain():
+def test_orders_over_all_slots_serve_envs_with_some_of_them_and_share_out_the_whole_gain() -> None:
     # slots 1, 2 and 5 of six: full = 2 + 4 + 32 = 38
     orders = arrival_orders(6, 12, 0, CPU)
     values = torch.rand(64, generator=torch.Generator().manual_seed(2)).double()
-    ablated = torch.tensor([[False, True, True, False, False, True]]).expand(2, -1)
-    subset, accuracy = sparse_table((prefix_codes(orders) & 38).flatten().tolist(), values)
-    value, error, known = sampled_shapley_values(subset, accuracy, ablated, orders)
+    value, error, known = sampled(orders, values, [False, True, True, False, False, True])
     assert known.all()
     gain = values[38] - values[0]
     torch.testing.assert_close(value.sum(1), torch.stack([gain, 2 * gain]))
     assert (value[:, [0, 3, 4]] == 0).all()
     assert (error[:, [1, 2, 5]] > 0).all()
-    # without the empty subset
-    _, _, known = sampled_shapley_values(subset[:, 1:], accuracy[:, 1:], ablated, orders)
-    assert not known.any()
 
 
-def test_a_host_with_more_than_four_seeds_has_interactions_and_sampled_values():
+def test_a_host_with_more_than_four_seeds_has_interactions_and_sampled_values() -> None:
     # six seeds, five, and four, which have all 16 subsets; a seed at alpha 1 of random weights
     # changes the answers
     cfg = tiny_settings(3, 6, 4)
