@@ -68,7 +68,7 @@ class Setting:
     workers: int = 1
     governed: bool = False  # plain loops have no governor
     accumulate: int = 1  # batches of an optimiser step
-    steps: int = 42
+    steps: int = 24
     task: TaskConfig = field(default_factory=lambda: TaskConfig(base_channels=4, gradient_stride=2))
     gates: GatesConfig = field(
         default_factory=lambda: GatesConfig(min_blending_steps=2, min_gradient_health=0.2)

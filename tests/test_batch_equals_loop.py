@@ -29,8 +29,8 @@ SETTINGS = {
     "advancing by itself, fossils ablated": Setting(
         ["r0c0", "r0c1", "r1c0"], auto_forward=True, reward="basic_plus", shared_validation=True
     ),
-    "every advance by an action, three batches to an optimiser step": Setting(accumulate=3),
-    "every advance by an action": Setting(),
+    "every advance by an action, two batches to an optimiser step": Setting(accumulate=2),
+    "every advance by an action": Setting(steps=42),
 }
 
 
@@ -142,12 +142,12 @@ class Coverage:
 @pytest.mark.parametrize(
     "setting",
     [
-        pytest.param(setting, id=name, marks=pytest.mark.slow if setting == Setting() else [])
+        pytest.param(setting, id=name, marks=pytest.mark.slow if setting.steps > 24 else [])
         for name, setting in SETTINGS.items()
     ],
 )
 def test_envs_together_equal_as_many_plain_loops_through_whole_lives(setting):
-    stacked = StackedEnvs(setting, IDS)
+    stacked = StackedEnvs(setting, IDS[1:])
     loops = build_loops(stacked)
     coverage = Coverage()
     for step in range(setting.steps):
@@ -166,7 +166,7 @@ def test_envs_together_equal_as_many_plain_loops_through_whole_lives(setting):
 
 
 def test_single_env_steps_from_the_same_state_agree_in_single_precision():
-    stacked = StackedEnvs(Setting(dtype=torch.float32), IDS)
+    stacked = StackedEnvs(Setting(dtype=torch.float32), IDS[1:])
     loops = build_loops(stacked)
     for step in range(14):
         plant_newborns(stacked, loops)
@@ -207,11 +207,11 @@ def different(ours, theirs, rows):
 
 def test_an_env_among_others_equals_the_same_env_alone():
     together = StackedEnvs(Setting(), IDS)
-    alone = [StackedEnvs(Setting(), [number]) for number in IDS]
+    alone = [StackedEnvs(Setting(), [number]) for number in IDS[::2]]
     for envs in (together, *alone):
         envs.play(12)
     ours = everything(together)
-    for place, single in enumerate(alone):
+    for place, single in zip(IDS[::2], alone, strict=True):
         for name, theirs in everything(single).items():
             tolerance = 1e-10 if theirs.is_floating_point() else 0.0
             torch.testing.assert_close(ours[name][place], theirs[0], rtol=tolerance, atol=tolerance)

@@ -6,19 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from env_records import with_values
 from rich.console import Console
-from tiny_world import CPU, made_up, tiny_rules, tiny_settings
+from tiny_world import CPU, tiny_rules, tiny_settings
 from torch import Tensor
 
 from esper_soa.adapters.flat import FlatEnvs
 from esper_soa.agent.advantages import gae
 from esper_soa.agent.config import ImitationConfig
+from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.build import build_player, build_world
 from esper_soa.config import TrainConfig
 from esper_soa.env.config import EarlyStopConfig, GovernorConfig
 from esper_soa.env.early_stop import Cause, advance
-from esper_soa.env.step import apply_action, initial_state, record_and_observe
+from esper_soa.env.step import initial_state
 from esper_soa.errors import SettingError
 from esper_soa.nets.choose import ENGINES, Asked
 from esper_soa.ops.collect import Episode, Player, Round
@@ -34,10 +36,7 @@ NOTED = {"guard.panic", "guard.reason", "slots.newborn", "slots.fresh_momentum"}
 
 def recorded(state: EnvState, accuracy: list[float], step: int, rollbacks: int = 0) -> EnvState:
     """The state after an env-step in which these accuracies were measured."""
-    signals = state.signals.replace(
-        val_accuracy=torch.tensor(accuracy, dtype=torch.float64),
-        step=torch.full((len(accuracy),), step),
-    )
+    signals = with_values(state.signals, val_accuracy=accuracy, step=step)
     sunk = torch.zeros_like(state.totals.rollbacks)
     sunk[0, 1] = rollbacks
     return state.replace(signals=signals, totals=state.totals.replace(rollbacks=sunk))
@@ -97,20 +96,26 @@ def stopping(envs: int = 5, **early: float) -> TrainConfig:
 def episode(cfg: TrainConfig, progress: Progress | None = None) -> Episode:
     world = build_world(cfg, CPU)
     player = build_player(cfg, world) if cfg.policy.name == "ppo" else Player(RandomPolicy(), None)
-    return Episode(
-        world, player, Round(0, progress or Progress(1, Console(file=io.StringIO()), "off"))
-    )
+    quiet = Progress(1, Console(file=io.StringIO()), "off")
+    return Episode(world, player, Round(0, progress or quiet))
+
+
+def played_out(cfg: TrainConfig, progress: Progress | None = None) -> Episode:
+    """An episode after its last env-step."""
+    played = episode(cfg, progress)
+    while not played.env.over:
+        played.step_()
+    return played
+
+
+def waiting(num_envs: int) -> Action:
+    heads = {name: torch.zeros(num_envs, dtype=torch.int64) for name in HEAD_NAMES}
+    return Action.from_dict(heads, batch_size=[num_envs])
 
 
 def flat(state: EnvState) -> dict[str, Tensor]:
     """Every number of the state, by name."""
-    records = {name: record for name, record in state.items() if name != "boosts"}
-    found = {
-        f"{kind}.{name}": value
-        for kind, record in records.items()
-        for name, value in record.items()
-    }
-    return found | {"boosts": state.boosts}
+    return state.to_tensordict().flatten_keys(".").to_dict()
 
 
 def test_nothing_happens_to_an_env_whose_episode_is_over() -> None:
@@ -154,11 +159,7 @@ def test_nothing_happens_to_an_env_whose_episode_is_over() -> None:
 def test_an_env_among_others_is_the_env_alone(engine: str) -> None:
     """Each is as a batch of one that begins with it has it; streams of env 0 are alike."""
     cfg = replace(stopping(), compute=replace(stopping().compute, engine=engine))
-    many = episode(cfg)
-    alone = episode(replace(cfg, envs=1))
-    for played in (many, alone):
-        while not played.env.over:
-            played.step_()
+    many, alone = (played_out(replace(cfg, envs=envs)) for envs in (3, 1))
     theirs = flat(alone.env.state)
     for name, value in flat(many.env.state).items():
         torch.testing.assert_close(value[0], theirs[name][0], rtol=1e-5, atol=1e-6, equal_nan=True)
@@ -173,10 +174,8 @@ def test_a_round_ends_with_its_last_episode_and_comes_to_what_it_would_if_it_wer
     cfg = stopping(4, patience=1, min_delta=100.0, min_steps=4)
     imitation = ImitationConfig(rounds=imitated, teacher="heuristic")
     cfg = replace(cfg, policy=replace(cfg.policy, name=player, imitation=imitation))
-    ended = episode(cfg)
+    ended = played_out(cfg)
     idle = episode(cfg)
-    while not ended.env.over:
-        ended.step_()
     assert ended.env.step_number == 4
     while idle.env.step_number < STEPS:
         idle.step_()
@@ -189,32 +188,22 @@ def test_a_round_ends_with_its_last_episode_and_comes_to_what_it_would_if_it_wer
     if rollout is None or played_on is None:
         assert player == "random"
         return
-    for mine, its in zip(
-        rollout.rows.values(True, True), played_on.rows.values(True, True), strict=True
-    ):
-        assert torch.equal(mine, its)
+    assert (rollout.rows == played_on.rows).all()
     assert torch.equal(rollout.bootstrap, played_on.bootstrap)
-    learners = [one.player.learner for one in (ended, idle)]
-    assert learners[0] is not None
-    assert learners[1] is not None
-    reports = [
-        one.imitate(record) if imitated else one.update(record)
-        for one, record in zip(learners, (rollout, played_on), strict=True)
-        if one is not None
-    ]
-    assert reports[0] == reports[1]
-    for mine, its in zip(
-        learners[0].policy.parameters(), learners[1].policy.parameters(), strict=True
-    ):
-        assert torch.equal(mine, its)
+    learned = []
+    for one, record in ((ended, rollout), (idle, played_on)):
+        learner = one.player.learner
+        assert learner is not None
+        report = learner.imitate(record) if imitated else learner.update(record)
+        learned.append((report, flatten(list(learner.policy.parameters()))))
+    assert learned[0][0] == learned[1][0]
+    assert torch.equal(learned[0][1], learned[1][1])
 
 
 def test_off_it_is_what_it_was_and_on_without_an_early_end_it_is_the_same() -> None:
     states = []
     for early in ({"patience": 0}, {"patience": 1000}):
-        played = episode(stopping(**early))
-        while not played.env.over:
-            played.step_()
+        played = played_out(stopping(3, **early))
         states.append(
             flat(played.env.state) | {"weights": played.env.world.weights["host", "params"]}
         )
@@ -233,9 +222,7 @@ def test_a_bar_counts_the_env_steps_that_are_played_and_ends_full(
 ) -> None:
     console = Console(file=io.StringIO(), width=200)
     with Progress(8 * STEPS, console, "plain", interval=1e9) as progress:
-        played = episode(stopping(8, **early), progress)
-        while not played.env.over:
-            played.step_()
+        played = played_out(stopping(8, **early), progress)
         result, _ = played.finish()
     assert bool(played.env.state.ending.over.all()) == all_end
     assert result.env_steps < 8 * STEPS
@@ -299,15 +286,12 @@ def test_advantages_of_an_episode_that_is_cut_off_are_those_of_a_shorter_rollout
 
 def test_a_simulator_tells_of_every_env_when_its_episode_is_over() -> None:
     sim = Simulator(stopping(8, patience=6), RandomPolicy())
-    wait = Action.from_dict(
-        {name: torch.zeros(8, dtype=torch.int64) for name in HEAD_NAMES}, batch_size=[8]
-    )
     _, info = sim.reset()
     over = torch.zeros(8, dtype=torch.bool)
     told = []
     while not over.all():
         before = over
-        _, reward, _, over, info = sim.step(wait)
+        _, reward, _, over, info = sim.step(waiting(8))
         assert bool((over | ~before).all())
         assert not reward[before].any()
         if not over.all():  # behind the last env-step nothing is decided any more
@@ -325,9 +309,7 @@ def test_a_simulator_tells_of_every_env_when_its_episode_is_over() -> None:
 
 def test_a_simulator_whose_episodes_have_all_ended_early_begins_anew() -> None:
     sim = Simulator(stopping(3, patience=1, min_delta=100.0, min_steps=4), RandomPolicy())
-    wait = Action.from_dict(
-        {name: torch.zeros(3, dtype=torch.int64) for name in HEAD_NAMES}, batch_size=[3]
-    )
+    wait = waiting(3)
     for _ in range(2):
         sim.reset()
         assert not sim.env.over
@@ -335,29 +317,6 @@ def test_a_simulator_whose_episodes_have_all_ended_early_begins_anew() -> None:
         with pytest.raises(RuntimeError, match="call reset"):
             sim.step(wait)
     assert [one.truncated for one in sim.episode()] == [False, False, False, True]
-
-
-@pytest.mark.slow  # test_compiled_equals_eager.py has the cheap twin
-def test_compiled_kernels_are_one_graph_and_the_same() -> None:
-    rules = tiny_rules(2, STEPS)._replace(
-        early_stop=EarlyStopConfig(patience=1, min_delta=100, min_steps=1)
-    )
-    compiled = torch.compile(apply_action, backend="eager", fullgraph=True)
-    measure = torch.compile(record_and_observe, backend="eager", fullgraph=True)
-    ours = theirs = initial_state(rules, 3, CPU)
-    wait = Action.from_dict(
-        {name: torch.zeros(3, dtype=torch.int64) for name in HEAD_NAMES}, batch_size=[3]
-    )
-    for step in range(4):
-        measured = made_up(rules, theirs, step)
-        theirs = apply_action(rules, record_and_observe(rules, theirs, measured), wait).state
-        ours = compiled(rules, measure(rules, ours, measured), wait).state
-        for name, value in flat(theirs).items():
-            torch.testing.assert_close(
-                flat(ours)[name], value, rtol=1e-12, atol=1e-12, equal_nan=True
-            )
-    assert theirs.ending.over.all()
-    assert theirs.signals.step.max() == 2
 
 
 # --- what is refused

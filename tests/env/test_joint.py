@@ -29,15 +29,15 @@ def test_rows_are_all_choices_that_differ() -> None:
     assert len(table(2, (3,))) == 1 + 2 * 36 + 2 * 240 + 2 * 20 + 2 + 2
 
 
-@pytest.mark.parametrize("num_slots", [1, 3])
-def test_a_row_is_legal_where_its_choices_are(num_slots: int) -> None:
+@pytest.mark.parametrize(("num_slots", "seed"), [(1, 7), (3, 1)])
+def test_a_row_is_legal_where_its_choices_are(num_slots: int, seed: int) -> None:
     """Over whole episodes of random play: against every row put to the factored masks."""
-    rules = tiny_rules(num_slots, 60)
+    rules = tiny_rules(num_slots, 30)
     joint = table(num_slots)
     legal_ops = set[int]()
-    for step in play_state(rules, 4, 7):
+    for step in play_state(rules, 2, seed):
         masks = joint.mask(step.view.masks)
-        for env in range(4):
+        for env in range(2):
             every = step.view.masks[env : env + 1].expand(len(joint)).clone()
             obeyed, legal = obey(joint.action(torch.arange(len(joint))), every)
             assert torch.equal(masks[env], legal)
@@ -50,7 +50,7 @@ def test_a_row_is_legal_where_its_choices_are(num_slots: int) -> None:
 
 
 def test_an_action_has_the_row_that_does_the_same() -> None:
-    rules = tiny_rules(2, 40)
+    rules = tiny_rules(2, 20)
     joint = table(2)
     for step in play_state(rules, 3, 5):
         index = joint.index(step.action)

@@ -13,13 +13,15 @@ from tiny_world import CPU, play_state, tiny_settings
 import esper_soa
 from esper_soa.build import build_rules
 from esper_soa.env.config import RewardConfig
-from esper_soa.env.step import Rules, compiled
+from esper_soa.env.reward_terms import RewardTerms
+from esper_soa.env.step import Rules, StepResult, compiled
 from esper_soa.errors import UserError
+from esper_soa.state import Slots, Totals
 
 HERE = "parts_of_users"
 NUM_ENVS = 5
 NUM_SLOTS = 3
-STEPS = 25
+STEPS = 16
 TINY = [
     "steps=4",
     "envs=5",
@@ -38,14 +40,14 @@ def rules_of(*modes: str) -> Rules:
     return build_rules(replace(tiny_settings(NUM_ENVS, NUM_SLOTS, STEPS), reward=reward), CPU)
 
 
+def parts(result: StepResult) -> tuple[RewardTerms, Slots, Totals]:
+    """What a reward leaves behind."""
+    return result.terms, result.state.slots, result.state.totals
+
+
 @pytest.mark.parametrize(
     "modes",
-    [
-        ("shaped", "simplified"),
-        ("escrow", "net", "sparse"),
-        ("net", "escrow", "net"),
-        (f"{HERE}:gain", "loss"),
-    ],
+    [("shaped", "escrow", "shaped"), ("net", "sparse"), (f"{HERE}:gain", "loss")],
 )
 def test_every_env_is_paid_as_where_its_mode_pays_all(modes: tuple[str, ...]) -> None:
     split = play_state(rules_of(*modes), NUM_ENVS, seed=5)
@@ -53,17 +55,12 @@ def test_every_env_is_paid_as_where_its_mode_pays_all(modes: tuple[str, ...]) ->
     paid = 0
     for step in split:
         others = [next(one) for one in alone]
-        for env in range(NUM_ENVS):
-            wanted = others[env % len(modes)].result
-            assert torch.equal(step.result.terms.total[env], wanted.terms.total[env])
-            for name, value in step.result.terms.items():
-                assert torch.equal(value[env], wanted.terms.get(name)[env])
-            for part in ("slots", "totals"):
-                mine = step.result.state.get(part)[env]
-                theirs = wanted.state.get(part)[env]
-                assert (mine == theirs).all()
+        for place, other in enumerate(others):
+            mine = slice(place, None, len(modes))
+            for ours, theirs in zip(parts(step.result), parts(other.result), strict=True):
+                assert (ours[mine] == theirs[mine]).all()
         paid += int((step.result.terms.total != 0).sum())
-    assert paid > 50
+    assert paid > 30
 
 
 @pytest.mark.slow  # inductor; test_compiled_equals_eager.py traces such a kernel
@@ -81,13 +78,8 @@ def test_rounds_and_episodes_tell_the_modes_apart(tmp_path: Path) -> None:
         "smoke", [*TINY, f"run_dir='{tmp_path}'", "reward.split=[net,simplified]"]
     )
     episodes = run.episodes()
-    assert [line["reward_mode"] for line in episodes[:5]] == [
-        "net",
-        "simplified",
-        "net",
-        "simplified",
-        "net",
-    ]
+    modes = ["net", "simplified", "net", "simplified", "net"]
+    assert [line["reward_mode"] for line in episodes[:5]] == modes
     for line in run.metrics():
         mine = [one for one in episodes if one["round"] == line["round"]]
         assert list(line["reward_split"]) == ["net", "simplified"]

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from tensordict import TensorDict
+from env_records import with_values
 from tiny_world import made_up, play_state, tiny_rules, view_of
 
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
@@ -24,24 +24,17 @@ ALPHAS = (0.0, 1.0, 0.5, 0.0)
 def grown_state(rules: Rules, num_envs: int) -> EnvState:
     """Envs alike, at env-step 1, with one slot in each of STAGES."""
     state = next(play_state(rules, num_envs, seed=3, agent=WaitPolicy())).result.state
-    stage = torch.tensor(STAGES).expand(num_envs, 4)
-    alpha = torch.tensor(ALPHAS).double().expand(num_envs, 4)
-    slots = state.slots.replace(
-        stage=stage.clone(),
-        alpha=alpha.clone(),
-        blueprint=torch.ones_like(stage),
-        seed_age=torch.full_like(stage, 7),
-        rent_alpha=alpha.clone(),
-        rent_params=torch.full_like(alpha, 50.0),
-        escrow=torch.full_like(alpha, 0.5),
+    slots = with_values(
+        state.slots,
+        stage=STAGES,
+        alpha=ALPHAS,
+        blueprint=1,
+        seed_age=7,
+        rent_alpha=ALPHAS,
+        rent_params=50.0,
+        escrow=0.5,
     )
     return state.replace(slots=slots)
-
-
-def assert_equal(one: TensorDict, other: TensorDict) -> None:
-    others = other.flatten_keys(".")
-    for name, value in one.flatten_keys(".").items():
-        assert torch.equal(value, others[name]), name
 
 
 def env_step(
@@ -118,60 +111,17 @@ def test_the_state_of_other_envs_does_not_know_of_the_panic() -> None:
     state = grown_state(rules, 3)
     _, calm, _ = env_step(rules, state, [1.0, 1.0, 1.0])
     _, struck, _ = env_step(rules, state, [1.0, math.nan, 1.0])
-    for env in (0, 2):
-        assert_equal(calm.state[env].to_tensordict(), struck.state[env].to_tensordict())
-        assert_equal(calm.terms[env].to_tensordict(), struck.terms[env].to_tensordict())
-        assert_equal(calm.outcome[env].to_tensordict(), struck.outcome[env].to_tensordict())
-
-
-def test_a_snapshot_waits_until_the_env_is_healthy() -> None:
-    cfg = GovernorConfig(snapshot_steps=1, min_samples=1, min_panics=2)
-    state = grown_state(tiny_rules(4, 20), 1)
-    taken = []
-    for loss in (
-        1.0,
-        50.0,
-        50.0,
-        1.0,
-        math.nan,
-        1.0,
-    ):  # healthy, divergent, panic, healthy, panic, healthy
-        state, due = watch(state, torch.tensor([loss], dtype=torch.float64), 10, cfg)
-        taken.append(bool(due))
-    assert taken == [True, False, False, True, False, True]
-    # Off the beat of snapshot_steps a fossilisation asks for one, and a panic does not forget it.
-    state = state.replace(guard=state.guard.replace(snapshot_due=torch.tensor([True])))
-    taken = []
-    for loss in (math.nan, 1.0, 1.0):
-        state, due = watch(
-            state, torch.tensor([loss], dtype=torch.float64), 10, GovernorConfig(snapshot_steps=100)
-        )
-        taken.append(bool(due))
-    assert taken == [False, True, False]
+    for ours, theirs in zip(calm, struck, strict=True):
+        assert (ours[::2] == theirs[::2]).all()
 
 
 def test_a_fossilisation_asks_for_a_snapshot() -> None:
-    steps = list(play_state(tiny_rules(3, 60), 12, seed=3))
+    steps = list(play_state(tiny_rules(3, 24), 4, seed=13))
     fossilized = torch.stack([step.result.outcome.fossilized for step in steps])
     asked = torch.stack([step.result.state.guard.snapshot_due for step in steps])
     assert fossilized.any()
     assert asked[fossilized].all()
     assert not asked[fossilized.cumsum(0) == 0].all()
-
-
-def test_watching_compiles_to_one_graph() -> None:
-    rules = tiny_rules(4, 20)
-    state = grown_state(rules, 2)
-    measured = made_up(rules, state, 1)
-    loss = torch.tensor([math.nan, 1.0], dtype=torch.float64)
-    compiled = torch.compile(watch, backend="eager", fullgraph=True)(
-        state, loss, 10, rules.governor
-    )
-    assert_equal(
-        compiled[0].to_tensordict(), watch(state, loss, 10, rules.governor)[0].to_tensordict()
-    )
-    hidden = torch.compile(quarantine, backend="eager", fullgraph=True)(measured, compiled[0])
-    assert hidden.val_loss.isnan().tolist() == [True, False]
 
 
 @pytest.mark.parametrize(
