@@ -1,22 +1,13 @@
-"""How the draws of a world are distributed: crops are uniform and independent, noise too; snapshots
-start fresh.
-"""
+"""How crops are distributed: uniform and independent of each other."""
 
 import torch
-from tiny_world import tiny_settings
 from torch import Tensor
 
-from esper_soa.build import build_rules
-from esper_soa.env.world import Sizes, World
-from esper_soa.nets.config import DataConfig
 from esper_soa.nets.data import cut_batch, training_bank, training_crops
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.nets.streams import AUGMENTATION, stream_keys
-from esper_soa.vocabulary import HEADS
 
-CPU = torch.device("cpu")
 NUM_IMAGES = 12
-ENVS = 3
 
 
 def maps() -> ImageSet:
@@ -49,25 +40,6 @@ def crops(pixels: Tensor) -> Tensor:
     )
 
 
-def world(train_samples: int, num_envs: int = ENVS, seed: int = 5) -> World:
-    cfg = tiny_settings(num_envs, 2, 4)
-    rules = build_rules(cfg, CPU)
-    return World(
-        rules, maps(), Sizes(num_envs, 4, train_samples, 4), DataConfig(name="synthetic"), seed
-    )
-
-
-def drawn(played: World, steps: range) -> Tensor:
-    """Crops [T in all, n, 4] that the envs train on in these env-steps of a round."""
-    found = []
-    for step in steps:
-        work = played.work(step)
-        found += [
-            crops(work.training.batch(played.envs, index)[0]) for index in range(work.num_batches)
-        ]
-    return torch.cat(found)
-
-
 def test_places_are_uniform_in_every_env_and_independent_of_each_other() -> None:
     bank = training_bank(maps())
     count = 8100
@@ -81,37 +53,10 @@ def test_places_are_uniform_in_every_env_and_independent_of_each_other() -> None
             counts = places.bincount(minlength=9)
             assert counts.shape == (9,)
             assert float(((counts - 900.0) ** 2 / 900).sum()) < 26.1  # chi-square(8), 99.9 %
-        assert (
-            abs(float(mirrored[:, env].double().mean()) - 0.5) < 0.02
-        )  # standard deviation 0.0056
+        # standard deviation 0.0056
+        assert abs(float(mirrored[:, env].double().mean()) - 0.5) < 0.02
     # of both envs
     series = torch.stack((top, left, mirrored)).double().permute(0, 2, 1).flatten(0, 1)
     later = series[:, 1:]
     together = torch.corrcoef(torch.cat((series[:, :-1], later)))
     assert float((together - torch.eye(12)).abs().max()) < 0.06  # standard deviation 0.011
-
-
-def test_env_steps_of_other_lengths_cut_the_same_stream_of_crops() -> None:
-    short = world(train_samples=4)
-    long = world(train_samples=8)
-    assert torch.equal(drawn(short, range(6)), drawn(long, range(3)))
-
-
-def test_every_head_of_every_env_and_env_step_has_noise_of_its_own_which_is_uniform() -> None:
-    played = world(8, num_envs=10)
-    noise = torch.stack([played.noise(step) for step in range(100)])
-    assert noise.shape == (100, 10, len(HEADS))
-    assert (
-        noise.unique().numel() > 0.999 * noise.numel()
-    )  # float32: of 8,000 numbers two may be alike
-    counts = noise.histc(10, 0, 1)
-    assert float(((counts - 800) ** 2 / 800).sum()) < 27.9  # chi-square(9), 99.9 %
-
-
-def test_the_snapshot_of_a_fresh_round_is_its_fresh_hosts() -> None:
-    played = world(8)
-    played.weights["snapshot"].apply_(lambda part: part.fill_(1))
-    played.start_round(3)
-    for name in ("params", "statistics"):
-        assert torch.equal(played.weights["snapshot", name], played.weights["host", name])
-    assert not played.weights["snapshot", "fossil"].any()
