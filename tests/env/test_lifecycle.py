@@ -65,6 +65,11 @@ def read(record, *names):
     return tuple(getattr(record, name).item() for name in names)
 
 
+def assert_shows(record, **expected):
+    """These fields of the only slot."""
+    assert {name: record.get(name).item() for name in expected} == expected
+
+
 def assert_same(before, after):
     assert (before == after).all()
 
@@ -270,19 +275,9 @@ def test_entering_blending_starts_the_ramp_chosen_at_germination():
     }
     start = holding(Stage.TRAINING, style=Style.SIGMOID_ADD, tempo=8, alpha_goal=0.7, **fields)
     slots, ramp, outcome = do(*start, act(Op.ADVANCE))
-    assert read(slots, "stage", "blending_started", "accuracy_blending_start") == (
-        Stage.BLENDING,
-        True,
-        61.0,
-    )
+    assert_shows(slots, stage=Stage.BLENDING, blending_started=True, accuracy_blending_start=61.0)
     assert read(slots, "accuracy_stage_start", "previous_stage_age", "stage_age") == (61.0, 10, 0)
-    assert read(ramp, "target", "length", "done", "curve", "steepness") == (
-        0.7,
-        8,
-        0,
-        Curve.SIGMOID,
-        12.0,
-    )
+    assert_shows(ramp, target=0.7, length=8, done=0, curve=Curve.SIGMOID, steepness=12.0)
     assert read(ramp, "mode") == (AlphaMode.UP,)
     assert outcome.success.item()
 
@@ -292,11 +287,8 @@ def test_fossilize_sets_full_alpha_and_asks_for_fresh_momentum():
         Stage.HOLDING, contribution_known=True, germination_known=True, alpha=1.0, ramp_alpha=1.0
     )
     slots, ramp, outcome = do(*start, act(Op.FOSSILIZE))
-    assert read(slots, "stage", "alpha", "fresh_momentum", "germination_known") == (
-        Stage.FOSSILIZED,
-        1,
-        True,
-        False,
+    assert_shows(
+        slots, stage=Stage.FOSSILIZED, alpha=1, fresh_momentum=True, germination_known=False
     )
     assert read(ramp, "alpha") == (1,)
     assert read(outcome, "success", "fossilized") == (True, True)
@@ -305,11 +297,7 @@ def test_fossilize_sets_full_alpha_and_asks_for_fresh_momentum():
 def test_a_prune_of_a_seed_without_alpha_is_instant_at_any_speed():
     start = holding(Stage.TRAINING, seed_age=5, stage_age=4)
     slots, ramp, outcome = do(*start, act(Op.PRUNE, alpha_speed=MEDIUM))
-    assert read(slots, "stage", "previous_stage", "previous_stage_age") == (
-        Stage.PRUNED,
-        Stage.TRAINING,
-        4,
-    )
+    assert_shows(slots, stage=Stage.PRUNED, previous_stage=Stage.TRAINING, previous_stage_age=4)
     assert read(slots, "blueprint") == (3,)  # readable until the slot is empty
     assert read(outcome, "success") == (True,)
 
@@ -320,13 +308,7 @@ def test_a_scheduled_prune_is_a_success_but_removes_nothing_yet():
     )
     slots, ramp, outcome = do(*start, act(Op.PRUNE, alpha_speed=MEDIUM, alpha_curve=4))
     assert read(slots, "stage", "stage_age") == (Stage.BLENDING, 6)
-    assert read(ramp, "start", "target", "length", "curve", "steepness") == (
-        0.7,
-        0,
-        5,
-        Curve.SIGMOID,
-        24.0,
-    )
+    assert_shows(ramp, start=0.7, target=0, length=5, curve=Curve.SIGMOID, steepness=24.0)
     assert read(outcome, "success") == (True,)
 
 
