@@ -34,29 +34,26 @@ def curve_progress(t: Tensor, curve: Tensor, steepness: Tensor) -> Tensor:
     flat = high == low
     span = torch.where(flat, 1.0, high - low)
     sigmoid = torch.where(flat, t, (_logistic(steepness * (t - 0.5)) - low) / span)
-    return torch.where(
-        curve == Curve.COSINE, cosine, torch.where(curve == Curve.SIGMOID, sigmoid, t)
-    )
+    curved = torch.where(curve == Curve.SIGMOID, sigmoid, t)
+    return torch.where(curve == Curve.COSINE, cosine, curved)
 
 
 def retarget(
     ramp: Ramp, where: Tensor, target: Tensor, length: Tensor, curve: Tensor, steepness: Tensor
 ) -> Ramp:
-    """Start a new ramp on `where` from the present alpha to `target`, over `length` ticks; 0 ticks
-    jump at once.
+    """Start a new ramp on `where` from the present alpha to `target`, in [0, 1], over `length` ticks,
+    or jump where that is 0 or less.
 
-    Only ramps in mode HOLD may be given a new target: the caller sees to it. `target` is clamped to
-    [0, 1], `length` to at least 0. A ramp to where alpha already is stays in HOLD with its length
-    stored.
+    Only ramps in mode HOLD may be given a new target: the caller sees to it. A ramp to where alpha
+    already is stays in HOLD with its length stored.
     """
     target = target.clamp(0.0, 1.0)
     length = length.clamp(min=0)
     instant = length == 0
     up = (target > ramp.alpha) & ~instant
     down = (target < ramp.alpha) & ~instant
-    mode = torch.where(
-        up, AlphaMode.UP, torch.where(down, AlphaMode.DOWN, torch.zeros_like(ramp.mode))
-    )
+    still = torch.zeros_like(ramp.mode)
+    mode = torch.where(up, AlphaMode.UP, torch.where(down, AlphaMode.DOWN, still))
     return ramp.replace(
         alpha=torch.where(where & instant, target, ramp.alpha),
         start=torch.where(where, ramp.alpha, ramp.start),
@@ -70,8 +67,7 @@ def retarget(
 
 
 def advance_ramp(ramp: Ramp, running: Tensor) -> tuple[Ramp, Tensor]:
-    """Move the ramps of `running` (bool) on by one tick; also bool, where a ramp arrived at its
-    target in this tick.
+    """Move the ramps of `running` (bool) on by one tick; also bool, where a ramp just arrived.
 
     After tick k of n alpha is start + (target - start) progress(k / n), so no tick leaves alpha at
     its start, and the last one sets the target exactly. Ramps in HOLD do not move.

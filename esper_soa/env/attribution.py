@@ -19,9 +19,8 @@ def lookup(subset: Tensor, accuracy: Tensor, wanted: Tensor) -> tuple[Tensor, Te
     """
     value = torch.zeros_like(accuracy[:, :1]).expand(wanted.shape)
     found = torch.zeros_like(wanted, dtype=torch.bool)
-    for row in range(
-        subset.shape[1]
-    ):  # few; passes over [N, W] vectorise where a reduction over the rows does not
+    # few; passes over [N, W] vectorise where a reduction over the rows does not
+    for row in range(subset.shape[1]):
         hit = subset[:, row, None] == wanted
         value = torch.where(hit, accuracy[:, row, None], value)
         found = found | hit

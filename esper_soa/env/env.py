@@ -122,9 +122,8 @@ class Env:
         played for none.
         """
         if self.observed is None:
-            raise RuntimeError(
-                "nothing has been observed since the last action: call reset, or observe_, first"
-            )
+            unseen = "nothing has been observed since the last action"
+            raise RuntimeError(f"{unseen}: call reset, or observe_, first")
         result = self.world.kernels.respond(self.world.rules, self.observed, action)
         self.state = result.state
         self.observed = None
@@ -135,18 +134,10 @@ class Env:
         return result
 
     def after(self) -> View:
-        """What a policy would be given now, without another measurement: for the value of what lies
-        behind the end.
-        """
+        """What a policy would be given now, unmeasured: for the value of what lies behind."""
         masks, observation = look(self.world.rules, self.state)
         return self._view(self.state, masks, observation)
 
     def _view(self, state: EnvState, masks: Masks, observation: Observation) -> View:
         noise = self.world.noise(self.step_number)
-        return View(
-            state=state,
-            observation=observation,
-            masks=masks,
-            noise=noise,
-            batch_size=[self.num_envs],
-        )
+        return View(state, observation, masks, noise, batch_size=[self.num_envs])

@@ -64,8 +64,7 @@ def watch(
 
 
 def quarantine(measured: Measurements, state: EnvState) -> Measurements:
-    """`measured` without what a panicking host said: its losses are unknown, its accuracies the
-    last ones recorded.
+    """`measured` without what panicking hosts said: losses unknown, accuracies those last recorded.
 
     Nothing about its seeds counts as measured, so nothing of it reaches attribution, state,
     observation or learner.
@@ -142,13 +141,8 @@ def judge(
     judged = finite & (guard.count >= cfg.min_samples)
     learned = mean < RECOVERED_SHARE * chance_loss
     collapsed = judged & learned & ((loss - chance_loss).abs() < CHANCE_BAND * chance_loss)
-    diverged = (
-        judged
-        & ~collapsed
-        & (loss > cfg.absolute_threshold)
-        & (loss > mean + cfg.sensitivity * deviation)
-        & (loss > cfg.multiplier * mean)
-    )
+    outlying = (loss > mean + cfg.sensitivity * deviation) & (loss > cfg.multiplier * mean)
+    diverged = judged & ~collapsed & (loss > cfg.absolute_threshold) & outlying
     ordinary = finite & ~collapsed & ~diverged
     anomalies = torch.where(ordinary & judged, 0, guard.anomalies + diverged)
     panic = ~finite | collapsed | (diverged & (anomalies >= cfg.min_panics))
@@ -156,12 +150,9 @@ def judge(
     reason = torch.where(collapsed, PanicReason.COLLAPSED_TO_CHANCE, reason)
     reason = torch.where(finite, reason, PanicReason.NOT_FINITE)
     pushed = torch.cat((guard.losses[:, 1:], loss.unsqueeze(-1)), -1)
-    guard = guard.replace(
-        losses=torch.where(ordinary.unsqueeze(-1), pushed, guard.losses),
-        count=(guard.count + ordinary).clamp(max=guard.losses.shape[-1]),
-        anomalies=anomalies,
-    )
-    return guard, panic, reason
+    losses = torch.where(ordinary.unsqueeze(-1), pushed, guard.losses)
+    count = (guard.count + ordinary).clamp(max=losses.shape[-1])
+    return guard.replace(losses=losses, count=count, anomalies=anomalies), panic, reason
 
 
 def _window_statistics(guard: Guard) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.state import Action, Masks
-from esper_soa.vocabulary import HEAD_NAMES, HEADS, Head, Op
+from esper_soa.vocabulary import HEAD_NAMES, HEADS, OP_NAMES, Head, Op
 
 
 class JointActions:
@@ -19,11 +19,8 @@ class JointActions:
 
     def __init__(self, num_slots: int, blueprints: Tensor) -> None:
         """blueprints: bool [P], by code, that may be germinated; its device is the table's."""
-        found = [
-            row
-            for op in range(HEADS[-1].choices)
-            for row in _rows(op, num_slots, blueprints.nonzero().flatten())
-        ]
+        codes = blueprints.nonzero().flatten().tolist()
+        found = [row for op in range(len(OP_NAMES)) for row in _rows(op, num_slots, codes)]
         self.rows = torch.tensor(found, dtype=torch.int64, device=blueprints.device)
         columns = dict(zip(HEAD_NAMES, self.rows.unbind(1), strict=True))
         self.op = columns["op"]
@@ -53,10 +50,8 @@ class JointActions:
         ]
         same = (torch.stack(given, 1)[:, None, :] == self.rows).all(2)
         if not bool(same.any(1).all()):
-            raise ValueError(
-                "no joint action does this: the blueprint may not be germinated, or a choice is "
-                "none"
-            )
+            why = "the blueprint may not be germinated, or a choice is none"
+            raise ValueError(f"no joint action does this: {why}")
         return same.to(torch.int64).argmax(1)
 
     def mask(self, masks: Masks) -> Tensor:
@@ -67,7 +62,7 @@ class JointActions:
         return legal | (self.op == Op.WAIT)
 
 
-def _rows(op: int, num_slots: int, blueprints: Tensor) -> list[tuple[int, ...]]:
+def _rows(op: int, num_slots: int, blueprints: list[int]) -> list[tuple[int, ...]]:
     """Every choice of the heads that the op reads, the others at their placeholders."""
     choices: list[list[int]] = []
     for head in HEADS:
@@ -76,7 +71,7 @@ def _rows(op: int, num_slots: int, blueprints: Tensor) -> list[tuple[int, ...]]:
         elif op not in head.ops:
             choices.append([head.placeholder])
         elif head.name == "blueprint":
-            choices.append(blueprints.tolist())
+            choices.append(blueprints)
         else:
             choices.append(list(range(head.choices or num_slots)))
     return list(product(*choices))

@@ -18,17 +18,8 @@ TEMPO_SCALE = 12.0
 OBSERVED_HISTORY = 5
 UNKNOWN = -1.0  # stands for a value that was never measured
 FRESHNESS_DECAY = 0.995  # per env-step since the contribution was measured
-OBSERVED_STAGES = (
-    Stage.UNKNOWN,
-    Stage.DORMANT,
-    Stage.GERMINATED,
-    Stage.TRAINING,
-    Stage.BLENDING,
-    Stage.HOLDING,
-    Stage.FOSSILIZED,
-    Stage.PRUNED,
-    Stage.EMBARGOED,
-    Stage.RESETTING,
+OBSERVED_STAGES = tuple(
+    code for code, name in enumerate(STAGE_NAMES) if name not in ("retired", "empty")
 )
 _LAGS = range(OBSERVED_HISTORY - 1, -1, -1)
 ENV_FEATURES = (
@@ -94,10 +85,8 @@ def observe(state: EnvState, max_steps: int) -> Observation:
 
 def feature_names(slot_names: tuple[str, ...]) -> tuple[str, ...]:
     """Name of every feature, in order; `slot_names` are the slots' names in slot order."""
-    return (
-        *ENV_FEATURES,
-        *(f"{name}.{feature}" for name in slot_names for feature in SLOT_FEATURES),
-    )
+    seeds = (f"{name}.{feature}" for name in slot_names for feature in SLOT_FEATURES)
+    return (*ENV_FEATURES, *seeds)
 
 
 def alpha_velocity(ramp: Ramp) -> Tensor:
@@ -122,11 +111,8 @@ def env_features(signals: Signals, num_recorded: Tensor, stage: Tensor, max_step
     losses = _symlog(signals.loss_history[:, -OBSERVED_HISTORY:]) / SYMLOG_SCALE
     accuracies = signals.accuracy_history[:, -OBSERVED_HISTORY:] / PERCENT
     ops = torch.arange(len(OP_NAMES), device=stage.device)
-    shares = (
-        stage == Stage.TRAINING,
-        stage == Stage.BLENDING,
-        stage_in(stage, (Stage.HOLDING, Stage.FOSSILIZED)),
-    )
+    held = stage_in(stage, (Stage.HOLDING, Stage.FOSSILIZED))
+    shares = (stage == Stage.TRAINING, stage == Stage.BLENDING, held)
     scalars = (
         _progress(signals.step, max_steps),
         _symlog(signals.val_loss) / SYMLOG_SCALE,
@@ -148,8 +134,7 @@ def env_features(signals: Signals, num_recorded: Tensor, stage: Tensor, max_step
 def slot_features(
     slots: Slots, ramp: Ramp, velocity: Tensor, left: Tensor, max_steps: int
 ) -> Tensor:
-    """float64 [N, S, 31]: stage, alpha, contribution, gradients and ages of every slot; zeros where
-    it is empty.
+    """float64 [N, S, 31]: stage, alpha, contribution, gradients, ages; zeros where a slot is empty.
 
     A contribution of 0 stands for one that was never measured; only its freshness tells them apart.
     velocity: float64 [N, S], alpha per tick; left: int64 [N, S], ticks until the ramp arrives.
@@ -158,6 +143,7 @@ def slot_features(
     stages = [slots.stage == stage for stage in OBSERVED_STAGES]
     freshness = FRESHNESS_DECAY ** slots.contribution_age.to(float_type)
     measured = slots.gradient_measured
+    norm = _symlog(slots.gradient_norm) / SYMLOG_SCALE
     features = (
         ~slots.empty,
         *stages,
@@ -173,11 +159,7 @@ def slot_features(
         velocity.clamp(-1.0, 1.0),
         (slots.blend - 1) / 2.0,
         _points(slots.interaction_sum),
-        torch.where(
-            measured & torch.isfinite(slots.gradient_norm),
-            _symlog(slots.gradient_norm) / SYMLOG_SCALE,
-            0.0,
-        ),
+        torch.where(measured & torch.isfinite(slots.gradient_norm), norm, 0.0),
         torch.where(measured, slots.gradient_health.clamp(max=1.0), 0.0),
         measured & slots.gradient_vanishing,
         measured & slots.gradient_exploding,

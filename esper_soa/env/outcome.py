@@ -46,7 +46,7 @@ class Outcomes(NamedTuple):
 
 
 class BlueprintStats(NamedTuple):
-    """Sums by blueprint [P], to be added over env-steps and rounds; means are properties."""
+    """Sums by blueprint [P], to be added over env-steps and rounds."""
 
     germinated: Tensor  # int64
     fossilized: Tensor  # int64
@@ -57,37 +57,23 @@ class BlueprintStats(NamedTuple):
     contribution: Tensor  # float64, sum over fossils of the contribution last measured
     measured: Tensor  # int64, fossils with a measured contribution
 
-    @property
-    def fossilization_rate(self) -> Tensor:
-        """Percent of the seeds that came to an end."""
-        return 100 * self.fossilized / (self.fossilized + self.pruned)
-
-    @property
-    def mean_gain(self) -> Tensor:
-        """Percent points per fossil."""
-        return self.gain / self.fossilized
-
-    @property
-    def mean_churn(self) -> Tensor:
-        """Percent points per pruned seed."""
-        return self.churn / self.pruned
-
-    @property
-    def mean_blending_gain(self) -> Tensor:
-        """Percent points per fossil."""
-        return self.blending_gain / self.fossilized
-
-    @property
-    def mean_contribution(self) -> Tensor:
-        """Percent points per fossil that was ever measured."""
-        return self.contribution / self.measured
+    def means(self) -> dict[str, Tensor]:
+        """Fossils in percent of the seeds that came to an end; percent points per fossil, pruned
+        seed, fossil, and fossil that was ever measured. NaN of none.
+        """
+        return {
+            "fossilization_rate": 100 * self.fossilized / (self.fossilized + self.pruned),
+            "mean_gain": self.gain / self.fossilized,
+            "mean_churn": self.churn / self.pruned,
+            "mean_blending_gain": self.blending_gain / self.fossilized,
+            "mean_contribution": self.contribution / self.measured,
+        }
 
 
 def outcomes(
     state: EnvState, rewards: Tensor, counts: ParameterCounts, costs: TrainingFlop | None = None
 ) -> Outcomes:
-    """The finished episodes of N envs; rewards: float64 [N, STABILITY_WINDOW], the last raw
-    rewards, newest last.
+    """The finished episodes of N envs; rewards [N, STABILITY_WINDOW]: the last ones, newest last.
 
     costs: of the host and of all blueprints; may be left out with none but the package's.
     """
@@ -132,17 +118,15 @@ def stability(rewards: Tensor, num_steps: Tensor) -> Tensor:
 def compute_cost(slots: Slots, costs: TrainingFlop | None = None) -> Tensor:
     """Estimated cost of a forward pass of host and fossils relative to the host alone, float64 [N].
 
-    One that the reference has no number for costs what `costs` says: its multiplications over those
-    of the host.
+    A blueprint without a number of the reference costs its multiplications over those of the host.
     """
     extra = torch.zeros_like(slots.alpha)
     for code, multiplier in enumerate(COMPUTE_MULTIPLIERS):
         extra = torch.where(slots.blueprint == code, multiplier - 1, extra)
     if costs is not None:
         for code in range(len(COMPUTE_MULTIPLIERS), costs.seed.shape[1]):
-            extra = torch.where(
-                slots.blueprint == code, costs.seed[:, code] / max(1.0, costs.host), extra
-            )
+            share = costs.seed[:, code] / max(1.0, costs.host)
+            extra = torch.where(slots.blueprint == code, share, extra)
     return 1 + torch.where(slots.stage == Stage.FOSSILIZED, extra, 0.0).sum(1)
 
 
@@ -158,8 +142,7 @@ def pareto_front(accuracy: Tensor, stability: Tensor, param_ratio: Tensor) -> Te
 
 
 def hypervolume(accuracy: Tensor, param_ratio: Tensor) -> Tensor:
-    """Area, scalar, that the points [M] dominate between accuracy 0 and param_ratio
-    HYPERVOLUME_RATIO.
+    """Area that the points [M] dominate between accuracy 0 and param_ratio HYPERVOLUME_RATIO.
 
     Swept in the order of falling accuracy: each point adds a strip from its ratio up to the
     smallest ratio so far.
@@ -201,6 +184,7 @@ def count_blueprints(stats: BlueprintStats, before: Slots, after: Slots) -> Blue
     removed = before.live & (before.stage != Stage.FOSSILIZED) & ~after.live
     gain = before.total_improvement
     blending = before.accuracy_current - before.accuracy_blending_start
+    blended = fossil & before.blending_started
     measured = fossil & before.contribution_known
     return stats._replace(
         germinated=_added(stats.germinated, after.blueprint, born),
@@ -208,9 +192,7 @@ def count_blueprints(stats: BlueprintStats, before: Slots, after: Slots) -> Blue
         pruned=_added(stats.pruned, before.blueprint, removed),
         gain=_added(stats.gain, before.blueprint, fossil, gain),
         churn=_added(stats.churn, before.blueprint, removed, gain),
-        blending_gain=_added(
-            stats.blending_gain, before.blueprint, fossil & before.blending_started, blending
-        ),
+        blending_gain=_added(stats.blending_gain, before.blueprint, blended, blending),
         contribution=_added(stats.contribution, before.blueprint, measured, before.contribution),
         measured=_added(stats.measured, before.blueprint, measured),
     )

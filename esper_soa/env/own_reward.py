@@ -48,12 +48,8 @@ def own_reward(
     part = find(REWARD, mode, setting)
     name = name_in(mode)
     if name in TERM_NAMES:
-        raise SettingError(
-            setting,
-            mode,
-            "of another name than the terms of the package",
-            "Records tell both by name.",
-        )
+        allowed = "of another name than the terms of the package"
+        raise SettingError(setting, mode, allowed, "Records tell both by name.")
     own = OwnReward(name, part)  # type: ignore[arg-type]
     faults = reward_findings(part, sample_inputs(PROBED_ENVS, num_slots, max_steps, device))
     if faults:
@@ -92,10 +88,8 @@ def _term_findings(name: str, value: object, inputs: RewardInputs) -> list[str]:
     what += " a tensor"
     found = []
     if value.shape != inputs.op.shape:
-        found.append(
-            f"{what} of shape {list(value.shape)} for {inputs.op.shape[0]} envs, not one number "
-            "per env"
-        )
+        shape = f"{list(value.shape)} for {inputs.op.shape[0]} envs"
+        found.append(f"{what} of shape {shape}, not one number per env")
     if not value.is_floating_point():
         found.append(f"{what} of {value.dtype}, not of floating-point numbers")
     if value.device != inputs.op.device:
@@ -155,10 +149,10 @@ class _Draws:
         share = self.share(like)
         if name.endswith("_known") or name == "drip_live":
             return share < 0.7
-        if name.endswith("_age") or name.startswith("num_"):
-            return (share * (max_steps if name.endswith("_age") else like.shape[-1])).to(
-                torch.int64
-            )
+        if name.endswith("_age"):
+            return (share * max_steps).to(torch.int64)
+        if name.startswith("num_"):
+            return (share * like.shape[-1]).to(torch.int64)
         if name in PERCENT:
             return 100 * share
         if name in PARAMETERS:

@@ -43,6 +43,9 @@ ACTIVE_STAGES = (
     Stage.RESETTING,
 )
 UNPROVEN_STAGES = (Stage.GERMINATED, Stage.TRAINING)
+# what the reward reads of slots as it is
+AGES = ("stage", "stage_age", "previous_stage", "previous_stage_age", "seed_age")
+SAME = (*AGES, "germination_known", "escrow", "drip_live", "drip_scale")
 
 
 def empty_totals(num_envs: int, device: torch.device) -> Totals:
@@ -57,14 +60,12 @@ def empty_totals(num_envs: int, device: torch.device) -> Totals:
 def reward(
     state: EnvState, attribution: Attribution, action: Action, op: Tensor, settings: RewardSettings
 ) -> tuple[RewardTerms, EnvState]:
-    """Terms of this env-step's reward [N], and the state with its part of it that rewards need
-    brought up to date.
+    """Terms of this env-step's reward [N], and the state with what rewards keep in it.
 
-    op: int64 [N], the effective op: WAIT where the chosen one was not applicable. Where an env is
-    about to be rolled
-    back nothing is paid: the caller keeps the old state of such envs. A user's own reward is paid
-    as it is, with nothing beside it but the penalty for seeds that a rollback has removed. With a
-    split every env is paid as it would be if all envs were paid by its mode.
+    op: int64 [N], the effective op: WAIT where the chosen one was not applicable. Of an env that is
+    about to be rolled back the caller keeps the old state. A user's own reward is paid as it is,
+    beside it only the penalty for seeds that a rollback has removed. With a split every env is paid
+    as it would be if all envs were paid by its mode.
     """
     if settings.split is None:
         return _paid(state, attribution, action, op, settings)
@@ -98,24 +99,16 @@ def reward_inputs(
 ) -> RewardInputs:
     """What the env state and this env-step's attribution say to the reward."""
     target = target_slot(action, state.slots.stage.shape[1])
-    inputs = (
-        _of_slots(state.slots, attribution)
-        | _of_envs(state, attribution, settings)
-        | {"target": target, "op": op}
-    )
+    inputs = _of_slots(state.slots, attribution) | _of_envs(state, attribution, settings)
+    inputs |= {"target": target, "op": op}
     return RewardInputs(**inputs, batch_size=state.batch_size, device=None)  # type: ignore[arg-type]
 
 
 def _of_slots(slots: Slots, attribution: Attribution) -> dict[str, Tensor]:
     """The inputs [N, S] that follow from slots and attribution alone."""
     contribution = torch.where(attribution.measured, attribution.contribution, 0.0)
-    return {
+    return {name: slots.get(name) for name in SAME} | {
         "has_seed": slots.live,
-        "stage": slots.stage,
-        "stage_age": slots.stage_age,
-        "previous_stage": slots.previous_stage,
-        "previous_stage_age": slots.previous_stage_age,
-        "seed_age": slots.seed_age,
         "improvement": slots.improvement,
         "improvement_known": slots.live,
         "contribution": contribution,
@@ -124,10 +117,6 @@ def _of_slots(slots: Slots, attribution: Attribution) -> dict[str, Tensor]:
         "accuracy_germination": torch.where(
             slots.germination_known, slots.accuracy_germination, 0.0
         ),
-        "germination_known": slots.germination_known,
-        "escrow": slots.escrow,
-        "drip_live": slots.drip_live,
-        "drip_scale": slots.drip_scale,
         "drip_left": slots.drip_total - slots.drip_paid,
         "drip_contribution": contribution,
     }
@@ -163,10 +152,8 @@ def _of_envs(
 
 
 def rent_and_shock(slots: Slots, settings: RewardSettings) -> tuple[Tensor, Tensor]:
-    """Parameters that pay rent, and squared alpha moves since the last reading by relative size,
-    both [N].
-
-    A seed pays from BLENDING on: a base for the slot and its parameters weighted with alpha.
+    """Parameters that pay rent, from BLENDING on a base for the slot and those of the seed weighted
+    with alpha; and squared alpha moves since the last reading by relative size; both [N].
     """
     cfg = settings.config
     host = settings.counts.host
@@ -209,18 +196,14 @@ def adjust(
 
 
 def germination_refund(seed_age: Tensor) -> Tensor:
-    """What the shaping of a germination is worth `seed_age` env-steps later, float64 of any shape,
-    at weight 1.
-    """
+    """What the shaping of a germination is worth `seed_age` env-steps later, at weight 1."""
     return torch.pow(PBRS_GAMMA, 1 - seed_age.to(STATE_FLOAT))
 
 
 def _next_slots(
     slots: Slots, inputs: RewardInputs, readings: SlotReadings, settings: RewardSettings
 ) -> Slots:
-    """The slots with escrow, drip and rent readings of this env-step; a new pool waits for
-    `settle_fossils`.
-    """
+    """The slots with escrow, drip and rent readings; a new pool waits for `settle_fossils`."""
     slots = slots.replace(
         escrow=torch.where(slots.live, readings.escrow_next, 0.0),
         rent_alpha=torch.where(slots.live, slots.alpha, 0.0),

@@ -28,7 +28,6 @@ def score(
     """Terms [N] of mode `cfg.mode`, without what `reward.py` adds at the end; readings [N, S].
 
     own: what the mode is where it is a user's; settings of the package's modes do not touch it.
-
     With `cfg.scored_slots` "all" every live seed earns its per-seed terms, as under WAIT where it
     is not the target of the action; with "target" only the target slot does. Terms of the op itself
     are always the target's.
@@ -101,17 +100,17 @@ def _contribution(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms,
     if not cfg.disable_pbrs:
         per_seed["pbrs_bonus"] = term.seed_shaping(inputs, cfg)
     parts = {name: over_scored(value, inputs, cfg) for name, value in per_seed.items()}
-    parts["compute_rent"] = term.compute_rent(inputs, cfg)
-    parts["alpha_shock"] = term.alpha_shock(inputs, cfg)
-    parts["occupancy_rent"] = term.occupancy_rent(inputs, cfg)
-    parts["fossilized_rent"] = -cfg.fossilized_maintenance_cost * inputs.num_fossilized.to(
-        STATE_FLOAT
-    )
-    parts["action_shaping"] = term.action_shaping(inputs, cfg)
+    fossils = inputs.num_fossilized.to(STATE_FLOAT)
+    parts |= {
+        "compute_rent": term.compute_rent(inputs, cfg),
+        "alpha_shock": term.alpha_shock(inputs, cfg),
+        "occupancy_rent": term.occupancy_rent(inputs, cfg),
+        "fossilized_rent": -cfg.fossilized_maintenance_cost * fossils,
+        "action_shaping": term.action_shaping(inputs, cfg),
+    }
     if not cfg.disable_terminal_reward:
-        parts["terminal_bonus"] = _at_end(
-            inputs, cfg.terminal_accuracy_weight * inputs.val_accuracy
-        )
+        final = cfg.terminal_accuracy_weight * inputs.val_accuracy
+        parts["terminal_bonus"] = _at_end(inputs, final)
     return collect(parts, inputs), readings
 
 
@@ -175,13 +174,12 @@ def _basic(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotRe
     bonus, pool = _fossilize_bonus(inputs, cfg)
     rent = cfg.param_penalty_weight * inputs.effective_params / cfg.param_budget
     payment = _drip_payment(inputs, cfg)
+    gain = cfg.basic_accuracy_delta_weight * (inputs.accuracy_delta / 100)
     parts = {
         "compute_rent": -rent,
         "fossilize_bonus": torch.where(op == Op.FOSSILIZE, bonus, 0.0).sum(1),
         "drip": payment.sum(1),
-        "terminal_bonus": _at_end(
-            inputs, cfg.basic_accuracy_delta_weight * (inputs.accuracy_delta / 100)
-        ),
+        "terminal_bonus": _at_end(inputs, gain),
     }
     if not cfg.disable_pbrs:
         pruned = term.forfeited_potential(inputs, cfg)
@@ -244,10 +242,9 @@ def _simplified(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
     if not cfg.disable_pbrs:
         parts["pbrs_bonus"] = over_scored(term.seed_shaping(inputs, cfg), inputs, cfg)
     if not cfg.disable_terminal_reward:
-        accuracy = SIMPLIFIED_ACCURACY_WEIGHT * (inputs.val_accuracy / 100)
-        parts["terminal_bonus"] = _at_end(
-            inputs, accuracy + SIMPLIFIED_FOSSIL_BONUS * inputs.num_contributing
-        )
+        final = SIMPLIFIED_ACCURACY_WEIGHT * (inputs.val_accuracy / 100)
+        final = final + SIMPLIFIED_FOSSIL_BONUS * inputs.num_contributing
+        parts["terminal_bonus"] = _at_end(inputs, final)
     return parts
 
 
@@ -283,11 +280,10 @@ def _net(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
     Without discount an episode sums to its final accuracy minus rent, as the evaluation reports it,
     less the accuracy of the first env-step, which no action could change.
     """
+    rent = term.size_rent(inputs.total_params, inputs.host_params, cfg)
     return {
         "accuracy_change": torch.where(inputs.step > 1, inputs.accuracy_delta, 0.0),
-        "compute_rent": _at_end(
-            inputs, -term.size_rent(inputs.total_params, inputs.host_params, cfg)
-        ),
+        "compute_rent": _at_end(inputs, -rent),
     }
 
 

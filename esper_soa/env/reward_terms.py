@@ -66,8 +66,7 @@ TERM_NAMES = tuple(name for name in RewardTerms.__annotations__ if name not in (
 
 
 def add_terms(terms: RewardTerms, parts: Mapping[str, Tensor]) -> RewardTerms:
-    """`terms` with `parts` by name, [N] each, in place of what stood there, and with their sum in
-    the total.
+    """`terms` with `parts` [N] by name in place of what stood there, and their sum in the total.
 
     Raises ValueError for a name that RewardTerms lacks.
     """
@@ -144,9 +143,7 @@ def timing_discount(age: Tensor, cfg: RewardConfig) -> Tensor:
 
 
 def joint_gain(progress: Tensor, contribution: Tensor, cfg: RewardConfig) -> Tensor:
-    """What two readings of one gain agree on, 0 unless both are positive: harmonic mean or
-    minimum.
-    """
+    """What two readings of one gain agree on, 0 unless both are positive: a mean or the minimum."""
     if cfg.attribution_formula == "minimum":
         joint = torch.minimum(progress, contribution)
     else:
@@ -195,27 +192,18 @@ def credible_gain(inputs: RewardInputs, progress: Tensor, joint: Tensor) -> Tens
 
 def blending_warning(inputs: RewardInputs) -> Tensor:
     """Growing penalty for blending seeds where all seeds together do harm, [N, S]."""
-    harmful = (
-        inputs.has_seed
-        & (inputs.stage == Stage.BLENDING)
-        & column(inputs.total_known & (inputs.total < 0))
-    )
-    return torch.where(
-        harmful, -0.1 - (0.05 * inputs.stage_age.to(STATE_FLOAT)).clamp(max=0.3), 0.0
-    )
+    blending = inputs.has_seed & (inputs.stage == Stage.BLENDING)
+    harmful = blending & column(inputs.total_known & (inputs.total < 0))
+    growth = (0.05 * inputs.stage_age.to(STATE_FLOAT)).clamp(max=0.3)
+    return torch.where(harmful, -0.1 - growth, 0.0)
 
 
 def holding_warning(inputs: RewardInputs, attribution: Tensor) -> Tensor:
     """Growing penalty for holding a useful seed without deciding about it, [N, S]."""
     op = slot_op(inputs)
     holding = inputs.has_seed & (inputs.stage == Stage.HOLDING)
-    undecided = (
-        holding
-        & (op != Op.FOSSILIZE)
-        & (op != Op.PRUNE)
-        & (inputs.stage_age >= 2)
-        & (attribution > 0)
-    )
+    undecided = holding & (op != Op.FOSSILIZE) & (op != Op.PRUNE)
+    undecided = undecided & (inputs.stage_age >= 2) & (attribution > 0)
     growth = 0.05 * (inputs.stage_age - 2).clamp(min=0).to(STATE_FLOAT)
     return torch.where(undecided, -(0.1 + growth).clamp(max=0.3), 0.0)
 
@@ -270,17 +258,12 @@ def holding_share(inputs: RewardInputs) -> Tensor:
 
 def germinate_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     """What GERMINATE pays on each slot [N, S]: the shaping of the stage to come, and its cost."""
-    occupied = torch.full_like(
-        inputs.contribution, cfg.germinate_with_seed_penalty + cfg.germinate_cost
-    )
+    penalty = cfg.germinate_with_seed_penalty + cfg.germinate_cost
+    occupied = torch.full_like(inputs.contribution, penalty)
     bonus = torch.zeros_like(inputs.val_accuracy)
     if not cfg.disable_pbrs:
-        newborn = (
-            cfg.pbrs_weight
-            * PBRS_GAMMA
-            * STAGE_POTENTIALS[0][1]
-            * timing_discount(inputs.step, cfg)
-        )
+        potential = cfg.pbrs_weight * PBRS_GAMMA * STAGE_POTENTIALS[0][1]
+        newborn = potential * timing_discount(inputs.step, cfg)
         bonus = torch.where(inputs.step < inputs.max_steps, newborn, bonus)
     return torch.where(inputs.has_seed, occupied, column(bonus + cfg.germinate_cost))
 
@@ -295,22 +278,16 @@ def fossilize_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     if not cfg.disable_terminal_reward:
         bonus = bonus + cfg.fossilize_terminal_scale * math.tanh(1 / cfg.fossilize_quality_ceiling)
     selfish = inputs.contribution_known & (contribution > 0.1) & (total < -0.2)
-    damage = (
-        -0.5
-        - (0.2 * total.abs()).clamp(max=1.0)
-        - torch.where(selfish, 0.3, torch.zeros_like(contribution))
-    )
-    shaped = torch.where(
-        proven, bonus * holding_share(inputs), cfg.fossilize_noncontributing_penalty
-    )
+    blame = torch.where(selfish, 0.3, torch.zeros_like(contribution))
+    damage = -0.5 - (0.2 * total.abs()).clamp(max=1.0) - blame
+    bonus = bonus * holding_share(inputs)
+    shaped = torch.where(proven, bonus, cfg.fossilize_noncontributing_penalty)
     shaped = torch.where(total < 0, damage, shaped)
     return torch.where(eligible, shaped, cfg.invalid_fossilize_penalty) + cfg.fossilize_cost
 
 
 def prune_judgement(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
-    """What pruning the seed of each slot deserves [N, S]: praise for harmful seeds, blame for young
-    or good ones.
-    """
+    """What pruning each slot's seed deserves [N, S]: praise for harmful, blame for other seeds."""
     contribution = inputs.contribution
     age = inputs.seed_age
     zero = torch.zeros_like(contribution)

@@ -1,5 +1,4 @@
-"""Shapley values for anyone's value function: exact from a table of all subsets, sampled with error
-bars without one.
+"""Shapley values for anyone's value function: exact from all subsets, or sampled with error bars.
 
 Knows nothing of networks or of the simulator. `exact_shapley` takes (subsets, values) as they come
 from an evaluation; `sampled_shapley` calls a value function on the subsets that it needs, in
@@ -51,11 +50,9 @@ def exact_shapley(subsets: Tensor, values: Tensor) -> Tensor:
     Raises ValueError where a subset lacks or occurs twice, and beyond MAX_EXACT_PLAYERS players.
     """
     num_players = subsets.shape[1]
+    allowed = f"must be 1..{MAX_EXACT_PLAYERS}. Use sampled_shapley."
     if not 1 <= num_players <= MAX_EXACT_PLAYERS:
-        raise ValueError(
-            f"exact_shapley: {num_players} players, must be 1..{MAX_EXACT_PLAYERS}. Use "
-            "sampled_shapley."
-        )
+        raise ValueError(f"exact_shapley: {num_players} players, {allowed}")
     bits = 1 << torch.arange(num_players, device=subsets.device)
     codes = torch.where(subsets, bits, 0).sum(1)
     if values.shape != codes.shape or codes.sort().values.tolist() != list(range(1 << num_players)):
@@ -84,14 +81,11 @@ def sampled_shapley(
     MAX_SAMPLED_PLAYERS players.
     """
     if num_samples < MIN_SHAPLEY_SAMPLES or num_samples % 2:
-        raise ValueError(
-            f"sampled_shapley: num_samples={num_samples}, must be even and at least "
-            f"{MIN_SHAPLEY_SAMPLES}"
-        )
+        allowed = f"must be even and at least {MIN_SHAPLEY_SAMPLES}"
+        raise ValueError(f"sampled_shapley: num_samples={num_samples}, {allowed}")
     if not 1 <= num_players <= MAX_SAMPLED_PLAYERS:
-        raise ValueError(
-            f"sampled_shapley: {num_players} players, must be 1..{MAX_SAMPLED_PLAYERS}"
-        )
+        allowed = f"must be 1..{MAX_SAMPLED_PLAYERS}"
+        raise ValueError(f"sampled_shapley: {num_players} players, {allowed}")
     orders = arrival_orders(num_players, num_samples, seed, torch.device(device))
     codes, place = prefix_codes(orders).unique(return_inverse=True)
     distinct = (codes.unsqueeze(1) >> torch.arange(num_players, device=codes.device)) & 1 == 1

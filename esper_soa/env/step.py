@@ -137,11 +137,7 @@ def initial_state(rules: Rules, num_envs: int, device: torch.device) -> EnvState
 
 
 def measure_(
-    rules: Rules,
-    weights: TensorDict,
-    state: EnvState,
-    work: Work,
-    phase_ended: PhaseEnded = untimed,
+    rules: Rules, weights: TensorDict, state: EnvState, work: Work, ended: PhaseEnded = untimed
 ) -> tuple[EnvState, Measurements]:
     """Initialise newborn seeds, train every network, validate under every subset row needed."""
     slots = state.slots
@@ -152,13 +148,13 @@ def measure_(
     active_seeds = engine.claim_(nets, weights, seeds, work.seed_keys)
     none = torch.zeros_like(slots.newborn)
     state = state.replace(slots=slots.replace(newborn=none, fresh_momentum=none))
-    phase_ended("state")
+    ended("state")
     trained = engine.train_(
         nets, weights, slots.alpha, active_seeds, work.training, work.num_batches, work.lr_factor
     )
-    phase_ended("training")
+    ended("training")
     tested = engine.validate(nets, weights, slots.alpha, active_seeds, work.validation)
-    phase_ended("validation")
+    ended("validation")
     return state, Measurements(
         train_loss=trained.loss,
         train_accuracy=trained.accuracy,
@@ -198,11 +194,9 @@ def guard_(
 
 def _at_rest(state: EnvState) -> EnvState:
     """The state without the verdicts of the governor."""
-    guard = state.guard
-    guard = guard.replace(
-        panic=torch.zeros_like(guard.panic), reason=torch.zeros_like(guard.reason)
-    )
-    return state.replace(guard=guard)
+    panic = torch.zeros_like(state.guard.panic)
+    reason = torch.zeros_like(state.guard.reason)
+    return state.replace(guard=state.guard.replace(panic=panic, reason=reason))
 
 
 def record_and_observe(rules: Rules, state: EnvState, measured: Measurements) -> Observed:
@@ -259,9 +253,8 @@ def _carried_out(rules: Rules, observed: Observed, action: Action) -> StepResult
         age_memories(state.slots), state.ramp, rules.lifecycle, rules.gates
     )
     signals = state.signals.replace(last_op=action.op, last_success=outcome.success)
-    guard = state.guard.replace(
-        snapshot_due=state.guard.snapshot_due | (outcome.fossilized & ~panic)
-    )
+    due = state.guard.snapshot_due | (outcome.fossilized & ~panic)
+    guard = state.guard.replace(snapshot_due=due)
     state = state.replace(slots=slots, ramp=ramp, signals=signals, guard=guard)
     if nowhere(panic):
         return StepResult(_count(before, state, outcome), terms, outcome)
@@ -318,11 +311,9 @@ class StepKernels(NamedTuple):
 
     def kept(self, name: Hashable, function: Callable[..., Result], *arguments: object) -> Result:
         """function(*arguments), kept where steps are; `name` says what is not in the arguments."""
-        return (
-            function(*arguments)
-            if self.steps is None
-            else captured_call(self.steps, name, function, *arguments)
-        )
+        if self.steps is None:
+            return function(*arguments)
+        return captured_call(self.steps, name, function, *arguments)
 
     def _perceive_(
         self, rules: Rules, weights: TensorDict, state: EnvState, measured: Measurements
@@ -336,11 +327,7 @@ EAGER = StepKernels(record_and_observe, apply_action)
 
 def compiled() -> StepKernels:
     """The kernels as one compiled graph each, made at the first call (compute.compile); equal to
-    EAGER up to rounding.
-
-    Sizes are fixed, as they are in a run: another number of envs or slots compiles again.
+    EAGER up to rounding. Another number of envs or slots compiles again.
     """
-    return StepKernels(
-        torch.compile(record_and_observe, fullgraph=True, dynamic=False),
-        torch.compile(apply_action, fullgraph=True, dynamic=False),
-    )
+    whole = partial(torch.compile, fullgraph=True, dynamic=False)
+    return StepKernels(whole(record_and_observe), whole(apply_action))

@@ -1,5 +1,4 @@
-"""What stands in the slots of a host at the end of an episode, and an episode that begins with all
-of it in place.
+"""What stands in the slots of a host at the end of an episode, and an episode that begins with it.
 
 Given the env state of the last env-step; `plant` makes the control that trains a grown network from
 its first env-step on.
@@ -45,11 +44,9 @@ def standing_of(before: EnvState, after: EnvState) -> Standing:
     """The hosts at an env-step: state before the actions, measurements in it, and after them."""
     panic = before.guard.panic
     slots = select(panic, after.slots, before.slots)
-    measured = [
-        torch.where(panic, torch.nan, one)
-        for one in (before.signals.val_accuracy, before.signals.val_loss)
-    ]
-    return Standing(slots.stage, slots.blueprint, slots.blend, slots.alpha, *measured)
+    accuracy = torch.where(panic, torch.nan, before.signals.val_accuracy)
+    loss = torch.where(panic, torch.nan, before.signals.val_loss)
+    return Standing(slots.stage, slots.blueprint, slots.blend, slots.alpha, accuracy, loss)
 
 
 def topology_of(state: EnvState) -> Topology:
@@ -76,10 +73,8 @@ def plant(state: EnvState, topology: Topology) -> EnvState:
     totals = state.totals
     blueprint, blend, alpha = (part.to(slots.stage.device) for part in topology)
     if blueprint.shape != slots.stage.shape:
-        raise ValueError(
-            f"a topology of {list(blueprint.shape)} for hosts and slots of "
-            f"{list(slots.stage.shape)}"
-        )
+        ours = list(slots.stage.shape)
+        raise ValueError(f"a topology of {list(blueprint.shape)} for hosts and slots of {ours}")
     here = blueprint != Blueprint.NONE
     slots = slots.replace(
         stage=torch.where(here, Stage.FOSSILIZED, slots.stage),

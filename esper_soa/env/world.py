@@ -55,13 +55,12 @@ class World:
         self.augment = cfg.augment
         together = ranks.all_envs(sizes.num_envs)
         self.split = data.split_sizes(images, sizes.batch_size, together) if cfg.split else None
-        if self.split is not None:
-            data.check_split(images, together, self.split.num_batches, rules.nets.accumulate)
-            sizes = sizes._replace(
-                train_samples=self.split.train_samples, val_samples=self.split.val_samples
-            )
-        else:
+        if self.split is None:
             data.check_work(images, sizes.train_samples, sizes.val_samples)
+        else:
+            data.check_split(images, together, self.split.num_batches, rules.nets.accumulate)
+            share = self.split
+            sizes = Sizes(sizes.num_envs, sizes.batch_size, share.train_samples, share.val_samples)
         self.sizes = sizes
         self.device = images.train_images.device
         self.flop = training_flop(rules.nets.shape, self.device)
@@ -82,8 +81,7 @@ class World:
         return self.weights["host", "params"].dtype
 
     def start_round(self, number: int, topology: Topology | None = None) -> EnvState:
-        """Fresh hosts and a snapshot of them, empty slots and a fresh state for round `number`
-        (from 0).
+        """Fresh hosts, a snapshot of them and a fresh state for round `number`, from 0.
 
         With a `topology`, of the envs of all ranks, its seeds are there from the start, and in the
         snapshot; the first env-step gives them the same weights again.
@@ -98,9 +96,8 @@ class World:
             self.rules.engine.claim_(self.rules.nets, self.weights, seeds, self.seed_keys(0))
         everyone = torch.ones_like(self.envs, dtype=torch.bool)
         fossil = state.slots.stage == Stage.FOSSILIZED
-        snapshot_where_(
-            self.weights, self.rules.nets.shape, everyone, fossil, torch.zeros_like(fossil)
-        )
+        rising = torch.zeros_like(fossil)
+        snapshot_where_(self.weights, self.rules.nets.shape, everyone, fossil, rising)
         return state
 
     def _enter_round(self, number: int) -> None:
@@ -133,13 +130,8 @@ class World:
             self.rules.engine.cut,
         )
         factor = lr_factor(self.rules.nets.task.lr_schedule, step, self.rules.max_steps)
-        return Work(
-            batches,
-            sizes.train_samples // sizes.batch_size,
-            self.validation,
-            self.seed_keys(step),
-            factor,
-        )
+        count = sizes.train_samples // sizes.batch_size
+        return Work(batches, count, self.validation, self.seed_keys(step), factor)
 
     def seed_keys(self, step: int) -> Tensor:
         """int64 [N]: the streams that seeds which are new at env-step `step` draw weights from."""
@@ -155,9 +147,8 @@ class World:
         num_train = len(self.images.train_labels)
         if self.split is None:
             return self.order.draw(step * sizes.train_samples, sizes.train_samples)
-        shared = streams.stream_keys(
-            self.seed, streams.DATA_ORDER, (self.round,), torch.zeros_like(self.envs[:1])
-        )
+        first = torch.zeros_like(self.envs[:1])
+        shared = streams.stream_keys(self.seed, streams.DATA_ORDER, (self.round,), first)
         return self.ranks.own(data.split_training_order(shared, num_train, step, self.split))
 
     def _validation_order(self) -> Tensor:

@@ -41,13 +41,6 @@ MEAN_OUTCOMES = ("success", "stability", "param_ratio", "compute_cost")  # field
 SEED_OUTCOMES = ("germinated", "fossilized", "contributing", "pruned", "unfinished")
 TRAINING = ("val_loss", "train_loss", "train_accuracy")  # means over envs, at the last env-step
 BLUEPRINT_COUNTS = ("germinated", "fossilized", "pruned")
-BLUEPRINT_MEANS = (
-    "fossilization_rate",
-    "mean_gain",
-    "mean_churn",
-    "mean_blending_gain",
-    "mean_contribution",
-)
 # What `_sums` adds up over envs, and along which dimension of the rest the envs lie; `terms` are
 # means over env-steps.
 SUMMED = ("env_steps", "left_out", "ops", "successes", "rows", "blueprints")
@@ -335,7 +328,7 @@ def blueprint_record(
 ) -> dict[str, Json]:
     """Counts and means of each blueprint that was born or ended; a mean of nothing is None."""
     counts = {key: getattr(stats, key).tolist() for key in BLUEPRINT_COUNTS}
-    means = {key: getattr(stats, key).tolist() for key in BLUEPRINT_MEANS}
+    means = {key: mean.tolist() for key, mean in stats.means().items()}
     record: dict[str, Json] = {}
     for code, name in enumerate(names):
         counted = {key: int(count[code]) for key, count in counts.items()}

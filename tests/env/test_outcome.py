@@ -194,15 +194,15 @@ def test_births_and_ends_are_counted_by_blueprint():
     assert stats.germinated.nonzero().tolist() == [[2]]
     assert stats.fossilized.tolist() == [0, 1] + [0] * 11
     assert stats.pruned.tolist() == [0, 0, 0, 2] + [0] * 9
-    assert stats.mean_gain[1].item() == 4.0
-    assert stats.mean_blending_gain[1].item() == 3.0
-    assert stats.mean_contribution[1].item() == 2.5
-    assert stats.mean_churn[3].item() == -2.5  # 47 - 50 and 48 - 50
-    assert stats.fossilization_rate[[1, 3]].tolist() == [100.0, 0.0]
-    assert stats.fossilization_rate[0].isnan()
+    assert stats.means()["mean_gain"][1].item() == 4.0
+    assert stats.means()["mean_blending_gain"][1].item() == 3.0
+    assert stats.means()["mean_contribution"][1].item() == 2.5
+    assert stats.means()["mean_churn"][3].item() == -2.5  # 47 - 50 and 48 - 50
+    assert stats.means()["fossilization_rate"][[1, 3]].tolist() == [100.0, 0.0]
+    assert stats.means()["fossilization_rate"][0].isnan()
     again = count_blueprints(stats, before, after)
     assert again.pruned[3].item() == 4
-    assert again.mean_churn[3].item() == -2.5
+    assert again.means()["mean_churn"][3].item() == -2.5
     assert empty_blueprint_stats(torch.device("cpu")).germinated.sum() == 0
 
 
@@ -217,4 +217,4 @@ def test_a_fossil_that_was_never_measured_has_no_contribution():
     stats = count_blueprints(empty_blueprint_stats(torch.device("cpu")), before, after)
     assert stats.fossilized[1].item() == 2
     assert stats.measured.sum() == 0
-    assert stats.mean_contribution[1].isnan()
+    assert stats.means()["mean_contribution"][1].isnan()
