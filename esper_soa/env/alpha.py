@@ -41,8 +41,8 @@ def curve_progress(t: Tensor, curve: Tensor, steepness: Tensor) -> Tensor:
 def retarget(
     ramp: Ramp, where: Tensor, target: Tensor, length: Tensor, curve: Tensor, steepness: Tensor
 ) -> Ramp:
-    """Start a new ramp on `where` from the present alpha to `target`, in [0, 1], over `length` ticks,
-    or jump where that is 0 or less.
+    """Start a new ramp on `where` from the present alpha to `target` in [0, 1], over `length` ticks;
+    0 or less jump at once.
 
     Only ramps in mode HOLD may be given a new target: the caller sees to it. A ramp to where alpha
     already is stays in HOLD with its length stored.
