@@ -41,8 +41,8 @@ def curve_progress(t: Tensor, curve: Tensor, steepness: Tensor) -> Tensor:
 def retarget(
     ramp: Ramp, where: Tensor, target: Tensor, length: Tensor, curve: Tensor, steepness: Tensor
 ) -> Ramp:
-    """Start a new ramp on `where` from the present alpha to `target` in [0, 1], over `length` ticks;
-    0 or less jump at once.
+    """Start a new ramp on `where` from the present alpha to `target`, over `length` ticks; 0 ticks
+    jump at once. Both are clamped: to [0, 1], to at least 0.
 
     Only ramps in mode HOLD may be given a new target: the caller sees to it. A ramp to where alpha
     already is stays in HOLD with its length stored.
