@@ -118,9 +118,9 @@ def world() -> World:
     return build_world(CFG, CPU)
 
 
-def episode(world: World, topology: Topology | None = GROWN) -> Episode:
+def episode(world: World) -> Episode:
     quiet = Progress(1, Console(file=io.StringIO()), "off")
-    return Episode(world, Player(WaitPolicy(), None), Round(ROUND, quiet, topology=topology))
+    return Episode(world, Player(WaitPolicy(), None), Round(ROUND, quiet, topology=GROWN))
 
 
 def batches(world: World, step: int, env: int) -> list[tuple[Tensor, Tensor]]:
@@ -251,9 +251,3 @@ def test_a_topology_is_of_the_seeds_that_the_host_feels(world: World) -> None:
 def test_a_topology_of_other_hosts_is_refused(world: World) -> None:
     with pytest.raises(ValueError, match=r"a topology of \[2, 1\] for hosts and slots of \[2, 3\]"):
         plant(world.start_round(0), Topology(*(part[:, :1] for part in GROWN)))
-
-
-def test_without_a_topology_nothing_is_planted(world: World) -> None:
-    state = episode(world, None).env.state
-    assert (state.slots.stage == Stage.EMPTY).all()
-    assert not world.weights["snapshot", "fossil"].any()

@@ -11,11 +11,10 @@ from esper_soa.agent.protocol import restart
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.build import build_world
 from esper_soa.env.env import Env
-from esper_soa.env.topology import Topology, topology_of
 from esper_soa.env.world import World
 from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.progress import Progress
-from esper_soa.vocabulary import Blend, Blueprint, Op, Stage
+from esper_soa.vocabulary import Op
 
 ENVS = 3
 SLOTS = 2
@@ -80,17 +79,3 @@ def test_what_was_chosen_last_is_told_though_the_slot_does_not_allow_it() -> Non
     result, _ = env.step(wait.replace(op=torch.full_like(wait.op, Op.PRUNE)))
     assert result.state.signals.last_op.tolist() == [Op.PRUNE] * ENVS
     assert not result.state.signals.last_success.any()
-
-
-def test_hosts_can_begin_with_a_topology() -> None:
-    grown = Topology(
-        torch.tensor([[Blueprint.NORM, -1], [-1, -1], [-1, Blueprint.CONV_SMALL]]),
-        torch.full((ENVS, SLOTS), Blend.ADD),
-        torch.tensor([[0.5, 0.0], [0.0, 0.0], [0.0, 1.0]], dtype=torch.float64),
-    )
-    env = Env(world())
-    seen = env.reset(0, grown)
-    assert seen.view.state.slots.stage.eq(Stage.FOSSILIZED).sum(1).tolist() == [1, 0, 1]
-    assert all(
-        torch.equal(mine, its) for mine, its in zip(topology_of(env.state), grown, strict=True)
-    )

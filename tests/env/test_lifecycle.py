@@ -380,3 +380,9 @@ def test_every_kernel_runs_without_data_on_any_device():
     slots, ramp = tick(slots, ramp, AUTOMATIC, GATES)
     assert slots.batch_size == ramp.batch_size == (2, 3)
     assert outcome.success.shape == (2,)
+
+
+def test_a_held_seed_has_taken_all_ticks_of_its_ramp():
+    arrived = {"ramp_alpha": 1.0, "ramp_target": 1.0, "ramp_length": 3}
+    _, ramp, _ = do(*holding(Stage.BLENDING, alpha=1.0, **arrived), act(Op.ADVANCE))
+    assert_shows(ramp, start=1.0, length=3, done=3, mode=AlphaMode.HOLD)

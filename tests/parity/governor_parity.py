@@ -1,8 +1,7 @@
 """The panic rule against series of losses recorded from the reference."""
 
-import numpy as np
 import torch
-from parity_vectors import load
+from parity_vectors import columns, load
 
 from esper_soa.env.config import GovernorConfig
 from esper_soa.env.governor import PanicReason, initial_guard, judge
@@ -18,21 +17,12 @@ REASONS = {
 
 def test_every_judgement_of_every_series_equals_the_recording() -> None:
     rows = load("governor")
-    columns = rows["out_columns"].tolist()
     codes = torch.tensor([REASONS[name] for name in rows["reasons"].tolist()])
-    params = dict(
-        zip(
-            rows["params_columns"].tolist(),
-            torch.from_numpy(rows["params"]).unbind(-1),
-            strict=True,
-        )
-    )
-    for window in np.unique(
-        rows["params"][:, rows["params_columns"].tolist().index("history_window")]
-    ).tolist():
+    params = columns(rows["params_columns"], rows["params"])
+    for window in params["history_window"].unique().tolist():
         chosen = params["history_window"] == window
         loss = torch.from_numpy(rows["loss"])[chosen]
-        expected = torch.from_numpy(rows["out"])[chosen]
+        expected = columns(rows["out_columns"], rows["out"])
         cfg = GovernorConfig(min_samples=MIN_SAMPLES)
         for name in ("sensitivity", "multiplier", "absolute_threshold"):
             setattr(cfg, name, params[name][chosen])
@@ -42,7 +32,7 @@ def test_every_judgement_of_every_series_equals_the_recording() -> None:
         guard = guard.replace(losses=torch.zeros(len(loss), int(window), dtype=torch.float64))
         for step in range(loss.shape[1]):
             guard, panic, reason = judge(guard, loss[:, step], chance, cfg)
-            recorded = dict(zip(columns, expected[:, step].unbind(-1), strict=True))
+            recorded = {name: values[chosen, step] for name, values in expected.items()}
             assert torch.equal(panic, recorded["panic returned"] == 1), step
             assert torch.equal(reason == PanicReason.DIVERGED, recorded["_pending_panic"] == 1), (
                 step

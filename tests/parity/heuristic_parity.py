@@ -1,7 +1,7 @@
 """The heuristic policy against episodes of decisions recorded from the reference."""
 
 import torch
-from parity_vectors import load
+from parity_vectors import columns, load
 
 from esper_soa.agent.config import HeuristicConfig
 from esper_soa.agent.scripted import (
@@ -29,28 +29,14 @@ SETTINGS = {
 def per_episode_settings(rows: dict) -> HeuristicConfig:
     """Settings of which every threshold is a column [N], one row per recorded episode."""
     cfg = HeuristicConfig(blueprint_rotation=rows["rotation"].tolist())
-    for name, column in zip(
-        rows["config_columns"].tolist(), torch.from_numpy(rows["config"]).unbind(-1), strict=True
-    ):
+    for name, column in columns(rows["config_columns"], rows["config"]).items():
         setattr(cfg, SETTINGS[name], column)
     return cfg
 
 
 def situation_at(rows: dict, step: int) -> Situation:
-    signals = dict(
-        zip(
-            rows["signal_columns"].tolist(),
-            torch.from_numpy(rows["signals"][:, step]).unbind(-1),
-            strict=True,
-        )
-    )
-    seeds = dict(
-        zip(
-            rows["seed_columns"].tolist(),
-            torch.from_numpy(rows["seeds"][:, step]).unbind(-1),
-            strict=True,
-        )
-    )
+    signals = columns(rows["signal_columns"], rows["signals"][:, step])
+    seeds = columns(rows["seed_columns"], rows["seeds"][:, step])
     absent = seeds["stage"].isnan()
     names = torch.tensor([BLUEPRINT_NAMES.index(name) for name in rows["blueprints"].tolist()])
     blueprint = names[seeds["blueprint"].nan_to_num(0.0).long()]

@@ -3,71 +3,53 @@
 import numpy as np
 import pytest
 import torch
-from parity_vectors import load
+from parity_vectors import columns, load
 from torch import Tensor
 
+from esper_soa.env.lifecycle import empty_slots, idle_ramp
 from esper_soa.env.observation import env_features, slot_features
 from esper_soa.env.signals import initial_signals
 from esper_soa.state import HISTORY, Ramp, Signals, Slots
 from esper_soa.vocabulary import Blueprint, Stage
 
-INT_FIELDS = {
-    "stage",
-    "stage_age",
-    "seed_age",
-    "previous_stage",
-    "previous_stage_age",
-    "blueprint",
-    "blend",
-    "style",
-    "tempo",
-    "contribution_age",
-    "length",
-    "done",
-    "curve",
-    "mode",
-}
+
+def filled_in(empty: Slots | Ramp, given: dict[str, Tensor]) -> Slots | Ramp:
+    """The record with the given fields."""
+    return empty.replace(
+        **{
+            name: value.nan_to_num(0.0, torch.inf, -torch.inf).to(empty.get(name).dtype)
+            for name, value in given.items()
+        }
+    )
 
 
-def record(kind: type, shape: tuple[int, ...], given: dict[str, Tensor]) -> Slots | Ramp:
-    """A record with the given fields; zeros elsewhere."""
-    fields = {}
-    for name in kind.__annotations__:
-        fields[name] = given.pop(name) if name in given else torch.zeros(shape, dtype=torch.float64)
-        if name in INT_FIELDS:
-            fields[name] = fields[name].nan_to_num(0.0).long()
-    assert not given, f"unknown fields {sorted(given)}"
-    return kind(**fields, batch_size=list(shape))
-
-
-def slots_of(columns: dict[str, Tensor]) -> Slots:
-    empty = columns["stage"].isnan()
-    telemetry = columns["has_telemetry"] == 1
-    return record(
-        Slots,
-        tuple(empty.shape),
+def slots_of(seeds: dict[str, Tensor]) -> Slots:
+    empty = seeds["stage"].isnan()
+    telemetry = seeds["has_telemetry"] == 1
+    return filled_in(
+        empty_slots(*empty.shape, "cpu"),
         {
-            "stage": torch.where(empty, Stage.EMPTY, columns["stage"]),
-            "blueprint": torch.where(empty, Blueprint.NONE, columns["blueprint_index"]),
-            "alpha": columns["current_alpha"],
-            "contribution": columns["counterfactual_contribution"].nan_to_num(0.0),
-            "contribution_known": ~columns["epochs_since_counterfactual"].isnan(),
-            "contribution_velocity": columns["contribution_velocity"],
-            "tempo": columns["blend_tempo_epochs"],
-            "blend": columns["alpha_algorithm"],
-            "interaction_sum": columns["interaction_sum"],
+            "stage": torch.where(empty, Stage.EMPTY, seeds["stage"]),
+            "blueprint": torch.where(empty, Blueprint.NONE, seeds["blueprint_index"]),
+            "alpha": seeds["current_alpha"],
+            "contribution": seeds["counterfactual_contribution"].nan_to_num(0.0),
+            "contribution_known": ~seeds["epochs_since_counterfactual"].isnan(),
+            "contribution_velocity": seeds["contribution_velocity"],
+            "tempo": seeds["blend_tempo_epochs"],
+            "blend": seeds["alpha_algorithm"],
+            "interaction_sum": seeds["interaction_sum"],
             "gradient_measured": telemetry,
             "gradient_norm": torch.where(
-                columns["gradient_norm"].isnan(), 0.0, columns["gradient_norm"]
+                seeds["gradient_norm"].isnan(), 0.0, seeds["gradient_norm"]
             ),
-            "gradient_health": columns["gradient_health"].nan_to_num(0.0),
-            "gradient_vanishing": columns["has_vanishing"] == 1,
-            "gradient_exploding": columns["has_exploding"] == 1,
-            "previous_health": columns["gradient_health_prev"],
-            "previous_health_known": ~columns["gradient_health_prev"].isnan(),
-            "stage_age": columns["epochs_in_current_stage"],
-            "seed_age": columns["epochs_total"],
-            "contribution_age": columns["epochs_since_counterfactual"],
+            "gradient_health": seeds["gradient_health"].nan_to_num(0.0),
+            "gradient_vanishing": seeds["has_vanishing"] == 1,
+            "gradient_exploding": seeds["has_exploding"] == 1,
+            "previous_health": seeds["gradient_health_prev"],
+            "previous_health_known": ~seeds["gradient_health_prev"].isnan(),
+            "stage_age": seeds["epochs_in_current_stage"],
+            "seed_age": seeds["epochs_total"],
+            "contribution_age": seeds["epochs_since_counterfactual"],
         },
     )
 
@@ -95,30 +77,22 @@ def test_every_feature_equals_the_recording(num_slots: int) -> None:
     lengths = rows["in_max_epochs"]
     for max_steps in np.unique(lengths).tolist():
         chosen = lengths == max_steps
-        base = dict(
-            zip(
-                rows["in_base_names"].tolist(),
-                torch.from_numpy(rows["in_base"][chosen]).unbind(-1),
-                strict=True,
-            )
-        )
-        seeds = torch.from_numpy(rows["in_slot"][chosen])
-        columns = dict(zip(rows["in_slot_names"].tolist(), seeds.unbind(-1), strict=True))
-        slots = slots_of(columns)
-        ramp = record(
-            Ramp,
-            tuple(slots.stage.shape),
+        base = columns(rows["in_base_names"], rows["in_base"][chosen])
+        seeds = columns(rows["in_slot_names"], rows["in_slot"][chosen])
+        slots = slots_of(seeds)
+        ramp = filled_in(
+            idle_ramp(*slots.shape, "cpu"),
             {
-                "target": columns["alpha_target"],
-                "mode": columns["alpha_mode"],
-                "length": columns["alpha_steps_total"],
-                "done": columns["alpha_steps_done"],
+                "target": seeds["alpha_target"],
+                "mode": seeds["alpha_mode"],
+                "length": seeds["alpha_steps_total"],
+                "done": seeds["alpha_steps_done"],
             },
         )
         signals = signals_of(base, torch.from_numpy(rows["in_history"][chosen]))
         env = env_features(signals, base["history_len"].long(), slots.stage, max_steps)
-        left = columns["time_to_target"].nan_to_num(0.0).long()
-        per_slot = slot_features(slots, ramp, columns["alpha_velocity"], left, max_steps)
+        left = seeds["time_to_target"].nan_to_num(0.0).long()
+        per_slot = slot_features(slots, ramp, seeds["alpha_velocity"], left, max_steps)
         ours = torch.cat((env, per_slot.flatten(1)), 1)
         theirs = torch.from_numpy(rows["out_obs"][chosen])
         assert ours.isfinite().all()

@@ -25,6 +25,11 @@ def load_networks(name: str) -> dict:
     return torch.load(path, weights_only=True)
 
 
+def columns(names: np.ndarray, values: np.ndarray) -> dict[str, torch.Tensor]:
+    """What lies along the last dimension of `values`, by name."""
+    return dict(zip(names.tolist(), torch.from_numpy(values).unbind(-1), strict=True))
+
+
 def load(name: str) -> dict[str, np.ndarray]:
     """All arrays of `<name>.npz`."""
     with np.load(vectors_dir() / f"{name}.npz", allow_pickle=False) as arrays:
