@@ -1,7 +1,7 @@
 """Whether parts of users' own are what a run takes them for: every finding in words, in one error.
 
 For users' tests and notebooks: `esper_soa.check_blueprint("my_parts.seeds:twin")`, or the function
-or class itself. What a run looks at while it is built (nets/own_blueprints.py, nets/own_hosts.py,
+or class itself. What a run looks at while it is built (nets/own_parts.py,
 env/own_reward.py, agent/own_agents.py) is looked at here too, and more than that: what begins or
 comes out not finite, what envs share, what depends on chance, and where gradients go.
 """
@@ -36,8 +36,7 @@ from esper_soa.nets.host import (
 )
 from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.blueprints import Architecture, initial_seeds, seed_table
-from esper_soa.nets.own_blueprints import architecture_of, blueprint_findings
-from esper_soa.nets.own_hosts import host_findings, host_of
+from esper_soa.nets.own_parts import architecture_of, blueprint_findings, host_findings, host_of
 from esper_soa.nets.seeds import TrainingSeeds
 from esper_soa.registry import (
     AGENT,

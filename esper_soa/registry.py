@@ -3,7 +3,7 @@
 
 A mark stays with what it marks, and nothing else is kept: two runs of a process may take parts from
 different modules, and a cell of a notebook may be run twice. Found while a run is built, by
-nets/own_blueprints.py, nets/own_hosts.py, env/own_reward.py, agent/own_agents.py. Needs no torch.
+nets/own_parts.py, env/own_reward.py, agent/own_agents.py. Needs no torch.
 """
 
 import importlib

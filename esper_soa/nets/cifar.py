@@ -189,15 +189,20 @@ def parse_pickle(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     except ValueError as error:
         told = f"{where} is broken or truncated, or no CIFAR-10 batch ({one_line(error)})"
         raise _fault(told) from error
+    _check_name(texts, where)
+    shape = len(values) // PIXELS, PIXELS
+    pixels = np.frombuffer(values, np.uint8).reshape(shape, order="F" if fortran else "C")
+    return _checked(pixels, labels, where)
+
+
+def _check_name(texts: list[str], where: str) -> None:
+    """Raise DataError where a batch says in its `texts` that it is another than its file's name."""
     file = where.rpartition(" ")[2]
     name = texts[texts.index("batch_label") + 1] if "batch_label" in texts[:-1] else None
     wanted = BATCH_LABELS[PYTHON_NAMES.index(file)] if file in PYTHON_NAMES else name
     if name not in (None, wanted):
-        told = repr(one_line(name))
-        raise _fault(f"{where} calls itself {told}, not {wanted!r}: batch files were exchanged")
-    shape = len(values) // PIXELS, PIXELS
-    pixels = np.frombuffer(values, np.uint8).reshape(shape, order="F" if fortran else "C")
-    return _checked(pixels, labels, where)
+        told = f"{one_line(name)!r}, not {wanted!r}"
+        raise _fault(f"{where} calls itself {told}: batch files were exchanged")
 
 
 def _checked(pixels: np.ndarray, labels: list, where: str) -> tuple[np.ndarray, np.ndarray]:

@@ -38,7 +38,7 @@ from esper_soa.nets.model.blueprints import (
 )
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.own_module import OwnModule
-from esper_soa.nets.own_blueprints import architecture_of, task_blueprints
+from esper_soa.nets.own_parts import architecture_of, task_blueprints
 from esper_soa.nets.precision import autocast
 from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.metrics import RoundResult

@@ -27,7 +27,7 @@ from esper_soa.nets.host import (
 from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.own_module import Factory
-from esper_soa.nets.own_hosts import task_host, task_shape, task_slots
+from esper_soa.nets.own_parts import task_host, task_shape, task_slots
 from esper_soa.nets.pools import read_active_seeds, slot_seeds
 from esper_soa.nets.seeds import TrainingSeeds
 from esper_soa.nets.snapshot import add_snapshot_, restore_where_, snapshot_where_

@@ -1,7 +1,7 @@
 """The parts that hosts of users' own are made of, as data: a chain of segments, each given what the
 one before gives.
 
-`HostChain` is what nets/own_hosts.py makes of a user's tuple, and nets/host.py of the settings of
+`HostChain` is what nets/own_parts.py makes of a user's tuple, and nets/host.py of the settings of
 the package's hosts.
 """
 

@@ -99,7 +99,7 @@ class OwnModule:
     make: Factory  # of the channels of a slot
 
     def outputs_of(self, inputs: int, channels: int) -> int:
-        """As many channels as it is given; nets/own_blueprints.py asks the module itself."""
+        """As many channels as it is given; nets/own_parts.py asks the module itself."""
         return inputs
 
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
