@@ -33,13 +33,11 @@ def seed_forward(
     last = len(blueprint.parts) - 1
     rest = parameters
     for place, part in enumerate(blueprint.parts):
-        if isinstance(part, OwnModule):
-            raise LookupError(f"blueprint {blueprint.name}: a module stands among other parts")
+        assert not isinstance(part, OwnModule)  # which stands alone
         own = rest[: num_tensors(part)]
         rest = rest[num_tensors(part) :]
-        out = _part_forward(
-            layers, part, own, out, x if blueprint.residual and place == last else None
-        )
+        residual = x if blueprint.residual and place == last else None
+        out = _part_forward(layers, part, own, out, residual)
     return out
 
 

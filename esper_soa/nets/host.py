@@ -22,7 +22,6 @@ from esper_soa.nets.model.blueprints import (
     BLUEPRINTS,
     Architecture,
     Blueprints,
-    check_codes,
     of_code,
     seed_layers,
     seed_products,
@@ -234,10 +233,8 @@ def host_shape(
 ) -> HostShape:
     """Static description of the hosts of `task`: enabled `slots`, `blueprints` that can grow.
 
-    host: a chain of a user's own in place of that of the settings. Raises ValueError where two
-    blueprints have the same code.
+    host: a chain of a user's own in place of that of the settings.
     """
-    check_codes(blueprints)
     number = {(spec.row, spec.block): index for index, spec in enumerate(slots)}
     if isinstance(host, OwnChain):
         every = [

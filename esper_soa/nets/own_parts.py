@@ -18,7 +18,7 @@ from esper_soa.errors import SettingError, one_line
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, SlotSpec, TaskConfig, enabled_slots
 from esper_soa.nets.host import HostShape, host_shape
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints, seed_table
-from esper_soa.nets.model.host_parts import PARTS, ConvBlock, HostChain, Residual
+from esper_soa.nets.model.host_parts import PART_NAMES, ConvBlock, HostChain, Residual, are_parts
 from esper_soa.nets.model.own_module import OwnChain, OwnModule, made
 from esper_soa.nets.model.parameters import Table
 from esper_soa.registry import (
@@ -101,13 +101,10 @@ def architecture_of(part: Part, name: str, code: int) -> Architecture:
         return Architecture(code, name, (OwnModule(part),), residual=False)  # type: ignore[arg-type]
     if isinstance(given, Architecture):
         return replace(given, code=code, name=name)
-    if not (isinstance(given, tuple) and given and all(isinstance(one, PARTS) for one in given)):
-        kinds = ", ".join(kind.__name__ for kind in PARTS)
-        raise ValueError(
-            f"blueprint {name}: it gives {one_line(given)}, no tuple of parts ({kinds}) and no "
-            "Architecture"
-        )
-    return Architecture(code, name, given)
+    if not are_parts(given):
+        told = f"no tuple of parts ({PART_NAMES}) and no Architecture"
+        raise ValueError(f"blueprint {name}: it gives {one_line(given)}, {told}")
+    return Architecture(code, name, given)  # type: ignore[arg-type]
 
 
 def host_of(part: Part, name: str, num_classes: int) -> HostChain | OwnChain:

@@ -334,15 +334,6 @@ def test_a_code_without_a_blueprint_is_refused_by_name() -> None:
         of_code(EXTENDED, 8)
 
 
-@pytest.mark.parametrize("code", [-1, 7])
-def test_a_code_that_is_taken_or_none_is_refused_by_name(code: int) -> None:
-    slots = enabled_slots(TaskConfig(), ["r0c0"])
-    with pytest.raises(
-        ValueError, match=f"blueprint mine: its code {code} must be .* 7 by conv_heavy$"
-    ):
-        host_shape(TaskConfig(), slots, (*BLUEPRINTS, Architecture(code, "mine", (Conv(),))))
-
-
 def test_the_gradient_of_a_new_blueprint_is_that_of_its_formula() -> None:
     parameters, x = drawn(TWICE, 8)
     leaves = [x, *parameters]

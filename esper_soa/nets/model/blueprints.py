@@ -116,25 +116,8 @@ def of_code(blueprints: Blueprints, code: int) -> Architecture:
     for one in blueprints:
         if one.code == code:
             return one
-    raise LookupError(
-        f"no blueprint has the code {code}: "
-        f"{', '.join(f'{one.code} {one.name}' for one in blueprints)}"
-    )
-
-
-def check_codes(blueprints: Blueprints) -> None:
-    """Raise ValueError unless every blueprint has a code of its own, from 0 on."""
-    owners: dict[int, str] = {}
-    for one in blueprints:
-        if one.code < 0 or one.code in owners:
-            raise ValueError(
-                (
-                    f"blueprint {one.name}: its code {one.code} must be 0 or more and its own; "
-                    "taken are "
-                )
-                + ", ".join(f"{code} by {name}" for code, name in owners.items())
-            )
-        owners[one.code] = one.name
+    known = ", ".join(f"{one.code} {one.name}" for one in blueprints)
+    raise LookupError(f"no blueprint has the code {code}: {known}")
 
 
 def num_codes(blueprints: Blueprints) -> int:
@@ -185,11 +168,8 @@ def initial_seeds(
     if blueprint.module is not None:
         return blueprint.module.initial_rows(channels, keys, dtype)
     table = seed_table(blueprint, channels)
-    parts = zip(table.parameters, table.sizes, strict=True)
-    cleared = torch.cat(
-        [torch.full((size,), one.cleared, device=keys.device) for one, size in parts]
-    )
     rows = table.initial(keys, dtype)
+    cleared = table.spread([one.cleared for one in table.parameters], keys.device)
     return torch.where(multiply[:, None] & cleared, torch.zeros_like(rows), rows)
 
 

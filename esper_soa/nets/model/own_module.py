@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.model.parameters import Parameter
-from esper_soa.nets.model.parts import Layer
+from esper_soa.nets.model.parts import Layer, SameWidth
 from esper_soa.registry import BLUEPRINT, HOST, reference_to
 
 Factory = Callable[[int], nn.Module]
@@ -93,14 +93,10 @@ def _products(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
 
 
 @dataclass(frozen=True)
-class OwnModule:
-    """A seed: a module that maps features [B, C, H, W] to such features."""
+class OwnModule(SameWidth):
+    """A seed: a module that maps features [B, C, H, W] to such features, as own_parts.py asks."""
 
     make: Factory  # of the channels of a slot
-
-    def outputs_of(self, inputs: int, channels: int) -> int:
-        """As many channels as it is given; nets/own_parts.py asks the module itself."""
-        return inputs
 
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
         """The module's parameters in its order; `initial_rows` says how they begin."""
