@@ -21,7 +21,7 @@ from esper_soa.nets import batched, streams
 from esper_soa.nets.config import TaskConfig, enabled_slots
 from esper_soa.nets.datasets import load_images
 from esper_soa.nets.forward import gate_forward, seed_added, seed_forward
-from esper_soa.nets.host import HostShape, fold_batch_norm, host_shape, train_forward
+from esper_soa.nets.host import HostShape, fold_batch_norm, host_shape, train_loss
 from esper_soa.nets.layers import PLAIN, Layers
 from esper_soa.nets.model.blueprints import (
     BLUEPRINTS,
@@ -234,8 +234,8 @@ def test_flop_and_tables_of_a_host_are_those_of_its_forward_pass(task: TaskConfi
     statistics = [
         row.reshape(-1) for row in shape.statistics.unpack(torch.ones(1, shape.statistics.total))
     ]
-    images = torch.rand(2, 3, 32, 32)
-    found = counted(lambda: train_forward(PLAIN, shape, parameters, statistics, images, Nobody()))
+    batch = torch.rand(2, 3, 32, 32), torch.zeros(2, 1, dtype=torch.int64)
+    found = counted(lambda: train_loss(PLAIN, shape, parameters, statistics, batch, Nobody())[0])
     assert training_flop(shape, CPU).host == 3 * found / 2  # of two images
     assert len(fold_batch_norm(shape, parameters, statistics)) == 2 * task.num_blocks + 2
 
