@@ -70,11 +70,9 @@ class ImageSet(NamedTuple):
             "file_sha256": self.file_sha256,
             "preparation": "; ".join(self.notes),
         }
-        numbers = {
-            name: ", ".join(map(repr, values))
-            for name, values in (("mean", self.mean), ("std", self.std))
-        }
-        record = {"name": self.name, "source": self.source, "identity": self.identity, **numbers}
+        record = {"name": self.name, "source": self.source, "identity": self.identity}
+        record["mean"] = ", ".join(map(repr, self.mean))
+        record["std"] = ", ".join(map(repr, self.std))
         return record if self.num_classes is None else record | own
 
     def __repr__(self) -> str:
@@ -105,12 +103,8 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
         wanted = "a file like mine.npz" if cfg.own else "the folder or archive of CIFAR-10"
         raise SettingError("data.root", "''", f"{wanted} when data.name={cfg.name}")
     if cfg.name == "given":
-        raise SettingError(
-            "data.name",
-            cfg.name,
-            "npz, or another set that can be read",
-            f"A program handed the images over: save them as an {NPZ} for use without it.",
-        )
+        remedy = f"A program handed the images over: save them as an {NPZ} for use without it."
+        raise SettingError("data.name", cfg.name, "npz, or another set that can be read", remedy)
     reason = "asked for by data.name"
     if cfg.name == "auto":
         state = "empty" if not cfg.root else f"an {NPZ}" if cfg.own else "set"
@@ -153,13 +147,12 @@ def own_set(name: str, found: OwnImages, text: str, device: torch.device | str) 
 
 def fashion32(reason: str, device: torch.device | str) -> ImageSet:
     """The embedded subset of Fashion-MNIST: 28x28 grey, zero padded to 32x32, in all channels."""
+    arrays = []
     with np.load(FASHION32_FILE, allow_pickle=False) as file:
-        arrays = (
-            _as_rgb32(file["train_images"]),
-            file["train_labels"].astype(np.int64),
-            _as_rgb32(file["test_images"]),
-            file["test_labels"].astype(np.int64),
-        )
+        for part in ("train", "test"):
+            grey = np.pad(file[f"{part}_images"], ((0, 0), (2, 2), (2, 2)))
+            arrays.append(np.repeat(grey[..., None], 3, axis=3))
+            arrays.append(file[f"{part}_labels"].astype(np.int64))
     text = f"fashion32, the embedded subset of Fashion-MNIST ({reason})"
     return _image_set("fashion32", arrays, (FASHION32_MEAN, FASHION32_STD), text, device)
 
@@ -172,9 +165,8 @@ def synthetic(num_train: int, num_test: int, device: torch.device | str) -> Imag
     arrays = (*_noisy(patterns, keys[1], num_train), *_noisy(patterns, keys[2], num_test))
     values = arrays[0].reshape(-1, 3) / 255.0
     statistics = (_triple(values.mean(0)), _triple(values.std(0)))
-    return _image_set(
-        "synthetic", arrays, statistics, "synthetic images, asked for by data.name", device
-    )
+    text = "synthetic images, asked for by data.name"
+    return _image_set("synthetic", arrays, statistics, text, device)
 
 
 def _noisy(patterns: Tensor, key: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -183,12 +175,6 @@ def _noisy(patterns: Tensor, key: Tensor, count: int) -> tuple[np.ndarray, np.nd
     noise = uniform(key, torch.arange(count * 32 * 32 * 3)).view(count, 32, 32, 3) * 2 - 1
     images = (patterns[labels] + SYNTHETIC_NOISE * noise).clamp(0, 1) * 255
     return images.round().to(torch.uint8).numpy(), labels.numpy()
-
-
-def _as_rgb32(images: np.ndarray) -> np.ndarray:
-    """uint8 [M, 32, 32, 3] from grey [M, 28, 28]."""
-    padded = np.pad(images, ((0, 0), (2, 2), (2, 2)))
-    return np.repeat(padded[..., None], 3, axis=3)
 
 
 def _triple(values: np.ndarray) -> Statistics:
@@ -211,18 +197,6 @@ def _image_set(
     for array in arrays:
         digest.update(np.ascontiguousarray(array).data)
     digest.update(further)
-    train_images, train_labels, test_images, test_labels = (
-        torch.from_numpy(array).to(device) for array in arrays
-    )
-    mean, std = statistics
-    return ImageSet(
-        name=name,
-        train_images=train_images,
-        train_labels=train_labels,
-        test_images=test_images,
-        test_labels=test_labels,
-        mean=mean,
-        std=std,
-        identity=digest.hexdigest(),
-        source=f"{text}: {len(train_images)} training and {len(test_images)} test images.",
-    )
+    tensors = [torch.from_numpy(array).to(device) for array in arrays]
+    source = f"{text}: {len(arrays[0])} training and {len(arrays[2])} test images."
+    return ImageSet(name, *tensors, *statistics, digest.hexdigest(), source)  # type: ignore[arg-type]

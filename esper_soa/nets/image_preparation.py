@@ -66,10 +66,9 @@ def read_npz(setting: str, root: str, chosen: Preparation) -> tuple[OwnImages, s
     names = parts.pop(CLASS_NAMES, None)
     if names is not None and not chosen.class_names:
         if len(names.shape) != 1 or names.dtype.kind != "U":
-            raise DataError(
-                f"{names.name} has shape {list(names.shape)} and type {names.dtype}: must be a "
-                "list of texts. Save numpy.array(['cat', 'dog'])."
-            )
+            found = f"shape {list(names.shape)} and type {names.dtype}"
+            remedy = "must be a list of texts. Save numpy.array(['cat', 'dog'])."
+            raise DataError(f"{names.name} has {found}: {remedy}")
         chosen = chosen._replace(class_names=tuple(names.whole().tolist()))
     images = prepare(parts, chosen)
     with user_path(setting, root).open("rb") as file:
@@ -93,10 +92,9 @@ def _parts(setting: str, root: str) -> dict[str, Part]:
         missing += KEYS[2:4]
     if missing:
         held = ", ".join(map(one_line, names[:8])) or "no arrays"
-        raise DataError(
-            f"{where}: lacks {', '.join(missing)}: must have {', '.join(KEYS[:4])}. It holds "
-            f"{held}."
-        )
+        wanted = ", ".join(KEYS[:4])
+        told = f"lacks {', '.join(missing)}: must have {wanted}. It holds {held}."
+        raise DataError(f"{where}: {told}")
     return parts
 
 
@@ -118,10 +116,9 @@ def prepare(parts: Mapping[str, Part], chosen: Preparation) -> OwnImages:
     first = sizes["train"]
     for name in used:
         if sizes[name] != first:
-            raise DataError(
-                f"{images[name].name}: {_size(*sizes[name])}, but the training images have "
-                f"{_size(*first)}: must be the same. Prepare all parts in one way."
-            )
+            told = f"{_size(*sizes[name])}, but the training images have {_size(*first)}"
+            remedy = "must be the same. Prepare all parts in one way."
+            raise DataError(f"{images[name].name}: {told}: {remedy}")
     setting = f"{chosen.path}resize"
     inner = inner_size(*first[:2], chosen.resize, setting)
     shown = {name: _shown(part, chosen.layout, first, inner) for name, part in used.items()}
@@ -162,9 +159,8 @@ def parts_used(
     allowed = "for_test where there are no test_images"
     remedy = "The part val_ is then tested on."
     check(val == "for_test" or "test" in found, setting, val, allowed, remedy)
-    return ("train", "val") if val == "train" else ("train",), (
-        "val" if val == "for_test" else "test"
-    )
+    trained = ("train", "val") if val == "train" else ("train",)
+    return trained, "val" if val == "for_test" else "test"
 
 
 def _check_images(part: Part, chosen: Preparation) -> tuple[int, int, int]:
@@ -179,17 +175,15 @@ def _check_images(part: Part, chosen: Preparation) -> tuple[int, int, int]:
     full = shape if len(shape) == 4 else (*shape, 1) if last else (shape[0], 1, *shape[1:])
     height, width, channels = full[1:] if last else (*full[2:], full[1])
     if channels not in (1, IMAGE_CHANNELS):
-        raise DataError(
-            f"{told}, which is {channels} channels with {layout}: must be {order}, or [images, "
-            f"height, width]. {_channel_remedy(shape, chosen)}"
-        )
+        told += f", which is {channels} channels with {layout}"
+        remedy = _channel_remedy(shape, chosen)
+        raise DataError(f"{told}: must be {order}, or [images, height, width]. {remedy}")
     if not 1 <= shape[0] <= MAX_IMAGES:
         raise DataError(f"{part.name} has {shape[0]} images: must have 1 to {MAX_IMAGES}.")
     if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
-        raise DataError(
-            f"{part.name} has images of {height}x{width} pixels: must have 1 to {MAX_SIDE} a side. "
-            f"Hosts see {IMAGE_SIZE}x{IMAGE_SIZE}: give smaller ones."
-        )
+        told = f"{part.name} has images of {height}x{width} pixels"
+        remedy = f"Hosts see {IMAGE_SIZE}x{IMAGE_SIZE}: give smaller ones."
+        raise DataError(f"{told}: must have 1 to {MAX_SIDE} a side. {remedy}")
     if part.dtype != np.uint8 and part.dtype.kind != "f":
         raise DataError(
             f"{part.name} has type {part.dtype}: must be uint8, from 0 to 255, or float, from 0 "
@@ -220,23 +214,17 @@ def _labels(part: Part, images: Part) -> np.ndarray:
     if len(shape) not in (1, 2):
         raise DataError(f"{told}: must be [images] or [images, 1].")
     if shape[0] != images.shape[0]:
-        raise DataError(
-            f"{part.name} has {shape[0]} labels, but {images.name} has {images.shape[0]} images: "
-            "must be as many."
-        )
+        told = f"{part.name} has {shape[0]} labels, but {images.name} has {images.shape[0]} images"
+        raise DataError(f"{told}: must be as many.")
     if part.dtype.kind not in "iu":
-        raise DataError(
-            f"{part.name} has type {part.dtype}: must be whole numbers, the classes from 0 on. "
-            "Convert with .astype(numpy.int64)."
-        )
+        remedy = "must be whole numbers, the classes from 0 on. Convert with .astype(numpy.int64)."
+        raise DataError(f"{part.name} has type {part.dtype}: {remedy}")
     values = part.whole().reshape(-1)
     bad = (values < 0) | (values >= MAX_CLASSES)
     if bad.any():
         at = int(bad.argmax())
-        raise DataError(
-            f"{part.name} holds {values[at]} at {at}: must be classes from 0 to {MAX_CLASSES - 1} "
-            "at most. Number the classes from 0 on."
-        )
+        remedy = f"must be classes from 0 to {MAX_CLASSES - 1} at most. Number them from 0 on."
+        raise DataError(f"{part.name} holds {values[at]} at {at}: {remedy}")
     return values.astype(np.int64)
 
 
@@ -255,10 +243,8 @@ def _num_classes(
         allowed = f"2 to {MAX_CLASSES} different texts, none empty"
         raise SettingError(CLASS_NAMES, ", ".join(map(str, names)), allowed)
     if last >= len(names):
-        raise DataError(
-            f"{where} holds {last}: must be at most {len(names) - 1}, as {CLASS_NAMES} has "
-            f"{len(names)}. Name every class, or none."
-        )
+        allowed = f"at most {len(names) - 1}, as {CLASS_NAMES} has {len(names)}"
+        raise DataError(f"{where} holds {last}: must be {allowed}. Name every class, or none.")
     return len(names)
 
 

@@ -95,12 +95,9 @@ def _numpy(argument: str, value: object) -> np.ndarray:
         plain = value.detach().cpu()
         return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
-        raise SettingError(
-            argument,
-            type(value).__name__,
-            "a numpy array or a torch tensor",
-            "Lists become one with numpy.stack, masked arrays with .filled(0).",
-        )
+        allowed = "a numpy array or a torch tensor"
+        remedy = "Lists become one with numpy.stack, masked arrays with .filled(0)."
+        raise SettingError(argument, type(value).__name__, allowed, remedy)
     return value
 
 
@@ -139,10 +136,9 @@ def _classes(given: ImageSet) -> list[str]:
             told.append(f"{_named(given, np.flatnonzero(bad))} {what}.")
     share = test.max() / test.sum()
     if share > max(0.5, 1.5 / count):
-        told.append(
-            f"{share:.0%} of the test images are of class {_class(given, int(test.argmax()))}: who "
-            "always answers so is as often right, and accuracy says little."
-        )
+        answer = "who always answers so is as often right, and accuracy says little"
+        most = _class(given, int(test.argmax()))
+        told.append(f"{share:.0%} of the test images are of class {most}: {answer}.")
     return told
 
 
@@ -165,10 +161,8 @@ def _twice(train: np.ndarray, labels: list[int], test: np.ndarray) -> list[str]:
     other = sum(first[one] != label for one, label in zip(digests, labels, strict=True))
     common = sum(_digest(image) in first for image in test)
     if common > MAX_COMMON * len(test):
-        told.append(
-            f"{common} of {len(test)} test images are training images too: accuracy will be "
-            "flattered."
-        )
+        some = f"{common} of {len(test)} test images"
+        told.append(f"{some} are training images too: accuracy will be flattered.")
     if again > MAX_COMMON * len(train):
         told.append(f"{again} of {len(train)} training images repeat another one.")
     if other:
@@ -189,9 +183,8 @@ def _plain(parts: dict[str, np.ndarray]) -> list[str]:
         inner = part[:, rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
         count = int((inner.max(axis=(1, 2)) == inner.min(axis=(1, 2))).all(axis=1).sum())
         if count:
-            told.append(
-                f"{count} of {len(part)} {name} images are of one colour: is something missing?"
-            )
+            some = f"{count} of {len(part)} {name} images"
+            told.append(f"{some} are of one colour: is something missing?")
     return told
 
 
@@ -200,16 +193,12 @@ def _brightness(train: np.ndarray, test: np.ndarray) -> list[str]:
     counts, others = (level_counts(part).sum(0) for part in (train, test))
     brightest = int(np.flatnonzero(counts).max())
     if brightest <= DARK:
-        told.append(
-            f"The brightest value of the training images is {brightest} of 255: were values from "
-            "0 to 1, or class numbers, stored as bytes?"
-        )
+        why = "were values from 0 to 1, or class numbers, stored as bytes?"
+        told.append(f"The brightest value of the training images is {brightest} of 255: {why}")
     levels = np.arange(256) / 255
     mean = counts @ levels / counts.sum()
     other = others @ levels / others.sum()
     if abs(other - mean) > float(np.sqrt(counts @ (levels - mean) ** 2 / counts.sum())):
-        told.append(
-            f"Training images have a mean brightness of {mean:.2f}, test images of {other:.2f}: "
-            "were both prepared in one way?"
-        )
+        both = f"a mean brightness of {mean:.2f}, test images of {other:.2f}"
+        told.append(f"Training images have {both}: were both prepared in one way?")
     return told
