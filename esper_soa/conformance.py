@@ -60,9 +60,7 @@ SETTLED = 1e-6  # relative difference of an image's features that rounding may m
 
 
 class ConformanceError(UserError):
-    """A part of a user's own that is not what a run would take it for; `findings` says why, one by
-    one.
-    """
+    """A part of a user's own that a run could not take; `findings` says why, one by one."""
 
     def __init__(self, kind: str, name: str, findings: Sequence[str]) -> None:
         self.findings = tuple(findings)

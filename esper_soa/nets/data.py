@@ -92,9 +92,7 @@ def check_work(images: ImageSet, train_samples: int, val_samples: int) -> None:
 
 
 def check_classes(images: ImageSet, num_classes: int) -> None:
-    """Raise SettingError where the hosts have fewer classes than the images, or not those of own
-    images.
-    """
+    """Raise SettingError where hosts have too few classes, or not those of own images."""
     setting = "task.num_classes"
     own = images.num_classes
     allowed = f"{own}, the classes of {images.name}"

@@ -5,12 +5,15 @@ put into 32x32 pixels of three channels, and told in notes: nothing is changed s
 """
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from esper_soa.errors import DataError, SettingError, check, one_line
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, check_statistics
@@ -42,22 +45,74 @@ class Preparation(NamedTuple):
     path: str = ""  # before the name of a setting in messages: "data." in a run
 
 
-class OwnImages(NamedTuple):
-    """Images as hosts see them: D for training and V for testing, of C classes."""
+class ImageSet(NamedTuple):
+    """D training and V test images of C classes on one device."""
 
-    train_images: np.ndarray  # uint8 [D, 32, 32, 3]
-    train_labels: np.ndarray  # int64 [D], 0 to C - 1
-    test_images: np.ndarray  # uint8 [V, 32, 32, 3]
-    test_labels: np.ndarray  # int64 [V]
+    name: str
+    train_images: Tensor  # uint8 [D, 32, 32, 3]
+    train_labels: Tensor  # int64 [D], 0 to C - 1
+    test_images: Tensor  # uint8 [V, 32, 32, 3]
+    test_labels: Tensor  # int64 [V], 0 to C - 1
     mean: Statistics  # per channel, of values in [0, 1]
     std: Statistics
-    num_classes: int  # C
-    class_names: tuple[str, ...]  # of all classes, or none
-    notes: tuple[str, ...]  # what was done, a clause each
+    # Sha256 of images and labels, of own ones also of what else hosts see of them, hexadecimal.
+    identity: str
+    source: str  # a sentence: where they come from and how many there are
+    # C of own images, which task.num_classes must be; None: any that holds the labels.
+    num_classes: int | None = None
+    class_names: tuple[str, ...] = ()  # of own images, where they have names
+    notes: tuple[str, ...] = ()  # what was done to own images, a clause each
+    file_sha256: str = ""  # of the file of own images, hexadecimal
+
+    def to(self, device: torch.device | str) -> "ImageSet":
+        """The same on `device`; itself where it is there."""
+        if self.train_images.device == torch.device(device):
+            return self
+        return self._replace(
+            train_images=self.train_images.to(device),
+            train_labels=self.train_labels.to(device),
+            test_images=self.test_images.to(device),
+            test_labels=self.test_labels.to(device),
+        )
+
+    def facts(self) -> dict[str, str]:
+        """What versions.json keeps of the set."""
+        own = {
+            "classes": str(self.num_classes),
+            "class_names": json.dumps(self.class_names),
+            "file_sha256": self.file_sha256,
+            "preparation": "; ".join(self.notes),
+        }
+        record = {"name": self.name, "source": self.source, "identity": self.identity}
+        record["mean"] = ", ".join(map(repr, self.mean))
+        record["std"] = ", ".join(map(repr, self.std))
+        return record if self.num_classes is None else record | own
+
+    def __repr__(self) -> str:
+        """In words: tensors of images are no use on a screen."""
+        return "\n  ".join([f"{self.name}: {self.source}", *self.notes])
 
 
-def read_npz(setting: str, root: str, chosen: Preparation) -> tuple[OwnImages, str]:
-    """The images of the .npz file `root`, which `setting` names, and the sha256 of the file.
+def image_set(
+    name: str,
+    arrays: Sequence[np.ndarray],
+    statistics: tuple[Statistics, Statistics],
+    text: str,
+    device: torch.device | str,
+    further: bytes = b"",
+) -> ImageSet:
+    """The four arrays on the device; their identity is of them and `further`."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data)
+    digest.update(further)
+    tensors = [torch.from_numpy(array).to(device) for array in arrays]
+    source = f"{text}: {len(arrays[0])} training and {len(arrays[2])} test images."
+    return ImageSet(name, *tensors, *statistics, digest.hexdigest(), source)  # type: ignore[arg-type]
+
+
+def read_npz(setting: str, root: str, chosen: Preparation, reason: str) -> ImageSet:
+    """The images of the .npz file `root`, which `setting` names, taken for the `reason`.
 
     Keys: train_images, train_labels, test_images, test_labels, as in MedMNIST's files; val_images,
     val_labels, class_names may be there. SettingError or DataError for what cannot be used.
@@ -72,7 +127,11 @@ def read_npz(setting: str, root: str, chosen: Preparation) -> tuple[OwnImages, s
         chosen = chosen._replace(class_names=tuple(names.whole().tolist()))
     images = prepare(parts, chosen)
     with user_path(setting, root).open("rb") as file:
-        return images, hashlib.file_digest(file, "sha256").hexdigest()
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    counts = images.source.rpartition(": ")[2]
+    source = f"own images from {one_line(root)} (sha256 {sha256[:12]}..., {reason}): {counts}"
+    name = one_line(Path(root).stem)
+    return images._replace(name=name, source=source, file_sha256=sha256)
 
 
 def count_npz(setting: str, root: str, val: str) -> tuple[int, int]:
@@ -98,8 +157,11 @@ def _parts(setting: str, root: str) -> dict[str, Part]:
     return parts
 
 
-def prepare(parts: Mapping[str, Part], chosen: Preparation) -> OwnImages:
-    """Images of train_images, train_labels and so on in `parts`, checked and as hosts see them."""
+def prepare(parts: Mapping[str, Part], chosen: Preparation) -> ImageSet:
+    """Images of train_images, train_labels and so on in `parts`, checked and as hosts see them.
+
+    Mean, deviation and the number of classes are part of what they are.
+    """
     check_statistics(chosen.path, chosen.mean, chosen.std)
     for name in PARTS:
         both = [f"{name}_images", f"{name}_labels"]
@@ -131,17 +193,12 @@ def prepare(parts: Mapping[str, Part], chosen: Preparation) -> OwnImages:
         told,
         _class_words(num_classes, chosen.class_names),
     )
-    return OwnImages(
-        train_images,
-        _joined([labels[name] for name in train]),
-        shown[test],
-        labels[test],
-        mean,
-        std,
-        num_classes,
-        tuple(chosen.class_names),
-        notes,
-    )
+    arrays = train_images, _joined([labels[name] for name in train]), shown[test], labels[test]
+    further = repr(((mean, std), num_classes)).encode()
+    text = "own images from arrays, handed over"
+    made = image_set("images", arrays, (mean, std), text, "cpu", further)
+    names = tuple(chosen.class_names)
+    return made._replace(num_classes=num_classes, class_names=names, notes=notes)
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:
@@ -265,9 +322,7 @@ def _shown(
 
 
 def _bytes(values: np.ndarray, name: str, first: int) -> np.ndarray:
-    """Bytes from brightness in [0, 1], to the nearest of 256 levels; image 0 of `values` is number
-    `first`.
-    """
+    """Bytes from brightness in [0, 1], to the nearest level; `first`: number of the first image."""
     bad = ~((values >= 0) & (values <= 1))  # NaN is neither
     if bad.any():
         at = np.argwhere(bad)[0]
@@ -281,9 +336,7 @@ def _bytes(values: np.ndarray, name: str, first: int) -> np.ndarray:
 def _normalisation(
     images: np.ndarray, chosen: Preparation, name: str
 ) -> tuple[Statistics, Statistics, str]:
-    """Mean and deviation per channel as chosen, else of the training images, by counts of bytes;
-    and words for them.
-    """
+    """Mean and deviation per channel as chosen, else of the training images; and words for them."""
     mean = list(chosen.mean)
     std = list(chosen.std)
     end = f", as {chosen.path}mean says"

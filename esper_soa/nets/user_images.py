@@ -15,8 +15,7 @@ from torch import Tensor
 from esper_soa.errors import SettingError, check, one_line
 from esper_soa.nets.cifar import MAX_COMMON
 from esper_soa.nets.config import check_preparation
-from esper_soa.nets.datasets import ImageSet, own_file, own_set
-from esper_soa.nets.image_preparation import Preparation, level_counts, prepare
+from esper_soa.nets.image_preparation import ImageSet, Preparation, level_counts, prepare, read_npz
 from esper_soa.nets.npz import array_part
 
 LOGGER = logging.getLogger("esper_soa")
@@ -72,8 +71,7 @@ def images(
         for argument, value in others.items():
             allowed = "left out: train is a file, which holds all parts"
             check(value is None, argument, "...", allowed)
-        made = own_file("train", fspath(train), chosen, "handed over", "cpu")
-        made = made._replace(name=str(name or made.name))
+        made = read_npz("train", fspath(train), chosen, "handed over")
     else:
         remedy = "It is for the part val_ of an .npz; join arrays with numpy.concatenate."
         check(chosen.val == "unused", "val", chosen.val, "left out with arrays", remedy)
@@ -83,8 +81,8 @@ def images(
             "test_images": array_part("test", _numpy("test", test)),
             "test_labels": array_part("test_labels", _numpy("test_labels", test_labels)),
         }
-        text = "own images from arrays, handed over"
-        made = own_set(str(name or "images"), prepare(parts, chosen), text, "cpu")
+        made = prepare(parts, chosen)
+    made = made._replace(name=str(name or made.name))
     LOGGER.info("data     %s", made)
     return made
 

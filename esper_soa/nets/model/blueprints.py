@@ -162,9 +162,7 @@ def gate_layer(channels: int) -> Layer:
 def initial_seeds(
     blueprint: Architecture, channels: int, keys: Tensor, multiply: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Fresh rows [m, parameters] of seeds from streams `keys` (int64 [m]); multiply: bool [m],
-    blended by MULTIPLY.
-    """
+    """Fresh rows [m, parameters] from streams `keys` (int64 [m]); multiply: bool [m], the blend."""
     if blueprint.module is not None:
         return blueprint.module.initial_rows(channels, keys, dtype)
     table = seed_table(blueprint, channels)

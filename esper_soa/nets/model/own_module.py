@@ -84,9 +84,7 @@ def _call(
 
 
 def _products(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
-    """What the module gives for x [1, ...], and its multiplications as torch counts them: of
-    convolutions and matrix products.
-    """
+    """What the module gives for x [1, ...], and its multiplications as torch counts them."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         out = module(x.clone())
     return out, counter.get_total_flops() // 2
@@ -208,9 +206,7 @@ class OwnChain:
     def infer(
         self, number: int, parameters: list[Tensor], buffers: list[Tensor], x: Tensor, num_nets: int
     ) -> Tensor:
-        """As `train`, in eval mode: buffers, with a leading [n], stay. x may be images [B, 3, 32,
-        32] of all.
-        """
+        """As `train`, in eval mode: buffers, with a leading [n], stay. x may be images of all."""
         rows = zip(buffers, self.segments[number].buffers, strict=True)
         kept = [buffer.of(one) for one, buffer in rows]
         return self._run(number, (parameters, kept), x, num_nets, False)[0]

@@ -124,9 +124,7 @@ class Conv:
         return pixels * self.outputs.of(channels) * inputs * self.kernel**2
 
     def layers(self, inputs: int, channels: int) -> tuple[Layer, ...]:
-        """Modules one after the other, whose parameters in their order are `parameters`; so of
-        every part.
-        """
+        """Modules one after the other, with `parameters` in their order; so of every part."""
         outputs = self.outputs.of(channels)
         norm = (Layer("norm", "GroupNorm", _group_norm(outputs)),) if self.norm else ()
         relu = (Layer("relu", "ReLU", {}),) if self.relu else ()
