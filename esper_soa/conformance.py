@@ -273,9 +273,8 @@ def _gradient_findings(nets: Networks, rows: Tensor, kept: Tensor) -> list[str]:
     if gradient[1:].any():
         found.append("a gradient reaches parameters of env 1 from the output of env 0")
     if not gradient[0].any():
-        found.append(
-            "the gradient of all of its parameters is 0 as it begins: it could never learn"
-        )
+        told = "it could never learn"
+        found.append(f"the gradient of all of its parameters is 0 as it begins: {told}")
     if not all(one.isfinite().all() for one in statistics):
         found.append("its buffers are not finite after a training pass")
     return found
@@ -386,9 +385,8 @@ def _conduct_findings(
     kept = _copied(memory)
     if not _same(agent.act(given, kept), first):
         told = "it keeps state elsewhere than in its memory, or draws other numbers than view.noise"
-        found.append(
-            f"for the same view and memory it decides something else the second time: {told}"
-        )
+        again = "for the same view and memory it decides something else the second time"
+        found.append(f"{again}: {told}")
     if not (given == view).all():
         found.append("it changes the view in place")
     if not all(map(torch.equal, kept, memory)):

@@ -97,17 +97,13 @@ def _locate(root: Path) -> Path:
     if root.is_file() or any((root / name).exists() for name in PYTHON_NAMES + BINARY_NAMES):
         return root
     if not root.is_dir():
-        raise DataError(
-            f"data.root={one_line(root)}: no such folder or archive. Name the place of CIFAR-10, "
-            "or leave data.root empty."
-        )
+        remedy = "Name the place of CIFAR-10, or leave data.root empty."
+        raise DataError(f"data.root={one_line(root)}: no such folder or archive. {remedy}")
     for name in PLACES:
         if (root / name).exists():
             return root / name
-    raise _fault(
-        f"data.root={one_line(root)}: holds no CIFAR-10: neither its batch files nor one of "
-        f"{', '.join(PLACES)}"
-    )
+    told = f"holds no CIFAR-10: neither its batch files nor one of {', '.join(PLACES)}"
+    raise _fault(f"data.root={one_line(root)}: {told}")
 
 
 def _read_folder(folder: Path) -> dict[str, bytes]:
@@ -151,10 +147,8 @@ def _read_archive(path: Path) -> dict[str, bytes]:
 def parse_binary(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Images uint8 [M, 32, 32, 3], labels int64 [M] of a binary batch: label byte, PIXELS bytes."""
     if not content or len(content) % (1 + PIXELS):
-        raise _fault(
-            f"{where} has {len(content)} bytes, not a multiple of {1 + PIXELS}: truncated, or "
-            "not CIFAR-10"
-        )
+        told = f"{len(content)} bytes, not a multiple of {1 + PIXELS}"
+        raise _fault(f"{where} has {told}: truncated, or not CIFAR-10")
     records = np.frombuffer(content, np.uint8).reshape(-1, 1 + PIXELS)
     return _checked(records[:, 1:], records[:, 0].tolist(), where)
 

@@ -120,7 +120,7 @@ def grown_hosts(
     """The hosts of the env numbers `envs`, on the CPU; `residents` of each. Raises ValueError for
     layers that are not what the tables of parameters say.
     """
-    kept = [("host", "params"), ("host", "statistics")]
+    kept: list[tuple[str, ...]] = [("host", "params"), ("host", "statistics")]
     kept += [("seeds", slot.name, "params") for slot in shape.slots]
     chosen = torch.tensor(list(envs), device=weights["host", "params"].device)
     rows = weights.select(*kept)[chosen].cpu()

@@ -29,6 +29,7 @@ MAX_IMAGES = 1 << 24  # of a part
 MAX_SIDE = 1024  # pixels
 CHANNELS = ("red", "green", "blue")
 MOST_TOLD = 20  # classes by name
+HANDED_OVER = "own images from arrays, handed over"
 
 Statistics = tuple[float, float, float]
 
@@ -106,9 +107,10 @@ def image_set(
     for array in arrays:
         digest.update(np.ascontiguousarray(array).data)
     digest.update(further)
-    tensors = [torch.from_numpy(array).to(device) for array in arrays]
     source = f"{text}: {len(arrays[0])} training and {len(arrays[2])} test images."
-    return ImageSet(name, *tensors, *statistics, digest.hexdigest(), source)  # type: ignore[arg-type]
+    train, labels, test, test_labels = (torch.from_numpy(array).to(device) for array in arrays)
+    identity = digest.hexdigest()
+    return ImageSet(name, train, labels, test, test_labels, *statistics, identity, source)
 
 
 def read_npz(setting: str, root: str, chosen: Preparation, reason: str) -> ImageSet:
@@ -195,8 +197,7 @@ def prepare(parts: Mapping[str, Part], chosen: Preparation) -> ImageSet:
     )
     arrays = train_images, _joined([labels[name] for name in train]), shown[test], labels[test]
     further = repr(((mean, std), num_classes)).encode()
-    text = "own images from arrays, handed over"
-    made = image_set("images", arrays, (mean, std), text, "cpu", further)
+    made = image_set("images", arrays, (mean, std), HANDED_OVER, "cpu", further)
     names = tuple(chosen.class_names)
     return made._replace(num_classes=num_classes, class_names=names, notes=notes)
 

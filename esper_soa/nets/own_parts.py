@@ -113,14 +113,12 @@ def host_of(part: Part, name: str, num_classes: int) -> HostChain | OwnChain:
     if given is part:
         return OwnChain(part, num_classes)  # type: ignore[arg-type]
     if not isinstance(given, tuple):
-        raise ValueError(
-            f"host {name}: it gives {one_line(given)}, no tuple of segments (ConvBlock, Residual)"
-        )
+        told = "no tuple of segments (ConvBlock, Residual)"
+        raise ValueError(f"host {name}: it gives {one_line(given)}, {told}")
     foreign = [type(one).__name__ for one in given if not isinstance(one, ConvBlock | Residual)]
     if foreign:
-        raise ValueError(
-            f"host {name}: it gives a {foreign[0]} among its segments, no ConvBlock and no Residual"
-        )
+        told = f"it gives a {foreign[0]} among its segments, no ConvBlock and no Residual"
+        raise ValueError(f"host {name}: {told}")
     return HostChain(given)
 
 
@@ -129,9 +127,8 @@ def _given(kind: str, part: Part, name: str) -> object:
     required = num_required(part)
     argument = ARGUMENTS[kind]
     if required > 1:
-        raise ValueError(
-            f"{kind} {name}: it is called with {argument} or with nothing, and wants more"
-        )
+        told = f"it is called with {argument} or with nothing, and wants more"
+        raise ValueError(f"{kind} {name}: {told}")
     given = part if required else part()
     if isinstance(given, nn.Module):
         raise ValueError(f"{kind} {name}: it gives a module, so it must be called with {argument}")
@@ -232,10 +229,8 @@ def _module_findings(module: nn.Module) -> list[str]:
     values = (item for part in module.modules() for item in vars(part).items())
     kept = [name for name, one in values if isinstance(one, Tensor)]
     if kept:
-        found.append(
-            f"it keeps tensors that are no parameters or buffers ({', '.join(kept)}), which all "
-            "networks would share"
-        )
+        told = f"that are no parameters or buffers ({', '.join(kept)})"
+        found.append(f"it keeps tensors {told}, which all networks would share")
     return found
 
 
@@ -261,15 +256,11 @@ def _chain_findings(module: object) -> list[str]:
         kind = type(module).__name__
         return [f"it gives a {kind}, which is no nn.Sequential: a host is a chain of segments"]
     if type(module).forward is not nn.Sequential.forward:
-        return [
-            "its forward pass is its own: a host hands images from segment to segment, as "
-            "nn.Sequential does"
-        ]
+        told = "a host hands images from segment to segment, as nn.Sequential does"
+        return [f"its forward pass is its own: {told}"]
     if len(module) < 2:
-        return [
-            "it has less than two segments: the last gives the logits, and seeds stand behind the "
-            "others"
-        ]
+        told = "the last gives the logits, and seeds stand behind the others"
+        return [f"it has less than two segments: {told}"]
     found = _module_findings(module)
     taken = [name for name, _ in module.named_children() if TAKEN.fullmatch(name)]
     if taken:
@@ -294,10 +285,8 @@ def _shape_findings(host: OwnChain) -> list[str]:
             f"its last segment {last.name} gives [{given}], not logits [B, {host.classes}]"
         )
     if not any(one.square for one in inner):
-        found.append(
-            "none of its segments but the last gives features [B, C, H, H], in which a seed could "
-            "stand"
-        )
+        told = "gives features [B, C, H, H], in which a seed could stand"
+        found.append(f"none of its segments but the last {told}")
     return found
 
 
@@ -331,9 +320,7 @@ def _together_findings(host: OwnChain) -> list[str]:
 
 def _failure(training: bool, error: BaseException) -> str:
     if "random operation" in str(error):
-        return (
-            "draws random numbers (as Dropout does), which would not be those of an env's own "
-            "stream: leave it out"
-        )
+        told = "which would not be those of an env's own stream: leave it out"
+        return f"draws random numbers (as Dropout does), {told}"
     mode = "training" if training else "eval"
     return f"raises {type(error).__name__} for several networks in {mode} mode: {one_line(error)}"

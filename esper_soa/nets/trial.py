@@ -1,4 +1,5 @@
-"""Tries engines on the shapes of a run before its first round: what they compute, in what time.
+"""Tries engines on the shapes of a run before its first round: what they compute, in what time, in
+how much memory.
 
 A mixture of seeds of every kind and stage is trained and validated by each; torch in float32 says
 what is right. Given by choose.py, which alone knows engines, how each of them is made.
@@ -57,6 +58,7 @@ class Tried(NamedTuple):
     # From torch in float32, relative, of the worst network; see `distances`.
     apart: float = math.nan
     seconds: float = math.nan  # of the networks' part of an env-step of all envs
+    memory: int = 0  # bytes at most, beyond the weights; 0 where the device does not say
 
     def words(self) -> str:
         """One clause for logs."""
@@ -95,11 +97,11 @@ def try_engines(
 
 def _tried(ground: "_Ground", name: str, make: Maker, wanted: Results) -> tuple[Tried, Distances]:
     try:
-        results, seconds = ground.play(make(), ground.trial.nets.precision)
+        results, cost = ground.play(make(), ground.trial.nets.precision)
     except FAULTS as error:
         return Tried(name, fault_in_words(error)), Distances()
     apart = distances(results, wanted, ground.val_samples)
-    return Tried(name, "", max(max(both) for both in apart.values()), seconds), apart
+    return Tried(name, "", max(max(both) for both in apart.values()), *cost), apart
 
 
 def disagreement(apart: Distances, rounding: Distances) -> str:
@@ -157,8 +159,8 @@ class _Ground:
         alpha = torch.from_numpy(np.where(self.seeds.visible, 0.6, 0.0))
         self.alpha = alpha.to(device, STATE_FLOAT)
 
-    def play(self, engine: Engine, precision: torch.dtype) -> tuple[Results, float]:
-        """What training and validation came to last pass; seconds of an env-step."""
+    def play(self, engine: Engine, precision: torch.dtype) -> tuple[Results, tuple[float, int]]:
+        """What training and validation came to last pass; seconds of an env-step, and bytes."""
         nets = self.trial.nets._replace(precision=precision, accumulate=1)
         trial = self.trial
         weights = self.weights.clone()
@@ -167,6 +169,7 @@ class _Ground:
         training, validation = self._feeds(engine)
         times = []
         reports = None
+        start_watching(self.device)
         for _ in range(PASSES):
             weights.update_(self.weights)
             reset_loss_scales_(weights)
@@ -186,7 +189,7 @@ class _Ground:
         seconds = train * trial.train_samples / (BATCHES * trial.batch_size)
         seconds += validate * trial.val_samples / self.val_samples
         leaves = dict(weights.select(*self.weights.keys()).flatten_keys(".").items())
-        return leaves | (reports or {}), seconds
+        return leaves | (reports or {}), (seconds, watched(self.device))
 
     def _feeds(self, engine: Engine) -> tuple[data.EnvStepBatches, data.ValidationImages]:
         size = BATCHES * self.trial.batch_size
@@ -229,6 +232,17 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def start_watching(device: torch.device) -> None:
+    """From here on the most memory counts."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def watched(device: torch.device) -> int:
+    """Bytes that tensors had at most since `start_watching`; 0 where the device does not say."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
 def release(device: torch.device, what: str, remedy: str) -> None:

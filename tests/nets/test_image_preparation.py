@@ -49,18 +49,14 @@ def test_a_set_of_medmnist_loads_as_it_is(
         assert (images.name, images.num_classes, images.class_names) == (flag, classes, ())
         assert images.train_images.shape == (48, 32, 32, 3)
         assert images.test_images.shape == (24, 32, 32, 3)
-        wanted = (
-            content["train_images"]
-            if channels == 3
-            else content["train_images"][..., None].repeat(3, 3)
-        )
+        given_images = content["train_images"].reshape(48, 28, 28, channels)
+        wanted = np.broadcast_to(given_images, (48, 28, 28, 3))
         assert np.array_equal(images.train_images[:, 2:30, 2:30].numpy(), wanted)
         assert images.train_labels.tolist() == content["train_labels"][:, 0].tolist()
         assert images.test_labels.dtype == torch.int64
         assert images.notes[0].startswith("28x28 pixels, put in the middle of 32x32 black pixels (")
-        assert ("grey: the one channel is repeated, as hosts have three" in images.notes) == (
-            channels == 1
-        )
+        grey = "grey: the one channel is repeated, as hosts have three" in images.notes
+        assert grey == (channels == 1)
         assert f"{classes} classes" in images.notes
 
 
@@ -71,10 +67,8 @@ def test_the_larger_variants_of_medmnist_are_scaled(
     content = own_files.arrays(shape(channels, size), 2)
     images = loaded(own_files.write(tmp_path / f"pathmnist_{size}.npz", content))
     assert images.train_images.shape == (48, 32, 32, 3)
-    assert (
-        images.notes[0]
-        == f"{size}x{size} pixels, scaled to 32x32 (bilinear and antialiased) (data.resize=auto)"
-    )
+    told = "scaled to 32x32 (bilinear and antialiased) (data.resize=auto)"
+    assert images.notes[0] == f"{size}x{size} pixels, {told}"
     # every 32x32 pixel is of (size / 32)^2 pixels at least, so means stay
     means = content["train_images"].reshape(48, -1).mean(1)
     assert np.abs(images.train_images.double().mean((1, 2, 3)).numpy() - means).max() < 1.5
@@ -104,20 +98,15 @@ def test_what_the_part_val_is_for_is_a_choice_that_is_told(tmp_path: Path, val: 
 
 
 def test_a_file_without_test_images_needs_the_part_val_for_them(tmp_path: Path) -> None:
-    content = {
-        key: array
-        for key, array in own_files.arrays(val=True).items()
-        if not key.startswith("test")
-    }
+    whole = own_files.arrays(val=True)
+    content = {key: array for key, array in whole.items() if not key.startswith("test")}
     path = own_files.write(tmp_path / "m.npz", content)
     assert len(loaded(path, val="for_test").test_images) == 16
-    with pytest.raises(
-        SettingError, match=r"^data\.val=unused: must be for_test where there are no test_images"
-    ):
+    told = r"^data\.val=unused: must be for_test where there are no test_images"
+    with pytest.raises(SettingError, match=told):
         loaded(path)
-    with pytest.raises(
-        SettingError, match=r"^data\.val=train: must be unused where there are no val_images"
-    ):
+    told = r"^data\.val=train: must be unused where there are no val_images"
+    with pytest.raises(SettingError, match=told):
         loaded(own_files.write(tmp_path / "n.npz"), val="train")
 
 
@@ -130,10 +119,8 @@ def test_a_set_is_of_the_classes_of_all_parts_and_the_task_must_have_as_many(
     assert images.num_classes == 6
     check_classes(images, 6)
     for wrong in (5, 10):
-        with pytest.raises(
-            SettingError,
-            match=rf"^task\.num_classes={wrong}: must be 6, the classes of m\. Give task\.",
-        ):
+        told = rf"^task\.num_classes={wrong}: must be 6, the classes of m\. Give task\."
+        with pytest.raises(SettingError, match=told):
             check_classes(images, wrong)
 
 
@@ -173,9 +160,7 @@ def test_class_names_of_a_file_are_texts(tmp_path: Path) -> None:
 def test_arrays_and_tensors_and_a_file_of_the_same_are_one_set(tmp_path: Path) -> None:
     content = own_files.arrays((28, 28, 3))
     one = esper_soa.images(own_files.write(tmp_path / "m.npz", content))
-    parts = [
-        content[f"{name}_{kind}"] for name in ("train", "test") for kind in ("images", "labels")
-    ]
+    parts = list(content.values())
     tensors = [torch.from_numpy(array) for array in parts]
     moved = [tensors[0].permute(0, 3, 1, 2), tensors[1], tensors[2].permute(0, 3, 1, 2), tensors[3]]
     floats = [
@@ -215,9 +200,8 @@ def test_brightness_from_0_to_1_becomes_the_nearest_byte_and_is_told(kind: type)
 def test_tensors_on_their_way_through_a_network_may_be_given() -> None:
     image = torch.rand(48, 1, 28, 28, requires_grad=True)
     images = given(train=image.bfloat16(), test=image[:24], layout="nchw")
-    assert torch.equal(
-        images.test_images[5, 2:30, 2:30, 0], (image[5, 0].double() * 255).round().byte()
-    )
+    wanted = (image[5, 0].double() * 255).round().byte()
+    assert torch.equal(images.test_images[5, 2:30, 2:30, 0], wanted)
 
 
 def test_nchw_must_be_said_and_the_remedy_says_so() -> None:
@@ -241,9 +225,8 @@ def test_mean_and_deviation_are_those_of_the_training_images_as_hosts_see_them()
     assert images.mean == pytest.approx(values.mean(0).tolist(), abs=1e-12)
     assert images.std == pytest.approx(values.std(0, correction=0).tolist(), abs=1e-12)
     shown = ", ".join(f"{value:.4f}" for value in images.mean)
-    assert any(
-        note.startswith(f"normalised by mean {shown} and deviation") for note in images.notes
-    )
+    told = f"normalised by mean {shown} and deviation"
+    assert any(note.startswith(told) for note in images.notes)
     bank = training_bank(images)
     normalised = bank.values[0][images.train_images[..., 0].long()]
     assert float(normalised.mean()) == pytest.approx(0, abs=1e-5)
@@ -257,9 +240,8 @@ def test_mean_and_deviation_may_be_given_for_all_channels_or_for_each(tmp_path: 
     assert (one.mean, one.std) == ((0.5,) * 3, (0.25,) * 3)
     assert (three.mean, three.std) == ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
     assert any("as data.mean says" in note for note in one.notes)
-    assert (
-        len({one.identity, three.identity, loaded(path).identity}) == 3
-    )  # another normalisation, other images
+    # another normalisation, other images
+    assert len({one.identity, three.identity, loaded(path).identity}) == 3
     assert given(mean=[0.5], std=[0.25]).identity == one.identity
 
 
@@ -445,11 +427,9 @@ def test_auto_takes_a_root_that_ends_in_npz_and_says_why(tmp_path: Path) -> None
     path = own_files.write(tmp_path / "m.npz")
     images = load_images(DataConfig(root=str(path)), "cpu")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert images.source == (
-        f"own images from {path} (sha256 {digest[:12]}..., data.name=auto takes it as data.root "
-        "is an .npz): "
-        "48 training and 24 test images."
-    )
+    why = f"sha256 {digest[:12]}..., data.name=auto takes it as data.root is an .npz"
+    counts = "48 training and 24 test images."
+    assert images.source == f"own images from {path} ({why}): {counts}"
     assert images.facts()["file_sha256"] == digest
     assert images.identity == loaded(path).identity
     assert "asked for by data.name" in loaded(path).source
@@ -465,14 +445,12 @@ def test_settings_that_other_sets_would_not_heed_are_refused(other: dict) -> Non
 
 
 def test_a_set_that_only_a_program_can_hand_over_and_a_file_that_is_not_named_are_refused() -> None:
-    with pytest.raises(
-        SettingError, match=r"^data\.name=given: must be npz.*A program handed the images over"
+    for name, told in (
+        ("given", r"^data\.name=given: must be npz.*A program handed the images over"),
+        ("npz", r"^data\.root='': must be a file like mine\.npz when data\.name=npz"),
     ):
-        load_images(DataConfig(name="given"), "cpu")
-    with pytest.raises(
-        SettingError, match=r"^data\.root='': must be a file like mine\.npz when data\.name=npz"
-    ):
-        load_images(DataConfig(name="npz"), "cpu")
+        with pytest.raises(SettingError, match=told):
+            load_images(DataConfig(name=name), "cpu")
     assert tuple(count_images(DataConfig(name="npz"))) == (0, 0)
 
 

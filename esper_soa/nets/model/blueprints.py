@@ -49,10 +49,9 @@ class Architecture:
         for channels in (1, 24, 64):
             given = self.widths(channels)[-1]
             if given != channels:
-                raise ValueError(
-                    f"blueprint {self.name}: its parts turn {channels} channels into {given}; the "
-                    "last must give as many as the first is given"
-                )
+                told = f"its parts turn {channels} channels into {given}"
+                wanted = "the last must give as many as the first is given"
+                raise ValueError(f"blueprint {self.name}: {told}; {wanted}")
 
     def widths(self, channels: int) -> list[int]:
         """Channels before every part, and behind the last, in a slot of C = `channels`."""
@@ -79,32 +78,16 @@ class Architecture:
 
 
 Blueprints = tuple[Architecture, ...]
+OPEN = Squeeze(REDUCED, hidden_bias=False, start=ZEROS, bias_start=Start(3.0, cleared=True))
+NARROWED = (Conv(NARROW, kernel=1, norm=False), Conv(NARROW, norm=False))
+WIDENED = Conv(kernel=1, relu=False, start=ZEROS)
 BLUEPRINTS: Blueprints = (
     Architecture(Blueprint.NOOP, "noop", (), residual=False),
     Architecture(Blueprint.CONV_LIGHT, "conv_light", (Conv(),)),
-    Architecture(
-        Blueprint.ATTENTION,
-        "attention",
-        (
-            Excite(
-                Squeeze(
-                    REDUCED, hidden_bias=False, start=ZEROS, bias_start=Start(3.0, cleared=True)
-                )
-            ),
-        ),
-        residual=False,
-    ),
+    Architecture(Blueprint.ATTENTION, "attention", (Excite(OPEN),), residual=False),
     Architecture(Blueprint.NORM, "norm", (SoftNorm(),), residual=False),
     Architecture(Blueprint.DEPTHWISE, "depthwise", (Depthwise(), Conv(kernel=1))),
-    Architecture(
-        Blueprint.BOTTLENECK,
-        "bottleneck",
-        (
-            Conv(NARROW, kernel=1, norm=False),
-            Conv(NARROW, norm=False),
-            Conv(kernel=1, relu=False, start=ZEROS),
-        ),
-    ),
+    Architecture(Blueprint.BOTTLENECK, "bottleneck", (*NARROWED, WIDENED)),
     Architecture(Blueprint.CONV_SMALL, "conv_small", (Conv(kernel=1),)),
     Architecture(Blueprint.CONV_HEAVY, "conv_heavy", (Conv(), Conv())),
 )
@@ -127,9 +110,8 @@ def num_codes(blueprints: Blueprints) -> int:
 
 def seed_products(blueprint: Architecture, channels: int, pixels: int) -> int:
     """Multiplications of a seed's forward pass on features of one image with `pixels`."""
-    return sum(
-        part.products(inputs, channels, pixels) for part, inputs in blueprint.given(channels)
-    )
+    given = blueprint.given(channels)
+    return sum(part.products(inputs, channels, pixels) for part, inputs in given)
 
 
 def seed_table(blueprint: Architecture, channels: int) -> Table:

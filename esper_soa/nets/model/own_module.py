@@ -7,7 +7,7 @@ calls it with the parameters and buffers of each, so it may keep nothing from ca
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -46,14 +46,13 @@ def _skeleton(make: Factory, size: int, training: bool | None, thread: int) -> n
 
 def _rows(modules: Sequence[nn.Module], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Parameters and buffers of modules as rows [n, numbers] in `dtype`."""
-    tensors = [(list(module.parameters()), list(module.buffers())) for module in modules]
-    nothing = torch.zeros(0, dtype=dtype)
-    flat = [
-        [torch.cat([nothing, *(one.detach().reshape(-1).to(dtype) for one in kind)]) for kind in of]
-        for of in tensors
-    ]
-    parameters, buffers = zip(*flat, strict=True)
-    return torch.stack(parameters), torch.stack(buffers)
+
+    def flat(tensors: Iterable[Tensor]) -> Tensor:
+        values = [one.detach().reshape(-1).to(dtype) for one in tensors]
+        return torch.cat([torch.zeros(0, dtype=dtype), *values])
+
+    parameters = [flat(module.parameters()) for module in modules]
+    return torch.stack(parameters), torch.stack([flat(module.buffers()) for module in modules])
 
 
 def _call(
@@ -240,9 +239,8 @@ def _segments(make: Factory, classes: int) -> tuple[Segment, ...]:
     for name, child in chain.eval().named_children():
         out, products = _products(child, x)
         parameters = tuple(Parameter(tuple(one.shape)) for one in child.parameters())
-        buffers = tuple(
-            Buffer(key, tuple(one.shape), one.dtype) for key, one in child.named_buffers()
-        )
+        kept = child.named_buffers()
+        buffers = tuple(Buffer(key, tuple(one.shape), one.dtype) for key, one in kept)
         shapes = tuple(x.shape[1:]), tuple(out.shape[1:])
         found.append(Segment(name, parameters, buffers, *shapes, products))
         x = out
