@@ -136,7 +136,7 @@ def slot_seeds(
         return found
     left = over[:, None].expand_as(running)
     playing = (one & ~left if one.dtype == torch.bool else one for one in found[:-1])
-    return SlotSeeds(*playing, left)
+    return SlotSeeds._make((*playing, left))
 
 
 def read_active_seeds(seeds: SlotSeeds) -> ActiveSeeds:
