@@ -24,7 +24,7 @@ from esper_soa.nets.datasets import ImageSet, count_images, load_images
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.graphs import GRADIENTS, POLICY, STATE, Replay, choose_replay
 from esper_soa.nets.model.blueprints import blueprint_codes, names_by_code, num_codes
-from esper_soa.nets.own_hosts import task_shape, task_slots
+from esper_soa.nets.own_parts import task_shape, task_slots
 from esper_soa.nets.pools import parameter_table
 from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.subsets import EXACT_SLOTS

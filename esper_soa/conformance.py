@@ -1,7 +1,7 @@
 """Whether parts of users' own are what a run takes them for: every finding in words, in one error.
 
 For users' tests and notebooks: `esper_soa.check_blueprint("my_parts.seeds:twin")`, or the function
-or class itself. What a run looks at while it is built (nets/own_blueprints.py, nets/own_hosts.py,
+or class itself. What a run looks at while it is built (nets/own_parts.py,
 env/own_reward.py, agent/own_agents.py) is looked at here too, and more than that: what begins or
 comes out not finite, what envs share, what depends on chance, and where gradients go.
 """
@@ -36,8 +36,7 @@ from esper_soa.nets.host import (
 )
 from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.blueprints import Architecture, initial_seeds, seed_table
-from esper_soa.nets.own_blueprints import architecture_of, blueprint_findings
-from esper_soa.nets.own_hosts import host_findings, host_of
+from esper_soa.nets.own_parts import architecture_of, blueprint_findings, host_findings, host_of
 from esper_soa.nets.seeds import TrainingSeeds
 from esper_soa.registry import (
     AGENT,
@@ -61,9 +60,7 @@ SETTLED = 1e-6  # relative difference of an image's features that rounding may m
 
 
 class ConformanceError(UserError):
-    """A part of a user's own that is not what a run would take it for; `findings` says why, one by
-    one.
-    """
+    """A part of a user's own that a run could not take; `findings` says why, one by one."""
 
     def __init__(self, kind: str, name: str, findings: Sequence[str]) -> None:
         self.findings = tuple(findings)
@@ -78,8 +75,7 @@ def check_blueprint(part: Part | str, channels: Sequence[int] = (4, 24), size: i
     part: what @esper_soa.blueprint marks, or `module:name`. channels: of the slots to try it in,
     which have `size` x `size` pixels.
     """
-    name, made = _part(BLUEPRINT, part)
-    findings = _mark_findings(BLUEPRINT, made)
+    name, made, findings = _begun(BLUEPRINT, part)
     try:
         blueprint = architecture_of(made, name, NUM_BLUEPRINTS)
     except RAISED as error:
@@ -98,8 +94,7 @@ def check_host(part: Part | str, classes: int = 10) -> None:
 
     part: what @esper_soa.host marks, or `module:name`.
     """
-    name, made = _part(HOST, part)
-    findings = _mark_findings(HOST, made)
+    name, made, findings = _begun(HOST, part)
     try:
         host = host_of(made, name, classes)
     except RAISED as error:
@@ -115,8 +110,7 @@ def check_reward(part: Part | str, num_slots: int = 3, max_steps: int = 20) -> N
 
     part: what @esper_soa.reward marks, or `module:name`. max_steps: env-steps of an episode.
     """
-    name, made = _part(REWARD, part)
-    findings = _mark_findings(REWARD, made)
+    name, made, findings = _begun(REWARD, part)
     samples = [sample_inputs(NETS + 2, num_slots, max_steps, CPU, seed) for seed in range(SAMPLES)]
     broken = reward_findings(made, samples[0].clone())
     findings += broken or [*_value_findings(made, samples), *_kernel_findings(made, samples[0])]
@@ -129,12 +123,10 @@ def check_agent(part: Part | str, num_slots: int = 2, envs: int = 4, steps: int 
 
     part: what @esper_soa.agent marks, or `module:name`.
     """
-    name, made = _part(AGENT, part)
-    findings = _mark_findings(AGENT, made)
+    name, made, findings = _begun(AGENT, part)
     if num_required(made) > 1:
-        raise ConformanceError(
-            AGENT, name, [*findings, "it wants more arguments than the Surroundings"]
-        )
+        told = "it wants more arguments than the Surroundings"
+        raise ConformanceError(AGENT, name, [*findings, told])
     world = build_world(_small_run(num_slots, envs, steps), CPU)
     surroundings = Surroundings(world.rules.nets.shape.slots, BLUEPRINT_NAMES, steps, 0)
     try:
@@ -145,18 +137,12 @@ def check_agent(part: Part | str, num_slots: int = 2, envs: int = 4, steps: int 
     _raise(AGENT, name, findings)
 
 
-def _part(kind: str, part: Part | str) -> tuple[str, Part]:
-    """The name of a part, and the part itself."""
+def _begun(kind: str, part: Part | str) -> tuple[str, Part, list[str]]:
+    """The name of a part, the part itself, and whether a mark is lacking."""
     found = find(kind, part, f"check_{kind}") if isinstance(part, str) else part
-    return marked_name(kind, found) or one_line(found), found
-
-
-def _mark_findings(kind: str, part: Part) -> list[str]:
-    return (
-        []
-        if marked_name(kind, part)
-        else [f'nothing marks it: @esper_soa.{kind}("name") belongs above it']
-    )
+    name = marked_name(kind, found)
+    unmarked = f'nothing marks it: @esper_soa.{kind}("name") belongs above it'
+    return name or one_line(found), found, [] if name else [unmarked]
 
 
 def _raise(kind: str, name: str, findings: Sequence[str]) -> None:
@@ -238,9 +224,8 @@ def _network_findings(nets: Networks) -> list[str]:
     rows, kept = nets.start()
     found = []
     if not all(map(torch.equal, nets.start(), (rows, kept))):
-        found.append(
-            "its initial values differ though the env is the same: it has other draws than torch's"
-        )
+        told = "it has other draws than torch's"
+        found.append(f"its initial values differ though the env is the same: {told}")
     if not (rows.isfinite().all() and kept.isfinite().all()):
         return [*found, "its initial values are not finite"]
     try:
@@ -288,9 +273,8 @@ def _gradient_findings(nets: Networks, rows: Tensor, kept: Tensor) -> list[str]:
     if gradient[1:].any():
         found.append("a gradient reaches parameters of env 1 from the output of env 0")
     if not gradient[0].any():
-        found.append(
-            "the gradient of all of its parameters is 0 as it begins: it could never learn"
-        )
+        told = "it could never learn"
+        found.append(f"the gradient of all of its parameters is 0 as it begins: {told}")
     if not all(one.isfinite().all() for one in statistics):
         found.append("its buffers are not finite after a training pass")
     return found
@@ -312,28 +296,17 @@ def _value_findings(part: Part, samples: Sequence[RewardInputs]) -> list[str]:
     for inputs, others in zip(samples, [*samples[1:], samples[0]], strict=True):
         given = inputs.clone()
         paid = _paid(part, given)
-        changed = [
-            name
-            for name in RewardInputs.__annotations__
-            if not torch.equal(given.get(name), inputs.get(name))
-        ]
+        names = [*RewardInputs.__annotations__]
+        changed = [one for one in names if not torch.equal(given.get(one), inputs.get(one))]
         found += [f"it changes its input {name} in place" for name in changed]
         for env in (~paid.isfinite()).nonzero().flatten().tolist()[:1]:
-            end = (
-                "at the last env-step"
-                if inputs.step[env] == inputs.max_steps[env]
-                else "before the last env-step"
-            )
-            found.append(f"it pays {float(paid[env])}, not a finite number, {end}")
+            place = "at" if inputs.step[env] == inputs.max_steps[env] else "before"
+            told = f"{place} the last env-step"
+            found.append(f"it pays {float(paid[env])}, not a finite number, {told}")
         if not torch.equal(_paid(part, inputs.clone()).nan_to_num(), paid.nan_to_num()):
-            found.append(
-                "for the same inputs it pays something else the second time: it keeps state or "
-                "draws"
-            )
-        rows = {
-            name: torch.cat([inputs.get(name)[:1], others.get(name)[1:]])
-            for name in RewardInputs.__annotations__
-        }
+            told = "it keeps state or draws"
+            found.append(f"for the same inputs it pays something else the second time: {told}")
+        rows = {one: torch.cat([inputs.get(one)[:1], others.get(one)[1:]]) for one in names}
         mixed = RewardInputs.from_dict(rows, batch_size=inputs.batch_size)
         for what, less in (("other envs", mixed), ("the number of envs", inputs[:1])):
             if not torch.equal(_paid(part, less.clone())[:1].nan_to_num(), paid[:1].nan_to_num()):
@@ -347,16 +320,13 @@ def _kernel_findings(part: Part, inputs: RewardInputs) -> list[str]:
     try:
         _paid(part, inputs.to("meta"))
     except RAISED as error:
-        found.append(
-            "it reads numbers on the host, or makes tensors elsewhere than its inputs are: "
-            f"{one_line(error)}"
-        )
+        told = "it reads numbers on the host, or makes tensors elsewhere than its inputs are"
+        found.append(f"{told}: {one_line(error)}")
     try:
         torch.compile(part, backend="eager", fullgraph=True)(inputs.clone())
     except RAISED as error:
-        found.append(
-            f"it cannot be compiled as one graph: {one_line(str(error).strip().splitlines()[0])}"
-        )
+        first = str(error).strip().splitlines()[0]
+        found.append(f"it cannot be compiled as one graph: {one_line(first)}")
     return found
 
 
@@ -393,20 +363,17 @@ def _play_findings(agent: Agent, env: Env) -> list[str]:
         view = seen.view
         decision, after = agent.act(view.clone(), _copied(memory))
         found = decision_faults(decision, view) + memory_faults(after, num_envs, CPU)
-        found = found or illegal_choices(decision.action, view.masks) + _numbers_findings(decision)
+        found = found or illegal_choices(decision.action, view.masks) + [
+            f"its {name} is not finite"
+            for name in ("log_probs", "value")
+            if not getattr(decision, name).isfinite().all()
+        ]
         found = found or _conduct_findings(agent, view, memory, (decision, after))
         found = [f"at env-step {step}: {fault}" for fault in found]
         if not found:
             memory = after
             (_, seen) = env.step(decision.action)
     return found
-
-
-def _numbers_findings(decision: Decision) -> list[str]:
-    names = {"log_probs": decision.log_probs, "value": decision.value}
-    return [
-        f"its {name} is not finite" for name, value in names.items() if not value.isfinite().all()
-    ]
 
 
 def _conduct_findings(
@@ -417,10 +384,9 @@ def _conduct_findings(
     given = view.clone()
     kept = _copied(memory)
     if not _same(agent.act(given, kept), first):
-        found.append(
-            "for the same view and memory it decides something else the second time: it keeps "
-            "state elsewhere than in its memory, or draws other numbers than view.noise"
-        )
+        told = "it keeps state elsewhere than in its memory, or draws other numbers than view.noise"
+        again = "for the same view and memory it decides something else the second time"
+        found.append(f"{again}: {told}")
     if not (given == view).all():
         found.append("it changes the view in place")
     if not all(map(torch.equal, kept, memory)):

@@ -19,7 +19,7 @@ from esper_soa.env.world import World
 from esper_soa.errors import check_choice
 from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, MAX_CHANNELS, TaskConfig
 from esper_soa.nets.host import host_shape
-from esper_soa.nets.own_hosts import task_slots
+from esper_soa.nets.own_parts import task_slots
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.metrics import RoundResult
 from esper_soa.registry import is_reference

@@ -3,7 +3,7 @@
 
 A mark stays with what it marks, and nothing else is kept: two runs of a process may take parts from
 different modules, and a cell of a notebook may be run twice. Found while a run is built, by
-nets/own_blueprints.py, nets/own_hosts.py, env/own_reward.py, agent/own_agents.py. Needs no torch.
+nets/own_parts.py, env/own_reward.py, agent/own_agents.py. Needs no torch.
 """
 
 import importlib
@@ -79,10 +79,8 @@ def agent(name: str) -> Mark:
 
 def _marking(kind: str, name: str) -> Mark:
     if re.fullmatch(NAME, name) is None:
-        raise ValueError(
-            f"{kind} {one_line(name)!r}: its name must be of at most 60 letters, digits, '_' and "
-            "'-'"
-        )
+        told = "its name must be of at most 60 letters, digits, '_' and '-'"
+        raise ValueError(f"{kind} {one_line(name)!r}: {told}")
 
     def mark(part: Marked) -> Marked:
         setattr(part, _mark(kind), name)
@@ -110,9 +108,8 @@ def reference_to(kind: str, part: Part) -> str:
     """`module:name` of a part that is marked as of this kind; raises ValueError where it is not."""
     name = marked_name(kind, part)
     if name is None:
-        raise ValueError(
-            f"{part!r} is not marked by @esper_soa.{kind}, so that a file could not name it"
-        )
+        told = f"is not marked by @esper_soa.{kind}, so that a file could not name it"
+        raise ValueError(f"{part!r} {told}")
     return f"{part.__module__}:{name}"
 
 
@@ -123,28 +120,19 @@ def find(kind: str, reference: str, setting: str) -> Part:
     What the module itself raises while it is imported is not caught.
     """
     place, _, name = reference.partition(":")
-    module = _imported(place, reference, setting)
-    marked = {
-        id(part): part for part in vars(module).values() if marked_name(kind, part) is not None
-    }
-    named = [part for part in marked.values() if marked_name(kind, part) == name]
+    parts = {id(part): part for part in vars(_imported(place, reference, setting)).values()}
+    names = {part: marked_name(kind, parts[part]) for part in parts}
+    marked = {part: found for part, found in names.items() if found is not None}
+    named = [parts[part] for part, found in marked.items() if found == name]
     if not named:
-        there = (
-            ", ".join(sorted(str(marked_name(kind, part)) for part in marked.values())) or "none"
-        )
-        raise SettingError(
-            setting,
-            reference,
-            f"{_a(kind)} that {place} registers ({there})",
-            f'@esper_soa.{kind}("{name}") above a function or class there registers it.',
-        )
+        article = "an" if kind == AGENT else "a"
+        there = ", ".join(sorted(marked.values())) or "none"
+        allowed = f"{article} {kind} that {place} registers ({there})"
+        remedy = f'@esper_soa.{kind}("{name}") above a function or class there registers it.'
+        raise SettingError(setting, reference, allowed, remedy)
     if len(named) > 1:
-        raise SettingError(
-            setting,
-            reference,
-            f"registered once in {place}",
-            f"{len(named)} of its functions and classes are the {kind} {name}.",
-        )
+        told = f"{len(named)} of its functions and classes are the {kind} {name}."
+        raise SettingError(setting, reference, f"registered once in {place}", told)
     return named[0]
 
 
@@ -163,16 +151,8 @@ def _imported(place: str, reference: str, setting: str) -> ModuleType:
             f"{error.name}."
         )
         remedy = "PYTHONPATH=<folder> says where it lies." if missing else ""
-        raise SettingError(
-            setting,
-            reference,
-            f"module:name of a module that can be imported ({one_line(error)})",
-            remedy,
-        ) from error
-
-
-def _a(kind: str) -> str:
-    return f"an {kind}" if kind == AGENT else f"a {kind}"
+        allowed = f"module:name of a module that can be imported ({one_line(error)})"
+        raise SettingError(setting, reference, allowed, remedy) from error
 
 
 def _mark(kind: str) -> str:

@@ -18,7 +18,7 @@ from esper_soa.errors import UserError, check, one_line
 from esper_soa.launch import train_within
 from esper_soa.nets.config import blueprint_names
 from esper_soa.nets.model.modules import GrownNetwork
-from esper_soa.nets.own_hosts import task_slots
+from esper_soa.nets.own_parts import task_slots
 from esper_soa.ops.interrupt import Interrupted
 from esper_soa.ops.module_files import load
 from esper_soa.ops.resume import read_run, restore_policy

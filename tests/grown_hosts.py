@@ -29,19 +29,16 @@ WAYS = [
     (Stage.FOSSILIZED, 1.0),
     (Stage.FOSSILIZED, 0.7),
 ]
+BLENDS = (Blend.ADD, Blend.MULTIPLY, Blend.GATE)
+# Every two of a blueprint, a blend and a way stand together in one of them.
 KINDS = [
-    (code, blend, *way)
-    for code in CNN_BLUEPRINTS
-    for blend in (Blend.ADD, Blend.MULTIPLY, Blend.GATE)
-    for way in WAYS
+    (code, BLENDS[(one + other + 2) % 3], *way)
+    for one, code in enumerate(CNN_BLUEPRINTS)
+    for other, way in enumerate(WAYS)
 ]
-STEPS = (
-    1,
-    2,
-    4,
-    # by slot: numbers without a divisor in common with that of KINDS, so each kind stands in each
-    # slot
-)
+EVERY_KIND = [(code, blend, *way) for code in CNN_BLUEPRINTS for blend in BLENDS for way in WAYS]
+# By slot: numbers without a divisor in common with those of kinds, so each stands in each slot.
+STEPS = (1, 2, 4)
 
 
 class Measured(NamedTuple):
@@ -82,7 +79,7 @@ class Measured(NamedTuple):
         ]
 
 
-def measured_hosts(engine: str, num_envs: int = len(KINDS)) -> Measured:
+def measured_hosts(engine: str, num_envs: int = len(KINDS), kinds: list = KINDS) -> Measured:
     """Host i has the kind i in its first slot, and others in the next, after an env-step of
     training.
     """
@@ -102,7 +99,7 @@ def measured_hosts(engine: str, num_envs: int = len(KINDS)) -> Measured:
     world = build_world(settings, torch.device("cpu"))
     state = world.start_round(0)
     rows = [
-        [KINDS[(env * step + 7 * slot) % len(KINDS)] for slot, step in enumerate(STEPS)]
+        [kinds[(env * step + 7 * slot) % len(kinds)] for slot, step in enumerate(STEPS)]
         for env in range(num_envs)
     ]
     code, blend, stage, alpha = torch.tensor(rows, dtype=torch.float64).unbind(-1)

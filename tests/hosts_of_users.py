@@ -1,6 +1,8 @@
 """Hosts that a user might write, good and faulty, as a module for settings: hosts_of_users:NAME."""
 
+import copy
 from collections import OrderedDict
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -120,24 +122,31 @@ def chain(classes: int, *segments: nn.Module) -> nn.Sequential:
     )
 
 
-@esper_soa.host("empty")
-def empty() -> tuple[HostPart, ...]:
-    return ()
+def of_parts(name: str, *parts: object) -> Callable[[], tuple[object, ...]]:
+    """A host `name` of these parts."""
+
+    @esper_soa.host(name)
+    def make() -> tuple[object, ...]:
+        return parts
+
+    return make
 
 
-@esper_soa.host("headless")
-def headless() -> tuple[HostPart, ...]:
-    return Residual((Conv(),)), ConvBlock(8)
+def of_modules(name: str, *segments: nn.Module) -> Callable[[int], nn.Sequential]:
+    """A host `name`: the `chain` of copies of these."""
+
+    @esper_soa.host(name)
+    def make(classes: int) -> nn.Sequential:
+        return chain(classes, *copy.deepcopy(segments))
+
+    return make
 
 
-@esper_soa.host("lonely")
-def lonely() -> tuple[HostPart, ...]:
-    return (ConvBlock(8),)
-
-
-@esper_soa.host("tiny")
-def tiny() -> tuple[HostPart, ...]:
-    return tuple(ConvBlock(2, pool=True) for _ in range(6))
+empty = of_parts("empty")
+headless = of_parts("headless", Residual((Conv(),)), ConvBlock(8))
+lonely = of_parts("lonely", ConvBlock(8))
+tiny = of_parts("tiny", *[ConvBlock(2, pool=True)] * 6)
+seedlike = of_parts("seedlike", Conv(), Conv())
 
 
 @esper_soa.host("even")
@@ -153,11 +162,6 @@ def wider() -> tuple[HostPart, ...]:
 @esper_soa.host("word")
 def word() -> str:
     return "chain"
-
-
-@esper_soa.host("seedlike")
-def seedlike() -> tuple[object, ...]:
-    return (Conv(), Conv())
 
 
 @esper_soa.host("bare")
@@ -216,15 +220,11 @@ def weightless(classes: int) -> nn.Module:
     return nn.Sequential(nn.ReLU(), nn.AvgPool2d(8), nn.Flatten())
 
 
-@esper_soa.host("tied")
-def tied(classes: int) -> nn.Module:
-    conv = nn.Conv2d(4, 4, 1)
-    return chain(classes, nn.Conv2d(3, 4, 1), conv, nn.Sequential(conv))
-
-
-@esper_soa.host("frozen")
-def frozen(classes: int) -> nn.Module:
-    return chain(classes, nn.Conv2d(3, 4, 1).requires_grad_(False))
+pointwise = nn.Conv2d(4, 4, 1)
+tied = of_modules("tied", nn.Conv2d(3, 4, 1), pointwise, nn.Sequential(pointwise))
+frozen = of_modules("frozen", nn.Conv2d(3, 4, 1).requires_grad_(False))
+broken = of_modules("broken", nn.Conv2d(4, 4, 1))
+crowd = of_modules("crowd", nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, track_running_stats=False))
 
 
 @esper_soa.host("passing")
@@ -274,11 +274,6 @@ def lazy(classes: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.LazyLinear(classes))
 
 
-@esper_soa.host("broken")
-def broken(classes: int) -> nn.Module:
-    return chain(classes, nn.Conv2d(4, 4, 1))
-
-
 @esper_soa.host("reading")
 class Reading(nn.Sequential):
     """Decides by a number, which has no one value for several networks."""
@@ -293,11 +288,6 @@ class Deciding(nn.Conv2d):
 
 
 # --- what only a closer look finds faulty
-
-
-@esper_soa.host("crowd")
-def crowd(classes: int) -> nn.Module:
-    return chain(classes, nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, track_running_stats=False))
 
 
 @esper_soa.host("infinite")
@@ -330,14 +320,12 @@ class Fixed(nn.Module):
         return F.adaptive_avg_pool2d(x, 1).detach().repeat(1, 3, 1, 1)[:, :10]
 
 
-@esper_soa.host("undefined")
-def undefined(classes: int) -> nn.Module:
-    return chain(classes, nn.Conv2d(3, 4, 1), Logarithm())
-
-
 class Logarithm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.log(x - 100)
+
+
+undefined = of_modules("undefined", nn.Conv2d(3, 4, 1), Logarithm())
 
 
 def unmarked() -> tuple[HostPart, ...]:

@@ -1,5 +1,7 @@
 """Parts that a user might write, good and faulty, as a module for settings: parts_of_users:NAME."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -65,24 +67,20 @@ def particular(channels: int) -> nn.Module:
 # --- the faulty
 
 
-@esper_soa.blueprint("same")
-def one_of_two() -> tuple[Part, ...]:
-    return (Conv(),)
+def of_parts(name: str, *parts: Part) -> Callable[[], tuple[Part, ...]]:
+    """A blueprint `name` of these parts."""
+
+    @esper_soa.blueprint(name)
+    def make() -> tuple[Part, ...]:
+        return parts
+
+    return make
 
 
-@esper_soa.blueprint("same")
-def other_of_two() -> tuple[Part, ...]:
-    return (Conv(),)
-
-
-@esper_soa.blueprint("norm")
-def taken() -> tuple[Part, ...]:
-    return (Conv(),)
-
-
-@esper_soa.blueprint("narrower")
-def narrower() -> tuple[Part, ...]:
-    return (Conv(NARROW),)
+one_of_two = of_parts("same", Conv())
+other_of_two = of_parts("same", Conv())
+taken = of_parts("norm", Conv())
+narrower = of_parts("narrower", Conv(NARROW))
 
 
 @esper_soa.blueprint("word")
@@ -124,11 +122,13 @@ class Shrinking(nn.Conv2d):
         super().__init__(channels, channels, 3)
 
 
-@esper_soa.blueprint("half")
-class Half(nn.Conv2d):
+class Pointwise(nn.Conv2d):
     def __init__(self, channels: int) -> None:
         super().__init__(channels, channels, 1)
 
+
+@esper_soa.blueprint("half")
+class Half(Pointwise):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).bfloat16()
 
@@ -151,11 +151,11 @@ def dropping(channels: int) -> nn.Module:
 
 
 @esper_soa.blueprint("counter")
-class Counter(nn.Conv2d):
+class Counter(Pointwise):
     """Is another function with every call."""
 
     def __init__(self, channels: int) -> None:
-        super().__init__(channels, channels, 1)
+        super().__init__(channels)
         self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -164,29 +164,26 @@ class Counter(nn.Conv2d):
 
 
 @esper_soa.blueprint("chance")
-class Chance(nn.Conv2d):
+class Chance(Pointwise):
     """Begins with numbers that no generator of torch gives."""
 
     drawn = 0
 
     def __init__(self, channels: int) -> None:
-        super().__init__(channels, channels, 1)
+        super().__init__(channels)
         Chance.drawn += 1
         nn.init.constant_(self.weight, float(Chance.drawn))
 
 
 @esper_soa.blueprint("infinite")
-class Infinite(nn.Conv2d):
+class Infinite(Pointwise):
     def __init__(self, channels: int) -> None:
-        super().__init__(channels, channels, 1)
+        super().__init__(channels)
         nn.init.constant_(self.weight, float("inf"))
 
 
 @esper_soa.blueprint("undefined")
-class Undefined(nn.Conv2d):
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, channels, 1)
-
+class Undefined(Pointwise):
     def forward(self, x: Tensor) -> Tensor:
         return torch.log(super().forward(x) - 100)
 
@@ -200,22 +197,16 @@ class Crowd(nn.BatchNorm2d):
 
 
 @esper_soa.blueprint("deaf")
-class Deaf(nn.Conv2d):
+class Deaf(Pointwise):
     """Learns nothing."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).detach()
 
 
 @esper_soa.blueprint("leaking")
-class Leaking(nn.Conv2d):
+class Leaking(Pointwise):
     """Gives what a convolution gives, and hands gradients to the networks of other envs."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         batched = torch._C._functorch.is_batchedtensor(self.weight)
@@ -229,22 +220,19 @@ def keyword(*, channels: int) -> nn.Module:
 
 
 @esper_soa.blueprint("silent")
-class Silent(nn.Conv2d):
+class Silent(Pointwise):
     """x + 0 * anything."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + 0 * super().forward(x)
 
 
 @esper_soa.blueprint("hoarding")
-class Hoarding(nn.Conv2d):
+class Hoarding(Pointwise):
     """Keeps a tensor that is no parameter."""
 
     def __init__(self, channels: int) -> None:
-        super().__init__(channels, channels, 1)
+        super().__init__(channels)
         self.scale = torch.ones(channels, 1, 1)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """What a user's part does wrong is found and named, all of it at once; what is fine passes."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -30,14 +31,6 @@ WITH = r"with 4 channels( of 8x8 pixels)? "
 BLUEPRINTS = {
     "narrower": "blueprint narrower: its parts turn 1 channels into 8",
     "counting": WITH + "it keeps buffers",
-    "frozen": WITH + "its parameters weight want no gradient, but all are trained",
-    "shrinking": WITH
-    + "it gives features of shape .2, 4, 6, 6. for features of shape .2, 4, 8, 8.",
-    "half": WITH + "it gives torch.bfloat16 for torch.float32",
-    "failing": WITH + "it raises ValueError: in_channels must be divisible by groups",
-    "hoarding": WITH + "it keeps tensors that are no parameters or buffers .scale.",
-    "dropping": WITH
-    + "for several networks at once it raises RuntimeError: vmap: called random operation",
     "counter": WITH + "a second pass gives something else: it keeps state or draws random numbers",
     "chance": WITH + "its initial values differ though the env is the same",
     "infinite": WITH + "its initial values are not finite",
@@ -54,11 +47,7 @@ BLUEPRINTS = {
 @pytest.mark.parametrize("name", BLUEPRINTS)
 def test_a_faulty_blueprint_is_found_out(name: str) -> None:
     found = findings(esper_soa.check_blueprint, name)
-    matched = [
-        pytest.raises(AssertionError, match=BLUEPRINTS[name]).matches(AssertionError(one))
-        for one in found
-    ]
-    assert any(matched), found
+    assert any(re.match(BLUEPRINTS[name], one) for one in found), found
 
 
 def test_findings_of_every_slot_are_told_at_once() -> None:
@@ -77,8 +66,6 @@ HOSTS = {
     "word": "host word: it gives chain, no tuple of segments (ConvBlock, Residual)",
     "tiny": "its segment 5 pools features of one pixel",
     "branching": "it gives a Branching, which is no nn.Sequential: a host is a chain of segments",
-    "short": "its last segment 1 gives [B, 11], not logits [B, 10]",
-    "dropping": "its segment body draws random numbers (as Dropout does)",
     "chance": (
         "its initial values differ though the env is the same: it has other draws than torch's"
     ),
@@ -98,13 +85,6 @@ def test_a_faulty_host_is_found_out(name: str) -> None:
     )
 
 
-def test_a_host_that_nothing_marks_is_found_out() -> None:
-    with pytest.raises(
-        ConformanceError, match='nothing marks it: @esper_soa.host."name". belongs above it'
-    ):
-        esper_soa.check_host(unmarked_host)
-
-
 @pytest.mark.parametrize("name", ["gain", "parts"])
 def test_rewards_that_can_be_paid_pass(name: str) -> None:
     esper_soa.check_reward(f"{HERE}:{name}")
@@ -113,10 +93,6 @@ def test_rewards_that_can_be_paid_pass(name: str) -> None:
 REWARDS = {
     "per_slot": ["it gives a tensor of shape [5, 3] for 5 envs, not one number per env"],
     "count": ["it gives a tensor of torch.int64, not of floating-point numbers"],
-    "scalar": ["it gives a float, not a tensor"],
-    "strange": ["it gives the terms bonus, which RewardTerms lacks"],
-    "twofold": ["it is not called with the inputs alone"],
-    "misspelt": ["it raises AttributeError:"],
     "ranked": [
         "what env 0 is paid depends on other envs",
         "what env 0 is paid depends on the number of envs",
@@ -142,7 +118,6 @@ def test_an_agent_that_plays_by_the_rules_passes() -> None:
 
 AGENTS = {
     "lawless": ["at env-step 1: env 0: blueprint 9 for op germinate is not legal"],
-    "beyond": ["at env-step 1: env 0: op 6 is not legal"],
     "dicing": [
         "at env-step 1: for the same view and memory it decides something else the second time"
     ],
@@ -151,13 +126,11 @@ AGENTS = {
         "at env-step 1: it changes the view in place",
         "at env-step 1: it changes its memory in place",
     ],
-    "short": ["part 0 of its memory is of shape [], not a row per env of 4"],
     "listing": ["its memory is a list, not a tuple of tensors"],
     "loose": [
         "at env-step 1: its value is float64 of shape [4], not float32",
         "at env-step 1: its value has a gradient",
     ],
-    "bare": ["at env-step 1: its decision is a Action, not a Decision"],
     "mute": ["it raises AttributeError: 'Mute' object has no attribute 'act'"],
     "demanding": ["it wants more arguments than the Surroundings"],
     "stumbling": ["it raises KeyError: 'memory'"],
@@ -173,10 +146,11 @@ def test_a_faulty_agent_is_found_out(name: str) -> None:
 
 def test_a_part_is_checked_by_itself_and_must_be_marked() -> None:
     esper_soa.check_blueprint(Grouped)
-    with pytest.raises(
-        ConformanceError, match=r'nothing marks it: @esper_soa.blueprint\("name"\) belongs above it'
-    ):
+    told = r'nothing marks it: @esper_soa.{}\("name"\) belongs above it'
+    with pytest.raises(ConformanceError, match=told.format("blueprint")):
         esper_soa.check_blueprint(unmarked)
+    with pytest.raises(ConformanceError, match=told.format("host")):
+        esper_soa.check_host(unmarked_host)
     with pytest.raises(
         SettingError,
         match="check_reward=parts_of_users:eager: must be a reward that parts_of_users reg",

@@ -1,6 +1,5 @@
 """Whole runs of a user's hosts: learned, saved, resumed, evaluated, taken out, as a library."""
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 import warm
+from grown_hosts import score
 from program import TINY, finished
-from test_resume import CPU, assert_equal_runs, fresh, resumed, settings
-from torch import nn
+from test_resume import CPU, assert_equal_runs, fresh, lines, resumed, settings
 
 import esper_soa
 from esper_soa.build import build_world
@@ -34,7 +33,7 @@ SLOTS = {
 GIVEN: dict[str, str | int | float] = {
     "control": "none",
     "rounds": 1,
-    "steps": 12,
+    "steps": 8,
     "envs": 2,
     "train_samples": 16,
     "val_samples": 32,
@@ -62,21 +61,17 @@ def with_host(name: str, **changed: object) -> TrainConfig:
 @pytest.mark.parametrize("name", ["staged", pytest.param("refined", marks=pytest.mark.slow)])
 def test_a_resumed_run_equals_one_that_was_not_stopped(name: str, tmp_path: Path) -> None:
     """With a learning policy, and a control that trains what has grown from the start."""
-    cfg = with_host(name, control="static_final")
+    cfg = with_host(name, control="static_final", rounds=3)
     fresh(cfg, tmp_path / "before")
-    fresh(replace(cfg, rounds=3), tmp_path / "after")
+    fresh(replace(cfg, rounds=2), tmp_path / "after")
     resumed(cfg, tmp_path / "after")
-    assert_equal_runs(tmp_path / "before", tmp_path / "after")
-    records = [
-        json.loads(line)
-        for line in (tmp_path / "before" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert {seed for record in records for seed in record["blueprints"]}
-    saved = read_run(RunFolder(tmp_path / "before").checkpoint(6), CPU)
+    assert_equal_runs(tmp_path / "before", tmp_path / "after", rounds=3)
+    assert any(record["blueprints"] for record in lines(tmp_path / "before"))
+    saved = read_run(RunFolder(tmp_path / "before").checkpoint(3), CPU)
     other = evaluation_settings(saved, EvaluateConfig(checkpoint="given", envs=2))
     assert build_agent("ppo", other, build_world(other, CPU), saved) is not None
     with pytest.raises(UserError, match=f"task.host: {HERE}:{name} -> chain"):
-        resumed(settings(control="static_final"), tmp_path / "before")
+        resumed(settings(control="static_final", rounds=3), tmp_path / "before")
 
 
 @pytest.fixture(scope="module")
@@ -102,13 +97,8 @@ def test_a_grown_network_has_the_accuracy_and_the_loss_of_its_engine(
     images = world.images
     x = images.test_images[chosen].permute(0, 3, 1, 2).float() / 255
     labels = images.test_labels[chosen]
-    with torch.no_grad():
-        logits = net(x)
-    assert float((logits.argmax(-1) == labels).float().mean() * 100) == pytest.approx(
-        net.spec["accuracy"], abs=1e-5
-    )
-    assert float(nn.functional.cross_entropy(logits.double(), labels)) == pytest.approx(
-        net.spec["loss"], abs=1e-5
+    assert score(net, x, labels) == pytest.approx(
+        (net.spec["accuracy"], net.spec["loss"]), abs=1e-5
     )
     assert net.spec["task"] == name
 
@@ -130,7 +120,7 @@ def test_a_grown_network_goes_into_files_and_comes_back(
 def test_a_counter_comes_out_as_the_whole_number_that_it_was(played: dict[str, Simulator]) -> None:
     state = played["counting"].export(0).state_dict()
     assert state["0.own.batches"].dtype == torch.int64
-    assert int(state["0.own.batches"]) == 2 * 12  # batches of env-steps
+    assert int(state["0.own.batches"]) == 2 * 8  # batches of env-steps
 
 
 @pytest.mark.parametrize(("name", "imported"), [("refined", False), ("staged", True)])
@@ -142,35 +132,24 @@ def test_the_code_of_a_host_of_parts_stands_alone_and_that_of_modules_needs_them
     torch.save((images, net(images)), tmp_path / "wanted.pt")
     save_code(net, tmp_path / "host.py")
     code = (
-        "import torch, host; x, wanted = torch.load('wanted.pt'); assert "
-        "torch.equal(host.network()(x), wanted)"
+        "import torch; torch.set_num_threads(1); import host; x, wanted = torch.load('wanted.pt'); "
+        "assert torch.equal(host.network()(x), wanted)"
     )
-    code = "import torch; torch.set_num_threads(1); " + code
-    found = (
-        f"import sys; sys.path[:0] = {[str(TESTS), str(TESTS.parent)]!r}; import hosts_of_users; "
-        * imported
-    )
-    done = warm.run(
-        [sys.executable, "-c", found + code], cwd=tmp_path, capture_output=True, text=True
-    )
+    paths = [str(TESTS), str(TESTS.parent)]
+    found = f"import sys; sys.path[:0] = {paths!r}; import hosts_of_users; " if imported else ""
+    command = [sys.executable, "-c", found + code]
+    done = warm.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     if imported:
-        done = warm.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+        done = warm.run([*command[:2], code], cwd=tmp_path, capture_output=True, text=True)
         assert "import hosts_of_users first" in done.stderr
 
 
 def test_the_policy_of_a_run_comes_out_with_the_slots_of_its_host(tmp_path: Path) -> None:
-    given = [
-        "control=none",
-        f"task.host={HERE}:staged",
-        "slots=[r0c0,r0c2]",
-        f"run_dir={tmp_path}/run",
-    ]
-    run = esper_soa.train("smoke", [*TINY[1:], *given])
-    assert [(slot["name"], slot["channels"]) for slot in run.policy().spec["slots"]] == [
-        ("r0c0", 6),
-        ("r0c2", 10),
-    ]
+    given = ["control=none", f"task.host={HERE}:staged", "slots=[r0c0,r0c2]"]
+    run = esper_soa.train("smoke", [*TINY[1:], *given, f"run_dir={tmp_path}/run"])
+    slots = [(slot["name"], slot["channels"]) for slot in run.policy().spec["slots"]]
+    assert slots == [("r0c0", 6), ("r0c2", 10)]
     assert run.export().spec["task"] == "staged"
 
 

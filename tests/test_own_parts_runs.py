@@ -1,15 +1,13 @@
 """Whole runs with a user's blueprints: learned, saved, resumed, handed on, called by name."""
 
 import copy
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from test_resume import CPU, assert_equal_runs, fresh, resumed, settings
+from test_resume import CPU, assert_equal_runs, fresh, lines, resumed, settings
 
-from esper_soa.agent.config import NetworkConfig
 from esper_soa.agent.policy import BLUEPRINT_TABLES
 from esper_soa.build import build_player, build_world
 from esper_soa.config import EvaluateConfig, TrainConfig
@@ -48,11 +46,8 @@ def test_a_resumed_run_with_own_blueprints_equals_one_that_was_not_stopped(
     fresh(replace(cfg, rounds=3), tmp_path)
     resumed(cfg, tmp_path)
     assert_equal_runs(before, tmp_path)
-    records = [
-        json.loads(line)["blueprints"]
-        for line in (before / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert {name for record in records for name in record} == {"norm", "grouped", "twice"}
+    grown = {name for record in lines(before) for name in record["blueprints"]}
+    assert grown == {"norm", "grouped", "twice"}
 
 
 def test_a_wider_control_needs_nothing_of_what_was_made_for_the_hosts_of_the_run(
@@ -115,16 +110,6 @@ def test_a_policy_is_handed_on_to_other_own_blueprints_by_their_names(
             torch.testing.assert_close(rows[13], learned[name][1:8].mean(0))
             assert torch.equal(rows[14], learned[name][13])  # grouped
             assert torch.equal(rows[15:], learned[name][15:])
-
-
-def test_the_policy_that_ships_takes_own_blueprints_on() -> None:
-    cfg = with_own("grouped")
-    network = NetworkConfig(hidden=128, features=128)
-    cfg = replace(cfg, policy=replace(cfg.policy, init="grower", network=network))
-    shipped = load_policy("grower", CPU).learner["policy"]
-    for name, rows in rows_of(cfg).items():
-        assert torch.equal(rows[:13], shipped[name][:13])
-        torch.testing.assert_close(rows[13], shipped[name][1:8].mean(0))
 
 
 def test_a_record_with_a_blueprint_that_the_settings_do_not_list_is_refused(before: Path) -> None:

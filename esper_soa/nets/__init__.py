@@ -1,3 +1,1 @@
-"""N networks at once: hosts, seeds, their training and their data; knows nothing of reinforcement
-learning.
-"""
+"""N networks at once: hosts, seeds, training and data; knows nothing of reinforcement learning."""

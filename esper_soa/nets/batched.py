@@ -22,12 +22,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [B, n, I] with weight [n, O, I] and bias [n, O] -> [B, n, O]."""
     rows = x.transpose(0, 1)
     columns = weight.transpose(1, 2)
-    out = (
-        torch.bmm(rows, columns)
-        if bias is None
-        else torch.baddbmm(bias.unsqueeze(1), rows, columns)
-    )
-    return out.transpose(0, 1)
+    if bias is None:
+        return torch.bmm(rows, columns).transpose(0, 1)
+    return torch.baddbmm(bias.unsqueeze(1), rows, columns).transpose(0, 1)
 
 
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
@@ -52,9 +49,8 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
     shift = bias.reshape(-1)
     num_groups = weight.shape[0] * groups
     if torch.is_grad_enabled() and not x.requires_grad:
-        return F.group_norm(x.flatten(2), num_groups, scale, shift, NORM_EPS).unflatten(
-            2, x.shape[2:]
-        )
+        flat = F.group_norm(x.flatten(2), num_groups, scale, shift, NORM_EPS)
+        return flat.unflatten(2, x.shape[2:])
     return F.group_norm(x, num_groups, scale, shift, NORM_EPS)
 
 
@@ -70,9 +66,8 @@ def classify(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy [n] of logits [B, n, K] for labels [B, n]; right answers, int64 [n]."""
-    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").unflatten(
-        0, labels.shape
-    )
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    losses = losses.unflatten(0, labels.shape)
     return losses.mean(0), (logits.detach().argmax(-1) == labels).sum(0)
 
 
@@ -82,9 +77,7 @@ def per_channel(values: Tensor, num_channels: int) -> Tensor:
 
 
 def mixed(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    """x + factor (other - x) of activations [B, n*C, H, W], factor [..., n]; in its format, exact
-    beside 16 bits.
-    """
+    """x + factor (other - x) of activations [B, n*C, H, W], factor [..., n]; in the format of x."""
     factors = per_channel(factor, x.shape[1] // factor.shape[-1])
     return torch.lerp(x.to(factors.dtype), other.to(factors.dtype), factors).to(x.dtype)
 

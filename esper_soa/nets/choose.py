@@ -88,10 +88,6 @@ def _triton_obstacle(asked: Asked) -> str:
     )
 
 
-def _torch(_: Asked, chosen: Choice) -> Engine:
-    return TorchEngine(chosen=chosen)
-
-
 def _triton(_: Asked, chosen: Choice) -> Engine:
     return gpu.loaded_engine(StepCache(capture=False), chosen)
 
@@ -103,7 +99,7 @@ def _triton_graphs(asked: Asked, chosen: Choice) -> Engine:
 # By the names in config.ENGINES.
 ENGINES = {
     "native": Kind(_native_obstacle, lambda _, chosen: CpuEngine(chosen), "cpu"),
-    "torch": Kind(lambda _: "", _torch, ""),
+    "torch": Kind(lambda _: "", lambda _, chosen: TorchEngine(chosen=chosen), ""),
     "triton": Kind(_triton_obstacle, _triton, "cuda"),
     "triton_graphs": Kind(
         lambda asked: _triton_obstacle(asked) or _graphs_obstacle(asked), _triton_graphs, "cuda"
@@ -139,9 +135,8 @@ def _insisted(asked: Asked) -> Choice:
         return _native(asked, name)
     reason = ENGINES[name].obstacle(asked)
     if reason:
-        raise SettingError(
-            "compute.engine", name, "auto or torch here", f"{reason[0].upper()}{reason[1:]}."
-        )
+        told = f"{reason[0].upper()}{reason[1:]}."
+        raise SettingError("compute.engine", name, "auto or torch here", told)
     return Choice(False, f"{name} (compute.engine={name})", name=name)
 
 
@@ -153,9 +148,8 @@ def weighed(asked: Asked, trial: Trial | None) -> Choice:
     words = tuple(one.words() for one in found)
     best = preferred(found)
     if best is None:
-        return Choice(
-            False, "plain torch, although it failed when it was tried", fallback=True, tried=words
-        )
+        reason = "plain torch, although it failed when it was tried"
+        return Choice(False, reason, fallback=True, tried=words)
     reason = f"{best.name}, as compared with torch and timed on {asked.device}"
     return Choice(False, reason, name=best.name, tried=words)
 
@@ -171,17 +165,10 @@ def preferred(found: Sequence[Tried]) -> Tried | None:
 
 def tried_engines(asked: Asked, trial: Trial) -> list[Tried]:
     """What became of every engine `auto` may take on this device; those that cannot run too."""
-    kinds = {
-        name: kind for name, kind in ENGINES.items() if kind.tried_on in ("", asked.device.type)
-    }
-    obstacles = {name: kind.obstacle(asked) for name, kind in kinds.items()}
-    unasked = Choice(False, "tried")
-    makers = {
-        name: partial(kind.make, asked, unasked)
-        for name, kind in kinds.items()
-        if not obstacles[name]
-    }
-    found = {
-        one.name: one for one in try_engines(trial, asked.device, TorchEngine, REFERENCE, makers)
-    }
+    kinds = [name for name, kind in ENGINES.items() if kind.tried_on in ("", asked.device.type)]
+    obstacles = {name: ENGINES[name].obstacle(asked) for name in kinds}
+    fit = [name for name in kinds if not obstacles[name]]
+    makers = {name: partial(ENGINES[name].make, asked, Choice(False, "tried")) for name in fit}
+    tried = try_engines(trial, asked.device, TorchEngine, REFERENCE, makers)
+    found = {one.name: one for one in tried}
     return [found.get(name) or Tried(name, obstacles[name]) for name in kinds]

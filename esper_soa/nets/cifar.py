@@ -1,16 +1,14 @@
 """Reads CIFAR-10 from its official files: python or binary batches, a folder or the .tar.gz.
 
-The files are not trusted: a pickle can make nothing but texts, numbers and inert stand-ins,
-archives are read in memory with bounded sizes, and every shape and label is checked.
+The files are not trusted: of a pickle only the texts and numbers are read and nothing is carried
+out, archives are read in memory with bounded sizes, and every size and label is checked.
 """
 
 import gzip
 import io
-import pickle
 import pickletools
 import tarfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -22,10 +20,7 @@ from esper_soa.paths import user_path
 PYTHON_NAMES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 BINARY_NAMES = tuple(f"{name}.bin" for name in PYTHON_NAMES)
 # What python batches call themselves, in this order. Binary ones have no name.
-BATCH_LABELS = (
-    *(f"training batch {number} of 5" for number in range(1, 6)),
-    "testing batch 1 of 1",
-)
+BATCH_LABELS = (*(f"training batch {n} of 5" for n in range(1, 6)), "testing batch 1 of 1")
 PLACES = (
     "cifar-10-batches-py",
     "cifar-10-batches-bin",
@@ -37,31 +32,11 @@ NUM_CLASSES = 10
 PIXELS = 3 * 32 * 32  # of one image: 1024 red, then green, then blue, row by row
 MAX_FILE_BYTES = 64 << 20  # an official batch has 31 MB
 MAX_ARCHIVE_BYTES = 512 << 20  # unpacked; the official archives have about 180 MB
-MAX_MEMO = 1 << 20  # entries of a pickle's memo; an official batch has some 10,000
-# Tuples of a pickle, one in the other at worst, which C hashes on its stack; a batch whose texts
-# are pickled as bytes has one per image.
-MAX_TUPLES = 20_000
-OFFICIAL_IMAGES = (50_000, 10_000)  # of the whole set, for training and test: as many of each class
 MAX_COMMON = 0.01  # share of the test images that may be training images too
 REMEDY = (
     "Fetch CIFAR-10 again from its official page, or set data.name=fashion32 without data.root."
 )
-
-_BROKEN_PICKLE = (
-    pickle.UnpicklingError,
-    EOFError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
-)
 _BROKEN_ARCHIVE = (tarfile.TarError, gzip.BadGzipFile, EOFError, ValueError, zlib.error)
-# They look up or reserve what the file does not hold; no batch has them.
-_REFUSED_OPCODES = ("BYTEARRAY8", "NEXT_BUFFER", "PERSID", "BINPERSID", "EXT1", "EXT2", "EXT4")
-_MEMO_OPCODES = ("PUT", "BINPUT", "LONG_BINPUT")
 
 
 class CifarImages(NamedTuple):
@@ -99,27 +74,18 @@ def read_cifar10(root: str) -> CifarImages:
     batches = [parse(files.pop(name), f"{place}: {name}") for name in names]
     images = np.concatenate([images for images, _ in batches[:-1]])
     labels = np.concatenate([labels for _, labels in batches[:-1]])
-    found = CifarImages(images, labels, *batches[-1], place=str(place))
-    check_apart(found)
-    return found
+    _check_apart(images, batches[-1][0], str(place))
+    return CifarImages(images, labels, *batches[-1], place=str(place))
 
 
-def check_apart(found: CifarImages) -> None:
+def _check_apart(train: np.ndarray, test: np.ndarray, place: str) -> None:
     """Raise DataError where batches stand in for one another: tests would be of trained images."""
-    sizes = len(found.train_labels), len(found.test_labels)
-    for labels, part in ((found.train_labels, "training"), (found.test_labels, "test_batch")):
-        if sizes == OFFICIAL_IMAGES and np.ptp(np.bincount(labels, minlength=NUM_CLASSES)):
-            raise _fault(
-                f"{found.place}: the {part} images are not equally many of each class, as in "
-                "CIFAR-10: batch files were exchanged"
-            )
-    seen = [hash(image.tobytes()) for image in found.train_images]
-    trained = set(seen)
-    if len(seen) - len(trained) > MAX_COMMON * len(seen):
-        raise _fault(f"{found.place}: training batches hold the same images")
-    common = sum(hash(image.tobytes()) in trained for image in found.test_images)
-    if common > MAX_COMMON * sizes[1]:
-        raise _fault(f"{found.place}: {common} images of test_batch are training images too")
+    trained = {hash(image.tobytes()) for image in train}
+    if len(train) - len(trained) > MAX_COMMON * len(train):
+        raise _fault(f"{place}: training batches hold the same images")
+    common = sum(hash(image.tobytes()) in trained for image in test)
+    if common > MAX_COMMON * len(test):
+        raise _fault(f"{place}: {common} images of test_batch are training images too")
 
 
 def _fault(text: str) -> DataError:
@@ -131,17 +97,13 @@ def _locate(root: Path) -> Path:
     if root.is_file() or any((root / name).exists() for name in PYTHON_NAMES + BINARY_NAMES):
         return root
     if not root.is_dir():
-        raise DataError(
-            f"data.root={one_line(root)}: no such folder or archive. Name the place of CIFAR-10, "
-            "or leave data.root empty."
-        )
+        remedy = "Name the place of CIFAR-10, or leave data.root empty."
+        raise DataError(f"data.root={one_line(root)}: no such folder or archive. {remedy}")
     for name in PLACES:
         if (root / name).exists():
             return root / name
-    raise _fault(
-        f"data.root={one_line(root)}: holds no CIFAR-10: neither its batch files nor one of "
-        f"{', '.join(PLACES)}"
-    )
+    told = f"holds no CIFAR-10: neither its batch files nor one of {', '.join(PLACES)}"
+    raise _fault(f"data.root={one_line(root)}: {told}")
 
 
 def _read_folder(folder: Path) -> dict[str, bytes]:
@@ -158,9 +120,7 @@ def _read_folder(folder: Path) -> dict[str, bytes]:
 
 
 def _read_archive(path: Path) -> dict[str, bytes]:
-    """Content of the batch files in a .tar or .tar.gz archive by name, wherever they lie in it;
-    nothing is written to disk.
-    """
+    """Content of the batch files in a .tar or .tar.gz archive by name, wherever they lie in it."""
     with path.open("rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
     with gzip.open(path) if packed else path.open("rb") as stream:
@@ -176,9 +136,8 @@ def _read_archive(path: Path) -> dict[str, bytes]:
             plain = member.isreg() and member.size <= MAX_FILE_BYTES  # a link would be followed
             opened = archive.extractfile(member) if plain else None
             if opened is None:
-                raise _fault(
-                    f"{path}: {name} is not a plain file of at most {MAX_FILE_BYTES >> 20} MiB"
-                )
+                most = MAX_FILE_BYTES >> 20
+                raise _fault(f"{path}: {name} is not a plain file of at most {most} MiB")
             if name in files:
                 raise _fault(f"{path}: holds {name} twice")
             files[name] = opened.read()
@@ -188,48 +147,56 @@ def _read_archive(path: Path) -> dict[str, bytes]:
 def parse_binary(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Images uint8 [M, 32, 32, 3], labels int64 [M] of a binary batch: label byte, PIXELS bytes."""
     if not content or len(content) % (1 + PIXELS):
-        raise _fault(
-            f"{where} has {len(content)} bytes, not a multiple of {1 + PIXELS}: truncated, or "
-            "not CIFAR-10"
-        )
+        told = f"{len(content)} bytes, not a multiple of {1 + PIXELS}"
+        raise _fault(f"{where} has {told}: truncated, or not CIFAR-10")
     records = np.frombuffer(content, np.uint8).reshape(-1, 1 + PIXELS)
     return _checked(records[:, 1:], records[:, 0].tolist(), where)
 
 
 def parse_pickle(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [M, 32, 32, 3], labels int64 [M] of a dict: `data` [M, PIXELS] and `labels`."""
+    """Images uint8 [M, 32, 32, 3], labels int64 [M] of a dict: `data` [M, PIXELS] and `labels`.
+
+    The instructions of the pickle are not carried out. Labels are the numbers behind the text
+    `labels`; data are the longest text, in the memory of an array of unsigned bytes.
+    """
+    texts = [""]
+    labels = []
+    data = ""
+    order = fortran = False
     try:
-        tuples = 0
         for opcode, argument, _ in pickletools.genops(content):
-            tuples += opcode.name.startswith("TUPLE")
-            memo = int(argument or 0) if opcode.name in _MEMO_OPCODES else 0
-            if opcode.name in _REFUSED_OPCODES or not 0 <= memo <= MAX_MEMO:
-                raise ValueError(f"instruction {opcode.name} {one_line(argument)}")
-            if tuples > MAX_TUPLES:
-                raise ValueError(f"more than {MAX_TUPLES} tuples")
-        batch = _BatchUnpickler(io.BytesIO(content), encoding="latin1").load()
-        if not isinstance(batch, dict):
-            raise ValueError("no dictionary")
-        text = {_text(key): value for key, value in batch.items()}
-        name = _text(text.get("batch_label"))
-        data = text.get("data")
-        labels = text.get("labels")
-        if not isinstance(data, _Kept) or not isinstance(labels, list):
+            text = argument.decode("latin1") if isinstance(argument, bytes) else argument
+            if isinstance(text, str) and text != "latin1":  # as bytes are pickled: text, encoding
+                texts.append(text)
+                if len(text) > len(data):
+                    data = text
+                    fortran = order
+            elif opcode.name in ("NEWTRUE", "NEWFALSE"):  # the last before data is its order
+                order = opcode.name == "NEWTRUE"
+            elif texts[-1] == "labels" and opcode.name in ("INT", "BININT", "BININT1", "BININT2"):
+                labels.append(argument)
+        if "labels" not in texts or "data" not in texts:
             raise ValueError("lacks `data` or `labels`; CIFAR-100 cannot be used")
-        pixels = _pixels(data.state)
-    except _BROKEN_PICKLE as error:
+        values = data.encode("latin1")
+        if not {"u1", "uint8"} & set(texts) or len(values) % PIXELS:
+            raise ValueError(f"`data` does not hold unsigned bytes of shape [images, {PIXELS}]")
+    except ValueError as error:
         told = f"{where} is broken or truncated, or no CIFAR-10 batch ({one_line(error)})"
         raise _fault(told) from error
-    file = where.rpartition(" ")[2]
-    wanted = BATCH_LABELS[PYTHON_NAMES.index(file)] if file in PYTHON_NAMES else name
-    if name not in (None, wanted):
-        told = repr(one_line(name)) if isinstance(name, str) else type(name).__name__
-        raise _fault(f"{where} calls itself {told}, not {wanted!r}: batch files were exchanged")
+    _check_name(texts, where)
+    shape = len(values) // PIXELS, PIXELS
+    pixels = np.frombuffer(values, np.uint8).reshape(shape, order="F" if fortran else "C")
     return _checked(pixels, labels, where)
 
 
-def _text(value: object) -> object:
-    return value.decode("latin1") if isinstance(value, bytes) else value
+def _check_name(texts: list[str], where: str) -> None:
+    """Raise DataError where a batch says in its `texts` that it is another than its file's name."""
+    file = where.rpartition(" ")[2]
+    name = texts[texts.index("batch_label") + 1] if "batch_label" in texts[:-1] else None
+    wanted = BATCH_LABELS[PYTHON_NAMES.index(file)] if file in PYTHON_NAMES else name
+    if name not in (None, wanted):
+        told = f"{one_line(name)!r}, not {wanted!r}"
+        raise _fault(f"{where} calls itself {told}: batch files were exchanged")
 
 
 def _checked(pixels: np.ndarray, labels: list, where: str) -> tuple[np.ndarray, np.ndarray]:
@@ -240,51 +207,3 @@ def _checked(pixels: np.ndarray, labels: list, where: str) -> tuple[np.ndarray, 
         raise _fault(f"{where} has a label outside 0 to {NUM_CLASSES - 1}")
     images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), np.array(labels, np.int64)
-
-
-def _pixels(state: object) -> np.ndarray:
-    """uint8 [M, PIXELS] from the state of an array: version, shape, dtype, Fortran order, values.
-
-    Raises ValueError where it is of another type or shape, or does not hold the bytes of its shape.
-    """
-    _, shape, kind, fortran, content = state if isinstance(state, tuple) else ()
-    if not isinstance(kind, _Kept) or _text(kind.made_of[0]) not in ("u1", "uint8"):
-        raise ValueError("`data` does not hold unsigned bytes")
-    images, pixels = shape
-    if type(images) is not int or images < 1 or type(pixels) is not int or pixels != PIXELS:
-        raise ValueError(f"`data` is not of shape [images, {PIXELS}]")
-    values = content.encode("latin1") if isinstance(content, str) else content
-    if not isinstance(values, bytes) or len(values) != images * PIXELS:
-        raise ValueError(f"`data` does not have the {images} x {PIXELS} bytes of its shape")
-    return np.frombuffer(values, np.uint8).reshape(shape, order="F" if fortran else "C")
-
-
-class _Kept:
-    """An array or a dtype as the pickle describes it: nothing is made of that."""
-
-    made_of: tuple[object, ...] = ()
-    state: object = None
-
-    def __init__(self, *made_of: object) -> None:
-        self.made_of = made_of
-
-    def __setstate__(self, state: object) -> None:
-        self.state = state
-
-
-class _BatchUnpickler(pickle.Unpickler):
-    """Unpickler of CIFAR-10 batches: any name but the few that they use is refused."""
-
-    def find_class(self, module: str, name: str, /) -> Callable[..., object] | str:
-        """What stands in for a name."""
-        full = f"{module}.{name}"
-        if full in ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"):
-            return _Kept
-        if full == "numpy.dtype":
-            return _Kept
-        if full == "numpy.ndarray":
-            return "ndarray"  # only ever an argument of _reconstruct
-        if full in ("_codecs.encode", "__builtin__.bytes", "builtins.bytes"):
-            # Bytes that were pickled as text stay one: encoding one text many times takes memory.
-            return lambda *given: given[0] if given else ""
-        raise ValueError(f"it asks for {full[:100]}, which no CIFAR-10 batch does: not loaded")

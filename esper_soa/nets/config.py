@@ -35,13 +35,8 @@ NPZ = ".npz"  # how a file of own images ends
 LAYOUTS = ("nhwc", "nchw")
 RESIZES = ("auto", "pad", "scale", "stretch")
 VAL_PARTS = ("unused", "train", "for_test")
-PREPARATION = (
-    "layout",
-    "resize",
-    "val",
-    "mean",
-    "std",
-)  # settings of DataConfig that only own images heed
+# Settings of DataConfig that only own images heed.
+PREPARATION = ("layout", "resize", "val", "mean", "std")
 
 
 @dataclass
@@ -73,29 +68,18 @@ class TaskConfig:
     def __post_init__(self) -> None:
         check_fields("task.", self)
         check(self.kernel_size % 2 == 1, "task.kernel_size", self.kernel_size, "odd")
-        check(
-            self.num_pools <= self.num_blocks,
-            "task.num_pools",
-            self.num_pools,
-            f"at most task.num_blocks={self.num_blocks}",
-        )
+        allowed = f"at most task.num_blocks={self.num_blocks}"
+        check(self.num_pools <= self.num_blocks, "task.num_pools", self.num_pools, allowed)
         last = self.channels(self.num_blocks - 1)
-        check(
-            last <= MAX_CHANNELS,
-            "task.num_blocks",
-            self.num_blocks,
-            f"so small that the last block has at most {MAX_CHANNELS} channels, not {last}",
-            f"Or lower task.base_channels={self.base_channels}.",
-        )
+        allowed = f"so small that the last block has at most {MAX_CHANNELS} channels, not {last}"
+        remedy = f"Or lower task.base_channels={self.base_channels}."
+        check(last <= MAX_CHANNELS, "task.num_blocks", self.num_blocks, allowed, remedy)
         names = [name_in(name) for name in blueprint_names(self.blueprints)]
         for reference in filter(is_reference, self.blueprints):
-            check(
-                names.count(name_in(reference)) == 1,
-                "task.blueprints",
-                reference,
-                "of another name than every other blueprint",
-                "Records call a blueprint by its name.",
-            )
+            allowed = "of another name than every other blueprint"
+            remedy = "Records call a blueprint by its name."
+            once = names.count(name_in(reference)) == 1
+            check(once, "task.blueprints", reference, allowed, remedy)
 
     @property
     def host_name(self) -> str:
@@ -157,13 +141,10 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_fields("data.", self)
-        check(
-            not self.root or self.name in ("auto", "cifar10", "npz"),
-            "data.root",
-            self.root,
-            f"empty with data.name={self.name}",
-            "Take data.name=cifar10 or data.name=npz for the files there.",
-        )
+        read = self.name in ("auto", "cifar10", "npz")
+        remedy = "Take data.name=cifar10 or data.name=npz for the files there."
+        empty = f"empty with data.name={self.name}"
+        check(read or not self.root, "data.root", self.root, empty, remedy)
         user_path("data.root", self.root)
         check_statistics("data.", self.mean, self.std)
         if not self.own:
@@ -181,44 +162,28 @@ def check_preparation(path: str, given: Mapping[str, object]) -> None:
         item.name: item.metadata[RULE] for item in fields(DataConfig) if item.name in PREPARATION
     }
     for setting, value in given.items():
-        check(
-            setting in rules,
-            path + setting,
-            value,
-            "left out: there is no such setting",
-            "There are " + ", ".join(PREPARATION) + ".",
-        )
+        remedy = "There are " + ", ".join(PREPARATION) + "."
+        known = setting in rules
+        check(known, path + setting, value, "left out: there is no such setting", remedy)
         rules[setting].check(path + setting, value)
 
 
 def check_statistics(path: str, mean: Sequence[float], std: Sequence[float]) -> None:
     """Raise SettingError where mean and deviation are not both left out or of 1 or 3 channels."""
-    check(
-        len(mean) in (0, 1, 3),
-        f"{path}mean",
-        list(mean),
-        "empty, one number, or one for each of 3 channels",
-    )
-    check(
-        len(std) == len(mean),
-        f"{path}std",
-        list(std),
-        f"as many numbers as {path}mean={list(mean)}",
-        "Give both or neither.",
-    )
+    allowed = "empty, one number, or one for each of 3 channels"
+    check(len(mean) in (0, 1, 3), f"{path}mean", list(mean), allowed)
+    allowed = f"as many numbers as {path}mean={list(mean)}"
+    check(len(std) == len(mean), f"{path}std", list(std), allowed, "Give both or neither.")
 
 
 def _check_unheeded(cfg: DataConfig) -> None:
     """Raise SettingError for a setting that the images of `cfg` would not heed."""
     for item in fields(cfg):
         value = vars(cfg)[item.name]
-        check(
-            item.name not in PREPARATION or value in ([], item.default),
-            f"data.{item.name}",
-            value,
-            f"left out with data.name={cfg.name}",
-            f"It is for own images: data.root=mine{NPZ}",
-        )
+        heeded = item.name not in PREPARATION or value in ([], item.default)
+        allowed = f"left out with data.name={cfg.name}"
+        remedy = f"It is for own images: data.root=mine{NPZ}"
+        check(heeded, f"data.{item.name}", value, allowed, remedy)
 
 
 class SubsetRows(NamedTuple):
@@ -249,17 +214,14 @@ class SlotSpec(NamedTuple):
 def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:
     """Every slot that the host offers, row-major (r0c0, r0c1, ..., r1c0, ...): order of actions."""
 
-    def slot(row: int, block: int, size: int) -> SlotSpec:
-        return SlotSpec(
-            f"r{row}c{block}", row, block, task.channels(block), size, block / (task.num_blocks - 1)
-        )
+    def slot(row: int, block: int) -> SlotSpec:
+        depth = block / (task.num_blocks - 1)
+        size = task.size(block + row)
+        return SlotSpec(f"r{row}c{block}", row, block, task.channels(block), size, depth)
 
     blocks = range(task.num_blocks)
-    row0 = [slot(0, block, task.size(block)) for block in blocks]
-    return (
-        *row0,
-        *(slot(1, block, task.size(block + 1)) for block in blocks if task.pooled(block)),
-    )
+    after_pools = (slot(1, block) for block in blocks if task.pooled(block))
+    return (*(slot(0, block) for block in blocks), *after_pools)
 
 
 def named_slots(task: TaskConfig, names: list[str]) -> list[str]:
@@ -267,17 +229,12 @@ def named_slots(task: TaskConfig, names: list[str]) -> list[str]:
     if len(names) != 1 or not names[0].isdecimal():
         return names
     if is_reference(task.host):
-        raise SettingError(
-            "slots", names[0], f"a list of slots of {task.host_name}, a host of your own"
-        )
+        allowed = f"a list of slots of {task.host_name}, a host of your own"
+        raise SettingError("slots", names[0], allowed)
     offered = host_slots(task)
     count = int(names[0])
-    check(
-        1 <= count <= len(offered),
-        "slots",
-        names[0],
-        f"in [1, {len(offered)}] with {task.host_name}, or a list of names",
-    )
+    allowed = f"in [1, {len(offered)}] with {task.host_name}, or a list of names"
+    check(1 <= count <= len(offered), "slots", names[0], allowed)
     return [spec.name for spec in offered[:count]]
 
 
@@ -291,13 +248,11 @@ def enabled_slots(
     """
     offered = host_slots(task) if offered is None else offered
     allowed = ", ".join(spec.name for spec in offered)
-    if not names:
-        raise SettingError(
-            "slots", names, f"a non-empty list of slots of {task.host_name}: {allowed}"
-        )
-    if len(set(names)) != len(names):
-        raise SettingError("slots", names, "without repetition", "Name every slot once.")
-    unknown = [name for name in names if name not in {spec.name for spec in offered}]
-    if unknown:
-        raise SettingError("slots", unknown[0], f"a slot of {task.host_name}: {allowed}")
+    some = f"a non-empty list of slots of {task.host_name}: {allowed}"
+    check(bool(names), "slots", names, some)
+    once = len(set(names)) == len(names)
+    check(once, "slots", names, "without repetition", "Name every slot once.")
+    for name in names:
+        known = name in {spec.name for spec in offered}
+        check(known, "slots", name, f"a slot of {task.host_name}: {allowed}")
     return tuple(spec for spec in offered if spec.name in names)

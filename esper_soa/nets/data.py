@@ -56,18 +56,14 @@ def training_bank(images: ImageSet) -> ImageBank:
     """Bank of padded training images [2 D, 40, 3, 40]: all, then all mirrored (9.6 kB an image)."""
     lines = images.train_images.permute(0, 1, 3, 2)
     padded = F.pad(lines, (PADDING, PADDING, 0, 0, PADDING, PADDING))
-    return ImageBank(
-        torch.cat((padded, padded.flip(3))), images.train_labels, *_normalisation(images)
-    )
+    both = torch.cat((padded, padded.flip(3)))
+    return ImageBank(both, images.train_labels, *_normalisation(images))
 
 
 def evaluation_bank(images: ImageSet) -> ImageBank:
     """Bank of the test images [V, 32, 3, 32]."""
-    return ImageBank(
-        images.test_images.permute(0, 1, 3, 2).contiguous(),
-        images.test_labels,
-        *_normalisation(images),
-    )
+    lines = images.test_images.permute(0, 1, 3, 2).contiguous()
+    return ImageBank(lines, images.test_labels, *_normalisation(images))
 
 
 def _normalisation(images: ImageSet) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,11 +75,8 @@ def _normalisation(images: ImageSet) -> tuple[Tensor, Tensor, Tensor]:
     device = images.train_images.device
     scale = (1 / (255 * std)).float().to(device)
     offset = (-mean / std).float().to(device)
-    return (
-        scale,
-        offset,
-        torch.arange(256.0, device=device).mul(scale[:, None]).add(offset[:, None]),
-    )
+    levels = torch.arange(256.0, device=device)
+    return scale, offset, levels.mul(scale[:, None]).add(offset[:, None])
 
 
 def check_work(images: ImageSet, train_samples: int, val_samples: int) -> None:
@@ -93,34 +86,20 @@ def check_work(images: ImageSet, train_samples: int, val_samples: int) -> None:
         ("val_samples", val_samples, len(images.test_images), "test"),
     ):
         check(value >= 1, setting, value, "at least 1")
-        check(
-            value <= available,
-            setting,
-            value,
-            f"at most {available}, the {kind} images of {images.name}",
-            f"Lower {setting}, or choose a larger data set with data.name and data.root.",
-        )
+        allowed = f"at most {available}, the {kind} images of {images.name}"
+        remedy = f"Lower {setting}, or choose a larger data set with data.name and data.root."
+        check(value <= available, setting, value, allowed, remedy)
 
 
 def check_classes(images: ImageSet, num_classes: int) -> None:
-    """Raise SettingError where the hosts have fewer classes than the images, or not those of own
-    images.
-    """
-    if images.num_classes is not None:
-        check(
-            num_classes == images.num_classes,
-            "task.num_classes",
-            num_classes,
-            f"{images.num_classes}, the classes of {images.name}",
-            f"Give task.num_classes={images.num_classes}.",
-        )
+    """Raise SettingError where hosts have too few classes, or not those of own images."""
+    setting = "task.num_classes"
+    own = images.num_classes
+    allowed = f"{own}, the classes of {images.name}"
+    check(own in (None, num_classes), setting, num_classes, allowed, f"Give {setting}={own}.")
     found = 1 + max(int(labels.max()) for labels in (images.train_labels, images.test_labels))
-    check(
-        num_classes >= found,
-        "task.num_classes",
-        num_classes,
-        f"at least {found}, the classes of {images.name}",
-    )
+    allowed = f"at least {found}, the classes of {images.name}"
+    check(num_classes >= found, setting, num_classes, allowed)
 
 
 class OrderBook:
@@ -182,12 +161,8 @@ def validation_order(
     num_test: int, val_samples: int, seed: int, device: torch.device | str = "cpu"
 ) -> Tensor:
     """Test images int64 [V] that every env is measured on: the first of a fixed shuffle by seed."""
-    check(
-        1 <= val_samples <= num_test,
-        "val_samples",
-        val_samples,
-        f"between 1 and {num_test}, the test images",
-    )
+    allowed = f"between 1 and {num_test}, the test images"
+    check(1 <= val_samples <= num_test, "val_samples", val_samples, allowed)
     key = stream_keys(seed, VALIDATION_SET, (), torch.zeros(1, dtype=torch.int64, device=device))
     return shuffled(key, num_test)[0, :val_samples].long()
 
@@ -207,44 +182,26 @@ def split_sizes(images: ImageSet, batch_size: int, num_envs: int) -> Split:
     num_train = len(images.train_images)
     num_test = len(images.test_images)
     together = batch_size * num_envs
-    check(
-        num_train >= together,
-        "envs",
-        num_envs,
+    allowed = (
         f"at most {num_train // batch_size} with data.split=true, so that the {num_train} training "
-        f"images of {images.name} give every env a batch of {batch_size}",
-        "Lower envs or batch_size, or set data.split=false.",
+        f"images of {images.name} give every env a batch of {batch_size}"
     )
+    remedy = "Lower envs or batch_size, or set data.split=false."
+    check(num_train >= together, "envs", num_envs, allowed, remedy)
     whole, rest = divmod(num_test, together)
     num_batches = num_train // together
-    return Split(
-        num_envs,
-        batch_size,
-        num_batches,
-        batch_size * num_batches,
-        whole * batch_size + -(-rest // num_envs),
-    )
+    tested = whole * batch_size + -(-rest // num_envs)
+    return Split(num_envs, batch_size, num_batches, batch_size * num_batches, tested)
 
 
 def check_split(images: ImageSet, num_envs: int, num_batches: int, accumulate: int) -> None:
     """Raise SettingError where an env has no test image of its own, or no whole optimiser steps."""
-    check(
-        num_batches % accumulate == 0,
-        "accumulate",
-        accumulate,
-        f"a divisor of {num_batches}, the batches per env-step that data.split=true gives an env",
-    )
+    given = f"{num_batches}, the batches per env-step that data.split=true gives an env"
+    check(num_batches % accumulate == 0, "accumulate", accumulate, f"a divisor of {given}")
     num_test = len(images.test_images)
-    check(
-        num_test >= num_envs,
-        "envs",
-        num_envs,
-        (
-            f"at most {num_test} with data.split=true, so that the test images of {images.name} "
-            "give every env one"
-        ),
-        "Lower envs, or set data.split=false.",
-    )
+    reason = f"so that the test images of {images.name} give every env one"
+    allowed = f"at most {num_test} with data.split=true, {reason}"
+    check(num_test >= num_envs, "envs", num_envs, allowed, "Lower envs, or set data.split=false.")
 
 
 def split_training_order(key: Tensor, dataset_size: int, pass_number: int, split: Split) -> Tensor:
@@ -269,9 +226,8 @@ def split_validation_order(
     together = split.batch_size * split.num_envs
     whole, rest = divmod(num_test, together)
     envs = torch.arange(split.num_envs, device=device)[:, None]
-    order = torch.arange(whole * together, device=device).view(
-        whole, split.num_envs, split.batch_size
-    )
+    shape = whole, split.num_envs, split.batch_size
+    order = torch.arange(whole * together, device=device).view(shape)
     size, longer = divmod(rest, split.num_envs)
     column = torch.arange(split.val_samples - whole * split.batch_size, device=device)
     place = whole * together + envs * size + envs.clamp(max=longer) + column
@@ -290,9 +246,8 @@ def cut_images(crops: ImageCrops, dtype: torch.dtype) -> Tensor:
     starts = first[:, None, :, None] + lines + colours
     every_start = bank.lines.as_strided((bank.lines.numel() - IMAGE_SIZE + 1, IMAGE_SIZE), (1, 1))
     cut = every_start.index_select(0, starts.flatten())
-    return _finished(
-        cut.view(batch_size, IMAGE_SIZE, num_envs * IMAGE_CHANNELS, IMAGE_SIZE), bank, dtype
-    )
+    shape = batch_size, IMAGE_SIZE, num_envs * IMAGE_CHANNELS, IMAGE_SIZE
+    return _finished(cut.view(shape), bank, dtype)
 
 
 def cut_batch(
@@ -317,16 +272,10 @@ def training_crops(
         crop = integers(keys[:, None], samples, NUM_CROPS)
     else:
         crop = torch.full_like(indices, NUM_CROPS // 2 // 2)
-    first = indices * PADDED_BYTES + _crop_start(crop, len(bank.labels))
-    return ImageCrops(bank, first, bank.labels[indices])
-
-
-def _crop_start(crop: Tensor, dataset_size: int) -> Tensor:
-    """Bytes from the start of a padded image to crop 0 to NUM_CROPS - 1: mirrored, top, left."""
     left = crop % NUM_SHIFTS
     top = crop // NUM_SHIFTS % NUM_SHIFTS
-    mirrored = crop // NUM_SHIFTS**2
-    return mirrored * (dataset_size * PADDED_BYTES) + top * LINE + left
+    image = indices + crop // NUM_SHIFTS**2 * len(bank.labels)  # the mirrored stand behind all
+    return ImageCrops(bank, image * PADDED_BYTES + top * LINE + left, bank.labels[indices])
 
 
 def evaluation_crops(bank: ImageBank, indices: Tensor) -> ImageCrops:
@@ -335,28 +284,19 @@ def evaluation_crops(bank: ImageBank, indices: Tensor) -> ImageCrops:
     bank: evaluation_bank. indices: int64 [n, b], images per env; n = 1 where all envs share them.
     """
     valid = indices.clamp(min=0)
-    return ImageCrops(
-        bank, valid * bank.lines.stride(0), torch.where(indices < 0, -1, bank.labels[valid])
-    )
+    labels = torch.where(indices < 0, -1, bank.labels[valid])
+    return ImageCrops(bank, valid * bank.lines.stride(0), labels)
 
 
 def _finished(lines: Tensor, bank: ImageBank, dtype: torch.dtype) -> Tensor:
     """Normalised [B, n*3, 32, 32] in channels_last from bytes [B, 32, n*3, 32] (y, colours, x)."""
     batch_size, _, channels, _ = lines.shape
     exact = torch.promote_types(dtype, torch.float32)
-    values = (
-        lines.transpose(2, 3)
-        .contiguous()
-        .to(exact)
-        .view(batch_size, IMAGE_SIZE, IMAGE_SIZE * channels)
-    )
+    values = lines.transpose(2, 3).contiguous().to(exact).flatten(2)
     repeats = IMAGE_SIZE * channels // IMAGE_CHANNELS
-    normalised = values.mul_(bank.scale.to(exact).repeat(repeats)).add_(
-        bank.offset.to(exact).repeat(repeats)
-    )
-    return (
-        normalised.to(dtype).view(batch_size, IMAGE_SIZE, IMAGE_SIZE, channels).permute(0, 3, 1, 2)
-    )
+    scale, offset = (one.to(exact).repeat(repeats) for one in (bank.scale, bank.offset))
+    normalised = values.mul_(scale).add_(offset).to(dtype)
+    return normalised.view(batch_size, IMAGE_SIZE, IMAGE_SIZE, channels).permute(0, 3, 1, 2)
 
 
 class EnvStepBatches(NamedTuple):
@@ -392,10 +332,8 @@ class ValidationImages(NamedTuple):
 
     def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
         """Images [b, 3 or n*3, 32, 32] (channels_last), labels [b, 1 or n], at most `size` each."""
-        parts = self._order(envs).split(size, dim=1)
-        return [
-            cut_batch(evaluation_crops(self.bank, part), self.dtype, self.cut) for part in parts
-        ]
+        parts = (evaluation_crops(self.bank, part) for part in self._order(envs).split(size, dim=1))
+        return [cut_batch(part, self.dtype, self.cut) for part in parts]
 
     def crops(self, envs: Tensor) -> ImageCrops:
         """The images of all `batches`, uncut [1 or n, V]."""

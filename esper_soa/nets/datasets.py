@@ -4,9 +4,6 @@ whole on the device.
 Given the DataConfig, `load_images` returns an ImageSet that says what it is and why it was taken.
 """
 
-import hashlib
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,10 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.errors import SettingError, one_line
+from esper_soa.errors import SettingError
 from esper_soa.nets.cifar import read_cifar10
 from esper_soa.nets.config import NPZ, PREPARATION, DataConfig
-from esper_soa.nets.image_preparation import OwnImages, Preparation, Statistics, count_npz, read_npz
+from esper_soa.nets.image_preparation import (
+    ImageSet,
+    Preparation,
+    Statistics,
+    count_npz,
+    image_set,
+    read_npz,
+)
 from esper_soa.nets.streams import fold, uniform
 
 FASHION32_FILE = Path(__file__).parent / "assets" / "fashion32.npz"
@@ -30,56 +34,6 @@ FASHION32_STD = (0.3326,) * 3
 SYNTHETIC_SEED = 20
 SYNTHETIC_CONTRAST = 0.5  # largest distance of a class pattern from mid-grey, as a share of white
 SYNTHETIC_NOISE = 0.25  # largest distance of a pixel from its class pattern, as a share of white
-
-
-class ImageSet(NamedTuple):
-    """D training and V test images of C classes on one device."""
-
-    name: str
-    train_images: Tensor  # uint8 [D, 32, 32, 3]
-    train_labels: Tensor  # int64 [D], 0 to C - 1
-    test_images: Tensor  # uint8 [V, 32, 32, 3]
-    test_labels: Tensor  # int64 [V], 0 to C - 1
-    mean: Statistics  # per channel, of values in [0, 1]
-    std: Statistics
-    # Sha256 of images and labels, of own ones also of what else hosts see of them, hexadecimal.
-    identity: str
-    source: str  # a sentence: where they come from and how many there are
-    # C of own images, which task.num_classes must be; None: any that holds the labels.
-    num_classes: int | None = None
-    class_names: tuple[str, ...] = ()  # of own images, where they have names
-    notes: tuple[str, ...] = ()  # what was done to own images, a clause each
-    file_sha256: str = ""  # of the file of own images, hexadecimal
-
-    def to(self, device: torch.device | str) -> "ImageSet":
-        """The same on `device`; itself where it is there."""
-        if self.train_images.device == torch.device(device):
-            return self
-        return self._replace(
-            train_images=self.train_images.to(device),
-            train_labels=self.train_labels.to(device),
-            test_images=self.test_images.to(device),
-            test_labels=self.test_labels.to(device),
-        )
-
-    def facts(self) -> dict[str, str]:
-        """What versions.json keeps of the set."""
-        own = {
-            "classes": str(self.num_classes),
-            "class_names": json.dumps(self.class_names),
-            "file_sha256": self.file_sha256,
-            "preparation": "; ".join(self.notes),
-        }
-        numbers = {
-            name: ", ".join(map(repr, values))
-            for name, values in (("mean", self.mean), ("std", self.std))
-        }
-        record = {"name": self.name, "source": self.source, "identity": self.identity, **numbers}
-        return record if self.num_classes is None else record | own
-
-    def __repr__(self) -> str:
-        """In words: tensors of images are no use on a screen."""
-        return "\n  ".join([f"{self.name}: {self.source}", *self.notes])
 
 
 class ImageCount(NamedTuple):
@@ -105,19 +59,16 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
         wanted = "a file like mine.npz" if cfg.own else "the folder or archive of CIFAR-10"
         raise SettingError("data.root", "''", f"{wanted} when data.name={cfg.name}")
     if cfg.name == "given":
-        raise SettingError(
-            "data.name",
-            cfg.name,
-            "npz, or another set that can be read",
-            f"A program handed the images over: save them as an {NPZ} for use without it.",
-        )
+        remedy = f"A program handed the images over: save them as an {NPZ} for use without it."
+        raise SettingError("data.name", cfg.name, "npz, or another set that can be read", remedy)
     reason = "asked for by data.name"
     if cfg.name == "auto":
         state = "empty" if not cfg.root else f"an {NPZ}" if cfg.own else "set"
         reason = f"data.name=auto takes it as data.root is {state}"
     if cfg.own:
         choices = {setting: vars(cfg)[setting] for setting in PREPARATION}
-        return own_file("data.root", cfg.root, Preparation(**choices, path="data."), reason, device)
+        chosen = Preparation(**choices, path="data.")
+        return read_npz("data.root", cfg.root, chosen, reason).to(device)
     if cfg.root:
         return cifar10(cfg.root, reason, device)
     if cfg.name == "synthetic":
@@ -129,39 +80,19 @@ def cifar10(root: str, reason: str, device: torch.device | str) -> ImageSet:
     """CIFAR-10 from official files under `root` (see read_cifar10)."""
     *arrays, place = read_cifar10(root)
     text = f"CIFAR-10 from {place} ({reason})"
-    return _image_set("cifar10", arrays, (CIFAR10_MEAN, CIFAR10_STD), text, device)
-
-
-def own_file(
-    setting: str, root: str, chosen: Preparation, reason: str, device: torch.device | str
-) -> ImageSet:
-    """Own images from the .npz file `root` (see read_npz), taken for the `reason`."""
-    found, sha256 = read_npz(setting, root, chosen)
-    text = f"own images from {one_line(root)} (sha256 {sha256[:12]}..., {reason})"
-    return own_set(one_line(Path(root).stem), found, text, device)._replace(file_sha256=sha256)
-
-
-def own_set(name: str, found: OwnImages, text: str, device: torch.device | str) -> ImageSet:
-    """Own images; mean, deviation and the number of classes are part of what they are."""
-    statistics = found.mean, found.std
-    further = repr((statistics, found.num_classes)).encode()
-    images = _image_set(name, found[:4], statistics, text, device, further)
-    return images._replace(
-        num_classes=found.num_classes, class_names=found.class_names, notes=found.notes
-    )
+    return image_set("cifar10", arrays, (CIFAR10_MEAN, CIFAR10_STD), text, device)
 
 
 def fashion32(reason: str, device: torch.device | str) -> ImageSet:
     """The embedded subset of Fashion-MNIST: 28x28 grey, zero padded to 32x32, in all channels."""
+    arrays = []
     with np.load(FASHION32_FILE, allow_pickle=False) as file:
-        arrays = (
-            _as_rgb32(file["train_images"]),
-            file["train_labels"].astype(np.int64),
-            _as_rgb32(file["test_images"]),
-            file["test_labels"].astype(np.int64),
-        )
+        for part in ("train", "test"):
+            grey = np.pad(file[f"{part}_images"], ((0, 0), (2, 2), (2, 2)))
+            arrays.append(np.repeat(grey[..., None], 3, axis=3))
+            arrays.append(file[f"{part}_labels"].astype(np.int64))
     text = f"fashion32, the embedded subset of Fashion-MNIST ({reason})"
-    return _image_set("fashion32", arrays, (FASHION32_MEAN, FASHION32_STD), text, device)
+    return image_set("fashion32", arrays, (FASHION32_MEAN, FASHION32_STD), text, device)
 
 
 def synthetic(num_train: int, num_test: int, device: torch.device | str) -> ImageSet:
@@ -172,9 +103,8 @@ def synthetic(num_train: int, num_test: int, device: torch.device | str) -> Imag
     arrays = (*_noisy(patterns, keys[1], num_train), *_noisy(patterns, keys[2], num_test))
     values = arrays[0].reshape(-1, 3) / 255.0
     statistics = (_triple(values.mean(0)), _triple(values.std(0)))
-    return _image_set(
-        "synthetic", arrays, statistics, "synthetic images, asked for by data.name", device
-    )
+    text = "synthetic images, asked for by data.name"
+    return image_set("synthetic", arrays, statistics, text, device)
 
 
 def _noisy(patterns: Tensor, key: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -185,44 +115,6 @@ def _noisy(patterns: Tensor, key: Tensor, count: int) -> tuple[np.ndarray, np.nd
     return images.round().to(torch.uint8).numpy(), labels.numpy()
 
 
-def _as_rgb32(images: np.ndarray) -> np.ndarray:
-    """uint8 [M, 32, 32, 3] from grey [M, 28, 28]."""
-    padded = np.pad(images, ((0, 0), (2, 2), (2, 2)))
-    return np.repeat(padded[..., None], 3, axis=3)
-
-
 def _triple(values: np.ndarray) -> Statistics:
     red, green, blue = values.tolist()
     return red, green, blue
-
-
-def _image_set(
-    name: str,
-    arrays: Sequence[np.ndarray],
-    statistics: tuple[Statistics, Statistics],
-    text: str,
-    device: torch.device | str,
-    further: bytes = b"",
-) -> ImageSet:
-    """Arrays (training images, labels, test images, labels) on the device; their identity is of
-    them and `further`.
-    """
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).data)
-    digest.update(further)
-    train_images, train_labels, test_images, test_labels = (
-        torch.from_numpy(array).to(device) for array in arrays
-    )
-    mean, std = statistics
-    return ImageSet(
-        name=name,
-        train_images=train_images,
-        train_labels=train_labels,
-        test_images=test_images,
-        test_labels=test_labels,
-        mean=mean,
-        std=std,
-        identity=digest.hexdigest(),
-        source=f"{text}: {len(train_images)} training and {len(test_images)} test images.",
-    )

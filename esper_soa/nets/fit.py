@@ -30,13 +30,9 @@ def inner_size(height: int, width: int, rule: str, setting: str) -> tuple[int, i
     """
     longer = max(height, width)
     size = IMAGE_SIZE
-    check(
-        rule != "pad" or longer <= size,
-        setting,
-        rule,
-        f"auto, scale or stretch for images of {height}x{width} pixels",
-        f"Hosts see {size}x{size}.",
-    )
+    allowed = f"auto, scale or stretch for images of {height}x{width} pixels"
+    fits = rule != "pad" or longer <= size
+    check(fits, setting, rule, allowed, f"Hosts see {size}x{size}.")
     if rule == "pad" or (rule == "auto" and PAD_FROM <= longer <= size):
         return height, width
     if rule == "stretch":

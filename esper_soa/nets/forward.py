@@ -33,13 +33,11 @@ def seed_forward(
     last = len(blueprint.parts) - 1
     rest = parameters
     for place, part in enumerate(blueprint.parts):
-        if isinstance(part, OwnModule):
-            raise LookupError(f"blueprint {blueprint.name}: a module stands among other parts")
+        assert not isinstance(part, OwnModule)  # which stands alone
         own = rest[: num_tensors(part)]
         rest = rest[num_tensors(part) :]
-        out = _part_forward(
-            layers, part, own, out, x if blueprint.residual and place == last else None
-        )
+        residual = x if blueprint.residual and place == last else None
+        out = _part_forward(layers, part, own, out, residual)
     return out
 
 
@@ -59,9 +57,8 @@ def _part_forward(
         case SoftNorm():
             strength, scale, shift = parameters
             factor = batched.per_channel(torch.tanh(strength), scale.shape[1])
-            out = x + factor * (
-                batched.group_norm(x, norm_groups(scale.shape[1]), scale, shift) - x
-            )
+            normed = batched.group_norm(x, norm_groups(scale.shape[1]), scale, shift)
+            out = x + factor * (normed - x)
         case Excite():
             out = x * _squeeze(parameters, x).flatten(1)[..., None, None]
     return out if residual is None else residual + out
@@ -72,9 +69,7 @@ def _norm(scale: Tensor, shift: Tensor, relu: bool) -> GroupNorm:
 
 
 def _squeeze(parameters: list[Tensor], x: Tensor) -> Tensor:
-    """Numbers [B, m, O] in (0, 1); parameters as of parts.Squeeze, of four tensors or, without a
-    hidden bias, three.
-    """
+    """Numbers [B, m, O] in (0, 1); parameters as of parts.Squeeze, three or four tensors."""
     first, *hidden_bias, second, bias = parameters
     hidden = F.relu(batched.linear(batched.spatial_mean(x, first.shape[0]), first, *hidden_bias))
     return torch.sigmoid(batched.linear(hidden, second, bias))
@@ -103,9 +98,8 @@ def seed_added(
     layer = blueprint.single_layer
     if layer is not None:
         kernel, scale, shift = parameters
-        return layers.added_layer(
-            host, kernel, _norm(scale, shift, layer.relu), alpha, detached, pooled
-        )
+        norm = _norm(scale, shift, layer.relu)
+        return layers.added_layer(host, kernel, norm, alpha, detached, pooled)
     seen = host.detach() if detached else host
     out = blend.add(host, seed_forward(layers, blueprint, parameters, seen), alpha)
     return layers.max_pool(out) if pooled else out

@@ -28,11 +28,9 @@ def gradient_statistics(
 
     Health is 1 - 0.5 (share of vanishing tensors) - 0.8 (of exploding tensors), within [0, 1].
     """
-    parts = [
-        torch.linalg.vector_norm(part, dim=1, dtype=STATE_FLOAT)
-        for part in seed_grad.split(sizes, dim=1)
-    ]
-    norms = torch.stack(parts, dim=1)
+    parts = seed_grad.split(sizes, dim=1)
+    each = [torch.linalg.vector_norm(part, dim=1, dtype=STATE_FLOAT) for part in parts]
+    norms = torch.stack(each, dim=1)
     vanishing = norms < VANISHING
     exploding = ~(norms <= EXPLODING)
     total = torch.linalg.vector_norm(norms, dim=1)

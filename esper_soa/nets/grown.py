@@ -72,12 +72,8 @@ def host_spec(shape: HostShape, pixels: Pixels) -> dict:
         residual = {"residual": True} if isinstance(block, Refinement) else {}
         host.append({"name": _name(number, block), "layers": _plain(block.layers)} | residual)
         if isinstance(block, Block) and block.pooled:
-            host.append(
-                {
-                    "name": f"pool{number}",
-                    "layers": _plain([Layer("pool", "MaxPool2d", {"kernel_size": 2})]),
-                }
-            )
+            pool = [Layer("pool", "MaxPool2d", {"kernel_size": 2})]
+            host.append({"name": f"pool{number}", "layers": _plain(pool)})
     sizes = {"in_features": shape.classifier_inputs, "out_features": shape.num_classes}
     last = [
         Layer("mean", "AdaptiveAvgPool2d", {"output_size": 1}),
@@ -124,14 +120,10 @@ def grown_hosts(
     """The hosts of the env numbers `envs`, on the CPU; `residents` of each. Raises ValueError for
     layers that are not what the tables of parameters say.
     """
-    kept = [
-        ("host", "params"),
-        ("host", "statistics"),
-        *(("seeds", slot.name, "params") for slot in shape.slots),
-    ]
-    rows = weights.select(*kept)[
-        torch.tensor(list(envs), device=weights["host", "params"].device)
-    ].cpu()
+    kept: list[tuple[str, ...]] = [("host", "params"), ("host", "statistics")]
+    kept += [("seeds", slot.name, "params") for slot in shape.slots]
+    chosen = torch.tensor(list(envs), device=weights["host", "params"].device)
+    rows = weights.select(*kept)[chosen].cpu()
     names = dict[tuple[tuple[int, ...], ...], _Names]()
     hosts = []
     for place, mine in enumerate(residents):
@@ -188,20 +180,17 @@ def _names(spec: dict, own: bool) -> _Names:
                 statistics.append((name, buffer.shape))
             else:
                 counters.append(name)
-    seeds = {seed["slot"]: _parameters(net, f"{seed['slot']}.seed") for seed in spec["seeds"]}
-    gates = {
-        seed["slot"]: _parameters(net, f"{seed['slot']}.blend.gate")
-        for seed in spec["seeds"]
-        if seed["gate"]
-    }
+    slots = [seed["slot"] for seed in spec["seeds"]]
+    gated = [seed["slot"] for seed in spec["seeds"] if seed["gate"]]
+    seeds = {slot: _parameters(net, f"{slot}.seed") for slot in slots}
+    gates = {slot: _parameters(net, f"{slot}.blend.gate") for slot in gated}
     return _Names(host, statistics, counters, seeds, gates)
 
 
 def _parameters(net: GrownNetwork, place: str) -> list[tuple[str, torch.Size]]:
     """Names and shapes of the parameters of the module that is called `place`, in order."""
-    return [
-        (name, one.shape) for name, one in net.get_submodule(place).named_parameters(prefix=place)
-    ]
+    named = net.get_submodule(place).named_parameters(prefix=place)
+    return [(name, one.shape) for name, one in named]
 
 
 def _grown(spec: dict, names: _Names, shape: HostShape, rows: TensorDict) -> Grown:
@@ -224,13 +213,10 @@ def _grown(spec: dict, names: _Names, shape: HostShape, rows: TensorDict) -> Gro
         for (name, _), dtype in zip(names.statistics, kept, strict=True):
             tensors[name] = tensors[name].to(dtype)
     tensors |= {name: torch.zeros((), dtype=torch.int64) for name in names.counters}
-    tensors |= {
-        f"{seed['slot']}.blend.alpha": torch.tensor(seed["alpha"]) for seed in spec["seeds"]
-    }
-    tensors |= {
-        f"input.{name}": torch.tensor(spec["input"][name]).view(-1, 1, 1)
-        for name in ("mean", "std")
-    }
+    for seed in spec["seeds"]:
+        tensors[f"{seed['slot']}.blend.alpha"] = torch.tensor(seed["alpha"])
+    for name in ("mean", "std"):
+        tensors[f"input.{name}"] = torch.tensor(spec["input"][name]).view(-1, 1, 1)
     return Grown(spec, tensors)
 
 
@@ -241,9 +227,9 @@ def _named(
     named = dict[str, Tensor]()
     for (name, wanted), values in zip(names, table.unpack(rows[:, : table.total]), strict=True):
         if wanted != values.shape[1:]:
-            raise ValueError(
-                f"{name}: a parameter {list(values.shape[1:])} for a layer that has one of "
-                f"{list(wanted)}"
+            told = (
+                f"a parameter {list(values.shape[1:])} for a layer that has one of {list(wanted)}"
             )
+            raise ValueError(f"{name}: {told}")
         named[name] = values[0].clone()
     return named

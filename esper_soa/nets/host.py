@@ -22,7 +22,6 @@ from esper_soa.nets.model.blueprints import (
     BLUEPRINTS,
     Architecture,
     Blueprints,
-    check_codes,
     of_code,
     seed_layers,
     seed_products,
@@ -59,17 +58,14 @@ class Block(NamedTuple):
     @property
     def layers(self) -> list[Layer]:
         """The plain modules before its pool, whose parameters and statistics are those above."""
-        norm = {
-            "num_features": self.channels,
-            "eps": batched.NORM_EPS,
-            "momentum": batched.BATCH_NORM_MOMENTUM,
-        }
+        norm = {"eps": batched.NORM_EPS, "momentum": batched.BATCH_NORM_MOMENTUM}
         convolved = convolution(self.inputs, self.channels, self.kernel)
-        return [convolved, Layer("norm", "BatchNorm2d", norm), Layer("relu", "ReLU", {})]
+        normed = Layer("norm", "BatchNorm2d", {"num_features": self.channels, **norm})
+        return [convolved, normed, Layer("relu", "ReLU", {})]
 
     @property
     def products(self) -> int:
-        """Multiplications of an image's convolution, padding counted as pixels."""
+        """Multiplications of an image, padding counted as pixels; so of every segment."""
         return self.size**2 * self.channels * self.inputs * self.kernel**2
 
     @property
@@ -88,13 +84,11 @@ class Refinement(NamedTuple):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Part by part."""
         return seed_table(self.architecture, self.channels).parameters
 
     @property
     def statistics(self) -> tuple[Parameter, ...]:
-        """None: the norms of its parts are of groups."""
-        return ()
+        return ()  # the norms of its parts are of groups
 
     @property
     def layers(self) -> list[Layer]:
@@ -103,12 +97,10 @@ class Refinement(NamedTuple):
 
     @property
     def products(self) -> int:
-        """Multiplications of an image."""
         return seed_products(self.architecture, self.channels, self.size**2)
 
     @property
     def activations(self) -> int:
-        """As of Block."""
         return self.channels * self.size**2
 
 
@@ -121,7 +113,6 @@ class OwnSegment(NamedTuple):
 
     @property
     def facts(self) -> own_module.Segment:
-        """What is known of the module."""
         return self.chain.segments[self.number]
 
     @property
@@ -136,17 +127,14 @@ class OwnSegment(NamedTuple):
 
     @property
     def layers(self) -> list[Layer]:
-        """The module itself."""
         return [self.chain.layer(self.number)]
 
     @property
     def products(self) -> int:
-        """Multiplications of an image."""
         return self.facts.products
 
     @property
     def activations(self) -> int:
-        """As of Block."""
         return math.prod(self.facts.gives)
 
 
@@ -177,7 +165,6 @@ class HostShape(NamedTuple):
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The blocks, and the head that is a segment."""
         return self.blocks if self.head is None else (*self.blocks, self.head)
 
     @property
@@ -189,10 +176,8 @@ class HostShape(NamedTuple):
     @property
     def products(self) -> int:
         """Multiplications of an image's way through the host without seeds."""
-        return (
-            sum(block.products for block in self.segments)
-            + self.num_classes * self.classifier_inputs
-        )
+        last = self.num_classes * self.classifier_inputs
+        return sum(block.products for block in self.segments) + last
 
     def blueprint(self, code: int) -> Architecture:
         """The blueprint with this code; LookupError where there is none."""
@@ -234,10 +219,8 @@ def host_shape(
 ) -> HostShape:
     """Static description of the hosts of `task`: enabled `slots`, `blueprints` that can grow.
 
-    host: a chain of a user's own in place of that of the settings. Raises ValueError where two
-    blueprints have the same code.
+    host: a chain of a user's own in place of that of the settings.
     """
-    check_codes(blueprints)
     number = {(spec.row, spec.block): index for index, spec in enumerate(slots)}
     if isinstance(host, OwnChain):
         every = [
@@ -247,17 +230,13 @@ def host_shape(
         own = Table(tuple(one for part in every for one in part.parameters))
         kept = Table(tuple(one for part in every for one in part.statistics))
         return HostShape(tuple(every[:-1]), host.classes, slots, own, kept, blueprints, every[-1])
-    blocks = _blocks(host or package_chain(task), number)
+    if host is None:
+        kernel = task.kernel_size
+        count = range(task.num_blocks)
+        host = HostChain(tuple(ConvBlock(task.channels(i), kernel, task.pooled(i)) for i in count))
+    blocks = _blocks(host, number)
     parameters, statistics = host_tables(blocks, task.num_classes)
     return HostShape(blocks, task.num_classes, slots, parameters, statistics, blueprints)
-
-
-def package_chain(task: TaskConfig) -> HostChain:
-    """The host that the settings describe."""
-    blocks = range(task.num_blocks)
-    return HostChain(
-        tuple(ConvBlock(task.channels(i), task.kernel_size, task.pooled(i)) for i in blocks)
-    )
 
 
 def _blocks(chain: HostChain, number: dict[tuple[int, int], int]) -> tuple[Block | Refinement, ...]:
@@ -280,9 +259,8 @@ def host_tables(blocks: tuple[Block | Refinement, ...], num_classes: int) -> tup
     last = blocks[-1].channels
     parameters = [parameter for block in blocks for parameter in block.parameters]
     parameters += [weight(num_classes, last), offset(num_classes, last)]
-    return Table(tuple(parameters)), Table(
-        tuple(one for block in blocks for one in block.statistics)
-    )
+    statistics = [one for block in blocks for one in block.statistics]
+    return Table(tuple(parameters)), Table(tuple(statistics))
 
 
 def initial_hosts(shape: HostShape, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -294,19 +272,16 @@ def initial_hosts(shape: HostShape, keys: Tensor, dtype: torch.dtype) -> tuple[T
 
 def _early_pool(block: Block, filler: SlotFiller) -> bool:
     """True where the pool can be part of the block: nothing between, and pool and ReLU commute."""
-    return block.pooled and not (
-        block.slot_before_pool >= 0 and filler.occupied(block.slot_before_pool)
-    )
+    slot = block.slot_before_pool
+    return block.pooled and not (slot >= 0 and filler.occupied(slot))
 
 
 def _slots(layers: Layers, segment: Segment, x: Tensor, filler: SlotFiller) -> Tensor:
     """The slots of one segment, and its pool where a seed stands before it."""
+    before = segment.slot_before_pool if isinstance(segment, Block) and segment.pooled else -1
     for slot in slots_of(segment):
         if slot >= 0 and filler.occupied(slot):
-            pooled = (
-                isinstance(segment, Block) and segment.pooled and slot == segment.slot_before_pool
-            )
-            x = filler.fill(layers, slot, x, pooled)
+            x = filler.fill(layers, slot, x, slot == before)
     return x
 
 
@@ -315,17 +290,17 @@ def _own_values(
 ) -> Iterator[tuple[Segment, list[Tensor], list[Tensor]]]:
     """Every segment with its own parameters and statistics."""
     for segment in segments:
-        own, kept = (
-            (3, 2)
-            if isinstance(segment, Block)
-            else (len(segment.parameters), len(segment.statistics))
-        )
-        yield segment, parameters[:own], statistics[:kept]
-        parameters = parameters[own:]
-        statistics = statistics[kept:]
+        own, parameters = _parted(parameters, len(segment.parameters))
+        kept, statistics = _parted(statistics, len(segment.statistics))
+        yield segment, own, kept
 
 
-def _train_segments(
+def _parted(tensors: list[Tensor], count: int) -> tuple[list[Tensor], list[Tensor]]:
+    """The first `count` of them, and the rest."""
+    return tensors[:count], tensors[count:]
+
+
+def train_segments(
     layers: Layers,
     shape: HostShape,
     parameters: list[Tensor],
@@ -333,7 +308,9 @@ def _train_segments(
     x: Tensor,
     filler: SlotFiller,
 ) -> Tensor:
-    """What the last segment gives by batch statistics; running [n * numbers] move in place."""
+    """What the last segment gives of x [B, n*3, 32, 32] by batch statistics; running
+    [n * numbers] move in place.
+    """
     num_nets = parameters[0].shape[0]
     for segment, own, running in _own_values(shape.segments, parameters, statistics):
         match segment:
@@ -351,20 +328,7 @@ def _train_segments(
     return x
 
 
-def train_forward(
-    layers: Layers,
-    shape: HostShape,
-    parameters: list[Tensor],
-    statistics: list[Tensor],
-    x: Tensor,
-    filler: SlotFiller,
-) -> Tensor:
-    """Logits [B, n, classes] of x [B, n*3, 32, 32]; running [n * numbers] move in place."""
-    out = _train_segments(layers, shape, parameters, statistics, x, filler)
-    return _logits(shape, out, parameters)
-
-
-def _logits(shape: HostShape, x: Tensor, parameters: list[Tensor]) -> Tensor:
+def logits_of(shape: HostShape, x: Tensor, parameters: list[Tensor]) -> Tensor:
     """Logits [B, n, classes] of what comes out of the last segment."""
     if shape.head is not None:
         return x.unflatten(1, (-1, shape.num_classes))
@@ -381,9 +345,9 @@ def train_loss(
 ) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy, right answers int64, both [n], of [B, n*3, 32, 32] and labels [B, n]."""
     images, labels = batch
-    x = _train_segments(layers, shape, parameters, statistics, images, filler)
+    x = train_segments(layers, shape, parameters, statistics, images, filler)
     if shape.head is not None:
-        return batched.loss(_logits(shape, x, parameters).to(parameters[0].dtype), labels)
+        return batched.loss(logits_of(shape, x, parameters).to(parameters[0].dtype), labels)
     weights, bias = parameters[-2:]
     return layers.classifier_loss(x, weights, bias, labels)
 
@@ -416,18 +380,14 @@ def evaluate_forward(
     for segment in shape.segments:
         match segment:
             case Block():
-                (kernel, bias), rest = rest[:2], rest[2:]
+                (kernel, bias), rest = _parted(rest, 2)
                 x = layers.infer_block(x, kernel, bias, _early_pool(segment, filler))
             case Refinement():
-                size = len(segment.parameters)
-                x = seed_forward(layers, segment.architecture, rest[:size], x)
-                rest = rest[size:]
+                own, rest = _parted(rest, len(segment.parameters))
+                x = seed_forward(layers, segment.architecture, own, x)
             case OwnSegment():
-                own = len(segment.parameters)
-                kept = len(segment.statistics)
-                x = segment.chain.infer(
-                    segment.number, rest[:own], rest[own : own + kept], x, num_nets
-                )
-                rest = rest[own + kept :]
+                own, rest = _parted(rest, len(segment.parameters))
+                kept, rest = _parted(rest, len(segment.statistics))
+                x = segment.chain.infer(segment.number, own, kept, x, num_nets)
         x = _slots(layers, segment, x, filler)
-    return _logits(shape, x, folded)
+    return logits_of(shape, x, folded)

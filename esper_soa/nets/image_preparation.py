@@ -5,12 +5,15 @@ put into 32x32 pixels of three channels, and told in notes: nothing is changed s
 """
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from esper_soa.errors import DataError, SettingError, check, one_line
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, check_statistics
@@ -26,6 +29,7 @@ MAX_IMAGES = 1 << 24  # of a part
 MAX_SIDE = 1024  # pixels
 CHANNELS = ("red", "green", "blue")
 MOST_TOLD = 20  # classes by name
+HANDED_OVER = "own images from arrays, handed over"
 
 Statistics = tuple[float, float, float]
 
@@ -42,22 +46,75 @@ class Preparation(NamedTuple):
     path: str = ""  # before the name of a setting in messages: "data." in a run
 
 
-class OwnImages(NamedTuple):
-    """Images as hosts see them: D for training and V for testing, of C classes."""
+class ImageSet(NamedTuple):
+    """D training and V test images of C classes on one device."""
 
-    train_images: np.ndarray  # uint8 [D, 32, 32, 3]
-    train_labels: np.ndarray  # int64 [D], 0 to C - 1
-    test_images: np.ndarray  # uint8 [V, 32, 32, 3]
-    test_labels: np.ndarray  # int64 [V]
+    name: str
+    train_images: Tensor  # uint8 [D, 32, 32, 3]
+    train_labels: Tensor  # int64 [D], 0 to C - 1
+    test_images: Tensor  # uint8 [V, 32, 32, 3]
+    test_labels: Tensor  # int64 [V], 0 to C - 1
     mean: Statistics  # per channel, of values in [0, 1]
     std: Statistics
-    num_classes: int  # C
-    class_names: tuple[str, ...]  # of all classes, or none
-    notes: tuple[str, ...]  # what was done, a clause each
+    # Sha256 of images and labels, of own ones also of what else hosts see of them, hexadecimal.
+    identity: str
+    source: str  # a sentence: where they come from and how many there are
+    # C of own images, which task.num_classes must be; None: any that holds the labels.
+    num_classes: int | None = None
+    class_names: tuple[str, ...] = ()  # of own images, where they have names
+    notes: tuple[str, ...] = ()  # what was done to own images, a clause each
+    file_sha256: str = ""  # of the file of own images, hexadecimal
+
+    def to(self, device: torch.device | str) -> "ImageSet":
+        """The same on `device`; itself where it is there."""
+        if self.train_images.device == torch.device(device):
+            return self
+        return self._replace(
+            train_images=self.train_images.to(device),
+            train_labels=self.train_labels.to(device),
+            test_images=self.test_images.to(device),
+            test_labels=self.test_labels.to(device),
+        )
+
+    def facts(self) -> dict[str, str]:
+        """What versions.json keeps of the set."""
+        own = {
+            "classes": str(self.num_classes),
+            "class_names": json.dumps(self.class_names),
+            "file_sha256": self.file_sha256,
+            "preparation": "; ".join(self.notes),
+        }
+        record = {"name": self.name, "source": self.source, "identity": self.identity}
+        record["mean"] = ", ".join(map(repr, self.mean))
+        record["std"] = ", ".join(map(repr, self.std))
+        return record if self.num_classes is None else record | own
+
+    def __repr__(self) -> str:
+        """In words: tensors of images are no use on a screen."""
+        return "\n  ".join([f"{self.name}: {self.source}", *self.notes])
 
 
-def read_npz(setting: str, root: str, chosen: Preparation) -> tuple[OwnImages, str]:
-    """The images of the .npz file `root`, which `setting` names, and the sha256 of the file.
+def image_set(
+    name: str,
+    arrays: Sequence[np.ndarray],
+    statistics: tuple[Statistics, Statistics],
+    text: str,
+    device: torch.device | str,
+    further: bytes = b"",
+) -> ImageSet:
+    """The four arrays on the device; their identity is of them and `further`."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data)
+    digest.update(further)
+    source = f"{text}: {len(arrays[0])} training and {len(arrays[2])} test images."
+    train, labels, test, test_labels = (torch.from_numpy(array).to(device) for array in arrays)
+    identity = digest.hexdigest()
+    return ImageSet(name, train, labels, test, test_labels, *statistics, identity, source)
+
+
+def read_npz(setting: str, root: str, chosen: Preparation, reason: str) -> ImageSet:
+    """The images of the .npz file `root`, which `setting` names, taken for the `reason`.
 
     Keys: train_images, train_labels, test_images, test_labels, as in MedMNIST's files; val_images,
     val_labels, class_names may be there. SettingError or DataError for what cannot be used.
@@ -66,14 +123,17 @@ def read_npz(setting: str, root: str, chosen: Preparation) -> tuple[OwnImages, s
     names = parts.pop(CLASS_NAMES, None)
     if names is not None and not chosen.class_names:
         if len(names.shape) != 1 or names.dtype.kind != "U":
-            raise DataError(
-                f"{names.name} has shape {list(names.shape)} and type {names.dtype}: must be a "
-                "list of texts. Save numpy.array(['cat', 'dog'])."
-            )
+            found = f"shape {list(names.shape)} and type {names.dtype}"
+            remedy = "must be a list of texts. Save numpy.array(['cat', 'dog'])."
+            raise DataError(f"{names.name} has {found}: {remedy}")
         chosen = chosen._replace(class_names=tuple(names.whole().tolist()))
     images = prepare(parts, chosen)
     with user_path(setting, root).open("rb") as file:
-        return images, hashlib.file_digest(file, "sha256").hexdigest()
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    counts = images.source.rpartition(": ")[2]
+    source = f"own images from {one_line(root)} (sha256 {sha256[:12]}..., {reason}): {counts}"
+    name = one_line(Path(root).stem)
+    return images._replace(name=name, source=source, file_sha256=sha256)
 
 
 def count_npz(setting: str, root: str, val: str) -> tuple[int, int]:
@@ -93,15 +153,17 @@ def _parts(setting: str, root: str) -> dict[str, Part]:
         missing += KEYS[2:4]
     if missing:
         held = ", ".join(map(one_line, names[:8])) or "no arrays"
-        raise DataError(
-            f"{where}: lacks {', '.join(missing)}: must have {', '.join(KEYS[:4])}. It holds "
-            f"{held}."
-        )
+        wanted = ", ".join(KEYS[:4])
+        told = f"lacks {', '.join(missing)}: must have {wanted}. It holds {held}."
+        raise DataError(f"{where}: {told}")
     return parts
 
 
-def prepare(parts: Mapping[str, Part], chosen: Preparation) -> OwnImages:
-    """Images of train_images, train_labels and so on in `parts`, checked and as hosts see them."""
+def prepare(parts: Mapping[str, Part], chosen: Preparation) -> ImageSet:
+    """Images of train_images, train_labels and so on in `parts`, checked and as hosts see them.
+
+    Mean, deviation and the number of classes are part of what they are.
+    """
     check_statistics(chosen.path, chosen.mean, chosen.std)
     for name in PARTS:
         both = [f"{name}_images", f"{name}_labels"]
@@ -118,10 +180,9 @@ def prepare(parts: Mapping[str, Part], chosen: Preparation) -> OwnImages:
     first = sizes["train"]
     for name in used:
         if sizes[name] != first:
-            raise DataError(
-                f"{images[name].name}: {_size(*sizes[name])}, but the training images have "
-                f"{_size(*first)}: must be the same. Prepare all parts in one way."
-            )
+            told = f"{_size(*sizes[name])}, but the training images have {_size(*first)}"
+            remedy = "must be the same. Prepare all parts in one way."
+            raise DataError(f"{images[name].name}: {told}: {remedy}")
     setting = f"{chosen.path}resize"
     inner = inner_size(*first[:2], chosen.resize, setting)
     shown = {name: _shown(part, chosen.layout, first, inner) for name, part in used.items()}
@@ -134,17 +195,11 @@ def prepare(parts: Mapping[str, Part], chosen: Preparation) -> OwnImages:
         told,
         _class_words(num_classes, chosen.class_names),
     )
-    return OwnImages(
-        train_images,
-        _joined([labels[name] for name in train]),
-        shown[test],
-        labels[test],
-        mean,
-        std,
-        num_classes,
-        tuple(chosen.class_names),
-        notes,
-    )
+    arrays = train_images, _joined([labels[name] for name in train]), shown[test], labels[test]
+    further = repr(((mean, std), num_classes)).encode()
+    made = image_set("images", arrays, (mean, std), HANDED_OVER, "cpu", further)
+    names = tuple(chosen.class_names)
+    return made._replace(num_classes=num_classes, class_names=names, notes=notes)
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:
@@ -162,9 +217,8 @@ def parts_used(
     allowed = "for_test where there are no test_images"
     remedy = "The part val_ is then tested on."
     check(val == "for_test" or "test" in found, setting, val, allowed, remedy)
-    return ("train", "val") if val == "train" else ("train",), (
-        "val" if val == "for_test" else "test"
-    )
+    trained = ("train", "val") if val == "train" else ("train",)
+    return trained, "val" if val == "for_test" else "test"
 
 
 def _check_images(part: Part, chosen: Preparation) -> tuple[int, int, int]:
@@ -179,17 +233,15 @@ def _check_images(part: Part, chosen: Preparation) -> tuple[int, int, int]:
     full = shape if len(shape) == 4 else (*shape, 1) if last else (shape[0], 1, *shape[1:])
     height, width, channels = full[1:] if last else (*full[2:], full[1])
     if channels not in (1, IMAGE_CHANNELS):
-        raise DataError(
-            f"{told}, which is {channels} channels with {layout}: must be {order}, or [images, "
-            f"height, width]. {_channel_remedy(shape, chosen)}"
-        )
+        told += f", which is {channels} channels with {layout}"
+        remedy = _channel_remedy(shape, chosen)
+        raise DataError(f"{told}: must be {order}, or [images, height, width]. {remedy}")
     if not 1 <= shape[0] <= MAX_IMAGES:
         raise DataError(f"{part.name} has {shape[0]} images: must have 1 to {MAX_IMAGES}.")
     if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
-        raise DataError(
-            f"{part.name} has images of {height}x{width} pixels: must have 1 to {MAX_SIDE} a side. "
-            f"Hosts see {IMAGE_SIZE}x{IMAGE_SIZE}: give smaller ones."
-        )
+        told = f"{part.name} has images of {height}x{width} pixels"
+        remedy = f"Hosts see {IMAGE_SIZE}x{IMAGE_SIZE}: give smaller ones."
+        raise DataError(f"{told}: must have 1 to {MAX_SIDE} a side. {remedy}")
     if part.dtype != np.uint8 and part.dtype.kind != "f":
         raise DataError(
             f"{part.name} has type {part.dtype}: must be uint8, from 0 to 255, or float, from 0 "
@@ -220,23 +272,17 @@ def _labels(part: Part, images: Part) -> np.ndarray:
     if len(shape) not in (1, 2):
         raise DataError(f"{told}: must be [images] or [images, 1].")
     if shape[0] != images.shape[0]:
-        raise DataError(
-            f"{part.name} has {shape[0]} labels, but {images.name} has {images.shape[0]} images: "
-            "must be as many."
-        )
+        told = f"{part.name} has {shape[0]} labels, but {images.name} has {images.shape[0]} images"
+        raise DataError(f"{told}: must be as many.")
     if part.dtype.kind not in "iu":
-        raise DataError(
-            f"{part.name} has type {part.dtype}: must be whole numbers, the classes from 0 on. "
-            "Convert with .astype(numpy.int64)."
-        )
+        remedy = "must be whole numbers, the classes from 0 on. Convert with .astype(numpy.int64)."
+        raise DataError(f"{part.name} has type {part.dtype}: {remedy}")
     values = part.whole().reshape(-1)
     bad = (values < 0) | (values >= MAX_CLASSES)
     if bad.any():
         at = int(bad.argmax())
-        raise DataError(
-            f"{part.name} holds {values[at]} at {at}: must be classes from 0 to {MAX_CLASSES - 1} "
-            "at most. Number the classes from 0 on."
-        )
+        remedy = f"must be classes from 0 to {MAX_CLASSES - 1} at most. Number them from 0 on."
+        raise DataError(f"{part.name} holds {values[at]} at {at}: {remedy}")
     return values.astype(np.int64)
 
 
@@ -255,10 +301,8 @@ def _num_classes(
         allowed = f"2 to {MAX_CLASSES} different texts, none empty"
         raise SettingError(CLASS_NAMES, ", ".join(map(str, names)), allowed)
     if last >= len(names):
-        raise DataError(
-            f"{where} holds {last}: must be at most {len(names) - 1}, as {CLASS_NAMES} has "
-            f"{len(names)}. Name every class, or none."
-        )
+        allowed = f"at most {len(names) - 1}, as {CLASS_NAMES} has {len(names)}"
+        raise DataError(f"{where} holds {last}: must be {allowed}. Name every class, or none.")
     return len(names)
 
 
@@ -279,9 +323,7 @@ def _shown(
 
 
 def _bytes(values: np.ndarray, name: str, first: int) -> np.ndarray:
-    """Bytes from brightness in [0, 1], to the nearest of 256 levels; image 0 of `values` is number
-    `first`.
-    """
+    """Bytes from brightness in [0, 1], to the nearest level; `first`: number of the first image."""
     bad = ~((values >= 0) & (values <= 1))  # NaN is neither
     if bad.any():
         at = np.argwhere(bad)[0]
@@ -295,9 +337,7 @@ def _bytes(values: np.ndarray, name: str, first: int) -> np.ndarray:
 def _normalisation(
     images: np.ndarray, chosen: Preparation, name: str
 ) -> tuple[Statistics, Statistics, str]:
-    """Mean and deviation per channel as chosen, else of the training images, by counts of bytes;
-    and words for them.
-    """
+    """Mean and deviation per channel as chosen, else of the training images; and words for them."""
     mean = list(chosen.mean)
     std = list(chosen.std)
     end = f", as {chosen.path}mean says"

@@ -54,18 +54,14 @@ class Layers:
         return F.relu(F.max_pool2d(x, 2) if pooled else x, inplace=True)
 
     def infer_block(self, x: Tensor, weight: Tensor, bias: Tensor, pooled: bool) -> Tensor:
-        """Convolution, ReLU and 2x2 max pool, no gradients; x [B, n*I or I, H, W] -> [B, n*O, H or
-        H/2, W or W/2].
-        """
+        """As `train_block` without gradients and norm; x may be [B, I, H, W]."""
         x = self.conv2d(x, weight, bias)
         return F.relu(F.max_pool2d(x, 2) if pooled else x, inplace=True)
 
     def seed_layer(
         self, x: Tensor, weight: Tensor, norm: GroupNorm, residual: Tensor | None = None
     ) -> Tensor:
-        """Convolution, group norm and ReLU of x [B, n*I, H, W] (see GroupNorm), plus residual [B,
-        n*O, H, W].
-        """
+        """Convolution, group norm and ReLU of x [B, n*I, H, W], plus residual [B, n*O, H, W]."""
         out = batched.group_norm(self.conv2d(x, weight), norm.groups, norm.scale, norm.shift)
         out = F.relu(out, inplace=True) if norm.relu else out
         return out if residual is None else residual + out
@@ -95,15 +91,11 @@ class Layers:
     def classifier_loss(
         self, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Mean cross-entropy [n] of `classify` for labels [B, n], in the weights' dtype; right
-        answers, int64 [n].
-        """
+        """Mean cross-entropy [n] of `classify` for labels [B, n]; right answers, int64 [n]."""
         return batched.loss(batched.classify(x, weight, bias).to(weight.dtype), labels)
 
     def sgd_(self, params: Tensor, momentum: Tensor, grad: Tensor, rule: sgd.Rule) -> None:
-        """Clip each row's gradient to its own norm, then SGD with momentum, in place; all [n, P], a
-        tensor lr [].
-        """
+        """As sgd.sgd_; all [n, P], a tensor lr []."""
         sgd.sgd_(params, momentum, grad, rule)
 
 

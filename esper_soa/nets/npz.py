@@ -21,6 +21,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from esper_soa.errors import DataError, one_line
+from esper_soa.registry import RAISED
 
 SUFFIX = ".npy"  # of the members of an .npz
 HEADER_BYTES = 16_384  # read of a member to find its header, which numpy limits to 10,000
@@ -29,22 +30,9 @@ SMALL_BYTES = 64 << 20
 AT_ONCE = 4 << 20  # bytes in work at a time
 REMEDY = "Save the arrays anew: numpy.savez('mine.npz', train_images=..., train_labels=..., ...)."
 
-_BROKEN = (
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    struct.error,
-    tokenize.TokenError,
-    SyntaxError,
-    TypeError,
-    EOFError,
-    OSError,
-    OverflowError,
-    MemoryError,
-    RuntimeError,  # an encrypted member, a compression without its library, recursion
-    ValueError,
-    KeyError,
-)
+# What zipfile and the readers of headers raise for what is broken, encrypted or too large.
+_OF_READERS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError)
+_BROKEN = (*_OF_READERS, SyntaxError, EOFError, OSError, MemoryError, *RAISED)
 
 
 class Part(NamedTuple):
@@ -82,16 +70,12 @@ def npz_parts(path: Path, where: str, keys: tuple[str, ...]) -> tuple[dict[str, 
             raise DataError(f"{where}: is not a file. Name the .npz file itself.")
         with path.open("rb") as file:
             if file.read(2) != b"PK":
-                raise DataError(
-                    f"{where}: is not an .npz file, which is a zip archive of .npy arrays. {REMEDY}"
-                )
+                told = "is not an .npz file, which is a zip archive of .npy arrays"
+                raise DataError(f"{where}: {told}. {REMEDY}")
         with zipfile.ZipFile(path) as archive:
             found = {member.filename.removesuffix(SUFFIX): member for member in archive.infolist()}
-            parts = {
-                key: _member(path, archive, found[key], f"{where}: {key}")
-                for key in keys
-                if key in found
-            }
+            there = [key for key in keys if key in found]
+            parts = {key: _member(path, archive, found[key], f"{where}: {key}") for key in there}
             return parts, list(found)
 
 

@@ -54,17 +54,13 @@ def validation_pass(
     accuracy = torch.zeros(num_envs, rows, dtype=STATE_FLOAT, device=device)
     subset = torch.full((num_envs, rows), -1, dtype=torch.int64)
     jobs = jobs_of(active_seeds, nets.shape.execution_order, nets.rows, nets.env_chunk)
-    jobs = [
-        job
-        for job in (job._replace(envs=active_seeds.playing(job.envs)) for job in jobs)
-        if job.envs.size
-    ]
+    jobs = [job._replace(envs=active_seeds.playing(job.envs)) for job in jobs]
+    jobs = [job for job in jobs if job.envs.size]
     pieces = [partial(measure, job) for job in jobs]
     for job, result in zip(jobs, run_pieces(pieces, nets.workers), strict=True):
         numbers = upload(job.envs, device)
         width = len(job.codes)
         loss[numbers], accuracy[numbers, :width] = result
         subset[job.envs, :width] = torch.tensor(job.codes)
-    return ValidationReport(
-        loss, accuracy, subset.to(device, non_blocking=True), upload(active_seeds.ablated, device)
-    )
+    subset = subset.to(device, non_blocking=True)
+    return ValidationReport(loss, accuracy, subset, upload(active_seeds.ablated, device))

@@ -44,21 +44,11 @@ def allocate(
     seeds = {}
     for slot, spec in enumerate(shape.slots):
         width = sum(row_layout(shape, slot))
-        seeds[spec.name] = TensorDict(
-            {"params": rows(width), "momentum": rows(width)}, batch_size=[num_envs]
-        )
+        seeds[spec.name] = {"params": rows(width), "momentum": rows(width)}
     width = shape.parameters.total
-    host = TensorDict(
-        {
-            "params": rows(width),
-            "momentum": rows(width),
-            "statistics": rows(shape.statistics.total),
-        },
-        batch_size=[num_envs],
-    )
-    return TensorDict(
-        {"host": host, "seeds": TensorDict(seeds, batch_size=[num_envs])}, batch_size=[num_envs]
-    )
+    host = {"params": rows(width), "momentum": rows(width)}
+    host["statistics"] = rows(shape.statistics.total)
+    return TensorDict({"host": host, "seeds": seeds}, batch_size=[num_envs])
 
 
 def initialise_hosts_(weights: TensorDict, shape: HostShape, keys: Tensor) -> None:
@@ -145,32 +135,23 @@ def slot_seeds(
     if over is None:
         return found
     left = over[:, None].expand_as(running)
-    flags = {
-        name: one & ~left
-        for name, one in found._asdict().items()
-        if one is not None and one.dtype == torch.bool
-    }
-    return found._replace(**flags, over=left)
+    playing = (one & ~left if one.dtype == torch.bool else one for one in found[:-1])
+    return SlotSeeds._make((*playing, left))
 
 
 def read_active_seeds(seeds: SlotSeeds) -> ActiveSeeds:
-    """One packed device-to-host copy: the one read of an env-step, of engines that must know on the
-    host what runs.
-    """
+    """One packed device-to-host copy: the one read of an env-step."""
     given = [column for column in seeds if column is not None]
     columns = torch.stack([column.long() for column in given]).cpu().numpy()
     flags = [column.dtype == torch.bool for column in given]
-    return ActiveSeeds(
-        *(found.astype(bool) if flag else found for found, flag in zip(columns, flags, strict=True))
-    )
+    both = zip(columns, flags, strict=True)
+    return ActiveSeeds(*(found.astype(bool) if flag else found for found, flag in both))
 
 
 def read_and_claim_(
     weights: TensorDict, shape: HostShape, seeds: SlotSeeds, keys: Tensor
 ) -> ActiveSeeds:
-    """The seeds on the host, those that are newborn initialised: `claim_` of engines that read
-    which seeds run.
-    """
+    """The seeds on the host, newborn ones initialised: `claim_` of engines that read which run."""
     active_seeds = read_active_seeds(seeds)
     claim_(weights, shape, active_seeds, keys)
     return active_seeds
@@ -192,9 +173,8 @@ def claim_(weights: TensorDict, shape: HostShape, active_seeds: ActiveSeeds, key
             chosen = active_seeds.newborn[:, slot] & (active_seeds.blueprint[:, slot] == code)
             rows = upload(np.flatnonzero(chosen), keys.device)
             multiply = upload(active_seeds.blend[chosen, slot] == Blend.MULTIPLY, keys.device)
-            pool["params"].index_copy_(
-                0, rows, _newborn_rows(shape, slot, int(code), keys[rows], multiply, pool)
-            )
+            fresh = _newborn_rows(shape, slot, int(code), keys[rows], multiply, pool)
+            pool["params"].index_copy_(0, rows, fresh)
         cleared = np.flatnonzero(active_seeds.fresh_momentum[:, slot])
         if cleared.size:
             pool["momentum"].index_fill_(0, upload(cleared, keys.device), 0.0)
@@ -208,8 +188,7 @@ def _newborn_rows(
     layout = row_layout(shape, slot)
     dtype = pool["params"].dtype
     own = streams.fold(keys, slot)
-    seed = initial_seeds(
-        shape.blueprint(blueprint), channels, streams.fold(own, 0), multiply, dtype
-    )
+    kind = shape.blueprint(blueprint)
+    seed = initial_seeds(kind, channels, streams.fold(own, 0), multiply, dtype)
     gap = seed.new_zeros(seed.shape[0], layout.seed - seed.shape[1])
     return torch.cat([seed, gap, gate_table(channels).initial(streams.fold(own, 1), dtype)], dim=1)

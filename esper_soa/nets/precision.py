@@ -55,9 +55,8 @@ def autocast(dtype: torch.dtype, device: torch.device) -> AbstractContextManager
     short = dtype in (torch.bfloat16, torch.float16)
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
-    return torch.autocast(
-        device.type, dtype if short else torch.bfloat16, enabled=short, cache_enabled=False
-    )
+    told = dtype if short else torch.bfloat16
+    return torch.autocast(device.type, told, enabled=short, cache_enabled=False)
 
 
 def as_input(images: Tensor, dtype: torch.dtype) -> Tensor:
@@ -119,9 +118,9 @@ def all_finite(host_grad: Tensor, seed_grads: list[tuple[Tensor | None, Tensor]]
     broken = ~host_grad.isfinite().all(1)
     for nets, grad in seed_grads:
         wrong = ~grad.isfinite().all(1)
-        broken = broken | (
-            wrong if nets is None else torch.zeros_like(broken).index_copy(0, nets, wrong)
-        )
+        if nets is not None:
+            wrong = torch.zeros_like(broken).index_copy(0, nets, wrong)
+        broken = broken | wrong
     return ~broken
 
 

@@ -45,15 +45,12 @@ def _plan(
     through = stage == Stage.TRAINING
     blend = np.where(through, THROUGH, active_seeds.blend)
     measured = (through | (stage == Stage.BLENDING)) & ~frozen
-    return SeedPlan(
-        running, active_seeds.blueprint, blend, np.isin(stage, detached_stages), frozen, measured
-    )
+    detached = np.isin(stage, detached_stages)
+    return SeedPlan(running, active_seeds.blueprint, blend, detached, frozen, measured)
 
 
 class Group(NamedTuple):
-    """Seeds of one slot that run alike: same blueprint, same way into the host, for some networks
-    of a chunk.
-    """
+    """Seeds of one slot that run alike, of some networks of a chunk."""
 
     slot: int
     blueprint: int
@@ -70,9 +67,8 @@ def groups_of(plan: SeedPlan, envs: np.ndarray, device: torch.device) -> list[Gr
     found = []
     own = SeedPlan(*(facts[envs] for facts in plan))
     ways = Blend.GATE + 1
-    code = (
-        ((own.blueprint * ways + own.blend) * 2 + own.detached) * 2 + own.frozen
-    ) * 2 + own.measured
+    kind = own.blueprint * ways + own.blend
+    code = ((kind * 2 + own.detached) * 2 + own.frozen) * 2 + own.measured
     for slot in range(code.shape[1]):
         for value in np.unique(code[own.running[:, slot], slot]):
             nets = np.flatnonzero(own.running[:, slot] & (code[:, slot] == value))

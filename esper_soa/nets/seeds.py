@@ -49,10 +49,9 @@ class ActiveGroup:
         group = self.group
         table = seed_table(self.blueprint, self.channels)
         if group.blend == Blend.ADD:
-            unpacked = table.unpack(params[:, : table.total])
-            return seed_added(
-                layers, self.blueprint, unpacked, host, self.alpha, group.detached, pooled
-            )
+            own = table.unpack(params[:, : table.total])
+            detached = group.detached
+            return seed_added(layers, self.blueprint, own, host, self.alpha, detached, pooled)
         seen = host.detach() if group.detached else host
         seed = self.grow(layers, seen, params)
         if group.blend == Blend.MULTIPLY:
@@ -97,9 +96,8 @@ def _with_seeds(
         nets.append(group.nets)
     if not values:
         return x
-    return batched.put_nets(
-        x, torch.cat([net for net in nets if net is not None]), num_nets, torch.cat(values, dim=1)
-    )
+    places = torch.cat([net for net in nets if net is not None])
+    return batched.put_nets(x, places, num_nets, torch.cat(values, dim=1))
 
 
 def _columns(shape: HostShape, group: Group) -> tuple[int, int, int]:
@@ -107,11 +105,8 @@ def _columns(shape: HostShape, group: Group) -> tuple[int, int, int]:
     channels = shape.slots[group.slot].channels
     layout = row_layout(shape, group.slot)
     gate = layout.gate if group.blend == Blend.GATE else 0
-    return (
-        seed_table(shape.blueprint(group.blueprint), channels).total,
-        layout.seed,
-        layout.seed + gate,
-    )
+    seed = seed_table(shape.blueprint(group.blueprint), channels).total
+    return seed, layout.seed, layout.seed + gate
 
 
 def gather_rows(weights: TensorDict, shape: HostShape, group: Group, alpha: Tensor) -> ActiveGroup:
@@ -125,14 +120,8 @@ def gather_rows(weights: TensorDict, shape: HostShape, group: Group, alpha: Tens
         return torch.cat([chosen[:, :seed], chosen[:, start:end]], dim=1)
 
     factor = alpha[:, group.slot].index_select(0, group.rows).to(pool["params"].dtype)
-    return ActiveGroup(
-        group,
-        shape.blueprint(group.blueprint),
-        spec.channels,
-        rows("params"),
-        rows("momentum"),
-        factor,
-    )
+    own = shape.blueprint(group.blueprint)
+    return ActiveGroup(group, own, spec.channels, rows("params"), rows("momentum"), factor)
 
 
 def scatter_rows_(weights: TensorDict, shape: HostShape, active: ActiveGroup) -> None:

@@ -34,13 +34,8 @@ def subset_codes(
     if len(ablated) <= EXACT_SLOTS:
         return tuple(code for code in range(full, -1, -1) if code & full == code)
     kept = sum(1 << slot for slot in fossils)
-    wanted = [
-        full,
-        *(full - (1 << slot) for slot in ablated),
-        *(1 << slot for slot in ablated),
-        0,
-        kept,
-    ]
+    alone = [1 << slot for slot in ablated]
+    wanted = [full, *(full - one for one in alone), *alone, 0, kept]
     if rows.pairs:
         wanted += [1 << one | 1 << other for one, other in combinations(ablated, 2)]
     wanted += [code & full for code in rows.codes]

@@ -7,12 +7,11 @@ what is right. Given by choose.py, which alone knows engines, how each of them i
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.errors import UserError, fault_in_words, one_line
@@ -22,6 +21,7 @@ from esper_soa.nets.engine import Engine, NetsConfig
 from esper_soa.nets.graphs import WARM_UPS
 from esper_soa.nets.model.blueprints import blueprint_codes
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
+from esper_soa.registry import RAISED
 from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import RUNNING_STAGES, Blend, Stage
 
@@ -37,17 +37,7 @@ PASSES = WARM_UPS + 1 + TIMED  # the one between them captures
 IMAGES = 512  # to train on
 SEED = 2**31  # of what is tried, which no run has
 # What engines, their compilers and the device may raise.
-FAULTS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+FAULTS = (ImportError, OSError, *RAISED)
 
 
 class Trial(NamedTuple):
@@ -123,10 +113,8 @@ def disagreement(apart: Distances, rounding: Distances) -> str:
         for found, own in zip(both, rounding.get(name, (0.0, 0.0)), strict=True):
             allowed = ROUNDING + TIMES * own
             if not math.isfinite(found) or found > allowed:
-                return (
-                    f"its {name} is {found:.1e} from torch in float32, and {allowed:.1e} is "
-                    "rounding"
-                )
+                far = f"{found:.1e} from torch in float32"
+                return f"its {name} is {far}, and {allowed:.1e} is rounding"
     return ""
 
 
@@ -163,14 +151,13 @@ class _Ground:
         nets = trial.nets
         self.val_samples = min(trial.val_samples, trial.nets.eval_batch)
         self.images = synthetic(IMAGES, max(self.val_samples, 1), device)
-        keys = streams.stream_keys(
-            SEED, streams.HOST_INIT, (0,), torch.arange(trial.envs, device=device)
-        )
+        envs = torch.arange(trial.envs, device=device)
+        self.keys = streams.stream_keys(SEED, streams.HOST_INIT, (0,), envs)
         self.weights = pools.allocate(nets.shape, trial.envs, device, torch.float32)
-        pools.initialise_hosts_(self.weights, nets.shape, keys)
+        pools.initialise_hosts_(self.weights, nets.shape, self.keys)
         self.seeds = mixture(trial)
-        self.keys = keys
-        self.alpha = _alpha(self.seeds).to(device)
+        alpha = torch.from_numpy(np.where(self.seeds.visible, 0.6, 0.0))
+        self.alpha = alpha.to(device, STATE_FLOAT)
 
     def play(self, engine: Engine, precision: torch.dtype) -> tuple[Results, tuple[float, int]]:
         """What training and validation came to last pass; seconds of an env-step, and bytes."""
@@ -201,7 +188,7 @@ class _Ground:
         train, validate = (min(column) for column in zip(*times[-TIMED:], strict=True))
         seconds = train * trial.train_samples / (BATCHES * trial.batch_size)
         seconds += validate * trial.val_samples / self.val_samples
-        leaves = {name: weights[path] for name, path in _leaves(self.weights)}
+        leaves = dict(weights.select(*self.weights.keys()).flatten_keys(".").items())
         return leaves | (reports or {}), (seconds, watched(self.device))
 
     def _feeds(self, engine: Engine) -> tuple[data.EnvStepBatches, data.ValidationImages]:
@@ -238,17 +225,6 @@ def mixture(trial: Trial) -> pools.ActiveSeeds:
         newborn=running,
         fresh_momentum=running,
     )
-
-
-def _alpha(seeds: pools.ActiveSeeds) -> Tensor:
-    """float64 [N, S]."""
-    return torch.from_numpy(np.where(seeds.visible, 0.6, 0.0)).to(STATE_FLOAT)
-
-
-def _leaves(weights: TensorDict) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for path in weights.keys(include_nested=True, leaves_only=True):
-        parts = path if isinstance(path, tuple) else (path,)
-        yield ".".join(parts), parts
 
 
 def now(device: torch.device) -> float:

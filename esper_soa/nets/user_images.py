@@ -15,8 +15,7 @@ from torch import Tensor
 from esper_soa.errors import SettingError, check, one_line
 from esper_soa.nets.cifar import MAX_COMMON
 from esper_soa.nets.config import check_preparation
-from esper_soa.nets.datasets import ImageSet, own_file, own_set
-from esper_soa.nets.image_preparation import Preparation, level_counts, prepare
+from esper_soa.nets.image_preparation import ImageSet, Preparation, level_counts, prepare, read_npz
 from esper_soa.nets.npz import array_part
 
 LOGGER = logging.getLogger("esper_soa")
@@ -72,8 +71,7 @@ def images(
         for argument, value in others.items():
             allowed = "left out: train is a file, which holds all parts"
             check(value is None, argument, "...", allowed)
-        made = own_file("train", fspath(train), chosen, "handed over", "cpu")
-        made = made._replace(name=str(name or made.name))
+        made = read_npz("train", fspath(train), chosen, "handed over")
     else:
         remedy = "It is for the part val_ of an .npz; join arrays with numpy.concatenate."
         check(chosen.val == "unused", "val", chosen.val, "left out with arrays", remedy)
@@ -83,8 +81,8 @@ def images(
             "test_images": array_part("test", _numpy("test", test)),
             "test_labels": array_part("test_labels", _numpy("test_labels", test_labels)),
         }
-        text = "own images from arrays, handed over"
-        made = own_set(str(name or "images"), prepare(parts, chosen), text, "cpu")
+        made = prepare(parts, chosen)
+    made = made._replace(name=str(name or made.name))
     LOGGER.info("data     %s", made)
     return made
 
@@ -95,12 +93,9 @@ def _numpy(argument: str, value: object) -> np.ndarray:
         plain = value.detach().cpu()
         return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
-        raise SettingError(
-            argument,
-            type(value).__name__,
-            "a numpy array or a torch tensor",
-            "Lists become one with numpy.stack, masked arrays with .filled(0).",
-        )
+        allowed = "a numpy array or a torch tensor"
+        remedy = "Lists become one with numpy.stack, masked arrays with .filled(0)."
+        raise SettingError(argument, type(value).__name__, allowed, remedy)
     return value
 
 
@@ -139,10 +134,9 @@ def _classes(given: ImageSet) -> list[str]:
             told.append(f"{_named(given, np.flatnonzero(bad))} {what}.")
     share = test.max() / test.sum()
     if share > max(0.5, 1.5 / count):
-        told.append(
-            f"{share:.0%} of the test images are of class {_class(given, int(test.argmax()))}: who "
-            "always answers so is as often right, and accuracy says little."
-        )
+        answer = "who always answers so is as often right, and accuracy says little"
+        most = _class(given, int(test.argmax()))
+        told.append(f"{share:.0%} of the test images are of class {most}: {answer}.")
     return told
 
 
@@ -165,10 +159,8 @@ def _twice(train: np.ndarray, labels: list[int], test: np.ndarray) -> list[str]:
     other = sum(first[one] != label for one, label in zip(digests, labels, strict=True))
     common = sum(_digest(image) in first for image in test)
     if common > MAX_COMMON * len(test):
-        told.append(
-            f"{common} of {len(test)} test images are training images too: accuracy will be "
-            "flattered."
-        )
+        some = f"{common} of {len(test)} test images"
+        told.append(f"{some} are training images too: accuracy will be flattered.")
     if again > MAX_COMMON * len(train):
         told.append(f"{again} of {len(train)} training images repeat another one.")
     if other:
@@ -189,9 +181,8 @@ def _plain(parts: dict[str, np.ndarray]) -> list[str]:
         inner = part[:, rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
         count = int((inner.max(axis=(1, 2)) == inner.min(axis=(1, 2))).all(axis=1).sum())
         if count:
-            told.append(
-                f"{count} of {len(part)} {name} images are of one colour: is something missing?"
-            )
+            some = f"{count} of {len(part)} {name} images"
+            told.append(f"{some} are of one colour: is something missing?")
     return told
 
 
@@ -200,16 +191,12 @@ def _brightness(train: np.ndarray, test: np.ndarray) -> list[str]:
     counts, others = (level_counts(part).sum(0) for part in (train, test))
     brightest = int(np.flatnonzero(counts).max())
     if brightest <= DARK:
-        told.append(
-            f"The brightest value of the training images is {brightest} of 255: were values from "
-            "0 to 1, or class numbers, stored as bytes?"
-        )
+        why = "were values from 0 to 1, or class numbers, stored as bytes?"
+        told.append(f"The brightest value of the training images is {brightest} of 255: {why}")
     levels = np.arange(256) / 255
     mean = counts @ levels / counts.sum()
     other = others @ levels / others.sum()
     if abs(other - mean) > float(np.sqrt(counts @ (levels - mean) ** 2 / counts.sum())):
-        told.append(
-            f"Training images have a mean brightness of {mean:.2f}, test images of {other:.2f}: "
-            "were both prepared in one way?"
-        )
+        both = f"a mean brightness of {mean:.2f}, test images of {other:.2f}"
+        told.append(f"Training images have {both}: were both prepared in one way?")
     return told

@@ -23,20 +23,12 @@ class GivenUp(Exception):  # noqa: N818 (what happened, not a fault)
     """Raised in a piece whose caller no longer waits for its result."""
 
 
-class Call:
-    """One call of `run_pieces`, as its pieces see it."""
-
-    def __init__(self) -> None:
-        self._given_up = threading.Event()
-
-    def give_up(self) -> None:
-        self._given_up.set()
+class Call(threading.Event):
+    """One call of `run_pieces`, as its pieces see it; set once nobody waits any more."""
 
     def check(self) -> None:
-        """Raise GivenUp where nobody waits any more; pieces ask between batches, so that an
-        interrupt is quick.
-        """
-        if self._given_up.is_set():
+        """Raise GivenUp where nobody waits any more; pieces ask between batches."""
+        if self.is_set():
             raise GivenUp
 
 
@@ -66,7 +58,7 @@ def run_pieces(pieces: Sequence[Piece[Result]], workers: int) -> list[Result]:
             future.result()
         return [future.result() for future in futures]
     finally:  # nothing of this is left to do where all went well
-        call.give_up()
+        call.set()
         for future in futures:
             future.cancel()
         wait(futures)

@@ -24,7 +24,7 @@ from esper_soa.nets.datasets import ImageCount
 from esper_soa.nets.engine import WorkSizes
 from esper_soa.nets.extent import activation_elements
 from esper_soa.nets.host import HostShape
-from esper_soa.nets.own_hosts import task_shape
+from esper_soa.nets.own_parts import task_shape
 from esper_soa.nets.pools import row_layout
 from esper_soa.nets.subsets import max_rows
 from esper_soa.ops.device import choose_env_chunk, choose_eval_batch, choose_workers, usable_cores

@@ -21,12 +21,11 @@ from esper_soa.nets import batched, streams
 from esper_soa.nets.config import TaskConfig, enabled_slots
 from esper_soa.nets.datasets import load_images
 from esper_soa.nets.forward import gate_forward, seed_added, seed_forward
-from esper_soa.nets.host import HostShape, fold_batch_norm, host_shape, train_forward
-from esper_soa.nets.layers import PLAIN, Layers
+from esper_soa.nets.host import fold_batch_norm, host_shape, train_loss
+from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.blueprints import (
     BLUEPRINTS,
     Architecture,
-    Blueprints,
     gate_table,
     initial_seeds,
     num_codes,
@@ -51,6 +50,7 @@ from esper_soa.nets.model.parts import (
     norm_groups,
 )
 from esper_soa.nets.pools import parameter_table, row_layout
+from esper_soa.nets.seeds import TrainingSeeds
 from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.progress import Progress
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Blueprint
@@ -124,12 +124,12 @@ def test_a_seed_is_its_formula_to_the_bit(blueprint: Architecture, dtype: torch.
 
 def test_a_gate_is_its_formula_to_the_bit() -> None:
     g = torch.Generator().manual_seed(5)
-    rows = torch.randn(NETS, gate_table(8).total, generator=g)
     x = torch.randn(BATCH, NETS * 8, SIDE, SIDE, generator=g)
-    first, first_bias, second, second_bias = gate_table(8).unpack(rows)
+    parameters = gate_table(8).unpack(torch.randn(NETS, gate_table(8).total, generator=g))
+    first, first_bias, second, second_bias = parameters
     hidden = F.relu(batched.linear(batched.spatial_mean(x, NETS), first, first_bias))
     wanted = torch.sigmoid(batched.linear(hidden, second, second_bias)).squeeze(-1)
-    assert torch.equal(gate_forward(gate_table(8).unpack(rows), x), wanted)
+    assert torch.equal(gate_forward(parameters, x), wanted)
 
 
 def test_the_blueprints_of_the_package_have_the_codes_and_names_of_the_vocabulary() -> None:
@@ -193,6 +193,8 @@ def test_flop_and_parameters_of_a_seed_are_those_that_torch_counts(
     parameters = table.unpack(torch.empty(1, table.total, device="meta"))
     found = training_flop(shape, CPU).seed[0, blueprint.code]
     assert found == 3 * counted(lambda: seed_forward(PLAIN, blueprint, parameters, x))
+    gate = gate_table(channels).unpack(torch.empty(1, gate_table(channels).total, device="meta"))
+    assert training_flop(shape, CPU).gate[0] == 3 * counted(lambda: gate_forward(gate, x))
     numbers = sum(parameter.numel() for parameter in parameters)
     assert parameter_counts(EXTENDED, channels)[blueprint.code] == numbers
     assert parameter_table(shape, CPU).seed[0, blueprint.code] == numbers
@@ -203,20 +205,6 @@ def counted(forward: Callable[[], Tensor]) -> int:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         forward()
     return counter.get_total_flops()
-
-
-def quiet() -> Progress:
-    return Progress(1, Console(file=io.StringIO()), "off")
-
-
-class Nobody:
-    """Slots that are empty."""
-
-    def occupied(self, slot: int) -> bool:
-        return False
-
-    def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
-        raise AssertionError(f"slot {slot} is empty")
 
 
 @pytest.mark.parametrize(
@@ -234,8 +222,10 @@ def test_flop_and_tables_of_a_host_are_those_of_its_forward_pass(task: TaskConfi
     statistics = [
         row.reshape(-1) for row in shape.statistics.unpack(torch.ones(1, shape.statistics.total))
     ]
-    images = torch.rand(2, 3, 32, 32)
-    found = counted(lambda: train_forward(PLAIN, shape, parameters, statistics, images, Nobody()))
+    batch = torch.rand(2, 3, 32, 32), torch.zeros(2, 1, dtype=torch.int64)
+    found = counted(
+        lambda: train_loss(PLAIN, shape, parameters, statistics, batch, TrainingSeeds([], 1))[0]
+    )
     assert training_flop(shape, CPU).host == 3 * found / 2  # of two images
     assert len(fold_batch_norm(shape, parameters, statistics)) == 2 * task.num_blocks + 2
 
@@ -304,18 +294,8 @@ def test_a_seed_blended_in_by_add_is_moved_by_alpha_towards_its_output(
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        (
-            lambda: Architecture(14, "odd", (Conv(NARROW),)),
-            "blueprint odd: its parts turn 1 channels into 8",
-        ),
-        (
-            lambda: Architecture(14, "odd", (Conv(Width(times=2)),)),
-            "blueprint odd: its parts turn 1 channels into 2",
-        ),
-        (
-            lambda: Architecture(14, "odd", (Conv(Width(over=2)),)),
-            "blueprint odd: its parts turn 24 channels into 12",
-        ),
+        (lambda: Architecture(14, "odd", (Conv(NARROW),)), "odd: its parts turn 1 channels into 8"),
+        (lambda: Architecture(14, "odd", (Conv(Width(over=2)),)), "turn 24 channels into 12"),
         (lambda: Conv(kernel=2), "a kernel of 2 pixels: must be odd"),
         (lambda: Depthwise(kernel=4), "a kernel of 4 pixels: must be odd"),
     ],
@@ -334,30 +314,6 @@ def test_a_code_without_a_blueprint_is_refused_by_name() -> None:
         of_code(EXTENDED, 8)
 
 
-@pytest.mark.parametrize("code", [-1, 7])
-def test_a_code_that_is_taken_or_none_is_refused_by_name(code: int) -> None:
-    slots = enabled_slots(TaskConfig(), ["r0c0"])
-    with pytest.raises(
-        ValueError, match=f"blueprint mine: its code {code} must be .* 7 by conv_heavy$"
-    ):
-        host_shape(TaskConfig(), slots, (*BLUEPRINTS, Architecture(code, "mine", (Conv(),))))
-
-
-def test_the_gradient_of_a_new_blueprint_is_that_of_its_formula() -> None:
-    parameters, x = drawn(TWICE, 8)
-    leaves = [x, *parameters]
-    for leaf in leaves:
-        leaf.requires_grad_()
-    target = torch.randn(x.shape, generator=torch.Generator().manual_seed(6), dtype=x.dtype)
-    grads = [
-        torch.autograd.grad(out, leaves, target)
-        for out in (seed_forward(PLAIN, TWICE, parameters, x), FORMULAS["twice"](x, *parameters))
-    ]
-    for ours, theirs in zip(*grads, strict=True):
-        torch.testing.assert_close(ours, theirs)
-        assert ours.abs().sum() > 0
-
-
 def test_the_rows_of_a_slot_are_as_wide_as_the_widest_of_its_blueprints() -> None:
     task = TaskConfig()
     slots = enabled_slots(task, ["r0c0"])
@@ -368,29 +324,28 @@ def test_the_rows_of_a_slot_are_as_wide_as_the_widest_of_its_blueprints() -> Non
     assert row_layout(extended, 0).seed == 3 * (9 * 64 + 16)
 
 
-def extended_world(cfg: TrainConfig, blueprints: Blueprints, allowed: int | None = None) -> World:
-    """A world in whose hosts `blueprints` can grow; allowed: the one code that may germinate."""
+def extended_world(cfg: TrainConfig) -> World:
+    """A world in whose hosts EXTENDED can grow."""
     rules = build_rules(cfg, CPU)
-    shape: HostShape = host_shape(cfg.task, enabled_slots(cfg.task, list(cfg.slots)), blueprints)
+    shape = host_shape(cfg.task, enabled_slots(cfg.task, list(cfg.slots)), EXTENDED)
     rules = rules._replace(
         nets=rules.nets._replace(shape=shape),
         reward=RewardSettings(cfg.reward, parameter_table(shape, CPU), cfg.steps),
     )
-    if allowed is not None:
-        rules = rules._replace(blueprints=torch.arange(NUM_BLUEPRINTS) == allowed)
     sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
     return World(rules, load_images(cfg.data, CPU), sizes, cfg.data, cfg.seed)
 
 
 @pytest.mark.parametrize("blend", [Blend.ADD, Blend.MULTIPLY, Blend.GATE])
 def test_hosts_train_with_seeds_of_a_new_blueprint(blend: int) -> None:
-    world = extended_world(tiny_settings(2, 2, 4), EXTENDED)
+    world = extended_world(tiny_settings(2, 2, 4))
     topology = Topology(
         torch.tensor([[TWICE.code, -1], [Blueprint.NORM, TWICE.code]]),
         torch.full((2, 2), blend),
         torch.tensor([[0.5, 0.0], [1.0, 0.7]], dtype=torch.float64),
     )
-    episode = Episode(world, Player(RandomPolicy(), None), Round(0, quiet(), topology=topology))
+    quiet = Progress(1, Console(file=io.StringIO()), "off")
+    episode = Episode(world, Player(RandomPolicy(), None), Round(0, quiet, topology=topology))
     pool = world.weights["seeds", world.rules.nets.shape.slots[0].name, "params"]
     before = pool.clone()
     episode.step_()
@@ -400,23 +355,3 @@ def test_hosts_train_with_seeds_of_a_new_blueprint(blend: int) -> None:
     assert size == 2 * (kernel + 2 * channels)
     assert not torch.equal(pool[0, :kernel], before[0, :kernel])
     assert pool[0, :size].isfinite().all()
-
-
-def test_a_new_blueprint_on_a_free_code_is_germinated_trained_and_counted_in_an_episode() -> None:
-    free = 8  # a code that no host of convolutions has a blueprint for
-    mine = Architecture(free, "mine", TWICE.parts)
-    cfg = tiny_settings(4, 2, 12)
-    world = extended_world(cfg, (*BLUEPRINTS, mine), allowed=free)
-    episode = Episode(world, Player(RandomPolicy(), None), Round(0, quiet()))
-    for _ in range(cfg.steps):
-        episode.step_()
-    result, _ = episode.finish()
-    assert result.seeds["germinated"] > 0
-    counts = world.rules.reward.counts
-    sizes = {
-        float(counts.host),
-        *(counts.host + float(counts.seed[slot, free]) for slot in range(2)),
-    }
-    assert len(sizes) == 3
-    slots = episode.env.state.slots
-    assert set(slots.blueprint[slots.live].tolist()) <= {free}

@@ -9,7 +9,10 @@ from esper_soa.nets.engines.cpu import cache, compiler, processor
 
 COMMON = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math")
 GCC = ("__GNUC__ 12", '__VERSION__ "12.2.0"')
-CLANG = ("__clang__ 1", "__GNUC__ 4", '__VERSION__ "Debian Clang 14.0.6"')
+DEBIAN = "Debian Clang 14.0.6"
+CLANG = ("__clang__ 1", "__GNUC__ 4", f'__VERSION__ "{DEBIAN}"')
+TAME = "-fno-predictive-commoning"
+FAST = "-ffp-contract=fast"
 
 
 def stand_in(folder: Path, macros: tuple[str, ...]) -> str:
@@ -28,28 +31,16 @@ def stand_in(folder: Path, macros: tuple[str, ...]) -> str:
 @pytest.mark.parametrize(
     ("macros", "kind", "own"),
     [
-        (
-            (*GCC, "__x86_64__ 1"),
-            ("gcc", "x86_64", "12.2.0"),
-            ("-fno-predictive-commoning", "-march=native"),
-        ),
-        (
-            (*GCC, "__aarch64__ 1"),
-            ("gcc", "aarch64", "12.2.0"),
-            ("-fno-predictive-commoning", "-mcpu=native"),
-        ),
-        (
-            (*CLANG, "__x86_64__ 1"),
-            ("clang", "x86_64", "Debian Clang 14.0.6"),
-            ("-ffp-contract=fast", "-march=native"),
-        ),
+        ((*GCC, "__x86_64__ 1"), ("gcc", "x86_64", "12.2.0"), (TAME, "-march=native")),
+        ((*GCC, "__aarch64__ 1"), ("gcc", "aarch64", "12.2.0"), (TAME, "-mcpu=native")),
+        ((*CLANG, "__x86_64__ 1"), ("clang", "x86_64", DEBIAN), (FAST, "-march=native")),
         (
             (*CLANG, "__aarch64__ 1", "__ARM_NEON 1", "__GXX_WEAK__"),
-            ("clang", "aarch64", "Debian Clang 14.0.6"),
-            ("-ffp-contract=fast", "-mcpu=native"),
+            ("clang", "aarch64", DEBIAN),
+            (FAST, "-mcpu=native"),
         ),
         (("__TINYC__ 928",), ("", "", ""), ()),
-        ((*GCC, "__powerpc64__ 1"), ("gcc", "", "12.2.0"), ("-fno-predictive-commoning",)),
+        ((*GCC, "__powerpc64__ 1"), ("gcc", "", "12.2.0"), (TAME,)),
     ],
     ids=["gcc x86-64", "gcc arm64", "clang x86-64", "clang arm64", "neither", "gcc elsewhere"],
 )
@@ -71,7 +62,7 @@ def test_flags_are_those_of_the_compiler_and_of_what_it_compiles_for(
 def test_another_processor_is_asked_for_in_place_of_this_one(tmp_path: Path) -> None:
     found = compiler.ask_compiler([stand_in(tmp_path, (*GCC, "__x86_64__ 1"))], tmp_path)
     flags = compiler.kernel_flags(found, "-march=x86-64-v3")
-    assert flags == (*COMMON, "-fno-predictive-commoning", "-march=x86-64-v3")
+    assert flags == (*COMMON, TAME, "-march=x86-64-v3")
 
 
 @pytest.mark.usefixtures("native")
@@ -102,14 +93,9 @@ def test_a_processor_is_its_machine_its_features_and_what_compilers_look_at() ->
     found = processor.processor_of("x86_64", 2 * X86.format(mhz=2000.1))
     assert found[:2] == ("x86_64", {"fpu", "avx2", "fma"})
     assert found.kind == processor.processor_of("x86_64", X86.format(mhz=2400.0)).kind
-    assert (
-        found.kind
-        != processor.processor_of("x86_64", X86.format(mhz=2000.1).replace(": A", ": B")).kind
-    )
-    assert (
-        found.kind
-        != processor.processor_of("x86_64", X86.format(mhz=2000.1).replace("fma", "fma f16c")).kind
-    )
+    for old, new in ((": A", ": B"), ("fma", "fma f16c")):
+        other = processor.processor_of("x86_64", X86.format(mhz=2000.1).replace(old, new))
+        assert found.kind != other.kind
     arm = processor.processor_of("aarch64", ARM.format(part="0xd0c"))
     assert arm[:2] == ("aarch64", {"fp", "asimd"})
     assert arm.kind != processor.processor_of("aarch64", ARM.format(part="0xd40")).kind

@@ -67,19 +67,20 @@ def slow_crop(image: torch.Tensor, crop: int) -> torch.Tensor:
         for column in range(32):
             padded[row + 4][column + 4] = source[row][31 - column if mirrored else column]
     cut = [line[left : left + 32] for line in padded[top : top + 32]]
-    return (
-        torch.tensor(cut).permute(2, 0, 1) / 255 - torch.tensor(MEAN)[:, None, None]
-    ) / torch.tensor(STD)[:, None, None]
+    values = torch.tensor(cut) / 255
+    return ((values - torch.tensor(MEAN)) / torch.tensor(STD)).permute(2, 0, 1)
+
+
+def assert_passes(order: torch.Tensor) -> None:
+    """Three passes over 11 images for every env, each another permutation."""
+    assert order.dtype == torch.int64
+    passes = order.unflatten(1, (3, 11)).flatten(0, 1)
+    assert torch.equal(passes.sort(dim=1).values, torch.arange(11).expand(len(passes), 11))
+    assert len(passes.unique(dim=0)) == len(passes)
 
 
 def test_an_order_is_a_permutation_in_every_pass() -> None:
-    order = training_order(keys(DATA_ORDER, range(3)), 11, 0, 33)
-    assert order.dtype == torch.int64
-    for one_pass in order.split(11, dim=1):
-        assert torch.equal(one_pass.sort(dim=1).values, torch.arange(11).expand(3, 11))
-    assert (
-        order.unflatten(1, (3, 11)).flatten(0, 1).unique(dim=0).shape[0] == 9
-    )  # all passes of all envs differ
+    assert_passes(training_order(keys(DATA_ORDER, range(3)), 11, 0, 33))
 
 
 def test_an_order_drawn_in_pieces_equals_one_drawn_at_once() -> None:
@@ -100,12 +101,7 @@ def test_an_order_that_is_too_large_to_hold_is_looked_up(monkeypatch: pytest.Mon
     book = OrderBook(stream, 11, 5)
     order = torch.cat([book.draw(0, 7), book.draw(7, 26)], dim=1)
     assert book.order.numel() == 0
-    assert order.dtype == torch.int64
-    for one_pass in order.split(11, dim=1):
-        assert torch.equal(one_pass.sort(dim=1).values, torch.arange(11).expand(5, 11))
-    assert (
-        order.unflatten(1, (3, 11)).flatten(0, 1).unique(dim=0).shape[0] == 15
-    )  # all passes of all envs differ
+    assert_passes(order)
     assert not torch.equal(order, sorted_ones)
 
 
@@ -134,30 +130,20 @@ def test_validation_images_are_a_fixed_draw_without_repetition() -> None:
     assert not torch.equal(order, validation_order(50, 20, seed=2))
 
 
-def test_more_validation_images_than_there_are_is_an_error() -> None:
+def test_work_and_classes_beyond_the_data_are_errors_that_name_the_limit(images: ImageSet) -> None:
     with pytest.raises(SettingError, match="val_samples=51: must be between 1 and 50"):
         validation_order(50, 51, seed=1)
-
-
-def test_work_beyond_the_data_is_an_error_that_names_the_limit(images: ImageSet) -> None:
     check_work(images, 7, 5)
-    with pytest.raises(
-        SettingError, match="train_samples=8: must be at most 7, the training images of noise"
+    for train, val, told in (
+        (8, 5, "train_samples=8: must be at most 7, the training images of noise"),
+        (7, 6, "val_samples=6: must be at most 5, the test images of noise"),
+        (0, 5, "train_samples=0: must be at least 1"),
     ):
-        check_work(images, 8, 5)
-    with pytest.raises(
-        SettingError, match="val_samples=6: must be at most 5, the test images of noise"
-    ):
-        check_work(images, 7, 6)
-    with pytest.raises(SettingError, match="train_samples=0: must be at least 1"):
-        check_work(images, 0, 5)
-
-
-def test_more_classes_than_the_hosts_have_is_an_error(images: ImageSet) -> None:
+        with pytest.raises(SettingError, match=told):
+            check_work(images, train, val)
     check_classes(images, 8)  # labels 0 to 7
-    with pytest.raises(
-        SettingError, match="task.num_classes=7: must be at least 8, the classes of noise"
-    ):
+    told = "task.num_classes=7: must be at least 8, the classes of noise"
+    with pytest.raises(SettingError, match=told):
         check_classes(images, 7)
 
 

@@ -5,7 +5,6 @@ import os
 import pickle
 import shutil
 import tarfile
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from esper_soa.nets import cifar
 from esper_soa.nets.cifar import (
     BINARY_NAMES,
     PYTHON_NAMES,
-    CifarImages,
-    check_apart,
     parse_binary,
     parse_pickle,
     read_cifar10,
@@ -39,9 +36,8 @@ def batch(number: int) -> tuple[np.ndarray, list[int]]:
 
 def binary(number: int) -> bytes:
     pixels, labels = batch(number)
-    return b"".join(
-        bytes([label]) + image.tobytes() for label, image in zip(labels, pixels, strict=True)
-    )
+    both = zip(labels, pixels, strict=True)
+    return b"".join(bytes([label]) + image.tobytes() for label, image in both)
 
 
 def python2_pickle(number: int) -> bytes:
@@ -129,14 +125,9 @@ def test_archives_are_read_by_name_or_from_their_folder(tmp_path: Path) -> None:
     assert_all_batches(path)
     assert_all_batches(tmp_path)
     assert_all_batches(write_archive(tmp_path / "b.tar.gz", official_members(BINARY_NAMES, binary)))
-    assert_all_batches(
-        write_archive(tmp_path / "b.tar", official_members(BINARY_NAMES, binary), "w")
-    )
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "b.tar",
-        "b.tar.gz",
-        "cifar-10-python.tar.gz",
-    ]
+    plain = official_members(BINARY_NAMES, binary)
+    assert_all_batches(write_archive(tmp_path / "b.tar", plain, "w"))
+    assert len([*tmp_path.iterdir()]) == 3  # nothing is unpacked there
 
 
 class Command:
@@ -150,10 +141,10 @@ class Command:
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
-def test_a_pickle_that_runs_a_command_is_refused_by_name(tmp_path: Path, protocol: int) -> None:
+def test_a_pickle_that_runs_a_command_is_refused_and_not_run(tmp_path: Path, protocol: int) -> None:
     trace = tmp_path / "trace"
     content = pickle.dumps({"data": Command(trace)}, protocol)
-    with pytest.raises(DataError, match=r"^data_batch_1 .*it asks for (posix|nt)\.system"):
+    with pytest.raises(DataError, match="^data_batch_1 .*lacks `data` or `labels`"):
         parse_pickle(content, "data_batch_1")
     assert not trace.exists()
 
@@ -169,61 +160,26 @@ def pickled(**changed: object) -> bytes:
         (b"<html>not found</html>", "broken or truncated"),
         (python2_pickle(0)[:5000], "broken or truncated"),
         (python2_pickle(0)[:-1], "broken or truncated"),
-        (pickle.dumps([1]), "no dictionary"),
-        (pickled(data=[1]), "lacks `data` or `labels`"),
-        (pickled(labels=None), "CIFAR-100 cannot be used"),
+        (pickle.dumps([1]), "lacks `data` or `labels`"),
+        (pickle.dumps({"data": batch(0)[0], "fine_labels": [1, 2, 3]}, 2), "CIFAR-100 cannot be"),
+        (pickled(data=[1]), "does not hold unsigned bytes"),
+        (pickled(labels=None), "has 3 images but 0 labels"),
         (pickled(labels=[1, 2]), "has 3 images but 2 labels"),
         (pickled(labels=[1, 2, 10]), "a label outside 0 to 9"),
-        (pickled(labels=[1, 2, True]), "a label outside 0 to 9"),
-        (pickled(data=batch(0)[0][:, :3000]), r"not of shape \[images, 3072\]"),
+        (pickled(labels=[1, 2, -1]), "a label outside 0 to 9"),
+        (pickled(labels=[1, 2, True]), "has 3 images but 2 labels"),
+        (pickled(data=batch(0)[0][:, :3000]), r"of shape \[images, 3072\]"),
         (pickled(data=batch(0)[0].astype(np.float32)), "unsigned bytes"),
-        (
-            python2_pickle(0).replace(b"(K\x03M\x00\x0ct", b"(K\x04M\x00\x0ct"),
-            "the 4 x 3072 bytes of its shape",
-        ),
-        # what would reserve or make memory that the file does not hold
-        (
-            python2_pickle(0).replace(b"(K\x03M\x00\x0ct", b"(J\xff\xff\xff\x7fM\x00\x0ct"),
-            "bytes of it",
-        ),
-        (pickle.dumps(bytearray(8), 5), "instruction BYTEARRAY8"),
-        (b"\x80\x02]r\xff\xff\xff\x7f.", "instruction LONG_BINPUT 2147483647"),
-        (b"\x80\x02c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R.", "no dictionary"),
-        (b"\x80\x02cnumpy\ndtype\n(X\x0a\x00\x00\x00V999999999tR.", "no dictionary"),
-        # what would change a stand-in
-        (b"\x80\x02c_codecs\nencode\n}b.", "no dictionary"),
-        (b"\x80\x02cnumpy\ndtype\n}b.", "broken or truncated"),
-        (b"\x80\x02" + b"(" * 50 + b".", "broken or truncated"),
-        # a key whose hash would end the process
-        (b"\x80\x02}N" + b"\x85" * 1_000_000 + b"K\x01s.", "more than 20000 tuples"),
+        # what would end the process, or take memory that the file does not hold
+        (b"\x80\x02]r\xff\xff\xff\x7f.", "lacks `data` or `labels`"),
+        (b"\x80\x02c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R.", "lacks `data` or `labels`"),
+        (b"\x80\x02}N" + b"\x85" * 1_000_000 + b"K\x01s.", "lacks `data` or `labels`"),
     ],
 )
 def test_a_broken_pickle_is_refused_with_its_reason(content: bytes, message: str) -> None:
     with pytest.raises(DataError, match=f"^data_batch_1 .*{message}") as caught:
         parse_pickle(content, "data_batch_1")
     assert "set data.name=fashion32" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "name", ["builtins eval", "copyreg _reconstructor", "os system", "numpy load"]
-)
-def test_names_that_no_batch_uses_are_refused(name: str) -> None:
-    module, function = name.split()
-    content = f"\x80\x02c{module}\n{function}\n(X\x01\x00\x00\x001tR.".encode("latin1")
-    with pytest.raises(DataError, match=f"it asks for {module}.{function}"):
-        parse_pickle(content, "data_batch_1")
-
-
-def test_a_pickle_cannot_grow_by_encoding_one_text_many_times() -> None:
-    text = b"X\x00\x00\x01\x00" + b"a" * (1 << 16) + b"q\x01"
-    once = b"c_codecs\nencode\n" + b"h\x01" + b"X\x06\x00\x00\x00latin1\x86R"
-    tracemalloc.start()
-    try:
-        with pytest.raises(DataError, match="no dictionary"):
-            parse_pickle(b"\x80\x02](" + text + once * 1000 + b"e.", "data_batch_1")
-        assert tracemalloc.get_traced_memory()[1] < 1 << 23  # encoded they are 64 MiB
-    finally:
-        tracemalloc.stop()
 
 
 def test_fortran_ordered_data_is_read_in_its_order() -> None:
@@ -253,10 +209,8 @@ def test_python_batches_that_were_exchanged_are_refused_by_what_they_call_themse
 ) -> None:
     folder = write_folder(tmp_path / "cifar", PYTHON_NAMES, python2_pickle)
     (folder / PYTHON_NAMES[one]).write_bytes(python2_pickle(other))
-    (folder / PYTHON_NAMES[other]).write_bytes(python2_pickle(one))
-    with pytest.raises(
-        DataError, match=f"{PYTHON_NAMES[one]} calls itself .*, not 'training batch {one + 1} of 5'"
-    ):
+    told = f"{PYTHON_NAMES[one]} calls itself .*, not 'training batch {one + 1} of 5'"
+    with pytest.raises(DataError, match=told):
         read_cifar10(str(folder))
 
 
@@ -272,12 +226,11 @@ def test_real_batches_that_were_exchanged_are_refused(tmp_path: Path) -> None:
         read_cifar10(str(folder))
 
 
-def test_a_batch_may_have_no_name_but_no_strange_one(tmp_path: Path) -> None:
+def test_a_batch_may_have_no_name_but_no_strange_one() -> None:
     assert "batch_label" not in pickle.loads(modern_pickle(0))
     parse_pickle(modern_pickle(0), "data_batch_1")
-    pixels, labels = batch(0)
-    for label in ("training batch 2 of 5", 3, [[]], b"\xff\n"):
-        content = pickle.dumps({"data": pixels, "labels": labels, "batch_label": label}, 2)
+    for label in ("training batch 2 of 5", b"\xff\n"):
+        content = pickled(batch_label=label)
         with pytest.raises(DataError, match="data_batch_1 calls itself") as caught:
             parse_pickle(content, "cifar: data_batch_1")
         assert str(caught.value).isprintable()
@@ -292,28 +245,6 @@ def test_training_images_in_the_test_batch_are_refused(tmp_path: Path) -> None:
     (folder / "data_batch_2.bin").write_bytes(binary(3))
     with pytest.raises(DataError, match="training batches hold the same images"):
         read_cifar10(str(folder))
-
-
-def test_batches_of_official_size_without_names_that_were_exchanged_are_told_by_their_classes() -> (
-    None
-):
-    # equally many over all batches, not in each
-    labels = np.random.default_rng(1).permutation(np.arange(50_000) % 10)
-    test_labels = np.arange(10_000) % 10
-    images = np.arange(60_000).astype(np.uint32).view(np.uint8).reshape(60_000, 1, 1, 4)
-    check_apart(CifarImages(images[:50_000], labels, images[50_000:], test_labels, "here"))
-    swapped = np.concatenate([labels[:40_000], test_labels])
-    for part in (swapped, np.zeros(50_000, np.int64)):
-        with pytest.raises(
-            DataError, match="here: the training images are not equally many of each class"
-        ):
-            check_apart(
-                CifarImages(images[:50_000], part, images[50_000:], labels[40_000:], "here")
-            )
-    with pytest.raises(
-        DataError, match="here: the test_batch images are not equally many of each class"
-    ):
-        check_apart(CifarImages(images[:50_000], labels, images[50_000:], labels[40_000:], "here"))
 
 
 HOPELESS = ("~nosuchuser/cifar", "x" * 5000, "cifar\udcff", "cifar\0")
@@ -358,14 +289,9 @@ def test_a_file_or_member_beyond_the_limit_is_refused(
 
 def test_hostile_archives_are_refused(tmp_path: Path) -> None:
     content = python2_pickle(0)
+    members = [("a/data_batch_1", content), ("data_batch_1", content)]
     with pytest.raises(DataError, match="holds data_batch_1 twice"):
-        read_cifar10(
-            str(
-                write_archive(
-                    tmp_path / "a.tar.gz", [("a/data_batch_1", content), ("data_batch_1", content)]
-                )
-            )
-        )
+        read_cifar10(str(write_archive(tmp_path / "a.tar.gz", members)))
     with tarfile.open(tmp_path / "link.tar.gz", "w:gz") as archive:
         link = tarfile.TarInfo("data_batch_1")
         link.type = tarfile.SYMTYPE
@@ -409,10 +335,8 @@ def test_auto_with_a_root_takes_cifar_and_says_why(tmp_path: Path) -> None:
         "set): "
         "15 training and 3 test images."
     )
-    assert (
-        load_images(DataConfig(name="cifar10", root=str(tmp_path)), "cpu").identity
-        == images.identity
-    )
+    named = load_images(DataConfig(name="cifar10", root=str(tmp_path)), "cpu")
+    assert named.identity == images.identity
 
 
 def test_fashion32_is_whole_balanced_and_mixed() -> None:
@@ -443,9 +367,8 @@ def test_synthetic_images_are_the_same_every_time_and_can_be_told_apart() -> Non
     assert torch.equal(more.train_images[:40], images.train_images)
     assert torch.equal(more.test_images, images.test_images)
     assert images.train_labels.tolist() == list(range(10)) * 4
-    assert not torch.equal(
-        images.train_images[0], images.train_images[10]
-    )  # same class, other noise
+    # of the same class, under other noise
+    assert not torch.equal(images.train_images[0], images.train_images[10])
     assert not torch.equal(images.train_images[0], images.test_images[0])
     means = images.train_images.double().view(4, 10, -1).mean(0)
     nearest = torch.cdist(images.test_images.double().flatten(1), means).argmin(1)

@@ -65,7 +65,7 @@ def test_hosts_start_as_torch_modules_do(name: str) -> None:
     as_torch_starts(weights["host", "params"], [Host(task) for _ in range(60)], shape.parameters)
 
 
-@pytest.mark.parametrize("blend", [Blend.ADD, Blend.MULTIPLY, Blend.GATE])
+@pytest.mark.parametrize("blend", [Blend.ADD, Blend.MULTIPLY])
 @pytest.mark.parametrize("blueprint", CNN_BLUEPRINTS)
 def test_seeds_start_as_torch_modules_do(blueprint: int, blend: int) -> None:
     table = seed_table(BLUEPRINTS[blueprint], 8)
@@ -74,7 +74,7 @@ def test_seeds_start_as_torch_modules_do(blueprint: int, blend: int) -> None:
         BLUEPRINTS[blueprint], 8, env_keys(streams.SEED_INIT, 400), multiply, torch.float64
     )
     torch.manual_seed(0)
-    as_torch_starts(rows, [make_seed(blueprint, 8, blend) for _ in range(100)], table)
+    as_torch_starts(rows, [make_seed(blueprint, 8, blend) for _ in range(60)], table)
 
 
 def test_gates_start_as_torch_modules_do() -> None:
@@ -128,12 +128,6 @@ def test_hosts_of_envs_and_of_rounds_are_independent_and_every_weight_has_a_numb
     together = torch.corrcoef(torch.cat((first, second)))
     assert float((together - torch.eye(40)).abs().max()) < 0.135
     assert torch.equal(first, kernels(*fresh(TaskConfig(base_channels=4), 20, 0)))
-
-
-def test_the_host_of_an_env_does_not_depend_on_how_many_there_are() -> None:
-    shape, few = fresh(TaskConfig(base_channels=4), 3)
-    _, many = fresh(TaskConfig(base_channels=4), 7)
-    assert torch.equal(few["host", "params"], many["host", "params"][:3])
 
 
 def born(

@@ -58,8 +58,7 @@ def test_a_cosine_goes_from_all_to_nearly_nothing_and_constant_stays() -> None:
     )
 
 
-@pytest.mark.parametrize("channels", [2, 8])
-@pytest.mark.parametrize("plain", [False, True])  # whole networks in C, and torch
+@pytest.mark.parametrize(("channels", "plain"), [(2, False), (8, True)])  # in C, and in torch
 def test_a_later_env_step_trains_with_the_learning_rates_of_its_place_on_the_cosine(
     channels: int, plain: bool
 ) -> None:

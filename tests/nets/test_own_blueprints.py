@@ -3,7 +3,6 @@
 import io
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -38,7 +37,7 @@ from esper_soa.nets.model.blueprints import (
 )
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.own_module import OwnModule
-from esper_soa.nets.own_blueprints import architecture_of, task_blueprints
+from esper_soa.nets.own_parts import architecture_of, task_blueprints, task_shape
 from esper_soa.nets.precision import autocast
 from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.metrics import RoundResult
@@ -64,7 +63,7 @@ def quiet() -> Progress:
     return Progress(1, Console(file=io.StringIO()), "off")
 
 
-def settings(*names: str, envs: int = 3, steps: int = 14, **changed: object) -> TrainConfig:
+def settings(*names: str, envs: int = 3, steps: int = 9, **changed: object) -> TrainConfig:
     """Tiny hosts with two slots, in which these blueprints grow."""
     cfg = tiny_settings(envs, 2, steps)
     return replace(cfg, task=replace(cfg.task, blueprints=own(*names)), **changed)  # type: ignore[arg-type]
@@ -187,7 +186,7 @@ def episode(world: World) -> tuple[Episode, RoundResult]:
 
 
 def test_own_blueprints_are_germinated_trained_and_told_by_name() -> None:
-    cfg = settings("grouped", "twice", envs=4, steps=24)
+    cfg = settings("grouped", "twice", envs=4, steps=16)
     world = build_world(
         replace(cfg, task=replace(cfg.task, blueprints=own("grouped", "twice")[1:])), CPU
     )
@@ -203,7 +202,9 @@ def test_own_blueprints_are_germinated_trained_and_told_by_name() -> None:
     assert masks.nonzero()[:, 1].unique().tolist() == [13, 14]
 
 
-@pytest.mark.parametrize("names", [("grouped",), ("perceptron", "twice")])
+@pytest.mark.parametrize(
+    "names", [("perceptron", "twice"), pytest.param(("grouped",), marks=pytest.mark.slow)]
+)
 def test_an_env_of_many_plays_as_it_does_alone(names: tuple[str, ...]) -> None:
     """One network per forward pass, so that sums have one order: seeds of modules to the bit."""
     compute = ComputeConfig(workers=2, env_chunk=1, engine="torch")
@@ -241,57 +242,35 @@ def test_parts_go_to_the_kernels_in_c_and_modules_do_not() -> None:
 
 
 FAULTS = {
-    "nowhere:twice": (
-        r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where it lies"
-    ),
-    f"{HERE}.deeper:twice": r"imported \(No module named 'parts_of_users.deeper'",
-    f"{HERE}:thrice": (
-        r"parts_of_users registers \(bare, .*, undefined, word\). "
-        r"@esper_soa.blueprint\(\"thrice\"\)"
-    ),
-    f"{HERE}:unmarked": "a blueprint that parts_of_users registers",
-    f"{HERE}:same": (
-        "registered once in parts_of_users. 2 of its functions and classes are the blueprint same"
-    ),
-    f"{HERE}:norm": "of another name than every other blueprint",
-    f"{HERE}:narrower": "blueprint narrower: its parts turn 1 channels into 8",
-    f"{HERE}:word": (
-        r"blueprint word: it gives conv_light, no tuple of parts \(Conv, Depthwise, "
-        r"SoftNorm, Excite\)"
-    ),
-    f"{HERE}:bare": "blueprint bare: it gives a module, so it must be called with the channels",
-    f"{HERE}:greedy": (
-        "blueprint greedy: it is called with the channels of a slot or with nothing, and wants more"
-    ),
-    f"{HERE}:counting": (
-        "it keeps buffers .running_mean, running_var, num_batches_tracked., which "
-        "all networks would"
-    ),
-    f"{HERE}:empty": "with 2 channels of 32x32 pixels it has no parameters",
-    f"{HERE}:frozen": "its parameters weight want no gradient",
-    f"{HERE}:shrinking": (
-        r"it gives features of shape \[2, 2, 30, 30\] for features of shape \[2, 2, 32, 32\]"
-    ),
-    f"{HERE}:half": "it gives torch.bfloat16 for torch.float32",
-    f"{HERE}:failing": "it raises ValueError: in_channels must be divisible by groups",
-    f"{HERE}:dropping": (
-        "for several networks at once it raises RuntimeError: vmap: called random operation"
-    ),
-    f"{HERE}:hoarding": "it keeps tensors that are no parameters or buffers .scale.",
+    "nowhere:twice": r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where",
+    "parts_of_users.deeper:twice": r"imported \(No module named 'parts_of_users.deeper'",
+    "thrice": r"parts_of_users registers \(bare, .*, word\). @esper_soa.blueprint\(\"thrice\"\)",
+    "unmarked": "a blueprint that parts_of_users registers",
+    "same": "registered once in parts_of_users. 2 of its functions and classes are the",
+    "norm": "of another name than every other blueprint",
+    "narrower": "blueprint narrower: its parts turn 1 channels into 8",
+    "word": r"it gives conv_light, no tuple of parts \(Conv, Depthwise, SoftNorm, Excite\)",
+    "bare": "blueprint bare: it gives a module, so it must be called with the channels",
+    "greedy": "it is called with the channels of a slot or with nothing, and wants more",
+    "counting": "it keeps buffers .running_mean, running_var, num_batches_tracked., which all",
+    "empty": "with 2 channels of 32x32 pixels it has no parameters",
+    "frozen": "its parameters weight want no gradient",
+    "shrinking": r"it gives features of shape \[2, 2, 30, 30\] for features of shape \[2, 2, 32",
+    "half": "it gives torch.bfloat16 for torch.float32",
+    "failing": "it raises ValueError: in_channels must be divisible by groups",
+    "dropping": "for several networks at once it raises RuntimeError: vmap: called random",
+    "hoarding": "it keeps tensors that are no parameters or buffers .scale.",
     "no such word": "one of conv_light, .*, or module:name of your own blueprint",
     "a.b:": "one of conv_light, .*, or module:name of your own blueprint",
 }
 
 
-@pytest.mark.parametrize("reference", FAULTS)
-def test_a_blueprint_that_cannot_grow_is_refused_while_building(reference: str) -> None:
-    with pytest.raises(
-        SettingError, match=f"^task.blueprints={reference}: must be .*{FAULTS[reference]}"
-    ):
-        build_rules(
-            replace(settings(), task=TaskConfig(blueprints=["norm", reference], base_channels=2)),
-            CPU,
-        )
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_blueprint_that_cannot_grow_is_refused_while_building(name: str) -> None:
+    reference = f"{HERE}:{name}" if name.isidentifier() else name
+    told = f"^task.blueprints={reference}: must be .*{FAULTS[name]}"
+    with pytest.raises(SettingError, match=told):
+        task_shape(TaskConfig(blueprints=["norm", reference], base_channels=2), ["r0c0"])
 
 
 def test_two_blueprints_of_one_name_are_refused() -> None:
@@ -373,35 +352,19 @@ def policy(num_blueprints: int) -> RecurrentPolicy:
     )
 
 
-def states() -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Rows of a policy of 13 blueprints, and what becomes of them for two more."""
+def test_a_policy_takes_new_blueprints_for_the_mean_of_those_that_can_be_germinated() -> None:
     before = policy(13).state_dict()
     after = with_blueprints(before, BLUEPRINT_NAMES, (*BLUEPRINT_NAMES, "mine", "other"))
     policy(15).load_state_dict(after)
-    for name in BLUEPRINT_TABLES:
-        yield name, before[name], after[name]
-    assert all(
-        torch.equal(after[name], before[name]) for name in before if name not in BLUEPRINT_TABLES
-    )
-
-
-def test_a_policy_takes_new_blueprints_for_the_mean_of_those_that_can_be_germinated() -> None:
-    for name, before, after in states():
-        assert torch.equal(after[:13], before[:13])
+    for name, rows in before.items():
+        if name not in BLUEPRINT_TABLES:
+            assert torch.equal(after[name], rows)
+            continue
+        assert torch.equal(after[name][:13], rows[:13])
         for row in (13, 14):
-            torch.testing.assert_close(after[row], before[1:8].mean(0))
-        if name == "embedding.weight":
-            assert torch.equal(after[15], before[13]), "the row of an empty slot"
-
-
-def test_a_policy_keeps_the_rows_of_a_blueprint_by_its_name() -> None:
-    known = policy(15).state_dict()
-    names = (*BLUEPRINT_NAMES, "mine", "other")
-    found = with_blueprints(known, names, (*BLUEPRINT_NAMES, "new", "other"))
-    for name in BLUEPRINT_TABLES:
-        assert torch.equal(found[name][14:], known[name][14:])
-        torch.testing.assert_close(found[name][13], known[name][1:8].mean(0))
-    assert len(with_blueprints(known, names, BLUEPRINT_NAMES)["embedding.weight"]) == 14
+            torch.testing.assert_close(after[name][row], rows[1:8].mean(0))
+    # the row of an empty slot
+    assert torch.equal(after["embedding.weight"][15], before["embedding.weight"][13])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -27,8 +27,8 @@ from esper_soa.nets.host import (
 from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.own_module import Factory
-from esper_soa.nets.own_hosts import task_host, task_shape, task_slots
-from esper_soa.nets.pools import read_active_seeds, slot_seeds
+from esper_soa.nets.own_parts import task_shape, task_slots
+from esper_soa.nets.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.nets.seeds import TrainingSeeds
 from esper_soa.nets.snapshot import add_snapshot_, restore_where_, snapshot_where_
 from esper_soa.ops.collect import Player, Round, play_round
@@ -55,10 +55,20 @@ def task(name: str, **changed: object) -> TaskConfig:
     return TaskConfig(name="own", host=f"{HERE}:{name}", **changed)  # type: ignore[arg-type]
 
 
-def settings(name: str, envs: int = 3, steps: int = 14, **changed: object) -> TrainConfig:
+def settings(name: str, envs: int = 3, steps: int = 9, **changed: object) -> TrainConfig:
     """A small run of hosts of hosts_of_users with two slots."""
-    slots = SLOTS.get(name, ["r0c0", "r0c1"])
-    return replace(tiny_settings(envs, 2, steps), **{"task": task(name), "slots": slots, **changed})  # type: ignore[arg-type]
+    given = {"task": task(name), "slots": SLOTS[name], **changed}
+    return replace(tiny_settings(envs, 2, steps), **given)  # type: ignore[arg-type]
+
+
+def trained(world: World) -> tuple[ActiveSeeds, Tensor]:
+    """Two batches of training at the start of a round; what runs in it, and alpha."""
+    state = world.start_round(0)
+    active = read_active_seeds(slot_seeds(state.slots, state.ramp, False))
+    rules = world.rules
+    feed = world.work(0).training
+    rules.engine.train_(rules.nets, world.weights, state.slots.alpha, active, feed, 2)
+    return active, state.slots.alpha
 
 
 def episode(world: World) -> RoundResult:
@@ -93,7 +103,8 @@ def alone(name: str, env: int) -> nn.Module:
 
 
 def flat(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([one.detach().reshape(-1).double() for one in tensors])
+    flat_ones = [one.detach().reshape(-1).double() for one in tensors]
+    return torch.cat([torch.zeros(0, dtype=torch.float64), *flat_ones])
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -120,14 +131,8 @@ def test_a_chain_is_trained_for_each_network_with_its_own_parameters_and_buffers
         assert correct[env] == (logits.argmax(-1) == labels[:, env]).sum()
         wanted = flat([one.grad for one in host.parameters() if one.grad is not None])
         torch.testing.assert_close(gradient[env], wanted, rtol=1e-9, atol=1e-9)
-        moved = (
-            flat([one.view(NETS, -1)[env] for one in statistics])
-            if statistics
-            else flat([torch.zeros(0)])
-        )
-        torch.testing.assert_close(
-            moved, flat([torch.zeros(0), *host.buffers()]), rtol=1e-12, atol=1e-12
-        )
+        moved = flat([one.view(NETS, -1)[env] for one in statistics])
+        torch.testing.assert_close(moved, flat(list(host.buffers())), rtol=1e-12, atol=1e-12)
     if name == "counting":
         assert statistics[1].tolist() == [2.0] * NETS
 
@@ -199,29 +204,17 @@ def test_the_head_of_a_chain_has_as_many_logits_as_the_task_has_classes() -> Non
 
 def test_slots_stand_behind_the_segments_that_give_features() -> None:
     every = {
-        "uneven": [
-            ("r0c0", 5, 32, 0.0),
-            ("r0c1", 12, 16, 1 / 3),
-            ("r0c2", 9, 16, 2 / 3),
-            ("r0c3", 16, 8, 1.0),
-            ("r1c0", 5, 16, 0.0),
-            ("r1c2", 9, 8, 2 / 3),
-        ],
-        "refined": [
-            ("r0c0", 8, 32, 0.0),
-            ("r0c1", 8, 16, 1 / 3),
-            ("r0c2", 12, 16, 2 / 3),
-            ("r0c3", 12, 8, 1.0),
-            ("r1c0", 8, 16, 0.0),
-            ("r1c2", 12, 8, 2 / 3),
-        ],
-        "staged": [("r0c0", 6, 16, 0.0), ("r0c1", 6, 8, 0.5), ("r0c2", 10, 8, 1.0)],
-        "plain": [("r0c0", 3, 8, 0.0), ("r0c1", 4, 8, 1 / 3), ("r0c2", 4, 8, 2 / 3)],
+        "uneven": "r0c0 5 32, r0c1 12 16, r0c2 9 16, r0c3 16 8, r1c0 5 16, r1c2 9 8",
+        "refined": "r0c0 8 32, r0c1 8 16, r0c2 12 16, r0c3 12 8, r1c0 8 16, r1c2 12 8",
+        "staged": "r0c0 6 16, r0c1 6 8, r0c2 10 8",
+        "plain": "r0c0 3 8, r0c1 4 8, r0c2 4 8",
     }
+    last = {"uneven": 3, "refined": 3, "staged": 2, "plain": 3}
     for name, wanted in every.items():
-        names = [slot for slot, *_ in wanted]
+        names = [slot.split()[0] for slot in wanted.split(", ")]
         found = task_slots(task(name), names[::-1])
-        assert [(one.name, one.channels, one.size, one.depth) for one in found] == wanted
+        assert ", ".join(f"{one.name} {one.channels} {one.size}" for one in found) == wanted
+        assert [one.depth for one in found] == [int(one.name[3]) / last[name] for one in found]
     order = task_shape(task("uneven"), ["r1c2", "r0c3", "r0c0", "r1c0"]).execution_order
     assert order == (0, 2, 3, 1)  # numbers of r0c0, r0c3, r1c0, r1c2
     with pytest.raises(
@@ -233,7 +226,16 @@ def test_slots_stand_behind_the_segments_that_give_features() -> None:
 # --- runs
 
 
-@pytest.mark.parametrize("name", [*CHAINS, "uneven", "refined"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "staged",
+        "counting",
+        "refined",
+        pytest.param("plain", marks=pytest.mark.slow),
+        pytest.param("uneven", marks=pytest.mark.slow),
+    ],
+)
 def test_an_env_of_many_plays_as_it_does_alone(name: str) -> None:
     """One network per forward pass, so that sums have one order: then to the bit."""
     compute = ComputeConfig(workers=2, env_chunk=1, engine="torch")
@@ -249,32 +251,27 @@ def test_an_env_of_many_plays_as_it_does_alone(name: str) -> None:
 
 def test_a_rollback_gives_weights_and_buffers_back_of_the_envs_that_ask_for_it() -> None:
     world = build_world(settings("counting", batch_size=8, train_samples=16), CPU)
-    state = world.start_round(0)
+    world.start_round(0)
     host = world.weights["host"]
     shape = world.rules.nets.shape
     no_slots = torch.zeros(3, 2, dtype=torch.bool)
     add_snapshot_(world.weights)
     snapshot_where_(world.weights, shape, torch.ones(3, dtype=torch.bool), no_slots, no_slots)
     kept = host.clone()
-    active = read_active_seeds(slot_seeds(state.slots, state.ramp, False))
-    work = world.work(0)
-    world.rules.engine.train_(
-        world.rules.nets, world.weights, state.slots.alpha, active, work.training, 2
-    )
-    trained = host.clone()
+    trained(world)
+    after = host.clone()
     for part in ("params", "statistics"):
-        assert not (trained[part] == kept[part]).all(1).any()
+        assert not (after[part] == kept[part]).all(1).any()
     where = torch.tensor([False, True, False])
     restore_where_(world.weights, shape, where, no_slots, no_slots[:, 0])
     for part in ("params", "statistics"):
         assert torch.equal(host[part][1], kept[part][1])
-        assert torch.equal(host[part][::2], trained[part][::2])
+        assert torch.equal(host[part][::2], after[part][::2])
     assert torch.equal(kept["statistics"][:, 4], torch.zeros(3))
     assert host["statistics"][:, 4].tolist() == [2.0, 0.0, 2.0]
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["staged", "refined"])
+@pytest.mark.parametrize(("name", "precision"), [("staged", "bfloat16"), ("refined", "float16")])
 def test_hosts_are_trained_with_seeds_that_compute_in_16_bits(name: str, precision: str) -> None:
     compute = ComputeConfig(workers=1, engine="torch", precision=precision)
     world = build_world(settings(name, compute=compute), CPU)
@@ -307,44 +304,26 @@ def test_the_memory_plan_knows_them(name: str) -> None:
 # --- engines
 
 
-def together(name: str, native: str) -> World:
-    """Hosts after two batches."""
-    compute = ComputeConfig(workers=1, engine=native)
-    world = build_world(settings(name, batch_size=8, train_samples=16, compute=compute), CPU)
-    state = world.start_round(0)
-    active = read_active_seeds(slot_seeds(state.slots, state.ramp, False))
-    work = world.work(0)
-    world.rules.engine.train_(
-        world.rules.nets, world.weights, state.slots.alpha, active, work.training, 2
-    )
-    return world
-
-
 @pytest.mark.usefixtures("native")
 def test_blocks_of_different_kernels_go_to_the_kernels_in_c_and_mean_the_same_there() -> None:
-    worlds = [together("uneven", native) for native in ("native", "torch")]
+    worlds = []
+    reports = []
+    for engine in ("native", "torch"):
+        compute = ComputeConfig(workers=1, engine=engine)
+        world = build_world(
+            settings("uneven", batch_size=8, train_samples=16, compute=compute), CPU
+        )
+        active, alpha = trained(world)
+        validation = world.work(0).validation
+        rules = world.rules
+        reports.append(rules.engine.validate(rules.nets, world.weights, alpha, active, validation))
+        worlds.append(world)
     assert [world.rules.engine.chosen.native for world in worlds] == [True, False]
     for part in ("params", "momentum", "statistics"):
         ours, theirs = (world.weights["host", part] for world in worlds)
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-5)
-    played = [
-        episode(
-            build_world(settings("uneven", compute=ComputeConfig(workers=1, engine=native)), CPU)
-        )
-        for native in ("native", "torch")
-    ]
-    assert len(played[0].accuracies) == 3
-    reports = []
-    for world in worlds:
-        state = world.start_round(0)
-        active = read_active_seeds(slot_seeds(state.slots, state.ramp, False))
-        work = world.work(0)
-        reports.append(
-            world.rules.engine.validate(
-                world.rules.nets, world.weights, state.slots.alpha, active, work.validation
-            )
-        )
     torch.testing.assert_close(reports[0].loss, reports[1].loss, rtol=1e-4, atol=1e-5)
+    assert len(episode(worlds[0]).accuracies) == 3
 
 
 @pytest.mark.usefixtures("native")
@@ -368,62 +347,45 @@ def test_the_kernels_in_c_step_aside_for_other_segments_and_say_so(
 
 
 FAULTS = {
-    "nowhere:mine": (
-        r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where it lies"
-    ),
-    f"{HERE}:missing": (
-        r"a host that hosts_of_users registers \(bare, .*\). @esper_soa.host\(\"missing\"\)"
-    ),
-    f"{HERE}:unmarked": "a host that hosts_of_users registers",
-    f"{HERE}:empty": "its first segment must be a ConvBlock",
-    f"{HERE}:headless": "its first segment must be a ConvBlock: images have 3 channels",
-    f"{HERE}:lonely": "it has one segment",
-    f"{HERE}:tiny": "its segment 5 pools features of one pixel",
-    f"{HERE}:even": "a block with a kernel of 4 pixels: must be odd",
-    f"{HERE}:wider": "its parts turn 1 channels into 8",
-    f"{HERE}:word": r"host word: it gives chain, no tuple of segments \(ConvBlock, Residual\)",
-    f"{HERE}:seedlike": (
-        "host seedlike: it gives a Conv among its segments, no ConvBlock and no Residual"
-    ),
-    f"{HERE}:bare": "host bare: it gives a module, so it must be called with the number of classes",
-    f"{HERE}:greedy": (
-        "host greedy: it is called with the number of classes or with nothing, and wants more"
-    ),
-    f"{HERE}:branching": (
-        "it gives a Branching, which is no nn.Sequential: a host is a chain of segments"
-    ),
-    f"{HERE}:skipping": "its forward pass is its own",
-    f"{HERE}:fused": "it has less than two segments",
-    f"{HERE}:short": r"its last segment 1 gives \[B, 11\], not logits \[B, 10\]",
-    f"{HERE}:flat": r"none of its segments but the last gives features \[B, C, H, H\]",
-    f"{HERE}:taken": "its segment r0c1 has the name of another part of a grown network",
-    f"{HERE}:weightless": "it has no parameters",
-    f"{HERE}:tied": "two of its parameters are one",
-    f"{HERE}:frozen": "its parameters 0.weight, 0.bias want no gradient",
-    f"{HERE}:passing": "its buffers 1.noise are not persistent",
-    f"{HERE}:hoarding": "it keeps tensors that are no parameters or buffers .scale.",
-    f"{HERE}:dropping": r"its segment body draws random numbers \(as Dropout does\)",
-    f"{HERE}:moody": "its segment 0 gives features of another shape in training",
-    f"{HERE}:lazy": "its parameters 2.weight, 2.bias have no shape before a first pass",
-    f"{HERE}:broken": "it raises RuntimeError: Given groups=1, weight of size .4, 4, 1, 1.",
-    f"{HERE}:reading": "its segment 0 raises RuntimeError for several networks in training mode",
+    "nowhere:mine": r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where",
+    "missing": r"a host that hosts_of_users registers \(bare, .*\). @esper_soa.host\(\"missing\"\)",
+    "unmarked": "a host that hosts_of_users registers",
+    "empty": "its first segment must be a ConvBlock",
+    "headless": "its first segment must be a ConvBlock: images have 3 channels",
+    "lonely": "it has one segment",
+    "tiny": "its segment 5 pools features of one pixel",
+    "even": "a block with a kernel of 4 pixels: must be odd",
+    "wider": "its parts turn 1 channels into 8",
+    "word": r"host word: it gives chain, no tuple of segments \(ConvBlock, Residual\)",
+    "seedlike": "host seedlike: it gives a Conv among its segments, no ConvBlock and no Residual",
+    "bare": "host bare: it gives a module, so it must be called with the number of classes",
+    "greedy": "it is called with the number of classes or with nothing, and wants more",
+    "branching": "it gives a Branching, which is no nn.Sequential: a host is a chain of segments",
+    "skipping": "its forward pass is its own",
+    "fused": "it has less than two segments",
+    "short": r"its last segment 1 gives \[B, 11\], not logits \[B, 10\]",
+    "flat": r"none of its segments but the last gives features \[B, C, H, H\]",
+    "taken": "its segment r0c1 has the name of another part of a grown network",
+    "weightless": "it has no parameters",
+    "tied": "two of its parameters are one",
+    "frozen": "its parameters 0.weight, 0.bias want no gradient",
+    "passing": "its buffers 1.noise are not persistent",
+    "hoarding": "it keeps tensors that are no parameters or buffers .scale.",
+    "dropping": r"its segment body draws random numbers \(as Dropout does\)",
+    "moody": "its segment 0 gives features of another shape in training",
+    "lazy": "its parameters 2.weight, 2.bias have no shape before a first pass",
+    "broken": "it raises RuntimeError: Given groups=1, weight of size .4, 4, 1, 1.",
+    "reading": "its segment 0 raises RuntimeError for several networks in training mode",
     "no such word": "one of chain, or module:name of your own host",
 }
 
 
-@pytest.mark.parametrize("reference", FAULTS)
-def test_a_host_that_cannot_be_trained_is_refused_while_building(reference: str) -> None:
-    with pytest.raises(
-        SettingError, match=f"^task.host={reference}: must be .*{FAULTS[reference]}"
-    ):
-        build_rules(
-            replace(tiny_settings(2, 2, 4), task=TaskConfig(host=reference), slots=["r0c0"]), CPU
-        )
-
-
-def test_a_host_of_the_settings_is_none_of_a_users_own() -> None:
-    assert task_host(TaskConfig()) is None
-    assert task_shape(TaskConfig(), ["r0c0"]).own_chain is None
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_host_that_cannot_be_trained_is_refused_while_building(name: str) -> None:
+    reference = f"{HERE}:{name}" if name.isidentifier() else name
+    told = f"^task.host={reference}: must be .*{FAULTS[name]}"
+    with pytest.raises(SettingError, match=told):
+        task_shape(TaskConfig(host=reference), ["r0c0"])
 
 
 def test_a_control_that_widens_hosts_is_refused() -> None:

@@ -10,7 +10,7 @@ from benchmarks.sync_guard import SyncGuard
 from esper_soa.nets.permutation import grid, permuted
 from esper_soa.nets.streams import DATA_ORDER, stream_keys
 
-SIZES = (1, 2, 3, 4, 5, 7, 11, 64, 97, 1009, 45_905, 50_000)
+SIZES = (1, 2, 3, 4, 5, 7, 11, 64, 97, 1009, 5003)
 
 
 def keys(count: int, seed: int = 0) -> Tensor:
@@ -36,12 +36,10 @@ def test_every_member_has_one_place(size: int) -> None:
 
 
 def test_few_places_are_to_spare_whatever_the_size() -> None:
-    spare = {
-        size: grid(size)[0] * grid(size)[1] - size for size in (*SIZES, *range(40_000, 60_000, 37))
-    }
-    assert min(spare.values()) == 0
+    sizes = (*SIZES, 50_000, *range(40_000, 60_000, 37))
+    spare = {size: grid(size)[0] * grid(size)[1] - size for size in sizes}
     assert max(spare.values()) <= 15
-    assert spare[50_000] == 0
+    assert min(spare.values()) == spare[50_000] == 0
 
 
 def test_any_places_are_looked_up_alike() -> None:
@@ -50,7 +48,7 @@ def test_any_places_are_looked_up_alike() -> None:
     assert torch.equal(permuted(keys(4)[2:], places, 1009), table(1009, 4)[2:, places])
 
 
-@pytest.mark.parametrize("size", [3, 4, 7, 12, 23])
+@pytest.mark.parametrize("size", [3, 4, 7, 12])
 def test_members_and_pairs_are_equally_likely_in_every_place(size: int) -> None:
     found = table(size, 40_000)
     members = torch.stack([column.bincount(minlength=size) for column in found.T]).double()

@@ -64,12 +64,12 @@ def test_a_first_env_step_in_16_bits_is_close_to_one_in_float32(dtype: torch.dty
 def test_learning_goes_on_in_16_bits_with_seeds_of_every_kind(dtype: torch.dtype) -> None:
     envs = envs_in(dtype)
     losses = []
-    for _ in range(25):
+    for _ in range(12):
         measured = envs.measure()
         losses.append(measured.val_loss)
         envs.apply_action(measured, envs.actions())
     assert torch.stack(losses).isfinite().all()
-    assert torch.stack(losses[-5:]).mean() < torch.stack(losses[:5]).mean()
+    assert torch.stack(losses[-4:]).mean() < torch.stack(losses[:4]).mean()
     assert envs.state.totals.blended.sum() > 0
 
 
@@ -150,27 +150,18 @@ def test_the_policy_computes_in_float32_and_its_first_pass_has_ratio_one() -> No
     assert update["ratio_min"] == pytest.approx(1, abs=1e-5)
 
 
-def test_another_precision_is_no_harmless_change_of_a_resumed_run() -> None:
-    fixed = [
-        field.name for field in fields(ComputeConfig) if not may_change(f"compute.{field.name}")
-    ]
-    assert fixed == ["precision"]
-
-
-def test_a_cpu_stays_with_float32_unless_asked() -> None:
+def test_a_cpu_stays_with_float32_unless_asked_and_a_resumed_run_with_what_it_had() -> None:
     assert choose_precision("auto", CPU).dtype == torch.float32
     assert choose_precision("bfloat16", CPU).name == "bfloat16"
+    names = [field.name for field in fields(ComputeConfig)]
+    assert [one for one in names if not may_change(f"compute.{one}")] == ["precision"]
 
 
-def test_native_kernels_are_refused_beside_16_bits() -> None:
+def test_native_kernels_beside_16_bits_and_unknown_precisions_are_refused() -> None:
     cfg = tiny_settings(2, 1, 2)
     cfg.compute = ComputeConfig(workers=1, precision="bfloat16", engine="native")
-    with pytest.raises(
-        SettingError, match=r"compute.engine=native: must be auto or torch here.*float32"
-    ):
+    told = r"compute.engine=native: must be auto or torch here.*float32"
+    with pytest.raises(SettingError, match=told):
         build_world(cfg, CPU)
-
-
-def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(SettingError, match="compute.precision=half"):
         ComputeConfig(precision="half")

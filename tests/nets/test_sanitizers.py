@@ -65,20 +65,8 @@ def test_the_kernels_keep_to_their_own_memory_and_to_defined_behaviour(tmp_path:
         "LD_PRELOAD": loaded,
         "ASAN_OPTIONS": "detect_leaks=0",  # an interpreter frees little before it ends
     }
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-n",
-        "0",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        f"timeout={SECONDS}",
-        *TESTS,
-    ]
+    quiet = f"-q -x -n 0 -p no:cacheprovider -o timeout={SECONDS}".split()
+    command = [sys.executable, "-m", "pytest", *quiet, *TESTS]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | watched, capture_output=True, text=True
     )

@@ -12,8 +12,9 @@ from esper_soa.nets import batched
 from esper_soa.nets.config import TaskConfig, host_slots
 from esper_soa.nets.gradients import gradient_statistics
 from esper_soa.nets.host import evaluate_forward, fold_batch_norm, host_shape
-from esper_soa.nets.layers import PLAIN, Layers
+from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.parts import norm_groups
+from esper_soa.nets.seeds import TrainingSeeds
 from esper_soa.nets.sgd import LearningRates, rules_of
 
 CPU = torch.device("cpu")
@@ -21,16 +22,6 @@ CPU = torch.device("cpu")
 
 def doubles(*rows: list[float]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
-
-
-class NoSeeds:
-    """Slots in which nothing stands."""
-
-    def occupied(self, slot: int) -> bool:
-        return False
-
-    def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
-        raise AssertionError(f"slot {slot} is empty")
 
 
 # --- one optimiser step
@@ -94,20 +85,16 @@ def test_a_tensor_vanishes_below_a_norm_of_1e_minus_7(norm: float, vanishing: bo
 def test_a_tensor_explodes_above_a_norm_of_10(seed: list[float], exploding: bool) -> None:
     found = statistics([*seed, 1.0], [2, 1])
     assert found["exploding"] is exploding
-    if math.isfinite(seed[0]):
-        assert found["health"] == pytest.approx(
-            0.6 if exploding else 1.0
-        )  # one of two tensors costs half of 0.8
-    else:
-        assert found["health"] == 0.0
+    # one of two tensors costs half of 0.8
+    wanted = 0.6 if exploding else 1.0
+    assert found["health"] == pytest.approx(wanted if math.isfinite(seed[0]) else 0.0)
 
 
 def test_health_is_never_below_0_and_counts_shares_of_tensors() -> None:
     assert statistics([0.0, 0.0], [1, 1])["health"] == 0.5
     assert statistics([20.0, 20.0], [1, 1])["health"] == pytest.approx(0.2)
-    assert statistics([0.0, 20.0, 1.0, 1.0], [1, 1, 1, 1])["health"] == pytest.approx(
-        1 - 0.125 - 0.2
-    )
+    one_of_each = statistics([0.0, 20.0, 1.0, 1.0], [1, 1, 1, 1])
+    assert one_of_each["health"] == pytest.approx(1 - 0.125 - 0.2)
     assert statistics([20.0], [1])["health"] == pytest.approx(0.2)
 
 
@@ -156,9 +143,8 @@ def test_running_statistics_move_by_a_tenth_towards_the_mean_and_the_unbiased_va
     )
     centre, unbiased, biased = (2.5, 5 / 3, 1.25) if batch == 2 else (1.5, 0.5, 0.25)
     assert mean.tolist() == pytest.approx([0.9 * 1 + 0.1 * centre, 0.9 * 3 + 0.1 * 2 * centre])
-    assert variance.tolist() == pytest.approx(
-        [0.9 * 5 + 0.1 * unbiased, 0.9 * 7 + 0.1 * 4 * unbiased]
-    )
+    wanted = [0.9 * 5 + 0.1 * unbiased, 0.9 * 7 + 0.1 * 4 * unbiased]
+    assert variance.tolist() == pytest.approx(wanted)
     for net, factor in ((0, 1), (1, 4)):
         expected = 1 + 2 * (x[:, net] - x[:, net].mean()) / math.sqrt(factor * biased + 1e-5)
         torch.testing.assert_close(out[:, net], expected.clamp(min=0))
@@ -169,9 +155,8 @@ def test_the_epsilon_of_batch_norm_counts_where_a_channel_hardly_varies() -> Non
     one = torch.ones(1, 1, dtype=torch.float64)
     zero = torch.zeros(1, dtype=torch.float64)
     out = batched.batch_norm(x, one, one * 0, zero.clone(), zero.clone())
-    assert out.flatten().tolist() == pytest.approx(
-        [-(11**-0.5), 11**-0.5]
-    )  # 1e-3 / sqrt(1e-6 + 1e-5)
+    # 1e-3 / sqrt(1e-6 + 1e-5)
+    assert out.flatten().tolist() == pytest.approx([-(11**-0.5), 11**-0.5])
 
 
 def test_validation_uses_running_statistics_with_the_same_epsilon() -> None:
@@ -184,9 +169,8 @@ def test_validation_uses_running_statistics_with_the_same_epsilon() -> None:
     x = torch.randn(4, 6, 8, 8, generator=g, dtype=torch.float64)
     parameters = shape.parameters.unpack(rows)
     statistics = shape.statistics.unpack(moving)
-    logits = evaluate_forward(
-        PLAIN, shape, fold_batch_norm(shape, parameters, statistics), x, NoSeeds()
-    )
+    folded = fold_batch_norm(shape, parameters, statistics)
+    logits = evaluate_forward(PLAIN, shape, folded, x, TrainingSeeds([], 2))
     for net in range(2):
         own = [parameter[net] for parameter in parameters]
         out = x[:, 3 * net : 3 * net + 3]

@@ -13,7 +13,13 @@ from torch.nn import functional as F
 
 from esper_soa.nets.config import TaskConfig, enabled_slots
 from esper_soa.nets.engines.torch.validation import SubsetSeeds
-from esper_soa.nets.host import evaluate_forward, fold_batch_norm, host_shape, train_forward
+from esper_soa.nets.host import (
+    evaluate_forward,
+    fold_batch_norm,
+    host_shape,
+    logits_of,
+    train_segments,
+)
 from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.seed_plan import Group
@@ -82,9 +88,9 @@ def test_training_pass_gives_the_recorded_outputs_and_gradients(slot, isolated):
         images = recorded["input"].repeat(1, count, 1, 1).requires_grad_()
         seeds = TrainingSeeds([active], count)
         statistics = [part.reshape(-1).clone() for part in shape.statistics.unpack(stats)]
-        logits = train_forward(
-            PLAIN, shape, shape.parameters.unpack(leaf), statistics, images, seeds
-        )
+        parameters = shape.parameters.unpack(leaf)
+        features = train_segments(PLAIN, shape, parameters, statistics, images, seeds)
+        logits = logits_of(shape, features, parameters)
         targets = recorded["targets"][:, None].expand(-1, count)
         losses = (
             F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
@@ -145,9 +151,9 @@ def test_hosts_without_seeds_give_the_recorded_logits_and_gradients():
     images = recorded["input"].repeat(1, 2, 1, 1).requires_grad_()
     statistics = [part.reshape(-1).clone() for part in shape.statistics.unpack(stats)]
     leaf = params.requires_grad_()
-    logits = train_forward(
-        PLAIN, shape, shape.parameters.unpack(leaf), statistics, images, TrainingSeeds([], 2)
-    )
+    parameters = shape.parameters.unpack(leaf)
+    features = train_segments(PLAIN, shape, parameters, statistics, images, TrainingSeeds([], 2))
+    logits = logits_of(shape, features, parameters)
     loss = sum(F.cross_entropy(logits[:, i], recorded["targets"]) for i in range(2))
     host_grad, image_grad = torch.autograd.grad(loss, [leaf, images])
     expected = recorded["base"]["host_only_train"]

@@ -2,8 +2,7 @@
 dataset-fashion-mnist).
 
 Run as `python make_fashion32.py FOLDER OUTPUT`, where FOLDER holds the four .gz files. The same
-input gives the same
-arrays: 500 training and 100 test images of each class, drawn and shuffled by a fixed seed.
+input gives the same arrays, drawn and shuffled by a fixed seed.
 """
 
 import gzip
@@ -20,9 +19,7 @@ TEST_PER_CLASS = 100
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array of an IDX file: two zero bytes, type 8, number of dimensions, big-endian
-    sizes, values.
-    """
+    """The array of an IDX file: two zero bytes, type 8, number of dimensions, sizes, values."""
     content = gzip.decompress(path.read_bytes())
     zeros, kind, dimensions = struct.unpack(">HBB", content[:4])
     if zeros != 0 or kind != 8:
@@ -44,22 +41,14 @@ def main(folder: Path, output: Path) -> None:
     """Write train_images, train_labels, test_images, test_labels to `output`."""
     generator = np.random.Generator(np.random.PCG64(SEED))
     arrays: dict[str, np.ndarray] = {}
-    for part, prefix, per_class in (
-        ("train", "train", TRAIN_PER_CLASS),
-        ("test", "t10k", TEST_PER_CLASS),
-    ):
+    parts = (("train", "train", TRAIN_PER_CLASS), ("test", "t10k", TEST_PER_CLASS))
+    for part, prefix, per_class in parts:
         images = read_idx(folder / f"{prefix}-images-idx3-ubyte.gz")
         labels = read_idx(folder / f"{prefix}-labels-idx1-ubyte.gz")
         chosen = balanced(labels, per_class, generator)
         arrays[f"{part}_images"] = images[chosen]
         arrays[f"{part}_labels"] = labels[chosen]
-    np.savez_compressed(
-        output,
-        train_images=arrays["train_images"],
-        train_labels=arrays["train_labels"],
-        test_images=arrays["test_images"],
-        test_labels=arrays["test_labels"],
-    )
+    np.savez_compressed(output, **arrays)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -49,10 +49,9 @@ class Architecture:
         for channels in (1, 24, 64):
             given = self.widths(channels)[-1]
             if given != channels:
-                raise ValueError(
-                    f"blueprint {self.name}: its parts turn {channels} channels into {given}; the "
-                    "last must give as many as the first is given"
-                )
+                told = f"its parts turn {channels} channels into {given}"
+                wanted = "the last must give as many as the first is given"
+                raise ValueError(f"blueprint {self.name}: {told}; {wanted}")
 
     def widths(self, channels: int) -> list[int]:
         """Channels before every part, and behind the last, in a slot of C = `channels`."""
@@ -79,32 +78,16 @@ class Architecture:
 
 
 Blueprints = tuple[Architecture, ...]
+OPEN = Squeeze(REDUCED, hidden_bias=False, start=ZEROS, bias_start=Start(3.0, cleared=True))
+NARROWED = (Conv(NARROW, kernel=1, norm=False), Conv(NARROW, norm=False))
+WIDENED = Conv(kernel=1, relu=False, start=ZEROS)
 BLUEPRINTS: Blueprints = (
     Architecture(Blueprint.NOOP, "noop", (), residual=False),
     Architecture(Blueprint.CONV_LIGHT, "conv_light", (Conv(),)),
-    Architecture(
-        Blueprint.ATTENTION,
-        "attention",
-        (
-            Excite(
-                Squeeze(
-                    REDUCED, hidden_bias=False, start=ZEROS, bias_start=Start(3.0, cleared=True)
-                )
-            ),
-        ),
-        residual=False,
-    ),
+    Architecture(Blueprint.ATTENTION, "attention", (Excite(OPEN),), residual=False),
     Architecture(Blueprint.NORM, "norm", (SoftNorm(),), residual=False),
     Architecture(Blueprint.DEPTHWISE, "depthwise", (Depthwise(), Conv(kernel=1))),
-    Architecture(
-        Blueprint.BOTTLENECK,
-        "bottleneck",
-        (
-            Conv(NARROW, kernel=1, norm=False),
-            Conv(NARROW, norm=False),
-            Conv(kernel=1, relu=False, start=ZEROS),
-        ),
-    ),
+    Architecture(Blueprint.BOTTLENECK, "bottleneck", (*NARROWED, WIDENED)),
     Architecture(Blueprint.CONV_SMALL, "conv_small", (Conv(kernel=1),)),
     Architecture(Blueprint.CONV_HEAVY, "conv_heavy", (Conv(), Conv())),
 )
@@ -116,25 +99,8 @@ def of_code(blueprints: Blueprints, code: int) -> Architecture:
     for one in blueprints:
         if one.code == code:
             return one
-    raise LookupError(
-        f"no blueprint has the code {code}: "
-        f"{', '.join(f'{one.code} {one.name}' for one in blueprints)}"
-    )
-
-
-def check_codes(blueprints: Blueprints) -> None:
-    """Raise ValueError unless every blueprint has a code of its own, from 0 on."""
-    owners: dict[int, str] = {}
-    for one in blueprints:
-        if one.code < 0 or one.code in owners:
-            raise ValueError(
-                (
-                    f"blueprint {one.name}: its code {one.code} must be 0 or more and its own; "
-                    "taken are "
-                )
-                + ", ".join(f"{code} by {name}" for code, name in owners.items())
-            )
-        owners[one.code] = one.name
+    known = ", ".join(f"{one.code} {one.name}" for one in blueprints)
+    raise LookupError(f"no blueprint has the code {code}: {known}")
 
 
 def num_codes(blueprints: Blueprints) -> int:
@@ -144,9 +110,8 @@ def num_codes(blueprints: Blueprints) -> int:
 
 def seed_products(blueprint: Architecture, channels: int, pixels: int) -> int:
     """Multiplications of a seed's forward pass on features of one image with `pixels`."""
-    return sum(
-        part.products(inputs, channels, pixels) for part, inputs in blueprint.given(channels)
-    )
+    given = blueprint.given(channels)
+    return sum(part.products(inputs, channels, pixels) for part, inputs in given)
 
 
 def seed_table(blueprint: Architecture, channels: int) -> Table:
@@ -179,17 +144,12 @@ def gate_layer(channels: int) -> Layer:
 def initial_seeds(
     blueprint: Architecture, channels: int, keys: Tensor, multiply: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Fresh rows [m, parameters] of seeds from streams `keys` (int64 [m]); multiply: bool [m],
-    blended by MULTIPLY.
-    """
+    """Fresh rows [m, parameters] from streams `keys` (int64 [m]); multiply: bool [m], the blend."""
     if blueprint.module is not None:
         return blueprint.module.initial_rows(channels, keys, dtype)
     table = seed_table(blueprint, channels)
-    parts = zip(table.parameters, table.sizes, strict=True)
-    cleared = torch.cat(
-        [torch.full((size,), one.cleared, device=keys.device) for one, size in parts]
-    )
     rows = table.initial(keys, dtype)
+    cleared = table.spread([one.cleared for one in table.parameters], keys.device)
     return torch.where(multiply[:, None] & cleared, torch.zeros_like(rows), rows)
 
 

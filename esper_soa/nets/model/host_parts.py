@@ -1,7 +1,7 @@
 """The parts that hosts of users' own are made of, as data: a chain of segments, each given what the
 one before gives.
 
-`HostChain` is what nets/own_hosts.py makes of a user's tuple, and nets/host.py of the settings of
+`HostChain` is what nets/own_parts.py makes of a user's tuple, and nets/host.py of the settings of
 the package's hosts.
 """
 
@@ -14,6 +14,12 @@ from esper_soa.nets.model.blueprints import Architecture
 from esper_soa.nets.model.parts import Conv, Depthwise, Excite, Part, SoftNorm
 
 PARTS = (Conv, Depthwise, SoftNorm, Excite)  # that stand in seeds too
+PART_NAMES = ", ".join(kind.__name__ for kind in PARTS)
+
+
+def are_parts(given: object) -> bool:
+    """Whether it is a tuple of parts, of one at least."""
+    return isinstance(given, tuple) and bool(given) and all(isinstance(one, PARTS) for one in given)
 
 
 @dataclass(frozen=True)
@@ -31,10 +37,8 @@ class ConvBlock:
         if not 1 <= self.channels <= MAX_CHANNELS:
             raise ValueError(f"a block of {self.channels} channels: must be in [1, {MAX_CHANNELS}]")
         if not 1 <= self.kernel < IMAGE_SIZE or self.kernel % 2 == 0:
-            raise ValueError(
-                f"a block with a kernel of {self.kernel} pixels: must be odd and in [1, "
-                f"{IMAGE_SIZE - 1}]"
-            )
+            told = f"must be odd and in [1, {IMAGE_SIZE - 1}]"
+            raise ValueError(f"a block with a kernel of {self.kernel} pixels: {told}")
 
 
 @dataclass(frozen=True)
@@ -47,21 +51,13 @@ class Residual:
     parts: tuple[Part, ...]
 
     def __post_init__(self) -> None:
-        if (
-            not isinstance(self.parts, tuple)
-            or not self.parts
-            or not all(isinstance(one, PARTS) for one in self.parts)
-        ):
-            kinds = ", ".join(kind.__name__ for kind in PARTS)
-            raise ValueError(
-                f"a residual segment of {one_line(self.parts)}: must be of a tuple of parts "
-                f"({kinds})"
-            )
+        if not are_parts(self.parts):
+            told = f"must be of a tuple of parts ({PART_NAMES})"
+            raise ValueError(f"a residual segment of {one_line(self.parts)}: {told}")
         Architecture(0, "of a residual segment", self.parts)
 
     @property
     def architecture(self) -> Architecture:
-        """What the forward pass of seeds makes of it."""
         return Architecture(0, "of a residual segment", self.parts)
 
 

@@ -134,10 +134,7 @@ KINDS = {
     )
 }
 MARK = "_esper_soa_"  # with a role behind it, what the decorators of users' parts set
-USER_ARGUMENTS = {
-    "blueprint": ("channels",),
-    "host": ("classes", "segment"),
-}  # of such a part in a spec
+USER_ARGUMENTS = {"blueprint": ("channels",), "host": ("classes", "segment")}  # in a spec
 BLENDS = {"add": Add, "multiply": Multiply, "gate": Gate}
 
 
@@ -195,12 +192,10 @@ def layer_of(layer: dict, role: str = "") -> nn.Module:
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"a layer of the kind {kind}, which is none of {', '.join(KINDS)}")
     for name, value in arguments.items():
-        if not all(
-            isinstance(one, int | float) for one in (value if isinstance(value, list) else [value])
-        ):
-            raise ValueError(
-                f"a layer of the kind {kind} with {name}={value!r}, which is no number"
-            )
+        values = value if isinstance(value, list) else [value]
+        if not all(isinstance(one, int | float) for one in values):
+            told = f"{name}={value!r}, which is no number"
+            raise ValueError(f"a layer of the kind {kind} with {told}")
     return KINDS[kind](**arguments)
 
 
@@ -214,20 +209,15 @@ def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
     wanted = USER_ARGUMENTS[role]
     counts: list[int] = [one for one in map(arguments.get, wanted) if type(one) is int]
     if set(arguments) != set(wanted) or len(counts) < len(wanted) or min(counts) < 0:
-        raise ValueError(
-            f"a part of the kind {kind} with {arguments}: it takes {' and '.join(wanted)}, whole "
-            "numbers"
-        )
+        told = f"it takes {' and '.join(wanted)}, whole numbers"
+        raise ValueError(f"a part of the kind {kind} with {arguments}: {told}")
     if place not in sys.modules:
         raise ValueError(f"a part that {kind} makes: import {place} first")
     there = (part for part in vars(sys.modules[place]).values() if hasattr(part, "__dict__"))
     marked = {id(part): part for part in there if vars(part).get(MARK + role) == name}
     if len(marked) != 1:
-        count = len(marked)
-        raise ValueError(
-            f"a part that {kind} makes: {place} has {count} parts marked as the {role} {name}, "
-            "not one"
-        )
+        told = f"{place} has {len(marked)} parts marked as the {role} {name}, not one"
+        raise ValueError(f"a part that {kind} makes: {told}")
     made: nn.Module = next(iter(marked.values()))(counts[0])
     if len(counts) == 1:
         return made

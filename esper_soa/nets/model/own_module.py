@@ -7,7 +7,7 @@ calls it with the parameters and buffers of each, so it may keep nothing from ca
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.model.parameters import Parameter
-from esper_soa.nets.model.parts import Layer
+from esper_soa.nets.model.parts import Layer, SameWidth
 from esper_soa.registry import BLUEPRINT, HOST, reference_to
 
 Factory = Callable[[int], nn.Module]
@@ -46,14 +46,13 @@ def _skeleton(make: Factory, size: int, training: bool | None, thread: int) -> n
 
 def _rows(modules: Sequence[nn.Module], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Parameters and buffers of modules as rows [n, numbers] in `dtype`."""
-    tensors = [(list(module.parameters()), list(module.buffers())) for module in modules]
-    nothing = torch.zeros(0, dtype=dtype)
-    flat = [
-        [torch.cat([nothing, *(one.detach().reshape(-1).to(dtype) for one in kind)]) for kind in of]
-        for of in tensors
-    ]
-    parameters, buffers = zip(*flat, strict=True)
-    return torch.stack(parameters), torch.stack(buffers)
+
+    def flat(tensors: Iterable[Tensor]) -> Tensor:
+        values = [one.detach().reshape(-1).to(dtype) for one in tensors]
+        return torch.cat([torch.zeros(0, dtype=dtype), *values])
+
+    parameters = [flat(module.parameters()) for module in modules]
+    return torch.stack(parameters), torch.stack([flat(module.buffers()) for module in modules])
 
 
 def _call(
@@ -84,23 +83,17 @@ def _call(
 
 
 def _products(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
-    """What the module gives for x [1, ...], and its multiplications as torch counts them: of
-    convolutions and matrix products.
-    """
+    """What the module gives for x [1, ...], and its multiplications as torch counts them."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         out = module(x.clone())
     return out, counter.get_total_flops() // 2
 
 
 @dataclass(frozen=True)
-class OwnModule:
-    """A seed: a module that maps features [B, C, H, W] to such features."""
+class OwnModule(SameWidth):
+    """A seed: a module that maps features [B, C, H, W] to such features, as own_parts.py asks."""
 
     make: Factory  # of the channels of a slot
-
-    def outputs_of(self, inputs: int, channels: int) -> int:
-        """As many channels as it is given; nets/own_blueprints.py asks the module itself."""
-        return inputs
 
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
         """The module's parameters in its order; `initial_rows` says how they begin."""
@@ -212,9 +205,7 @@ class OwnChain:
     def infer(
         self, number: int, parameters: list[Tensor], buffers: list[Tensor], x: Tensor, num_nets: int
     ) -> Tensor:
-        """As `train`, in eval mode: buffers, with a leading [n], stay. x may be images [B, 3, 32,
-        32] of all.
-        """
+        """As `train`, in eval mode: buffers, with a leading [n], stay. x may be images of all."""
         rows = zip(buffers, self.segments[number].buffers, strict=True)
         kept = [buffer.of(one) for one, buffer in rows]
         return self._run(number, (parameters, kept), x, num_nets, False)[0]
@@ -248,9 +239,8 @@ def _segments(make: Factory, classes: int) -> tuple[Segment, ...]:
     for name, child in chain.eval().named_children():
         out, products = _products(child, x)
         parameters = tuple(Parameter(tuple(one.shape)) for one in child.parameters())
-        buffers = tuple(
-            Buffer(key, tuple(one.shape), one.dtype) for key, one in child.named_buffers()
-        )
+        kept = child.named_buffers()
+        buffers = tuple(Buffer(key, tuple(one.shape), one.dtype) for key, one in kept)
         shapes = tuple(x.shape[1:]), tuple(out.shape[1:])
         found.append(Segment(name, parameters, buffers, *shapes, products))
         x = out

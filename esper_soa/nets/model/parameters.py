@@ -6,6 +6,7 @@ nets/host.py; pools.py and the engines read them.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -53,7 +54,6 @@ class Table(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Numbers per network."""
         return sum(self.sizes)
 
     def unpack(self, rows: Tensor) -> list[Tensor]:
@@ -66,16 +66,15 @@ class Table(NamedTuple):
             for part, row in zip(parts, self.parameters, strict=True)
         ]
 
+    def spread(self, facts: Sequence[float], device: torch.device) -> Tensor:
+        """The fact of each parameter tensor for all of its numbers: [total]."""
+        each = zip(self.sizes, facts, strict=True)
+        return torch.cat([torch.full((size,), fact, device=device) for size, fact in each])
+
     def initial(self, keys: Tensor, dtype: torch.dtype) -> Tensor:
         """Fresh rows [n, total] from the random streams `keys` (int64 [n])."""
-        device = keys.device
-        parts = list(zip(self.sizes, self.parameters, strict=True))
-        bound = torch.cat([torch.full((size,), p.bound, device=device) for size, p in parts]).to(
-            dtype
-        )
-        value = torch.cat([torch.full((size,), p.value, device=device) for size, p in parts]).to(
-            dtype
-        )
+        bound = self.spread([one.bound for one in self.parameters], keys.device).to(dtype)
+        value = self.spread([one.value for one in self.parameters], keys.device).to(dtype)
         counters = torch.arange(self.total, device=keys.device)
         draws = streams.uniform(keys[:, None], counters, dtype)
         return value + bound * (2 * draws - 1)

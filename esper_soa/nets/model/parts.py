@@ -32,8 +32,10 @@ class Width:
     least: int = 1
 
     def of(self, channels: int) -> int:
-        """The number for C = `channels`."""
         return max(self.least, self.times * channels // self.over)
+
+
+Arguments = dict[str, int | float | bool]
 
 
 class Layer(NamedTuple):
@@ -41,7 +43,7 @@ class Layer(NamedTuple):
 
     name: str
     kind: str
-    arguments: dict[str, int | float | bool]
+    arguments: Arguments
 
 
 CHANNELS = Width()
@@ -81,21 +83,16 @@ def _check_kernel(size: int) -> None:
         )
 
 
-def _group_norm(channels: int) -> dict[str, int | float | bool]:
+def _group_norm(channels: int) -> Arguments:
     """What a group norm is made with."""
     return {"num_groups": norm_groups(channels), "num_channels": channels, "eps": NORM_EPS}
 
 
 def convolution(inputs: int, outputs: int, kernel: int, groups: int = 1) -> Layer:
     """A same-padded convolution without bias."""
-    sizes: dict[str, int | float | bool] = {
-        "in_channels": inputs,
-        "out_channels": outputs,
-        "kernel_size": kernel,
-    }
-    return Layer(
-        "conv", "Conv2d", sizes | {"padding": kernel // 2, "groups": groups, "bias": False}
-    )
+    sizes: Arguments = {"in_channels": inputs, "out_channels": outputs, "kernel_size": kernel}
+    sizes |= {"padding": kernel // 2, "groups": groups, "bias": False}
+    return Layer("conv", "Conv2d", sizes)
 
 
 @dataclass(frozen=True)
@@ -127,17 +124,22 @@ class Conv:
         return pixels * self.outputs.of(channels) * inputs * self.kernel**2
 
     def layers(self, inputs: int, channels: int) -> tuple[Layer, ...]:
-        """Modules one after the other, whose parameters in their order are `parameters`; so of
-        every part.
-        """
+        """Modules one after the other, with `parameters` in their order; so of every part."""
         outputs = self.outputs.of(channels)
         norm = (Layer("norm", "GroupNorm", _group_norm(outputs)),) if self.norm else ()
         relu = (Layer("relu", "ReLU", {}),) if self.relu else ()
         return convolution(inputs, outputs, self.kernel), *norm, *relu
 
 
+class SameWidth:
+    """Gives as many channels as it is given."""
+
+    def outputs_of(self, inputs: int, channels: int) -> int:
+        return inputs
+
+
 @dataclass(frozen=True)
-class Depthwise:
+class Depthwise(SameWidth):
     """Same-padded convolution of every channel by itself."""
 
     kernel: int = 3  # pixels along a side, odd
@@ -146,43 +148,31 @@ class Depthwise:
     def __post_init__(self) -> None:
         _check_kernel(self.kernel)
 
-    def outputs_of(self, inputs: int, channels: int) -> int:
-        """As many channels as it is given."""
-        return inputs
-
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
         """Kernel [I, 1, k, k]."""
         return (self.start.tensor((inputs, 1, self.kernel, self.kernel), self.kernel**2),)
 
     def products(self, inputs: int, channels: int, pixels: int) -> int:
-        """As of Conv."""
         return pixels * inputs * self.kernel**2
 
     def layers(self, inputs: int, channels: int) -> tuple[Layer, ...]:
-        """A convolution of as many groups as channels."""
         return (convolution(inputs, inputs, self.kernel, groups=inputs),)
 
 
 @dataclass(frozen=True)
-class SoftNorm:
+class SoftNorm(SameWidth):
     """x + tanh(strength) (group norm(x) - x)."""
 
     start: Start = ZEROS  # of the strength: at 0 it changes nothing
-
-    def outputs_of(self, inputs: int, channels: int) -> int:
-        """As many channels as it is given."""
-        return inputs
 
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
         """Strength [], then scale and shift [I] of the norm."""
         return self.start.tensor((), 1), *_norm_parameters(inputs)
 
     def products(self, inputs: int, channels: int, pixels: int) -> int:
-        """None, as norms are not counted."""
         return 0
 
     def layers(self, inputs: int, channels: int) -> tuple[Layer, ...]:
-        """A module of its own."""
         return (Layer("soft_norm", "SoftNorm", _group_norm(inputs)),)
 
 
@@ -215,26 +205,17 @@ class Squeeze:
     def layer(self, kind: str, inputs: int, outputs: int, channels: int) -> Layer:
         """A module of the `kind` Squeeze, or of one that is made like it."""
         hidden = self.hidden.of(channels)
-        sizes: dict[str, int | float | bool] = {
-            "inputs": inputs,
-            "hidden": hidden,
-            "outputs": outputs,
-        }
+        sizes: Arguments = {"inputs": inputs, "hidden": hidden, "outputs": outputs}
         return Layer(kind.lower(), kind, sizes | {"hidden_bias": self.hidden_bias})
 
 
 @dataclass(frozen=True)
-class Excite:
+class Excite(SameWidth):
     """x times a number per channel and image, from a squeeze of x (Hu et al. 2018)."""
 
     squeeze: Squeeze
 
-    def outputs_of(self, inputs: int, channels: int) -> int:
-        """As many channels as it is given."""
-        return inputs
-
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
-        """Those of the squeeze, with an output per channel."""
         return self.squeeze.parameters(inputs, inputs, channels)
 
     def products(self, inputs: int, channels: int, pixels: int) -> int:
@@ -242,7 +223,6 @@ class Excite:
         return self.squeeze.products(inputs, inputs, channels)
 
     def layers(self, inputs: int, channels: int) -> tuple[Layer, ...]:
-        """A module of its own."""
         return (self.squeeze.layer("Excite", inputs, inputs, channels),)
 
 
