@@ -33,7 +33,7 @@ LEAST_SECONDS = 2.0  # between two readings of run folders
 SELF = f"{POLICY}; connect-src 'self'".replace("script-src", "script-src 'self'")
 LIVE = (
     '<div class="state" id="live" role="status" data-stamp="{stamp}" '
-    'data-changed="{changed:.0f}"></div>'
+    'data-changed="{changed}"></div>'
 )
 HELP = f"""\
   RUN...        run folders, or folders that hold some, as a sweep does; new jobs of a sweep come in
@@ -70,26 +70,21 @@ class Watched:
             return self.parts, self.stamp
 
     @property
-    def since(self) -> float:
+    def since(self) -> int:
         """Seconds since anything was written."""
-        return max(0.0, time.time() - self.written)
+        return max(0, round(time.time() - self.written))
 
 
 def state_of(paths: Sequence[Path]) -> tuple[str, float]:
     """A stamp of all that is read of the runs; when it was last written (seconds since 1970)."""
-    files = [
-        file
-        for path in paths
-        for pattern in ("*.json", "*.jsonl", "*.yaml", "telemetry/*/*.parquet")
-        for file in path.glob(pattern)
-    ]
     found = []
-    for file in files:
-        with suppress(FileNotFoundError):  # a resumed run has removed it just now
-            stat = file.stat()
-            found.append((stat.st_mtime_ns, stat.st_size))
-    newest = max((written for written, _ in found), default=0)
-    return f"{len(found)}-{newest}-{sum(size for _, size in found)}", newest / 1e9
+    for path in paths:
+        for pattern in ("*.json", "*.jsonl", "*.yaml", "telemetry/*/*.parquet"):
+            for file in path.glob(pattern):
+                with suppress(FileNotFoundError):  # a resumed run has removed it just now
+                    found.append(file.stat())
+    newest = max((one.st_mtime_ns for one in found), default=0)
+    return f"{len(found)}-{newest}-{sum(one.st_size for one in found)}", newest / 1e9
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -111,13 +106,12 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, status: int, kind: str, text: str) -> None:
         """Send `text`; whoever has gone before it has come is left alone."""
         content = text.encode()
+        kept = "max-age=3600" if self.path == "/vega.js" else "no-store"
         try:
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(content)))
-            self.send_header(
-                "Cache-Control", "max-age=3600" if self.path == "/vega.js" else "no-store"
-            )
+            self.send_header("Cache-Control", kept)
             self.end_headers()
             self.wfile.write(content)
         except ConnectionError:
@@ -140,29 +134,21 @@ class Server(ThreadingHTTPServer):
     def answer_to(self, path: str) -> tuple[int, str, str]:
         """Status, type and text for what is asked; UserError, OSError where runs cannot be read."""
         asked = urlsplit(path)
-        if asked.path == "/":
-            return 200, "text/html", self.page()
         if asked.path == "/vega.js":
             return 200, "text/javascript", self.program
-        if asked.path == "/news":
-            return 200, "application/json", self.news(parse_qs(asked.query).get("since", [""])[0])
-        return 404, "text/plain", "there is no such page"
-
-    def page(self) -> str:
-        """The page as it is now."""
+        if asked.path not in ("/", "/news"):
+            return 404, "text/plain", "there is no such page"
         parts, stamp = self.watched.look()
-        live = LIVE.format(stamp=stamp, changed=self.watched.since)
-        program = '<script src="/vega.js"></script>'
-        keeping = f"<script>{asset('live.js')}</script>\n"
-        return framed(parts, program, SELF, live, keeping)
-
-    def news(self, since: str) -> str:
-        """JSON: seconds since something was written, and the page's content if not of `since`."""
-        parts, stamp = self.watched.look()
-        news: dict[str, object] = {"changed": round(self.watched.since)}
-        if stamp != since:
+        changed = self.watched.since
+        if asked.path == "/":
+            live = LIVE.format(stamp=stamp, changed=changed)
+            keeping = f"<script>{asset('live.js')}</script>\n"
+            program = '<script src="/vega.js"></script>'
+            return 200, "text/html", framed(parts, program, SELF, live, keeping)
+        news: dict[str, object] = {"changed": changed}
+        if parse_qs(asked.query).get("since") != [stamp]:
             news |= {"stamp": stamp, "main": parts.main, "data": json.loads(parts.data)}
-        return json.dumps(news)
+        return 200, "application/json", json.dumps(news)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -181,7 +167,7 @@ def main(arguments: list[str] | None = None) -> None:
 def port_of(given: Sequence[str]) -> int:
     """The port that is asked for; raises SettingError for what is none."""
     named = [one.removeprefix("port=") for one in given if one.startswith("port=")]
-    value = named[-1] if named else str(PORT)
+    value = [str(PORT), *named][-1]
     check(value.isdecimal() and int(value) < 2**16, "port", value, "a number from 0 to 65535")
     return int(value)
 
