@@ -162,12 +162,12 @@ PARTS: dict[str, tuple[str, str, Callable[[RunRecord], Iterator[tuple[int, Share
 
 def blueprints_table(groups: Sequence[Group]) -> Table:
     """A row per run and blueprint: seeds by fate, and means over those that came to an end."""
-    rows = []
+    rows: list[Row] = []
     for run in (run for group in groups for run in group.runs):
         found = [part(line, "blueprints") for line in run.rounds]
         for name in sorted({name for one in found for name in one}):
             fates = _fates([part(one, name) for one in found])
-            rows.append({"run": run.label, "blueprint": name} | fates)
+            rows.append({"run": run.label, "blueprint": name, **fates})
     return table_of(rows)
 
 

@@ -27,7 +27,14 @@ HEIGHT = 220  # pixels; of a lane, and of a row of bars:
 LANE = 19
 ROW = 40
 # What an entry of charts.yaml leaves out.
-DEFAULTS = {"x": "round", "rows": "", "choices": [], "way_told": [], "names": []}
+DEFAULTS = {
+    "x": "round",
+    "rows": "",
+    "choices": [],
+    "way_told": [],
+    "names": [],
+    "wide": False,
+}
 
 
 class Figure(NamedTuple):
@@ -110,7 +117,7 @@ def tables_of(groups: Sequence[Group]) -> dict[str, Table]:
 
 def _figure(listed: dict, tables: Mapping[str, Table], groups: Sequence[Group]) -> Figure:
     """A figure that charts.yaml lists, with the values that its kind of chart asks for."""
-    entry = DEFAULTS | listed
+    entry: dict = {"table": listed["data"], **DEFAULTS, **listed}
     data = tables[entry["data"]]
     value = entry["value"]
     runs = [run for group in groups for run in group.runs]
@@ -137,11 +144,11 @@ def _figure(listed: dict, tables: Mapping[str, Table], groups: Sequence[Group]) 
         entry["title"],
         entry["caption"],
         spec,
-        entry.get("table", entry["data"]),
+        entry["table"],
         [[name, _title(name)] for name in entry["columns"]],
         sorted({layer["data"]["name"] for layer in spec["layer"]}),
         entry["choices"],
-        entry.get("wide", False),
+        entry["wide"],
     )
 
 
@@ -158,7 +165,7 @@ def _colours(field: str, names: Sequence[str]) -> dict:
     colours = [
         f"var(--{own.get(name, f'c{1 + place % NUM_COLOURS}')})" for place, name in enumerate(names)
     ]
-    legend = None if field == "group" and len(names) == 1 else {}
+    legend: Json = None if field == "group" and len(names) == 1 else {}
     return {"names": list(names), "colours": colours, "legend": legend}
 
 
@@ -205,9 +212,10 @@ def chart(kind: str, description: str, height: int, values: Mapping[str, Json]) 
 def _filled(template: Json, values: Mapping[str, Json]) -> Json:
     if isinstance(template, dict):
         filled = {name: _filled(part, values) for name, part in template.items()}
-        if "tooltip" in filled:
-            filled["tooltip"] = [_told(name) for name in filled["tooltip"]]
-        return filled
+        told = filled.get("tooltip")
+        return filled | (
+            {"tooltip": [_told(name) for name in told]} if isinstance(told, list) else {}
+        )
     if isinstance(template, list):
         return [_filled(part, values) for part in template]
     if isinstance(template, str) and template.startswith("$"):

@@ -78,19 +78,16 @@ def _passages(before: np.ndarray, after: np.ndarray, advanced: np.ndarray) -> li
     return found
 
 
-def env_events(played: Played) -> tuple[list[Event], Event]:
-    """What the governor saw and did, and episodes that ended early."""
+def governor_events(played: Played) -> list[Event]:
+    """What the governor saw and did."""
     reason = played.code("reason")[:, :, None]
-    ending = played.code("ending")[:, :, None]
     panic = (played.env("panic") > 0)[:, :, None]
     why = np.array([0, *(CAUSES.index(name) for name in REASONS)])[reason]
-    end = np.array([0, *(CAUSES.index(name) for name in ENDINGS)])[ending]
-    seen = [
+    return [
         Event("diverging", (reason > 0) & ~panic, why, of_seed=False),
         Event("panic", panic, why, of_seed=False),
         Event("rollback", panic, why, of_seed=False),
     ]
-    return seen, Event("ended_early", ending > 0, end, of_seed=False)
 
 
 def events_rows(played: Played, round_number: int) -> Rows:
@@ -99,8 +96,10 @@ def events_rows(played: Played, round_number: int) -> Rows:
 
     Nothing happens to an env whose episode is over.
     """
-    seen, end = env_events(played)
-    found = [*seen, *seed_events(played), end]
+    ending = played.code("ending")[:, :, None]
+    why = np.array([0, *(CAUSES.index(name) for name in ENDINGS)])[ending]
+    end = Event("ended_early", ending > 0, why, of_seed=False)
+    found = [*governor_events(played), *seed_events(played), end]
     places = [np.nonzero(one.where & played.goes_on[:, :, None]) for one in found]
     counts = [len(place[0]) for place in places]
     step, env, slot = (np.concatenate([place[axis] for place in places]) for axis in range(3))
