@@ -90,9 +90,7 @@ def _pairs(groups: Sequence[Group]) -> str:
 
 
 def study_of(runs: Sequence[RunRecord]) -> Record:
-    """The comparison that all `runs` are of, each in the folder <study>/<group>/<seed>, as
-    esper-compare wrote it; empty where there is none.
-    """
+    """What esper-compare wrote of `runs`, all in <study>/<group>/<seed>; empty of any others."""
     folders = {run.path.resolve().parent.parent for run in runs}
     return read_json(folders.pop() / RESULT) if len(folders) == 1 else {}
 
@@ -175,9 +173,7 @@ def _versions(runs: Sequence[RunRecord]) -> str:
 
 
 def _shared(found: Iterable[tuple[str, str, str]], given: int) -> list[tuple[str, str, str]]:
-    """Labels of runs with a name and a value each, as rows of name, value and the runs that share
-    both, by name. given: how many runs there are.
-    """
+    """Of labels with a name and a value: name, value and the labels that share both, of `given`."""
     rows: dict[tuple[str, str], list[str]] = {}
     for label, name, value in found:
         rows.setdefault((name, value), []).append(label)

@@ -1,8 +1,5 @@
-"""What happened in the slots of every host, env-step by env-step, as tables of a few chosen rounds.
-
-All rounds of a long run would be too much to carry: the first, the best and the last are taken of a
-single run, the last of each of several, and env-steps in which a seed stood still are one row.
-Needs no torch.
+"""What happened in the slots of every host, env-step by env-step, as tables of a few chosen rounds:
+the first, the best and the last of a single run, the last of each of several. Needs no torch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,9 +40,7 @@ class Chosen(NamedTuple):
     names: list[str]  # of the slots, in their order
 
     def place(self, env: Cell) -> tuple[Row, float]:
-        """How a row of the host begins, with the screen that it is shown on, and the foot of its
-        HEAD there; lanes are 1 high.
-        """
+        """How a host's row begins, and the foot of its HEAD on its screen; lanes are 1 high."""
         shown = hosts_on_screen(len(self.names))
         first = _int(env) // shown * shown
         row: Row = {
@@ -94,9 +89,7 @@ def hosts_on_screen(slots: int) -> int:
 
 def lanes_table(rounds: Sequence[Chosen]) -> Table:
     """A row per stretch of env-steps in which a slot kept seed, stage and alpha; `base` is where
-    its lane stands.
-
-    Stretches are short, as the contribution is told once for each, but where there are many rows.
+    its lane stands. Stretches are longer where there are many rows: each tells one contribution.
     """
     longest = 1 + sum(len(one.seeds) for one in rounds) // MOST_ROWS
     return table_of(_stretch(one, rows) for one in rounds for rows in _stretches(one, longest))

@@ -61,9 +61,7 @@ def parts_of(runs: Sequence[RunRecord]) -> Parts:
 
 
 def framed(parts: Parts, program: str, policy: str, live: str = "", more: str = "") -> str:
-    """A whole page; program: the script element of what draws; policy: what it may load; live: HTML
-    beside the name; more: HTML at the end.
-    """
+    """A page. program: script element; policy: what it may load; live, more: HTML in head, end."""
     head = asset("head.html").format(
         policy=policy, title=parts.title, style=asset("page.css"), links=parts.links, live=live
     )

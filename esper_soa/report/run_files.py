@@ -97,10 +97,7 @@ def mean_of(values: Sequence[object]) -> float | None:
 
 
 def find_runs(given: Sequence[str | Path]) -> list[RunRecord]:
-    """The runs in the folders `given`: each a run folder, or one that holds some, as a sweep does.
-
-    Raises UserError where a folder holds none.
-    """
+    """The runs in folders that are of a run, or hold some; UserError where one holds none."""
     return [read_run(path, label) for label, path in find_run_folders(given).items()]
 
 
@@ -161,9 +158,7 @@ def _deeper(value: object, levels: int) -> bool:
 
 def read_round(run: Path, table: str, number: int) -> list[Row]:
     """The rows of a table per env-step (docs/telemetry.md) in one round; none where there is no
-    such file, or none that can be read.
-
-    What is not finite is None, as JSON has no such numbers.
+    file that can be read. What is not finite is None, as JSON has no such numbers.
     """
     path = table_files(run, table).get(number)
     try:

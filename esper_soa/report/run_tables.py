@@ -1,6 +1,5 @@
 """Tables of a report: columns by name, all of one length, of runs and of their rounds and episodes.
-
-A figure draws from such a table, and the reader may open the same beside it. Needs no torch.
+Needs no torch.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -94,9 +93,7 @@ def means_table(rounds: Table) -> Table:
 
 
 def parts_table(groups: Sequence[Group], name: str) -> Table:
-    """The table `name` of PARTS: a row per run, round and name; names whose values are 0 throughout
-    are left out.
-    """
+    """The table `name` of PARTS: a row per run, round and name, without names that stay 0."""
     column, value_name, parts_of = PARTS[name]
     rows: list[Row] = [
         {"run": run.label, "round": round_, column: name, value_name: value}

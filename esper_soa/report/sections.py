@@ -1,7 +1,5 @@
 """What a report shows: the sections and figures that assets/charts.yaml lists, filled in from the
-tables that they are drawn from.
-
-A figure that would have nothing to show is left out. Needs no torch.
+tables that they are drawn from. One that would have nothing to show is left out. Needs no torch.
 """
 
 import json
@@ -190,10 +188,7 @@ def _lane_axis(slots: Sequence[str], rows: int) -> dict:
 
 
 def chart(kind: str, description: str, height: int, values: Mapping[str, Json]) -> dict:
-    """A chart as wide as its place; `description` is its name for who does not see it.
-
-    values: what stands for the $names of the kind's layers.
-    """
+    """A chart as wide as its place; values: what stands for the $names of the kind's layers."""
     return {
         "$schema": SCHEMA,
         "description": description,

@@ -1,8 +1,5 @@
 """The table of events: what happened to every seed and env between the states before and after an
-env-step's actions.
-
-A kind of event is a bool [T, N, S] or [T, N] that says where it happened; none asks for a loop over
-envs. Needs no torch.
+env-step's actions, as a bool [T, N, S] or [T, N, 1] per kind of event. Needs no torch.
 """
 
 from typing import NamedTuple
@@ -91,10 +88,8 @@ def governor_events(played: Played) -> list[Event]:
 
 
 def events_rows(played: Played, round_number: int) -> Rows:
-    """The table `events`, sorted by env-step, env and order of happening; the governor comes first,
-    an end last.
-
-    Nothing happens to an env whose episode is over.
+    """The table `events`, sorted by env-step, env and order of happening: the governor first, an
+    end last. Nothing happens to an env whose episode is over.
     """
     ending = played.code("ending")[:, :, None]
     why = np.array([0, *(CAUSES.index(name) for name in ENDINGS)])[ending]
@@ -122,10 +117,8 @@ def events_rows(played: Played, round_number: int) -> Rows:
 def _rows(
     played: Played, round_number: int, at: tuple[np.ndarray, ...], of_seed: np.ndarray
 ) -> Rows:
-    """What the columns of env-step and slot say at E events.
-
-    at: int [E] each, places of env-steps, envs and slots, slot 0 for events of whole envs; of_seed:
-    bool [E].
+    """What the columns of env-step and slot say at E events; at: int [E] each, env-step, env and
+    slot, which is 0 for events of whole envs; of_seed: bool [E].
     """
     legend = played.legend
     number = np.maximum(*seed_numbers(played))

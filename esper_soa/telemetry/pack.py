@@ -1,8 +1,5 @@
 """One env-step of N envs as one table of numbers [N, C], on the device; rows.py takes it apart on
-the host.
-
-Which numbers there are is said here alone, as tables of names and of where each comes from. Nothing
-here waits for the device.
+the host. Which numbers there are is said here alone. Nothing here waits for the device.
 """
 
 from collections.abc import Callable, Mapping
@@ -86,11 +83,7 @@ SLOT: tuple[Part, ...] = (SLOT_CODES, SLOT_FLAGS, SLOT_NUMBERS)
 
 
 def pack(facts: Facts, full: bool) -> Tensor:
-    """float64 [N, C]: all that the tables of a level say of an env-step; `full` for the level of
-    that name.
-
-    The same columns in every env-step of a run.
-    """
+    """float64 [N, C]: all that the tables of a level say of an env-step; full: at that level."""
     parts = [
         *(torch.stack([read(facts) for read in part.values()], 1) for part in ENV),
         torch.stack([facts.result.terms.get(name) for name in (*TERMS, "total")], 1),

@@ -109,9 +109,7 @@ class Recorder(NoRecorder):
         unwritten: Unwritten,
         table: EnvsTable | None = None,
     ) -> None:
-        """level: events or full; interval: least seconds between two writings of a round in
-        progress; table: shown.
-        """
+        """interval: least seconds between two writings of a round in progress; table: shown."""
         self._table = table
         self.full = level == "full"
         self._folder = folder
