@@ -44,37 +44,6 @@ HELP = f"""\
 """
 
 
-class Watched:
-    """The runs of the page, read anew where something has been written."""
-
-    def __init__(self, folders: Sequence[str]) -> None:
-        """Raises UserError where there is no run."""
-        self.folders = list(folders)
-        self.turn = threading.Lock()
-        self.read_at = -LEAST_SECONDS
-        self.stamp = ""
-        self.written = 0.0  # when anything was last written, seconds since 1970
-        self.parts = Parts("", "", "", "")
-        self.look()
-
-    def look(self) -> tuple[Parts, str]:
-        """What there is to be shown, and a stamp that is another one whenever that is."""
-        with self.turn:
-            if time.monotonic() - self.read_at >= LEAST_SECONDS:
-                runs = find_runs(self.folders)
-                stamp, self.written = state_of([run.path for run in runs])
-                if stamp != self.stamp:
-                    self.parts = parts_of(runs)
-                    self.stamp = stamp
-                self.read_at = time.monotonic()
-            return self.parts, self.stamp
-
-    @property
-    def since(self) -> int:
-        """Seconds since anything was written."""
-        return max(0, round(time.time() - self.written))
-
-
 def state_of(paths: Sequence[Path]) -> tuple[str, float]:
     """A stamp of all that is read of the runs; when it was last written (seconds since 1970)."""
     found = []
@@ -122,14 +91,35 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the page of what is watched; raises OSError where the port is taken."""
+    """Serves the page of the runs in `folders`, read anew where something has been written; raises
+    OSError where the port is taken.
+    """
 
     daemon_threads = True
 
-    def __init__(self, watched: Watched, program: str, port: int) -> None:
+    def __init__(self, folders: Sequence[str], program: str, port: int) -> None:
         super().__init__((HOST, port), Handler)
-        self.watched = watched
+        self.folders = folders
         self.program = program
+        self.turn = threading.Lock()
+        self.read_at = -LEAST_SECONDS
+        self.stamp = ""
+        self.written = 0.0  # when anything was last written, seconds since 1970
+        self.parts = Parts("", "", "", "")
+
+    def look(self) -> tuple[Parts, str]:
+        """What there is to be shown, and a stamp that is another one whenever that is; raises
+        UserError where there is no run.
+        """
+        with self.turn:
+            if time.monotonic() - self.read_at >= LEAST_SECONDS:
+                runs = find_runs(self.folders)
+                stamp, self.written = state_of([run.path for run in runs])
+                if stamp != self.stamp:
+                    self.parts = parts_of(runs)
+                    self.stamp = stamp
+                self.read_at = time.monotonic()
+            return self.parts, self.stamp
 
     def answer_to(self, path: str) -> tuple[int, str, str]:
         """Status, type and text for what is asked; UserError, OSError where runs cannot be read."""
@@ -138,8 +128,8 @@ class Server(ThreadingHTTPServer):
             return 200, "text/javascript", self.program
         if asked.path not in ("/", "/news"):
             return 404, "text/plain", "there is no such page"
-        parts, stamp = self.watched.look()
-        changed = self.watched.since
+        parts, stamp = self.look()
+        changed = max(0, round(time.time() - self.written))  # seconds since something was
         if asked.path == "/":
             live = LIVE.format(stamp=stamp, changed=changed)
             keeping = f"<script>{asset('live.js')}</script>\n"
@@ -176,15 +166,15 @@ def watch(folders: Sequence[str], port: int) -> None:
     """Serve until the process is stopped (Interrupted); UserError for what cannot be served."""
     check(bool(folders), "RUN", "", "the folder of a run, or one that holds some")
     os.nice(NICENESS)
-    watched = Watched(folders)
     program = bundle()
     try:
-        server = Server(watched, program, port)
+        server = Server(folders, program, port)
     except OSError as error:
         raise UserError(
             f"port={port}: {reason_of(error)}. port=0 takes one that is free"
         ) from error
     with server:
+        server.look()
         print(
             f"http://{HOST}:{server.server_address[1]}/  (Ctrl-C ends this, and no run)", flush=True
         )

@@ -29,7 +29,6 @@ from esper_soa.telemetry.parquet import table_bytes
 from esper_soa.telemetry.rows import (
     Cost,
     Legend,
-    Maker,
     choices_rows,
     slots_rows,
     steps_rows,
@@ -45,7 +44,7 @@ LIMIT = 256  # env-steps of all envs that may wait for the thread
 SHARE = 20
 PATIENCE = 60.0  # seconds that a checkpoint waits for the tables of its rounds
 MOST_WAITING = 2**26  # bytes of finished rounds that wait for room on the disk
-MAKERS: dict[str, Maker] = {
+MAKERS = {
     "steps": steps_rows,
     "slots": slots_rows,
     "events": events_rows,

@@ -2,7 +2,7 @@
 N envs. An env makes no rows once its episode has ended early. Needs no torch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -149,11 +149,6 @@ def _number(values: np.ndarray, known: np.ndarray | bool) -> np.ndarray:
     return np.where(known, values, np.nan)
 
 
-def relevant(op: np.ndarray) -> dict[str, np.ndarray]:
-    """bool, in the shape of `op`, by head: whether it matters for the op."""
-    return {head.name: np.isin(op, head.ops) for head in HEADS}
-
-
 def steps_rows(played: Played, round_number: int) -> Rows:
     """The table `steps`."""
     measured = ("accuracy", "val_loss", "train_loss", "train_accuracy", "committed_accuracy")
@@ -180,7 +175,7 @@ def _choice_columns(played: Played) -> dict[str, Values]:
     """What was chosen, and how likely it was."""
     legend = played.legend
     op = played.code("op")
-    matters = relevant(op)
+    matters = {head.name: np.isin(op, head.ops) for head in HEADS}
     names = {
         "slot": legend.slots,
         "blueprint": legend.blueprints,
@@ -261,6 +256,3 @@ def subsets_rows(played: Played, round_number: int) -> Rows:
     there = (subset >= 0) & played.goes_on[:, :, None]
     columns = {"subset": subset, "accuracy": played.several("subset_accuracy")}
     return played.rows(round_number, there, columns)
-
-
-Maker = Callable[[Played, int], Rows]

@@ -18,7 +18,7 @@ import pytest
 from report_runs import SLOTS, line, make_run, summary, write_lines, write_round
 
 from esper_soa.report.bundle import bundle
-from esper_soa.report.live import HOST, Server, Watched
+from esper_soa.report.live import HOST, Server
 from esper_soa.report.page import page_of
 from esper_soa.report.run_files import find_runs
 
@@ -235,7 +235,7 @@ def test_a_page_of_a_run_follows_it_and_outlives_its_end(
 ) -> None:
     run = make_run(tmp_path / "run", rounds(1))
     write_round(run, 1, envs=2, steps=8)
-    with Server(Watched([str(run)]), bundle(), 0) as server:
+    with Server([str(run)], bundle(), 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://{HOST}:{server.server_address[1]}/"
         opened = Opened(browser, address)

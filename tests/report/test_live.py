@@ -12,7 +12,7 @@ from report_runs import PROGRAM, line, make_run, write_lines, write_round
 
 from esper_soa.errors import UserError
 from esper_soa.report import live
-from esper_soa.report.live import HOST, Server, Watched, port_of
+from esper_soa.report.live import HOST, Server, port_of
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server(run: Path) -> Iterator[Server]:
-    with Server(Watched([str(run)]), PROGRAM, 0) as opened:
+    with Server([str(run)], PROGRAM, 0) as opened:
         threading.Thread(target=opened.serve_forever, args=(0.01,), daemon=True).start()
         yield opened
         opened.shutdown()
@@ -47,7 +47,7 @@ def test_the_page_has_what_was_written_so_far_and_news_are_told_when_there_are_s
     assert "connect-src 'self'" in text, "it may ask its own server alone"
     assert '<script src="/vega.js">' in text
     assert asked(server, "/vega.js")[1] == PROGRAM
-    _, stamp = server.watched.look()
+    _, stamp = server.look()
     assert list(json.loads(asked(server, f"/news?since={stamp}")[1])) == ["changed"]
     write_lines(run / "metrics.jsonl", [line(1, 40.0), line(2, 46.5)])
     news = json.loads(asked(server, f"/news?since={stamp}")[1])
@@ -57,10 +57,10 @@ def test_the_page_has_what_was_written_so_far_and_news_are_told_when_there_are_s
 
 
 def test_a_job_of_a_sweep_that_begins_later_comes_in(run: Path) -> None:
-    watched = Watched([str(run.parent)])
-    before, stamp = watched.look()
-    make_run(run.parent / "later", [line(1, 41.0)], seed=2)
-    after, later = watched.look()
+    with Server([str(run.parent)], PROGRAM, 0) as watched:
+        before, stamp = watched.look()
+        make_run(run.parent / "later", [line(1, 41.0)], seed=2)
+        after, later = watched.look()
     assert stamp != later
     assert "0 of 2 runs finished" not in before.main
     assert "0 of 2 runs finished" in after.main
