@@ -139,7 +139,8 @@ def _accuracies(one: Chosen, every: int) -> Iterator[Row]:
     high = max(values, default=1.0)
     last = {row["env"]: row["step"] for row in one.steps}  # in the order of env-steps
     for row, value in known:
-        env, step = row["env"], row["step"]
+        env = row["env"]
+        step = row["step"]
         if isinstance(value, int | float) and (_int(step) % every == 0 or step == last[env]):
             begun, base = one.place(env)
             height = base + 1.4 * (value - low) / ((high - low) or 1.0)
