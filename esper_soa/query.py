@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from esper_soa.errors import UserError, check
+from esper_soa.errors import UserError, check, check_choice
 from esper_soa.ops.console import ending_with_status, parser
 from esper_soa.ops.interrupt import importing
 
@@ -47,17 +47,18 @@ def main(arguments: list[str] | None = None) -> None:
 
 def ask(words: Sequence[str]) -> int:
     """Answer the question among `words`, or list the views; returns the exit status."""
-    settings = SETTINGS | {name: value for name, sign, value in map(_setting, words) if sign}
-    check(
-        settings["format"] in FORMATS, "format", settings["format"], f"one of {', '.join(FORMATS)}"
-    )
+    settings = dict(SETTINGS)
+    places = []
+    for word in words:
+        name, sign, value = word.partition("=")
+        if sign and name in SETTINGS:
+            settings[name] = value
+        else:
+            places.append(word)
+    check_choice("format", settings["format"], FORMATS)
     check(settings["limit"].isdecimal(), "limit", settings["limit"], "a number of rows")
-    places = [word for word in words if not _setting(word)[1]]
-    question = (
-        places.pop()
-        if places and not Path(places[-1]).expanduser().is_dir() and " " in places[-1]
-        else ""
-    )
+    asks = places and " " in places[-1] and not Path(places[-1]).expanduser().is_dir()
+    question = places.pop() if asks else ""
     check(bool(places), "RUN", "''", "a run folder")
     try:
         with importing():
@@ -77,19 +78,12 @@ def ask(words: Sequence[str]) -> int:
     return 0
 
 
-def _setting(word: str) -> tuple[str, str, str]:
-    """A word as name, "=" and value; the sign is empty where it is none of SETTINGS."""
-    name, sign, value = word.partition("=")
-    return (name, sign, value) if name in SETTINGS else (word, "", "")
-
-
 def show(
     rows: Sequence[Sequence[object]], columns: Sequence[str], settings: dict[str, str]
 ) -> None:
     """Print rows as the settings ask for it."""
     if settings["format"] == "csv":
-        writer = csv.writer(sys.stdout)
-        writer.writerows([columns, *rows])
+        csv.writer(sys.stdout).writerows([columns, *rows])
         return
     if settings["format"] == "json":
         for row in rows:

@@ -64,8 +64,8 @@ class RecordedRun:
         kind = "best" if number is None else "hosts"
         found = self.folder.network_files(kind)
         if not found:
-            when = "with every checkpoint and at the end of the last round"
-            when = "once a round is done" if number is None else when
+            late = "with every checkpoint and at the end of the last round"
+            when = "once a round is done" if number is None else late
             raise UserError(f"env={env}: {self.path} holds no such network; it is written {when}")
         net = load(found[-1], number)
         if not isinstance(net, GrownNetwork):

@@ -115,20 +115,7 @@ def test_what_is_not_there_is_said(done: esper_soa.RecordedRun, tmp_path: Path) 
             ask()
 
 
-def test_a_run_goes_on_from_python_too(done: esper_soa.RecordedRun, tmp_path: Path) -> None:
-    place = f"run_dir={tmp_path / 'parts'}"
-    part = esper_soa.train("smoke", [*TINY, "rounds=1", place])
-    whole = esper_soa.train("smoke", [*TINY, place, "resume=auto"])
-    assert whole.path == part.path
-    assert whole.episodes() == done.episodes()
-    assert digest(whole.export().state_dict()) == digest(done.export().state_dict())
-
-
 # --- the policy
-
-
-def next_round(run: esper_soa.RecordedRun, number: int) -> list[dict]:
-    return [line for line in run.episodes() if line["round"] == number]
 
 
 @pytest.mark.parametrize("way", ["agent", "inside"])
@@ -164,24 +151,17 @@ def test_the_policy_plays_the_next_round_exactly_as_the_run_did(
             _, seen = env.step(action)
         accuracies = env.state.signals.val_accuracy.tolist()
         rewards = env.state.totals.reward.tolist()
-    told = next_round(done, 3)
+    told = [line for line in done.episodes() if line["round"] == 3]
     assert accuracies == [line["accuracy"] for line in told]
     assert rewards == [line["reward"] for line in told]
     assert any(line["seeds"]["germinated"] for line in told)
 
 
-def test_the_policies_of_a_run_are_by_name_and_a_script_has_none(
-    done: esper_soa.RecordedRun, tmp_path: Path
-) -> None:
+def test_the_policies_of_a_run_are_by_name(done: esper_soa.RecordedRun) -> None:
     newest = done.policy()
     assert newest.spec["rounds"] == 3
     assert digest(newest.state_dict()) == digest(done.policy("checkpoint_000003.pt").state_dict())
     assert done.policy("best").spec["rounds"] < 3
-    script = esper_soa.train(
-        "smoke", [*TINY, "rounds=1", "policy=random", f"run_dir={tmp_path / 'script'}"]
-    )
-    with pytest.raises(UserError, match="policy=random: must be one that learns"):
-        script.policy()
 
 
 # --- a caller's process
@@ -196,6 +176,12 @@ def others(tmp_path: Path) -> Iterator[Path]:
     BaseContainer._resolvers = before
 
 
+def state_of_hydra() -> list[dict]:
+    store = ConfigStore.instance()
+    parts = (Singleton._instances, store.repo, vars(store), BaseContainer._resolvers)
+    return [dict(part) for part in parts]
+
+
 def test_a_callers_own_hydra_and_threads_are_left_as_they_were(others: Path) -> None:
     store = ConfigStore.instance()
     store.store(name="train_schema", node={"mine": 1})
@@ -203,21 +189,11 @@ def test_a_callers_own_hydra_and_threads_are_left_as_they_were(others: Path) -> 
     with initialize_config_dir(str(others), version_base="1.2"):
         OmegaConf.register_new_resolver("now", lambda pattern: "theirs", replace=True)
         hydra = GlobalHydra.instance().hydra
-        before = (
-            dict(Singleton._instances),
-            dict(store.repo),
-            dict(vars(store)),
-            dict(BaseContainer._resolvers),
-        )
+        before = state_of_hydra()
         run = esper_soa.train(
             "smoke", [*TINY, "rounds=1", "policy=random", f"run_dir={others / 'run'}"]
         )
-        after = (
-            dict(Singleton._instances),
-            dict(store.repo),
-            dict(vars(store)),
-            dict(BaseContainer._resolvers),
-        )
+        after = state_of_hydra()
         for mine, its in zip(before, after, strict=True):
             assert {name: its[name] for name in mine} == mine
         assert HydraConfig in before[0] or HydraConfig not in after[0]
@@ -226,6 +202,8 @@ def test_a_callers_own_hydra_and_threads_are_left_as_they_were(others: Path) -> 
         assert (composed.size, composed.name) == (4, "theirs")
     assert torch.get_num_threads() == 2
     assert run.summary["rounds"] == 1
+    with pytest.raises(UserError, match="policy=random: must be one that learns"):
+        run.policy()
     store.repo.pop("train_schema.yaml")
 
 
@@ -254,7 +232,7 @@ print(run.summary["rounds"])
 )
 def test_in_a_fresh_process_whichever_name_is_imported_first(others: Path, imports: str) -> None:
     (others / "theirs.yaml").write_text("size: 3\n")
-    overrides = [*TINY, "rounds=1", "policy=wait", "run_dir=run"]
+    overrides = [*TINY, "rounds=1", "steps=2", "envs=1", "policy=wait", "run_dir=run"]
     program = FIRST.format(imports=imports, overrides=overrides, folder=str(others))
     ended = subprocess.run(
         [sys.executable, "-c", program], cwd=others, capture_output=True, text=True, timeout=250
@@ -295,5 +273,7 @@ def test_an_interrupt_ends_in_a_checkpoint_and_says_how_to_go_on(
     assert len(stopped.metrics()) == 1
     assert stopped.export().spec["round"] == 1
     went_on = esper_soa.train("smoke", [*TINY, f"resume={place}"])
+    assert went_on.path == stopped.path
     assert went_on.episodes() == done.episodes()
+    assert digest(went_on.export().state_dict()) == digest(done.export().state_dict())
     assert json.loads(RunFolder(place).summary.read_text()) == went_on.summary

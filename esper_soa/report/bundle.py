@@ -1,5 +1,4 @@
-"""Vega, Vega-Lite and vega-embed as one piece of JavaScript, for pages that must not ask any
-network for it.
+"""Vega, Vega-Lite and vega-embed as one piece of JavaScript, for pages that ask no network.
 
 It comes out of vl-convert (the extra `report`), which needs seconds to put it together: it is kept
 in the user's cache folder, by vl-convert's version and with its digest. Needs no torch.
@@ -9,7 +8,6 @@ import hashlib
 from contextlib import suppress
 from importlib import import_module, metadata
 from importlib.util import find_spec
-from pathlib import Path
 
 from esper_soa.errors import UserError
 from esper_soa.ops.files import write_text
@@ -26,7 +24,10 @@ def available() -> bool:
 
 
 def bundle() -> str:
-    """The program, safe inside a script element; UserError where the extra is not installed."""
+    """The program, safe inside a script element; UserError where the extra is not installed.
+
+    A file that is damaged is made anew; that the cache cannot be read or written is no harm.
+    """
     if not available():
         raise UserError(MISSING)
     try:
@@ -34,13 +35,7 @@ def bundle() -> str:
         open_folder(folder)
     except FolderError:
         return _made()
-    return _kept(folder / f"vega_{metadata.version(PACKAGE)}.js")
-
-
-def _kept(path: Path) -> str:
-    """The program in the file `path`, below a line with its digest; made where it is missing or
-    damaged. That it cannot be read or written there is no harm.
-    """
+    path = folder / f"vega_{metadata.version(PACKAGE)}.js"
     with suppress(OSError, UnicodeDecodeError):
         first, _, kept = path.read_bytes().decode().partition("\n")
         if first == _digest(kept):

@@ -5,13 +5,14 @@ differ, versions, findings. Needs no torch.
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from esper_soa.config import flat_settings
 from esper_soa.ops.comparison import MEASURES, RESULT
 from esper_soa.report.groups import CONFIDENCE, Group, differing, pairs
 from esper_soa.report.run_files import Record, RunRecord, number, read_json
 from esper_soa.report.words import NOTHING, bounded, p_value
 
 MOST_COLUMNS = 12  # runs side by side in the table of differing settings
-PAIRS = "group|other|difference, same seeds (points)|probability of ending higher|p, exact"
+PAIRS = "group|other|difference, same seeds (points)|p, exact"
 STUDY = "group|against|measure|difference (points)|seeds won|effect|p, exact|p after Holm|verdict"
 
 
@@ -75,25 +76,21 @@ def _pairs(groups: Sequence[Group]) -> str:
             pair.label,
             pair.other,
             "not of the same seeds" if pair.difference is None else bounded(pair.difference),
-            bounded(pair.better),
             p_value(pair.p),
             p_value(pair.adjusted),
         )
         for pair in found
     ]
     words = (
-        f"Intervals of {CONFIDENCE:.0%}. Differences are paired by seed (Student's t). The "
-        "probability that a run of the group ends above one of the other is Mann and Whitney's "
-        "share of pairs with Newcombe's interval; p is their exact test, and in the last column "
-        f"corrected after Holm for the number of comparisons, {len(found)}."
+        f"Differences are paired by seed, with intervals of {CONFIDENCE:.0%} (Student's t). p is "
+        "the exact test of Mann and Whitney, and in the last column corrected after Holm for the "
+        f"number of comparisons, {len(found)}."
     )
     return _about(words) + _table(f"{PAIRS}|p of {len(found)} together", rows)
 
 
 def study_of(runs: Sequence[RunRecord]) -> Record:
-    """The comparison that all `runs` are of, each in the folder <study>/<group>/<seed>, as
-    esper-compare wrote it; empty where there is none.
-    """
+    """What esper-compare wrote of `runs`, all in <study>/<group>/<seed>; empty of any others."""
     folders = {run.path.resolve().parent.parent for run in runs}
     return read_json(folders.pop() / RESULT) if len(folders) == 1 else {}
 
@@ -167,16 +164,16 @@ def _anomalies(runs: Sequence[RunRecord]) -> str:
 
 
 def _versions(runs: Sequence[RunRecord]) -> str:
-    found = [(run.label, name, value) for run in runs for name, value in _facts(run.versions)]
+    found = [
+        (run.label, name, str(value))
+        for run in runs
+        for name, value in flat_settings(run.versions).items()
+    ]
     return _table("fact|value|runs", _shared(found, len(runs)))
 
 
 def _shared(found: Iterable[tuple[str, str, str]], given: int) -> list[tuple[str, str, str]]:
-    """Labels of runs with a name and a value each, as rows of name, value and the runs that share
-    both, by name.
-
-    given: how many runs there are.
-    """
+    """Of labels with a name and a value: name, value and the labels that share both, of `given`."""
     rows: dict[tuple[str, str], list[str]] = {}
     for label, name, value in found:
         rows.setdefault((name, value), []).append(label)
@@ -184,13 +181,3 @@ def _shared(found: Iterable[tuple[str, str, str]], given: int) -> list[tuple[str
         (name, value, "all" if len(labels) == given else ", ".join(labels))
         for (name, value), labels in sorted(rows.items(), key=lambda row: row[0][0])
     ]
-
-
-def _facts(versions: Record, before: str = "") -> list[tuple[str, str]]:
-    facts: list[tuple[str, str]] = []
-    for name, value in versions.items():
-        if isinstance(value, dict):
-            facts += _facts(value, f"{before}{name}.")
-        else:
-            facts.append((f"{before}{name}", str(value)))
-    return facts

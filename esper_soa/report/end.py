@@ -1,7 +1,5 @@
-"""The report that a run or a comparison of runs leaves in its folder at its end.
-
-A report that cannot be made fails nothing: what it
-lacks is said in one line. Needs no torch.
+"""The report that a run or a comparison of runs leaves in its folder at its end. One that cannot be
+made fails nothing: why is said in one line. Needs no torch.
 """
 
 from logging import INFO, WARNING
@@ -16,11 +14,8 @@ from esper_soa.telemetry.worker import Failures
 
 
 def report_in(folder: Path) -> str:
-    """Write the report of the runs in `folder` there; returns why there is none, in words, or ""
-    where there is one.
-
-    Raises OSError where it cannot be written. Where a failure came from is told in the log, if
-    there is one.
+    """Write the report of the runs in `folder` there; returns why there is none, or "" where there
+    is one. Raises OSError where it cannot be written.
     """
     if not available():
         return f"none, as {MISSING}"

@@ -14,8 +14,7 @@ from typing import NamedTuple
 from esper_soa.ops.statistics import (
     Interval,
     difference_interval,
-    improvement_interval,
-    iqm_interval,
+    holm,
     mann_whitney,
     mean_interval,
 )
@@ -29,14 +28,6 @@ CONFIDENCE = 0.95
 LEVEL = 0.05  # of the tests, all comparisons together
 
 
-class Final(NamedTuple):
-    """A run at its end."""
-
-    run: str  # its label
-    accuracy: float  # percent, mean over the grown hosts
-    gain: float | None  # percent points over the control; None where there is none
-
-
 class Group(NamedTuple):
     """Runs of the same overrides but for the seed."""
 
@@ -46,19 +37,12 @@ class Group(NamedTuple):
     @property
     def ended(self) -> list[RunRecord]:
         """Those that have come to their end with a finite accuracy."""
-        return [run for run in self.runs if number(run.summary, "grown", "accuracy") is not None]
+        return [run for run in self.runs if run.accuracy is not None]
 
     @property
-    def finals(self) -> list[Final]:
-        """What those came to."""
-        return [
-            Final(
-                run.label,
-                number(run.summary, "grown", "accuracy") or 0.0,
-                number(run.summary, "difference", "accuracy", "mean"),
-            )
-            for run in self.ended
-        ]
+    def accuracies(self) -> list[float]:
+        """Percent, of the runs that have ended."""
+        return [run.accuracy for run in self.runs if run.accuracy is not None]
 
 
 class Standing(NamedTuple):
@@ -68,7 +52,6 @@ class Standing(NamedTuple):
     runs: int  # that have ended
     left_out: int  # that have not
     accuracy: Interval  # percent, mean over runs
-    iqm: Interval  # percent, interquartile mean over runs
     # Percent points over the control, mean over runs; None where one has no control.
     gain: Interval | None
     parameters: float | None  # mean over runs and hosts
@@ -82,7 +65,6 @@ class Pair(NamedTuple):
     other: str
     # Percent points, of runs of the same seed; None where the seeds are not the same.
     difference: Interval | None
-    better: Interval  # probability that a run of the first ends above one of the other
     p: float  # of Mann and Whitney's exact test
     adjusted: float  # p for all comparisons together (Holm 1979)
 
@@ -104,7 +86,7 @@ def key_of(run: RunRecord) -> tuple[str, ...]:
 
 def _label(key: Sequence[str], common: set[str], members: Sequence[RunRecord]) -> str:
     own = [override for override in key if override not in common]
-    names = list(dict.fromkeys(str(run.settings.get("name", run.label)) for run in members))
+    names = dict.fromkeys(str(run.settings.get("name", run.label)) for run in members)
     return ", ".join(own or names)
 
 
@@ -122,43 +104,36 @@ def standings(groups: Sequence[Group]) -> list[Standing]:
 
 
 def _standing(group: Group) -> Standing:
-    accuracies = [final.accuracy for final in group.finals]
-    gains = [final.gain for final in group.finals if final.gain is not None]
+    ended = group.ended
+    gains = [run.gain for run in ended if run.gain is not None]
     return Standing(
         group.label,
-        len(accuracies),
-        len(group.runs) - len(accuracies),
-        mean_interval(accuracies, CONFIDENCE),
-        iqm_interval(accuracies, CONFIDENCE),
-        mean_interval(gains, CONFIDENCE) if len(gains) == len(accuracies) else None,
-        mean_of([number(run.summary, "grown", "size") for run in group.ended]),
-        mean_of([number(run.summary, "grown", "flop") for run in group.ended]),
+        len(ended),
+        len(group.runs) - len(ended),
+        mean_interval(group.accuracies, CONFIDENCE),
+        mean_interval(gains, CONFIDENCE) if len(gains) == len(ended) else None,
+        mean_of([number(run.summary, "grown", "size") for run in ended]),
+        mean_of([number(run.summary, "grown", "flop") for run in ended]),
     )
 
 
 def pairs(groups: Sequence[Group]) -> list[Pair]:
     """All pairs of groups with runs at their end, surest first; p also for all pairs together."""
-    found = [_pair(one, other) for one, other in combinations([g for g in groups if g.ended], 2)]
-    found.sort(key=lambda pair: pair.p)
-    highest = 0.0
-    for place, pair in enumerate(found):
-        highest = max(highest, min(1.0, pair.p * (len(found) - place)))
-        found[place] = pair._replace(adjusted=highest)
-    return found
+    both = list(combinations([group for group in groups if group.ended], 2))
+    ps = [mann_whitney(one.accuracies, other.accuracies) for one, other in both]
+    found = [
+        Pair(one.label, other.label, _difference(one, other), p, adjusted)
+        for (one, other), p, adjusted in zip(both, ps, holm(ps), strict=True)
+    ]
+    return sorted(found, key=lambda pair: pair.p)
 
 
-def _pair(one: Group, other: Group) -> Pair:
-    mine, theirs = ([final.accuracy for final in group.finals] for group in (one, other))
-    by_seed, by_seed_other = (
-        {
-            number(run.settings, "seed"): final.accuracy
-            for run, final in zip(group.ended, group.finals, strict=True)
-        }
-        for group in (one, other)
+def _difference(one: Group, other: Group) -> Interval | None:
+    mine, theirs = (
+        dict(zip((number(run.settings, "seed") for run in ended), accuracies, strict=True))
+        for ended, accuracies in ((group.ended, group.accuracies) for group in (one, other))
     )
-    difference = None
-    if by_seed.keys() == by_seed_other.keys() and len(by_seed) == len(mine) == len(theirs) > 1:
-        others = [by_seed_other[seed] for seed in by_seed]
-        difference = difference_interval(list(by_seed.values()), others, CONFIDENCE)
-    better = improvement_interval(mine, theirs, CONFIDENCE)
-    return Pair(one.label, other.label, difference, better, mann_whitney(mine, theirs), 1.0)
+    alike = mine.keys() == theirs.keys() and len(mine) == len(one.ended) == len(other.ended)
+    if not alike or len(mine) < 2:
+        return None
+    return difference_interval(list(mine.values()), [theirs[seed] for seed in mine], CONFIDENCE)

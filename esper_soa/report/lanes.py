@@ -1,8 +1,5 @@
-"""What happened in the slots of every host, env-step by env-step, as tables of a few chosen rounds.
-
-All rounds of a long run would be too much to carry: the first, the best and the last are taken of a
-single run, the last of each of several, and env-steps in which a seed stood still are one row.
-Needs no torch.
+"""What happened in the slots of every host, env-step by env-step, as tables of a few chosen rounds:
+the first, the best and the last of a single run, the last of each of several. Needs no torch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,17 +8,18 @@ from typing import NamedTuple
 
 from esper_soa.report.run_files import (
     Cell,
+    Row,
     RunRecord,
     Table,
     mean_of,
     number,
     read_round,
     round_of,
-    rounds_of,
 )
-from esper_soa.report.run_tables import Row, table_of
+from esper_soa.report.run_tables import table_of
+from esper_soa.telemetry.table_files import table_files
 
-MOST_ROWS = 20_000  # of the lanes of all rounds shown together
+MOST_ROWS = 20_000  # of the lanes of all rounds shown together, but for changes of seeds
 ROWS_OF_HOSTS = 32  # lanes on a screen
 HEAD = 2  # lanes of a host's name and accuracy, above its slots
 MOST_RUNS = 16  # of which lanes are shown
@@ -35,16 +33,14 @@ class Chosen(NamedTuple):
 
     run: RunRecord
     name: str  # as the reader chooses it
-    slots: Table
-    steps: Table
-    events: Table
+    seeds: list[Row]  # of the table slots, those that hold one
+    steps: list[Row]
+    events: list[Row]
     hosts: int  # of the run
     names: list[str]  # of the slots, in their order
 
     def place(self, env: Cell) -> tuple[Row, float]:
-        """How a row of the host begins, with the screen that it is shown on, and the foot of its
-        HEAD there; lanes are 1 high.
-        """
+        """How a host's row begins, and the foot of its HEAD on its screen; lanes are 1 high."""
         shown = hosts_on_screen(len(self.names))
         first = _int(env) // shown * shown
         row: Row = {
@@ -65,16 +61,16 @@ def chosen_rounds(runs: Sequence[RunRecord]) -> list[Chosen]:
                 read_round(run.path, table, number_) for table in ("slots", "steps", "events")
             )
             if slots and steps:
-                hosts = 1 + max(map(_int, steps["env"]), default=0)
-                there = sorted(set(map(str, slots["slot"])))
-                names = run.slots if {*there} <= {*run.slots} else there
-                found.append(Chosen(run, name, slots, steps, events, hosts, names))
+                hosts = 1 + max(_int(row["env"]) for row in steps)
+                seeds = [row for row in slots if row["stage"] not in EMPTY]
+                names = list(dict.fromkeys([*run.slots, *(str(row["slot"]) for row in slots)]))
+                found.append(Chosen(run, name, seeds, steps, events, hosts, names))
     return found
 
 
 def _wanted(run: RunRecord, last_alone: bool) -> list[tuple[int, str]]:
     """Rounds and their names."""
-    there = rounds_of(run.path, "slots")
+    there = list(table_files(run.path, "slots"))
     if not there:
         return []
     accuracies = {round_of(line): number(line, "accuracy", "mean") for line in run.rounds}
@@ -93,22 +89,14 @@ def hosts_on_screen(slots: int) -> int:
 
 def lanes_table(rounds: Sequence[Chosen]) -> Table:
     """A row per stretch of env-steps in which a slot kept seed, stage and alpha; `base` is where
-    its lane stands.
-
-    Stretches are as short as MOST_ROWS allows, as the contribution is told once for each.
+    its lane stands. Stretches are longer where there are many rows: each tells one contribution.
     """
-    longest = next(
-        limit
-        for limit in (1, 2, 5, 10, 25, 100, 10**9)
-        if limit > 100 or sum(1 for one in rounds for _ in _stretches(one, limit)) <= MOST_ROWS
-    )
+    longest = 1 + sum(len(one.seeds) for one in rounds) // MOST_ROWS
     return table_of(_stretch(one, rows) for one in rounds for rows in _stretches(one, longest))
 
 
 def _stretches(one: Chosen, longest: int) -> Iterator[list[Row]]:
     """The rows of table `slots` that are one of the lanes' each; at most `longest` env-steps."""
-    held = [row for row in rows_of(one.slots) if row["stage"] not in EMPTY]
-    held.sort(key=lambda row: (_int(row["env"]), str(row["slot"]), _int(row["step"])))
     since = count()
 
     def same(row: Row) -> tuple[Cell, ...]:
@@ -117,7 +105,8 @@ def _stretches(one: Chosen, longest: int) -> Iterator[list[Row]]:
         kept = tuple(row[name] for name in ("env", "slot", "seed", "stage", "alpha"))
         return (*kept, step - next(since), (step - 1) // longest)
 
-    return (list(rows) for _, rows in groupby(held, key=same))
+    by_lane = sorted(one.seeds, key=lambda row: (_int(row["env"]), str(row["slot"])))
+    return (list(rows) for _, rows in groupby(by_lane, key=same))
 
 
 def _stretch(one: Chosen, rows: Sequence[Row]) -> Row:
@@ -126,7 +115,7 @@ def _stretch(one: Chosen, rows: Sequence[Row]) -> Row:
     return row | {
         "slot": first["slot"],
         "from": _int(first["step"]) - 1,
-        "to": _int(rows[-1]["step"]),
+        "to": rows[-1]["step"],
         "base": base - one.names.index(str(first["slot"])) - 1,
         "blueprint": first["blueprint"] or "none",
         "stage": first["stage"],
@@ -139,19 +128,19 @@ def _stretch(one: Chosen, rows: Sequence[Row]) -> Row:
 
 def accuracies_table(rounds: Sequence[Chosen]) -> Table:
     """A row per host and env-step: its accuracy, and where it lies in the lane above its slots."""
-    rows = sum(len(one.steps["step"]) for one in rounds)
-    every = 1 + rows // MOST_ROWS
+    every = 1 + sum(len(one.steps) for one in rounds) // MOST_ROWS
     return table_of(row for one in rounds for row in _accuracies(one, every))
 
 
 def _accuracies(one: Chosen, every: int) -> Iterator[Row]:
-    values = [value for value in one.steps["accuracy"] if isinstance(value, int | float)]
+    known = [(row, row["accuracy"]) for row in one.steps]
+    values = [value for _, value in known if isinstance(value, int | float)]
     low = min(values, default=0.0)
     high = max(values, default=1.0)
-    # rows are in the order of env-steps
-    last = dict(zip(one.steps["env"], one.steps["step"], strict=True))
-    for row in rows_of(one.steps):
-        env, step, value = (row[name] for name in ("env", "step", "accuracy"))
+    last = {row["env"]: row["step"] for row in one.steps}  # in the order of env-steps
+    for row, value in known:
+        env = row["env"]
+        step = row["step"]
         if isinstance(value, int | float) and (_int(step) % every == 0 or step == last[env]):
             begun, base = one.place(env)
             height = base + 1.4 * (value - low) / ((high - low) or 1.0)
@@ -162,11 +151,8 @@ def names_table(rounds: Sequence[Chosen]) -> Table:
     """A row per host: its name with its last accuracy, and why its episode ended early."""
     rows: list[Row] = []
     for one in rounds:
-        # rows are in the order of env-steps
-        ended = dict(zip(one.steps["env"], one.steps["accuracy"], strict=True))
-        early = {
-            row["env"]: row["cause"] for row in rows_of(one.events) if row["kind"] == "ended_early"
-        }
+        ended = {row["env"]: row["accuracy"] for row in one.steps}  # in the order of env-steps
+        early = {row["env"]: row["cause"] for row in one.events if row["kind"] == "ended_early"}
         for env, accuracy in ended.items():
             row, base = one.place(env)
             told = f"{accuracy:.1f} %" if isinstance(accuracy, int | float) else "not finite"
@@ -178,10 +164,7 @@ def names_table(rounds: Sequence[Chosen]) -> Table:
 def marks_table(rounds: Sequence[Chosen]) -> Table:
     """A row per event of a seed or host that a lane marks."""
     return table_of(
-        _mark(one, event)
-        for one in rounds
-        for event in rows_of(one.events)
-        if event["kind"] in MARKED
+        _mark(one, event) for one in rounds for event in one.events if event["kind"] in MARKED
     )
 
 
@@ -189,41 +172,9 @@ def _mark(one: Chosen, event: Row) -> Row:
     """In the middle of its slot's lane; an event of the whole host stands beside the name."""
     row, base = one.place(event["env"])
     slot = event["slot"]
-    return row | {
-        "step": event["step"],
-        "event": event["kind"],
-        "slot": slot,
-        "blueprint": event["blueprint"],
-        "cause": event["cause"],
-        "y": base - (one.names.index(str(slot)) + 0.6 if slot in one.names else -0.4),
-    }
-
-
-def credit_table(rounds: Sequence[Chosen]) -> Table:
-    """A row per env-step and slot: contribution, Shapley value and interaction, means over the
-    hosts measured there.
-
-    A host whose episode has ended early is measured no more.
-    """
-    rows: list[Row] = []
-    for one in rounds:
-        by_place: dict[tuple[int, str], list[Row]] = {}
-        for row in rows_of(one.slots):
-            if row["contribution"] is not None:
-                by_place.setdefault((_int(row["step"]), str(row["slot"])), []).append(row)
-        for (step, slot), found in sorted(by_place.items()):
-            begun: Row = {"run": one.run.label, "round": one.name, "step": step, "slot": slot}
-            worth: Row = {
-                name: mean_of([row[name] for row in found])
-                for name in ("contribution", "shapley", "interaction")
-            }
-            rows.append(begun | {"measured": len(found)} | worth)
-    return table_of(rows)
-
-
-def rows_of(columns: Table) -> Iterator[Row]:
-    """The rows of a table."""
-    return (dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True))
+    kept: Row = {name: event[name] for name in ("step", "slot", "blueprint", "cause")}
+    y = base - (one.names.index(str(slot)) + 0.6 if slot in one.names else -0.4)
+    return row | kept | {"event": event["kind"], "y": y}
 
 
 def _int(cell: Cell) -> int:

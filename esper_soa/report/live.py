@@ -33,7 +33,7 @@ LEAST_SECONDS = 2.0  # between two readings of run folders
 SELF = f"{POLICY}; connect-src 'self'".replace("script-src", "script-src 'self'")
 LIVE = (
     '<div class="state" id="live" role="status" data-stamp="{stamp}" '
-    'data-changed="{changed:.0f}"></div>'
+    'data-changed="{changed}"></div>'
 )
 HELP = f"""\
   RUN...        run folders, or folders that hold some, as a sweep does; new jobs of a sweep come in
@@ -44,52 +44,16 @@ HELP = f"""\
 """
 
 
-class Watched:
-    """The runs of the page, read anew where something has been written."""
-
-    def __init__(self, folders: Sequence[str]) -> None:
-        """Raises UserError where there is no run."""
-        self.folders = list(folders)
-        self.turn = threading.Lock()
-        self.read_at = -LEAST_SECONDS
-        self.stamp = ""
-        self.written = 0.0  # when anything was last written, seconds since 1970
-        self.parts = Parts("", "", "", "")
-        self.look()
-
-    def look(self) -> tuple[Parts, str]:
-        """What there is to be shown, and a stamp that is another one whenever that is."""
-        with self.turn:
-            if time.monotonic() - self.read_at >= LEAST_SECONDS:
-                runs = find_runs(self.folders)
-                stamp, self.written = state_of([run.path for run in runs])
-                if stamp != self.stamp:
-                    self.parts = parts_of(runs)
-                    self.stamp = stamp
-                self.read_at = time.monotonic()
-            return self.parts, self.stamp
-
-    @property
-    def since(self) -> float:
-        """Seconds since anything was written."""
-        return max(0.0, time.time() - self.written)
-
-
 def state_of(paths: Sequence[Path]) -> tuple[str, float]:
     """A stamp of all that is read of the runs; when it was last written (seconds since 1970)."""
-    files = [
-        file
-        for path in paths
-        for pattern in ("*.json", "*.jsonl", "*.yaml", "telemetry/*/*.parquet")
-        for file in path.glob(pattern)
-    ]
     found = []
-    for file in files:
-        with suppress(FileNotFoundError):  # a resumed run has removed it just now
-            stat = file.stat()
-            found.append((stat.st_mtime_ns, stat.st_size))
-    newest = max((written for written, _ in found), default=0)
-    return f"{len(found)}-{newest}-{sum(size for _, size in found)}", newest / 1e9
+    for path in paths:
+        for pattern in ("*.json", "*.jsonl", "*.yaml", "telemetry/*/*.parquet"):
+            for file in path.glob(pattern):
+                with suppress(FileNotFoundError):  # a resumed run has removed it just now
+                    found.append(file.stat())
+    newest = max((one.st_mtime_ns for one in found), default=0)
+    return f"{len(found)}-{newest}-{sum(one.st_size for one in found)}", newest / 1e9
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -111,13 +75,12 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, status: int, kind: str, text: str) -> None:
         """Send `text`; whoever has gone before it has come is left alone."""
         content = text.encode()
+        kept = "max-age=3600" if self.path == "/vega.js" else "no-store"
         try:
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(content)))
-            self.send_header(
-                "Cache-Control", "max-age=3600" if self.path == "/vega.js" else "no-store"
-            )
+            self.send_header("Cache-Control", kept)
             self.end_headers()
             self.wfile.write(content)
         except ConnectionError:
@@ -128,41 +91,54 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the page of what is watched; raises OSError where the port is taken."""
+    """Serves the page of the runs in `folders`, read anew where something has been written; raises
+    OSError where the port is taken.
+    """
 
     daemon_threads = True
 
-    def __init__(self, watched: Watched, program: str, port: int) -> None:
+    def __init__(self, folders: Sequence[str], program: str, port: int) -> None:
         super().__init__((HOST, port), Handler)
-        self.watched = watched
+        self.folders = folders
         self.program = program
+        self.turn = threading.Lock()
+        self.read_at = -LEAST_SECONDS
+        self.stamp = ""
+        self.written = 0.0  # when anything was last written, seconds since 1970
+        self.parts = Parts("", "", "", "")
+
+    def look(self) -> tuple[Parts, str]:
+        """What there is to be shown, and a stamp that is another one whenever that is; raises
+        UserError where there is no run.
+        """
+        with self.turn:
+            if time.monotonic() - self.read_at >= LEAST_SECONDS:
+                runs = find_runs(self.folders)
+                stamp, self.written = state_of([run.path for run in runs])
+                if stamp != self.stamp:
+                    self.parts = parts_of(runs)
+                    self.stamp = stamp
+                self.read_at = time.monotonic()
+            return self.parts, self.stamp
 
     def answer_to(self, path: str) -> tuple[int, str, str]:
         """Status, type and text for what is asked; UserError, OSError where runs cannot be read."""
         asked = urlsplit(path)
-        if asked.path == "/":
-            return 200, "text/html", self.page()
         if asked.path == "/vega.js":
             return 200, "text/javascript", self.program
-        if asked.path == "/news":
-            return 200, "application/json", self.news(parse_qs(asked.query).get("since", [""])[0])
-        return 404, "text/plain", "there is no such page"
-
-    def page(self) -> str:
-        """The page as it is now."""
-        parts, stamp = self.watched.look()
-        live = LIVE.format(stamp=stamp, changed=self.watched.since)
-        program = '<script src="/vega.js"></script>'
-        keeping = f"<script>{asset('live.js')}</script>\n"
-        return framed(parts, program, SELF, live, keeping)
-
-    def news(self, since: str) -> str:
-        """JSON: seconds since something was written, and the page's content if not of `since`."""
-        parts, stamp = self.watched.look()
-        news: dict[str, object] = {"changed": round(self.watched.since)}
-        if stamp != since:
+        if asked.path not in ("/", "/news"):
+            return 404, "text/plain", "there is no such page"
+        parts, stamp = self.look()
+        changed = max(0, round(time.time() - self.written))  # seconds since something was
+        if asked.path == "/":
+            live = LIVE.format(stamp=stamp, changed=changed)
+            keeping = f"<script>{asset('live.js')}</script>\n"
+            program = '<script src="/vega.js"></script>'
+            return 200, "text/html", framed(parts, program, SELF, live, keeping)
+        news: dict[str, object] = {"changed": changed}
+        if parse_qs(asked.query).get("since") != [stamp]:
             news |= {"stamp": stamp, "main": parts.main, "data": json.loads(parts.data)}
-        return json.dumps(news)
+        return 200, "application/json", json.dumps(news)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -181,7 +157,7 @@ def main(arguments: list[str] | None = None) -> None:
 def port_of(given: Sequence[str]) -> int:
     """The port that is asked for; raises SettingError for what is none."""
     named = [one.removeprefix("port=") for one in given if one.startswith("port=")]
-    value = named[-1] if named else str(PORT)
+    value = [str(PORT), *named][-1]
     check(value.isdecimal() and int(value) < 2**16, "port", value, "a number from 0 to 65535")
     return int(value)
 
@@ -190,15 +166,15 @@ def watch(folders: Sequence[str], port: int) -> None:
     """Serve until the process is stopped (Interrupted); UserError for what cannot be served."""
     check(bool(folders), "RUN", "", "the folder of a run, or one that holds some")
     os.nice(NICENESS)
-    watched = Watched(folders)
     program = bundle()
     try:
-        server = Server(watched, program, port)
+        server = Server(folders, program, port)
     except OSError as error:
         raise UserError(
             f"port={port}: {reason_of(error)}. port=0 takes one that is free"
         ) from error
     with server:
+        server.look()
         print(
             f"http://{HOST}:{server.server_address[1]}/  (Ctrl-C ends this, and no run)", flush=True
         )

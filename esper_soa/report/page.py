@@ -9,35 +9,23 @@ import json
 from collections.abc import Sequence
 from html import escape
 from importlib import metadata
-from pathlib import Path
 from typing import NamedTuple
 
-from esper_soa.ops.files import write_text
-from esper_soa.ops.json_lines import Json
-from esper_soa.report.bundle import bundle
 from esper_soa.report.details import comparisons, details
 from esper_soa.report.groups import Group, groups_of
-from esper_soa.report.run_files import RunRecord, find_runs
+from esper_soa.report.run_files import RunRecord
 from esper_soa.report.run_tables import packed
 from esper_soa.report.sections import Figure, Section, Shown, asset, charts, shown_of
 from esper_soa.report.words import state_of, tiles_of, verdict_of
 
 NAME = "report.html"  # of a report in the folder of its run
 MOST_KINDS = 4  # of runs that the head names
+ABOUT = {"name": "", "task.name": "", "policy.name": "policy ", "reward.mode": "reward "}
 # The page runs what it holds, and can neither fetch anything nor send it anywhere.
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' "
     "'unsafe-eval'; img-src data: blob:"
 )
-
-
-def write_report(folders: Sequence[str], path: Path) -> None:
-    """Write the report of the runs in `folders` to `path`.
-
-    Raises UserError where there is no run or the extra `report` is not installed, OSError where it
-    cannot be written.
-    """
-    write_text(path, page_of(find_runs(folders), bundle()))
 
 
 class Parts(NamedTuple):
@@ -60,7 +48,7 @@ def parts_of(runs: Sequence[RunRecord]) -> Parts:
     shown = shown_of(groups)
     links = "".join(f'<a href="#{one.id}">{escape(one.title)}</a>' for one in shown.sections)
     body = "".join(
-        section_html(section, comparisons(groups) if section.id == "growth" else "")
+        _section(section, comparisons(groups) if section.id == "growth" else "")
         for section in shown.sections
     )
     return Parts(
@@ -73,9 +61,7 @@ def parts_of(runs: Sequence[RunRecord]) -> Parts:
 
 
 def framed(parts: Parts, program: str, policy: str, live: str = "", more: str = "") -> str:
-    """A whole page; program: the script element of what draws; policy: what it may load; live: HTML
-    beside the name; more: HTML at the end.
-    """
+    """A page. program: script element; policy: what it may load; live, more: HTML in head, end."""
     head = asset("head.html").format(
         policy=policy, title=parts.title, style=asset("page.css"), links=parts.links, live=live
     )
@@ -95,7 +81,7 @@ def _opening(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
         f'<dd class="note">{escape(tile.note)}</dd></div>'
         for tile in tiles_of(groups)
     )
-    kinds = list(dict.fromkeys(escape(about_run(run)) for run in runs))
+    kinds = list(dict.fromkeys(escape(_about(run)) for run in runs))
     about = " · ".join(kinds[:MOST_KINDS]) + (" …" if len(kinds) > MOST_KINDS else "")
     return (
         f'{state}\n<h1>{escape(verdict_of(groups))}</h1>\n<p class="about">{about}</p>\n'
@@ -104,25 +90,19 @@ def _opening(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
     )
 
 
-def about_run(run: RunRecord) -> str:
+def _about(run: RunRecord) -> str:
     """Name, task, policy, reward and data, as far as they are known."""
-    known = (
-        ("", "name"),
-        ("", "task.name"),
-        ("policy ", "policy.name"),
-        ("reward ", "reward.mode"),
-    )
-    facts = [f"{before}{run.settings[name]}" for before, name in known if name in run.settings]
+    facts = [f"{word}{run.settings[name]}" for name, word in ABOUT.items() if name in run.settings]
     data = str(run.summary.get("data", "")).split(" (")[0]
     return ", ".join([*facts, data] if data else facts)
 
 
-def section_html(section: Section, more: str) -> str:
+def _section(section: Section, more: str) -> str:
     """A section with its figures, not yet drawn, and more HTML below them."""
     narrow = [figure.id for figure in section.figures if not figure.wide]
     alone = narrow[-1:] if len(narrow) % 2 else []  # nothing would stand beside it
     figures = "".join(
-        _figure_html(figure, figure.wide or figure.id in alone) for figure in section.figures
+        _figure(figure, figure.wide or figure.id in alone) for figure in section.figures
     )
     name = section.id
     return (
@@ -132,7 +112,7 @@ def section_html(section: Section, more: str) -> str:
     )
 
 
-def _figure_html(figure: Figure, wide: bool) -> str:
+def _figure(figure: Figure, wide: bool) -> str:
     """The place of a figure, its words and the table behind it."""
     title = escape(figure.title)
     return (
@@ -147,12 +127,10 @@ def _data(shown: Shown) -> str:
     """Tables and figures as the page's program reads them; none can end the script element."""
     figures = [figure for section in shown.sections for figure in section.figures]
     wanted = {name for figure in figures for name in (*figure.data, figure.table)}
-    sent = ("id", "title", "spec", "table", "data", "columns", "choices")
-    described: list[Json] = [
-        {name: part for name, part in figure._asdict().items() if name in sent}
-        for figure in figures
-    ]
-    tables: dict[str, Json] = {name: packed(shown.tables[name]) for name in sorted(wanted)}
-    told = {"figures": described, "tables": tables, "config": charts()["config"]}
+    told = {
+        "figures": [figure._asdict() for figure in figures],
+        "tables": {name: packed(shown.tables[name]) for name in sorted(wanted)},
+        "config": charts()["config"],
+    }
     text = json.dumps(told, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")

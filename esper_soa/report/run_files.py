@@ -6,13 +6,11 @@ out, and said in a line of the log. Needs no torch.
 
 import json
 import math
-import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
-
-import numpy as np
 
 from esper_soa.ops.files import LOGGER
 from esper_soa.ops.rundir import RunFolder
@@ -21,13 +19,9 @@ from esper_soa.telemetry.table_files import read_file, table_files
 
 Record = dict[str, object]
 Cell: TypeAlias = None | int | float | str
+Row: TypeAlias = dict[str, Cell]
 Table: TypeAlias = dict[str, list[Cell]]  # columns of one length
 DEEPEST = 32  # records and lists within each other; those of a run are 5 deep
-# As ops/profile.py says them: "phases   round 2/5: training 71.2 %, state 8.1 % of 20.3 s".
-PHASES = re.compile(
-    r"phases   round (?P<round>\d+)/\d+: (?P<shares>.+?) of (?P<seconds>[\d.]+) s$", re.MULTILINE
-)
-SHARE = re.compile(r"(\w[\w ]*?) ([\d.]+) %")
 
 
 @dataclass(frozen=True)
@@ -42,8 +36,6 @@ class RunRecord:
     rounds: list[Record] = field(default_factory=list)  # lines of metrics.jsonl
     episodes: list[Record] = field(default_factory=list)  # lines of episodes.jsonl
     summary: Record = field(default_factory=dict)  # empty where the run has not come to its end
-    # Seconds by round and phase; only of runs with profile=phases.
-    phases: dict[int, dict[str, float]] = field(default_factory=dict)
 
     @property
     def planned(self) -> int:
@@ -54,6 +46,16 @@ class RunRecord:
     def finished(self) -> bool:
         """Whether the run has written its final table."""
         return bool(self.summary)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Percent at the end, mean over the grown hosts; None where there is no end yet."""
+        return number(self.summary, "grown", "accuracy")
+
+    @property
+    def gain(self) -> float | None:
+        """Percent points over the control at the end; None where there is none."""
+        return number(self.summary, "difference", "accuracy", "mean")
 
     @property
     def slots(self) -> list[str]:
@@ -68,23 +70,18 @@ def number(record: object, *names: str) -> float | None:
         record = record.get(name) if isinstance(record, Mapping) else None
     if isinstance(record, bool) or not isinstance(record, int | float):
         return None
-    try:
-        found = float(record)
-    except OverflowError:
-        return None
-    return found if math.isfinite(found) else None
+    return float(record) if abs(record) <= sys.float_info.max else None
 
 
-def part(record: object, *names: str) -> Record:
-    """The record under `names`, one within the other; empty where there is none."""
-    for name in names:
-        record = record.get(name) if isinstance(record, Mapping) else None
-    return {str(key): value for key, value in record.items()} if isinstance(record, Mapping) else {}
+def part(record: object, name: str) -> Record:
+    """The record under `name`; empty where there is none."""
+    found = record.get(name) if isinstance(record, Mapping) else None
+    return {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else {}
 
 
-def numbers(record: object, *names: str) -> list[float | None]:
-    """The list of numbers under `names`; empty where there is none."""
-    found = part(record, *names[:-1]).get(names[-1])
+def numbers(record: object, name: str) -> list[float | None]:
+    """The list of numbers under `name`; empty where there is none."""
+    found = record.get(name) if isinstance(record, Mapping) else None
     return [number({"": value}, "") for value in found] if isinstance(found, list) else []
 
 
@@ -100,10 +97,7 @@ def mean_of(values: Sequence[object]) -> float | None:
 
 
 def find_runs(given: Sequence[str | Path]) -> list[RunRecord]:
-    """The runs in the folders `given`: each a run folder, or one that holds some, as a sweep does.
-
-    Raises UserError where a folder holds none.
-    """
+    """The runs in folders that are of a run, or hold some; UserError where one holds none."""
     return [read_run(path, label) for label, path in find_run_folders(given).items()]
 
 
@@ -119,7 +113,6 @@ def read_run(path: Path, label: str = "") -> RunRecord:
         read_lines(folder.metrics),
         read_lines(folder.episodes),
         read_json(folder.summary),
-        read_phases(folder.log),
     )
 
 
@@ -132,16 +125,6 @@ def read_lines(path: Path) -> list[Record]:
 def read_json(path: Path) -> Record:
     """The record in a JSON file; empty where there is none."""
     return _parsed(_text(path), path)
-
-
-def read_phases(path: Path) -> dict[int, dict[str, float]]:
-    """Seconds by round and phase as logged; the last, of a round that was played again."""
-    found = {}
-    for line in PHASES.finditer(_text(path)):
-        seconds = float(line["seconds"])
-        shares = SHARE.findall(line["shares"])
-        found[int(line["round"])] = {name: float(share) / 100 * seconds for name, share in shares}
-    return found
 
 
 def _text(path: Path) -> str:
@@ -158,15 +141,12 @@ def _text(path: Path) -> str:
 
 def _parsed(text: str, path: Path) -> Record:
     """The record that `text`, out of the file `path`, holds as JSON."""
-    if not text:
-        return {}
     try:
-        found = json.loads(text)
+        found = json.loads(text or "{}")
+        if _deeper(found, DEEPEST):
+            raise ValueError(f"more than {DEEPEST} deep")
     except (ValueError, RecursionError) as error:
         LOGGER.warning("report   without a part of %s: %s", path, error)
-        return {}
-    if _deeper(found, DEEPEST):
-        LOGGER.warning("report   without a part of %s: more than %d deep", path, DEEPEST)
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -176,31 +156,22 @@ def _deeper(value: object, levels: int) -> bool:
     return levels < 0 or any(_deeper(one, levels - 1) for one in inner)
 
 
-def rounds_of(run: Path, table: str) -> list[int]:
-    """The rounds that the run has a table per env-step (docs/telemetry.md) of, from 1, in order."""
-    return list(table_files(run, table))
-
-
-def read_round(run: Path, table: str, number: int) -> Table:
-    """The columns of such a table in one round; none where there is no such file, or none that can
-    be read.
-
-    What is not finite is None, as JSON has no such numbers.
+def read_round(run: Path, table: str, number: int) -> list[Row]:
+    """The rows of a table per env-step (docs/telemetry.md) in one round; none where there is no
+    file that can be read. What is not finite is None, as JSON has no such numbers.
     """
     path = table_files(run, table).get(number)
     try:
         values = read_file(path, table).values if path and path.is_file() else {}
     except (OSError, ValueError) as error:
         LOGGER.warning("report   without a table: %s", error)
-        return {}
-    return {name: _plain(column) for name, column in values.items() if column.ndim == 1}
-
-
-def _plain(column: np.ndarray) -> list[Cell]:
-    """The values of a column [R]."""
-    if column.dtype.kind == "f":
-        return [float(value) if np.isfinite(value) else None for value in column]
+        return []
+    columns = {name: column.tolist() for name, column in values.items() if column.ndim == 1}
     return [
-        value if isinstance(value, str) else None if value is None else int(value)
-        for value in column.tolist()
+        {name: _finite(cell) for name, cell in zip(columns, cells, strict=True)}
+        for cells in zip(*columns.values(), strict=True)
     ]
+
+
+def _finite(cell: Cell) -> Cell:
+    return None if isinstance(cell, float) and not math.isfinite(cell) else cell

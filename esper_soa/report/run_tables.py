@@ -1,17 +1,17 @@
 """Tables of a report: columns by name, all of one length, of runs and of their rounds and episodes.
-
-A figure draws from such a table, and the reader may open the same beside it. Needs no torch.
+Needs no torch.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from esper_soa.ops.json_lines import Json
 from esper_soa.report.groups import Group, Standing
 from esper_soa.report.run_files import (
     Cell,
     Record,
+    Row,
     RunRecord,
     Table,
     mean_of,
@@ -21,7 +21,6 @@ from esper_soa.report.run_files import (
     round_of,
 )
 
-Row: TypeAlias = dict[str, Cell]
 Shares: TypeAlias = Mapping[str, float | None]
 
 DIGITS = 6  # significant ones of a number in the page
@@ -93,26 +92,18 @@ def means_table(rounds: Table) -> Table:
     )
 
 
-class Parts(NamedTuple):
-    """A table of what a run has under names, round by round."""
-
-    name: str
-    column: str  # of the names
-    value: str  # the column of the numbers
-    parts_of: Callable[[RunRecord], Iterator[tuple[int, Shares]]]
-
-
-def parts_table(groups: Sequence[Group], parts: Parts) -> Table:
-    """A row per run, round and name; names whose values are 0 throughout are left out."""
+def parts_table(groups: Sequence[Group], name: str) -> Table:
+    """The table `name` of PARTS: a row per run, round and name, without names that stay 0."""
+    column, value_name, parts_of = PARTS[name]
     rows: list[Row] = [
-        {"run": run.label, "round": round_, parts.column: name, parts.value: value}
+        {"run": run.label, "round": round_, column: name, value_name: value}
         for group in groups
         for run in group.runs
-        for round_, found in parts.parts_of(run)
+        for round_, found in parts_of(run)
         for name, value in found.items()
     ]
-    used = {row[parts.column] for row in rows if row[parts.value]}
-    return table_of(row for row in rows if row[parts.column] in used)
+    used = {row[column] for row in rows if row[value_name]}
+    return table_of(row for row in rows if row[column] in used)
 
 
 def _records(run: RunRecord, name: str, prefix: str = "") -> Iterator[tuple[int, Shares]]:
@@ -137,10 +128,12 @@ def _rollbacks(run: RunRecord) -> Iterator[tuple[int, Shares]]:
 
 
 def _seconds(run: RunRecord) -> Iterator[tuple[int, Shares]]:
-    """By phase where the run has told phases, else of collecting and updating."""
+    """Of collecting and updating."""
     for line in run.rounds:
-        told: Shares = {name: number(line, f"{name}_seconds") for name in ("collect", "update")}
-        yield round_of(line), run.phases.get(round_of(line), told)
+        yield (
+            round_of(line),
+            {name: number(line, f"{name}_seconds") for name in ("collect", "update")},
+        )
 
 
 def _shapley(run: RunRecord) -> Iterator[tuple[int, Shares]]:
@@ -153,27 +146,29 @@ def _shapley(run: RunRecord) -> Iterator[tuple[int, Shares]]:
         yield round_, {name: mean_of(worth) for name, worth in zip(run.slots, worths, strict=False)}
 
 
-PARTS = (
-    Parts("shapley", "slot", "shapley", _shapley),
-    Parts("ops", "op", "share", _shares_of_ops),
-    Parts("terms", "term", "term_sum", lambda run: _records(run, "reward_terms")),
-    Parts("entropy", "head", "entropy", lambda run: _records(run, "update", "entropy/")),
-    Parts("rollbacks", "reason", "rollbacks", _rollbacks),
-    Parts("times", "phase", "seconds", _seconds),
-)
+# What a run has under names, round by round: the columns of the names and of the numbers.
+PARTS: dict[str, tuple[str, str, Callable[[RunRecord], Iterator[tuple[int, Shares]]]]] = {
+    "shapley": ("slot", "shapley", _shapley),
+    "ops": ("op", "share", _shares_of_ops),
+    "terms": ("term", "term_sum", lambda run: _records(run, "reward_terms")),
+    "entropy": ("head", "entropy", lambda run: _records(run, "update", "entropy/")),
+    "rollbacks": ("reason", "rollbacks", _rollbacks),
+    "times": ("phase", "seconds", _seconds),
+}
 
 
 def blueprints_table(groups: Sequence[Group]) -> Table:
     """A row per run and blueprint: seeds by fate, and means over those that came to an end."""
-    rows = []
+    rows: list[Row] = []
     for run in (run for group in groups for run in group.runs):
         found = [part(line, "blueprints") for line in run.rounds]
         for name in sorted({name for one in found for name in one}):
-            rows.append(_fates(run.label, name, [part(one, name) for one in found]))
+            fates = _fates([part(one, name) for one in found])
+            rows.append({"run": run.label, "blueprint": name, **fates})
     return table_of(rows)
 
 
-def _fates(run: str, blueprint: str, records: Sequence[Record]) -> Row:
+def _fates(records: Sequence[Record]) -> Row:
     """Counts summed over rounds; a mean weighs each round by the seeds that it is a mean of."""
     counts = {
         name: sum(int(number(one, name) or 0) for one in records)
@@ -181,8 +176,6 @@ def _fates(run: str, blueprint: str, records: Sequence[Record]) -> Row:
     }
     ended = counts["fossilized"] + counts["pruned"]
     return {
-        "run": run,
-        "blueprint": blueprint,
         **counts,
         "kept": 100 * counts["fossilized"] / ended if ended else None,
         "fossil_gain": _weighted(records, "mean_gain", "fossilized"),
@@ -214,12 +207,8 @@ def _host_rows(score: Record) -> Iterator[Row]:
     for episode in episodes if isinstance(episodes, list) else []:
         columns = [numbers(episode, name) for name in ("accuracies", "parameters", "train_flop")]
         for env, (accuracy, parameters, flop) in enumerate(zip(*columns, strict=False)):
-            yield {
-                "host": env,
-                "accuracy": accuracy,
-                "parameters": parameters,
-                "train_gflop": _giga(flop),
-            }
+            sizes = {"parameters": parameters, "train_gflop": _giga(flop)}
+            yield {"host": env, "accuracy": accuracy} | sizes
 
 
 def standings_table(found: Sequence[Standing]) -> Table:
@@ -227,7 +216,7 @@ def standings_table(found: Sequence[Standing]) -> Table:
     rows: list[Row] = []
     for one in found:
         row: Row = {"group": one.label, "runs": one.runs, "left_out": one.left_out}
-        for name, interval in (("accuracy", one.accuracy), ("iqm", one.iqm), ("gain", one.gain)):
+        for name, interval in (("accuracy", one.accuracy), ("gain", one.gain)):
             for end, bound in zip(("", "_low", "_high"), interval or (None,) * 3, strict=True):
                 row[name + end] = number({"": bound}, "")
         flop = _giga(one.train_flop)
@@ -238,5 +227,7 @@ def standings_table(found: Sequence[Standing]) -> Table:
 def finals_table(groups: Sequence[Group]) -> Table:
     """A row per run at its end: the mean accuracy of its hosts, and its lead on its control."""
     return table_of(
-        {"group": group.label, **final._asdict()} for group in groups for final in group.finals
+        {"group": group.label, "run": run.label, "accuracy": run.accuracy, "gain": run.gain}
+        for group in groups
+        for run in group.ended
     )

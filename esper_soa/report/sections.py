@@ -1,14 +1,12 @@
 """What a report shows: the sections and figures that assets/charts.yaml lists, filled in from the
-tables that they are drawn from.
-
-A figure that would have nothing to show is left out. Needs no torch.
+tables that they are drawn from. One that would have nothing to show is left out. Needs no torch.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import yaml
 
@@ -18,7 +16,6 @@ from esper_soa.report.groups import Group, standings
 from esper_soa.report.run_files import Table
 
 ASSETS = files("esper_soa.report") / "assets"
-Spec = dict[str, Json]
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # names the language; nothing is fetched
 NUM_COLOURS = 12  # of page.css: --c1 to --c12
 # Fields that are told of several runs alone, and of the spread of one.
@@ -27,28 +24,15 @@ OF_HOSTS = ("_min", "_max")
 HEIGHT = 220  # pixels; of a lane, and of a row of bars:
 LANE = 19
 ROW = 40
-
-
-class Entry(NamedTuple):
-    """A figure as charts.yaml lists it."""
-
-    id: str
-    title: str
-    caption: str
-    kind: str
-    data: str
-    value: str
-    by: str  # the field that colours tell apart
-    told: list[str]  # fields
-    columns: list[str]  # fields of `table`
-    table: str = ""
-    way_told: Sequence[str] = ()
-    names: Sequence[str] = ()  # in the field `by`; empty = all that there are
-    x: str = "round"
-    rows: str = ""
-    choices: Sequence[str] = ()
-    zero: bool = False
-    wide: bool = False
+# What an entry of charts.yaml leaves out.
+DEFAULTS = {
+    "x": "round",
+    "rows": "",
+    "choices": [],
+    "way_told": [],
+    "names": [],
+    "wide": False,
+}
 
 
 class Figure(NamedTuple):
@@ -57,11 +41,11 @@ class Figure(NamedTuple):
     id: str
     title: str
     caption: str
-    spec: Spec
+    spec: dict
     table: str  # opened beside it
     columns: list[list[str]]  # of that table: field, title
     data: list[str]  # tables that it draws from
-    choices: Sequence[str]  # fields of which the reader chooses one value
+    choices: list[str]  # fields of which the reader chooses one value
     wide: bool
 
 
@@ -87,9 +71,9 @@ def asset(name: str) -> str:
 
 
 @cache
-def charts() -> dict[str, Json]:
+def charts() -> dict:
     """What charts.yaml says."""
-    return cast("dict[str, Json]", yaml.safe_load(asset("charts.yaml")))
+    return dict(yaml.safe_load(asset("charts.yaml")))
 
 
 def shown_of(groups: Sequence[Group]) -> Shown:
@@ -97,16 +81,16 @@ def shown_of(groups: Sequence[Group]) -> Shown:
     tables = tables_of(groups)
     several = sum(len(group.runs) for group in groups) > 1
     sections = []
-    for section in cast("list[dict[str, Json]]", charts()["sections"]):
-        listed = cast("list[Spec]", section["figures"])
-        entries = [Entry(**one) for one in listed]  # type: ignore[arg-type]
-        there = [one for one in entries if any(tables[one.data].get(one.value, []))]
+    for section in charts()["sections"]:
+        there = [
+            one for one in section["figures"] if any(tables[one["data"]].get(one["value"], []))
+        ]
+        drawn = [one["id"] for one in there]
         words = [section["words"], section.get("of several" if several else "of one run", "")]
-        left_out = cast("dict[str, str]", section.get("else", {}))
-        words += [said for name, said in left_out.items() if name not in [e.id for e in there]]
-        text = " ".join(str(said) for said in words if said)
+        words += [said for name, said in section.get("else", {}).items() if name not in drawn]
+        text = " ".join(said for said in words if said)
         figures = [_figure(one, tables, groups) for one in there]
-        sections.append(Section(str(section["id"]), str(section["title"]), text, figures))
+        sections.append(Section(section["id"], section["title"], text, figures))
     return Shown(sections, tables)
 
 
@@ -125,64 +109,57 @@ def tables_of(groups: Sequence[Group]) -> dict[str, Table]:
         "accuracies": lanes.accuracies_table(rounds),
         "hostnames": lanes.names_table(rounds),
         "marks": lanes.marks_table(rounds),
-        "credit": lanes.credit_table(rounds),
         "blueprints": run_tables.blueprints_table(groups),
-    } | {parts.name: run_tables.parts_table(groups, parts) for parts in run_tables.PARTS}
+    } | {name: run_tables.parts_table(groups, name) for name in run_tables.PARTS}
 
 
-def _figure(entry: Entry, tables: Mapping[str, Table], groups: Sequence[Group]) -> Figure:
-    """An entry with the values that its kind of chart asks for."""
-    data = tables[entry.data]
+def _figure(listed: dict, tables: Mapping[str, Table], groups: Sequence[Group]) -> Figure:
+    """A figure that charts.yaml lists, with the values that its kind of chart asks for."""
+    entry: dict = {"table": listed["data"], **DEFAULTS, **listed}
+    data = tables[entry["data"]]
+    value = entry["value"]
     runs = [run for group in groups for run in group.runs]
-    spread = len(runs) == 1 and f"{entry.value}_min" in data
+    spread = len(runs) == 1 and f"{value}_min" in data
     left_out = (() if len(runs) > 1 else OF_SEVERAL) + (() if spread else OF_HOSTS)
-    values: Spec = {
-        **entry._asdict(),
-        "x_title": _title(entry.x),
-        "value_title": _title(entry.value),
-        "low": f"{entry.value}_min" if spread else "",
-        "high": f"{entry.value}_max",
+    entry |= _colours(entry["by"], entry["names"] or _names(data, entry["by"], groups)) | {
+        "x_title": _title(entry["x"]),
+        "value_title": _title(value),
+        "low": f"{value}_min" if spread else "",
+        "high": f"{value}_max",
         "hosts": bool(tables["hosts"]),
-        "control": entry.value == "accuracy" and "control" in tables["hosts"].get("hosts", []),
-        "told": [name for name in entry.told if not name.endswith(left_out)],
-        **_colours(entry.by, entry.names or _names(data, entry.by, groups)),
+        "control": value == "accuracy" and "control" in tables["hosts"].get("hosts", []),
+        "told": [name for name in entry["told"] if not name.endswith(left_out)],
     }
-    height = 50 + ROW * len(_distinct(data, entry.rows)) if entry.rows else HEIGHT
-    if entry.kind == "lanes":
+    height = 50 + ROW * len({*data[entry["rows"]]}) if entry["rows"] else HEIGHT
+    if entry["kind"] == "lanes":
         slots = max((run.slots for run in runs), key=len)
         rows = _rows_of_lanes(tables["accuracies"], len(slots))
-        values |= {"lane_axis": _lane_axis(slots, rows), "lane_domain": [-rows, 0]}
+        entry |= {"lane_axis": _lane_axis(slots, rows), "lane_domain": [-rows, 0]}
         height = LANE * rows
-    spec = chart(entry.kind, entry.title, height, values)
-    layers = cast("list[dict[str, dict[str, str]]]", spec["layer"])
+    spec = chart(entry["kind"], entry["title"], height, entry)
     return Figure(
-        entry.id,
-        entry.title,
-        entry.caption,
+        entry["id"],
+        entry["title"],
+        entry["caption"],
         spec,
-        entry.table or entry.data,
-        [[name, _title(name)] for name in entry.columns],
-        sorted({layer["data"]["name"] for layer in layers}),
-        entry.choices,
-        entry.wide,
+        entry["table"],
+        [[name, _title(name)] for name in entry["columns"]],
+        sorted({layer["data"]["name"] for layer in spec["layer"]}),
+        entry["choices"],
+        entry["wide"],
     )
 
 
 def _names(data: Table, by: str, groups: Sequence[Group]) -> list[str]:
-    """Those that colours tell apart."""
+    """Those that colours tell apart, in the order in which they come."""
     if by == "group":
         return [group.label for group in groups]
-    return [name for name in _distinct(data, by) if name != "none"]
+    return [str(name) for name in dict.fromkeys(data[by]) if name != "none"]
 
 
-def _distinct(table: Table, field: str) -> list[str]:
-    """The names in a column, in the order in which they come."""
-    return [str(name) for name in dict.fromkeys(table[field])]
-
-
-def _colours(field: str, names: Sequence[str]) -> Spec:
+def _colours(field: str, names: Sequence[str]) -> dict:
     """Every one of `names` keeps its colour, whichever are drawn. A lone group needs no legend."""
-    own = cast("dict[str, str]", charts()["colours"])
+    own = charts()["colours"]
     colours = [
         f"var(--{own.get(name, f'c{1 + place % NUM_COLOURS}')})" for place, name in enumerate(names)
     ]
@@ -196,7 +173,7 @@ def _rows_of_lanes(accuracies: Table, slots: int) -> int:
     return min(lanes.hosts_on_screen(slots), hosts) * (slots + lanes.HEAD)
 
 
-def _lane_axis(slots: Sequence[str], rows: int) -> Spec:
+def _lane_axis(slots: Sequence[str], rows: int) -> dict:
     """From the first host's name downwards; each slot's name stands beside its lane."""
     block = len(slots) + lanes.HEAD
     return {
@@ -210,12 +187,8 @@ def _lane_axis(slots: Sequence[str], rows: int) -> Spec:
     }
 
 
-def chart(kind: str, description: str, height: int, values: Mapping[str, Json]) -> Spec:
-    """A chart as wide as its place; `description` is its name for who does not see it.
-
-    values: what stands for the $names of the kind's layers.
-    """
-    layers = cast("list[Spec]", cast("Spec", charts()["kinds"])[kind])
+def chart(kind: str, description: str, height: int, values: Mapping[str, Json]) -> dict:
+    """A chart as wide as its place; values: what stands for the $names of the kind's layers."""
     return {
         "$schema": SCHEMA,
         "description": description,
@@ -225,7 +198,7 @@ def chart(kind: str, description: str, height: int, values: Mapping[str, Json]) 
         "padding": {"left": 2, "right": 10, "top": 18, "bottom": 4},
         "layer": [
             {name: _filled(part, values) for name, part in layer.items() if name != "if"}
-            for layer in layers
+            for layer in charts()["kinds"][kind]
             if "if" not in layer or _filled(layer["if"], values)
         ],
     }
@@ -234,9 +207,10 @@ def chart(kind: str, description: str, height: int, values: Mapping[str, Json]) 
 def _filled(template: Json, values: Mapping[str, Json]) -> Json:
     if isinstance(template, dict):
         filled = {name: _filled(part, values) for name, part in template.items()}
-        if "tooltip" in filled:
-            filled["tooltip"] = [_told(name) for name in cast("list[str]", filled["tooltip"])]
-        return filled
+        told = filled.get("tooltip")
+        return filled | (
+            {"tooltip": [_told(name) for name in told]} if isinstance(told, list) else {}
+        )
     if isinstance(template, list):
         return [_filled(part, values) for part in template]
     if isinstance(template, str) and template.startswith("$"):
@@ -244,12 +218,11 @@ def _filled(template: Json, values: Mapping[str, Json]) -> Json:
     return template
 
 
-def _told(name: str) -> Spec:
+def _told(name: str) -> dict:
     """What the pointer tells of a field."""
-    title, *form = cast("dict[str, list[str]]", charts()["fields"])[name]
-    told: Spec = {"field": name, "title": title}
-    return told | ({"format": form[0]} if form else {})
+    title, *form = charts()["fields"][name]
+    return {"field": name, "title": title} | ({"format": form[0]} if form else {})
 
 
 def _title(field: str) -> str:
-    return cast("dict[str, list[str]]", charts()["fields"])[field][0]
+    return str(charts()["fields"][field][0])

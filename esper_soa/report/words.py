@@ -39,9 +39,8 @@ def _of_one(run: RunRecord) -> str:
     said = run.summary.get("verdict")
     if isinstance(said, str):
         return said
-    accuracy = number(run.summary, "grown", "accuracy")
-    if accuracy is not None:
-        return f"The hosts end at {accuracy:.2f} %; there is no control to set them beside."
+    if run.accuracy is not None:
+        return f"The hosts end at {run.accuracy:.2f} %; there is no control to set them beside."
     if not run.rounds:
         return "Not finished: no round has come to its end yet."
     first, last = (number(line, "accuracy", "mean") for line in (run.rounds[0], run.rounds[-1]))
@@ -125,16 +124,14 @@ def _tiles_of_one(run: RunRecord) -> list[Tile]:
 
     def tile(title: str, field: str, form: Callable[[float], str]) -> Tile:
         plain = number(control, field)
-        return Tile(
-            title,
-            _told(number(grown, field), form),
-            "" if plain is None else f"{form(plain)} {name}",
-        )
+        note = "" if plain is None else f"{form(plain)} {name}"
+        return Tile(title, _told(number(grown, field), form), note)
 
     germinated, fossilized, pruned = (
         sum(int(number(line, "seeds", fate) or 0) for line in run.rounds)
         for fate in ("germinated", "fossilized", "pruned")
     )
+    fates = f"{fossilized:,} fossilised, {pruned:,} pruned"
     eps = number(run.summary, "speed", "eps") or number(last, "eps")
     wall = number(run.summary, "wall_seconds")
     work = f"{run.settings.get('envs', '?')} hosts x {run.settings.get('steps', '?')} env-steps"
@@ -144,20 +141,16 @@ def _tiles_of_one(run: RunRecord) -> list[Tile]:
         tile("parameters of a host", "size", "{:,.0f}".format),
         tile("training of a host", "flop", flop_in_words),
         Tile("rounds", str(len(run.rounds)), f"of {run.planned}; {work}"),
-        Tile(
-            "seeds germinated", f"{germinated:,}", f"{fossilized:,} fossilised, {pruned:,} pruned"
-        ),
+        Tile("seeds germinated", f"{germinated:,}", fates),
         Tile("speed", _told(eps, "{:,.1f}".format), pace),
     ]
 
 
 def _tiles_of_several(groups: Sequence[Group], runs: Sequence[RunRecord]) -> list[Tile]:
     found = standings(groups)
-    seeds = {run.settings.get("seed") for run in runs}
     tiles = [
         Tile("runs", str(len(runs)), f"{sum(run.finished for run in runs)} finished"),
         Tile("groups", str(len(groups)), "by overrides"),
-        Tile("seeds", str(len(seeds)), "of the random streams"),
     ]
     if found:
         best = found[0]
@@ -166,8 +159,7 @@ def _tiles_of_several(groups: Sequence[Group], runs: Sequence[RunRecord]) -> lis
         tiles.append(Tile(title, f"{best.accuracy.mean:.2f} %", name))
         if best.gain is not None:
             tiles.append(Tile("over the control", f"{best.gain.mean:+.2f} points", name))
-        if best.parameters is not None:
-            tiles.append(Tile("parameters of a host", f"{best.parameters:,.0f}", "mean"))
+        tiles.append(Tile("parameters of a host", _told(best.parameters, "{:,.0f}".format), "mean"))
     return tiles
 
 

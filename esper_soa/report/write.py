@@ -9,8 +9,11 @@ from pathlib import Path
 
 from esper_soa.errors import check
 from esper_soa.ops.console import ending_with_status, parser
+from esper_soa.ops.files import write_text
 from esper_soa.paths import user_path
-from esper_soa.report.page import NAME, write_report
+from esper_soa.report.bundle import bundle
+from esper_soa.report.page import NAME, page_of
+from esper_soa.report.run_files import find_runs
 
 HELP = f"""\
   RUN...           run folders, or folders that hold some, as a sweep does; a run that was killed
@@ -32,18 +35,12 @@ def main(arguments: list[str] | None = None) -> None:
     words.add_argument("-o", dest="out", default="", help=argparse.SUPPRESS)
     given = words.parse_args(arguments)
     with ending_with_status():
-        path = destination(given.runs, given.out)
-        write_report(given.runs, path)
+        path = Path(NAME) if len(given.runs) > 1 else user_path("RUN", given.runs[0]) / NAME
+        if given.out:
+            path = user_path("-o", given.out)
+        check(not path.exists() or path.is_file(), "-o", path, "a file, which is replaced")
+        write_text(path, page_of(find_runs(given.runs), bundle()))
         print(path)
-
-
-def destination(runs: list[str], out: str) -> Path:
-    """The file to write: `out`, or where reports go without it; a device raises SettingError."""
-    path = Path(NAME) if len(runs) > 1 else user_path("RUN", runs[0]) / NAME
-    if out:
-        path = user_path("-o", out)
-    check(not path.exists() or path.is_file(), "-o", path, "a file, which is replaced")
-    return path
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
-"""Runs as a DuckDB database: their tables as they lie on the disk, their lines of JSON, and VIEWS.
-
-From Python: `open_database([folder]).sql("select ...")`. Nothing is copied: a run that is still
-going on, or was killed, is read as far as it has come. Everything has the column `run`, the folder
-that its rows are of; docs/queries.md has more questions.
+"""Runs as a DuckDB database: their tables as they lie on the disk, their lines of JSON, and VIEWS,
+all with the column `run`. From Python: `open_database([folder]).sql("select ...")`. Nothing is
+copied: a run that goes on, or was killed, is read as far as it has come. See docs/queries.md.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from esper_soa.ops.start import find_run_folders, read_settings
@@ -112,21 +110,23 @@ VIEWS = {
 
 def open_database(folders: Sequence[str | Path]) -> duckdb.DuckDBPyConnection:
     """A database of the runs in `folders`, those of sweeps among them; `run` is the end of a run's
-    path, as long as it must be to tell them apart.
-
-    Raises UserError for a folder that holds no run.
+    path that tells it from others. Raises UserError for a folder that holds no run.
     """
     runs = find_run_folders(folders)
     database = duckdb.connect(":memory:")
     database.execute("set threads = 2")
     for table in TABLES:
-        files = {run: table_files(folder, table.name).values() for run, folder in runs.items()}
         types = {column.name: TYPES[column.type] for column in table.columns}
-        parts = {run: _parquet(paths) for run, paths in files.items() if paths}
+        parts = {}
+        for run, folder in runs.items():
+            files = ", ".join(map(_text, table_files(folder, table.name).values()))
+            if files:
+                parts[run] = f"read_parquet([{files}], union_by_name = true)"
         database.execute(f"create view {table.name} as {_together(parts, types)}")
     for name, file, types in LINES:
-        paths = {run: folder / file for run, folder in runs.items() if _holds(folder / file)}
-        parts = {run: _lines(path, types) for run, path in paths.items()}
+        paths = {run: folder / file for run, folder in runs.items()}
+        held = {run: path for run, path in paths.items() if path.is_file() and path.stat().st_size}
+        parts = {run: _lines(path, types) for run, path in held.items()}
         database.execute(f"create view {name} as {_together(parts, types)}")
     database.execute("create table settings (run varchar, name varchar, value varchar)")
     for run, folder in runs.items():
@@ -137,18 +137,9 @@ def open_database(folders: Sequence[str | Path]) -> duckdb.DuckDBPyConnection:
     return database
 
 
-def _holds(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0
-
-
 def _text(value: object) -> str:
     """A literal of SQL."""
     return "'" + str(value).replace("'", "''") + "'"
-
-
-def _parquet(paths: Iterable[Path]) -> str:
-    """All rows of files of a table."""
-    return f"read_parquet([{', '.join(map(_text, paths))}], union_by_name = true)"
 
 
 def _lines(path: Path, types: Mapping[str, str]) -> str:

@@ -58,9 +58,7 @@ class EnvsTable:
         return f"{float(played.env('reward')[0, env]):+.3f}", "" if op == "wait" else op
 
     def _slot(self, played: Played, env: int, slot: int) -> str:
-        """A seed as blueprint, stage, alpha and contribution in percent points; nothing for an
-        empty slot.
-        """
+        """A seed as blueprint, stage, alpha and contribution; nothing for an empty slot."""
 
         def read(name: str) -> float:
             return float(played.slot(name)[0, env, slot])

@@ -1,8 +1,5 @@
 """The table of events: what happened to every seed and env between the states before and after an
-env-step's actions.
-
-A kind of event is a bool [T, N, S] or [T, N] that says where it happened; none asks for a loop over
-envs. Needs no torch.
+env-step's actions, as a bool [T, N, S] or [T, N, 1] per kind of event. Needs no torch.
 """
 
 from typing import NamedTuple
@@ -78,29 +75,26 @@ def _passages(before: np.ndarray, after: np.ndarray, advanced: np.ndarray) -> li
     return found
 
 
-def env_events(played: Played) -> tuple[list[Event], Event]:
-    """What the governor saw and did, and episodes that ended early."""
+def governor_events(played: Played) -> list[Event]:
+    """What the governor saw and did."""
     reason = played.code("reason")[:, :, None]
-    ending = played.code("ending")[:, :, None]
     panic = (played.env("panic") > 0)[:, :, None]
     why = np.array([0, *(CAUSES.index(name) for name in REASONS)])[reason]
-    end = np.array([0, *(CAUSES.index(name) for name in ENDINGS)])[ending]
-    seen = [
+    return [
         Event("diverging", (reason > 0) & ~panic, why, of_seed=False),
         Event("panic", panic, why, of_seed=False),
         Event("rollback", panic, why, of_seed=False),
     ]
-    return seen, Event("ended_early", ending > 0, end, of_seed=False)
 
 
 def events_rows(played: Played, round_number: int) -> Rows:
-    """The table `events`, sorted by env-step, env and order of happening; the governor comes first,
-    an end last.
-
-    Nothing happens to an env whose episode is over.
+    """The table `events`, sorted by env-step, env and order of happening: the governor first, an
+    end last. Nothing happens to an env whose episode is over.
     """
-    seen, end = env_events(played)
-    found = [*seen, *seed_events(played), end]
+    ending = played.code("ending")[:, :, None]
+    why = np.array([0, *(CAUSES.index(name) for name in ENDINGS)])[ending]
+    end = Event("ended_early", ending > 0, why, of_seed=False)
+    found = [*governor_events(played), *seed_events(played), end]
     places = [np.nonzero(one.where & played.goes_on[:, :, None]) for one in found]
     counts = [len(place[0]) for place in places]
     step, env, slot = (np.concatenate([place[axis] for place in places]) for axis in range(3))
@@ -123,10 +117,8 @@ def events_rows(played: Played, round_number: int) -> Rows:
 def _rows(
     played: Played, round_number: int, at: tuple[np.ndarray, ...], of_seed: np.ndarray
 ) -> Rows:
-    """What the columns of env-step and slot say at E events.
-
-    at: int [E] each, places of env-steps, envs and slots, slot 0 for events of whole envs; of_seed:
-    bool [E].
+    """What the columns of env-step and slot say at E events; at: int [E] each, env-step, env and
+    slot, which is 0 for events of whole envs; of_seed: bool [E].
     """
     legend = played.legend
     number = np.maximum(*seed_numbers(played))

@@ -1,8 +1,5 @@
 """One env-step of N envs as one table of numbers [N, C], on the device; rows.py takes it apart on
-the host.
-
-Which numbers there are is said here alone, as tables of names and of where each comes from. Nothing
-here waits for the device.
+the host. Which numbers there are is said here alone. Nothing here waits for the device.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +30,6 @@ class Facts(NamedTuple):
 
 
 Part = Mapping[str, Callable[[Facts], Tensor]]
-TERMS = REWARD_TERMS
 
 
 def _at(path: str, names: str) -> Part:
@@ -86,14 +82,10 @@ SLOT: tuple[Part, ...] = (SLOT_CODES, SLOT_FLAGS, SLOT_NUMBERS)
 
 
 def pack(facts: Facts, full: bool) -> Tensor:
-    """float64 [N, C]: all that the tables of a level say of an env-step; `full` for the level of
-    that name.
-
-    The same columns in every env-step of a run.
-    """
+    """float64 [N, C]: all that the tables of a level say of an env-step; full: at that level."""
     parts = [
         *(torch.stack([read(facts) for read in part.values()], 1) for part in ENV),
-        torch.stack([facts.result.terms.get(name) for name in (*TERMS, "total")], 1),
+        torch.stack([facts.result.terms.get(name) for name in (*REWARD_TERMS, "total")], 1),
         facts.decision.log_probs,
         facts.decision.value.unsqueeze(1),
         facts.seen.observed.masks.op,
@@ -130,7 +122,7 @@ def unpack(legend: Legend, steps: np.ndarray, numbers: np.ndarray) -> Played:
     """Numbers [T, N, C] of `pack` of env-steps `steps` (int [T], from 1); slots as `slot.*`."""
     num_choices = sum(legend.choices)
     sizes = {name: 1 for part in ENV for name in part}
-    sizes |= {f"reward_{name}": 1 for name in TERMS} | {"reward": 1}
+    sizes |= {f"reward_{name}": 1 for name in REWARD_TERMS} | {"reward": 1}
     sizes |= {"log_probs": len(HEAD_NAMES), "value": 1, "legal": len(OP_NAMES), "subsets": 1}
     sizes |= {f"slot.{name}": len(legend.slots) for part in SLOT for name in part}
     left = numbers.shape[2] - sum(sizes.values())

@@ -23,6 +23,11 @@ ARROW = {
     "bool": pyarrow.bool_(),
     "text": pyarrow.string(),
 }
+# What a list holds is never null.
+ARROW |= {
+    f"{name}[]": pyarrow.list_(pyarrow.field("element", ARROW[name], nullable=False))
+    for name in ("single", "bool")
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ def table_bytes(
     columns: Sequence[Column], values: Mapping[str, Values], facts: Mapping[str, str]
 ) -> bytes:
     """The file of a table with `values` by name of column, all of R rows; facts: its metadata."""
-    fields = [pyarrow.field(one.name, _type(one), nullable=one.nullable) for one in columns]
+    fields = [pyarrow.field(one.name, ARROW[one.type], nullable=one.nullable) for one in columns]
     arrays = [_array(one, values[one.name]) for one in columns]
     table = pyarrow.Table.from_arrays(arrays, schema=pyarrow.schema(fields, dict(facts)))
     content = io.BytesIO()
@@ -60,27 +65,19 @@ def table_bytes(
     return content.getvalue()
 
 
-def _type(column: Column) -> pyarrow.DataType:
-    """Of a column; what a list holds is never null."""
-    if not column.is_list:
-        return ARROW[column.type]
-    return pyarrow.list_(
-        pyarrow.field("element", ARROW[column.type.removesuffix("[]")], nullable=False)
-    )
-
-
 def _array(column: Column, values: Values) -> pyarrow.Array:
+    kind = ARROW[column.type]
     if isinstance(values, Texts):
         codes = pyarrow.array(values.codes.astype(np.int32), mask=values.codes < 0)
-        return pyarrow.array(values.names, ARROW[column.type]).take(codes)
+        return pyarrow.array(values.names, kind).take(codes)
     if column.is_list:
         ends = np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]
-        flat = pyarrow.array(values.ravel(), ARROW[column.type.removesuffix("[]")])
-        return pyarrow.ListArray.from_arrays(ends, flat, type=_type(column))
+        flat = pyarrow.array(values.ravel(), kind.value_type)
+        return pyarrow.ListArray.from_arrays(ends, flat, type=kind)
     unknown = np.isnan(values) if column.nullable else None
     if column.type == "bool":
         values = values > 0
-    return pyarrow.array(values, ARROW[column.type], mask=unknown, safe=False)
+    return pyarrow.array(values, kind, mask=unknown, safe=False)
 
 
 def table_from(content: bytes, columns: Sequence[Column]) -> Contents:
@@ -96,10 +93,8 @@ def table_from(content: bytes, columns: Sequence[Column]) -> Contents:
 def _numbers(column: Column, found: pyarrow.ChunkedArray) -> np.ndarray:
     """The values of a column; nullable numbers as float64 with NaN, texts as objects with None."""
     if column.is_list:
-        flat = found.combine_chunks()
-        rows = len(flat)
-        numbers = flat.flatten().to_numpy(zero_copy_only=False)
-        return numbers.reshape(rows, len(numbers) // max(rows, 1))
+        numbers = found.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        return numbers.reshape(len(found), len(numbers) // max(len(found), 1))
     if column.type == "text":
         return np.array(found.to_pylist(), object)
     if column.nullable:

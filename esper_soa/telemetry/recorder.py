@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -17,9 +17,11 @@ from torch import Tensor
 from esper_soa.config import TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets.model.blueprints import names_by_code
+from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.ops.files import LOGGER, Unwritten, write_bytes
 from esper_soa.ops.json_lines import Json
 from esper_soa.ranks import Ranks
+from esper_soa.state import ParameterCounts
 from esper_soa.telemetry.envs_table import EnvsTable
 from esper_soa.telemetry.happenings import events_rows
 from esper_soa.telemetry.pack import Facts, ended, pack, still_played, unpack
@@ -27,7 +29,6 @@ from esper_soa.telemetry.parquet import table_bytes
 from esper_soa.telemetry.rows import (
     Cost,
     Legend,
-    Maker,
     choices_rows,
     slots_rows,
     steps_rows,
@@ -43,7 +44,7 @@ LIMIT = 256  # env-steps of all envs that may wait for the thread
 SHARE = 20
 PATIENCE = 60.0  # seconds that a checkpoint waits for the tables of its rounds
 MOST_WAITING = 2**26  # bytes of finished rounds that wait for room on the disk
-MAKERS: dict[str, Maker] = {
+MAKERS = {
     "steps": steps_rows,
     "slots": slots_rows,
     "events": events_rows,
@@ -90,26 +91,9 @@ class NoRecorder:
 NO_RECORDER = NoRecorder()
 
 
-class Step(NamedTuple):
-    """An env-step on the host."""
-
-    round: int
-    step: int
-    numbers: np.ndarray  # float64 [N, C]
-
-
-class End(NamedTuple):
-    """A round is over; 0 where no more will come."""
-
-    round: int
-    dropped: int  # env-steps of all envs that were lost of it
-
-
-class Waiting(NamedTuple):
-    """A round as far as it had come, of which files are to be written."""
-
-    env_steps: int  # of all envs whose episode was not over
-    files: dict[Path, bytes]
+# A round, with an env-step of it and its numbers (float64 [N, C]); or with how many env-steps of
+# all envs it lost, where it is over: round 0 where no more will come.
+Item: TypeAlias = tuple[int, int, np.ndarray] | tuple[int, int]
 
 
 class Recorder(NoRecorder):
@@ -124,9 +108,7 @@ class Recorder(NoRecorder):
         unwritten: Unwritten,
         table: EnvsTable | None = None,
     ) -> None:
-        """level: events or full; interval: least seconds between two writings of a round in
-        progress; table: shown.
-        """
+        """interval: least seconds between two writings of a round in progress; table: shown."""
         self._table = table
         self.full = level == "full"
         self._folder = folder
@@ -134,14 +116,27 @@ class Recorder(NoRecorder):
         self._interval = interval
         self._unwritten = unwritten
         self._tables = written_at(level)
-        self._facts = {"schema": str(SCHEMA_VERSION), "legend": json.dumps(legend_record(legend))}
+        # the lists by which bits and lists in the tables are to be read
+        lists = {
+            "ops": OP_NAMES,
+            "slots": legend.slots,
+            "blueprints": legend.blueprints,
+            "styles": STYLE_NAMES,
+            "curves": CURVE_NAMES,
+            "stages": STAGE_NAMES,
+            "heads": HEAD_NAMES,
+        }
+        self._facts = {"schema": str(SCHEMA_VERSION), "legend": json.dumps(lists)}
         self._number = self._lost = self._given = 0
-        # of the thread: the round in progress, and when its files are written again, on the clock
-        self._steps: list[Step] = []
+        # of the thread: the round in progress, its numbers by env-step, and when its files are
+        # written again, on the clock
+        self._round = 0
+        self._steps: dict[int, np.ndarray] = {}
         self._due = 0.0
-        self._waiting: dict[int, Waiting] = {}  # by round; what the disk has no room for stays here
+        # by round: env-steps of all envs, and files that are to be written, or have no room
+        self._waiting: dict[int, tuple[int, dict[Path, bytes]]] = {}
         self._on_disk: dict[int, int] = {}  # env-steps of all envs by round
-        self._worker: Worker[Step | End] = Worker("telemetry", self._handle, LIMIT)
+        self._worker: Worker[Item] = Worker("telemetry", self._handle, LIMIT)
 
     @property
     def env_steps(self) -> int:
@@ -163,11 +158,11 @@ class Recorder(NoRecorder):
             self._table.show(self._number, step, numbers)
         env_steps = int(still_played(numbers).sum())
         self._given += env_steps
-        if not self._worker.emit(Step(self._number, step, numbers)):
+        if not self._worker.emit((self._number, step, numbers)):
             self._lost += env_steps
 
     def end(self) -> None:
-        self._worker.insist(End(self._number, self._lost))
+        self._worker.insist((self._number, self._lost))
 
     def flush(self) -> None:
         done = self._worker.flush(PATIENCE)
@@ -175,50 +170,51 @@ class Recorder(NoRecorder):
             self._unwritten.reasons[FOLDER] = self._worker.reason or "the disk is too slow"
 
     def close(self) -> None:
-        self._worker.insist(End(0, 0))
+        self._worker.insist((0, 0))
         self.flush()
         self._worker.close(PATIENCE)
         if self.dropped:
             reason = self._unwritten.reasons.get(FOLDER) or "the disk was full, or too slow"
             LOGGER.warning("%s lacks %d env-steps: %s", FOLDER, self.dropped, reason)
 
-    def _handle(self, item: Step | End) -> None:
+    def _handle(self, item: Item) -> None:
         """In the thread: keep an env-step, or write a round."""
-        steps = self._steps
-        if isinstance(item, End):
-            self._steps = []
-            if steps:
-                lost = {"dropped": str(item.dropped)} if item.dropped else {}
-                over = item.round == steps[0].round
-                self._make(steps, {"complete": str(over).lower()} | lost)
+        if len(item) == 2:
+            number, lost = item
+            if self._steps:
+                facts = {"dropped": str(lost)} if lost else {}
+                self._make({"complete": str(number == self._round).lower()} | facts)
+            self._steps = {}
             self._write()
-            self._give_up()
             return
         now = time.monotonic()
-        if not steps or steps[0].round != item.round:
-            steps = self._steps = []
+        number, step, numbers = item
+        if not self._steps or self._round != number:
+            self._round = number
+            self._steps = {}
             self._due = now + self._interval
-        steps.append(item)
+        self._steps[step] = numbers
         if now > self._due and self._worker.idle:
-            self._make(steps, {"complete": "false"})
+            self._make({"complete": "false"})
             self._write()
             done = time.monotonic()
             self._due = done + max(self._interval, SHARE * (done - now))
 
-    def _make(self, steps: list[Step], facts: dict[str, str]) -> None:
-        """The files of a round as far as it has come."""
-        number = steps[0].round
-        numbers = np.stack([step.numbers for step in steps])
-        played = unpack(self._legend, np.array([step.step for step in steps]), numbers)
+    def _make(self, facts: dict[str, str]) -> None:
+        """The files of the round in progress as far as it has come."""
+        numbers = np.stack(list(self._steps.values()))
+        played = unpack(self._legend, np.array(list(self._steps)), numbers)
         files = {}
         for table in self._tables:
-            rows = MAKERS[table.name](played, number)
+            rows = MAKERS[table.name](played, self._round)
             content = table_bytes(table.columns, rows, {"table": table.name} | self._facts | facts)
-            files[table_path(self._folder, table.name, number)] = content
-        self._waiting[number] = Waiting(int(still_played(numbers).sum()), files)
+            files[table_path(self._folder, table.name, self._round)] = content
+        self._waiting[self._round] = (int(still_played(numbers).sum()), files)
 
     def _write(self) -> None:
-        """Write what waits; what the disk refuses is tried again the next time."""
+        """Write what waits. What the disk refuses is tried again the next time, but for the oldest
+        rounds, which are given up where all come to more than MOST_WAITING bytes.
+        """
         with self._unwritten.noting(FOLDER):
             for number, (env_steps, files) in list(self._waiting.items()):
                 for path in list(files):
@@ -227,10 +223,7 @@ class Recorder(NoRecorder):
                     del files[path]
                 self._on_disk[number] = env_steps
                 del self._waiting[number]
-
-    def _give_up(self) -> None:
-        """Drop the oldest rounds that wait, until the others have at most MOST_WAITING bytes."""
-        sizes = {number: sum(map(len, one.files.values())) for number, one in self._waiting.items()}
+        sizes = {number: sum(map(len, one[1].values())) for number, one in self._waiting.items()}
         for number in sorted(sizes):
             if sum(sizes.values()) > MOST_WAITING:
                 del self._waiting[number], sizes[number]
@@ -279,19 +272,6 @@ class Relay(NoRecorder):
         self._recorder.flush()
 
 
-def legend_record(legend: Legend) -> dict[str, tuple[str, ...]]:
-    """The lists by which bits and lists in the tables are to be read."""
-    return {
-        "ops": OP_NAMES,
-        "slots": legend.slots,
-        "blueprints": legend.blueprints,
-        "styles": STYLE_NAMES,
-        "curves": CURVE_NAMES,
-        "stages": STAGE_NAMES,
-        "heads": HEAD_NAMES,
-    }
-
-
 @contextmanager
 def recording(
     cfg: TrainConfig,
@@ -328,22 +308,20 @@ def legend_of(world: World, learns: bool) -> Legend:
     """What the tables of a world's runs are read by; learns: whether its policy does."""
     shape = world.rules.nets.shape
     counts = world.rules.reward.counts
-    flop = world.flop
-    samples = world.sizes.train_samples
     return Legend(
         slots=tuple(spec.name for spec in shape.slots),
         blueprints=names_by_code(shape.blueprints),
-        parameters=_cost(counts.host, counts.seed, counts.gate, 1),
-        train_flop=_cost(flop.host, flop.seed, flop.gate, samples),
+        parameters=_cost(counts, 1),
+        train_flop=_cost(world.flop, world.sizes.train_samples),
         learns=learns,
         sampled_shapley=world.rules.shapley_orders is not None,
     )
 
 
-def _cost(host: float, seed: Tensor, gate: Tensor, times: int) -> Cost:
+def _cost(one: ParameterCounts | TrainingFlop, times: int) -> Cost:
     """The cost of `times` as much."""
-    tables = [np.asarray(part.cpu().numpy(), np.float64) * times for part in (seed, gate)]
-    return Cost(float(host) * times, *tables)
+    tables = [np.asarray(part.cpu().numpy(), np.float64) * times for part in (one.seed, one.gate)]
+    return Cost(float(one.host) * times, *tables)
 
 
 def recorded(level: str, recorder: NoRecorder, lacking: Mapping[str, int]) -> dict[str, Json]:

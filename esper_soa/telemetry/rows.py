@@ -1,11 +1,8 @@
 """The tables of a round, made of what the device handed over: numbers [T, N, C] of T env-steps and
-N envs.
-
-Everything is worked out for all envs and env-steps at once. What an env is said to be once its
-episode has ended early makes no rows. Needs no torch.
+N envs. An env makes no rows once its episode has ended early. Needs no torch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -99,9 +96,7 @@ class Played:
         return self.env("over") == 0
 
     def rows(self, round_number: int, where: np.ndarray, columns: Mapping[str, Values]) -> Rows:
-        """A table of the places that are true in `where` (bool [T, N] or [T, N, K]), in their
-        order; columns: what each says at every place.
-        """
+        """A table of the places in `where` (bool [T, N] or [T, N, K]), of `columns` everywhere."""
         at = np.nonzero(where)
         keys: Rows = {
             "round": np.full(len(at[0]), round_number),
@@ -121,11 +116,10 @@ def residents(played: Played, cost: Cost, stages: tuple[int, ...]) -> np.ndarray
 
 
 def seed_numbers(played: Played) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [T, N, S] twice: the number of the seed in each slot of its env's episode, before and
-    after the actions.
+    """int64 [T, N, S] twice: the number of the seed in each slot, before and after the actions.
 
-    From 1 in order of germination; 0 for an empty slot. Env-steps that are missing cost no more
-    than the order of the seeds that were born in them.
+    By env, from 1 in order of germination; 0 for an empty slot. Env-steps that are missing cost no
+    more than the order of the seeds that were born in them.
     """
     occupied = played.slot_code("stage") != Stage.EMPTY
     after = played.slot_code("stage_after") != Stage.EMPTY
@@ -138,13 +132,11 @@ def seed_numbers(played: Played) -> tuple[np.ndarray, np.ndarray]:
     unseen = occupied & (~earlier | younger)
     # [T, 2, N, S]: before the actions of an env-step, and by them
     births = np.stack((unseen, born), 1)
-    steps, envs, slots = occupied.shape
-    order = (
-        births.reshape(2 * steps, envs, slots).transpose(0, 2, 1).reshape(2 * steps * slots, envs)
-    )
-    counted = np.cumsum(order, 0).reshape(2 * steps, slots, envs).transpose(0, 2, 1)
-    latest = np.maximum.accumulate(np.where(births.reshape(2 * steps, envs, slots), counted, 0), 0)
-    latest = latest.reshape(steps, 2, envs, slots)
+    by_slot = births.transpose(0, 1, 3, 2)  # in the order in which seeds are numbered
+    counted = np.cumsum(by_slot.reshape(-1, by_slot.shape[3]), 0).reshape(by_slot.shape)
+    born_last = np.where(births, counted.transpose(0, 1, 3, 2), 0)
+    latest = np.maximum.accumulate(born_last.reshape(-1, *born_last.shape[2:]), 0)
+    latest = latest.reshape(born_last.shape)
     return np.where(occupied, latest[:, 0], 0), np.where(after, latest[:, 1], 0)
 
 
@@ -155,11 +147,6 @@ def _text(codes: np.ndarray, names: tuple[str, ...], known: np.ndarray) -> Texts
 def _number(values: np.ndarray, known: np.ndarray | bool) -> np.ndarray:
     """float64: NaN where nothing is known."""
     return np.where(known, values, np.nan)
-
-
-def relevant(op: np.ndarray) -> dict[str, np.ndarray]:
-    """bool, in the shape of `op`, by head: whether it matters for the op."""
-    return {head.name: np.isin(op, head.ops) for head in HEADS}
 
 
 def steps_rows(played: Played, round_number: int) -> Rows:
@@ -188,7 +175,7 @@ def _choice_columns(played: Played) -> dict[str, Values]:
     """What was chosen, and how likely it was."""
     legend = played.legend
     op = played.code("op")
-    matters = relevant(op)
+    matters = {head.name: np.isin(op, head.ops) for head in HEADS}
     names = {
         "slot": legend.slots,
         "blueprint": legend.blueprints,
@@ -269,6 +256,3 @@ def subsets_rows(played: Played, round_number: int) -> Rows:
     there = (subset >= 0) & played.goes_on[:, :, None]
     columns = {"subset": subset, "accuracy": played.several("subset_accuracy")}
     return played.rows(round_number, there, columns)
-
-
-Maker = Callable[[Played, int], Rows]

@@ -50,11 +50,9 @@ def read_table(
     files = table_files(Path(folder), table)
     wanted = [path for number, path in files.items() if rounds is None or number in rounds]
     parts = [read_file(path, table).values for path in wanted]
-    if not parts:
-        return {column.name: np.zeros(0) for column in BY_NAME[table].columns}
     whole = [part for part in parts if len(part["round"])] or parts[:1]
     return {
-        column.name: np.concatenate([part[column.name] for part in whole])
+        column.name: np.concatenate([part[column.name] for part in whole]) if whole else np.zeros(0)
         for column in BY_NAME[table].columns
     }
 

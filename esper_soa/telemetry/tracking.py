@@ -1,9 +1,8 @@
 """Hands the numbers of every round to trackers of others, each by a thread of its own.
 
-A tracker that is slow, fails or cannot be reached costs what it was not given, which is counted,
-and nothing else: the run never waits for it but for some seconds at its end. What each has been
-told stands in trackers.json of the run folder: a run that goes on is the same run there, and no
-round is told twice.
+One that is slow, fails or cannot be reached costs what it was not given, which is counted: the run
+waits for it but some seconds at its end. What each was told stands in trackers.json of the run
+folder: a run that goes on is the same run there, and no round is told twice.
 """
 
 import json
@@ -78,9 +77,7 @@ class Told:
         """Keep what the tracker `name` knows now."""
         with self._lock, self._unwritten.noting(TOLD):
             self._known[name] = known
-            record = {
-                one: {"id": id_, "round": number} for one, (id_, number) in self._known.items()
-            }
+            record = {one: {"id": told[0], "round": told[1]} for one, told in self._known.items()}
             write_text(self._path, json.dumps(record, indent=2) + "\n")
 
 

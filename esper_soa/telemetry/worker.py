@@ -1,8 +1,5 @@
 """A thread that does small jobs in order, for whoever must not wait: a bounded queue, and what was
-dropped from it.
-
-The writer of tables and every tracker have one of their own, so that none waits for another: what
-opens a tracker waits for a network, even where the tracker has a thread. Needs no torch.
+dropped from it. The writer of tables and every tracker have one each. Needs no torch.
 """
 
 import threading
@@ -16,11 +13,7 @@ Item = TypeVar("Item")
 
 
 class Failures:
-    """Counts what is raised in its context and lets whoever made it go on.
-
-    For what a run can do without: what a library of others may raise is not known, and none of it
-    may end a run.
-    """
+    """Counts what is raised in its context, and goes on: for what a run can do without."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -92,9 +85,7 @@ class Worker(Generic[Item]):
 
     def close(self, seconds: float) -> bool:
         """Let the thread end once all is done, and wait for that, but not longer; what is left is
-        dropped.
-
-        May be repeated; returns whether it has ended.
+        dropped. May be repeated; returns whether it has ended.
         """
         self._queue.put(None)
         self._wait(lambda: self._gone, seconds)

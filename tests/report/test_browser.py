@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from report_runs import SLOTS, episode, line, make_run, summary, write_lines, write_round
+from report_runs import SLOTS, line, make_run, summary, write_lines, write_round
 
 from esper_soa.report.bundle import bundle
-from esper_soa.report.live import HOST, Server, Watched
-from esper_soa.report.page import write_report
+from esper_soa.report.live import HOST, Server
+from esper_soa.report.page import page_of
+from esper_soa.report.run_files import find_runs
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("vl_convert", reason="the extra report is not installed")
@@ -52,6 +53,10 @@ def browser() -> Iterator[sync_api.Browser]:
         opened.close()
 
 
+def write_report(run: Path, path: Path) -> None:
+    path.write_text(page_of(find_runs([run]), bundle()), encoding="utf-8")
+
+
 def rounds(count: int, more: float = 0.0) -> list[dict]:
     """Lines of which no two say the same."""
     return [
@@ -78,7 +83,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             make_run(job, rounds(3, seed), seed, end, overrides=[f"reward={reward}"])
             write_round(job, 3, envs=2, steps=10)
     for name in KINDS:
-        write_report([str(folder / name)], folder / f"{name}.html")
+        write_report(folder / name, folder / f"{name}.html")
     return {name: folder / f"{name}.html" for name in KINDS}
 
 
@@ -203,7 +208,7 @@ def test_a_long_run_of_many_envs_is_a_small_file_that_opens_at_once(
     end = summary([60.0 + env / 10 for env in range(MANY)])
     run = make_run(tmp_path / "long", rounds(LONG), ended=end)
     worths = [
-        episode(number, env, [1.0, env / 10, number / 50])
+        {"round": number, "env": env, "shapley": [1.0, env / 10, number / 50]}
         for number in range(1, LONG + 1)
         for env in range(MANY)
     ]
@@ -214,7 +219,7 @@ def test_a_long_run_of_many_envs_is_a_small_file_that_opens_at_once(
         for number in range(2, LONG + 1):
             shutil.copy(first, first.with_name(f"round_{number:06d}.parquet"))
     path = tmp_path / "long.html"
-    write_report([str(run)], path)
+    write_report(run, path)
     assert path.stat().st_size < MOST_BYTES
     found = []
     for _ in range(3):
@@ -230,7 +235,7 @@ def test_a_page_of_a_run_follows_it_and_outlives_its_end(
 ) -> None:
     run = make_run(tmp_path / "run", rounds(1))
     write_round(run, 1, envs=2, steps=8)
-    with Server(Watched([str(run)]), bundle(), 0) as server:
+    with Server([str(run)], bundle(), 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://{HOST}:{server.server_address[1]}/"
         opened = Opened(browser, address)

@@ -4,57 +4,50 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from http.client import HTTPConnection, HTTPResponse
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
-from report_runs import line, make_run, write_lines, write_round
+from report_runs import PROGRAM, line, make_run, write_lines, write_round
 
 from esper_soa.errors import UserError
 from esper_soa.report import live
-from esper_soa.report.live import HOST, Server, Watched, port_of
-
-PROGRAM = "/* what draws */"
+from esper_soa.report.live import HOST, Server, port_of
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(live, "LEAST_SECONDS", 0.0)
     made = make_run(tmp_path / "run", [line(1, 40.0)])
     write_round(made, 1, envs=2, steps=6)
     return made
 
 
 @pytest.fixture
-def server(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(live, "LEAST_SECONDS", 0.0)
-    with Server(Watched([str(run)]), PROGRAM, 0) as opened:
-        threading.Thread(target=opened.serve_forever, daemon=True).start()
+def server(run: Path) -> Iterator[Server]:
+    with Server([str(run)], PROGRAM, 0) as opened:
+        threading.Thread(target=opened.serve_forever, args=(0.01,), daemon=True).start()
         yield opened
         opened.shutdown()
 
 
-def asked(
-    server: Server, path: str, method: str = "GET", host: str = HOST
-) -> tuple[HTTPResponse, str]:
+def asked(server: Server, path: str, method: str = "GET", host: str = HOST) -> tuple[int, str]:
     connection = HTTPConnection(HOST, server.server_address[1], timeout=30)
     connection.request(method, path, headers={"Host": host})
     answer = connection.getresponse()
-    return answer, answer.read().decode()
+    return answer.status, answer.read().decode()
 
 
-def test_the_page_has_what_was_written_so_far_and_may_ask_its_own_server_alone(
-    server: Server,
+def test_the_page_has_what_was_written_so_far_and_news_are_told_when_there_are_some(
+    server: Server, run: Path
 ) -> None:
-    answer, text = asked(server, "/")
-    assert answer.status == 200
+    status, text = asked(server, "/")
+    assert status == 200
     assert "Not finished: 1 of 4 rounds are played" in text
-    assert "connect-src 'self'" in text
+    assert "connect-src 'self'" in text, "it may ask its own server alone"
     assert '<script src="/vega.js">' in text
     assert asked(server, "/vega.js")[1] == PROGRAM
-
-
-def test_news_are_told_when_there_are_some(server: Server, run: Path) -> None:
-    _, stamp = server.watched.look()
+    _, stamp = server.look()
     assert list(json.loads(asked(server, f"/news?since={stamp}")[1])) == ["changed"]
     write_lines(run / "metrics.jsonl", [line(1, 40.0), line(2, 46.5)])
     news = json.loads(asked(server, f"/news?since={stamp}")[1])
@@ -63,50 +56,46 @@ def test_news_are_told_when_there_are_some(server: Server, run: Path) -> None:
     assert news["data"]["tables"]["rounds"]["accuracy"] == [40.0, 46.5]
 
 
-def test_a_job_of_a_sweep_that_begins_later_comes_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(live, "LEAST_SECONDS", 0.0)
-    make_run(tmp_path / "sweep" / "0", [line(1, 40.0)])
-    watched = Watched([str(tmp_path / "sweep")])
-    before, stamp = watched.look()
-    make_run(tmp_path / "sweep" / "1", [line(1, 41.0)], seed=2)
-    after, later = watched.look()
+def test_a_job_of_a_sweep_that_begins_later_comes_in(run: Path) -> None:
+    with Server([str(run.parent)], PROGRAM, 0) as watched:
+        before, stamp = watched.look()
+        make_run(run.parent / "later", [line(1, 41.0)], seed=2)
+        after, later = watched.look()
     assert stamp != later
     assert "0 of 2 runs finished" not in before.main
     assert "0 of 2 runs finished" in after.main
 
 
-def test_whoever_comes_by_another_name_is_refused(server: Server) -> None:
-    assert asked(server, "/", host="evil.example")[0].status == 403
-    assert asked(server, "/", host="localhost:1")[0].status == 200
+def test_it_is_on_the_loopback_alone_and_whoever_comes_by_another_name_is_refused(
+    server: Server,
+) -> None:
+    assert server.server_address[0] == "127.0.0.1"
+    assert asked(server, "/", host="evil.example")[0] == 403
+    assert asked(server, "/", host="localhost:1")[0] == 200
 
 
 def test_nothing_can_be_written_and_no_other_file_read(server: Server, run: Path) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    assert asked(server, "/", method="POST")[0].status == 501
-    assert asked(server, "/config.yaml")[0].status == 404
-    assert asked(server, "/../../etc/passwd")[0].status == 404
+    assert asked(server, "/", method="POST")[0] == 501
+    assert asked(server, "/config.yaml")[0] == 404
+    assert asked(server, "/../../etc/passwd")[0] == 404
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def test_a_folder_that_is_gone_is_an_answer_and_no_end(server: Server, run: Path) -> None:
     away = run.rename(run.with_name("away"))
-    answer, text = asked(server, "/news?since=")
-    assert answer.status == 503
-    assert "holds no run" in text
+    status, text = asked(server, "/news?since=")
+    assert (status, "holds no run" in text) == (503, True)
     away.rename(run)
-    assert asked(server, "/")[0].status == 200
+    assert asked(server, "/")[0] == 200
 
 
-def test_the_server_is_on_the_loopback_alone(server: Server) -> None:
-    assert server.server_address[0] == "127.0.0.1"
-
-
-@pytest.mark.parametrize("given", ["port=x", "port=70000", "port=-1"])
-def test_a_port_that_is_none_is_refused(given: str) -> None:
-    with pytest.raises(UserError, match="port="):
-        port_of([given])
+def test_the_port_is_a_setting_among_the_runs_and_one_that_is_none_is_refused() -> None:
+    assert port_of(["runs/x", "port=9000"]) == 9000
+    assert port_of(["runs/x"]) == live.PORT
+    for given in ("port=x", "port=70000", "port=-1"):
+        with pytest.raises(UserError, match="port="):
+            port_of([given])
 
 
 def test_a_port_that_is_taken_is_refused_with_what_to_do(
@@ -121,8 +110,3 @@ def test_a_port_that_is_taken_is_refused_with_what_to_do(
         r"error: port=\d+: Address already in use\. port=0 takes one that is free\n",
         capsys.readouterr().err,
     )
-
-
-def test_the_port_is_a_setting_among_the_runs() -> None:
-    assert port_of(["runs/x", "port=9000"]) == 9000
-    assert port_of(["runs/x"]) == live.PORT

@@ -18,9 +18,8 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
         file.write('{"round":3,"accuracy":{"me')
     found = read_run(run)
     assert [number(one, "accuracy", "mean") for one in found.rounds] == [40.0, 41.5]
-    assert not found.finished
-    assert found.planned == 4
-    assert found.slots == ["r0c0", "r0c1", "r0c2"]
+    assert (found.finished, found.planned, found.slots) == (False, 4, ["r0c0", "r0c1", "r0c2"])
+    assert read_run(make_run(tmp_path / "ended", ended=summary([50.0]))).finished
 
 
 def test_what_is_not_finite_or_not_there_is_none() -> None:
@@ -45,58 +44,37 @@ def test_what_cannot_be_read_is_said_in_a_line_each(
         assert len(re.findall(rf"report   without {name}: ", caplog.text)) == 1
 
 
-def test_runs_below_a_folder_are_found_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_runs_are_found_in_the_order_of_their_numbers_once_each_by_labels_that_differ(
+    tmp_path: Path,
+) -> None:
     for name in ("10", "2", "0"):
         make_run(tmp_path / "sweep" / name)
     (tmp_path / "sweep" / "other").mkdir()
-    assert [run.label for run in find_runs([str(tmp_path / "sweep")])] == ["0", "2", "10"]
-
-
-def test_a_run_that_is_given_twice_counts_once_and_labels_differ(tmp_path: Path) -> None:
+    assert [run.label for run in find_runs([tmp_path / "sweep"])] == ["0", "2", "10"]
     one = make_run(tmp_path / "a" / "run")
     other = make_run(tmp_path / "b" / "run")
-    found = find_runs([str(one), str(other), str(one)])
-    assert [run.label for run in found] == ["a/run", "b/run"]
-
-
-def test_a_folder_without_a_run_is_refused_by_its_name(tmp_path: Path) -> None:
+    assert [run.label for run in find_runs([one, other, one])] == ["a/run", "b/run"]
     with pytest.raises(UserError, match="holds no run"):
-        find_runs([str(tmp_path)])
-
-
-def test_phases_are_read_from_the_log_and_the_last_word_on_a_round_counts(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    told = "12:00 phases   round {0}/4: training {1} %, policy act 25.0 % of 20.0 s\n"
-    (run / "log.txt").write_text(
-        told.format(1, "75.0") + told.format(2, "75.0") + told.format(2, "50.0")
-    )
-    found = read_run(run).phases
-    assert found[1] == {"training": 15.0, "policy act": 5.0}
-    assert found[2]["training"] == 10.0
+        find_runs([tmp_path / "sweep" / "other"])
 
 
 def test_runs_of_the_same_overrides_but_for_the_seed_are_a_group(tmp_path: Path) -> None:
-    plain = [
-        make_run(tmp_path / f"p{seed}", seed=seed, overrides=["+experiment=x"]) for seed in (1, 2)
-    ]
-    net = [
-        make_run(tmp_path / f"n{seed}", seed=seed, overrides=["reward=net", "experiment=x"])
-        for seed in (1, 2)
-    ]
-    runs = [read_run(path) for path in (plain[0], net[0], plain[1], net[1])]
-    groups = groups_of(runs)
+    plain, net = (
+        [
+            read_run(make_run(tmp_path / f"{name}{seed}", seed=seed, overrides=overrides))
+            for seed in (1, 2)
+        ]
+        for name, overrides in (("p", ["+experiment=x"]), ("n", ["reward=net", "experiment=x"]))
+    )
+    groups = groups_of([plain[0], net[0], plain[1], net[1]])
     assert [(group.label, [run.label for run in group.runs]) for group in groups] == [
         ("trial", ["p1", "p2"]),
         ("reward=net", ["n1", "n2"]),
     ]
-    assert key_of(runs[1]) == ("experiment=x", "reward=net")
+    assert key_of(net[0]) == ("experiment=x", "reward=net")
 
 
 def test_settings_that_differ_are_listed_with_each_runs_value(tmp_path: Path) -> None:
     one = read_run(make_run(tmp_path / "one", seed=1, settings="  extra: 3\n"))
     other = read_run(make_run(tmp_path / "other", seed=2))
     assert differing([one, other]) == {"seed": ["1", "2"], "task.extra": ["3", ""]}
-
-
-def test_a_run_with_a_summary_has_ended(tmp_path: Path) -> None:
-    assert read_run(make_run(tmp_path / "run", ended=summary([50.0]))).finished

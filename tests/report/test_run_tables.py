@@ -7,10 +7,8 @@ from report_runs import line, make_run, summary, write_round, write_table
 
 from esper_soa.report import lanes, run_tables
 from esper_soa.report.groups import Group
-from esper_soa.report.run_files import RunRecord, read_round, read_run, rounds_of
+from esper_soa.report.run_files import RunRecord, Table, read_round, read_run
 from esper_soa.vocabulary import HEAD_NAMES
-
-PARTS = {parts.name: parts for parts in run_tables.PARTS}
 
 
 @pytest.fixture
@@ -19,57 +17,41 @@ def run(tmp_path: Path) -> RunRecord:
     return read_run(make_run(tmp_path / "run", lines, ended=summary([50.0, 53.0])))
 
 
-def test_rounds_have_what_their_lines_say(run: RunRecord) -> None:
+def parts(run: RunRecord, name: str) -> Table:
+    return run_tables.parts_table([Group("g", [run])], name)
+
+
+def test_rounds_have_what_their_lines_say_and_means_are_over_the_runs_that_have_the_round(
+    run: RunRecord, tmp_path: Path
+) -> None:
     found = run_tables.rounds_table([Group("g", [run])])
     assert found["round"] == [1, 2, 3]
     assert found["accuracy"] == [40.0, 46.0, 43.0]
     assert (found["accuracy_min"][1], found["accuracy_max"][1]) == (43.0, 48.0)
     assert found["train_gflop"] == [3.0] * 3
     assert found["kl"] == [0.001] * 3
-
-
-def test_means_are_over_the_runs_of_a_group_that_have_the_round(
-    run: RunRecord, tmp_path: Path
-) -> None:
     other = read_run(make_run(tmp_path / "other", [line(1, 50.0)]))
     found = run_tables.means_table(run_tables.rounds_table([Group("g", [run, other])]))
     assert (found["accuracy"], found["runs"]) == ([45.0, 46.0, 43.0], [2, 1, 1])
 
 
-def test_shares_of_decisions_are_of_the_round(run: RunRecord) -> None:
-    found = run_tables.parts_table([Group("g", [run])], PARTS["ops"])
+def test_parts_of_a_round_go_by_their_names_and_those_that_stay_0_are_left_out(
+    run: RunRecord, tmp_path: Path
+) -> None:
     # 10 to 15 decisions: 75 in all
-    assert found["share"][:6] == pytest.approx(
-        [100 * count / 75 for count in range(10, 16)], rel=1e-5
-    )
-
-
-def test_terms_that_stay_0_are_left_out(run: RunRecord) -> None:
-    found = run_tables.parts_table([Group("g", [run])], PARTS["terms"])
-    assert found["term"] == ["compute_rent", "terminal_bonus", "clawback"] * 3
-    assert found["term_sum"][:3] == [0.5, 1.0, 1.5]
-
-
-def test_seconds_are_of_phases_where_the_log_has_them(run: RunRecord) -> None:
-    run.phases[2] = {"training": 1.25}
-    found = run_tables.parts_table([Group("g", [run])], PARTS["times"])
-    assert list(zip(found["round"], found["phase"], found["seconds"], strict=True)) == [
-        (1, "collect", 2.0),
-        (1, "update", 0.5),
-        (2, "training", 1.25),
-        (3, "collect", 2.0),
-        (3, "update", 0.5),
-    ]
-
-
-def test_entropies_and_rollbacks_go_by_their_own_names(tmp_path: Path) -> None:
-    lines = [line(1, 40.0, rollbacks={"total": 3, "diverged": 1, "spike": 2})]
-    groups = [Group("g", [read_run(make_run(tmp_path / "r", lines))])]
-    found = run_tables.parts_table(groups, PARTS["rollbacks"])
-    assert (found["reason"], found["rollbacks"]) == (["diverged", "spike"], [1.0, 2.0])
-    heads = run_tables.parts_table(groups, PARTS["entropy"])
-    assert heads["head"] == list(HEAD_NAMES)
+    shares = [100 * count / 75 for count in range(10, 16)]
+    assert parts(run, "ops")["share"][:6] == pytest.approx(shares, rel=1e-5)
+    terms = parts(run, "terms")
+    assert terms["term"] == ["compute_rent", "terminal_bonus", "clawback"] * 3
+    assert terms["term_sum"][:3] == [0.5, 1.0, 1.5]
+    times = parts(run, "times")
+    assert (times["phase"][:2], times["seconds"][:2]) == (["collect", "update"], [2.0, 0.5])
+    heads = parts(run, "entropy")
+    assert heads["head"] == list(HEAD_NAMES) * 3
     assert set(heads["entropy"]) == {0.75}
+    lines = [line(1, 40.0, rollbacks={"total": 3, "diverged": 1, "spike": 2})]
+    found = parts(read_run(make_run(tmp_path / "r", lines)), "rollbacks")
+    assert (found["reason"], found["rollbacks"]) == (["diverged", "spike"], [1.0, 2.0])
 
 
 def test_means_of_blueprints_weigh_the_seeds_that_they_are_means_of(tmp_path: Path) -> None:
@@ -92,11 +74,11 @@ def test_means_of_blueprints_weigh_the_seeds_that_they_are_means_of(tmp_path: Pa
 
 def test_shapley_values_are_means_per_slot_of_those_measured(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "a", [line(1, 50.0)]))
-    found = run_tables.parts_table([Group("g", [run])], PARTS["shapley"])
+    found = parts(run, "shapley")
     assert (found["slot"], found["shapley"]) == (["r0c0", "r0c1", "r0c2"], [1.0, 2.0, 0.5])
     for episode in run.episodes:
         episode["shapley"] = [0.0, 0.0]
-    assert not run_tables.parts_table([Group("g", [run])], PARTS["shapley"])
+    assert not parts(run, "shapley")
 
 
 def test_hosts_of_the_last_rounds_stand_beside_those_of_the_control(run: RunRecord) -> None:
@@ -113,43 +95,35 @@ def test_texts_are_packed_as_codes() -> None:
     }
 
 
-SLOT = {
-    "round": [1] * 6,
-    "step": [1, 2, 3, 4, 5, 6],
-    "env": [1] * 6,
-    "slot": ["r0c1"] * 6,
-    "stage": ["empty", "training", "training", "blending", "blending", "embargoed"],
-    "seed": [None, 1, 1, 1, 1, 1],
-    "blueprint": [None, "norm", "norm", "norm", "norm", "norm"],
-    "alpha": [0.0, 0.0, 0.0, 0.5, 1.0, 0.0],
-    "contribution": [None, 1.0, 2.0, None, 4.0, None],
-}
-STEPS = {
-    "round": [1] * 6,
-    "step": SLOT["step"],
-    "env": [1] * 6,
-    "accuracy": [10.0, 20.0, 30.0, 40.0, 50.0, 60.0],
-}
-EVENTS = {
-    "round": [1, 1],
-    "step": [2, 3],
-    "env": [1, 1],
-    "slot": ["r0c1", None],
-    "kind": ["germinated", "panic"],
-    "cause": ["action", "diverged"],
-    "accuracy": [20.0, 30.0],
-}
+LIFE = (
+    ("empty", 0.0, None),
+    ("training", 0.0, 1.0),
+    ("training", 0.0, 2.0),
+    ("blending", 0.5, None),
+    ("blending", 1.0, 4.0),
+    ("embargoed", 0.0, None),
+)  # stage, alpha and contribution of a seed of host 1 by env-step
 
 
 @pytest.fixture
 def played(run: RunRecord) -> RunRecord:
-    for name, columns in (("slots", SLOT), ("steps", STEPS), ("events", EVENTS)):
-        write_table(run.path, name, 1, columns)
+    steps = [{"step": step, "env": 1, "accuracy": 10.0 * step} for step in range(1, 7)]
+    seeds = [
+        {"slot": "r0c1", "stage": stage, "alpha": alpha, "contribution": worth, "seed": 1}
+        for stage, alpha, worth in LIFE
+    ]
+    write_table(run.path, "slots", 1, [at | seed for at, seed in zip(steps, seeds, strict=True)])
+    write_table(run.path, "steps", 1, steps)
+    events = [{"slot": "r0c1", "kind": "germinated", "cause": "action"}, {"kind": "panic"}]
+    write_table(run.path, "events", 1, [steps[1] | events[0], steps[2] | events[1]])
     return run
 
 
-def test_an_env_step_is_a_row_of_a_lane_where_there_is_room(played: RunRecord) -> None:
-    found = lanes.lanes_table(lanes.chosen_rounds([played]))
+def test_an_env_step_is_a_row_of_a_lane_where_there_is_room_else_what_stands_still_is_one(
+    played: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = lanes.chosen_rounds([played])
+    found = lanes.lanes_table(chosen)
     assert list(zip(found["from"], found["to"], found["stage"], found["alpha"], strict=True)) == [
         (1, 2, "training", 0.0),
         (2, 3, "training", 0.0),
@@ -160,33 +134,16 @@ def test_an_env_step_is_a_row_of_a_lane_where_there_is_room(played: RunRecord) -
     assert found["contribution"] == [1.0, 2.0, None, 4.0, None]
     # three slots below a name two lanes high, host 1 below host 0: 5 + 2, then the second slot
     assert set(found["base"]) == {-9.0}
-
-
-def test_where_there_is_none_a_row_goes_on_while_nothing_changes(
-    played: RunRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lanes, "MOST_ROWS", 4)
-    found = lanes.lanes_table(lanes.chosen_rounds([played]))
+    marks = lanes.marks_table(chosen)
+    assert (marks["event"], marks["step"], marks["y"]) == (["germinated"], [2], [-8.6])
+    monkeypatch.setattr(lanes, "MOST_ROWS", 1)
+    found = lanes.lanes_table(chosen)
     assert list(zip(found["from"], found["to"], found["contribution"], strict=True)) == [
         (1, 3, 1.5),
         (3, 4, None),
         (4, 5, 4.0),
         (5, 6, None),
     ]
-
-
-def test_marks_stand_where_their_events_happened(played: RunRecord) -> None:
-    marks = lanes.marks_table(lanes.chosen_rounds([played]))
-    assert (marks["event"], marks["step"], marks["y"]) == (["germinated"], [2], [-8.6])
-
-
-def test_credit_is_the_mean_over_the_hosts_that_were_measured(played: RunRecord) -> None:
-    found = lanes.credit_table(lanes.chosen_rounds([played]))
-    assert (found["step"], found["contribution"], found["measured"]) == (
-        [2, 3, 5],
-        [1.0, 2.0, 4.0],
-        [1, 1, 1],
-    )
 
 
 def test_of_a_long_run_the_last_the_best_and_the_first_round_are_shown(run: RunRecord) -> None:
@@ -201,68 +158,41 @@ def test_a_table_that_cannot_be_read_is_none_and_said(
 ) -> None:
     write_round(run.path, 1, envs=1, steps=3)
     (run.path / "telemetry" / "slots" / "round_000001.parquet").write_bytes(b"PAR1")
-    assert rounds_of(run.path, "slots") == [1]
-    assert read_round(run.path, "slots", 1) == {}
+    assert read_round(run.path, "slots", 1) == []
     assert "report   without a table: " in caplog.text
     assert "round_000001.parquet: not a table of ours" in caplog.text
-    assert read_round(run.path, "steps", 2) == {}
+    assert read_round(run.path, "steps", 2) == []
     assert lanes.chosen_rounds([run]) == []
 
 
 def test_env_steps_that_were_dropped_leave_a_gap(
     run: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "MOST_ROWS", 0)
-    still = {
-        "stage": ["training"] * 4,
-        "seed": [1] * 4,
-        "blueprint": ["norm"] * 4,
-        "alpha": [0.0] * 4,
-    }
-    steps = {"round": [1] * 4, "step": [1, 2, 5, 6], "env": [0] * 4}
-    write_table(run.path, "slots", 1, steps | {"slot": ["r0c0"] * 4} | still)
-    write_table(run.path, "steps", 1, steps | {"accuracy": [10.0] * 4})
+    monkeypatch.setattr(lanes, "MOST_ROWS", 1)
+    steps = [{"step": step, "env": 0, "accuracy": 10.0} for step in (1, 2, 4, 5)]
+    still = {"slot": "r0c0", "stage": "training", "seed": 1, "blueprint": "norm"}
+    write_table(run.path, "slots", 1, [at | still for at in steps])
+    write_table(run.path, "steps", 1, steps)
     found = lanes.lanes_table(lanes.chosen_rounds([run]))
-    assert list(zip(found["from"], found["to"], strict=True)) == [(0, 2), (4, 6)]
+    assert list(zip(found["from"], found["to"], strict=True)) == [(0, 2), (3, 5)]
 
 
 def test_the_curve_of_a_host_that_ended_early_has_its_last_env_step(
     run: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_round(run.path, 1, envs=2, steps=6)
-    ends = {
-        "round": [1] * 9,
-        "step": [1, 1, 2, 2, 3, 3, 4, 5, 6],
-        "env": [0, 1, 0, 1, 0, 1, 1, 1, 1],
-    }
-    write_table(run.path, "steps", 1, ends | {"accuracy": [float(row) for row in range(9)]})
-    write_table(
-        run.path,
-        "events",
-        1,
-        {
-            "round": [1],
-            "step": [3],
-            "env": [0],
-            "kind": ["ended_early"],
-            "cause": ["plateau"],
-            "accuracy": [4.0],
-            "slot": [None],
-        },
-    )
+    places = [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1), (4, 1), (5, 1), (6, 1)]
+    steps = [
+        {"step": step, "env": env, "accuracy": float(row)} for row, (step, env) in enumerate(places)
+    ]
+    write_table(run.path, "steps", 1, steps)
+    write_table(run.path, "events", 1, [steps[4] | {"kind": "ended_early", "cause": "plateau"}])
     monkeypatch.setattr(lanes, "MOST_ROWS", 8)  # every second env-step
     chosen = lanes.chosen_rounds([run])
     found = lanes.accuracies_table(chosen)
-    assert list(zip(found["host"], found["step"], strict=True)) == [
-        (0, 2),
-        (1, 2),
-        (0, 3),
-        (1, 4),
-        (1, 6),
-    ]
-    assert lanes.names_table(chosen)["words"] == [
-        "host 0: 4.0 %, ended early: plateau",
-        "host 1: 8.0 %",
-    ]
+    drawn = [(0, 2), (1, 2), (0, 3), (1, 4), (1, 6)]
+    assert list(zip(found["host"], found["step"], strict=True)) == drawn
+    words = ["host 0: 4.0 %, ended early: plateau", "host 1: 8.0 %"]
+    assert lanes.names_table(chosen)["words"] == words
     marks = lanes.marks_table(chosen)
     assert (marks["event"], marks["step"], marks["cause"]) == (["ended_early"], [3], ["plateau"])

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from small_runs import lines, settings
 from torch import Tensor
 from witness import Witnessed, witnessed_round
 
+from esper_soa.agent.config import PolicyConfig
 from esper_soa.build import build_world, rule_player
-from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig, settings_yaml
+from esper_soa.config import TelemetryConfig, settings_yaml
 from esper_soa.env.config import EarlyStopConfig, GatesConfig, LifecycleConfig
 from esper_soa.env.early_stop import CAUSE_NAMES
-from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.progress import Progress
 from esper_soa.ops.rundir import RunFolder
@@ -34,24 +35,16 @@ ENVS = 6
 ROUNDS = 2
 STEPS = 24
 SLOTS = ("r0c0", "r0c1")
-SETTINGS = TrainConfig(
+SETTINGS = settings(
     envs=ENVS,
-    rounds=ROUNDS,
     steps=STEPS,
-    batch_size=4,
-    train_samples=4,
     val_samples=16,
-    slots=list(SLOTS),
-    task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
-    data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
     gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0),
-    control="none",
     lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1),
-    compute=ComputeConfig(threads=1, workers=1),
     early_stop=EarlyStopConfig(patience=13, min_delta=0.0, min_steps=6),
     telemetry=TelemetryConfig(progress="off", level="full"),
+    policy=PolicyConfig(name="random"),
 )
-SETTINGS.policy.name = "random"
 
 
 @pytest.fixture(scope="module")
@@ -104,31 +97,21 @@ def test_their_rows_say_what_was_measured_and_paid(
     slots = read_table(folder, "slots")
     views = [rounds[number - 1].views[step - 1].state for number, step, _ in played]
     envs = [env for _, _, env in played]
-    accuracies = [
-        float(state.signals.val_accuracy[env]) for state, env in zip(views, envs, strict=True)
-    ]
+    there = list(zip(views, envs, strict=True))
+    accuracies = [float(state.signals.val_accuracy[env]) for state, env in there]
     assert steps["accuracy"].tolist() == accuracies
     paid = [float(rounds[number - 1].rewards()[step - 1, env]) for number, step, env in played]
     np.testing.assert_allclose(steps["reward"], paid, rtol=0, atol=1e-9)
-    stages = [
-        int(stage)
-        for state, env in zip(views, envs, strict=True)
-        for stage in state.slots.stage[env]
-    ]
-    assert (slots["stage"] != "empty").tolist() == [stage != Stage.EMPTY for stage in stages]
-    alphas = [
-        float(alpha)
-        for state, env in zip(views, envs, strict=True)
-        for alpha in state.slots.alpha[env]
-    ]
+    taken = [int(stage) != Stage.EMPTY for state, env in there for stage in state.slots.stage[env]]
+    assert (slots["stage"] != "empty").tolist() == taken
+    alphas = [float(alpha) for state, env in there for alpha in state.slots.alpha[env]]
     assert slots["alpha"].tolist() == alphas
 
 
 def test_means_and_counts_of_the_tables_are_those_of_the_lines(folder: Path) -> None:
     steps = read_table(folder, "steps")
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
-    for line in lines:
+    episodes = lines(folder / "episodes.jsonl")
+    for line in lines(folder / "metrics.jsonl"):
         mine = steps["round"] == line["round"]
         counted = Counter(steps["effective_op"][mine].tolist())
         assert counted == Counter({name: count for name, count in line["ops"].items() if count})
@@ -146,7 +129,7 @@ def test_means_and_counts_of_the_tables_are_those_of_the_lines(folder: Path) -> 
 def test_an_end_is_an_event_the_last_one_of_its_env(folder: Path) -> None:
     assert list(CAUSE_NAMES) == ["", *ENDINGS]
     events = read_table(folder, "events")
-    episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    episodes = lines(folder / "episodes.jsonl")
     early = [
         (one["round"], one["env_steps"], one["env"], one["ended_by"], one["accuracy"])
         for one in episodes
@@ -187,7 +170,7 @@ def test_questions_about_the_end_are_answered_for_the_end_of_every_env(
     assert ends
     found = database.execute(QUESTIONS[-2]).fetchall()
     assert [(number, env, slot, alpha) for _, number, env, slot, *_, alpha in found] == ends
-    episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    episodes = lines(folder / "episodes.jsonl")
     worth = {
         (one["round"], one["env"], slot): value
         for one in episodes
@@ -202,7 +185,7 @@ def test_questions_about_the_end_are_answered_for_the_end_of_every_env(
 
 
 def test_a_report_shows_every_host_up_to_its_end_and_says_why_it_ended(folder: Path) -> None:
-    episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    episodes = lines(folder / "episodes.jsonl")
     last = [one for one in episodes if one["round"] == ROUNDS]
     chosen = chosen_rounds([read_run(folder)])[:1]
     curves = accuracies_table(chosen)

@@ -29,7 +29,7 @@ def rows_of(recorded: Recorded, name: str) -> list[Row]:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["asked", "by_itself"])
 def recorded(request: pytest.FixtureRequest) -> Recorded:
-    return record(seed=5, num_envs=6, steps=120, by_itself=request.param)
+    return record(seed=5, num_envs=6, steps=96, by_itself=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -37,16 +37,11 @@ def events(recorded: Recorded) -> list[Row]:
     return rows_of(recorded, "events")
 
 
-def test_every_kind_and_cause_is_one_of_the_schema(events: list[Row]) -> None:
-    causes = KINDS
+def test_every_kind_and_cause_is_one_of_the_schema(events: list[Row], recorded: Recorded) -> None:
     for event in events:
-        assert event["cause"] in causes[str(event["kind"])], event
-
-
-def test_every_kind_happens(events: list[Row], recorded: Recorded) -> None:
-    """Else the other tests say nothing of it; a loss that diverges needs a longer history than
-    made-up ones have, and test_early_ends.py has episodes that end early.
-    """
+        assert event["cause"] in KINDS[str(event["kind"])], event
+    # Every kind happens, else the other tests say nothing of it; a loss that diverges needs a
+    # longer history than made-up ones have, and test_early_ends.py has episodes that end early.
     rare = {"diverging", "ended_early"} | (
         {"refused"} if recorded.rules.lifecycle.auto_forward_g1 else set()
     )
@@ -91,7 +86,7 @@ def test_the_last_event_of_a_slot_says_where_it_stands_next(
                         STAGE_NAMES[was],
                         STAGE_NAMES[now],
                     )
-    assert changes > 100
+    assert changes > 60
 
 
 def test_gates_are_those_between_the_stages(events: list[Row]) -> None:
@@ -171,6 +166,8 @@ def test_rollbacks_come_with_their_reason_and_cost_all_seeds_but_fossils(
 def test_seeds_are_numbered_in_order_of_germination_and_keep_their_number(
     events: list[Row], recorded: Recorded
 ) -> None:
+    places = [(event["step"], event["env"]) for event in events]
+    assert places == sorted(places)
     born = {
         (event["env"], event["seed"]): event for event in events if event["kind"] == "germinated"
     }
@@ -185,13 +182,3 @@ def test_seeds_are_numbered_in_order_of_germination_and_keep_their_number(
             birth = born[row["env"], int(str(row["seed"]).removesuffix(".0"))]
             assert (birth["slot"], birth["blueprint"]) == (row["slot"], row["blueprint"])
             assert int(str(birth["step"])) < int(str(row["step"]))
-
-
-def test_events_are_sorted_by_env_step_and_env(events: list[Row]) -> None:
-    places = [(event["step"], event["env"]) for event in events]
-    assert places == sorted(places)
-
-
-def test_an_episode_without_events_has_an_empty_table() -> None:
-    quiet = record(seed=0, num_envs=1, steps=1)
-    assert len(rows_of(quiet, "events")) <= 1

@@ -2,7 +2,6 @@
 to be changed; and docs/telemetry.md every column and kind of event.
 """
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -10,29 +9,20 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from small_runs import lines, settings
 
 from esper_soa.agent.config import ImitationConfig, NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.diagnostics import IMITATION, MEANING
-from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
+from esper_soa.config import TrainConfig
 from esper_soa.env.config import GatesConfig, RewardConfig
 from esper_soa.env.governor import REASON_NAMES
-from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.telemetry.schema import BY_NAME, KINDS, REWARD_TERMS, TABLES, TYPES
 from esper_soa.trainer import run
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, OP_NAMES
 
-SETTINGS = TrainConfig(
-    envs=2,
-    rounds=2,
+SETTINGS = settings(
     steps=12,
-    batch_size=4,
-    train_samples=4,
-    val_samples=8,
-    slots=["r0c0", "r0c1"],
-    control="none",
-    task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
-    data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
     gates=GatesConfig(min_blending_steps=1),
     policy=PolicyConfig(
         network=NetworkConfig(hidden=8, features=8),
@@ -40,8 +30,6 @@ SETTINGS = TrainConfig(
         imitation=ImitationConfig(rounds=1, teacher="schedule", epochs=1),
     ),
     reward=RewardConfig(split=["shaped", "net"]),
-    telemetry=TelemetryConfig(progress="off"),
-    compute=ComputeConfig(threads=1, workers=1),
 )
 STANDS_FOR = {
     "<term>": REWARD_TERMS,
@@ -98,10 +86,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     place = RunFolder(tmp_path_factory.mktemp("metrics"))
     run(SETTINGS, place)
     return place
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_every_key_of_a_line_is_listed_and_no_other(folder: RunFolder) -> None:

@@ -1,5 +1,7 @@
 """Files of tables come back as they were, and other programs read the same numbers from them."""
 
+import importlib
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ from pyarrow import parquet
 from esper_soa.telemetry.parquet import Texts, Values, table_bytes, table_from
 from esper_soa.telemetry.schema import Column
 
+duckdb = importlib.import_module("duckdb") if find_spec("duckdb") else None  # extra query
 COLUMNS = (
     Column("round", "int"),
     Column("a", "float"),
@@ -24,7 +27,7 @@ COLUMNS = (
     Column("s", "single", nullable=True),
 )
 NAMES = ("x", "yé", "z")
-ROWS = (0, 1, 7, 8, 9, 333)
+ROWS = (0, 1, 8, 333)
 
 
 def made(rows: int) -> dict[str, Values]:
@@ -59,12 +62,23 @@ def same(found: list, wanted: list) -> bool:
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_a_table_comes_back_as_it_was(rows: int) -> None:
+def test_a_table_comes_back_as_it_was_and_other_programs_read_it_as_it_is(
+    rows: int, tmp_path: Path
+) -> None:
     values = made(rows)
-    back = table_from(table_bytes(COLUMNS, values, {"complete": "true"}), COLUMNS)
+    content = table_bytes(COLUMNS, values, {"complete": "true"})
+    back = table_from(content, COLUMNS)
     assert back.facts == {"complete": "true"}
+    path = tmp_path / "table.parquet"
+    path.write_bytes(content)
+    arrow = parquet.read_table(path)
+    assert arrow.schema.metadata[b"complete"] == b"true"
     for column in COLUMNS:
-        assert same(back.values[column.name].tolist(), plain(values[column.name])), column.name
+        wanted = plain(values[column.name])
+        assert same(back.values[column.name].tolist(), wanted), column.name
+        assert same(arrow[column.name].to_pylist(), wanted), column.name
+        found = duckdb.sql(f"select \"{column.name}\" from '{path}'").fetchall() if duckdb else []
+        assert not duckdb or same([row[0] for row in found], wanted), column.name
 
 
 def test_infinity_and_nan_stand_as_they_are_where_nothing_can_be_null() -> None:
@@ -74,54 +88,9 @@ def test_infinity_and_nan_stand_as_they_are_where_nothing_can_be_null() -> None:
     np.testing.assert_array_equal(back, values)
 
 
-@pytest.mark.parametrize("rows", ROWS)
-def test_other_programs_read_it_as_it_is(rows: int, tmp_path: Path) -> None:
-    values = made(rows)
-    path = tmp_path / "table.parquet"
-    path.write_bytes(table_bytes(COLUMNS, values, {"complete": "true"}))
-    arrow = parquet.read_table(path)
-    assert arrow.schema.metadata[b"complete"] == b"true"
-    for column in COLUMNS:
-        assert same(arrow[column.name].to_pylist(), plain(values[column.name])), column.name
-
-
-@pytest.mark.parametrize("rows", ROWS)
-def test_duckdb_reads_it_as_it_is(rows: int, tmp_path: Path) -> None:
-    duckdb = pytest.importorskip("duckdb", reason="extra query")
-    values = made(rows)
-    path = tmp_path / "table.parquet"
-    path.write_bytes(table_bytes(COLUMNS, values, {}))
-    for column in COLUMNS:
-        found = duckdb.sql(f"select \"{column.name}\" from '{path}'").fetchall()
-        assert same([row[0] for row in found], plain(values[column.name])), column.name
-
-
-@pytest.mark.parametrize("rows", ROWS)
-def test_polars_and_pandas_read_it_as_it_is(rows: int, tmp_path: Path) -> None:
-    polars = pytest.importorskip("polars", reason="a reader of others")
-    pandas = pytest.importorskip("pandas", reason="a reader of others")
-    values = made(rows)
-    path = tmp_path / "table.parquet"
-    path.write_bytes(table_bytes(COLUMNS, values, {}))
-    frame = polars.read_parquet(path)
-    other = pandas.read_parquet(path)
-    for column in COLUMNS:
-        assert same(frame[column.name].to_list(), plain(values[column.name])), column.name
-        if not column.is_list:
-            assert same(other[column.name].tolist(), plain(values[column.name])), column.name
-    assert len(other) == rows
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"PAR1", b"PAR1" * 4, b"PAR1" + b"\x15" * 40 + b"\x20\0\0\0PAR1"]
-)
-def test_what_is_no_table_of_ours_is_refused(content: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011
-        table_from(content, COLUMNS)
-
-
-def test_any_cut_of_a_file_is_refused() -> None:
+def test_what_is_no_table_of_ours_is_refused_and_any_cut_of_one() -> None:
     content = table_bytes(COLUMNS, made(9), {})
-    for end in range(len(content)):
-        with pytest.raises(ValueError):  # noqa: PT011
-            table_from(content[:end], COLUMNS)
+    cuts = [content[:end] for end in range(0, len(content), 7)]
+    for broken in (b"PAR1", b"PAR1" * 4, b"PAR1" + b"\x15" * 40 + b"\x20\0\0\0PAR1", *cuts):
+        with pytest.raises(ValueError, match="not a table of ours"):
+            table_from(broken, COLUMNS)

@@ -10,15 +10,14 @@ from statistics import correlation
 
 import pytest
 import torch
+from small_runs import lines, settings
 from witness import Witnessed, witnessed_round
 
-from esper_soa.agent.config import ScheduleConfig
+from esper_soa.agent.config import PolicyConfig, ScheduleConfig
 from esper_soa.build import build_world, rule_player
-from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig, settings_yaml
+from esper_soa.config import settings_yaml
 from esper_soa.env.config import GatesConfig, LifecycleConfig
-from esper_soa.env.world import World
 from esper_soa.errors import UserError
-from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.trainer import run
 from esper_soa.vocabulary import BLUEPRINT_NAMES, LIVE_STAGES, OP_NAMES, STAGE_NAMES, Op, Stage
@@ -28,29 +27,19 @@ from esper_soa import query  # noqa: E402
 from esper_soa.telemetry.database import VIEWS, open_database  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "queries.md"
-ENVS = 4
+ENVS = 3
 ROUNDS = 2
-STEPS = 30
+STEPS = 24
 SLOTS = ("r0c0", "r0c1")
-SETTINGS = TrainConfig(
+SETTINGS = settings(
     envs=ENVS,
-    rounds=ROUNDS,
     steps=STEPS,
-    batch_size=4,
-    train_samples=4,
-    val_samples=16,
-    slots=list(SLOTS),
-    task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
-    data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
     gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0),
-    control="none",
     lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1),
-    compute=ComputeConfig(threads=1, workers=1),
-    telemetry=TelemetryConfig(progress="off"),
+    policy=PolicyConfig(
+        schedule=ScheduleConfig(germinate=[1, 16], advance=[1, 4, 10], fossilize=12)
+    ),
 )
-SETTINGS.policy.schedule = ScheduleConfig(germinate=[1, 21], advance=[1, 4, 10], fossilize=12)
-
-
 QUESTIONS = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
@@ -70,31 +59,32 @@ def folder(player: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return build_world(SETTINGS, torch.device("cpu"))
-
-
-@pytest.fixture(scope="module")
-def rounds(player: str, world: World) -> list[Witnessed]:
+def rounds(player: str) -> list[Witnessed]:
     """The same rounds, played by hand."""
+    world = build_world(SETTINGS, torch.device("cpu"))
     agent = rule_player(SETTINGS, player, "policy.name")
     return [witnessed_round(world, agent, number) for number in range(ROUNDS)]
 
 
-def answer(folder: Path, number: int) -> list[tuple]:
-    return open_database([folder]).execute(QUESTIONS[number - 1]).fetchall()
+@pytest.fixture(scope="module")
+def answers(folder: Path) -> list[list[tuple]]:
+    """What the questions of the page, and then the views' first, are answered."""
+    database = open_database([folder])
+    return [database.execute(asked).fetchall() for asked in QUESTIONS]
 
 
-def test_1_accuracy_and_reward_by_round(folder: Path, rounds: list[Witnessed]) -> None:
+def test_1_accuracy_and_reward_by_round(
+    answers: list[list[tuple]], rounds: list[Witnessed]
+) -> None:
     accuracy = [float(played.states[-1].signals.val_accuracy.mean()) for played in rounds]
     reward = [float(played.states[-1].totals.reward.mean()) for played in rounds]
     rolling = [accuracy[0], sum(accuracy) / 2]
-    assert answer(folder, 1) == list(zip((1, 2), accuracy, reward, rolling, strict=True))
+    assert answers[0] == list(zip((1, 2), accuracy, reward, rolling, strict=True))
 
 
-def test_2_how_hosts_ended(folder: Path, rounds: list[Witnessed]) -> None:
+def test_2_how_hosts_ended(answers: list[list[tuple]], rounds: list[Witnessed]) -> None:
     ends = [(number, played.states[-1]) for number, played in enumerate(rounds, 1)]
-    assert answer(folder, 2) == [
+    assert answers[1] == [
         (
             number,
             env,
@@ -146,7 +136,9 @@ def lives(played: Witnessed) -> dict[int, list[Life]]:
     return found
 
 
-def test_3_what_became_of_every_seed(player: str, folder: Path, rounds: list[Witnessed]) -> None:
+def test_3_what_became_of_every_seed(
+    player: str, answers: list[list[tuple]], rounds: list[Witnessed]
+) -> None:
     expected = [
         (
             number,
@@ -165,10 +157,10 @@ def test_3_what_became_of_every_seed(player: str, folder: Path, rounds: list[Wit
         for seed, life in enumerate(seeds, 1)
     ]
     assert ("fossilized" if player == "schedule" else "pruned") in {row[-1] for row in expected}
-    assert answer(folder, 3) == expected
+    assert answers[2] == expected
 
 
-def test_4_what_the_policy_does(folder: Path, rounds: list[Witnessed]) -> None:
+def test_4_what_the_policy_does(answers: list[list[tuple]], rounds: list[Witnessed]) -> None:
     expected = []
     for number, played in enumerate(rounds, 1):
         chosen = Counter(OP_NAMES[op] for action in played.actions for op in action.op.tolist())
@@ -179,20 +171,22 @@ def test_4_what_the_policy_does(folder: Path, rounds: list[Witnessed]) -> None:
         expected += [
             (number, op, chosen[op], done[op], chosen[op] / (ENVS * STEPS)) for op in sorted(chosen)
         ]
-    assert answer(folder, 4) == expected
+    assert answers[3] == expected
 
 
-def test_5_what_the_reward_was_paid_for(folder: Path, rounds: list[Witnessed]) -> None:
-    found = answer(folder, 5)
+def test_5_what_the_reward_was_paid_for(
+    folder: Path, answers: list[list[tuple]], rounds: list[Witnessed]
+) -> None:
+    found = answers[4]
     for number, played in enumerate(rounds, 1):
         paid = sum(paid for round_, _, paid in found if round_ == number)
         assert paid == pytest.approx(float(played.rewards().sum()))
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    told = lines(folder / "metrics.jsonl")
     for number, term, paid in found:
-        assert paid == pytest.approx(lines[number - 1]["reward_terms"][term] * ENVS)
+        assert paid == pytest.approx(told[number - 1]["reward_terms"][term] * ENVS)
 
 
-def test_6_how_slots_spend_their_time(folder: Path, rounds: list[Witnessed]) -> None:
+def test_6_how_slots_spend_their_time(answers: list[list[tuple]], rounds: list[Witnessed]) -> None:
     expected = []
     for number, played in enumerate(rounds, 1):
         stages = Counter(
@@ -204,14 +198,14 @@ def test_6_how_slots_spend_their_time(folder: Path, rounds: list[Witnessed]) -> 
             (number, stage, stages[stage], stages[stage] / (ENVS * STEPS * 2))
             for stage in sorted(stages)
         ]
-    assert answer(folder, 6) == expected
+    assert answers[5] == expected
 
 
 def test_7_what_each_seed_adds_in_the_end(
-    player: str, folder: Path, rounds: list[Witnessed]
+    player: str, folder: Path, answers: list[list[tuple]], rounds: list[Witnessed]
 ) -> None:
-    episodes = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
-    found = answer(folder, 7)
+    episodes = lines(folder / "episodes.jsonl")
+    found = answers[6]
     for number, env, slot, blueprint, contribution, shapley in found:
         place = SLOTS.index(slot)
         slots = rounds[number - 1].views[STEPS - 1].state.slots
@@ -224,19 +218,23 @@ def test_7_what_each_seed_adds_in_the_end(
     assert found or player == "random"
 
 
-def test_8_which_blueprints_earn_their_place(folder: Path, rounds: list[Witnessed]) -> None:
+def test_8_which_blueprints_earn_their_place(
+    answers: list[list[tuple]], rounds: list[Witnessed]
+) -> None:
     fates: dict[str, Counter[str]] = defaultdict(Counter)
     for played in rounds:
         for seeds in lives(played).values():
             for life in seeds:
                 fates[BLUEPRINT_NAMES[life.blueprint]].update(["germinated", life.fate])
-    assert [row[:4] for row in answer(folder, 8)] == [
+    assert [row[:4] for row in answers[7]] == [
         (name, fates[name]["germinated"], fates[name]["fossilized"], fates[name]["pruned"])
         for name in sorted(fates)
     ]
 
 
-def test_9_which_gates_hold_seeds_back(player: str, folder: Path, rounds: list[Witnessed]) -> None:
+def test_9_which_gates_hold_seeds_back(
+    player: str, answers: list[list[tuple]], rounds: list[Witnessed]
+) -> None:
     path = {Stage.GERMINATED: "G1", Stage.TRAINING: "G2", Stage.BLENDING: "G3", Stage.HOLDING: "G5"}
     passed = Counter[str]()
     refused = Counter[str]()
@@ -256,26 +254,48 @@ def test_9_which_gates_hold_seeds_back(player: str, folder: Path, rounds: list[W
                             path[stage] for stage in order[order.index(was) : order.index(now)]
                         )
     names = sorted({*passed, *refused})
-    assert answer(folder, 9) == [(gate, refused[gate], passed[gate]) for gate in names]
+    assert answers[8] == [(gate, refused[gate], passed[gate]) for gate in names]
     assert passed["G1"]
     assert refused if player == "random" else passed["G5"]
 
 
-def test_10_whether_the_reward_says_what_we_want(folder: Path, rounds: list[Witnessed]) -> None:
+def test_10_whether_the_reward_says_what_we_want(
+    answers: list[list[tuple]], rounds: list[Witnessed]
+) -> None:
     ends = [played.states[-1] for played in rounds]
     reward = [float(value) for state in ends for value in state.totals.reward]
     accuracy = [float(value) for state in ends for value in state.signals.val_accuracy]
-    ((found, episodes),) = answer(folder, 10)
+    ((found, episodes),) = answers[9]
     assert (found, episodes) == (pytest.approx(correlation(reward, accuracy)), ENVS * ROUNDS)
 
 
+def test_rounds_and_seeds_of_a_run_are_summed_up(folder: Path) -> None:
+    told = lines(folder / "metrics.jsonl")
+    asked = "select rounds, final_accuracy, germinated, pruned from runs"
+    sums = [sum(line["seeds"][fate] for line in told) for fate in ("germinated", "pruned")]
+    expected = [(ROUNDS, told[-1]["accuracy"]["mean"], *sums)]
+    assert open_database([folder]).execute(asked).fetchall() == expected
+
+
+# --- of runs that have left less
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """A folder of two runs: one cut off in its second line, one that has nothing yet."""
+    for name in ("0", "1"):
+        (tmp_path / "sweep" / name).mkdir(parents=True)
+        (tmp_path / "sweep" / name / "config.yaml").write_text(f"rounds: 1\nseed: {name}\n")
+    (tmp_path / "sweep" / "0" / "metrics.jsonl").write_text('{"round":1}\n{"round":2,"accur')
+    hosts = [f'{{"round":{number},"env":{env}}}\n' for number in (1, 2) for env in range(4)]
+    (tmp_path / "sweep" / "0" / "episodes.jsonl").write_text("".join(hosts))
+    return tmp_path / "sweep"
+
+
 def test_every_view_and_question_of_the_page_answers_for_any_run_and_for_several(
-    folder: Path, tmp_path: Path
+    begun: Path,
 ) -> None:
-    other = tmp_path / "empty"
-    other.mkdir()
-    (other / "config.yaml").write_text("rounds: 1\nseed: 7\nname: other\n")
-    for runs in ([folder], [folder, other], [other]):
+    for runs in ([begun], [begun / "1"]):
         database = open_database(runs)
         for view in VIEWS:
             assert database.execute(f"select * from {view}").description[0][0] == "run"
@@ -283,38 +303,9 @@ def test_every_view_and_question_of_the_page_answers_for_any_run_and_for_several
             database.execute(asked).fetchall()
     page = PAGE.read_text()
     assert [name for name in VIEWS if f"| `{name}` | {VIEWS[name][0]} |" not in page] == []
-    differing = open_database([folder, other]).execute(QUESTIONS[-1]).fetchall()
-    assert ("seed", "empty", "7") in differing
-
-
-def test_rounds_and_seeds_of_a_run_are_summed_up(folder: Path) -> None:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    asked = "select rounds, final_accuracy, germinated, pruned from runs"
-    assert open_database([folder]).execute(asked).fetchall() == [
-        (
-            ROUNDS,
-            lines[-1]["accuracy"]["mean"],
-            sum(line["seeds"]["germinated"] for line in lines),
-            sum(line["seeds"]["pruned"] for line in lines),
-        )
-    ]
-
-
-def test_a_run_that_was_cut_off_in_a_line_is_read_as_far_as_it_came(
-    folder: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "config.yaml").write_text("rounds: 1\nseed: 7\n")
-    text = (folder / "metrics.jsonl").read_text()
-    (tmp_path / "metrics.jsonl").write_text(text[: len(text) - 40])
-    assert open_database([tmp_path]).execute("select round from rounds").fetchall() == [(1,)]
-
-
-def test_a_sweeps_folder_stands_for_all_of_its_runs(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        (tmp_path / "sweep" / str(seed)).mkdir(parents=True)
-        (tmp_path / "sweep" / str(seed) / "config.yaml").write_text(f"rounds: 1\nseed: {seed}\n")
-    asked = "select run, value from settings where name = 'seed' order by run"
-    assert open_database([tmp_path / "sweep"]).execute(asked).fetchall() == [("0", "0"), ("1", "1")]
+    database = open_database([begun])
+    assert ("seed", "1", "1") in database.execute(QUESTIONS[-1]).fetchall()
+    assert database.execute("select run, round from rounds").fetchall() == [("0", 1)]
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
@@ -330,10 +321,10 @@ def asked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, st
 
 
 def test_the_command_prints_tables_csv_and_json(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    begun: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sql = "select round, count(*) as hosts from episodes group by round order by round"
-    run = str(folder)
+    run = str(begun / "0")
     assert asked(capsys, run, sql, "format=csv")[1].splitlines() == ["round,hosts", "1,4", "2,4"]
     _, told, _ = asked(capsys, run, sql, "format=json")
     assert json.loads(told.splitlines()[1]) == {"round": 2, "hosts": 4}
@@ -343,18 +334,14 @@ def test_the_command_prints_tables_csv_and_json(
 
 
 def test_the_command_says_what_is_wrong(
-    folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    begun: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status, _, told = asked(capsys, str(folder), "select nothing from nowhere")
+    run = str(begun / "0")
+    status, _, told = asked(capsys, run, "select nothing from nowhere")
     assert (status, "nowhere" in told) == (1, True)
-    assert asked(capsys, str(tmp_path), "select 1")[0] == 2
-    assert "format" in asked(capsys, str(folder), "format=xml")[2]
+    assert asked(capsys, str(begun / "0" / "none"), "select 1")[0] == 2
+    assert "format" in asked(capsys, run, "format=xml")[2]
     monkeypatch.setitem(sys.modules, "duckdb", None)
     monkeypatch.delitem(sys.modules, "esper_soa.telemetry.database")
-    assert asked(capsys, str(folder), "select 1")[::2] == (
-        2,
-        "error: queries need DuckDB: pip install 'esper-soa[query]'\n",
-    )
+    missing = "error: queries need DuckDB: pip install 'esper-soa[query]'\n"
+    assert asked(capsys, run, "select 1")[::2] == (2, missing)

@@ -36,10 +36,15 @@ def made(
     return Recorder(folder, recorded.legend, level, interval, Unwritten())
 
 
-def play(recorder: NoRecorder, recorded: Recorded, number: int, steps: int = 6) -> None:
+def play(
+    recorder: NoRecorder, recorded: Recorded, number: int, steps: int = 6, ends: bool = False
+) -> None:
     recorder.begin(number)
+    packed = columns(recorder, recorded)
     for index in range(steps):
-        recorder.emit(index + 1, columns(recorder, recorded)[index])
+        recorder.emit(index + 1, packed[index])
+    if ends:
+        recorder.end()
 
 
 def columns(recorder: NoRecorder, recorded: Recorded) -> np.ndarray:
@@ -62,12 +67,10 @@ def test_each_round_has_a_file_per_table_of_the_level(recorded: Recorded, tmp_pa
     ):
         recorder = made(recorded, tmp_path / level, level)
         for number in (1, 2):
-            play(recorder, recorded, number)
-            recorder.end()
+            play(recorder, recorded, number, ends=True)
         recorder.flush()
-        assert len(read_table(tmp_path / level, "steps")["env"]) == 24, (
-            "flushed, and not on the disk"
-        )
+        written = read_table(tmp_path / level, "steps")
+        assert len(written["env"]) == 24, "flushed, and not on the disk"
         recorder.close()
         found = sorted(path.name for path in (tmp_path / level / "telemetry").iterdir())
         assert found == tables
@@ -79,10 +82,12 @@ def test_each_round_has_a_file_per_table_of_the_level(recorded: Recorded, tmp_pa
         assert read_table(tmp_path / level, "steps", rounds=[2])["round"].tolist() == [2] * 12
 
 
-def test_files_say_what_they_are_and_how_to_read_them(recorded: Recorded, tmp_path: Path) -> None:
+def test_files_say_what_they_are_and_rounds_after_a_checkpoint_are_removed(
+    recorded: Recorded, tmp_path: Path
+) -> None:
     recorder = made(recorded, tmp_path)
-    play(recorder, recorded, 1)
-    recorder.end()
+    for number in (1, 2, 3):
+        play(recorder, recorded, number, ends=True)
     recorder.close()
     facts = read_file(table_path(tmp_path, "slots", 1), "slots").facts
     assert (facts["table"], facts["schema"], facts["complete"]) == ("slots", "1", "true")
@@ -90,9 +95,13 @@ def test_files_say_what_they_are_and_how_to_read_them(recorded: Recorded, tmp_pa
     assert legend["slots"] == list(recorded.legend.slots)
     assert legend["ops"][1] == "germinate"
     assert "dropped" not in facts
+    keep_tables(tmp_path, 1)
+    assert all(list(table_files(tmp_path, table)) == [1] for table in ("steps", "slots", "events"))
+    keep_tables(tmp_path, 0)
+    assert len(read_table(tmp_path, "steps")["env"]) == 0
 
 
-def test_a_round_in_progress_is_written_now_and_then_and_whole_at_its_end(
+def test_a_round_in_progress_is_written_now_and_then_and_kept_as_far_as_it_came(
     recorded: Recorded, tmp_path: Path
 ) -> None:
     recorder = made(recorded, tmp_path, interval=0.0)
@@ -105,21 +114,17 @@ def test_a_round_in_progress_is_written_now_and_then_and_whole_at_its_end(
     for index in range(2, 6):
         recorder.emit(index + 1, columns(recorder, recorded)[index])
     recorder.end()
+    play(recorder, recorded, 2, steps=3)
     recorder.close()
-    whole = read_file(table_path(tmp_path, "steps", 1), "steps")
-    assert whole.facts["complete"] == "true"
-    assert whole.values["step"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
+    for number, complete, steps in ((1, "true", 6), (2, "false", 3)):
+        whole = read_file(table_path(tmp_path, "steps", number), "steps")
+        assert whole.facts["complete"] == complete
+        assert whole.values["step"].tolist() == twice(steps)
 
 
-def test_a_round_that_was_cut_off_is_kept_as_far_as_it_came(
-    recorded: Recorded, tmp_path: Path
-) -> None:
-    recorder = made(recorded, tmp_path)
-    play(recorder, recorded, 1, steps=3)
-    recorder.close()
-    found = read_file(table_path(tmp_path, "steps", 1), "steps")
-    assert found.facts["complete"] == "false"
-    assert found.values["step"].tolist() == [1, 1, 2, 2, 3, 3]
+def twice(steps: int) -> list[int]:
+    """Env-steps of two hosts."""
+    return [step for step in range(1, steps + 1) for _ in range(2)]
 
 
 class HeldWriter:
@@ -143,8 +148,7 @@ def test_a_disk_that_is_slow_costs_env_steps_and_is_not_waited_for(
     held = HeldWriter(monkeypatch)
     monkeypatch.setattr(module, "LIMIT", 4)
     recorder = made(recorded, tmp_path)
-    play(recorder, recorded, 1, steps=1)
-    recorder.end()
+    play(recorder, recorded, 1, steps=1, ends=True)
     assert held.begun.wait(60)
     play(recorder, recorded, 2)
     assert list(table_files(tmp_path, "steps")) == [], "the disk was waited for"
@@ -153,10 +157,7 @@ def test_a_disk_that_is_slow_costs_env_steps_and_is_not_waited_for(
     recorder.close()
     assert recorder.dropped == 2 * 2
     found = read_file(table_path(tmp_path, "steps", 2), "steps")
-    assert (found.values["step"].tolist(), found.facts["dropped"]) == (
-        [1, 1, 2, 2, 3, 3, 4, 4],
-        "4",
-    )
+    assert (found.values["step"].tolist(), found.facts["dropped"]) == (twice(4), "4")
 
 
 def test_a_round_of_ranks_is_handed_over_no_faster_than_it_is_taken(
@@ -180,20 +181,7 @@ def test_a_round_of_ranks_is_handed_over_no_faster_than_it_is_taken(
     relay.end()
     recorder.close()
     assert recorder.dropped == 0
-    assert read_table(tmp_path, "steps", [2])["step"].tolist() == [
-        1,
-        1,
-        2,
-        2,
-        3,
-        3,
-        4,
-        4,
-        5,
-        5,
-        6,
-        6,
-    ]
+    assert read_table(tmp_path, "steps", [2])["step"].tolist() == twice(6)
 
 
 def test_what_the_disk_refuses_is_named_and_written_when_it_can_be(
@@ -207,13 +195,11 @@ def test_what_the_disk_refuses_is_named_and_written_when_it_can_be(
 
     recorder = Recorder(tmp_path, recorded.legend, "events", 100.0, unwritten)
     monkeypatch.setattr(module, "write_bytes", refuse)
-    play(recorder, recorded, 1)
-    recorder.end()
+    play(recorder, recorded, 1, ends=True)
     recorder.flush()
     assert str(unwritten) == "telemetry could not be written (No space left on device)"
     monkeypatch.setattr(module, "write_bytes", write)
-    play(recorder, recorded, 2)
-    recorder.end()
+    play(recorder, recorded, 2, ends=True)
     recorder.close()
     assert not unwritten.reasons
     assert list(table_files(tmp_path, "steps")) == [1, 2]
@@ -237,18 +223,15 @@ def test_what_waits_for_a_full_disk_is_bounded_and_what_is_given_up_is_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     recorder = made(recorded, tmp_path)
-    play(recorder, recorded, 1)
-    recorder.end()
+    play(recorder, recorded, 1, ends=True)
     recorder.flush()
     size = sum(path.stat().st_size for path in tmp_path.rglob("*.parquet"))
     monkeypatch.setattr(module, "MOST_WAITING", 2 * size + size // 2)
     with disk_that_takes(500):
         for number in range(2, 8):
-            play(recorder, recorded, number)
-            recorder.end()
+            play(recorder, recorded, number, ends=True)
         recorder.flush()
-    play(recorder, recorded, 8)
-    recorder.end()
+    play(recorder, recorded, 8, ends=True)
     recorder.close()
     assert list(table_files(tmp_path, "steps")) == [1, 6, 7, 8], "two rounds had room to wait"
     assert (recorder.env_steps, recorder.dropped) == (4 * 12, 4 * 12)
@@ -259,8 +242,7 @@ def test_what_still_waits_at_the_end_is_counted(recorded: Recorded, tmp_path: Pa
     unwritten = Unwritten()
     recorder = Recorder(tmp_path, recorded.legend, "events", 100.0, unwritten)
     with disk_that_takes(500):
-        play(recorder, recorded, 1)
-        recorder.end()
+        play(recorder, recorded, 1, ends=True)
         play(recorder, recorded, 2, steps=3)
         recorder.close()
     assert (recorder.env_steps, recorder.dropped) == (0, 12 + 6)
@@ -268,37 +250,20 @@ def test_what_still_waits_at_the_end_is_counted(recorded: Recorded, tmp_path: Pa
     assert list(tmp_path.rglob("*.tmp")) == []
 
 
-def test_two_recorders_at_once_do_not_mix(tmp_path: Path) -> None:
-    worlds = {
-        name: record(seed=seed, num_envs=2, num_slots=2, steps=6)
-        for name, seed in (("one", 1), ("other", 2))
-    }
-    recorders = {name: made(world, tmp_path / name) for name, world in worlds.items()}
-    packed = {name: columns(recorders[name], worlds[name]) for name in worlds}
-    for recorder in recorders.values():
+def test_two_recorders_at_once_do_not_mix(recorded: Recorded, tmp_path: Path) -> None:
+    worlds = [recorded, record(seed=1, num_envs=2, num_slots=2, steps=6)]
+    recorders = [made(one, tmp_path / str(place)) for place, one in enumerate(worlds)]
+    packed = [columns(*pair) for pair in zip(recorders, worlds, strict=True)]
+    for recorder in recorders:
         recorder.begin(1)
     for index in range(6):
-        for name, recorder in recorders.items():
-            recorder.emit(index + 1, packed[name][index])
-    for name, recorder in recorders.items():
+        for recorder, numbers in zip(recorders, packed, strict=True):
+            recorder.emit(index + 1, numbers[index])
+    for place, (recorder, world) in enumerate(zip(recorders, worlds, strict=True)):
         recorder.end()
         recorder.close()
-        rewards = [
-            float(reward) for step in worlds[name].steps for reward in step.result.terms.total
-        ]
-        assert read_table(tmp_path / name, "steps")["reward"].tolist() == rewards
-
-
-def test_rounds_after_a_checkpoint_are_removed(recorded: Recorded, tmp_path: Path) -> None:
-    recorder = made(recorded, tmp_path)
-    for number in (1, 2, 3):
-        play(recorder, recorded, number)
-        recorder.end()
-    recorder.close()
-    keep_tables(tmp_path, 1)
-    assert all(list(table_files(tmp_path, table)) == [1] for table in ("steps", "slots", "events"))
-    keep_tables(tmp_path, 0)
-    assert len(read_table(tmp_path, "steps")["env"]) == 0
+        rewards = [float(reward) for step in world.steps for reward in step.result.terms.total]
+        assert read_table(tmp_path / str(place), "steps")["reward"].tolist() == rewards
 
 
 def test_a_file_of_others_is_refused_by_name(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from esper_soa.telemetry.schema import CURVE_NAMES, REWARD_TERMS, STYLE_NAMES
 from esper_soa.telemetry.table_files import BY_NAME
 from esper_soa.vocabulary import BLEND_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, Stage
 
+STEPS = 36
 MAKERS = {
     "steps": steps_rows,
     "slots": slots_rows,
@@ -25,7 +26,7 @@ MAKERS = {
 
 @pytest.fixture(scope="module")
 def recorded() -> Recorded:
-    return record(seed=3)
+    return record(seed=3, steps=STEPS)
 
 
 def read(recorded: Recorded, table: str) -> dict[str, np.ndarray]:
@@ -63,11 +64,11 @@ def test_every_column_is_made_and_no_other(recorded: Recorded) -> None:
 def test_rows_are_sorted_by_env_step_and_env(recorded: Recorded) -> None:
     steps = read(recorded, "steps")
     slots = read(recorded, "slots")
-    assert steps["round"].tolist() == [7] * 300
-    assert steps["step"].tolist() == [step for step in range(1, 61) for _ in range(5)]
-    assert steps["env"].tolist() == list(range(5)) * 60
-    assert slots["env"].tolist() == [env for env in range(5) for _ in range(3)] * 60
-    assert slots["slot"].tolist() == list(recorded.legend.slots) * 300
+    assert steps["round"].tolist() == [7] * STEPS * 5
+    assert steps["step"].tolist() == [step for step in range(1, STEPS + 1) for _ in range(5)]
+    assert steps["env"].tolist() == list(range(5)) * STEPS
+    assert slots["env"].tolist() == [env for env in range(5) for _ in range(3)] * STEPS
+    assert slots["slot"].tolist() == list(recorded.legend.slots) * STEPS * 5
 
 
 def test_measurements_and_rewards_are_those_of_training(recorded: Recorded) -> None:
@@ -233,7 +234,7 @@ def test_a_policy_that_does_not_learn_has_no_probabilities() -> None:
 
 
 def test_sampled_shapley_values_of_many_seeds_are_null_unless_they_are_sampled() -> None:
-    crowd = record(seed=2, num_envs=2, num_slots=10, steps=100, by_itself=True)
+    crowd = record(seed=2, num_envs=2, num_slots=10, steps=64, by_itself=True)
     measured = torch.stack([step.observed.attribution.measured for step in crowd.steps])
     many = (measured.sum(2, keepdim=True) > 4) & measured
     assert many.any(), "never more than four seeds at once"

@@ -4,51 +4,25 @@ import json
 import signal
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import warm
 from program import ENVIRONMENT, TINY, command, finished, wait_until
+from small_runs import settings, timeless
 
 from esper_soa import running
-from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
-from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
-from esper_soa.nets.config import DataConfig, TaskConfig
+from esper_soa.config import TelemetryConfig, TrainConfig
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.telemetry import recorder
 from esper_soa.telemetry.table_files import read_file, read_table, table_files, table_path
 from esper_soa.trainer import run
 
-TIMES = ("eps", "collect_seconds", "update_seconds")
-SETTINGS = TrainConfig(
-    envs=2,
-    rounds=2,
-    steps=6,
-    batch_size=4,
-    train_samples=4,
-    val_samples=8,
-    slots=["r0c0", "r0c1"],
-    control="none",
-    checkpoint_every=1,
-    task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
-    data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
-    policy=PolicyConfig(
-        network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1, minibatches=1)
-    ),
-    telemetry=TelemetryConfig(progress="off"),
-    compute=ComputeConfig(threads=1, workers=1),
-)
-
 
 def at(level: str, **changed: object) -> TrainConfig:
-    return replace(SETTINGS, telemetry=replace(SETTINGS.telemetry, level=level), **changed)  # type: ignore[arg-type]
-
-
-def lines(folder: Path) -> list[dict]:
-    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in found]
+    telemetry = TelemetryConfig(progress="off", level=level)
+    return settings(checkpoint_every=1, telemetry=telemetry, **changed)
 
 
 def same_tables(one: Path, other: Path) -> bool:
@@ -86,7 +60,8 @@ def test_each_level_writes_its_files_and_those_before_it(folders: dict[str, Path
 
 
 def test_no_level_changes_what_a_run_computes(folders: dict[str, Path]) -> None:
-    assert lines(folders["rounds"]) == lines(folders["events"]) == lines(folders["full"])
+    told = [timeless(folders[level] / "metrics.jsonl") for level in ("rounds", "events", "full")]
+    assert told[0] == told[1] == told[2]
     assert same_tables(folders["events"], folders["full"])
     ends = [
         json.loads((folder / "summary.json").read_text())["grown"] for folder in folders.values()

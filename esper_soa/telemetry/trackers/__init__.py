@@ -1,3 +1,1 @@
-"""A module per tracker of others, imported where a run asks for it; each has an `open_tracker` for
-tracking.py.
-"""
+"""A module per tracker of others, imported where a run asks for it, with its `open_tracker`."""
