@@ -248,11 +248,7 @@ def play_beside(cfg: TrainConfig, here: Place, meeting: str = "env://") -> float
 
 
 def play_rank(
-    within: Session,
-    cfg: TrainConfig,
-    checkpoint: Path | None,
-    here: Place,
-    meeting: str = "env://",
+    within: Session, cfg: TrainConfig, checkpoint: Path | None, here: Place, meeting: str = "env://"
 ) -> float:
     """Play the rank `here` of a run, from `checkpoint` on; returns the final accuracy (percent).
 

@@ -40,10 +40,7 @@ def command(*overrides: str, program: str = "train") -> list[str]:
 
 
 def finished(
-    *overrides: str,
-    folder: Path,
-    program: str = "train",
-    limits: dict[int, int] | None = None,
+    *overrides: str, folder: Path, program: str = "train", limits: dict[int, int] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """The program with `overrides`, run to its end in `folder`; `limits` of `resource` by their
     number.
