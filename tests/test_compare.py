@@ -14,9 +14,8 @@ from esper_soa.errors import UserError
 from esper_soa.runs import RecordedRun
 
 TINY = shlex.split(
-    "+experiment=smoke rounds=1 steps=4 envs=2 train_samples=16 val_samples=64 batch_size=8 "
-    "control=none policy=schedule compute.engine=torch data.synthetic_train=32 "
-    "data.synthetic_test=64"
+    "+experiment=smoke rounds=1 steps=4 envs=2 train_samples=16 val_samples=16 batch_size=8 "
+    "control=none policy=schedule"
 )
 
 
