@@ -31,7 +31,9 @@ def run_command(name: str, settings: type[TrainConfig] | type[EvaluateConfig]) -
     looks = [one for one in given if one in LOOKS and settings is TrainConfig]
     try:
         if looks:
-            _look(looks[0], [one for one in given if one not in LOOKS])
+            with importing():
+                from esper_soa.job import look
+            look(looks[0], [one for one in given if one not in LOOKS])
             return
         check_plugins(given)
         sys.argv[1:] = prepared(given, settings, groups_in(config_dir()))
@@ -43,7 +45,9 @@ def run_command(name: str, settings: type[TrainConfig] | type[EvaluateConfig]) -
         hydra.main(version_base="1.3", config_path=config_dir(), config_name=name)(job)()
     finally:
         if HydraConfig.initialized() and in_sweep():
-            whole = _end_sweep()
+            with importing():
+                from esper_soa.sweep.summary import Console, end_sweep
+            whole = end_sweep(HydraConfig.get(), Console())
     if not whole:
         sys.exit(1)
 
@@ -53,17 +57,3 @@ def job(composed: DictConfig) -> float | None:
     with importing():
         from esper_soa.job import run_job
     return run_job(composed)
-
-
-def _look(flag: str, overrides: list[str]) -> None:
-    with importing():
-        from esper_soa.job import look
-    look(flag, overrides)
-
-
-def _end_sweep() -> bool:
-    with importing():
-        from rich.console import Console
-
-        from esper_soa.sweep.summary import end_sweep
-    return end_sweep(HydraConfig.get(), Console())

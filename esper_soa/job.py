@@ -266,7 +266,7 @@ def _asked_folder(config: DictConfig, key: str) -> str:
     return asked
 
 
-WORK = {
+WORK: dict[type | None, Work] = {
     TrainConfig: Work(settled_training, play_training),
     EvaluateConfig: Work(settled_evaluation, play_evaluation),
 }

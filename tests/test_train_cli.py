@@ -47,6 +47,7 @@ def test_a_mistake_ends_with_its_status_and_message(
             "policy.ppo.lrr: there is no such setting. Did you mean policy.ppo.lr?",
         ),
         ("rewards=net", "rewards: there is no such setting. Did you mean reward?"),
+        ("sweeps=gpus", "sweeps: there is no such setting. Did you mean sweep?"),
         (
             "compute.native=off",
             "compute.native: there is no such setting. Did you mean compute.engine?",
@@ -56,7 +57,7 @@ def test_a_mistake_ends_with_its_status_and_message(
 )
 def test_an_unknown_setting_is_told_with_what_may_have_been_meant(override: str, told: str) -> None:
     with pytest.raises(UserError, match=f"^{re.escape(told)}$"):
-        prepared([override], TrainConfig, ["reward", "task"])
+        prepared([override], TrainConfig, ["reward", "sweep"])
 
 
 def test_the_settings_are_shown_without_running(tmp_path: Path) -> None:
@@ -69,6 +70,7 @@ def test_the_settings_are_shown_without_running(tmp_path: Path) -> None:
 def test_what_settings_hold_and_hydra_knows_passes() -> None:
     given = [
         "hydra.job.name=x",
+        "hydra/launcher=joblib",
         "policy.ppo.probability_floor.op=0.01",
         "task=cifar_minimal",
         "~telemetry.anomaly.patience",
