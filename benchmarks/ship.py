@@ -27,7 +27,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from esper_soa.command import finished_accuracy
 from esper_soa.config import TrainConfig, settings_from
 from esper_soa.errors import UserError, one_line
 from esper_soa.ops.files import write_text
@@ -36,6 +35,7 @@ from esper_soa.ops.progress import duration
 from esper_soa.ops.resume import read_run
 from esper_soa.ops.rundir import RunFolder, find_checkpoint
 from esper_soa.ops.shipped import POLICIES, SUFFIX
+from esper_soa.ops.start import finished_accuracy
 from esper_soa.paths import config_dir
 from esper_soa.ranges import NAME_PATTERN
 

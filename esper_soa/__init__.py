@@ -10,7 +10,7 @@ and that is also where `__getattr__` reads which module has which name.
 
 import ast
 import functools
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,7 +56,7 @@ def _homes() -> dict[str, str]:
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        return metadata.version("esper-soa")
+        return import_module("importlib.metadata").version("esper-soa")
     if name == "__all__":
         return sorted([*_homes(), "__version__"])
     if name.startswith("_") or name not in _homes():

@@ -1,17 +1,21 @@
-"""The command line before Hydra reads it: flags anywhere, our version, settings that do not exist.
+"""The command line before Hydra reads it: help, our version, flags anywhere, settings that do not
+exist.
 
 Needs no torch.
 """
 
-import platform
 import re
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import fields, is_dataclass
-from importlib import metadata
+from importlib import import_module
 from pathlib import Path
 from typing import get_type_hints
 
+import yaml
+
 from esper_soa.errors import UserError, unknown_setting
+from esper_soa.paths import config_dir
 
 # Flags of Hydra that take no value. It reads overrides in one piece, so that a flag between them
 # ends in an error.
@@ -20,11 +24,36 @@ LONE_FLAGS = ("-m", "--multirun", "-r", "--run", "--resolve")
 SLOT_COUNTS = re.compile(r"slots=\d+(,\d+)*")
 
 
-def version_line() -> str:
-    """Our version, and those of what a run depends on most."""
-    known = [f"{name} {metadata.version(name)}" for name in ("torch", "tensordict", "hydra-core")]
-    python = platform.python_version()
-    return f"esper-soa {metadata.version('esper-soa')} (Python {python}, {', '.join(known)})"
+def answered(name: str) -> bool:
+    """Whether the command line of the configuration `name` asks for no more than help or our
+    version, which is then printed.
+    """
+    if "--version" in sys.argv[1:]:
+        version = import_module("importlib.metadata").version
+        ours, *others = (
+            f"{one} {version(one)}" for one in ("esper-soa", "torch", "tensordict", "hydra-core")
+        )
+        print(f"{ours} (Python {sys.version.split()[0]}, {', '.join(others)})")
+    elif {"--help", "-h"} & {*sys.argv[1:]}:
+        print(help_text(Path(config_dir()), name))
+    else:
+        return False
+    return True
+
+
+def help_text(folder: Path, name: str) -> str:
+    """The help in the configuration file `name`, with all groups of the folder and their options.
+
+    Hydra would compose the configuration first, which takes most of a second.
+    """
+    text = (folder / f"{name}.yaml").read_text(encoding="utf-8")
+    words = yaml.safe_load(text)["hydra"]["help"]["template"]
+    options = {
+        group: sorted(path.stem for path in (folder / group).glob("*.yaml"))
+        for group in groups_in(str(folder))
+    }
+    listed = [f"{group}: {', '.join(names)}" for group, names in options.items() if names]
+    return words.replace("$APP_CONFIG_GROUPS", "\n".join(listed) + "\n")
 
 
 def prepared(arguments: Sequence[str], settings: type, groups: Collection[str]) -> list[str]:

@@ -254,15 +254,14 @@ def record(
     study: Study, seeds: Sequence[int], numbers: Numbers, rows: Sequence[Compared]
 ) -> dict[str, Json]:
     """compare.json."""
-    groups = {
-        name: {"overrides": list(study.groups[name])} | dict(values)
-        for name, values in numbers.items()
-    }
     return {
         "experiment": study.experiment,
         "common": list(study.common),
         "seeds": list(seeds),
-        "groups": groups,
+        "groups": {
+            name: {"overrides": list(study.groups[name])} | dict(values)
+            for name, values in numbers.items()
+        },
         "confidence": CONFIDENCE,
         "significance": SIGNIFICANCE,
         "comparisons": [row.record() for row in rows],

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from esper_soa.arguments import check_overrides, groups_in, listed_slots
 from esper_soa.config import TrainConfig, register_schema, settings_from
-from esper_soa.errors import SettingError, UserError, one_line
+from esper_soa.errors import SettingError, UserError, joined, one_line
 from esper_soa.paths import config_dir
 
 ASIDE = (GlobalHydra, HydraConfig, JobRuntime, VersionBase)  # of which Hydra has one per process
@@ -62,7 +62,7 @@ def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> Tra
 def _reason(error: Exception) -> str:
     """What Hydra says, with the value that it could not take."""
     cause = str(error.__cause__ or "").split("\n")[0]
-    return one_line(" ".join(f"{error} {cause}".split()))
+    return one_line(joined(f"{error} {cause}"))
 
 
 @contextmanager

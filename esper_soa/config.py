@@ -23,7 +23,7 @@ from esper_soa.env.config import (
     RewardConfig,
     SignalsConfig,
 )
-from esper_soa.errors import UserError, check, check_choice, unknown_setting
+from esper_soa.errors import UserError, check, check_choice, joined, unknown_setting
 from esper_soa.nets.config import (
     CNN_BLUEPRINT_NAMES,
     DataConfig,
@@ -276,7 +276,7 @@ def settings_from_mapping(settings: Mapping[str, object]) -> TrainConfig:
         merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), plain)
     except OmegaConfBaseException as error:
         raise UserError(
-            f"checkpoint: its settings are not those of this program ({_one_line(error)})"
+            f"checkpoint: its settings are not those of this program ({joined(error)})"
         ) from error
     return settings_from(cast(DictConfig, merged))
 
@@ -293,7 +293,7 @@ def _checked(composed: DictConfig, kind: type[Settings], schema: str) -> Setting
     except OmegaConfBaseException as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
-        raise UserError(f"configuration: {_one_line(error)}") from error
+        raise UserError(f"configuration: {joined(error)}") from error
     if not isinstance(settings, kind):
         raise UserError(
             f"configuration: the primary config must list {schema} first in its defaults"
@@ -306,6 +306,11 @@ def settings_yaml(settings: TrainConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(settings))
 
 
+def settings_from_yaml(text: str) -> TrainConfig:
+    """The settings that `settings_yaml` gave."""
+    return settings_from_mapping(cast(dict, OmegaConf.to_container(OmegaConf.create(text))))
+
+
 def flat_settings(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Nested settings as one level: {"policy.ppo.lr": 3e-4, ...}."""
     flat: dict[str, object] = {}
@@ -315,10 +320,6 @@ def flat_settings(settings: Mapping[str, object], prefix: str = "") -> dict[str,
         else:
             flat[f"{prefix}{name}"] = value
     return flat
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _check_keys(prefix: str, composed: DictConfig, part: object) -> None:

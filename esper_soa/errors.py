@@ -16,6 +16,11 @@ def one_line(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
+def joined(value: object) -> str:
+    """All of `value` in one line, with a space for each gap."""
+    return " ".join(str(value).split())
+
+
 def fault_in_words(error: BaseException) -> str:
     """That it fails, and with what: the end of a capture fails as well where something within it
     did.

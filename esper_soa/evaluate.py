@@ -4,18 +4,20 @@ policies=[ppo,heuristic,wait]`.
 Stands in front of command.py, as train.py does.
 """
 
+from esper_soa.arguments import answered
 from esper_soa.ops.console import standing_streams
 from esper_soa.ops.interrupt import importing, stopped_at_once
-from esper_soa.paths import config_dir
 
 
 def main() -> None:
     """Run the command line; ends the interpreter with the status that command.py documents."""
     with standing_streams(), stopped_at_once():
+        if answered("evaluate"):
+            return
         with importing():
-            from esper_soa.command import EVALUATION, Command, EvaluateConfig
+            from esper_soa.command import EvaluateConfig, run_command
 
-        Command(EVALUATION, EvaluateConfig).run(config_dir(), "evaluate")
+        run_command("evaluate", EvaluateConfig)
 
 
 if __name__ == "__main__":

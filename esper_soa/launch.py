@@ -18,17 +18,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import cast
 from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-from omegaconf import OmegaConf
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from esper_soa.config import TrainConfig, settings_from_mapping, settings_yaml
+from esper_soa.config import TrainConfig, settings_from_yaml, settings_yaml
 from esper_soa.errors import OutOfRoomError, RankLostError, UserError, check, one_line
 from esper_soa.ops.console import Outlet, outlet, standing_streams
 from esper_soa.ops.device import resolve_device
@@ -189,9 +187,7 @@ def main() -> None:
     meeting = f"file://{scratch}/store_{here.restarts}"
     fault = scratch / f"fault_{here.rank}.json"
     with _telling(fault, here.rank), standing_streams(), unheard():
-        cfg = settings_from_mapping(
-            cast(dict, OmegaConf.to_container(OmegaConf.create(job["settings"])))
-        )
+        cfg = settings_from_yaml(job["settings"])
         if not here.first:
             play_beside(cfg, here, meeting)
             return
@@ -248,11 +244,7 @@ def play_beside(cfg: TrainConfig, here: Place, meeting: str = "env://") -> float
 
 
 def play_rank(
-    within: Session,
-    cfg: TrainConfig,
-    checkpoint: Path | None,
-    here: Place,
-    meeting: str = "env://",
+    within: Session, cfg: TrainConfig, checkpoint: Path | None, here: Place, meeting: str = "env://"
 ) -> float:
     """Play the rank `here` of a run, from `checkpoint` on; returns the final accuracy (percent).
 

@@ -22,7 +22,7 @@ def user_path(setting: str, given: str) -> Path:
 
     Raises SettingError for none: an unknown user's home, too long a name, bytes of no text.
     """
-    if "\0" in given or not _is_text(given):
+    if "\0" in given or given != given.encode("utf-8", "ignore").decode("utf-8"):
         raise SettingError(setting, given, "a path of UTF-8 characters")
     try:
         path = Path(given).expanduser()
@@ -37,15 +37,6 @@ def user_path(setting: str, given: str) -> Path:
     except OSError as error:
         raise SettingError(setting, given, f"a path that can be used ({error.strerror})") from error
     return path
-
-
-def _is_text(given: str) -> bool:
-    """Whether the file system and our own files can both hold `given`."""
-    try:
-        given.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def sync(path: Path) -> None:

@@ -256,42 +256,31 @@ def plan_table(plan: Plan) -> Table:
     known = took.free >= 0
     kind = plan.device if cfg.ranks == 1 else plan.device.type
     each = f"of each of {cfg.ranks} ranks " if cfg.ranks > 1 else ""
-    program = f"and {took.program / MIB:,.0f} MiB for the program"
-    where = f"on {plan.device}" if took.device else program
+    where = f"on {plan.device}" if took.device else f"and {in_mib(took.program)} for the program"
     free = f"{took.free / GIB:.1f} GiB free" if known else "unknown"
     most = f"{plan.most_envs:,}" if known else "unknown"
+    measured = f"{took.measured_steps} of {cfg.steps} env-steps measured"
+    updating = f"{took.update_seconds:.1f} s of it the policy update"
+    run = "with control and report" + AT_MOST * cfg.early_stop.enabled
+    left = f"{in_mib(disk.per_round, 2)} per round; {disk.free / GIB:.1f} GiB free"
     title = f"{cfg.name}: rounds={cfg.rounds} steps={cfg.steps} envs={cfg.envs} on {kind}"
     table = Table(title=title, box=box.SIMPLE, title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_column(style="dim")
-    for row in (
-        ("memory", f"{plan.run_memory / MIB:,.0f} MiB", f"{each}{where}; {free}"),
-        ("memory per env", f"{plan.per_env / MIB:,.2f} MiB", "of more envs"),
-        ("largest envs", most, "other settings as they are"),
-        (
-            "env-steps/s",
-            f"{plan.eps:,.1f}",
-            f"{took.measured_steps} of {cfg.steps} env-steps measured",
-        ),
-        (
-            "a round",
-            duration(plan.round_seconds),
-            f"{took.update_seconds:.1f} s of it the policy update",
-        ),
-        (
-            "the run",
-            duration(plan.seconds),
-            "with control and report" + AT_MOST * cfg.early_stop.enabled,
-        ),
-        (
-            "disk",
-            f"{disk.whole / MIB:,.1f} MiB",
-            f"{disk.per_round / MIB:,.2f} MiB per round; {disk.free / GIB:.1f} GiB free",
-        ),
-    ):
-        table.add_row(*row)
+    table.add_row("memory", in_mib(plan.run_memory), f"{each}{where}; {free}")
+    table.add_row("memory per env", in_mib(plan.per_env, 2), "of more envs")
+    table.add_row("largest envs", most, "other settings as they are")
+    table.add_row("env-steps/s", f"{plan.eps:,.1f}", measured)
+    table.add_row("a round", duration(plan.round_seconds), updating)
+    table.add_row("the run", duration(plan.seconds), run)
+    table.add_row("disk", in_mib(disk.whole, 1), left)
     return table
+
+
+def in_mib(size: float, digits: int = 0) -> str:
+    """Bytes in MiB, in words."""
+    return f"{size / MIB:,.{digits}f} MiB"
 
 
 def verdict(plan: Plan) -> str:

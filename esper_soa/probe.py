@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
-from omegaconf import OmegaConf
 
 from esper_soa.agent.rollout import write_
-from esper_soa.config import TrainConfig, settings_from_mapping, settings_yaml
+from esper_soa.config import TrainConfig, settings_from_yaml, settings_yaml
 from esper_soa.env.step import Work
 from esper_soa.errors import OutOfRoomError, UserError
 from esper_soa.nets.data import ValidationImages
@@ -84,8 +83,8 @@ class Pace(NoProfile):
         # of the last one before it that was
         self.full_times: list[float] = []
         self.paces: list[float] = []
-        self.update_seconds = 0.0
         self.beside = 0.0  # seconds of its episode beside env-steps
+        self.update_seconds = 0.0
         self.rounds = 0  # that are done, and what files took in all of them
         self.files_seconds = 0.0
         self.phase_began = self.step_began = clock()
@@ -144,9 +143,7 @@ class Pace(NoProfile):
 
 
 def main() -> None:
-    """Measure what is asked for: settings, a folder, seconds for the episode or two numbers of
-    envs, rank and ranks.
-    """
+    """Measure: settings, a folder, seconds for the episode or two numbers of envs, rank, ranks."""
     program = _memory("VmRSS")
     settings, folder, asked, rank, ranks = sys.argv[1:]
     keep_to_cores(int(rank), int(ranks))
@@ -169,7 +166,7 @@ def settings_in(path: Path) -> TrainConfig:
     Where episodes may end early, none does: hosts that are hardly trained would at once, and a plan
     is to hold where none does.
     """
-    cfg = settings_from_mapping(cast(dict, OmegaConf.to_container(OmegaConf.load(path))))
+    cfg = settings_from_yaml(path.read_text(encoding="utf-8"))
     telemetry = replace(cfg.telemetry, progress="off", console="bar")
     whole = replace(cfg.early_stop, min_steps=cfg.steps)  # the last env-step is no early end
     return replace(

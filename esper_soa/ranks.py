@@ -24,9 +24,6 @@ from esper_soa.errors import RankLostError, one_line
 Value = TypeVar("Value")
 # that a rank waits for the others: of two, one may build while the other compiles
 PATIENCE = timedelta(minutes=30)
-SUM = dist.ReduceOp.SUM
-LARGEST = dist.ReduceOp.MAX
-SMALLEST = dist.ReduceOp.MIN
 
 
 def share_of(num_envs: int, count: int, rank: int) -> range:
@@ -165,19 +162,26 @@ class RankGroup(Ranks):
         )
 
     def total_gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        flat = self.reduced(torch.cat([gradient.reshape(-1) for gradient in gradients]), SUM)
+        flat = self.reduced(torch.cat([gradient.reshape(-1) for gradient in gradients]))
         pieces = flat.split([gradient.numel() for gradient in gradients])
         return [piece.view_as(gradient) for piece, gradient in zip(pieces, gradients, strict=True)]
 
     def extremes(
         self, largest: Sequence[Tensor], smallest: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        return self._extreme(largest, LARGEST), self._extreme(smallest, SMALLEST)
+        return (
+            self._extreme(largest, dist.ReduceOp.MAX),
+            self._extreme(smallest, dist.ReduceOp.MIN),
+        )
 
     def gather(self, parts: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
         rows = [part.movedim(dim, 0) for part in parts]
         packed = torch.cat([row.reshape(len(row), _width(row)).double() for row in rows], dim=1)
-        whole = self._whole(self.of_each(self._padded(packed)))
+        shares = [share_of(self.num_envs, self.count, rank) for rank in range(self.count)]
+        most = packed.new_zeros(len(shares[0]), packed.shape[1])
+        most[: len(packed)] = packed
+        rooms = zip(self.of_each(most), shares, strict=True)
+        whole = torch.cat([room[: len(share)] for room, share in rooms])
         pieces = whole.split([_width(row) for row in rows], dim=1)
         return [
             piece.reshape(self.num_envs, *row.shape[1:]).to(row.dtype).movedim(0, dim)
@@ -185,11 +189,8 @@ class RankGroup(Ranks):
         ]
 
     def gather_at_first(self, numbers: Tensor) -> Tensor | None:
-        room = self._padded(numbers)
-        rooms = [torch.empty_like(room) for _ in range(self.count)] if self.first else None
-        with _answered():
-            dist.gather(room, rooms, dst=0, group=self._host)
-        return None if rooms is None else self._whole(rooms)
+        parts = self.at_first(numbers)
+        return torch.cat(parts) if parts else None
 
     def from_first(self, find: Callable[[], Value]) -> Value:
         box = [find() if self.first else None]
@@ -219,7 +220,9 @@ class RankGroup(Ranks):
             dist.gather_object(value, boxes if self.first else None, dst=0, group=self._host)
         return boxes if self.first else []
 
-    def reduced(self, flat: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+    def reduced(
+        self, flat: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+    ) -> Tensor:
         """`flat` reduced over all ranks; the same bits on each."""
         flat = flat.detach().clone()
         with _answered():
@@ -238,22 +241,13 @@ class RankGroup(Ranks):
             dist.all_gather(rooms, room, group=self._host if room.device.type == "cpu" else None)
         return rooms
 
-    def _padded(self, rows: Tensor) -> Tensor:
-        """rows [n, ...] with as many as the rank has that has most."""
-        most = len(share_of(self.num_envs, self.count, 0))
-        return torch.cat([rows, rows.new_zeros(most - len(rows), *rows.shape[1:])])
-
-    def _whole(self, rooms: Sequence[Tensor]) -> Tensor:
-        shares = [share_of(self.num_envs, self.count, rank) for rank in range(self.count)]
-        return torch.cat([room[: len(share)] for room, share in zip(rooms, shares, strict=True)])
-
 
 class _Total(torch.autograd.Function):
     """Sums over ranks, whose gradient is passed on as it is."""
 
     @staticmethod
     def forward(ctx: object, own: Tensor, group: RankGroup) -> Tensor:  # type: ignore[override]
-        return group.reduced(own, SUM)
+        return group.reduced(own)
 
     @staticmethod
     def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]

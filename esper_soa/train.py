@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from esper_soa.arguments import answered
 from esper_soa.ops.console import standing_streams
 from esper_soa.ops.interrupt import importing, stopped_at_once
-from esper_soa.paths import config_dir
 
 if TYPE_CHECKING:
     from esper_soa.runs import RecordedRun
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 def main() -> None:
     """Run the command line; ends the interpreter with the status that command.py documents."""
     with standing_streams(), stopped_at_once():
+        if answered("train"):
+            return
         with importing():
-            from esper_soa.command import TRAINING, Command, TrainConfig
+            from esper_soa.command import TrainConfig, run_command
 
-        Command(TRAINING, TrainConfig).run(config_dir(), "train")
+        run_command("train", TrainConfig)
 
 
 class CallableModule(ModuleType):

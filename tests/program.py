@@ -3,6 +3,7 @@ with as little work as possible: what the tests of files, signals and streams sh
 """
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -13,18 +14,10 @@ import warm
 
 # Two hosts of 77 parameters on a handful of images: a round takes a tenth of a second, the start
 # some seconds.
-TINY = [
-    "+experiment=smoke",
-    "rounds=2",
-    "steps=2",
-    "train_samples=16",
-    "val_samples=8",
-    "data.synthetic_train=32",
-    "data.synthetic_test=16",
-    "compute.threads=1",
-    "compute.workers=1",
-    "compute.engine=torch",
-]
+TINY = shlex.split(
+    "+experiment=smoke rounds=2 steps=2 train_samples=16 val_samples=8 data.synthetic_train=32 "
+    "data.synthetic_test=16 compute.threads=1 compute.workers=1 compute.engine=torch"
+)
 # An empty PYTHONUNBUFFERED is none: streams hold back what they are given, as they do for users.
 ENVIRONMENT = os.environ | {
     "HYDRA_FULL_ERROR": "0",
@@ -40,10 +33,7 @@ def command(*overrides: str, program: str = "train") -> list[str]:
 
 
 def finished(
-    *overrides: str,
-    folder: Path,
-    program: str = "train",
-    limits: dict[int, int] | None = None,
+    *overrides: str, folder: Path, program: str = "train", limits: dict[int, int] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """The program with `overrides`, run to its end in `folder`; `limits` of `resource` by their
     number.

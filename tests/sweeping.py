@@ -14,16 +14,11 @@ from program import ENVIRONMENT, PATIENCE, TINY, lines, wait_until
 # A job of some seconds beyond its start, with a checkpoint after every round.
 LONG = [
     *TINY,
-    "rounds=24",
-    "checkpoint_every=1",
-    "control=none",
-    "report=false",
-    "telemetry.progress=off",
+    *("rounds=24", "checkpoint_every=1", "control=none", "report=false", "telemetry.progress=off"),
 ]
 
 
 def sweep_command(*overrides: str) -> list[str]:
-    """The command line of a sweep, run_dir=sweep."""
     return [sys.executable, "-m", "esper_soa.train", "-m", *overrides, "run_dir=sweep"]
 
 
@@ -46,7 +41,6 @@ def started_sweep(*overrides: str, folder: Path, **environment: str) -> subproce
 def finished_sweep(
     *overrides: str, folder: Path, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """A sweep in `folder`, run to its end."""
     return warm.run(
         sweep_command(*overrides),
         cwd=folder,
@@ -71,9 +65,7 @@ def opened(process: Path) -> list[str]:
     found = []
     with suppress(OSError):  # it has ended meanwhile, or is somebody else's
         for one in (process / "fd").iterdir():
-            with suppress(
-                FileNotFoundError
-            ):  # closed since they were listed, which says nothing of the others
+            with suppress(FileNotFoundError):  # closed since it was listed
                 found.append(os.readlink(one))
     return found
 

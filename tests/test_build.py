@@ -35,48 +35,36 @@ def test_the_rules_are_those_of_the_settings() -> None:
         "signals": SignalsConfig(plateau_threshold=0.75),
         "governor": GovernorConfig(snapshot_steps=3),
     }
-    rules = build_rules(
-        settings(max_seeds=2, reward=RewardConfig(mode="basic", rent_weight=0.25), **parts), CPU
-    )
+    reward = RewardConfig(mode="basic", rent_weight=0.25)
+    rules = build_rules(settings(max_seeds=2, reward=reward, **parts), CPU)
     for name, part in parts.items():
         assert getattr(rules, name) is part, name
-    assert (rules.max_seeds, rules.max_steps) == (2, 9)
-    assert (rules.reward.config.mode, rules.reward.config.rent_weight, rules.reward.max_steps) == (
-        "basic",
-        0.25,
-        9,
-    )
+    assert (rules.max_seeds, rules.max_steps, rules.reward.max_steps) == (2, 9, 9)
+    found = rules.reward.config
+    assert (found.mode, found.rent_weight) == ("basic", 0.25)
 
 
 def test_only_the_blueprints_of_the_task_are_allowed() -> None:
     cfg = settings()
-    rules = build_rules(
-        replace(cfg, task=replace(cfg.task, blueprints=["norm", "conv_heavy"])), CPU
-    )
-    assert [BLUEPRINT_NAMES[code] for code in rules.blueprints.nonzero().flatten().tolist()] == [
-        "norm",
-        "conv_heavy",
-    ]
+    task = replace(cfg.task, blueprints=["norm", "conv_heavy"])
+    allowed = build_rules(replace(cfg, task=task), CPU).blueprints.nonzero().flatten().tolist()
+    assert [BLUEPRINT_NAMES[code] for code in allowed] == task.blueprints
 
 
 def test_the_networks_are_laid_out_as_the_settings_say() -> None:
-    alone = build_rules(settings(lifecycle=LifecycleConfig(detached_stages=["training"])), CPU).nets
-    longer = build_rules(
-        settings(lifecycle=LifecycleConfig(detached_stages=["holding", "training"])), CPU
-    ).nets
-    assert alone.detached_stages == (Stage.TRAINING,)
-    assert set(longer.detached_stages) == {Stage.TRAINING, Stage.HOLDING}
-    laid_out = build_rules(
-        settings(compute=ComputeConfig(env_chunk=1, workers=2, precision="bfloat16")), CPU
-    ).nets
+    for stages in (["training"], ["training", "holding"]):
+        lifecycle = LifecycleConfig(detached_stages=stages)
+        found = build_rules(settings(lifecycle=lifecycle), CPU).nets.detached_stages
+        assert {*found} == {getattr(Stage, name.upper()) for name in stages}
+    compute = ComputeConfig(env_chunk=1, workers=2, precision="bfloat16")
+    laid_out = build_rules(settings(compute=compute), CPU).nets
     assert (laid_out.env_chunk, laid_out.workers, laid_out.precision) == (1, 2, torch.bfloat16)
 
 
 def test_pairs_and_sampled_subsets_are_evaluated_where_they_are_asked_for() -> None:
-    assert build_rules(settings(), CPU).nets.rows == SubsetRows(True, ())
-    assert build_rules(
-        settings(attribution=AttributionConfig(pairs=False)), CPU
-    ).nets.rows == SubsetRows(False, ())
+    for pairs in (True, False):
+        rules = build_rules(settings(attribution=AttributionConfig(pairs=pairs)), CPU)
+        assert rules.nets.rows == SubsetRows(pairs, ())
     sampled = [
         build_rules(settings(seed=seed, attribution=AttributionConfig(shapley_samples=12)), CPU)
         for seed in (3, 4)

@@ -1,16 +1,19 @@
 """Composition of the configuration files and the checks that span settings; needs no torch."""
 
+import copy
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from esper_soa.arguments import listed_slots, prepared
@@ -38,6 +41,12 @@ def options(group: str) -> list[str]:
     return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
 
 
+@cache
+def defaults() -> DictConfig:
+    """Composed once, as that takes most of the time of these tests."""
+    return compose("train")
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _hydra() -> Iterator[None]:
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
@@ -45,29 +54,54 @@ def _hydra() -> Iterator[None]:
 
 
 def settings(*overrides: str) -> TrainConfig:
-    return settings_from(compose("train", list(overrides)))
+    """The defaults with these values; no groups."""
+    composed = copy.deepcopy(defaults())
+    for one in OverridesParser.create().parse_overrides(list(overrides)):
+        OmegaConf.update(composed, one.key_or_group, one.value(), force_add=one.is_add())
+    return settings_from(composed)
+
+
+def option(group: str, name: str) -> TrainConfig:
+    """The defaults with an option of a group, as its file has it."""
+    composed = copy.deepcopy(defaults())
+    composed[group] = OmegaConf.merge(
+        OmegaConf.structured(getattr(TrainConfig(), group)),
+        OmegaConf.load(CONFIGS / group / f"{name}.yaml"),
+    )
+    composed.slots = ["r0c0"]
+    return settings_from(composed)
 
 
 def test_the_defaults_compose_and_pass_every_check() -> None:
     assert settings() == TrainConfig()
 
 
-@pytest.mark.parametrize(
-    "group", ["task", "data", "reward", "policy", "gates", "lifecycle", "compute"]
-)
-def test_every_option_of_a_group_composes_under_its_own_name(group: str) -> None:
+GROUPS = ("task", "data", "reward", "policy", "gates", "lifecycle", "compute", "telemetry")
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_option_of_a_group_passes_under_its_own_name(group: str) -> None:
+    keys = {"reward": "mode", "telemetry": "level"}
     assert len(options(group)) > 1
-    for option in options(group):
-        part = getattr(settings(f"{group}={option}", "slots=[r0c0]"), group)
-        if group in ("task", "data", "policy"):
-            assert part.name == option
-        if group == "reward":
-            assert part.mode == option
+    for name in options(group):
+        part = getattr(option(group, name), group)
+        if group in ("task", "data", "policy", *keys):
+            assert getattr(part, keys.get(group, "name")) == name
 
 
-@pytest.mark.parametrize("experiment", options("experiment"))
-def test_every_experiment_composes(experiment: str) -> None:
-    assert settings(f"+experiment={experiment}").name == experiment
+def test_options_of_all_groups_compose_and_their_settings_can_be_overridden() -> None:
+    chosen = {"task": "cifar_minimal", "data": "auto", "reward": "basic_plus", "policy": "wait"}
+    chosen |= {"gates": "strict", "lifecycle": "auto_forward", "compute": "compiled"}
+    words = ["telemetry=rounds", *(f"{group}={name}" for group, name in chosen.items())]
+    values = ["data.root=/some/where", "reward.drip_fraction=0.5", "slots=[r0c0]"]
+    found = settings_from(compose("train", [*words, *values]))
+    for group, name in chosen.items():
+        wanted = getattr(option(group, name), group)
+        wanted = replace(wanted, root="/some/where") if group == "data" else wanted
+        wanted = replace(wanted, drip_fraction=0.5) if group == "reward" else wanted
+        assert getattr(found, group) == wanted
+    assert option("reward", "basic_plus").reward.drip_fraction == 0.7
+    assert found.telemetry.level == "rounds"
 
 
 # What a sweep's launcher is part of; without it Hydra cannot compose the sweep.
@@ -79,44 +113,44 @@ LAUNCHERS = {
 }
 
 
-def job_settings(*overrides: str) -> TrainConfig:
-    """The settings of a job of a sweep."""
+def job_settings(*overrides: str, numbers: Sequence[int] = ()) -> list[TrainConfig]:
+    """The settings of the jobs of these numbers of a sweep; those of one without, for none."""
     composed = compose("train", list(overrides), return_hydra_config=True)
-    HydraConfig.instance().set_config(composed)
-    try:
-        with open_dict(composed):
-            del composed["hydra"]
-        return settings_from(composed)
-    finally:
-        HydraConfig.instance().cfg = None
+    found = []
+    for number in numbers or (None,):
+        job = copy.deepcopy(composed)
+        if number is not None:
+            job.hydra.job.num = number
+        HydraConfig.instance().set_config(job)
+        with open_dict(job):
+            del job["hydra"]
+        try:
+            found.append(settings_from(job))
+        finally:
+            HydraConfig.instance().cfg = None
+    return found
 
 
 @pytest.mark.parametrize("sweep", options("sweep"))
-def test_every_sweep_composes(sweep: str) -> None:
+def test_every_sweep_composes_and_its_jobs_take_turns_on_gpus(sweep: str) -> None:
     if sweep in LAUNCHERS:
         pytest.importorskip(f"hydra_plugins.{LAUNCHERS[sweep]}")
-    places = ["hydra.job.num=5", "+hydra.launcher.n_jobs=3"] if sweep == "gpus" else []
-    assert job_settings(f"+sweep={sweep}", "+experiment=smoke", *places).name == "smoke"
-
-
-@pytest.mark.parametrize("device", ["+sweep=gpus", 'device="cuda:${modulo:${hydra:job.num},3}"'])
-def test_jobs_take_turns_on_the_devices(device: str) -> None:
-    turns = [
-        job_settings(device, f"hydra.job.num={job}", "+hydra.launcher.n_jobs=3").device
-        for job in (0, 1, 2, 3, 7)
-    ]
-    assert turns == ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]
+    places = ["+hydra.launcher.n_jobs=3"] if sweep == "gpus" else []
+    numbers = [0, 1, 2, 3, 7] if sweep == "gpus" else [0]
+    jobs = job_settings(f"+sweep={sweep}", "+experiment=smoke", *places, numbers=numbers)
+    assert {job.name for job in jobs} == {"smoke"}
+    if sweep == "gpus":
+        assert [job.device for job in jobs] == ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]
 
 
 def test_a_device_by_turns_needs_a_sweep_and_a_count() -> None:
-    with pytest.raises(
-        UserError, match=r"modulo=None,3: .* A job has its number in a sweep \(-m\) alone"
-    ):
-        job_settings('device="cuda:${modulo:${hydra:job.num},3}"')
-    with pytest.raises(
-        UserError, match="modulo=5,0: must be a whole number, and a count of at least 1"
-    ):
-        job_settings('device="cuda:${modulo:${hydra:job.num},0}"', "hydra.job.num=5")
+    by_turns = 'device="cuda:${modulo:${hydra:job.num},%d}"'
+    told = r"modulo=None,3: .* A job has its number in a sweep \(-m\) alone"
+    with pytest.raises(UserError, match=told):
+        job_settings(by_turns % 3)
+    told = "modulo=5,0: must be a whole number, and a count of at least 1"
+    with pytest.raises(UserError, match=told):
+        job_settings(by_turns % 0, numbers=[5])
 
 
 def test_jobs_share_the_cores() -> None:
@@ -135,18 +169,16 @@ def test_jobs_share_the_cores() -> None:
 def test_slots_are_chosen_by_their_number_or_by_name(
     task: str, count: int, names: list[str]
 ) -> None:
-    assert compose_settings("", [f"task={task}", f"slots={count}"]).slots == names
-    assert compose_settings("", [f"task={task}", f"slots=[{','.join(names)}]"]).slots == names
+    chosen = option("task", task)
+    assert replace(chosen, slots=[str(count)]).slots == names
+    assert replace(chosen, slots=names).slots == names
     for none in (0, 99):
-        with pytest.raises(
-            SettingError,
-            match=rf"slots={none}: must be in \[1, 6\] with {task}, or a list of names",
-        ):
-            compose_settings("", [f"task={task}", f"slots={none}"])
-    with pytest.raises(
-        SettingError, match="slots=2: must be a list of slots of mine, a host of your own"
-    ):
-        compose_settings("", ["task.host=host.py:mine", "slots=2"])
+        told = rf"slots={none}: must be in \[1, 6\] with {task}, or a list of names"
+        with pytest.raises(SettingError, match=told):
+            replace(chosen, slots=[str(none)])
+    told = "slots=2: must be a list of slots of mine, a host of your own"
+    with pytest.raises(SettingError, match=told):
+        settings("task.host=host.py:mine", "slots=[2]")
 
 
 def test_numbers_of_slots_are_lists_for_hydra_in_sweeps_too() -> None:
@@ -163,12 +195,6 @@ def test_device_envs_slots_and_telemetry_are_chosen_in_one_line() -> None:
     chosen = compose_settings("smoke", ["device=cpu", "envs=64", "slots=3", "telemetry=rounds"])
     assert (chosen.device, chosen.envs, chosen.slots) == ("cpu", 64, ["r0c0", "r0c1", "r0c2"])
     assert chosen.telemetry.level == "rounds"
-
-
-@pytest.mark.parametrize("level", options("telemetry"))
-def test_telemetry_is_a_group_by_level(level: str) -> None:
-    assert settings(f"telemetry={level}").telemetry.level == level
-    assert settings(f"telemetry={level}", "telemetry.level=full").telemetry.level == "full"
 
 
 # name -> base channels, blocks, kernel, pools, and the slots that follow: one per block and one per
@@ -189,30 +215,15 @@ TASKS = {
 def test_the_nine_tasks_have_their_hosts() -> None:
     found = {}
     for name in options("task"):
-        task = settings(f"task={name}").task
-        found[name] = (
-            task.base_channels,
-            task.num_blocks,
-            task.kernel_size,
-            task.num_pools,
-            len(host_slots(task)),
-        )
+        task = option("task", name).task
+        sizes = (task.base_channels, task.num_blocks, task.kernel_size, task.num_pools)
+        found[name] = (*sizes, len(host_slots(task)))
     assert found == TASKS
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1"])
 def test_device_takes_all_four_spellings(device: str) -> None:
-    assert settings(f"device={device}").device == device
-
-
-def test_a_data_folder_is_a_plain_override_beside_the_choice_of_the_set() -> None:
-    data = settings("data=auto", "data.root=/some/where").data
-    assert (data.name, data.root) == ("auto", "/some/where")
-
-
-def test_the_drip_of_basic_plus_is_set_and_can_be_overridden() -> None:
-    assert settings("reward=basic_plus").reward.drip_fraction == 0.7
-    assert settings("reward=basic_plus", "reward.drip_fraction=0.5").reward.drip_fraction == 0.5
+    assert replace(TrainConfig(), device=device).device == device
 
 
 @pytest.mark.parametrize(
@@ -221,75 +232,25 @@ def test_the_drip_of_basic_plus_is_set_and_can_be_overridden() -> None:
         ("slots=[r0c0,r9c9]", ("slots=r9c9", "r0c0", "r1c2")),
         ("slots=[r0c0,r0c0]", ("slots=", "once")),
         ("slots=[]", ("slots=", "non-empty")),
-        ("envs=0", ("envs=0", "in [1, 1048576]")),
-        ("steps=0", ("steps=0", "in [1, 1000000]")),
-        ("rounds=0", ("rounds=0", "in [1, 1000000000]")),
-        ("val_samples=0", ("val_samples=0", "in [1, 1000000000]")),
-        ("seed=-1", ("seed=-1", "in [0, 2147483647]")),
         ("max_seeds=-1", ("max_seeds=-1", "0 = as many as slots")),
         ("batch_size=1", ("batch_size=1", "BatchNorm")),
         ("train_samples=100", ("train_samples=100", "batch_size=32", "96 or 128")),
-        ("train_samples=20", ("train_samples=20", "Nearest: 32.")),
         ("name=a/b", ("name=a/b", "folder name")),
         ("name=..", ("name=..", "folder name")),
         ("device=gpu", ("device=gpu", "cuda:<index>")),
-        ("device=cuda:x", ("device=cuda:x", "cuda:<index>")),
         ("task.blueprints=[norm,conv_huge]", ("task.blueprints=conv_huge", "conv_heavy")),
         ("task.kernel_size=2", ("task.kernel_size=2", "odd")),
         ("reward.mode=generous", ("reward.mode=generous", "shaped")),
-        ("signals.plateau_threshold=nan", ("signals.plateau_threshold=nan", "in [-100, 100]")),
-        ("policy.ppo.entropy_floor.op=inf", ("policy.ppo.entropy_floor.op=inf", "in [0, 1]")),
         ("+policy.ppo.entropy_floor.tail=0.1", ("policy.ppo.entropy_floor=", "tail")),
-        (
-            "control=growth",
-            (
-                "control=growth",
-                "none, wait, random, heuristic, schedule, static_final, static_large",
-            ),
-        ),
-        ("control_rounds=0", ("control_rounds=0", "in [1, 1000000000]")),
+        ("control=growth", ("control=growth", "none, wait, random, heuristic, schedule, static_")),
         ("policy.ppo.minibatches=9", ("policy.ppo.minibatches=9", "envs=8")),
         ("policy.schedule.blueprint=conv_huge", ("policy.schedule.blueprint=conv_huge", "norm")),
-        ("telemetry.progress=loud", ("telemetry.progress=loud", "plain")),
-        ("compute.threads=-1", ("compute.threads=-1", "in [0, 1024] (0 = 1)")),
-        ("compute.threads=100000", ("compute.threads=100000", "in [0, 1024]")),
-        ("task.kernel_size=-1", ("task.kernel_size=-1", "in [1, 31] (odd)")),
-        ("task.num_blocks=40", ("task.num_blocks=40", "in [2, 13]")),
-        (
-            "task.num_blocks=12",
-            ("task.num_blocks=12", "8192 channels, not 16384", "task.base_channels=8"),
-        ),
-        (
-            "policy.network.blueprint_embedding=-1",
-            ("policy.network.blueprint_embedding=-1", "in [1, 1024]"),
-        ),
-        (
-            "policy.ppo.observation_clip=1e308",
-            ("policy.ppo.observation_clip=1e+308", "in (0, 1000000]"),
-        ),
+        ("task.num_blocks=12", ("task.num_blocks=12", "8192 channels, not 16384", "channels=8")),
         ("rounds=100000000000000000000", ("rounds=100000000000000000000", "in [1, 1000000000]")),
-        ("seed=9223372036854775808", ("seed=9223372036854775808", "in [0, 2147483647]")),
-        (
-            "policy.ppo.probability_floor.op=2147483648",
-            ("policy.ppo.probability_floor.op=", "in [0, 1]"),
-        ),
-        (
-            "policy.ppo.probability_floor.op=0.17",
-            ("policy.ppo.probability_floor.op=0.17", "at most 1/6"),
-        ),
-        (
-            "policy.ppo.probability_floor.slot=0.34",
-            ("policy.ppo.probability_floor.slot=0.34", "at most 1/3"),
-        ),
-        (
-            "policy.ppo.probability_floor.blueprint=0.15",
-            ("policy.ppo.probability_floor.blueprint=0.15", "at most 1/7"),
-        ),
-        (
-            "policy.schedule.germinate=[]",
-            ("policy.schedule.germinate=[]", "a list of 1 to 64 items"),
-        ),
-        ("policy.schedule.advance=[0]", ("policy.schedule.advance=0", "in [1, 1000000000]")),
+        ("policy.ppo.probability_floor.op=0.17", ("probability_floor.op=0.17", "at most 1/6")),
+        ("policy.ppo.probability_floor.slot=0.34", ("floor.slot=0.34", "at most 1/3")),
+        ("policy.ppo.probability_floor.blueprint=0.15", ("blueprint=0.15", "at most 1/7")),
+        ("policy.schedule.germinate=[]", ("policy.schedule.germinate=[]", "a list of 1 to 64")),
         ("task.blueprints=[norm,norm]", ("task.blueprints=", "without repetition")),
         ("name=" + "x" * 61, ("name=", "at most 60")),
         ("name='a\nb'", (r"name=a\nb: must be",)),
@@ -314,11 +275,11 @@ def test_a_bad_value_is_one_message_with_setting_value_and_remedy(
     [("schedule", "policy.schedule.blueprint=norm"), ("heuristic", "blueprint_rotation")],
 )
 def test_a_scripted_policy_may_only_use_blueprints_of_the_task(policy: str, setting: str) -> None:
-    assert settings("policy=wait", "task.blueprints=[conv_small]").policy.name == "wait"
+    assert settings("policy.name=wait", "task.blueprints=[conv_small]").policy.name == "wait"
     with pytest.raises(UserError, match=setting):
-        settings(f"policy={policy}", "task.blueprints=[conv_small]")
+        settings(f"policy.name={policy}", "task.blueprints=[conv_small]")
     with pytest.raises(UserError, match=setting):
-        settings("policy=wait", f"control={policy}", "task.blueprints=[conv_small]")
+        settings("policy.name=wait", f"control={policy}", "task.blueprints=[conv_small]")
     asked = ["task.blueprints=[conv_small]", f"policy.imitation.teacher={policy}"]
     assert settings(*asked).policy.imitation.rounds == 0
     with pytest.raises(UserError, match=setting):
@@ -329,19 +290,7 @@ def test_a_split_data_set_needs_no_whole_number_of_batches() -> None:
     assert settings("data.split=true", "train_samples=100").train_samples == 100
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "nonsense=1",
-        "task.depth=3",
-        "envs=many",
-        "envs=1.5",
-        "data.augment=perhaps",
-        "task=cifar_huge",
-        "slots=r0c0",
-        "reward.loss.unknown=1",
-    ],
-)
+@pytest.mark.parametrize("override", ["nonsense=1", "envs=1.5", "task=cifar_huge", "slots=r0c0"])
 def test_unknown_keys_wrong_types_and_unknown_options_are_refused_by_hydra(override: str) -> None:
     with pytest.raises((HydraException, OmegaConfBaseException)):
         compose("train", [override])
@@ -392,13 +341,8 @@ def test_what_lies_outside_a_range_is_refused_under_the_settings_whole_name(
         below = [numbers.low] if numbers.ends[0] == "(" else [numbers.low - 1]
         above = [numbers.high] if numbers.ends[1] == ")" else [numbers.high + 1]
         for bad in (*below, *above, math.inf, -math.inf, math.nan, 2**63, 10**30):
-            wrong = (
-                {**value, "op": bad}
-                if isinstance(rule, Table)
-                else [bad]
-                if isinstance(rule, Items)
-                else bad
-            )
+            wrong = [bad] if isinstance(rule, Items) else bad
+            wrong = {**value, "op": bad} if isinstance(rule, Table) else wrong
             with pytest.raises(SettingError) as raised:
                 replace(settings, **{item.name: wrong})
             name = f"{path}{item.name}" + (".op" if isinstance(rule, Table) else "")

@@ -11,7 +11,7 @@ import pytest
 import warm
 from program import ENVIRONMENT, PATIENCE, TINY, command
 
-from esper_soa.command import unheard
+from esper_soa.ops.session import unheard
 
 TOLD = (
     "accuracy, mean over hosts (%)",

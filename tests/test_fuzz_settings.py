@@ -7,6 +7,7 @@ case is made from its number alone, so that one that fails can be played again.
 
 import math
 import random
+import shlex
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -25,102 +26,28 @@ from esper_soa.ranges import RULE, Choice, Items, Range, Table
 from esper_soa.trainer import run
 
 CLEAN = (UserError, HydraException, OmegaConfBaseException, OutOfRoomError)
-NASTY = (
-    "0",
-    "-1",
-    "1",
-    "3.7",
-    "1e308",
-    "-1e308",
-    "1e-320",
-    "inf",
-    "-inf",
-    "nan",
-    str(2**31),
-    str(2**63),
-    str(10**30),
-    str(-(10**30)),
-    "''",
-    "x",
-    "null",
-    "[]",
-    "{}",
-    "[1,[2]]",
-    "[x,x]",
-    "{a:1}",
-    "[null]",
-    "true",
-    "'~'",
-    "~",
-    "/dev/null",
-    "../..",
-    "'[/x]'",
-    "'[bold]'",
-    "'${seed}'",
-    "${nowhere}",
-    "${oc.env:HOME}",
-    "???",
-    "\u732b",
-    "0x10",
-    "'1e5'",
-    "auto",
-    "on",
-    "off",
-    "cpu",
-    "cuda:99999",
-    "[r0c0,r9c9]",
-    "[norm]",
-    "'a b'",
-    "1,2",
-    "\\,",
-    "'\n'",
-)
+NASTY = [
+    *shlex.split("0 -1 1 3.7 1e308 -1e308 1e-320 inf -inf nan 0x10 2147483648 9223372036854775808"),
+    *shlex.split("x null true [] {} [1,[2]] [x,x] {a:1} [null] ~ /dev/null ../.. ${nowhere} ???"),
+    *shlex.split("${oc.env:HOME} auto on off cpu cuda:99999 [r0c0,r9c9] [norm] 1,2 \u732b"),
+    *(str(10**30), str(-(10**30)), "\\,", "''", "'~'", "'[/x]'", "'[bold]'", "'${seed}'", "'1e5'"),
+    *("'a b'", "'\n'"),
+]
 GROUPS = {
-    "task": [path.stem for path in (Path(config_dir()) / "task").glob("*.yaml")],
-    "reward": [
-        "shaped",
-        "escrow",
-        "basic",
-        "basic_plus",
-        "sparse",
-        "minimal",
-        "simplified",
-        "loss",
-        "net",
-        "none",
-    ],
-    "policy": ["ppo", "random", "wait", "schedule", "heuristic"],
-    "gates": ["permissive", "strict"],
-    "lifecycle": ["manual", "auto_forward"],
+    group: [path.stem for path in sorted(Path(config_dir(), group).glob("*.yaml"))]
+    for group in ("task", "reward", "policy", "gates", "lifecycle")
 }
 # Small enough to play in a second, whatever else is asked for.
-SMALL = (
-    "envs=2",
-    "rounds=1",
-    "steps=3",
-    "batch_size=8",
-    "train_samples=8",
-    "val_samples=8",
-    "data=synthetic",
-    "data.synthetic_train=32",
-    "data.synthetic_test=16",
-    "telemetry.progress=off",
+SMALL = shlex.split(
+    "envs=2 rounds=1 steps=3 batch_size=8 train_samples=8 val_samples=8 data=synthetic "
+    "data.synthetic_train=32 data.synthetic_test=16 telemetry.progress=off"
 )
 # Too dear to play; and Triton, whose interpreter, which stands in for a GPU in this suite, takes no
 # worker threads.
-NOT_PLAYED = {
-    "compute.compile",
-    "compute.engine",
-    "run_dir",
-    "resume",
-    "profile",
-    "data.root",
-    "data.name",
-    "data.synthetic_train",
-    "data.synthetic_test",
-    "task.base_channels",
-    "policy.network.layers",
-}
+NOT_PLAYED = shlex.split(
+    "compute.compile compute.engine run_dir resume profile data.root data.name task.base_channels "
+    "data.synthetic_train data.synthetic_test policy.network.layers"
+)
 Leaf = tuple[str, object, object]  # setting, its rule or None, its default
 
 
@@ -147,15 +74,12 @@ def fitting(rule: object, default: object, draw: random.Random) -> str:
     """
     if isinstance(rule, Range):
         near = float(default) * 10 ** draw.uniform(-1, 1)
-        value = draw.choice(
-            [rule.low, rule.high, near, near, float(default) + draw.choice([-1, 1])]
+        beside = float(default) + draw.choice([-1, 1])
+        value = min(
+            max(draw.choice([rule.low, rule.high, near, near, beside]), rule.low), rule.high
         )
-        value = min(max(value, rule.low), rule.high)
-        return (
-            str(round(value))
-            if isinstance(default, int) or math.isclose(value, round(value))
-            else f"{value:.6g}"
-        )
+        whole = isinstance(default, int) or math.isclose(value, round(value))
+        return str(round(value)) if whole else f"{value:.6g}"
     if isinstance(rule, Choice):
         return draw.choice(rule.words)
     if isinstance(rule, Items) and isinstance(rule.rule, Choice):
@@ -202,8 +126,9 @@ def _hydra() -> Iterator[None]:
 
 def play(number: int, folder: Path) -> bool:
     """Run a small case; True where it ended well."""
+    folder.mkdir()
     budget = frozenset(setting.split("=")[0] for setting in SMALL)
-    avoid = frozenset(NOT_PLAYED | budget)
+    avoid = budget.union(NOT_PLAYED)
     settings = composed(["+experiment=smoke", *SMALL, *case(number, avoid)])
     if isinstance(settings, Exception) or dear(settings):
         return False
@@ -217,23 +142,13 @@ def play(number: int, folder: Path) -> bool:
 def dear(cfg: TrainConfig) -> bool:
     """More than a second of work."""
     network = cfg.policy.network
-    task = cfg.task
-    widest = task.channels(task.num_blocks - 1) * task.kernel_size
-    wide = (
-        max(
-            network.hidden,
-            network.features,
-            network.slot_features,
-            network.blueprint_embedding * 4,
-            widest,
-        )
-        > 1024
-    )
+    widest = cfg.task.channels(cfg.task.num_blocks - 1) * cfg.task.kernel_size
+    widths = (network.hidden, network.features, network.slot_features, widest)
     return (
-        wide
+        max(*widths, network.blueprint_embedding * 4) > 1024
         or cfg.policy.ppo.epochs > 10
         or cfg.attribution.shapley_samples > 100
-        or task.num_classes > 1000
+        or cfg.task.num_classes > 1000
     )
 
 
@@ -244,27 +159,13 @@ def settled(count: int) -> int:
     return sum(isinstance(one, TrainConfig) for one in met)
 
 
-def test_random_overrides_are_settings_or_one_message() -> None:
-    assert 1 <= settled(30) <= 25  # both sides are met
-
-
-def test_random_settings_play_or_end_in_one_message(tmp_path: Path) -> None:
-    assert sum(play(number, made(tmp_path / str(number))) for number in range(8)) > 0
-
-
-@pytest.mark.slow
+@pytest.mark.parametrize("count", [12, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.timeout(3600)
-def test_two_thousand_random_overrides_are_settings_or_one_message() -> None:
-    assert 100 <= settled(2000) <= 1800
+def test_random_overrides_are_settings_or_one_message(count: int) -> None:
+    assert count // 20 < settled(count) < count  # both sides are met
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("count", [5, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.timeout(3600)
-def test_two_hundred_random_settings_play_or_end_in_one_message(tmp_path: Path) -> None:
-    ended_well = sum(play(number, made(tmp_path / str(number))) for number in range(200))
-    assert ended_well > 40
-
-
-def made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
+def test_random_settings_play_or_end_in_one_message(tmp_path: Path, count: int) -> None:
+    assert sum(play(number, tmp_path / str(number)) for number in range(count)) > count // 5

@@ -45,6 +45,7 @@ LAYERS = (
     ("runs", "simulator", "lockstep"),
     ("adapters",),
     ("sweep",),
+    ("job",),
     ("train", "evaluate", "export", "compare", "query", "command"),
 )
 # Torch takes seconds to import, Hydra half a second: `main` hears signals first, a job imports
@@ -53,9 +54,11 @@ LATE_IMPORTS = {
     ("train.py", "main"),
     ("train.py", "__call__"),
     ("evaluate.py", "main"),
-    ("command.py", "play_training"),
-    ("command.py", "look"),
-    ("command.py", "play_evaluation"),
+    ("command.py", "job"),
+    ("command.py", "run_command"),
+    ("job.py", "play_training"),
+    ("job.py", "look"),
+    ("job.py", "play_evaluation"),
     ("export.py", "export"),
     ("compare.py", "play_seed"),
     ("query.py", "ask"),

@@ -86,23 +86,15 @@ def test_ranks_have_a_share_each_and_wait_for_the_slowest() -> None:
     assert plan.most_envs == 2 * (4 + (1024 - 100) // 2)
     assert plan_of(TOOK._replace(free=98 * MIB), envs=7, ranks=2).most_envs == 2 * 3
     assert plan.eps == pytest.approx(7 * 5 / 10.0)
-    quick = TOOK._replace(
-        host=490 * MIB, episode_seconds=7.0, update_seconds=2.5, free=GIB // 2, measured_steps=4
-    )
     wanted = TOOK._replace(update_seconds=2.5, free=GIB // 2, measured_steps=4)
+    quick = wanted._replace(host=490 * MIB, episode_seconds=7.0)
     assert slowest([quick, TOOK]) == slowest([TOOK, quick]) == wanted
     assert slowest([quick, TOOK], 3 * GIB).free == 3 * GIB // 2 - 400 * MIB
 
 
 def test_the_disk_of_a_round_is_a_share_of_what_two_have_left(tmp_path: Path) -> None:
-    left = {
-        "metrics.jsonl": 60,
-        "telemetry/steps": 40,
-        "checkpoint_000001.pt": 300,
-        "checkpoint_000002.pt": 300,
-        "networks/a.pt": 20,
-        "config.yaml": 9,
-    }
+    left = {"metrics.jsonl": 60, "telemetry/steps": 40, "networks/a.pt": 20, "config.yaml": 9}
+    left |= {"checkpoint_000001.pt": 300, "checkpoint_000002.pt": 300}
     for name, size in left.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x" * size)
@@ -130,10 +122,7 @@ def test_what_does_not_fit_says_what_to_lower() -> None:
 def test_a_plan_of_episodes_that_may_end_early_is_of_those_that_do_not(tmp_path: Path) -> None:
     """The probe trains hosts so little that all would end at once; all else stays."""
     early = EarlyStopConfig(patience=1, min_delta=100.0, min_steps=2)
-    data = DataConfig(name="synthetic", synthetic_train=16, synthetic_test=64)
-    asked = replace(
-        tiny_settings(2, 1, 6), train_samples=8, val_samples=64, data=data, early_stop=early
-    )
+    asked = replace(few_images(6), early_stop=early)
     (tmp_path / "settings.yaml").write_text(settings_yaml(asked), encoding="utf-8")
     probed_cfg = settings_in(tmp_path / "settings.yaml")
     assert probed_cfg.early_stop.enabled
@@ -156,59 +145,50 @@ def test_the_table_says_that_its_duration_is_at_most_that() -> None:
         assert ("at most (early_stop)" in found.get()) == told
 
 
-class Clock:
-    """Seconds that pass only where a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+def few_images(steps: int) -> TrainConfig:
+    """Two tiny hosts."""
+    data = DataConfig(name="synthetic", synthetic_train=16, synthetic_test=64)
+    return replace(tiny_settings(2, 1, steps), train_samples=8, val_samples=64, data=data)
 
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    data = DataConfig(name="synthetic", synthetic_train=16, synthetic_test=64)
-    return build_world(
-        replace(tiny_settings(2, 1, 40), train_samples=8, val_samples=64, data=data), CPU
-    )
+    return build_world(few_images(40), CPU)
 
 
-def paced(pace: Pace, clock: Clock, world: World, seconds: tuple[float, float]) -> list[int]:
-    """Play all env-steps; they take these seconds in full, the first of all ten times that, and
-    otherwise. Gives those played in full.
+def paced(seconds: float, steps: int, world: World, short: float) -> tuple[Pace, list[int]]:
+    """Play all env-steps: 2 s each in full, the first of all ten times that, and `short` otherwise.
+    Gives those played in full.
     """
+    now = [0.0]
+    pace = Pace(seconds, steps, CPU, lambda: now[0])
     played = []
-    clock.now += 3.0
+    now[0] += 3.0
     pace.phase_ended("reset")
-    for step in range(pace.num_steps):
+    for step in range(steps):
         given = world.work(step)
         work = pace.watch(given)
         assert isinstance(work.validation, ValidationImages)
         full = work is given
         played += [step] * full
         assert (work.num_batches, len(work.validation.order)) == ((4, 64) if full else (1, 16))
-        clock.now += seconds[0] * (1 if step else 10) if full else seconds[1]
+        now[0] += 2.0 * (1 if step else 10) if full else short
         pace.phase_ended("training")
         pace.env_step()
-    return played
+    return pace, played
 
 
 def test_an_episode_that_fits_is_played_in_full_and_the_first_env_step_warms_up(
     world: World,
 ) -> None:
-    clock = Clock()
-    pace = Pace(1000.0, 8, CPU, clock)
-    paced(pace, clock, world, (2.0, 0.5))
+    pace, _ = paced(1000.0, 8, world, 0.5)
     assert len(pace.full_times) == 8
     assert pace.whole == pytest.approx(8 * 2.0)
     assert pace.beside == pytest.approx(3.0)
 
 
 def test_one_that_does_not_is_played_in_full_now_and_then_and_told_as_if(world: World) -> None:
-    clock = Clock()
-    pace = Pace(30.0, 40, CPU, clock)
-    played = paced(pace, clock, world, (2.0, 0.125))
+    pace, played = paced(30.0, 40, world, 0.125)
     assert played[:2] == [0, 1]
     assert 4 <= len(played) == len(pace.full_times) <= 8
     assert played[-1] > 25
@@ -224,7 +204,7 @@ def test_on_a_gpu_all_env_steps_are_played_in_full(world: World) -> None:
 
 
 def test_a_probe_plays_two_rounds_and_tells_what_they_took(tmp_path: Path) -> None:
-    cfg = replace(tiny_settings(2, 1, 3), rounds=5, report=False)
+    cfg = replace(few_images(3), rounds=5, report=False)
     took = round_of(cfg, RunFolder(tmp_path / "probe"), 100.0, 1)
     assert took.measured_steps == 3
     assert (took.program, took.device) == (1, 0)

@@ -24,6 +24,7 @@ from warm import LENGTH, received
 # What a run, an evaluation, an export and a report import; no module that is itself started by -m.
 IMPORTED = (
     "esper_soa.command",
+    "esper_soa.job",
     "esper_soa.launch",
     "esper_soa.evaluation",
     "esper_soa.simulator",

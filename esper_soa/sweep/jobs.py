@@ -23,7 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import setup_globals
 from omegaconf import DictConfig, OmegaConf
 
-from esper_soa.errors import OutOfRoomError, PrunedError, RankLostError, UserError
+from esper_soa.errors import OutOfRoomError, PrunedError, RankLostError, UserError, joined
 from esper_soa.ops.console import standing_streams
 from esper_soa.ops.files import IncompleteError
 from esper_soa.ops.interrupt import (
@@ -69,7 +69,7 @@ def play_job(work: Work, composed: DictConfig) -> float | None:
         settled = work.settled(composed, read_record(sweep, job.number))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        settled = job.ended(FAILED, message=_one_line(error))
+        settled = job.ended(FAILED, message=joined(error))
     keep(sweep, settled or job)
     if settled is not None:
         return settled.value
@@ -90,7 +90,7 @@ def play_here(play: Play, composed: DictConfig) -> float | None:
         ended = job.ended(PRUNED, error.accuracy, str(error))
     except (UserError, IncompleteError, OutOfRoomError, RankLostError) as error:
         print(f"error: {error}", file=sys.stderr)
-        ended = job.ended(FAILED, message=_one_line(error))
+        ended = job.ended(FAILED, message=joined(error))
     finally:
         ended = ended or _cut_off(job, sys.exception())
         keep(Path(HydraConfig.get().sweep.dir), ended)
@@ -137,13 +137,9 @@ def watch(play: Play, composed: DictConfig, sweep: Path, job: JobRecord) -> floa
 def _cut_off(job: JobRecord, error: BaseException | None) -> JobRecord:
     """The record of a job that was stopped, or ended by an error that is no message of ours."""
     if isinstance(error, SystemExit):
-        stopped = _one_line(error) if isinstance(error, Interrupted) else "stopped by the launcher"
+        stopped = joined(error) if isinstance(error, Interrupted) else "stopped by the launcher"
         return job.ended(STOPPED, message=stopped)
-    return job.ended(FAILED, message=f"{type(error).__name__}: {_one_line(error)}")
-
-
-def _one_line(error: BaseException | None) -> str:
-    return " ".join(str(error).split())
+    return job.ended(FAILED, message=f"{type(error).__name__}: {joined(error)}")
 
 
 def _stop_with_parent() -> None:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from esper_soa.errors import UserError, check
@@ -67,6 +68,11 @@ def check_slurm(hydra: DictConfig, named: bool, resume: str) -> None:
         raise UserError(
             f"{setting}: there is no sbatch here. Start the sweep on a machine of the cluster"
         )
+
+
+def in_sweep() -> bool:
+    """Whether the job in progress is one of a sweep."""
+    return HydraConfig.get().mode == RunMode.MULTIRUN
 
 
 def is_search(hydra: HydraConf) -> bool:

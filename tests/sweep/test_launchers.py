@@ -7,14 +7,14 @@ Those that are not installed are skipped; Ray is one for an environment of its o
 import importlib.util
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
-from program import contents, finished, wait_until
+from program import contents, wait_until
 from sweeping import (
     LONG,
-    TINY,
     finished_sweep,
     holder,
     job_of,
@@ -23,6 +23,9 @@ from sweeping import (
     rounds_of,
     started_sweep,
 )
+
+from esper_soa.errors import UserError
+from esper_soa.sweep.plugins import check_plugins
 
 LAUNCHERS = {
     "basic": ("hydra", []),
@@ -72,13 +75,7 @@ def test_a_job_that_is_killed_costs_no_other_and_the_next_call_finishes_it(
 def test_a_sweep_that_is_stopped_saves_the_job_in_progress(
     tmp_path: Path, number: int, status: int
 ) -> None:
-    process = started_sweep(
-        *[word for word in LONG if "checkpoint" not in word],
-        "checkpoint_every=0",
-        "rounds=4000",
-        "seed=1,2",
-        folder=tmp_path,
-    )
+    process = started_sweep(*LONG, "rounds=4000", "checkpoint_every=0", "seed=1,2", folder=tmp_path)
     run = tmp_path / "sweep" / "0"
     wait_until(lambda: len(rounds_of(run)) >= 1, process)
     os.kill(process.pid, number)
@@ -104,21 +101,20 @@ def test_a_job_ends_with_a_checkpoint_where_the_sweep_is_killed(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("chosen", "module", "extra"),
     [
-        ("hydra/launcher=joblib", "joblib", "sweep"),
-        ("+sweep=[seeds,submitit_local]", "submitit", "sweep"),
-        ("+sweep=ray", "ray", "ray"),
+        ("hydra/launcher=joblib", "hydra_plugins.hydra_joblib_launcher, joblib", "sweep"),
+        (
+            "+sweep=[seeds,submitit_local]",
+            "hydra_plugins.hydra_submitit_launcher, submitit",
+            "sweep",
+        ),
+        ("+sweep=ray", "hydra_plugins.hydra_ray_launcher, ray", "ray"),
         ("hydra/sweeper=optuna_search", "optuna", "sweep"),
     ],
 )
 def test_a_launcher_that_is_not_installed_is_refused_with_the_extra_that_brings_it(
-    tmp_path: Path, chosen: str, module: str, extra: str
+    monkeypatch: pytest.MonkeyPatch, chosen: str, module: str, extra: str
 ) -> None:
-    if installed(module):
-        pytest.skip(f"{module} is installed")
-    done = finished("-m", *TINY, chosen, "seed=1,2", folder=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.endswith(
-        f"{module} is not installed. Install the extra: pip install 'esper-soa[{extra}]'\n"
-    )
-    assert done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("esper_soa.sweep.plugins.find_spec", lambda _: None)
+    told = f"{module} is not installed. Install the extra: pip install 'esper-soa[{extra}]'"
+    with pytest.raises(UserError, match=f"{re.escape(told)}$"):
+        check_plugins(["-m", chosen, "seed=1,2"])

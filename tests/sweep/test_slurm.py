@@ -13,13 +13,8 @@ from sweeping import LONG, holder, job_of, jobs_of, rounds_of, started_sweep
 pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
 
 STAND_IN = Path(__file__).with_name("local_slurm.py")
-ASKED = [
-    "+sweep=slurm",
-    *LONG,
-    "hydra.launcher.partition=gpu",
-    "hydra.launcher.gpus_per_node=1",
-    "seed=1,2",
-]
+GPU = ("hydra.launcher.partition=gpu", "hydra.launcher.gpus_per_node=1")
+ASKED = ["+sweep=slurm", *LONG, *GPU, "seed=1,2"]
 
 
 def stand_in(folder: Path) -> dict[str, str]:
@@ -36,30 +31,17 @@ def stand_in(folder: Path) -> dict[str, str]:
     ("overrides", "told"),
     [
         (
-            ("resume=''", "run_dir=sweep"),
-            "resume='': must be auto with hydra/launcher=submitit_slurm. A job that is",
+            "resume='' run_dir=sweep",
+            "resume='': must be auto with hydra/launcher=submitit_slurm. A",
         ),
-        (
-            (),
-            (
-                "run_dir='': must be a folder that all machines see with "
-                "hydra/launcher=submitit_slurm. A job that is"
-            ),
-        ),
-        (
-            ("run_dir=sweep",),
-            (
-                "hydra/launcher=submitit_slurm: there is no sbatch here. Start the sweep on a "
-                "machine "
-                "of"
-            ),
-        ),
+        ("", "run_dir='': must be a folder that all machines see with hydra/launcher=submitit_sl"),
+        ("run_dir=sweep", "hydra/launcher=submitit_slurm: there is no sbatch here. Start the sw"),
     ],
 )
 def test_what_could_not_go_on_after_a_preemption_is_refused(
-    tmp_path: Path, overrides: tuple[str, ...], told: str
+    tmp_path: Path, overrides: str, told: str
 ) -> None:
-    done = finished("-m", "+sweep=slurm", *TINY, *overrides, "seed=1,2", folder=tmp_path)
+    done = finished("-m", "+sweep=slurm", *TINY, *overrides.split(), "seed=1,2", folder=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {told}")
     assert list(tmp_path.iterdir()) == []
@@ -85,21 +67,10 @@ def test_a_preempted_job_is_queued_again_and_goes_on(tmp_path: Path) -> None:
     assert job_of(tmp_path, "seed=1")["folder"] == str(run)
 
     asked = (tmp_path / "slurm" / "script").read_text().splitlines()
-    options = [
-        "array=0-1%2",
-        "cpus-per-task=8",
-        "gpus-per-node=1",
-        "mem=16GB",
-        "nodes=1",
-        "ntasks-per-node=1",
-        "requeue",
-        "open-mode=append",
-        "partition=gpu",
-        "signal=USR2@120",
-        "time=240",
-        "job-name=train",
-    ]
-    assert [option for option in options if f"#SBATCH --{option}" not in asked] == []
+    options = {"array=0-1%2", "cpus-per-task=8", "gpus-per-node=1", "mem=16GB", "nodes=1"}
+    options |= {"ntasks-per-node=1", "requeue", "open-mode=append", "partition=gpu", "time=240"}
+    options |= {"signal=USR2@120", "job-name=train"}
+    assert {f"#SBATCH --{option}" for option in options} <= {*asked}
     again = started_sweep(*ASKED, folder=tmp_path, **cluster)
     assert again.wait(300) == 0
     assert jobs_of(tmp_path) == {"seed=1": "done", "seed=2": "done"}
