@@ -3,7 +3,7 @@ read.
 
 A loop over envs starts the passes of all of them and reads all results together, so that it waits
 for the device once per env-step. Made by benchmarks/baseline_env.py, read there and by
-benchmarks/baseline_loop.py.
+benchmarks/loops.py.
 """
 
 import math

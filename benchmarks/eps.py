@@ -17,7 +17,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from operator import attrgetter
 
 import hydra
 import torch
@@ -25,10 +24,10 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from benchmarks import machine, report
+from benchmarks import machine, sections
 from benchmarks.eps_config import EpsConfig
 from benchmarks.machine import compiled_graphs
-from benchmarks.records import Record, check_folder, finish, origin
+from benchmarks.records import Record, Records, check_folder, finish, origin
 from benchmarks.sides import make_side
 from benchmarks.timing import COLUMNS, Timing, in_turns
 from esper_soa.errors import UserError
@@ -133,13 +132,10 @@ def work_record(cfg: EpsConfig, device: torch.device) -> Record:
         "V": cfg.val_samples,
         "K": cfg.rows,
         "live": cfg.live,
-        "live_envs": cfg.live_envs,
-        "stage": cfg.stage,
         "blueprint": cfg.blueprint,
         "slots": cfg.slots,
         "host": cfg.task.name,
         "device": str(device),
-        "augment": cfg.augment,
         "train_images": cfg.images[0],
         "val_images": cfg.images[1],
         "episode": cfg.steps,
@@ -170,10 +166,8 @@ def benchmark(cfg: EpsConfig) -> Record:
         }
         for one in everyone:
             one.notes["syncs"] = one.side.syncs()
-    record["points"] = [
-        point_record(cfg, index, at_point, contestants[0], device)
-        for index, at_point in enumerate(contestants)
-    ]
+    first = contestants[0]
+    record["points"] = [point_record(cfg, one, first, device) for one in contestants]
     return record
 
 
@@ -183,48 +177,42 @@ def helpers(everyone: Sequence[Contestant]) -> float:
 
 
 def point_record(
-    cfg: EpsConfig,
-    index: int,
-    at_point: list[Contestant],
-    first: list[Contestant],
-    device: torch.device,
+    cfg: EpsConfig, at_point: list[Contestant], first: list[Contestant], device: torch.device
 ) -> Record:
     """One point: work, sides, opponents' times over the engine's, sides over the first point."""
-    point = cfg.points()[index]
-    record: Record = {"vary": cfg.vary, "value": attrgetter(cfg.vary)(point) if cfg.vary else None}
+    point = at_point[0].cfg
+    by_name = {one.side.name: one for one in at_point}
+    record: Record = {"vary": cfg.vary, "value": getattr(point, cfg.vary) if cfg.vary else None}
     record |= {
         "work": work_record(point, device),
-        "sides": {one.side.name: side_record(one) for one in at_point},
+        "sides": {name: side_record(one) for name, one in by_name.items()},
     }
-    by_name = {one.side.name: one for one in at_point}
     if "engine" in by_name:
         engine = by_name.pop("engine")
         record["ratios"] = {name: paired(engine, one) for name, one in by_name.items()}
-    if index:
-        pairs = list(zip(first, at_point, strict=True))
+    if at_point is not first:
         record["over_first"] = {
             one.side.name: {
                 "step": paired(start, one),
                 "env_step": paired(start, one, per_env=True),
             }
-            for start, one in pairs
+            for start, one in zip(first, at_point, strict=True)
         }
     return record
 
 
-def warn_of_noise(record: Record) -> list[str]:
+def warn_of_noise(records: Records) -> list[str]:
     """What says that the machine was not quiet."""
-    state = record["busy"]
-    assert isinstance(state, dict)
+    state = records[0]["busy"]
     found = []
     for name, text in (
         ("load_before", "the load average was"),
         ("other_cores", "cores kept busy by others:"),
     ):
-        value = state[name]
-        if value is not None and value > machine.QUIET_LOAD:
+        if state[name] is not None and state[name] > machine.QUIET_LOAD:
             found.append(
-                f"warning: {text} {value:.2f}; timings on a machine that is not quiet say little"
+                f"warning: {text} {state[name]:.2f}; timings on a machine that is not quiet say "
+                "little"
             )
     return found
 
@@ -254,8 +242,8 @@ def main(composed: DictConfig) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    for line in (*report.lines_of(record), *warn_of_noise(record)):
-        print(line)
+    for make in (sections.sides, *sections.EPS.values(), warn_of_noise):
+        print("\n".join(make([record])))
     finish(record, cfg.results, cfg.name)
 
 

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from benchmarks import sections
-from benchmarks.eps_config import cores
 from benchmarks.machine import wait_for
 from benchmarks.records import Record, check_folder, command_line, finish, origin
 from esper_soa.agent.scripted import RandomPolicy
@@ -26,7 +25,13 @@ from esper_soa.config import TrainConfig
 from esper_soa.env.step import EAGER, Rules, StepKernels, compiled, initial_state
 from esper_soa.errors import UserError
 from esper_soa.nets import streams
-from esper_soa.ops.device import apply_threads, device_name, keep_freed_memory, resolve_device
+from esper_soa.ops.device import (
+    apply_threads,
+    device_name,
+    keep_freed_memory,
+    resolve_device,
+    usable_cores,
+)
 from esper_soa.state import STATE_FLOAT, EnvState, GradientStats, Measurements, Slots, View
 from esper_soa.vocabulary import HEADS, Stage
 
@@ -120,7 +125,7 @@ def run(mode: str, envs: int, args: argparse.Namespace, device: torch.device) ->
     """Times of one mode at one N, in seconds per env-step of all envs; the first call apart."""
     repeats = args.repeats
     steps = args.steps
-    apply_threads(args.threads or (cores() if mode == "compiled" else 1))
+    apply_threads(args.threads or (usable_cores() if mode == "compiled" else 1))
     rules = build_rules(TrainConfig(envs=envs, steps=steps), device)
     num_slots = len(rules.nets.shape.slots)
     made = [make(envs, num_slots, step, device) for step in range(WARMUP_STEPS)]

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from benchmarks.eps_config import cores
 from benchmarks.sync_guard import Sync, SyncGuard
+from esper_soa.ops.device import usable_cores
 
 # load average, and cores in use by others, above which a machine is not called quiet
 QUIET_LOAD = 0.3
@@ -33,7 +33,7 @@ def describe(device: torch.device) -> dict[str, object]:
     """Processor, cores, accelerator and versions."""
     found: dict[str, object] = {
         "cpu": _cpu_model(),
-        "cores": cores(),
+        "cores": usable_cores(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -97,7 +97,7 @@ def load() -> float | None:
 
 def limits(device: torch.device) -> dict[str, float]:
     """Measured GFLOP/s of a float32 product and GB/s (read and written) of a copy, all cores."""
-    torch.set_num_threads(cores())
+    torch.set_num_threads(usable_cores())
     size, numbers = (8192, 2**28) if device.type == "cuda" else (1536, 2**25)
     a = torch.randn(size, size, device=device)
     b = torch.randn(size, size, device=device)

@@ -17,16 +17,16 @@ from benchmarks.proof_statistics import (
 from benchmarks.records import Line, Records, markdown, place
 from esper_soa.ops.statistics import Interval
 
-MAIN = "proof"  # name of the record of the declared experiment, which the figure shows
+DECLARED = "proof"  # name of the record of the declared experiment, which the figure shows
 FIGURE = "proof.svg"  # beside the page that the tables are written to
 GIGA = 1e9
 
 
 def proof(records: Records) -> list[str]:
     """All proofs, that of the declared experiment first, under its figure."""
-    ordered = sorted(records, key=lambda one: (one["name"] != MAIN, one["name"]))
+    ordered = sorted(records, key=lambda one: (one["name"] != DECLARED, one["name"]))
     shown = [f"![Accuracy against parameters and against training FLOP]({FIGURE})", ""]
-    lines = shown if ordered and ordered[0]["name"] == MAIN else []
+    lines = shown if ordered and ordered[0]["name"] == DECLARED else []
     return lines + [line for record in ordered for line in proof_lines(record)]
 
 
@@ -42,7 +42,7 @@ SHORT = {  # players of the README's table, in its words
 def result(records: Records) -> list[str]:
     """The declared proof for a screen: accuracy by data set, size and cost on the first."""
     lines: list[Line] = []
-    for record in (one for one in records if one["name"] == MAIN):
+    for record in (one for one in records if one["name"] == DECLARED):
         by_data = [{row.player: row for row in levels(data["players"])} for data in record["data"]]
         titles = [f"{data['name']}, accuracy (%)" for data in record["data"]]
         lines.append(

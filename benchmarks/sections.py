@@ -11,8 +11,20 @@ from itertools import groupby
 from benchmarks import proof_tables
 from benchmarks.learning import CONFIDENCE, POLICIES, Row, judge, seeds_of, table
 from benchmarks.records import Line, Records, markdown, place
-from benchmarks.report import overhead_share
 from benchmarks.timing import COLUMNS
+
+
+def sides(records: Records) -> list[str]:
+    """Every side of every point by itself."""
+    rows: list[Line] = [("work", "side", "EPS", "ms per env-step", "images/s", "host syncs")]
+    for record in records:
+        for point in record["points"]:
+            for name, side in point["sides"].items():
+                whole = last_column(side)
+                figures = f"{whole['eps']:.1f}", f"{whole['ms_per_env_step']:.2f}"
+                images = f"{whole['images_per_second']:,.0f}"
+                rows.append((work_cell(record, point), name, *figures, images, str(side["syncs"])))
+    return markdown(rows)
 
 
 def opponents(records: Records) -> list[str]:
@@ -97,10 +109,10 @@ def shares(records: Records) -> list[str]:
     rows: list[Line] = [("work", "policy, state machine and PPO update", "PPO update alone")]
     for record in records:
         for point in record["points"]:
-            side = point["sides"].get("engine", {"columns": {}})
-            share = overhead_share(side)
-            if share is not None:
-                seconds = [side["columns"][column]["seconds"]["median"] for column in COLUMNS]
+            columns = point["sides"].get("engine", {"columns": {}})["columns"]
+            if COLUMNS[3] in columns:
+                seconds = [columns[column]["seconds"]["median"] for column in COLUMNS]
+                share = 1 - seconds[1] / seconds[3]
                 alone = (seconds[3] - seconds[2]) / seconds[3]
                 rows.append(
                     (work_cell(record, point), f"{100 * share:.1f} %", f"{100 * alone:.1f} %")
@@ -255,13 +267,11 @@ def work_cell(record: Mapping, point: Mapping) -> str:
     """The declared work of a point."""
     work = point["work"]
     seeds = f"{work['live']} {work['blueprint']}" if work["live"] else "none"
-    if work["live"] and work["live_envs"] < work["N"]:
-        seeds += f" in {work['live_envs']} envs"
     cell = (
         f"{record['name']}: N={work['N']} B={work['B']} T={work['T']} V={work['V']} "
         f"K={work['K']}, seeds {seeds}"
     )
-    shown = point["value"] is None or point["vary"] in ("envs", "live", "live_share")
+    shown = point["value"] is None or point["vary"] in ("envs", "live")
     return cell if shown else f"{cell}, {point['vary']}={point['value']:g}"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import kernels, machine, sleepers
 from benchmarks.proof_figure import figure, stamp
-from benchmarks.proof_tables import FIGURE, MAIN
+from benchmarks.proof_tables import DECLARED, FIGURE
 from benchmarks.records import METHOD, RESULTS, check_folder, keep, newest
 from benchmarks.sections import learning, origins, span
 from benchmarks.table import NOTHING, main, sections, written
@@ -62,7 +62,7 @@ def test_the_tables_of_the_pages_are_what_the_command_makes_of_the_committed_rec
 def test_the_figure_of_the_proof_is_drawn_from_the_committed_record() -> None:
     """To the byte with the matplotlib that drew it; with another, of the same record."""
     drawn = ROOT / "docs" / FIGURE
-    found = [one for one in newest(RESULTS, "proof")[0] if one["name"] == MAIN]
+    found = [one for one in newest(RESULTS, "proof")[0] if one["name"] == DECLARED]
     assert drawn.exists() == bool(found)
     for record in found:
         text = drawn.read_text(encoding="utf-8")
