@@ -62,7 +62,6 @@ class Noop(FlatModule):
         super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to the same."""
         return x
 
 
@@ -75,7 +74,6 @@ class Norm(FlatModule):
         self.norm = group_norm(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to the same."""
         # torch's backward of GroupNorm on a CPU (2.13, channels_last) crashes where its input needs
         # no gradient.
         inner = x if x.requires_grad else x.detach().requires_grad_()
@@ -96,7 +94,6 @@ class Attention(FlatModule):
         nn.init.constant_(self.excite.bias, 3.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to the same."""
         factor = torch.sigmoid(self.excite(F.relu(self.squeeze(x.mean(dim=(2, 3))))))
         return x * factor[:, :, None, None]
 
@@ -113,7 +110,6 @@ class Depthwise(FlatModule):
         self.norm = group_norm(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to the same."""
         return x + F.relu(self.norm(self.pointwise(self.depthwise(x))))
 
 
@@ -133,7 +129,6 @@ class Bottleneck(FlatModule):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to the same."""
         return x + self.norm(self.up(F.relu(self.mid(F.relu(self.down(x))))))
 
 
@@ -146,7 +141,6 @@ class ConvSmall(FlatModule):
         self.norm = group_norm(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to the same."""
         return x + F.relu(self.norm(self.conv(x)))
 
 
@@ -159,7 +153,6 @@ class ConvLight(FlatModule):
         self.norm = group_norm(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to the same."""
         return x + F.relu(self.norm(self.conv(x)))
 
 
@@ -176,7 +169,6 @@ class ConvHeavy(FlatModule):
         self.norm2 = group_norm(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to the same."""
         inner = F.relu(self.norm1(self.conv1(x)))
         return x + F.relu(self.norm2(self.conv2(inner)))
 

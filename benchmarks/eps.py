@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from typing import NamedTuple
 
 import hydra
 import torch
@@ -42,13 +43,15 @@ class Contestant:
         graphs = compiled_graphs()
         begun = time.perf_counter()
         self.cfg = cfg
-        with machine.PeakMemory(resolve_device(cfg.device)) as memory:
-            self.side = make_side(name, cfg)
-            stack.callback(self.side.close)
-            memory.forget()
-            self.side.warm_up()
-            first = self.side.run()
-        self.notes: Record = {"peak_mib": memory.mib, "build_seconds": time.perf_counter() - begun}
+        device = resolve_device(cfg.device)
+        before = machine.forget_peak(device)
+        self.side = make_side(name, cfg)
+        stack.callback(self.side.close)
+        machine.forget_peak(device)
+        self.side.warm_up()
+        first = self.side.run()
+        peak_mib = (machine.peak(device) - before) / machine.MIB
+        self.notes: Record = {"peak_mib": peak_mib, "build_seconds": time.perf_counter() - begun}
         self.notes |= {"graphs": compiled_graphs() - graphs, "first_timing_seconds": first.total}
         self.notes |= self.side.facts()  # of its processes where it has some
         self.timings: list[Timing] = []
@@ -156,10 +159,10 @@ def benchmark(cfg: EpsConfig) -> Record:
         contestants = [[Contestant(side, point, stack) for side in cfg.sides] for point in points]
         everyone = [one for at_point in contestants for one in at_point]
         graphs = compiled_graphs()
-        before = machine.busy(helpers(everyone))
+        before = clocks(everyone)
         for one in in_turns(everyone, cfg.repeats):
             one.timings.append(one.side.run())
-        state |= {"other_cores": machine.others(before, machine.busy(helpers(everyone)))}
+        state["other_cores"] = other_cores(before, clocks(everyone))
         record |= {
             "busy": state | {"load_after": machine.load()},
             "recompiled": compiled_graphs() - graphs,
@@ -171,9 +174,26 @@ def benchmark(cfg: EpsConfig) -> Record:
     return record
 
 
-def helpers(everyone: Sequence[Contestant]) -> float:
-    """Processor time of the processes of all sides."""
-    return sum(one.side.processor_seconds() for one in everyone)
+class Clocks(NamedTuple):
+    """In seconds: of the wall, of all processes of the machine, of ours."""
+
+    wall: float
+    everyone: float | None
+    own: float
+
+
+def clocks(everyone: Sequence[Contestant]) -> Clocks:
+    """Now; the processes of all sides are ours."""
+    own = time.process_time() + sum(one.side.processor_seconds() for one in everyone)
+    return Clocks(time.monotonic(), machine.everyones_seconds(), own)
+
+
+def other_cores(before: Clocks, now: Clocks) -> float | None:
+    """Cores that other processes kept busy from `before` to `now`."""
+    if before.everyone is None or now.everyone is None:
+        return None
+    theirs = now.everyone - before.everyone - (now.own - before.own)
+    return max(0.0, theirs / (now.wall - before.wall))
 
 
 def point_record(

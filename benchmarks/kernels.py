@@ -123,10 +123,8 @@ def turn(kernels: StepKernels, rules: Rules, state: EnvState, made: Made) -> tup
 
 def run(mode: str, envs: int, args: argparse.Namespace, device: torch.device) -> Record:
     """Times of one mode at one N, in seconds per env-step of all envs; the first call apart."""
-    repeats = args.repeats
-    steps = args.steps
     apply_threads(args.threads or (usable_cores() if mode == "compiled" else 1))
-    rules = build_rules(TrainConfig(envs=envs, steps=steps), device)
+    rules = build_rules(TrainConfig(envs=envs, steps=args.steps), device)
     num_slots = len(rules.nets.shape.slots)
     made = [make(envs, num_slots, step, device) for step in range(WARMUP_STEPS)]
     state = initial_state(rules, envs, device)
@@ -137,7 +135,7 @@ def run(mode: str, envs: int, args: argparse.Namespace, device: torch.device) ->
         state, first = turn(kernels, rules, state, made[0])
         for warmup in made:
             state, _ = turn(kernels, rules, state, warmup)
-        for repeat in range(repeats):
+        for repeat in range(args.repeats):
             state, seconds = turn(kernels, rules, state, made[repeat % len(made)])
             times.append(seconds)
     lower, median, upper = statistics.quantiles(times, n=4)
@@ -146,12 +144,10 @@ def run(mode: str, envs: int, args: argparse.Namespace, device: torch.device) ->
         "threads": torch.get_num_threads(),
         "envs": envs,
         "median": median,
-        "best": min(times),
         "lower_quartile": lower,
         "upper_quartile": upper,
-        "repeats": repeats,
+        "repeats": args.repeats,
         "env_steps_per_second": envs / median,
-        "best_env_steps_per_second": envs / min(times),
         "compile_seconds": first if mode == "compiled" else 0.0,
     }
 
@@ -159,16 +155,14 @@ def run(mode: str, envs: int, args: argparse.Namespace, device: torch.device) ->
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line, measure, print, keep."""
     parser = command_line(__doc__)
-    parser.add_argument("--envs", type=int, nargs="+", default=[4, 64, 1024])
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--repeats", type=int, default=60, help="timed env-steps")
-    parser.add_argument(
-        "--steps", type=int, default=150, help="env-steps per episode; the env state holds as many"
-    )
-    parser.add_argument(
-        "--threads", type=int, default=0, help="of one operation; 0 = one, compiled one per core"
-    )
-    parser.add_argument("--device", default="auto")
+    add = parser.add_argument
+    add("--envs", type=int, nargs="+", default=[4, 64, 1024])
+    add("--modes", nargs="+", choices=MODES, default=list(MODES))
+    add("--repeats", type=int, default=60, help="timed env-steps")
+    add("--steps", type=int, default=150, help="env-steps per episode, all that is timed in one")
+    words = "of one operation; 0 = one, compiled one per core"
+    add("--threads", type=int, default=0, help=words)
+    add("--device", default="auto")
     args = parser.parse_args(arguments)
     if args.steps < args.repeats + WARMUP_STEPS + 1:
         parser.error(

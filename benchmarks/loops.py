@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from benchmarks.baseline_env import BaselineEnv, Batches, ScalarAction
 from benchmarks.baseline_passes import read_together
 from benchmarks.eps_config import EpsConfig, train_config
-from benchmarks.machine import MIB, PeakMemory, compiled_graphs, count_syncs, resident, wait_for
+from benchmarks.machine import MIB, compiled_graphs, count_syncs, forget_peak, peak, wait_for
 from benchmarks.timing import LIVE_ALPHA, BenchmarkError
 from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig
@@ -74,9 +74,9 @@ class Loop:
     val_batch: int  # images of a validation pass
 
     def __init__(self, cfg: EpsConfig) -> None:
-        self.before = resident()
         self.cfg = cfg
         self.device = resolve_device(cfg.device)
+        self.before = forget_peak(self.device)
         keep_freed_memory(self.device)  # as in a run of the engine
         self.profile = PhaseProfile(self.device)
         self.precision = precision_of(cfg, self.device)
@@ -133,10 +133,9 @@ class Loop:
 
     def peak_mib(self) -> float:
         """Most memory during an env-step, above what there was before the loop was built."""
-        with PeakMemory(self.device) as memory:
-            self.one_step()
-        standing = memory.before - (self.before if self.device.type == "cpu" else 0)
-        return memory.mib + standing / MIB
+        forget_peak(self.device)
+        self.one_step()
+        return (peak(self.device) - self.before) / MIB
 
     def processor_seconds(self) -> float:
         """Processor time of this process so far."""

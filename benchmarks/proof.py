@@ -20,25 +20,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import machine
+from benchmarks import machine, proof_play
 from benchmarks.processes import ROOT, in_processes
-from benchmarks.proof_play import (
-    EXPERIMENT,
-    LEARNED,
-    MAIN,
-    Data,
-    Facts,
-    Job,
-    check_given,
-    data_settings,
-    find_data,
-    of_seed,
-    plain_settings,
-    play_job,
-    play_main,
-    settings_of,
-    weights_stamp,
-)
+from benchmarks.proof_play import EXPERIMENT, LEARNED, MAIN, Data, Facts, Job
 from benchmarks.proof_tables import DECLARED, main_lines, proof_lines
 from benchmarks.records import Record, check_folder, command_line, finish, origin
 from benchmarks.units import Key, Units, code_stamp, opened
@@ -106,7 +90,7 @@ def facts_of(cfg: TrainConfig, options: argparse.Namespace) -> Facts:
         "torch": torch.__version__,
         "experiment": EXPERIMENT,
         "settings_given": list(options.settings),
-        "settings": plain_settings(cfg),
+        "settings": proof_play.plain_settings(cfg),
     }
     if options.main:
         return facts
@@ -116,14 +100,14 @@ def facts_of(cfg: TrainConfig, options: argparse.Namespace) -> Facts:
     remedy = "a policy that has learned: the proof is about it"
     check(learned, "policy.init", "none", remedy)
     world = build_world(cfg, resolve_device(cfg.device))
-    return facts | {"weights": weights_stamp(build_player(cfg, world))}
+    return facts | {"weights": proof_play.weights_stamp(build_player(cfg, world))}
 
 
 def play(sets: Sequence[Data], options: argparse.Namespace) -> Record:
     """Play what is missing; returns the record."""
     given = options.settings
-    main = settings_of((*given, *sets[0].settings)) if options.main else None
-    cfg = main or of_seed(sets[0], SEEDS[0], given)
+    main = proof_play.settings_of((*given, *sets[0].settings)) if options.main else None
+    cfg = main or proof_play.of_seed(sets[0], SEEDS[0], given)
     facts = facts_of(cfg, options)
     with opened(options.folder, facts) as units:
         keys: list[Key] = [
@@ -141,7 +125,12 @@ def play(sets: Sequence[Data], options: argparse.Namespace) -> Record:
             flush=True,
         )
         jobs = {one.name: one for one in jobs_left(units, sets, str(facts["code"]), options)}
-        in_processes(play_main if options.main else play_job, jobs, options.jobs, watch.look)
+        in_processes(
+            proof_play.play_main if options.main else proof_play.play_job,
+            jobs,
+            options.jobs,
+            watch.look,
+        )
         record = origin(str(facts["kind"]), torch.device("cpu")) | facts
         record |= {"name": options.name, "seeds": list(options.seeds)}
         if options.main:
@@ -210,9 +199,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     try:
         check_folder(options.results)
-        check_given(options.settings)
+        proof_play.check_given(options.settings)
         roots = ("", options.cifar) if options.cifar else ("",)
-        sets = [find_data(data_settings(root), options.settings) for root in roots]
+        sets = [
+            proof_play.find_data(proof_play.data_settings(root), options.settings) for root in roots
+        ]
         record = play(sets, options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -45,16 +45,15 @@ LEARNED = "learned"
 HOSTS = ("envs=3", "policy.ppo.minibatches=1")
 PLACE = ("device=cpu", "compute.workers=1", "compute.threads=1")
 DECLARED = ("policy.deterministic=true",)
-NOT_TO_GIVE = (
+NOT_TO_GIVE = [
     "seed",
     "data",
     "policy.deterministic",
     "policy.name",
     "run_dir",
     "resume",
-    "+experiment",
     "experiment",
-)
+]
 MAIN = "main"  # the player of a main run, which has both sides
 SIDES = ("grown", "control")  # of its summary.json
 
@@ -196,15 +195,9 @@ def play_main(job: Job) -> None:
 
 def grown_of(unit: Mapping) -> Grown:
     """What the controls need to know of the learned policy's episode, from its unit."""
-    topology = unit["topology"]
-    return Grown(
-        unit["parameters"],
-        Topology(
-            torch.tensor(topology["blueprint"], dtype=torch.int64),
-            torch.tensor(topology["blend"], dtype=torch.int64),
-            torch.tensor(topology["alpha"], dtype=torch.float64),
-        ),
-    )
+    kinds = {"blueprint": torch.int64, "blend": torch.int64, "alpha": torch.float64}
+    parts = {name: torch.tensor(unit["topology"][name], dtype=kind) for name, kind in kinds.items()}
+    return Grown(unit["parameters"], Topology(**parts))
 
 
 def unit(world: World, result: RoundResult) -> Facts:

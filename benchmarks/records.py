@@ -115,12 +115,14 @@ def newest(folder: Path, benchmark: str) -> tuple[list[Mapping], list[str]]:
     return found, refused
 
 
-def markdown(rows: Sequence[Line]) -> list[str]:
-    """A table and an empty line; nothing where there is only a head."""
-    if len(rows) == 1:
+def markdown(heads: str, rows: Sequence[Line]) -> list[str]:
+    """A table under `heads`, as they stand in its first line, and an empty line; nothing where
+    there are no rows.
+    """
+    if not rows:
         return []
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:], ""]
+    return [f"| {heads} |", "|" + "---|" * len(heads.split(" | ")), *lines, ""]
 
 
 def place(record: Mapping) -> str:

@@ -129,7 +129,6 @@ class EngineSide:
     def facts(self) -> dict[str, object]:
         """Layout and the first env-step, which pays for compilation and first calls."""
         nets = self.world.rules.nets
-        engine = self.world.rules.engine
         return {
             "threads": self.threads,
             "env_chunk": nets.env_chunk,
@@ -140,14 +139,13 @@ class EngineSide:
             "val_images": self.val_images(),
             "rows": self.cfg.rows,
             "warmup_seconds": self.first_seconds,
-            "kernels": engine.chosen.reason,
+            "kernels": self.world.rules.engine.chosen.reason,
         }
 
     def val_images(self) -> int:
         """Validation images times subset rows of an env-step of all envs, as counted."""
-        return round(
-            float(self.episode.metrics.sums.rows) / self.step * self.world.sizes.val_samples
-        )
+        rows = float(self.episode.metrics.sums.rows) / self.step
+        return round(rows * self.world.sizes.val_samples)
 
     def one_step(self) -> None:
         """Another env-step of all envs, for those who count something in it."""

@@ -14,10 +14,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.learning import learning
 from benchmarks.proof_figure import figure
 from benchmarks.proof_tables import DECLARED, FIGURE
 from benchmarks.records import RESULTS, kept, newest
-from benchmarks.sections import EPS, OTHERS, learning
+from benchmarks.sections import EPS, OTHERS
 from benchmarks.timing import BenchmarkError
 
 NOTHING = "No record of a commit by the present method."

@@ -18,6 +18,7 @@ from benchmarks.opponents import Crowd, Layout, LoopSide, layouts, own_cores
 from benchmarks.timing import COLUMNS, BenchmarkError, in_columns
 from esper_soa.nets.config import TaskConfig
 from esper_soa.ops.device import usable_cores
+from tests.benchmarks.here import stay_here
 
 CPU = torch.device("cpu")
 
@@ -86,21 +87,28 @@ def test_several_processes_have_a_core_each_and_one_has_all() -> None:
 # --- the opponents in a benchmark
 
 
+def test_bare_hosts_do_the_declared_work_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    stay_here(monkeypatch)
+    side = benchmark(tiny(live=0, sides=["bare"]))["points"][0]["sides"]["bare"]
+    assert (side["train_images"], side["val_images"]) == (24, 24)
+    assert (side["how"], side["processes"], side["threads"]) == ("eager", 1, 1)
+    assert list(side["columns"]) == list(COLUMNS[:2])
+    assert side["syncs"] == 0
+
+
 @pytest.mark.slow
-def test_both_opponents_do_the_declared_work_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quickest_layout_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opponents, "layouts", lambda *_: [Layout(1, 1), Layout(2, 1)])
-    monkeypatch.setattr("benchmarks.loops.shutil.which", lambda _: None)
-    sides = benchmark(tiny(live=0, sides=["baseline", "bare"]))["points"][0]["sides"]
-    for side in sides.values():
-        assert (side["train_images"], side["val_images"]) == (24, 24)
-        assert side["threads"] == 1
-        assert side["pinned"] == (side["processes"] == 2 and usable_cores() >= 2)
-        assert side["peak_mib"] > 0
-    assert list(sides["bare"]["columns"]) == list(COLUMNS[:2])
-    assert list(sides["baseline"]["columns"]) == list(COLUMNS[:3])
-    # once per env-step of each process
-    assert sides["baseline"]["syncs"] == sides["baseline"]["processes"]
-    assert sides["bare"]["syncs"] == 0
+    side = LoopSide("baseline", tiny())
+    side.warm_up()
+    assert list(side.run().columns) == list(COLUMNS[:3])
+    facts = side.facts()
+    tried = {many: side.tried[f"{many} of 1 threads, all envs"] for many in (1, 2)}
+    assert facts["processes"] == min(tried, key=lambda many: tried[many])
+    assert facts["pinned"] == (facts["processes"] == 2 and usable_cores() >= 2)
+    assert facts["peak_mib"] > 0
+    assert side.syncs() == facts["processes"]  # once per env-step of each
+    side.close()
 
 
 def test_images_that_were_not_worked_on_are_an_error() -> None:

@@ -2,9 +2,7 @@
 
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,17 +10,17 @@ import torch
 import warm
 from hydra import compose, initialize_config_dir
 
-from benchmarks import loops, machine, opponents, sections
+from benchmarks import machine, sections
 from benchmarks.eps import benchmark, cumulative, paired, settings_from, spread
 from benchmarks.eps_config import EpsConfig
 from benchmarks.loops import PlainLoop, ready_images
-from benchmarks.opponents import Layout
 from benchmarks.records import keep, kept
 from benchmarks.sides import EngineSide, planted
 from benchmarks.timing import COLUMNS, BenchmarkError, Timing, in_turns
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.errors import SettingError, UserError
 from esper_soa.vocabulary import Op, Stage
+from tests.benchmarks.here import stay_here
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKS = sorted(path.stem for path in (ROOT / "benchmarks/conf/work").glob("*.yaml"))
@@ -40,24 +38,10 @@ def tiny(**changed: object) -> EpsConfig:
     return cfg
 
 
-class Here:
-    """What is asked of a process of its own, done in this one."""
-
-    def submit(self, call: Callable[..., object], *arguments: object) -> Future:
-        done: Future = Future()
-        done.set_result(call(*arguments))
-        return done
-
-    def shutdown(self) -> None:
-        """Nothing to end."""
-
-
 @pytest.fixture(scope="module")
 def record() -> Iterator[dict]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opponents, "layouts", lambda *_: [Layout(1, 1)])
-        patch.setattr(opponents, "own_process", Here)
-        patch.setattr(loops, "TRIALS", 1)
+        stay_here(patch)
         yield json.loads(json.dumps(benchmark(tiny())))
 
 
@@ -294,11 +278,10 @@ def test_the_command_ends_with_one_json_line(tmp_path: Path) -> None:
 
 
 def test_peak_memory_is_what_was_added_at_most() -> None:
-    with machine.PeakMemory(torch.device("cpu")) as memory:
-        big = torch.ones(2**24)  # 64 MiB
-        time.sleep(0.05)
-        del big
-        small = torch.ones(2**10)
-        time.sleep(0.01)
-    assert small.sum() == 1024
-    assert 60 < memory.mib < 200
+    cpu = torch.device("cpu")
+    before = machine.forget_peak(cpu)
+    big = torch.ones(2**24)  # 64 MiB
+    del big
+    assert 60 < (machine.peak(cpu) - before) / machine.MIB < 200
+    machine.forget_peak(cpu)
+    assert (machine.peak(cpu) - before) / machine.MIB < 60
