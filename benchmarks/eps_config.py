@@ -98,7 +98,8 @@ class EpsConfig:
             return [self]
         check_choice("vary", self.vary, NUMBERS)
         check(len(self.values) > 0, "values", self.values, f"a list of values for {self.vary}")
-        return [replace(self, vary="", values=[], **{self.vary: value}) for value in self.values]
+        changes: list[dict] = [{self.vary: value} for value in self.values]
+        return [replace(self, vary="", values=[], **change) for change in changes]
 
 
 NUMBERS = tuple(item.name for item in fields(EpsConfig) if item.type is int)

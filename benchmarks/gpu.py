@@ -91,9 +91,9 @@ def compute_of(rung: str, place: Place) -> ComputeConfig:
 
 def work(place: Place, rung: str, envs: int, batch: int) -> EpsConfig:
     """E10: what ten hosts get of CIFAR-10 in the reference, three live seeds, all eight subsets."""
-    sizes = {"envs": envs, "batch_size": batch, "train_samples": 4608, "val_samples": 1000}
+    sizes: dict = {"envs": envs, "batch_size": batch, "train_samples": 4608, "val_samples": 1000}
     sizes |= {"live": 3, "bank": BANK, "timed_steps": 1, "warmup": 4, "repeats": 3}
-    own = {"device": str(place.device), "compute": compute_of(rung, place)}
+    own: dict = {"device": str(place.device), "compute": compute_of(rung, place)}
     cfg = EpsConfig(name="gpu", sides=["engine"], limits=False, **sizes, **own)
     if place.tiny:
         cfg = replace(cfg, envs=min(envs, 2), batch_size=2, train_samples=4, val_samples=4)

@@ -227,7 +227,7 @@ class BareLoop(Loop):
         for number in numbers:
             torch.manual_seed(cfg.seed + number)
             self.nets.append(bare_host(cfg.task).to(self.device, memory_format=torch.channels_last))  # type: ignore[call-overload]
-        rates = {"lr": cfg.task.host_lr, "momentum": cfg.task.momentum}
+        rates: dict = {"lr": cfg.task.host_lr, "momentum": cfg.task.momentum}
         decay = cfg.task.weight_decay
         self.optimisers = [
             torch.optim.SGD(net.parameters(), **rates, weight_decay=decay, fused=True)

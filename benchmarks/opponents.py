@@ -41,10 +41,10 @@ def build(name: str, cfg: EpsConfig, numbers: Sequence[int], core: int | None) -
         raise BenchmarkError(str(error)) from None  # which can be told to the parent
 
 
-def call(command: str, *arguments: object) -> object:
+def call(command: str, *arguments: int | str) -> object:
     """In a process of a crowd: a method of its loop, or threads."""
     if command == "threads":
-        return torch.set_num_threads(*arguments)
+        return torch.set_num_threads(int(arguments[0]))
     return getattr(HERE["loop"], command)(*arguments)
 
 
@@ -63,7 +63,7 @@ class Crowd:
         for one in waiting:
             one.result()
 
-    def ask(self, command: str, *arguments: object) -> list:
+    def ask(self, command: str, *arguments: int | str) -> list:
         """Every process's answer; BenchmarkError where one has ended."""
         waiting = [member.submit(call, command, *arguments) for member in self.members]
         try:
