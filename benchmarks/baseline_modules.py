@@ -81,9 +81,7 @@ class Norm(FlatModule):
 
 
 class Attention(FlatModule):
-    """x times a factor per channel (squeeze and excitation). Order: W1 [r, C], W2 [C, r], b2 [C]; r
-    = max(1, C//4).
-    """
+    """x times a factor per channel. Order: W1 [r, C], W2 [C, r], b2 [C]; r = max(1, C//4)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -99,9 +97,7 @@ class Attention(FlatModule):
 
 
 class Depthwise(FlatModule):
-    """x + relu(GN(pointwise(depthwise(x)))). Order: depthwise [C, 1, 3, 3], pointwise [C, C, 1, 1],
-    GN weight, bias.
-    """
+    """x + relu(GN(pointwise(depthwise(x)))). Order: [C, 1, 3, 3], [C, C, 1, 1], GN."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -157,9 +153,7 @@ class ConvLight(FlatModule):
 
 
 class ConvHeavy(FlatModule):
-    """x plus two rounds of relu(GN(conv3x3(.))). Order: conv, GN weight, GN bias of the first, then
-    of the second.
-    """
+    """x plus two rounds of relu(GN(conv3x3(.))). Order: conv, GN weight, GN bias of each."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -190,9 +184,8 @@ SEEDS: dict[
 def make_seed(blueprint: int, channels: int, blend: int) -> FlatModule:
     """A new seed, initialised from torch's global random state.
 
-    MULTIPLY wants a last layer of zeros, which is given where it leaves gradients alive: the
-    bottleneck has it anyway, attention loses its bias as well. Where zeros would kill the gradient
-    for ever the default initialisation stays.
+    MULTIPLY wants a last layer of zeros, which is given where gradients stay alive: the bottleneck
+    has it anyway, attention loses its bias as well.
     """
     seed = SEEDS[blueprint](channels)
     if blend == Blend.MULTIPLY and isinstance(seed, Attention):
@@ -201,9 +194,7 @@ def make_seed(blueprint: int, channels: int, blend: int) -> FlatModule:
 
 
 class Gate(FlatModule):
-    """Amplitude in (0, 1) for every image. Order: W1 [H, C], b1 [H], W2 [1, H], b2 [1]; H = max(8,
-    C//4).
-    """
+    """Amplitude in (0, 1) per image. Order: W1 [H, C], b1, W2 [1, H], b2; H = max(8, C//4)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

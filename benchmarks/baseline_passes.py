@@ -110,11 +110,7 @@ def tensor_norms(parameters: list[nn.Parameter]) -> tuple[Tensor, int]:
 
 
 def gradient_reading(norms: GradientNorms, host: float, sizes: list[float]) -> GradientReading:
-    """Health is 1 - 0.5 (share of vanishing tensors) - 0.8 (share of exploding ones); ratio of root
-    mean squares.
-
-    host and sizes: what the tensors in `norms` hold.
-    """
+    """Health falls with vanishing and exploding tensors; ratio of root mean squares."""
     vanishing = sum(size < VANISHING for size in sizes)
     exploding = sum(not size <= EXPLODING for size in sizes)
     total = math.sqrt(sum(size * size for size in sizes))

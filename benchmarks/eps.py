@@ -28,6 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from benchmarks import machine, sections
 from benchmarks.eps_config import EpsConfig
 from benchmarks.machine import compiled_graphs
+from benchmarks.opponents import LoopSide
 from benchmarks.records import Record, Records, check_folder, finish, origin
 from benchmarks.sides import make_side
 from benchmarks.timing import COLUMNS, Timing, in_turns
@@ -46,7 +47,8 @@ class Contestant:
         device = resolve_device(cfg.device)
         before = machine.forget_peak(device)
         self.side = make_side(name, cfg)
-        stack.callback(self.side.close)
+        if isinstance(self.side, LoopSide):
+            stack.callback(self.side.close)
         machine.forget_peak(device)
         self.side.warm_up()
         first = self.side.run()
@@ -103,10 +105,8 @@ def side_record(one: Contestant) -> Record:
 def paired(
     bottom: Contestant, top: Contestant, per_env: bool = False
 ) -> dict[str, dict[str, float]]:
-    """Spread of the ratio top over bottom of the timings of a turn, by cumulative column.
-
-    "all" is of everything that each does, "alone" of policy and state machine without what comes
-    before them. per_env divides each by its number of envs first.
+    """Spread of the ratio top over bottom of the timings of a turn, by cumulative column; "all" of
+    everything, "alone" of policy and state machine alone. per_env: of times per env.
     """
     scale = bottom.cfg.envs / top.cfg.envs if per_env else 1.0
     pairs = [
@@ -184,7 +184,8 @@ class Clocks(NamedTuple):
 
 def clocks(everyone: Sequence[Contestant]) -> Clocks:
     """Now; the processes of all sides are ours."""
-    own = time.process_time() + sum(one.side.processor_seconds() for one in everyone)
+    loops = [one.side for one in everyone if isinstance(one.side, LoopSide)]
+    own = time.process_time() + sum(side.processor_seconds() for side in loops)
     return Clocks(time.monotonic(), machine.everyones_seconds(), own)
 
 

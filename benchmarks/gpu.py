@@ -5,9 +5,9 @@
     python -m benchmarks.gpu --device cpu --tiny   a rehearsal, whose figures mean nothing
 
 Parity with the CPU, waits of the host inside an env-step, EPS and images per second at E10 (T=4608,
-V=1000, three live seeds, all eight subsets) beside the plain loop, mixtures of kinds, N=64 against
-N=1, and the kernels' own tests. Each task is a JSON line of benchmarks/results/gpu.jsonl; what that
-file has of the same commit and machine is not done again. Status 3: give the command again.
+V=1000, three live seeds, all eight subsets) beside the plain loop, and N=64 against N=1. Each task
+is a JSON line of benchmarks/results/gpu.jsonl; what that file has of the same commit and machine is
+not done again. Status 3: give the command again.
 """
 
 import argparse
@@ -33,7 +33,6 @@ from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
 from esper_soa.config import ComputeConfig
 from esper_soa.errors import UserError
 from esper_soa.nets.graphs import StepCache
-from esper_soa.nets.model.blueprints import blueprint_codes
 from esper_soa.ops.device import resolve_device
 
 # Settings of the engine by rung of the ladder; "default" is what a run gets that asks for nothing.
@@ -69,8 +68,7 @@ def names() -> list[str]:
     for batch in BATCHES:
         found += [f"rung:{rung}:{ENVS}:{batch}" for rung in RUNGS]
         found += [f"baseline:{BASELINE_ENVS}:{batch}"]
-    found += [f"mixture:{rung}:{ENVS}:{BATCHES[0]}" for rung in ("default", BEST)]
-    return [*found, f"rung:{BEST}:1:{BATCHES[0]}", "tests"]
+    return [*found, f"rung:{BEST}:1:{BATCHES[0]}"]
 
 
 def compute_of(rung: str, place: Place) -> ComputeConfig:
@@ -104,25 +102,9 @@ def work(place: Place, rung: str, envs: int, batch: int) -> EpsConfig:
     return cfg
 
 
-class MixtureSide(EngineSide):
-    """The engine with seeds of all kinds, each in another env and slot."""
-
-    def begin(self) -> None:
-        """Fresh hosts, whose seeds are born in the next env-step."""
-        super().begin()
-        state = self.episode.env.state
-        codes = blueprint_codes(list(self.cfg.task.blueprints))
-        envs, slots = (torch.arange(size, device=self.device) for size in state.slots.stage.shape)
-        kinds = torch.tensor(codes, device=self.device)[(envs[:, None] + slots) % len(codes)]
-        mixed = torch.where(state.slots.live, kinds, state.slots.blueprint)
-        self.episode.env.state = state.replace(slots=state.slots.replace(blueprint=mixed))
-
-
-def side_at(
-    place: Place, rung: str, cfg: EpsConfig, kind: type[EngineSide] = EngineSide
-) -> EngineSide:
+def side_at(place: Place, rung: str, cfg: EpsConfig) -> EngineSide:
     """The engine of a work; rehearsed, its steps lie on static buffers as for graphs."""
-    side = kind(cfg)
+    side = EngineSide(cfg)
     if place.device.type == "cpu" and "graphs" in rung:
         side.world.kernels = side.world.kernels._replace(steps=StepCache(capture=False))
         if isinstance(side.waiting.agent, RecurrentPolicy) and side.learner is not None:
@@ -200,23 +182,16 @@ def waits(side: EngineSide, device: torch.device) -> tuple[int, int]:
     return sum(read[:first]), sum(read[first:])
 
 
-def rung(
-    place: Place, name: str, envs: str, batch: str, kind: type[EngineSide] = EngineSide
-) -> Found:
+def rung(place: Place, name: str, envs: str, batch: str) -> Found:
     """EPS and images per second of the engine at E10."""
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     cfg = work(place, name, int(envs), int(batch))
-    side = side_at(place, name, cfg, kind)
+    side = side_at(place, name, cfg)
     machine.forget_peak(place.device)
     side.warm_up()
     timings = [side.run() for _ in range(cfg.repeats)]
     peak = machine.peak(place.device) / machine.MIB
     return {"ok": True, **figures(cfg, timings), "peak_mib": peak, **chosen(side)}
-
-
-def mixture(place: Place, name: str, envs: str, batch: str) -> Found:
-    """The same as `rung`, with seeds of all kinds."""
-    return rung(place, name, envs, batch, MixtureSide)
 
 
 def baseline(place: Place, envs: str, batch: str) -> Found:
@@ -242,26 +217,13 @@ def figures(cfg: EpsConfig, timings: list) -> Found:
     }
 
 
-def tests(place: Place) -> Found:
-    """The kernels' and graphs' own tests on this device; in one process, as a machine of GPUs may
-    have pytest without what spreads tests over its cores.
-    """
-    files = ["tests/nets/test_graphs.py"]
-    files += ["tests/nets/test_triton_kernels.py"] * (not place.tiny)
-    command = [sys.executable, "-m", "pytest", "-o", "addopts=-q --import-mode=importlib", *files]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    return {"ok": done.returncode == 0, "output": done.stdout[-2000:]}
-
-
 TASKS: dict[str, Callable[..., Found]] = {
-    task.__name__: task for task in (parity, syncs, rung, mixture, baseline, tests)
+    task.__name__: task for task in (parity, syncs, rung, baseline)
 }
 
 
 def in_process(name: str, place: Place, seconds: float) -> Found:
-    """What the task finds in a process of its own; "ok" says whether it ended well, "error" why
-    not.
-    """
+    """What the task finds in a process of its own; "ok", and "error" where it is not."""
     command = [sys.executable, "-m", "benchmarks.gpu", name, "--device", str(place.device)]
     command += ["--tiny"] * place.tiny
     try:

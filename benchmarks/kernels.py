@@ -3,8 +3,7 @@ without any network.
 
 `python -m benchmarks.kernels` plays random legal actions on made-up measurements and prints
 env-steps per second at several N, eager and compiled, with a JSON line last, which is also appended
-to benchmarks/results/. The two kernels of an env-step are timed; making up measurements, choosing
-actions, warm-up and compilation are not.
+to benchmarks/results/. Only the two kernels of an env-step are timed.
 """
 
 import argparse
@@ -94,11 +93,7 @@ def measure(slots: Slots, made: Made) -> Measurements:
 
 
 def turn(kernels: StepKernels, rules: Rules, state: EnvState, made: Made) -> tuple[EnvState, float]:
-    """One env-step of all envs under random legal actions, and the seconds that the two kernels
-    took.
-
-    Making up measurements and choosing actions is not timed.
-    """
+    """One env-step under random legal actions, and the seconds of the two kernels alone."""
     measured = measure(state.slots, made)
     device = made.loss.device
     wait_for(device)

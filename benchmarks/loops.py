@@ -95,9 +95,7 @@ class Loop:
         raise NotImplementedError
 
     def trial(self) -> float:
-        """Seconds of the first env's env-step, the quickest of a few after one that may pay for
-        compilation.
-        """
+        """Seconds of the first env's env-step, the quickest of a few after one to warm up."""
         times = []
         for _ in range(1 + TRIALS):
             wait_for(self.device)
@@ -173,9 +171,7 @@ class PlainLoop(Loop):
         return {"validation": ("separate", "fused")} | super().forms()
 
     def one_step(self, envs: int | None = None) -> list[Done]:
-        """An env-step in which nothing is done to slots. The results of all envs are read together,
-        so that the device is waited for once.
-        """
+        """An env-step in which nothing is done to slots; the device is waited for once."""
         val = batches_of(self.val, self.val_batch)
         count = self.cfg.train_samples // self.cfg.batch_size
         chosen = self.envs[:envs]
@@ -387,9 +383,7 @@ def tune(
 
 
 def ready_images(cfg: EpsConfig, device: torch.device) -> tuple[Tensor, Tensor, Images]:
-    """Training images of the engine's run, their labels, and the validation images of an env-step
-    with theirs; normalised float32 in channels_last.
-    """
+    """Of the engine's run, normalised: to train with, their labels, to validate with."""
     found = load_images(train_config(cfg).data, device)
     centre, spread = (torch.tensor(part, device=device) for part in (found.mean, found.std))
     train, val = (

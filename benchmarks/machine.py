@@ -115,10 +115,8 @@ class SyncCount(SyncGuard):
 
 
 def count_syncs(action: Callable[[], object], device: torch.device) -> int:
-    """Places within `action` where the host waits for the device.
-
-    On CUDA what torch warns of; on a CPU what would be waited for on a GPU, in the calling thread
-    and in code that is not compiled.
+    """Waits for the device within `action`: on CUDA what torch warns of; on a CPU what would be
+    waited for on a GPU, in the calling thread and in code that is not compiled.
     """
     if device.type == "cuda":
         torch.cuda.set_sync_debug_mode("warn")
@@ -162,9 +160,7 @@ def give_back_freed_memory() -> None:
 
 
 def resident(kind: str) -> int:
-    """Bytes of this process that are in memory, now or at most; 0 where the system does not
-    tell.
-    """
+    """Bytes of this process in memory, now or at most; 0 where the system does not tell."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

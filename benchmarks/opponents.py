@@ -123,9 +123,7 @@ class LoopSide:
         self.crowd.ask("play", self.cfg.warmup)
 
     def run(self) -> Timing:
-        """A few env-steps of all envs. The columns are those of the process that took longest, up
-        to the wall time.
-        """
+        """A few env-steps of all envs; phases are those of the process that took longest."""
         steps = self.cfg.timed_steps
         begun = time.perf_counter()
         played = self.crowd.ask("play", steps)
@@ -173,9 +171,7 @@ class LoopSide:
             self.crowd.close()
 
     def _try(self, layout: Layout) -> float:
-        """Seconds of an env-step of all envs in this layout, the quickest forms found and chosen.
-        The running processes are taken where they are as many.
-        """
+        """Seconds of an env-step of all envs in this layout, in its quickest forms."""
         if "crowd" not in vars(self) or len(self.crowd.members) != layout.processes:
             self.close()
             self.crowd = Crowd(self.name, self.cfg, layout.processes)

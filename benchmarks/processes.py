@@ -22,11 +22,7 @@ Job = TypeVar("Job")
 
 
 def command(module: str, *settings: str, threads: int | None = 1) -> None:
-    """Run one of the package's commands on `threads` threads (None: as it finds them), its console
-    kept back.
-
-    Raises CalledProcessError where it fails, after its words on stderr.
-    """
+    """Run a command of the package, its console kept back. Raises CalledProcessError."""
     env = os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
     words = [sys.executable, "-m", module, *settings]
     subprocess.run(words, check=True, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
@@ -40,11 +36,7 @@ def own_process(processes: int = 1) -> ProcessPoolExecutor:
 def in_processes(
     work: Callable[[Job], object], jobs: Mapping[str, Job], at_once: int, look: Callable[[], None]
 ) -> None:
-    """work(job) for every job, `at_once` at a time. `look` is called from time to time and at the
-    end.
-
-    The first that fails ends it once those at work are done: BenchmarkError with its name.
-    """
+    """work(job), `at_once` at a time; the first that fails ends it by a BenchmarkError."""
     with own_process(at_once) as pool:
         begun = {pool.submit(work, job): name for name, job in jobs.items()}
         left = set(begun)

@@ -8,9 +8,8 @@ Declared here before the first look: seeds, players, experiment, hosts per seed,
 policy is played (its likeliest choices, without learning). A unit is one player on the hosts of one
 seed and data set: an episode of each host; all players of a seed meet the same hosts, data order
 and images. Units are played in processes of one thread, main runs one after the other with all
-cores, and kept as files: begun again, the command goes on where it was. Says with every unit how
-long the others will take. Prints tables, and one JSON line last, which is also appended to
-benchmarks/results/; benchmarks/table.py makes tables and figure of it.
+cores, and kept as files: begun again, the command goes on where it was. Prints tables, and one JSON
+line last, which is also appended to benchmarks/results/.
 """
 
 import argparse

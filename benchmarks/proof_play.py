@@ -145,10 +145,7 @@ def plain_settings(cfg: TrainConfig) -> dict:
 
 
 def play_job(job: Job) -> None:
-    """Play all players of the job, the learned policy first, and write a unit for each.
-
-    Raises BenchmarkError where code or images are no longer what they were when the proof began.
-    """
+    """Play all players of the job, the learned policy first, and write a unit for each."""
     cfg = of_seed(job.data, job.seed, job.settings)
     apply_threads(cfg.compute.threads)
     world = build_world(cfg, resolve_device(cfg.device))
@@ -201,10 +198,8 @@ def grown_of(unit: Mapping) -> Grown:
 
 
 def unit(world: World, result: RoundResult) -> Facts:
-    """What is kept of a unit: numbers per host, in the order of the hosts.
-
-    `net` is accuracy minus rent, both in points; rent is that of the parameters above those of the
-    task's own host, whether they grew or were there from the start.
+    """What is kept of a unit, by host; `net` is accuracy minus rent, both in points, the rent of
+    the parameters above those of the task's own host.
     """
     host = world.rules.reward.counts.host
     reward = world.rules.reward.config

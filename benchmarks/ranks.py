@@ -4,10 +4,9 @@ workers.
     python -m benchmarks.ranks                                  2 ranks x 1 worker, work a
     python -m benchmarks.ranks --sides 1x2,2x1,4x1 --turns 3    RANKSxWORKERS; the first is the base
 
-Every side is the program itself, with the learning policy, on the same envs: they play the same
-actions, so their work is the same. The sides are timed in turns, in alternating order, each turn in
-fresh processes, whose first round is left out; what counts is the ratio of two sides of a turn.
-Prints a table and appends a JSON line to the results, but not where files differ from the commit.
+Every side is the program itself, with the learning policy, on the same envs and actions. They are
+timed in turns, in fresh processes, whose first round is left out; what counts is the ratio of two
+sides of a turn. Prints a table and appends a JSON line to the results.
 """
 
 import json
@@ -44,9 +43,7 @@ WARM_UP = 1  # rounds of a process that do not count
 
 
 def played(side: str, overrides: Sequence[str], rounds: int) -> dict[str, float]:
-    """EPS of a run of this side, and the seconds of its rounds and updates; BenchmarkError where it
-    failed.
-    """
+    """EPS of a run, and the seconds of rounds and updates; BenchmarkError where it failed."""
     ranks, _, workers = side.partition("x")
     with tempfile.TemporaryDirectory() as folder:
         own = [f"rounds={WARM_UP + rounds}", f"run_dir={folder}/run"]

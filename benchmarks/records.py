@@ -92,11 +92,7 @@ def kept(folder: Path) -> dict[str, list[Mapping]]:
 
 
 def newest(folder: Path, benchmark: str) -> tuple[list[Mapping], list[str]]:
-    """The newest record of every file that counts, and what is wrong with newer ones that do not.
-
-    A record counts if it was made by the present method, of a commit; those of other methods are
-    history.
-    """
+    """The newest record by this method of a commit, per file, and what newer ones lack."""
     found = []
     refused = []
     for name, records in kept(folder).items():
@@ -116,9 +112,7 @@ def newest(folder: Path, benchmark: str) -> tuple[list[Mapping], list[str]]:
 
 
 def markdown(heads: str, rows: Sequence[Line]) -> list[str]:
-    """A table under `heads`, as they stand in its first line, and an empty line; nothing where
-    there are no rows.
-    """
+    """A table under `heads`, its first line, and an empty line; nothing without rows."""
     if not rows:
         return []
     lines = ["| " + " | ".join(row) + " |" for row in rows]

@@ -87,9 +87,7 @@ def shares(records: Records) -> list[str]:
 
 
 def origins(records: Records) -> list[str]:
-    """Machines, versions and settings that the figures were taken with; works that have them in
-    common in one line.
-    """
+    """What the figures were taken with, works that have it in common in one line."""
     lines = []
     for text, group in groupby(records, origin_of):
         members = list(group)

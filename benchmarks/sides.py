@@ -154,21 +154,12 @@ class EngineSide:
         self._play(1)
 
     def syncs(self) -> int:
-        """Waits for the device in an env-step of all envs, the state machine as it is written: code
-        that is compiled cannot be watched.
-        """
+        """Waits for the device in an env-step; what is compiled cannot be watched."""
         kernels = self.world.kernels
         self.world.kernels = EAGER
         found = count_syncs(self.one_step, self.device)
         self.world.kernels = kernels
         return found
-
-    def processor_seconds(self) -> float:
-        """Of other processes: none."""
-        return 0.0
-
-    def close(self) -> None:
-        """Nothing to end."""
 
     def begin(self) -> None:
         """Fresh hosts, whose seeds are born in the next env-step."""

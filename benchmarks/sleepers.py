@@ -4,9 +4,8 @@ in one run.
     python -m benchmarks.sleepers [--envs 16 --batch 125 --train 500 --val 125 --repeats 5]
 
 Prints a table and, last, one JSON line, which is also appended to benchmarks/results/. The work is
-one env-step of N `cifar_baseline` hosts on random images that are resident in memory: training
-passes and validation, warm-up excluded, the variants interleaved, medians and spreads; engine,
-workers and layout are those of a run.
+one env-step of N `cifar_baseline` hosts on random images in memory; engine, workers and layout are
+those of a run.
 """
 
 import argparse
@@ -78,9 +77,7 @@ def engine_for(shape: HostShape, options: argparse.Namespace) -> Engine:
 def variant(
     active_seeds: ActiveSeeds, what: str, options: argparse.Namespace
 ) -> Callable[[], None]:
-    """Validation ("val") or training too ("step") of N networks, which all see the same images at
-    every env-step.
-    """
+    """Validation ("val") or training too ("step") of N networks on the same images."""
     device = options.place
     slots = host_slots(TaskConfig())[: active_seeds.visible.shape[1]]
     shape = host_shape(TaskConfig(), slots)

@@ -4,14 +4,11 @@ without any.
     python -m benchmarks.telemetry                                       works a and c, 9 turns
     python -m benchmarks.telemetry --works c --sides events,full --repeats 15 --results ''
 
-A side is a level of telemetry, or `sinks`: the tables of events, the live table of envs on a
-terminal, and TensorBoard, W&B (offline) and MLflow (a file), which are told the line of the round;
-it needs their extras. Every side plays the same episodes, decisions of a new policy included, in
-turns and alternating order; a side's time ends when its files are on the disk and its trackers have
-taken what they were told, which a run waits for once, at its end. Trackers are opened before, as a
-run opens them once. There is no update, which would make telemetry's share smaller. Prints the
-ratios of the timings of a turn, and a JSON line, which is also appended to
-benchmarks/results/telemetry.jsonl.
+A side is a level of telemetry, or `sinks`: tables of events, live table, and all trackers, which
+are told the line of the round; it needs their extras. Every side plays the same episodes, in turns;
+its time ends when its files are on the disk and its trackers have taken what they were told. There
+is no update, which would make telemetry's share smaller. Prints the ratios of the timings of a
+turn, and a JSON line, which is also appended to benchmarks/results/telemetry.jsonl.
 """
 
 import io

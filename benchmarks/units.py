@@ -1,8 +1,7 @@
 """Results of long benchmarks as files, one per unit of work, so that what a folder holds is not
 done again.
 
-A folder belongs to one set of facts (code, settings, versions), by whose hash it is named. Every
-file is written whole or not at all.
+A folder belongs to one set of facts (code, settings, versions), by whose hash it is named.
 """
 
 import hashlib
@@ -64,9 +63,7 @@ def code_stamp(root: Path = ROOT) -> str:
 
 @contextmanager
 def opened(top: Path, facts: Mapping) -> Iterator[Units]:
-    """The units in `top` that were made under `facts`; UserError where another process works on
-    them.
-    """
+    """The units made under `facts`; UserError where another process works on them."""
     folder = top / stamp_of(facts)
     folder.mkdir(parents=True, exist_ok=True)
     with claimed(RunFolder(folder)):
