@@ -37,10 +37,8 @@ def code_of(slots: tuple[int, ...]) -> int:
 
 
 def subset_codes(ablated: tuple[int, ...], fossils: tuple[int, ...] = ()) -> list[int]:
-    """Subsets to evaluate, the one with every seed on first.
-
-    All of them for up to EXACT_SEEDS seeds; beyond, that one, each leave-one-out, each alone, none,
-    the fossils alone, and each pair.
+    """Subsets to evaluate, the one with every seed on first: all for up to EXACT_SEEDS seeds;
+    beyond, that one, each leave-one-out, each alone, none, the fossils alone, and each pair.
     """
     full = code_of(ablated)
     if len(ablated) <= EXACT_SEEDS:

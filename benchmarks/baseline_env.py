@@ -104,11 +104,7 @@ class BaselineEnv:
         device: str = "cpu",
         precision: torch.dtype = torch.float32,
     ) -> None:
-        """Slots are numbered in row-major order, whatever the order of `slot_names`.
-
-        precision: of activations; weights are of `dtype`. torch.bfloat16 is that of torch's
-        autocast.
-        """
+        """`slot_names` in any order; activations of `precision` (autocast), weights of `dtype`."""
         self.task = task
         self.lifecycle = lifecycle
         self.ablate_fossils = False  # rewards with drip need fossils among the ablated seeds
@@ -135,11 +131,7 @@ class BaselineEnv:
         return outcome
 
     def train(self, batches: Batches) -> TrainReading:
-        """One pass of forward, backward, clipping and SGD over `batches`; stages and alphas stay as
-        they are.
-
-        A step follows every `accumulate` batches, of which there is a multiple.
-        """
+        """Forward, backward, clipping over `batches`, with an SGD step for every `accumulate`."""
         done = self.training_pass(batches)
         return done.read(read_together([done])[0])
 
@@ -334,11 +326,7 @@ class BaselineEnv:
         return found
 
     def _optimisers(self) -> list[torch.optim.SGD]:
-        """The host's optimiser and one per running seed, made here where there is none.
-
-        The weights of a frozen seed get no gradients, so its optimiser leaves them and their
-        momentum alone.
-        """
+        """The host's and one per running seed; frozen weights get no gradients, so they stay."""
         found = [self.optimiser]
         for slot in self._running():
             plant = self.plants[slot]

@@ -80,9 +80,7 @@ class RampRecord:
     mode: int = AlphaMode.HOLD
 
     def retarget(self, target: float, steps: int, curve: int, steepness: float) -> None:
-        """Start a ramp of `steps` ticks to `target`; 0 steps jump there. Raises ValueError while a
-        ramp is running.
-        """
+        """Start a ramp of `steps` ticks; 0 jump there. ValueError while one is running."""
         if self.mode != AlphaMode.HOLD:
             raise ValueError("a ramp can be set only while the alpha is held")
         self.start = self.alpha
@@ -317,9 +315,7 @@ class SlotMachine:
     def set_alpha_target(
         self, target: float, steps: int, curve: int, steepness: float, blend: int
     ) -> bool:
-        """A new ramp for a seed in BLENDING or HOLDING whose alpha is held; HOLDING below 1 goes
-        back to BLENDING.
-        """
+        """A new ramp where alpha is held; HOLDING below 1 goes back to BLENDING."""
         if (
             self.seed.stage not in (Stage.BLENDING, Stage.HOLDING)
             or target <= 0

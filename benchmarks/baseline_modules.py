@@ -62,7 +62,6 @@ class Noop(FlatModule):
         super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to the same."""
         return x
 
 
@@ -75,7 +74,6 @@ class Norm(FlatModule):
         self.norm = group_norm(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to the same."""
         # torch's backward of GroupNorm on a CPU (2.13, channels_last) crashes where its input needs
         # no gradient.
         inner = x if x.requires_grad else x.detach().requires_grad_()
@@ -83,9 +81,7 @@ class Norm(FlatModule):
 
 
 class Attention(FlatModule):
-    """x times a factor per channel (squeeze and excitation). Order: W1 [r, C], W2 [C, r], b2 [C]; r
-    = max(1, C//4).
-    """
+    """x times a factor per channel. Order: W1 [r, C], W2 [C, r], b2 [C]; r = max(1, C//4)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -96,15 +92,12 @@ class Attention(FlatModule):
         nn.init.constant_(self.excite.bias, 3.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to the same."""
         factor = torch.sigmoid(self.excite(F.relu(self.squeeze(x.mean(dim=(2, 3))))))
         return x * factor[:, :, None, None]
 
 
 class Depthwise(FlatModule):
-    """x + relu(GN(pointwise(depthwise(x)))). Order: depthwise [C, 1, 3, 3], pointwise [C, C, 1, 1],
-    GN weight, bias.
-    """
+    """x + relu(GN(pointwise(depthwise(x)))). Order: [C, 1, 3, 3], [C, C, 1, 1], GN."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -113,7 +106,6 @@ class Depthwise(FlatModule):
         self.norm = group_norm(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to the same."""
         return x + F.relu(self.norm(self.pointwise(self.depthwise(x))))
 
 
@@ -133,7 +125,6 @@ class Bottleneck(FlatModule):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to the same."""
         return x + self.norm(self.up(F.relu(self.mid(F.relu(self.down(x))))))
 
 
@@ -146,7 +137,6 @@ class ConvSmall(FlatModule):
         self.norm = group_norm(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to the same."""
         return x + F.relu(self.norm(self.conv(x)))
 
 
@@ -159,14 +149,11 @@ class ConvLight(FlatModule):
         self.norm = group_norm(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to the same."""
         return x + F.relu(self.norm(self.conv(x)))
 
 
 class ConvHeavy(FlatModule):
-    """x plus two rounds of relu(GN(conv3x3(.))). Order: conv, GN weight, GN bias of the first, then
-    of the second.
-    """
+    """x plus two rounds of relu(GN(conv3x3(.))). Order: conv, GN weight, GN bias of each."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -176,7 +163,6 @@ class ConvHeavy(FlatModule):
         self.norm2 = group_norm(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to the same."""
         inner = F.relu(self.norm1(self.conv1(x)))
         return x + F.relu(self.norm2(self.conv2(inner)))
 
@@ -198,9 +184,8 @@ SEEDS: dict[
 def make_seed(blueprint: int, channels: int, blend: int) -> FlatModule:
     """A new seed, initialised from torch's global random state.
 
-    MULTIPLY wants a last layer of zeros, which is given where it leaves gradients alive: the
-    bottleneck has it anyway, attention loses its bias as well. Where zeros would kill the gradient
-    for ever the default initialisation stays.
+    MULTIPLY wants a last layer of zeros, which is given where gradients stay alive: the bottleneck
+    has it anyway, attention loses its bias as well.
     """
     seed = SEEDS[blueprint](channels)
     if blend == Blend.MULTIPLY and isinstance(seed, Attention):
@@ -209,9 +194,7 @@ def make_seed(blueprint: int, channels: int, blend: int) -> FlatModule:
 
 
 class Gate(FlatModule):
-    """Amplitude in (0, 1) for every image. Order: W1 [H, C], b1 [H], W2 [1, H], b2 [1]; H = max(8,
-    C//4).
-    """
+    """Amplitude in (0, 1) per image. Order: W1 [H, C], b1, W2 [1, H], b2; H = max(8, C//4)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -3,11 +3,12 @@ read.
 
 A loop over envs starts the passes of all of them and reads all results together, so that it waits
 for the device once per env-step. Made by benchmarks/baseline_env.py, read there and by
-benchmarks/baseline_loop.py.
+benchmarks/loops.py.
 """
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -56,15 +57,14 @@ class TrainPass(NamedTuple):
     num_images: int
     norms: dict[int, GradientNorms]  # by slot number, where measured
 
-    def numbers(self) -> list[Tensor]:
-        """What `read` needs, float64 vectors."""
-        return [
-            self.sums,
-            *(part for norms in self.norms.values() for part in (norms.host, norms.seed)),
-        ]
+    @property
+    def numbers(self) -> Tensor:
+        """What `read` needs, float64."""
+        parts = (part for norms in self.norms.values() for part in (norms.host, norms.seed))
+        return torch.cat((self.sums, *parts))
 
     def read(self, numbers: list[float]) -> TrainReading:
-        """The results, of the numbers in `numbers()` one after the other."""
+        """The results, of `numbers`."""
         loss, hits = numbers[:2]
         gradients = {}
         place = 2
@@ -79,37 +79,27 @@ class ValidationPass(NamedTuple):
     """A validation pass on the device."""
 
     # Float64 [1 + K], of the batches' losses under the first subset, and of the hits under each.
-    sums: Tensor
+    numbers: Tensor
     codes: Sequence[int]  # the K subsets
     num_batches: int
     num_images: int
     ablated: tuple[int, ...]
     fossils: tuple[int, ...]
 
-    def numbers(self) -> list[Tensor]:
-        """What `read` needs, float64 vectors."""
-        return [self.sums]
-
     def read(self, numbers: list[float]) -> ValidationReading:
-        """The results, of the numbers in `numbers()`."""
+        """The results, of `numbers`."""
         hits = zip(self.codes, numbers[1:], strict=True)
         accuracy = {code: 100.0 * count / self.num_images for code, count in hits}
-        return ValidationReading(
-            numbers[0] / self.num_batches, accuracy, self.ablated, self.fossils
-        )
+        loss = numbers[0] / self.num_batches
+        return ValidationReading(loss, accuracy, self.ablated, self.fossils)
 
 
 def read_together(passes: Sequence[TrainPass | ValidationPass]) -> list[list[float]]:
     """The numbers of every pass, in one copy from the device."""
-    of_each = [each.numbers() for each in passes]
-    flat = torch.cat([part for parts in of_each for part in parts]).tolist()
-    found = []
-    place = 0
-    for parts in of_each:
-        end = place + sum(len(part) for part in parts)
-        found.append(flat[place:end])
-        place = end
-    return found
+    of_each = [each.numbers for each in passes]
+    flat = torch.cat(of_each).tolist()
+    ends = accumulate(len(numbers) for numbers in of_each)
+    return [flat[end - len(numbers) : end] for numbers, end in zip(of_each, ends, strict=True)]
 
 
 def tensor_norms(parameters: list[nn.Parameter]) -> tuple[Tensor, int]:
@@ -120,11 +110,7 @@ def tensor_norms(parameters: list[nn.Parameter]) -> tuple[Tensor, int]:
 
 
 def gradient_reading(norms: GradientNorms, host: float, sizes: list[float]) -> GradientReading:
-    """Health is 1 - 0.5 (share of vanishing tensors) - 0.8 (share of exploding ones); ratio of root
-    mean squares.
-
-    host and sizes: what the tensors in `norms` hold.
-    """
+    """Health falls with vanishing and exploding tensors; ratio of root mean squares."""
     vanishing = sum(size < VANISHING for size in sizes)
     exploding = sum(not size <= EXPLODING for size in sizes)
     total = math.sqrt(sum(size * size for size in sizes))

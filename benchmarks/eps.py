@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from operator import attrgetter
+from typing import NamedTuple
 
 import hydra
 import torch
@@ -25,10 +25,11 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from benchmarks import machine, report
+from benchmarks import machine, sections
 from benchmarks.eps_config import EpsConfig
 from benchmarks.machine import compiled_graphs
-from benchmarks.records import Record, check_folder, finish, origin
+from benchmarks.opponents import LoopSide
+from benchmarks.records import Record, Records, check_folder, finish, origin
 from benchmarks.sides import make_side
 from benchmarks.timing import COLUMNS, Timing, in_turns
 from esper_soa.errors import UserError
@@ -43,13 +44,16 @@ class Contestant:
         graphs = compiled_graphs()
         begun = time.perf_counter()
         self.cfg = cfg
-        with machine.PeakMemory(resolve_device(cfg.device)) as memory:
-            self.side = make_side(name, cfg)
+        device = resolve_device(cfg.device)
+        before = machine.forget_peak(device)
+        self.side = make_side(name, cfg)
+        if isinstance(self.side, LoopSide):
             stack.callback(self.side.close)
-            memory.forget()
-            self.side.warm_up()
-            first = self.side.run()
-        self.notes: Record = {"peak_mib": memory.mib, "build_seconds": time.perf_counter() - begun}
+        machine.forget_peak(device)
+        self.side.warm_up()
+        first = self.side.run()
+        peak_mib = (machine.peak(device) - before) / machine.MIB
+        self.notes: Record = {"peak_mib": peak_mib, "build_seconds": time.perf_counter() - begun}
         self.notes |= {"graphs": compiled_graphs() - graphs, "first_timing_seconds": first.total}
         self.notes |= self.side.facts()  # of its processes where it has some
         self.timings: list[Timing] = []
@@ -101,10 +105,8 @@ def side_record(one: Contestant) -> Record:
 def paired(
     bottom: Contestant, top: Contestant, per_env: bool = False
 ) -> dict[str, dict[str, float]]:
-    """Spread of the ratio top over bottom of the timings of a turn, by cumulative column.
-
-    "all" is of everything that each does, "alone" of policy and state machine without what comes
-    before them. per_env divides each by its number of envs first.
+    """Spread of the ratio top over bottom of the timings of a turn, by cumulative column; "all" of
+    everything, "alone" of policy and state machine alone. per_env: of times per env.
     """
     scale = bottom.cfg.envs / top.cfg.envs if per_env else 1.0
     pairs = [
@@ -133,13 +135,10 @@ def work_record(cfg: EpsConfig, device: torch.device) -> Record:
         "V": cfg.val_samples,
         "K": cfg.rows,
         "live": cfg.live,
-        "live_envs": cfg.live_envs,
-        "stage": cfg.stage,
         "blueprint": cfg.blueprint,
         "slots": cfg.slots,
         "host": cfg.task.name,
         "device": str(device),
-        "augment": cfg.augment,
         "train_images": cfg.images[0],
         "val_images": cfg.images[1],
         "episode": cfg.steps,
@@ -160,71 +159,81 @@ def benchmark(cfg: EpsConfig) -> Record:
         contestants = [[Contestant(side, point, stack) for side in cfg.sides] for point in points]
         everyone = [one for at_point in contestants for one in at_point]
         graphs = compiled_graphs()
-        before = machine.busy(helpers(everyone))
+        before = clocks(everyone)
         for one in in_turns(everyone, cfg.repeats):
             one.timings.append(one.side.run())
-        state |= {"other_cores": machine.others(before, machine.busy(helpers(everyone)))}
+        state["other_cores"] = other_cores(before, clocks(everyone))
         record |= {
             "busy": state | {"load_after": machine.load()},
             "recompiled": compiled_graphs() - graphs,
         }
         for one in everyone:
             one.notes["syncs"] = one.side.syncs()
-    record["points"] = [
-        point_record(cfg, index, at_point, contestants[0], device)
-        for index, at_point in enumerate(contestants)
-    ]
+    first = contestants[0]
+    record["points"] = [point_record(cfg, one, first, device) for one in contestants]
     return record
 
 
-def helpers(everyone: Sequence[Contestant]) -> float:
-    """Processor time of the processes of all sides."""
-    return sum(one.side.processor_seconds() for one in everyone)
+class Clocks(NamedTuple):
+    """In seconds: of the wall, of all processes of the machine, of ours."""
+
+    wall: float
+    everyone: float | None
+    own: float
+
+
+def clocks(everyone: Sequence[Contestant]) -> Clocks:
+    """Now; the processes of all sides are ours."""
+    loops = [one.side for one in everyone if isinstance(one.side, LoopSide)]
+    own = time.process_time() + sum(side.processor_seconds() for side in loops)
+    return Clocks(time.monotonic(), machine.everyones_seconds(), own)
+
+
+def other_cores(before: Clocks, now: Clocks) -> float | None:
+    """Cores that other processes kept busy from `before` to `now`."""
+    if before.everyone is None or now.everyone is None:
+        return None
+    theirs = now.everyone - before.everyone - (now.own - before.own)
+    return max(0.0, theirs / (now.wall - before.wall))
 
 
 def point_record(
-    cfg: EpsConfig,
-    index: int,
-    at_point: list[Contestant],
-    first: list[Contestant],
-    device: torch.device,
+    cfg: EpsConfig, at_point: list[Contestant], first: list[Contestant], device: torch.device
 ) -> Record:
     """One point: work, sides, opponents' times over the engine's, sides over the first point."""
-    point = cfg.points()[index]
-    record: Record = {"vary": cfg.vary, "value": attrgetter(cfg.vary)(point) if cfg.vary else None}
+    point = at_point[0].cfg
+    by_name = {one.side.name: one for one in at_point}
+    record: Record = {"vary": cfg.vary, "value": getattr(point, cfg.vary) if cfg.vary else None}
     record |= {
         "work": work_record(point, device),
-        "sides": {one.side.name: side_record(one) for one in at_point},
+        "sides": {name: side_record(one) for name, one in by_name.items()},
     }
-    by_name = {one.side.name: one for one in at_point}
     if "engine" in by_name:
         engine = by_name.pop("engine")
         record["ratios"] = {name: paired(engine, one) for name, one in by_name.items()}
-    if index:
-        pairs = list(zip(first, at_point, strict=True))
+    if at_point is not first:
         record["over_first"] = {
             one.side.name: {
                 "step": paired(start, one),
                 "env_step": paired(start, one, per_env=True),
             }
-            for start, one in pairs
+            for start, one in zip(first, at_point, strict=True)
         }
     return record
 
 
-def warn_of_noise(record: Record) -> list[str]:
+def warn_of_noise(records: Records) -> list[str]:
     """What says that the machine was not quiet."""
-    state = record["busy"]
-    assert isinstance(state, dict)
+    state = records[0]["busy"]
     found = []
     for name, text in (
         ("load_before", "the load average was"),
         ("other_cores", "cores kept busy by others:"),
     ):
-        value = state[name]
-        if value is not None and value > machine.QUIET_LOAD:
+        if state[name] is not None and state[name] > machine.QUIET_LOAD:
             found.append(
-                f"warning: {text} {value:.2f}; timings on a machine that is not quiet say little"
+                f"warning: {text} {state[name]:.2f}; timings on a machine that is not quiet say "
+                "little"
             )
     return found
 
@@ -254,8 +263,8 @@ def main(composed: DictConfig) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    for line in (*report.lines_of(record), *warn_of_noise(record)):
-        print(line)
+    for make in (sections.sides, *sections.EPS.values(), warn_of_noise):
+        print("\n".join(make([record])))
     finish(record, cfg.results, cfg.name)
 
 

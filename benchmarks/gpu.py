@@ -5,9 +5,9 @@
     python -m benchmarks.gpu --device cpu --tiny   a rehearsal, whose figures mean nothing
 
 Parity with the CPU, waits of the host inside an env-step, EPS and images per second at E10 (T=4608,
-V=1000, three live seeds, all eight subsets) beside the plain loop, mixtures of kinds, N=64 against
-N=1, and the kernels' own tests. Each task is a JSON line of benchmarks/results/gpu.jsonl; what that
-file has of the same commit and machine is not done again. Status 3: give the command again.
+V=1000, three live seeds, all eight subsets) beside the plain loop, and N=64 against N=1. Each task
+is a JSON line of benchmarks/results/gpu.jsonl; what that file has of the same commit and machine is
+not done again. Status 3: give the command again.
 """
 
 import argparse
@@ -25,37 +25,20 @@ import torch
 
 from benchmarks import eps, machine
 from benchmarks.eps_config import EpsConfig
-from benchmarks.records import (
-    RESULTS,
-    check_folder,
-    clean,
-    command_line,
-    keep,
-    kept,
-    markdown,
-    origin,
-)
+from benchmarks.processes import ROOT
+from benchmarks.records import check_folder, clean, command_line, keep, kept, markdown, origin
 from benchmarks.sides import EngineSide
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
 from esper_soa.config import ComputeConfig
 from esper_soa.errors import UserError
 from esper_soa.nets.graphs import StepCache
-from esper_soa.nets.model.blueprints import blueprint_codes
 from esper_soa.ops.device import resolve_device
 
 # Settings of the engine by rung of the ladder; "default" is what a run gets that asks for nothing.
-RUNGS = (
-    "default",
-    "eager",
-    "compiled",
-    "graphs",
-    "triton",
-    "triton+graphs",
-    "triton+graphs+bfloat16",
-)
 BEST = "triton+graphs"
-BEST_PRECISION = RUNGS[-1]  # the rung whose precision the plain loop has too
+BEST_PRECISION = f"{BEST}+bfloat16"  # the rung whose precision the plain loop has too
+RUNGS = ("default", "eager", "compiled", "graphs", "triton", BEST, BEST_PRECISION)
 ENVS = 64
 BATCHES = (32, 512)
 BASELINE_ENVS = 8  # the plain loop takes as long per env whatever their number
@@ -85,8 +68,7 @@ def names() -> list[str]:
     for batch in BATCHES:
         found += [f"rung:{rung}:{ENVS}:{batch}" for rung in RUNGS]
         found += [f"baseline:{BASELINE_ENVS}:{batch}"]
-    found += [f"mixture:{rung}:{ENVS}:{BATCHES[0]}" for rung in ("default", BEST)]
-    return [*found, f"rung:{BEST}:1:{BATCHES[0]}", "tests"]
+    return [*found, f"rung:{BEST}:1:{BATCHES[0]}"]
 
 
 def compute_of(rung: str, place: Place) -> ComputeConfig:
@@ -107,50 +89,22 @@ def compute_of(rung: str, place: Place) -> ComputeConfig:
 
 def work(place: Place, rung: str, envs: int, batch: int) -> EpsConfig:
     """E10: what ten hosts get of CIFAR-10 in the reference, three live seeds, all eight subsets."""
-    cfg = EpsConfig(
-        name="gpu",
-        sides=["engine"],
-        envs=envs,
-        batch_size=batch,
-        train_samples=4608,
-        val_samples=1000,
-        live=3,
-        device=str(place.device),
-        repeats=3,
-        timed_steps=1,
-        warmup=4,
-        limits=False,
-        compute=compute_of(rung, place),
-        bank=BANK,
-    )
+    sizes: dict = {"envs": envs, "batch_size": batch, "train_samples": 4608, "val_samples": 1000}
+    sizes |= {"live": 3, "bank": BANK, "timed_steps": 1, "warmup": 4, "repeats": 3}
+    own: dict = {"device": str(place.device), "compute": compute_of(rung, place)}
+    cfg = EpsConfig(name="gpu", sides=["engine"], limits=False, **sizes, **own)
     if place.tiny:
         cfg = replace(cfg, envs=min(envs, 2), batch_size=2, train_samples=4, val_samples=4)
         cfg = replace(cfg, bank=64, repeats=2, warmup=3, steps=10, update=False)
         cfg.task.base_channels = 2
     if place.tiny and "triton" in rung:  # its interpreter takes a quarter of a minute per env-step
-        cfg = replace(cfg, envs=1, train_samples=2, val_samples=2, repeats=1, warmup=2)
+        cfg = replace(cfg, envs=1, train_samples=2, val_samples=2, warmup=2)
     return cfg
 
 
-class MixtureSide(EngineSide):
-    """The engine with seeds of all kinds, each in another env and slot."""
-
-    def begin(self) -> None:
-        """Fresh hosts, whose seeds are born in the next env-step."""
-        super().begin()
-        state = self.episode.env.state
-        codes = blueprint_codes(list(self.cfg.task.blueprints))
-        envs, slots = (torch.arange(size, device=self.device) for size in state.slots.stage.shape)
-        kinds = torch.tensor(codes, device=self.device)[(envs[:, None] + slots) % len(codes)]
-        mixed = torch.where(state.slots.live, kinds, state.slots.blueprint)
-        self.episode.env.state = state.replace(slots=state.slots.replace(blueprint=mixed))
-
-
-def side_at(
-    place: Place, rung: str, cfg: EpsConfig, kind: type[EngineSide] = EngineSide
-) -> EngineSide:
+def side_at(place: Place, rung: str, cfg: EpsConfig) -> EngineSide:
     """The engine of a work; rehearsed, its steps lie on static buffers as for graphs."""
-    side = kind(cfg)
+    side = EngineSide(cfg)
     if place.device.type == "cpu" and "graphs" in rung:
         side.world.kernels = side.world.kernels._replace(steps=StepCache(capture=False))
         if isinstance(side.waiting.agent, RecurrentPolicy) and side.learner is not None:
@@ -170,14 +124,10 @@ def parity(place: Place, rung: str) -> Found:
     if side.world.rules.nets.precision != torch.float32:
         tolerance = SHORT + 2 * weights_apart(played(cpu, "eager+bfloat16"), plain)
     distance = weights_apart(side, plain)
-    accuracy = [one.episode.env.state.signals.val_accuracy.cpu() for one in (plain, side)]
-    return {
-        "ok": distance < tolerance,
-        "distance": distance,
-        "tolerance": tolerance,
-        "accuracy_apart": float((accuracy[0] - accuracy[1]).abs().max()),
-        **chosen(side),
-    }
+    a, b = (one.episode.env.state.signals.val_accuracy.cpu() for one in (plain, side))
+    apart = float((a - b).abs().max())
+    found: Found = {"distance": distance, "tolerance": tolerance, "accuracy_apart": apart}
+    return {"ok": distance < tolerance, **found, **chosen(side)}
 
 
 def played(place: Place, rung: str) -> EngineSide:
@@ -232,22 +182,16 @@ def waits(side: EngineSide, device: torch.device) -> tuple[int, int]:
     return sum(read[:first]), sum(read[first:])
 
 
-def rung(
-    place: Place, name: str, envs: str, batch: str, kind: type[EngineSide] = EngineSide
-) -> Found:
+def rung(place: Place, name: str, envs: str, batch: str) -> Found:
     """EPS and images per second of the engine at E10."""
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     cfg = work(place, name, int(envs), int(batch))
-    side = side_at(place, name, cfg, kind)
-    with machine.PeakMemory(place.device) as memory:
-        side.warm_up()
-        timings = [side.run() for _ in range(cfg.repeats)]
-    return {"ok": True, **figures(cfg, timings), "peak_mib": memory.mib, **chosen(side)}
-
-
-def mixture(place: Place, name: str, envs: str, batch: str) -> Found:
-    """The same as `rung`, with seeds of all kinds."""
-    return rung(place, name, envs, batch, MixtureSide)
+    side = side_at(place, name, cfg)
+    machine.forget_peak(place.device)
+    side.warm_up()
+    timings = [side.run() for _ in range(cfg.repeats)]
+    peak = machine.peak(place.device) / machine.MIB
+    return {"ok": True, **figures(cfg, timings), "peak_mib": peak, **chosen(side)}
 
 
 def baseline(place: Place, envs: str, batch: str) -> Found:
@@ -273,33 +217,17 @@ def figures(cfg: EpsConfig, timings: list) -> Found:
     }
 
 
-def tests(place: Place) -> Found:
-    """The kernels' and graphs' own tests on this device; in one process, as a machine of GPUs may
-    have pytest without what spreads tests over its cores.
-    """
-    files = ["tests/nets/test_graphs.py"]
-    files += ["tests/nets/test_triton_kernels.py"] * (not place.tiny)
-    command = ["-m", "pytest", "-o", "addopts=-q --import-mode=importlib", *files]
-    done = subprocess.run(
-        [sys.executable, *command], cwd=RESULTS.parents[1], capture_output=True, text=True
-    )
-    return {"ok": done.returncode == 0, "output": done.stdout[-2000:]}
-
-
 TASKS: dict[str, Callable[..., Found]] = {
-    task.__name__: task for task in (parity, syncs, rung, mixture, baseline, tests)
+    task.__name__: task for task in (parity, syncs, rung, baseline)
 }
 
 
 def in_process(name: str, place: Place, seconds: float) -> Found:
-    """What the task finds in a process of its own; "ok" says whether it ended well, "error" why
-    not.
-    """
+    """What the task finds in a process of its own; "ok", and "error" where it is not."""
     command = [sys.executable, "-m", "benchmarks.gpu", name, "--device", str(place.device)]
     command += ["--tiny"] * place.tiny
-    root = RESULTS.parents[1]
     try:
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=seconds)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
         return {"ok": False, "error": f"not done after {seconds:.0f} s", "cut_off": True}
     lines = done.stdout.strip().splitlines()
@@ -328,8 +256,8 @@ def ladder(records: dict[str, Found], batch: int) -> Iterator[tuple[str, ...]]:
 def show(records: dict[str, Found]) -> None:
     """Tables for people."""
     for batch in BATCHES:
-        heads = (f"B={batch}", "EPS", "images/s", "over plain loop", "over row above")
-        print("\n".join(markdown([heads, *ladder(records, batch)])))
+        heads = f"B={batch} | EPS | images/s | over plain loop | over row above"
+        print("\n".join(markdown(heads, [*ladder(records, batch)])))
     for name, record in records.items():
         verdict = "ok" if record["ok"] else f"FAILED: {record.get('error', record)}"
         detail = {key: record[key] for key in ("seconds", "distance") if key in record}

@@ -13,23 +13,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from benchmarks.machine import git_commit
 from benchmarks.proof_figure import style, svg
 from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.simulator import Simulator, make
 from esper_soa.vocabulary import LIVE_STAGES, STAGE_NAMES, Stage
-
-try:
-    from matplotlib.axes import Axes
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-except ImportError:
-    sys.exit(
-        "error: the picture of a run needs matplotlib. Install it with: pip install "
-        "'esper-soa[stats]'"
-    )
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "growth.svg"
 EXPERIMENT = "cifar_3seed"

@@ -3,8 +3,7 @@ without any network.
 
 `python -m benchmarks.kernels` plays random legal actions on made-up measurements and prints
 env-steps per second at several N, eager and compiled, with a JSON line last, which is also appended
-to benchmarks/results/. The two kernels of an env-step are timed; making up measurements, choosing
-actions, warm-up and compilation are not.
+to benchmarks/results/. Only the two kernels of an env-step are timed.
 """
 
 import argparse
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor
 
 from benchmarks import sections
-from benchmarks.eps_config import cores
 from benchmarks.machine import wait_for
 from benchmarks.records import Record, check_folder, command_line, finish, origin
 from esper_soa.agent.scripted import RandomPolicy
@@ -26,7 +24,13 @@ from esper_soa.config import TrainConfig
 from esper_soa.env.step import EAGER, Rules, StepKernels, compiled, initial_state
 from esper_soa.errors import UserError
 from esper_soa.nets import streams
-from esper_soa.ops.device import apply_threads, device_name, keep_freed_memory, resolve_device
+from esper_soa.ops.device import (
+    apply_threads,
+    device_name,
+    keep_freed_memory,
+    resolve_device,
+    usable_cores,
+)
 from esper_soa.state import STATE_FLOAT, EnvState, GradientStats, Measurements, Slots, View
 from esper_soa.vocabulary import HEADS, Stage
 
@@ -89,11 +93,7 @@ def measure(slots: Slots, made: Made) -> Measurements:
 
 
 def turn(kernels: StepKernels, rules: Rules, state: EnvState, made: Made) -> tuple[EnvState, float]:
-    """One env-step of all envs under random legal actions, and the seconds that the two kernels
-    took.
-
-    Making up measurements and choosing actions is not timed.
-    """
+    """One env-step under random legal actions, and the seconds of the two kernels alone."""
     measured = measure(state.slots, made)
     device = made.loss.device
     wait_for(device)
@@ -118,10 +118,8 @@ def turn(kernels: StepKernels, rules: Rules, state: EnvState, made: Made) -> tup
 
 def run(mode: str, envs: int, args: argparse.Namespace, device: torch.device) -> Record:
     """Times of one mode at one N, in seconds per env-step of all envs; the first call apart."""
-    repeats = args.repeats
-    steps = args.steps
-    apply_threads(args.threads or (cores() if mode == "compiled" else 1))
-    rules = build_rules(TrainConfig(envs=envs, steps=steps), device)
+    apply_threads(args.threads or (usable_cores() if mode == "compiled" else 1))
+    rules = build_rules(TrainConfig(envs=envs, steps=args.steps), device)
     num_slots = len(rules.nets.shape.slots)
     made = [make(envs, num_slots, step, device) for step in range(WARMUP_STEPS)]
     state = initial_state(rules, envs, device)
@@ -132,7 +130,7 @@ def run(mode: str, envs: int, args: argparse.Namespace, device: torch.device) ->
         state, first = turn(kernels, rules, state, made[0])
         for warmup in made:
             state, _ = turn(kernels, rules, state, warmup)
-        for repeat in range(repeats):
+        for repeat in range(args.repeats):
             state, seconds = turn(kernels, rules, state, made[repeat % len(made)])
             times.append(seconds)
     lower, median, upper = statistics.quantiles(times, n=4)
@@ -141,12 +139,10 @@ def run(mode: str, envs: int, args: argparse.Namespace, device: torch.device) ->
         "threads": torch.get_num_threads(),
         "envs": envs,
         "median": median,
-        "best": min(times),
         "lower_quartile": lower,
         "upper_quartile": upper,
-        "repeats": repeats,
+        "repeats": args.repeats,
         "env_steps_per_second": envs / median,
-        "best_env_steps_per_second": envs / min(times),
         "compile_seconds": first if mode == "compiled" else 0.0,
     }
 
@@ -154,16 +150,14 @@ def run(mode: str, envs: int, args: argparse.Namespace, device: torch.device) ->
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line, measure, print, keep."""
     parser = command_line(__doc__)
-    parser.add_argument("--envs", type=int, nargs="+", default=[4, 64, 1024])
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--repeats", type=int, default=60, help="timed env-steps")
-    parser.add_argument(
-        "--steps", type=int, default=150, help="env-steps per episode; the env state holds as many"
-    )
-    parser.add_argument(
-        "--threads", type=int, default=0, help="of one operation; 0 = one, compiled one per core"
-    )
-    parser.add_argument("--device", default="auto")
+    add = parser.add_argument
+    add("--envs", type=int, nargs="+", default=[4, 64, 1024])
+    add("--modes", nargs="+", choices=MODES, default=list(MODES))
+    add("--repeats", type=int, default=60, help="timed env-steps")
+    add("--steps", type=int, default=150, help="env-steps per episode, all that is timed in one")
+    words = "of one operation; 0 = one, compiled one per core"
+    add("--threads", type=int, default=0, help=words)
+    add("--device", default="auto")
     args = parser.parse_args(arguments)
     if args.steps < args.repeats + WARMUP_STEPS + 1:
         parser.error(

@@ -13,34 +13,40 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.baseline_loop import (
-    Crops,
-    Done,
-    Images,
-    LoopData,
-    Workload,
-    env_step,
-    make_envs,
-    shuffled_batches,
-)
+from benchmarks.baseline_env import BaselineEnv, Batches, ScalarAction
+from benchmarks.baseline_passes import read_together
 from benchmarks.eps_config import EpsConfig, train_config
-from benchmarks.machine import compiled_graphs, wait_for
-from benchmarks.timing import BenchmarkError
-from esper_soa.nets.config import IMAGE_CHANNELS, TaskConfig
+from benchmarks.machine import MIB, compiled_graphs, count_syncs, forget_peak, peak, wait_for
+from benchmarks.timing import LIVE_ALPHA, BenchmarkError
+from esper_soa.env.config import GatesConfig, LifecycleConfig
+from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig
 from esper_soa.nets.datasets import load_images
 from esper_soa.nets.precision import choose_precision
 from esper_soa.ops.device import keep_freed_memory, resolve_device
 from esper_soa.ops.profile import PhaseProfile
+from esper_soa.vocabulary import BLUEPRINT_NAMES, Op, Stage
 
 # env-steps of one env per form of a loop, of which the quickest counts: one slow moment decides
 # nothing
 TRIALS = 8
 SMALL_VALIDATION = 16  # images of a validation pass that suit a CPU's caches
+PADDING = 4  # pixels around an image that is to be cropped
+PADDED = IMAGE_SIZE + 2 * PADDING
 
 Forms = dict[str, tuple[int | str, ...]]  # choices to be tried one after the other, by setting
+Images = tuple[Tensor, Tensor]  # images [n, 3, 32, 32] and labels [n]
+LossOf = Callable[[nn.Module, Tensor, Tensor], Tensor]
+LogitsOf = Callable[[nn.Module, Tensor], Tensor]
+
+
+class Done(NamedTuple):
+    """Images that have been worked on in an env-step."""
+
+    train: int
+    val: int  # each counted once per subset
 
 
 class Played(NamedTuple):
@@ -61,180 +67,224 @@ def precision_of(cfg: EpsConfig, device: torch.device) -> torch.dtype:
     return found
 
 
-class PlainLoop:
-    """Ordinary modules, env after env, with seeds, augmentation, state machine; no policy."""
+class Loop:
+    """Some of the envs, one after the other."""
 
-    columns = 3  # of timing.COLUMNS
+    columns: int  # of timing.COLUMNS
+    val_batch: int  # images of a validation pass
 
-    def __init__(self, cfg: EpsConfig, numbers: Sequence[int]) -> None:
-        """The envs with these numbers."""
+    def __init__(self, cfg: EpsConfig) -> None:
+        self.cfg = cfg
         self.device = resolve_device(cfg.device)
+        self.before = forget_peak(self.device)
         keep_freed_memory(self.device)  # as in a run of the engine
         self.profile = PhaseProfile(self.device)
-        self.data = loop_data(cfg, self.device)
-        self.work = workload(cfg, self.device)
-        self.envs = make_envs(self.work, numbers)
-        self.done: list[Done] = []
+        self.precision = precision_of(cfg, self.device)
 
-    @staticmethod
-    def forms(cfg: EpsConfig, device: torch.device) -> Forms:
-        """How validation may be done."""
-        found: Forms = (
-            {"validation": ("separate", "fused")} if cfg.baseline_validation == "auto" else {}
-        )
-        return found | validation_sizes(cfg, device, cfg.batch_size)
+    def forms(self) -> Forms:
+        """Ways to do the same work; here the images of a validation pass."""
+        small = self.device.type == "cpu" and self.cfg.val_samples > SMALL_VALIDATION
+        return {"val_batch": (self.val_batch, SMALL_VALIDATION) if small else (self.val_batch,)}
 
     def choose(self, setting: str, value: int | str) -> None:
         """One of the forms."""
-        setattr(self.work, setting, value)
+        setattr(self, setting, value)
+
+    def one_step(self, envs: int | None = None) -> list[Done]:
+        """An env-step of every env, or of the first `envs`."""
+        raise NotImplementedError
 
     def trial(self) -> float:
-        """Seconds of the first env's env-step, the quickest of a few."""
-        return quickest(lambda: env_step(self.envs[:1], self.work, self.data), self.device)
-
-    def one_step(self) -> None:
-        """An env-step of every env."""
-        self.done = env_step(self.envs, self.work, self.data, self.profile.phase_ended)
+        """Seconds of the first env's env-step, the quickest of a few after one to warm up."""
+        times = []
+        for _ in range(1 + TRIALS):
+            wait_for(self.device)
+            begun = time.perf_counter()
+            self.one_step(1)
+            wait_for(self.device)
+            times.append(time.perf_counter() - begun)
+        return min(times[1:])
 
     def play(self, steps: int) -> Played:
-        """Some env-steps of every env."""
-        return play(self, steps)
+        """Some env-steps of every env, timed as a whole and by phase."""
+        wait_for(self.device)
+        self.profile.take()
+        begun = time.perf_counter()
+        for _ in range(steps):
+            done = self.one_step()
+        wait_for(self.device)
+        seconds = time.perf_counter() - begun
+        images = Done(*(sum(parts) for parts in zip(*done, strict=True)))
+        return Played(seconds, self.profile.take(), images)
 
     def facts(self) -> dict[str, object]:
         """How the work is done."""
-        size = self.work.val_batch or self.work.batch
-        dtype = str(self.work.precision).removeprefix("torch.")
         return {
-            "fused_validation": self.work.fused,
-            "val_batch": size,
-            "dtype": dtype,
+            "val_batch": self.val_batch,
+            "dtype": str(self.precision).removeprefix("torch."),
             "graphs": compiled_graphs(),
         }
+
+    def syncs(self) -> int:
+        """Waits for the device in an env-step."""
+        return count_syncs(self.one_step, self.device)
+
+    def peak_mib(self) -> float:
+        """Most memory during an env-step, above what there was before the loop was built."""
+        forget_peak(self.device)
+        self.one_step()
+        return (peak(self.device) - self.before) / MIB
+
+    def processor_seconds(self) -> float:
+        """Processor time of this process so far."""
+        return time.process_time()
+
+
+class LoopEnv(NamedTuple):
+    """An env of the plain loop, and what its batches are drawn from."""
+
+    env: BaselineEnv
+    random: Generator
+
+
+class PlainLoop(Loop):
+    """Ordinary modules, env after env, with seeds, augmentation, state machine; no policy."""
+
+    columns = 3
+
+    def __init__(self, cfg: EpsConfig, numbers: Sequence[int]) -> None:
+        """The envs with these numbers."""
+        super().__init__(cfg)
+        train, labels, self.val = ready_images(cfg, self.device)
+        self.crops = Crops(train, labels)
+        self.validation = "separate"
+        self.val_batch = cfg.batch_size
+        self.envs = []
+        for number in numbers:
+            torch.manual_seed(cfg.seed + number)
+            env = make_env(cfg, self.device, self.precision)
+            random = Generator(self.device).manual_seed(cfg.seed + number)
+            self.envs.append(LoopEnv(env, random))
+
+    def forms(self) -> Forms:
+        """All subsets in one pass, best on a GPU, or each in its own, best in a CPU's caches."""
+        return {"validation": ("separate", "fused")} | super().forms()
+
+    def one_step(self, envs: int | None = None) -> list[Done]:
+        """An env-step in which nothing is done to slots; the device is waited for once."""
+        val = batches_of(self.val, self.val_batch)
+        count = self.cfg.train_samples // self.cfg.batch_size
+        chosen = self.envs[:envs]
+        trained = []
+        tested = []
+        for env, random in chosen:
+            batches = self.crops.batches(self.cfg.batch_size, count, random)
+            self.profile.phase_ended("data")
+            trained.append(env.training_pass(batches))
+            self.profile.phase_ended("training")
+            fused = self.validation == "fused"
+            validate = env.fused_validation_pass if fused else env.validation_pass
+            tested.append(validate(val))
+            self.profile.phase_ended("validation")
+        numbers = read_together([*trained, *tested])
+        for place, (env, _) in enumerate(chosen):
+            reading = trained[place].read(numbers[place])
+            env.record(reading, tested[place].read(numbers[len(chosen) + place]))
+            env.apply(ScalarAction())
+            env.tick()
+        self.profile.phase_ended("state")
+        return [
+            Done(one.num_images, other.num_images * len(other.codes))
+            for one, other in zip(trained, tested, strict=True)
+        ]
+
+    def facts(self) -> dict[str, object]:
+        """How the work is done."""
+        return super().facts() | {"fused_validation": self.validation == "fused"}
 
     def results(self) -> list[np.ndarray]:
         """The weights of every env's host, then its accuracy."""
         return [np.append(env.host.flat().cpu().numpy(), env.accuracy) for env, _ in self.envs]
 
 
-class BareLoop:
+class BareLoop(Loop):
     """Hosts alone, as a user of torch would train them: no seeds, augmentation or policy."""
 
     columns = 2
 
     def __init__(self, cfg: EpsConfig, numbers: Sequence[int]) -> None:
         """The hosts with these numbers, trained on ready-made batches in a fixed order."""
-        self.device = resolve_device(cfg.device)
-        self.task = cfg.task
-        keep_freed_memory(self.device)
-        self.profile = PhaseProfile(self.device)
-        self.precision = precision_of(cfg, self.device)
-        images, labels, val = ready_images(cfg, self.device)
-        parts = (
-            images[: cfg.train_samples].split(cfg.batch_size),
-            labels[: cfg.train_samples].split(cfg.batch_size),
-        )
-        self.batches = list(zip(*parts, strict=True))
-        self.val = val
+        super().__init__(cfg)
+        images, labels, self.val = ready_images(cfg, self.device)
+        few = images[: cfg.train_samples], labels[: cfg.train_samples]
+        self.batches = batches_of(few, cfg.batch_size)
         self.val_batch = cfg.val_samples
         self.nets = []
         for number in numbers:
             torch.manual_seed(cfg.seed + number)
             self.nets.append(bare_host(cfg.task).to(self.device, memory_format=torch.channels_last))  # type: ignore[call-overload]
+        rates: dict = {"lr": cfg.task.host_lr, "momentum": cfg.task.momentum}
+        decay = cfg.task.weight_decay
         self.optimisers = [
-            torch.optim.SGD(
-                net.parameters(),
-                cfg.task.host_lr,
-                cfg.task.momentum,
-                weight_decay=cfg.task.weight_decay,
-                fused=True,
-            )
+            torch.optim.SGD(net.parameters(), **rates, weight_decay=decay, fused=True)
             for net in self.nets
         ]
         self.how = "eager"
         self.calls: tuple[LossOf, LogitsOf] = loss_of, logits_of
-        self.done: list[Done] = []
 
-    @staticmethod
-    def forms(cfg: EpsConfig, device: torch.device) -> Forms:
-        """Eager, or compiled too where there is a compiler; and the images of a validation pass."""
-        compiler = device.type == "cuda" or shutil.which("g++") or shutil.which("clang++")
-        both: tuple[str, ...] = ("eager", "compile") if compiler else ("eager",)
-        found: Forms = {"how": both if cfg.bare_how == "auto" else (cfg.bare_how,)}
-        return found | validation_sizes(cfg, device, cfg.val_samples)
+    def forms(self) -> Forms:
+        """Eager, and compiled where there is a compiler."""
+        compiler = self.device.type == "cuda" or shutil.which("g++") or shutil.which("clang++")
+        return {"how": ("eager", "compile") if compiler else ("eager",)} | super().forms()
 
     def choose(self, setting: str, value: int | str) -> None:
         """One of the forms."""
-        if (setting, value) == ("how", "compile"):
-            self.calls = torch.compile(loss_of), torch.compile(logits_of)
-        elif setting == "how":
+        super().choose(setting, value)
+        if setting == "how":
+            compiled = value == "compile"
             self.calls = loss_of, logits_of
-        setattr(self, setting, value)
+            if compiled:
+                self.calls = torch.compile(loss_of), torch.compile(logits_of)
 
-    def trial(self) -> float:
-        """Seconds of the first host's training and validation, the quickest of a few."""
-        return quickest(lambda: self._one(0), self.device)
-
-    def one_step(self) -> None:
+    def one_step(self, envs: int | None = None) -> list[Done]:
         """Training and validation of every host."""
-        self.done = [self._one(place) for place in range(len(self.nets))]
+        pairs = zip(self.nets, self.optimisers, strict=True)
+        done = [self._one(net, optimiser) for net, optimiser in list(pairs)[:envs]]
         wait_for(self.device)
-
-    def play(self, steps: int) -> Played:
-        """Training and validation of every host a few times."""
-        return play(self, steps)
+        return done
 
     def facts(self) -> dict[str, object]:
         """How the work is done."""
-        dtype = str(self.precision).removeprefix("torch.")
-        return {
-            "how": self.how,
-            "val_batch": self.val_batch,
-            "dtype": dtype,
-            "graphs": compiled_graphs(),
-        }
+        return super().facts() | {"how": self.how}
 
     def results(self) -> list[np.ndarray]:
         """The weights of every host."""
-        flat = [
-            torch.cat([weight.detach().flatten() for weight in net.parameters()])
-            for net in self.nets
-        ]
-        return [vector.cpu().numpy() for vector in flat]
+        parameters = [[part.detach().flatten() for part in net.parameters()] for net in self.nets]
+        return [torch.cat(parts).cpu().numpy() for parts in parameters]
 
-    def _one(self, place: int) -> Done:
+    def _one(self, net: nn.Module, optimiser: torch.optim.Optimizer) -> Done:
         """Train and validate one host."""
-        net = self.nets[place]
-        optimiser = self.optimisers[place]
         loss, logits = self.calls
-        cast = torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16
-        )
+        short = self.precision == torch.bfloat16
+        cast = torch.autocast(self.device.type, torch.bfloat16, enabled=short)
         net.train()
         for images, labels in self.batches:
             optimiser.zero_grad(set_to_none=True)
             with cast:
                 found = loss(net, images, labels)
             found.backward()
-            if self.task.max_grad_norm > 0:
-                nn.utils.clip_grad_norm_(net.parameters(), self.task.max_grad_norm)
+            if self.cfg.task.max_grad_norm > 0:
+                nn.utils.clip_grad_norm_(net.parameters(), self.cfg.task.max_grad_norm)
             optimiser.step()
         self.profile.phase_ended("training")
         net.eval()
         hits = torch.zeros((), dtype=torch.int64, device=self.device)
-        tested = 0
+        tested = batches_of(self.val, self.val_batch)
         with torch.inference_mode(), cast:
-            for images, labels in zip(
-                *(part.split(self.val_batch) for part in self.val), strict=True
-            ):
+            for images, labels in tested:
                 hits += (logits(net, images).argmax(1) == labels).sum()
-                tested += len(labels)
         self.profile.phase_ended("validation")
-        return Done(sum(len(labels) for _, labels in self.batches), tested)
-
-
-Loop = PlainLoop | BareLoop
-LossOf = Callable[[nn.Module, Tensor, Tensor], Tensor]
-LogitsOf = Callable[[nn.Module, Tensor], Tensor]
+        return Done(*(sum(len(labels) for _, labels in part) for part in (self.batches, tested)))
 
 
 def loss_of(net: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
@@ -254,30 +304,63 @@ def bare_host(task: TaskConfig) -> nn.Sequential:
     for block in range(task.num_blocks):
         wider = task.channels(block)
         size = task.kernel_size
-        layers += [
-            nn.Conv2d(width, wider, size, padding=size // 2, bias=False),
-            nn.BatchNorm2d(wider),
-            nn.ReLU(True),
-        ]
+        layers.append(nn.Conv2d(width, wider, size, padding=size // 2, bias=False))
+        layers += [nn.BatchNorm2d(wider), nn.ReLU(True)]
         layers += [nn.MaxPool2d(2)] * (block < task.num_pools)
         width = wider
-    return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, task.num_classes)
-    )
+    head = nn.Linear(width, task.num_classes)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
 
 
-def play(loop: Loop, steps: int) -> Played:
-    """Some env-steps of the loop's envs, timed as a whole and by phase."""
-    wait_for(loop.device)
-    loop.profile.take()
-    begun = time.perf_counter()
-    for _ in range(steps):
-        loop.one_step()
-    wait_for(loop.device)
-    seconds = time.perf_counter() - begun
-    return Played(
-        seconds, loop.profile.take(), Done(*(sum(parts) for parts in zip(*loop.done, strict=True)))
+def make_env(cfg: EpsConfig, device: torch.device, precision: torch.dtype) -> BaselineEnv:
+    """An env with the declared seeds, whose alphas stand still."""
+    env = BaselineEnv(
+        cfg.task,
+        cfg.slots,
+        LifecycleConfig(),
+        GatesConfig(),
+        device=str(device),
+        precision=precision,
     )
+    blueprint = BLUEPRINT_NAMES.index(cfg.blueprint)
+    for slot in range(cfg.live):
+        env.apply(ScalarAction(slot=slot, blueprint=blueprint, op=Op.GERMINATE))
+        seed = env.machines[slot].seed
+        ramp = env.machines[slot].ramp
+        seed.stage = Stage.BLENDING
+        seed.alpha = ramp.alpha = ramp.start = ramp.target = LIVE_ALPHA
+    return env
+
+
+class Crops:
+    """Training images to be cropped and mirrored at random, ready-made except for that."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        """images [D, 3, 32, 32], normalised; black is what the padding is."""
+        black = images.amin(dim=(0, 2, 3)).view(1, -1, 1, 1)
+        padded = F.pad(images - black, (PADDING,) * 4) + black
+        both = torch.cat((padded, padded.flip(3))).permute(0, 2, 3, 1).contiguous()
+        self.labels = labels
+        width = IMAGE_SIZE * IMAGE_CHANNELS
+        self.lines = both.view(-1).as_strided((both.numel() - width + 1, width), (1, 1))
+
+    def cut(self, rows: Tensor, random: Generator) -> Images:
+        """Crops [n, 3, 32, 32] in channels_last of the images so numbered, and their labels."""
+        count = len(rows)
+        device = rows.device
+        top, left = torch.randint(2 * PADDING + 1, (2, count), device=device, generator=random)
+        mirrored = torch.randint(2, (count,), device=device, generator=random)
+        first = (rows + mirrored * len(self.labels)) * PADDED + top
+        line = first[:, None] + torch.arange(IMAGE_SIZE, device=device)
+        starts = (line * PADDED + left[:, None]) * IMAGE_CHANNELS
+        crops = self.lines.index_select(0, starts.flatten())
+        shape = (count, IMAGE_SIZE, IMAGE_SIZE, IMAGE_CHANNELS)
+        return crops.view(shape).permute(0, 3, 1, 2), self.labels[rows]
+
+    def batches(self, size: int, count: int, random: Generator) -> list[Images]:
+        """`count` batches of images in random order, no image twice."""
+        order = torch.randperm(len(self.labels), device=self.labels.device, generator=random)
+        return [self.cut(rows, random) for rows in order[: size * count].split(size)]
 
 
 def tune(
@@ -288,11 +371,10 @@ def tune(
     for setting, values in forms.items():
         best = values[0]
         least = math.inf
-        for value in values:
+        for value in values if len(values) > 1 else ():
             choose(setting, value)
-            seconds = trial() if len(values) > 1 else 0.0
-            if len(values) > 1:
-                tried[f"{setting} {value}"] = 1e3 * seconds
+            seconds = trial()
+            tried[f"{setting} {value}"] = 1e3 * seconds
             if seconds < least:
                 best = value
                 least = seconds
@@ -300,67 +382,17 @@ def tune(
     return tried
 
 
-def quickest(action: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the quickest call of a few, after one that may pay for compilation."""
-    times = []
-    for _ in range(1 + TRIALS):
-        wait_for(device)
-        begun = time.perf_counter()
-        action()
-        wait_for(device)
-        times.append(time.perf_counter() - begun)
-    return min(times[1:])
-
-
-def validation_sizes(cfg: EpsConfig, device: torch.device, whole: int) -> Forms:
-    """Images of a validation pass to be tried."""
-    small = device.type == "cpu" and cfg.val_samples > SMALL_VALIDATION
-    return {"val_batch": (whole, SMALL_VALIDATION)} if small else {"val_batch": (whole,)}
-
-
-def workload(cfg: EpsConfig, device: torch.device) -> Workload:
-    """The declared work as the plain loop takes it."""
-    return Workload(
-        envs=cfg.envs,
-        batch=cfg.batch_size,
-        train=cfg.train_samples,
-        val=cfg.val_samples,
-        live=cfg.live,
-        live_envs=cfg.live_envs,
-        blueprint=cfg.blueprint,
-        stage=cfg.stage,
-        slots=tuple(cfg.slots),
-        task=cfg.task,
-        device=str(device),
-        validation=cfg.baseline_validation,
-        seed=cfg.seed,
-        precision=precision_of(cfg, device),
-    )
-
-
-def loop_data(cfg: EpsConfig, device: torch.device) -> LoopData:
-    """The images of the engine's run as normalised floats in channels_last."""
-    train, labels, val = ready_images(cfg, device)
-    count = cfg.train_samples // cfg.batch_size
-    if cfg.augment:
-        crops = Crops(train, labels)
-        return LoopData(lambda batch, random: crops.batches(batch, count, random), val)
-    return LoopData(
-        lambda batch, random: shuffled_batches(train, labels, batch, random)[:count], val
-    )
-
-
 def ready_images(cfg: EpsConfig, device: torch.device) -> tuple[Tensor, Tensor, Images]:
-    """Training images, their labels, and the validation images of an env-step with theirs."""
+    """Of the engine's run, normalised: to train with, their labels, to validate with."""
     found = load_images(train_config(cfg).data, device)
+    centre, spread = (torch.tensor(part, device=device) for part in (found.mean, found.std))
     train, val = (
-        ready_made(images, found.mean, found.std)
+        ((images / 255 - centre) / spread).permute(0, 3, 1, 2)
         for images in (found.train_images, found.test_images)
     )
     return train, found.train_labels, (val, found.test_labels)
 
 
-def ready_made(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Normalised float32 [n, 3, 32, 32] in channels_last from uint8 [n, 32, 32, 3]."""
-    centre, spread = (torch.tensor(values, device=images.device) for values in (mean, std))
-    return ((images / 255 - centre) / spread).permute(0, 3, 1, 2)
+def batches_of(images: Images, size: int) -> Batches:
+    """`images` one batch after the other."""
+    return list(zip(*(part.split(size) for part in images), strict=True))

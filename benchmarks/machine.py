@@ -8,20 +8,18 @@ import ctypes
 import os
 import platform
 import subprocess
-import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from benchmarks.eps_config import cores
 from benchmarks.sync_guard import Sync, SyncGuard
+from esper_soa.ops.device import usable_cores
 
 # load average, and cores in use by others, above which a machine is not called quiet
 QUIET_LOAD = 0.3
@@ -33,7 +31,7 @@ def describe(device: torch.device) -> dict[str, object]:
     """Processor, cores, accelerator and versions."""
     found: dict[str, object] = {
         "cpu": _cpu_model(),
-        "cores": cores(),
+        "cores": usable_cores(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -61,33 +59,14 @@ def git_commit(root: Path = ROOT) -> str:
     return head.stdout.strip() + "+" * bool(changed) if head.returncode == 0 else "unknown"
 
 
-class Busy(NamedTuple):
-    """Processor time used so far, in seconds."""
-
-    wall: float
-    everyone: float | None  # all processes of the machine
-    own: float
-
-
-def busy(helpers: float = 0.0) -> Busy:
-    """Processor time now: of the machine, and of this process with its `helpers`, as given."""
+def everyones_seconds() -> float | None:
+    """Processor time of all processes of the machine so far."""
     try:
         first = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-        ticks = [int(number) for number in first[1:9]]
-        # without idle and iowait
-        everyone = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        everyone = None
-    return Busy(time.monotonic(), everyone, time.process_time() + helpers)
-
-
-def others(before: Busy, now: Busy) -> float | None:
-    """Cores that other processes kept busy from `before` to `now`."""
-    if before.everyone is None or now.everyone is None or now.wall <= before.wall:
+    except OSError:
         return None
-    return max(
-        0.0, (now.everyone - before.everyone - (now.own - before.own)) / (now.wall - before.wall)
-    )
+    ticks = [int(number) for number in first[1:9]]
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # not idle, not iowait
 
 
 def load() -> float | None:
@@ -97,7 +76,7 @@ def load() -> float | None:
 
 def limits(device: torch.device) -> dict[str, float]:
     """Measured GFLOP/s of a float32 product and GB/s (read and written) of a copy, all cores."""
-    torch.set_num_threads(cores())
+    torch.set_num_threads(usable_cores())
     size, numbers = (8192, 2**28) if device.type == "cuda" else (1536, 2**25)
     a = torch.randn(size, size, device=device)
     b = torch.randn(size, size, device=device)
@@ -136,10 +115,8 @@ class SyncCount(SyncGuard):
 
 
 def count_syncs(action: Callable[[], object], device: torch.device) -> int:
-    """Places within `action` where the host waits for the device.
-
-    On CUDA what torch warns of; on a CPU what would be waited for on a GPU, in the calling thread
-    and in code that is not compiled.
+    """Waits for the device within `action`: on CUDA what torch warns of; on a CPU what would be
+    waited for on a GPU, in the calling thread and in code that is not compiled.
     """
     if device.type == "cuda":
         torch.cuda.set_sync_debug_mode("warn")
@@ -158,55 +135,22 @@ def compiled_graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-class PeakMemory:
-    """Most memory that was added while the context lasts: of the process on a CPU, of tensors on
-    CUDA.
+def forget_peak(device: torch.device) -> int:
+    """Have `peak` count from here on. Bytes in use: of tensors on CUDA, of the process on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.memory_allocated(device)
+    give_back_freed_memory()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return resident("VmRSS")
 
-    On a CPU a thread looks every few milliseconds, so this is for what is not timed; `mib` is NaN
-    where nobody tells.
-    """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.mib = float("nan")
-        self._over = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> "PeakMemory":
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-            self.before = self._highest = torch.cuda.memory_allocated(self.device)
-            return self
-        give_back_freed_memory()
-        self.before = self._highest = resident()
-        self._watcher.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.device.type == "cuda":
-            self._highest = torch.cuda.max_memory_allocated(self.device)
-        else:
-            self._over.set()
-            self._watcher.join()
-        if self.before or self.device.type == "cuda":
-            self.mib = (self._highest - self.before) / MIB
-
-    def forget(self) -> None:
-        """Count from here on: what was needed only to build is no matter."""
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        else:
-            give_back_freed_memory()
-            self._highest = resident()
-
-    def _watch(self) -> None:
-        while not self._over.wait(0.003):
-            self._highest = max(self._highest, resident())
+def peak(device: torch.device) -> int:
+    """Most bytes in use since `forget_peak`."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resident("VmHWM")
 
 
 def give_back_freed_memory() -> None:
@@ -215,12 +159,13 @@ def give_back_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def resident() -> int:
-    """Bytes of this process that are in memory; 0 where the system does not tell."""
+def resident(kind: str) -> int:
+    """Bytes of this process in memory, now or at most; 0 where the system does not tell."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return 0
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{kind}:"))
 
 
 def _cpu_model() -> str:

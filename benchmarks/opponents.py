@@ -3,23 +3,85 @@ was quickest.
 
 In its warm-up every layout is tried, one process of 1, 2, 4 ... threads and one process of one
 thread per core, and within it every form of the loop; what was tried and chosen is part of the
-record.
+record. Process p of P has the envs p, p + P, ...; where there are several, each has, on Linux, a
+core of its own.
 """
 
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
 
 import torch
 
-from benchmarks.crowd import Crowd
-from benchmarks.eps_config import EpsConfig, cores, doublings
-from benchmarks.loops import BareLoop, PlainLoop, Played, tune
+from benchmarks.eps_config import EpsConfig
+from benchmarks.loops import BareLoop, Loop, PlainLoop, tune
+from benchmarks.processes import own_process
 from benchmarks.timing import COLUMNS, BenchmarkError, Timing, in_columns
-from esper_soa.ops.device import resolve_device
+from esper_soa.errors import UserError
+from esper_soa.ops.device import resolve_device, usable_cores
 
 LAYOUT_TRIALS = 3  # env-steps of all envs per layout, of which the quickest counts
 LOOPS: dict[str, type[PlainLoop] | type[BareLoop]] = {"baseline": PlainLoop, "bare": BareLoop}
+HERE: dict[str, Loop] = {}  # the loop of this process, in one of a crowd
 
-Choices = dict[str, int | str]
+
+def build(name: str, cfg: EpsConfig, numbers: Sequence[int], core: int | None) -> None:
+    """In a new process: the loop over these envs, on that core."""
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    torch.set_num_threads(1)
+    # the engine's on a GPU; on a CPU it says nothing
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    torch.backends.cudnn.benchmark = True
+    try:
+        HERE["loop"] = LOOPS[name](cfg, numbers)
+    except UserError as error:
+        raise BenchmarkError(str(error)) from None  # which can be told to the parent
+
+
+def call(command: str, *arguments: int | str) -> object:
+    """In a process of a crowd: a method of its loop, or threads."""
+    if command == "threads":
+        return torch.set_num_threads(int(arguments[0]))
+    return getattr(HERE["loop"], command)(*arguments)
+
+
+class Crowd:
+    """Processes that hold a loop each, and do what they are asked all at once."""
+
+    def __init__(self, name: str, cfg: EpsConfig, processes: int) -> None:
+        """Starts the processes and waits until all loops are built."""
+        own = own_cores(processes)
+        self.pinned = own[0] is not None
+        self.members = [own_process() for _ in own]
+        waiting = [
+            member.submit(build, name, cfg, range(number, cfg.envs, processes), core)
+            for number, (member, core) in enumerate(zip(self.members, own, strict=True))
+        ]
+        for one in waiting:
+            one.result()
+
+    def ask(self, command: str, *arguments: int | str) -> list:
+        """Every process's answer; BenchmarkError where one has ended."""
+        waiting = [member.submit(call, command, *arguments) for member in self.members]
+        try:
+            return [one.result() for one in waiting]
+        except BrokenProcessPool as error:
+            raise BenchmarkError("a process of the loop has ended; was it killed?") from error
+
+    def close(self) -> None:
+        """End every process."""
+        for member in self.members:
+            member.shutdown()
+
+
+def own_cores(processes: int) -> list[int | None]:
+    """A core for each of several processes; None where one may take all, or nobody can tell."""
+    if processes == 1 or not hasattr(os, "sched_getaffinity") or processes > usable_cores():
+        return [None] * processes
+    return list(sorted(os.sched_getaffinity(0))[:processes])
 
 
 class Layout(NamedTuple):
@@ -28,68 +90,50 @@ class Layout(NamedTuple):
     processes: int
     threads: int  # of each
 
-    def __str__(self) -> str:
-        return f"{_some(self.processes, 'process', 'es')} of {_some(self.threads, 'thread', 's')}"
-
-
-class Tried(NamedTuple):
-    """A layout in its quickest form."""
-
-    seconds: float  # of an env-step of all envs
-    layout: Layout
-    chosen: Choices  # forms, by setting
-
 
 def layouts(cfg: EpsConfig, device: torch.device) -> list[Layout]:
     """The layouts that are tried; a GPU is fed by one process."""
     if device.type != "cpu":
-        return [Layout(1, cfg.baseline_threads or 1)]
-    if cfg.baseline_processes > 1:
-        return [Layout(cfg.baseline_processes, cfg.baseline_threads or 1)]
-    if cfg.baseline_threads:
-        return [Layout(1, cfg.baseline_threads)]
-    found = [Layout(1, int(threads)) for threads in doublings(cores())]
-    many = min(cores(), cfg.envs)
-    return found + [Layout(many, 1)] * (many > 1 and cfg.baseline_processes == 0)
+        return [Layout(1, 1)]
+    cores = usable_cores()
+    threads = [2**power for power in range(cores.bit_length()) if 2**power < cores]
+    many = min(cores, cfg.envs)
+    return [*(Layout(1, count) for count in (*threads, cores)), *[Layout(many, 1)] * (many > 1)]
 
 
 class LoopSide:
     """A loop in the quickest of its layouts and forms; it has neither policy nor update."""
 
+    crowd: Crowd
+
     def __init__(self, name: str, cfg: EpsConfig) -> None:
         """Nothing is started yet; `warm_up` must come before the first timing."""
         self.name = name
         self.cfg = cfg
-        self.device = resolve_device(cfg.device)
-        self.loop = LOOPS[name]
         self.tried: dict[str, float] = {}
         self.images = (0, 0)
-        self.crowd: Crowd | None = None
 
     def warm_up(self) -> None:
         """Choose a layout and a form, then play the first env-steps."""
-        options = layouts(self.cfg, self.device)
-        results = [self._try(layout, len(options) > 1) for layout in options]
-        best = min(results, key=lambda result: result.seconds)
-        self.layout = best.layout
-        crowd = self._crowd_of(best.layout)
-        for setting, value in best.chosen.items():
-            crowd.ask("choose", setting, value)
-        crowd.ask("play", self.cfg.warmup)
+        options = layouts(self.cfg, resolve_device(self.cfg.device))
+        seconds = {layout: self._try(layout) for layout in options}
+        self.layout = min(seconds, key=lambda layout: seconds[layout])
+        if self.layout != options[-1]:
+            self._try(self.layout)
+        self.crowd.ask("play", self.cfg.warmup)
 
     def run(self) -> Timing:
-        """A few env-steps of all envs. The columns are those of the process that took longest, up
-        to the wall time.
-        """
+        """A few env-steps of all envs; phases are those of the process that took longest."""
         steps = self.cfg.timed_steps
-        crowd = self._crowd()
-        seconds, answers = crowd.timed("play", steps)
-        played = [Played(*answer) for answer in answers]
+        begun = time.perf_counter()
+        played = self.crowd.ask("play", steps)
+        seconds = time.perf_counter() - begun
         self.images = sum(one.done.train for one in played), sum(one.done.val for one in played)
         self.check()
         slowest = max(played, key=lambda one: one.seconds)
         phases = {phase: spent / steps for phase, spent in slowest.phases.items()}
-        return Timing(in_columns(phases, seconds / steps, COLUMNS[: self.loop.columns]), phases)
+        columns = COLUMNS[: LOOPS[self.name].columns]
+        return Timing(in_columns(phases, seconds / steps, columns), phases)
 
     def check(self) -> None:
         """Raise BenchmarkError unless the declared images were worked on."""
@@ -100,66 +144,49 @@ class LoopSide:
 
     def facts(self) -> dict[str, object]:
         """What was chosen in the warm-up, and from what."""
-        crowd = self._crowd()
-        of_each = crowd.ask("facts")
+        of_each = self.crowd.ask("facts")
         return of_each[0] | {
             "processes": self.layout.processes,
             "threads": self.layout.threads,
-            "pinned": crowd.pinned,
+            "pinned": self.crowd.pinned,
             "tried_ms": self.tried,
             "train_images": self.images[0],
             "val_images": self.images[1],
             "rows": self.cfg.rows,
-            "peak_mib": sum(crowd.ask("peak_mib")),
+            "peak_mib": sum(self.crowd.ask("peak_mib")),
             "graphs": sum(each["graphs"] for each in of_each),
         }
 
     def syncs(self) -> int:
         """Waits for the device in an env-step of all envs."""
-        return sum(self._crowd().ask("syncs"))
+        return sum(self.crowd.ask("syncs"))
 
     def processor_seconds(self) -> float:
         """Processor time of its processes so far."""
-        return sum(self._crowd().ask("processor_seconds"))
+        return sum(self.crowd.ask("processor_seconds"))
 
     def close(self) -> None:
         """End its processes."""
-        if self.crowd is not None:
+        if "crowd" in vars(self):
             self.crowd.close()
-            self.crowd = None
 
-    def _crowd(self) -> Crowd:
-        if self.crowd is None:
-            raise BenchmarkError(f"{self.name}: its processes have not been started")
-        return self.crowd
-
-    def _crowd_of(self, layout: Layout) -> Crowd:
-        """The running processes if they are as many, else new ones in their place."""
-        if self.crowd is None or len(self.crowd.members) != layout.processes:
+    def _try(self, layout: Layout) -> float:
+        """Seconds of an env-step of all envs in this layout, in its quickest forms."""
+        if "crowd" not in vars(self) or len(self.crowd.members) != layout.processes:
             self.close()
-            self.crowd = Crowd(self.loop, self.cfg, layout.processes)
+            self.crowd = Crowd(self.name, self.cfg, layout.processes)
         self.crowd.ask("threads", layout.threads)
-        return self.crowd
-
-    def _try(self, layout: Layout, several: bool) -> Tried:
-        """The quickest forms of the loop in this layout, and what an env-step takes in them."""
-        crowd = self._crowd_of(layout)
-        chosen = Choices()
-
-        def choose(setting: str, value: int | str) -> None:
-            chosen[setting] = value
-            crowd.ask("choose", setting, value)
-
+        words = f"{layout.processes} of {layout.threads} threads"
         found = tune(
-            self.loop.forms(self.cfg, self.device), choose, lambda: max(crowd.ask("trial"))
+            self.crowd.ask("forms")[0],
+            lambda *form: self.crowd.ask("choose", *form),
+            lambda: max(self.crowd.ask("trial")),
         )
-        self.tried |= {f"{layout}, {form}": milliseconds for form, milliseconds in found.items()}
-        if not several:
-            return Tried(0.0, layout, chosen)
-        seconds = min(crowd.timed("play", 1)[0] for _ in range(LAYOUT_TRIALS))
-        self.tried[f"{layout}, all envs"] = 1e3 * seconds
-        return Tried(seconds, layout, chosen)
-
-
-def _some(count: int, one: str, plural: str) -> str:
-    return f"{count} {one}{plural if count != 1 else ''}"
+        self.tried |= {f"{words}, {form}": milliseconds for form, milliseconds in found.items()}
+        times = []
+        for _ in range(LAYOUT_TRIALS):
+            begun = time.perf_counter()
+            self.crowd.ask("play", 1)
+            times.append(time.perf_counter() - begun)
+        self.tried[f"{words}, all envs"] = 1e3 * min(times)
+        return min(times)

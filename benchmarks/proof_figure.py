@@ -2,8 +2,7 @@
 set, as SVG.
 
 Made from a record alone by benchmarks/table.py; the same record and version of matplotlib give the
-same bytes. Colours are those of Okabe and Ito (2008), which the colour-blind tell apart; every
-player has a marker of its own too.
+same bytes. Colours are those of Okabe and Ito (2008), which the colour-blind tell apart.
 """
 
 import hashlib

@@ -36,9 +36,7 @@ class Level(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The learned policy against a control in one of MEASURES; differences are learned less
-    control, paired by seed.
-    """
+    """Learned less control in one of MEASURES, paired by seed."""
 
     control: str
     measure: str

@@ -17,16 +17,17 @@ from benchmarks.proof_statistics import (
 from benchmarks.records import Line, Records, markdown, place
 from esper_soa.ops.statistics import Interval
 
-MAIN = "proof"  # name of the record of the declared experiment, which the figure shows
+DECLARED = "proof"  # name of the record of the declared experiment, which the figure shows
 FIGURE = "proof.svg"  # beside the page that the tables are written to
 GIGA = 1e9
+COST = "parameters | training GFLOP per host"
 
 
 def proof(records: Records) -> list[str]:
     """All proofs, that of the declared experiment first, under its figure."""
-    ordered = sorted(records, key=lambda one: (one["name"] != MAIN, one["name"]))
+    ordered = sorted(records, key=lambda one: (one["name"] != DECLARED, one["name"]))
     shown = [f"![Accuracy against parameters and against training FLOP]({FIGURE})", ""]
-    lines = shown if ordered and ordered[0]["name"] == MAIN else []
+    lines = shown if ordered and ordered[0]["name"] == DECLARED else []
     return lines + [line for record in ordered for line in proof_lines(record)]
 
 
@@ -41,27 +42,23 @@ SHORT = {  # players of the README's table, in its words
 
 def result(records: Records) -> list[str]:
     """The declared proof for a screen: accuracy by data set, size and cost on the first."""
-    lines: list[Line] = []
-    for record in (one for one in records if one["name"] == MAIN):
+    found: list[str] = []
+    for record in (one for one in records if one["name"] == DECLARED):
         by_data = [{row.player: row for row in levels(data["players"])} for data in record["data"]]
-        titles = [f"{data['name']}, accuracy (%)" for data in record["data"]]
-        lines.append(
-            (
-                f"{len(record['seeds'])} seeds, 95 % intervals",
-                *titles,
-                "parameters",
-                "training GFLOP per host",
-            )
-        )
+        lines: list[Line] = []
         for player, words in SHORT.items():
-            rows = [found[player] for found in by_data]
-            first = by_data[0][player]
-            cost = (
-                f"{first.sizes['parameters'].mean:,.0f}",
-                f"{first.sizes['train_flop'].mean / GIGA:,.0f}",
-            )
-            lines.append((words, *(bounds(row.means["accuracy"]) for row in rows), *cost))
-    return markdown(lines) if lines else []
+            accuracies = (bounds(one[player].means["accuracy"]) for one in by_data)
+            lines.append((words, *accuracies, *cost(by_data[0][player], ",.0f")))
+        titles = " | ".join(f"{data['name']}, accuracy (%)" for data in record["data"])
+        heads = f"{len(record['seeds'])} seeds, 95 % intervals | {titles} | {COST}"
+        found += markdown(heads, lines)
+    return found
+
+
+def cost(level: Level, form: str) -> tuple[str, str]:
+    """Mean size and training of a host."""
+    sizes = level.sizes
+    return f"{sizes['parameters'].mean:,.0f}", f"{sizes['train_flop'].mean / GIGA:{form}}"
 
 
 def proof_lines(record: Mapping) -> list[str]:
@@ -96,34 +93,19 @@ def proof_lines(record: Mapping) -> list[str]:
 
 def level_table(rows: list[Level]) -> list[str]:
     """Every player: interquartile means over seeds of what it reached, means of what it cost."""
-    heads = [f"{title} (%)" if key == "accuracy" else title for key, title in MEASURES.items()]
-    lines: list[Line] = [("player", *heads, "parameters", "training GFLOP per host")]
-    for row in rows:
-        cost = (
-            f"{row.sizes['parameters'].mean:,.0f}",
-            f"{row.sizes['train_flop'].mean / GIGA:,.1f}",
-        )
-        lines.append((row.player, *(bounds(row.means[key]) for key in MEASURES), *cost))
-    return markdown(lines)
+    lines = [
+        (row.player, *(bounds(row.means[key]) for key in MEASURES), *cost(row, ",.1f"))
+        for row in rows
+    ]
+    titles = (f"{title} (%)" if key == "accuracy" else title for key, title in MEASURES.items())
+    return markdown(f"player | {' | '.join(titles)} | {COST}", lines)
 
 
 def comparison_table(rows: list[Comparison]) -> list[str]:
     """The learned policy less every control."""
-    lines: list[Line] = [
-        (
-            "learned against",
-            "in",
-            "difference",
-            "interquartile mean",
-            "Mann-Whitney p",
-            "P(better)",
-            "seeds won",
-            "hosts won",
-            "its parameters",
-            "its FLOP",
-            "learned is",
-        )
-    ]
+    heads = "learned against | in | difference | interquartile mean | Mann-Whitney p | P(better)"
+    heads += " | seeds won | hosts won | its parameters | its FLOP | learned is"
+    lines: list[Line] = []
     for row in rows:
         lines.append(
             (
@@ -140,7 +122,7 @@ def comparison_table(rows: list[Comparison]) -> list[str]:
                 row.verdict,
             )
         )
-    return markdown(lines)
+    return markdown(heads, lines)
 
 
 def p_words(p: float) -> str:
@@ -160,36 +142,22 @@ def main_lines(record: Mapping) -> list[str]:
         runs = data["runs"]
         sides = [[run[side]["accuracies"] for run in runs] for side in ("grown", "control")]
         found = main_runs(*sides)
-        rows: list[Line] = [
-            ("seed", "grown (%)", "without growth (%)", "difference", "parameters", "wall time (s)")
-        ]
-        means = zip(
-            record["seeds"],
-            seed_means(sides[0]),
-            seed_means(sides[1]),
-            found.differences,
-            runs,
-            strict=True,
-        )
-        for seed, grown, control, difference, run in means:
+        heads = "seed | grown (%) | without growth (%) | difference | parameters | wall time (s)"
+        rows: list[Line] = []
+        ours, others = (seed_means(side) for side in sides)
+        for number, run in enumerate(runs):
             size = seed_means([run[side]["parameters"] for side in ("grown", "control")])
-            rows.append(
-                (
-                    str(seed),
-                    f"{grown:.2f}",
-                    f"{control:.2f}",
-                    f"{difference:+.2f}",
-                    f"{size[0]:,.0f} / {size[1]:,.0f}",
-                    f"{run['seconds']:.0f}",
-                )
-            )
+            accuracies = f"{ours[number]:.2f}", f"{others[number]:.2f}"
+            difference = f"{found.differences[number]:+.2f}"
+            facts = f"{size[0]:,.0f} / {size[1]:,.0f}", f"{run['seconds']:.0f}"
+            rows.append((str(record["seeds"][number]), *accuracies, difference, *facts))
         lines += [
             (
                 f"**{data['name']}** ({data['train']:,} training and {data['test']:,} test "
                 f"images), `{record['command']}`:"
             ),
             "",
-            *markdown(rows),
+            *markdown(heads, rows),
             f"Grown less without growth, over {sum(map(len, sides[0]))} hosts "
             f"{bounds(found.over_hosts, '+.2f')}, over {len(runs)} seeds "
             f"{bounds(found.over_seeds, '+.2f')} points; ahead with {found.ahead} of {len(runs)} "

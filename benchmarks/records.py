@@ -92,11 +92,7 @@ def kept(folder: Path) -> dict[str, list[Mapping]]:
 
 
 def newest(folder: Path, benchmark: str) -> tuple[list[Mapping], list[str]]:
-    """The newest record of every file that counts, and what is wrong with newer ones that do not.
-
-    A record counts if it was made by the present method, of a commit; those of other methods are
-    history.
-    """
+    """The newest record by this method of a commit, per file, and what newer ones lack."""
     found = []
     refused = []
     for name, records in kept(folder).items():
@@ -115,12 +111,12 @@ def newest(folder: Path, benchmark: str) -> tuple[list[Mapping], list[str]]:
     return found, refused
 
 
-def markdown(rows: Sequence[Line]) -> list[str]:
-    """A table and an empty line; nothing where there is only a head."""
-    if len(rows) == 1:
+def markdown(heads: str, rows: Sequence[Line]) -> list[str]:
+    """A table under `heads`, its first line, and an empty line; nothing without rows."""
+    if not rows:
         return []
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:], ""]
+    return [f"| {heads} |", "|" + "---|" * len(heads.split(" | ")), *lines, ""]
 
 
 def place(record: Mapping) -> str:

@@ -9,109 +9,85 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from benchmarks import proof_tables
-from benchmarks.learning import CONFIDENCE, POLICIES, Row, judge, seeds_of, table
 from benchmarks.records import Line, Records, markdown, place
-from benchmarks.report import overhead_share
 from benchmarks.timing import COLUMNS
+
+
+def sides(records: Records) -> list[str]:
+    """Every side of every point by itself."""
+    rows: list[Line] = []
+    for record in records:
+        for point in record["points"]:
+            for name, side in point["sides"].items():
+                whole = last_column(side)
+                figures = f"{whole['eps']:.1f}", f"{whole['ms_per_env_step']:.2f}"
+                images = f"{whole['images_per_second']:,.0f}"
+                rows.append((work_cell(record, point), name, *figures, images, str(side["syncs"])))
+    return markdown("work | side | EPS | ms per env-step | images/s | host syncs", rows)
 
 
 def opponents(records: Records) -> list[str]:
     """Engine beside the plain loop, a row per point."""
-    rows: list[Line] = [
-        (
-            "work",
-            "engine, EPS",
-            "images/s",
-            "plain loop, EPS",
-            "laid out as",
-            "training",
-            "+ validation",
-            "whole cycle",
-        )
-    ]
+    rows: list[Line] = []
     for record, point, ratio in points_with(records, "baseline"):
         engine, loop = (last_column(point["sides"][name]) for name in ("engine", "baseline"))
-        rows.append(
-            (
-                work_cell(record, point),
-                f"{engine['eps']:.1f}",
-                f"{engine['images_per_second']:,.0f}",
-                f"{loop['eps']:.1f}",
-                layout_cell(point["sides"]["baseline"]),
-                ratio_cell(ratio["training"]),
-                ratio_cell(ratio["validation"]),
-                ratio_cell(ratio["all"]),
-            )
-        )
-    return markdown(rows)
+        speeds = f"{engine['eps']:.1f}", f"{engine['images_per_second']:,.0f}", f"{loop['eps']:.1f}"
+        layout = layout_cell(point["sides"]["baseline"])
+        ratios = (ratio_cell(ratio[name]) for name in ("training", "validation", "all"))
+        rows.append((work_cell(record, point), *speeds, layout, *ratios))
+    speeds = "engine, EPS | images/s | plain loop, EPS"
+    columns = "training | + validation | whole cycle"
+    return markdown(f"work | {speeds} | laid out as | {columns}", rows)
 
 
 def bare(records: Records) -> list[str]:
     """The engine's whole cycle beside hosts alone."""
-    rows: list[Line] = [
-        ("work", "engine, EPS", "bare hosts, EPS", "laid out as", "bare hosts over engine")
-    ]
+    rows: list[Line] = []
     for record, point, ratio in points_with(records, "bare"):
-        engine, loop = (last_column(point["sides"][name]) for name in ("engine", "bare"))
-        rows.append(
-            (
-                work_cell(record, point),
-                f"{engine['eps']:.1f}",
-                f"{loop['eps']:.1f}",
-                layout_cell(point["sides"]["bare"]),
-                ratio_cell(ratio["all"]),
-            )
-        )
-    return markdown(rows)
+        sides = point["sides"]
+        speeds = (f"{last_column(sides[name])['eps']:.1f}" for name in ("engine", "bare"))
+        layout = layout_cell(sides["bare"])
+        rows.append((work_cell(record, point), *speeds, layout, ratio_cell(ratio["all"])))
+    heads = "work | engine, EPS | bare hosts, EPS | laid out as | bare hosts over engine"
+    return markdown(heads, rows)
 
 
 def within(records: Records) -> list[str]:
     """The engine against itself: a row per point of a work that has several."""
-    rows: list[Line] = [
-        (
-            "work",
-            "ms per env-step",
-            "peak memory, MiB",
-            "env-step over first",
-            "policy and state machine, step over first",
-        )
-    ]
+    rows: list[Line] = []
     for record in records:
         for point in record["points"] if len(record["points"]) > 1 else ():
-            side = point["sides"].get("engine")
-            over = point.get("over_first", {}).get("engine")
-            if side is None:
+            if "engine" not in point["sides"]:
                 continue
-            ratios = (
-                ("first", "")
-                if over is None
-                else (ratio_cell(over["env_step"]["all"]), ratio_cell(over["step"]["alone"]))
-            )
-            time = f"{last_column(side)['ms_per_env_step']:.2f}"
-            rows.append((work_cell(record, point), time, f"{side['peak_mib']:.0f}", *ratios))
-    return markdown(rows)
+            side = point["sides"]["engine"]
+            figures = f"{last_column(side)['ms_per_env_step']:.2f}", f"{side['peak_mib']:.0f}"
+            ratios = ("first", "")
+            if "over_first" in point:
+                ratio = point["over_first"]["engine"]
+                ratios = ratio_cell(ratio["env_step"]["all"]), ratio_cell(ratio["step"]["alone"])
+            rows.append((work_cell(record, point), *figures, *ratios))
+    over = "env-step over first | policy and state machine, step over first"
+    return markdown(f"work | ms per env-step | peak memory, MiB | {over}", rows)
 
 
 def shares(records: Records) -> list[str]:
     """What of a round is neither training nor validation."""
-    rows: list[Line] = [("work", "policy, state machine and PPO update", "PPO update alone")]
+    rows: list[Line] = []
     for record in records:
         for point in record["points"]:
-            side = point["sides"].get("engine", {"columns": {}})
-            share = overhead_share(side)
-            if share is not None:
-                seconds = [side["columns"][column]["seconds"]["median"] for column in COLUMNS]
+            columns = point["sides"].get("engine", {"columns": {}})["columns"]
+            if COLUMNS[3] in columns:
+                seconds = [columns[column]["seconds"]["median"] for column in COLUMNS]
+                share = 1 - seconds[1] / seconds[3]
                 alone = (seconds[3] - seconds[2]) / seconds[3]
                 rows.append(
                     (work_cell(record, point), f"{100 * share:.1f} %", f"{100 * alone:.1f} %")
                 )
-    return markdown(rows)
+    return markdown("work | policy, state machine and PPO update | PPO update alone", rows)
 
 
 def origins(records: Records) -> list[str]:
-    """Machines, versions and settings that the figures were taken with; works that have them in
-    common in one line.
-    """
+    """What the figures were taken with, works that have it in common in one line."""
     lines = []
     for text, group in groupby(records, origin_of):
         members = list(group)
@@ -148,7 +124,7 @@ def sleepers(records: Records) -> list[str]:
     """What sleeping seeds, scattered seeds and subset rows cost."""
     lines = []
     for record in records:
-        rows: list[Line] = [("", "ratio", "range", "ms")]
+        rows: list[Line] = []
         for row in record["rows"]:
             rows.append(
                 (
@@ -160,7 +136,7 @@ def sleepers(records: Records) -> list[str]:
             )
         work = f"N={record['envs']} B={record['batch']} T={record['train']} V={record['val']}"
         lines += [
-            *markdown(rows),
+            *markdown(" | ratio | range | ms", rows),
             f"{work}, medians of {record['repeats']} pairs, kernels {record['kernels']}, "
             f"{record['workers']} workers; {place(record)}.",
         ]
@@ -171,71 +147,18 @@ def kernels(records: Records) -> list[str]:
     """The state machine alone."""
     lines = []
     for record in records:
-        rows: list[Line] = [("N", "mode, threads", "ms per env-step of all N", "env-steps/s")]
+        rows: list[Line] = []
         for one in record["results"]:
             quartiles = f"{1e3 * one['lower_quartile']:.1f} to {1e3 * one['upper_quartile']:.1f}"
             time = f"{1e3 * one['median']:.1f} ({quartiles})"
             rate = f"{one['env_steps_per_second']:,.0f}"
             rows.append((f"{one['envs']}", f"{one['mode']}, {one['threads']}", time, rate))
         lines += [
-            *markdown(rows),
+            *markdown("N | mode, threads | ms per env-step of all N | env-steps/s", rows),
             f"Medians and quartiles of {record['results'][0]['repeats']} env-steps, torch's own "
             f"kernels; {place(record)}.",
         ]
     return lines
-
-
-def learning(records: Records) -> list[str]:
-    """The newest evaluation of each kind of play in full, then all that were ever kept."""
-    if not records:
-        return []
-    newest = {record["deterministic"]: record for record in records}
-    lines = []
-    for record in newest.values():
-        seeds = seeds_of(record)
-        lines += [
-            f"{played(record).capitalize()}, evaluation {name_of(record, records)}:",
-            "",
-            *table(judge(seeds), seeds),
-        ]
-    rows: list[Line] = [
-        ("evaluation", "seeds", "played", "learned", *(f"{name}, p" for name in POLICIES[1:]))
-    ]
-    for record in records:
-        seeds = seeds_of(record)
-        first, *others = judge(seeds)
-        cells = [f"{one.net.mean:.2f}, {one.p:.3f}" for one in others]
-        rows.append(
-            (
-                name_of(record, records),
-                str(len(seeds)),
-                played(record),
-                interval_cell(first),
-                *cells,
-            )
-        )
-    lines += [
-        f"Every evaluation that was looked at, accuracy - rent with {CONFIDENCE:.0%} t intervals:",
-        "",
-    ]
-    return lines + markdown(rows)[:-1]
-
-
-def played(record: Mapping) -> str:
-    """How the learned policy chose."""
-    return "likeliest choices" if record["deterministic"] else "choices sampled as in training"
-
-
-def name_of(record: Mapping, records: Records) -> str:
-    """The place of a record among those of its experiment, and its commit where it was kept."""
-    number = next(place for place, one in enumerate(records, 1) if one is record)
-    changed = f", {' '.join(record['settings'])}" if record["settings"] else ""
-    return f"{number} (commit {record.get('commit', 'not kept')}{changed})"
-
-
-def interval_cell(row: Row) -> str:
-    """Mean and bounds."""
-    return f"{row.net.mean:.2f} [{row.net.low:.2f}, {row.net.high:.2f}]"
 
 
 def points_with(records: Records, opponent: str) -> Iterator[tuple[Mapping, Mapping, Mapping]]:
@@ -255,13 +178,11 @@ def work_cell(record: Mapping, point: Mapping) -> str:
     """The declared work of a point."""
     work = point["work"]
     seeds = f"{work['live']} {work['blueprint']}" if work["live"] else "none"
-    if work["live"] and work["live_envs"] < work["N"]:
-        seeds += f" in {work['live_envs']} envs"
     cell = (
         f"{record['name']}: N={work['N']} B={work['B']} T={work['T']} V={work['V']} "
         f"K={work['K']}, seeds {seeds}"
     )
-    shown = point["value"] is None or point["vary"] in ("envs", "live", "live_share")
+    shown = point["value"] is None or point["vary"] in ("envs", "live")
     return cell if shown else f"{cell}, {point['vary']}={point['value']:g}"
 
 
@@ -279,14 +200,7 @@ def ratio_cell(ratio: Mapping | None) -> str:
 
 def speed(records: Records) -> list[str]:
     """The engine's whole cycle over those of both loops, works that have a loop beside them."""
-    rows: list[Line] = [
-        (
-            "work of an env-step",
-            "env-steps/s",
-            "over a plain loop of the same work",
-            "over bare hosts",
-        )
-    ]
+    rows: list[Line] = []
     bare_ratios = {
         work_cell(record, point): ratio["all"]
         for record, point, ratio in points_with(records, "bare")
@@ -297,7 +211,8 @@ def speed(records: Records) -> list[str]:
         rows.append(
             (work, f"{eps:.0f}", ratio_cell(ratio["all"]), ratio_cell(bare_ratios.get(work)))
         )
-    return markdown(rows)
+    over = "over a plain loop of the same work | over bare hosts"
+    return markdown(f"work of an env-step | env-steps/s | {over}", rows)
 
 
 EPS: dict[str, Callable[[Records], list[str]]] = {

@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from esper_soa.config import TrainConfig, settings_from
+from benchmarks.processes import ROOT
+from benchmarks.records import Line, markdown
+from esper_soa.compose import compose_settings
+from esper_soa.config import TrainConfig
 from esper_soa.errors import UserError, one_line
 from esper_soa.ops.files import write_text
 from esper_soa.ops.pretrained import save_policy
@@ -36,17 +37,11 @@ from esper_soa.ops.resume import read_run
 from esper_soa.ops.rundir import RunFolder, find_checkpoint
 from esper_soa.ops.shipped import POLICIES, SUFFIX
 from esper_soa.ops.start import finished_accuracy
-from esper_soa.paths import config_dir
 from esper_soa.ranges import NAME_PATTERN
 
-ROOT = Path(__file__).resolve().parent.parent
-PLANS = Path(__file__).resolve().parent / "conf" / "ship"
-OWN = (
-    "run_dir=",
-    "resume=",
-    "data.root=",
-    "policy.init=",
-)  # what stages get from here; the first has no policy.init
+PLANS = ROOT / "benchmarks" / "conf" / "ship"
+# What stages get from here; the first has no policy.init.
+OWN = ("run_dir=", "resume=", "data.root=", "policy.init=")
 
 
 class Stage(NamedTuple):
@@ -116,32 +111,29 @@ def jobs_of(plan: Plan, folder: Path, settings: Sequence[str], data_root: str = 
     settings that are wrong, and where a folder holds a stage that ended with others.
     """
     found: list[Job] = []
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        for stage in plan.stages:
-            given = [*stage.settings, *settings]
-            folder_of = RunFolder(folder / stage.name)
-            taken = [one for one in given if one.lstrip("+").startswith(OWN if found else OWN[:3])]
-            if taken:
+    for stage in plan.stages:
+        given = [*stage.settings, *settings]
+        place = RunFolder(folder / stage.name)
+        for one in given:
+            if one.lstrip("+").startswith(OWN if found else OWN[:3]):
                 raise UserError(
-                    f"stage {stage.name}: {taken[0]} is not for a plan or the command line to say"
+                    f"stage {stage.name}: {one} is not for a plan or the command line to say"
                 )
-            own = [f"run_dir={_quoted(folder_of.path)}", "resume=auto"]
-            own += [f"policy.init={_quoted(found[-1].folder.path)}"] if found else []
-            try:
-                composed = compose("train", [*given, *own])
-                if data_root and composed.data.name == "cifar10":
-                    own.append(f"data.root={_quoted(Path(data_root).resolve())}")
-                    composed = compose("train", [*given, *own])
-                checked = settings_from(composed)
-            except (UserError, HydraException, OmegaConfBaseException) as error:
-                raise UserError(f"stage {stage.name}: {error}") from error
-            done = finished_accuracy(folder_of, checked) is not None
-            if folder_of.summary.exists() and not done:
-                raise UserError(
-                    f"{folder_of.path}: this stage has ended with other settings. Give another "
-                    "--folder"
-                )
-            found.append(Job(stage.name, given, own, checked, folder_of, done))
+        own = [f"run_dir={_quoted(place.path)}", "resume=auto"]
+        own += [f"policy.init={_quoted(found[-1].folder.path)}"] if found else []
+        try:
+            cfg = compose_settings("", [*given, *own])
+            if data_root and cfg.data.name == "cifar10":
+                own.append(f"data.root={_quoted(Path(data_root).resolve())}")
+                cfg = compose_settings("", [*given, *own])
+        except UserError as error:
+            raise UserError(f"stage {stage.name}: {error}") from error
+        done = finished_accuracy(place, cfg) is not None
+        if place.summary.exists() and not done:
+            raise UserError(
+                f"{place.path}: this stage has ended with other settings. Give another --folder"
+            )
+        found.append(Job(stage.name, given, own, cfg, place, done))
     return found
 
 
@@ -175,7 +167,8 @@ def stage_facts(job: Job) -> dict:
     cfg = job.settings
     summary = json.loads(job.folder.summary.read_text(encoding="utf-8"))
     versions = json.loads(job.folder.versions.read_text(encoding="utf-8"))
-    control = summary["control"]
+    grown = summary["grown"]
+    control = summary["control"] or {"accuracy": None, "size": None}
     return {
         "name": job.name,
         "settings": job.given,
@@ -187,10 +180,10 @@ def stage_facts(job: Job) -> dict:
         "slots": list(cfg.slots),
         "data": versions["data"]["name"],
         "data_identity": versions["data"]["identity"],
-        "accuracy": summary["grown"]["accuracy"],
-        "parameters": summary["grown"]["size"],
-        "control_accuracy": None if control is None else control["accuracy"],
-        "control_parameters": None if control is None else control["size"],
+        "accuracy": grown["accuracy"],
+        "parameters": grown["size"],
+        "control_accuracy": control["accuracy"],
+        "control_parameters": control["size"],
         "seconds": summary["speed"]["seconds"],
         "device": versions["device"],
         "commit": versions["git"] or "unknown",
@@ -221,67 +214,60 @@ def facts_of(plan: Plan, jobs: list[Job], settings: Sequence[str]) -> dict:
 
 def card(facts: dict, results: Sequence[tuple[str, str]]) -> str:
     """The card of a policy, in Markdown; results are names of files and what they hold."""
-    lines = [f"# The policy `{facts['name']}`", "", facts["purpose"], ""]
-    slots = list(dict.fromkeys(", ".join(stage["slots"]) for stage in facts["stages"]))
-    last = facts["stages"][-1]
-    lines += [
+    stages = facts["stages"]
+    slots = list(dict.fromkeys(", ".join(stage["slots"]) for stage in stages))
+    commits = dict.fromkeys(stage["commit"] for stage in stages)
+    last = stages[-1]
+    packages = [f"{name} {version}" for name, version in last["packages"].items() if version]
+    lines = [
+        f"# The policy `{facts['name']}`",
+        "",
+        facts["purpose"],
+        "",
         f"- Start from it: `policy.init={facts['name']}`",
-        f"- Made by `{facts['command']}`, {facts['rounds']} rounds in "
-        f"{len(facts['stages'])} stages",
-        (
-            f"- Hosts that it has met: {', '.join(facts['tasks'])}, with the slots "
-            f"{' and '.join(slots)}"
-        ),
+        f"- Made by `{facts['command']}`, {facts['rounds']} rounds in {len(stages)} stages",
+        "- Hosts that it has met: "
+        + f"{', '.join(facts['tasks'])}, with the slots {' and '.join(slots)}",
         f"- Date: {facts['date']}",
         f"- Licence: {facts['licence']}, that of the project; weights of its own training alone",
-        f"- Commit: {', '.join(dict.fromkeys(stage['commit'] for stage in facts['stages']))}",
-        f"- Versions of the last stage: Python {last['python']}, "
-        + ", ".join(f"{name} {version}" for name, version in last["packages"].items() if version),
+        f"- Commit: {', '.join(commits)}",
+        f"- Versions of the last stage: Python {last['python']}, {', '.join(packages)}",
         "",
         "## Stages",
         "",
-        "| stage | task | data | seed | rounds (of imitation) | env-steps | time | accuracy, last "
-        "round (%) | without growth (%) | parameters |",
-        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for stage in facts["stages"]:
+    heads = "stage | task | data | seed | rounds (of imitation) | env-steps | time"
+    heads += " | accuracy, last round (%) | without growth (%) | parameters"
+    rows: list[Line] = []
+    for stage in stages:
         control = stage["control_accuracy"]
         sizes = f"{stage['parameters']:,.0f}"
-        sizes += "" if control is None else f" / {stage['control_parameters']:,.0f}"
-        cells = [
-            stage["name"],
-            stage["task"],
-            stage["data"],
-            str(stage["seed"]),
-            f"{stage['rounds']} ({stage['imitation_rounds']})",
-            f"{stage['env_steps']:,}",
-            f"{duration(stage['seconds'])} on {stage['device']}",
-            f"{stage['accuracy']:.2f}",
-            "" if control is None else f"{control:.2f}",
-            sizes,
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += [
-        "",
-        (
-            "Accuracies are means over hosts at the last env-step of the last round, on validation "
-            "images."
-        ),
-    ]
-    for stage in facts["stages"]:
-        given = " ".join(
-            f"'{setting}'" if " " in setting else setting for setting in stage["settings"]
+        rows.append(
+            (
+                stage["name"],
+                stage["task"],
+                stage["data"],
+                str(stage["seed"]),
+                f"{stage['rounds']} ({stage['imitation_rounds']})",
+                f"{stage['env_steps']:,}",
+                f"{duration(stage['seconds'])} on {stage['device']}",
+                f"{stage['accuracy']:.2f}",
+                "" if control is None else f"{control:.2f}",
+                sizes if control is None else f"{sizes} / {stage['control_parameters']:,.0f}",
+            )
         )
+    lines += [
+        *markdown(heads, rows),
+        "Accuracies are means over hosts at the last env-step of the last round, on validation "
+        + "images.",
+    ]
+    for stage in stages:
+        given = " ".join(f"'{one}'" if " " in one else one for one in stage["settings"])
         images = f"{stage['data']}, sha256 `{stage['data_identity']}`"
         lines += ["", f"Settings of {stage['name']}: `{given}`. Images: {images}."]
     for name, text in results:
-        plain = ["```", text.rstrip(), "```"]
-        lines += [
-            "",
-            f"## Results: {name}",
-            "",
-            *([text.strip()] if name.endswith(".md") else plain),
-        ]
+        plain = text.strip() if name.endswith(".md") else f"```\n{text.rstrip()}\n```"
+        lines += ["", f"## Results: {name}", "", plain]
     return "\n".join(lines) + "\n"
 
 
@@ -313,29 +299,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Train a policy in stages, and write it as one that ships."
     )
-    parser.add_argument("plan", help="a name in benchmarks/conf/ship, or a file *.yaml")
-    parser.add_argument(
-        "settings",
-        nargs="*",
-        help="settings of every stage, as on the command line of esper_soa.train",
-    )
-    parser.add_argument("--folder", type=Path, help="of the runs; default: runs/ship/NAME")
-    parser.add_argument(
-        "--data-root", default="", help="the files of CIFAR-10, for stages with data=cifar10"
-    )
-    parser.add_argument(
-        "--into",
-        type=Path,
-        default=POLICIES,
-        help="folder of the policy; default: that of the package",
-    )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        action="append",
-        default=[],
-        help="text or Markdown for the card; may be given again",
-    )
+    add = parser.add_argument
+    add("plan", help="a name in benchmarks/conf/ship, or a file *.yaml")
+    words = "settings of every stage, as on the command line of esper_soa.train"
+    add("settings", nargs="*", help=words)
+    add("--folder", type=Path, help="of the runs; default: runs/ship/NAME")
+    add("--data-root", default="", help="the files of CIFAR-10, for stages with data=cifar10")
+    words = "folder of the policy; default: that of the package"
+    add("--into", type=Path, default=POLICIES, help=words)
+    words = "text or Markdown for the card; may be given again"
+    add("--results", type=Path, action="append", default=[], help=words)
     return parser.parse_intermixed_args(arguments)
 
 

@@ -7,17 +7,14 @@ actions are WAIT, though the engine's policy decides at every env-step.
 
 import io
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from rich.console import Console
 
-from benchmarks.baseline_loop import LIVE_ALPHA
 from benchmarks.eps_config import EpsConfig, train_config
 from benchmarks.machine import count_syncs, wait_for
 from benchmarks.opponents import LoopSide
-from benchmarks.timing import COLUMNS, BenchmarkError, Timing, in_columns
+from benchmarks.timing import COLUMNS, LIVE_ALPHA, BenchmarkError, Timing, in_columns
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.rollout import Rollout
 from esper_soa.build import build_player, build_world
@@ -27,7 +24,7 @@ from esper_soa.ops.device import apply_threads, resolve_device
 from esper_soa.ops.profile import PhaseProfile
 from esper_soa.ops.progress import Progress
 from esper_soa.state import Decision, EnvState, View
-from esper_soa.vocabulary import BLUEPRINT_NAMES, STAGE_NAMES, AlphaMode, Op, Stage
+from esper_soa.vocabulary import BLUEPRINT_NAMES, AlphaMode, Op, Stage
 
 
 class Waiting:
@@ -49,14 +46,11 @@ class Waiting:
 
 def planted(state: EnvState, cfg: EpsConfig) -> EnvState:
     """A fresh state with the declared live seeds in it, newly born and at a standing alpha."""
-    stage = STAGE_NAMES.index(cfg.stage)
-    alpha = {Stage.TRAINING: 0.0, Stage.BLENDING: LIVE_ALPHA}.get(stage, 1.0)
-    device = state.slots.stage.device
-    live = (torch.arange(cfg.envs, device=device) < cfg.live_envs)[:, None]
-    live = live & (torch.arange(cfg.num_slots, device=device) < cfg.live)
-    alphas = torch.where(live, alpha, state.slots.alpha)
+    live = torch.arange(cfg.num_slots, device=state.slots.stage.device) < cfg.live
+    live = live.expand_as(state.slots.stage)
+    alphas = torch.where(live, LIVE_ALPHA, state.slots.alpha)
     slots = state.slots.replace(
-        stage=torch.where(live, stage, state.slots.stage),
+        stage=torch.where(live, Stage.BLENDING, state.slots.stage),
         blueprint=torch.where(live, BLUEPRINT_NAMES.index(cfg.blueprint), state.slots.blueprint),
         alpha=alphas,
         newborn=live,
@@ -77,7 +71,7 @@ class EngineSide:
         self.cfg = cfg
         train = train_config(cfg)
         self.device = resolve_device(cfg.device)
-        self.threads = self._take_threads()
+        self.threads = apply_threads(self.cfg.compute.threads)
         self.world = build_world(train, self.device)
         player = build_player(train, self.world)
         self.waiting = Waiting(player.agent)
@@ -87,7 +81,7 @@ class EngineSide:
 
     def warm_up(self) -> None:
         """Fresh hosts, the first env-steps, and a rollout to learn from."""
-        self._take_threads()
+        apply_threads(self.cfg.compute.threads)
         begun = time.perf_counter()
         self.profile.take()
         self.begin()
@@ -98,7 +92,7 @@ class EngineSide:
 
     def run(self) -> Timing:
         """A few env-steps of all envs, then one update, a share of which counts."""
-        self._take_threads()
+        apply_threads(self.cfg.compute.threads)
         if self.step + self.cfg.timed_steps > self.cfg.steps:
             self.begin()
         wait_for(self.device)
@@ -119,23 +113,22 @@ class EngineSide:
     def check(self) -> None:
         """Raise BenchmarkError unless all seeds are in place and every subset was evaluated."""
         slots = self.episode.env.state.slots
-        stage = STAGE_NAMES.index(self.cfg.stage)
-        found = int((slots.stage == stage).sum()), int(slots.live.sum())
-        wanted = self.cfg.live_envs * self.cfg.live
-        if found != (wanted, wanted):
+        blending = int((slots.stage == Stage.BLENDING).sum())
+        live = int(slots.live.sum())
+        wanted = self.cfg.envs * self.cfg.live
+        if (blending, live) != (wanted, wanted):
             raise BenchmarkError(
-                f"engine: {found[1]} seeds are live and {found[0]} {self.cfg.stage}, not {wanted}"
+                f"engine: {live} seeds are live and {blending} blending, not {wanted}"
             )
-        rows = float(self.episode.metrics.sums.rows) / self.step
-        if rows * self.cfg.val_samples != self.cfg.images[1]:
+        if self.val_images() != self.cfg.images[1]:
             raise BenchmarkError(
-                f"engine: {rows:g} subset rows per env-step, not {self.cfg.images[1]}"
+                f"engine: {self.val_images()} validation images per env-step, not "
+                f"{self.cfg.images[1]}"
             )
 
     def facts(self) -> dict[str, object]:
         """Layout and the first env-step, which pays for compilation and first calls."""
         nets = self.world.rules.nets
-        engine = self.world.rules.engine
         return {
             "threads": self.threads,
             "env_chunk": nets.env_chunk,
@@ -146,14 +139,13 @@ class EngineSide:
             "val_images": self.val_images(),
             "rows": self.cfg.rows,
             "warmup_seconds": self.first_seconds,
-            "kernels": engine.chosen.reason,
+            "kernels": self.world.rules.engine.chosen.reason,
         }
 
     def val_images(self) -> int:
         """Validation images times subset rows of an env-step of all envs, as counted."""
-        return round(
-            float(self.episode.metrics.sums.rows) / self.step * self.world.sizes.val_samples
-        )
+        rows = float(self.episode.metrics.sums.rows) / self.step
+        return round(rows * self.world.sizes.val_samples)
 
     def one_step(self) -> None:
         """Another env-step of all envs, for those who count something in it."""
@@ -162,29 +154,12 @@ class EngineSide:
         self._play(1)
 
     def syncs(self) -> int:
-        """Waits for the device in an env-step of all envs, the state machine as it is written: code
-        that is compiled cannot be watched.
-        """
-        with self._eagerly():
-            return count_syncs(self.one_step, self.device)
-
-    def processor_seconds(self) -> float:
-        """Of other processes: none."""
-        return 0.0
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-    @contextmanager
-    def _eagerly(self) -> Iterator[None]:
-        """Within it the state machine runs as it is written, compiled or not."""
+        """Waits for the device in an env-step; what is compiled cannot be watched."""
         kernels = self.world.kernels
         self.world.kernels = EAGER
-        yield
+        found = count_syncs(self.one_step, self.device)
         self.world.kernels = kernels
-
-    def _take_threads(self) -> int:
-        return apply_threads(self.cfg.compute.threads)
+        return found
 
     def begin(self) -> None:
         """Fresh hosts, whose seeds are born in the next env-step."""

@@ -4,9 +4,8 @@ in one run.
     python -m benchmarks.sleepers [--envs 16 --batch 125 --train 500 --val 125 --repeats 5]
 
 Prints a table and, last, one JSON line, which is also appended to benchmarks/results/. The work is
-one env-step of N `cifar_baseline` hosts on random images that are resident in memory: training
-passes and validation, warm-up excluded, the variants interleaved, medians and spreads; engine,
-workers and layout are those of a run.
+one env-step of N `cifar_baseline` hosts on random images in memory; engine, workers and layout are
+those of a run.
 """
 
 import argparse
@@ -14,19 +13,18 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from benchmarks import sections
 from benchmarks.machine import wait_for
-from benchmarks.records import check_folder, command_line, finish, origin
+from benchmarks.records import Record, check_folder, command_line, finish, origin
 from esper_soa.config import ENGINES, ComputeConfig
 from esper_soa.errors import UserError
 from esper_soa.nets import data, pools, streams
 from esper_soa.nets.choose import choose_engine
-from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, SlotSpec, TaskConfig, host_slots
+from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig, host_slots
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.nets.engine import Engine, NetsConfig
 from esper_soa.nets.host import HostShape, host_shape
@@ -45,6 +43,8 @@ from esper_soa.vocabulary import Blend, Blueprint, Stage
 ALPHA = 0.5
 NOISE = 512  # images, at least
 
+Named = tuple[str, ActiveSeeds]
+
 
 def noise(options: argparse.Namespace) -> ImageSet:
     """Random images of ten classes, resident."""
@@ -57,40 +57,6 @@ def noise(options: argparse.Namespace) -> ImageSet:
     return ImageSet(
         "noise", bytes_, labels, bytes_, labels, (0.5,) * 3, (0.25,) * 3, "", "random bytes"
     )
-
-
-class Feeds(NamedTuple):
-    """The same images at every env-step, cut as the engine has it."""
-
-    training: data.EnvStepBatches
-    validation: data.ValidationImages
-
-
-def feeds_for(engine: Engine, options: argparse.Namespace) -> Feeds:
-    """T images for each env, V that all share."""
-    device = options.place
-    size = len(options.images.train_labels)
-    order = torch.randint(size, (options.envs, options.train), device=device)
-    keys = streams.stream_keys(
-        0, streams.AUGMENTATION, (0,), torch.arange(options.envs, device=device)
-    )
-    trained = data.training_bank(options.images)
-    tested = data.evaluation_bank(options.images)
-    return Feeds(
-        data.EnvStepBatches(
-            trained, order, keys, 0, options.batch, True, torch.float32, engine.cut
-        ),
-        data.ValidationImages(
-            tested, torch.arange(options.val, device=device), torch.float32, engine.cut
-        ),
-    )
-
-
-class Variant(NamedTuple):
-    """Networks with a given occupation of their slots."""
-
-    run: Callable[[], None]
-    name: str
 
 
 def occupied(live: np.ndarray, ablated: np.ndarray, stage: int) -> ActiveSeeds:
@@ -109,129 +75,97 @@ def engine_for(shape: HostShape, options: argparse.Namespace) -> Engine:
 
 
 def variant(
-    name: str,
-    slots: tuple[SlotSpec, ...],
-    active_seeds: ActiveSeeds,
-    options: argparse.Namespace,
-    what: str,
-) -> Variant:
-    """Training ("train"), validation ("val") or both ("step") of N such networks."""
+    active_seeds: ActiveSeeds, what: str, options: argparse.Namespace
+) -> Callable[[], None]:
+    """Validation ("val") or training too ("step") of N networks on the same images."""
     device = options.place
+    slots = host_slots(TaskConfig())[: active_seeds.visible.shape[1]]
     shape = host_shape(TaskConfig(), slots)
     engine = engine_for(shape, options)
-    feeds = feeds_for(engine, options)
+    envs = torch.arange(options.envs, device=device)
+    order = torch.randint(
+        len(options.images.train_labels), (options.envs, options.train), device=device
+    )
+    bank = data.training_bank(options.images)
+    cuts = (True, torch.float32, engine.cut)
+    keys = streams.stream_keys(0, streams.AUGMENTATION, (0,), envs)
+    training = data.EnvStepBatches(bank, order, keys, 0, options.batch, *cuts)
+    shared = torch.arange(options.val, device=device)
+    tested = data.evaluation_bank(options.images)
+    validation = data.ValidationImages(tested, shared, *cuts[1:])
     chunk = choose_env_chunk(options.chunk, options.envs, options.batch, device)
     options.workers = choose_workers(0, len(chunks(options.envs, chunk)), device)
     eval_batch = choose_eval_batch(device, engine.chosen.native)
     detached = (Stage.TRAINING, Stage.BLENDING)
     nets = NetsConfig(shape, TaskConfig(), detached, chunk, eval_batch, workers=options.workers)
-    envs = torch.arange(options.envs, device=device)
     weights = pools.allocate(shape, options.envs, device, torch.float32)
     pools.initialise_hosts_(weights, shape, streams.stream_keys(0, streams.HOST_INIT, (0,), envs))
-    pools.claim_(
-        weights, shape, active_seeds, streams.stream_keys(0, streams.SEED_INIT, (0,), envs)
-    )
+    born = streams.stream_keys(0, streams.SEED_INIT, (0,), envs)
+    pools.claim_(weights, shape, active_seeds, born)
     alpha = torch.as_tensor(np.where(active_seeds.visible, ALPHA, 0.0)).to(device)
 
     def run() -> None:
-        if what != "val":
-            engine.train_(
-                nets, weights, alpha, active_seeds, feeds.training, options.train // options.batch
-            )
-        if what != "train":
-            engine.validate(nets, weights, alpha, active_seeds, feeds.validation)
+        if what == "step":
+            batches = options.train // options.batch
+            engine.train_(nets, weights, alpha, active_seeds, training, batches)
+        engine.validate(nets, weights, alpha, active_seeds, validation)
 
-    return Variant(run, name)
+    return run
 
 
 def clock(action: Callable[[], None], device: torch.device) -> float:
-    """Seconds of one call, the device waited for."""
+    """Milliseconds of one call, the device waited for."""
     start = time.perf_counter()
     action()
     wait_for(device)
-    return time.perf_counter() - start
+    return 1e3 * (time.perf_counter() - start)
 
 
-def compare(top: Variant, bottom: Variant, options: argparse.Namespace) -> dict[str, object]:
+def compare(what: str, top: Named, bottom: Named, options: argparse.Namespace) -> Record:
     """Ratio of two variants, run in turns; the median over repeats of the paired ratio."""
-    for one in (top, bottom):
-        one.run()
-    pairs = [
-        (clock(top.run, options.place), clock(bottom.run, options.place))
-        for _ in range(options.repeats)
-    ]
-    ratios = sorted(a / b for a, b in pairs)
+    runs = [variant(active_seeds, what, options) for _, active_seeds in (top, bottom)]
+    times = [[clock(run, options.place) for run in runs] for _ in range(options.repeats + 1)][1:]
+    ratios = [a / b for a, b in times]
     return {
-        "top": top.name,
-        "bottom": bottom.name,
+        "top": top[0],
+        "bottom": bottom[0],
         "ratio": statistics.median(ratios),
-        "low": ratios[0],
-        "high": ratios[-1],
-        "top_ms": statistics.median(a for a, _ in pairs) * 1e3,
-        "bottom_ms": statistics.median(b for _, b in pairs) * 1e3,
+        "low": min(ratios),
+        "high": max(ratios),
+        "top_ms": statistics.median(a for a, _ in times),
+        "bottom_ms": statistics.median(b for _, b in times),
     }
 
 
-def rows(options: argparse.Namespace) -> list[dict[str, object]]:
+def rows(options: argparse.Namespace) -> list[Record]:
     """Every comparison of the table."""
-    slots = host_slots(TaskConfig())[:3]
-    size = (options.envs, len(slots))
-    none = np.zeros(size, bool)
-    every = np.ones(size, bool)
+    none = np.zeros((options.envs, 3), bool)
+    every = ~none
     scattered = none.copy()
     dense = none.copy()
-    quarter = options.envs * len(slots) // 4
+    quarter = none.size // 4
     envs = np.arange(quarter)
-    scattered[envs * options.envs // quarter, envs % len(slots)] = True
+    scattered[envs * options.envs // quarter, envs % 3] = True
     dense.reshape(-1)[:quarter] = True
-    fossil = Stage.FOSSILIZED
-    blending = Stage.BLENDING
-    return [
-        compare(
-            variant("3 empty slots", slots, occupied(none, none, blending), options, "step"),
-            variant(
-                "no slots at all", (), occupied(none[:, :0], none[:, :0], blending), options, "step"
-            ),
-            options,
-        ),
-        compare(
-            variant(
-                "a quarter of the slots, scattered",
-                slots,
-                occupied(scattered, none, fossil),
-                options,
-                "step",
-            ),
-            variant(
-                "the same seeds, packed", slots, occupied(dense, none, fossil), options, "step"
-            ),
-            options,
-        ),
-        compare(
-            variant(
-                "validation, 8 subset rows of 3 seeds",
-                slots,
-                occupied(every, every, blending),
-                options,
-                "val",
-            ),
-            variant("validation, one row", slots, occupied(every, none, blending), options, "val"),
-            options,
-        ),
-    ]
+    empty = occupied(none, none, Stage.BLENDING)
+    slotless = occupied(none[:, :0], none[:, :0], Stage.BLENDING)
+    eight = occupied(every, every, Stage.BLENDING)
+    one = occupied(every, none, Stage.BLENDING)
+    apart = occupied(scattered, none, Stage.FOSSILIZED)
+    packed = occupied(dense, none, Stage.FOSSILIZED)
+    pairs = (
+        ("step", ("3 empty slots", empty), ("no slots at all", slotless)),
+        ("step", ("a quarter of the slots, scattered", apart), ("the same seeds, packed", packed)),
+        ("val", ("validation, 8 subset rows of 3 seeds", eight), ("validation, one row", one)),
+    )
+    return [compare(*pair, options) for pair in pairs]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print, keep."""
     parser = command_line(__doc__)
-    for name, value in (
-        ("envs", 16),
-        ("batch", 125),
-        ("train", 500),
-        ("val", 125),
-        ("repeats", 5),
-        ("chunk", 0),
-    ):
+    sizes = {"envs": 16, "batch": 125, "train": 500, "val": 125, "repeats": 5, "chunk": 0}
+    for name, value in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--device", default="auto")
     parser.add_argument(
@@ -248,10 +182,7 @@ def main(arguments: list[str] | None = None) -> None:
     keep_freed_memory(options.place)
     options.images = noise(options)
     table = rows(options)
-    work = {
-        name: getattr(options, name)
-        for name in ("envs", "batch", "train", "val", "repeats", "chunk", "workers")
-    }
+    work = {name: getattr(options, name) for name in (*sizes, "workers")}
     record = origin("sleepers", options.place) | work | {"kernels": used.reason, "rows": table}
     print("\n".join(sections.sleepers([record])))
     finish(record, options.results, "sleepers")

@@ -12,7 +12,7 @@ device.
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import NamedTuple
 
 import torch
@@ -24,49 +24,20 @@ import esper_soa
 
 PACKAGE = Path(esper_soa.__file__).parent
 aten = torch.ops.aten
-VALUE_DEPENDENT = (
-    aten._local_scalar_dense,
-    aten.nonzero,
-    aten.masked_select,
-    aten.equal,
-    aten.is_nonzero,
-    aten.bincount,
-    aten._unique,
-    aten._unique2,
-    aten.unique_dim,
-    aten.unique_consecutive,
-    aten.repeat_interleave,
-    aten.allclose,
+VALUE_NAMES = (
+    "_local_scalar_dense nonzero masked_select equal is_nonzero bincount _unique _unique2 "
+    "unique_dim unique_consecutive repeat_interleave allclose"
 )
+VALUE_DEPENDENT = tuple(getattr(aten, name) for name in VALUE_NAMES.split())
 INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
-ON_CPU_ALONE = (
-    "nowhere",
-    "_copy_where_",
-    "_ended",
-)  # of state.py, nets/snapshot.py and agent/ppo.py
+# Of state.py, nets/snapshot.py and agent/ppo.py.
+ON_CPU_ALONE = ("nowhere", "_copy_where_", "_ended")
 INTERPRETER = str(Path("triton", "runtime", "interpreter.py"))
-READS = (
-    "item",
-    "tolist",
-    "numpy",
-    "cpu",
-    "__array__",
-    "__bool__",
-    "__int__",
-    "__float__",
-    "__index__",
-    "__complex__",
-)
+READ_NAMES = "item tolist numpy cpu __array__ __bool__ __int__ __float__ __index__ __complex__"
+READS = tuple(getattr(Tensor, name) for name in READ_NAMES.split())
 UPLOADS = (torch.tensor, torch.as_tensor)
-FACTORIES = (
-    *UPLOADS,
-    torch.from_numpy,
-    torch.zeros,
-    torch.ones,
-    torch.full,
-    torch.empty,
-    torch.arange,
-)
+MADE = (torch.from_numpy, torch.zeros, torch.ones, torch.full, torch.empty, torch.arange)
+FACTORIES = (*UPLOADS, *MADE)
 
 
 class HostSyncError(AssertionError):
@@ -97,14 +68,9 @@ class SyncGuard:
             mode.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ending: object) -> None:
         for mode in reversed(self._modes):
-            mode.__exit__(kind, error, trace)
+            mode.__exit__(*ending)
 
     def report(self, operation: str) -> None:
         """An operation for which a device would be waited for has been met."""
@@ -189,7 +155,7 @@ class _Functions(TorchFunctionMode):
         on_host = bool(args) and self.guard.is_on_host(args[0])
         copies = _goes_to_host(func, args, kwargs)
         moves = self.guard.moves and _names_device(func, args, kwargs)
-        reads = any(func is getattr(Tensor, name) for name in READS)
+        reads = any(func is one for one in READS)
         if (copies or reads or moves) and not on_host:
             self.guard.report(f"Tensor.{func.__name__}")
         if moves and on_host and not copies and not kwargs.get("non_blocking"):

@@ -14,10 +14,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.learning import learning
 from benchmarks.proof_figure import figure
-from benchmarks.proof_tables import FIGURE, MAIN
+from benchmarks.proof_tables import DECLARED, FIGURE
 from benchmarks.records import RESULTS, kept, newest
-from benchmarks.sections import EPS, OTHERS, learning
+from benchmarks.sections import EPS, OTHERS
 from benchmarks.timing import BenchmarkError
 
 NOTHING = "No record of a commit by the present method."
@@ -41,7 +42,7 @@ def sections(folder: Path) -> tuple[Sections, list[str]]:
 
 def figure_of(folder: Path) -> bytes | None:
     """The figure of the declared proof; None where there is no record of it."""
-    found = [record for record in newest(folder, "proof")[0] if record["name"] == MAIN]
+    found = [record for record in newest(folder, "proof")[0] if record["name"] == DECLARED]
     return figure(found[0]) if found else None
 
 

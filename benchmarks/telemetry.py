@@ -2,30 +2,24 @@
 without any.
 
     python -m benchmarks.telemetry                                       works a and c, 9 turns
-    python -m benchmarks.telemetry works=c sides=events,full repeats=15 results=
+    python -m benchmarks.telemetry --works c --sides events,full --repeats 15 --results ''
 
-A side is a level of telemetry, or `sinks`: the tables of events, the live table of envs on a
-terminal, and TensorBoard, W&B (offline) and MLflow (a file), which are told the line of the round;
-it needs their extras. Every side plays the same episodes, decisions of a new policy included, in
-turns and alternating order; a side's time ends when its files are on the disk and its trackers have
-taken what they were told, which a run waits for once, at its end. Trackers are opened before, as a
-run opens them once. There is no update, which would make telemetry's share smaller. Prints the
-ratios of the timings of a turn, and a JSON line, which is also appended to
-benchmarks/results/telemetry.jsonl.
+A side is a level of telemetry, or `sinks`: tables of events, live table, and all trackers, which
+are told the line of the round; it needs their extras. Every side plays the same episodes, in turns;
+its time ends when its files are on the disk and its trackers have taken what they were told. There
+is no update, which would make telemetry's share smaller. Prints the ratios of the timings of a
+turn, and a JSON line, which is also appended to benchmarks/results/telemetry.jsonl.
 """
 
 import io
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 
-import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
@@ -33,7 +27,7 @@ from rich.console import Console
 
 from benchmarks.eps_config import EpsConfig, train_config
 from benchmarks.machine import wait_for
-from benchmarks.records import RESULTS, Record, check_folder, finish, origin
+from benchmarks.records import Record, check_folder, command_line, finish, origin
 from benchmarks.timing import BenchmarkError, in_turns
 from esper_soa.build import build_player, build_world
 from esper_soa.config import LEVELS, TRACKERS, TrainConfig
@@ -46,14 +40,6 @@ from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder, Recorder, lege
 from esper_soa.telemetry.tracking import Line, Teller, Told, Tracked, numbers_of, openers
 from esper_soa.telemetry.worker import Worker
 
-DEFAULTS = {
-    "works": "a,c",
-    "sides": "events,sinks",
-    "repeats": "9",
-    "steps": "20",
-    "results": str(RESULTS),
-    "device": "auto",
-}
 CONF = Path(__file__).parent / "conf"
 INTERVAL = 10.0  # seconds, as telemetry.write_interval
 SINKS = "sinks"  # the side of all of them
@@ -72,15 +58,13 @@ class Trackers:
             for name, open_ in openers(names).items()
         }
         self._told = 0
+        self.tell({"round": 0.0})
 
     def tell(self, numbers: dict[str, float]) -> None:
-        """Hand over the numbers of the next round."""
+        """The numbers of the next round, until they are taken; else BenchmarkError."""
         self._told += 1
         for worker in self._workers.values():
             worker.emit(Line(self._told, numbers))
-
-    def wait(self) -> None:
-        """Until they have taken what they were told; raises BenchmarkError where one has not."""
         for name, worker in self._workers.items():
             if not worker.flush(PATIENCE) or worker.dropped:
                 raise BenchmarkError(
@@ -92,21 +76,6 @@ class Trackers:
         for worker in self._workers.values():
             worker.insist(Line(0, {}))
             worker.close(PATIENCE)
-
-
-@contextmanager
-def all_trackers(wanted: bool) -> Iterator[Trackers]:
-    """Every tracker, opened and told a first round, where they are `wanted`; else none."""
-    os.environ["WANDB_MODE"] = "offline"
-    os.environ.pop("MLFLOW_TRACKING_URI", None)
-    with tempfile.TemporaryDirectory() as folder:
-        opened = Trackers(Path(folder), TRACKERS if wanted else ())
-        opened.tell({"round": 0.0})
-        opened.wait()
-        try:
-            yield opened
-        finally:
-            opened.close()
 
 
 class Work:
@@ -135,7 +104,11 @@ class Work:
         )
         shown.below = table
         with tempfile.TemporaryDirectory() as folder:
-            recorder = self._recorder(side, Path(folder), table)
+            recorder: NoRecorder = NO_RECORDER
+            if side not in ("off", "rounds"):
+                level = "events" if side == SINKS else side
+                legend = legend_of(self.world, learns=True)
+                recorder = Recorder(Path(folder), legend, level, INTERVAL, Unwritten(), table)
             wait_for(self.device)
             begun = time.perf_counter()
             with shown as progress:
@@ -145,7 +118,6 @@ class Work:
             wait_for(self.device)
             if side == SINKS:
                 trackers.tell(dict(numbers_of(result.record)))
-                trackers.wait()
             recorder.flush()
             seconds = time.perf_counter() - begun
             recorder.close()
@@ -153,21 +125,19 @@ class Work:
             raise BenchmarkError(f"side {side} has dropped {recorder.dropped} env-steps")
         return seconds
 
-    def _recorder(self, side: str, folder: Path, table: EnvsTable | None) -> NoRecorder:
-        if side in ("off", "rounds"):
-            return NO_RECORDER
-        level = "events" if side == SINKS else side
-        return Recorder(
-            folder, legend_of(self.world, learns=True), level, INTERVAL, Unwritten(), table
-        )
-
 
 def compare(work: Work, given: list[str], repeats: int) -> Record:
     """EPS by side, and the ratios over `off` of the timings of a turn."""
     sides = ["off", *given]
     env_steps = work.cfg.envs * work.cfg.steps
     found: dict[str, list[float]] = {side: [] for side in sides}
-    with all_trackers(SINKS in sides) as trackers:
+    os.environ["WANDB_MODE"] = "offline"
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+    wanted = TRACKERS if SINKS in sides else ()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(Trackers(Path(folder), wanted)) as trackers,
+    ):
         for side in sides:
             work.seconds(side, 0, trackers)
         for side in in_turns(sides, repeats):
@@ -184,26 +154,26 @@ def compare(work: Work, given: list[str], repeats: int) -> Record:
     return record
 
 
-def main(given: list[str]) -> None:
+def main() -> None:
     """Measure, print, and keep the record."""
-    settings = DEFAULTS | dict(word.split("=", 1) for word in given)
-    if strangers := set(settings) - set(DEFAULTS):
-        raise BenchmarkError(f"{', '.join(strangers)}: must be one of {', '.join(DEFAULTS)}")
-    sides = settings["sides"].split(",")
+    parser = command_line(__doc__)
+    for name, value in (("works", "a,c"), ("sides", f"events,{SINKS}"), ("device", "auto")):
+        parser.add_argument(f"--{name}", default=value)
+    for name, count in (("repeats", 9), ("steps", 20)):
+        parser.add_argument(f"--{name}", type=int, default=count)
+    given = parser.parse_args()
+    sides = given.sides.split(",")
     if wrong := set(sides) - {*LEVELS, SINKS}:
         raise BenchmarkError(f"sides={', '.join(wrong)}: must be of {', '.join([*LEVELS, SINKS])}")
-    if settings["results"]:
-        check_folder(settings["results"])
+    check_folder(given.results)
     works: Record = {}
-    for name in settings["works"].split(","):
-        work = Work(name, int(settings["steps"]), settings["device"])
-        works[name] = compare(work, sides, int(settings["repeats"]))
+    for name in given.works.split(","):
+        work = Work(name, given.steps, given.device)
+        works[name] = compare(work, sides, given.repeats)
         print(f"work {name}: {json.dumps(works[name], indent=2)}")
-    record = origin("telemetry", torch.device(resolve_device(settings["device"]))) | {
-        "works": works
-    }
-    finish(record, settings["results"], "telemetry")
+    record = origin("telemetry", resolve_device(given.device)) | {"works": works}
+    finish(record, given.results, "telemetry")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

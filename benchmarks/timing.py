@@ -7,6 +7,7 @@ from esper_soa.errors import UserError
 
 Side = TypeVar("Side")
 
+LIVE_ALPHA = 0.5  # of the live seeds of a benchmark
 COLUMNS = ("training", "validation", "policy and state machine", "update")
 PARTS = {
     "training": "training",

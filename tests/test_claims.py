@@ -46,8 +46,16 @@ def held(tmp_path: Path) -> Iterator[Path]:
     holder.stdout.close()
 
 
+SLOW_WAYS = ("hydra.run.dir=run", "run_dir=run resume=auto")
+
+
 @pytest.mark.parametrize(
-    "way", ["run_dir=run", "hydra.run.dir=run", "run_dir=run resume=auto", "resume=run"]
+    "way",
+    [
+        "run_dir=run",
+        "resume=run",
+        *(pytest.param(way, marks=pytest.mark.slow) for way in SLOW_WAYS),
+    ],
 )
 def test_a_second_run_is_refused_and_changes_nothing(held: Path, way: str) -> None:
     if way == "resume=run":

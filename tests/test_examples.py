@@ -67,7 +67,10 @@ def test_a_run_is_played_with_all_of_the_example(parts: Path, tmp_path: Path) ->
     assert record["ops"]["germinate"] > 1
 
 
-@pytest.mark.parametrize(("host", "parameters"), [("funnel", 2_482), ("residual", 1_762)])
+@pytest.mark.parametrize(
+    ("host", "parameters"),
+    [("funnel", 2_482), pytest.param("residual", 1_762, marks=pytest.mark.slow)],
+)
 def test_a_run_is_played_on_the_hosts_of_the_example(
     host: str, parameters: int, parts: Path, tmp_path: Path
 ) -> None:

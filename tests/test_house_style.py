@@ -292,6 +292,8 @@ def undescribed_settings(text: str) -> Breaches:
     """A setting is described in its line, or in a sentence in the line above; without a full stop
     that is a heading.
     """
+    if not re.search(r"^class \w+Config\b", text, re.MULTILINE):
+        return
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     comments = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
     for node in settings_fields(ast.parse(text)):

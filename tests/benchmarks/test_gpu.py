@@ -16,7 +16,6 @@ from benchmarks.gpu import (
     compute_of,
     ladder,
     main,
-    mixture,
     names,
     rung,
     syncs,
@@ -83,7 +82,6 @@ def test_the_guarded_env_step_and_a_rung_can_be_rehearsed() -> None:
     found = rung(TINY, "graphs", "64", "32")
     assert found["K"] == 8
     assert found["images_per_second"] == pytest.approx(found["eps"] * (4 + 8 * 4))
-    assert mixture(TINY, "eager", "64", "32")["K"] == 8
 
 
 def test_a_wait_at_the_birth_of_seeds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

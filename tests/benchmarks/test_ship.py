@@ -240,7 +240,7 @@ BAD: list[tuple[dict, str]] = [
     ({"stages": [{"name": "a", "settings": ["envs=0"]}]}, "stage a: envs=0: must be in"),
     (
         {"stages": [{"name": "a", "settings": ["nonsense=1"]}]},
-        "stage a: Could not override 'nonsense'",
+        "stage a: nonsense: there is no such setting",
     ),
     (
         {"stages": [{"name": "a", "settings": ["data.root=x"]}]},

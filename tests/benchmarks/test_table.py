@@ -11,10 +11,11 @@ import matplotlib
 import pytest
 
 from benchmarks import kernels, machine, sleepers
+from benchmarks.learning import learning
 from benchmarks.proof_figure import figure, stamp
-from benchmarks.proof_tables import FIGURE, MAIN
+from benchmarks.proof_tables import DECLARED, FIGURE
 from benchmarks.records import METHOD, RESULTS, check_folder, keep, newest
-from benchmarks.sections import learning, origins, span
+from benchmarks.sections import origins, span
 from benchmarks.table import NOTHING, main, sections, written
 from benchmarks.timing import BenchmarkError
 
@@ -62,7 +63,7 @@ def test_the_tables_of_the_pages_are_what_the_command_makes_of_the_committed_rec
 def test_the_figure_of_the_proof_is_drawn_from_the_committed_record() -> None:
     """To the byte with the matplotlib that drew it; with another, of the same record."""
     drawn = ROOT / "docs" / FIGURE
-    found = [one for one in newest(RESULTS, "proof")[0] if one["name"] == MAIN]
+    found = [one for one in newest(RESULTS, "proof")[0] if one["name"] == DECLARED]
     assert drawn.exists() == bool(found)
     for record in found:
         text = drawn.read_text(encoding="utf-8")
@@ -175,21 +176,8 @@ def test_sleepers_say_which_kernels_and_workers_they_measured(tmp_path: Path) ->
 
 
 def test_the_state_machine_alone_has_a_row_per_size(tmp_path: Path) -> None:
-    kernels.main(
-        [
-            "--envs",
-            "1",
-            "3",
-            "--modes",
-            "eager",
-            "--repeats",
-            "3",
-            "--steps",
-            "24",
-            "--results",
-            str(tmp_path),
-        ]
-    )
+    sizes = ["--envs", "1", "3", "--modes", "eager", "--repeats", "3", "--steps", "24", "--results"]
+    kernels.main([*sizes, str(tmp_path)])
     kept = json.loads((tmp_path / "kernels.jsonl").read_text())
     lines = sections_of(kept, tmp_path, "kernels")
     assert [line.split(" | ")[:2] for line in lines[2:4]] == [
@@ -230,23 +218,11 @@ def test_works_measured_alike_share_a_line_of_origin() -> None:
 
 def test_every_evaluation_of_learning_is_told_whichever_way_it_was_played() -> None:
     def evaluated(shift: float, deterministic: bool) -> dict:
-        net = [
+        values = [
             {"ppo": 20.0 + shift + n, "heuristic": 19.0 + n, "random": 5.0, "wait": 4.0}
             for n in range(4)
         ]
-        seeds = [
-            {
-                "seed": n,
-                "net": one,
-                "accuracy": one,
-                "samples": 1,
-                "eval_steps": 1,
-                "train_steps": 1,
-                "seconds": 1.0,
-                "data": "x",
-            }
-            for n, one in enumerate(net)
-        ]
+        seeds = [{"net": one, "accuracy": one} for one in values]
         return {"deterministic": deterministic, "seeds": seeds, "settings": []}
 
     lines = learning([evaluated(0, True), evaluated(9, True), evaluated(5, False)])
