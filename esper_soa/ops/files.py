@@ -57,12 +57,15 @@ class Unwritten:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """The name of a file to write in the context, which then becomes `path`; where that fails, the
-    old file stays whole and nothing lies beside it.
+    old file stays whole, nothing lies beside it, and the error names `path`.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
         os.replace(temporary, path)
+    except OSError as error:
+        error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -19,7 +19,6 @@ from esper_soa.config import flat_settings
 from esper_soa.errors import UserError, one_line
 from esper_soa.ops.checkpoint import (
     CheckpointError,
-    Content,
     load_checkpoint,
     misfit,
     save_checkpoint,
@@ -73,7 +72,7 @@ class Pretrained(PolicyFile):
         return one_line(f"{self.init}: learned for {facts['rounds']} rounds on {tasks} with {data}")
 
 
-def save_policy(path: Path, saved: Saved, facts: Mapping[str, Content]) -> None:
+def save_policy(path: Path, saved: Saved, facts: Mapping[str, object]) -> None:
     """Write the policy of a run to the file `path`; `facts` go before what the run tells.
 
     Raises CheckpointError where the run has learned nothing, OSError where not written.
