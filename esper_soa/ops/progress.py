@@ -32,7 +32,6 @@ class FileHandler(logging.Handler):
         self._unwritten = unwritten
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Append the message."""
         try:
             self._lines.write(self.format(record))
         except OSError as error:
@@ -41,20 +40,20 @@ class FileHandler(logging.Handler):
             self._unwritten.reasons.pop(self._name, None)
 
     def close(self) -> None:
-        """Let go of the file."""
         self._lines.close()
         super().close()
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints log messages through a rich console, so that a live bar stays below them."""
+    """Prints messages through a rich console, so that a live bar stays below them; without times,
+    which stand in the log file.
+    """
 
     def __init__(self, console: Console) -> None:
-        super().__init__()
+        super().__init__(logging.INFO)
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the message alone; the time stands in the log file."""
         say(self._console, self.format(record))
 
 
@@ -62,9 +61,7 @@ def handlers_of(path: Path, console: Console, unwritten: Unwritten) -> tuple[log
     """What writes messages to the file `path`, debug messages too, and to `console`; whoever made
     them closes them. A file that cannot be written is noted in `unwritten`.
     """
-    to_console = ConsoleHandler(console)
-    to_console.setLevel(logging.INFO)
-    return FileHandler(path, unwritten), to_console
+    return FileHandler(path, unwritten), ConsoleHandler(console)
 
 
 @contextmanager

@@ -7,17 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_runs import fresh, settings
 
-from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
-from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
 from esper_soa.evaluation import build_agent
-from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops import resume
 from esper_soa.ops.checkpoint import CheckpointError, load_checkpoint, save_checkpoint, unlike
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import session
 from esper_soa.running import Run
-from esper_soa.trainer import run
 
 CPU = torch.device("cpu")
 Place = tuple[str | int, ...]
@@ -26,23 +23,9 @@ Place = tuple[str | int, ...]
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A run of one round that has written its checkpoint, built anew."""
-    cfg = TrainConfig(
-        envs=2,
-        rounds=1,
-        steps=2,
-        batch_size=4,
-        train_samples=4,
-        val_samples=4,
-        slots=["r0c0", "r0c1"],
-        control="none",
-        task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
-        data=DataConfig(name="synthetic", synthetic_train=16, synthetic_test=8),
-        policy=PolicyConfig(network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1)),
-        telemetry=TelemetryConfig(progress="off"),
-        compute=ComputeConfig(threads=1),
-    )
+    cfg = settings(rounds=1, steps=1)
     folder = RunFolder(tmp_path_factory.mktemp("run"))
-    run(cfg, folder)
+    fresh(cfg, folder.path)
     with session(folder) as within:
         yield Run(cfg, within)
 
