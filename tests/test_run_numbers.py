@@ -513,7 +513,7 @@ def test_rollbacks_of_all_rounds_stand_in_the_summary(tmp_path: Path) -> None:
         counts = dict.fromkeys(("germinated", "blended", "fossilized", "pruned"), 0)
         kept = Played([50.0], [1.0], [1.0], [[-1, -1]], [[1, 1]], [[0.0, 0.0]])
         job.done = Progressed(1, 1.0, 1.0, counts | {"rollbacks": 3}, 50.0, [], [0.0], [kept])
-        assert job.summarise(None).rollbacks == 3
+        assert job.summarise().rollbacks == 3
 
 
 def test_penalties_relax_over_the_rounds_that_the_settings_name_and_not_over_those_of_the_run(

@@ -42,7 +42,7 @@ class Interrupted(SystemExit):
 def is_foreign(handler: Handler) -> bool:
     """Whether `handler` is a function that another program in this process has installed."""
     known = callable(handler) and handler is not signal.default_int_handler
-    return known and getattr(handler, "__module__", "") != __name__
+    return known and handler.__module__ != __name__
 
 
 @contextmanager
