@@ -192,12 +192,13 @@ def progress_bar(job: Run) -> Progress:
     cfg = job.cfg
     rounds = cfg.rounds + (min(cfg.control_rounds, cfg.rounds) if wants_control(cfg) else 0)
     total = rounds * cfg.envs * cfg.steps - job.done.cut_off
-    return Progress(
+    shown = Progress(
         total,
         job.within.console,
         cfg.telemetry.progress,
         cfg.telemetry.plain_interval,
         done=job.env_steps,
         after_step=job.heed,
-        below=job.table,
     )
+    shown.below = job.table
+    return shown

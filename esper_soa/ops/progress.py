@@ -111,6 +111,8 @@ class Progress:
     shown under the bar, or under every plain line. Use as a context.
     """
 
+    below: RenderableType | None = None
+
     def __init__(
         self,
         total: int,
@@ -120,7 +122,6 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
         done: int = 0,
         after_step: Callable[[], None] = lambda: None,
-        below: RenderableType | None = None,
     ) -> None:
         live = style == "live" or (style == "auto" and console.is_terminal)
         self._plain = style == "plain" or (style == "auto" and not live)
@@ -131,8 +132,7 @@ class Progress:
         self._total = total
         self._marks = deque([(clock(), done)], maxlen=WINDOW + 1)
         self._next_line = clock() + interval
-        self._below = below
-        self._bar = _Bar(console, below) if live else None
+        self._bar = _Bar(console, self) if live else None
         if self._bar is not None:
             self._bar.add_task("", total=total, label="", facts="")
 
@@ -171,16 +171,16 @@ class Progress:
         if self._plain and (now >= self._next_line or done >= total):
             self._next_line = now + self._interval
             show(self._console, f"{label}  {done}/{total} env-steps  {facts}")
-            if self._below is not None:
-                self._console.print(self._below)
+            if self.below is not None:
+                self._console.print(self.below)
         self._after_step()
 
 
 class _Bar(RichProgress):
     """The bar of a Progress, and what it has below."""
 
-    def __init__(self, console: Console, below: RenderableType | None) -> None:
-        self._below = below
+    def __init__(self, console: Console, owner: Progress) -> None:
+        self._owner = owner
         super().__init__(
             TextColumn("{task.fields[label]}"),
             BarColumn(bar_width=24),
@@ -192,8 +192,8 @@ class _Bar(RichProgress):
 
     def get_renderables(self) -> Iterator[RenderableType]:
         yield from super().get_renderables()
-        if self._below is not None:
-            yield self._below
+        if self._owner.below is not None:
+            yield self._owner.below
 
 
 def _number(value: float, form: str) -> str:

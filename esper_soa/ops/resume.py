@@ -126,9 +126,8 @@ def saved_run(path: Path, content: Mapping[str, object]) -> Saved:
         parts["progress"] = {"cut_off": 0} | parts["progress"]
     fault = misfit(parts, Saved, "the record")
     if fault:
-        raise CheckpointError(
-            f"checkpoint {one_line(path)}: is not of a training run ({one_line(fault)})"
-        )
+        why = f"is not of a training run ({one_line(fault)})"
+        raise CheckpointError(f"checkpoint {one_line(path)}: {why}")
     recent = [Played(**played) for played in parts["progress"]["recent"]]
     progress = Progressed(**parts["progress"] | {"recent": recent})
     return Saved(**parts | {"progress": progress, "watch": WatchState(**parts["watch"])})
@@ -144,9 +143,8 @@ def restore_learner(learner: Learner, saved: Saved, path: Path) -> None:
     """Give the learner its state back, all or nothing; CheckpointError where it does not fit."""
     fault = unlike(saved.learner, learner.state_dict(), "learner")
     if fault:
-        raise CheckpointError(
-            f"checkpoint {one_line(path)}: the learner does not fit this run ({one_line(fault)})"
-        )
+        why = f"the learner does not fit this run ({one_line(fault)})"
+        raise CheckpointError(f"checkpoint {one_line(path)}: {why}")
     learner.load_state_dict(saved.learner or {})
 
 
@@ -155,9 +153,8 @@ def restore_policy(policy: RecurrentPolicy, saved: Saved) -> None:
     weights = (saved.learner or {}).get("policy")
     fault = unlike(weights, policy.state_dict(), "policy")
     if fault:
-        raise CheckpointError(
-            f"checkpoint: the policy does not fit its own settings ({one_line(fault)})"
-        )
+        why = f"the policy does not fit its own settings ({one_line(fault)})"
+        raise CheckpointError(f"checkpoint: {why}")
     policy.load_state_dict(cast(dict, weights))
 
 
@@ -209,9 +206,8 @@ def check_settings(saved: Saved, cfg: TrainConfig) -> list[str]:
         raise UserError(
             f"rounds={cfg.rounds}: must be at least {done}, which the checkpoint has done already"
         )
-    return [
-        f"{name}: {change}" for name, change in found.items() if name not in ("resume", "run_dir")
-    ]
+    place = ("resume", "run_dir")
+    return [f"{name}: {change}" for name, change in found.items() if name not in place]
 
 
 def check_data(saved: Saved, images: ImageSet) -> None:

@@ -48,14 +48,8 @@ def place() -> Place | None:
     given = os.environ
     if "TORCHELASTIC_RUN_ID" not in given or "RANK" not in given:
         return None
-    return Place(
-        rank=int(given["RANK"]),
-        processes=int(given["WORLD_SIZE"]),
-        local_rank=int(given["LOCAL_RANK"]),
-        local_processes=int(given["LOCAL_WORLD_SIZE"]),
-        restarts=int(given["TORCHELASTIC_RESTART_COUNT"]),
-        run_id=given["TORCHELASTIC_RUN_ID"],
-    )
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
+    return Place(*(int(given[name]) for name in names), given["TORCHELASTIC_RUN_ID"])
 
 
 def folder_for(settings: TrainConfig, asked: str) -> RunFolder:
@@ -122,10 +116,8 @@ def find_run_folders(given: Sequence[str | Path]) -> dict[str, Path]:
         place = user_path("RUN", str(one))
         found = list(_run_folders(place, DEPTH))
         if not found:
-            raise UserError(
-                f"RUN={one_line(one)}: holds no run: there is no config.yaml of a run in it or "
-                "below it"
-            )
+            why = "holds no run: there is no config.yaml of a run in it or below it"
+            raise UserError(f"RUN={one_line(one)}: {why}")
         paths += [path for path in found if path not in paths]
     return dict(zip(_labels(paths), paths, strict=True))
 

@@ -85,7 +85,8 @@ def test_the_recorder_shows_what_it_is_given_and_the_bar_has_it_below(tmp_path: 
     recorder.close()
     for style, terminal in (("live", True), ("plain", False)):
         console = Console(file=io.StringIO(), width=200, height=60, force_terminal=terminal)
-        shown = Progress(10, console, style, 0.0, below=table)
+        shown = Progress(10, console, style, 0.0)
+        shown.below = table
         with console.capture() as told, shown as progress:
             progress.advance(10, "round 7", 50.0, 1.0)
         assert "round 7, env-step 1" in told.get()
