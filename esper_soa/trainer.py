@@ -6,7 +6,7 @@ resumed run plays it again from its start. Where ranks share out the envs, all r
 what is worked out over all envs, and the first one writes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -87,7 +87,7 @@ def _resumed(
     return job
 
 
-def played(job: Run) -> Iterator[int]:
+def played(job: Run) -> Generator[int, None, None]:
     """Play all rounds that are left, each with its line and checkpoint, then the control's.
 
     Yields after every round the number of rounds done. Raises OutOfRoomError where memory ran out.

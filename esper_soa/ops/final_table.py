@@ -141,7 +141,8 @@ def difference_record(found: Comparison) -> dict[str, Json]:
     """A comparison for summary.json; the bounds of a single pair are null."""
     unknown = dict.fromkeys(("low", "high")) if found.pairs < 2 else {}
     intervals = {name: getattr(found, name)._asdict() | unknown for name in ("accuracy", "net")}
-    return {"confidence": CONFIDENCE, "outcome": found.outcome} | found._asdict() | intervals
+    record: dict[str, Json] = {"confidence": CONFIDENCE, "outcome": found.outcome}
+    return record | found._asdict() | intervals
 
 
 def print_summary(summary: Summary, console: Console) -> None:

@@ -48,8 +48,14 @@ def place() -> Place | None:
     given = os.environ
     if "TORCHELASTIC_RUN_ID" not in given or "RANK" not in given:
         return None
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
-    return Place(*(int(given[name]) for name in names), given["TORCHELASTIC_RUN_ID"])
+    return Place(
+        rank=int(given["RANK"]),
+        processes=int(given["WORLD_SIZE"]),
+        local_rank=int(given["LOCAL_RANK"]),
+        local_processes=int(given["LOCAL_WORLD_SIZE"]),
+        restarts=int(given["TORCHELASTIC_RESTART_COUNT"]),
+        run_id=given["TORCHELASTIC_RUN_ID"],
+    )
 
 
 def folder_for(settings: TrainConfig, asked: str) -> RunFolder:
