@@ -54,9 +54,8 @@ class Session:
         """Say in the log, once, that nobody reads the console any more."""
         if self.stream.lost and not self.stream.told:
             self.stream.told = True
-            LOGGER.warning(
-                "console  is gone (%s): the log alone has what is said", self.stream.lost
-            )
+            gone = "console  is gone (%s): the log alone has what is said"
+            LOGGER.warning(gone, self.stream.lost)
 
     def finish(self) -> None:
         """At the end of the work; raises IncompleteError where something is not written."""
@@ -109,9 +108,8 @@ def _log_the_end(begun: bool) -> None:
     A refusal leaves a folder as it is in which a run has `begun` before.
     """
     error = sys.exception()
-    if isinstance(error, IncompleteError | Interrupted | RankLostError | PrunedError) or (
-        isinstance(error, UserError) and not begun
-    ):
+    told = isinstance(error, IncompleteError | Interrupted | RankLostError | PrunedError)
+    if told or (isinstance(error, UserError) and not begun):
         LOGGER.debug("ended: %s", error)
     elif error is not None and not isinstance(error, UserError):
         LOGGER.debug("ended by an error", exc_info=error)
