@@ -17,7 +17,7 @@ from esper_soa.build import build_player, build_world
 from esper_soa.config import TrainConfig
 from esper_soa.errors import SettingError, UserError
 from esper_soa.ops import shipped
-from esper_soa.ops.checkpoint import Content, load_checkpoint, save_checkpoint
+from esper_soa.ops.checkpoint import load_checkpoint, save_checkpoint
 from esper_soa.ops.pretrained import FORMAT, load_policy, save_policy
 from esper_soa.ops.resume import read_run
 from esper_soa.ops.rundir import RunFolder
@@ -26,7 +26,7 @@ from esper_soa.ops.session import session
 from esper_soa.running import Run
 
 CPU = torch.device("cpu")
-FACTS: dict[str, Content] = {
+FACTS: dict[str, object] = {
     "rounds": 40,
     "tasks": ["cifar_baseline", "cifar_impaired"],
     "data": ["fashion32"],
