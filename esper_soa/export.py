@@ -64,9 +64,8 @@ def export(run: str, settings: dict[str, str]) -> None:
     else:
         net = open_run(place).export(env)
     if not isinstance(net, GrownNetwork):
-        raise UserError(
-            f"{place}: holds a policy, which other programs cannot play: esper_soa.load reads it"
-        )
+        why = "holds a policy, which other programs cannot play: esper_soa.load reads it"
+        raise UserError(f"{place}: {why}")
     folder.mkdir(parents=True, exist_ok=True)
     name = "best" if env == "best" else f"host_{env}"
     if place.is_file() and env == "best":

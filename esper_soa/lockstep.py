@@ -90,10 +90,8 @@ def _turns(experiment: str, overrides: Sequence[str]) -> Generator[Run, None, No
             while True:
                 with within.speaking():
                     job.take_turn()
-                    try:
-                        next(rounds)
-                    except StopIteration as end:
-                        ended(job, end.value)
+                    if next(rounds, None) is None:
+                        ended(job)
                         return
                 yield job
 

@@ -34,7 +34,7 @@ from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import Session, session
 from esper_soa.ranks import keep_to_cores
 from esper_soa.report.end import leave_report
-from esper_soa.trainer import Run, played, value_of
+from esper_soa.trainer import Run, played
 
 STATUS = Path("/proc/self/status")
 KIB = 1024
@@ -190,7 +190,8 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
         job.cfg = replace(cfg, rounds=min(2, cfg.rounds), control="none")
         job.profile = pace = Pace(seconds, cfg.steps, job.device)
         built = time.perf_counter()
-        value_of(played(job))
+        for _ in played(job):
+            pass
         rounds_end = time.perf_counter()
         folder.config.write_text(settings_yaml(job.cfg), encoding="utf-8")
         if cfg.report:

@@ -101,8 +101,8 @@ class Run:
         self.lacking: dict[str, int] = {}  # lines that trackers were not given, by their names
         self.done = resume.Progressed()
         self.rounds_before = self.env_steps_before = 0  # that were done when this process went on
-        # env-steps that the control did not play, as episodes had ended early
-        self.control_cut_off = 0
+        self.control: HostScore | None = None
+        self.control_cut_off = 0  # env-steps that it did not play, as episodes had ended early
         self.written = -1  # rounds done at the newest checkpoint that this process wrote
         self.held = self.content()
 
@@ -141,7 +141,7 @@ class Run:
         take_device(self.device)
 
     def announce(self) -> None:
-        """Say what will be done, on which data and device."""
+        """Say what will be done, on which data and device, and by which kernels."""
         cfg = self.cfg
         images = self.world.images
         nets = self.world.rules.nets
@@ -166,10 +166,9 @@ class Run:
         LOGGER.info("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
         LOGGER.info("memory   %s", plan_in_words(cfg, self.device, self.world.rules))
         LOGGER.info("numbers  hosts compute in %s: %s", self.precision.name, self.precision.reason)
-        self.announce_kernels()
+        self._announce_kernels()
 
-    def announce_kernels(self) -> None:
-        """Say which kernels run, and why."""
+    def _announce_kernels(self) -> None:
         engine = self.world.rules.engine.chosen
         kernels = self.world.kernels
         LOGGER.log(WARNING if engine.fallback else INFO, "kernels  %s", engine.reason)
@@ -318,19 +317,19 @@ class Run:
             self.write()
             raise
 
-    def control(self, progress: Progress) -> HostScore | None:
-        """The last rounds as the control plays them; None where there is none."""
+    def play_control(self, progress: Progress) -> None:
+        """Have the control, where there is one, play the last rounds."""
         cfg = self.cfg
         recent = self.done.recent
         if not wants_control(cfg):
-            return None
+            return
         label = control_words(cfg.control)
         played = [
             play_control(cfg.control, cfg, self.world, grown, Round(number, progress, label))
             for number, grown in enumerate(recent, self.done.rounds_done - len(recent))
         ]
         self.control_cut_off = sum(map(self.cut_off, played))
-        return self.score(cfg.control, [resume.Played.of(result) for result in played])
+        self.control = self.score(cfg.control, [resume.Played.of(result) for result in played])
 
     def score(self, name: str, played: Sequence[resume.Played]) -> HostScore:
         """The rounds of the player `name` for the final table; all pay rent by the run's host."""
@@ -343,7 +342,7 @@ class Run:
             episodes.append(Episode(one.accuracies, one.parameters, net, one.train_flop))
         return HostScore(name, episodes)
 
-    def summarise(self, control: HostScore | None) -> Summary:
+    def summarise(self) -> Summary:
         """What the final table says."""
         cfg = self.cfg
         sizes = self.world.sizes
@@ -359,7 +358,7 @@ class Run:
             rounds=cfg.rounds,
             steps=cfg.steps,
             grown=self.score(cfg.policy.name, done.recent),
-            control=control,
+            control=self.control,
             test_images=len(self.world.images.test_labels),
             seeds=SeedCounts(**{name: done.seeds[name] for name in resume.SEEDS}),
             reward=sum(done.rewards) / len(done.rewards),

@@ -10,9 +10,6 @@ from collections.abc import Generator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
-
-import torch
 
 from esper_soa.build import world_facts
 from esper_soa.config import TrainConfig, settings_yaml
@@ -33,13 +30,10 @@ from esper_soa.ops.rundir import (
     write_versions,
 )
 from esper_soa.ops.session import Session, session
-from esper_soa.ops.verdict import HostScore
 from esper_soa.ranks import ALONE, Ranks
 from esper_soa.report.end import leave_report
 from esper_soa.running import Run, wants_control
 from esper_soa.telemetry.recorder import recording
-
-Value = TypeVar("Value")
 
 
 def open_run(
@@ -75,7 +69,7 @@ def _resumed(
 ) -> Run:
     """The run where `checkpoint` stood, which the first rank reads for all."""
     folder = within.folder
-    device = resolve_device(cfg.device) if ranks.count == 1 else torch.device("cpu")
+    device = resolve_device(cfg.device if ranks.count == 1 else "cpu")
     saved = ranks.from_first(partial(resume.read_run, checkpoint, device))
     for damaged in passed_over(checkpoint):
         LOGGER.warning("resume   %s", damaged)
@@ -93,16 +87,16 @@ def _resumed(
     return job
 
 
-def play(job: Run, shown: Progress) -> Generator[int, None, HostScore | None]:
-    """All rounds that are left, each with its line and checkpoint; returns the control's score.
+def played(job: Run) -> Generator[int, None, None]:
+    """Play all rounds that are left, each with its line and checkpoint, then the control's.
 
-    Yields after every round the number of rounds done.
+    Yields after every round the number of rounds done. Raises OutOfRoomError where memory ran out.
     """
     cfg = job.cfg
     noting = job.within.unwritten.noting
     logged = cfg.telemetry.level != "off" and job.writes
     paths = (job.folder.episodes, job.folder.metrics) if logged else ()
-    with shown as progress, ExitStack() as opened:
+    with naming_memory(OutOfRoomError), progress_bar(job) as progress, ExitStack() as opened:
         files = [opened.enter_context(MetricsWriter(path)) for path in paths]
         job.recorder = opened.enter_context(
             recording(cfg, job.world, job.folder.path, job.within.unwritten, job.table)
@@ -124,13 +118,7 @@ def play(job: Run, shown: Progress) -> Generator[int, None, HostScore | None]:
             job.within.judge(number + 1, job.done.recent[-1].accuracies, job.write)
             yield number + 1
         job.write()
-        return job.control(progress)
-
-
-def played(job: Run) -> Generator[int, None, HostScore | None]:
-    """`play` with the run's progress on its console; raises OutOfRoomError where memory ran out."""
-    with naming_memory(OutOfRoomError):
-        return (yield from play(job, progress_bar(job)))
+        job.play_control(progress)
 
 
 def run(
@@ -163,8 +151,9 @@ def run_within(
     """
     job = ready(within, cfg, checkpoint, images, ranks)
     with signals_noted() as job.requests, job.saved_where_ranks_are_lost():
-        control = value_of(played(job))
-    return ended(job, control)
+        for _ in played(job):
+            pass
+    return ended(job)
 
 
 def ready(
@@ -181,20 +170,11 @@ def ready(
     return job
 
 
-def value_of(generator: Generator[int, None, Value]) -> Value:
-    """What the generator returns at its end."""
-    while True:
-        try:
-            next(generator)
-        except StopIteration as end:
-            return cast(Value, end.value)
-
-
-def ended(job: Run, control: HostScore | None) -> Summary:
+def ended(job: Run) -> Summary:
     """Sum up a run that is played; raises IncompleteError where something could not be written."""
     within = job.within
     job.profile.close()
-    summary = job.summarise(control)
+    summary = job.summarise()
     if not job.writes:
         return summary
     with within.unwritten.noting(within.folder.summary.name):

@@ -49,15 +49,18 @@ def finished(
     )
 
 
-def started(*overrides: str, folder: Path) -> subprocess.Popen[str]:
-    """Training with `overrides`, running in `folder`."""
+def started(
+    *overrides: str, folder: Path, program: str = "train", limits: dict[int, int] | None = None
+) -> subprocess.Popen[str]:
+    """The program with `overrides`, running in `folder`; as `finished`."""
     return warm.Popen(
-        command(*overrides),
+        command(*overrides, program=program),
         cwd=folder,
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        limits=limits,
     )
 
 

@@ -59,7 +59,7 @@ SLOW_WAYS = ("hydra.run.dir=run", "run_dir=run resume=auto")
 )
 def test_a_second_run_is_refused_and_changes_nothing(held: Path, way: str) -> None:
     if way == "resume=run":
-        write_sealed(held / "checkpoint_000001.pt", lambda file: file.write(b"whatever"))
+        write_sealed(held / "checkpoint_000001.pt", b"whatever")
     before = contents(held)
     done = finished("+experiment=smoke", "envs=3", *way.split(), folder=held.parent)
     assert done.stderr == f"error: run_dir={held}: another process is writing to this run\n"
@@ -69,9 +69,7 @@ def test_a_second_run_is_refused_and_changes_nothing(held: Path, way: str) -> No
 
 def test_a_second_evaluation_is_refused_and_changes_nothing(held: Path) -> None:
     (held.parent / "other").mkdir()
-    write_sealed(
-        held.parent / "other" / "checkpoint_000001.pt", lambda file: file.write(b"whatever")
-    )
+    write_sealed(held.parent / "other" / "checkpoint_000001.pt", b"whatever")
     before = contents(held)
     done = finished("checkpoint=other", "run_dir=run", folder=held.parent, program="evaluate")
     assert done.stderr == f"error: run_dir={held}: another process is writing to this run\n"

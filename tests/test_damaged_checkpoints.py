@@ -10,40 +10,23 @@ from pathlib import Path
 import pytest
 import torch
 import warm
+from tiny_runs import fresh, records, settings
 
-from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
-from esper_soa.config import ComputeConfig, EvaluateConfig, TelemetryConfig, TrainConfig
+from esper_soa.config import EvaluateConfig
 from esper_soa.evaluation import evaluate
-from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.resume import read_run
 from esper_soa.ops.rundir import RunFolder, resume_start
 from esper_soa.trainer import run
 
 CPU = torch.device("cpu")
-TINY = TrainConfig(
-    envs=2,
-    rounds=3,
-    steps=2,
-    batch_size=4,
-    train_samples=4,
-    val_samples=4,
-    slots=["r0c0", "r0c1"],
-    control="none",
-    checkpoint_every=1,
-    checkpoint_keep=3,
-    task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
-    data=DataConfig(name="synthetic", synthetic_train=16, synthetic_test=8),
-    policy=PolicyConfig(network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1)),
-    telemetry=TelemetryConfig(progress="off"),
-    compute=ComputeConfig(threads=1),
-)
+TINY = settings(checkpoint_keep=3)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of three rounds with three checkpoints."""
     path = tmp_path_factory.mktemp("whole")
-    run(TINY, RunFolder(path))
+    fresh(TINY, path)
     return path
 
 
@@ -60,8 +43,8 @@ def damaged(whole: Path, tmp_path: Path) -> RunFolder:
 
 def rewards(path: Path) -> list[dict]:
     """Rewards and accuracies of every round."""
-    records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [{name: record[name] for name in ("round", "reward", "accuracy")} for record in records]
+    lines = records(path / "metrics.jsonl")
+    return [{name: line[name] for name in ("round", "reward", "accuracy")} for line in lines]
 
 
 @pytest.mark.parametrize("by", ["auto", "folder"])

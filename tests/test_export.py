@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import warm
-from program import TINY, finished
+from program import TINY, command, finished
 
 import esper_soa
 from esper_soa import export
@@ -29,23 +29,12 @@ def test_a_host_in_all_formats_in_a_process_of_its_own_which_says_nothing_else(
     run: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("onnxscript")
-    done = warm.run(
-        [
-            sys.executable,
-            "-m",
-            "esper_soa.export",
-            str(run),
-            "format=safetensors,code,onnx,pt2",
-            f"to={tmp_path / 'out'}",
-        ],
-        capture_output=True,
-        text=True,
-    )
+    out = tmp_path / "out"
+    asked = command(str(run), "format=safetensors,code,onnx,pt2", f"to={out}", program="export")
+    done = warm.run(asked, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.split() == [
-        str(tmp_path / "out" / name)
-        for name in ("best.safetensors", "best.py", "best.onnx", "best.pt2")
-    ]
+    endings = ("safetensors", "py", "onnx", "pt2")
+    assert done.stdout.split() == [str(out / f"best.{ending}") for ending in endings]
     net = esper_soa.load(tmp_path / "out" / "best.safetensors")
     assert digest(net.state_dict()) == digest(esper_soa.open_run(run).export().state_dict())
 
@@ -85,12 +74,8 @@ def test_a_mistake_is_one_line_and_status_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     slots = enabled_slots(TaskConfig(), ["r0c0"])
-    esper_soa.save(
-        Controller(
-            controller_spec(PolicyConfig(network=NetworkConfig(hidden=8, features=8)), slots)
-        ),
-        "policy.safetensors",
-    )
+    config = PolicyConfig(network=NetworkConfig(hidden=8, features=8))
+    esper_soa.save(Controller(controller_spec(config, slots)), "policy.safetensors")
     with pytest.raises(SystemExit) as caught:
         export.main([str(run) if given == "RUN" else given for given in arguments])
     assert caught.value.code == 2

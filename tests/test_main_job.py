@@ -26,6 +26,8 @@ TINY = (
     "+experiment=smoke",
     "rounds=1",
     "steps=2",
+    "control=none",
+    "report=false",
     "telemetry.progress=off",
     "data.synthetic_train=32",
     "data.synthetic_test=8",
@@ -46,10 +48,6 @@ def play(folder: Path, *overrides: str) -> Summary:
 
 def lines(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def test_there_are_the_nine_cifar_tasks() -> None:
-    assert len(TASKS) == 9
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -88,7 +86,7 @@ def test_every_reward_mode_writes_components_that_sum_to_the_total(
     play(
         tmp_path / "run",
         f"reward={mode}",
-        "steps=12",
+        "steps=8",
         "envs=2",
         "policy=random",
         "lifecycle=auto_forward",
@@ -109,6 +107,7 @@ def test_seeds_live_whole_lives_and_the_table_counts_them(tmp_path: Path) -> Non
     summary = play(
         tmp_path / "run",
         "policy=schedule",
+        "control=wait",
         "steps=12",
         "slots=[r0c1]",
         "gates.min_blending_steps=2",
@@ -117,9 +116,8 @@ def test_seeds_live_whole_lives_and_the_table_counts_them(tmp_path: Path) -> Non
     )
     assert (summary.seeds.germinated, summary.seeds.blended, summary.seeds.fossilized) == (2, 2, 2)
     assert summary.control is not None
-    assert (
-        summary.grown.size - summary.control.size == 5
-    )  # a norm seed of 2 channels: 2 * 2 + 1 parameters
+    # a norm seed of 2 channels: 2 * 2 + 1 parameters
+    assert summary.grown.size - summary.control.size == 5
     (line,) = lines(tmp_path / "run")
     assert line["ops_successful"]["fossilize"] == 2
 
@@ -162,14 +160,13 @@ def test_what_cannot_work_is_one_message(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["hostile", "truncated", "empty"])
-def test_a_broken_data_file_is_named_and_not_run(tmp_path: Path, content: str) -> None:
+GOOD = pickle.dumps({b"data": b"\0" * 3072, b"labels": [0]}, protocol=2)
+
+
+@pytest.mark.parametrize("bad", [pickle.dumps(Hostile()), GOOD[: len(GOOD) // 2], b""])
+def test_a_broken_data_file_is_named_and_not_run(tmp_path: Path, bad: bytes) -> None:
     root = tmp_path / "cifar-10-batches-py"
     root.mkdir()
-    good = pickle.dumps({b"data": b"\0" * 3072, b"labels": [0]}, protocol=2)
-    bad = {"hostile": pickle.dumps(Hostile()), "truncated": good[: len(good) // 2], "empty": b""}[
-        content
-    ]
     for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
         (root / name).write_bytes(bad)
     with pytest.raises(UserError, match="data_batch_1"):

@@ -14,12 +14,12 @@ from esper_soa.config import EvaluateConfig, TrainConfig
 from esper_soa.errors import UserError
 from esper_soa.evaluation import build_agent, evaluation_settings
 from esper_soa.ops import resume
-from esper_soa.ops.checkpoint import CheckpointError, Content, load_checkpoint
+from esper_soa.ops.checkpoint import CheckpointError, load_checkpoint
 from esper_soa.ops.pretrained import load_policy, save_policy
 from esper_soa.ops.resume import read_run
 from esper_soa.ops.rundir import RunFolder
 
-FACTS: dict[str, Content] = {"rounds": 3, "tasks": ["tiny"], "data": ["synthetic"]}
+FACTS: dict[str, object] = {"rounds": 3, "tasks": ["tiny"], "data": ["synthetic"]}
 
 
 def with_own(*names: str, **changed: object) -> TrainConfig:

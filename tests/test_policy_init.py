@@ -17,7 +17,7 @@ from esper_soa.build import build_player, build_world
 from esper_soa.config import TrainConfig
 from esper_soa.errors import SettingError, UserError
 from esper_soa.ops import shipped
-from esper_soa.ops.checkpoint import Content, load_checkpoint, save_checkpoint
+from esper_soa.ops.checkpoint import load_checkpoint, save_checkpoint
 from esper_soa.ops.pretrained import FORMAT, load_policy, save_policy
 from esper_soa.ops.resume import read_run
 from esper_soa.ops.rundir import RunFolder
@@ -26,7 +26,7 @@ from esper_soa.ops.session import session
 from esper_soa.running import Run
 
 CPU = torch.device("cpu")
-FACTS: dict[str, Content] = {
+FACTS: dict[str, object] = {
     "rounds": 40,
     "tasks": ["cifar_baseline", "cifar_impaired"],
     "data": ["fashion32"],
@@ -167,7 +167,7 @@ def test_a_resumed_run_must_keep_what_it_started_from(before: Path, tmp_path: Pa
 def test_a_run_that_was_stopped_within_its_rounds_of_imitation_equals_one_that_was_not(
     tmp_path: Path, teacher: str
 ) -> None:
-    cfg = settings()
+    cfg = settings(rounds=6)
     imitation = ImitationConfig(rounds=4, teacher=teacher, epochs=3)
     cfg = replace(cfg, policy=replace(cfg.policy, imitation=imitation))
     whole = tmp_path / "whole"
@@ -176,7 +176,7 @@ def test_a_run_that_was_stopped_within_its_rounds_of_imitation_equals_one_that_w
     fresh(replace(cfg, rounds=2), parts)
     resumed(replace(cfg, rounds=4), parts)
     resumed(cfg, parts)
-    assert_equal_runs(whole, parts)
+    assert_equal_runs(whole, parts, rounds=6)
     told = [{name for name in IMITATION if name in line["update"]} for line in lines(whole)]
     assert told == [{"cross_entropy", "agreement"}] * 4 + [set()] * 2
     assert ["approx_kl" in line["update"] for line in lines(whole)] == [False] * 4 + [True] * 2

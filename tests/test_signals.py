@@ -16,7 +16,6 @@ from program import (
     ENVIRONMENT,
     PATIENCE,
     TINY,
-    command,
     contents,
     finished,
     lines,
@@ -28,6 +27,10 @@ from esper_soa.ops.interrupt import Interrupted, importing, signals_noted, stopp
 
 LONG = [*TINY, "rounds=5000", "checkpoint_every=0", "control=none", "telemetry.progress=off"]
 STOPS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+told_what_is_caught = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(),
+    reason="the system does not say which signals are handled",
+)
 
 
 def send(*numbers: int) -> None:
@@ -195,10 +198,7 @@ def interrupted(folder: Path, number: int, delay: float) -> tuple[int, str]:
     return process.returncode, told
 
 
-@pytest.mark.skipif(
-    not Path("/proc/self/status").exists(),
-    reason="the system does not say which signals are handled",
-)
+@told_what_is_caught
 @pytest.mark.parametrize(("number", "status"), STOPS)
 def test_a_signal_in_the_first_moment_ends_with_one_line(
     tmp_path: Path, number: int, status: int
@@ -211,10 +211,7 @@ def test_a_signal_in_the_first_moment_ends_with_one_line(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.skipif(
-    not Path("/proc/self/status").exists(),
-    reason="the system does not say which signals are handled",
-)
+@told_what_is_caught
 def test_a_signal_at_any_moment_of_set_up_ends_with_one_line(tmp_path: Path) -> None:
     chance = random.Random(3)
     for attempt in range(12):
@@ -253,21 +250,8 @@ def test_an_evaluation_that_is_stopped_ends_at_once_with_one_line(
     assert (
         finished(*TINY, "rounds=1", "control=none", "run_dir=run", folder=tmp_path).returncode == 0
     )
-    process = warm.Popen(
-        command(
-            "checkpoint=run",
-            "run_dir=judged",
-            "episodes=50000",
-            "policies=[wait]",
-            "compute.engine=torch",
-            program="evaluate",
-        ),
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    asked = ("checkpoint=run", "run_dir=judged", "episodes=50000", "policies=[wait]")
+    process = started(*asked, "compute.engine=torch", folder=tmp_path, program="evaluate")
     wait_until(lambda: (tmp_path / "judged" / "versions.json").exists(), process)
     process.send_signal(number)
     _, told = process.communicate(timeout=PATIENCE)

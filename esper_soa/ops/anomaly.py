@@ -99,12 +99,8 @@ class Watch(WatchState):
         """What has begun with this update; `active` names everything that is going on after it."""
         if not self.cfg.enabled or not update:
             return []
-        found = (
-            self._skipped(update)
-            + self._limits(update)
-            + self._entropy(update)
-            + self._gradient_drift(update)
-        )
+        found = self._skipped(update) + self._limits(update)
+        found += self._entropy(update) + self._gradient_drift(update)
         new = [anomaly for anomaly in found if anomaly.name not in self.active]
         self.active = [anomaly.name for anomaly in found]
         return new
@@ -161,10 +157,8 @@ class Watch(WatchState):
             if in_use:
                 self._streak(name, entropy < recovered)
             if self.streaks.get(name, 0) >= self.cfg.patience:
-                text = (
-                    f"entropy/{head} is {entropy:.3g}: low (limit {limit:g}) for "
-                    f"{self.streaks[name]} updates"
-                )
+                low = f"low (limit {limit:g}) for {self.streaks[name]} updates"
+                text = f"entropy/{head} is {entropy:.3g}: {low}"
                 advice = f"Raise policy.ppo.entropy_coef or policy.ppo.probability_floor.{head}."
                 found.append(Anomaly(name, f"{text}. {advice}"))
         return found
@@ -186,14 +180,9 @@ class Watch(WatchState):
             return []
         text = (
             f"the gradient norm is {norm:.3g}, its running mean {mean:.3g} (drift {drift:.2f}, "
-            f"above {limit:g})"
+            f"above {limit:g}). One update is no harm; if it stays, lower policy.ppo.lr."
         )
-        return [
-            Anomaly(
-                "gradient_drift",
-                f"{text}. One update is no harm; if it stays, lower policy.ppo.lr.",
-            )
-        ]
+        return [Anomaly("gradient_drift", text)]
 
     def _streak(self, name: str, unhealthy: bool) -> int:
         """Updates in a row, this one included, that were unhealthy."""

@@ -76,8 +76,7 @@ class Episode:
         self.earned: list[Tensor] = []  # raw rewards float64 [N] of every env-step, for the learner
         self.recorder = played.recorder
         self.recorder.begin(played.number + 1)
-        # what read_progress gave of env-steps that have not been told of
-        self.arriving = deque[Arriving]()
+        self.arriving = deque[Arriving]()  # of env-steps that have not been told of
         self.played: list[int] = []  # by env-step, the envs whose episode went on
         self.told = 0  # env-steps of which that was said
         self.profile.phase_ended("reset")

@@ -143,12 +143,8 @@ def power_note(row: Compared) -> str:
     seeds = len(row.differences)
     least = fewest_seeds(row.comparisons)
     if seeds < least:
-        return (
-            f"{seeds} seeds cannot show any difference at {SIGNIFICANCE:.0%} over "
-            f"{row.comparisons} comparisons: take {least} or more"
-        )
+        over = f"at {SIGNIFICANCE:.0%} over {row.comparisons} comparisons"
+        return f"{seeds} seeds cannot show any difference {over}: take {least} or more"
     found = detectable(row.spread, seeds, row.comparisons)
-    return (
-        f"{seeds} seeds find a difference of {found:.2f} points in {POWER:.0%} of studies; "
-        "smaller ones stay open"
-    )
+    share = f"{found:.2f} points in {POWER:.0%} of studies"
+    return f"{seeds} seeds find a difference of {share}; smaller ones stay open"

@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import TextIO
 
 from esper_soa.errors import UserError
@@ -29,23 +29,18 @@ class Outlet(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """That of the stream."""
         return self._stream.encoding or "utf-8"
 
     def isatty(self) -> bool:
-        """Whether it is a terminal that is still there."""
         return not self.lost and self._stream.isatty()
 
     def fileno(self) -> int:
-        """That of the stream."""
         return self._stream.fileno()
 
     def writable(self) -> bool:
-        """Always."""
         return True
 
     def write(self, text: str) -> int:
-        """Write `text`, or drop it."""
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -53,7 +48,6 @@ class Outlet(io.TextIOBase):
             return len(text)
 
     def flush(self) -> None:
-        """Pass on what the stream has kept, or drop it."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -62,12 +56,8 @@ class Outlet(io.TextIOBase):
     def _lose(self, error: OSError) -> None:
         """Lead the stream's descriptor nowhere: what it still holds must not fail at its end."""
         self.lost = self.lost or error.strerror or str(error)
-        try:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
-        except (OSError, ValueError):  # no descriptor to lead anywhere
-            return
+        with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), self._stream.fileno())
 
 
 def outlet(stream: TextIO | None) -> Outlet:

@@ -27,8 +27,7 @@ MALLOPT_KEEP = ((-4, 0), (-1, 2**31 - 1), (-8, 1))
 
 
 def resolve_device(setting: str, place: int = 0) -> torch.device:
-    """The device that `setting` (auto, cpu, cuda, cuda:<index>) stands for, always with an index on
-    CUDA.
+    """The device that `setting` (auto, cpu, cuda, cuda:<index>) stands for, with an index on CUDA.
 
     place: index of the GPU where the setting leaves it open. Raises SettingError where CUDA or the
     GPU is not there; only `auto` falls back to the CPU.
@@ -42,11 +41,12 @@ def resolve_device(setting: str, place: int = 0) -> torch.device:
     if kind != "cuda" or not (index.isdigit() or setting == "cuda"):
         raise SettingError("device", setting, "auto, cpu, cuda or cuda:<index>")
     if count == 0:
-        raise SettingError("device", setting, "auto or cpu here", _why_no_cuda())
-    if int(index or 0) >= count:
-        raise SettingError(
-            "device", setting, f"below cuda:{count}", f"This machine shows {count} CUDA device(s)."
-        )
+        why = "torch finds no usable NVIDIA GPU or driver."
+        if torch.version.cuda is None:
+            why = "The installed torch is a CPU build; install a CUDA build of torch."
+        raise SettingError("device", setting, "auto or cpu here", why)
+    shown = f"This machine shows {count} CUDA device(s)."
+    check(int(index or 0) < count, "device", setting, f"below cuda:{count}", shown)
     return torch.device("cuda", int(index or place))
 
 
@@ -69,8 +69,7 @@ def choose_env_chunk(
     cores: int = 0,
     elements: int = 1,
 ) -> int:
-    """Envs that are trained together: the setting, or for 0 what suits the device; never more than
-    there are.
+    """Envs that are trained together: the setting, or for 0 what suits the device; at most all.
 
     All on a GPU, as far as no tensor, of which each env has `elements`, gets more than INDEXED of
     them; raises SettingError for a setting beyond that, and where one env has more. On a CPU as
@@ -80,16 +79,10 @@ def choose_env_chunk(
     if device.type != "cpu":
         most = INDEXED // elements
         words = f"A tensor of {device.type} has at most {INDEXED} elements."
-        check(
-            most > 0,
-            "batch_size",
-            batch_size,
-            f"at most {batch_size * INDEXED // elements} with these hosts",
-            words,
-        )
-        check(
-            min(setting, envs) <= most, "compute.env_chunk", setting, f"at most {most} here", words
-        )
+        largest = f"at most {batch_size * INDEXED // elements} with these hosts"
+        check(most > 0, "batch_size", batch_size, largest, words)
+        fits = min(setting, envs) <= most
+        check(fits, "compute.env_chunk", setting, f"at most {most} here", words)
         return min(setting or envs, envs, most)
     if setting > 0:
         return min(setting, envs)
@@ -100,28 +93,20 @@ def choose_env_chunk(
 
 
 def choose_workers(setting: int, chunks: int, device: torch.device, cores: int = 0) -> int:
-    """Threads among which the chunks of envs are shared: the setting, or for 0 one per usable core
-    of a CPU.
+    """Threads that share the chunks of envs: the setting, or for 0 one per usable core of a CPU.
 
-    Never more than there are chunks. A GPU has one; raises SettingError where more are asked for,
-    and for more than THREADS_PER_CORE per core.
+    Never more than there are chunks, and one on a GPU. SettingError for more than make sense.
     """
     _check_threads("compute.workers", setting)
     if device.type != "cpu":
-        if setting > 1:
-            raise SettingError(
-                "compute.workers",
-                setting,
-                f"0 or 1 on {device.type}",
-                "Workers share the CPU's cores.",
-            )
+        allowed = f"0 or 1 on {device.type}"
+        check(setting <= 1, "compute.workers", setting, allowed, "Workers share the CPU's cores.")
         return 1
     return min(setting or cores or usable_cores(), chunks)
 
 
 def apply_threads(setting: int) -> int:
-    """Give one torch operation outside the workers `setting` CPU threads (0 = one); returns the
-    number in force.
+    """Give torch operations outside the workers `setting` CPU threads (0 = one), and return those.
 
     One, because the operations of policy and state are small, and threads inside an operation wait
     for each other: one that lost its core to another process holds all of them up, and while idle
@@ -145,13 +130,8 @@ def threads(setting: int) -> Iterator[None]:
 
 def _check_threads(setting: str, count: int) -> None:
     most = THREADS_PER_CORE * usable_cores()
-    check(
-        count <= most,
-        setting,
-        count,
-        f"at most {most} here",
-        f"That is {THREADS_PER_CORE} per usable core.",
-    )
+    remedy = f"That is {THREADS_PER_CORE} per usable core."
+    check(count <= most, setting, count, f"at most {most} here", remedy)
 
 
 def device_name(device: torch.device, workers: int = 1, precision: str = "float32") -> str:
@@ -171,28 +151,16 @@ def layout_in_words(device: torch.device, workers: int, env_chunk: int) -> str:
     if device.type != "cpu":
         return f"all chunks of {env_chunk} envs one after the other, as a GPU fills itself"
     beside = f"{_some(torch.get_num_threads(), 'thread')} for policy and env state"
-    if workers == 1:
-        return (
-            f"1 worker trains chunks of {env_chunk} envs ({usable_cores()} usable cores), {beside}"
-        )
-    return (
-        f"{workers} workers of one thread train chunks of {env_chunk} envs side by side "
-        f"({usable_cores()} usable cores), {beside}"
-    )
-
-
-def _why_no_cuda() -> str:
-    if torch.version.cuda is None:
-        return "The installed torch is a CPU build; install a CUDA build of torch."
-    return "torch finds no usable NVIDIA GPU or driver."
+    who = f"{workers} workers of one thread train"
+    work = f"{'1 worker trains' if workers == 1 else who} chunks of {env_chunk} envs"
+    side = "" if workers == 1 else " side by side"
+    return f"{work}{side} ({usable_cores()} usable cores), {beside}"
 
 
 def choose_eval_batch(device: torch.device, native: bool = False, elements: int = 1) -> int:
-    """Validation images per forward pass: few on a CPU, where caches decide and alpha rows multiply
-    them.
+    """Validation images per forward pass: few on a CPU, where caches decide.
 
-    elements: of the largest tensor per image, for all envs that are validated together; see
-    choose_env_chunk.
+    elements: of the largest tensor per image, of all envs that are validated together.
     """
     if device.type != "cpu":
         return max(1, min(GPU_EVAL_BATCH, INDEXED // elements))
@@ -200,12 +168,10 @@ def choose_eval_batch(device: torch.device, native: bool = False, elements: int 
 
 
 def keep_freed_memory(device: torch.device) -> bool:
-    """Let the C library keep what torch frees on a CPU instead of returning it to the system; True
-    where it obeys.
+    """Let glibc, where it is, keep what torch frees on a CPU; True where it obeys.
 
-    Activations are a few MB each; by default glibc maps and unmaps every one of them, and the page
-    faults cost a fifth of a training step with seeds. Has no effect on results. Only glibc offers
-    it; elsewhere nothing happens.
+    By default it maps and unmaps every activation, a few MB each, and the page faults cost a fifth
+    of a training step with seeds.
     """
     if device.type != "cpu" or platform.libc_ver()[0] != "glibc":
         return False

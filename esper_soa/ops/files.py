@@ -35,11 +35,10 @@ class Unwritten:
         try:
             yield
         except OSError as error:
+            reason = reason_of(error)
             if name not in self.reasons:
-                LOGGER.warning(
-                    "%s could not be written (%s); the run goes on", name, reason_of(error)
-                )
-            self.reasons[name] = reason_of(error)
+                LOGGER.warning("%s could not be written (%s); the run goes on", name, reason)
+            self.reasons[name] = reason
         else:
             self.reasons.pop(name, None)
 
@@ -48,21 +47,22 @@ class Unwritten:
         by_reason: dict[str, list[str]] = {}
         for name, reason in self.reasons.items():
             by_reason.setdefault(reason, []).append(name)
-        return "; ".join(
-            f"{', '.join(names)} could not be written ({reason})"
-            for reason, names in by_reason.items()
-        )
+        told = [(", ".join(names), reason) for reason, names in by_reason.items()]
+        return "; ".join(f"{names} could not be written ({reason})" for names, reason in told)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """The name of a file to write in the context, which then becomes `path`; where that fails, the
-    old file stays whole and nothing lies beside it.
+    old file stays whole, nothing lies beside it, and the error names `path`.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
         os.replace(temporary, path)
+    except OSError as error:
+        error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -101,9 +101,8 @@ class LineFile:
                 self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
             )
         end = os.fstat(self._handle).st_size
-        left = memoryview(
-            "".join(f"{line}\n" for line in self._waiting).encode(errors="backslashreplace")
-        )
+        text = "".join(f"{line}\n" for line in self._waiting)
+        left = memoryview(text.encode(errors="backslashreplace"))
         try:
             while left:
                 left = left[os.write(self._handle, left) :]

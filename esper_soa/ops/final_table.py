@@ -5,6 +5,7 @@ Given a Summary of plain numbers by the trainer. Needs no torch.
 
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -138,12 +139,10 @@ def write_summary(summary: Summary, path: Path) -> None:
 
 def difference_record(found: Comparison) -> dict[str, Json]:
     """A comparison for summary.json; the bounds of a single pair are null."""
-    unknown: dict[str, Json] = {"low": None, "high": None} if found.pairs < 2 else {}
+    unknown = dict.fromkeys(("low", "high")) if found.pairs < 2 else {}
+    intervals = {name: getattr(found, name)._asdict() | unknown for name in ("accuracy", "net")}
     record: dict[str, Json] = {"confidence": CONFIDENCE, "outcome": found.outcome}
-    record |= found._asdict()
-    for name, interval in (("accuracy", found.accuracy), ("net", found.net)):
-        record[name] = interval._asdict() | unknown
-    return record
+    return record | found._asdict() | intervals
 
 
 def print_summary(summary: Summary, console: Console) -> None:
@@ -165,7 +164,6 @@ def as_text(table: Table) -> str:
 
 
 def score_table(grown: HostScore, control: HostScore | None) -> Table:
-    """Accuracy, size and cost of the grown hosts, beside the control's where there is one."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("last env-step")
     table.add_column("grown", justify="right")
@@ -183,20 +181,21 @@ def score_table(grown: HostScore, control: HostScore | None) -> Table:
     ):
         scores = [grown] if control is None else [grown, control]
         cells = [format(getattr(score, key) / scale, form) for score in scores]
-        if control is not None:
-            cells.append(difference(key, grown, control))
-        table.add_row(title, *cells)
+        table.add_row(title, *cells, *([] if control is None else [differences(scores)[key]]))
     return table
 
 
-def difference(key: str, grown: HostScore, control: HostScore) -> str:
-    """The last cell of the row of the table that shows `key`."""
+def differences(scores: Sequence[HostScore]) -> dict[str, str]:
+    """The last cells of the table, by what their rows show."""
+    grown, control = scores
     found = compare(grown, control)
-    if key in ("size", "flop"):
-        return f"x {found.parameters if key == 'size' else found.train_flop:.2f}"
-    if key == "best":
-        return format(grown.best - control.best, "+,.2f")
-    return shown(found.accuracy if key == "accuracy" else found.net)
+    return {
+        "accuracy": shown(found.accuracy),
+        "best": format(grown.best - control.best, "+,.2f"),
+        "net": shown(found.net),
+        "size": f"x {found.parameters:.2f}",
+        "flop": f"x {found.train_flop:.2f}",
+    }
 
 
 def verdict_lines(summary: Summary) -> list[str]:
@@ -228,6 +227,11 @@ def fact_lines(summary: Summary) -> list[str]:
     # 0 would not say that nothing was reached, but that all of it lies beyond the reference point.
     volume = summary.pareto.hypervolume
     reached = f", hypervolume {volume:.2f}" if volume > 0 else ""
+    played = f"{speed.env_steps} env-steps"
+    if summary.rounds_before:
+        played = f"{summary.played} of {played} (the others before the run was resumed)"
+    if summary.control is not None:
+        played += f" and {summary.control_env_steps} of the control"
     work = f"T={speed.train_samples}, V={speed.val_samples}, K={speed.alpha_rows:.1f}"
     lines = [
         f"seeds    {seeds.germinated} germinated, {seeds.blended} blended, "
@@ -236,15 +240,6 @@ def fact_lines(summary: Summary) -> list[str]:
         f"reward   {summary.reward:+.2f} per episode in the last of {summary.rounds} rounds",
         f"outcome  {front} of accuracy, stability and size{reached}",
         f"speed    {speed.eps:.1f} env-steps/s at {work} (N={summary.envs})",
-        f"time     {duration(summary.wall_seconds)} for {work_words(summary)}",
+        f"time     {duration(summary.wall_seconds)} for {played}",
     ]
     return [line for line in lines if summary.rollbacks or not line.startswith("governor")]
-
-
-def work_words(summary: Summary) -> str:
-    """What was played in the time that the table gives."""
-    played = f"{summary.speed.env_steps} env-steps"
-    if summary.rounds_before:
-        played = f"{summary.played} of {played} (the others before the run was resumed)"
-    control = summary.control is not None
-    return played + (f" and {summary.control_env_steps} of the control" if control else "")

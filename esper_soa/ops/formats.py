@@ -70,10 +70,7 @@ def save_pt2(net: GrownNetwork, path: Path) -> None:
 
 
 def save_onnx(net: GrownNetwork, path: Path) -> None:
-    """Write a model of ONNX, `images` to `logits`, any number of images, with `spec` as metadata.
-
-    Raises UserError where the packages of the extra are not there.
-    """
+    """Write a model of ONNX, any number of `images` to `logits`, with `spec` as metadata."""
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise UserError(f"format=onnx: needs {' and '.join(missing)}. Install esper-soa[onnx]")
@@ -121,17 +118,16 @@ def save_code(net: GrownNetwork, path: Path) -> None:
         (name, str(state[name].dtype).removeprefix("torch."), tuple(state[name].shape))
         for name in names
     ]
-    content = b"".join(
-        state[name].reshape(-1).view(torch.uint8).numpy().tobytes() for name in names
-    )
+    parts = (state[name].reshape(-1).view(torch.uint8) for name in names)
+    content = b"".join(part.numpy().tobytes() for part in parts)
     lines = textwrap.wrap(base64.b64encode(content).decode(), WIDTH)
-    parts = [
+    pieces = [
         CODE_HEAD + _source(),
         f"SPEC = {pformat(net.spec, width=WIDTH, sort_dicts=False)}",
         f"TENSORS = {pformat(table, width=WIDTH)}",
         "\n".join(['WEIGHTS = """', *lines, '"""']) + CODE_TAIL,
     ]
-    write_bytes(path, "\n".join(parts).encode())
+    write_bytes(path, "\n".join(pieces).encode())
 
 
 def _source() -> str:

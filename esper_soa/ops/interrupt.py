@@ -39,36 +39,26 @@ class Interrupted(SystemExit):
         return f"stopped by {signal.Signals(self.number).name}{unsaved}"
 
 
-class OwnHandler:
-    """A signal handler of ours: calls `react` with the number of the signal."""
-
-    def __init__(self, react: Callable[[int], None]) -> None:
-        self._react = react
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        self._react(number)
-
-
 def is_foreign(handler: Handler) -> bool:
     """Whether `handler` is a function that another program in this process has installed."""
-    return (
-        callable(handler)
-        and not isinstance(handler, OwnHandler)
-        and handler is not signal.default_int_handler
-    )
+    known = callable(handler) and handler is not signal.default_int_handler
+    return known and handler.__module__ != __name__
 
 
 @contextmanager
 def reacting(
     react: Callable[[int], None], numbers: tuple[int, ...]
 ) -> Iterator[dict[int, Handler]]:
-    """`react` to the signals `numbers` while the context lasts; yields the handlers from before.
-
-    Outside the main thread, where no signal comes, nothing is installed.
+    """`react` to the signals `numbers` in the context, in the main thread; yields the handlers
+    from before.
     """
+
+    def own(number: int, frame: FrameType | None) -> None:
+        react(number)
+
     before: dict[int, Handler] = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, OwnHandler(react)) for number in numbers}
+        before = {number: signal.signal(number, own) for number in numbers}
     try:
         yield before
     finally:
@@ -79,11 +69,15 @@ def reacting(
 @contextmanager
 def stopped_at_once() -> Iterator[None]:
     """SIGINT and SIGTERM end what is done in the context by Interrupted, told in one line."""
+
+    def stop(number: int) -> None:
+        raise Interrupted(number)
+
     try:
-        with reacting(_raise_interrupted, STOPPING):
+        with reacting(stop, STOPPING):
             yield
-    except Interrupted as stop:
-        print(stop, file=sys.stderr)
+    except Interrupted as error:
+        print(error, file=sys.stderr)
         raise
 
 
@@ -94,25 +88,21 @@ def importing() -> Iterator[None]:
     Handlers of other programs stay in place. No garbage is looked for meanwhile: what is imported
     stays, and the search takes a sixth of the time.
     """
+
+    def leave(number: int) -> None:
+        stop = Interrupted(number)
+        print(stop, file=sys.stderr, flush=True)
+        os._exit(stop.status)
+
     ours = tuple(number for number in STOPPING if not is_foreign(signal.getsignal(number)))
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with reacting(_leave, ours):
+        with reacting(leave, ours):
             yield
     finally:
         if collecting:
             gc.enable()
-
-
-def _raise_interrupted(number: int) -> None:
-    raise Interrupted(number)
-
-
-def _leave(number: int) -> None:
-    stop = Interrupted(number)
-    print(stop, file=sys.stderr, flush=True)
-    os._exit(stop.status)
 
 
 class Requests:
@@ -121,8 +111,7 @@ class Requests:
     def __init__(self) -> None:
         self.stop = 0  # number of the signal; 0 = none
         self.save = False
-        # By number, the handlers that these requests stand in for.
-        self.before: dict[int, Handler] = {}
+        self.before: dict[int, Handler] = {}  # handlers that these requests stand in for
 
     def note(self, number: int) -> None:
         """React to a signal; a second request to stop does not wait, unless others handle it."""

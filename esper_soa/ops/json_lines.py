@@ -15,37 +15,33 @@ from esper_soa.ops.files import LineFile, write_text
 Json: TypeAlias = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 
-def finite_json(value: Json, path: str, non_finite: list[str]) -> Json:
-    """`value` with every NaN and infinity replaced by None; their paths are appended to
-    `non_finite`. Raises TypeError for what JSON cannot hold, tensors among it.
+def finite_json(value: Json, path: str, found: list[str]) -> Json:
+    """`value` with None for every NaN and infinity, whose paths `found` gets.
+
+    Raises TypeError for what JSON cannot hold, tensors among it.
     """
     if isinstance(value, float):
         if math.isfinite(value):
             return float(value)
-        non_finite.append(f"{path}={value}")
+        found.append(f"{path[1:]}={value}")
         return None
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Mapping):
-        start = f"{path}." if path else ""
-        return {
-            str(key): finite_json(item, f"{start}{key}", non_finite) for key, item in value.items()
-        }
+        return {str(key): finite_json(one, f"{path}.{key}", found) for key, one in value.items()}
     if isinstance(value, Sequence):
-        return [
-            finite_json(item, f"{path}[{index}]", non_finite) for index, item in enumerate(value)
-        ]
+        return [finite_json(one, f"{path}[{at}]", found) for at, one in enumerate(value)]
+    kind = type(value).__name__
     raise TypeError(
-        f"{path}: a {type(value).__name__} cannot be written as JSON; give plain numbers, texts or "
-        "lists"
+        f"{path[1:]}: a {kind} cannot be written as JSON; give plain numbers, texts or lists"
     )
 
 
 def finite_record(record: Mapping[str, Json]) -> dict[str, Json]:
     """`record` as JSON can hold it, with the list `non_finite` where something was replaced."""
-    non_finite: list[str] = []
-    clean = {key: finite_json(value, key, non_finite) for key, value in record.items()}
-    return clean | {"non_finite": list(non_finite)} if non_finite else clean
+    found: list[str] = []
+    clean = {key: finite_json(value, f".{key}", found) for key, value in record.items()}
+    return clean | {"non_finite": list(found)} if found else clean
 
 
 def json_line(record: Mapping[str, Json]) -> str:

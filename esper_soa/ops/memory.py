@@ -40,18 +40,12 @@ LOWER = (
     "envs, batch_size, steps, train_samples, task.base_channels, policy.network.hidden or "
     "compute.env_chunk"
 )
+CGROUPS = Path("/sys/fs/cgroup")
 CGROUP_LIMITS = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ),
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
-ALLOCATION_FAILED = (
-    "allocate memory",
-    "not enough memory",
-    "out of memory",
-)  # in the words of torch's allocators
+ALLOCATION_FAILED = ("allocate memory", "not enough memory", "out of memory")  # torch's words
 
 
 class Need(NamedTuple):
@@ -77,48 +71,23 @@ def needs(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES
     rows = sum(sum(row_layout(shape, slot)) for slot in range(len(slots)))
     # parameters, momentum, snapshot
     weights = 3 * (shape.parameters.total + rows) + 2 * shape.statistics.total
-    drawn = (
-        max(cfg.data.synthetic_train, cfg.data.synthetic_test)
-        if cfg.data.name == "synthetic"
-        else 0
-    )
-    boosts = len(slots) * (len(slots) - 1) // 2 * cfg.steps
+    synthetic = max(cfg.data.synthetic_train, cfg.data.synthetic_test)
+    drawn = synthetic if cfg.data.name == "synthetic" else 0
+    fewer_drawn = ("data.synthetic_train", "data.synthetic_test")
+    smaller_batches = ("batch_size", "compute.env_chunk", *narrower[:1])
+    hosts = cfg.envs * DRAWN * shape.parameters.total
+    order = 8 * cfg.envs * cfg.train_samples + _held_order(cfg, images)
+    # as they are and as they are cut from, in training padded, and all mirrored too
+    held = (IMAGE + 2 * PADDED_BYTES) * images.train + 2 * IMAGE * images.test
+    boosts = FLOAT * cfg.envs * (len(slots) * (len(slots) - 1) // 2 * cfg.steps)
     return [
         Need("weights", cfg.envs * FLOAT * weights, ("envs", *narrower)),
-        Need(
-            TRAINED,
-            activations(cfg, shape, device),
-            ("batch_size", "compute.env_chunk", *narrower[:1]),
-            passing=True,
-        ),
-        Need(
-            "drawing the weights of the hosts",
-            cfg.envs * DRAWN * shape.parameters.total,
-            ("envs", *narrower),
-            passing=True,
-        ),
-        Need(
-            "the order of the images",
-            8 * cfg.envs * cfg.train_samples + _held_order(cfg, images),
-            ("train_samples", "envs"),
-        ),
-        Need(
-            "drawing the synthetic images",
-            DRAWN * IMAGE * drawn,
-            ("data.synthetic_train", "data.synthetic_test"),
-            passing=True,
-        ),
-        # As they are and as they are cut from, in training padded, and all mirrored too.
-        Need(
-            "the images",
-            (IMAGE + 2 * PADDED_BYTES) * images.train + 2 * IMAGE * images.test,
-            ("data.root",),
-        ),
-        Need(
-            "the boosts of seeds that help each other",
-            FLOAT * cfg.envs * boosts,
-            ("steps", "envs", "slots"),
-        ),
+        Need(TRAINED, activations(cfg, shape, device), smaller_batches, passing=True),
+        Need("drawing the weights of the hosts", hosts, ("envs", *narrower), passing=True),
+        Need("the order of the images", order, ("train_samples", "envs")),
+        Need("drawing the synthetic images", DRAWN * IMAGE * drawn, fewer_drawn, passing=True),
+        Need("the images", held, ("data.root",)),
+        Need("the boosts of seeds that help each other", boosts, ("steps", "envs", "slots")),
         *policy_needs(cfg, tuple(slot.name for slot in slots)),
     ]
 
@@ -129,15 +98,10 @@ def _held_order(cfg: TrainConfig, images: ImageCount) -> int:
     return FLOAT * elements if elements <= HELD else 0
 
 
-class Together(NamedTuple):
-    """What goes through one pass."""
-
-    env_chunk: int
-    eval_batch: int  # validation images, where no native kernels validate
-
-
-def together(cfg: TrainConfig, shape: HostShape, device: torch.device) -> Together:
-    """As many envs and images as suit the device, every tensor within its bound; nets/extent.py."""
+def together(cfg: TrainConfig, shape: HostShape, device: torch.device) -> tuple[int, int]:
+    """What goes through one pass: envs, and validation images where no native kernels validate; as
+    many as suit the device, every tensor within its bound, see nets/extent.py.
+    """
     num_slots = len(shape.slots)
     sampled = tuple(range(cfg.attribution.shapley_samples * num_slots))  # at most as many codes
     rows = max_rows(num_slots, SubsetRows(cfg.attribution.pairs, sampled))
@@ -146,12 +110,12 @@ def together(cfg: TrainConfig, shape: HostShape, device: torch.device) -> Togeth
     chunk = choose_env_chunk(
         cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device, elements=max(trained, tested)
     )
-    return Together(chunk, choose_eval_batch(device, elements=chunk * tested))
+    return chunk, choose_eval_batch(device, elements=chunk * tested)
 
 
 def activations(cfg: TrainConfig, shape: HostShape, device: torch.device) -> int:
     """Bytes of what the forward passes that run side by side keep for their gradients."""
-    chunk = together(cfg, shape, device).env_chunk
+    chunk, _ = together(cfg, shape, device)
     workers = choose_workers(cfg.compute.workers, -(-cfg.envs // chunk), device, usable_cores())
     kept = IMAGE + sum(segment.activations for segment in shape.segments)
     if device.type == "cpu" and cfg.compute.engine != "torch" and shape.own_chain is None:
@@ -175,25 +139,14 @@ def policy_needs(cfg: TrainConfig, slots: tuple[str, ...]) -> list[Need]:
     kept = 3 * network.features + 20 * network.layers * network.hidden + 12 * network.hidden
     # layer, norm and encoding of every slot, and what scores it
     kept += len(slots) * (3 * width + half)
-    smaller = (
-        "policy.network.hidden",
-        "policy.network.layers",
-        "policy.network.features",
-        "policy.network.slot_features",
-    )
+    sizes = ("hidden", "layers", "features", "slot_features")
+    smaller = tuple(f"policy.network.{name}" for name in sizes)
+    rollout = cfg.steps * cfg.envs * (FLOAT * features + 8 * (len(slots) + 12))
+    update = FLOAT * cfg.steps * envs * kept
     return [
-        Need(
-            "the rollout",
-            cfg.steps * cfg.envs * (FLOAT * features + 8 * (len(slots) + 12)),
-            ("steps", "envs"),
-        ),
+        Need("the rollout", rollout, ("steps", "envs")),
         Need("the policy", 4 * FLOAT * weights, smaller),  # parameters, gradients, two moments
-        Need(
-            "activations of the update",
-            FLOAT * cfg.steps * envs * kept,
-            ("steps", "envs", *smaller),
-            passing=True,
-        ),
+        Need("activations of the update", update, ("steps", "envs", *smaller), passing=True),
     ]
 
 
@@ -207,15 +160,18 @@ def free_memory(device: torch.device) -> int | None:
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
     left = []
-    if Path("/proc/meminfo").exists():
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        left += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    for limit, used in CGROUP_LIMITS:
-        if limit.exists() and used.exists() and limit.read_text(encoding="ascii").strip().isdigit():
-            left.append(
-                int(limit.read_text(encoding="ascii")) - int(used.read_text(encoding="ascii"))
-            )
+    for line in _text(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            left.append(1024 * int(line.split()[1]))
+    for names in CGROUP_LIMITS:
+        limit, used = [_text(CGROUPS / name).strip() for name in names]
+        if limit.isdigit() and used.isdigit():
+            left.append(int(limit) - int(used))
     return min(left) if left else None
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="ascii") if path.exists() else ""
 
 
 def check_room(

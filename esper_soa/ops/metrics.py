@@ -92,9 +92,8 @@ class MetricsAccumulator:
         reward: RewardSettings | None = None,
         kernels: StepKernels = EAGER,
     ) -> None:
-        """costs: of training on one image; train_samples: T, images that every env trains on per
-        env-step; names: of the blueprints, by code; reward: what envs are paid by, the package's
-        modes for None; kernels: of the env-step.
+        """costs: of training on one image. train_samples: T per env-step. names: of blueprints, by
+        code. reward: what envs are paid by, the package's modes for None.
         """
 
         def zeros(*shape: int) -> Tensor:
@@ -118,10 +117,8 @@ class MetricsAccumulator:
         self.train_samples = train_samples
         self.names = names
         self.kernels = kernels
-        # values and standard errors [2, N, S] at the newest env-step
-        self.shapley = zeros(2, num_envs, 0)
-        # States before and after the newest actions.
-        self.newest: tuple[EnvState, EnvState] | None = None
+        self.shapley = zeros(2, num_envs, 0)  # values and standard errors at the newest env-step
+        self.newest: tuple[EnvState, EnvState] | None = None  # before and after the newest actions
 
     def add_(
         self,
@@ -351,11 +348,9 @@ class Arriving(NamedTuple):
 
     @property
     def here(self) -> bool:
-        """Whether they have arrived; nobody waits for the answer."""
         return self.copied is None or self.copied.query()
 
     def wait(self) -> None:
-        """Until they are there."""
         if self.copied is not None:
             self.copied.synchronize()
 

@@ -52,9 +52,8 @@ def save(module: Module, path: str | PathLike[str]) -> None:
             described = GrownNetwork(module.spec).state_dict()
         shapes = [{name: one.shape for name, one in part.items()} for part in (described, tensors)]
         if shapes[0] != shapes[1]:
-            raise ValueError(
-                "the layers of this network are not those of its spec: keep it by torch.save"
-            )
+            why = "the layers of this network are not those of its spec: keep it by torch.save"
+            raise ValueError(why)
     kind = "network" if isinstance(module, GrownNetwork) else "policy"
     _write(Path(path), [_entry(kind, module.spec, tensors)], tensors)
 
@@ -89,17 +88,18 @@ def load(path: str | PathLike[str], env: int | None = None) -> Module:
     except OSError as error:
         raise ModuleFileError(f"{place}: cannot be read ({error.strerror or error})") from error
     except SafetensorError as error:
-        raise ModuleFileError(
-            f"{place}: cut off, damaged, or no file of safetensors ({one_line(error)})"
-        ) from error
+        why = f"cut off, damaged, or no file of safetensors ({one_line(error)})"
+        raise ModuleFileError(f"{place}: {why}") from error
     if entry["sha256"] != digest(tensors):
         raise ModuleFileError(f"{place}: damaged (its content is not what was written)")
     try:
         return MAKERS[entry["kind"]](entry["spec"], tensors)
     except UNFIT as error:
-        raise ModuleFileError(
-            f"{place}: its description is not understood ({one_line(error)})"
-        ) from error
+        raise _not_understood(place, error) from error
+
+
+def _not_understood(place: str, error: Exception) -> ModuleFileError:
+    return ModuleFileError(f"{place}: its description is not understood ({one_line(error)})")
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -129,20 +129,15 @@ def _entries(place: str, metadata: Mapping[str, str] | None) -> list[dict]:
     try:
         ours = json.loads(metadata[ENTRY])
         if ours["version"] > VERSION:
-            raise ModuleFileError(
-                f"{place}: has version {ours['version']}, written by a newer version of the "
-                f"program: this one reads version {VERSION}"
-            )
+            age = f"has version {ours['version']}, written by a newer version of the program"
+            raise ModuleFileError(f"{place}: {age}: this one reads version {VERSION}")
         entries = [{name: one[name] for name in FIELDS} for one in ours["modules"]]
     except (LookupError, TypeError, ValueError, RecursionError) as error:
-        raise ModuleFileError(
-            f"{place}: its description is not understood ({one_line(error)})"
-        ) from error
+        raise _not_understood(place, error) from error
     foreign = [one_line(entry["kind"]) for entry in entries if entry["kind"] not in MAKERS]
     if foreign or not entries:
-        raise ModuleFileError(
-            f"{place}: holds {foreign[0] if foreign else 'nothing'}, no network or policy"
-        )
+        held = foreign[0] if foreign else "nothing"
+        raise ModuleFileError(f"{place}: holds {held}, no network or policy")
     return entries
 
 

@@ -39,8 +39,7 @@ class Networks:
         self.ranks = world.ranks
         self.best: dict | None = None  # spec of the best host so far
         self.waiting: Grown | None = None  # it, where it is not written yet
-        # The round that this process has played last, and its number.
-        self.newest: tuple[Standing, int] | None = None
+        self.newest: tuple[Standing, int] | None = None  # round that was played last, its number
 
     def go_back(self, rounds: int) -> None:
         """The run goes on after `rounds` rounds: later files go, the best host is that of then."""
@@ -57,10 +56,8 @@ class Networks:
             except ModuleFileError as error:
                 LOGGER.warning("networks %s: it is passed over", error)
         if rounds:
-            LOGGER.warning(
-                "networks the best host so far is not there: that of the rounds to come will be "
-                "the best"
-            )
+            gone = "the best host so far is not there: that of the rounds to come will be the best"
+            LOGGER.warning("networks %s", gone)
         return None
 
     def follow(self, standing: Standing, number: int) -> None:
@@ -121,9 +118,8 @@ def measured_hosts(
     envs: their numbers among all that `standing` tells of.
     """
     images = world.images
-    residents = [
-        Residents(*one) for one in zip(*(part.tolist() for part in standing[:4]), strict=True)
-    ]
+    columns = [part.tolist() for part in standing[:4]]
+    residents = [Residents(*one) for one in zip(*columns, strict=True)]
     facts = {
         "task": cfg.task.host_name,
         "round": number,

@@ -19,7 +19,6 @@ from esper_soa.config import flat_settings
 from esper_soa.errors import UserError, one_line
 from esper_soa.ops.checkpoint import (
     CheckpointError,
-    Content,
     load_checkpoint,
     misfit,
     save_checkpoint,
@@ -73,14 +72,15 @@ class Pretrained(PolicyFile):
         return one_line(f"{self.init}: learned for {facts['rounds']} rounds on {tasks} with {data}")
 
 
-def save_policy(path: Path, saved: Saved, facts: Mapping[str, Content]) -> None:
+def save_policy(path: Path, saved: Saved, facts: Mapping[str, object]) -> None:
     """Write the policy of a run to the file `path`; `facts` go before what the run tells.
 
     Raises CheckpointError where the run has learned nothing, OSError where not written.
     """
-    learned = _of_run(str(path), saved)
-    held = PolicyFile(learned.network, learned.learner, learned.facts | dict(facts))
-    save_checkpoint(path, {"format": FORMAT, "version": VERSION, **vars(held)})
+    held = vars(_of_run(str(path), saved))
+    del held["init"]
+    facts = held["facts"] | dict(facts)
+    save_checkpoint(path, held | {"format": FORMAT, "version": VERSION, "facts": facts})
 
 
 def load_policy(init: str, device: torch.device) -> Pretrained:
@@ -95,9 +95,8 @@ def load_policy(init: str, device: torch.device) -> Pretrained:
     if content.get("format") != FORMAT:
         return _of_run(init, saved_run(path, content))
     if content.get("version") != VERSION:
-        raise _refusal(
-            init, f"its version is {content.get('version')}, this program reads version {VERSION}"
-        )
+        version = content.get("version")
+        raise _refusal(init, f"its version is {version}, this program reads version {VERSION}")
     parts = {name: part for name, part in content.items() if name not in ("format", "version")}
     fault = misfit(parts, PolicyFile, "the policy")
     if not fault:
@@ -117,11 +116,9 @@ def take_over(
 ) -> None:
     """Let a new learner, whose network has the sizes `network`, begin with what was learned.
 
-    blueprints: names by code. Those that the policy does not know begin as the mean of the others,
-    see with_blueprints.
-
-    Raises UserError, which names the settings to give, where the sizes differ, and CheckpointError
-    where it does not fit for another reason.
+    blueprints: names by code; see with_blueprints for those that the policy does not know. Raises
+    UserError, which names the settings to give, where sizes differ; CheckpointError for another
+    reason.
     """
     sizes = asdict(network)
     wrong = [name for name, size in sizes.items() if learned.network.get(name, size) != size]
@@ -142,12 +139,9 @@ def take_over(
         raise _refusal(learned.init, f"its network does not fit these hosts ({one_line(fault)})")
     learner.take_over(state)
     LOGGER.info("start    from %s", learned)
-    new = [name for name in blueprints if name not in known]
+    new = ", ".join(name for name in blueprints if name not in known)
     if new:
-        LOGGER.info(
-            "start    blueprints it does not know begin as the mean of the others: %s",
-            ", ".join(new),
-        )
+        LOGGER.info("start    blueprints it does not know begin as the mean of the others: %s", new)
 
 
 def _for_blueprints(policy: object, known: Sequence[str], wanted: Sequence[str]) -> object:
@@ -166,10 +160,8 @@ def _of_run(init: str, saved: Saved) -> Pretrained:
     """The policy of a run's checkpoint."""
     settings = flat_settings(saved.settings)
     if saved.learner is None:
-        raise _refusal(
-            init,
-            f"it is of a run with policy.name={settings.get('policy.name')}, which learns nothing",
-        )
+        name = settings.get("policy.name")
+        raise _refusal(init, f"it is of a run with policy.name={name}, which learns nothing")
     rounds = saved.progress.rounds_done
     task = str(settings.get("task.name"))
     facts: dict = {"rounds": rounds, "tasks": [task], "data": [saved.data["name"]]}

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import cast
 
 import torch
 from torch.profiler import ProfilerActivity, _ExperimentalConfig
@@ -17,7 +17,7 @@ from esper_soa.env.step import Work
 from esper_soa.nets.engine import TrainingFeed, ValidationFeed
 from esper_soa.ops.progress import LOGGER
 
-PHASES = (
+PHASES = [
     "training",
     "validation",
     "data",
@@ -27,11 +27,9 @@ PHASES = (
     "telemetry",
     "reset",
     "files",
-)
+]
 SKIPPED_STEPS = 3  # env-steps before a trace, and in it
 TRACED_STEPS = 3
-
-Moment = float | torch.cuda.Event
 
 
 class NoProfile:
@@ -57,48 +55,6 @@ class NoProfile:
 NO_PROFILE = NoProfile()
 
 
-class HostClock:
-    """Moments on the host, for a CPU, where work is done when a call returns."""
-
-    def now(self) -> float:
-        """This moment, in seconds."""
-        return time.perf_counter()
-
-    def seconds(self, moments: list[Moment]) -> list[float]:
-        """Each moment in seconds after the first."""
-        return [float(moment) - float(moments[0]) for moment in moments]  # type: ignore[arg-type]
-
-
-class DeviceClock:
-    """Moments in a CUDA stream: events, which the host reads only in `seconds`, for use again."""
-
-    def __init__(self) -> None:
-        self.free: list[torch.cuda.Event] = []
-
-    def now(self) -> torch.cuda.Event:
-        """This place in the stream."""
-        event = self.free.pop() if self.free else torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def seconds(self, moments: list[Moment]) -> list[float]:
-        """Each moment in seconds after the first; waits for the last, and frees the events."""
-        events = [moment for moment in moments if isinstance(moment, torch.cuda.Event)]
-        events[-1].synchronize()
-        found = [events[0].elapsed_time(event) / 1e3 for event in events]
-        self.free += events
-        return found
-
-
-class Span(NamedTuple):
-    """A feed at work within a phase."""
-
-    phase: int  # number of phases that had ended
-    thread: int
-    begin: Moment
-    end: Moment
-
-
 class PhaseProfile(NoProfile):
     """Seconds by phase since the last `take`.
 
@@ -106,51 +62,51 @@ class PhaseProfile(NoProfile):
     may be part of a captured graph, they are not, and "data" is what goes before.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.clock = DeviceClock() if device.type == "cuda" else HostClock()
-        self.start: Moment = self.clock.now()
-        self.phases: list[tuple[str, Moment]] = []
-        self.spans: list[Span] = []
+    def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter):
+        self.cuda = device.type == "cuda"
+        self.clock = clock
+        self._restart()
+
+    def _restart(self) -> None:
+        self.seconds = dict[str, float]()
+        self.fed = dict[int, float]()  # seconds for which feeds worked in this phase, by thread
+        self.begin = self.clock()
+        self.phases = list[str]()  # on CUDA, and the events at their ends, after the first
+        self.events = [_event()] if self.cuda else []
 
     def phase_ended(self, phase: str) -> None:
-        """Two list entries and one reading of the clock."""
-        self.phases.append((phase, self.clock.now()))
+        """Feeds in several threads run side by side: their mean is taken out of the phase."""
+        if self.cuda:
+            self.phases.append(phase)
+            self.events.append(_event())
+            return
+        now = self.clock()
+        inside = sum(self.fed.values()) / max(1, len(self.fed))
+        self._add(phase, now - self.begin - inside)
+        if inside:
+            self._add("data", inside)
+        self.fed.clear()
+        self.begin = now
+
+    def _add(self, phase: str, seconds: float) -> None:
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
     def watch(self, work: Work) -> Work:
         """The same work; on a CPU both feeds report to this profile."""
-        if isinstance(self.clock, DeviceClock):
+        if self.cuda:
             return work
-        training = TimedTraining(work.training, self)
-        validation = TimedValidation(work.validation, self)
+        training = cast(TrainingFeed, TimedFeed(work.training, self))
+        validation = cast(ValidationFeed, TimedFeed(work.validation, self))
         return work._replace(training=training, validation=validation)
 
-    def span(self, begin: Moment) -> None:
-        """A feed was at work from `begin` until now, in whatever thread."""
-        self.spans.append(Span(len(self.phases), threading.get_ident(), begin, self.clock.now()))
-
     def take(self) -> dict[str, float]:
-        """Seconds by phase, in the order in which they were first met; counting begins anew.
-
-        Feeds in several threads run side by side: their mean is taken out of the phase around them.
-        """
-        spans = [span for span in self.spans if span.phase < len(self.phases)]
-        moments = [self.start, *(moment for _, moment in self.phases)]
-        times = self.clock.seconds(moments + [m for span in spans for m in (span.begin, span.end)])
-        fed = times[len(moments) :]
-        data = [0.0] * len(self.phases)
-        threads = [set[int]() for _ in self.phases]
-        for span, begin, end in zip(spans, fed[::2], fed[1::2], strict=True):
-            data[span.phase] += end - begin
-            threads[span.phase].add(span.thread)
-        found: dict[str, float] = {}
-        for index, (phase, _) in enumerate(self.phases):
-            inside = data[index] / max(1, len(threads[index]))
-            found[phase] = found.get(phase, 0.0) + times[index + 1] - times[index] - inside
-            if inside:
-                found["data"] = found.get("data", 0.0) + inside
-        self.start = self.clock.now()
-        self.phases = []
-        self.spans = []
+        """Seconds by phase; counting begins anew."""
+        if self.cuda:
+            self.events[-1].synchronize()
+            for phase, begin, end in zip(self.phases, self.events, self.events[1:], strict=False):
+                self._add(phase, begin.elapsed_time(end) / 1e3)
+        found = self.seconds
+        self._restart()
         return found
 
     def report(self, label: str) -> None:
@@ -158,6 +114,33 @@ class PhaseProfile(NoProfile):
         found = self.take()
         total = sum(found.values())
         LOGGER.info("phases   %s: %s of %.1f s", label, shares(found), total)
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+class TimedFeed:
+    """A feed whose calls are timed; an engine's own cutting is training."""
+
+    def __init__(self, feed: TrainingFeed | ValidationFeed, profile: PhaseProfile) -> None:
+        self._feed = feed
+        self._profile = profile
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        method = getattr(self._feed, name)
+
+        def timed(*given: object) -> object:
+            begin = self._profile.clock()
+            found = method(*given)
+            fed = self._profile.fed
+            thread = threading.get_ident()
+            fed[thread] = fed.get(thread, 0.0) + self._profile.clock() - begin
+            return found
+
+        return timed
 
 
 class TraceProfile(NoProfile):
@@ -202,43 +185,12 @@ class TraceProfile(NoProfile):
         LOGGER.info("profile  trace of %d env-steps: %s", TRACED_STEPS, self.path)
 
 
-Asked = ParamSpec("Asked")
-Given = TypeVar("Given")
-
-
-def _timed(profile: PhaseProfile, feed: Callable[Asked, Given]) -> Callable[Asked, Given]:
-    """`feed`, reporting when it was at work."""
-
-    def call(*args: Asked.args, **kwargs: Asked.kwargs) -> Given:
-        begin = profile.clock.now()
-        found = feed(*args, **kwargs)
-        profile.span(begin)
-        return found
-
-    return call
-
-
-class TimedTraining:
-    """A training feed whose batches are timed, cut or not; an engine's own cutting is training."""
-
-    def __init__(self, feed: TrainingFeed, profile: PhaseProfile) -> None:
-        self.batch = _timed(profile, feed.batch)
-        self.crops = _timed(profile, feed.crops)
-
-
-class TimedValidation:
-    """A validation feed whose batches are timed; as TimedTraining."""
-
-    def __init__(self, feed: ValidationFeed, profile: PhaseProfile) -> None:
-        self.batches = _timed(profile, feed.batches)
-        self.crops = _timed(profile, feed.crops)
-
-
 def shares(seconds: dict[str, float]) -> str:
     """`training 71.2 %, ...` in the order of PHASES; phases that took no time are left out."""
     total = sum(seconds.values()) or 1.0
-    known = sorted(seconds, key=lambda phase: (*PHASES, phase).index(phase))
-    return ", ".join(f"{phase} {100 * seconds[phase] / total:.1f} %" for phase in known)
+    known = [*PHASES, *(phase for phase in seconds if phase not in PHASES)]
+    told = [phase for phase in known if phase in seconds]
+    return ", ".join(f"{phase} {100 * seconds[phase] / total:.1f} %" for phase in told)
 
 
 def make_profile(mode: str, device: torch.device, folder: Path) -> NoProfile:

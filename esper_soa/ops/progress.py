@@ -32,7 +32,6 @@ class FileHandler(logging.Handler):
         self._unwritten = unwritten
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Append the message."""
         try:
             self._lines.write(self.format(record))
         except OSError as error:
@@ -41,20 +40,20 @@ class FileHandler(logging.Handler):
             self._unwritten.reasons.pop(self._name, None)
 
     def close(self) -> None:
-        """Let go of the file."""
         self._lines.close()
         super().close()
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints log messages through a rich console, so that a live bar stays below them."""
+    """Prints messages through a rich console, so that a live bar stays below them; without times,
+    which stand in the log file.
+    """
 
     def __init__(self, console: Console) -> None:
-        super().__init__()
+        super().__init__(logging.INFO)
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the message alone; the time stands in the log file."""
         say(self._console, self.format(record))
 
 
@@ -62,9 +61,7 @@ def handlers_of(path: Path, console: Console, unwritten: Unwritten) -> tuple[log
     """What writes messages to the file `path`, debug messages too, and to `console`; whoever made
     them closes them. A file that cannot be written is noted in `unwritten`.
     """
-    to_console = ConsoleHandler(console)
-    to_console.setLevel(logging.INFO)
-    return FileHandler(path, unwritten), to_console
+    return FileHandler(path, unwritten), ConsoleHandler(console)
 
 
 @contextmanager
@@ -105,33 +102,6 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
-class Pace:
-    """Env-steps done, and their rate over the last WINDOW reports."""
-
-    def __init__(self, total: int, clock: Callable[[], float], done: int = 0) -> None:
-        self.total = total
-        self.done = done
-        self._clock = clock
-        self._marks: deque[tuple[float, int]] = deque([(clock(), done)], maxlen=WINDOW + 1)
-
-    def advance(self, env_steps: int) -> None:
-        """Count `env_steps` more."""
-        self.done += env_steps
-        self._marks.append((self._clock(), self.done))
-
-    @property
-    def eps(self) -> float:
-        """Env-steps per second; NaN before the first report."""
-        (start, before), (end, after) = self._marks[0], self._marks[-1]
-        return (after - before) / (end - start) if end > start else math.nan
-
-    @property
-    def left(self) -> float:
-        """Seconds until all env-steps are done at this pace; NaN where unknown."""
-        eps = self.eps
-        return (self.total - self.done) / eps if eps > 0 else math.nan
-
-
 class Progress:
     """Shows env-steps done, EPS, accuracy and reward of the round, and the time left.
 
@@ -151,7 +121,7 @@ class Progress:
         interval: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
         done: int = 0,
-        after_step: Callable[[], None] | None = None,
+        after_step: Callable[[], None] = lambda: None,
     ) -> None:
         live = style == "live" or (style == "auto" and console.is_terminal)
         self._plain = style == "plain" or (style == "auto" and not live)
@@ -159,7 +129,8 @@ class Progress:
         self._interval = interval
         self._clock = clock
         self._after_step = after_step
-        self._pace = Pace(total, clock, done)
+        self._total = total
+        self._marks = deque([(clock(), done)], maxlen=WINDOW + 1)
         self._next_line = clock() + interval
         self._bar = _Bar(console, self) if live else None
         if self._bar is not None:
@@ -176,31 +147,33 @@ class Progress:
 
     def leave_out(self, env_steps: int) -> None:
         """Expect `env_steps` less, as episodes have ended early."""
-        self._pace.total -= env_steps
+        self._total -= env_steps
 
     def advance(self, env_steps: int, label: str, accuracy: float, reward: float) -> None:
         """Report `env_steps` more done, in the part of the run called `label`.
 
         accuracy (percent), reward (sum of the episode so far): means over envs; NaN shows as --.
         """
-        self._pace.advance(env_steps)
+        now = self._clock()
+        done = self._marks[-1][1] + env_steps
+        total = self._total
+        self._marks.append((now, done))
+        start, before = self._marks[0]
+        eps = (done - before) / (now - start) if now > start else math.nan
+        left = (total - done) / eps if eps > 0 else math.nan
         facts = (
-            f"{_number(self._pace.eps, '.1f')} EPS  accuracy {_number(accuracy, '.2f')} %  "
-            f"reward {_number(reward, '+.2f')}  left {duration(self._pace.left)}"
+            f"{_number(eps, '.1f')} EPS  accuracy {_number(accuracy, '.2f')} %  "
+            f"reward {_number(reward, '+.2f')}  left {duration(left)}"
         )
-        done = self._pace.done
-        total = self._pace.total
         if self._bar is not None:
             task = self._bar.task_ids[0]
             self._bar.update(task, completed=done, total=total, label=label, facts=facts)
-        now = self._clock()
         if self._plain and (now >= self._next_line or done >= total):
             self._next_line = now + self._interval
             show(self._console, f"{label}  {done}/{total} env-steps  {facts}")
             if self.below is not None:
                 self._console.print(self.below)
-        if self._after_step is not None:
-            self._after_step()
+        self._after_step()
 
 
 class _Bar(RichProgress):
@@ -218,7 +191,6 @@ class _Bar(RichProgress):
         )
 
     def get_renderables(self) -> Iterator[RenderableType]:
-        """The bar, then what is below."""
         yield from super().get_renderables()
         if self._owner.below is not None:
             yield self._owner.below

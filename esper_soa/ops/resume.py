@@ -4,7 +4,6 @@ No random state is kept: every random number is a hash of seed, round, env and e
 counters are enough to continue bit for bit.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -20,7 +19,7 @@ from esper_soa.env.topology import Topology
 from esper_soa.errors import UserError, one_line
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.ops.anomaly import WatchState
-from esper_soa.ops.checkpoint import CheckpointError, Content, load_checkpoint, misfit, unlike
+from esper_soa.ops.checkpoint import CheckpointError, load_checkpoint, misfit, unlike
 from esper_soa.ops.files import LOGGER, reason_of
 from esper_soa.ops.final_table import SeedCounts
 from esper_soa.ops.json_lines import keep_rounds
@@ -29,7 +28,6 @@ from esper_soa.ops.rundir import RunFolder, package_versions
 from esper_soa.registry import is_reference
 from esper_soa.state import STATE_FLOAT
 from esper_soa.telemetry.table_files import keep_tables
-from esper_soa.vocabulary import CNN_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Blueprint
 
 # What may be another value in the run that goes on; a name with a dot at the end stands for all
 # settings under it. data.name and data.root may, as the images themselves are compared.
@@ -58,8 +56,6 @@ MAY_CHANGE = (
     "data.name",
     "data.root",
 )
-LARGEST = 2**53  # of counts and sums
-OUTCOMES = 3  # numbers per point of a Pareto front
 SEEDS = {one.name for one in fields(SeedCounts)}
 ABSENT = "(absent)"
 
@@ -86,20 +82,6 @@ class Played:
         """The topology, on the host."""
         alpha = torch.tensor(self.alpha, dtype=STATE_FLOAT)
         return Topology(torch.tensor(self.blueprint), torch.tensor(self.blend), alpha)
-
-    def of_hosts(self, envs: int, slots: int, num_own: int) -> bool:
-        """Whether it is of so many hosts and slots, and of blueprints that they have."""
-        try:
-            codes, blends, alpha = self.topology
-        except (ValueError, RuntimeError):  # ragged
-            return False
-        sizes = {len(self.accuracies), len(self.parameters), len(self.train_flop)}
-        if sizes != {envs} or {codes.shape, blends.shape, alpha.shape} != {(envs, slots)}:
-            return False
-        known = (codes <= max(CNN_BLUEPRINTS)) | (codes >= NUM_BLUEPRINTS)
-        known &= (codes >= Blueprint.NONE) & (codes < NUM_BLUEPRINTS + num_own)
-        known &= (blends >= Blend.ADD) & (blends <= Blend.GATE)
-        return bool(known.all())
 
 
 @dataclass
@@ -137,50 +119,18 @@ def read_run(path: Path, device: torch.device) -> Saved:
     return saved_run(path, load_checkpoint(path, device))
 
 
-def saved_run(path: Path, content: Mapping[str, Content]) -> Saved:
+def saved_run(path: Path, content: Mapping[str, object]) -> Saved:
     """The run of a checkpoint's content; raises CheckpointError where it is of none."""
     parts: dict = dict(content)
     if isinstance(parts.get("progress"), dict):  # older runs could not end episodes early
         parts["progress"] = {"cut_off": 0} | parts["progress"]
     fault = misfit(parts, Saved, "the record")
-    if not fault:
-        recent = [Played(**played) for played in parts["progress"]["recent"]]
-        progress = Progressed(**parts["progress"] | {"recent": recent})
-        saved = Saved(**parts | {"progress": progress, "watch": WatchState(**parts["watch"])})
-        fault = _fault(saved)
     if fault:
-        raise CheckpointError(
-            f"checkpoint {one_line(path)}: is not of a training run ({one_line(fault)})"
-        )
-    return saved
-
-
-def _fault(saved: Saved) -> str:
-    """What does not hang together in a record whose parts are of their types."""
-    done = saved.progress
-    envs = saved.settings.get("envs")
-    slots = saved.settings.get("slots")
-    if saved.data.keys() != {"name", "source", "identity"}:
-        return "data is of no images"
-    try:
-        json.dumps(saved.settings)
-    except (TypeError, ValueError):
-        return "settings are not plain values"
-    counts = (done.rounds_done, done.cut_off, done.seconds, done.alpha_rows, *done.seeds.values())
-    if not all(0 <= count <= LARGEST for count in counts) or not done.best_accuracy <= 100:
-        return "progress counts what cannot be"
-    if done.rounds_done == 0:
-        return ""
-    num_own = len(own_blueprints(saved.settings))
-    fits = (
-        isinstance(slots, list)
-        and 0 < len(done.recent) <= done.rounds_done
-        and len(done.rewards) == envs
-        and all(one.of_hosts(envs, len(slots), num_own) for one in done.recent)
-        and all(len(point) == OUTCOMES for point in done.front)
-        and done.seeds.keys() >= SEEDS
-    )
-    return "" if fits else "progress is not of settings.envs and settings.slots"
+        why = f"is not of a training run ({one_line(fault)})"
+        raise CheckpointError(f"checkpoint {one_line(path)}: {why}")
+    recent = [Played(**played) for played in parts["progress"]["recent"]]
+    progress = Progressed(**parts["progress"] | {"recent": recent})
+    return Saved(**parts | {"progress": progress, "watch": WatchState(**parts["watch"])})
 
 
 def own_blueprints(settings: Mapping[str, object]) -> list[str]:
@@ -193,9 +143,8 @@ def restore_learner(learner: Learner, saved: Saved, path: Path) -> None:
     """Give the learner its state back, all or nothing; CheckpointError where it does not fit."""
     fault = unlike(saved.learner, learner.state_dict(), "learner")
     if fault:
-        raise CheckpointError(
-            f"checkpoint {one_line(path)}: the learner does not fit this run ({one_line(fault)})"
-        )
+        why = f"the learner does not fit this run ({one_line(fault)})"
+        raise CheckpointError(f"checkpoint {one_line(path)}: {why}")
     learner.load_state_dict(saved.learner or {})
 
 
@@ -204,9 +153,8 @@ def restore_policy(policy: RecurrentPolicy, saved: Saved) -> None:
     weights = (saved.learner or {}).get("policy")
     fault = unlike(weights, policy.state_dict(), "policy")
     if fault:
-        raise CheckpointError(
-            f"checkpoint: the policy does not fit its own settings ({one_line(fault)})"
-        )
+        why = f"the policy does not fit its own settings ({one_line(fault)})"
+        raise CheckpointError(f"checkpoint: {why}")
     policy.load_state_dict(cast(dict, weights))
 
 
@@ -258,9 +206,8 @@ def check_settings(saved: Saved, cfg: TrainConfig) -> list[str]:
         raise UserError(
             f"rounds={cfg.rounds}: must be at least {done}, which the checkpoint has done already"
         )
-    return [
-        f"{name}: {change}" for name, change in found.items() if name not in ("resume", "run_dir")
-    ]
+    place = ("resume", "run_dir")
+    return [f"{name}: {change}" for name, change in found.items() if name not in place]
 
 
 def check_data(saved: Saved, images: ImageSet) -> None:

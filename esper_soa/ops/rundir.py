@@ -4,15 +4,17 @@ Needs no torch.
 """
 
 import fcntl
+import itertools
 import json
 import os
 import platform
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -25,9 +27,7 @@ from esper_soa.paths import user_path
 RESULTS = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt")
 NUMBERED = re.compile(r"(?:checkpoint_(\d{6,18})\.pt|(?:best|hosts)_(\d{6,18})\.safetensors)")
 # What a killed process leaves of a file that it was writing.
-LEFTOVER = re.compile(
-    r"(checkpoint_\d{6,18}\.pt|best\.pt|[a-z]+_\d{6,18}\.(safetensors|parquet)|[a-z]+\.(jsonl?|yaml|txt|html))\.\d+\.tmp"
-)
+LEFTOVER = re.compile(r"[a-z]+(_\d{6,18})?\.[a-z]+\.\d+\.tmp")
 STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 SWEEP = "sweep_"  # before the time in the name of a sweep's folder
 PACKAGES = ("esper-soa", "torch", "tensordict", "numpy", "hydra-core", "rich")
@@ -40,17 +40,14 @@ class RunFolder:
     path: Path
 
     def __post_init__(self) -> None:
-        """Names what the folder may hold."""
         self.config = self.path / "config.yaml"  # the resolved settings
-        # what was given on the command line, one override a line
-        self.overrides = self.path / "overrides.txt"
+        self.overrides = self.path / "overrides.txt"  # of the command line, one a line
         self.versions = self.path / "versions.json"  # software, machine, device and data
         self.metrics = self.path / "metrics.jsonl"  # a line per policy update
         self.episodes = self.path / "episodes.jsonl"  # a line per episode of an env
         self.summary = self.path / "summary.json"  # the final table
         self.evaluation = self.path / "evaluation.json"  # what an evaluation found
-        # the checkpoint of the policy that played the best round so far
-        self.best = self.path / "best.pt"
+        self.best = self.path / "best.pt"  # the policy that played the best round so far
         self.networks = self.path / "networks"  # the folder of grown networks
         self.log = self.path / "log.txt"  # what was said on the console, with times
 
@@ -99,7 +96,15 @@ def resume_start(resume: str, run_dir: str, name: str, root: str = "runs") -> St
     over (see `passed_over`). Raises UserError where there is nothing to resume from.
     """
     if resume == "auto":
-        return _newest_start(run_dir, name, root)
+        given = user_path("run_dir", run_dir)
+        for folder in [given] if run_dir else _dated_folders(Path(root) / name):
+            found = RunFolder(folder).checkpoints()
+            if found:
+                return Start(writable(folder, "run_dir"), _newest_whole(found, "resume=auto"))
+        ended = any((given / name).exists() for name in ("summary.json", "evaluation.json"))
+        if run_dir and not ended:  # left by a run that ended before its first checkpoint
+            return Start(writable(given, "run_dir"), None)
+        return Start(open_run_folder(run_dir, name, root), None)
     path = find_checkpoint(resume, "resume")
     folder = path.parent
     if run_dir and user_path("run_dir", run_dir).resolve() != folder:
@@ -130,15 +135,12 @@ def find_checkpoint(given: str, setting: str) -> Path:
     reason = why_broken(path)
     if reason is None:
         return path
-    older = [
-        one
-        for one in RunFolder(path.parent).checkpoints()
-        if one != path and not rounds_of(one) > rounds_of(path) >= 0
-    ]
-    whole = next((one for one in reversed(older) if why_broken(one) is None), None)
-    raise CheckpointError(
-        f"{label}: {reason}" + (f". The newest whole one before it is {whole}" if whole else "")
-    )
+    for older in reversed(RunFolder(path.parent).checkpoints()):
+        newer = rounds_of(older) > rounds_of(path) >= 0
+        if older != path and not newer and why_broken(older) is None:
+            reason += f". The newest whole one before it is {older}"
+            break
+    raise CheckpointError(f"{label}: {reason}")
 
 
 def passed_over(checkpoint: Path) -> list[str]:
@@ -158,20 +160,6 @@ def _newest_whole(found: list[Path], label: str) -> Path:
         reasons.append(reason)
     more = f" (and {len(reasons) - 1} older ones are no better)" if len(reasons) > 1 else ""
     raise CheckpointError(f"{label}: {reasons[0]}{more}. Give another run folder")
-
-
-def _newest_start(run_dir: str, name: str, root: str) -> Start:
-    given = user_path("run_dir", run_dir)
-    folders = [given] if run_dir else _dated_folders(Path(root) / name)
-    for folder in folders:
-        found = RunFolder(folder).checkpoints()
-        if found:
-            newest = _newest_whole(found, "resume=auto")
-            return Start(writable(folder, "run_dir"), newest)
-    if run_dir and not any((given / name).exists() for name in ("summary.json", "evaluation.json")):
-        # left by a run that ended before its first checkpoint
-        return Start(writable(given, "run_dir"), None)
-    return Start(open_run_folder(run_dir, name, root), None)
 
 
 def _dated_folders(parent: Path, prefix: str = "") -> list[Path]:
@@ -244,17 +232,16 @@ def open_sweep_folder(sweep_dir: str, name: str, resume: bool, root: str = "runs
 def _make_dated(parent: Path, prefix: str = "") -> Path:
     """Make a folder that nobody else has, `parent`/`prefix`<time>; raises UserError."""
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    path = parent / f"{prefix}{stamp}"
-    number = 1
-    while True:
+    for number in itertools.count(1):
+        path = parent / f"{prefix}{stamp}{f'_{number}' if number > 1 else ''}"
         try:
             path.mkdir(parents=True)
-            return path.resolve()
         except FileExistsError:
-            number += 1
-            path = parent / f"{prefix}{stamp}_{number}"
+            continue
         except OSError as error:
             raise _unwritable(path, "run_dir", error) from error
+        return path.resolve()
+    raise AssertionError("there are numbers enough")
 
 
 def writable(path: Path, setting: str) -> RunFolder:
@@ -314,24 +301,22 @@ def engine_changes(folder: RunFolder, engine: str) -> list[str]:
     ]
 
 
+@cache
 def package_versions() -> dict[str, str | None]:
     """Versions of the packages that results depend on; None for one that is not installed."""
-    found: dict[str, str | None] = {}
+    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for name in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = None
     return found
 
 
 def _git_revision(checkout: Path) -> str | None:
-    """Commit of the checkout, '+changes' where tracked files differ; None outside of one. It only
-    reads: a run that is cut off must not leave the checkout locked.
-    """
+    """Commit of the checkout, '+changes' where tracked files differ; None outside of one."""
     if not (checkout / ".git").exists():
         return None
     words = ["--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    # without locks: a run that is cut off must not leave the checkout locked
     command = ["git", "--no-optional-locks", "-C", str(checkout), "describe", *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)

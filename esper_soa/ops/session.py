@@ -22,11 +22,6 @@ from esper_soa.ops.rundir import RunFolder, claimed
 Judge: TypeAlias = Callable[[int, float], bool]
 
 
-def _never(rounds: int, accuracy: float) -> bool:
-    """The judge of a run that no search is after."""
-    return False
-
-
 class Session:
     """The work of one process in one folder."""
 
@@ -35,7 +30,7 @@ class Session:
         self.stream = stream
         self.console = Console(file=cast(TextIO, stream))
         self.unwritten = Unwritten()
-        self.hopeless: Judge = _never
+        self.hopeless: Judge | None = None  # where a search is after the run
         self._begun = folder.log.exists()
         self._handlers = handlers_of(folder.log, self.console, self.unwritten)
 
@@ -51,7 +46,7 @@ class Session:
     def judge(self, rounds: int, accuracies: Sequence[float], save: Callable[[], None]) -> None:
         """Save and raise PrunedError where `accuracies` (percent) leave no hope for the run."""
         accuracy = fmean(accuracies)
-        if self.hopeless(rounds, accuracy):
+        if self.hopeless is not None and self.hopeless(rounds, accuracy):
             save()
             raise PrunedError(rounds, accuracy)
 
@@ -59,9 +54,8 @@ class Session:
         """Say in the log, once, that nobody reads the console any more."""
         if self.stream.lost and not self.stream.told:
             self.stream.told = True
-            LOGGER.warning(
-                "console  is gone (%s): the log alone has what is said", self.stream.lost
-            )
+            gone = "console  is gone (%s): the log alone has what is said"
+            LOGGER.warning(gone, self.stream.lost)
 
     def finish(self) -> None:
         """At the end of the work; raises IncompleteError where something is not written."""
@@ -78,10 +72,7 @@ class Session:
 
 @contextmanager
 def session(folder: RunFolder) -> Iterator[Session]:
-    """Work in `folder`, whose log gets everything that is said, and what ends the work early.
-
-    Raises UserError where another process works there.
-    """
+    """A session that logs everything that is said, and what ends the work early; or UserError."""
     with silent_session(folder) as opened, opened.speaking():
         yield opened
 
@@ -117,9 +108,8 @@ def _log_the_end(begun: bool) -> None:
     A refusal leaves a folder as it is in which a run has `begun` before.
     """
     error = sys.exception()
-    if isinstance(error, IncompleteError | Interrupted | RankLostError | PrunedError) or (
-        isinstance(error, UserError) and not begun
-    ):
+    told = isinstance(error, IncompleteError | Interrupted | RankLostError | PrunedError)
+    if told or (isinstance(error, UserError) and not begun):
         LOGGER.debug("ended: %s", error)
     elif error is not None and not isinstance(error, UserError):
         LOGGER.debug("ended by an error", exc_info=error)

@@ -122,10 +122,8 @@ def find_run_folders(given: Sequence[str | Path]) -> dict[str, Path]:
         place = user_path("RUN", str(one))
         found = list(_run_folders(place, DEPTH))
         if not found:
-            raise UserError(
-                f"RUN={one_line(one)}: holds no run: there is no config.yaml of a run in it or "
-                "below it"
-            )
+            why = "holds no run: there is no config.yaml of a run in it or below it"
+            raise UserError(f"RUN={one_line(one)}: {why}")
         paths += [path for path in found if path not in paths]
     return dict(zip(_labels(paths), paths, strict=True))
 

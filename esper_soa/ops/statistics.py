@@ -40,9 +40,8 @@ def difference_interval(
     values: Sequence[float], others: Sequence[float], confidence: float
 ) -> Interval:
     """The mean of values[i] - others[i] with its interval; both of one length, paired by place."""
-    return mean_interval(
-        [value - other for value, other in zip(values, others, strict=True)], confidence
-    )
+    pairs = zip(values, others, strict=True)
+    return mean_interval([value - other for value, other in pairs], confidence)
 
 
 def interquartile_mean(values: Sequence[float]) -> float:

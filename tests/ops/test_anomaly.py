@@ -6,7 +6,7 @@ import pytest
 
 from esper_soa.config import AnomalyConfig
 from esper_soa.errors import SettingError
-from esper_soa.ops.anomaly import RULES, Watch, WatchState
+from esper_soa.ops.anomaly import Watch, WatchState
 
 HEALTHY = {
     "steps": 4.0,
@@ -38,27 +38,29 @@ def test_a_healthy_update_is_silent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "value", "name"),
+    ("metric", "limit", "name"),
     [
-        ("ratio_max", 5.01, "ratio_explosion"),
-        ("ratio_min", 0.09, "ratio_collapse"),
-        ("ratio_error_first", 1.1e-3, "stale_log_probs"),
-        ("value_loss", 5.01, "value_collapse"),
-        ("bellman_error", 5.01, "bellman_error"),
-        ("lstm_rms_max", 10.1, "lstm_explosion"),
-        ("lstm_rms_min", 0.9e-6, "lstm_collapse"),
+        ("ratio_max", 5.0, "ratio_explosion"),
+        ("ratio_min", 0.1, "ratio_collapse"),
+        ("ratio_error_first", 1e-3, "stale_log_probs"),
+        ("value_loss", 5.0, "value_collapse"),
+        ("bellman_error", 5.0, "bellman_error"),
+        ("lstm_rms_max", 10.0, "lstm_explosion"),
+        ("lstm_rms_min", 1e-6, "lstm_collapse"),
     ],
 )
 def test_a_limit_is_told_when_it_is_passed_and_again_only_after_recovery(
-    metric: str, value: float, name: str
+    metric: str, limit: float, name: str
 ) -> None:
     watch = Watch(AnomalyConfig())
-    assert names(watch, **{metric: value}) == [name]
-    assert names(watch, **{metric: value}) == []
+    assert names(watch, **{metric: limit}) == []
+    worse = limit * (0.999 if metric.endswith("_min") else 1.001)
+    assert names(watch, **{metric: worse}) == [name]
+    assert names(watch, **{metric: worse}) == []
     assert watch.active == [name]
     assert names(watch) == []
     assert watch.active == []
-    assert names(watch, **{metric: value}) == [name]
+    assert names(watch, **{metric: worse}) == [name]
 
 
 def test_a_message_names_value_limit_setting_and_remedy() -> None:
@@ -83,12 +85,6 @@ def test_a_head_that_was_not_in_use_is_not_judged() -> None:
     watch = Watch(AnomalyConfig())
     for _ in range(5):
         assert names(watch, entropy__op=0.0, head_share__op=0.0) == []
-
-
-def test_low_explained_variance_needs_three_updates() -> None:
-    watch = Watch(AnomalyConfig())
-    told = [names(watch, explained_variance=-0.6) for _ in range(3)]
-    assert told == [[], [], ["explained_variance"]]
 
 
 def test_gradient_drift_is_measured_from_the_mean_before_the_update() -> None:
@@ -120,26 +116,6 @@ def test_a_norm_that_is_not_finite_leaves_the_mean_alone_and_a_growing_one_moves
     assert watch.gradient_mean == 1.0
     names(watch, gradient_norm=11.0)
     assert watch.gradient_mean == pytest.approx(2.0)
-
-
-@pytest.mark.parametrize(
-    ("metric", "limit"),
-    [
-        ("ratio_max", 5.0),
-        ("ratio_min", 0.1),
-        ("value_loss", 5.0),
-        ("ratio_error_first", 1e-3),
-        ("bellman_error", 5.0),
-        ("lstm_rms_max", 10.0),
-        ("lstm_rms_min", 1e-6),
-        ("explained_variance", -0.5),
-    ],
-)
-def test_no_limit_is_passed_by_its_own_value(metric: str, limit: float) -> None:
-    watch = Watch(AnomalyConfig(patience=1))
-    assert names(watch, **{metric: limit}) == []
-    worse = limit * (0.999 if metric.endswith("_min") else 1.001)
-    assert len(names(watch, **{metric: worse})) == 1
 
 
 def test_a_streak_is_broken_by_one_healthy_update() -> None:
@@ -183,11 +159,6 @@ def test_a_resumed_watch_goes_on_with_streaks_and_does_not_tell_twice() -> None:
     resumed.load_state_dict(WatchState(**watch.state_dict()))
     assert names(resumed, entropy__op=0.01, ratio_max=9.0) == ["entropy_collapse/op"]
     assert resumed.active == ["ratio_explosion", "entropy_collapse/op"]
-
-
-def test_every_rule_has_its_setting() -> None:
-    settings = AnomalyConfig()
-    assert all(isinstance(getattr(settings, rule.limit), float) for rule in RULES)
 
 
 def test_a_table_without_a_head_is_refused() -> None:

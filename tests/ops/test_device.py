@@ -1,7 +1,5 @@
 """From settings to a device and a layout of the work."""
 
-import os
-
 import pytest
 import torch
 
@@ -23,12 +21,10 @@ CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
 
 
-def test_cpu_is_always_there() -> None:
-    assert resolve_device("cpu") == CPU
-
-
-def test_auto_takes_a_gpu_where_there_is_one() -> None:
+def test_auto_takes_a_gpu_where_there_is_one_and_cpu_is_always_there() -> None:
     assert resolve_device("auto") == (GPU if GPUS else CPU)
+    assert resolve_device("cpu") == CPU
+    assert device_name(CPU).startswith("cpu (")
 
 
 @pytest.mark.skipif(GPUS > 0, reason="this machine has a GPU")
@@ -55,37 +51,31 @@ def test_an_unknown_device_is_refused(setting: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "envs", "device", "chunk"),
+    ("setting", "envs", "batch_size", "device", "cores", "chunk"),
     # 2 cores: 9 envs of at most 4 are 3 chunks, of equal shares 4: 3 + 2 + 2 + 2; 6 are 3 + 3; 1
-    # env stays alone.
+    # env stays alone. Small batches make large chunks, and every core has one.
     [
-        (0, 9, CPU, 3),
-        (0, 6, CPU, 3),
-        (0, 16, CPU, 4),
-        (0, 3, CPU, 2),
-        (0, 1, CPU, 1),
-        (0, 9, GPU, 9),
-        (2, 9, CPU, 2),
-        (2, 9, GPU, 2),
-        (16, 9, CPU, 9),
+        (0, 9, 128, CPU, 2, 3),
+        (0, 6, 128, CPU, 2, 3),
+        (0, 16, 128, CPU, 2, 4),
+        (0, 3, 128, CPU, 2, 2),
+        (0, 1, 128, CPU, 2, 1),
+        (0, 9, 128, GPU, 2, 9),
+        (2, 9, 128, CPU, 2, 2),
+        (2, 9, 128, GPU, 2, 2),
+        (16, 9, 128, CPU, 2, 9),
+        (0, 64, 32, CPU, 2, 16),
+        (0, 64, 125, CPU, 2, 4),
+        (0, 64, 5000, CPU, 2, 1),
+        (0, 64, 1, CPU, 2, 32),
+        (0, 16, 128, CPU, 16, 1),
+        (0, 16, 128, CPU, 8, 2),
     ],
 )
 def test_the_chunk_of_envs_suits_the_device_and_never_exceeds_the_envs(
-    setting: int, envs: int, device: torch.device, chunk: int
+    setting: int, envs: int, batch_size: int, device: torch.device, cores: int, chunk: int
 ) -> None:
-    assert choose_env_chunk(setting, envs, 128, device, cores=2) == chunk
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "chunk"), [(32, 16), (64, 8), (125, 4), (512, 1), (5000, 1), (1, 32)]
-)
-def test_small_batches_make_large_chunks(batch_size: int, chunk: int) -> None:
-    assert choose_env_chunk(0, 64, batch_size, CPU, cores=2) == chunk
-
-
-def test_every_core_has_a_chunk_where_there_are_envs_enough() -> None:
-    assert choose_env_chunk(0, 16, 128, CPU, cores=16) == 1
-    assert choose_env_chunk(0, 16, 128, CPU, cores=8) == 2
+    assert choose_env_chunk(setting, envs, batch_size, device, cores=cores) == chunk
 
 
 @pytest.mark.parametrize(
@@ -112,19 +102,12 @@ def test_a_gpu_takes_no_second_worker() -> None:
 
 def test_more_threads_than_make_sense_are_refused() -> None:
     most = 4 * usable_cores()
-    with pytest.raises(
-        SettingError, match=f"compute.workers={most + 1}: must be at most {most} here"
-    ):
+    told = f"={most + 1}: must be at most {most} here"
+    with pytest.raises(SettingError, match=f"compute.workers{told}"):
         choose_workers(most + 1, 10_000, CPU)
-    with pytest.raises(
-        SettingError, match=f"compute.threads={most + 1}: must be at most {most} here"
-    ):
+    with pytest.raises(SettingError, match=f"compute.threads{told}"):
         apply_threads(most + 1)
     assert choose_workers(most, 10_000, CPU) == most
-
-
-def test_usable_cores_are_those_that_the_process_may_run_on() -> None:
-    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
 
 
 def test_one_operation_has_one_thread_or_as_many_as_asked_for() -> None:
@@ -151,15 +134,10 @@ def test_the_log_says_how_the_envs_are_shared_out(
     assert words in layout_in_words(device, workers, 3)
 
 
-def test_a_device_has_a_name_in_words() -> None:
-    assert device_name(CPU).startswith("cpu (")
-
-
 def test_no_tensor_of_a_gpu_gets_more_elements_than_its_kernels_index() -> None:
     for device in (torch.device("cuda"), torch.device("meta")):
-        assert (
-            choose_env_chunk(0, 2**18, 32, device, elements=32 * 8192) == 8191
-        )  # (2^31 - 1) / 2^18
+        # (2^31 - 1) / 2^18
+        assert choose_env_chunk(0, 2**18, 32, device, elements=32 * 8192) == 8191
         assert choose_env_chunk(8191, 2**18, 32, device, elements=32 * 8192) == 8191
         with pytest.raises(
             SettingError, match=r"^compute.env_chunk=8192: must be at most 8191 here"

@@ -90,10 +90,9 @@ def test_training_flop_are_told_in_a_unit_that_fits(scale: float, unit: str, cel
 
 def test_what_the_numbers_were_taken_on_is_told() -> None:
     text = shown(SUMMARY)
+    verdict = "No difference that this run could show: +3.00 points [-9.71, +15.71] for 1.17 times "
     for line in (
-        "No difference that this run could show: +3.00 points [-9.71, +15.71] for 1.17 times the "
-        "parameters and 2.0 "
-        "times the training FLOP.",
+        f"{verdict}the parameters and 2.0 times the training FLOP.",
         "measured 2 hosts x 1 episode (the last round), on V=128 of 2,000 test images each",
         "control  without growth: 10 env-steps on the same seeds, data order and images",
         "interval 95% t interval of 2 paired differences, over hosts and episodes",
@@ -111,20 +110,15 @@ def test_several_episodes_are_compared_host_by_host_and_round_by_round(tmp_path:
     # differences 2, 4, 5, 1: mean 3, deviation sqrt(10 / 3), t of three degrees of freedom 3.182
     assert row(text, "accuracy, mean over hosts (%)") == "56.00 53.00 +3.00 [+0.09, +5.91]"
     assert row(text, "accuracy, best host (%)") == "61.00 60.00 +1.00"
-    assert (
-        "Growth paid: +3.00 points [+0.09, +5.91] for 1.29 times the parameters and 2.5 times the "
-        "training FLOP."
-    ) in text
+    assert "Growth paid: +3.00 points [+0.09, +5.91] for 1.29 times the parameters and" in text
     assert "measured 2 hosts x 2 episodes (the last rounds), on V=128" in text
     assert "control  without growth: 20 env-steps" in text
     assert "30 env-steps and 20 of the control" in text
     write_summary(replace(SUMMARY, grown=grown, control=control), tmp_path / "summary.json")
     record = json.loads((tmp_path / "summary.json").read_text())
     assert record["grown"]["accuracies"] == [60.0, 61.0]  # of the last round
-    assert [episode["accuracies"] for episode in record["control"]["episodes"]] == [
-        [48.0, 49.0],
-        [55.0, 60.0],
-    ]
+    control = [episode["accuracies"] for episode in record["control"]["episodes"]]
+    assert control == [[48.0, 49.0], [55.0, 60.0]]
     assert record["control_env_steps"] == 20
 
 
@@ -135,10 +129,8 @@ def test_one_host_and_one_episode_have_no_interval(tmp_path: Path) -> None:
     text = shown(summary)
     assert row(text, "accuracy, mean over hosts (%)") == "50.00 48.00 +2.00"
     assert row(text, "last env-step") == "grown random play difference"
-    assert (
-        "One host in one episode says little, and has no interval: +2.00 points for 1.09 times"
-        in text
-    )
+    told = "One host in one episode says little, and has no interval: +2.00 points for 1.09 times"
+    assert told in text
     assert "interval none, as there is but one pair of hosts to compare" in text
     write_summary(summary, tmp_path / "summary.json")
     record = json.loads((tmp_path / "summary.json").read_text())
@@ -148,12 +140,10 @@ def test_one_host_and_one_episode_have_no_interval(tmp_path: Path) -> None:
 
 def test_hosts_whose_accuracy_is_not_finite_are_left_out_and_said() -> None:
     nan = math.nan
-    grown = HostScore(
-        "ppo", [Episode([50.0, nan, 54.0], [7000.0] * 3, [50.0, nan, 54.0], [3e9] * 3)]
-    )
-    control = HostScore(
-        "wait", [Episode([48.0, 49.0, 50.0], [6418.0] * 3, [48.0, 49.0, 50.0], [2e9] * 3)]
-    )
+    mine = [50.0, nan, 54.0]
+    theirs = [48.0, 49.0, 50.0]
+    grown = HostScore("ppo", [Episode(mine, [7000.0] * 3, mine, [3e9] * 3)])
+    control = HostScore("wait", [Episode(theirs, [6418.0] * 3, theirs, [2e9] * 3)])
     text = shown(replace(SUMMARY, grown=grown, control=control))
     assert row(text, "accuracy, mean over hosts (%)").startswith("52.00 49.00 +3.00 [")
     assert row(text, "accuracy, best host (%)").startswith("54.00 ")
@@ -165,10 +155,7 @@ def test_no_finite_accuracy_at_all_is_told_and_written(tmp_path: Path) -> None:
     nothing = HostScore("ppo", [Episode([math.nan], [7000.0], [math.nan], [math.nan])])
     summary = replace(SUMMARY, grown=nothing, control=replace(nothing, name="static_final"))
     text = shown(summary)
-    assert (
-        "Nothing to compare with the control (final topology from the start): no pair of finite "
-        "accuracies."
-    ) in text
+    assert "Nothing to compare with the control (final topology from the start): no pair" in text
     write_summary(summary, tmp_path / "summary.json")
     assert json.loads((tmp_path / "summary.json").read_text())["grown"]["accuracy"] is None
     assert "nan" in shown(replace(summary, control=None))
@@ -185,19 +172,13 @@ def test_the_table_names_data_seeds_reward_speed_and_time() -> None:
         "1m05s for 30 env-steps and 10 of the control",  # one episode of 5 env-steps in 2 envs
     ):
         assert fact in text
-
-
-def test_a_hypervolume_of_nothing_is_left_out_of_the_table() -> None:
-    lines = shown(replace(SUMMARY, pareto=Pareto(front_size=4, hypervolume=0.0))).splitlines()
-    assert "outcome  4 episodes on the Pareto front of accuracy, stability and size" in lines
+    assert "hypervolume" not in shown(replace(SUMMARY, pareto=Pareto(4, hypervolume=0.0)))
 
 
 def test_the_time_of_a_resumed_run_is_that_of_the_env_steps_it_played_itself() -> None:
     text = shown(replace(SUMMARY, rounds_before=2, env_steps_before=20))
-    assert (
-        "1m05s for 10 of 30 env-steps (the others before the run was resumed) and 10 of the control"
-        in text
-    )
+    played = "10 of 30 env-steps (the others before the run was resumed) and 10 of the control"
+    assert f"1m05s for {played}" in text
     assert "2.5 env-steps/s" in text  # over all rounds
 
 
@@ -246,11 +227,14 @@ def test_the_summary_file_holds_the_record_and_what_follows_from_it(tmp_path: Pa
     assert (difference["parameters"], difference["train_flop"]) == (7500.5 / 6418, 2.0)
     assert difference["confidence"] == 0.95
     assert record["verdict"].startswith("No difference that this run could show: +3.00 points")
-    assert record["test_images"] == 2000
+    expected = {
+        "test_images": 2000,
+        "control_env_steps": 10,
+        "seeds": {"germinated": 9, "blended": 6, "fossilized": 4, "pruned": 2},
+        "pareto": {"front_size": 4, "hypervolume": 43.125},
+        "data": "fashion32 (embedded)",
+        "reward": None,
+        "non_finite": ["reward=nan"],
+    }
+    assert expected.items() <= record.items()
     assert record["speed"]["eps"] == 2.5
-    assert record["control_env_steps"] == 10
-    assert record["seeds"] == {"germinated": 9, "blended": 6, "fossilized": 4, "pruned": 2}
-    assert record["pareto"] == {"front_size": 4, "hypervolume": 43.125}
-    assert record["data"] == "fashion32 (embedded)"
-    assert record["reward"] is None
-    assert record["non_finite"] == ["reward=nan"]

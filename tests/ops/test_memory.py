@@ -1,14 +1,13 @@
 """What a run needs is asked for before it is built; a failed allocation names settings."""
 
 import resource
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from program import finished
 from torch import Tensor
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig
@@ -35,19 +34,7 @@ from esper_soa.ops.memory import (
 )
 
 CPU = torch.device("cpu")
-SMALL = (
-    "+experiment=smoke",
-    "rounds=1",
-    "steps=2",
-    "telemetry.progress=off",
-    "compute.engine=torch",
-)
-
-
-def test_the_machine_says_what_is_free() -> None:
-    free = free_memory(CPU)
-    assert free is not None
-    assert GIB // 8 < free < 2**46
+SMALL = ("+experiment=smoke", "rounds=1", "steps=2", "compute.engine=torch")
 
 
 def test_the_weights_are_counted_as_they_are_allocated() -> None:
@@ -87,6 +74,7 @@ def test_what_fits_alone_is_refused_where_another_process_takes_as_much() -> Non
     cfg = TrainConfig(envs=2**20, steps=1)
     free = free_memory(CPU)
     assert free is not None
+    assert GIB // 8 < free < 2**46
     fits = with_envs(cfg, most_envs(cfg, CPU, free * 3 // 4))
     check_room(fits, CPU)
     with pytest.raises(SettingError, match=f"envs={fits.envs}"):
@@ -155,9 +143,14 @@ def test_the_most_envs_that_can_fit_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "network", [{}, {"hidden": 256}, {"layers": 2}, {"features": 128}, {"slot_features": 16}]
+    ("network", "slots"),
+    [
+        ({"hidden": 256}, ["r0c0"]),
+        ({"layers": 2, "hidden": 256}, ["r0c0", "r0c1", "r0c2"]),
+        ({"features": 128, "hidden": 256}, ["r0c0"]),
+        ({"slot_features": 16}, ["r0c0", "r0c1", "r0c2"]),
+    ],
 )
-@pytest.mark.parametrize("slots", [["r0c0"], ["r0c0", "r0c1", "r0c2"]])
 def test_activations_of_an_update_are_counted_as_autograd_keeps_them(
     network: dict, slots: list[str]
 ) -> None:
@@ -219,18 +212,6 @@ def test_an_allocation_that_fails_is_one_line_and_other_errors_pass() -> None:
         torch.zeros(2).view(3)
 
 
-def limited(*overrides: str, folder: Path, gibibytes: float) -> subprocess.CompletedProcess[str]:
-    """A run in a process of its own that may have so much address space."""
-    most = int(gibibytes * GIB)
-    return subprocess.run(
-        [sys.executable, "-m", "esper_soa.train", *SMALL, f"run_dir={folder}", *overrides],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)),
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "status"),
@@ -243,7 +224,8 @@ def test_memory_that_runs_out_in_a_real_process_is_one_line(
     overrides: tuple[str, ...], status: int, tmp_path: Path
 ) -> None:
     """In the policy's weights while building, and in the first training batch while playing."""
-    done = limited(*overrides, folder=tmp_path / "run", gibibytes=2)
+    limits = {resource.RLIMIT_AS: 2 * GIB}
+    done = finished(*SMALL, "run_dir=run", *overrides, folder=tmp_path, limits=limits)
     assert done.returncode == status, done.stderr
     assert done.stderr.startswith("error: out of memory")
     assert "Lower envs" in done.stderr

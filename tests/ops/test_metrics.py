@@ -41,18 +41,12 @@ def test_every_seed_of_an_episode_has_one_fate_and_the_sums_agree() -> None:
         assert fate["germinated"] == totals.germinated[env]
     by_blueprint = result.record["blueprints"].values()
     for name in ("germinated", "fossilized", "pruned"):
-        assert (
-            result.seeds[name]
-            == sum(fate[name] for fate in fates)
-            == sum(row[name] for row in by_blueprint)
-        )
+        assert result.seeds[name] == sum(fate[name] for fate in fates)
+        assert result.seeds[name] == sum(row[name] for row in by_blueprint)
     assert result.seeds["blended"] == totals.blended.sum()
     assert result.record["seeds"] == {
         name: n for name, n in result.seeds.items() if name != "rollbacks"
     }
-    assert result.record["rollbacks"]["total"] == sum(
-        episode["rollbacks"] for episode in result.episodes
-    )
 
 
 def test_an_episode_has_the_stability_of_its_last_rewards_and_the_shapley_values_of_its_last_env_step() -> (  # noqa: E501
@@ -100,11 +94,8 @@ def test_reward_terms_are_sums_over_env_steps_of_means_over_envs() -> None:
         by_hand = sum(sum(step.result.terms.get(name).tolist()) / NUM_ENVS for step in steps)
         assert math.isclose(result.record["reward_terms"][name], by_hand, abs_tol=1e-9), name
     assert result.rewards == [episode["reward"] for episode in result.episodes]
-    spread = {
-        "mean": sum(result.rewards) / NUM_ENVS,
-        "min": min(result.rewards),
-        "max": max(result.rewards),
-    }
+    mean = sum(result.rewards) / NUM_ENVS
+    spread = {"mean": mean, "min": min(result.rewards), "max": max(result.rewards)}
     assert result.record["reward"] == pytest.approx(spread)
     accuracy = steps[-1].observed.state.signals.val_accuracy
     assert result.record["accuracy"]["max"] == accuracy.max()
@@ -134,9 +125,8 @@ def test_training_flop_are_of_the_host_and_the_seeds_that_ran_when_it_was_traine
 
 
 def test_rollbacks_are_counted_by_reason_and_by_env() -> None:
-    found = [played(seed) for seed in range(6, 9)]
     reasons = Counter[str]()
-    for result, steps in found:
+    for result, steps in (played(6), played(7)):
         by_env = [0] * NUM_ENVS
         own = Counter[str]()
         for step in steps:
@@ -147,9 +137,7 @@ def test_rollbacks_are_counted_by_reason_and_by_env() -> None:
         assert [episode["rollbacks"] for episode in result.episodes] == by_env
         told = result.record["rollbacks"]
         assert told["total"] == result.seeds["rollbacks"] == sum(by_env)
-        assert {name: told[name] for name in REASON_NAMES[1:]} == {
-            name: own[name] for name in REASON_NAMES[1:]
-        }
+        assert all(told[name] == own[name] for name in REASON_NAMES[1:])
         reasons += own
     assert reasons.total() > 0, "no host was rolled back"
 
@@ -206,5 +194,5 @@ def calls_of_a_reading(num_envs: int) -> int:
 
 
 def test_no_function_is_called_env_by_env_at_the_end_of_a_round() -> None:
-    few, many = (calls_of_a_reading(num_envs) for num_envs in (6, 300))
+    few, many = (calls_of_a_reading(num_envs) for num_envs in (6, 100))
     assert many < few + 50  # blueprints that only appear among many envs

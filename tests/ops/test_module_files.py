@@ -1,10 +1,9 @@
 """Files of networks and policies: the same bits in another process; what is none is told so."""
 
+import io
 import json
-import os
 import signal
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,10 @@ from types import ModuleType
 
 import pytest
 import torch
+import warm
 from grown_hosts import Measured, measured_hosts
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
 from torch import nn
 
 from esper_soa import blueprint, export
@@ -84,7 +85,7 @@ def test_a_network_is_the_same_to_the_bit_in_a_fresh_process(
     with torch.random.fork_rng():
         torch.manual_seed(0)
         out = net(torch.rand(3, 3, 32, 32)).detach()
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", LOADED, str(path)], capture_output=True, text=True, check=True
     )
     told = json.loads(done.stdout)
@@ -140,107 +141,89 @@ def test_layers_that_are_not_those_of_the_spec_are_not_saved(
     assert list(tmp_path.iterdir()) == []
 
 
-def damaged(path: Path, way: str) -> None:
-    content = path.read_bytes()
-    match way:
-        case "missing":
-            path.unlink()
-        case "folder":
-            path.unlink()
-            path.mkdir()
-        case "empty":
-            path.write_bytes(b"")
-        case "half":
-            path.write_bytes(content[: len(content) // 2])
-        case "one byte less":
-            path.write_bytes(content[:-1])
-        case "in the header":
-            path.write_bytes(content[:20])
-        case "a flipped bit":
-            path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
-        case "text":
-            path.write_bytes(b"accuracy,loss\n" * 100)
-        case "of another program":
-            save_file({"weight": torch.zeros(3)}, path)
-        case "a checkpoint of torch":
-            torch.save({"weight": torch.zeros(3)}, path)
+NO_FILE = "cut off, damaged, or no file of safetensors"
+TORCHS = io.BytesIO()
+torch.save({"weight": torch.zeros(3)}, TORCHS)
 
 
 @pytest.mark.parametrize(
-    ("way", "told"),
+    ("damage", "told"),
     [
-        ("missing", "there is no such file"),
-        ("folder", "cannot be read|no file of safetensors"),
-        ("empty", "cut off, damaged, or no file of safetensors"),
-        ("half", "cut off, damaged, or no file of safetensors"),
-        ("one byte less", "cut off, damaged, or no file of safetensors"),
-        ("in the header", "cut off, damaged, or no file of safetensors"),
-        ("a flipped bit", r"damaged \(its content is not what was written\)"),
-        ("text", "cut off, damaged, or no file of safetensors"),
-        ("of another program", "written by another program"),
-        ("a checkpoint of torch", "cut off, damaged, or no file of safetensors"),
+        (lambda content: b"", NO_FILE),
+        (lambda content: content[: len(content) // 2], NO_FILE),
+        (lambda content: content[:-1], NO_FILE),
+        (lambda content: content[:20], NO_FILE),
+        (
+            lambda content: content[:-9] + bytes([content[-9] ^ 1]) + content[-8:],
+            r"damaged \(its content is not what was written\)",
+        ),
+        (lambda content: b"accuracy,loss\n" * 100, NO_FILE),
+        (lambda content: to_bytes({"weight": torch.zeros(3)}), "written by another program"),
+        (lambda content: TORCHS.getvalue(), NO_FILE),
     ],
 )
 def test_a_file_that_is_none_is_named_with_the_reason(
-    net: GrownNetwork, tmp_path: Path, way: str, told: str
+    net: GrownNetwork, tmp_path: Path, damage: Callable[[bytes], bytes], told: str
 ) -> None:
     path = tmp_path / "host.safetensors"
     save(net, path)
-    damaged(path, way)
+    path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ModuleFileError, match=told) as caught:
         load(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-CHANGES: dict[str, tuple[Callable[[dict], object], str]] = {
-    "newer": (
-        lambda ours: ours.update(version=2),
-        "by a newer version of the program: this one reads version 1",
-    ),
-    "no version": (lambda ours: ours.pop("version"), "its description is not understood"),
-    "another kind": (
-        lambda ours: ours["modules"][0].update(kind="tree"),
-        "holds tree, no network or policy",
-    ),
-    "nothing": (lambda ours: ours["modules"].clear(), "holds nothing, no network or policy"),
-    "no spec": (
-        lambda ours: ours["modules"][0].update(spec=None),
-        "its description is not understood",
-    ),
-    "spec of a list": (
-        lambda ours: ours["modules"][0].update(spec=[]),
-        "its description is not understood",
-    ),
-    "other layers": (
-        lambda ours: ours["modules"][0]["spec"]["host"][0]["layers"][0]["arguments"].update(
-            out_channels=5
-        ),
-        "its description is not understood",
-    ),
-    "a layer of no kind": (
-        lambda ours: ours["modules"][0]["spec"]["host"][0]["layers"][0].update(kind="system"),
-        "a layer of the kind system, which is none of Conv2d",
-    ),
-    "a huge layer": (
-        lambda ours: ours["modules"][0]["spec"]["host"][0]["layers"][0]["arguments"].update(
-            out_channels=10**9
-        ),
-        "its description is not understood",
-    ),
-    "a policy": (
-        lambda ours: ours["modules"][0].update(kind="policy"),
-        "its description is not understood",
-    ),
-}
+def test_a_path_that_leads_to_no_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModuleFileError, match="host: there is no such file"):
+        load(tmp_path / "host")
+    with pytest.raises(ModuleFileError, match="cannot be read|no file of safetensors"):
+        load(tmp_path)
 
 
-@pytest.mark.parametrize("name", CHANGES)
+def change_layer(**changed: object) -> Callable[[dict], object]:
+    """What changes the first layer of a file's first host."""
+    return lambda ours: ours["modules"][0]["spec"]["host"][0]["layers"][0].update(changed)
+
+
+def change_argument(**changed: object) -> Callable[[dict], object]:
+    """What changes the arguments of that layer."""
+    return lambda ours: ours["modules"][0]["spec"]["host"][0]["layers"][0]["arguments"].update(
+        changed
+    )
+
+
+def change_module(**changed: object) -> Callable[[dict], object]:
+    """What changes the entry of a file's first module."""
+    return lambda ours: ours["modules"][0].update(changed)
+
+
+NOT_UNDERSTOOD = "its description is not understood"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            lambda ours: ours.update(version=2),
+            "by a newer version of the program: this one reads version 1",
+        ),
+        (lambda ours: ours.pop("version"), NOT_UNDERSTOOD),
+        (lambda ours: ours["modules"].clear(), "holds nothing, no network or policy"),
+        (change_module(kind="tree"), "holds tree, no network or policy"),
+        (change_module(spec=None), NOT_UNDERSTOOD),
+        (change_module(spec=[]), NOT_UNDERSTOOD),
+        (change_module(kind="policy"), NOT_UNDERSTOOD),
+        (change_argument(out_channels=5), NOT_UNDERSTOOD),
+        (change_argument(out_channels=10**9), NOT_UNDERSTOOD),
+        (change_argument(device="cpu"), "device='cpu', which is no number"),
+        (change_layer(kind="system"), "a layer of the kind system, which is none of Conv2d"),
+    ],
+)
 def test_a_description_that_is_none_is_refused(
-    net: GrownNetwork, tmp_path: Path, name: str
+    net: GrownNetwork, tmp_path: Path, change: Callable[[dict], object], told: str
 ) -> None:
     path = tmp_path / "host.safetensors"
-    (change, told) = CHANGES[name]
     save(net, path)
     with_entry(path, change)
     with pytest.raises(ModuleFileError, match=told):
@@ -266,9 +249,7 @@ def test_a_kill_during_the_write_leaves_the_old_file(
     path = tmp_path / "host.safetensors"
     save(net, path)
     before = path.read_bytes()
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(path), moment], env=os.environ, capture_output=True
-    )
+    done = warm.run([sys.executable, "-c", KILLED, str(path), moment], capture_output=True)
     assert done.returncode == -signal.SIGKILL
     assert path.read_bytes() == before
     assert digest(load(path).state_dict()) == digest(net.state_dict())
@@ -322,19 +303,6 @@ def test_a_file_calls_nothing_that_is_not_a_marked_part(
     with pytest.raises(SystemExit):
         export.main([str(path), "format=code", f"to={tmp_path}"])
     assert not trace.exists()
-
-
-def test_a_layer_takes_numbers_alone(net: GrownNetwork, tmp_path: Path) -> None:
-    path = tmp_path / "host.safetensors"
-    save(net, path)
-    with_entry(
-        path,
-        lambda ours: ours["modules"][0]["spec"]["host"][0]["layers"][0]["arguments"].update(
-            device="cpu"
-        ),
-    )
-    with pytest.raises(ModuleFileError, match="device='cpu', which is no number"):
-        load(path)
 
 
 @pytest.mark.parametrize(

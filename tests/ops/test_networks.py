@@ -1,71 +1,56 @@
 """The networks of a run: the best host so far and the last round's, as they were measured."""
 
-import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny_runs
 import torch
 from grown_hosts import score
+from tiny_runs import records
 from tiny_world import CPU, play_state, tiny_rules
 
 from esper_soa import running, trainer
-from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.build import build_world
-from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
+from esper_soa.config import TrainConfig
 from esper_soa.env.config import GatesConfig
 from esper_soa.env.topology import Standing, standing_of
-from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops import networks
 from esper_soa.ops.files import IncompleteError, Unwritten
 from esper_soa.ops.module_files import load
 from esper_soa.ops.networks import Networks
-from esper_soa.ops.rundir import RunFolder, resume_start
+from esper_soa.ops.rundir import RunFolder, rounds_of
 from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Stage
 
-ROUNDS = 6
+ROUNDS = 4
 
 
 def settings(player: str = "random", **changed: object) -> TrainConfig:
-    """Three hosts of some hundred weights in which seeds grow at random."""
-    cfg = TrainConfig(
-        envs=3,
-        rounds=ROUNDS,
-        steps=10,
-        batch_size=4,
-        train_samples=8,
-        val_samples=16,
-        slots=["r0c0", "r1c1"],
-        control="none",
-        checkpoint_every=1,
-        task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
-        data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
-        gates=GatesConfig(min_gradient_health=0.0, min_blending_steps=1),
-        policy=PolicyConfig(
-            name=player, network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=2)
-        ),
-        telemetry=TelemetryConfig(progress="off"),
-        compute=ComputeConfig(threads=1, workers=1, engine="torch"),
-    )
-    return replace(cfg, **changed)  # type: ignore[arg-type]
+    """Three hosts in which seeds grow at random."""
+    given: dict = {
+        "envs": 3,
+        "rounds": ROUNDS,
+        "steps": 8,
+        "val_samples": 16,
+        "slots": ["r0c0", "r1c0"],
+        "gates": GatesConfig(min_gradient_health=0.0, min_blending_steps=1),
+    }
+    return tiny_runs.settings(player, **given | changed)
 
 
 def fresh(cfg: TrainConfig, path: Path) -> RunFolder:
-    path.mkdir(exist_ok=True)
-    trainer.run(cfg, RunFolder(path))
+    tiny_runs.fresh(cfg, path)
     return RunFolder(path)
 
 
 def resumed(cfg: TrainConfig, path: Path, checkpoint: str = "") -> RunFolder:
-    start = resume_start(str(path / checkpoint), "", cfg.name)
-    trainer.run(replace(cfg, resume="given"), start.folder, start.checkpoint)
+    tiny_runs.resumed(cfg, path, checkpoint)
     return RunFolder(path)
 
 
 def episodes(folder: RunFolder) -> list[dict]:
-    return [json.loads(line) for line in folder.episodes.read_text().splitlines()]
+    return records(folder.episodes)
 
 
 def kept(folder: RunFolder) -> dict[str, bytes]:
@@ -79,11 +64,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return fresh(settings(), tmp_path_factory.mktemp("undisturbed"))
 
 
+@pytest.fixture
+def folder(undisturbed: RunFolder, tmp_path: Path) -> RunFolder:
+    """A copy of the undisturbed run."""
+    return RunFolder(shutil.copytree(undisturbed.path, tmp_path / "run"))
+
+
 def test_the_hosts_of_the_last_round_have_the_accuracy_that_the_run_tells(
     undisturbed: RunFolder,
 ) -> None:
     (path,) = undisturbed.network_files("hosts")[-1:]
-    assert path.name == "hosts_000006.safetensors"
+    assert path.name == "hosts_000004.safetensors"
     world = build_world(settings(), CPU)
     told = [line for line in episodes(undisturbed) if line["round"] == ROUNDS]
     chosen = world.validation.order
@@ -111,22 +102,18 @@ def test_the_best_host_is_the_first_of_the_highest_accuracy_of_all_rounds(
 
 
 def test_old_files_stay_while_a_checkpoint_needs_them_and_no_longer(undisturbed: RunFolder) -> None:
-    assert [path.name for path in undisturbed.checkpoints()] == [
-        "checkpoint_000005.pt",
-        "checkpoint_000006.pt",
-    ]
-    assert [path.name for path in undisturbed.network_files("hosts")] == [
-        "hosts_000005.safetensors",
-        "hosts_000006.safetensors",
-    ]
-    old = [path for path in undisturbed.network_files("best") if load(path).spec["round"] <= 5]
+    kept = [ROUNDS - 1, ROUNDS]
+    assert undisturbed.checkpoints() == list(map(undisturbed.checkpoint, kept))
+    hosts = undisturbed.network_files("hosts")
+    assert hosts == [undisturbed.network("hosts", number) for number in kept]
+    old = [path for path in undisturbed.network_files("best") if rounds_of(path) < ROUNDS]
     assert len(old) == 1
 
 
 def test_a_run_that_was_stopped_and_goes_on_has_the_same_networks_to_the_bit(
     undisturbed: RunFolder, tmp_path: Path
 ) -> None:
-    fresh(settings(rounds=4), tmp_path)
+    fresh(settings(rounds=2), tmp_path)
     assert kept(resumed(settings(), tmp_path)) == kept(undisturbed)
 
 
@@ -147,21 +134,17 @@ def test_what_was_written_after_the_checkpoint_is_dropped_and_the_best_host_is_t
 
 
 def test_a_run_that_was_killed_between_its_networks_and_its_checkpoint_goes_on_right(
-    undisturbed: RunFolder, tmp_path: Path
+    undisturbed: RunFolder, folder: RunFolder
 ) -> None:
-    folder = RunFolder(tmp_path / "run")
-    shutil.copytree(undisturbed.path, folder.path)
-    folder.checkpoint(6).unlink()
+    folder.checkpoint(ROUNDS).unlink()
     (folder.networks / "best_000009.safetensors.123.tmp").write_bytes(b"half")
     assert kept(resumed(settings(), folder.path)) == kept(undisturbed)
     assert list(folder.path.rglob("*.tmp")) == []
 
 
 def test_a_run_without_a_checkpoint_begins_afresh_and_its_networks_too(
-    undisturbed: RunFolder, tmp_path: Path
+    undisturbed: RunFolder, folder: RunFolder
 ) -> None:
-    folder = RunFolder(tmp_path / "run")
-    shutil.copytree(undisturbed.path, folder.path)
     for path in folder.checkpoints():
         path.unlink()
     (folder.networks / "best_000099.safetensors").write_bytes(b"of a run that is forgotten")
@@ -169,11 +152,7 @@ def test_a_run_without_a_checkpoint_begins_afresh_and_its_networks_too(
     assert kept(folder) == kept(undisturbed)
 
 
-def test_a_damaged_best_host_is_passed_over_with_a_warning(
-    undisturbed: RunFolder, tmp_path: Path
-) -> None:
-    folder = RunFolder(tmp_path / "run")
-    shutil.copytree(undisturbed.path, folder.path)
+def test_a_damaged_best_host_is_passed_over_with_a_warning(folder: RunFolder) -> None:
     newest = folder.network_files("best")[-1]
     newest.write_bytes(newest.read_bytes()[:100])
     found = Networks(folder, Unwritten(), settings(), build_world(settings(), CPU))
@@ -181,11 +160,7 @@ def test_a_damaged_best_host_is_passed_over_with_a_warning(
     assert found.best is None or found.best["round"] < int(newest.stem.removeprefix("best_"))
 
 
-def test_a_run_whose_networks_are_gone_goes_on_and_says_so(
-    undisturbed: RunFolder, tmp_path: Path
-) -> None:
-    folder = RunFolder(tmp_path / "run")
-    shutil.copytree(undisturbed.path, folder.path)
+def test_a_run_whose_networks_are_gone_goes_on_and_says_so(folder: RunFolder) -> None:
     shutil.rmtree(folder.networks)
     resumed(settings(rounds=ROUNDS + 1), folder.path)
     assert load(folder.network_files("best")[-1]).spec["round"] == ROUNDS + 1
@@ -262,14 +237,9 @@ EMPTY = Stage.EMPTY
     ("rounds", "best"),
     [
         ([([50.0, 60.0, 55.0], [EMPTY] * 3)], (1, 1)),
-        (
-            [([50.0, 50.0, 50.0], [FOSSIL, EMPTY, EMPTY])],
-            (1, 1),
-        ),  # fewest parameters, then the lower env
-        (
-            [([50.0, 50.0, 50.0], [EMPTY] * 3), ([50.0, 50.0, 50.0], [EMPTY] * 3)],
-            (1, 0),
-        ),  # the earlier round
+        # fewest parameters, then the lower env; the earlier round
+        ([([50.0] * 3, [FOSSIL, EMPTY, EMPTY])], (1, 1)),
+        ([([50.0] * 3, [EMPTY] * 3), ([50.0] * 3, [EMPTY] * 3)], (1, 0)),
         ([([50.0, 1.0, 1.0], [FOSSIL] * 3), ([1.0, 1.0, 50.0], [EMPTY] * 3)], (2, 2)),  # smaller
         ([([50.0, 1.0, 1.0], [EMPTY] * 3), ([1.0, 50.0, 1.0], [FOSSIL] * 3)], (1, 0)),
         ([([NAN, 1.0, NAN], [EMPTY] * 3), ([NAN] * 3, [EMPTY] * 3)], (1, 1)),
@@ -289,7 +259,7 @@ def test_the_best_host_has_the_highest_accuracy_then_the_fewest_parameters(
 
 def test_a_host_that_was_rolled_back_stands_as_that_left_it_without_an_accuracy() -> None:
     seen = 0
-    for played in play_state(tiny_rules(3, 40), 64, 5):
+    for played in play_state(tiny_rules(3, 20), 64, 5):
         before = played.observed.state
         after = played.result.state
         stood = standing_of(before, after)

@@ -40,22 +40,15 @@ TINY = (
 class HandClock:
     """A clock that is set by hand."""
 
-    def __init__(self) -> None:
-        self.time = 0.0
+    time = 0.0
 
-    def now(self) -> float:
+    def __call__(self) -> float:
         return self.time
-
-    def seconds(self, moments: list[float]) -> list[float]:
-        return [moment - moments[0] for moment in moments]
 
 
 def by_hand() -> tuple[PhaseProfile, HandClock]:
-    profile = PhaseProfile(CPU)
     clock = HandClock()
-    profile.clock = clock
-    profile.start = 0.0
-    return profile, clock
+    return PhaseProfile(CPU, clock), clock
 
 
 def test_a_lap_takes_what_passed_since_the_lap_before() -> None:
@@ -72,11 +65,7 @@ def test_a_lap_takes_what_passed_since_the_lap_before() -> None:
 def test_feeds_are_taken_out_of_the_phase_around_them() -> None:
     # 10 s of training; two threads fed for 1 + 3 and 2 s: 3 s each on average.
     profile, clock = by_hand()
-    profile.spans = [
-        module.Span(0, 1, 1.0, 2.0),
-        module.Span(0, 1, 3.0, 6.0),
-        module.Span(0, 2, 4.0, 6.0),
-    ]
+    profile.fed = {1: 1.0 + 3.0, 2: 2.0}
     clock.time = 10.0
     profile.phase_ended("training")
     assert profile.take() == {"training": 7.0, "data": 3.0}

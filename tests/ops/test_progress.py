@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from esper_soa.ops.files import Unwritten
-from esper_soa.ops.progress import Pace, Progress, duration, handlers_of, logging_to
+from esper_soa.ops.progress import Progress, duration, handlers_of, logging_to
 
 
 class Clock:
@@ -30,26 +30,16 @@ def written(console: Console) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
-def test_pace_is_env_steps_per_second_and_the_rest_at_that_pace() -> None:
+def test_the_pace_forgets_a_slow_start() -> None:
     clock = Clock()
-    pace = Pace(total=40, clock=clock)
-    assert math.isnan(pace.eps)
-    clock.now += 2.0
-    pace.advance(8)
-    # 8 env-steps in 2 s are 4 per second; 32 are left: 8 s
-    assert (pace.eps, pace.left) == (4.0, 8.0)
-
-
-def test_pace_forgets_a_slow_start() -> None:
-    clock = Clock()
-    pace = Pace(total=1000, clock=clock)
-    clock.now += 500.0
-    pace.advance(1)
-    for _ in range(50):
-        clock.now += 0.5
-        pace.advance(1)
+    console = plain_console()
+    with Progress(total=51, console=console, interval=1000, clock=clock) as progress:
+        clock.now += 500.0
+        for _ in range(51):
+            clock.now += 0.5
+            progress.advance(1, "round 1/1", accuracy=10.0, reward=0.0)
     # the last 50 reports: one env-step per half second
-    assert pace.eps == 2.0
+    assert "2.0 EPS" in written(console)[0]
 
 
 def test_plain_lines_come_at_the_interval_and_at_the_end() -> None:

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
@@ -22,15 +21,13 @@ from esper_soa.ops.rundir import (
 from esper_soa.ops.sealed import CheckpointError, write_sealed
 
 
-def test_a_run_without_a_folder_gets_one_named_after_run_and_time(tmp_path: Path) -> None:
-    folder = open_run_folder("", "trial", root=str(tmp_path))
-    assert folder.path.parent == tmp_path / "trial"
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", folder.path.name)
-
-
-def test_runs_in_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
-    folders = {open_run_folder("", "trial", root=str(tmp_path)).path for _ in range(3)}
-    assert len(folders) == 3
+def test_a_run_without_a_folder_gets_one_of_its_own_named_after_run_and_time(
+    tmp_path: Path,
+) -> None:
+    folders = [open_run_folder("", "trial", root=str(tmp_path)).path for _ in range(3)]
+    assert len(set(folders)) == 3
+    assert folders[0].parent == tmp_path / "trial"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", folders[0].name)
 
 
 def test_a_given_folder_is_taken_as_it_is_and_left_empty(tmp_path: Path) -> None:
@@ -49,8 +46,11 @@ def test_a_folder_with_results_is_refused(tmp_path: Path, result: str) -> None:
 
 
 def test_a_folder_left_by_a_run_that_never_started_is_taken(tmp_path: Path) -> None:
-    write_config(RunFolder(tmp_path), "envs: 1\n", [])
-    assert open_run_folder(str(tmp_path), "trial").path == tmp_path
+    folder = RunFolder(tmp_path)
+    write_config(folder, "envs: 4\n", ["envs=4", "+experiment=smoke"])
+    assert folder.config.read_text() == "envs: 4\n"
+    assert folder.overrides.read_text() == "envs=4\n+experiment=smoke\n"
+    assert open_run_folder(str(tmp_path), "trial") == folder
 
 
 def test_a_path_through_a_file_is_refused_by_name(tmp_path: Path) -> None:
@@ -64,12 +64,8 @@ def three(tmp_path: Path) -> RunFolder:
     """A run folder with whole checkpoints after 1, 2 and 3 rounds, and the best one."""
     folder = RunFolder(tmp_path)
     for path in (*map(folder.checkpoint, (1, 2, 3)), folder.best):
-        write_sealed(path, write_name)
+        write_sealed(path, bytes(100))
     return folder
-
-
-def write_name(file: BinaryIO) -> None:
-    file.write(Path(str(file.name)).name.encode() + bytes(100))
 
 
 def damage(path: Path) -> None:
@@ -106,8 +102,8 @@ def test_auto_passes_over_a_damaged_checkpoint_in_the_newest_folder_of_the_name(
     )
     for folder in (older, newer):
         folder.path.mkdir(parents=True)
-        write_sealed(folder.checkpoint(1), write_name)
-        write_sealed(folder.checkpoint(2), write_name)
+        write_sealed(folder.checkpoint(1), bytes(100))
+        write_sealed(folder.checkpoint(2), bytes(100))
     damage(newer.checkpoint(2))
     assert resume_start("auto", "", "trial", str(tmp_path)) == (newer, newer.checkpoint(1))
 
@@ -157,13 +153,6 @@ def test_what_cannot_be_a_path_is_refused_by_setting_in_one_line(given: str) -> 
         assert len(told) < 1000
 
 
-def test_the_home_folder_may_be_written_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert open_run_folder("~/run", "trial").path == tmp_path / "run"
-
-
 def test_a_sweep_gets_a_folder_of_its_own_unless_it_goes_on(tmp_path: Path) -> None:
     root = str(tmp_path)
     first, second = (open_sweep_folder("", "trial", resume=False, root=root) for _ in range(2))
@@ -178,14 +167,6 @@ def test_a_sweep_gets_a_folder_of_its_own_unless_it_goes_on(tmp_path: Path) -> N
     )
 
 
-def test_a_claim_changes_nothing_but_the_lock_and_ends_with_its_context(tmp_path: Path) -> None:
-    (tmp_path / ".lock").write_text("kept")
-    for _ in range(2):
-        with claimed(RunFolder(tmp_path)):
-            assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-    assert (tmp_path / ".lock").read_text() == "kept"
-
-
 def test_a_folder_in_which_nothing_can_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     with (
@@ -197,13 +178,6 @@ def test_a_folder_in_which_nothing_can_be_made_is_refused(tmp_path: Path) -> Non
         pass
 
 
-def test_settings_and_overrides_are_kept(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    write_config(folder, "envs: 4\n", ["envs=4", "+experiment=smoke"])
-    assert folder.config.read_text() == "envs: 4\n"
-    assert folder.overrides.read_text() == "envs=4\n+experiment=smoke\n"
-
-
 def test_versions_name_software_machine_device_and_what_is_told_of_the_world(
     tmp_path: Path,
 ) -> None:
@@ -212,10 +186,7 @@ def test_versions_name_software_machine_device_and_what_is_told_of_the_world(
     record = json.loads(folder.versions.read_text())
     assert record["data"]["name"] == "fashion32"
     assert record["state"] == "not compiled"
-    assert record["python"]
-    assert record["platform"]
-    assert record["cpu_count"]
-    assert "git" in record
     assert record["device"] == "cpu (test)"
-    assert record["packages"]["torch"]
-    assert record["packages"]["hydra-core"]
+    assert all(record[name] for name in ("python", "platform", "cpu_count"))
+    assert "git" in record
+    assert all(record["packages"][name] for name in ("torch", "hydra-core"))

@@ -1,0 +1,53 @@
+"""Whole runs in this process: two hosts of some hundred weights on a few synthetic images."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
+from esper_soa.nets.config import DataConfig, TaskConfig
+from esper_soa.ops.final_table import Summary
+from esper_soa.ops.rundir import RunFolder, resume_start
+from esper_soa.trainer import run
+
+
+def settings(player: str = "ppo", **changed: object) -> TrainConfig:
+    """Three rounds of `player`, each with its checkpoint; `changed`: fields with other values."""
+    cfg = TrainConfig(
+        envs=2,
+        rounds=3,
+        steps=3,
+        batch_size=4,
+        train_samples=4,
+        val_samples=8,
+        slots=["r0c0", "r0c1"],
+        control="none",
+        checkpoint_every=1,
+        report=False,
+        task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
+        data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=16),
+        policy=PolicyConfig(
+            name=player, network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=2)
+        ),
+        telemetry=TelemetryConfig(progress="off"),
+        compute=ComputeConfig(threads=1, workers=1),
+    )
+    return replace(cfg, **changed)  # type: ignore[arg-type]
+
+
+def fresh(cfg: TrainConfig, path: Path) -> Summary:
+    """A run of `cfg` in the folder `path`, to its end."""
+    path.mkdir(exist_ok=True)
+    return run(cfg, RunFolder(path))
+
+
+def resumed(cfg: TrainConfig, path: Path, checkpoint: str = "") -> Summary:
+    """`cfg` from `checkpoint` in the folder `path` on, or from the newest one."""
+    start = resume_start(str(path / checkpoint), "", cfg.name)
+    return run(replace(cfg, resume="given"), start.folder, start.checkpoint)
+
+
+def records(path: Path) -> list[dict]:
+    """The lines of a file of JSON."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
