@@ -1,7 +1,5 @@
 """What a round of imitation teaches: cross-entropy of the policy as it plays, on its own states."""
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +12,7 @@ from esper_soa.agent.distribution import head_masks, relevant_heads
 from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.policy import Evaluation, segment_starts
 from esper_soa.agent.ppo import Batch, Coefficients, Learner, imitation_loss
-from esper_soa.agent.rollout import Rollout, new_rollout, stack_action
+from esper_soa.agent.rollout import Rollout, new_rollout
 from esper_soa.agent.scripted import first_choice, uniform_choice
 from esper_soa.nets.graphs import StepCache
 from esper_soa.state import Action
@@ -246,68 +244,10 @@ def test_adam_starts_afresh_with_the_first_round_of_ppo_and_only_then() -> None:
     assert steps == [3, 6, 2, 4]
 
 
-def test_a_learner_without_imitation_learns_as_before() -> None:
-    one = learner_of(ImitationConfig())
-    other = learner_of(ImitationConfig(rounds=5))
-    for _ in range(2):
-        rollout = random_rollout(one.policy, 6, 4, seed=1)
-        assert one.update(rollout) == other.update(rollout)
-
-
 def test_a_rollout_without_a_teacher_cannot_be_imitated() -> None:
     learner = learner_of()
     with pytest.raises(ValueError, match="without a teacher"):
         learner.imitate(random_rollout(learner.policy, 2, 2, seed=1))
-
-
-def test_a_resumed_learner_goes_on_bit_for_bit() -> None:
-    learner = learner_of(minibatches=2)
-    resumed = learner_of(minibatches=2)
-    learner.imitate(taught_rollout(learner))
-    resumed.load_state_dict(copy.deepcopy(learner.state_dict()))
-    rollout = taught_rollout(learner, seed=2)
-    assert learner.imitate(rollout) == resumed.imitate(rollout)
-    assert torch.equal(flatten(learner.parameters), flatten(resumed.parameters))
-
-
-def test_a_learner_takes_over_weights_and_normalisers_and_begins_with_new_counters() -> None:
-    learner = learner_of()
-    other = Learner(small_policy(2, seed=7), PPOConfig(), 100, 3)
-    other.scale_rewards_(torch.tensor([1.0, 4.0]), torch.tensor([True, True]))
-    other.update(random_rollout(other.policy, 20, 4, seed=1))
-    learner.take_over(copy.deepcopy(other.state_dict()))
-    for name, weight in other.policy.state_dict().items():
-        assert torch.equal(learner.policy.state_dict()[name], weight), name
-    assert learner.reward == other.reward
-    assert learner.value == other.value
-    assert other.value.seen == 80
-    assert other.reward.seen == 2
-    assert (learner.rounds, learner.train_steps, int(learner.adam.steps)) == (0, 0, 0)
-    assert not learner.adam.first.any()
-    rows = random_rollout(other.policy, 4, 3, seed=2).rows
-    told = [
-        one.policy.evaluate(rows, segment_starts(rows.reset), torch.zeros(4, 3, 16))
-        for one in (learner, other)
-    ]
-    assert torch.equal(told[0].log_probs, told[1].log_probs)
-    assert stack_action(rows.action).shape == told[0].likeliest.shape
-
-
-def test_the_value_of_an_op_is_learned_only_where_it_was_played() -> None:
-    learner = learner_of()
-    rollout = taught_rollout(learner)
-    assert rollout.taught is not None
-    rows = rollout.rows
-    witness = copy.deepcopy(learner)
-    targets = witness._prepare_(rollout)[0].targets
-    taught = rows.replace(action=rollout.taught)
-    q = witness.policy.evaluate(taught, segment_starts(rows.reset), torch.zeros(6, 4, 16)).q
-    weight = (
-        torch.where(rows.forced, 0.2, 1.0) * rows.valid * (rollout.taught.op == rows.effective_op)
-    )
-    assert 3 < int((weight == 1.0).sum()) < 20
-    expected = 0.5 * (weight * (q - targets).square()).sum() / weight.sum()
-    assert learner.imitate(rollout)["q_loss"] == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_steps_on_fixed_memory_do_the_same_and_are_kept_apart_from_those_of_ppo() -> None:

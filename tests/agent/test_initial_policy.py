@@ -7,7 +7,7 @@ import torch
 from agent_world import CPU, masks_of_ops, small_policy, some_slots, width_of
 from torch import Tensor, nn
 
-from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.agent.config import NetworkConfig, PolicyConfig
 from esper_soa.agent.distribution import relevant_heads
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.state import Observation
@@ -170,56 +170,3 @@ def test_observations_are_clipped_where_the_settings_say() -> None:
     )[0].value.tolist()
     assert above == pytest.approx(beyond, rel=1e-6)  # rows of a batch may be rounded differently
     assert below != pytest.approx(above, rel=1e-3)
-
-
-def test_the_default_settings_of_the_learner_are_the_documented_ones() -> None:
-    ppo = PPOConfig()
-    assert (ppo.lr, ppo.adam_eps, ppo.gamma, ppo.gae_lambda, ppo.epochs, ppo.minibatches) == (
-        3e-4,
-        1e-5,
-        0.995,
-        0.98,
-        4,
-        1,
-    )
-    assert (ppo.clip_ratio, ppo.target_kl, ppo.max_grad_norm) == (0.2, 0.015, 5.0)
-    assert ppo.entropy_multiplier == {
-        "slot": 1.0,
-        "blueprint": 1.3,
-        "style": 1.2,
-        "tempo": 1.3,
-        "alpha_target": 1.2,
-        "alpha_speed": 1.2,
-        "alpha_curve": 1.2,
-        "op": 1.0,
-    }
-    assert ppo.entropy_floor == {
-        "slot": 0.15,
-        "blueprint": 0.2,
-        "style": 0.15,
-        "tempo": 0.2,
-        "alpha_target": 0.1,
-        "alpha_speed": 0.1,
-        "alpha_curve": 0.1,
-        "op": 0.3,
-    }
-    assert ppo.entropy_floor_penalty == {
-        "slot": 0.1,
-        "blueprint": 0.3,
-        "style": 0.1,
-        "tempo": 0.3,
-        "alpha_target": 0.1,
-        "alpha_speed": 0.1,
-        "alpha_curve": 0.1,
-        "op": 0.3,
-    }
-    assert ppo.probability_floor == {
-        "slot": 0.05,
-        "blueprint": 0.12,
-        "style": 0.08,
-        "tempo": 0.12,
-        "alpha_target": 0.08,
-        "alpha_speed": 0.06,
-        "alpha_curve": 0.06,
-        "op": 0.15,
-    }

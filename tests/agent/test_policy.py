@@ -71,7 +71,7 @@ def test_a_narrower_lstm_gets_a_projection():
     assert size_of(policy.lstm) == 512 * 128 + 128 + 2 * 128 * 4 * 128 + 2 * 4 * 128 + 2 * 128
 
 
-def test_initialisation_is_orthogonal_with_the_declared_gains_and_depends_on_the_seed_only():
+def test_initial_weights_depend_on_the_seed_only():
     torch.manual_seed(1)
     policy = small_policy(2, seed=3)
     torch.manual_seed(2)
@@ -80,31 +80,6 @@ def test_initialisation_is_orthogonal_with_the_declared_gains_and_depends_on_the
     for name, value in policy.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
     assert not torch.equal(policy.embedding.weight, other.embedding.weight)
-    op = policy.heads["op"]
-    torch.testing.assert_close(op[0].weight @ op[0].weight.T, 2 * torch.eye(16), atol=1e-5, rtol=0)
-    torch.testing.assert_close(
-        op[2].weight @ op[2].weight.T, 1e-4 * torch.eye(6), atol=1e-8, rtol=0
-    )
-    torch.testing.assert_close(policy.value_head[-1].weight.norm().item(), 0.1)
-    layer = policy.lstm.layers[0]
-    torch.testing.assert_close(
-        layer.weight_hh.T @ layer.weight_hh, torch.eye(32), atol=1e-5, rtol=0
-    )
-    forget = (layer.bias_ih + layer.bias_hh).reshape(4, 32)
-    assert forget.tolist() == [[0.0] * 32, [2.0] * 32, [0.0] * 32, [0.0] * 32]
-
-
-@pytest.mark.parametrize("layers", [1, 2])
-def test_the_update_gives_the_rollouts_log_probs_and_values_across_restarts(layers: int):
-    policy = small_policy(2, layers=layers)
-    rollout = random_rollout(policy, 9, 4, seed=1)
-    assert rollout.rows.reset[1:].any()
-    evaluation = policy.evaluate(
-        rollout.rows, segment_starts(rollout.rows.reset), torch.ones(9, 4, 16)
-    )
-    ratio = (evaluation.log_probs - rollout.rows.log_probs).exp()
-    torch.testing.assert_close(ratio, torch.ones(9, 4, 8), atol=1e-5, rtol=0)
-    torch.testing.assert_close(evaluation.value, rollout.rows.value, atol=1e-5, rtol=0)
 
 
 def test_a_restart_forgets_what_came_before_in_that_env_only():

@@ -223,8 +223,8 @@ def test_a_ratio_at_the_clip_is_not_clipped() -> None:
 
 
 def test_a_spread_of_exactly_a_tenth_is_the_least_that_advantages_are_divided_by() -> None:
-    everyone = torch.ones(2, 1).bool()
-    wide = normalize_advantages(torch.tensor([[0.2], [-0.2]]), everyone)
-    narrow = normalize_advantages(torch.tensor([[0.05], [-0.05]]), everyone)
-    torch.testing.assert_close(wide, torch.tensor([[1.0], [-1.0]]))
-    torch.testing.assert_close(narrow, torch.tensor([[0.5], [-0.5]]))
+    counted = torch.tensor([[True], [True], [False]])
+    wide = normalize_advantages(torch.tensor([[0.2], [-0.2], [77.0]]), counted)
+    narrow = normalize_advantages(torch.tensor([[1.05], [0.95], [77.0]]), counted)
+    torch.testing.assert_close(wide, torch.tensor([[1.0], [-1.0], [0.0]]))
+    torch.testing.assert_close(narrow, torch.tensor([[0.5], [-0.5], [0.0]]), atol=1e-5, rtol=0)

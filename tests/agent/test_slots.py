@@ -32,9 +32,9 @@ BLUEPRINT = HEAD_NAMES.index("blueprint")
 CRIPPLED = host_slots(TaskConfig(base_channels=2, num_blocks=5, kernel_size=1, num_pools=5))
 
 
-def opinionated(slots: tuple[SlotSpec, ...], seed: int = 0) -> RecurrentPolicy:
+def opinionated(slots: tuple[SlotSpec, ...], seed: int = 0, layers: int = 1) -> RecurrentPolicy:
     """A policy far from its beginning: no two choices are nearly as likely, none has a floor."""
-    network = NetworkConfig(hidden=32, features=32, slot_features=16)
+    network = NetworkConfig(hidden=32, features=32, layers=layers, slot_features=16)
     ppo = PPOConfig(probability_floor=dict.fromkeys(HEAD_NAMES, 0.0))
     policy = RecurrentPolicy(PolicyConfig(network=network, ppo=ppo), slots, seed)
     generator = torch.Generator().manual_seed(seed + 100)
@@ -95,12 +95,13 @@ def test_renumbering_the_slots_renumbers_what_is_said_of_each_and_changes_nothin
     assert (first.contribution - second.contribution).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("num_slots", [1, 3, 10])
-def test_an_opinionated_policy_gives_the_log_probs_of_its_rollout_in_the_update(
-    num_slots: int,
+@pytest.mark.parametrize(("num_slots", "layers"), [(1, 1), (3, 2), (10, 1)])
+def test_the_update_gives_the_log_probs_and_values_of_the_rollout_across_restarts(
+    num_slots: int, layers: int
 ) -> None:
-    policy = opinionated(some_slots(num_slots))
+    policy = opinionated(some_slots(num_slots), layers=layers)
     rows = random_rollout(policy, 9, 6, seed=1).rows
+    assert rows.reset[1:].any()
     found = evaluated(policy, rows)
     torch.testing.assert_close(found.log_probs, rows.log_probs, **CLOSE)
     torch.testing.assert_close(found.value, rows.value, **CLOSE)
