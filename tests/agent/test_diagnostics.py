@@ -1,8 +1,7 @@
 import pytest
 import torch
-from agent_world import random_rollout, small_policy
+from agent_world import learner_of, random_rollout
 
-from esper_soa.agent.config import PPOConfig
 from esper_soa.agent.diagnostics import (
     MEANING,
     calibration,
@@ -12,13 +11,8 @@ from esper_soa.agent.diagnostics import (
     read_back,
     spread,
 )
-from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Told
 from esper_soa.vocabulary import HEAD_NAMES, Op
-
-
-def learner_of(**ppo: object) -> Learner:
-    return Learner(small_policy(2), PPOConfig(**ppo), total_updates=100, seed=0)
 
 
 def report_of(**ppo: object) -> dict[str, float]:

@@ -4,10 +4,9 @@ import copy
 
 import pytest
 import torch
-from agent_world import random_rollout, small_policy
+from agent_world import learner_of, random_rollout, small_policy
 from torch import Tensor
 
-from esper_soa.agent.config import PPOConfig
 from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.policy import ContributionPredictor, segment_starts
 from esper_soa.agent.ppo import Learner, coefficients, head_tables, total_loss
@@ -17,10 +16,6 @@ from esper_soa.vocabulary import HEAD_NAMES
 CPU = torch.device("cpu")
 NUM_STEPS = 4
 NUM_ENVS = 3
-
-
-def learner_of(seed: int = 0, **ppo: object) -> Learner:
-    return Learner(small_policy(2), PPOConfig(**ppo), total_updates=100, seed=seed)
 
 
 def library_update(learner: Learner, rollout: Rollout, adam: torch.optim.Adam) -> None:

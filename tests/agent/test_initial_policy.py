@@ -4,13 +4,12 @@ import math
 
 import pytest
 import torch
-from agent_world import CPU, masks_of_ops, small_policy, some_slots, width_of
+from agent_world import first_decision, small_policy, some_slots, width_of
 from torch import Tensor, nn
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig
 from esper_soa.agent.distribution import relevant_heads
 from esper_soa.agent.policy import RecurrentPolicy
-from esper_soa.state import Observation
 from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes
 
 NUM_SLOTS = 3
@@ -124,9 +123,7 @@ def test_the_sizes_follow_from_the_settings(policy: RecurrentPolicy) -> None:
 def test_an_untrained_policy_prefers_nothing_and_expects_little() -> None:
     policy = small_policy(2, seed=1, probability_floor=dict.fromkeys(HEAD_NAMES, 0.0))
     features = torch.randn(64, width_of(2), generator=torch.Generator().manual_seed(0))
-    observation = Observation(features, torch.zeros(64, 2, dtype=torch.int64), batch_size=[64])
-    masks = masks_of_ops(torch.ones(64, 6, dtype=torch.bool), 2)
-    decision, _ = policy.decide(observation, masks, torch.rand(64, 8), policy.start(64, CPU))
+    decision, _ = first_decision(policy, features, noise=torch.rand(64, 8))
     # six legal ops: every probability is within a tenth of a sixth
     torch.testing.assert_close(
         decision.log_probs[:, 7].exp(), torch.full((64,), 1 / 6), rtol=0.1, atol=0
@@ -145,11 +142,7 @@ def test_every_head_keeps_the_probability_floor_of_its_own(op: int) -> None:
                 head.score.weight.mul_(1e6)  # sure of one of the two
             else:
                 head[-1].bias[op if name == "op" else -1] = 50.0  # sure of this choice
-    observation = Observation(
-        torch.ones(1, width_of(2)), torch.zeros(1, 2, dtype=torch.int64), batch_size=[1]
-    )
-    masks = masks_of_ops(torch.ones(1, 6, dtype=torch.bool), 2)
-    decision, _ = policy.decide(observation, masks, torch.zeros(1, 8), policy.start(1, CPU))
+    decision, _ = first_decision(policy, torch.ones(1, width_of(2)))
     assert decision.action.op.item() == op
     sizes = head_sizes(2)
     relevant = relevant_heads(decision.action.op)[0].tolist()
@@ -161,12 +154,7 @@ def test_every_head_keeps_the_probability_floor_of_its_own(op: int) -> None:
 
 def test_observations_are_clipped_where_the_settings_say() -> None:
     policy = small_policy(1, observation_clip=1.5)
-    masks = masks_of_ops(torch.ones(3, 6, dtype=torch.bool), 1)
-    none = torch.zeros(3, 1, dtype=torch.int64)
     features = torch.tensor([1.4, 1.6, 99.0]).unsqueeze(1).expand(3, width_of(1))
-    observation = Observation(features, none, batch_size=[3])
-    below, above, beyond = policy.decide(
-        observation, masks, torch.zeros(3, 8), policy.start(3, CPU)
-    )[0].value.tolist()
+    below, above, beyond = first_decision(policy, features)[0].value.tolist()
     assert above == pytest.approx(beyond, rel=1e-6)  # rows of a batch may be rounded differently
     assert below != pytest.approx(above, rel=1e-3)

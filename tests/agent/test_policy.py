@@ -2,6 +2,7 @@ import pytest
 import torch
 from agent_world import (
     CPU,
+    first_decision,
     masks_of_ops,
     random_masks,
     random_rollout,
@@ -115,7 +116,7 @@ def test_an_env_decides_as_if_it_were_alone():
 def test_only_legal_actions_are_taken_and_irrelevant_heads_cost_nothing():
     policy = small_policy(3)
     observation, masks, noise = parts(500, 3)
-    decision, _ = policy.decide(observation, masks, noise, policy.start(500, CPU))
+    decision, _ = first_decision(policy, observation.features, observation.blueprints, noise, masks)
     action = decision.action
     assert masks.op.gather(1, action.op.unsqueeze(1)).all()
     rows = masks.slot_by_op[torch.arange(500), action.op]
@@ -138,13 +139,13 @@ def test_every_head_chooses_by_a_number_of_its_own(op: int, names: tuple[str, ..
     policy = small_policy(3)
     only = torch.arange(6) == op
     masks = masks_of_ops(only.unsqueeze(0), 3)
-    observation = parts(1, 3)[0]
+    features = parts(1, 3)[0].features
     for name in names:
         last = dict(zip(HEAD_NAMES, head_sizes(3), strict=True))[name] - 1
         for number, choice in ((0.0, 0), (0.999999, last)):
             noise = torch.full((1, 8), 0.5)
             noise[0, HEAD_NAMES.index(name)] = number
-            action = policy.decide(observation, masks, noise, policy.start(1, CPU))[0].action
+            action = first_decision(policy, features, noise=noise, masks=masks)[0].action
             assert action.op.item() == op
             others = [action.get(other).item() for other in names if other != name]
             assert action.get(name).item() == choice, name
@@ -163,11 +164,8 @@ def test_a_deterministic_policy_ignores_the_noise():
 
 def test_an_empty_slot_has_its_own_embedding():
     policy = small_policy(1)
-    masks = masks_of_ops(torch.ones(2, 6).bool(), 1)
-    observation = Observation(
-        torch.zeros(2, width_of(1)), torch.tensor([[-1], [0]]), batch_size=[2]
-    )
-    _, (hidden, _) = policy.decide(observation, masks, torch.zeros(2, 8), policy.start(2, CPU))
+    features = torch.zeros(2, width_of(1))
+    _, (hidden, _) = first_decision(policy, features, torch.tensor([[-1], [0]]))
     assert not torch.equal(hidden[0], hidden[1])
 
 
@@ -179,15 +177,8 @@ def test_the_observation_is_normalised_with_the_statistics_it_was_given():
     # so that the spread is so many times that of the other
     var = spread**2 * (1 + VARIANCE_EPSILON) - VARIANCE_EPSILON
     shifted.set_observation_moments_(Moments(mean, var, torch.tensor(9.0)))
-    masks = masks_of_ops(torch.ones(1, 6).bool(), 1)
-    blueprints = torch.zeros(1, 1, dtype=torch.int64)
     seen, same, other = (
-        agent.decide(
-            Observation(x, blueprints, batch_size=[1]),
-            masks,
-            torch.zeros(1, 8),
-            agent.start(1, CPU),
-        )[1]
+        first_decision(agent, x)[1]
         for agent, x in (
             (policy, torch.ones(1, 54)),
             (shifted, (mean + spread)[None]),

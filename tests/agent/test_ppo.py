@@ -3,7 +3,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from agent_world import random_rollout, small_policy, train
+from agent_world import learner_of, random_rollout, small_policy, train
 from torch import Tensor
 
 from esper_soa.agent.config import ImitationConfig, PPOConfig
@@ -13,10 +13,6 @@ from esper_soa.agent.rollout import Rollout, Row
 from esper_soa.errors import SettingError
 from esper_soa.ranks import Ranks
 from esper_soa.vocabulary import HEAD_NAMES, Op
-
-
-def learner_of(**ppo: object) -> Learner:
-    return Learner(small_policy(2), PPOConfig(**ppo), total_updates=100, seed=0)
 
 
 def weights(learner: Learner) -> Tensor:

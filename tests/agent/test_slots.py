@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from agent_world import (
-    CPU,
+    first_decision,
     masks_of_ops,
     random_masks,
     random_rollout,
@@ -22,7 +22,6 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Row
 from esper_soa.agent.slots import SlotScores, encoding_of, place_table, summary
 from esper_soa.nets.config import SlotSpec, TaskConfig, host_slots
-from esper_soa.state import Observation
 from esper_soa.vocabulary import HEAD_NAMES, Op
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -193,12 +192,9 @@ def test_what_two_slots_taught_plays_ten_of_another_host() -> None:
     envs = 300
     masks = random_masks(envs, 10, generator)
     blueprints = torch.randint(-1, 13, (envs, 10), generator=generator)
-    observation = Observation(
-        torch.randn(envs, width_of(10), generator=generator), blueprints, batch_size=[envs]
-    )
+    features = torch.randn(envs, width_of(10), generator=generator)
     noise = torch.rand(envs, 8, generator=generator)
-    with torch.no_grad():
-        decision, _ = other.decide(observation, masks, noise, other.start(envs, CPU))
+    decision, _ = first_decision(other, features, blueprints, noise, masks)
     action = decision.action
     assert masks.op.gather(1, action.op.unsqueeze(1)).all()
     acting = action.op != Op.WAIT
@@ -248,24 +244,18 @@ def test_a_fresh_slot_tells_the_hosts_that_are_shipped_apart() -> None:
 @pytest.mark.parametrize("part", range(4))
 def test_every_part_of_a_place_reaches_the_encoding(part: int) -> None:
     policy = small_policy(1)
-    observation = Observation(alike(1).unsqueeze(0), torch.full((1, 1), -1), batch_size=[1])
-    masks = masks_of_ops(torch.ones(1, 6, dtype=torch.bool), 1)
     found = []
     for change in (0.0, 0.5):
         policy.places[0, part] += change
-        found.append(
-            policy.decide(observation, masks, torch.zeros(1, 8), policy.start(1, CPU))[1][0]
-        )
+        found.append(first_decision(policy, alike(1).unsqueeze(0))[1][0])
     assert (found[0] - found[1]).abs().max() > 1e-3
 
 
 def test_every_feature_and_the_blueprint_of_a_slot_reach_its_encoding() -> None:
     policy = small_policy(2)
-    masks = masks_of_ops(torch.ones(1, 6, dtype=torch.bool), 2)
 
     def remembered(features: Tensor, blueprints: list[int]) -> Tensor:
-        observation = Observation(features.unsqueeze(0), torch.tensor([blueprints]), batch_size=[1])
-        return policy.decide(observation, masks, torch.zeros(1, 8), policy.start(1, CPU))[1][0]
+        return first_decision(policy, features.unsqueeze(0), torch.tensor([blueprints]))[1][0]
 
     before = remembered(alike(2), [3, 3])
     for place in range(width_of(2)):
