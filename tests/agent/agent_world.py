@@ -141,6 +141,12 @@ def random_rollout(
     return Rollout(rollout.rows, torch.randn(num_envs, generator=generator))
 
 
+def kind(name: str, listed: dict[str, str]) -> str:
+    """A diagnostic's name in the list: behind a slash is a head, a part, an op or the like."""
+    families = {one.split("/")[0]: one for one in listed if "/" in one}
+    return families[name.split("/")[0]] if "/" in name else name
+
+
 class World(Protocol):
     """An episode of `num_steps` with one seed slot; three env features [N, 3] are not 0."""
 

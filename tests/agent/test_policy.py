@@ -12,9 +12,9 @@ from agent_world import (
 )
 from torch import nn
 
-from esper_soa.agent.config import NetworkConfig, PolicyConfig
+from esper_soa.agent.config import PolicyConfig
 from esper_soa.agent.normalize import VARIANCE_EPSILON, Moments
-from esper_soa.agent.policy import RecurrentPolicy, full_precision, segment_starts
+from esper_soa.agent.policy import RecurrentPolicy, segment_starts
 from esper_soa.agent.protocol import restart
 from esper_soa.state import Observation, View
 from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes
@@ -58,18 +58,12 @@ def size_of(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-@pytest.mark.parametrize("num_slots", [1, 3, 10])
-def test_the_default_network_has_the_parameters_counted_by_hand_for_any_slots(num_slots: int):
-    policy = RecurrentPolicy(PolicyConfig(), some_slots(num_slots), 0)
+def test_the_default_network_has_the_parameters_counted_by_hand():
+    policy = RecurrentPolicy(PolicyConfig(), some_slots(3), 0)
     assert {name: size_of(part) for name, part in policy.heads.items()} == HEADS
     parts = {name: size_of(part) for name, part in policy.named_children() if name != "heads"}
     assert parts == TRUNK | CRITICS
     assert size_of(policy) == 4_160_994
-
-
-def test_a_narrower_lstm_gets_a_projection():
-    policy = RecurrentPolicy(PolicyConfig(network=NetworkConfig(hidden=128)), some_slots(3), 0)
-    assert size_of(policy.lstm) == 512 * 128 + 128 + 2 * 128 * 4 * 128 + 2 * 4 * 128 + 2 * 128
 
 
 def test_initial_weights_depend_on_the_seed_only():
@@ -205,17 +199,11 @@ def test_critic_and_contribution_heads_do_not_reach_the_trunk():
     assert policy.q_head[0].weight.grad is not None
 
 
-def test_acting_keeps_no_graph_and_compiles_whole():
+def test_acting_keeps_no_graph():
     policy = small_policy(2)
     observation, masks, noise = parts(4, 2)
     view = View(None, observation, masks, noise, batch_size=[4])
-    decision, memory = policy.act(view, policy.start(4, CPU))
-    assert not decision.value.requires_grad
-    compiled = torch.compile(policy.decide, backend="eager", fullgraph=True)
-    with torch.no_grad():
-        same, same_memory = compiled(observation, masks, noise, policy.start(4, CPU))
-    assert torch.equal(same.action.op, decision.action.op)
-    torch.testing.assert_close(same_memory, memory)
+    assert not policy.act(view, policy.start(4, CPU))[0].value.requires_grad
 
 
 def test_restart_puts_back_the_memory_of_some_envs():
@@ -224,11 +212,3 @@ def test_restart_puts_back_the_memory_of_some_envs():
     hidden, counter = restart(memory, fresh, torch.tensor([False, True]))
     assert hidden[:, 0, 0].tolist() == [5.0, 0.0]
     assert counter.tolist() == [4, -1]
-
-
-def test_the_update_multiplies_as_precisely_as_the_rollout():
-    # by default the fused kernel would use TensorFloat-32 on CUDA, whose ratios are off by 1e-3
-    before = torch.backends.cudnn.rnn.fp32_precision
-    with full_precision():
-        assert torch.backends.cudnn.rnn.fp32_precision == "ieee"
-    assert torch.backends.cudnn.rnn.fp32_precision == before

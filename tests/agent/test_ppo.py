@@ -45,6 +45,7 @@ class Recall:
         return (row.action.op == torch.where(cue == 1, Op.ADVANCE, Op.WAIT)).float() * (t == 3)
 
 
+@pytest.mark.slow  # the next is the cheap twin
 def test_the_policy_learns_a_bandit_with_two_contexts():
     history = train(Bandit(), [Op.GERMINATE], 20, seed=0, lr=3e-3, entropy_coef=0.01, target_kl=0.1)
     assert history[0] < 0.6
