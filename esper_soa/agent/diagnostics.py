@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from esper_soa.agent.losses import Mean, Means, largest
+from esper_soa.agent.losses import Mean, Means, gradient_norm, largest
 from esper_soa.agent.rollout import Told
 from esper_soa.ranks import Ranks
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
@@ -149,16 +149,12 @@ def _rms(memory: Tensor) -> Tensor:
 
 
 def gradient_norms(policy: nn.Module, gradients: Mapping[Tensor, Tensor]) -> Metrics:
-    """L2 norm of the gradient of every action head, and of every other part of the network, by
-    name.
-    """
+    """L2 norm of the gradient of every action head and every other part of the network."""
     parts = dict(policy.named_children())
     heads = parts.pop("heads")
     parts |= dict(heads.named_children())
     return {
-        f"gradient_norm/{name}": torch.stack(
-            [gradients[weight].norm() for weight in part.parameters()]
-        ).norm()
+        f"gradient_norm/{name}": gradient_norm([gradients[one] for one in part.parameters()])
         for name, part in parts.items()
     }
 

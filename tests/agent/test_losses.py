@@ -129,11 +129,6 @@ def test_schedules_start_hold_and_end_where_they_should():
     assert coefficients(PPOConfig(), 0, 100).entropy == 0.05
 
 
-def test_per_head_settings_come_in_the_order_of_the_heads():
-    table = {name: float(i) for i, name in enumerate(reversed(HEAD_NAMES))}
-    assert losses.head_tensor(table, HEAD_NAMES, CPU).tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
-
-
 @pytest.mark.parametrize(
     ("ratio", "advantage", "gain", "slope"),
     [

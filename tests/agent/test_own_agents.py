@@ -25,15 +25,16 @@ def played_by(name: str, **changed: object) -> TrainConfig:
 
 
 def test_an_own_agent_plays_a_run_and_one_that_goes_on(tmp_path: Path) -> None:
+    cfg = played_by("eager", control=f"{HERE}:eager")
     whole = tmp_path / "whole"
     halves = tmp_path / "halves"
-    summary = fresh(played_by("eager", control="wait"), whole)
-    fresh(replace(played_by("eager", control="wait"), rounds=1), halves)
-    resumed(played_by("eager", control="wait"), halves)
+    summary = fresh(cfg, whole)
+    fresh(replace(cfg, rounds=1), halves)
+    resumed(cfg, halves)
     assert_equal_runs(whole, halves, rounds=2)
     assert summary.policy == f"{HERE}:eager"
     assert summary.seeds.germinated > 0
-    assert summary.control is not None
+    assert summary.control is None  # a policy is no control of itself
 
 
 def test_an_own_agent_is_a_control(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,10 +44,6 @@ def test_an_own_agent_is_a_control(tmp_path: Path, capsys: pytest.CaptureFixture
     assert record["control"]["name"] == f"{HERE}:eager"
     assert record["control"]["size"] > record["grown"]["size"]
     assert "agent eager" in capsys.readouterr().out
-
-
-def test_a_policy_is_no_control_of_itself(tmp_path: Path) -> None:
-    assert fresh(played_by("eager", control=f"{HERE}:eager"), tmp_path).control is None
 
 
 def test_an_own_agent_teaches(tmp_path: Path) -> None:
