@@ -90,24 +90,6 @@ def test_the_observation_follows_only_after_the_update_and_as_fast_as_the_settin
     )
 
 
-def test_every_term_of_the_loss_enters_with_its_weight() -> None:
-    learner = learner_of(epochs=1, entropy_coef=0.5, value_coef_start=0.25, target_kl=0.0)
-    # half of the way to the full weight of the contribution, past all others
-    learner.train_steps = 500
-    report = learner.update(random_rollout(learner.policy, NUM_STEPS, NUM_ENVS, seed=0))
-    weights = {
-        name: report[f"coefficient/{name}"] for name in ("entropy", "value", "q", "contribution")
-    }
-    assert weights == pytest.approx(
-        {"entropy": 0.5, "value": 0.5, "q": 0.25, "contribution": 0.025}
-    )
-    terms = sum(weight * report[f"{name}_loss"] for name, weight in weights.items())
-    assert report["loss"] == pytest.approx(
-        report["policy_loss"] + terms + report["floor_penalty"], abs=1e-6
-    )
-    assert all(abs(report[f"{name}_loss"]) > 1e-3 for name in weights)
-
-
 @pytest.mark.parametrize("head", HEAD_NAMES)
 def test_entropy_multiplier_floor_and_penalty_belong_to_their_head(head: str) -> None:
     nothing = dict.fromkeys(HEAD_NAMES, 0.0)
@@ -154,13 +136,8 @@ def test_dropout_never_repeats_over_rounds_epochs_envs_env_steps_and_units() -> 
     # 1,344 of 2**24 numbers: 0.05 chance repetitions are expected; a forgotten coordinate repeats a
     # third or more
     assert len(numbers.unique()) > numbers.numel() - 4
-    assert torch.equal(draws[0], noise_of(learner, 0, 0, [0, 1, 2]))
-
-
-def test_an_envs_dropout_does_not_depend_on_the_minibatch_it_is_in() -> None:
-    learner = learner_of()
-    together = noise_of(learner, 2, 1, [0, 1, 2])
-    assert torch.equal(noise_of(learner, 2, 1, [2, 0]), together[:, [2, 0]])
+    # an env's own, whichever minibatch it is in
+    assert torch.equal(draws[0][:, [2, 0]], noise_of(learner, 0, 0, [2, 0]))
 
 
 def test_an_update_draws_its_dropout_by_the_round_and_the_epoch() -> None:

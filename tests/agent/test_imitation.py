@@ -118,26 +118,6 @@ def test_the_gradient_is_that_of_a_plain_cross_entropy_with_the_floors_of_play()
     )
 
 
-def test_the_heads_that_the_teachers_op_makes_matter_add_up() -> None:
-    learner = learner_of(max_grad_norm=0.0, **NO_CRITICS)
-    rollout = taught_rollout(learner)
-    assert rollout.taught is not None
-    rows = rollout.rows.replace(action=rollout.taught)
-    log_probs = learner.policy.evaluate(
-        rows, segment_starts(rows.reset), torch.zeros(6, 4, 16)
-    ).log_probs
-    free = rows.valid & (rows.masks.op.sum(-1) > 1)
-    assert 0 < int(free.sum()) < 24
-    loss = torch.zeros(())
-    for t, env in free.nonzero().tolist():
-        for i, matters in enumerate(relevant_heads(rollout.taught.op[t, env]).tolist()):
-            loss = loss - log_probs[t, env, i] * float(matters) / int(free.sum())
-    expected = flatten(torch.autograd.grad(loss, learner.parameters, materialize_grads=True))
-    torch.testing.assert_close(
-        gradient_of_one_step(learner, rollout), expected, rtol=1e-4, atol=1e-7
-    )
-
-
 def example() -> tuple[Evaluation, Batch]:
     """Four env-steps of one env; the third is forced and the last does not count."""
     rows = new_rollout(4, 1, 1, 1, CPU).rows

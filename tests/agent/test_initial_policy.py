@@ -107,6 +107,11 @@ def test_no_two_layers_of_one_shape_begin_alike(policy: RecurrentPolicy) -> None
             assert weight.shape != other.shape or not torch.equal(weight, other)
 
 
+def test_the_default_network_has_the_size_that_was_counted_by_hand() -> None:
+    policy = RecurrentPolicy(PolicyConfig(), some_slots(NUM_SLOTS), 0)
+    assert sum(parameter.numel() for parameter in policy.parameters()) == 4_160_994
+
+
 def test_the_sizes_follow_from_the_settings(policy: RecurrentPolicy) -> None:
     assert policy.slot_encoder.net[0].weight.shape == (24, 31 + 6 + 4)
     assert policy.feature_net[0].weight.shape == (48, 23 + 2 * 24)

@@ -64,31 +64,6 @@ def test_the_loss_of_four_env_steps_is_that_of_the_reference():
     assert loss.item() == metrics["loss"].item()
 
 
-def test_padding_does_not_change_the_loss():
-    evaluation, batch = example()
-    config = PPOConfig()
-    weights = Coefficients(0.05, 0.5, 0.25, 1.5, 0.05)
-    loss, metrics = total_loss(evaluation, batch, config, weights, head_tables(config, CPU))
-    padding = new_rollout(4, 3, 1, 1, CPU).rows
-    padding.reward.fill_(5.0)
-    wide = Batch(
-        torch.cat([batch.rows, padding], dim=1),
-        torch.cat([batch.advantages, torch.full((4, 3), 9.0)], dim=1),
-        torch.cat([batch.targets, torch.full((4, 3), 9.0)], dim=1),
-    )
-    parts = [
-        torch.cat([part, torch.full((len(part), 3, *part.shape[2:]), 0.3)], dim=1)
-        for part in evaluation
-    ]
-    wide_loss, wide_metrics = total_loss(
-        Evaluation(*parts), wide, config, weights, head_tables(config, CPU)
-    )
-    torch.testing.assert_close(wide_loss, loss)
-    for name, metric in metrics.items():
-        if not name.startswith("lstm"):  # of the memory of all rows
-            torch.testing.assert_close(wide_metrics[name], metric)
-
-
 def test_divergence_weighs_heads_by_the_env_steps_on_which_they_mattered():
     # op moves by log 2 on both steps: kl 1 - log 2 = 0.306853; slot by 0 on one step
     log_ratio = torch.zeros(2, 8)

@@ -5,16 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from test_resume import CPU, assert_equal_runs, fresh, resumed, settings
 
 from esper_soa.agent.config import HeuristicConfig, ImitationConfig
 from esper_soa.agent.own_agents import Watched
-from esper_soa.agent.scripted import HeuristicMemory, HeuristicPolicy, Situation, wish_for
+from esper_soa.agent.scripted import HeuristicMemory, HeuristicPolicy, _next_blueprint
 from esper_soa.build import build_player, build_world, rule_player
 from esper_soa.config import TrainConfig
 from esper_soa.errors import SettingError, UserError
-from esper_soa.vocabulary import Blueprint, Op, Stage
+from esper_soa.vocabulary import Blueprint
 
 HERE = "parts_of_users"
 
@@ -105,28 +104,9 @@ def test_the_heuristic_germinates_own_blueprints_by_their_codes() -> None:
     heuristic = HeuristicPolicy(cfg, ["norm", f"{HERE}:grouped", f"{HERE}:twice"])
     memory = HeuristicMemory(*heuristic.start(1, CPU))
     assert memory.penalties.shape == (1, 15)
-    count = torch.tensor([9])
-    flag = torch.tensor([True])
-    slot = torch.zeros(1, 1)
-    whole = slot.long()
-    empty = Situation(
-        count,
-        flag,
-        count,
-        flag.long(),
-        whole + Stage.EMPTY,
-        whole - 1,
-        whole,
-        slot,
-        slot,
-        slot,
-        slot,
-        whole,
-        slot,
-        slot.bool(),
-    )
     met = []
     for _ in rotation:
-        wish, memory = wish_for(empty, memory, cfg, heuristic.names)
-        met.append((wish.op.item(), wish.blueprint.item()))
-    assert met == [(Op.GERMINATE, 14), (Op.GERMINATE, Blueprint.NORM), (Op.GERMINATE, 13)]
+        blueprint, turned = _next_blueprint(memory, cfg, heuristic.names)
+        memory = memory._replace(rotation=turned)
+        met.append(blueprint.item())
+    assert met == [14, Blueprint.NORM, 13]

@@ -7,14 +7,11 @@ from agent_world import (
     random_masks,
     random_rollout,
     small_policy,
-    some_slots,
     width_of,
 )
-from torch import nn
 
-from esper_soa.agent.config import PolicyConfig
 from esper_soa.agent.normalize import VARIANCE_EPSILON, Moments
-from esper_soa.agent.policy import RecurrentPolicy, segment_starts
+from esper_soa.agent.policy import segment_starts
 from esper_soa.agent.protocol import restart
 from esper_soa.state import Observation, View
 from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes
@@ -27,43 +24,6 @@ def parts(num_envs: int, num_slots: int, seed: int = 0):
     masks = random_masks(num_envs, num_slots, generator)
     noise = torch.rand(num_envs, 8, generator=generator)
     return Observation(features, blueprints, batch_size=[num_envs]), masks, noise
-
-
-# 31 features, embedding and place of a slot, encoded in 64; 23 features and both summaries; LSTM
-# 512 with layer norm
-TRUNK = {
-    "embedding": 14 * 4,
-    "slot_encoder": (31 + 4 + 4) * 64 + 64 + 2 * 64,
-    "feature_net": (23 + 2 * 64) * 512 + 512 + 2 * 512,
-    "lstm": 2 * 512 * 4 * 512 + 2 * 4 * 512 + 2 * 512,
-}
-HEADS = {
-    "slot": (512 + 6) * 256 + 256 + 64 * 256 + 256 + 1,  # the memory and the op
-    "blueprint": (512 + 64) * 512 + 512 + 512 * 256 + 256 + 256 * 13 + 13,
-    "style": (512 + 64) * 256 + 256 + 256 * 4 + 4,
-    "tempo": (512 + 64) * 256 + 256 + 256 * 3 + 3,
-    "alpha_target": (512 + 64) * 256 + 256 + 256 * 3 + 3,
-    "alpha_speed": (512 + 64) * 256 + 256 + 256 * 4 + 4,
-    "alpha_curve": (512 + 64) * 256 + 256 + 256 * 5 + 5,
-    "op": 512 * 256 + 256 + 256 * 6 + 6,
-}
-CRITICS = {
-    "value_head": 512 * 256 + 256 + 512 + 256 * 128 + 128 + 256 + 128 * 64 + 64 + 64 + 1,
-    "q_head": 518 * 256 + 256 + 512 + 256 * 128 + 128 + 256 + 128 * 64 + 64 + 64 + 1,
-    "contribution_head": 512 * 256 + 256 + 512 + 256 * 128 + 128 + 64 * 128 + 128 + 1,
-}
-
-
-def size_of(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
-def test_the_default_network_has_the_parameters_counted_by_hand():
-    policy = RecurrentPolicy(PolicyConfig(), some_slots(3), 0)
-    assert {name: size_of(part) for name, part in policy.heads.items()} == HEADS
-    parts = {name: size_of(part) for name, part in policy.named_children() if name != "heads"}
-    assert parts == TRUNK | CRITICS
-    assert size_of(policy) == 4_160_994
 
 
 def test_initial_weights_depend_on_the_seed_only():
@@ -107,21 +67,6 @@ def test_an_env_decides_as_if_it_were_alone():
     torch.testing.assert_close(after[1][one], alone_after[1])
 
 
-def test_only_legal_actions_are_taken_and_irrelevant_heads_cost_nothing():
-    policy = small_policy(3)
-    observation, masks, noise = parts(500, 3)
-    decision, _ = first_decision(policy, observation.features, observation.blueprints, noise, masks)
-    action = decision.action
-    assert masks.op.gather(1, action.op.unsqueeze(1)).all()
-    rows = masks.slot_by_op[torch.arange(500), action.op]
-    assert rows.gather(1, action.slot.unsqueeze(1)).all()
-    waiting = action.op == 0
-    assert waiting.any()
-    assert (decision.log_probs[waiting][:, :7] == 0).all()
-    assert (action.style[waiting] == 2).all()
-    assert (decision.log_probs <= 0).all()
-
-
 @pytest.mark.parametrize(
     ("op", "names"),
     [
@@ -144,16 +89,6 @@ def test_every_head_chooses_by_a_number_of_its_own(op: int, names: tuple[str, ..
             others = [action.get(other).item() for other in names if other != name]
             assert action.get(name).item() == choice, name
             assert 0 not in others
-
-
-def test_a_deterministic_policy_ignores_the_noise():
-    policy = small_policy(2)
-    policy.deterministic = True
-    observation, masks, noise = parts(8, 2)
-    first, _ = policy.decide(observation, masks, noise, policy.start(8, CPU))
-    second, _ = policy.decide(observation, masks, 1 - noise, policy.start(8, CPU))
-    assert torch.equal(first.action.op, second.action.op)
-    assert torch.equal(first.action.blueprint, second.action.blueprint)
 
 
 def test_an_empty_slot_has_its_own_embedding():
