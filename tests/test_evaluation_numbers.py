@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_world import CPU
+from test_resume import CPU, fresh, settings
 from witness import Witnessed, witnessed_round
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
@@ -18,7 +18,7 @@ from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.build import build_world
-from esper_soa.config import ComputeConfig, EvaluateConfig, TelemetryConfig, TrainConfig
+from esper_soa.config import ComputeConfig, EvaluateConfig
 from esper_soa.env.config import GatesConfig, RewardConfig
 from esper_soa.env.world import World
 from esper_soa.errors import SettingError, UserError
@@ -30,41 +30,33 @@ from esper_soa.evaluation import (
     final_rents,
     judge,
 )
-from esper_soa.nets.config import DataConfig, TaskConfig, enabled_slots
+from esper_soa.nets.config import DataConfig, enabled_slots
 from esper_soa.ops.resume import Saved, read_run
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.statistics import mean_interval
-from esper_soa.trainer import run
 
 ENVS = 2
 EPISODES = 2
 STEPS = 6
 SEED = 3
-TRAINED = TrainConfig(
+TRAINED = settings(
     envs=3,
     rounds=1,
     steps=STEPS,
-    batch_size=4,
-    train_samples=8,
     val_samples=32,
-    slots=["r0c0", "r0c1"],
-    control="none",
-    gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0),
     seed=4,
-    task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
     data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=64),
+    gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0),
     policy=PolicyConfig(
         network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1, minibatches=3)
     ),
-    telemetry=TelemetryConfig(progress="off"),
-    compute=ComputeConfig(threads=1, workers=1),
 )
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trained")
-    run(TRAINED, RunFolder(path))
+    fresh(TRAINED, path)
     return path
 
 
@@ -258,7 +250,7 @@ def test_the_rent_is_the_logarithm_of_the_growth_up_to_a_limit() -> None:
 
 
 def test_the_learned_policy_of_a_scripted_run_is_refused(tmp_path: Path) -> None:
-    run(replace(TRAINED, policy=PolicyConfig(name="wait")), RunFolder(tmp_path))
+    fresh(settings("wait", rounds=1), tmp_path)
     with pytest.raises(
         SettingError, match="policies=ppo: must be other than ppo: the checkpoint is of policy wait"
     ):
