@@ -185,18 +185,6 @@ def test_scripted_policies_obey_the_masks(name: str) -> None:
         assert_env_step_holds(step, 3)
 
 
-def test_env_i_of_many_plays_as_it_would_alone() -> None:
-    # Each env's rows of the same records, in another company: nothing in the env state mixes envs.
-    rules = tiny_rules(3, 16)
-    for step in play_state(rules, 5, seed=4):
-        alone = record_and_observe(rules, step.before[2:3].clone(), step.trusted[2:3].clone())
-        result = apply_action(rules, alone, step.action[2:3].clone())
-        for mine, theirs in ((alone.state, step.observed.state), (result.state, step.result.state)):
-            expected = theirs[2:3].to_tensordict().flatten_keys(".")
-            for name, value in mine.to_tensordict().flatten_keys(".").items():
-                assert torch.equal(value, expected[name]), name
-
-
 @pytest.mark.parametrize(("num_envs", "num_slots", "steps"), [(3, 3, 24), (2, 10, 12), (1, 3, 1)])
 def test_random_legal_play_keeps_the_contract_of_the_whole_world(
     num_envs: int, num_slots: int, steps: int

@@ -74,14 +74,9 @@ def test_the_memory_is_orthogonal_and_forgets_by_a_bias_that_grows_with_the_laye
         torch.testing.assert_close(layer.bias_hh.detach(), gates)
 
 
-def test_layer_norms_change_nothing_yet_and_the_statistics_are_those_of_nothing_seen(
-    policy: RecurrentPolicy,
-) -> None:
+def test_the_statistics_are_those_of_nothing_seen(policy: RecurrentPolicy) -> None:
     norms = [part for part in policy.modules() if isinstance(part, nn.LayerNorm)]
     assert len(norms) == 2 + len(policy.lstm.layers) + 2 * 2 + 1
-    for norm in norms:
-        assert (norm.weight == 1).all()
-        assert (norm.bias == 0).all()
     assert policy.mean.tolist() == [0.0] * (23 + 31)
     assert policy.var.tolist() == [1.0] * (23 + 31)
     assert policy.seen.item() == pytest.approx(1e-4)
@@ -123,17 +118,6 @@ def test_the_sizes_follow_from_the_settings(policy: RecurrentPolicy) -> None:
             assert (
                 linears(policy.heads[name])[0].in_features == 32 + 24
             )  # the memory and the slot chosen
-
-
-def test_an_untrained_policy_prefers_nothing_and_expects_little() -> None:
-    policy = small_policy(2, seed=1, probability_floor=dict.fromkeys(HEAD_NAMES, 0.0))
-    features = torch.randn(64, width_of(2), generator=torch.Generator().manual_seed(0))
-    decision, _ = first_decision(policy, features, noise=torch.rand(64, 8))
-    # six legal ops: every probability is within a tenth of a sixth
-    torch.testing.assert_close(
-        decision.log_probs[:, 7].exp(), torch.full((64,), 1 / 6), rtol=0.1, atol=0
-    )
-    assert decision.value.abs().max() < 1.0
 
 
 @pytest.mark.parametrize("op", [Op.GERMINATE, Op.PRUNE, Op.SET_ALPHA_TARGET])

@@ -1,5 +1,6 @@
 import copy
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -125,42 +126,26 @@ def test_a_resumed_learner_goes_on_bit_for_bit():
     assert torch.equal(learner.reward.squares, resumed.reward.squares)
 
 
-class Counting(Ranks):
-    """A process alone that counts what it asks of the others."""
-
-    def __init__(self) -> None:
-        self.asked = {"total": 0, "total_gradients": 0, "extremes": 0}
-
-    def total(self, *parts: Tensor) -> tuple[Tensor, ...]:
-        self.asked["total"] += 1
-        return super().total(*parts)
-
-    def total_gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        self.asked["total_gradients"] += 1
-        return super().total_gradients(gradients)
-
-    def extremes(
-        self, largest: Sequence[Tensor], smallest: Sequence[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        self.asked["extremes"] += 1
-        return super().extremes(largest, smallest)
-
-
 @pytest.mark.parametrize("taught", [False, True])
 def test_a_gradient_step_asks_the_other_ranks_for_one_sum_of_means_and_one_of_gradients(
-    taught: bool,
+    taught: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ranks = Counting()
+    asked = Counter[str]()
+    for name in ("total", "total_gradients", "extremes"):
+
+        def counted(*given: object, name: str = name, plain: Callable = getattr(Ranks, name)):
+            asked[name] += 1
+            return plain(*given)
+
+        monkeypatch.setattr(Ranks, name, counted)
     ppo = PPOConfig(epochs=2, minibatches=3, target_kl=0.0)
-    learner = Learner(
-        small_policy(2), ppo, 100, 0, imitation=ImitationConfig(epochs=2), ranks=ranks
-    )
+    learner = Learner(small_policy(2), ppo, 100, 0, imitation=ImitationConfig(epochs=2))
     rollout = random_rollout(learner.policy, 4, 3, seed=0)
     if taught:
         learner.imitate(rollout._replace(taught=rollout.rows.action))
     else:
         learner.update(rollout)
-    assert ranks.asked == {"total": 6, "total_gradients": 6, "extremes": 1}
+    assert asked == {"total": 6, "total_gradients": 6, "extremes": 1}
 
 
 def test_rewards_that_do_not_count_come_back_as_zero():

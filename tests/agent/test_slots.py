@@ -26,7 +26,6 @@ from esper_soa.vocabulary import HEAD_NAMES, Op
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 SLOT = HEAD_NAMES.index("slot")
-BLUEPRINT = HEAD_NAMES.index("blueprint")
 # of another host
 CRIPPLED = host_slots(TaskConfig(base_channels=2, num_blocks=5, kernel_size=1, num_pools=5))
 
