@@ -109,10 +109,8 @@ def judge(scores: dict[str, Scores], cfg: EvaluateConfig) -> list[Verdict]:
     first = next(iter(scores.values())).net
     verdicts: list[Verdict] = []
     for name, found in scores.items():
-        means = {
-            field: mean_interval(values, cfg.confidence)
-            for field, values in found._asdict().items()
-        }
+        parts = found._asdict().items()
+        means = {field: mean_interval(values, cfg.confidence) for field, values in parts}
         lead = difference_interval(found.net, first, cfg.confidence) if verdicts else None
         verdicts.append(Verdict(name, means, lead))
     return verdicts

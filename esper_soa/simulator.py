@@ -163,12 +163,10 @@ class Simulator:
         """Carry out an action [N] and play on to the next decision.
 
         action: see actions.read_action. Returns the observation, the reward float64 [N], terminated
-        bool [N] (the env
-        was rolled back: its trajectory ends, and it goes on from its snapshot), truncated bool [N]
-        (the episode is
-        over: for all, and `reset` comes next; with `early_stop` for this env, which waits unpaid
-        until it is for all) and Info. An illegal action becomes WAIT and is told in `illegal`, or
-        raises ValueError, as `make` was asked. Raises RuntimeError before `reset`.
+        bool [N] (the env was rolled back: its trajectory ends, and it goes on from its snapshot),
+        truncated bool [N] (the episode is over: for all, and `reset` comes next; with `early_stop`
+        for this env, which waits unpaid until it is for all) and Info. An illegal action becomes
+        WAIT and is told in `illegal`, or raises ValueError. Raises RuntimeError before `reset`.
         """
         if self._seen is None:
             raise RuntimeError("the episode is over, was interrupted or has not begun: call reset")
@@ -308,9 +306,7 @@ def _quoted(value: Value) -> str:
 
 
 def with_policy(settings: TrainConfig, policy: str) -> TrainConfig:
-    """`settings` with the policy called `policy`: a scripted one, one of a user's own as
-    `module:name`, one that ships, or one in a run folder or a file.
-    """
+    """`settings` with the policy called `policy`, as `make` takes its name."""
     if policy in POLICIES or is_reference(policy):
         return replace(settings, policy=replace(settings.policy, name=policy, init=SCRATCH))
     return replace(settings, policy=replace(settings.policy, name="ppo", init=policy))

@@ -140,7 +140,7 @@ def visited(stages: list[Tensor]) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("num_envs", "num_slots", "steps"), [(1, 1, 120), (12, 3, 100), (24, 10, 100), (1, 10, 1)]
+    ("num_envs", "num_slots", "steps"), [(1, 1, 30), (8, 3, 60), (60, 10, 30), (1, 10, 1)]
 )
 def test_random_legal_play_keeps_the_contract_of_the_state(
     num_envs: int, num_slots: int, steps: int
@@ -168,7 +168,7 @@ def test_random_legal_play_keeps_the_contract_of_the_state(
     num_slots=st.sampled_from([1, 2, 3, 5]),
     mode=st.sampled_from(REWARD_MODES),
 )
-@settings(max_examples=16, deadline=None, derandomize=True)
+@settings(max_examples=5, deadline=None, derandomize=True)
 def test_the_contract_holds_for_any_seed_and_reward(seed: int, num_slots: int, mode: str) -> None:
     for step in play_state(tiny_rules(num_slots, 12, RewardConfig(mode=mode)), 3, seed):
         assert_env_step_holds(step, num_slots)
@@ -176,30 +176,16 @@ def test_the_contract_holds_for_any_seed_and_reward(seed: int, num_slots: int, m
 
 @pytest.mark.parametrize("name", ["heuristic", "schedule"])
 def test_scripted_policies_obey_the_masks(name: str) -> None:
-    cfg = tiny_settings(4, 3, 40)
+    cfg = tiny_settings(4, 3, 20)
     made: dict[str, Agent] = {
         "heuristic": HeuristicPolicy(cfg.policy.heuristic, cfg.task.blueprints),
         "schedule": SchedulePolicy(cfg.policy.schedule, cfg.task.blueprints),
     }
-    for step in play_state(tiny_rules(3, 40), 4, seed=1, agent=made[name]):
+    for step in play_state(tiny_rules(3, 20), 4, seed=1, agent=made[name]):
         assert_env_step_holds(step, 3)
 
 
-def test_env_i_of_many_plays_as_it_would_alone() -> None:
-    # Each env's rows of the same records, in another company: nothing in the env state mixes envs.
-    rules = tiny_rules(3, 30)
-    for step in play_state(rules, 5, seed=4):
-        alone = record_and_observe(rules, step.before[2:3].clone(), step.trusted[2:3].clone())
-        result = apply_action(rules, alone, step.action[2:3].clone())
-        for mine, theirs in ((alone.state, step.observed.state), (result.state, step.result.state)):
-            expected = theirs[2:3].to_tensordict().flatten_keys(".")
-            for name, value in mine.to_tensordict().flatten_keys(".").items():
-                assert torch.equal(value, expected[name]), name
-
-
-@pytest.mark.parametrize(
-    ("num_envs", "num_slots", "steps"), [(1, 1, 12), (3, 3, 24), (2, 10, 16), (1, 3, 1)]
-)
+@pytest.mark.parametrize(("num_envs", "num_slots", "steps"), [(3, 3, 24), (2, 10, 12), (1, 3, 1)])
 def test_random_legal_play_keeps_the_contract_of_the_whole_world(
     num_envs: int, num_slots: int, steps: int
 ) -> None:

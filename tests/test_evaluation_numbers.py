@@ -1,14 +1,16 @@
-"""The numbers of an evaluation, worked out again by playing its episodes by hand on fresh seeds."""
+"""Evaluations: numbers worked out again by hand on fresh seeds, equal hosts for all, refusals."""
 
 import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_world import CPU
-from torch import Tensor
+from test_resume import CPU, fresh, settings
 from witness import Witnessed, witnessed_round
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
@@ -16,45 +18,45 @@ from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.build import build_world
-from esper_soa.config import ComputeConfig, EvaluateConfig, TelemetryConfig, TrainConfig
-from esper_soa.env.config import GatesConfig
+from esper_soa.config import ComputeConfig, EvaluateConfig
+from esper_soa.env.config import GatesConfig, RewardConfig
 from esper_soa.env.world import World
-from esper_soa.evaluation import Scores, build_agent, evaluate, evaluation_settings, judge
-from esper_soa.nets.config import DataConfig, TaskConfig, enabled_slots
+from esper_soa.errors import SettingError, UserError
+from esper_soa.evaluation import (
+    Scores,
+    build_agent,
+    evaluate,
+    evaluation_settings,
+    final_rents,
+    judge,
+)
+from esper_soa.nets.config import DataConfig, enabled_slots
 from esper_soa.ops.resume import Saved, read_run
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.statistics import mean_interval
-from esper_soa.trainer import run
 
 ENVS = 2
 EPISODES = 2
-STEPS = 8
+STEPS = 6
 SEED = 3
-TRAINED = TrainConfig(
+TRAINED = settings(
     envs=3,
     rounds=1,
     steps=STEPS,
-    batch_size=4,
-    train_samples=8,
     val_samples=32,
-    slots=["r0c0", "r0c1"],
-    control="none",
-    gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0),
     seed=4,
-    task=TaskConfig(name="tiny", base_channels=2, num_blocks=2, kernel_size=1, num_pools=2),
     data=DataConfig(name="synthetic", synthetic_train=32, synthetic_test=64),
+    gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0),
     policy=PolicyConfig(
         network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1, minibatches=3)
     ),
-    telemetry=TelemetryConfig(progress="off"),
-    compute=ComputeConfig(threads=1, workers=1),
 )
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trained")
-    run(TRAINED, RunFolder(path))
+    fresh(TRAINED, path)
     return path
 
 
@@ -133,17 +135,13 @@ def test_every_policy_plays_on_the_fresh_seed_that_was_asked_for(
     assert (own["parameters"] == [host] * 4) == (name == "wait")
 
 
-@pytest.mark.parametrize("seed", [TRAINED.seed, SEED, 2**31, 2**31 + TRAINED.seed])
+@pytest.mark.parametrize("seed", [SEED, 2**31])
 def test_it_does_not_play_on_seeds_of_training_nor_on_those_of_another_evaluation(
     found: dict, trained: Path, saved: Saved, seed: int
 ) -> None:
     other = build_world(evaluation_settings(saved, asked(trained)), CPU, seed)
-    rewards = [
-        reward
-        for played in by_hand(other, WaitPolicy())
-        for reward in played.rewards().sum(0).tolist()
-    ]
-    assert rewards != pytest.approx(samples(found, "wait")["reward"])
+    rewards = witnessed_round(other, WaitPolicy(), 0).rewards().sum(0).tolist()
+    assert rewards != pytest.approx(samples(found, "wait")["reward"][:ENVS])
 
 
 def test_means_and_leads_are_those_of_the_samples_pair_by_pair(found: dict) -> None:
@@ -163,10 +161,6 @@ def test_means_and_leads_are_those_of_the_samples_pair_by_pair(found: dict) -> N
     assert facts == (SEED, ENVS, EPISODES, STEPS, 1)
 
 
-def op_choices(rounds: list[Witnessed]) -> Tensor:
-    return torch.stack([action.op for played in rounds for action in played.actions])
-
-
 def test_the_learned_policy_takes_the_likeliest_choice_where_it_is_asked_to(
     trained: Path, saved: Saved, world: World
 ) -> None:
@@ -177,11 +171,12 @@ def test_the_learned_policy_takes_the_likeliest_choice_where_it_is_asked_to(
         assert agent.deterministic is deterministic
         for name, value in learned(saved).state_dict().items():
             assert torch.equal(agent.state_dict()[name], value), name
-    rounds = by_hand(world, agent)
-    for played in rounds:
-        for decision in played.decisions:
-            assert (decision.log_probs[:, 7].exp() >= 1 / 6).all()  # the likeliest of at most six
-    assert not torch.equal(op_choices(rounds), op_choices(by_hand(world, learned(saved))))
+    played = witnessed_round(world, agent, 0)
+    for decision in played.decisions:
+        assert (decision.log_probs[:, 7].exp() >= 1 / 6).all()  # the likeliest of at most six
+    drawn = witnessed_round(world, learned(saved), 0)
+    pairs = zip(played.actions, drawn.actions, strict=True)
+    assert any((one.op != other.op).any() for one, other in pairs)
 
 
 def test_task_data_reward_and_rules_are_those_of_the_checkpoint(
@@ -228,3 +223,76 @@ def test_intervals_have_the_confidence_that_was_asked_for(trained: Path) -> None
         first, second = judge(scores, asked(trained, confidence=confidence))
         assert first.means["net"] == mean_interval(values, confidence)
         assert second.lead == mean_interval([1.0, 1.5, 1.0, 1.0], confidence)
+
+
+def test_the_same_again_and_in_other_company_is_the_same(
+    found: dict, trained: Path, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path)
+    evaluate(asked(trained, policies=["random", "wait"]), folder)
+    again = json.loads(folder.evaluation.read_text())
+    assert list(again["policies"]) == ["random", "wait"]
+    for name in again["policies"]:
+        assert samples(again, name) == samples(found, name)
+    first = again["policies"]["random"]["means"]["net"]["mean"]
+    lead = again["policies"]["wait"]["net_less_first"]
+    assert lead["low"] <= lead["mean"] <= lead["high"]
+    assert lead["mean"] == pytest.approx(again["policies"]["wait"]["means"]["net"]["mean"] - first)
+    assert "accuracy - rent" in (tmp_path / "evaluation.txt").read_text()
+
+
+def test_the_rent_is_the_logarithm_of_the_growth_up_to_a_limit() -> None:
+    # 0.5 ln(1 + growth), at most 1.5; growth is taken of at least 200 parameters
+    reward = RewardConfig()
+    assert final_rents([1000.0, 3000.0], 1000, reward) == [0.0, pytest.approx(0.5 * math.log(3))]
+    assert final_rents([300.0], 100, reward) == [pytest.approx(0.5 * math.log(2))]
+    assert final_rents([1e9], 1000, reward) == [1.5]
+
+
+def test_the_learned_policy_of_a_scripted_run_is_refused(tmp_path: Path) -> None:
+    fresh(settings("wait", rounds=1), tmp_path)
+    with pytest.raises(
+        SettingError, match="policies=ppo: must be other than ppo: the checkpoint is of policy wait"
+    ):
+        evaluate(asked(tmp_path), RunFolder(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"policies": []}, r"policies=\[\]: must be a list of 1 to 64 items, each one of ppo"),
+        ({"policies": ["wait", "wait"]}, "without repetition"),
+        ({"policies": ["best"]}, "policies=best: must be one of ppo, random"),
+        ({"episodes": 0}, "episodes=0: must be in .1, 1000000."),
+        ({"confidence": 1.0}, r"confidence=1\.0: must be in .0, 1."),
+        ({"checkpoint": ""}, "checkpoint='': must be a checkpoint or a run folder"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused(changed: dict, told: str) -> None:
+    with pytest.raises(SettingError, match=told):
+        asked(Path("x"), **changed)
+
+
+def test_a_checkpoint_with_foreign_settings_is_refused(trained: Path) -> None:
+    saved = read_run(RunFolder(trained).checkpoint(1), CPU)
+    saved.settings["wings"] = 2
+    with pytest.raises(
+        UserError, match="checkpoint: its settings are not those of this program .*wings"
+    ):
+        evaluation_settings(saved, asked(trained))
+
+
+def test_the_command_line_refuses_a_path_that_leads_nowhere_and_needs_no_torch_for_it(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "esper_soa.evaluate", "checkpoint=nowhere"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"HYDRA_FULL_ERROR": "0"},
+    )
+    assert done.returncode == 2
+    assert done.stderr == "error: checkpoint=nowhere: there is no such file or folder\n"
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import parts_of_users
 import pytest
 import torch
 from test_own_parts_runs import with_own
@@ -12,11 +13,9 @@ import esper_soa
 from benchmarks.growth_figure import play, timelines
 from esper_soa.adapters.flat import FlatEnvs
 from esper_soa.agent.legal import illegal_heads
-from esper_soa.agent.protocol import Memory
-from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.runs import RecordedRun
 from esper_soa.simulator import Simulator, make
-from esper_soa.state import Action, Decision, View
+from esper_soa.state import Action
 from esper_soa.vocabulary import Op
 
 MINE = (
@@ -62,28 +61,9 @@ def test_a_simulator_is_played_by_an_agent_of_a_module() -> None:
         own_simulator(policy="parts_of_users:nobody")
 
 
-class Lawless:
-    """Plays at random, but for its third decision."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def start(self, num_envs: int, device: torch.device) -> Memory:
-        return ()
-
-    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
-        decision, _ = RandomPolicy().act(view, memory)
-        self.calls += 1
-        if self.calls == 3:
-            decision.action.op[1] = Op.FOSSILIZE
-        return decision, memory
-
-
 def test_an_agent_that_is_handed_over_is_watched() -> None:
-    sim = own_simulator(policy=Lawless())
-    with pytest.raises(
-        esper_soa.UserError, match="policy: env 1: op fossilize is not legal; legal are wait"
-    ):
+    sim = own_simulator(policy=parts_of_users.Lawless())
+    with pytest.raises(esper_soa.UserError, match="policy: env 0: blueprint 9 for op germinate is"):
         list(sim.episode())
 
 

@@ -90,9 +90,7 @@ class FlatEnvs:
         before = self.shown
         observation, reward, terminated, truncated, info = self.sim.step(action)
         over = bool(truncated.all())
-        # behind an early end as behind the last env-step
-        masks = self.sim.env.after().masks if over else info.masks
-        shown = last = self._show(observation, masks)
+        shown = last = self._show(observation, info.masks)
         if bool(terminated.any()):
             where = terminated[:, None]
             ended = zip(before, shown, strict=True)

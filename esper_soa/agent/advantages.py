@@ -22,11 +22,9 @@ def gae(
     not valid.
 
     rewards, values [T, N], in the same unit; terminal, valid bool [T, N]. bootstrap [N] is the
-    value after the last
-    valid row: that of the next state where the episode was truncated there, 0 otherwise. Nothing
-    flows back across a terminal row, within or at the end of a rollout. gamma and lam may be given
-    per env. Sums are taken in float64, as long rollouts with gamma * lam near 1 cancel; results
-    have the dtype of `values`.
+    value after the last valid row: that of the next state where the episode was truncated there,
+    0 otherwise. Nothing flows back across a terminal row. gamma and lam may be given per env. Sums
+    are taken in float64, as long rollouts with gamma * lam near 1 cancel.
     """
     dtype = values.dtype
     rewards = rewards.double()

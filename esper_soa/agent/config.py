@@ -36,12 +36,8 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         check_fields("policy.network.", self)
-        widths = {
-            "hidden": self.hidden,
-            "features": self.features,
-            "slot_features": self.slot_features,
-        }
-        for name, value in widths.items():
+        for name in ("hidden", "features", "slot_features"):
+            value = getattr(self, name)
             check(value % 8 == 0, f"policy.network.{name}", value, "a multiple of 8")
 
 

@@ -28,9 +28,7 @@ class Controller(nn.Module):
     """
 
     def __init__(self, spec: dict) -> None:
-        """Fresh weights. Raises LookupError, TypeError or SettingError for a `spec` that describes
-        no policy.
-        """
+        """Fresh weights; LookupError, TypeError or SettingError for what describes no policy."""
         super().__init__()
         self.spec = spec
         ppo = PPOConfig(
@@ -55,9 +53,7 @@ class Controller(nn.Module):
         self.policy.deterministic = likeliest
 
     def reset(self) -> None:
-        """Forget all envs: the next call is the first env-step of an episode, of any number of
-        envs.
-        """
+        """Forget all envs: the next call begins an episode, of any number of envs."""
         self.memory = ()
 
     @torch.no_grad()
@@ -84,15 +80,13 @@ class Controller(nn.Module):
             raise ValueError(
                 f"{num_envs} envs, where the memory is of {memory[0].shape[0]}: call reset() first"
             )
-        memory = memory if restarted is None else restart(memory, fresh, restarted)
-        draws = (
-            torch.rand(num_envs, len(HEAD_NAMES), device=features.device)
-            if noise is None
-            else noise
-        )
+        if restarted is not None:
+            memory = restart(memory, fresh, restarted)
+        if noise is None:
+            noise = torch.rand(num_envs, len(HEAD_NAMES), device=features.device)
         seen = Observation(features=features, blueprints=blueprints, batch_size=[num_envs])
         legal = Masks.from_dict(dict(masks), batch_size=[num_envs])
-        decision, self.memory = self.policy.decide(seen, legal, draws, memory)
+        decision, self.memory = self.policy.decide(seen, legal, noise, memory)
         return {name: decision.action.get(name) for name in HEAD_NAMES}
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
@@ -126,9 +120,7 @@ def controller_spec(
 
 
 def controller_of(spec: dict, tensors: Mapping[str, Tensor]) -> Controller:
-    """The policy of a `spec` with these `tensors`; raises RuntimeError where they do not fit, and
-    as Controller.
-    """
+    """The policy of a `spec` with these `tensors`; RuntimeError where they do not fit."""
     with torch.random.fork_rng(devices=[]):
         made = Controller(spec)
     made.load_state_dict(dict(tensors))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from esper_soa.agent.losses import Mean, Means, largest
+from esper_soa.agent.losses import Mean, Means, gradient_norm, largest
 from esper_soa.agent.rollout import Told
 from esper_soa.ranks import Ranks
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
@@ -29,9 +29,8 @@ MEANING = {
     "entropy_loss": "minus the weighted sum of entropies, before coefficient/entropy",
     "floor_penalty": "for heads below their entropy floor, with its weights",
     "contribution_loss": "mean squared error of predicted contributions, squared percent points",
-    "approx_kl": (
-        "divergence from the policy that played, mean over heads that mattered: mean over passes"
-    ),
+    "approx_kl": "divergence from the policy that played, mean over heads that mattered: mean "
+    "over passes",
     "kl_last": "the same at the last pass",
     "kl_epoch/<epoch>": "the same in each epoch that was begun, from 1",
     "kl/<head>": "the same of each head: mean over steps",
@@ -39,23 +38,18 @@ MEANING = {
     "clip_fraction/<head>": "the same of each head, where it mattered",
     "ratio_max": "largest new over old probability of a whole action: over all passes",
     "ratio_min": "smallest",
-    "ratio_error_first": (
-        "largest distance from 1 of that ratio at the first pass, where nothing has moved yet"
-    ),
-    "entropy/<head>": (
-        "mean normalised entropy, in [0, 1], where the head mattered and had more "
-        "than one legal choice"
-    ),
+    "ratio_error_first": "largest distance from 1 of that ratio at the first pass, where nothing "
+    "has moved yet",
+    "entropy/<head>": "mean normalised entropy, in [0, 1], where the head mattered and had more "
+    "than one legal choice",
     "head_share/<head>": "share of env-steps on which that was so",
     "gradient_norm": "before clipping, largest over steps",
     "gradient_norm/<part>": "of each head and of every other part of the network, before clipping",
-    "explained_variance": (
-        "1 - Var(return - value) / max(Var(return), 1), of the values before the update"
-    ),
+    "explained_variance": "1 - Var(return - value) / max(Var(return), 1), of the values before "
+    "the update",
     "bellman_error": "mean absolute temporal difference",
-    "calibration_slope": (
-        "of the line that fits returns to values; 1 is right, below 1 values are too wide"
-    ),
+    "calibration_slope": "of the line that fits returns to values; 1 is right, below 1 values are "
+    "too wide",
     "calibration_intercept": "of that line; 0 is right",
     "value_correlation": "of values and returns; 0 where one is constant",
     "value_mean": "in units of raw reward",
@@ -73,10 +67,8 @@ MEANING = {
     "lstm_rms_min": "smallest RMS of the hidden state",
     "lstm_hidden_rms": "RMS of the hidden state over envs and env-steps",
     "lstm_hidden_max": "largest absolute hidden unit",
-    "lstm_cell_rms": (
-        "RMS of the cell state at the end of trajectories, or of the round where the "
-        "episode ended early"
-    ),
+    "lstm_cell_rms": "RMS of the cell state at the end of trajectories, or of the round where the "
+    "episode ended early",
     "lstm_cell_max": "largest absolute cell unit there",
     "lstm_saturated": "share of hidden units beyond 0.99",
     "steps": "gradient steps taken",
@@ -93,13 +85,10 @@ IMITATION = {
     "cross_entropy": "minus the log-probability of all choices of the teacher that matter: mean "
     "over env-steps with a "
     "choice, then over steps",
-    "agreement": (
-        "share of those env-steps on which all of these are the likeliest of their "
-        "heads: mean over steps"
-    ),
-    "agreement/<head>": (
-        "share on which the head's is, where the teacher's op makes it matter; 0 where it never did"
-    ),
+    "agreement": "share of those env-steps on which all of these are the likeliest of their "
+    "heads: mean over steps",
+    "agreement/<head>": "share on which the head's is, where the teacher's op makes it matter; 0 "
+    "where it never did",
 }
 LARGEST = ("ratio_max", "lstm_rms_max", "lstm_hidden_max", "lstm_cell_max")
 SMALLEST = ("ratio_min", "lstm_rms_min")
@@ -149,16 +138,12 @@ def _rms(memory: Tensor) -> Tensor:
 
 
 def gradient_norms(policy: nn.Module, gradients: Mapping[Tensor, Tensor]) -> Metrics:
-    """L2 norm of the gradient of every action head, and of every other part of the network, by
-    name.
-    """
+    """L2 norm of the gradient of every action head and every other part of the network."""
     parts = dict(policy.named_children())
     heads = parts.pop("heads")
     parts |= dict(heads.named_children())
     return {
-        f"gradient_norm/{name}": torch.stack(
-            [gradients[weight].norm() for weight in part.parameters()]
-        ).norm()
+        f"gradient_norm/{name}": gradient_norm([gradients[one] for one in part.parameters()])
         for name, part in parts.items()
     }
 

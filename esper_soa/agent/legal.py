@@ -51,14 +51,11 @@ def illegal_choices(action: Action, masks: Masks) -> list[str]:
         if envs:
             choice = int(action.get(name)[envs[0]])
             op = int(action.op[envs[0]])
-            legal = [
-                _word(name, one) for one in offered[name][envs[0]].nonzero().flatten().tolist()
-            ]
-            what = (
-                f"op {_word('op', op)}"
-                if name == "op"
-                else f"{name} {choice} for op {_word('op', op)}"
-            )
+            numbers = offered[name][envs[0]].nonzero().flatten().tolist()
+            legal = [_word(name, one) for one in numbers]
+            what = f"op {_word('op', op)}"
+            if name != "op":
+                what = f"{name} {choice} for {what}"
             found.append(f"env {envs[0]}: {what} is not legal; legal are {', '.join(legal)}")
     return found
 

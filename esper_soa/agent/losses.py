@@ -129,9 +129,7 @@ def contribution_error(predicted: Tensor, target: Tensor, measured: Tensor, clip
 
 
 def explained_variance(predicted: Tensor, returns: Tensor, valid: Tensor) -> Tensor:
-    """1 - Var(returns - predicted) / max(Var(returns), 1) over the valid env-steps, sample
-    variances.
-    """
+    """1 - Var(returns - predicted) / max(Var(returns), 1), sample variances where valid."""
     return 1 - _variance(returns - predicted, valid) / _variance(returns, valid).clamp(min=1.0)
 
 
@@ -162,8 +160,3 @@ def gradient_norm(gradients: list[Tensor]) -> Tensor:
 def scale_for_clip(norm: Tensor, limit: float) -> Tensor:
     """Factor [] that brings a gradient of `norm` within `limit`; 1 for limit 0."""
     return (limit / (norm + 1e-6)).clamp(max=1.0) if limit > 0 else torch.ones_like(norm)
-
-
-def head_tensor(table: dict[str, float], names: tuple[str, ...], device: torch.device) -> Tensor:
-    """float32 [8]: a per-head setting in HEADS order."""
-    return torch.tensor([table[name] for name in names], device=device)

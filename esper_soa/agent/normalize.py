@@ -62,9 +62,7 @@ def batch_moments(rows: Tensor, valid: Tensor) -> Moments:
 
 
 def merge(old: Moments, batch: Moments) -> Moments:
-    """Moments of everything in `old` and `batch` together (Chan, Golub and LeVeque 1979); count 0
-    changes nothing.
-    """
+    """Moments of both together (Chan, Golub and LeVeque 1979); a batch of none changes nothing."""
     total = old.seen + batch.seen
     share = batch.seen / total.clamp(min=OBSERVATION_PRIOR)
     delta = batch.mean - old.mean
@@ -98,9 +96,7 @@ def normalize_observation(moments: Moments, features: Tensor, clip: float) -> Te
 def update_observation(
     moments: Moments, features: Tensor, valid: Tensor, momentum: float, ranks: Ranks = ALONE
 ) -> Moments:
-    """Moments after a whole rollout of raw features [T, N, F] of all ranks, of which the rows in
-    valid [T, N] count.
-    """
+    """Moments after raw features [T, N, F] of a rollout, where valid [T, N], of all ranks."""
     batch = batch_moments(features.flatten(0, 1), valid.flatten())
     together, *others = map(Moments, *map(ranks.of_each, batch))
     for other in others:
@@ -122,18 +118,12 @@ def update_reward(stats: RewardStats, rewards: Tensor, valid: Tensor) -> RewardS
 
 
 def normalize_reward(stats: RewardStats, rewards: Tensor, clip: float) -> Tensor:
-    """Rewards [N] over their sample standard deviation, within +-clip; unscaled until two were
-    seen. No mean is taken.
-
-    float64; what is not finite stays so, as rows that do not count may hold anything.
-    """
+    """Rewards [N] over `reward_scale`, within +-clip; float64, and what is not finite stays so."""
     return (rewards.double() / reward_scale(stats)).clamp(-clip, clip)
 
 
 def reward_scale(stats: RewardStats) -> Tensor:
-    """Raw reward per unit of normalised reward, float64 []: the sample standard deviation, 1 until
-    two were seen.
-    """
+    """Raw reward per normalised one, float64 []: their sample deviation, 1 until two were seen."""
     deviation = (stats.squares / (stats.seen - 1).clamp(min=1)).sqrt().clamp(min=REWARD_EPSILON)
     return torch.where(stats.seen < 2, 1.0, deviation)
 

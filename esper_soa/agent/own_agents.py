@@ -52,9 +52,8 @@ class Watched:
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """As the agent's; raises UserError for a decision that is none or is not legal."""
         decision, memory = self.agent.act(view, memory)
-        faults = decision_faults(decision, view) + memory_faults(
-            memory, view.noise.shape[0], view.noise.device
-        )
+        faults = decision_faults(decision, view)
+        faults += memory_faults(memory, view.noise.shape[0], view.noise.device)
         self._refuse(faults or illegal_choices(decision.action, view.masks))
         return decision, memory
 
@@ -67,21 +66,13 @@ def own_agent(reference: str, setting: str, surroundings: Surroundings) -> Watch
     """The agent `module:name` that `setting` names, watched; SettingError where there is none."""
     part = find(AGENT, reference, setting)
     if num_required(part) > 1:
-        raise SettingError(
-            setting,
-            reference,
-            "called without an argument or with the Surroundings",
-            "It wants more.",
-        )
+        allowed = "called without an argument or with the Surroundings"
+        raise SettingError(setting, reference, allowed, "It wants more.")
     agent = made_agent(part, surroundings)
     lacking = [name for name in ("start", "act") if not hasattr(agent, name)]
     if lacking:
-        raise SettingError(
-            setting,
-            reference,
-            "a factory of agents",
-            f"What it gives, a {type(agent).__name__}, has no {' and no '.join(lacking)}.",
-        )
+        made = f"What it gives, a {type(agent).__name__}, has no {' and no '.join(lacking)}."
+        raise SettingError(setting, reference, "a factory of agents", made)
     return Watched(f"{setting}={reference}", agent)
 
 

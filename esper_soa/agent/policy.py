@@ -9,6 +9,7 @@ same for every host.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -46,6 +47,7 @@ from esper_soa.ranks import ALONE, Ranks
 from esper_soa.state import Action, Decision, Masks, Observation, View
 from esper_soa.vocabulary import CNN_BLUEPRINTS, HEAD_NAMES, HEADS, NUM_BLUEPRINTS, OP_NAMES
 
+PARTS = (NUM_ENV_FEATURES, NUM_SLOT_FEATURES)  # of the statistics of observations
 DROPOUT = 0.1  # of the contribution predictor, in updates only
 EMBEDDING_STD = 0.02
 # Weights with a row per blueprint.
@@ -158,37 +160,19 @@ def segment_starts(reset: Tensor) -> list[int]:
     return [t for t, restart in enumerate(restarts) if restart or t == 0]
 
 
-def _action_head(num_inputs: int, hidden: int, choices: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(num_inputs, hidden // 2), nn.ReLU(), nn.Linear(hidden // 2, choices)
-    )
-
-
-def _blueprint_head(num_inputs: int, hidden: int, num_blueprints: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(num_inputs, hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, hidden // 2),
-        nn.ReLU(),
-        nn.Linear(hidden // 2, num_blueprints),
-    )
+def _layers(*widths: int, norms: int = 0) -> nn.Sequential:
+    """Linear layers with ReLU in between, and layer norm behind the first `norms` of them."""
+    parts: list[nn.Module] = []
+    for place, (num_inputs, num_outputs) in enumerate(pairwise(widths)):
+        parts.append(nn.Linear(num_inputs, num_outputs))
+        if place < norms:
+            parts.append(nn.LayerNorm(num_outputs))
+        parts.append(nn.ReLU())
+    return nn.Sequential(*parts[:-1])
 
 
 def _value_head(num_inputs: int, hidden: int) -> nn.Sequential:
-    half = hidden // 2
-    quarter = hidden // 4
-    eighth = hidden // 8
-    return nn.Sequential(
-        nn.Linear(num_inputs, half),
-        nn.LayerNorm(half),
-        nn.ReLU(),
-        nn.Linear(half, quarter),
-        nn.LayerNorm(quarter),
-        nn.ReLU(),
-        nn.Linear(quarter, eighth),
-        nn.ReLU(),
-        nn.Linear(eighth, 1),
-    )
+    return _layers(num_inputs, hidden // 2, hidden // 4, hidden // 8, 1, norms=2)
 
 
 def _heads(hidden: int, slot: int, num_blueprints: int) -> nn.ModuleDict:
@@ -201,27 +185,24 @@ def _heads(hidden: int, slot: int, num_blueprints: int) -> nn.ModuleDict:
     heads = nn.ModuleDict()
     for head in HEADS:
         if head.name == "op":
-            heads[head.name] = _action_head(hidden, hidden, head.choices)
+            heads[head.name] = _layers(hidden, hidden // 2, head.choices)
         elif head.name == "slot":
             heads[head.name] = SlotScores(hidden + len(OP_NAMES), slot, hidden // 2)
         elif head.name == "blueprint":
-            heads[head.name] = _blueprint_head(hidden + slot, hidden, num_blueprints)
+            heads[head.name] = _layers(hidden + slot, hidden, hidden // 2, num_blueprints)
         else:
-            heads[head.name] = _action_head(hidden + slot, hidden, head.choices)
+            heads[head.name] = _layers(hidden + slot, hidden // 2, head.choices)
     return heads
 
 
 class ContributionPredictor(nn.Module):
-    """Predicts every slot's measured contribution [..., S] from the LSTM output [..., H] and
-    encodings [..., S, W].
-    """
+    """Every slot's contribution [..., S] from the LSTM output [..., H], encodings [..., S, W]."""
 
     def __init__(self, hidden: int, slot: int) -> None:
         super().__init__()
         half = hidden // 2
-        quarter = hidden // 4
         self.trunk = nn.Sequential(nn.Linear(hidden, half), nn.LayerNorm(half), nn.ReLU())
-        self.output = SlotScores(half, slot, quarter)
+        self.output = SlotScores(half, slot, hidden // 4)
 
     def forward(self, x: Tensor, slots: Tensor, noise: Tensor) -> Tensor:
         """noise [..., H / 2], uniform in [0, 1), decides which units are dropped."""
@@ -273,7 +254,7 @@ class RecurrentPolicy(nn.Module):
         self.value_head = _value_head(hidden, hidden)
         self.q_head = _value_head(hidden + len(OP_NAMES), hidden)
         self.contribution_head = ContributionPredictor(hidden, slot)
-        moments = observation_moments(NUM_ENV_FEATURES + NUM_SLOT_FEATURES, torch.device("cpu"))
+        moments = observation_moments(sum(PARTS), torch.device("cpu"))
         for name, value in moments._asdict().items():
             self.register_buffer(name, value)
         self.register_buffer("places", place_table(slots), persistent=False)
@@ -333,9 +314,7 @@ class RecurrentPolicy(nn.Module):
 
     @torch.no_grad()
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
-        """Sample an action per env with view.noise, or take the likeliest where the policy is
-        deterministic.
-        """
+        """Sample an action per env with view.noise; the likeliest of a deterministic policy."""
         return self.decide(view.observation, view.masks, view.noise, memory)
 
     @torch.no_grad()
@@ -346,9 +325,7 @@ class RecurrentPolicy(nn.Module):
     def decide(
         self, observation: Observation, masks: Masks, noise: Tensor, memory: Memory
     ) -> tuple[Decision, Memory]:
-        """`act` on the parts of a View that the policy looks at; noise float32 [N, 8] in HEADS
-        order.
-        """
+        """`act` on what the policy looks at of a View; noise float32 [N, 8] in HEADS order."""
         return self.decide_openly(observation, masks, noise, memory)[:2]
 
     def decide_openly(
@@ -425,12 +402,9 @@ class RecurrentPolicy(nn.Module):
 
     def _part_moments(self) -> tuple[Moments, Moments]:
         """Statistics of the features of the env [23] and of a slot [31]."""
-        means, variances = (
-            part.tensor_split((NUM_ENV_FEATURES,)) for part in (self.mean, self.var)
-        )
-        return Moments(means[0], variances[0], self.seen), Moments(
-            means[1], variances[1], self.seen
-        )
+        parts = zip(self.mean.split(PARTS), self.var.split(PARTS), strict=True)
+        env, slot = (Moments(mean, var, self.seen) for mean, var in parts)
+        return env, slot
 
     def _split(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the env [..., 23] and of every slot [..., S, 31]."""
@@ -497,17 +471,13 @@ class CapturedPolicy:
     @torch.no_grad()
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """As the policy."""
-        return captured_call(
-            self.steps, "act", self.policy.decide, view.observation, view.masks, view.noise, memory
-        )
+        return self.act_openly(view, memory)[:2]
 
     @torch.no_grad()
     def act_openly(self, view: View, memory: Memory) -> tuple[Decision, Memory, Tensor]:
         """As the policy."""
-        openly = self.policy.decide_openly
-        return captured_call(
-            self.steps, "act openly", openly, view.observation, view.masks, view.noise, memory
-        )
+        parts = (view.observation, view.masks, view.noise, memory)
+        return captured_call(self.steps, "act", self.policy.decide_openly, *parts)
 
 
 def _last_linear(module: nn.Module) -> nn.Linear:

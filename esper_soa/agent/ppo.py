@@ -83,7 +83,8 @@ class HeadTables(NamedTuple):
 def head_tables(config: PPOConfig, device: torch.device) -> HeadTables:
     """The per-head settings of the entropy terms."""
     tables = (config.entropy_multiplier, config.entropy_floor, config.entropy_floor_penalty)
-    return HeadTables(*(losses.head_tensor(table, HEAD_NAMES, device) for table in tables))
+    rows = ([table[name] for name in HEAD_NAMES] for table in tables)
+    return HeadTables(*(torch.tensor(row, device=device) for row in rows))
 
 
 def coefficients(config: PPOConfig, train_steps: int, total_updates: int) -> Coefficients:
@@ -210,9 +211,7 @@ def imitation_loss(
 
 
 def critic_means(evaluation: Evaluation, batch: Batch, config: PPOConfig, taken: Tensor) -> Means:
-    """The errors of value, Q and predicted contributions; taken: bool [T, n], the row tells the
-    return of its op.
-    """
+    """Errors of value, Q and contributions; taken: bool [T, n], the op's return is known."""
     rows = batch.rows
     weight = torch.where(rows.forced, config.forced_value_weight, 1.0) * rows.valid
     measured = rows.contribution_measured & rows.valid.unsqueeze(-1)
@@ -367,9 +366,7 @@ class Learner:
         return report
 
     def _prepare_(self, rollout: Rollout) -> tuple[Batch, Metrics]:
-        """Advantages with the value scale of before, targets with that of after the returns of all
-        envs.
-        """
+        """Advantages with the value scale of before, targets with that of after all returns."""
         told = Told(*self.ranks.gather(Told.of(rollout), dim=1))
         scale = normalize.value_scale(self.value).float()
         values = told.value * scale
@@ -420,9 +417,7 @@ class Learner:
         return uniform(keys.reshape(1, -1, 1), counters)
 
     def _ended(self, stopped: Tensor) -> bool:
-        """Whether no further pass can change anything; asked of a CPU alone, as another device
-        would be waited for.
-        """
+        """Whether no pass can change anything; asked of a CPU alone: others would be waited for."""
         return self.device.type == "cpu" and bool(stopped)
 
     def _step_(
@@ -472,14 +467,13 @@ class Learner:
     def _count_(self, report: dict[str, float]) -> None:
         self.rounds += 1
         self.train_steps += report["steps"] > 0
-        self.skipped = (
-            self.skipped + 1 if report["steps"] == 0 and report["not_finite_steps"] > 0 else 0
-        )
+        lost = report["steps"] == 0 and report["not_finite_steps"] > 0
+        self.skipped = self.skipped + 1 if lost else 0
         if self.skipped >= MAX_SKIPPED:
             raise RuntimeError(
-                f"{self.skipped} updates in a row had no finite gradient, the policy can no "
-                "longer learn: look for "
-                "values that are not finite in rewards and observations, or lower policy.ppo.lr"
+                f"{self.skipped} updates in a row had no finite gradient, the policy can no longer "
+                "learn: look for values that are not finite in rewards and observations, or lower "
+                "policy.ppo.lr"
             )
 
     def state_dict(self) -> dict[str, Nested | int]:
@@ -495,9 +489,7 @@ class Learner:
         }
 
     def take_over(self, state: Mapping) -> None:
-        """Begin with `policy`, `reward` and `value` of another learner's state; Adam and all
-        counters stay new.
-        """
+        """Begin with policy and normalisers of another's state; Adam and counters stay new."""
         self.policy.load_state_dict(state["policy"])
         self.reward = RewardStats(**self._here(state["reward"]))
         self.value = Moments(**self._here(state["value"]))

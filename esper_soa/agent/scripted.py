@@ -36,12 +36,8 @@ def scripted_policy(cfg: PolicyConfig, blueprints: Sequence[str]) -> Agent:
         return SchedulePolicy(cfg.schedule, blueprints)
     if cfg.name == "heuristic":
         return HeuristicPolicy(cfg.heuristic, blueprints)
-    raise SettingError(
-        "policy.name",
-        cfg.name,
-        "random, wait, schedule or heuristic",
-        "It is not a scripted policy.",
-    )
+    allowed = "random, wait, schedule or heuristic"
+    raise SettingError("policy.name", cfg.name, allowed, "It is not a scripted policy.")
 
 
 def first_choice(mask: Tensor) -> Tensor:
@@ -72,12 +68,16 @@ def obey(want: Action, masks: Masks) -> tuple[Action, Tensor]:
     return _action(heads | {"op": op}), legal
 
 
-class RandomPolicy:
-    """Uniform over the legal ops, then over the legal choices of every head that the op needs."""
+class _Forgetful:
+    """Remembers nothing: a View tells all that it needs."""
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
-        """Remembers nothing."""
+        """Empty."""
         return ()
+
+
+class RandomPolicy(_Forgetful):
+    """Uniform over the legal ops, then over the legal choices of every head that the op needs."""
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """One legal action per env, a function of view.noise."""
@@ -88,12 +88,8 @@ class RandomPolicy:
         return unlearned(_action(heads | {"op": op})), memory
 
 
-class WaitPolicy:
+class WaitPolicy(_Forgetful):
     """Never acts: the host trains alone."""
-
-    def start(self, num_envs: int, device: torch.device) -> Memory:
-        """Remembers nothing."""
-        return ()
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """WAIT for every env."""
@@ -102,17 +98,13 @@ class WaitPolicy:
         return unlearned(action), memory
 
 
-class SchedulePolicy:
+class SchedulePolicy(_Forgetful):
     """The same lifecycle in every env, at declared env-steps, or as soon after as it is legal."""
 
     def __init__(self, cfg: ScheduleConfig, blueprints: Sequence[str]) -> None:
         check_choice("policy.schedule.blueprint", cfg.blueprint, tuple(blueprints))
         self.cfg = cfg
         self.code = blueprint_names(blueprints).index(cfg.blueprint)
-
-    def start(self, num_envs: int, device: torch.device) -> Memory:
-        """Remembers nothing: the env state knows the env-step."""
-        return ()
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """What is due in the first slot that is due and may act; WAIT where none is."""
@@ -124,18 +116,13 @@ class SchedulePolicy:
         slot = first_choice((due != Op.WAIT) & applicable)
         op = due.gather(1, slot.unsqueeze(1)).squeeze(1)
         want = seed_action(op, slot, torch.full_like(op, self.code))
-        want = want.replace(
-            style=torch.full_like(op, self.cfg.style),
-            tempo=torch.full_like(op, self.cfg.tempo),
-            alpha_target=torch.full_like(op, self.cfg.alpha_target),
-        )
+        fixed = {name: getattr(self.cfg, name) for name in ("style", "tempo", "alpha_target")}
+        want = want.replace(**{name: torch.full_like(op, one) for name, one in fixed.items()})
         action, _ = obey(want, view.masks)
         return unlearned(action), memory
 
     def due_ops(self, step: Tensor, stage: Tensor, age: Tensor) -> Tensor:
-        """Op due in every slot [N, S] at env-step `step` [N], by the stage and the age of its seed
-        [N, S].
-        """
+        """Op due in every slot [N, S] at env-step `step` [N], by stage and age of its seed."""
         cfg = self.cfg
         starts = _constants(cfg.germination_steps(stage.shape[-1]), step.device)
         open_for_one = (stage == Stage.EMPTY) & (step.unsqueeze(-1) >= starts)
@@ -187,9 +174,8 @@ class HeuristicPolicy:
     def __init__(self, cfg: HeuristicConfig, blueprints: Sequence[str]) -> None:
         name = "policy.heuristic.blueprint_rotation"
         rotation = cfg.blueprint_rotation
-        allowed = ", ".join(blueprints)
-        check(len(rotation) > 0, name, rotation, f"a list of some of {allowed}")
-        check(set(rotation) <= set(blueprints), name, rotation, f"a list of some of {allowed}")
+        fits = len(rotation) > 0 and set(rotation) <= set(blueprints)
+        check(fits, name, rotation, f"a list of some of {', '.join(blueprints)}")
         self.cfg = cfg
         self.names = blueprint_names(blueprints)
 
@@ -352,7 +338,7 @@ def _action(heads: dict[str, Tensor]) -> Action:
 def unlearned(action: Action) -> Decision:
     """`action` as a Decision, with zeros for what only a learner needs."""
     zeros = torch.zeros_like(action.op, dtype=torch.float32)
-    log_probs = zeros.unsqueeze(-1).expand(-1, len(HEAD_NAMES)).clone()
+    log_probs = zeros.new_zeros(*zeros.shape, len(HEAD_NAMES))
     return Decision(action=action, log_probs=log_probs, value=zeros, batch_size=zeros.shape)
 
 

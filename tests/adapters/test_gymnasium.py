@@ -24,18 +24,15 @@ def vector(actions: str = "joint"):
     )
 
 
+def single(**more: object):
+    return gymnasium.make(ID, **SIZES, **more).unwrapped
+
+
 @pytest.mark.filterwarnings("ignore:.*Box observation space m.* value is -?infinity")
 @pytest.mark.parametrize("actions", ["joint", "heads"])
 def test_gymnasium_finds_no_fault_in_a_single_env(actions: str) -> None:
-    env = gymnasium.make(ID, actions=actions, **SIZES)
     checker = pytest.importorskip("gymnasium.utils.env_checker")
-    checker.check_env(env.unwrapped, skip_render_check=True)
-
-
-def test_every_experiment_has_an_id() -> None:
-    assert {f"esper_soa/{name}-v0" for name in ("smoke", "cifar_1seed", "cifar_3seed")} <= set(
-        gymnasium.registry
-    )
+    checker.check_env(single(actions=actions), skip_render_check=True)
 
 
 def test_the_same_actions_give_the_rewards_of_the_simulator_to_the_bit(played: Played) -> None:
@@ -91,7 +88,7 @@ def test_a_breakdown_ends_one_trajectory_which_goes_on_from_its_snapshot() -> No
 
 
 def test_a_single_env_goes_on_after_a_breakdown_and_begins_anew_after_its_last_env_step() -> None:
-    env = gymnasium.make(ID, **SIZES).unwrapped
+    env = single()
     env.reset()
     env.flat.sim.world.weights["host", "params"][0] = torch.nan
     terminated = False
@@ -110,7 +107,7 @@ def test_a_single_env_goes_on_after_a_breakdown_and_begins_anew_after_its_last_e
 
 
 def test_a_single_env_whose_episode_ends_early_is_truncated_and_fresh_after_reset() -> None:
-    env = gymnasium.make(ID, **SIZES, **PLATEAU).unwrapped
+    env = single(**PLATEAU)
     env.reset()
     flags = [env.step(0)[2:4] for _ in range(3)]
     assert flags == [(False, False), (False, False), (False, True)]
@@ -123,9 +120,7 @@ def test_a_single_env_whose_episode_ends_early_is_truncated_and_fresh_after_rese
 
 
 def test_a_rollback_at_an_early_end_is_followed_by_a_fresh_host() -> None:
-    env = gymnasium.make(
-        ID, **SIZES, **{"early_stop.rollbacks": 1, "early_stop.min_steps": 1}
-    ).unwrapped
+    env = single(**{"early_stop.rollbacks": 1, "early_stop.min_steps": 1})
     env.reset()
     env.flat.sim.world.weights["host", "params"][0] = torch.nan
     terminated = False
@@ -188,7 +183,7 @@ def test_a_loop_as_users_write_it_learns_with_masks(actions: str) -> None:
 
 
 def test_what_is_asked_before_reset_is_refused() -> None:
-    env = gymnasium.make(ID, **SIZES).unwrapped
+    env = single()
     for early in (env.action_masks, lambda: env.step(0)):
         with pytest.raises(RuntimeError, match="call reset"):
             early()

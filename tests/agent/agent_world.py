@@ -8,12 +8,12 @@ from torch import Tensor
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
-from esper_soa.agent.protocol import restart
+from esper_soa.agent.protocol import Memory, restart
 from esper_soa.agent.rollout import Rollout, Row, new_rollout, write_
 from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
 from esper_soa.nets.config import SlotSpec, TaskConfig, host_slots
 from esper_soa.nets.streams import POLICY_SAMPLE, stream_keys, uniform
-from esper_soa.state import Masks, Observation
+from esper_soa.state import Decision, Masks, Observation
 from esper_soa.vocabulary import HEAD_NAMES, head_sizes
 
 CPU = torch.device("cpu")
@@ -34,6 +34,11 @@ def small_policy(num_slots: int, seed: int = 0, layers: int = 1, **ppo: object) 
     return RecurrentPolicy(
         PolicyConfig(network=network, ppo=PPOConfig(**ppo)), some_slots(num_slots), seed
     )
+
+
+def learner_of(seed: int = 0, **ppo: object) -> Learner:
+    """Of a policy for two slots."""
+    return Learner(small_policy(2), PPOConfig(**ppo), total_updates=100, seed=seed)
 
 
 def masks_of_ops(op: Tensor, num_slots: int) -> Masks:
@@ -57,6 +62,52 @@ def random_masks(num_envs: int, num_slots: int, generator: torch.Generator) -> M
     return masks.replace(slot_by_op=by_op & op.unsqueeze(-1))
 
 
+def first_decision(
+    policy: RecurrentPolicy,
+    features: Tensor,
+    blueprints: Tensor | None = None,
+    noise: Tensor | None = None,
+    masks: Masks | None = None,
+) -> tuple[Decision, Memory]:
+    """Of N envs with features [N, F]; blueprint 0 everywhere, noise 0, all legal, if not given."""
+    num_envs = len(features)
+    num_slots = len(policy.places)
+    if blueprints is None:
+        blueprints = torch.zeros(num_envs, num_slots, dtype=torch.int64)
+    if noise is None:
+        noise = torch.zeros(num_envs, 8)
+    if masks is None:
+        masks = masks_of_ops(torch.ones(num_envs, 6, dtype=torch.bool), num_slots)
+    observation = Observation(features, blueprints, batch_size=[num_envs])
+    return policy.decide(observation, masks, noise, policy.start(num_envs, CPU))
+
+
+def row_of(observation: Observation, masks: Masks, decision: Decision, **told: Tensor) -> Row:
+    """An env-step that counts, ends and earns nothing, but for what is `told`."""
+    no = torch.zeros_like(decision.action.op, dtype=torch.bool)
+    unmeasured = torch.zeros_like(observation.blueprints, dtype=torch.bool)
+    rest = {
+        "reward": no.float(),
+        "terminal": no,
+        "truncated": no,
+        "reset": no,
+        "contribution": unmeasured.float(),
+        "contribution_measured": unmeasured,
+    }
+    return Row(
+        features=observation.features,
+        blueprints=observation.blueprints,
+        masks=masks,
+        action=decision.action,
+        effective_op=decision.action.op,
+        log_probs=decision.log_probs,
+        value=decision.value,
+        valid=~no,
+        batch_size=no.shape,
+        **(rest | told),
+    )
+
+
 def random_rollout(
     policy: RecurrentPolicy, num_steps: int, num_envs: int, seed: int, restarts: float = 0.2
 ) -> Rollout:
@@ -76,25 +127,24 @@ def random_rollout(
         observation = Observation(features, blueprints, batch_size=[num_envs])
         with torch.no_grad():
             decision, memory = policy.decide(observation, masks, noise, memory)
-        row = Row(
-            features=features,
-            blueprints=blueprints,
-            masks=masks,
-            action=decision.action,
-            effective_op=decision.action.op,
-            log_probs=decision.log_probs,
-            value=decision.value,
+        row = row_of(
+            observation,
+            masks,
+            decision,
             reward=torch.randn(num_envs, generator=generator),
-            terminal=torch.zeros(num_envs, dtype=torch.bool),
             truncated=torch.full((num_envs,), t == num_steps - 1),
             reset=reset,
-            valid=torch.ones(num_envs, dtype=torch.bool),
             contribution=torch.randn(num_envs, num_slots, generator=generator),
             contribution_measured=blueprints >= 0,
-            batch_size=[num_envs],
         )
         write_(rollout, t, row)
     return Rollout(rollout.rows, torch.randn(num_envs, generator=generator))
+
+
+def kind(name: str, listed: dict[str, str]) -> str:
+    """A diagnostic's name in the list: behind a slash is a head, a part, an op or the like."""
+    families = {one.split("/")[0]: one for one in listed if "/" in one}
+    return families[name.split("/")[0]] if "/" in name else name
 
 
 class World(Protocol):
@@ -141,22 +191,12 @@ def train(
             observation = Observation(features, blueprints, batch_size=[num_envs])
             with torch.no_grad():
                 decision, memory = policy.decide(observation, masks, noise, memory)
-            row = Row(
-                features=observation.features,
-                blueprints=blueprints,
-                masks=masks,
-                action=decision.action,
-                effective_op=decision.action.op,
-                log_probs=decision.log_probs,
-                value=decision.value,
-                reward=torch.zeros(num_envs),
+            row = row_of(
+                observation,
+                masks,
+                decision,
                 terminal=no | (t == world.num_steps - 1),
-                truncated=no,
                 reset=no | (t == 0),
-                valid=~no,
-                contribution=torch.zeros(num_envs, 1),
-                contribution_measured=no.unsqueeze(-1),
-                batch_size=[num_envs],
             )
             reward = world.reward(t, cue, row)
             earned += reward

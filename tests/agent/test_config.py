@@ -60,24 +60,19 @@ def test_the_ppo_defaults_are_the_references_but_for_the_epochs() -> None:
     }
 
 
-def test_the_network_defaults_are_the_references_but_for_the_encoding_of_a_slot() -> None:
-    assert asdict(NetworkConfig()) == {
-        "hidden": 512,
-        "features": 512,
-        "layers": 1,
-        "slot_features": 64,
-        "blueprint_embedding": 4,
-    }
-
-
 @pytest.mark.parametrize("name", ["hidden", "features", "slot_features"])
 def test_widths_of_the_network_are_multiples_of_eight(name: str) -> None:
     with pytest.raises(SettingError, match=rf"policy.network.{name}=12: must be a multiple of 8"):
         NetworkConfig(**{name: 12})
 
 
-def test_the_heuristic_defaults_are_the_references() -> None:
-    assert asdict(HeuristicConfig()) == {
+def test_the_other_defaults_are_the_references_but_for_the_encoding_of_a_slot() -> None:
+    assert asdict(NetworkConfig()) | asdict(HeuristicConfig()) == {
+        "hidden": 512,
+        "features": 512,
+        "layers": 1,
+        "slot_features": 64,
+        "blueprint_embedding": 4,
         "plateau_steps_to_germinate": 3,
         "min_steps_before_germinate": 5,
         "prune_after_steps_without_improvement": 5,

@@ -23,9 +23,6 @@ def test_the_floor_mixes_with_the_uniform_over_legal_choices():
     # n f = 0.9: 0.1 * 0.95 + 0.15 and 0.1 * 0.01 + 0.15
     expected = torch.tensor([0.245, 0.151, 0.151, 0.151, 0.151, 0.151])
     torch.testing.assert_close(probabilities(logits, [True] * 6, 0.15), expected)
-    logits = torch.tensor([0.4, 0.4, 0.05, 0.05, 0.05, 0.05]).log().tolist()
-    expected = torch.tensor([0.19, 0.19, 0.155, 0.155, 0.155, 0.155])
-    torch.testing.assert_close(probabilities(logits, [True] * 6, 0.15), expected)
 
 
 def test_illegal_choices_have_probability_zero_and_do_not_count_for_the_floor():
@@ -62,14 +59,6 @@ def test_entropy_is_one_for_the_uniform_and_exactly_zero_for_one_choice():
     assert log_probs[2, 1] == 0.0
 
 
-def test_choose_inverts_the_cumulative_distribution():
-    log_probs = masked_log_probs(
-        torch.tensor([0.2, 0.5, 0.3]).log().expand(6, 3), torch.ones(6, 3).bool(), 0.0
-    )
-    noise = torch.tensor([0.0, 0.19, 0.21, 0.69, 0.71, 0.99])
-    assert choose(log_probs, noise).tolist() == [0, 0, 1, 1, 2, 2]
-
-
 def test_choose_never_takes_an_illegal_choice_even_at_the_ends():
     generator = torch.Generator().manual_seed(0)
     mask = torch.rand(4000, 13, generator=generator) < 0.4
@@ -79,14 +68,6 @@ def test_choose_never_takes_an_illegal_choice_even_at_the_ends():
         picked = choose(log_probs, torch.full((4000,), noise))
         assert mask.gather(1, picked.unsqueeze(1)).all()
         assert (log_prob_of(log_probs, picked) > -200).all()
-
-
-def test_choose_draws_with_the_right_frequencies():
-    log_probs = masked_log_probs(
-        torch.tensor([0.1, 0.6, 0.3]).log().expand(1000, 3), torch.ones(1000, 3).bool(), 0.0
-    )
-    noise = (torch.arange(1000) + 0.5) / 1000
-    assert torch.bincount(choose(log_probs, noise)).tolist() == [100, 600, 300]
 
 
 def test_likeliest_is_legal():
@@ -151,7 +132,7 @@ def test_relevance_follows_the_op_and_availability_its_legal_ops():
     assert torch.equal(available_heads(legal), bits[Op.PRUNE])
 
 
-def test_noise_at_the_border_of_two_choices_takes_the_later_one():
-    log_probs = torch.tensor([0.5, 0.0, 0.5]).log()  # exact in binary
-    noise = torch.tensor([0.0, 0.5 - 2**-24, 0.5, 1 - 2**-24])
-    assert choose(log_probs.expand(4, 3), noise).tolist() == [0, 0, 2, 2]
+def test_choose_inverts_the_cumulative_distribution_and_takes_the_later_at_a_border():
+    log_probs = torch.tensor([0.25, 0.5, 0.0, 0.25]).log()  # exact in binary
+    noise = torch.tensor([0.0, 0.25 - 2**-24, 0.25, 0.75 - 2**-24, 0.75, 1 - 2**-24])
+    assert choose(log_probs.expand(6, 4), noise).tolist() == [0, 0, 1, 1, 3, 3]

@@ -4,11 +4,10 @@ import copy
 
 import pytest
 import torch
-from agent_world import random_rollout, small_policy
+from agent_world import learner_of, random_rollout, small_policy
 from torch import Tensor
 
-from esper_soa.agent.config import PPOConfig
-from esper_soa.agent.optimizer import flatten
+from esper_soa.agent.optimizer import adam_state, adam_step, flatten
 from esper_soa.agent.policy import ContributionPredictor, segment_starts
 from esper_soa.agent.ppo import Learner, coefficients, head_tables, total_loss
 from esper_soa.agent.rollout import Rollout
@@ -17,10 +16,6 @@ from esper_soa.vocabulary import HEAD_NAMES
 CPU = torch.device("cpu")
 NUM_STEPS = 4
 NUM_ENVS = 3
-
-
-def learner_of(seed: int = 0, **ppo: object) -> Learner:
-    return Learner(small_policy(2), PPOConfig(**ppo), total_updates=100, seed=seed)
 
 
 def library_update(learner: Learner, rollout: Rollout, adam: torch.optim.Adam) -> None:
@@ -95,24 +90,6 @@ def test_the_observation_follows_only_after_the_update_and_as_fast_as_the_settin
     )
 
 
-def test_every_term_of_the_loss_enters_with_its_weight() -> None:
-    learner = learner_of(epochs=1, entropy_coef=0.5, value_coef_start=0.25, target_kl=0.0)
-    # half of the way to the full weight of the contribution, past all others
-    learner.train_steps = 500
-    report = learner.update(random_rollout(learner.policy, NUM_STEPS, NUM_ENVS, seed=0))
-    weights = {
-        name: report[f"coefficient/{name}"] for name in ("entropy", "value", "q", "contribution")
-    }
-    assert weights == pytest.approx(
-        {"entropy": 0.5, "value": 0.5, "q": 0.25, "contribution": 0.025}
-    )
-    terms = sum(weight * report[f"{name}_loss"] for name, weight in weights.items())
-    assert report["loss"] == pytest.approx(
-        report["policy_loss"] + terms + report["floor_penalty"], abs=1e-6
-    )
-    assert all(abs(report[f"{name}_loss"]) > 1e-3 for name in weights)
-
-
 @pytest.mark.parametrize("head", HEAD_NAMES)
 def test_entropy_multiplier_floor_and_penalty_belong_to_their_head(head: str) -> None:
     nothing = dict.fromkeys(HEAD_NAMES, 0.0)
@@ -141,15 +118,6 @@ def test_entropy_multiplier_floor_and_penalty_belong_to_their_head(head: str) ->
             assert report["floor_penalty"] > 0
 
 
-def test_a_divergence_of_exactly_the_limit_does_not_stop() -> None:
-    rollout = random_rollout(small_policy(2), NUM_STEPS, NUM_ENVS, seed=1)
-    rollout.rows.log_probs.sub_(0.2)  # every head diverges, and stays where it is
-    divergence = learner_of(target_kl=0.0, lr=1e-30).update(rollout)["kl_epoch/1"]
-    for share, steps in ((1.0, 4), (0.999, 0)):
-        learner = learner_of(target_kl=share * divergence / 1.5, lr=1e-30)
-        assert learner.update(rollout)["steps"] == steps
-
-
 def noise_of(learner: Learner, rounds: int, epoch: int, envs: list[int]) -> Tensor:
     learner.rounds = rounds
     rollout = random_rollout(learner.policy, NUM_STEPS, NUM_ENVS, seed=0)
@@ -168,13 +136,8 @@ def test_dropout_never_repeats_over_rounds_epochs_envs_env_steps_and_units() -> 
     # 1,344 of 2**24 numbers: 0.05 chance repetitions are expected; a forgotten coordinate repeats a
     # third or more
     assert len(numbers.unique()) > numbers.numel() - 4
-    assert torch.equal(draws[0], noise_of(learner, 0, 0, [0, 1, 2]))
-
-
-def test_an_envs_dropout_does_not_depend_on_the_minibatch_it_is_in() -> None:
-    learner = learner_of()
-    together = noise_of(learner, 2, 1, [0, 1, 2])
-    assert torch.equal(noise_of(learner, 2, 1, [2, 0]), together[:, [2, 0]])
+    # an env's own, whichever minibatch it is in
+    assert torch.equal(draws[0][:, [2, 0]], noise_of(learner, 0, 0, [2, 0]))
 
 
 def test_an_update_draws_its_dropout_by_the_round_and_the_epoch() -> None:
@@ -199,34 +162,10 @@ def test_minibatches_are_drawn_anew_in_every_epoch_and_round_and_by_the_seed() -
         learner.rounds = rounds
         pieces = learner._minibatches(10, epoch)
         assert [len(piece) for piece in pieces] == [4, 3, 3]
-        orders.add(tuple(torch.cat(pieces).tolist()))
+        order = torch.cat(pieces).tolist()
+        assert sorted(order) == list(range(10))
+        orders.add(tuple(order))
     assert len(orders) == 4
-
-
-def test_dropout_leaves_out_a_tenth_and_keeps_the_mean() -> None:
-    torch.manual_seed(0)
-    predictor = ContributionPredictor(64, 16)
-    slots = torch.randn(3, 16)
-    seen: list[Tensor] = []
-    predictor.output.context.register_forward_hook(
-        lambda module, inputs, output: seen.append(inputs[0].detach())
-    )
-    x = torch.randn(1, 64)
-    draws = 4000
-    with torch.no_grad():
-        kept = predictor.trunk(x)
-        predictor(
-            x.expand(draws, 64),
-            slots,
-            torch.rand(draws, 32, generator=torch.Generator().manual_seed(1)),
-        )
-    (units,) = seen
-    used = kept[0] > 0.1
-    # a unit is 0 with probability 0.1, else 1 / 0.9 of itself: standard error 0.33 / sqrt(4000)
-    torch.testing.assert_close(
-        units[:, used].mean(0) / kept[0, used], torch.ones(int(used.sum())), rtol=0, atol=0.025
-    )
-    assert (units[:, used] == 0).float().mean().item() == pytest.approx(0.1, abs=0.01)
 
 
 def test_a_unit_is_dropped_below_a_tenth_and_kept_from_there_on() -> None:
@@ -234,17 +173,14 @@ def test_a_unit_is_dropped_below_a_tenth_and_kept_from_there_on() -> None:
     predictor = ContributionPredictor(16, 8)
     slots = torch.randn(1, 8)
     x = torch.randn(1, 16)
-    all_kept = torch.ones(1, 8)
-    with torch.no_grad():
-        assert torch.equal(
-            predictor(x, slots, torch.full((1, 8), 0.1)), predictor(x, slots, all_kept)
-        )
-        assert not torch.equal(
-            predictor(x, slots, torch.full((1, 8), 0.0999)), predictor(x, slots, all_kept)
-        )
-        assert torch.equal(
-            predictor(x, slots, torch.zeros(1, 8)), predictor.output(torch.zeros(1, 8), slots)
-        )
+    all_kept = predictor.output(predictor.trunk(x) / 0.9, slots)
+
+    def told(noise: float) -> Tensor:
+        return predictor(x, slots, torch.full((1, 8), noise))
+
+    torch.testing.assert_close(told(0.1), all_kept)
+    torch.testing.assert_close(told(1.0), all_kept)
+    torch.testing.assert_close(told(0.0999), predictor.output(torch.zeros(1, 8), slots))
 
 
 def test_a_step_without_a_gradient_among_others_skips_no_update() -> None:
@@ -254,16 +190,13 @@ def test_a_step_without_a_gradient_among_others_skips_no_update() -> None:
     assert (learner.train_steps, learner.skipped) == (1, 0)
 
 
-@pytest.mark.parametrize(("skipped", "ends"), [(1, False), (2, True)])
-def test_the_third_update_in_a_row_without_a_gradient_ends_the_run(
-    skipped: int, ends: bool
-) -> None:
-    learner = learner_of(epochs=1)
-    learner.skipped = skipped
-    lost = {"steps": 0.0, "not_finite_steps": 1.0}
-    if ends:
-        with pytest.raises(RuntimeError, match="3 updates in a row"):
-            learner._count_(lost)
-    else:
-        learner._count_(lost)
-    assert (learner.rounds, learner.train_steps, learner.skipped) == (1, 0, skipped + 1)
+def test_a_refused_step_changes_nothing_whatever_the_gradient_holds() -> None:
+    start = torch.tensor([1.0, 2.0])
+    before, state = adam_step(
+        start, torch.tensor([1.0, -1.0]), adam_state(start), 0.1, 1e-5, torch.tensor(True)
+    )
+    after, kept = adam_step(
+        before, torch.tensor([float("nan"), 1.0]), state, 0.1, 1e-5, torch.tensor(False)
+    )
+    assert torch.equal(after, before)
+    assert all(torch.equal(new, old) for new, old in zip(kept, state, strict=True))

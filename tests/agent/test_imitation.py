@@ -1,11 +1,9 @@
 """What a round of imitation teaches: cross-entropy of the policy as it plays, on its own states."""
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
-from agent_world import random_rollout, small_policy
+from agent_world import kind, random_rollout, small_policy
 from torch import Tensor
 
 from esper_soa.agent.config import ImitationConfig, PPOConfig
@@ -14,7 +12,7 @@ from esper_soa.agent.distribution import head_masks, relevant_heads
 from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.policy import Evaluation, segment_starts
 from esper_soa.agent.ppo import Batch, Coefficients, Learner, imitation_loss
-from esper_soa.agent.rollout import Rollout, new_rollout, stack_action
+from esper_soa.agent.rollout import Rollout, new_rollout
 from esper_soa.agent.scripted import first_choice, uniform_choice
 from esper_soa.nets.graphs import StepCache
 from esper_soa.state import Action
@@ -120,26 +118,6 @@ def test_the_gradient_is_that_of_a_plain_cross_entropy_with_the_floors_of_play()
     )
 
 
-def test_the_heads_that_the_teachers_op_makes_matter_add_up() -> None:
-    learner = learner_of(max_grad_norm=0.0, **NO_CRITICS)
-    rollout = taught_rollout(learner)
-    assert rollout.taught is not None
-    rows = rollout.rows.replace(action=rollout.taught)
-    log_probs = learner.policy.evaluate(
-        rows, segment_starts(rows.reset), torch.zeros(6, 4, 16)
-    ).log_probs
-    free = rows.valid & (rows.masks.op.sum(-1) > 1)
-    assert 0 < int(free.sum()) < 24
-    loss = torch.zeros(())
-    for t, env in free.nonzero().tolist():
-        for i, matters in enumerate(relevant_heads(rollout.taught.op[t, env]).tolist()):
-            loss = loss - log_probs[t, env, i] * float(matters) / int(free.sum())
-    expected = flatten(torch.autograd.grad(loss, learner.parameters, materialize_grads=True))
-    torch.testing.assert_close(
-        gradient_of_one_step(learner, rollout), expected, rtol=1e-4, atol=1e-7
-    )
-
-
 def example() -> tuple[Evaluation, Batch]:
     """Four env-steps of one env; the third is forced and the last does not count."""
     rows = new_rollout(4, 1, 1, 1, CPU).rows
@@ -188,16 +166,12 @@ def test_loss_agreement_and_critics_by_hand() -> None:
     assert loss.item() == metrics["loss"].item()
 
 
-def kind(name: str) -> str:
-    """The name in the lists: what stands behind a slash is a head, a part, an op or a term."""
-    families = {listed.split("/")[0]: listed for listed in (*MEANING, *IMITATION) if "/" in listed}
-    return families[name.split("/")[0]] if "/" in name else name
-
-
 def test_the_report_is_what_the_lists_explain() -> None:
     learner = learner_of(ImitationConfig(rounds=1, epochs=3, lr=0.01), minibatches=2)
     report = learner.imitate(taught_rollout(learner))
-    assert {kind(name) for name in report} == set(MEANING) - PPO_ALONE | set(IMITATION)
+    assert {kind(name, MEANING | IMITATION) for name in report} == set(MEANING) - PPO_ALONE | set(
+        IMITATION
+    )
     assert {name for name in report if name.startswith("agreement/")} == {
         f"agreement/{name}" for name in HEAD_NAMES
     }
@@ -224,16 +198,16 @@ def test_what_was_played_is_told_and_not_what_was_taught() -> None:
 
 
 def test_imitation_drives_the_loss_down_and_moves_the_statistics_of_observations() -> None:
-    learner = learner_of(ImitationConfig(rounds=1, epochs=40, lr=3e-3))
+    learner = learner_of(ImitationConfig(rounds=1, epochs=25, lr=1e-2))
     before = learner.policy.mean.clone()
     rollout = taught_rollout(learner)
     first = learner_of().imitate(rollout)["cross_entropy"]
-    for _ in range(3):
+    for _ in range(2):
         last = learner.imitate(rollout)
     assert last["cross_entropy"] < 0.7 * first
     assert last["agreement"] > 0.9
     assert not torch.equal(learner.policy.mean, before)
-    assert (learner.rounds, learner.train_steps) == (3, 3)
+    assert (learner.rounds, learner.train_steps) == (2, 2)
 
 
 def test_adam_starts_afresh_with_the_first_round_of_ppo_and_only_then() -> None:
@@ -246,68 +220,10 @@ def test_adam_starts_afresh_with_the_first_round_of_ppo_and_only_then() -> None:
     assert steps == [3, 6, 2, 4]
 
 
-def test_a_learner_without_imitation_learns_as_before() -> None:
-    one = learner_of(ImitationConfig())
-    other = learner_of(ImitationConfig(rounds=5))
-    for _ in range(2):
-        rollout = random_rollout(one.policy, 6, 4, seed=1)
-        assert one.update(rollout) == other.update(rollout)
-
-
 def test_a_rollout_without_a_teacher_cannot_be_imitated() -> None:
     learner = learner_of()
     with pytest.raises(ValueError, match="without a teacher"):
         learner.imitate(random_rollout(learner.policy, 2, 2, seed=1))
-
-
-def test_a_resumed_learner_goes_on_bit_for_bit() -> None:
-    learner = learner_of(minibatches=2)
-    resumed = learner_of(minibatches=2)
-    learner.imitate(taught_rollout(learner))
-    resumed.load_state_dict(copy.deepcopy(learner.state_dict()))
-    rollout = taught_rollout(learner, seed=2)
-    assert learner.imitate(rollout) == resumed.imitate(rollout)
-    assert torch.equal(flatten(learner.parameters), flatten(resumed.parameters))
-
-
-def test_a_learner_takes_over_weights_and_normalisers_and_begins_with_new_counters() -> None:
-    learner = learner_of()
-    other = Learner(small_policy(2, seed=7), PPOConfig(), 100, 3)
-    other.scale_rewards_(torch.tensor([1.0, 4.0]), torch.tensor([True, True]))
-    other.update(random_rollout(other.policy, 20, 4, seed=1))
-    learner.take_over(copy.deepcopy(other.state_dict()))
-    for name, weight in other.policy.state_dict().items():
-        assert torch.equal(learner.policy.state_dict()[name], weight), name
-    assert learner.reward == other.reward
-    assert learner.value == other.value
-    assert other.value.seen == 80
-    assert other.reward.seen == 2
-    assert (learner.rounds, learner.train_steps, int(learner.adam.steps)) == (0, 0, 0)
-    assert not learner.adam.first.any()
-    rows = random_rollout(other.policy, 4, 3, seed=2).rows
-    told = [
-        one.policy.evaluate(rows, segment_starts(rows.reset), torch.zeros(4, 3, 16))
-        for one in (learner, other)
-    ]
-    assert torch.equal(told[0].log_probs, told[1].log_probs)
-    assert stack_action(rows.action).shape == told[0].likeliest.shape
-
-
-def test_the_value_of_an_op_is_learned_only_where_it_was_played() -> None:
-    learner = learner_of()
-    rollout = taught_rollout(learner)
-    assert rollout.taught is not None
-    rows = rollout.rows
-    witness = copy.deepcopy(learner)
-    targets = witness._prepare_(rollout)[0].targets
-    taught = rows.replace(action=rollout.taught)
-    q = witness.policy.evaluate(taught, segment_starts(rows.reset), torch.zeros(6, 4, 16)).q
-    weight = (
-        torch.where(rows.forced, 0.2, 1.0) * rows.valid * (rollout.taught.op == rows.effective_op)
-    )
-    assert 3 < int((weight == 1.0).sum()) < 20
-    expected = 0.5 * (weight * (q - targets).square()).sum() / weight.sum()
-    assert learner.imitate(rollout)["q_loss"] == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_steps_on_fixed_memory_do_the_same_and_are_kept_apart_from_those_of_ppo() -> None:

@@ -64,31 +64,6 @@ def test_the_loss_of_four_env_steps_is_that_of_the_reference():
     assert loss.item() == metrics["loss"].item()
 
 
-def test_padding_does_not_change_the_loss():
-    evaluation, batch = example()
-    config = PPOConfig()
-    weights = Coefficients(0.05, 0.5, 0.25, 1.5, 0.05)
-    loss, metrics = total_loss(evaluation, batch, config, weights, head_tables(config, CPU))
-    padding = new_rollout(4, 3, 1, 1, CPU).rows
-    padding.reward.fill_(5.0)
-    wide = Batch(
-        torch.cat([batch.rows, padding], dim=1),
-        torch.cat([batch.advantages, torch.full((4, 3), 9.0)], dim=1),
-        torch.cat([batch.targets, torch.full((4, 3), 9.0)], dim=1),
-    )
-    parts = [
-        torch.cat([part, torch.full((len(part), 3, *part.shape[2:]), 0.3)], dim=1)
-        for part in evaluation
-    ]
-    wide_loss, wide_metrics = total_loss(
-        Evaluation(*parts), wide, config, weights, head_tables(config, CPU)
-    )
-    torch.testing.assert_close(wide_loss, loss)
-    for name, metric in metrics.items():
-        if not name.startswith("lstm"):  # of the memory of all rows
-            torch.testing.assert_close(wide_metrics[name], metric)
-
-
 def test_divergence_weighs_heads_by_the_env_steps_on_which_they_mattered():
     # op moves by log 2 on both steps: kl 1 - log 2 = 0.306853; slot by 0 on one step
     log_ratio = torch.zeros(2, 8)
@@ -115,13 +90,6 @@ def test_contribution_targets_are_clipped_and_only_measured_slots_count():
     assert loss.item() == 4.0
 
 
-def test_explained_variance_of_a_perfect_and_a_useless_critic():
-    returns = torch.tensor([[1.0, 5.0, 9.0, 77.0]])
-    valid = torch.tensor([[True, True, True, False]])
-    assert losses.explained_variance(returns + 1, returns, valid).item() == 1.0
-    assert losses.explained_variance(torch.zeros(1, 4), returns, valid).item() == 0.0
-
-
 def test_schedules_start_hold_and_end_where_they_should():
     config = PPOConfig(
         entropy_coef=0.1, entropy_coef_end=0.0, entropy_anneal_rounds=10, value_warmup_rounds=10
@@ -134,11 +102,6 @@ def test_schedules_start_hold_and_end_where_they_should():
     late = coefficients(config, 1000, 1000)
     assert late == Coefficients(0.01, 0.5, 0.25, 0.5, 0.05)
     assert coefficients(PPOConfig(), 0, 100).entropy == 0.05
-
-
-def test_per_head_settings_come_in_the_order_of_the_heads():
-    table = {name: float(i) for i, name in enumerate(reversed(HEAD_NAMES))}
-    assert losses.head_tensor(table, HEAD_NAMES, CPU).tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from test_resume import CPU, assert_equal_runs, fresh, resumed, settings
 
 from esper_soa.agent.config import HeuristicConfig, ImitationConfig
 from esper_soa.agent.own_agents import Watched
-from esper_soa.agent.scripted import HeuristicMemory, HeuristicPolicy, Situation, wish_for
+from esper_soa.agent.scripted import HeuristicMemory, HeuristicPolicy, _next_blueprint
 from esper_soa.build import build_player, build_world, rule_player
 from esper_soa.config import TrainConfig
 from esper_soa.errors import SettingError, UserError
-from esper_soa.vocabulary import Blueprint, Op, Stage
+from esper_soa.vocabulary import Blueprint
 
 HERE = "parts_of_users"
 
@@ -25,15 +24,16 @@ def played_by(name: str, **changed: object) -> TrainConfig:
 
 
 def test_an_own_agent_plays_a_run_and_one_that_goes_on(tmp_path: Path) -> None:
+    cfg = played_by("eager", control=f"{HERE}:eager")
     whole = tmp_path / "whole"
     halves = tmp_path / "halves"
-    summary = fresh(played_by("eager", control="wait"), whole)
-    fresh(replace(played_by("eager", control="wait"), rounds=1), halves)
-    resumed(played_by("eager", control="wait"), halves)
+    summary = fresh(cfg, whole)
+    fresh(replace(cfg, rounds=1), halves)
+    resumed(cfg, halves)
     assert_equal_runs(whole, halves, rounds=2)
     assert summary.policy == f"{HERE}:eager"
     assert summary.seeds.germinated > 0
-    assert summary.control is not None
+    assert summary.control is None  # a policy is no control of itself
 
 
 def test_an_own_agent_is_a_control(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,10 +43,6 @@ def test_an_own_agent_is_a_control(tmp_path: Path, capsys: pytest.CaptureFixture
     assert record["control"]["name"] == f"{HERE}:eager"
     assert record["control"]["size"] > record["grown"]["size"]
     assert "agent eager" in capsys.readouterr().out
-
-
-def test_a_policy_is_no_control_of_itself(tmp_path: Path) -> None:
-    assert fresh(played_by("eager", control=f"{HERE}:eager"), tmp_path).control is None
 
 
 def test_an_own_agent_teaches(tmp_path: Path) -> None:
@@ -108,28 +104,9 @@ def test_the_heuristic_germinates_own_blueprints_by_their_codes() -> None:
     heuristic = HeuristicPolicy(cfg, ["norm", f"{HERE}:grouped", f"{HERE}:twice"])
     memory = HeuristicMemory(*heuristic.start(1, CPU))
     assert memory.penalties.shape == (1, 15)
-    count = torch.tensor([9])
-    flag = torch.tensor([True])
-    slot = torch.zeros(1, 1)
-    whole = slot.long()
-    empty = Situation(
-        count,
-        flag,
-        count,
-        flag.long(),
-        whole + Stage.EMPTY,
-        whole - 1,
-        whole,
-        slot,
-        slot,
-        slot,
-        slot,
-        whole,
-        slot,
-        slot.bool(),
-    )
     met = []
     for _ in rotation:
-        wish, memory = wish_for(empty, memory, cfg, heuristic.names)
-        met.append((wish.op.item(), wish.blueprint.item()))
-    assert met == [(Op.GERMINATE, 14), (Op.GERMINATE, Blueprint.NORM), (Op.GERMINATE, 13)]
+        blueprint, turned = _next_blueprint(memory, cfg, heuristic.names)
+        memory = memory._replace(rotation=turned)
+        met.append(blueprint.item())
+    assert met == [14, Blueprint.NORM, 13]

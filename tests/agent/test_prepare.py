@@ -11,7 +11,7 @@ from agent_world import small_policy, width_of
 from torch import Tensor
 
 from esper_soa.agent import losses
-from esper_soa.agent.advantages import normalize_advantages
+from esper_soa.agent.advantages import gae, normalize_advantages
 from esper_soa.agent.config import PPOConfig
 from esper_soa.agent.normalize import VARIANCE_EPSILON, Moments
 from esper_soa.agent.ppo import Learner
@@ -223,8 +223,30 @@ def test_a_ratio_at_the_clip_is_not_clipped() -> None:
 
 
 def test_a_spread_of_exactly_a_tenth_is_the_least_that_advantages_are_divided_by() -> None:
-    everyone = torch.ones(2, 1).bool()
-    wide = normalize_advantages(torch.tensor([[0.2], [-0.2]]), everyone)
-    narrow = normalize_advantages(torch.tensor([[0.05], [-0.05]]), everyone)
-    torch.testing.assert_close(wide, torch.tensor([[1.0], [-1.0]]))
-    torch.testing.assert_close(narrow, torch.tensor([[0.5], [-0.5]]))
+    counted = torch.tensor([[True], [True], [False]])
+    wide = normalize_advantages(torch.tensor([[0.2], [-0.2], [77.0]]), counted)
+    narrow = normalize_advantages(torch.tensor([[1.05], [0.95], [77.0]]), counted)
+    torch.testing.assert_close(wide, torch.tensor([[1.0], [-1.0], [0.0]]))
+    torch.testing.assert_close(narrow, torch.tensor([[0.5], [-0.5], [0.0]]), atol=1e-5, rtol=0)
+
+
+def column(*values: float) -> Tensor:
+    return torch.tensor(values).unsqueeze(1)
+
+
+def test_rows_that_are_not_valid_change_no_advantage_even_with_nan_in_them() -> None:
+    nan = float("nan")
+    args = (torch.tensor([0.4]), 0.995, 0.98)
+    short = gae(
+        column(1.0, 0.0), column(0.5, 0.25), column(False, False), column(True, True), *args
+    )
+    padded = gae(
+        column(1, nan, 0, nan),
+        column(0.5, nan, 0.25, nan),
+        column(False, True, False, True),
+        column(True, False, True, False),
+        *args,
+    )
+    for whole, part in zip(padded, short, strict=True):
+        assert torch.equal(whole[[0, 2]], part)
+        assert torch.equal(whole[[1, 3]], torch.zeros(2, 1))

@@ -1,34 +1,9 @@
 import torch
 
-from esper_soa.agent.rollout import Row, new_rollout, stack_action, write_
+from esper_soa.agent.rollout import new_rollout, stack_action
 from esper_soa.vocabulary import HEAD_NAMES, Op
 
 CPU = torch.device("cpu")
-
-
-def numbered(row: Row) -> Row:
-    """The same row with a number in every float and integer, True in every flag."""
-    return row.apply(
-        lambda x: torch.ones_like(x) if x.dtype == torch.bool else torch.full_like(x, 7)
-    )
-
-
-def test_writing_fills_one_env_step_of_every_field_and_no_other():
-    rollout = new_rollout(3, 2, 2, 5, CPU)
-    write_(rollout, 1, numbered(rollout.rows[0]))
-    for key, values in rollout.rows.to_tensordict().items(include_nested=True, leaves_only=True):
-        assert values[1].bool().all(), key
-        assert not values[[0, 2]].any(), key
-
-
-def test_writing_keeps_the_storage():
-    rollout = new_rollout(3, 2, 2, 5, CPU)
-    before = rollout.rows.features.data_ptr()
-    row = numbered(rollout.rows[0])
-    write_(rollout, 2, row)
-    row.features.zero_()
-    assert rollout.rows.features.data_ptr() == before
-    assert (rollout.rows.features[2] == 7).all()
 
 
 def test_a_row_is_forced_where_only_waiting_is_legal():

@@ -1,4 +1,4 @@
-"""Every anomaly rule against a real update made sick on purpose: told once, and what to do."""
+"""Anomaly rules against real updates made sick on purpose: told once, and what to do."""
 
 from collections.abc import Callable
 
@@ -121,44 +121,22 @@ def test_a_sick_update_is_told_once_with_what_to_do(name: str) -> None:
 
 def test_healthy_updates_are_silent() -> None:
     watch = Watch(AnomalyConfig())
-    assert updates(watch, learner_of(), 4, envs=32) == [
-        [],
-        [],
-        [],
-        [],
-    ]  # so many that no norm is far off by chance
+    # so many envs that no norm is far off by chance
+    assert updates(watch, learner_of(), 3, envs=32) == [[], [], []]
     assert watch.active == []
 
 
-def test_a_critic_that_is_worse_than_a_constant_is_told_at_the_third_update() -> None:
+@pytest.mark.parametrize(
+    ("infect", "name"), [(wild_critic, "explained_variance"), (always_wait, "entropy_collapse/op")]
+)
+def test_what_takes_three_updates_is_told_at_the_third_even_without_a_gradient(
+    infect: Infection, name: str
+) -> None:
     watch = Watch(AnomalyConfig())
-    learner = learner_of(lr=1e-9)
-    wild_critic(learner)
+    learner = learner_of(lr=1e-9, epochs=1)
+    infect(learner)
     told = updates(watch, learner, 4)
-    assert ["explained_variance" in named(update) for update in told] == [False, False, True, False]
-
-
-def test_a_head_that_explores_no_more_is_told_at_the_third_update_even_without_a_gradient() -> None:
-    watch = Watch(AnomalyConfig())
-    learner = learner_of(lr=1e-9)
-    always_wait(learner)
-    told = updates(watch, learner, 4)
-    assert ["entropy_collapse/op" in named(update) for update in told] == [
-        False,
-        False,
-        True,
-        False,
-    ]
-    (anomaly,) = [anomaly for anomaly in told[2] if anomaly.name == "entropy_collapse/op"]
-    assert "policy.ppo.probability_floor.op" in anomaly.message
-
-
-def test_a_gradient_far_from_its_mean_is_told() -> None:
-    watch = Watch(AnomalyConfig())
-    learner = learner_of(value_coef_start=0.5)
-    assert updates(watch, learner, 2) == [[], []]
-    wild_critic(learner)
-    assert "gradient_drift" in named(updates(watch, learner, 1)[0])
+    assert [name in named(update) for update in told] == [False, False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -174,11 +152,3 @@ def test_an_update_without_a_step_is_told_with_its_reason(
     (anomaly,) = [told for told in first if told.name == "skipped_update"]
     assert why in anomaly.message
     assert "skipped_update" not in named(second)
-
-
-def test_an_anomaly_that_comes_back_is_told_again() -> None:
-    watch = Watch(AnomalyConfig())
-    learner = learner_of(value_coef_start=0.0, value_warmup_rounds=100)
-    faults = (large_rewards, None, large_rewards)
-    told = [updates(watch, learner, 1, fault)[0] for fault in faults]
-    assert ["bellman_error" in named(update) for update in told] == [True, False, True]

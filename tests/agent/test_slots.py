@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from agent_world import (
-    CPU,
+    first_decision,
     masks_of_ops,
     random_masks,
     random_rollout,
@@ -22,19 +22,17 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Row
 from esper_soa.agent.slots import SlotScores, encoding_of, place_table, summary
 from esper_soa.nets.config import SlotSpec, TaskConfig, host_slots
-from esper_soa.state import Observation
 from esper_soa.vocabulary import HEAD_NAMES, Op
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 SLOT = HEAD_NAMES.index("slot")
-BLUEPRINT = HEAD_NAMES.index("blueprint")
 # of another host
 CRIPPLED = host_slots(TaskConfig(base_channels=2, num_blocks=5, kernel_size=1, num_pools=5))
 
 
-def opinionated(slots: tuple[SlotSpec, ...], seed: int = 0) -> RecurrentPolicy:
+def opinionated(slots: tuple[SlotSpec, ...], seed: int = 0, layers: int = 1) -> RecurrentPolicy:
     """A policy far from its beginning: no two choices are nearly as likely, none has a floor."""
-    network = NetworkConfig(hidden=32, features=32, slot_features=16)
+    network = NetworkConfig(hidden=32, features=32, layers=layers, slot_features=16)
     ppo = PPOConfig(probability_floor=dict.fromkeys(HEAD_NAMES, 0.0))
     policy = RecurrentPolicy(PolicyConfig(network=network, ppo=ppo), slots, seed)
     generator = torch.Generator().manual_seed(seed + 100)
@@ -95,12 +93,13 @@ def test_renumbering_the_slots_renumbers_what_is_said_of_each_and_changes_nothin
     assert (first.contribution - second.contribution).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("num_slots", [1, 3, 10])
-def test_an_opinionated_policy_gives_the_log_probs_of_its_rollout_in_the_update(
-    num_slots: int,
+@pytest.mark.parametrize(("num_slots", "layers"), [(1, 1), (3, 2), (10, 1)])
+def test_the_update_gives_the_log_probs_and_values_of_the_rollout_across_restarts(
+    num_slots: int, layers: int
 ) -> None:
-    policy = opinionated(some_slots(num_slots))
+    policy = opinionated(some_slots(num_slots), layers=layers)
     rows = random_rollout(policy, 9, 6, seed=1).rows
+    assert rows.reset[1:].any()
     found = evaluated(policy, rows)
     torch.testing.assert_close(found.log_probs, rows.log_probs, **CLOSE)
     torch.testing.assert_close(found.value, rows.value, **CLOSE)
@@ -185,19 +184,14 @@ def test_what_two_slots_taught_plays_ten_of_another_host() -> None:
     )
     places = other.places.clone()
     other.load_state_dict(policy.state_dict())
-    assert torch.equal(other.mean, policy.mean)
-    assert other.mean.abs().max() > 0
     assert torch.equal(other.places, places)
     generator = torch.Generator().manual_seed(0)
     envs = 300
     masks = random_masks(envs, 10, generator)
     blueprints = torch.randint(-1, 13, (envs, 10), generator=generator)
-    observation = Observation(
-        torch.randn(envs, width_of(10), generator=generator), blueprints, batch_size=[envs]
-    )
+    features = torch.randn(envs, width_of(10), generator=generator)
     noise = torch.rand(envs, 8, generator=generator)
-    with torch.no_grad():
-        decision, _ = other.decide(observation, masks, noise, other.start(envs, CPU))
+    decision, _ = first_decision(other, features, blueprints, noise, masks)
     action = decision.action
     assert masks.op.gather(1, action.op.unsqueeze(1)).all()
     acting = action.op != Op.WAIT
@@ -226,45 +220,21 @@ def test_the_place_of_a_slot_by_hand() -> None:
     assert place_table(slots).dtype == torch.float32
 
 
-def test_a_fresh_slot_tells_the_hosts_that_are_shipped_apart() -> None:
-    """By base channels, blocks and pools; the numbers of configs/task."""
-    shapes = [(8, 3, 3), (2, 5, 5), (8, 5, 5), (16, 3, 3), (1, 3, 3), (2, 3, 0)]
-    tables = [
-        place_table(host_slots(TaskConfig(base_channels=c, num_blocks=b, num_pools=p)))
-        for c, b, p in shapes
-    ]
-    assert max(table.abs().max().item() for table in tables) == 1.0
-    shared = [
-        (one, other) for one, other in itertools.combinations(tables, 2) if one.shape == other.shape
-    ]
-    assert len(shared) == 4
-    for one, other in shared:
-        assert not torch.equal(one, other)
-    for table in tables:
-        assert len(table.unique(dim=0)) == len(table)
-
-
 @pytest.mark.parametrize("part", range(4))
 def test_every_part_of_a_place_reaches_the_encoding(part: int) -> None:
     policy = small_policy(1)
-    observation = Observation(alike(1).unsqueeze(0), torch.full((1, 1), -1), batch_size=[1])
-    masks = masks_of_ops(torch.ones(1, 6, dtype=torch.bool), 1)
     found = []
     for change in (0.0, 0.5):
         policy.places[0, part] += change
-        found.append(
-            policy.decide(observation, masks, torch.zeros(1, 8), policy.start(1, CPU))[1][0]
-        )
+        found.append(first_decision(policy, alike(1).unsqueeze(0))[1][0])
     assert (found[0] - found[1]).abs().max() > 1e-3
 
 
 def test_every_feature_and_the_blueprint_of_a_slot_reach_its_encoding() -> None:
     policy = small_policy(2)
-    masks = masks_of_ops(torch.ones(1, 6, dtype=torch.bool), 2)
 
     def remembered(features: Tensor, blueprints: list[int]) -> Tensor:
-        observation = Observation(features.unsqueeze(0), torch.tensor([blueprints]), batch_size=[1])
-        return policy.decide(observation, masks, torch.zeros(1, 8), policy.start(1, CPU))[1][0]
+        return first_decision(policy, features.unsqueeze(0), torch.tensor([blueprints]))[1][0]
 
     before = remembered(alike(2), [3, 3])
     for place in range(width_of(2)):
@@ -316,16 +286,3 @@ def test_statistics_of_a_feature_are_pooled_over_the_slots_and_count_rows() -> N
     others = [place for place in range(54) if place not in (0, 23)]
     assert policy.mean[others].tolist() == [0.0] * 52
     torch.testing.assert_close(policy.var[others], torch.full((52,), 0.5))
-
-
-def test_the_statistics_of_one_slot_are_those_of_ten_alike() -> None:
-    one = small_policy(1)
-    ten = small_policy(10)
-    env, slot = torch.randn(4, 3, 54, generator=torch.Generator().manual_seed(0)).split(
-        (23, 31), dim=-1
-    )
-    valid = torch.ones(4, 3, dtype=torch.bool)
-    one.follow_observations_(torch.cat([env, slot], dim=-1), valid, 0.9)
-    ten.follow_observations_(torch.cat([env, *[slot] * 10], dim=-1), valid, 0.9)
-    for name in ("mean", "var", "seen"):
-        torch.testing.assert_close(getattr(one, name), getattr(ten, name))

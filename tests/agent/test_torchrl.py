@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from agent_world import random_rollout, small_policy
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
@@ -173,19 +172,3 @@ def test_the_divergence_estimate_follows_the_true_divergence() -> None:
     exact = torch.distributions.kl_divergence(old, torch.distributions.Categorical(logits=logits))
     found = losses.divergence(means["kl"].value, means["mattered"].value)
     assert found.item() == pytest.approx(exact.item(), rel=0.1)
-
-
-def test_a_played_rollout_gives_torchrls_advantages() -> None:
-    rollout = random_rollout(small_policy(2), 12, 4, seed=3)
-    rows = rollout.rows
-    advantages, returns, _ = gae(
-        rows.reward, rows.value, rows.terminal, rows.valid, rollout.bootstrap, 0.995, 0.98
-    )
-    following = torch.cat([rows.value[1:], rollout.bootstrap.unsqueeze(0)])
-    done = rows.terminal | rows.truncated
-    parts = (rows.value, following, rows.reward, done, rows.terminal)
-    expected = functional.generalized_advantage_estimate(
-        0.995, 0.98, *(x.T.unsqueeze(-1) for x in parts)
-    )
-    torch.testing.assert_close(advantages, expected[0].squeeze(-1).T, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(returns, expected[1].squeeze(-1).T, rtol=1e-5, atol=1e-5)
