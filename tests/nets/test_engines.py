@@ -19,9 +19,8 @@ from esper_soa.env.world import World
 from esper_soa.errors import SettingError
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.config import TaskConfig, enabled_slots
-from esper_soa.nets.data import cut_images
 from esper_soa.nets.engine import Engine
-from esper_soa.nets.engines.cpu import images, library
+from esper_soa.nets.engines.cpu import library
 from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.host import host_shape
@@ -52,7 +51,6 @@ def test_whole_networks_go_to_the_kernels_in_c(task: TaskConfig) -> None:
         "kind": "native, compiled for this CPU",
         "sha256": hashlib.sha256(library.build().read_bytes()).hexdigest(),
     }
-    assert whole.cut is images.cut_images
 
 
 @pytest.mark.parametrize("task", [WIDE, NARROW], ids=["wide", "narrow"])
@@ -78,7 +76,6 @@ def test_all_else_is_plain_torch_and_says_why(
     plain = engine(task, torch.device(device), **compute)
     assert isinstance(plain, TorchEngine)
     assert type(plain.layers) is Layers
-    assert plain.cut is cut_images
     assert plain.chosen.reason.startswith(reason)
     assert not plain.chosen.fallback
 
