@@ -54,14 +54,14 @@ STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 def build(
     num_envs: int, batch: int, slots: tuple[str, ...] = SLOTS, task: TaskConfig = SMALL_TASK
 ) -> World:
-    """A world of weights neither 0 nor 1, in torch; two batches, validation in batches of 4."""
+    """A world of weights neither 0 nor 1, in torch; two batches, validation in batches of 2."""
     settings = TrainConfig(
         envs=num_envs,
         steps=2,
         rounds=1,
         batch_size=batch,
         train_samples=2 * batch,
-        val_samples=5,
+        val_samples=3,
         task=task,
         slots=list(slots),
         data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32),
@@ -71,7 +71,7 @@ def build(
     g = torch.Generator().manual_seed(3)
     nets = world.rules.nets
     task = replace(nets.task, gradient_stride=2)
-    world.rules = world.rules._replace(nets=nets._replace(eval_batch=4, task=task))
+    world.rules = world.rules._replace(nets=nets._replace(eval_batch=2, task=task))
     for rows in (
         world.weights["host", "params"],
         *(pool["params"] for pool in world.weights["seeds"].values()),
@@ -146,7 +146,7 @@ def one_seed(blend: Blend) -> ActiveSeeds:
     """Of one network: a convolution that blends in."""
     yes = np.ones((1, 1), dtype=bool)
     stage, blueprint, mixed = (
-        np.full((1, 1), code) for code in (Stage.BLENDING, Blueprint.CONV_LIGHT, blend)
+        np.full((1, 1), code) for code in (Stage.BLENDING, Blueprint.CONV_SMALL, blend)
     )
     return ActiveSeeds(yes, stage, blueprint, mixed, ~yes, yes, ~yes, ~yes, ~yes)
 
@@ -295,7 +295,7 @@ def test_launches_are_the_same_for_any_number_of_networks_and_any_mixture(
 def test_what_an_engine_keeps_is_known_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     world = build(3, 2)
     engine = GpuEngine()
-    sizes = WorkSizes(3, 2, 5)
+    sizes = WorkSizes(3, 2, 3)
     planned = engine.kept_bytes(world.rules.nets, sizes, CPU)
     with counted(monkeypatch):
         play(world, engine, some_seeds(3, 3, 1))

@@ -27,12 +27,11 @@ NUM_ENVS = 12
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-@pytest.mark.parametrize("seed", [1, 2])
-def test_rows_of_newborn_seeds_are_those_of_torch_to_the_bit(seed: int) -> None:
+def test_rows_of_newborn_seeds_are_those_of_torch_to_the_bit() -> None:
     task = TaskConfig(name="two", base_channels=8, num_blocks=2, num_pools=0)
     shape = host_shape(task, host_slots(task), BLUEPRINTS + ODD)
     state = initial_state(tiny_rules(2, 4), NUM_ENVS, CPU)
-    g = torch.Generator().manual_seed(seed)
+    g = torch.Generator().manual_seed(1)
 
     def choice(*values: int) -> Tensor:
         return torch.tensor(values)[torch.randint(len(values), (NUM_ENVS, 2), generator=g)]
