@@ -149,9 +149,7 @@ class StepCache(Generic[Step]):
         self._recorder = Recorder(device) if capture else None
 
     def run_(self, key: Hashable, fresh: Step, variants: Sequence[int]) -> Step:
-        """Do `fresh` once for each of `variants`; the results are in the buffers of the step that
-        is returned.
-        """
+        """Do `fresh` once for each of `variants`; the step that is returned has the results."""
         kept = self._kept.setdefault(key, _Kept(fresh))
         self._kept.move_to_end(key)
         if kept.step is not fresh:

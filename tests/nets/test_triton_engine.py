@@ -171,7 +171,7 @@ def near_torch(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name].double(), value.double(), rtol=1e-3, atol=1e-5)
 
 
-BARE = TaskConfig(name="bare", base_channels=1, num_blocks=2, num_pools=2)
+BARE = TaskConfig(name="bare", base_channels=1, kernel_size=1, num_blocks=2, num_pools=2)
 
 
 def test_behind_a_seed_with_a_gate_one_without_leaves_the_gate_alone() -> None:

@@ -106,9 +106,7 @@ def differences(channels: int, exact: Engine, seed: int = 1) -> Iterator[tuple[s
 
 
 def results(engine: Engine, channels: int, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
-    """Weights after a step, what it gave, and what validation gave on images that all share and on
-    those of each; the same numbers everywhere.
-    """
+    """Weights after a step, what it gave, and validation on own images and on shared ones."""
     count = len(KINDS)
     task = TaskConfig(base_channels=channels, num_blocks=2, num_pools=2, max_grad_norm=0.05)
     task.weight_decay = 0.01
