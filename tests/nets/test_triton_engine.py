@@ -2,7 +2,6 @@
 whatever grows.
 """
 
-import importlib.util
 import re
 from contextlib import nullcontext
 from dataclasses import replace
@@ -35,16 +34,13 @@ from esper_soa.nets.subsets import max_rows, subset_codes
 from esper_soa.ops.memory import plan_in_words
 from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Blend, Blueprint, Stage
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-pytestmark = pytest.mark.skipif(
-    not HAS_TRITON, reason="the package triton is not installed (extra: test)"
-)
-if HAS_TRITON:
-    from nets.gpu_launches import Watched, counted
+pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 
-    from esper_soa.nets.engines.gpu import images, roster, tree
-    from esper_soa.nets.engines.gpu.engine import GpuEngine
-    from esper_soa.nets.engines.gpu.kernels.tiles import plane, rows
+from nets.gpu_launches import Watched, counted
+
+from esper_soa.nets.engines.gpu import images, roster, tree
+from esper_soa.nets.engines.gpu.engine import GpuEngine
+from esper_soa.nets.engines.gpu.kernels import tiles
 
 ROUNDING = 1e-4  # of the largest number of a tensor; sums are taken in another order
 SLOTS = ("r0c2", "r1c1", "r1c2")
@@ -493,12 +489,12 @@ def test_activations_and_parameters_with_gaps_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"activations of shape \(2, 3, 4, 2\) must lie without gaps"
     ):
-        plane(torch.zeros(2, 3, 4, 4)[..., ::2])
+        tiles.plane(torch.zeros(2, 3, 4, 4)[..., ::2])
     with pytest.raises(
         ValueError, match=r"parameters of shape \(2, 3\) must lie without gaps within a network"
     ):
-        rows(torch.zeros(2, 6)[:, ::2])
-    assert rows(torch.zeros(2, 6)[:, 2:5]).env == 6
+        tiles.rows(torch.zeros(2, 6)[:, ::2])
+    assert tiles.rows(torch.zeros(2, 6)[:, 2:5]).env == 6
 
 
 def test_weights_are_changed_in_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ On the device "meta", which holds no values, every read of one raises, so nothin
 can depend on what grows; there, unlike on a CPU, the code of a GPU is the one that runs.
 """
 
-import importlib.util
 import io
 
 import pytest
@@ -30,14 +29,11 @@ from esper_soa.ops.collect import Episode, Player, Round, _rollout, _row
 from esper_soa.ops.metrics import MetricsAccumulator
 from esper_soa.ops.progress import Progress
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-pytestmark = pytest.mark.skipif(
-    not HAS_TRITON, reason="the package triton is not installed (extra: test)"
-)
-if HAS_TRITON:
-    from nets.gpu_launches import Launches, Watched, Within, counted
+pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 
-    from esper_soa.nets.engines.gpu.engine import GpuEngine
+from nets.gpu_launches import Launches, Watched, Within, counted
+
+from esper_soa.nets.engines.gpu.engine import GpuEngine
 
 META = torch.device("meta")
 READ_PROGRESS = "read_progress"  # a copy that is started, not waited for

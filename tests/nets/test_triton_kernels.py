@@ -1,7 +1,5 @@
 """The Triton kernels of a host's block against the plain path, interpreted, tiny shapes."""
 
-import importlib.util
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,14 +9,10 @@ from torch import Tensor
 from esper_soa.nets import batched
 from esper_soa.nets.layers import PLAIN
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-pytestmark = pytest.mark.skipif(
-    not HAS_TRITON, reason="the package triton is not installed (extra: test)"
-)
+pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 
-if HAS_TRITON:
-    from esper_soa.nets.engines.gpu import blocks
-    from esper_soa.nets.engines.gpu.blocks import BlockPlan, Branches
+from esper_soa.nets.engines.gpu import blocks
+from esper_soa.nets.engines.gpu.blocks import BlockPlan, Branches
 
 SPLITS = 2
 # networks, batch, inputs, outputs, side, kernel, pool, whether the input has a channel of zeros

@@ -1,7 +1,5 @@
 """Newborn seeds by one masked launch: rows of pools.claim_ to the bit, no read by the host."""
 
-import importlib.util
-
 import pytest
 import torch
 from nets.gpu_mixtures import ODD
@@ -16,12 +14,9 @@ from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.pools import allocate, claim_, read_active_seeds, slot_seeds
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Stage
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-pytestmark = pytest.mark.skipif(
-    not HAS_TRITON, reason="the package triton is not installed (extra: test)"
-)
-if HAS_TRITON:
-    from esper_soa.nets.engines.gpu import newborn
+pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
+
+from esper_soa.nets.engines.gpu import newborn
 
 NUM_ENVS = 12
 

@@ -2,8 +2,6 @@
 of everything.
 """
 
-import importlib.util
-
 import pytest
 import torch
 from nets.gpu_mixtures import (
@@ -22,12 +20,9 @@ from esper_soa.nets.host import HostShape
 from esper_soa.nets.seed_plan import THROUGH, SeedPlan
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-pytestmark = pytest.mark.skipif(
-    not HAS_TRITON, reason="the package triton is not installed (extra: test)"
-)
-if HAS_TRITON:
-    from esper_soa.nets.engines.gpu import slots
+pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
+
+from esper_soa.nets.engines.gpu import slots
 
 CPU = torch.device("cpu")
 ROUNDING = 2e-4

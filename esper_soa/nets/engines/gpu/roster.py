@@ -26,7 +26,7 @@ def training_roster(seeds: SlotSeeds, detached_stages: tuple[int, ...]) -> Tenso
 
 
 def validation_roster(seeds: SlotSeeds, detached_stages: tuple[int, ...]) -> Tensor:
-    """int32 [N, S] of a validation pass: seeds with alpha above 0, ABLATED if rows leave them out."""
+    """int32 [N, S] of a validation pass: seeds with alpha above 0, ABLATED if rows omit them."""
     return _words(seeds, seeds.visible, detached_stages, [(seeds.ablated, ABLATED)])
 
 

@@ -92,7 +92,7 @@ def num_splits(batch: int) -> int:
 def work_places(
     table: SlotTable, places: int, size: tuple[int, int], like: Tensor, gradients: bool
 ) -> WorkPlaces:
-    """Memory for `places` images of (height, width), like `like`, with room for gradients or not."""
+    """Memory for `places` images of (height, width), like `like`; gradients: with room for them."""
     area = size[0] * size[1]
     stride = table.stride
     vectors = like.new_zeros(
