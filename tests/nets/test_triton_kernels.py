@@ -138,9 +138,3 @@ def test_evaluation_takes_running_statistics_and_leaves_rows_out_that_a_network_
     torch.testing.assert_close(found[:, 0], wanted, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(found[:-1, 1], wanted[:-1], atol=1e-4, rtol=1e-4)
     assert found[-1, 1].isnan().all()
-
-
-def test_activations_with_gaps_are_refused() -> None:
-    x, params, statistics, upstream = given(CASES[0])
-    with pytest.raises(ValueError, match="without gaps"):
-        block_results(CASES[0], x.transpose(1, 2), params, statistics, upstream)
