@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -338,14 +339,6 @@ def test_a_compiler_that_is_none_is_named_in_one_line(
     assert not list((tmp_path / "esper_soa").iterdir())
 
 
-def test_without_a_compiler_auto_says_so_and_on_is_an_error(tmp_path: Path) -> None:
-    status, out, err = ended(start(CHOOSE, CC=NO_COMPILER, XDG_CACHE_HOME=str(tmp_path)))
-    assert out.startswith("False True plain torch, slower: no native kernels, no C compiler")
-    assert status == 1
-    assert "SettingError: compute.engine=native: must be auto or torch here" in err
-    assert "install gcc or clang, or set CC" in err
-
-
 def test_processes_that_compile_at_once_all_get_the_kernels(tmp_path: Path) -> None:
     slow = script(tmp_path / "slow", f"sleep 0.3; exec {copying(tmp_path)} $*")
     outs = [ended(one) for one in [start(XDG_CACHE_HOME=str(tmp_path), CC=slow) for _ in range(4)]]
@@ -507,6 +500,21 @@ def test_a_library_that_computes_something_else_is_not_taken() -> None:
     assert "computes host.params of a small network otherwise than torch, by " in chosen.reason
     with pytest.raises(SettingError, match="engine=native: must be auto or torch .*than torch"):
         choose_native("native", CPU, Faster())
+
+
+def test_without_a_compiler_auto_says_so_and_on_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", NO_COMPILER)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = partial(library.find_kernels, library.LIBRARIES, this_processor())
+    monkeypatch.setattr(proof, "library", found)
+    chosen = choose_native("auto", CPU, Idle())
+    assert (chosen.native, chosen.fallback) == (False, True)
+    assert chosen.reason.startswith("plain torch, slower: no native kernels, no C compiler")
+    why = "engine=native: must be auto or torch here.*install gcc or clang, or set CC"
+    with pytest.raises(SettingError, match=why):
+        choose_native("native", CPU, Idle())
 
 
 def test_a_processor_of_another_kind_has_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
