@@ -189,7 +189,7 @@ def _networks(
         norm_momentum=batched.BATCH_NORM_MOMENTUM,
         eps=batched.NORM_EPS,
     )
-    held = {
+    held: dict[str, np.ndarray | Tensor] = {
         "seed_width": np.array([pool["params"].shape[1] for pool in pools], dtype=np.int64),
         "seed_params": np.array([pool["params"].data_ptr() for pool in pools], dtype=np.int64),
         "seed_momentum": np.array([pool["momentum"].data_ptr() for pool in pools], dtype=np.int64),

@@ -48,7 +48,7 @@ def _weigh(
     if obstacle:
         return Choice(False, f"plain torch, slower: no native kernels, {obstacle}", fallback=True)
     try:
-        prove(exact)
+        prove(exact)  # type: ignore[arg-type]
     except NativeError as error:
         return Choice(False, f"plain torch, slower: no native kernels, {error}", fallback=True)
     return Choice(True, f"native, {kernels().words}", sha256=kernels().sha256, name=NAME)
