@@ -42,9 +42,7 @@ GRAPHS = {
 
 
 def check_device(cfg: TrainConfig, console: Console) -> None:
-    """Try the engines on the device of `cfg` and print what became of them; raises UserError where
-    there is none.
-    """
+    """Try the engines on the device of `cfg`, print a table; UserError where there is none."""
     device = resolve_device(cfg.device)
     take_device(device)
     keep_freed_memory(device)

@@ -111,7 +111,7 @@ def graphs() -> int:
 def test_one_graph_per_kernel_serves_all_that_may_be_in_it_and_equals_eager_bit_for_bit() -> None:
     """Modes shared out, one of them a user's own of several terms, and episodes that end early."""
     reward = RewardConfig(split=["shaped", "parts_of_users:parts"])
-    rules = build_rules(tiny_settings(8, 3, STEPS, reward), CPU)
+    rules = build_rules(tiny_settings(8, 3, 12, reward), CPU)
     rules = rules._replace(early_stop=EarlyStopConfig(rollbacks=1))
     play_both(graphs_in_one_piece(), rules, 8)
     assert graphs() == 2

@@ -66,7 +66,7 @@ def _native(asked: Asked, setting: str) -> Choice:
     """Whether the native kernels compute, as far as `setting` leaves it open."""
     names = [name_in(one) for one in asked.task.blueprints]
     why_not = obstacle(asked.task.host_name, asked.shape, names)
-    return choose_native(setting, asked.device, asked.dtype, why_not)
+    return choose_native(setting, asked.device, TorchEngine(), asked.dtype, why_not)
 
 
 def _native_obstacle(asked: Asked) -> str:

@@ -11,6 +11,7 @@ import logging
 import warnings
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -67,25 +68,23 @@ Step = TypeVar("Step", bound=StaticStep)
 Result = TypeVar("Result")
 
 
+@dataclass(eq=False)
 class _Kept(Generic[Step]):
     """A step, how often each variant has run, and the graphs of those that were captured."""
 
-    def __init__(self, step: Step) -> None:
-        self.step = step
-        self.runs: Counter[int] = Counter()
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+    step: Step
+    runs: Counter[int] = field(default_factory=Counter)
+    graphs: dict[int, torch.cuda.CUDAGraph] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class CapturedCall:
     """A function of nested tensors or None, with arguments in its own memory, as a StaticStep."""
 
-    def __init__(
-        self, function: Callable[..., object], arguments: list[Tensor | None], spec: TreeSpec
-    ) -> None:
-        self.function = function
-        self.arguments = arguments
-        self.spec = spec
-        self.given: object = None  # in a graph's memory once it is captured
+    function: Callable[..., object]
+    arguments: list[Tensor | None]
+    spec: TreeSpec
+    given: object = None  # in a graph's memory once it is captured
 
     def on_own_buffers(self) -> "CapturedCall":
         """The same call with copies of the arguments."""
@@ -149,9 +148,7 @@ class StepCache(Generic[Step]):
         self._recorder = Recorder(device) if capture else None
 
     def run_(self, key: Hashable, fresh: Step, variants: Sequence[int]) -> Step:
-        """Do `fresh` once for each of `variants`; the results are in the buffers of the step that
-        is returned.
-        """
+        """Do `fresh` once for each of `variants`; the step that is returned has the results."""
         kept = self._kept.setdefault(key, _Kept(fresh))
         self._kept.move_to_end(key)
         if kept.step is not fresh:

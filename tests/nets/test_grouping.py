@@ -1,13 +1,12 @@
 """How a network depends on those that share its chunk: not on what they hold, on their number by
 rounding alone.
 
-With the native kernels, which go network by network, not even by that.
+The native kernels, which go network by network, do not depend even on that (test_fused.py).
 """
 
 from typing import NamedTuple
 
 import numpy as np
-import pytest
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -17,7 +16,7 @@ from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets import batched
 from esper_soa.nets.config import DataConfig, TaskConfig
-from esper_soa.nets.engine import TrainingFeed, ValidationFeed, ValidationReport
+from esper_soa.nets.engine import TrainingFeed, ValidationReport
 from esper_soa.nets.pools import ActiveSeeds
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Stage
 
@@ -44,17 +43,7 @@ class Training(NamedTuple):
         ), labels
 
 
-class Validation(NamedTuple):
-    """As Training."""
-
-    feed: ValidationFeed
-    dtype: torch.dtype
-
-    def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
-        return [(images.to(self.dtype), labels) for images, labels in self.feed.batches(envs, size)]
-
-
-def build(chunk: int, engine: str = "torch", batches: int = 1) -> World:
+def build(chunk: int, batches: int = 1) -> World:
     settings = TrainConfig(
         envs=NUM_ENVS,
         steps=2,
@@ -65,7 +54,7 @@ def build(chunk: int, engine: str = "torch", batches: int = 1) -> World:
         task=TaskConfig(),
         slots=["r0c0", "r0c1", "r1c1"],
         data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32),
-        compute=ComputeConfig(workers=1, env_chunk=chunk, engine=engine),
+        compute=ComputeConfig(workers=1, env_chunk=chunk, engine="torch"),
     )
     world = build_world(settings, CPU)
     g = torch.Generator().manual_seed(3)
@@ -102,12 +91,9 @@ def play(
     world: World,
     seeds: ActiveSeeds,
     dtype: torch.dtype = torch.float32,
-    cut: bool = True,
     other: bool = False,
 ) -> Played:
-    """A training pass and a validation; cut: of images in `dtype`; other: the OTHERS have other
-    weights and images.
-    """
+    """Training and validation in `dtype`; other: the OTHERS have other weights and images."""
     nets = world.rules.nets
     engine = world.rules.engine
     work = world.work(0)
@@ -120,8 +106,8 @@ def play(
     before = weights.to(dtype)
     weights = before.clone()
     alpha = 0.7 * torch.from_numpy(seeds.visible).to(torch.float64)
-    training = Training(work.training, shares) if cut else work.training
-    validation = Validation(work.validation, dtype) if cut else work.validation
+    training = Training(work.training, shares)
+    validation = work.validation._replace(dtype=dtype)
     trained = engine.train_(nets, weights, alpha, seeds, training, work.num_batches)
     return Played(
         steps_of(weights, before),
@@ -170,18 +156,6 @@ def test_what_the_others_of_a_chunk_hold_changes_no_bit() -> None:
     assert not torch.equal(ours.steps["host.params"][0], theirs.steps["host.params"][0])
     assert torch.equal(ours.tested.accuracy[1], theirs.tested.accuracy[1])
     assert torch.equal(ours.tested.loss[1], theirs.tested.loss[1])
-
-
-@pytest.mark.usefixtures("native")
-def test_native_networks_are_the_same_to_the_bit_however_they_are_grouped() -> None:
-    first, *others = (
-        play(build(chunk, "native", batches=2), active_seeds(), cut=False) for chunk in (4, 3, 1)
-    )
-    for other in others:
-        assert all(torch.equal(rows, other.steps[name]) for name, rows in first.steps.items())
-        assert torch.equal(first.loss, other.loss)
-        assert torch.equal(first.tested.loss, other.tested.loss)
-        assert torch.equal(first.tested.accuracy, other.tested.accuracy)
 
 
 def test_batch_norms_of_one_channel_each_are_those_of_their_networks_alone() -> None:

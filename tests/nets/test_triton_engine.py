@@ -2,7 +2,6 @@
 whatever grows.
 """
 
-import importlib.util
 import re
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from nets.gpu_mixtures import planned_roster
-from tensordict import TensorDict
 from tiny_world import CPU, SMALL_TASK, tiny_rules
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -35,16 +33,13 @@ from esper_soa.nets.subsets import max_rows, subset_codes
 from esper_soa.ops.memory import plan_in_words
 from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Blend, Blueprint, Stage
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-pytestmark = pytest.mark.skipif(
-    not HAS_TRITON, reason="the package triton is not installed (extra: test)"
-)
-if HAS_TRITON:
-    from nets.gpu_launches import Watched, counted
+pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 
-    from esper_soa.nets.engines.gpu import images, roster, tree
-    from esper_soa.nets.engines.gpu.engine import GpuEngine
-    from esper_soa.nets.engines.gpu.kernels.tiles import plane, rows
+from nets.gpu_launches import Watched, counted
+
+from esper_soa.nets.engines.gpu import images, roster, tree
+from esper_soa.nets.engines.gpu.engine import GpuEngine
+from esper_soa.nets.engines.gpu.kernels import tiles
 
 ROUNDING = 1e-4  # of the largest number of a tensor; sums are taken in another order
 SLOTS = ("r0c2", "r1c1", "r1c2")
@@ -54,14 +49,14 @@ STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 def build(
     num_envs: int, batch: int, slots: tuple[str, ...] = SLOTS, task: TaskConfig = SMALL_TASK
 ) -> World:
-    """A world of weights neither 0 nor 1, in torch; two batches, validation in batches of 4."""
+    """A world of weights neither 0 nor 1, in torch; two batches, validation in batches of 2."""
     settings = TrainConfig(
         envs=num_envs,
         steps=2,
         rounds=1,
         batch_size=batch,
         train_samples=2 * batch,
-        val_samples=5,
+        val_samples=3,
         task=task,
         slots=list(slots),
         data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32),
@@ -71,7 +66,7 @@ def build(
     g = torch.Generator().manual_seed(3)
     nets = world.rules.nets
     task = replace(nets.task, gradient_stride=2)
-    world.rules = world.rules._replace(nets=nets._replace(eval_batch=4, task=task))
+    world.rules = world.rules._replace(nets=nets._replace(eval_batch=2, task=task))
     for rows in (
         world.weights["host", "params"],
         *(pool["params"] for pool in world.weights["seeds"].values()),
@@ -146,7 +141,7 @@ def one_seed(blend: Blend) -> ActiveSeeds:
     """Of one network: a convolution that blends in."""
     yes = np.ones((1, 1), dtype=bool)
     stage, blueprint, mixed = (
-        np.full((1, 1), code) for code in (Stage.BLENDING, Blueprint.CONV_LIGHT, blend)
+        np.full((1, 1), code) for code in (Stage.BLENDING, Blueprint.CONV_SMALL, blend)
     )
     return ActiveSeeds(yes, stage, blueprint, mixed, ~yes, yes, ~yes, ~yes, ~yes)
 
@@ -171,7 +166,7 @@ def near_torch(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name].double(), value.double(), rtol=1e-3, atol=1e-5)
 
 
-BARE = TaskConfig(name="bare", base_channels=1, num_blocks=2, num_pools=2)
+BARE = TaskConfig(name="bare", base_channels=1, kernel_size=1, num_blocks=2, num_pools=2)
 
 
 def test_behind_a_seed_with_a_gate_one_without_leaves_the_gate_alone() -> None:
@@ -201,13 +196,6 @@ def test_two_batches_to_an_optimiser_step_equal_torch() -> None:
     seeds = one_seed(Blend.ADD)
     wanted = after_batches(worlds[1], worlds[1].rules.engine, seeds, 2)
     near_torch(after_batches(worlds[0], GpuEngine(), seeds, 2), wanted)
-
-
-@pytest.mark.slow  # hosts with seeds do all that these do
-def test_hosts_without_seeds_equal_torch() -> None:
-    ours, theirs = (build(1, 2, ("r1c1",), BARE) for _ in range(2))
-    seeds = some_seeds(1, 1, 0, running=0.0)
-    near_torch(results(ours, GpuEngine(), seeds), results(theirs, theirs.rules.engine, seeds))
 
 
 @pytest.mark.slow
@@ -292,18 +280,21 @@ def test_launches_are_the_same_for_any_number_of_networks_and_any_mixture(
     assert others[0][1] == others[1][1] == others[2][1] <= 120
 
 
-def test_what_an_engine_keeps_is_known_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_engine_keeps_is_known_before_it_is_made_and_weights_change_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = build(3, 2)
     engine = GpuEngine()
-    sizes = WorkSizes(3, 2, 5)
+    sizes = WorkSizes(3, 2, 3)
     planned = engine.kept_bytes(world.rules.nets, sizes, CPU)
+    own = {rows.data_ptr() for rows in world.weights.flatten_keys(".").values()}
     with counted(monkeypatch):
         play(world, engine, some_seeds(3, 3, 1))
+    assert own == {rows.data_ptr() for rows in world.weights.flatten_keys(".").values()}
     steps = [
         kept.step.memory for kept in engine.steps._kept.values() if hasattr(kept.step, "memory")
     ]
     found = [one.untyped_storage() for one in tree_leaves(steps) if isinstance(one, Tensor)]
-    own = {rows.data_ptr() for rows in world.weights.flatten_keys(".").values()}
     made = {
         storage.data_ptr(): storage.nbytes() for storage in found if storage.data_ptr() not in own
     }
@@ -493,20 +484,9 @@ def test_activations_and_parameters_with_gaps_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"activations of shape \(2, 3, 4, 2\) must lie without gaps"
     ):
-        plane(torch.zeros(2, 3, 4, 4)[..., ::2])
+        tiles.plane(torch.zeros(2, 3, 4, 4)[..., ::2])
     with pytest.raises(
         ValueError, match=r"parameters of shape \(2, 3\) must lie without gaps within a network"
     ):
-        rows(torch.zeros(2, 6)[:, ::2])
-    assert rows(torch.zeros(2, 6)[:, 2:5]).env == 6
-
-
-def test_weights_are_changed_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = build(1, 2)
-    before = {name: rows.data_ptr() for name, rows in world.weights.flatten_keys(".").items()}
-    with counted(monkeypatch):
-        play(world, GpuEngine(), some_seeds(1, 3, 1))
-    assert isinstance(world.weights, TensorDict)
-    assert {
-        name: rows.data_ptr() for name, rows in world.weights.flatten_keys(".").items()
-    } == before
+        tiles.rows(torch.zeros(2, 6)[:, ::2])
+    assert tiles.rows(torch.zeros(2, 6)[:, 2:5]).env == 6

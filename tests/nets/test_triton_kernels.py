@@ -1,7 +1,5 @@
 """The Triton kernels of a host's block against the plain path, interpreted, tiny shapes."""
 
-import importlib.util
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,14 +9,10 @@ from torch import Tensor
 from esper_soa.nets import batched
 from esper_soa.nets.layers import PLAIN
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-pytestmark = pytest.mark.skipif(
-    not HAS_TRITON, reason="the package triton is not installed (extra: test)"
-)
+pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 
-if HAS_TRITON:
-    from esper_soa.nets.engines.gpu import blocks
-    from esper_soa.nets.engines.gpu.blocks import BlockPlan, Branches
+from esper_soa.nets.engines.gpu import blocks
+from esper_soa.nets.engines.gpu.blocks import BlockPlan, Branches
 
 SPLITS = 2
 # networks, batch, inputs, outputs, side, kernel, pool, whether the input has a channel of zeros
@@ -144,9 +138,3 @@ def test_evaluation_takes_running_statistics_and_leaves_rows_out_that_a_network_
     torch.testing.assert_close(found[:, 0], wanted, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(found[:-1, 1], wanted[:-1], atol=1e-4, rtol=1e-4)
     assert found[-1, 1].isnan().all()
-
-
-def test_activations_with_gaps_are_refused() -> None:
-    x, params, statistics, upstream = given(CASES[0])
-    with pytest.raises(ValueError, match="without gaps"):
-        block_results(CASES[0], x.transpose(1, 2), params, statistics, upstream)

@@ -1,7 +1,5 @@
 """Newborn seeds by one masked launch: rows of pools.claim_ to the bit, no read by the host."""
 
-import importlib.util
-
 import pytest
 import torch
 from nets.gpu_mixtures import ODD
@@ -16,23 +14,19 @@ from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.pools import allocate, claim_, read_active_seeds, slot_seeds
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Stage
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-pytestmark = pytest.mark.skipif(
-    not HAS_TRITON, reason="the package triton is not installed (extra: test)"
-)
-if HAS_TRITON:
-    from esper_soa.nets.engines.gpu import newborn
+pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
+
+from esper_soa.nets.engines.gpu import newborn
 
 NUM_ENVS = 12
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-@pytest.mark.parametrize("seed", [1, 2])
-def test_rows_of_newborn_seeds_are_those_of_torch_to_the_bit(seed: int) -> None:
+def test_rows_of_newborn_seeds_are_those_of_torch_to_the_bit() -> None:
     task = TaskConfig(name="two", base_channels=8, num_blocks=2, num_pools=0)
     shape = host_shape(task, host_slots(task), BLUEPRINTS + ODD)
     state = initial_state(tiny_rules(2, 4), NUM_ENVS, CPU)
-    g = torch.Generator().manual_seed(seed)
+    g = torch.Generator().manual_seed(1)
 
     def choice(*values: int) -> Tensor:
         return torch.tensor(values)[torch.randint(len(values), (NUM_ENVS, 2), generator=g)]

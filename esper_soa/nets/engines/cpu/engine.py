@@ -17,7 +17,7 @@ from torch import Tensor
 
 from esper_soa.nets import batched
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
-from esper_soa.nets.data import ImageCrops, ImageCutter
+from esper_soa.nets.data import ImageCrops, ImageCutter, cut_images
 from esper_soa.nets.engine import (
     Choice,
     NetsConfig,
@@ -28,7 +28,6 @@ from esper_soa.nets.engine import (
     WorkSizes,
 )
 from esper_soa.nets.engines.cpu import program, records
-from esper_soa.nets.engines.cpu.images import crops_of, cut_images
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
 from esper_soa.nets.host import Block, HostShape, host_tables, plain_blocks
 from esper_soa.nets.model.blueprints import GATE, num_codes
@@ -123,40 +122,43 @@ def _kinds(shape: HostShape, plan: SeedPlan, running: np.ndarray) -> np.ndarray:
     return kinds
 
 
-def training_seeds(shape: HostShape, plan: SeedPlan) -> records.Seeds:
+Seeds = dict[str, np.ndarray]  # the fields of the record that are about them, int64 [N, S]
+
+
+def training_seeds(shape: HostShape, plan: SeedPlan) -> Seeds:
     """The seeds of a training pass as the kernels know them."""
     flags = (plan.blend == THROUGH) * records.THROUGH | plan.detached * records.DETACHED
     flags |= plan.frozen * records.FROZEN | plan.measured * records.MEASURED | _blends(plan)
-    return records.Seeds(_kinds(shape, plan, plan.running), flags)
+    return {"seed_kind": _kinds(shape, plan, plan.running), "seed_flags": flags}
 
 
-def validation_seeds(shape: HostShape, plan: SeedPlan) -> records.Seeds:
+def validation_seeds(shape: HostShape, plan: SeedPlan) -> Seeds:
     """The seeds of a validation pass for the kernels; one that learns behind its host is none."""
-    return records.Seeds(_kinds(shape, plan, plan.running & (plan.blend != THROUGH)), _blends(plan))
+    running = plan.running & (plan.blend != THROUGH)
+    return {"seed_kind": _kinds(shape, plan, running), "seed_flags": _blends(plan)}
 
 
 def _blends(plan: SeedPlan) -> np.ndarray:
-    return (plan.blend == Blend.MULTIPLY) * records.MULTIPLIED | (
-        plan.blend == Blend.GATE
-    ) * records.GATED
+    multiplied = plan.blend == Blend.MULTIPLY
+    return multiplied * records.MULTIPLIED | (plan.blend == Blend.GATE) * records.GATED
 
 
 @lru_cache(maxsize=64)
-def _layout(shape: HostShape) -> records.Layout:
-    blocks = [
-        (b.channels, b.kernel, b.pooled, b.slot_before_pool, b.slot_after_pool)
-        for b in plain_blocks(shape)
-    ]
+def _tables(shape: HostShape) -> dict[str, np.ndarray]:
+    """What is the same for all networks with these hosts, by field of the record."""
+    blocks = plain_blocks(shape)
     widths = [spec.channels for spec in shape.slots]
-    gates = [
-        [row_layout(shape, slot).seed for slot in range(len(widths))],
-        [GATE.hidden.of(width) for width in widths],
-    ]
-    columns = np.array(blocks, dtype=np.int64).T.copy()
-    programs = program.programs(shape.blueprints, widths)
-    return records.Layout(
-        shape.num_classes, IMAGE_SIZE, columns, np.array(gates, dtype=np.int64), programs
-    )
+    columns = {
+        "channels": [block.channels for block in blocks],
+        "kernels": [block.kernel for block in blocks],
+        "pooled": [block.pooled for block in blocks],
+        "before": [block.slot_before_pool for block in blocks],
+        "after": [block.slot_after_pool for block in blocks],
+        "gate_at": [row_layout(shape, slot).seed for slot in range(len(widths))],
+        "gate_hidden": [GATE.hidden.of(width) for width in widths],
+        "programs": program.programs(shape.blueprints, widths),
+    }
+    return {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
 
 
 def takes(rows: Tensor) -> bool:
@@ -165,26 +167,35 @@ def takes(rows: Tensor) -> bool:
 
 
 def _networks(
-    shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: records.Seeds
+    shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: Seeds
 ) -> records.Networks:
     """LookupError for networks the kernels were not made for, whose memory they would misread."""
     host = weights["host"]
-    rows = [weights["seeds", spec.name] for spec in shape.slots]
-    if not (is_chain(shape) and takes(host["params"])):
-        raise LookupError(
-            f"no native kernels for {host['params'].dtype} networks of blocks {shape.blocks}"
-        )
-    pools = records.Pools(
-        host["params"],
-        host["momentum"],
-        host["statistics"],
-        [pool["params"] for pool in rows],
-        [pool["momentum"] for pool in rows],
+    params = host["params"]
+    if not (is_chain(shape) and takes(params)):
+        raise LookupError(f"no native kernels for {params.dtype} networks of blocks {shape.blocks}")
+    pools = [weights["seeds", spec.name] for spec in shape.slots]
+    tables = _tables(shape)
+    _, blueprints, parts, _ = tables["programs"].shape
+    record = records.Networks(
+        blocks=len(tables["channels"]),
+        slots=len(pools),
+        classes=shape.num_classes,
+        size=IMAGE_SIZE,
+        blueprints=blueprints,
+        parts=parts,
+        width=params.shape[1],
+        statistics_width=host["statistics"].shape[1],
+        norm_momentum=batched.BATCH_NORM_MOMENTUM,
+        eps=batched.NORM_EPS,
     )
-    norm = batched.BATCH_NORM_MOMENTUM, batched.NORM_EPS
-    return records.networks(
-        _layout(shape), pools, seeds, alpha.to(host["params"].dtype).contiguous(), norm
-    )
+    held: dict[str, np.ndarray | Tensor] = {
+        "seed_width": np.array([pool["params"].shape[1] for pool in pools], dtype=np.int64),
+        "seed_params": np.array([pool["params"].data_ptr() for pool in pools], dtype=np.int64),
+        "seed_momentum": np.array([pool["momentum"].data_ptr() for pool in pools], dtype=np.int64),
+        "alpha": alpha.to(params.dtype).contiguous(),
+    }
+    return records.point(record, {**tables, **seeds, **held, **host})
 
 
 class _Training(NamedTuple):
@@ -228,7 +239,7 @@ class _Training(NamedTuple):
         statistics [N, S] that are there.
         """
         bank = batches[0].bank
-        (loss, correct) = sums
+        loss, correct = sums
         first = torch.cat([crops.first for crops in batches], dim=1).contiguous()
         labels = torch.cat([crops.labels for crops in batches], dim=1).contiguous()
         record = records.Training(
@@ -239,7 +250,7 @@ class _Training(NamedTuple):
             envs=envs.ctypes.data,
             host=self.rules[0],
             seed=self.rules[1],
-            images=crops_of(bank.lines, first, bank.values),
+            images=records.crops_of(bank, first),
             labels=labels.data_ptr(),
             loss=loss.data_ptr(),
             correct=correct.data_ptr(),
@@ -249,7 +260,7 @@ class _Training(NamedTuple):
         )
         for name, values in gradients.items():
             setattr(record, name, values.data_ptr())
-        records.train_(record)
+        records.call("train_networks", record)
 
 
 class _Validation(NamedTuple):
@@ -277,7 +288,7 @@ class _Validation(NamedTuple):
             envs=envs.ctypes.data,
             labels=labels.data_ptr(),
             shared=first.shape[0] == 1,
-            images_of=crops_of(bank.lines, first, bank.values),
+            images_of=records.crops_of(bank, first),
             codes=codes.size,
             ablated=job.ablated,
             code=codes.ctypes.data,
@@ -285,7 +296,7 @@ class _Validation(NamedTuple):
             correct=correct.data_ptr(),
             counted=counted.data_ptr(),
         )
-        records.validate(record)
+        records.call("validate_networks", record)
         return loss / counted, 100.0 * correct.to(STATE_FLOAT) / counted[:, None]
 
 

@@ -5,7 +5,7 @@ Those in the cache folder (cache.py) come first: they were compiled here, for th
 those that came with the package (prebuilt.py), which cost no time. Else they are compiled, once per
 kind of processor; the cache has them under a key of everything that decides their content but the
 compiler: once they are there, no compiler is needed and another one changes nothing. `library` is
-called by calls.py for every kernel.
+called by records.py for every kernel.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ from esper_soa.nets.engines.cpu.processor import Processor, this_processor
 
 COMPILED = "compiled for this CPU"
 
-KERNELS = ("train_networks", "validate_networks", "cut_images")
+KERNELS = ("train_networks", "validate_networks")
 POINTER = ctypes.c_void_p
 
 

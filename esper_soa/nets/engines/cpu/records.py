@@ -2,65 +2,62 @@
 seeds.
 
 A call takes all layers of one network after the other, so that what stands between layers stays in
-the caches. The records are those of chain.h, sgd.h, train.h and validate.h, with which proof.py
-compares them.
+the caches. The records are those of chain.h, images.h, sgd.h, train.h and validate.h, with which
+proof.py compares them.
 """
 
 import ctypes
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import numpy as np
 from torch import Tensor
+from torch.profiler import record_function
 
-from esper_soa.nets.engines.cpu.calls import call
-from esper_soa.nets.engines.cpu.images import Crops
+from esper_soa.nets.data import ImageBank
+from esper_soa.nets.engines.cpu.library import library
 from esper_soa.nets.sgd import Rule
 
 POINTER = ctypes.c_void_p
 INTEGER = ctypes.c_int64
+NUMBER = ctypes.c_double
 # what a seed is, as in blend.h
 THROUGH, DETACHED, FROZEN, MEASURED, MULTIPLIED, GATED = (1 << bit for bit in range(6))
+
+
+def _all(kind: type, names: str) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names.split()]
+
+
+class Crops(ctypes.Structure):
+    """crops of images.h."""
+
+    _fields_ = [
+        *_all(INTEGER, "batch nets size line colour"),
+        *_all(POINTER, "bytes first values out"),
+    ]
 
 
 class Networks(ctypes.Structure):
     """networks of chain.h; `held` is what it points to."""
 
-    held: tuple[object, ...]
+    held: Mapping[str, object]
 
     _fields_ = [
-        *((name, INTEGER) for name in ("blocks", "slots", "classes", "size")),
-        *(
-            (name, POINTER)
-            for name in (
-                "channels",
-                "kernels",
-                "pooled",
-                "before",
-                "after",
-                "gate_at",
-                "gate_hidden",
-            )
-        ),
-        *((name, INTEGER) for name in ("blueprints", "parts")),
-        ("programs", POINTER),
-        *((name, INTEGER) for name in ("width", "statistics_width")),
-        ("seed_width", POINTER),
-        *(
-            (name, POINTER)
-            for name in ("params", "momentum", "statistics", "seed_params", "seed_momentum")
-        ),
-        *((name, POINTER) for name in ("seed_kind", "seed_flags", "alpha")),
-        *((name, ctypes.c_double) for name in ("norm_momentum", "eps")),
+        *_all(INTEGER, "blocks slots classes size"),
+        *_all(POINTER, "channels kernels pooled before after gate_at gate_hidden"),
+        *_all(INTEGER, "blueprints parts"),
+        *_all(POINTER, "programs"),
+        *_all(INTEGER, "width statistics_width"),
+        *_all(POINTER, "seed_width params momentum statistics seed_params seed_momentum"),
+        *_all(POINTER, "seed_kind seed_flags alpha"),
+        *_all(NUMBER, "norm_momentum eps"),
     ]
 
 
 class Sgd(ctypes.Structure):
     """sgd of sgd.h."""
 
-    _fields_ = [
-        (name, ctypes.c_double) for name in ("max_norm", "eps", "rate", "momentum", "decay")
-    ]
+    _fields_ = _all(NUMBER, "max_norm eps rate momentum decay")
 
 
 class Training(ctypes.Structure):
@@ -68,17 +65,13 @@ class Training(ctypes.Structure):
 
     _fields_ = [
         ("nets", Networks),
-        *((name, INTEGER) for name in ("count", "batch", "accumulate")),
+        *_all(INTEGER, "count batch accumulate"),
         ("envs", POINTER),
         ("images", Crops),
         ("labels", POINTER),
-        *((name, Sgd) for name in ("host", "seed")),
-        *((name, POINTER) for name in ("loss", "correct")),
-        *(
-            (name, POINTER)
-            for name in ("l2", "health", "ratio", "vanishing", "exploding", "measured")
-        ),
-        *((name, ctypes.c_double) for name in ("vanishing_norm", "exploding_norm", "tiny")),
+        *_all(Sgd, "host seed"),
+        *_all(POINTER, "loss correct l2 health ratio vanishing exploding measured"),
+        *_all(NUMBER, "vanishing_norm exploding_norm tiny"),
     ]
 
 
@@ -87,80 +80,35 @@ class Validation(ctypes.Structure):
 
     _fields_ = [
         ("nets", Networks),
-        *((name, INTEGER) for name in ("count", "images")),
+        *_all(INTEGER, "count images"),
         ("envs", POINTER),
         ("shared", INTEGER),
         ("images_of", Crops),
         ("labels", POINTER),
-        *((name, INTEGER) for name in ("codes", "ablated")),
-        *((name, POINTER) for name in ("code", "loss", "correct", "counted")),
+        *_all(INTEGER, "codes ablated"),
+        *_all(POINTER, "code loss correct counted"),
     ]
 
 
-class Seeds(NamedTuple):
-    """The seeds of N networks with S slots, int64 [N, S]."""
-
-    kind: np.ndarray  # 1 + place of the blueprint among the programs; 0 = no seed runs
-    flags: np.ndarray  # THROUGH and so on
-
-
-class Layout(NamedTuple):
-    """Where things stand in N networks with S slots."""
-
-    classes: int
-    size: int  # of images, in pixels along a side
-    # int64 [5, blocks]: channels, pixels along a side of the kernel, pooled, slots before the pool
-    # and behind it, or -1
-    blocks: np.ndarray
-    # Int64 [2, S]: where a gate begins in a seed's row, and the units of its hidden layer.
-    gates: np.ndarray
-    programs: np.ndarray  # int64 [S, P, parts, 6], of all blueprints in all slots; see program.py
-
-
-class Pools(NamedTuple):
-    """Rows of parameters of N networks; the kernels change them in place."""
-
-    params: Tensor  # [N, P]
-    momentum: Tensor
-    statistics: Tensor
-    seed_params: Sequence[Tensor]  # by slot: [N, width]
-    seed_momentum: Sequence[Tensor]
-
-
-def networks(
-    layout: Layout, pools: Pools, seeds: Seeds, alpha: Tensor, norm: tuple[float, float]
-) -> Networks:
-    """N networks as the kernels see them; alpha: float32 [N, S]; norm: momentum and eps."""
-    places = [np.array([pool.data_ptr() for pool in group], dtype=np.int64) for group in pools[3:]]
-    widths = np.array([pool.shape[1] for pool in pools.seed_params], dtype=np.int64)
-    record = Networks(
-        blocks=layout.blocks.shape[1],
-        slots=layout.gates.shape[1],
-        classes=layout.classes,
-        size=layout.size,
-        width=pools.params.shape[1],
-        statistics_width=pools.statistics.shape[1],
-        norm_momentum=norm[0],
-        eps=norm[1],
-        blueprints=layout.programs.shape[1],
-        parts=layout.programs.shape[2],
-    )
-    record.held = (layout, pools, seeds, alpha, places, widths)
-    for name, row in zip(
-        ("channels", "kernels", "pooled", "before", "after"), layout.blocks, strict=True
-    ):
-        setattr(record, name, row.ctypes.data)
-    record.gate_at, record.gate_hidden = (row.ctypes.data for row in layout.gates)
-    record.programs = layout.programs.ctypes.data
-    record.seed_width = widths.ctypes.data
-    record.params = pools.params.data_ptr()
-    record.momentum = pools.momentum.data_ptr()
-    record.statistics = pools.statistics.data_ptr()
-    record.alpha = alpha.data_ptr()
-    record.seed_params, record.seed_momentum = (place.ctypes.data for place in places)
-    record.seed_kind = seeds.kind.ctypes.data
-    record.seed_flags = seeds.flags.ctypes.data
+def point(record: Networks, held: Mapping[str, np.ndarray | Tensor]) -> Networks:
+    """The record, with pointers to what it holds from here on, by field."""
+    for name, values in held.items():
+        place = values.data_ptr() if isinstance(values, Tensor) else values.ctypes.data
+        setattr(record, name, place)
+    record.held = held
     return record
+
+
+def crops_of(bank: ImageBank, first: Tensor) -> Crops:
+    """Of images that begin at the bytes `first` of a bank; the tensors must outlive the record."""
+    lines = bank.lines
+    return Crops(
+        line=lines.stride(1),
+        colour=lines.stride(2),
+        bytes=lines.data_ptr(),
+        first=first.data_ptr(),
+        values=bank.values.data_ptr(),
+    )
 
 
 def sgd_of(rule: Rule) -> Sgd:
@@ -168,11 +116,8 @@ def sgd_of(rule: Rule) -> Sgd:
     return Sgd(rule.max_norm, rule.eps, rule.lr, rule.momentum, rule.weight_decay)
 
 
-def train_(record: Training) -> None:
-    """One training step of the networks of the record, in place."""
-    call("train_networks", record)
-
-
-def validate(record: Validation) -> None:
-    """Validation of the networks of the record."""
-    call("validate_networks", record)
+def call(kernel: str, record: ctypes.Structure) -> None:
+    """Run a kernel on its record, other threads meanwhile; a profiler sees native::`kernel`."""
+    with record_function(f"native::{kernel}"):
+        if library()[kernel](ctypes.byref(record)):
+            raise MemoryError(f"no memory for the scratch of {kernel}")

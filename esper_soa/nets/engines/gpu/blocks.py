@@ -234,9 +234,7 @@ class Branches(NamedTuple):
 def evaluate_(
     plan: BlockPlan, x: Tensor, weights: Weights, features: Tensor, branches: Branches
 ) -> None:
-    """features [n * rows, B, ., O] from x [n * rows, B, H*W, C], or [1, ...] which all share;
-    running statistics.
-    """
+    """features [n * rows, B, ., O] by running statistics from x [n * rows or 1, B, H*W, C]."""
     units, batch = features.shape[:2]
     layer, tile, _ = _launch(plan, batch, x)
     tiles = triton.cdiv(batch * plan.norm_side**2, tile.pixels.value)

@@ -26,9 +26,7 @@ def training_roster(seeds: SlotSeeds, detached_stages: tuple[int, ...]) -> Tenso
 
 
 def validation_roster(seeds: SlotSeeds, detached_stages: tuple[int, ...]) -> Tensor:
-    """int32 [N, S] of a validation pass: seeds with an alpha above 0; those that subset rows leave
-    out are ABLATED.
-    """
+    """int32 [N, S] of a validation pass: seeds with alpha above 0, ABLATED if rows omit them."""
     return _words(seeds, seeds.visible, detached_stages, [(seeds.ablated, ABLATED)])
 
 

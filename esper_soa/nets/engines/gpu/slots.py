@@ -92,9 +92,7 @@ def num_splits(batch: int) -> int:
 def work_places(
     table: SlotTable, places: int, size: tuple[int, int], like: Tensor, gradients: bool
 ) -> WorkPlaces:
-    """Memory for `places` images of (height, width), in the format of `like`; with room for
-    gradients or without.
-    """
+    """Memory for `places` images of (height, width), like `like`; gradients: with room for them."""
     area = size[0] * size[1]
     stride = table.stride
     vectors = like.new_zeros(
@@ -145,9 +143,7 @@ def slot_of(
 
 
 def forward_(slot: Slot, features: Tensor, pooled: Tensor, codes: Tensor) -> None:
-    """features [N, B, H*W, C] through the slot, in place; where it has a pool also to pooled and
-    codes [N, B, ., C].
-    """
+    """features [N, B, H*W, C] through the slot, in place; its pool's to pooled, codes."""
     slot_forward_kernel[features.shape[:2]](
         slot, features, pooled, codes, num_warps=_warps(slot), **UNPIPELINED
     )
@@ -184,9 +180,7 @@ def weights_(slots: tuple[Slot, ...], partials: tuple[Tensor, ...], batch: int) 
 
 
 def num_programs(device: torch.device) -> int:
-    """Programs of `branch_`, which share the images: a few per multiprocessor, so that their work
-    places stay in L2.
-    """
+    """Programs of `branch_`: a few per multiprocessor, so that their work places stay in L2."""
     if device.type != "cuda":
         return 2
     return PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count

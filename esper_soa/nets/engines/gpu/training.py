@@ -5,6 +5,7 @@ Nothing about the seeds is known here but their tables; the kernels read the res
 step is a graphs.StaticStep with one key for a whole run.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -60,26 +61,17 @@ class Memory(NamedTuple):
     answers: Answers
 
 
+@dataclass(eq=False)
 class TrainStep:
     """The optimiser steps of an env-step, one after the other."""
 
-    def __init__(
-        self,
-        nets: NetsConfig,
-        plans: Plans,
-        weights: TensorDict,
-        inputs: TrainInputs,
-        crops: Crops,
-        batch: int,
-    ) -> None:
-        """crops: of the bank; its `first` is that of the inputs. batch: images of each network."""
-        self.nets = nets
-        self.plans = plans
-        self.weights = weights
-        self.inputs = inputs
-        self.crops = crops
-        self.batch = batch
-        self.memory: Memory | None = None
+    nets: NetsConfig
+    plans: Plans
+    weights: TensorDict
+    inputs: TrainInputs
+    crops: Crops  # of the bank; its `first` is that of the inputs
+    batch: int  # images of each network
+    memory: Memory | None = None
 
     def buffers(self) -> list[Tensor]:
         """What differs from one env-step to the next."""

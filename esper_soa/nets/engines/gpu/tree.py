@@ -58,9 +58,7 @@ def codes_of(ablated: Tensor, fossil: Tensor, rows: SubsetRows) -> Tensor:
 def _few_codes(
     ablated: Tensor, known: tuple[Tensor, Tensor], bits: Tensor, rows: SubsetRows
 ) -> Tensor:
-    """int64 [N, .]: the subsets for envs with more seeds than EXACT_SLOTS; known: the full set, the
-    fossils alone.
-    """
+    """int64 [N, .]: subsets for more than EXACT_SLOTS seeds; known: the full set, the fossils."""
     full, kept = known
     wanted = [
         full,

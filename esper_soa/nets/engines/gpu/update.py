@@ -62,9 +62,7 @@ def tensor_table(shape: HostShape, slot: int, device: torch.device) -> TensorTab
 def pools_of(
     weights: TensorDict, shape: HostShape, tables: list[SlotTable], partials: list[Tensor]
 ) -> tuple[Pool, ...]:
-    """The hosts' pool and those of the slots, with room for their gradients; partials: [n, splits,
-    width] of each.
-    """
+    """Pools of hosts and slots, with room for gradients; partials: [n, splits, width] of each."""
     stores = [weights["host"], *(weights["seeds", spec.name] for spec in shape.slots)]
     tiles = triton.cdiv(max(store["params"].shape[1] for store in stores), TILE)
     found = []

@@ -4,6 +4,7 @@ as one masked tree.
 The step is a graphs.StaticStep with one key for a whole run.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -55,26 +56,17 @@ class Memory(NamedTuple):
     one: Tensor  # int32 [N], the rows before the first slot
 
 
+@dataclass(eq=False)
 class ValidationStep:
     """The batches of a validation pass, one after the other."""
 
-    def __init__(
-        self,
-        nets: NetsConfig,
-        plans: Plans,
-        weights: TensorDict,
-        inputs: ValidationInputs,
-        crops: Crops,
-        batch: int,
-    ) -> None:
-        """crops: of the bank; its `first` is that of the inputs."""
-        self.nets = nets
-        self.plans = plans
-        self.weights = weights
-        self.inputs = inputs
-        self.crops = crops
-        self.batch = batch
-        self.memory: Memory | None = None
+    nets: NetsConfig
+    plans: Plans
+    weights: TensorDict
+    inputs: ValidationInputs
+    crops: Crops  # of the bank; its `first` is that of the inputs
+    batch: int  # images of each network
+    memory: Memory | None = None
 
     def buffers(self) -> list[Tensor]:
         """What differs from one env-step to the next."""

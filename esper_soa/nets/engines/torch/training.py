@@ -52,7 +52,7 @@ class TrainingPass(NamedTuple):
         self, envs: np.ndarray, gradients: Gradients, call: Call
     ) -> tuple[Tensor, Tensor]:
         """Loss [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
-        chunk = _Chunk(self.layers, self.nets, self.weights, self.alpha, self.plan, envs, self.lr)
+        chunk = _Chunk(self, envs)
         for index, measured in enumerate(self._measured):
             chunk.step_(self._batches(chunk, index, call), gradients if measured else None)
         chunk.write_back_()
@@ -74,31 +74,22 @@ class TrainingPass(NamedTuple):
 class _Chunk:
     """Weights of a few envs in training: copies, as other chunks of the memory may train too."""
 
-    def __init__(
-        self,
-        layers: Layers,
-        nets: NetsConfig,
-        weights: TensorDict,
-        alpha: Tensor,
-        plan: SeedPlan,
-        envs: np.ndarray,
-        lr: LearningRates,
-    ) -> None:
-        self.layers = layers
-        self.nets = nets
-        self.weights = weights
-        self.lr = lr
-        self.env_numbers = upload(envs, alpha.device)
+    def __init__(self, job: TrainingPass, envs: np.ndarray) -> None:
+        self.job = job
+        weights = job.weights
+        shape = job.nets.shape
+        device = job.alpha.device
+        self.env_numbers = upload(envs, device)
         host = weights["host"]
         self.params = host["params"].index_select(0, self.env_numbers)
         self.momentum = host["momentum"].index_select(0, self.env_numbers)
-        rows = nets.shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
+        rows = shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
         self.statistics = [row.reshape(-1).clone() for row in rows]
-        groups = groups_of(plan, envs, alpha.device)
-        self.actives = [gather_rows(weights, nets.shape, group, alpha) for group in groups]
+        groups = groups_of(job.plan, envs, device)
+        self.actives = [gather_rows(weights, shape, group, job.alpha) for group in groups]
         self.scales = LossScales(weights, self.env_numbers) if SCALE in weights else None
-        self.loss = torch.zeros(envs.size, dtype=self.params.dtype, device=alpha.device)
-        self.correct = torch.zeros(envs.size, dtype=torch.int64, device=alpha.device)
+        self.loss = torch.zeros(envs.size, dtype=self.params.dtype, device=device)
+        self.correct = torch.zeros(envs.size, dtype=torch.int64, device=device)
         self.seen = 0  # images of each network
 
     def step_(self, batches: Iterable[tuple[Tensor, Tensor]], gradients: Gradients | None) -> None:
@@ -118,10 +109,11 @@ class _Chunk:
             finite = all_finite(host_grad, [(active.group.nets, grad) for active, grad in grads])
         if gradients is not None:
             self._measure_(gradients, host_grad, grads, finite)
-        host_rule, seed_rule = rules_of(self.nets.task, self.lr)
-        self.layers.sgd_(self.params, self.momentum, host_grad, host_rule)
+        host_rule, seed_rule = rules_of(self.job.nets.task, self.job.lr)
+        layers = self.job.layers
+        layers.sgd_(self.params, self.momentum, host_grad, host_rule)
         for active, grad in grads:
-            self.layers.sgd_(active.params, active.momentum, grad, seed_rule)
+            layers.sgd_(active.params, active.momentum, grad, seed_rule)
         for nets, now, old in before:
             where_finite_(of_nets(finite, nets), now, old)
         if self.scales is not None:
@@ -150,15 +142,15 @@ class _Chunk:
     ) -> tuple[Tensor, list[tuple[ActiveGroup, Tensor]]]:
         """Gradients of hosts [n, P] and of seeds that train; adds up losses and correct answers."""
         num_nets = labels.shape[1]
-        shape = self.nets.shape
-        precision = self.nets.precision
+        shape = self.job.nets.shape
+        precision = self.job.nets.precision
         seeds = TrainingSeeds(self.actives, num_nets)
         leaf = self.params.detach().requires_grad_()
         with autocast(precision, images.device):
             inputs = as_input(images, precision)
             parameters = shape.parameters.unpack(leaf)
             losses, correct = train_loss(
-                self.layers, shape, parameters, self.statistics, (inputs, labels), seeds
+                self.job.layers, shape, parameters, self.statistics, (inputs, labels), seeds
             )
         self.loss += losses.detach()
         self.correct += correct
@@ -202,7 +194,8 @@ class _Chunk:
 
     def write_back_(self) -> None:
         """Return the rows of hosts and seeds to the pools."""
-        host = self.weights["host"]
+        weights = self.job.weights
+        host = weights["host"]
         envs = self.env_numbers
         host["params"].index_copy_(0, envs, self.params)
         host["momentum"].index_copy_(0, envs, self.momentum)
@@ -210,6 +203,6 @@ class _Chunk:
             rows = torch.cat([part.view(envs.shape[0], -1) for part in self.statistics], dim=1)
             host["statistics"].index_copy_(0, envs, rows)
         for active in self.actives:
-            scatter_rows_(self.weights, self.nets.shape, active)
+            scatter_rows_(weights, self.job.nets.shape, active)
         if self.scales is not None:
             self.scales.write_back_(envs)

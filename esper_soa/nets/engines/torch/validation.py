@@ -38,20 +38,16 @@ class ValidationPass(NamedTuple):
     def measure(self, job: Job, call: Call) -> tuple[Tensor, Tensor]:
         """Loss [n] of the first code and accuracy [n, codes] of the envs of `job`."""
         call.check()
-        chunk = _Chunk(self.layers, self.nets, self.weights, self.alpha, self.plan, job.envs)
-        return chunk.measure(self.feed, job.plan, job.final_rows)
+        return _Chunk(self, job.envs).measure(job.plan, job.final_rows)
 
 
-class SubsetSeeds:
+class SubsetSeeds(NamedTuple):
     """Fills the slots of a validation pass; ablated slots split alpha rows, others apply to all."""
 
-    def __init__(
-        self, actives: list[ActiveGroup], num_nets: int, plan: dict[int, Branch], batch: int
-    ) -> None:
-        self.actives = actives
-        self.num_nets = num_nets
-        self.plan = plan
-        self.batch = batch
+    actives: list[ActiveGroup]
+    num_nets: int
+    plan: dict[int, Branch]
+    batch: int
 
     def occupied(self, slot: int) -> bool:
         return any(active.group.slot == slot for active in self.actives)
@@ -81,43 +77,34 @@ class SubsetSeeds:
 class _Chunk:
     """Weights of a few envs for validation: batch norm folded, only seeds with alpha above 0."""
 
-    def __init__(
-        self,
-        layers: Layers,
-        nets: NetsConfig,
-        weights: TensorDict,
-        alpha: Tensor,
-        plan: SeedPlan,
-        envs: np.ndarray,
-    ) -> None:
-        self.layers = layers
-        self.nets = nets
-        self.env_numbers = upload(envs, alpha.device)
-        shape = nets.shape
-        host = weights["host"]
+    def __init__(self, job: ValidationPass, envs: np.ndarray) -> None:
+        self.job = job
+        device = job.alpha.device
+        self.env_numbers = upload(envs, device)
+        shape = job.nets.shape
+        host = job.weights["host"]
         params = shape.parameters.unpack(host["params"].index_select(0, self.env_numbers))
         statistics = shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
         self.folded = fold_batch_norm(shape, params, statistics)
-        self.actives = [
-            gather_rows(weights, shape, group, alpha)
-            for group in groups_of(plan, envs, alpha.device)
-        ]
+        groups = groups_of(job.plan, envs, device)
+        self.actives = [gather_rows(job.weights, shape, group, job.alpha) for group in groups]
 
     def measure(
-        self, feed: ValidationFeed, plan: dict[int, Branch], final_rows: tuple[int, ...]
+        self, plan: dict[int, Branch], final_rows: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:
         """Loss [n] of the first code and accuracy [n, codes]."""
+        nets = self.job.nets
         num_nets = self.env_numbers.shape[0]
         rows = list(final_rows)
         loss = torch.zeros(num_nets, dtype=STATE_FLOAT, device=self.env_numbers.device)
         correct = torch.zeros(len(rows), num_nets, dtype=torch.int64, device=loss.device)
         counted = torch.zeros_like(loss)
-        for images, labels in feed.batches(self.env_numbers, self.nets.eval_batch):
+        for images, labels in self.job.feed.batches(self.env_numbers, nets.eval_batch):
             targets = labels.expand(labels.shape[0], num_nets)
             seeds = SubsetSeeds(self.actives, num_nets, plan, labels.shape[0])
-            with autocast(self.nets.precision, images.device):
-                inputs = as_input(images, self.nets.precision)
-                logits = evaluate_forward(self.layers, self.nets.shape, self.folded, inputs, seeds)
+            with autocast(nets.precision, images.device):
+                inputs = as_input(images, nets.precision)
+                logits = evaluate_forward(self.job.layers, nets.shape, self.folded, inputs, seeds)
             logits = logits.to(self.folded[0].dtype).unflatten(0, (-1, labels.shape[0]))
             matching = (logits.argmax(-1) == targets).sum(1)
             correct += torch.stack([matching[row] for row in rows])

@@ -31,9 +31,7 @@ NO_GRADIENT = tl.constexpr(4)  # code of a pooled pixel that ReLU has cut off
 
 
 class Upstream(NamedTuple):
-    """Gradient of a convolution's output; with `codes` None `gradient` is that, else it is formed
-    from the block's.
-    """
+    """Gradient of a convolution's output: `gradient`, or with `codes` made of the block's."""
 
     gradient: Plane  # of the block's (pooled) output, or of the convolution's
     output: Plane | None = None  # of the convolution
@@ -44,9 +42,7 @@ class Upstream(NamedTuple):
 
 @triton.jit
 def conv_kernel(x, weight, output, partials, layer, tile):
-    """output = convolution; partials [n, tiles, 2, O] = mean and centred square sum of each tile.
-    Grid (n, tiles).
-    """
+    """output = convolution; partials [n, tiles, 2, O] = mean, square sum. Grid (n, tiles)."""
     env = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     pixels = part * tile.pixels + tl.arange(0, tile.pixels)
@@ -64,9 +60,7 @@ def conv_kernel(x, weight, output, partials, layer, tile):
 
 @triton.jit
 def statistics_kernel(partials, statistics, running, num_tiles, layer, tile):
-    """statistics [n, 2, O] = batch mean and 1/deviation; moves running [mean, variance] rows. Grid
-    (n,).
-    """
+    """statistics [n, 2, O] = mean and 1/deviation; moves running [mean, variance]. Grid (n,)."""
     env = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, tile.outputs)
     start = partials + env * num_tiles * 2 * layer.outputs
@@ -91,9 +85,7 @@ def statistics_kernel(partials, statistics, running, num_tiles, layer, tile):
 
 @triton.jit
 def tile_moments(start, first, num_tiles, layer, tile):
-    """(numbers [T, O] of tiles first to first + T, zero beyond the last; pixels per tile float32
-    [T]).
-    """
+    """(numbers [T, O] of tiles from `first` on, then zeros; pixels per tile float32 [T])."""
     number = first + tl.arange(0, tile.pixels)
     channel = tl.arange(0, tile.outputs)
     mask = (number < num_tiles)[:, None] & (channel < layer.outputs)[None, :]
@@ -131,9 +123,7 @@ def num_pooled(layer):
 
 @triton.jit
 def norm_pool_kernel(output, statistics, affine, pooled, codes, layer, tile):
-    """pooled = max pool of ReLU of batch norm; codes for the backward pass. NaN goes through. Grid
-    (n, tiles).
-    """
+    """pooled = max pool of ReLU of batch norm, NaN too; codes for its way back. Grid (n, tiles)."""
     env = tl.program_id(0).to(tl.int64)
     pixels = tl.program_id(1) * tile.pixels + tl.arange(0, tile.pixels)
     valid = pixels < num_pooled(layer)
@@ -229,9 +219,7 @@ def coefficients_kernel(sums, statistics, scale, coefficients, affine, layer, ti
 
 @triton.jit
 def gradient_taps(upstream, env, span, columns, size: tl.constexpr, layer):
-    """Tile [M, K] of the gradient of the convolution's output, for columns [K] = (tap, output
-    channel).
-    """
+    """Tile [M, K] of the gradient of a convolution's output; columns [K] = (tap, channel)."""
     if upstream.codes is None:
         result = taps(upstream.gradient, env, span, columns, layer.outputs, size, layer)
     else:

@@ -91,9 +91,7 @@ def answer(features, head, env, image):
 
 @triton.jit
 def head_kernel(features, gradient, answers, head):
-    """Loss, right answers and gradients of one image; gradient [n, B, area, C] of the features.
-    Grid (n, B).
-    """
+    """Loss, right answers, gradients of an image, of its features [n, B, ., C]. Grid (n, B)."""
     env = tl.program_id(0).to(tl.int64)
     image = tl.program_id(1)
     place = env * head.batch + image

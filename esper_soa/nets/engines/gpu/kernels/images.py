@@ -10,9 +10,7 @@ from torch import Tensor
 
 
 class Crops(NamedTuple):
-    """Where the images of a pass begin in a bank, and how its bytes become numbers; see
-    data.ImageBank.
-    """
+    """Where images begin in a bank, and how its bytes become numbers; see data.ImageBank."""
 
     lines: Tensor  # uint8 [M, H, 3, W]
     first: Tensor  # int64 [n, images]: the byte at which each begins
@@ -25,9 +23,7 @@ class Crops(NamedTuple):
 
 @triton.jit
 def cut_kernel(crops, batch, counter, target, side: tl.constexpr, tile: tl.constexpr):
-    """target [n, B, side * side, 4] = images number counter * B and on, red, green, blue and a
-    zero. Grid (n, B).
-    """
+    """target [n, B, side * side, 4] = images counter * B and on: RGB and a zero. Grid (n, B)."""
     env = tl.program_id(0).to(tl.int64)
     image = tl.program_id(1)
     number = tl.load(counter) * batch + image

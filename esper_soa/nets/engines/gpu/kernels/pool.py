@@ -8,9 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def pool_image(features, pooled, codes, place, shape):
-    """Maxima [H/2 * W/2, C] of one image, and in which corner each stood, unless `codes` is None.
-    NaN goes through.
-    """
+    """Maxima [H/2 * W/2, C] of one image, NaN goes through; into `codes` the corner of each."""
     height: tl.constexpr = shape.height // 2
     width: tl.constexpr = shape.width // 2
     channel = tl.arange(0, shape.lanes)
@@ -37,9 +35,7 @@ def pool_image(features, pooled, codes, place, shape):
 
 @triton.jit
 def unpool_image(gradient, pooled, codes, place, shape):
-    """gradient [H*W, C] of one image: that of the pool where a pixel was its window's maximum, else
-    0.
-    """
+    """gradient [H*W, C] of one image: that of the pool at the maximum of a window, else 0."""
     height: tl.constexpr = shape.height // 2
     width: tl.constexpr = shape.width // 2
     channel = tl.arange(0, shape.lanes)

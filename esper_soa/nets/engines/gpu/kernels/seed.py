@@ -169,9 +169,7 @@ def store_map(target, pixels, inside, values, shape):
 
 @triton.jit
 def acted(raw, vectors, relu, inside, channel, shape):
-    """What a map's numbers [M, K] stand for: act((raw - centre) gain + shift), zero outside of the
-    image.
-    """
+    """What a map's numbers [M, K] stand for: act((raw - centre) gain + shift), zero outside."""
     centre = tl.load(vectors + CENTRE * shape.lanes + channel)
     gain = tl.load(vectors + GAIN * shape.lanes + channel)
     shift = tl.load(vectors + SHIFT * shape.lanes + channel)
@@ -223,9 +221,7 @@ def add_product(left, right, result, kind, shape):
 
 @triton.jit
 def group_sum(values, per_group, count, shape):
-    """float32 [lanes]: for every channel the sum of values [lanes] over the channels of its group,
-    of `count`.
-    """
+    """float32 [lanes]: for each of `count` channels the sum of values [lanes] over its group."""
     channel = tl.arange(0, shape.lanes)
     same = channel[:, None] // per_group == channel[None, :] // per_group
     same = same & (channel < count)[None, :]
@@ -234,9 +230,7 @@ def group_sum(values, per_group, count, shape):
 
 @triton.jit
 def join_moments(moments, values, inside):
-    """(mean [lanes], centred square sum [lanes], pixels) with the pixels of a tile taken in (Chan's
-    rule).
-    """
+    """(mean [lanes], centred square sum [lanes], pixels) with a tile taken in (Chan's rule)."""
     count = tl.sum(inside.to(tl.float32), axis=0)
     here = tl.sum(tl.where(inside[:, None], values, 0.0), axis=0) / count
     apart = tl.where(inside[:, None], values - here[None, :], 0.0)
@@ -262,9 +256,7 @@ def group_moments(moments, part, shape):
 
 @triton.jit
 def tanh(x):
-    """Hyperbolic tangent; below 0.625 a polynomial (S. Moshier's Cephes library, tanhf), where 1 -
-    exp would cancel.
-    """
+    """Below 0.625 a polynomial (S. Moshier's Cephes library, tanhf), where 1 - exp would cancel."""
     square = x * x
     small = -5.70498872745e-3 * square + 2.06390887954e-2
     small = (small * square - 5.37397155531e-2) * square + 1.33314422036e-1

@@ -154,9 +154,7 @@ def norm_sums(work, part, number, shape):
 
 @triton.jit
 def norm_back(work, part, number, norm, kept, factor, shape):
-    """The part's gradient map <- kept * gradient + factor * that through its group norm; norm: its
-    first column.
-    """
+    """Gradient map <- kept * gradient + factor * that through the norm (its first column)."""
     vectors = vectors_at(work, number + 1, shape)
     outputs = tl.load(part + OUTPUTS)
     centre = saved_vector(vectors, CENTRE, shape)
@@ -290,9 +288,7 @@ def depth_input_tile(work, part, number, pixels, shape):
 
 @triton.jit
 def hand_back(work, part, number, flags, gradient, shape):
-    """From a part's gradient map to that of the part before it; of the first part to x, unless the
-    seed is cut off.
-    """
+    """From a part's gradient map to that of the part before, or to x of a seed not cut off."""
     kind = tl.load(part + KIND)
     channel = tl.arange(0, shape.lanes)
     if (number > 0) | ((flags & DETACHED) == 0):

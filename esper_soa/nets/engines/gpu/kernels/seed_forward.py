@@ -174,9 +174,7 @@ def forward_depth(work, part, number, shape):
 
 @triton.jit
 def input_moments(work, part, number, shape):
-    """Moments of what a part is given, by channel; keeps that in the part's own map where it has
-    one.
-    """
+    """Moments by channel of what a part is given, which is kept in the part's own map, if any."""
     channel = tl.arange(0, shape.lanes)
     own = tl.load(part + MAP)
     zeros = tl.zeros((shape.lanes,), tl.float32)
@@ -263,9 +261,7 @@ def gate_of(work, shape):
 
 @triton.jit
 def blend(work, head, flags, alpha, features, shape):
-    """features = host + alpha g (seed - host), or host (1 + alpha tanh(seed - host)); see
-    nets/blend.py.
-    """
+    """host + alpha g (seed - host), or host (1 + alpha tanh(seed - host)), as nets/blend.py."""
     channel = tl.arange(0, shape.lanes)
     factor = alpha
     if flags & GATED:
@@ -281,9 +277,7 @@ def blend(work, head, flags, alpha, features, shape):
 
 @triton.jit
 def slot_forward_kernel(slot, features, pooled, codes):
-    """features [N, B, H*W, C] move on through the slot, in place; behind a pool also to pooled,
-    codes. Grid (N, B).
-    """
+    """features [N, B, H*W, C] through the slot in place; pooled ones beside. Grid (N, B)."""
     env = tl.program_id(0).to(tl.int64)
     place = env * tl.num_programs(1) + tl.program_id(1)
     here = features + place * (slot.shape.height * slot.shape.width * slot.shape.channels)

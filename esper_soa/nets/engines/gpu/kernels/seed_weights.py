@@ -52,9 +52,7 @@ from esper_soa.nets.engines.gpu.kernels.squeeze import (
 
 @triton.jit
 def conv_weights(slot, target, part, number, env, images, shape):
-    """Gradient of a kernel [O, I, k, k], summed over images (first, last, first place of the
-    network).
-    """
+    """Gradient of a kernel [O, I, k, k], summed over images (first, last, first place)."""
     inputs = tl.load(part + INPUTS)
     outputs = tl.load(part + OUTPUTS)
     kernel = tl.load(part + KERNEL)

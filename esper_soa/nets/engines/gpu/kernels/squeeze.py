@@ -70,9 +70,7 @@ def squeezed(net, mean, shape):
 
 @triton.jit
 def squeeze_back(net, vectors, gradient, outputs, shape):
-    """Gradient of the mean from that of the outputs; leaves in `vectors` what the weights' gradient
-    needs.
-    """
+    """Gradient of the mean from that of the outputs; what the weights' needs goes to `vectors`."""
     logit = gradient * outputs * (1.0 - outputs)
     units = saved_vector(vectors, UNITS, shape)
     passed = tl.sum(matrix(net[0], second_at(net), net[4], net[3], shape) * logit[:, None], axis=0)

@@ -50,9 +50,7 @@ class Layer(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """How much one program does at a time; all are compile-time constants, powers of two, at least
-    16.
-    """
+    """How much one program does at a time: compile-time constants, powers of two, at least 16."""
 
     pixels: tl.constexpr
     columns: tl.constexpr  # of the implicit matrix, taken up per step
@@ -101,9 +99,7 @@ def tile_of(layer: Layer, num_pixels: int, dtype: torch.dtype) -> Tile:
 
 
 def product_precision(dtype: torch.dtype) -> str:
-    """tf32 or ieee, of the products of kernels in `dtype`: in float32 as torch's switch for
-    convolutions has it.
-    """
+    """Of products in `dtype`: tf32 or ieee, as torch's switch for convolutions has it."""
     tf32 = dtype == torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
     return "tf32" if tf32 else "ieee"
 
@@ -115,9 +111,7 @@ def padded(count: int) -> int:
 
 @triton.jit
 def taps(source, env, span, columns, channels: tl.constexpr, size: tl.constexpr, layer):
-    """Tile [M, K]: for the pixels of `span` and columns [K] = (tap, channel) of `source`; zero
-    outside of the image.
-    """
+    """Tile [M, K]: pixels of `span`, columns [K] = (tap, channel) of `source`; zero outside."""
     place, inside, channel = tap_places(span, columns, channels, size, layer)
     start = source.base + env.to(tl.int64) * source.env
     return tl.load(
@@ -127,9 +121,7 @@ def taps(source, env, span, columns, channels: tl.constexpr, size: tl.constexpr,
 
 @triton.jit
 def tap_places(span, columns, channels: tl.constexpr, size: tl.constexpr, layer):
-    """(pixel int [M, K], whether it lies in the image bool [M, K], channel int [K]) of an implicit
-    matrix.
-    """
+    """(pixel int [M, K], whether it exists bool [M, K], channel int [K]) of an implicit matrix."""
     pixels = span[0]
     tap = columns // channels
     channel = columns % channels
@@ -144,9 +136,7 @@ def tap_places(span, columns, channels: tl.constexpr, size: tl.constexpr, layer)
 
 @triton.jit
 def kernel_tile(weight, env, columns, layer, tile):
-    """Tile [K, O] of a network's weights [O, I, k, k] for columns [K] = (tap, stored input
-    channel).
-    """
+    """Tile [K, O] of weights [O, I, k, k]; columns [K] = (tap, stored input channel)."""
     num_taps: tl.constexpr = layer.size * layer.size
     tap = columns // layer.stored
     channel = columns % layer.stored
@@ -159,9 +149,7 @@ def kernel_tile(weight, env, columns, layer, tile):
 
 @triton.jit
 def transposed_kernel_tile(weight, env, columns, layer, tile):
-    """Tile [K, I] of the weights of the transposed convolution, for columns [K] = (tap, output
-    channel).
-    """
+    """Tile [K, I] of weights of the transposed convolution; columns [K] = (tap, output channel)."""
     num_taps: tl.constexpr = layer.size * layer.size
     tap = columns // layer.outputs
     output = columns % layer.outputs
@@ -184,9 +172,7 @@ def add_product(left, right, result, tile):
 
 @triton.jit
 def conv_tile(x, unit, weight, env, span, layer, tile):
-    """Convolution float32 [M, O] at the pixels of `span` of the activations `unit` with the weights
-    of `env`.
-    """
+    """float32 [M, O]: `unit` at the pixels of `span`, convolved with the weights of `env`."""
     result = tl.zeros((tile.pixels, tile.outputs), tl.float32)
     for first in range(0, layer.stored * layer.size * layer.size, tile.columns):
         columns = first + tl.arange(0, tile.columns)
@@ -198,9 +184,7 @@ def conv_tile(x, unit, weight, env, span, layer, tile):
 
 @triton.jit
 def store_pixels(target, env, span, channels: tl.constexpr, values, width: tl.constexpr):
-    """Write values [M, width] to the first `channels` channels of the pixels of `span` of a
-    network.
-    """
+    """Write values [M, width] to the first `channels` of the pixels of `span` of a network."""
     channel = tl.arange(0, width)
     place = (
         target.base + env.to(tl.int64) * target.env + span[0].to(tl.int64)[:, None] * target.pixel

@@ -121,9 +121,7 @@ def row_norm(pool, env, num_tiles, tile: tl.constexpr):
 
 @triton.jit
 def step_kernel(pools, words, rules, counter, num_pools: tl.constexpr, tile: tl.constexpr):
-    """Clip every row to its own norm, then SGD with momentum; counts the batch. Grid (n, tiles,
-    pools).
-    """
+    """Clip rows to their norms, SGD with momentum; count the batch. Grid (n, tiles, pools)."""
     env = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     for index in tl.static_range(num_pools):
@@ -194,9 +192,7 @@ def measure_kernel(
 
 @triton.jit
 def measure_seed(pool, table, word, measures, host, tile: tl.constexpr):
-    """Statistics of one seed; host: (network, norm of the host's gradient, the same over the root
-    of its size).
-    """
+    """Of one seed; host: (network, its gradient's norm, that over the root of its size)."""
     count = 0.0
     numbers = 0.0
     vanishing = 0.0
@@ -234,9 +230,7 @@ def tensor_squares(pool, env, first, size, tile: tl.constexpr):
 
 @triton.jit
 def store_measures(measures, host, l2, counts, pool):
-    """The formulas of gradients.gradient_statistics; counts: tensors, numbers, vanishing,
-    exploding.
-    """
+    """As gradients.gradient_statistics; counts: tensors, numbers, vanishing, exploding."""
     place = host[0] * pool.num_slots + pool.slot
     finite = (l2 - l2) == 0
     health = (
