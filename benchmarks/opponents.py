@@ -44,7 +44,8 @@ def build(name: str, cfg: EpsConfig, numbers: Sequence[int], core: int | None) -
 def call(command: str, *arguments: int | str) -> object:
     """In a process of a crowd: a method of its loop, or threads."""
     if command == "threads":
-        return torch.set_num_threads(int(arguments[0]))
+        torch.set_num_threads(int(arguments[0]))
+        return None
     return getattr(HERE["loop"], command)(*arguments)
 
 

@@ -31,10 +31,10 @@ def opponents(records: Records) -> list[str]:
     rows: list[Line] = []
     for record, point, ratio in points_with(records, "baseline"):
         engine, loop = (last_column(point["sides"][name]) for name in ("engine", "baseline"))
-        speeds = f"{engine['eps']:.1f}", f"{engine['images_per_second']:,.0f}", f"{loop['eps']:.1f}"
+        both = f"{engine['eps']:.1f}", f"{engine['images_per_second']:,.0f}", f"{loop['eps']:.1f}"
         layout = layout_cell(point["sides"]["baseline"])
         ratios = (ratio_cell(ratio[name]) for name in ("training", "validation", "all"))
-        rows.append((work_cell(record, point), *speeds, layout, *ratios))
+        rows.append((work_cell(record, point), *both, layout, *ratios))
     speeds = "engine, EPS | images/s | plain loop, EPS"
     columns = "training | + validation | whole cycle"
     return markdown(f"work | {speeds} | laid out as | {columns}", rows)

@@ -47,7 +47,7 @@ def logged(folder: Path) -> list[str]:
 
 
 def test_what_is_said_after_the_reader_is_gone_stands_in_the_log(tmp_path: Path) -> None:
-    process = warm.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", SAY, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

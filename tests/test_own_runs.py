@@ -18,7 +18,7 @@ from esper_soa.nets.datasets import ImageSet
 from esper_soa.ops import memory
 from esper_soa.ops.memory import needs
 from esper_soa.ops.rundir import RunFolder, open_run_folder, resume_start
-from esper_soa.train import config_dir
+from esper_soa.paths import config_dir
 from esper_soa.trainer import run
 
 CPU = torch.device("cpu")

@@ -36,10 +36,10 @@ REASON_NAMES = ("none", "not_finite", "collapsed_to_chance", "diverged")
 
 def initial_guard(num_envs: int, device: torch.device | str) -> Guard:
     """A guard that has seen nothing yet."""
-    none = {"count": 0, "anomalies": 0, "reason": PanicReason.NONE}
+    values = {"count": 0, "anomalies": 0, "reason": PanicReason.NONE}
+    values |= {"panic": False, "snapshot_due": False}
     losses = torch.zeros(num_envs, GUARD_WINDOW, dtype=STATE_FLOAT, device=device)
-    no = {"panic": False, "snapshot_due": False}
-    return filled(Guard, (num_envs,), device, none | no, losses=losses)
+    return filled(Guard, (num_envs,), device, values, losses=losses)
 
 
 def watch(

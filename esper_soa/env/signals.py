@@ -28,7 +28,7 @@ MIN_PREVIOUS_LOSS = 1e-8  # relative loss changes are not judged from below this
 def initial_signals(num_envs: int, device: torch.device) -> Signals:
     """Signals of `num_envs` envs before their first env-step."""
     read = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
-    values = dict.fromkeys(("step", "plateau", "stable_count"), 0)
+    values: dict[str, float] = dict.fromkeys(("step", "plateau", "stable_count"), 0)
     values |= dict.fromkeys((*read, "loss_delta", "accuracy_delta"), 0.0)
     values |= {"stabilized": False, "last_op": Op.WAIT, "last_success": True}
     none = torch.zeros(num_envs, HISTORY, dtype=STATE_FLOAT, device=device)

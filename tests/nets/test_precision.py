@@ -101,7 +101,7 @@ def test_an_overflow_costs_its_env_one_update_and_half_its_scale_and_no_other_en
             calm.weights["seeds", slot, "momentum"][well],
         )
     assert torch.equal(hit.weights[SCALE][well], calm.weights[SCALE][well])
-    hit.play(20)
+    hit.play(16)
     assert hit.weights[GOOD][sick] > 0  # it has come down and trains again
 
 

@@ -171,7 +171,7 @@ def test_an_env_step_launches_little_as_blocks_and_slots_alone_say(
     assert [step.name for step in others] == [
         "claimed",
         "perceive",
-        "decide",
+        "decide_openly",
         "apply_action",
         "counted",
     ]

@@ -114,7 +114,7 @@ def results(engine: Engine, channels: int, dtype: torch.dtype, seed: int) -> dic
     nets = NetsConfig(shape, task, (Stage.TRAINING,), count, BATCH)
     g = torch.Generator().manual_seed(seed)
     weights = pools.allocate(shape, count, CPU, torch.float32)
-    for rows in weights.values(include_nested=True, leaves_only=True):
+    for rows in weights.flatten_keys(".").values():
         rows.copy_(0.5 * torch.randn(rows.shape, generator=g))
     weights["host", "statistics"].abs_().add_(0.5)
     weights = weights.to(dtype)
