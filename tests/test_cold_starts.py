@@ -1,5 +1,5 @@
-"""Every command of the package starts in an interpreter that has imported nothing of it. All other
-tests of command lines run in forks of one that has (warm.py).
+"""Every command of the package starts in an interpreter that has imported nothing of it, but torch
+and tensordict. All other tests of command lines run in forks of one that has (warm.py).
 """
 
 import subprocess
@@ -11,9 +11,9 @@ import pytest
 from program import ENVIRONMENT, PATIENCE, TINY, command
 
 SHORT = [*TINY, "rounds=1", "control=none", "report=false"]
-# Torch is imported once; each command is a fork, which ends with the command's status.
+# What others wrote is imported once; each command is a fork, which ends with the command's status.
 FORKS = """
-import os, runpy, sys, torch
+import os, runpy, sys, tensordict, torch
 for line in sys.stdin:
     folder, program, *words = line.rstrip("\\n").split("\\t")
     child = os.fork()
@@ -30,7 +30,7 @@ for line in sys.stdin:
 
 
 class Forks:
-    """Starts commands in forks that have torch and nothing of the package."""
+    """Starts commands in forks that have nothing of the package."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

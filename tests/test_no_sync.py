@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lanes import some_of
 from rich.console import Console
 from tensordict import TensorDict
 from tiny_world import (
@@ -302,7 +303,7 @@ def assert_on(device: torch.device, record: TensorDict) -> None:
         assert value.device == device, name
 
 
-@pytest.mark.parametrize("mode", REWARD_MODES)
+@pytest.mark.parametrize("mode", some_of(REWARD_MODES, "basic_plus", "escrow"))
 def test_an_env_step_runs_on_a_device_that_holds_no_values(mode: str) -> None:
     # On meta every read of a value raises, and so does every operation between two devices.
     rules = tiny_rules(3, 1, RewardConfig(mode=mode), META)
@@ -314,7 +315,9 @@ def test_an_env_step_runs_on_a_device_that_holds_no_values(mode: str) -> None:
     assert_on(META, masks.to_tensordict())
 
 
-@pytest.mark.parametrize("name", ["random", "wait", "schedule", "heuristic", "ppo"])
+@pytest.mark.parametrize(
+    "name", some_of(["random", "wait", "schedule", "heuristic", "ppo"], "heuristic", "ppo")
+)
 def test_every_agent_decides_on_a_device_that_holds_no_values(name: str) -> None:
     for step in play_state(
         tiny_rules(3, 1, device=META), 2, seed=0, agent=agents(3, META)[name], device=META

@@ -8,6 +8,7 @@ import pytest
 import torch
 import warm
 from grown_hosts import score
+from lanes import some_of
 from program import TINY, finished
 from test_resume import CPU, assert_equal_runs, fresh, lines, resumed, settings
 
@@ -103,7 +104,7 @@ def test_a_grown_network_has_the_accuracy_and_the_loss_of_its_engine(
     assert net.spec["task"] == name
 
 
-@pytest.mark.parametrize("name", SLOTS)
+@pytest.mark.parametrize("name", some_of(SLOTS, "staged", "uneven"))
 def test_a_grown_network_goes_into_files_and_comes_back(
     name: str, played: dict[str, Simulator], tmp_path: Path
 ) -> None:

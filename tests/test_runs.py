@@ -222,13 +222,15 @@ print(run.summary["rounds"])
 """
 
 
+def test_the_function_can_be_called_although_a_module_of_its_name_was_imported() -> None:
+    program = "import esper_soa.train\nprint(callable(esper_soa.train))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.stdout, ended.stderr) == ("True\n", "")
+
+
+@pytest.mark.slow  # the test above is the cheap twin
 @pytest.mark.parametrize(
-    "imports",
-    [
-        "import esper_soa.train",
-        pytest.param("", marks=pytest.mark.slow),
-        pytest.param("from esper_soa import train, load", marks=pytest.mark.slow),
-    ],
+    "imports", ["", "import esper_soa.train", "from esper_soa import train, load"]
 )
 def test_in_a_fresh_process_whichever_name_is_imported_first(others: Path, imports: str) -> None:
     (others / "theirs.yaml").write_text("size: 3\n")

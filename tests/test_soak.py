@@ -98,6 +98,7 @@ def soak(envs: int, steps: int, rounds: int) -> list[Reading]:
     return readings
 
 
+@pytest.mark.slow
 def test_a_kept_tensor_shows_to_the_byte() -> None:
     (before,) = soak(1, 2, 1)
     kept = torch.zeros(2**18)  # float32: one MiB

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 from benchmarks.proof_figure import figure, stamp
 from benchmarks.proof_statistics import Comparison, comparisons, levels, main_runs
@@ -236,7 +237,7 @@ def test_another_record_is_another_figure() -> None:
 
 def test_without_matplotlib_the_extra_is_named() -> None:
     code = "import sys; sys.modules['matplotlib'] = None; import benchmarks.table"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = warm.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert "pip install 'esper-soa[stats]'" in done.stderr
     assert "Traceback" not in done.stderr

@@ -166,7 +166,10 @@ def test_an_env_among_others_is_the_env_alone(engine: str) -> None:
     assert bool(alone.env.state.ending.over[0])
 
 
-@pytest.mark.parametrize(("player", "imitated"), [("ppo", 0), ("ppo", 1), ("random", 0)])
+@pytest.mark.parametrize(
+    ("player", "imitated"),
+    [("ppo", 0), pytest.param("ppo", 1, marks=pytest.mark.slow), ("random", 0)],
+)
 def test_a_round_ends_with_its_last_episode_and_comes_to_what_it_would_if_it_were_played_on(
     player: str, imitated: int
 ) -> None:
