@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.state import Action, Masks
-from esper_soa.vocabulary import HEAD_NAMES, HEADS, OP_NAMES, Head, Op
+from esper_soa.vocabulary import HEAD_NAMES, HEADS, OP_NAMES, Head
 
 
 class JointActions:
@@ -59,7 +59,7 @@ class JointActions:
         legal = masks.op[:, self.op] & masks.slot_by_op[:, self.op, self.slot]
         for name, choice, read in self.details:
             legal = legal & (masks.get(name)[:, choice] | ~read)
-        return legal | (self.op == Op.WAIT)
+        return legal
 
 
 def _rows(op: int, num_slots: int, blueprints: list[int]) -> list[tuple[int, ...]]:
