@@ -71,7 +71,7 @@ class World:
             add_loss_scales_(self.weights)
         self.training_bank = data.training_bank(images)
         self.validation = data.ValidationImages(
-            data.evaluation_bank(images), self._validation_order(), self.dtype, rules.engine.cut
+            data.evaluation_bank(images), self._validation_order(), self.dtype
         )
         self._enter_round(0)
 
@@ -127,7 +127,6 @@ class World:
             sizes.batch_size,
             self.augment,
             self.dtype,
-            self.rules.engine.cut,
         )
         factor = lr_factor(self.rules.nets.task.lr_schedule, step, self.rules.max_steps)
         count = sizes.train_samples // sizes.batch_size

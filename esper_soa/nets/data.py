@@ -6,7 +6,6 @@ loop over envs or a copy to the host. What env i gets depends only on its own st
 samples it has drawn.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -49,7 +48,6 @@ class ImageBank(NamedTuple):
 
 
 # Images [B, n*3, 32, 32] of crops, normalised, in channels_last memory and in a dtype.
-ImageCutter = Callable[[ImageCrops, torch.dtype], Tensor]
 
 
 def training_bank(images: ImageSet) -> ImageBank:
@@ -235,8 +233,10 @@ def split_validation_order(
     return torch.cat((order.transpose(0, 1).flatten(1), last), dim=1)
 
 
-def cut_images(crops: ImageCrops, dtype: torch.dtype) -> Tensor:
-    """Normalised images [B, n*3, 32, 32] in channels_last; channel = env * 3 + colour."""
+def cut_batch(crops: ImageCrops, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Normalised images [B, n*3, 32, 32] in channels_last, channel = env * 3 + colour; labels int64
+    [B, n].
+    """
     bank = crops.bank
     first = crops.first.T
     batch_size, num_envs = first.shape
@@ -247,14 +247,7 @@ def cut_images(crops: ImageCrops, dtype: torch.dtype) -> Tensor:
     every_start = bank.lines.as_strided((bank.lines.numel() - IMAGE_SIZE + 1, IMAGE_SIZE), (1, 1))
     cut = every_start.index_select(0, starts.flatten())
     shape = batch_size, IMAGE_SIZE, num_envs * IMAGE_CHANNELS, IMAGE_SIZE
-    return _finished(cut.view(shape), bank, dtype)
-
-
-def cut_batch(
-    crops: ImageCrops, dtype: torch.dtype = torch.float32, cut: ImageCutter = cut_images
-) -> tuple[Tensor, Tensor]:
-    """The images of `crops`, cut, and labels int64 [B, n]."""
-    return cut(crops, dtype), crops.labels.T
+    return _finished(cut.view(shape), bank, dtype), crops.labels.T
 
 
 def training_crops(
@@ -309,11 +302,10 @@ class EnvStepBatches(NamedTuple):
     batch_size: int
     augment: bool
     dtype: torch.dtype
-    cut: ImageCutter = cut_images
 
     def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """Images [B, n*3, 32, 32] (channels_last), labels [B, n] of batch `index` for envs [n]."""
-        return cut_batch(self.crops(envs, index), self.dtype, self.cut)
+        return cut_batch(self.crops(envs, index), self.dtype)
 
     def crops(self, envs: Tensor, index: int) -> ImageCrops:
         """The images of `batch`, uncut [n, B]."""
@@ -328,12 +320,11 @@ class ValidationImages(NamedTuple):
     bank: ImageBank  # evaluation_bank
     order: Tensor  # int64 [V] shared, or [N, V] with -1 for nothing
     dtype: torch.dtype
-    cut: ImageCutter = cut_images
 
     def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
         """Images [b, 3 or n*3, 32, 32] (channels_last), labels [b, 1 or n], at most `size` each."""
         parts = (evaluation_crops(self.bank, part) for part in self._order(envs).split(size, dim=1))
-        return [cut_batch(part, self.dtype, self.cut) for part in parts]
+        return [cut_batch(part, self.dtype) for part in parts]
 
     def crops(self, envs: Tensor) -> ImageCrops:
         """The images of all `batches`, uncut [1 or n, V]."""

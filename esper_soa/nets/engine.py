@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets.config import DEFAULT_ROWS, SubsetRows, TaskConfig
-from esper_soa.nets.data import ImageCrops, ImageCutter
+from esper_soa.nets.data import ImageCrops
 from esper_soa.nets.host import HostShape
 from esper_soa.nets.pools import SlotSeeds
 from esper_soa.state import GradientStats
@@ -116,11 +116,6 @@ class Engine(Protocol[Active]):
     @property
     def chosen(self) -> Choice:
         """Why it is this one."""
-        ...
-
-    @property
-    def cut(self) -> ImageCutter:
-        """What cuts the images of the feeds that it is given, where it does not cut them itself."""
         ...
 
     def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:

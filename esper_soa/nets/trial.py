@@ -166,7 +166,7 @@ class _Ground:
         weights = self.weights.clone()
         if precision == torch.float16:
             add_loss_scales_(weights)
-        training, validation = self._feeds(engine)
+        training, validation = self._feeds()
         times = []
         reports = None
         start_watching(self.device)
@@ -191,19 +191,15 @@ class _Ground:
         leaves = dict(weights.select(*self.weights.keys()).flatten_keys(".").items())
         return leaves | (reports or {}), (seconds, watched(self.device))
 
-    def _feeds(self, engine: Engine) -> tuple[data.EnvStepBatches, data.ValidationImages]:
+    def _feeds(self) -> tuple[data.EnvStepBatches, data.ValidationImages]:
         size = BATCHES * self.trial.batch_size
         trial = self.trial
         order = streams.integers(self.keys[:, None], torch.arange(size, device=self.device), IMAGES)
         bank = data.training_bank(self.images)
         dtype = torch.float32
-        training = data.EnvStepBatches(
-            bank, order, self.keys, 0, trial.batch_size, True, dtype, engine.cut
-        )
+        training = data.EnvStepBatches(bank, order, self.keys, 0, trial.batch_size, True, dtype)
         seen = torch.arange(self.val_samples, device=self.device)
-        return training, data.ValidationImages(
-            data.evaluation_bank(self.images), seen, dtype, engine.cut
-        )
+        return training, data.ValidationImages(data.evaluation_bank(self.images), seen, dtype)
 
 
 def mixture(trial: Trial) -> pools.ActiveSeeds:

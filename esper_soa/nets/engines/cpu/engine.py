@@ -17,7 +17,7 @@ from torch import Tensor
 
 from esper_soa.nets import batched
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
-from esper_soa.nets.data import ImageCrops, ImageCutter, cut_images
+from esper_soa.nets.data import ImageCrops
 from esper_soa.nets.engine import (
     Choice,
     NetsConfig,
@@ -309,7 +309,6 @@ class CpuEngine:
     """
 
     chosen: Choice
-    cut: ImageCutter = cut_images
 
     def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
         """None: what a pass needs it gives back."""

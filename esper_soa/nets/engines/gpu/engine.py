@@ -15,7 +15,6 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from esper_soa.nets.data import ImageCutter, cut_images
 from esper_soa.nets.engine import (
     Choice,
     NetsConfig,
@@ -66,7 +65,6 @@ class GpuEngine:
 
     steps: StepCache = field(default_factory=lambda: StepCache(capture=False))
     chosen: Choice = Choice(False, "Triton kernels for whole networks")
-    cut: ImageCutter = cut_images
     plans: dict[tuple[HostShape, torch.device], Plans] = field(default_factory=dict)
     nurseries: dict[tuple[int, ...], tuple[Nursery, ...]] = field(default_factory=dict)
 

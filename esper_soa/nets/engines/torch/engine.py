@@ -9,7 +9,6 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.nets.data import ImageCutter, cut_images
 from esper_soa.nets.engine import (
     Choice,
     NetsConfig,
@@ -33,7 +32,6 @@ class TorchEngine:
     """See nets/engine.py for what it does."""
 
     layers: Layers = PLAIN
-    cut: ImageCutter = cut_images
     chosen: Choice = Choice(False, "plain torch")
 
     def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
