@@ -50,7 +50,7 @@ def copy_of(commit: str, folder: Path) -> None:
             (folder / name).write_bytes((ROOT / name).read_bytes())
     for path in folder.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        path.write_text(re.sub(r"[ \t]*# fmt: skip.*", "", text), encoding="utf-8")
+        path.write_text(re.sub(r"[ \t]*# fmt[:] skip.*", "", text), encoding="utf-8")
     subprocess.run([*FORMAT, str(folder)], check=True)
 
 
