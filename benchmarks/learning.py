@@ -1,7 +1,8 @@
 """Did policies of some seeds learn? Records of policies that were trained and then played beside
 scripted ones on fresh hosts, judged over seeds.
 
-The records are history: their command is gone, `esper-compare` does the same for any settings.
+A seed is trained by `esper-train` and played by `esper-evaluate`; the committed records hold what
+these gave for six seeds.
 """
 
 from collections.abc import Mapping
