@@ -13,7 +13,7 @@ import pytest
 from recorded_world import Recorded, record
 
 from esper_soa.ops.files import Unwritten
-from esper_soa.ranks import ALONE
+from esper_soa.ranks import ALONE, Ranks
 from esper_soa.telemetry import recorder as module
 from esper_soa.telemetry.recorder import NoRecorder, Recorder, Relay
 from esper_soa.telemetry.table_files import (
@@ -182,6 +182,34 @@ def test_a_round_of_ranks_is_handed_over_no_faster_than_it_is_taken(
     recorder.close()
     assert recorder.dropped == 0
     assert read_table(tmp_path, "steps", [2])["step"].tolist() == twice(6)
+
+
+class Longer(Ranks):
+    """Another rank has played two env-steps more."""
+
+    def of_all(self, value: int) -> list[int]:  # type: ignore[override]
+        return [value, value + 2]
+
+
+def test_envs_that_are_over_have_no_rows_where_those_of_other_ranks_play_on(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = made(recorded, tmp_path, "full")
+    emit = recorder.emit
+    given = []
+
+    def counted(step: int, numbers: np.ndarray) -> None:
+        given.append(step)
+        emit(step, numbers)
+
+    monkeypatch.setattr(recorder, "emit", counted)
+    relay = Relay(recorder, Longer(), "full")
+    play(relay, recorded, 1, steps=4, ends=True)
+    recorder.close()
+    assert given == [1, 2, 3, 4, 5, 6]
+    for name in ("steps", "slots", "choices", "subsets"):
+        assert sorted(set(read_table(tmp_path, name)["step"].tolist())) == [1, 2, 3, 4], name
+    assert read_table(tmp_path, "events")["step"].max() <= 4
 
 
 def test_what_the_disk_refuses_is_named_and_written_when_it_can_be(
