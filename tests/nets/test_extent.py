@@ -86,7 +86,7 @@ def test_a_pass_makes_no_larger_tensor(batch_size: int) -> None:
     cfg.batch_size = cfg.train_samples = batch_size
     trial = trial_of(cfg, CPU)
     ground = grown_alike(trial, CPU, Blueprint.CONV_LIGHT)
-    training, validation = ground._feeds(TorchEngine())
+    training, validation = ground._feeds()
     nets = trial.nets._replace(env_chunk=4)
     with Largest() as trained:
         TorchEngine().train_(nets, ground.weights, ground.alpha, ground.seeds, training, 1)
@@ -109,7 +109,7 @@ def test_very_many_hosts_step_on_a_device_without_values_and_no_tensor_exceeds_i
     assert trial.nets.env_chunk < MANY
     with Largest() as made:
         ground = grown_alike(trial, META, Blueprint.BOTTLENECK)  # 8 channels in slots of 2
-        training, validation = ground._feeds(TorchEngine())
+        training, validation = ground._feeds()
         engine = TorchEngine()
         nets = trial.nets
         report = engine.train_(nets, ground.weights, ground.alpha, ground.seeds, training, 1)
