@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -142,6 +143,7 @@ def end(attempt: Attempt, status: int | None) -> str:
     if status is None:
         os.killpg(attempt.process, signal.SIGKILL)
         os.waitpid(attempt.process, 0)
+    end_what_is_left(attempt.place)
     path = attempt.place / "esper_soa" / attempt.row.path
     path.write_text(attempt.whole, encoding="utf-8")
     if status is None:
@@ -151,6 +153,14 @@ def end(attempt: Attempt, status: int | None) -> str:
     if status == 0:
         return ""
     return found[1].removeprefix("tests/") if found else f"status {status}"
+
+
+def end_what_is_left(place: Path) -> None:
+    """Kill what guards of a broken line have left behind, which would go on for ever."""
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"PYTHONPATH={place}".encode() in environment.read_bytes().split(b"\0"):
+                os.kill(int(environment.parent.name), signal.SIGKILL)
 
 
 def attempts(rows: list[Break], places: list[Path]) -> Iterator[tuple[Break, str, float]]:
