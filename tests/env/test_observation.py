@@ -32,7 +32,9 @@ def with_seed(state, **given):
     given = {"stage": Stage.TRAINING} | given
     slots = with_values(state.slots, **given)
     first = torch.tensor([[True, False]])
-    return state.replace(slots=torch.where(first, state.slots, slots))
+    both = {name: (empty, slots.get(name)) for name, empty in state.slots.items()}
+    chosen = {name: torch.where(first, *values) for name, values in both.items()}
+    return state.replace(slots=slots.replace(**chosen))
 
 
 def test_names_and_features_agree_in_number_for_any_number_of_slots():
