@@ -1,8 +1,9 @@
-"""The tutorial runs as it stands, in an empty folder and a process of its own."""
+"""The tutorial runs as it stands, and the API reference has every public name."""
 
 import ast
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import warm
 
 import esper_soa
 
-NOTEBOOK = Path(__file__).resolve().parents[1] / "docs" / "tutorial.ipynb"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+NOTEBOOK = DOCS / "tutorial.ipynb"
 
 
 def test_every_cell_is_python_and_keeps_nothing_that_ages() -> None:
@@ -25,6 +27,14 @@ def test_every_cell_is_python_and_keeps_nothing_that_ages() -> None:
                 names.add(node.attr)
     assert {"make", "train"} & names
     assert names <= set(esper_soa.__all__)
+
+
+def test_the_reference_has_every_public_name_where_it_is() -> None:
+    lines = (DOCS / "api.md").read_text(encoding="utf-8").splitlines()
+    places = [line.split()[1].rpartition(".") for line in lines if line.startswith("::: ")]
+    assert sorted(name for *_, name in places) == sorted({*esper_soa.__all__} - {"__version__"})
+    for module, _, name in places:
+        assert callable(getattr(import_module(module), name))
 
 
 @pytest.mark.slow
