@@ -182,7 +182,7 @@ def test_slots_are_chosen_by_their_number_or_by_name(
 
 
 def test_numbers_of_slots_are_lists_for_hydra_in_sweeps_too() -> None:
-    assert prepared(["slots=1,2,3", "-m", "max_seeds=3"], TrainConfig, []) == [
+    assert prepared(["slots=1,2,3", "-m", "max_seeds=3"], TrainConfig) == [
         "-m",
         "slots=[1],[2],[3]",
         "max_seeds=3",
@@ -298,7 +298,7 @@ def test_unknown_keys_wrong_types_and_unknown_options_are_refused_by_hydra(overr
 
 # Settings of any text: paths, what a check of their own knows, and the slots of the host that is
 # built.
-FREE = {"device", "run_dir", "resume", "slots", "data.root"}
+FREE = {"run_dir", "resume", "slots", "data.root"}
 FREE |= {"checkpoint", "data_root", "policy.init"}
 
 

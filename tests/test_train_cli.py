@@ -57,7 +57,7 @@ def test_a_mistake_ends_with_its_status_and_message(
 )
 def test_an_unknown_setting_is_told_with_what_may_have_been_meant(override: str, told: str) -> None:
     with pytest.raises(UserError, match=f"^{re.escape(told)}$"):
-        prepared([override], TrainConfig, ["reward", "sweep"])
+        prepared([override], TrainConfig)
 
 
 def test_the_settings_are_shown_without_running(tmp_path: Path) -> None:
@@ -77,12 +77,12 @@ def test_what_settings_hold_and_hydra_knows_passes() -> None:
         "policy@policy=wait",
         "reward.mode=net",
     ]
-    assert prepared(given, TrainConfig, ["task", "policy"]) == given
+    assert prepared(given, TrainConfig) == given
 
 
 def test_a_sweep_may_be_asked_for_anywhere() -> None:
     given = ["+experiment=smoke", "-m", "seed=1,2", "envs=0"]
-    assert prepared(given, TrainConfig, []) == ["-m", "+experiment=smoke", "seed=1,2", "envs=0"]
+    assert prepared(given, TrainConfig) == ["-m", "+experiment=smoke", "seed=1,2", "envs=0"]
 
 
 @pytest.mark.parametrize("program", ["train", "evaluate"])

@@ -4,7 +4,7 @@ The numbers behind a default are its range.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -12,9 +12,8 @@ from esper_soa.errors import SettingError, check
 from esper_soa.paths import user_path
 from esper_soa.ranges import (
     COUNT,
-    RULE,
     WEIGHT,
-    check_fields,
+    Settings,
     choice,
     choices,
     number,
@@ -40,7 +39,7 @@ PREPARATION = ("layout", "resize", "val", "mean", "std")
 
 
 @dataclass
-class TaskConfig:
+class TaskConfig(Settings, path="task."):
     """Host architecture and the settings of its training (lifecycle.md 5.1, 5.4, 6.1)."""
 
     name: str = word("cifar_baseline")  # in words, for the table
@@ -66,14 +65,14 @@ class TaskConfig:
     blueprints: list[str] = choices(CNN_BLUEPRINT_NAMES, CNN_BLUEPRINT_NAMES, own=BLUEPRINT)
 
     def __post_init__(self) -> None:
-        check_fields("task.", self)
-        check(self.kernel_size % 2 == 1, "task.kernel_size", self.kernel_size, "odd")
+        super().__post_init__()
+        self.require(self.kernel_size % 2 == 1, "kernel_size", "odd")
         allowed = f"at most task.num_blocks={self.num_blocks}"
-        check(self.num_pools <= self.num_blocks, "task.num_pools", self.num_pools, allowed)
+        self.require(self.num_pools <= self.num_blocks, "num_pools", allowed)
         last = self.channels(self.num_blocks - 1)
         allowed = f"so small that the last block has at most {MAX_CHANNELS} channels, not {last}"
         remedy = f"Or lower task.base_channels={self.base_channels}."
-        check(last <= MAX_CHANNELS, "task.num_blocks", self.num_blocks, allowed, remedy)
+        self.require(last <= MAX_CHANNELS, "num_blocks", allowed, remedy)
         names = [name_in(name) for name in blueprint_names(self.blueprints)]
         for reference in filter(is_reference, self.blueprints):
             allowed = "of another name than every other blueprint"
@@ -114,7 +113,7 @@ def lr_factor(schedule: str, step: int, num_steps: int) -> float:
 
 
 @dataclass
-class DataConfig:
+class DataConfig(Settings, path="data."):
     """Which images, from where, and how an env-step draws them (runtime.md 2)."""
 
     # auto: what root holds, CIFAR-10 or an .npz, and without root the embedded fashion32; npz: own
@@ -140,50 +139,25 @@ class DataConfig:
     std: list[float] = numbers((), 0.001, 10, least=0)  # as mean, and given with it
 
     def __post_init__(self) -> None:
-        check_fields("data.", self)
+        super().__post_init__()
         read = self.name in ("auto", "cifar10", "npz")
         remedy = "Take data.name=cifar10 or data.name=npz for the files there."
-        empty = f"empty with data.name={self.name}"
-        check(read or not self.root, "data.root", self.root, empty, remedy)
+        self.require(read or not self.root, "root", f"empty with data.name={self.name}", remedy)
         user_path("data.root", self.root)
-        check_statistics("data.", self.mean, self.std)
-        if not self.own:
-            _check_unheeded(self)
+        allowed = "empty, one number, or one for each of 3 channels"
+        self.require(len(self.mean) in (0, 1, IMAGE_CHANNELS), "mean", allowed)
+        allowed = f"as many numbers as {self.path}mean={self.mean}"
+        self.require(len(self.std) == len(self.mean), "std", allowed, "Give both or neither.")
+        allowed = f"left out with data.name={self.name}"
+        remedy = f"It is for own images: data.root=mine{NPZ}"
+        for item in fields(self):
+            heeded = item.name not in PREPARATION or vars(self)[item.name] in ([], item.default)
+            self.require(self.own or heeded, item.name, allowed, remedy)
 
     @property
     def own(self) -> bool:
         """Whether the images are the user's, from the file `root`."""
         return self.name == "npz" or (self.name == "auto" and self.root.lower().endswith(NPZ))
-
-
-def check_preparation(path: str, given: Mapping[str, object]) -> None:
-    """Raise SettingError, `path` before the name, for what a setting of PREPARATION refuses."""
-    rules = {
-        item.name: item.metadata[RULE] for item in fields(DataConfig) if item.name in PREPARATION
-    }
-    for setting, value in given.items():
-        remedy = "There are " + ", ".join(PREPARATION) + "."
-        known = setting in rules
-        check(known, path + setting, value, "left out: there is no such setting", remedy)
-        rules[setting].check(path + setting, value)
-
-
-def check_statistics(path: str, mean: Sequence[float], std: Sequence[float]) -> None:
-    """Raise SettingError where mean and deviation are not both left out or of 1 or 3 channels."""
-    allowed = "empty, one number, or one for each of 3 channels"
-    check(len(mean) in (0, 1, 3), f"{path}mean", list(mean), allowed)
-    allowed = f"as many numbers as {path}mean={list(mean)}"
-    check(len(std) == len(mean), f"{path}std", list(std), allowed, "Give both or neither.")
-
-
-def _check_unheeded(cfg: DataConfig) -> None:
-    """Raise SettingError for a setting that the images of `cfg` would not heed."""
-    for item in fields(cfg):
-        value = vars(cfg)[item.name]
-        heeded = item.name not in PREPARATION or value in ([], item.default)
-        allowed = f"left out with data.name={cfg.name}"
-        remedy = f"It is for own images: data.root=mine{NPZ}"
-        check(heeded, f"data.{item.name}", value, allowed, remedy)
 
 
 class SubsetRows(NamedTuple):
