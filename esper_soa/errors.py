@@ -82,6 +82,12 @@ def check(ok: bool, setting: str, value: object, allowed: str, remedy: str = "")
         raise SettingError(setting, value, allowed, remedy)
 
 
+def check_data(ok: bool, found: str, allowed: str, remedy: str = "") -> None:
+    """Raise DataError, which says what was found and what it must be or have, unless `ok`."""
+    if not ok:
+        raise DataError(f"{found}: must {allowed}.{remedy and ' '}{remedy}")
+
+
 def check_choice(setting: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise SettingError unless `value` is one of `choices`."""
     check(value in choices, setting, value, "one of " + ", ".join(choices))

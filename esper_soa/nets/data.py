@@ -47,9 +47,6 @@ class ImageBank(NamedTuple):
     values: Tensor  # float32 [3, 256], every byte normalised
 
 
-# Images [B, n*3, 32, 32] of crops, normalised, in channels_last memory and in a dtype.
-
-
 def training_bank(images: ImageSet) -> ImageBank:
     """Bank of padded training images [2 D, 40, 3, 40]: all, then all mirrored (9.6 kB an image)."""
     lines = images.train_images.permute(0, 1, 3, 2)
@@ -246,8 +243,14 @@ def cut_batch(crops: ImageCrops, dtype: torch.dtype = torch.float32) -> tuple[Te
     starts = first[:, None, :, None] + lines + colours
     every_start = bank.lines.as_strided((bank.lines.numel() - IMAGE_SIZE + 1, IMAGE_SIZE), (1, 1))
     cut = every_start.index_select(0, starts.flatten())
-    shape = batch_size, IMAGE_SIZE, num_envs * IMAGE_CHANNELS, IMAGE_SIZE
-    return _finished(cut.view(shape), bank, dtype), crops.labels.T
+    channels = num_envs * IMAGE_CHANNELS
+    by_pixel = cut.view(batch_size, IMAGE_SIZE, channels, IMAGE_SIZE).transpose(2, 3).contiguous()
+    exact = torch.promote_types(dtype, torch.float32)
+    repeats = IMAGE_SIZE * num_envs
+    scale, offset = (one.to(exact).repeat(repeats) for one in (bank.scale, bank.offset))
+    normalised = by_pixel.to(exact).flatten(2).mul_(scale).add_(offset).to(dtype)
+    images = normalised.view(batch_size, IMAGE_SIZE, IMAGE_SIZE, channels).permute(0, 3, 1, 2)
+    return images, crops.labels.T
 
 
 def training_crops(
@@ -279,17 +282,6 @@ def evaluation_crops(bank: ImageBank, indices: Tensor) -> ImageCrops:
     valid = indices.clamp(min=0)
     labels = torch.where(indices < 0, -1, bank.labels[valid])
     return ImageCrops(bank, valid * bank.lines.stride(0), labels)
-
-
-def _finished(lines: Tensor, bank: ImageBank, dtype: torch.dtype) -> Tensor:
-    """Normalised [B, n*3, 32, 32] in channels_last from bytes [B, 32, n*3, 32] (y, colours, x)."""
-    batch_size, _, channels, _ = lines.shape
-    exact = torch.promote_types(dtype, torch.float32)
-    values = lines.transpose(2, 3).contiguous().to(exact).flatten(2)
-    repeats = IMAGE_SIZE * channels // IMAGE_CHANNELS
-    scale, offset = (one.to(exact).repeat(repeats) for one in (bank.scale, bank.offset))
-    normalised = values.mul_(scale).add_(offset).to(dtype)
-    return normalised.view(batch_size, IMAGE_SIZE, IMAGE_SIZE, channels).permute(0, 3, 1, 2)
 
 
 class EnvStepBatches(NamedTuple):

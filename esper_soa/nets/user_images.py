@@ -3,8 +3,8 @@
 The set goes where a built-in one goes; what is done to the images stands in its `notes`.
 """
 
-import hashlib
 import logging
+from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import TypedDict, Unpack
 
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from esper_soa.errors import SettingError, check, one_line
-from esper_soa.nets.cifar import MAX_COMMON
-from esper_soa.nets.config import check_preparation
-from esper_soa.nets.image_preparation import ImageSet, Preparation, level_counts, prepare, read_npz
+from esper_soa.nets.config import PREPARATION, DataConfig
+from esper_soa.nets.image_preparation import KEYS, level_counts, prepare, read_npz
+from esper_soa.nets.image_set import MAX_COMMON, ImageSet, hashes
 from esper_soa.nets.npz import array_part
 
 LOGGER = logging.getLogger("esper_soa")
@@ -39,6 +39,11 @@ class Choices(TypedDict, total=False):
     name: str  # of the set, in tables; that of the file where left out, or "images"
 
 
+@dataclass
+class Arguments(DataConfig, path=""):
+    """The settings of a run, by the names that arguments have."""
+
+
 def images(
     train: "str | PathLike[str] | Array",
     train_labels: Array | None = None,
@@ -59,29 +64,28 @@ def images(
     rules of nets/fit.py; what was done stands in the set's `notes`, in its repr, and in the log of
     every run. SettingError or DataError name the argument, what it is and what it must be.
     """
-    given = dict(choices)
-    name = given.pop("name", None)
-    names = given.pop("class_names", ())
-    check_preparation("", given)
+    name = choices.pop("name", None)
+    names = choices.pop("class_names", [])
     check(name is None or isinstance(name, str), "name", name, "a text")
     check(isinstance(names, list | tuple), "class_names", names, "a list of texts")
-    chosen = Preparation(**given, class_names=tuple(names))  # type: ignore[arg-type]
+    for choice in choices.keys() - set(PREPARATION):
+        remedy = "There are " + ", ".join(PREPARATION) + "."
+        check(False, choice, "...", "left out: there is no such setting", remedy)
+    cfg = Arguments(name="npz", **choices)  # type: ignore[arg-type]
+    others = {"train_labels": train_labels, "test": test, "test_labels": test_labels}
     if isinstance(train, str | PathLike):
-        others = {"train_labels": train_labels, "test": test, "test_labels": test_labels}
         for argument, value in others.items():
             allowed = "left out: train is a file, which holds all parts"
             check(value is None, argument, "...", allowed)
-        made = read_npz("train", fspath(train), chosen, "handed over")
+        cfg.root = fspath(train)
+        made = read_npz(cfg, "handed over", names, "train")
     else:
         remedy = "It is for the part val_ of an .npz; join arrays with numpy.concatenate."
-        check(chosen.val == "unused", "val", chosen.val, "left out with arrays", remedy)
-        parts = {
-            "train_images": array_part("train", _numpy("train", train)),
-            "train_labels": array_part("train_labels", _numpy("train_labels", train_labels)),
-            "test_images": array_part("test", _numpy("test", test)),
-            "test_labels": array_part("test_labels", _numpy("test_labels", test_labels)),
-        }
-        made = prepare(parts, chosen)
+        cfg.require(cfg.val == "unused", "val", "left out with arrays", remedy)
+        given = {"train": train} | others
+        arrays = {argument: _numpy(argument, value) for argument, value in given.items()}
+        parts = [array_part(argument, array) for argument, array in arrays.items()]
+        made = prepare(dict(zip(KEYS, parts, strict=False)), cfg, names)
     made = made._replace(name=str(name or made.name))
     LOGGER.info("data     %s", made)
     return made
@@ -153,11 +157,11 @@ def _class(given: ImageSet, number: int) -> str:
 
 def _twice(train: np.ndarray, labels: list[int], test: np.ndarray) -> list[str]:
     told = []
-    digests = [_digest(image) for image in train]
-    first = dict(zip(reversed(digests), reversed(labels), strict=True))  # labels when first seen
-    again = len(digests) - len(first)
-    other = sum(first[one] != label for one, label in zip(digests, labels, strict=True))
-    common = sum(_digest(image) in first for image in test)
+    found = hashes(train)
+    first = dict(zip(reversed(found), reversed(labels), strict=True))  # labels when first seen
+    again = len(found) - len(first)
+    other = sum(first[one] != label for one, label in zip(found, labels, strict=True))
+    common = sum(one in first for one in hashes(test))
     if common > MAX_COMMON * len(test):
         some = f"{common} of {len(test)} test images"
         told.append(f"{some} are training images too: accuracy will be flattered.")
@@ -166,10 +170,6 @@ def _twice(train: np.ndarray, labels: list[int], test: np.ndarray) -> list[str]:
     if other:
         told.append(f"{other} training images are there before under another label.")
     return told
-
-
-def _digest(image: np.ndarray) -> bytes:
-    return hashlib.blake2b(image.tobytes(), digest_size=16).digest()
 
 
 def _plain(parts: dict[str, np.ndarray]) -> list[str]:

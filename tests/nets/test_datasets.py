@@ -94,14 +94,14 @@ def official_members(
 
 
 def assert_all_batches(root: Path) -> None:
-    found = read_cifar10(str(root))
+    (train_images, train_labels), (test_images, test_labels), _ = read_cifar10(str(root))
     pixels, labels = zip(*(batch(number) for number in range(6)), strict=True)
-    assert found.train_labels.tolist() == sum(labels[:5], [])
-    assert found.test_labels.tolist() == labels[5]
-    assert found.train_images.shape == (15, 32, 32, 3)
+    assert train_labels.tolist() == sum(labels[:5], [])
+    assert test_labels.tolist() == labels[5]
+    assert train_images.shape == (15, 32, 32, 3)
     # the last image of batch 1, row 2, column 7, green: plane 1 of 1024 values, 32 per row
-    assert found.train_images[5, 2, 7, 1] == pixels[1][2, 1024 + 2 * 32 + 7]
-    assert np.array_equal(found.test_images.transpose(0, 3, 1, 2).reshape(3, 3072), pixels[5])
+    assert train_images[5, 2, 7, 1] == pixels[1][2, 1024 + 2 * 32 + 7]
+    assert np.array_equal(test_images.transpose(0, 3, 1, 2).reshape(3, 3072), pixels[5])
 
 
 @pytest.mark.parametrize("content", [python2_pickle, modern_pickle])
@@ -278,7 +278,7 @@ def test_a_file_or_member_beyond_the_limit_is_refused(
     folder = write_folder(tmp_path / "cifar", PYTHON_NAMES, python2_pickle)
     archive = write_archive(tmp_path / "a.tar.gz", official_members(PYTHON_NAMES, python2_pickle))
     monkeypatch.setattr(cifar, "MAX_FILE_BYTES", 100)
-    with pytest.raises(DataError, match="data_batch_1: not a file of at most"):
+    with pytest.raises(DataError, match="data_batch_1 is not a plain file of at most"):
         read_cifar10(str(folder))
     with pytest.raises(DataError, match="data_batch_1 is not a plain file of at most"):
         read_cifar10(str(archive))
