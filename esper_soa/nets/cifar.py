@@ -80,14 +80,12 @@ def _fault(text: str) -> DataError:
 
 def _locate(root: Path) -> Path:
     """The folder of batches or the archive that `root` is or holds."""
-    if root.is_file() or any((root / name).exists() for name in PYTHON_NAMES + BINARY_NAMES):
-        return root
+    for place in (root, *(root / name for name in PLACES)):
+        if place.is_file() or any((place / name).exists() for name in PYTHON_NAMES + BINARY_NAMES):
+            return place
     if not root.is_dir():
         remedy = "Name the place of CIFAR-10, or leave data.root empty."
         raise DataError(f"data.root={one_line(root)}: no such folder or archive. {remedy}")
-    for name in PLACES:
-        if (root / name).exists():
-            return root / name
     told = f"holds no CIFAR-10: neither its batch files nor one of {', '.join(PLACES)}"
     raise _fault(f"data.root={one_line(root)}: {told}")
 
@@ -119,8 +117,8 @@ def _read_archive(path: Path) -> dict[str, bytes]:
             if name in files:
                 raise _fault(f"{path}: holds {name} twice")
             if name in PYTHON_NAMES + BINARY_NAMES:  # a link would be followed
-                stream = archive.extractfile(member) if member.isreg() else None
-                files[name] = _content(stream, f"{path}: {name}")
+                opened = archive.extractfile(member) if member.isreg() else None
+                files[name] = _content(opened, f"{path}: {name}")
     return files
 
 
@@ -148,23 +146,21 @@ def parse_pickle(content: bytes, where: str) -> Batch:
     """
     texts = [""]
     labels = []
-    data = ""
-    order = fortran = False
+    data = ("", False)  # the text, and whether it is in Fortran's order
+    order = False
     try:
         for opcode, argument, _ in pickletools.genops(content):
             text = argument.decode("latin1") if isinstance(argument, bytes) else argument
             if isinstance(text, str) and text != "latin1":  # as bytes are pickled: text, encoding
                 texts.append(text)
-                if len(text) > len(data):
-                    data = text
-                    fortran = order
+                data = max(data, (text, order), key=lambda one: len(one[0]))
             elif opcode.name in ("NEWTRUE", "NEWFALSE"):  # the last before data is its order
                 order = opcode.name == "NEWTRUE"
             elif texts[-1] == "labels" and opcode.name in ("INT", "BININT", "BININT1", "BININT2"):
                 labels.append(argument)
         if "labels" not in texts or "data" not in texts:
             raise ValueError("lacks `data` or `labels`; CIFAR-100 cannot be used")
-        values = data.encode("latin1")
+        values = data[0].encode("latin1")
         if not {"u1", "uint8"} & set(texts) or len(values) % PIXELS:
             raise ValueError(f"`data` does not hold unsigned bytes of shape [images, {PIXELS}]")
     except ValueError as error:
@@ -176,7 +172,7 @@ def parse_pickle(content: bytes, where: str) -> Batch:
         told = f"{one_line(called)!r}, not {wanted!r}"
         raise _fault(f"{where} calls itself {told}: batch files were exchanged")
     shape = len(values) // PIXELS, PIXELS
-    pixels = np.frombuffer(values, np.uint8).reshape(shape, order="F" if fortran else "C")
+    pixels = np.frombuffer(values, np.uint8).reshape(shape, order="F" if data[1] else "C")
     return _checked(pixels, labels, where)
 
 

@@ -128,7 +128,7 @@ class DataConfig(Settings, path="data."):
     synthetic_test: int = number(256, 1, 1_000_000)  # of its test part
     # Of own images with several channels each: nhwc has them last, nchw before height and width.
     layout: str = choice("nhwc", LAYOUTS)
-    # How own images come to have 32x32 pixels; the rules stand in nets/fit.py.
+    # How own images come to have 32x32 pixels; the rules stand in docs/images.md.
     resize: str = choice("auto", RESIZES)
     # What the part val_ of an .npz is for: nothing, more training images, or test images in place
     # of those of test_.

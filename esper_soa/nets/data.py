@@ -80,7 +80,6 @@ def check_work(images: ImageSet, train_samples: int, val_samples: int) -> None:
         ("train_samples", train_samples, len(images.train_images), "training"),
         ("val_samples", val_samples, len(images.test_images), "test"),
     ):
-        check(value >= 1, setting, value, "at least 1")
         allowed = f"at most {available}, the {kind} images of {images.name}"
         remedy = f"Lower {setting}, or choose a larger data set with data.name and data.root."
         check(value <= available, setting, value, allowed, remedy)
@@ -130,17 +129,14 @@ class OrderBook:
 
     def _columns(self, pass_number: int, columns: slice) -> Tensor:
         if self.held:
-            return self._pass(pass_number)[:, columns]
+            if pass_number != self.pass_number:
+                self.order = shuffled(fold(self.keys, pass_number), self.dataset_size)
+                self.pass_number = pass_number
+            return self.order[:, columns]
         keys = fold(self.keys, pass_number)
         places = torch.arange(columns.start, columns.stop, device=self.keys.device)
         parts = keys.split(max(1, SORT_ELEMENTS // len(places)))
         return torch.cat([permuted(part, places, self.dataset_size).int() for part in parts])
-
-    def _pass(self, pass_number: int) -> Tensor:
-        if pass_number != self.pass_number:
-            self.order = shuffled(fold(self.keys, pass_number), self.dataset_size)
-            self.pass_number = pass_number
-        return self.order
 
 
 def shuffled(keys: Tensor, size: int) -> Tensor:
@@ -156,8 +152,6 @@ def validation_order(
     num_test: int, val_samples: int, seed: int, device: torch.device | str = "cpu"
 ) -> Tensor:
     """Test images int64 [V] that every env is measured on: the first of a fixed shuffle by seed."""
-    allowed = f"between 1 and {num_test}, the test images"
-    check(1 <= val_samples <= num_test, "val_samples", val_samples, allowed)
     key = stream_keys(seed, VALIDATION_SET, (), torch.zeros(1, dtype=torch.int64, device=device))
     return shuffled(key, num_test)[0, :val_samples].long()
 

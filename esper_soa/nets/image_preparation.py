@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from esper_soa.errors import DataError, check, check_data, one_line
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig
-from esper_soa.nets.fit import fit_words, fitted, inner_size
 from esper_soa.nets.image_set import ImageSet, Statistics, image_set
 from esper_soa.nets.npz import AT_ONCE, Part, npz_parts
 from esper_soa.paths import user_path
@@ -27,6 +27,11 @@ MAX_IMAGES = 1 << 24  # of a part
 MAX_SIDE = 1024  # pixels
 CHANNELS = ("red", "green", "blue")
 MOST_TOLD = 20  # classes by name
+# pixels of the longer side from which `auto` pads: at least half of what hosts see is image
+PAD_FROM = 24
+# Levels of 256 by which a half is moved up before it is rounded: more than sums of doubles differ
+# from machine to machine.
+NUDGE = 1e-6
 HANDED_OVER = "own images from arrays, handed over"
 
 
@@ -102,12 +107,13 @@ def prepare(parts: Mapping[str, Part], cfg: DataConfig, names: Sequence[str] = (
     shown = {name: _shown(part, cfg.layout, first, inner) for name, part in used.items()}
     train_images = _joined([shown[name] for name in train])
     mean, std, told = _normalisation(train_images, cfg, images["train"].name)
+    listed = ", ".join(f"{code} {one_line(name)}" for code, name in enumerate(names[:MOST_TOLD]))
+    more = ", ..." if len(names) > MOST_TOLD else ""
     notes = (
         fit_words(first[:2], inner, f"{setting}={cfg.resize}"),
-        *_pixel_notes(first[2], used),
-        *_val_notes(images, cfg),
+        *_notes(images, list(used.values()), cfg, first[2]),
         told,
-        _class_words(num_classes, names),
+        f"{num_classes} classes" + (f": {listed}{more}" if names else ""),
     )
     arrays = train_images, _joined([labels[name] for name in train]), shown[test], labels[test]
     further = repr(((mean, std), num_classes)).encode()
@@ -210,6 +216,52 @@ def _num_classes(
     return len(names)
 
 
+def inner_size(height: int, width: int, rule: str, setting: str) -> tuple[int, int]:
+    """Pixels (height, width) that images of this size take of the 32x32; raises SettingError where
+    the `rule` of `setting` has no answer.
+    """
+    longer = max(height, width)
+    size = IMAGE_SIZE
+    allowed = f"auto, scale or stretch for images of {height}x{width} pixels"
+    fits = rule != "pad" or longer <= size
+    check(fits, setting, rule, allowed, f"Hosts see {size}x{size}.")
+    if rule == "pad" or (rule == "auto" and PAD_FROM <= longer <= size):
+        return height, width
+    if rule == "stretch":
+        return size, size
+    # a half is rounded up; at least one pixel
+    rows, columns = (max(1, (2 * side * size + longer) // (2 * longer)) for side in (height, width))
+    return rows, columns
+
+
+def fit_words(given: tuple[int, int], inner: tuple[int, int], reason: str) -> str:
+    """What `fitted` does to images of the size `given`."""
+    size = IMAGE_SIZE
+    if given == (size, size):
+        return f"{size}x{size} pixels, taken as they are"
+    text = f"{given[0]}x{given[1]} pixels"
+    if inner != given:
+        smaller = " and antialiased" if given[0] > inner[0] or given[1] > inner[1] else ""
+        text += f", scaled to {inner[0]}x{inner[1]} (bilinear{smaller})"
+    if inner != (size, size):
+        text += f", put in the middle of {size}x{size} black pixels"
+    return f"{text} ({reason})"
+
+
+def fitted(images: np.ndarray, inner: tuple[int, int]) -> np.ndarray:
+    """uint8 [M, 32, 32, C] from uint8 [M, H, W, C], scaled to `inner` and put in the middle."""
+    height, width = inner
+    if images.shape[1:3] != inner:
+        planes = torch.tensor(images).permute(0, 3, 1, 2).double()
+        scaled = F.interpolate(planes, inner, mode="bilinear", antialias=True)
+        images = (scaled + 0.5 + NUDGE).floor().byte().permute(0, 2, 3, 1).numpy()
+    top = (IMAGE_SIZE - height) // 2
+    left = (IMAGE_SIZE - width) // 2
+    shown = np.zeros((len(images), IMAGE_SIZE, IMAGE_SIZE, images.shape[3]), np.uint8)
+    shown[:, top : top + height, left : left + width] = images
+    return shown
+
+
 def _shown(
     part: Part, layout: str, size: tuple[int, int, int], inner: tuple[int, int]
 ) -> np.ndarray:
@@ -268,30 +320,26 @@ def level_counts(images: np.ndarray) -> np.ndarray:
     return np.stack([channel.flatten().bincount(minlength=256).numpy() for channel in channels])
 
 
-def _class_words(count: int, names: Sequence[str]) -> str:
-    told = ", ".join(f"{number} {one_line(name)}" for number, name in enumerate(names[:MOST_TOLD]))
-    more = ", ..." if len(names) > MOST_TOLD else ""
-    return f"{count} classes" + (f": {told}{more}" if names else "")
-
-
 def _size(height: int, width: int, channels: int) -> str:
     return f"{height}x{width} pixels with {channels} channel{'s' if channels > 1 else ''}"
 
 
-def _pixel_notes(channels: int, used: Mapping[str, Part]) -> list[str]:
-    grey = ["grey: the one channel is repeated, as hosts have three"] if channels == 1 else []
-    floats = dict.fromkeys(part.dtype.name for part in used.values() if part.dtype.kind == "f")
-    return grey + ([f"{' and '.join(floats)} from 0 to 1, rounded to 256 levels"] if floats else [])
-
-
-def _val_notes(images: Mapping[str, Part], cfg: DataConfig) -> list[str]:
-    if "val" not in images:
-        return []
-    setting = f"{cfg.path}val={cfg.val}"
-    left = f", and the {images['test'].shape[0]} of test_ are left out" if "test" in images else ""
-    told = {
-        "train": f"are training images too ({setting})",
-        "for_test": f"are the test images{left} ({setting})",
-        "unused": f"are not used ({setting}; train or for_test would)",
-    }
-    return [f"the {images['val'].shape[0]} images of the part val_ {told[cfg.val]}"]
+def _notes(
+    images: Mapping[str, Part], used: Sequence[Part], cfg: DataConfig, channels: int
+) -> list[str]:
+    """What becomes of grey images, of floats and of the part val_."""
+    told = ["grey: the one channel is repeated, as hosts have three"] if channels == 1 else []
+    floats = dict.fromkeys(part.dtype.name for part in used if part.dtype.kind == "f")
+    if floats:
+        told.append(f"{' and '.join(floats)} from 0 to 1, rounded to 256 levels")
+    if "val" in images:
+        setting = f"{cfg.path}val={cfg.val}"
+        unseen = images["test"].shape[0] if "test" in images else 0
+        left = f", and the {unseen} of test_ are left out" if unseen else ""
+        purposes = {
+            "train": f"are training images too ({setting})",
+            "for_test": f"are the test images{left} ({setting})",
+            "unused": f"are not used ({setting}; train or for_test would)",
+        }
+        told.append(f"the {images['val'].shape[0]} images of the part val_ {purposes[cfg.val]}")
+    return told

@@ -35,9 +35,12 @@ class ImageSet(NamedTuple):
 
     def to(self, device: torch.device | str) -> "ImageSet":
         """The same on `device`."""
-        values = self._asdict().items()
-        moved = {name: value.to(device) for name, value in values if isinstance(value, Tensor)}
-        return self._replace(**moved)
+        return self._replace(
+            train_images=self.train_images.to(device),
+            train_labels=self.train_labels.to(device),
+            test_images=self.test_images.to(device),
+            test_labels=self.test_labels.to(device),
+        )
 
     def facts(self) -> dict[str, str]:
         """What versions.json keeps of the set."""

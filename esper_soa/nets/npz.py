@@ -30,8 +30,8 @@ AT_ONCE = 4 << 20  # bytes in work at a time
 REMEDY = "Save the arrays anew: numpy.savez('mine.npz', train_images=..., train_labels=..., ...)."
 
 # What zipfile and the readers of headers raise for what is broken, encrypted or too large.
-_BROKEN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError)
-_BROKEN += (SyntaxError, EOFError, OSError, MemoryError, *RAISED)
+_OF_READERS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError)
+_BROKEN = (*_OF_READERS, SyntaxError, EOFError, OSError, MemoryError, *RAISED)
 
 
 class Part(NamedTuple):

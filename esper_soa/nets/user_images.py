@@ -61,8 +61,8 @@ def images(
     `task.num_classes` of the set's `num_classes`.
 
     Grey images are shown in all three channels, and those of another size in 32x32 pixels by the
-    rules of nets/fit.py; what was done stands in the set's `notes`, in its repr, and in the log of
-    every run. SettingError or DataError name the argument, what it is and what it must be.
+    rules of docs/images.md; what was done stands in the set's `notes`, in its repr, and in the log
+    of every run. SettingError or DataError name the argument, what it is and what it must be.
     """
     name = choices.pop("name", None)
     names = choices.pop("class_names", [])
@@ -71,7 +71,7 @@ def images(
     for choice in choices.keys() - set(PREPARATION):
         remedy = "There are " + ", ".join(PREPARATION) + "."
         check(False, choice, "...", "left out: there is no such setting", remedy)
-    cfg = Arguments(name="npz", **choices)  # type: ignore[arg-type]
+    cfg = Arguments(name="npz", **choices)  # type: ignore[misc]
     others = {"train_labels": train_labels, "test": test, "test_labels": test_labels}
     if isinstance(train, str | PathLike):
         for argument, value in others.items():
@@ -134,25 +134,25 @@ def _classes(given: ImageSet) -> list[str]:
         (test == 0, "no test image"),
         ((train > 0) & (train < FEW_IMAGES), f"fewer than {FEW_IMAGES} training images"),
     ):
-        if bad.any():
-            told.append(f"{_named(given, np.flatnonzero(bad))} {what}.")
+        classes = np.flatnonzero(bad).tolist()
+        if classes:
+            words = ("Class", "has") if len(classes) == 1 else ("Classes", "have")
+            told.append(f"{words[0]} {_named(given, classes)} {words[1]} {what}.")
     share = test.max() / test.sum()
     if share > max(0.5, 1.5 / count):
         answer = "who always answers so is as often right, and accuracy says little"
-        most = _class(given, int(test.argmax()))
+        most = _named(given, [int(test.argmax())])
         told.append(f"{share:.0%} of the test images are of class {most}: {answer}.")
     return told
 
 
-def _named(given: ImageSet, classes: np.ndarray) -> str:
-    """'Class 3 has' or 'Classes 1, 2 have'."""
-    names = ", ".join(_class(given, int(number)) for number in classes[:MOST_NAMED])
+def _named(given: ImageSet, classes: list[int]) -> str:
+    """'3', or '1 (dog), 2 (eel) and 4 more'."""
+    named = given.class_names
+    first = classes[:MOST_NAMED]
+    shown = [f"{one} ({one_line(named[one])})" if named else str(one) for one in first]
     more = f" and {len(classes) - MOST_NAMED} more" if len(classes) > MOST_NAMED else ""
-    return f"Class {names} has" if len(classes) == 1 else f"Classes {names}{more} have"
-
-
-def _class(given: ImageSet, number: int) -> str:
-    return f"{number} ({one_line(given.class_names[number])})" if given.class_names else str(number)
+    return ", ".join(shown) + more
 
 
 def _twice(train: np.ndarray, labels: list[int], test: np.ndarray) -> list[str]:

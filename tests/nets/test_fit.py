@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from esper_soa.errors import SettingError
-from esper_soa.nets.fit import fit_words, fitted, inner_size
+from esper_soa.nets.image_preparation import fit_words, fitted, inner_size
 
 
 def noise(height: int, width: int) -> np.ndarray:
