@@ -228,7 +228,7 @@ class TrainConfig(Settings):
         remedy = "Mini-batches are groups of whole envs."
         self.require(fits, "policy.ppo.minibatches", f"at most envs={self.envs}", remedy)
         allowed = f"{SCRATCH}, the name of a policy that ships, a run folder or a file"
-        check(bool(policy.init), "policy.init", "''", allowed)
+        self.require(bool(policy.init), "policy.init", allowed)
         sizes = dict(zip(HEAD_NAMES, head_sizes(len(self.slots)), strict=True))
         sizes["blueprint"] = len(self.task.blueprints)
         for head, floor in policy.ppo.probability_floor.items():
@@ -268,7 +268,7 @@ class EvaluateConfig(Settings):
 
     def __post_init__(self) -> None:
         given = self.checkpoint not in ("", "auto")
-        check(given, "checkpoint", self.checkpoint or "''", "a checkpoint or a run folder")
+        self.require(given, "checkpoint", "a checkpoint or a run folder")
         super().__post_init__()
 
 
@@ -277,8 +277,7 @@ def register_schema() -> None:
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="evaluate_schema", node=EvaluateConfig)
-    # Hydra copies the whole store for every group that --help lists, which took a second; it never
-    # changes a copy.
+    # Hydra copies the whole store where it composes, and never changes a copy.
     vars(store)["__deepcopy__"] = lambda memo: store
 
 
@@ -303,9 +302,8 @@ def settings_from_mapping(settings: Mapping[str, object]) -> TrainConfig:
     try:
         merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), plain)
     except OmegaConfBaseException as error:
-        raise UserError(
-            f"checkpoint: its settings are not those of this program ({joined(error)})"
-        ) from error
+        told = f"its settings are not those of this program ({joined(error)})"
+        raise UserError(f"checkpoint: {told}") from error
     return settings_from(cast(DictConfig, merged))
 
 
@@ -323,9 +321,8 @@ def _checked(composed: DictConfig, kind: type[Kind], schema: str) -> Kind:
             raise error.__cause__ from None
         raise UserError(f"configuration: {joined(error)}") from error
     if not isinstance(settings, kind):
-        raise UserError(
-            f"configuration: the primary config must list {schema} first in its defaults"
-        )
+        told = f"the primary config must list {schema} first in its defaults"
+        raise UserError(f"configuration: {told}")
     return settings
 
 

@@ -4,6 +4,7 @@ Needs no torch.
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 SHOWN = 200  # characters of a value in a message
 # settings by another name beside them
@@ -48,7 +49,7 @@ class SettingError(UserError):
 
     def __init__(self, setting: str, value: object, allowed: str, remedy: str = "") -> None:
         end = f" {remedy}" if remedy else ""
-        super().__init__(f"{setting}={one_line(value)}: must be {allowed}.{end}")
+        super().__init__(f"{setting}={one_line(value) or repr('')}: must be {allowed}.{end}")
 
 
 class DataError(UserError):
@@ -63,14 +64,12 @@ class RankLostError(Exception):
     """One of a run's processes ended early or does not answer: one clear message, exit status 1."""
 
 
+@dataclass(eq=False)
 class PrunedError(Exception):
     """A search gave the run up: what it had reached after a round was behind what others had."""
 
-    def __init__(self, rounds: int, accuracy: float) -> None:
-        """rounds: that were played. accuracy: percent, of the last of them."""
-        super().__init__(rounds, accuracy)
-        self.rounds = rounds
-        self.accuracy = accuracy
+    rounds: int  # that were played
+    accuracy: float  # percent, of the last of them
 
     def __str__(self) -> str:
         return f"pruned after {self.rounds} rounds at {self.accuracy:.2f} % accuracy"

@@ -50,7 +50,7 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
     """
     if not cfg.root and cfg.name in ("cifar10", "npz"):
         wanted = "a file like mine.npz" if cfg.own else "the folder or archive of CIFAR-10"
-        raise SettingError("data.root", "''", f"{wanted} when data.name={cfg.name}")
+        raise SettingError("data.root", "", f"{wanted} when data.name={cfg.name}")
     if cfg.name == "given":
         remedy = f"A program handed the images over: save them as an {NPZ} for use without it."
         raise SettingError("data.name", cfg.name, "npz, or another set that can be read", remedy)
