@@ -1,8 +1,4 @@
-"""The command line before Hydra reads it: help, our version, flags anywhere, settings that do not
-exist.
-
-Needs neither torch nor Hydra.
-"""
+"""The command line before Hydra reads it. Needs neither torch nor Hydra."""
 
 import re
 import sys
@@ -76,9 +72,7 @@ def check_overrides(overrides: Sequence[str], settings: type) -> None:
 
 
 def check_key(key: str, settings: type, groups: Sequence[str] = ()) -> None:
-    """Raise UserError for a dotted key that is no group and leads to no field of `settings`; what
-    is below a mapping is not ours to know.
-    """
+    """Raise UserError for a dotted key that is no group, and no field or part of a mapping."""
     within: object = settings
     before = ""
     for name in key.split(".") if key not in groups else ():

@@ -1,7 +1,4 @@
-"""Settings of a run from Python, composed as on the command line; a caller's own Hydra stays.
-
-Needs no torch.
-"""
+"""Settings of a run from Python; Hydra is then again as a caller had it. Needs no torch."""
 
 import difflib
 import threading
@@ -60,9 +57,7 @@ def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> Tra
 
 @contextmanager
 def _hydra_aside() -> Iterator[None]:
-    """Hydra as in a new process, with our schemas; at the end it is as it was, but for what Hydra
-    itself has put in its store.
-    """
+    """Hydra as in a new process with our schemas; then as it was, but for what Hydra has stored."""
     # Hydra and OmegaConf have public names to clear what a process holds, and none to put it back
     # (1.3, 2.3).
     instances = Singleton._instances

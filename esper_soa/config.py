@@ -1,7 +1,6 @@
-"""The settings of a run: a dataclass per part, composed into TrainConfig; checks that span parts.
+"""Settings of a run: a dataclass per part, composed into TrainConfig, and checks that span parts.
 
-Hydra validates names and types against these dataclasses; `settings_from` turns the composed
-configuration into them. The numbers behind a default are its range. Needs no torch.
+Hydra validates names and types against them. Needs no torch.
 """
 
 import re
@@ -282,10 +281,7 @@ def register_schema() -> None:
 
 
 def settings_from(composed: DictConfig) -> TrainConfig:
-    """The checked settings of a composed configuration.
-
-    Raises UserError with one message that names setting, value and remedy.
-    """
+    """The checked settings of a composed configuration; raises UserError."""
     for key in flat_settings(cast(Mapping, OmegaConf.to_container(composed))):
         check_key(key, TrainConfig)  # '+key=value' and a file bring it past Hydra's own check
     return _checked(composed, TrainConfig, "train_schema")

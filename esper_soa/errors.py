@@ -1,6 +1,4 @@
-"""Errors that a user can mend: each names the setting, its value, what is allowed and what to do.
-Needs no torch.
-"""
+"""Errors that a user can mend: each names the setting, its value and what is allowed. No torch."""
 
 import difflib
 from collections.abc import Iterable
@@ -23,9 +21,7 @@ def joined(value: object) -> str:
 
 
 def fault_in_words(error: BaseException) -> str:
-    """That it fails, and with what: the end of a capture fails as well where something within it
-    did.
-    """
+    """That it fails, and with what, even where the end of a capture then failed as well."""
     said = f"{type(error).__name__}: {one_line(error)}"
     first = error.__context__
     after = f", after {type(first).__name__}: {one_line(first)}" if first is not None else ""

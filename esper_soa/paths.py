@@ -1,7 +1,4 @@
-"""Paths: those that a user gives, files that are to last, and where our configuration lies.
-
-Needs no torch.
-"""
+"""Paths that a user gives, files that are to last, and our configuration. Needs no torch."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,6 @@
 """Ranges of settings: each stands in the line of its field, and is checked as they are made.
 
-`number(default, low, high)` and its kin give a field of a `Settings` dataclass its default and its
-rule. Needs no torch.
+Needs no torch.
 """
 
 import re
@@ -24,10 +23,7 @@ Number = TypeVar("Number", int, float)
 
 
 class Settings:
-    """A dataclass of settings, which are checked as it is made.
-
-    path: what stands before their names in messages.
-    """
+    """A dataclass of settings, checked as it is made; messages have `path` before their names."""
 
     path: ClassVar[str]
 

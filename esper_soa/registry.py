@@ -111,8 +111,7 @@ def reference_to(kind: str, part: Part) -> str:
 
 
 def find(kind: str, reference: str, setting: str) -> Part:
-    """What `reference` names; raises SettingError where its module cannot be imported or has not
-    one such part.
+    """What `reference` names; raises SettingError where there is no such module or part.
 
     What the module itself raises while it is imported is not caught.
     """

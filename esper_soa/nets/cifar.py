@@ -30,6 +30,7 @@ PLACES = (
     "cifar-10-binary.tar.gz",
 )
 
+NUMBERS = ("INT", "BININT", "BININT1", "BININT2")  # instructions of a pickle
 NUM_CLASSES = 10
 PIXELS = 3 * 32 * 32  # of one image: 1024 red, then green, then blue, row by row
 MAX_FILE_BYTES = 64 << 20  # an official batch has 31 MB
@@ -144,23 +145,23 @@ def parse_pickle(content: bytes, where: str) -> Batch:
     The instructions of the pickle are not carried out. Labels are the numbers behind the text
     `labels`; data are the longest text, in the memory of an array of unsigned bytes.
     """
-    texts = [""]
+    found = [("", False)]  # the texts, and what was said before of Fortran's order
     labels = []
-    data = ("", False)  # the text, and whether it is in Fortran's order
     order = False
     try:
         for opcode, argument, _ in pickletools.genops(content):
             text = argument.decode("latin1") if isinstance(argument, bytes) else argument
             if isinstance(text, str) and text != "latin1":  # as bytes are pickled: text, encoding
-                texts.append(text)
-                data = max(data, (text, order), key=lambda one: len(one[0]))
-            elif opcode.name in ("NEWTRUE", "NEWFALSE"):  # the last before data is its order
+                found.append((text, order))
+            elif opcode.name in ("NEWTRUE", "NEWFALSE"):
                 order = opcode.name == "NEWTRUE"
-            elif texts[-1] == "labels" and opcode.name in ("INT", "BININT", "BININT1", "BININT2"):
+            elif found[-1][0] == "labels" and opcode.name in NUMBERS:
                 labels.append(argument)
+        texts = [text for text, _ in found]
         if "labels" not in texts or "data" not in texts:
             raise ValueError("lacks `data` or `labels`; CIFAR-100 cannot be used")
-        values = data[0].encode("latin1")
+        data, fortran = max(found, key=lambda one: len(one[0]))
+        values = data.encode("latin1")
         if not {"u1", "uint8"} & set(texts) or len(values) % PIXELS:
             raise ValueError(f"`data` does not hold unsigned bytes of shape [images, {PIXELS}]")
     except ValueError as error:
@@ -172,7 +173,7 @@ def parse_pickle(content: bytes, where: str) -> Batch:
         told = f"{one_line(called)!r}, not {wanted!r}"
         raise _fault(f"{where} calls itself {told}: batch files were exchanged")
     shape = len(values) // PIXELS, PIXELS
-    pixels = np.frombuffer(values, np.uint8).reshape(shape, order="F" if data[1] else "C")
+    pixels = np.frombuffer(values, np.uint8).reshape(shape, order="F" if fortran else "C")
     return _checked(pixels, labels, where)
 
 

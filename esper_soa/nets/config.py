@@ -1,7 +1,4 @@
-"""Settings of host networks and their data, and the slot table that follows. Needs no torch.
-
-The numbers behind a default are its range.
-"""
+"""Settings of host networks and their data, and the slot table that follows. Needs no torch."""
 
 import math
 from collections.abc import Sequence

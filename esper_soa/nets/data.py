@@ -62,9 +62,7 @@ def evaluation_bank(images: ImageSet) -> ImageBank:
 
 
 def _normalisation(images: ImageSet) -> tuple[Tensor, Tensor, Tensor]:
-    """Scale and offset [3] that turn bytes into (value in [0, 1] - mean) / std, and what they make
-    of every byte.
-    """
+    """Scale and offset [3] that make (value in [0, 1] - mean) / std of bytes, and that of each."""
     mean = torch.tensor(images.mean, dtype=torch.float64)
     std = torch.tensor(images.std, dtype=torch.float64)
     device = images.train_images.device
@@ -106,9 +104,7 @@ class OrderBook:
     """
 
     def __init__(self, keys: Tensor, dataset_size: int, num_envs: int) -> None:
-        """keys: int64 [n], stream_keys(seed, DATA_ORDER, (round,), envs). num_envs: of the run, n
-        of them or more.
-        """
+        """keys: int64 [n], stream_keys(seed, DATA_ORDER, (round,), envs). num_envs: of the run."""
         self.keys = keys
         self.dataset_size = dataset_size
         self.held = num_envs * dataset_size <= HELD
@@ -166,8 +162,11 @@ class Split(NamedTuple):
     val_samples: int  # columns of split_validation_order
 
 
-def split_sizes(images: ImageSet, batch_size: int, num_envs: int) -> Split:
-    """Shares by the reference's rule: T = B * floor(D / (B N)); SettingError where that is 0."""
+def split_sizes(images: ImageSet, batch_size: int, num_envs: int, accumulate: int = 1) -> Split:
+    """Shares by the reference's rule: T = B * floor(D / (B N)).
+
+    SettingError where an env has no images of its own, or no whole optimiser steps.
+    """
     num_train = len(images.train_images)
     num_test = len(images.test_images)
     together = batch_size * num_envs
@@ -177,20 +176,15 @@ def split_sizes(images: ImageSet, batch_size: int, num_envs: int) -> Split:
     )
     remedy = "Lower envs or batch_size, or set data.split=false."
     check(num_train >= together, "envs", num_envs, allowed, remedy)
-    whole, rest = divmod(num_test, together)
     num_batches = num_train // together
-    tested = whole * batch_size + -(-rest // num_envs)
-    return Split(num_envs, batch_size, num_batches, batch_size * num_batches, tested)
-
-
-def check_split(images: ImageSet, num_envs: int, num_batches: int, accumulate: int) -> None:
-    """Raise SettingError where an env has no test image of its own, or no whole optimiser steps."""
-    given = f"{num_batches}, the batches per env-step that data.split=true gives an env"
-    check(num_batches % accumulate == 0, "accumulate", accumulate, f"a divisor of {given}")
-    num_test = len(images.test_images)
+    allowed = f"a divisor of {num_batches}, the batches per env-step with data.split=true"
+    check(num_batches % accumulate == 0, "accumulate", accumulate, allowed)
     reason = f"so that the test images of {images.name} give every env one"
     allowed = f"at most {num_test} with data.split=true, {reason}"
     check(num_test >= num_envs, "envs", num_envs, allowed, "Lower envs, or set data.split=false.")
+    whole, rest = divmod(num_test, together)
+    tested = whole * batch_size + -(-rest // num_envs)
+    return Split(num_envs, batch_size, num_batches, batch_size * num_batches, tested)
 
 
 def split_training_order(key: Tensor, dataset_size: int, pass_number: int, split: Split) -> Tensor:
@@ -225,9 +219,7 @@ def split_validation_order(
 
 
 def cut_batch(crops: ImageCrops, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Normalised images [B, n*3, 32, 32] in channels_last, channel = env * 3 + colour; labels int64
-    [B, n].
-    """
+    """Normalised images [B, n*3, 32, 32] (channels_last; env, then colour), labels int64 [B, n]."""
     bank = crops.bank
     first = crops.first.T
     batch_size, num_envs = first.shape

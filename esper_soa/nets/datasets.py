@@ -1,8 +1,4 @@
-"""The image sets: CIFAR-10 from files, the embedded fashion32, a synthetic one, own images; each
-whole on the device.
-
-Given the DataConfig, `load_images` returns an ImageSet that says what it is and why it was taken.
-"""
+"""The image sets: CIFAR-10 from files, the embedded fashion32, a synthetic one, own images."""
 
 from pathlib import Path
 from typing import NamedTuple

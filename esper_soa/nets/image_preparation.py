@@ -1,7 +1,6 @@
 """Own images: from arrays or an .npz to the bytes, labels and normalisation that hosts train on.
 
-Given two or three parts (train, test, val) and what the user chose of them, everything is checked,
-put into 32x32 pixels of three channels, and told in notes: nothing is changed silently.
+Everything is checked, and told in notes: nothing is changed silently.
 """
 
 import hashlib
@@ -217,9 +216,7 @@ def _num_classes(
 
 
 def inner_size(height: int, width: int, rule: str, setting: str) -> tuple[int, int]:
-    """Pixels (height, width) that images of this size take of the 32x32; raises SettingError where
-    the `rule` of `setting` has no answer.
-    """
+    """Pixels of the 32x32 that images of this size take by `rule`; SettingError names `setting`."""
     longer = max(height, width)
     size = IMAGE_SIZE
     allowed = f"auto, scale or stretch for images of {height}x{width} pixels"

@@ -1,7 +1,6 @@
 """Reads the arrays of an .npz file, some rows at a time, so that a file may be larger than memory.
 
-The file is not trusted: nothing in it is unpickled, and a header is believed only where it fits the
-size of its member, which must be in proportion to the file.
+The file is not trusted: nothing in it is unpickled, and a header must fit the size of its member.
 """
 
 import io

@@ -1,7 +1,4 @@
-"""For images of users' own: `esper_soa.images` makes a set, `esper_soa.check_images` looks at one.
-
-The set goes where a built-in one goes; what is done to the images stands in its `notes`.
-"""
+"""For own images: `esper_soa.images` makes a set, `esper_soa.check_images` looks at one."""
 
 import logging
 from dataclasses import dataclass
