@@ -32,16 +32,12 @@ from esper_soa.vocabulary import HEAD_NAMES, head_sizes
 DEVICE = Word(re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?"), "auto, cpu, cuda or cuda:<index>")
 MAX_ENVS = 2**20
 MAX_SEED = 2**31 - 1
-PER_CORE = "0 = one per usable core"
-PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 SWITCHES = ("auto", "on", "off")
 # see nets/choose.py
 ENGINES = ("auto", "native", "torch", "triton", "triton_graphs")
 PROGRESS_STYLES = ("auto", "live", "plain", "off")
-CONSOLES = ("bar", "envs")
 # see controls.py
 CONTROLS = ("wait", "random", "heuristic", "schedule", "static_final", "static_large")
-PROFILES = ("off", "phases", "torch")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 # of telemetry: each writes what those before it write, and more
 LEVELS = ("off", "rounds", "events", "full")
@@ -53,13 +49,13 @@ class ComputeConfig(Settings, path="compute."):
     """How work is laid out on the device; but `precision`, changes speed, results by rounding."""
 
     # CPU threads that share the chunks of envs; 1 on a GPU.
-    workers: int = number(0, 0, 1024, note=PER_CORE)
+    workers: int = number(0, 0, 1024, note="0 = one per usable core")
     # CPU threads of one torch operation outside the workers.
     threads: int = number(0, 0, 1024, note="0 = 1")
     # Envs trained together; 0 = a few on a CPU, where caches decide, and all on a GPU.
     env_chunk: int = number(0, 0, MAX_ENVS, note="0 = automatic")
     # Of the hosts: float32, bfloat16, float16; see nets/precision.py.
-    precision: str = choice("auto", PRECISIONS)
+    precision: str = choice("auto", ("auto", "float32", "bfloat16", "float16"))
     # Compile the kernels of the state machine: auto = where the run is so long that it pays; see
     # ops/compilation.py.
     compile: str = choice("auto", SWITCHES)
@@ -107,7 +103,7 @@ class TelemetryConfig(Settings, path="telemetry."):
     # Least seconds between two writings of the round in progress.
     write_interval: float = number(10.0, 0, 86_400)
     # Envs: below the bar a table of every env; from level events on.
-    console: str = choice("bar", CONSOLES)
+    console: str = choice("bar", ("bar", "envs"))
     # Auto: live on a terminal and plain lines elsewhere.
     progress: str = choice("auto", PROGRESS_STYLES)
     plain_interval: float = number(10.0, 0, 86_400)  # seconds between two plain lines
@@ -157,7 +153,7 @@ class TrainConfig(Settings):
     # Trackers that are told the numbers of every round.
     track: list[str] = choices((), TRACKERS, least=0)
     # Phases: where the time goes; torch: a trace of a few env-steps.
-    profile: str = choice("off", PROFILES)
+    profile: str = choice("off", ("off", "phases", "torch"))
     # Leave report.html at the end of the run, where the extra `report` is installed.
     report: bool = True
     # A checkpoint or run folder to go on from; auto = the newest of this name, or of run_dir.

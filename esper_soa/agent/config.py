@@ -18,7 +18,6 @@ from esper_soa.vocabulary import (
 )
 
 POLICIES = ("ppo", "random", "wait", "schedule", "heuristic")
-TEACHERS = ("heuristic", "schedule")
 SCRATCH = "none"  # the value of policy.init that takes no weights from anywhere
 
 
@@ -155,7 +154,7 @@ class ImitationConfig(Settings, path="policy.imitation."):
 
     rounds: int = number(0, 0, COUNT, note="0 = none")  # the first rounds of a run are of this kind
     # With the settings of policy.heuristic or policy.schedule.
-    teacher: str = choice("heuristic", TEACHERS, own=AGENT)
+    teacher: str = choice("heuristic", ("heuristic", "schedule"), own=AGENT)
     epochs: int = number(4, 1, 10_000)  # passes over such a round
     # Of Adam, which starts afresh with the first round of PPO.
     lr: float = number(1e-3, 0, 1000, "(]")

@@ -25,12 +25,8 @@ IMAGE_CHANNELS = 3
 MAX_CHANNELS = 8192  # of a block
 MAX_POOLS = 5  # that leave one pixel of an image
 CNN_BLUEPRINT_NAMES = tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS)
-LR_SCHEDULES = ("constant", "cosine")
 DATASETS = ("auto", "cifar10", "fashion32", "synthetic", "npz", "given")
 NPZ = ".npz"  # how a file of own images ends
-LAYOUTS = ("nhwc", "nchw")
-RESIZES = ("auto", "pad", "scale", "stretch")
-VAL_PARTS = ("unused", "train", "for_test")
 # Settings of DataConfig that only own images heed.
 PREPARATION = ("layout", "resize", "val", "mean", "std")
 
@@ -51,7 +47,7 @@ class TaskConfig(Settings, path="task."):
     host_lr: float = number(0.01, 0, 1000, "(]")  # learning rate of the host
     seed_lr: float = number(0.01, 0, 1000, "(]")  # of its seeds
     # Of both over an episode: as they are, or from there to 0 along half a cosine.
-    lr_schedule: str = choice("constant", LR_SCHEDULES)
+    lr_schedule: str = choice("constant", ("constant", "cosine"))
     momentum: float = number(0.9, 0, 1, "[)")  # of both
     weight_decay: float = number(5e-4, 0, 1000)  # of the host; seeds have none
     # Gradient norm per env for the host, per env and slot for seeds.
@@ -124,12 +120,12 @@ class DataConfig(Settings, path="data."):
     synthetic_train: int = number(512, 1, 1_000_000)  # images of the synthetic set
     synthetic_test: int = number(256, 1, 1_000_000)  # of its test part
     # Of own images with several channels each: nhwc has them last, nchw before height and width.
-    layout: str = choice("nhwc", LAYOUTS)
+    layout: str = choice("nhwc", ("nhwc", "nchw"))
     # How own images come to have 32x32 pixels; the rules stand in docs/images.md.
-    resize: str = choice("auto", RESIZES)
+    resize: str = choice("auto", ("auto", "pad", "scale", "stretch"))
     # What the part val_ of an .npz is for: nothing, more training images, or test images in place
     # of those of test_.
-    val: str = choice("unused", VAL_PARTS)
+    val: str = choice("unused", ("unused", "train", "for_test"))
     # Of values in [0, 1], to normalise own images by: one, or one per channel; [] = that of the
     # training images.
     mean: list[float] = numbers((), 0, 1, least=0)

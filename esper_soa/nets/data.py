@@ -6,6 +6,8 @@ loop over envs or a copy to the host. What env i gets depends only on its own st
 samples it has drawn.
 """
 
+from functools import lru_cache
+from math import isqrt
 from typing import NamedTuple
 
 import torch
@@ -15,7 +17,6 @@ from torch.nn import functional as F
 from esper_soa.errors import check
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.datasets import ImageSet
-from esper_soa.nets.permutation import permuted
 from esper_soa.nets.streams import VALIDATION_SET, fold, integers, stream_keys
 
 PADDING = 4  # black pixels around a training image, before normalisation
@@ -26,6 +27,8 @@ LINE = IMAGE_CHANNELS * PADDED_SIZE  # bytes of a padded line
 PADDED_BYTES = PADDED_SIZE * LINE  # bytes of a padded image
 SORT_ELEMENTS = 1 << 24  # sorted, or looked up, at a time, to bound memory
 HELD = 1 << 28  # elements of the orders of a pass, 1 GiB, beyond which they are looked up
+# moves along rows and columns in turn; half as many leave a dozen members unevenly placed
+ROUNDS = 16
 
 
 class ImageCrops(NamedTuple):
@@ -99,7 +102,7 @@ class OrderBook:
 
     Holds the permutations of one pass, int32 [n, D], made by sorting, as all envs are in the same
     pass. Those of a run whose envs come to more than HELD elements are never made: they are others,
-    of which the places that are drawn can be looked up (permutation.py). Which of both it is
+    of which the places that are drawn can be looked up (`permuted`). Which of both it is
     depends on the sizes of the run alone, and what is drawn then on the keys and the position.
     """
 
@@ -142,6 +145,45 @@ def shuffled(keys: Tensor, size: int) -> Tensor:
     return torch.cat(
         [fold(part[:, None], members).argsort(dim=1, stable=True).int() for part in parts]
     )
+
+
+def permuted(keys: Tensor, places: Tensor, size: int) -> Tensor:
+    """Members int64 [n, m] at `places` (int64 [m], below `size`) of a permutation per key [n].
+
+    Both coordinates of the grid are moved in turn by what the other and the key say (Luby and
+    Rackoff 1988); who ends on one of the spare places is moved on until it does not (Black and
+    Rogaway 2002). As no more can be in a row than there are, that is a fixed amount of work, which
+    no host has to ask about.
+    """
+    rows, columns = grid(size)
+    round_keys = [fold(keys, number)[:, None] for number in range(ROUNDS)]
+    found = _moved(places.expand(keys.shape[0], -1), round_keys, rows, columns)
+    for _ in range(rows * columns - size):
+        found = torch.where(found < size, found, _moved(found, round_keys, rows, columns))
+    return found
+
+
+@lru_cache(maxsize=64)
+def grid(size: int) -> tuple[int, int]:
+    """(rows, columns) with fewest places to spare near a square, of those the nearest to one."""
+    least = min(2, size // 2 + 1)  # with a single row nobody changes the order
+    shapes = [
+        (rows, -(-size // rows))
+        for rows in range(max(least, isqrt(size) // 2), max(least, isqrt(size)) + 1)
+    ]
+    return min(shapes, key=lambda shape: (shape[0] * shape[1], -shape[0]))
+
+
+def _moved(place: Tensor, round_keys: list[Tensor], rows: int, columns: int) -> Tensor:
+    """Where the network takes the places [n, m] of the grid: a permutation of all of them."""
+    row = place // columns
+    column = place % columns
+    for number, key in enumerate(round_keys):
+        if number % 2:
+            column = (column + integers(key, row, columns)) % columns
+        else:
+            row = (row + integers(key, column, rows)) % rows
+    return row * columns + column
 
 
 def validation_order(

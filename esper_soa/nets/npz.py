@@ -66,10 +66,6 @@ def npz_parts(path: Path, where: str, keys: tuple[str, ...]) -> tuple[dict[str, 
     with _reading(where):
         if path.exists() and not path.is_file():
             raise DataError(f"{where}: is not a file. Name the .npz file itself.")
-        with path.open("rb") as file:
-            if file.read(2) != b"PK":
-                told = "is not an .npz file, which is a zip archive of .npy arrays"
-                raise DataError(f"{where}: {told}. {REMEDY}")
         with zipfile.ZipFile(path) as archive:
             found = {one.filename.removesuffix(SUFFIX): one for one in archive.infolist()}
         there = [key for key in keys if key in found]
@@ -124,7 +120,5 @@ def _reading(where: str) -> Iterator[None]:
         told = f"{where}: cannot be read ({error.strerror}). Check its permissions."
         raise DataError(told) from error
     except _BROKEN as error:
-        raise DataError(
-            f"{where}: is broken, truncated, encrypted or no plain array ({one_line(error)}). "
-            f"{REMEDY}"
-        ) from error
+        told = f"is broken, truncated, encrypted, no .npz or no plain array ({one_line(error)})"
+        raise DataError(f"{where}: {told}. {REMEDY}") from error

@@ -82,19 +82,20 @@ def test_objects_are_refused_and_never_unpickled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    "content",
     [
-        (b"", "is not an .npz file"),
-        (b"<html>not found</html>", "is not an .npz file"),
-        (pickle.dumps([1, 2]), "is not an .npz file"),
-        (member(np.zeros(3)), "is not an .npz file"),
-        (b"PK\x03\x04" + bytes(100), "is broken, truncated, encrypted"),
+        b"",
+        b"<html>not found</html>",
+        pickle.dumps([1, 2]),
+        member(np.zeros(3)),
+        b"PK\x03\x04" + bytes(100),
     ],
 )
-def test_what_is_no_npz_is_told_apart(tmp_path: Path, content: bytes, told: str) -> None:
+def test_what_is_no_npz_is_told(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.npz"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=f"^data.root=x.npz: {told}.*numpy.savez"):
+    told = "is broken, truncated, encrypted, no .npz or .*numpy.savez"
+    with pytest.raises(DataError, match=f"^data.root=x.npz: {told}"):
         part(path)
 
 
