@@ -14,13 +14,7 @@ import torch
 
 from esper_soa.errors import DataError, SettingError
 from esper_soa.nets import cifar
-from esper_soa.nets.cifar import (
-    BINARY_NAMES,
-    PYTHON_NAMES,
-    parse_binary,
-    parse_pickle,
-    read_cifar10,
-)
+from esper_soa.nets.cifar import BINARY_NAMES, PYTHON_NAMES, parse_pickle, read_cifar10
 from esper_soa.nets.config import DataConfig
 from esper_soa.nets.datasets import FASHION32_FILE, FASHION32_MEAN, FASHION32_STD, load_images
 
@@ -77,9 +71,7 @@ def write_archive(path: Path, members: list[tuple[str, bytes]], mode: str = "w:g
     return path
 
 
-def official_members(
-    names: tuple[str, ...], content: Callable[[int], bytes]
-) -> list[tuple[str, bytes]]:
+def official(names: tuple[str, ...], content: Callable[[int], bytes]) -> list[tuple[str, bytes]]:
     members = [(f"cifar-10-batches/{name}", content(number)) for number, name in enumerate(names)]
     return [("cifar-10-batches/readme.html", b"<html>"), *members]
 
@@ -108,12 +100,12 @@ def test_batches_are_read_from_their_folder_or_from_the_one_above(
 
 def test_archives_are_read_by_name_or_from_their_folder(tmp_path: Path) -> None:
     path = write_archive(
-        tmp_path / "cifar-10-python.tar.gz", official_members(PYTHON_NAMES, python2_pickle)
+        tmp_path / "cifar-10-python.tar.gz", official(PYTHON_NAMES, python2_pickle)
     )
     assert_all_batches(path)
     assert_all_batches(tmp_path)
-    assert_all_batches(write_archive(tmp_path / "b.tar.gz", official_members(BINARY_NAMES, binary)))
-    plain = official_members(BINARY_NAMES, binary)
+    assert_all_batches(write_archive(tmp_path / "b.tar.gz", official(BINARY_NAMES, binary)))
+    plain = official(BINARY_NAMES, binary)
     assert_all_batches(write_archive(tmp_path / "b.tar", plain, "w"))
     assert len([*tmp_path.iterdir()]) == 3  # nothing is unpacked there
 
@@ -169,9 +161,9 @@ def test_fortran_ordered_data_is_read_in_its_order() -> None:
 def test_a_binary_batch_of_the_wrong_size_or_label_is_refused() -> None:
     for content in (b"", binary(0)[:-1], b"\0" * 3074):
         with pytest.raises(DataError, match="not a multiple of 3073"):
-            parse_binary(content, "data_batch_1.bin")
+            cifar.parse_binary(content, "data_batch_1.bin")
     with pytest.raises(DataError, match="a label outside 0 to 9"):
-        parse_binary(b"\x0a" + bytes(3072), "data_batch_1.bin")
+        cifar.parse_binary(b"\x0a" + bytes(3072), "data_batch_1.bin")
 
 
 @pytest.mark.parametrize(("one", "other"), [(0, 1), (1, 5), (4, 5)])
@@ -237,7 +229,7 @@ def test_a_file_or_member_beyond_the_limit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_folder(tmp_path / "cifar", PYTHON_NAMES, python2_pickle)
-    archive = write_archive(tmp_path / "a.tar.gz", official_members(PYTHON_NAMES, python2_pickle))
+    archive = write_archive(tmp_path / "a.tar.gz", official(PYTHON_NAMES, python2_pickle))
     monkeypatch.setattr(cifar, "MAX_FILE_BYTES", 100)
     for place in (folder, archive):
         with pytest.raises(DataError, match="data_batch_1 is not a plain file of at most"):
@@ -251,7 +243,7 @@ def test_broken_and_hostile_archives_are_refused(tmp_path: Path) -> None:
     content = python2_pickle(0)
     members = [("a/data_batch_1", content), ("data_batch_1", content)]
     twice = write_archive(tmp_path / "twice.tar.gz", members)
-    whole = write_archive(tmp_path / "a.tar.gz", official_members(PYTHON_NAMES, python2_pickle))
+    whole = write_archive(tmp_path / "a.tar.gz", official(PYTHON_NAMES, python2_pickle))
     other = write_archive(tmp_path / "other.tar", [("readme", b"hello")], "w")
     with tarfile.open(tmp_path / "link.tar.gz", "w:gz") as archive:
         link = tarfile.TarInfo("data_batch_1")
