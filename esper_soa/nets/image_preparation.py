@@ -31,7 +31,6 @@ PAD_FROM = 24
 # Levels of 256 by which a half is moved up before it is rounded: more than sums of doubles differ
 # from machine to machine.
 NUDGE = 1e-6
-HANDED_OVER = "own images from arrays, handed over"
 
 
 def read_npz(
@@ -116,7 +115,8 @@ def prepare(parts: Mapping[str, Part], cfg: DataConfig, names: Sequence[str] = (
     )
     arrays = train_images, _joined([labels[name] for name in train]), shown[test], labels[test]
     further = repr(((mean, std), num_classes)).encode()
-    made = image_set("images", arrays, (mean, std), HANDED_OVER, further)
+    text = "own images from arrays, handed over"
+    made = image_set("images", arrays, (mean, std), text, further)
     return made._replace(num_classes=num_classes, class_names=tuple(names), notes=notes)
 
 
@@ -206,9 +206,9 @@ def _num_classes(
         check_data(last > 0, f"{where}: all labels are 0", "be of at least 2 classes")
         return last + 1
     texts = all(isinstance(one, str) and one.strip() for one in names)
-    different = len(set(names)) == len(names) and 2 <= len(names) <= MAX_CLASSES
+    different = texts and len(set(names)) == len(names) and 2 <= len(names) <= MAX_CLASSES
     allowed = f"2 to {MAX_CLASSES} different texts, none empty"
-    check(texts and different, CLASS_NAMES, ", ".join(map(str, names)), allowed)
+    check(different, CLASS_NAMES, ", ".join(map(str, names)), allowed)
     allowed = f"be at most {len(names) - 1}, as {CLASS_NAMES} has {len(names)}"
     told = f"{where} holds {last}"
     check_data(last < len(names), told, allowed, "Name every class, or none.")

@@ -113,6 +113,7 @@ def test_class_names_come_from_the_file_or_the_argument(tmp_path: Path) -> None:
         (["a", "b", "b"], "class_names=a, b, b: must be 2 to 100000 different texts"),
         (["a", "b", " "], "class_names=.*none empty"),
         (["a", "b", 3], "class_names=a, b, 3: must be"),
+        (["a", ["b"]], "class_names=a, .*: must be"),
         (["a"], "class_names=a: must be 2 to"),
         ("abc", "class_names=abc: must be a list of texts"),
     ],
