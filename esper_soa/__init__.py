@@ -8,8 +8,8 @@ when they are first asked for, as torch takes seconds: for type checkers they ar
 and that is also where `__getattr__` reads which module has which name.
 """
 
-import ast
 import functools
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,12 +46,9 @@ if TYPE_CHECKING:
 @functools.cache
 def _homes() -> dict[str, str]:
     """The module of every public name, as imported above."""
-    imports = [
-        node
-        for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(f"{__name__}.")
-    ]
-    return {one.name: str(node.module) for node in imports for one in node.names}
+    text = Path(__file__).read_text(encoding="utf-8")
+    found = re.findall(rf"^ *from ({__name__}\.\S+) import (\w+) as", text, re.MULTILINE)
+    return {name: home for home, name in found}
 
 
 def __getattr__(name: str) -> object:

@@ -1,16 +1,11 @@
-"""The command line before Hydra reads it: help, our version, flags anywhere, settings that do not
-exist.
-
-Needs no torch.
-"""
+"""The command line before Hydra reads it. Needs neither torch nor Hydra."""
 
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import get_type_hints
 
 import yaml
 
@@ -20,13 +15,13 @@ from esper_soa.paths import config_dir
 # Flags of Hydra that take no value. It reads overrides in one piece, so that a flag between them
 # ends in an error.
 LONE_FLAGS = ("-m", "--multirun", "-r", "--run", "--resolve")
-
 SLOT_COUNTS = re.compile(r"slots=\d+(,\d+)*")
 
 
-def answered(name: str) -> bool:
-    """Whether the command line of the configuration `name` asks for no more than help or our
-    version, which is then printed.
+def show_help_or_version(name: str) -> bool:
+    """Print what --help or --version asks for, of the configuration `name`; whether one does.
+
+    Hydra would compose the configuration before its own help, which takes most of a second.
     """
     if "--version" in sys.argv[1:]:
         version = import_module("importlib.metadata").version
@@ -35,35 +30,25 @@ def answered(name: str) -> bool:
         )
         print(f"{ours} (Python {sys.version.split()[0]}, {', '.join(others)})")
     elif {"--help", "-h"} & {*sys.argv[1:]}:
-        print(help_text(Path(config_dir()), name))
+        text = Path(config_dir(), f"{name}.yaml").read_text(encoding="utf-8")
+        words = yaml.safe_load(text)["hydra"]["help"]["template"]
+        listed = [f"{group}: {', '.join(names)}\n" for group, names in options().items() if names]
+        print(words.replace("$APP_CONFIG_GROUPS", "".join(listed)))
     else:
         return False
     return True
 
 
-def help_text(folder: Path, name: str) -> str:
-    """The help in the configuration file `name`, with all groups of the folder and their options.
-
-    Hydra would compose the configuration first, which takes most of a second.
-    """
-    text = (folder / f"{name}.yaml").read_text(encoding="utf-8")
-    words = yaml.safe_load(text)["hydra"]["help"]["template"]
-    options = {
-        group: sorted(path.stem for path in (folder / group).glob("*.yaml"))
-        for group in groups_in(str(folder))
-    }
-    listed = [f"{group}: {', '.join(names)}" for group, names in options.items() if names]
-    return words.replace("$APP_CONFIG_GROUPS", "\n".join(listed) + "\n")
+def options() -> dict[str, list[str]]:
+    """The options of every group of the configuration, in the order of the alphabet."""
+    groups = sorted(path for path in Path(config_dir()).iterdir() if path.is_dir())
+    return {group.name: sorted(path.stem for path in group.glob("*.yaml")) for group in groups}
 
 
-def prepared(arguments: Sequence[str], settings: type, groups: Collection[str]) -> list[str]:
+def prepared(arguments: Sequence[str], settings: type) -> list[str]:
     """`arguments`, plain flags first and slots as lists; raises UserError as `check_overrides`."""
-    check_overrides(arguments, settings, groups)
-    given = listed_slots(arguments)
-    return [
-        *(one for one in given if one in LONE_FLAGS),
-        *(one for one in given if one not in LONE_FLAGS),
-    ]
+    check_overrides(arguments, settings)
+    return sorted(listed_slots(arguments), key=lambda one: one not in LONE_FLAGS)
 
 
 def listed_slots(overrides: Sequence[str]) -> list[str]:
@@ -73,36 +58,29 @@ def listed_slots(overrides: Sequence[str]) -> list[str]:
     ]
 
 
-def check_overrides(overrides: Sequence[str], settings: type, groups: Collection[str]) -> None:
-    """Raise UserError for an override of neither a field of `settings` nor one of the `groups`.
+def check_overrides(overrides: Sequence[str], settings: type) -> None:
+    """Raise UserError for an override of neither a field of `settings` nor a group.
 
     What is added ('+key=value') or belongs to Hydra is left to it.
     """
+    groups = tuple(options())
     for override in overrides:
         key, equals, _ = override.partition("=")
         added = key[:1] in ("-", "+", "~")
         if equals and not added and "/" not in key and key.split(".")[0] != "hydra":
-            _check_key(key.split("@")[0], settings, groups)
+            check_key(key.split("@")[0], settings, groups)
 
 
-def groups_in(folder: str) -> list[str]:
-    """The configuration groups in a folder of configuration files."""
-    return sorted(path.name for path in Path(folder).iterdir() if path.is_dir())
-
-
-def _check_key(key: str, settings: type, groups: Collection[str]) -> None:
-    """Refuse a dotted key that leads to no field; what is below a mapping is not ours to know."""
-    if key in groups:
-        return
+def check_key(key: str, settings: type, groups: Sequence[str] = ()) -> None:
+    """Raise UserError for a dotted key that is no group, and no field or part of a mapping."""
     within: object = settings
-    done: list[str] = []
-    for name in key.split("."):
+    before = ""
+    for name in key.split(".") if key not in groups else ():
         if not is_dataclass(within):
             return
-        known = [item.name for item in fields(within)]
+        known = {item.name: item.type for item in fields(within)}
         if name not in known:
-            raise UserError(
-                unknown_setting(".".join([*done, name]), known if done else [*known, *groups])
-            )
-        within = get_type_hints(within)[name]
-        done = [*done, name]
+            others = () if before else groups
+            raise UserError(unknown_setting(before + name, [*known, *others]))
+        within = known[name]
+        before += f"{name}."

@@ -11,7 +11,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from esper_soa.arguments import groups_in, prepared
+from esper_soa.arguments import prepared
 from esper_soa.config import EvaluateConfig, TrainConfig, register_schema
 from esper_soa.errors import UserError
 from esper_soa.ops.interrupt import importing
@@ -36,7 +36,7 @@ def run_command(name: str, settings: type[TrainConfig] | type[EvaluateConfig]) -
             look(looks[0], [one for one in given if one not in LOOKS])
             return
         check_plugins(given)
-        sys.argv[1:] = prepared(given, settings, groups_in(config_dir()))
+        sys.argv[1:] = prepared(given, settings)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -23,7 +23,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from esper_soa.arguments import groups_in
+from esper_soa.arguments import options
 from esper_soa.compose import compose_settings
 from esper_soa.config import TrainConfig
 from esper_soa.errors import check
@@ -44,7 +44,7 @@ from esper_soa.ops.json_lines import Json, MetricsWriter, json_line
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.start import finished_accuracy
 from esper_soa.ops.statistics import mean_interval
-from esper_soa.paths import config_dir, user_path
+from esper_soa.paths import user_path
 from esper_soa.report.end import report_in
 from esper_soa.report.page import NAME
 
@@ -116,7 +116,7 @@ def study_of(given: Sequence[str]) -> Study:
     groups = dict[str, tuple[str, ...]]()
     common = list[str]()
     experiment = ""
-    known = {*(one.name for one in fields(TrainConfig)), *groups_in(config_dir())}
+    known = {*(one.name for one in fields(TrainConfig)), *options()}
     for argument in given:
         name, equals, value = argument.partition("=")
         if name == "+experiment":

@@ -1,14 +1,9 @@
-"""Settings of a run from Python, composed as on the command line; a caller's own Hydra stays.
-
-What Hydra holds for the process (its configuration, version and schemas) is set aside while ours is
-composed, and is then again as it was. Needs no torch.
-"""
+"""Settings of a run from Python; Hydra is then again as a caller had it. Needs no torch."""
 
 import difflib
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -21,7 +16,7 @@ from hydra.version import VersionBase
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
-from esper_soa.arguments import check_overrides, groups_in, listed_slots
+from esper_soa.arguments import check_overrides, listed_slots, options
 from esper_soa.config import TrainConfig, register_schema, settings_from
 from esper_soa.errors import SettingError, UserError, joined, one_line
 from esper_soa.paths import config_dir
@@ -32,7 +27,7 @@ TURN = threading.Lock()  # one thread at a time, as Hydra's state is the process
 
 def experiments() -> tuple[str, ...]:
     """Names of the experiments that ship."""
-    return tuple(sorted(path.stem for path in Path(config_dir(), "experiment").glob("*.yaml")))
+    return tuple(options()["experiment"])
 
 
 def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> TrainConfig:
@@ -47,7 +42,7 @@ def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> Tra
         hint = f"Did you mean {near[0]}?" if near else ""
         raise SettingError("experiment", experiment, ", ".join(names), hint)
     given = [f"+experiment={experiment}", *overrides] if experiment else list(overrides)
-    check_overrides(overrides, TrainConfig, groups_in(config_dir()))
+    check_overrides(overrides, TrainConfig)
     try:
         with (
             TURN,
@@ -56,25 +51,20 @@ def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> Tra
         ):
             return settings_from(compose("train", listed_slots(given)))
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(f"overrides: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    """What Hydra says, with the value that it could not take."""
-    cause = str(error.__cause__ or "").split("\n")[0]
-    return one_line(joined(f"{error} {cause}"))
+        value = str(error.__cause__ or "").split("\n")[0]  # that Hydra could not take
+        raise UserError(f"overrides: {one_line(joined(f'{error} {value}'))}") from error
 
 
 @contextmanager
 def _hydra_aside() -> Iterator[None]:
-    """Hydra as in a new process, with our schemas; at the end it is as it was."""
+    """Hydra as in a new process with our schemas; then as it was, but for what Hydra has stored."""
     # Hydra and OmegaConf have public names to clear what a process holds, and none to put it back
     # (1.3, 2.3).
     instances = Singleton._instances
     store = ConfigStore.instance()
     held: dict[type, Singleton] = {kind: instances.pop(kind) for kind in ASIDE if kind in instances}
-    schemas = dict(store.repo)
-    facts = dict(vars(store))
+    places = (store.repo, vars(store))  # into which `register_schema` puts things
+    before = [dict(place) for place in places]
     resolvers = dict(BaseContainer._resolvers)
     try:
         register_schema()
@@ -83,15 +73,8 @@ def _hydra_aside() -> Iterator[None]:
         for kind in ASIDE:
             instances.pop(kind, None)
         instances.update(held)
-        _back(store.repo, schemas)
-        _back(vars(store), facts)
+        for place, kept in zip(places, before, strict=True):
+            for name in ("train_schema.yaml", "evaluate_schema.yaml", "__deepcopy__"):
+                place.pop(name, None)
+            place.update(kept)
         BaseContainer._resolvers = resolvers
-
-
-def _back(now: dict, before: dict) -> None:
-    """Undo what `register_schema` has put in or replaced; what Hydra itself has added stays."""
-    for name in ("train_schema.yaml", "evaluate_schema.yaml", "__deepcopy__"):
-        if name in before:
-            now[name] = before[name]
-        else:
-            now.pop(name, None)

@@ -1,12 +1,11 @@
-"""The settings of a run: a dataclass per part, composed into TrainConfig; checks that span parts.
+"""Settings of a run: a dataclass per part, composed into TrainConfig, and checks that span parts.
 
-Hydra validates names and types against these dataclasses; `settings_from` turns the composed
-configuration into them. The numbers behind a default are its range. Needs no torch.
+Hydra validates names and types against them. Needs no torch.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 from hydra.core.config_store import ConfigStore
@@ -14,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from esper_soa.agent.config import POLICIES, SCRATCH, PolicyConfig
+from esper_soa.arguments import check_key
 from esper_soa.env.config import (
     AttributionConfig,
     EarlyStopConfig,
@@ -23,49 +23,39 @@ from esper_soa.env.config import (
     RewardConfig,
     SignalsConfig,
 )
-from esper_soa.errors import UserError, check, check_choice, joined, unknown_setting
-from esper_soa.nets.config import (
-    CNN_BLUEPRINT_NAMES,
-    DataConfig,
-    TaskConfig,
-    enabled_slots,
-    named_slots,
-)
-from esper_soa.ranges import COUNT, WEIGHT, check_fields, choice, choices, number, table, word
+from esper_soa.errors import UserError, check, joined
+from esper_soa.nets.config import DataConfig, TaskConfig, enabled_slots, named_slots
+from esper_soa.ranges import COUNT, WEIGHT, Settings, Word, choice, choices, number, table, word
 from esper_soa.registry import AGENT, is_reference
 from esper_soa.vocabulary import HEAD_NAMES, head_sizes
 
-DEVICE_PATTERN = re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?")
+DEVICE = Word(re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?"), "auto, cpu, cuda or cuda:<index>")
 MAX_ENVS = 2**20
 MAX_SEED = 2**31 - 1
-PER_CORE = "0 = one per usable core"
-PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 SWITCHES = ("auto", "on", "off")
 # see nets/choose.py
 ENGINES = ("auto", "native", "torch", "triton", "triton_graphs")
 PROGRESS_STYLES = ("auto", "live", "plain", "off")
-CONSOLES = ("bar", "envs")
 # see controls.py
 CONTROLS = ("wait", "random", "heuristic", "schedule", "static_final", "static_large")
-PROFILES = ("off", "phases", "torch")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 # of telemetry: each writes what those before it write, and more
 LEVELS = ("off", "rounds", "events", "full")
-Settings = TypeVar("Settings")
+Kind = TypeVar("Kind", bound=Settings)
 
 
 @dataclass
-class ComputeConfig:
+class ComputeConfig(Settings, path="compute."):
     """How work is laid out on the device; but `precision`, changes speed, results by rounding."""
 
     # CPU threads that share the chunks of envs; 1 on a GPU.
-    workers: int = number(0, 0, 1024, note=PER_CORE)
+    workers: int = number(0, 0, 1024, note="0 = one per usable core")
     # CPU threads of one torch operation outside the workers.
     threads: int = number(0, 0, 1024, note="0 = 1")
     # Envs trained together; 0 = a few on a CPU, where caches decide, and all on a GPU.
     env_chunk: int = number(0, 0, MAX_ENVS, note="0 = automatic")
     # Of the hosts: float32, bfloat16, float16; see nets/precision.py.
-    precision: str = choice("auto", PRECISIONS)
+    precision: str = choice("auto", ("auto", "float32", "bfloat16", "float16"))
     # Compile the kernels of the state machine: auto = where the run is so long that it pays; see
     # ops/compilation.py.
     compile: str = choice("auto", SWITCHES)
@@ -76,17 +66,9 @@ class ComputeConfig:
     # NVIDIA GPU, as far as captures go well; on insists.
     cuda_graphs: str = choice("auto", SWITCHES)
 
-    def __post_init__(self) -> None:
-        check_fields("compute.", self)
-
-
-def _collapsed_entropy() -> dict[str, float]:
-    collapsed = dict.fromkeys(HEAD_NAMES, 0.08)
-    return collapsed | {"slot": 0.10, "blueprint": 0.05, "tempo": 0.05}
-
 
 @dataclass
-class AnomalyConfig:
+class AnomalyConfig(Settings, path="telemetry.anomaly."):
     """When a policy update counts as unhealthy; defaults are the reference's. Results stay."""
 
     enabled: bool = True  # False: nothing is looked for
@@ -103,18 +85,17 @@ class AnomalyConfig:
     max_gradient_drift: float = number(0.5, 0, WEIGHT)
     gradient_momentum: float = number(0.99, 0, 1, "[)")  # of that running mean
     # As policy.ppo.entropy_floor.
-    entropy_collapse: dict[str, float] = table(_collapsed_entropy, HEAD_NAMES, 0, 1)
+    entropy_collapse: dict[str, float] = table(
+        dict.fromkeys(HEAD_NAMES, 0.08) | {"slot": 0.10, "blueprint": 0.05, "tempo": 0.05}, 0, 1
+    )
     # Updates in a row before low entropy or low explained variance counts.
     patience: int = number(3, 1, COUNT)
     # Times entropy_collapse, above which a head counts as recovered.
     entropy_recovery: float = number(1.5, 1, WEIGHT)
 
-    def __post_init__(self) -> None:
-        check_fields("telemetry.anomaly.", self)
-
 
 @dataclass
-class TelemetryConfig:
+class TelemetryConfig(Settings, path="telemetry."):
     """What is shown while a run goes on, and what of it is kept."""
 
     # Rounds: a line per round and episode; events: tables too; full: all of them.
@@ -122,30 +103,27 @@ class TelemetryConfig:
     # Least seconds between two writings of the round in progress.
     write_interval: float = number(10.0, 0, 86_400)
     # Envs: below the bar a table of every env; from level events on.
-    console: str = choice("bar", CONSOLES)
+    console: str = choice("bar", ("bar", "envs"))
     # Auto: live on a terminal and plain lines elsewhere.
     progress: str = choice("auto", PROGRESS_STYLES)
     plain_interval: float = number(10.0, 0, 86_400)  # seconds between two plain lines
     anomaly: AnomalyConfig = field(default_factory=AnomalyConfig)
 
     def __post_init__(self) -> None:
-        check_fields("telemetry.", self)
-        check(
-            self.console == "bar" or LEVELS.index(self.level) >= LEVELS.index("events"),
-            "telemetry.console",
-            self.console,
-            f"bar with telemetry.level={self.level}",
-            "The table is made of what the level events records.",
-        )
+        super().__post_init__()
+        recorded = self.console == "bar" or LEVELS.index(self.level) >= LEVELS.index("events")
+        allowed = f"bar with telemetry.level={self.level}"
+        remedy = "The table is made of what the level events records."
+        self.require(recorded, "console", allowed, remedy)
 
 
 @dataclass
-class TrainConfig:
+class TrainConfig(Settings):
     """A whole run: budget, place, and the settings of every part."""
 
     name: str = word("train")  # of the run; names its folder
     seed: int = number(42, 0, MAX_SEED)  # root of every random stream
-    device: str = "auto"  # auto, cpu, cuda, cuda:<index>
+    device: str = word("auto", DEVICE)  # auto, cpu, cuda, cuda:<index>
     # K, processes that share out the envs: one per GPU, or per group of cores of a CPU.
     ranks: int = number(1, 1, 65_536, note="at most envs")
     # Times that all ranks begin again at the newest checkpoint where one was lost.
@@ -175,7 +153,7 @@ class TrainConfig:
     # Trackers that are told the numbers of every round.
     track: list[str] = choices((), TRACKERS, least=0)
     # Phases: where the time goes; torch: a trace of a few env-steps.
-    profile: str = choice("off", PROFILES)
+    profile: str = choice("off", ("off", "phases", "torch"))
     # Leave report.html at the end of the run, where the extra `report` is installed.
     report: bool = True
     # A checkpoint or run folder to go on from; auto = the newest of this name, or of run_dir.
@@ -194,32 +172,77 @@ class TrainConfig:
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
 
     def __post_init__(self) -> None:
-        check_fields("", self)
-        _check_device(self.device)
-        _check_ranks(self)
-        _check_batches(self)
+        super().__post_init__()
+        self._check_ranks()
+        self._check_batches()
         self.slots = named_slots(self.task, list(self.slots))
-        if not is_reference(self.task.host):  # of a user's own host, which needs torch, later
+        own_host = is_reference(self.task.host)
+        if not own_host:  # those of a user's own host, which needs torch, later
             enabled_slots(self.task, list(self.slots))
-        _check_host(self)
-        check(
-            self.early_stop.rollbacks == 0 or self.governor.enabled,
-            "early_stop.rollbacks",
-            self.early_stop.rollbacks,
-            "0 with governor.enabled=false, which never rolls back",
-        )
-        _check_policy(self)
-        check(
-            len(self.reward.split) <= self.envs,
-            "reward.split",
-            ",".join(self.reward.split),
-            f"at most envs={self.envs} modes",
-            "Each needs an env.",
-        )
+        allowed = f"another control with task.host={self.task.host}"
+        remedy = "The package cannot make a host of your own wider."
+        self.require(not own_host or self.control != "static_large", "control", allowed, remedy)
+        allowed = "0 with governor.enabled=false, which never rolls back"
+        watched = self.early_stop.rollbacks == 0 or self.governor.enabled
+        self.require(watched, "early_stop.rollbacks", allowed)
+        self._check_policy()
+        fits = len(self.reward.split) <= self.envs
+        self.require(fits, "reward.split", f"at most envs={self.envs} modes", "Each needs an env.")
+
+    def _check_ranks(self) -> None:
+        alone = self.ranks == 1
+        remedy = "Every rank has an env at least."
+        self.require(self.ranks <= self.envs, "ranks", f"at most envs={self.envs}", remedy)
+        several_devices = alone or not self.device.startswith("cuda:")
+        allowed = f"auto, cpu or cuda with ranks={self.ranks}"
+        self.require(several_devices, "device", allowed, "Rank i takes the i-th GPU.")
+        remedy = "A single process is started again with resume=auto."
+        self.require(not alone or self.restarts == 0, "restarts", "0 with ranks=1", remedy)
+        remedy = "It looks at the envs of one process alone."
+        for setting, value, needed in (
+            ("profile", self.profile, "off"),
+            ("telemetry.console", self.telemetry.console, "bar"),
+        ):
+            allowed = f"{needed} with ranks={self.ranks}"
+            self.require(alone or value == needed, setting, allowed, remedy)
+
+    def _check_batches(self) -> None:
+        images = self.batch_size * self.accumulate  # of an optimiser step
+        over = self.train_samples % images
+        below = self.train_samples - over
+        nearest = " or ".join(str(count) for count in (below, below + images) if count)
+        times = f" times accumulate={self.accumulate}" if self.accumulate > 1 else ""
+        allowed = f"a multiple of batch_size={self.batch_size}{times}"
+        fits = not over or self.data.split
+        self.require(fits, "train_samples", allowed, f"Nearest: {nearest}.")
+
+    def _check_policy(self) -> None:
+        policy = self.policy
+        learning = policy.name == "ppo"
+        fits = not learning or policy.ppo.minibatches <= self.envs
+        remedy = "Mini-batches are groups of whole envs."
+        self.require(fits, "policy.ppo.minibatches", f"at most envs={self.envs}", remedy)
+        allowed = f"{SCRATCH}, the name of a policy that ships, a run folder or a file"
+        self.require(bool(policy.init), "policy.init", allowed)
+        sizes = dict(zip(HEAD_NAMES, head_sizes(len(self.slots)), strict=True))
+        sizes["blueprint"] = len(self.task.blueprints)
+        for head, floor in policy.ppo.probability_floor.items():
+            setting = f"policy.ppo.probability_floor.{head}"
+            remedy = f"All of the head's {sizes[head]} choices may be legal at once."
+            check(floor * sizes[head] <= 1, setting, floor, f"at most 1/{sizes[head]}", remedy)
+        taught = learning and policy.imitation.rounds > 0
+        players = (policy.imitation.teacher if taught else policy.name, self.control)
+        allowed = "one of task.blueprints: " + ", ".join(self.task.blueprints)
+        for setting, player, names in (
+            ("schedule.blueprint", "schedule", [policy.schedule.blueprint]),
+            ("heuristic.blueprint_rotation", "heuristic", policy.heuristic.blueprint_rotation),
+        ):
+            for name in names if player in players else ():
+                check(name in self.task.blueprints, f"policy.{setting}", name, allowed)
 
 
 @dataclass
-class EvaluateConfig:
+class EvaluateConfig(Settings):
     """An evaluation: which policies play how much. The world is that of the checkpoint's run."""
 
     checkpoint: str = ""  # a checkpoint, or a run folder, whose newest is taken
@@ -233,16 +256,15 @@ class EvaluateConfig:
     confidence: float = number(0.95, 0, 1, "()")  # of the intervals
     name: str = word("evaluation")  # names its folder
     run_dir: str = ""  # folder of the results; "" = runs/<name>/<time>
-    device: str = "auto"  # as in training
+    device: str = word("auto", DEVICE)  # as in training
     data_root: str = ""  # where CIFAR-10 or the .npz is here; "" = where it was in training
     progress: str = choice("auto", PROGRESS_STYLES)  # as telemetry.progress
     compute: ComputeConfig = field(default_factory=ComputeConfig)
 
     def __post_init__(self) -> None:
         given = self.checkpoint not in ("", "auto")
-        check(given, "checkpoint", self.checkpoint or "''", "a checkpoint or a run folder")
-        check_fields("", self)
-        _check_device(self.device)
+        self.require(given, "checkpoint", "a checkpoint or a run folder")
+        super().__post_init__()
 
 
 def register_schema() -> None:
@@ -250,17 +272,14 @@ def register_schema() -> None:
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     store.store(name="evaluate_schema", node=EvaluateConfig)
-    # Hydra copies the whole store for every group that --help lists, which took a second; it never
-    # changes a copy.
+    # Hydra copies the whole store where it composes, and never changes a copy.
     vars(store)["__deepcopy__"] = lambda memo: store
 
 
 def settings_from(composed: DictConfig) -> TrainConfig:
-    """The checked settings of a composed configuration.
-
-    Raises UserError with one message that names setting, value and remedy.
-    """
-    _check_keys("", composed, TrainConfig())
+    """The checked settings of a composed configuration; raises UserError."""
+    for key in flat_settings(cast(Mapping, OmegaConf.to_container(composed))):
+        check_key(key, TrainConfig)  # '+key=value' and a file bring it past Hydra's own check
     return _checked(composed, TrainConfig, "train_schema")
 
 
@@ -275,9 +294,8 @@ def settings_from_mapping(settings: Mapping[str, object]) -> TrainConfig:
     try:
         merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), plain)
     except OmegaConfBaseException as error:
-        raise UserError(
-            f"checkpoint: its settings are not those of this program ({joined(error)})"
-        ) from error
+        told = f"its settings are not those of this program ({joined(error)})"
+        raise UserError(f"checkpoint: {told}") from error
     return settings_from(cast(DictConfig, merged))
 
 
@@ -286,7 +304,7 @@ def evaluation_from(composed: DictConfig) -> EvaluateConfig:
     return _checked(composed, EvaluateConfig, "evaluate_schema")
 
 
-def _checked(composed: DictConfig, kind: type[Settings], schema: str) -> Settings:
+def _checked(composed: DictConfig, kind: type[Kind], schema: str) -> Kind:
     """The dataclass of a composed configuration, its checks passed."""
     try:
         settings = OmegaConf.to_object(composed)
@@ -295,9 +313,8 @@ def _checked(composed: DictConfig, kind: type[Settings], schema: str) -> Setting
             raise error.__cause__ from None
         raise UserError(f"configuration: {joined(error)}") from error
     if not isinstance(settings, kind):
-        raise UserError(
-            f"configuration: the primary config must list {schema} first in its defaults"
-        )
+        told = f"the primary config must list {schema} first in its defaults"
+        raise UserError(f"configuration: {told}")
     return settings
 
 
@@ -320,97 +337,3 @@ def flat_settings(settings: Mapping[str, object], prefix: str = "") -> dict[str,
         else:
             flat[f"{prefix}{name}"] = value
     return flat
-
-
-def _check_keys(prefix: str, composed: DictConfig, part: object) -> None:
-    """Refuse keys that `part` lacks: '+key=value' and a file bring them past Hydra's own check."""
-    if not is_dataclass(part):
-        return
-    known = [item.name for item in fields(part)]
-    for key in map(str, composed):
-        if key not in known:
-            raise UserError(unknown_setting(f"{prefix}{key}", known))
-        if is_dataclass(getattr(part, key)):
-            _check_keys(f"{prefix}{key}.", composed[key], getattr(part, key))
-
-
-def _check_device(device: str) -> None:
-    known = DEVICE_PATTERN.fullmatch(device) is not None
-    check(known, "device", device, "auto, cpu, cuda or cuda:<index>")
-
-
-def _check_ranks(run: TrainConfig) -> None:
-    several = run.ranks > 1
-    remedy = "Every rank has an env at least."
-    check(run.ranks <= run.envs, "ranks", run.ranks, f"at most envs={run.envs}", remedy)
-    single = several and run.device.startswith("cuda:")
-    allowed = f"auto, cpu or cuda with ranks={run.ranks}"
-    check(not single, "device", run.device, allowed, "Rank i takes the i-th GPU.")
-    remedy = "A single process is started again with resume=auto."
-    check(several or run.restarts == 0, "restarts", run.restarts, "0 with ranks=1", remedy)
-    for setting, value, alone in (
-        ("profile", run.profile, "off"),
-        ("telemetry.console", run.telemetry.console, "bar"),
-    ):
-        allowed = f"{alone} with ranks={run.ranks}"
-        remedy = "It looks at the envs of one process alone."
-        check(not several or value == alone, setting, value, allowed, remedy)
-
-
-def _check_batches(run: TrainConfig) -> None:
-    images = run.batch_size * run.accumulate  # of an optimiser step
-    over = run.train_samples % images
-    below = run.train_samples - over
-    nearest = " or ".join(str(count) for count in (below, below + images) if count)
-    times = f" times accumulate={run.accumulate}" if run.accumulate > 1 else ""
-    allowed = f"a multiple of batch_size={run.batch_size}{times}"
-    fits = not over or run.data.split
-    check(fits, "train_samples", run.train_samples, allowed, f"Nearest: {nearest}.")
-
-
-def _check_policy(run: TrainConfig) -> None:
-    policy = run.policy
-    learning = policy.name == "ppo"
-    check(
-        not learning or policy.ppo.minibatches <= run.envs,
-        "policy.ppo.minibatches",
-        policy.ppo.minibatches,
-        f"at most envs={run.envs}",
-        "Mini-batches are groups of whole envs.",
-    )
-    allowed = f"{SCRATCH}, the name of a policy that ships, a run folder or a file"
-    check(bool(policy.init), "policy.init", "''", allowed)
-    sizes = dict(zip(HEAD_NAMES, head_sizes(len(run.slots)), strict=True))
-    sizes["blueprint"] = len(run.task.blueprints)
-    for head, floor in policy.ppo.probability_floor.items():
-        setting = f"policy.ppo.probability_floor.{head}"
-        remedy = f"All of the head's {sizes[head]} choices may be legal at once."
-        check(floor * sizes[head] <= 1, setting, floor, f"at most 1/{sizes[head]}", remedy)
-    taught = learning and policy.imitation.rounds > 0
-    players = (policy.imitation.teacher if taught else policy.name, run.control)
-    for setting, blueprints, player in (
-        ("schedule.blueprint", [policy.schedule.blueprint], "schedule"),
-        ("heuristic.blueprint_rotation", policy.heuristic.blueprint_rotation, "heuristic"),
-    ):
-        _check_blueprints(run, f"policy.{setting}", blueprints, player in players)
-
-
-def _check_host(run: TrainConfig) -> None:
-    """A user's own host has no width that a control could change."""
-    widened = run.control == "static_large" and is_reference(run.task.host)
-    check(
-        not widened,
-        "control",
-        run.control,
-        f"another control with task.host={run.task.host}",
-        "The package cannot make a host of your own wider.",
-    )
-
-
-def _check_blueprints(run: TrainConfig, setting: str, names: Sequence[str], used: bool) -> None:
-    """Blueprints must exist, and those of the policy or control in use must be among the task's."""
-    allowed = "one of task.blueprints: " + ", ".join(run.task.blueprints)
-    for name in names:
-        if not is_reference(name):
-            check_choice(setting, name, CNN_BLUEPRINT_NAMES)
-        check(not used or name in run.task.blueprints, setting, name, allowed)

@@ -1,9 +1,8 @@
-"""Errors that a user can mend: each names the setting, its value, what is allowed and what to do.
-Needs no torch.
-"""
+"""Errors that a user can mend: each names the setting, its value and what is allowed. No torch."""
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 SHOWN = 200  # characters of a value in a message
 # settings by another name beside them
@@ -22,9 +21,7 @@ def joined(value: object) -> str:
 
 
 def fault_in_words(error: BaseException) -> str:
-    """That it fails, and with what: the end of a capture fails as well where something within it
-    did.
-    """
+    """That it fails, and with what, even where the end of a capture then failed as well."""
     said = f"{type(error).__name__}: {one_line(error)}"
     first = error.__context__
     after = f", after {type(first).__name__}: {one_line(first)}" if first is not None else ""
@@ -48,7 +45,7 @@ class SettingError(UserError):
 
     def __init__(self, setting: str, value: object, allowed: str, remedy: str = "") -> None:
         end = f" {remedy}" if remedy else ""
-        super().__init__(f"{setting}={one_line(value)}: must be {allowed}.{end}")
+        super().__init__(f"{setting}={one_line(value) or repr('')}: must be {allowed}.{end}")
 
 
 class DataError(UserError):
@@ -63,14 +60,12 @@ class RankLostError(Exception):
     """One of a run's processes ended early or does not answer: one clear message, exit status 1."""
 
 
+@dataclass(eq=False)
 class PrunedError(Exception):
     """A search gave the run up: what it had reached after a round was behind what others had."""
 
-    def __init__(self, rounds: int, accuracy: float) -> None:
-        """rounds: that were played. accuracy: percent, of the last of them."""
-        super().__init__(rounds, accuracy)
-        self.rounds = rounds
-        self.accuracy = accuracy
+    rounds: int  # that were played
+    accuracy: float  # percent, of the last of them
 
     def __str__(self) -> str:
         return f"pruned after {self.rounds} rounds at {self.accuracy:.2f} % accuracy"
@@ -80,6 +75,12 @@ def check(ok: bool, setting: str, value: object, allowed: str, remedy: str = "")
     """Raise SettingError unless `ok`."""
     if not ok:
         raise SettingError(setting, value, allowed, remedy)
+
+
+def check_data(ok: bool, found: str, allowed: str, remedy: str = "") -> None:
+    """Raise DataError, which says what was found and what it must be or have, unless `ok`."""
+    if not ok:
+        raise DataError(f"{found}: must {allowed}.{remedy and ' '}{remedy}")
 
 
 def check_choice(setting: str, value: str, choices: tuple[str, ...]) -> None:

@@ -4,7 +4,7 @@ policies=[ppo,heuristic,wait]`.
 Stands in front of command.py, as train.py does.
 """
 
-from esper_soa.arguments import answered
+from esper_soa.arguments import show_help_or_version
 from esper_soa.ops.console import standing_streams
 from esper_soa.ops.interrupt import importing, stopped_at_once
 
@@ -12,7 +12,7 @@ from esper_soa.ops.interrupt import importing, stopped_at_once
 def main() -> None:
     """Run the command line; ends the interpreter with the status that command.py documents."""
     with standing_streams(), stopped_at_once():
-        if answered("evaluate"):
+        if show_help_or_version("evaluate"):
             return
         with importing():
             from esper_soa.command import EvaluateConfig, run_command

@@ -1,13 +1,9 @@
-"""Paths that a user gives: `~` is expanded, and what cannot be a path is refused by the name of its
-setting; and files that are to last; and where the package keeps its configuration.
-
-Needs no torch.
-"""
+"""Paths that a user gives, files that are to last, and our configuration. Needs no torch."""
 
 import os
 from pathlib import Path
 
-from esper_soa.errors import SettingError
+from esper_soa.errors import SettingError, one_line
 
 
 def config_dir() -> str:
@@ -18,24 +14,20 @@ def config_dir() -> str:
 
 
 def user_path(setting: str, given: str) -> Path:
-    """The path that `given` names, whether or not there is anything.
+    """The path that `given` names, `~` expanded, whether or not there is anything.
 
     Raises SettingError for none: an unknown user's home, too long a name, bytes of no text.
     """
-    if "\0" in given or given != given.encode("utf-8", "ignore").decode("utf-8"):
-        raise SettingError(setting, given, "a path of UTF-8 characters")
+    path = Path(given)
     try:
-        path = Path(given).expanduser()
-    except RuntimeError as error:
-        raise SettingError(
-            setting, given, "a path in a known home folder", "Write the home folder out."
-        ) from error
-    try:
+        given.encode()
+        path = path.expanduser()
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
-        return path
-    except OSError as error:
-        raise SettingError(setting, given, f"a path that can be used ({error.strerror})") from error
+        pass  # there may be nothing yet
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else one_line(error)
+        raise SettingError(setting, given, f"a path that can be used ({reason})") from error
     return path
 
 

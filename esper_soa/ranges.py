@@ -1,13 +1,13 @@
 """Ranges of settings: each stands in the line of its field, and is checked as they are made.
 
-`number(default, low, high)` and its kin give a dataclass field its default and its rule;
-`check_fields` applies the rules of one dataclass. Needs no torch.
+Needs no torch.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TypeVar, cast
+from operator import attrgetter
+from typing import ClassVar, TypeVar, cast
 
 from esper_soa.errors import check
 from esper_soa.registry import is_reference
@@ -17,9 +17,27 @@ COUNT = 10**9  # most env-steps, rounds, images: sums and products of two stay w
 # most of a weight, a threshold or a reward term: products of a few stay within float32
 WEIGHT = 1e6
 MOST_ITEMS = 64  # of a list
-NAME_PATTERN = re.compile(r"[\w.+-]{1,60}")
+NAME_PATTERN = re.compile(r"(?!\.*\Z)[\w.+-]{1,60}")
 
-Setting = TypeVar("Setting", int, float)
+Number = TypeVar("Number", int, float)
+
+
+class Settings:
+    """A dataclass of settings, checked as it is made; messages have `path` before their names."""
+
+    path: ClassVar[str]
+
+    def __init_subclass__(cls, path: str = "") -> None:
+        cls.path = path
+
+    def __post_init__(self) -> None:
+        for item in fields(self):  # type: ignore[arg-type]
+            if RULE in item.metadata:
+                item.metadata[RULE].check(self.path + item.name, vars(self)[item.name])
+
+    def require(self, ok: bool, name: str, allowed: str, remedy: str = "") -> None:
+        """Raise SettingError for the setting `name`, dotted where it is of a part, unless `ok`."""
+        check(ok, self.path + name, attrgetter(name)(self), allowed, remedy)
 
 
 class Rule:
@@ -70,14 +88,21 @@ class Choice(Rule):
         return "one of " + ", ".join(self.words) + own
 
 
-class Name(Rule):
-    """A word that can name a folder."""
+@dataclass(frozen=True)
+class Word(Rule):
+    """A text of a pattern."""
+
+    pattern: re.Pattern[str]
+    described: str
 
     def holds(self, value: object) -> bool:
-        return NAME_PATTERN.fullmatch(str(value)) is not None and str(value).strip(".") != ""
+        return self.pattern.fullmatch(str(value)) is not None
 
     def __str__(self) -> str:
-        return "a folder name of at most 60 letters, digits, '_', '-', '+' and '.'"
+        return self.described
+
+
+FOLDER = Word(NAME_PATTERN, "a folder name of at most 60 letters, digits, '_', '-', '+' and '.'")
 
 
 @dataclass(frozen=True)
@@ -115,14 +140,14 @@ class Table(Rule):
             self.rule.check(f"{setting}.{key}", number)
 
 
-def number(default: Setting, low: float, high: float, ends: str = "[]", note: str = "") -> Setting:
+def number(default: Number, low: float, high: float, ends: str = "[]", note: str = "") -> Number:
     """A field for a number within the range; see Range."""
     return field(default=default, metadata={RULE: Range(low, high, ends, note)})
 
 
-def word(default: str) -> str:
-    """A field for a word that can name a folder."""
-    return field(default=default, metadata={RULE: Name()})
+def word(default: str, rule: Word = FOLDER) -> str:
+    """A field for a word of a pattern; without one it must be able to name a folder."""
+    return field(default=default, metadata={RULE: rule})
 
 
 def choice(default: str, words: tuple[str, ...], own: str = "") -> str:
@@ -142,24 +167,16 @@ def choices(
     return field(default_factory=lambda: list(default), metadata={RULE: rule})
 
 
-def numbers(default: Sequence[Setting], low: float, high: float, least: int = 1) -> list[Setting]:
+def numbers(default: Sequence[Number], low: float, high: float, least: int = 1) -> list[Number]:
     """A field for a list of numbers within the range."""
     rule = Items(Range(low, high), least, repeated=True)
     return field(default_factory=lambda: list(default), metadata={RULE: rule})
 
 
-def table(
-    default: Callable[[], dict[str, float]], keys: tuple[str, ...], low: float, high: float
-) -> dict[str, float]:
-    """A field for a number within the range for each of `keys`."""
-    return field(default_factory=default, metadata={RULE: Table(keys, Range(low, high))})
-
-
-def check_fields(path: str, settings: object) -> None:
-    """Raise SettingError for the first field of the dataclass whose rule forbids its value."""
-    for item in fields(settings):  # type: ignore[arg-type]
-        if RULE in item.metadata:
-            item.metadata[RULE].check(path + item.name, vars(settings)[item.name])
+def table(default: Mapping[str, float], low: float, high: float) -> dict[str, float]:
+    """A field for a number within the range for each key of `default`."""
+    rule = Table(tuple(default), Range(low, high))
+    return field(default_factory=lambda: dict(default), metadata={RULE: rule})
 
 
 def _plain(end: float) -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from inspect import Parameter, signature
 from types import ModuleType
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from esper_soa.errors import SettingError, one_line
 
@@ -36,10 +36,7 @@ Part = Callable[..., object]
 Marked = TypeVar("Marked", bound=Part)
 
 
-class Mark(Protocol):
-    """A decorator that gives back what it is given."""
-
-    def __call__(self, part: Marked, /) -> Marked: ...
+Mark = Callable[[Marked], Marked]  # a decorator that gives back what it is given
 
 
 def blueprint(name: str) -> Mark:
@@ -114,19 +111,17 @@ def reference_to(kind: str, part: Part) -> str:
 
 
 def find(kind: str, reference: str, setting: str) -> Part:
-    """What `reference` names; raises SettingError where its module cannot be imported or has not
-    one such part.
+    """What `reference` names; raises SettingError where there is no such module or part.
 
     What the module itself raises while it is imported is not caught.
     """
     place, _, name = reference.partition(":")
     parts = {id(part): part for part in vars(_imported(place, reference, setting)).values()}
-    names = {part: marked_name(kind, parts[part]) for part in parts}
-    marked = {part: found for part, found in names.items() if found is not None}
-    named = [parts[part] for part, found in marked.items() if found == name]
+    found = [(marked_name(kind, part), part) for part in parts.values()]
+    named = [part for own_name, part in found if own_name == name]
     if not named:
         article = "an" if kind == AGENT else "a"
-        there = ", ".join(sorted(marked.values())) or "none"
+        there = ", ".join(sorted(own_name for own_name, _ in found if own_name)) or "none"
         allowed = f"{article} {kind} that {place} registers ({there})"
         remedy = f'@esper_soa.{kind}("{name}") above a function or class there registers it.'
         raise SettingError(setting, reference, allowed, remedy)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from esper_soa.arguments import answered
+from esper_soa.arguments import show_help_or_version
 from esper_soa.ops.console import standing_streams
 from esper_soa.ops.interrupt import importing, stopped_at_once
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """Run the command line; ends the interpreter with the status that command.py documents."""
     with standing_streams(), stopped_at_once():
-        if answered("train"):
+        if show_help_or_version("train"):
             return
         with importing():
             from esper_soa.command import TrainConfig, run_command

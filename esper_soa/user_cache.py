@@ -6,6 +6,7 @@ Whoever can write in it could run code as this user. Needs no torch.
 import os
 import pwd
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -21,19 +22,13 @@ def cache_folder() -> Path:
     root = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(root):
         return Path(root) / "esper_soa"
-    return _home() / ".cache" / "esper_soa"
-
-
-def _home() -> Path:
     home = os.environ.get("HOME", "")
     if not os.path.isabs(home):
-        try:
+        with suppress(KeyError):
             home = pwd.getpwuid(os.geteuid()).pw_dir
-        except KeyError:
-            home = ""
     if not os.path.isabs(home):
         raise FolderError("there is no home folder to keep them in (set HOME or XDG_CACHE_HOME)")
-    return Path(home)
+    return Path(home) / ".cache" / "esper_soa"
 
 
 def open_folder(path: Path) -> None:
@@ -44,8 +39,8 @@ def open_folder(path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not os.path.lexists(path):
-            path.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
     except OSError as error:
         raise FolderError(f"the cache folder {path} cannot be written: {error}") from error
     try:
@@ -58,14 +53,11 @@ def open_folder(path: Path) -> None:
         found = os.fstat(handle)
         mode = stat.S_IMODE(found.st_mode)
         if found.st_uid != os.geteuid():
-            raise FolderError(
-                f"the cache folder {path} belongs to user {found.st_uid}: set XDG_CACHE_HOME to "
-                "another"
-            )
+            told = f"belongs to user {found.st_uid}: set XDG_CACHE_HOME to another"
+            raise FolderError(f"the cache folder {path} {told}")
         if mode & 0o022:
-            raise FolderError(
-                f"others can write in the cache folder {path} (mode {mode:o}): delete it"
-            )
+            told = f"others can write in the cache folder {path} (mode {mode:o}): delete it"
+            raise FolderError(told)
         if mode & 0o077:
             os.fchmod(handle, mode & 0o700)
     finally:

@@ -1,6 +1,5 @@
 """The command line as a user meets it: exit status, one clear message, start-up without torch."""
 
-import re
 import subprocess
 import sys
 from importlib import metadata
@@ -42,22 +41,17 @@ def test_a_mistake_ends_with_its_status_and_message(
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        (
-            "policy.ppo.lrr=4",
-            "policy.ppo.lrr: there is no such setting. Did you mean policy.ppo.lr?",
-        ),
-        ("rewards=net", "rewards: there is no such setting. Did you mean reward?"),
-        ("sweeps=gpus", "sweeps: there is no such setting. Did you mean sweep?"),
-        (
-            "compute.native=off",
-            "compute.native: there is no such setting. Did you mean compute.engine?",
-        ),
-        ("nonsense=1", "nonsense: there is no such setting."),
+        ("policy.ppo.lrr=4", " Did you mean policy.ppo.lr?"),
+        ("rewards=net", " Did you mean reward?"),
+        ("sweeps=gpus", " Did you mean sweep?"),
+        ("compute.native=off", " Did you mean compute.engine?"),
+        ("nonsense=1", ""),
     ],
 )
 def test_an_unknown_setting_is_told_with_what_may_have_been_meant(override: str, told: str) -> None:
-    with pytest.raises(UserError, match=f"^{re.escape(told)}$"):
-        prepared([override], TrainConfig, ["reward", "sweep"])
+    with pytest.raises(UserError) as raised:
+        prepared([override], TrainConfig)
+    assert str(raised.value) == f"{override.split('=')[0]}: there is no such setting.{told}"
 
 
 def test_the_settings_are_shown_without_running(tmp_path: Path) -> None:
@@ -67,7 +61,7 @@ def test_the_settings_are_shown_without_running(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_settings_hold_and_hydra_knows_passes() -> None:
+def test_what_settings_hold_and_hydra_knows_passes_with_flags_anywhere() -> None:
     given = [
         "hydra.job.name=x",
         "hydra/launcher=joblib",
@@ -77,12 +71,7 @@ def test_what_settings_hold_and_hydra_knows_passes() -> None:
         "policy@policy=wait",
         "reward.mode=net",
     ]
-    assert prepared(given, TrainConfig, ["task", "policy"]) == given
-
-
-def test_a_sweep_may_be_asked_for_anywhere() -> None:
-    given = ["+experiment=smoke", "-m", "seed=1,2", "envs=0"]
-    assert prepared(given, TrainConfig, []) == ["-m", "+experiment=smoke", "seed=1,2", "envs=0"]
+    assert prepared([*given, "-m", "envs=0"], TrainConfig) == ["-m", *given, "envs=0"]
 
 
 @pytest.mark.parametrize("program", ["train", "evaluate"])

@@ -7,24 +7,22 @@ times are in env-steps.
 
 from dataclasses import dataclass, field
 
-from esper_soa.errors import check
-from esper_soa.ranges import COUNT, WEIGHT, check_fields, choice, choices, number, numbers, table
+from esper_soa.nets.config import CNN_BLUEPRINT_NAMES
+from esper_soa.ranges import COUNT, WEIGHT, Settings, choice, choices, number, numbers, table
 from esper_soa.registry import AGENT, BLUEPRINT
 from esper_soa.vocabulary import (
     ALPHA_TARGETS,
-    BLUEPRINT_NAMES,
     HEAD_NAMES,
     STYLE_BLEND,
     TEMPO_STEPS,
 )
 
 POLICIES = ("ppo", "random", "wait", "schedule", "heuristic")
-TEACHERS = ("heuristic", "schedule")
 SCRATCH = "none"  # the value of policy.init that takes no weights from anywhere
 
 
 @dataclass
-class NetworkConfig:
+class NetworkConfig(Settings, path="policy.network."):
     """Sizes of the recurrent policy network."""
 
     hidden: int = number(512, 8, 16_384, note="a multiple of 8")  # LSTM width
@@ -35,29 +33,20 @@ class NetworkConfig:
     blueprint_embedding: int = number(4, 1, 1024)  # width, per slot
 
     def __post_init__(self) -> None:
-        check_fields("policy.network.", self)
+        super().__post_init__()
         for name in ("hidden", "features", "slot_features"):
-            value = getattr(self, name)
-            check(value % 8 == 0, f"policy.network.{name}", value, "a multiple of 8")
+            self.require(vars(self)[name] % 8 == 0, name, "a multiple of 8")
 
 
 def _per_head(
     op: float, slot: float, blueprint: float, style: float, tempo: float, alpha: float
 ) -> dict[str, float]:
-    return {
-        "slot": slot,
-        "blueprint": blueprint,
-        "style": style,
-        "tempo": tempo,
-        "alpha_target": style,
-        "alpha_speed": alpha,
-        "alpha_curve": alpha,
-        "op": op,
-    }
+    values = (slot, blueprint, style, tempo, style, alpha, alpha, op)
+    return dict(zip(HEAD_NAMES, values, strict=True))
 
 
 @dataclass
-class PPOConfig:
+class PPOConfig(Settings, path="policy.ppo."):
     """Proximal policy optimisation with one factored categorical per head."""
 
     lr: float = number(3e-4, 0, 1000, "(]")  # of Adam
@@ -76,27 +65,20 @@ class PPOConfig:
     entropy_coef_min: float = number(0.01, 0, WEIGHT)  # never less
     # From start to end.
     entropy_anneal_rounds: int = number(0, 0, COUNT, note="0 = stays at entropy_coef")
-    entropy_multiplier: dict[str, float] = table(  # of entropy_coef, per head
-        lambda: _per_head(1.0, 1.0, 1.3, 1.2, 1.3, 1.2), HEAD_NAMES, 0, WEIGHT
-    )
-    entropy_floor: dict[str, float] = (
-        table(  # entropy in units of that of a uniform choice, below which it costs
-            lambda: _per_head(0.30, 0.15, 0.20, 0.15, 0.20, 0.10) | {"alpha_target": 0.10},
-            HEAD_NAMES,
-            0,
-            1,
-        )
+    # Of entropy_coef, per head.
+    entropy_multiplier: dict[str, float] = table(_per_head(1.0, 1.0, 1.3, 1.2, 1.3, 1.2), 0, WEIGHT)
+    # Entropy in units of that of a uniform choice, below which it costs.
+    entropy_floor: dict[str, float] = table(
+        _per_head(0.30, 0.15, 0.20, 0.15, 0.20, 0.10) | {"alpha_target": 0.10}, 0, 1
     )
     # Over which the floor penalty is relaxed, however long the run.
     floor_penalty_rounds: int = number(100, 1, COUNT)
-    entropy_floor_penalty: dict[str, float] = table(  # what it costs
-        lambda: _per_head(0.3, 0.1, 0.3, 0.1, 0.3, 0.1), HEAD_NAMES, 0, WEIGHT
+    # What the floor costs.
+    entropy_floor_penalty: dict[str, float] = table(
+        _per_head(0.3, 0.1, 0.3, 0.1, 0.3, 0.1), 0, WEIGHT
     )
-    probability_floor: dict[str, float] = (
-        table(  # of every legal choice; all of a head together at most 1
-            lambda: _per_head(0.15, 0.05, 0.12, 0.08, 0.12, 0.06), HEAD_NAMES, 0, 1
-        )
-    )
+    # Of every legal choice; all of a head together at most 1.
+    probability_floor: dict[str, float] = table(_per_head(0.15, 0.05, 0.12, 0.08, 0.12, 0.06), 0, 1)
     value_coef: float = number(0.5, 0, WEIGHT)  # after the warm-up
     value_coef_start: float = number(0.05, 0, WEIGHT)  # of the first update
     value_warmup_rounds: int = number(10, 0, COUNT)  # until value_coef
@@ -111,12 +93,9 @@ class PPOConfig:
     observation_clip: float = number(10.0, 0, WEIGHT, "(]")  # standard deviations
     reward_clip: float = number(10.0, 0, WEIGHT, "(]")  # standard deviations
 
-    def __post_init__(self) -> None:
-        check_fields("policy.ppo.", self)
-
 
 @dataclass
-class ScheduleConfig:
+class ScheduleConfig(Settings, path="policy.schedule."):
     """Fixed lifecycle per slot: germinate, advance, fossilise at declared env-steps, else wait.
 
     Where several slots are due at one env-step, the first of them that may act does. What is due
@@ -131,13 +110,10 @@ class ScheduleConfig:
     # ADVANCE there.
     advance: list[int] = numbers((1, 11, 16), 1, COUNT, least=0)
     fossilize: int = number(17, 1, COUNT)  # age of the seed, env-steps
-    blueprint: str = choice("norm", BLUEPRINT_NAMES, own=BLUEPRINT)  # of every seed
+    blueprint: str = choice("norm", CNN_BLUEPRINT_NAMES, own=BLUEPRINT)  # of every seed
     style: int = number(2, 0, len(STYLE_BLEND) - 1)  # vocabulary.Style
     tempo: int = number(1, 0, len(TEMPO_STEPS) - 1)  # index of vocabulary.TEMPO_STEPS
     alpha_target: int = number(2, 0, len(ALPHA_TARGETS) - 1)  # index of vocabulary.ALPHA_TARGETS
-
-    def __post_init__(self) -> None:
-        check_fields("policy.schedule.", self)
 
     def germination_steps(self, num_slots: int) -> list[int]:
         """Env-step at which each slot is due to germinate."""
@@ -148,7 +124,7 @@ class ScheduleConfig:
 
 
 @dataclass
-class HeuristicConfig:
+class HeuristicConfig(Settings, path="policy.heuristic."):
     """Hand-written rules on plateau, stability and contribution (policy.md 9)."""
 
     plateau_steps_to_germinate: int = number(3, 0, COUNT)  # env-steps in a row without a gain
@@ -160,7 +136,7 @@ class HeuristicConfig:
     embargo_steps_after_prune: int = number(5, 0, COUNT)  # env-steps without a germination
     blueprint_rotation: list[str] = choices(  # germinated in turn
         ("conv_light", "conv_heavy", "attention", "norm", "depthwise"),
-        BLUEPRINT_NAMES,
+        CNN_BLUEPRINT_NAMES,
         repeated=True,
         own=BLUEPRINT,
     )
@@ -171,27 +147,21 @@ class HeuristicConfig:
     # Less than this: pruned instead of fossilised.
     ransomware_total_improvement: float = number(0.0, -100, 100)
 
-    def __post_init__(self) -> None:
-        check_fields("policy.heuristic.", self)
-
 
 @dataclass
-class ImitationConfig:
+class ImitationConfig(Settings, path="policy.imitation."):
     """Rounds in which the learning policy plays and learns what a teacher would do (DAgger)."""
 
     rounds: int = number(0, 0, COUNT, note="0 = none")  # the first rounds of a run are of this kind
     # With the settings of policy.heuristic or policy.schedule.
-    teacher: str = choice("heuristic", TEACHERS, own=AGENT)
+    teacher: str = choice("heuristic", ("heuristic", "schedule"), own=AGENT)
     epochs: int = number(4, 1, 10_000)  # passes over such a round
     # Of Adam, which starts afresh with the first round of PPO.
     lr: float = number(1e-3, 0, 1000, "(]")
 
-    def __post_init__(self) -> None:
-        check_fields("policy.imitation.", self)
-
 
 @dataclass
-class PolicyConfig:
+class PolicyConfig(Settings, path="policy."):
     """Who decides: a learning policy or a scripted one, behind the same `act`."""
 
     name: str = choice("ppo", POLICIES, own=AGENT)  # ppo learns, the others follow rules
@@ -203,6 +173,3 @@ class PolicyConfig:
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     heuristic: HeuristicConfig = field(default_factory=HeuristicConfig)
-
-    def __post_init__(self) -> None:
-        check_fields("policy.", self)

@@ -7,8 +7,7 @@ reward in its own unit. The numbers behind a default are its range.
 
 from dataclasses import dataclass, field
 
-from esper_soa.errors import check
-from esper_soa.ranges import COUNT, WEIGHT, check_fields, choice, choices, number
+from esper_soa.ranges import COUNT, WEIGHT, Settings, choice, choices, number
 from esper_soa.registry import REWARD
 
 REWARD_MODES = (
@@ -31,7 +30,7 @@ NUM_REASONS = 4  # what the governor can see in a loss, "nothing" included
 
 
 @dataclass
-class GatesConfig:
+class GatesConfig(Settings, path="gates."):
     """Thresholds of the quality gates G1, G2, G3 and G5 (lifecycle.md 2)."""
 
     permissive: bool = True  # G2 asks for healthy gradients; False: the strict gates
@@ -43,12 +42,9 @@ class GatesConfig:
     min_gradient_health: float = number(0.7, 0, 1)  # permissive G2
     min_fossilize_contribution: float = number(1.0, -100, 100)  # strict G5
 
-    def __post_init__(self) -> None:
-        check_fields("gates.", self)
-
 
 @dataclass
-class LifecycleConfig:
+class LifecycleConfig(Settings, path="lifecycle."):
     """What moves a seed from stage to stage (lifecycle.md 1)."""
 
     auto_forward_g1: bool = False  # GERMINATED -> TRAINING without an action
@@ -62,14 +58,10 @@ class LifecycleConfig:
     )
 
     def __post_init__(self) -> None:
-        check_fields("lifecycle.", self)
-        check(
-            "training" in self.detached_stages,
-            "lifecycle.detached_stages",
-            self.detached_stages,
-            "a list with 'training'",
-            "A seed in training must not disturb its host.",
-        )
+        super().__post_init__()
+        remedy = "A seed in training must not disturb its host."
+        listed = "training" in self.detached_stages
+        self.require(listed, "detached_stages", "a list with 'training'", remedy)
 
     @property
     def advance_disabled(self) -> bool:
@@ -78,7 +70,7 @@ class LifecycleConfig:
 
 
 @dataclass
-class SignalsConfig:
+class SignalsConfig(Settings, path="signals."):
     """Plateau and stability counters (policy.md 4)."""
 
     # Accuracy gained, below which an env-step counts as a plateau.
@@ -90,12 +82,9 @@ class SignalsConfig:
     # Relative rise of the loss, from which it is not calm.
     regression_threshold: float = number(0.05, 0, WEIGHT)
 
-    def __post_init__(self) -> None:
-        check_fields("signals.", self)
-
 
 @dataclass
-class GovernorConfig:
+class GovernorConfig(Settings, path="governor."):
     """Loss watch and rollback (rewards.md D)."""
 
     # False: nothing is watched, a host that is lost stays lost until its episode ends.
@@ -113,12 +102,9 @@ class GovernorConfig:
     # Env-steps between snapshots of a healthy host; one more follows every fossilisation.
     snapshot_steps: int = number(5, 1, COUNT)
 
-    def __post_init__(self) -> None:
-        check_fields("governor.", self)
-
 
 @dataclass
-class EarlyStopConfig:
+class EarlyStopConfig(Settings, path="early_stop."):
     """When the episode of an env ends before its last env-step, as one that is cut off."""
 
     # Env-steps in a row without a gain in validation accuracy, after which it ends.
@@ -129,9 +115,6 @@ class EarlyStopConfig:
     # Times that a host went back to its snapshot, after which its episode ends.
     rollbacks: int = number(0, 0, COUNT, note="0 = however often it does")
 
-    def __post_init__(self) -> None:
-        check_fields("early_stop.", self)
-
     @property
     def enabled(self) -> bool:
         """Whether any episode may end early."""
@@ -139,7 +122,7 @@ class EarlyStopConfig:
 
 
 @dataclass
-class LossRewardConfig:
+class LossRewardConfig(Settings, path="reward.loss."):
     """The loss family of rewards (rewards.md A.9), with the values for CIFAR. Losses in nats."""
 
     loss_delta_weight: float = number(5.0, -WEIGHT, WEIGHT)  # of the fall of the loss
@@ -156,17 +139,13 @@ class LossRewardConfig:
     terminal_loss_weight: float = number(1.0, -WEIGHT, WEIGHT)  # what it pays
 
     def __post_init__(self) -> None:
-        check_fields("reward.loss.", self)
-        check(
-            self.baseline_loss > self.target_loss,
-            "reward.loss.baseline_loss",
-            self.baseline_loss,
-            f"above reward.loss.target_loss={self.target_loss}",
-        )
+        super().__post_init__()
+        allowed = f"above reward.loss.target_loss={self.target_loss}"
+        self.require(self.baseline_loss > self.target_loss, "baseline_loss", allowed)
 
 
 @dataclass
-class AttributionConfig:
+class AttributionConfig(Settings, path="attribution."):
     """Subsets validated at every env-step in envs of more than four blending seeds; else all."""
 
     # Each two seeds on their own, n (n - 1) / 2 subsets; without them there are no interactions.
@@ -175,19 +154,15 @@ class AttributionConfig:
     shapley_samples: int = number(0, 0, 10_000, note="0 = none")
 
     def __post_init__(self) -> None:
-        check_fields("attribution.", self)
-        enough = self.shapley_samples >= MIN_SHAPLEY_SAMPLES and self.shapley_samples % 2 == 0
-        check(
-            self.shapley_samples == 0 or enough,
-            "attribution.shapley_samples",
-            self.shapley_samples,
-            f"0 or an even number of at least {MIN_SHAPLEY_SAMPLES}",
-            "Orders come in pairs.",
-        )
+        super().__post_init__()
+        count = self.shapley_samples
+        enough = count == 0 or (count >= MIN_SHAPLEY_SAMPLES and count % 2 == 0)
+        allowed = f"0 or an even number of at least {MIN_SHAPLEY_SAMPLES}"
+        self.require(enough, "shapley_samples", allowed, "Orders come in pairs.")
 
 
 @dataclass
-class RewardConfig:
+class RewardConfig(Settings, path="reward."):
     """Every term of every reward mode. Costs and penalties are negative, rents positive."""
 
     # Which terms are paid; see reward_modes.py.
@@ -297,25 +272,17 @@ class RewardConfig:
     loss: LossRewardConfig = field(default_factory=LossRewardConfig)
 
     def __post_init__(self) -> None:
-        check_fields("reward.", self)
+        super().__post_init__()
         if "basic_plus" in self.modes and self.drip_fraction == 0.0:
-            check(
-                "basic" not in self.modes,
-                "reward.split",
-                ",".join(self.split),
-                "given with a reward.drip_fraction",
-                "Alone, basic_plus has 0.7 and basic has 0; envs side by side have the same.",
-            )
+            remedy = "Alone, basic_plus has 0.7 and basic has 0; envs side by side have the same."
+            alone = "basic" not in self.modes
+            self.require(alone, "split", "given with a reward.drip_fraction", remedy)
             self.drip_fraction = 0.7
         others = [mode for mode in self.modes if mode not in DRIP_MODES]
         setting = "reward.split" if self.split else "reward.mode"
-        check(
-            self.drip_fraction == 0 or not others,
-            "reward.drip_fraction",
-            self.drip_fraction,
-            f"0 with {setting}={','.join(self.modes)}, as {', '.join(others)} pays no drip",
-            f"Leave it out or use {setting}=basic_plus.",
-        )
+        allowed = f"0 with {setting}={','.join(self.modes)}, as {', '.join(others)} pays no drip"
+        remedy = f"Leave it out or use {setting}=basic_plus."
+        self.require(self.drip_fraction == 0 or not others, "drip_fraction", allowed, remedy)
 
     @property
     def modes(self) -> tuple[str, ...]:

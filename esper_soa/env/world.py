@@ -54,12 +54,12 @@ class World:
         data.check_classes(images, rules.nets.shape.num_classes)
         self.augment = cfg.augment
         together = ranks.all_envs(sizes.num_envs)
-        self.split = data.split_sizes(images, sizes.batch_size, together) if cfg.split else None
-        if self.split is None:
+        self.split: data.Split | None = None
+        if not cfg.split:
             data.check_work(images, sizes.train_samples, sizes.val_samples)
         else:
-            data.check_split(images, together, self.split.num_batches, rules.nets.accumulate)
-            share = self.split
+            steps = rules.nets.accumulate
+            self.split = share = data.split_sizes(images, sizes.batch_size, together, steps)
             sizes = Sizes(sizes.num_envs, sizes.batch_size, share.train_samples, share.val_samples)
         self.sizes = sizes
         self.device = images.train_images.device

@@ -1,10 +1,7 @@
-"""Settings of host networks and their data, and the slot table that follows. Needs no torch.
-
-The numbers behind a default are its range.
-"""
+"""Settings of host networks and their data, and the slot table that follows. Needs no torch."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -12,9 +9,8 @@ from esper_soa.errors import SettingError, check
 from esper_soa.paths import user_path
 from esper_soa.ranges import (
     COUNT,
-    RULE,
     WEIGHT,
-    check_fields,
+    Settings,
     choice,
     choices,
     number,
@@ -29,18 +25,14 @@ IMAGE_CHANNELS = 3
 MAX_CHANNELS = 8192  # of a block
 MAX_POOLS = 5  # that leave one pixel of an image
 CNN_BLUEPRINT_NAMES = tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS)
-LR_SCHEDULES = ("constant", "cosine")
 DATASETS = ("auto", "cifar10", "fashion32", "synthetic", "npz", "given")
 NPZ = ".npz"  # how a file of own images ends
-LAYOUTS = ("nhwc", "nchw")
-RESIZES = ("auto", "pad", "scale", "stretch")
-VAL_PARTS = ("unused", "train", "for_test")
 # Settings of DataConfig that only own images heed.
 PREPARATION = ("layout", "resize", "val", "mean", "std")
 
 
 @dataclass
-class TaskConfig:
+class TaskConfig(Settings, path="task."):
     """Host architecture and the settings of its training (lifecycle.md 5.1, 5.4, 6.1)."""
 
     name: str = word("cifar_baseline")  # in words, for the table
@@ -55,7 +47,7 @@ class TaskConfig:
     host_lr: float = number(0.01, 0, 1000, "(]")  # learning rate of the host
     seed_lr: float = number(0.01, 0, 1000, "(]")  # of its seeds
     # Of both over an episode: as they are, or from there to 0 along half a cosine.
-    lr_schedule: str = choice("constant", LR_SCHEDULES)
+    lr_schedule: str = choice("constant", ("constant", "cosine"))
     momentum: float = number(0.9, 0, 1, "[)")  # of both
     weight_decay: float = number(5e-4, 0, 1000)  # of the host; seeds have none
     # Gradient norm per env for the host, per env and slot for seeds.
@@ -66,14 +58,14 @@ class TaskConfig:
     blueprints: list[str] = choices(CNN_BLUEPRINT_NAMES, CNN_BLUEPRINT_NAMES, own=BLUEPRINT)
 
     def __post_init__(self) -> None:
-        check_fields("task.", self)
-        check(self.kernel_size % 2 == 1, "task.kernel_size", self.kernel_size, "odd")
+        super().__post_init__()
+        self.require(self.kernel_size % 2 == 1, "kernel_size", "odd")
         allowed = f"at most task.num_blocks={self.num_blocks}"
-        check(self.num_pools <= self.num_blocks, "task.num_pools", self.num_pools, allowed)
+        self.require(self.num_pools <= self.num_blocks, "num_pools", allowed)
         last = self.channels(self.num_blocks - 1)
         allowed = f"so small that the last block has at most {MAX_CHANNELS} channels, not {last}"
         remedy = f"Or lower task.base_channels={self.base_channels}."
-        check(last <= MAX_CHANNELS, "task.num_blocks", self.num_blocks, allowed, remedy)
+        self.require(last <= MAX_CHANNELS, "num_blocks", allowed, remedy)
         names = [name_in(name) for name in blueprint_names(self.blueprints)]
         for reference in filter(is_reference, self.blueprints):
             allowed = "of another name than every other blueprint"
@@ -114,7 +106,7 @@ def lr_factor(schedule: str, step: int, num_steps: int) -> float:
 
 
 @dataclass
-class DataConfig:
+class DataConfig(Settings, path="data."):
     """Which images, from where, and how an env-step draws them (runtime.md 2)."""
 
     # auto: what root holds, CIFAR-10 or an .npz, and without root the embedded fashion32; npz: own
@@ -128,62 +120,37 @@ class DataConfig:
     synthetic_train: int = number(512, 1, 1_000_000)  # images of the synthetic set
     synthetic_test: int = number(256, 1, 1_000_000)  # of its test part
     # Of own images with several channels each: nhwc has them last, nchw before height and width.
-    layout: str = choice("nhwc", LAYOUTS)
-    # How own images come to have 32x32 pixels; the rules stand in nets/fit.py.
-    resize: str = choice("auto", RESIZES)
+    layout: str = choice("nhwc", ("nhwc", "nchw"))
+    # How own images come to have 32x32 pixels; the rules stand in docs/images.md.
+    resize: str = choice("auto", ("auto", "pad", "scale", "stretch"))
     # What the part val_ of an .npz is for: nothing, more training images, or test images in place
     # of those of test_.
-    val: str = choice("unused", VAL_PARTS)
+    val: str = choice("unused", ("unused", "train", "for_test"))
     # Of values in [0, 1], to normalise own images by: one, or one per channel; [] = that of the
     # training images.
     mean: list[float] = numbers((), 0, 1, least=0)
     std: list[float] = numbers((), 0.001, 10, least=0)  # as mean, and given with it
 
     def __post_init__(self) -> None:
-        check_fields("data.", self)
+        super().__post_init__()
         read = self.name in ("auto", "cifar10", "npz")
         remedy = "Take data.name=cifar10 or data.name=npz for the files there."
-        empty = f"empty with data.name={self.name}"
-        check(read or not self.root, "data.root", self.root, empty, remedy)
+        self.require(read or not self.root, "root", f"empty with data.name={self.name}", remedy)
         user_path("data.root", self.root)
-        check_statistics("data.", self.mean, self.std)
-        if not self.own:
-            _check_unheeded(self)
+        allowed = "empty, one number, or one for each of 3 channels"
+        self.require(len(self.mean) in (0, 1, IMAGE_CHANNELS), "mean", allowed)
+        allowed = f"as many numbers as {self.path}mean={self.mean}"
+        self.require(len(self.std) == len(self.mean), "std", allowed, "Give both or neither.")
+        allowed = f"left out with data.name={self.name}"
+        remedy = f"It is for own images: data.root=mine{NPZ}"
+        for item in fields(self):
+            heeded = item.name not in PREPARATION or vars(self)[item.name] in ([], item.default)
+            self.require(self.own or heeded, item.name, allowed, remedy)
 
     @property
     def own(self) -> bool:
         """Whether the images are the user's, from the file `root`."""
         return self.name == "npz" or (self.name == "auto" and self.root.lower().endswith(NPZ))
-
-
-def check_preparation(path: str, given: Mapping[str, object]) -> None:
-    """Raise SettingError, `path` before the name, for what a setting of PREPARATION refuses."""
-    rules = {
-        item.name: item.metadata[RULE] for item in fields(DataConfig) if item.name in PREPARATION
-    }
-    for setting, value in given.items():
-        remedy = "There are " + ", ".join(PREPARATION) + "."
-        known = setting in rules
-        check(known, path + setting, value, "left out: there is no such setting", remedy)
-        rules[setting].check(path + setting, value)
-
-
-def check_statistics(path: str, mean: Sequence[float], std: Sequence[float]) -> None:
-    """Raise SettingError where mean and deviation are not both left out or of 1 or 3 channels."""
-    allowed = "empty, one number, or one for each of 3 channels"
-    check(len(mean) in (0, 1, 3), f"{path}mean", list(mean), allowed)
-    allowed = f"as many numbers as {path}mean={list(mean)}"
-    check(len(std) == len(mean), f"{path}std", list(std), allowed, "Give both or neither.")
-
-
-def _check_unheeded(cfg: DataConfig) -> None:
-    """Raise SettingError for a setting that the images of `cfg` would not heed."""
-    for item in fields(cfg):
-        value = vars(cfg)[item.name]
-        heeded = item.name not in PREPARATION or value in ([], item.default)
-        allowed = f"left out with data.name={cfg.name}"
-        remedy = f"It is for own images: data.root=mine{NPZ}"
-        check(heeded, f"data.{item.name}", value, allowed, remedy)
 
 
 class SubsetRows(NamedTuple):

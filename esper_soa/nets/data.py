@@ -6,6 +6,8 @@ loop over envs or a copy to the host. What env i gets depends only on its own st
 samples it has drawn.
 """
 
+from functools import lru_cache
+from math import isqrt
 from typing import NamedTuple
 
 import torch
@@ -15,7 +17,6 @@ from torch.nn import functional as F
 from esper_soa.errors import check
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.datasets import ImageSet
-from esper_soa.nets.permutation import permuted
 from esper_soa.nets.streams import VALIDATION_SET, fold, integers, stream_keys
 
 PADDING = 4  # black pixels around a training image, before normalisation
@@ -26,6 +27,8 @@ LINE = IMAGE_CHANNELS * PADDED_SIZE  # bytes of a padded line
 PADDED_BYTES = PADDED_SIZE * LINE  # bytes of a padded image
 SORT_ELEMENTS = 1 << 24  # sorted, or looked up, at a time, to bound memory
 HELD = 1 << 28  # elements of the orders of a pass, 1 GiB, beyond which they are looked up
+# moves along rows and columns in turn; half as many leave a dozen members unevenly placed
+ROUNDS = 16
 
 
 class ImageCrops(NamedTuple):
@@ -47,9 +50,6 @@ class ImageBank(NamedTuple):
     values: Tensor  # float32 [3, 256], every byte normalised
 
 
-# Images [B, n*3, 32, 32] of crops, normalised, in channels_last memory and in a dtype.
-
-
 def training_bank(images: ImageSet) -> ImageBank:
     """Bank of padded training images [2 D, 40, 3, 40]: all, then all mirrored (9.6 kB an image)."""
     lines = images.train_images.permute(0, 1, 3, 2)
@@ -65,9 +65,7 @@ def evaluation_bank(images: ImageSet) -> ImageBank:
 
 
 def _normalisation(images: ImageSet) -> tuple[Tensor, Tensor, Tensor]:
-    """Scale and offset [3] that turn bytes into (value in [0, 1] - mean) / std, and what they make
-    of every byte.
-    """
+    """Scale and offset [3] that make (value in [0, 1] - mean) / std of bytes, and that of each."""
     mean = torch.tensor(images.mean, dtype=torch.float64)
     std = torch.tensor(images.std, dtype=torch.float64)
     device = images.train_images.device
@@ -83,7 +81,6 @@ def check_work(images: ImageSet, train_samples: int, val_samples: int) -> None:
         ("train_samples", train_samples, len(images.train_images), "training"),
         ("val_samples", val_samples, len(images.test_images), "test"),
     ):
-        check(value >= 1, setting, value, "at least 1")
         allowed = f"at most {available}, the {kind} images of {images.name}"
         remedy = f"Lower {setting}, or choose a larger data set with data.name and data.root."
         check(value <= available, setting, value, allowed, remedy)
@@ -105,14 +102,12 @@ class OrderBook:
 
     Holds the permutations of one pass, int32 [n, D], made by sorting, as all envs are in the same
     pass. Those of a run whose envs come to more than HELD elements are never made: they are others,
-    of which the places that are drawn can be looked up (permutation.py). Which of both it is
+    of which the places that are drawn can be looked up (`permuted`). Which of both it is
     depends on the sizes of the run alone, and what is drawn then on the keys and the position.
     """
 
     def __init__(self, keys: Tensor, dataset_size: int, num_envs: int) -> None:
-        """keys: int64 [n], stream_keys(seed, DATA_ORDER, (round,), envs). num_envs: of the run, n
-        of them or more.
-        """
+        """keys: int64 [n], stream_keys(seed, DATA_ORDER, (round,), envs). num_envs: of the run."""
         self.keys = keys
         self.dataset_size = dataset_size
         self.held = num_envs * dataset_size <= HELD
@@ -133,17 +128,14 @@ class OrderBook:
 
     def _columns(self, pass_number: int, columns: slice) -> Tensor:
         if self.held:
-            return self._pass(pass_number)[:, columns]
+            if pass_number != self.pass_number:
+                self.order = shuffled(fold(self.keys, pass_number), self.dataset_size)
+                self.pass_number = pass_number
+            return self.order[:, columns]
         keys = fold(self.keys, pass_number)
         places = torch.arange(columns.start, columns.stop, device=self.keys.device)
         parts = keys.split(max(1, SORT_ELEMENTS // len(places)))
         return torch.cat([permuted(part, places, self.dataset_size).int() for part in parts])
-
-    def _pass(self, pass_number: int) -> Tensor:
-        if pass_number != self.pass_number:
-            self.order = shuffled(fold(self.keys, pass_number), self.dataset_size)
-            self.pass_number = pass_number
-        return self.order
 
 
 def shuffled(keys: Tensor, size: int) -> Tensor:
@@ -155,12 +147,49 @@ def shuffled(keys: Tensor, size: int) -> Tensor:
     )
 
 
+def permuted(keys: Tensor, places: Tensor, size: int) -> Tensor:
+    """Members int64 [n, m] at `places` (int64 [m], below `size`) of a permutation per key [n].
+
+    Both coordinates of the grid are moved in turn by what the other and the key say (Luby and
+    Rackoff 1988); who ends on one of the spare places is moved on until it does not (Black and
+    Rogaway 2002). As no more can be in a row than there are, that is a fixed amount of work, which
+    no host has to ask about.
+    """
+    rows, columns = grid(size)
+    round_keys = [fold(keys, number)[:, None] for number in range(ROUNDS)]
+    found = _moved(places.expand(keys.shape[0], -1), round_keys, rows, columns)
+    for _ in range(rows * columns - size):
+        found = torch.where(found < size, found, _moved(found, round_keys, rows, columns))
+    return found
+
+
+@lru_cache(maxsize=64)
+def grid(size: int) -> tuple[int, int]:
+    """(rows, columns) with fewest places to spare near a square, of those the nearest to one."""
+    least = min(2, size // 2 + 1)  # with a single row nobody changes the order
+    shapes = [
+        (rows, -(-size // rows))
+        for rows in range(max(least, isqrt(size) // 2), max(least, isqrt(size)) + 1)
+    ]
+    return min(shapes, key=lambda shape: (shape[0] * shape[1], -shape[0]))
+
+
+def _moved(place: Tensor, round_keys: list[Tensor], rows: int, columns: int) -> Tensor:
+    """Where the network takes the places [n, m] of the grid: a permutation of all of them."""
+    row = place // columns
+    column = place % columns
+    for number, key in enumerate(round_keys):
+        if number % 2:
+            column = (column + integers(key, row, columns)) % columns
+        else:
+            row = (row + integers(key, column, rows)) % rows
+    return row * columns + column
+
+
 def validation_order(
     num_test: int, val_samples: int, seed: int, device: torch.device | str = "cpu"
 ) -> Tensor:
     """Test images int64 [V] that every env is measured on: the first of a fixed shuffle by seed."""
-    allowed = f"between 1 and {num_test}, the test images"
-    check(1 <= val_samples <= num_test, "val_samples", val_samples, allowed)
     key = stream_keys(seed, VALIDATION_SET, (), torch.zeros(1, dtype=torch.int64, device=device))
     return shuffled(key, num_test)[0, :val_samples].long()
 
@@ -175,8 +204,11 @@ class Split(NamedTuple):
     val_samples: int  # columns of split_validation_order
 
 
-def split_sizes(images: ImageSet, batch_size: int, num_envs: int) -> Split:
-    """Shares by the reference's rule: T = B * floor(D / (B N)); SettingError where that is 0."""
+def split_sizes(images: ImageSet, batch_size: int, num_envs: int, accumulate: int = 1) -> Split:
+    """Shares by the reference's rule: T = B * floor(D / (B N)).
+
+    SettingError where an env has no images of its own, or no whole optimiser steps.
+    """
     num_train = len(images.train_images)
     num_test = len(images.test_images)
     together = batch_size * num_envs
@@ -186,20 +218,15 @@ def split_sizes(images: ImageSet, batch_size: int, num_envs: int) -> Split:
     )
     remedy = "Lower envs or batch_size, or set data.split=false."
     check(num_train >= together, "envs", num_envs, allowed, remedy)
-    whole, rest = divmod(num_test, together)
     num_batches = num_train // together
-    tested = whole * batch_size + -(-rest // num_envs)
-    return Split(num_envs, batch_size, num_batches, batch_size * num_batches, tested)
-
-
-def check_split(images: ImageSet, num_envs: int, num_batches: int, accumulate: int) -> None:
-    """Raise SettingError where an env has no test image of its own, or no whole optimiser steps."""
-    given = f"{num_batches}, the batches per env-step that data.split=true gives an env"
-    check(num_batches % accumulate == 0, "accumulate", accumulate, f"a divisor of {given}")
-    num_test = len(images.test_images)
+    allowed = f"a divisor of {num_batches}, the batches per env-step with data.split=true"
+    check(num_batches % accumulate == 0, "accumulate", accumulate, allowed)
     reason = f"so that the test images of {images.name} give every env one"
     allowed = f"at most {num_test} with data.split=true, {reason}"
     check(num_test >= num_envs, "envs", num_envs, allowed, "Lower envs, or set data.split=false.")
+    whole, rest = divmod(num_test, together)
+    tested = whole * batch_size + -(-rest // num_envs)
+    return Split(num_envs, batch_size, num_batches, batch_size * num_batches, tested)
 
 
 def split_training_order(key: Tensor, dataset_size: int, pass_number: int, split: Split) -> Tensor:
@@ -234,9 +261,7 @@ def split_validation_order(
 
 
 def cut_batch(crops: ImageCrops, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Normalised images [B, n*3, 32, 32] in channels_last, channel = env * 3 + colour; labels int64
-    [B, n].
-    """
+    """Normalised images [B, n*3, 32, 32] (channels_last; env, then colour), labels int64 [B, n]."""
     bank = crops.bank
     first = crops.first.T
     batch_size, num_envs = first.shape
@@ -246,8 +271,14 @@ def cut_batch(crops: ImageCrops, dtype: torch.dtype = torch.float32) -> tuple[Te
     starts = first[:, None, :, None] + lines + colours
     every_start = bank.lines.as_strided((bank.lines.numel() - IMAGE_SIZE + 1, IMAGE_SIZE), (1, 1))
     cut = every_start.index_select(0, starts.flatten())
-    shape = batch_size, IMAGE_SIZE, num_envs * IMAGE_CHANNELS, IMAGE_SIZE
-    return _finished(cut.view(shape), bank, dtype), crops.labels.T
+    channels = num_envs * IMAGE_CHANNELS
+    by_pixel = cut.view(batch_size, IMAGE_SIZE, channels, IMAGE_SIZE).transpose(2, 3).contiguous()
+    exact = torch.promote_types(dtype, torch.float32)
+    repeats = IMAGE_SIZE * num_envs
+    scale, offset = (one.to(exact).repeat(repeats) for one in (bank.scale, bank.offset))
+    normalised = by_pixel.to(exact).flatten(2).mul_(scale).add_(offset).to(dtype)
+    images = normalised.view(batch_size, IMAGE_SIZE, IMAGE_SIZE, channels).permute(0, 3, 1, 2)
+    return images, crops.labels.T
 
 
 def training_crops(
@@ -279,17 +310,6 @@ def evaluation_crops(bank: ImageBank, indices: Tensor) -> ImageCrops:
     valid = indices.clamp(min=0)
     labels = torch.where(indices < 0, -1, bank.labels[valid])
     return ImageCrops(bank, valid * bank.lines.stride(0), labels)
-
-
-def _finished(lines: Tensor, bank: ImageBank, dtype: torch.dtype) -> Tensor:
-    """Normalised [B, n*3, 32, 32] in channels_last from bytes [B, 32, n*3, 32] (y, colours, x)."""
-    batch_size, _, channels, _ = lines.shape
-    exact = torch.promote_types(dtype, torch.float32)
-    values = lines.transpose(2, 3).contiguous().to(exact).flatten(2)
-    repeats = IMAGE_SIZE * channels // IMAGE_CHANNELS
-    scale, offset = (one.to(exact).repeat(repeats) for one in (bank.scale, bank.offset))
-    normalised = values.mul_(scale).add_(offset).to(dtype)
-    return normalised.view(batch_size, IMAGE_SIZE, IMAGE_SIZE, channels).permute(0, 3, 1, 2)
 
 
 class EnvStepBatches(NamedTuple):

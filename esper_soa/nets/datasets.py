@@ -1,8 +1,4 @@
-"""The image sets: CIFAR-10 from files, the embedded fashion32, a synthetic one, own images; each
-whole on the device.
-
-Given the DataConfig, `load_images` returns an ImageSet that says what it is and why it was taken.
-"""
+"""The image sets: CIFAR-10 from files, the embedded fashion32, a synthetic one, own images."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -13,15 +9,9 @@ from torch import Tensor
 
 from esper_soa.errors import SettingError
 from esper_soa.nets.cifar import read_cifar10
-from esper_soa.nets.config import NPZ, PREPARATION, DataConfig
-from esper_soa.nets.image_preparation import (
-    ImageSet,
-    Preparation,
-    Statistics,
-    count_npz,
-    image_set,
-    read_npz,
-)
+from esper_soa.nets.config import NPZ, DataConfig
+from esper_soa.nets.image_preparation import count_npz, read_npz
+from esper_soa.nets.image_set import ImageSet, image_set
 from esper_soa.nets.streams import fold, uniform
 
 FASHION32_FILE = Path(__file__).parent / "assets" / "fashion32.npz"
@@ -45,8 +35,7 @@ class ImageCount(NamedTuple):
 
 def count_images(cfg: DataConfig) -> ImageCount:
     """How many images a file of own images holds; 0 of the other sets, whose known size fits."""
-    read = cfg.own and cfg.root
-    return ImageCount(*count_npz("data.root", cfg.root, cfg.val)) if read else ImageCount(0, 0)
+    return ImageCount(*count_npz(cfg) if cfg.own and cfg.root else (0, 0))
 
 
 def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
@@ -57,7 +46,7 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
     """
     if not cfg.root and cfg.name in ("cifar10", "npz"):
         wanted = "a file like mine.npz" if cfg.own else "the folder or archive of CIFAR-10"
-        raise SettingError("data.root", "''", f"{wanted} when data.name={cfg.name}")
+        raise SettingError("data.root", "", f"{wanted} when data.name={cfg.name}")
     if cfg.name == "given":
         remedy = f"A program handed the images over: save them as an {NPZ} for use without it."
         raise SettingError("data.name", cfg.name, "npz, or another set that can be read", remedy)
@@ -66,24 +55,18 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
         state = "empty" if not cfg.root else f"an {NPZ}" if cfg.own else "set"
         reason = f"data.name=auto takes it as data.root is {state}"
     if cfg.own:
-        choices = {setting: vars(cfg)[setting] for setting in PREPARATION}
-        chosen = Preparation(**choices, path="data.")
-        return read_npz("data.root", cfg.root, chosen, reason).to(device)
+        return read_npz(cfg, reason).to(device)
     if cfg.root:
-        return cifar10(cfg.root, reason, device)
+        train, test, place = read_cifar10(cfg.root)
+        text = f"CIFAR-10 from {place} ({reason})"
+        statistics = (CIFAR10_MEAN, CIFAR10_STD)
+        return image_set("cifar10", (*train, *test), statistics, text).to(device)
     if cfg.name == "synthetic":
         return synthetic(cfg.synthetic_train, cfg.synthetic_test, device)
-    return fashion32(reason, device)
+    return _fashion32(reason).to(device)
 
 
-def cifar10(root: str, reason: str, device: torch.device | str) -> ImageSet:
-    """CIFAR-10 from official files under `root` (see read_cifar10)."""
-    *arrays, place = read_cifar10(root)
-    text = f"CIFAR-10 from {place} ({reason})"
-    return image_set("cifar10", arrays, (CIFAR10_MEAN, CIFAR10_STD), text, device)
-
-
-def fashion32(reason: str, device: torch.device | str) -> ImageSet:
+def _fashion32(reason: str) -> ImageSet:
     """The embedded subset of Fashion-MNIST: 28x28 grey, zero padded to 32x32, in all channels."""
     arrays = []
     with np.load(FASHION32_FILE, allow_pickle=False) as file:
@@ -92,7 +75,7 @@ def fashion32(reason: str, device: torch.device | str) -> ImageSet:
             arrays.append(np.repeat(grey[..., None], 3, axis=3))
             arrays.append(file[f"{part}_labels"].astype(np.int64))
     text = f"fashion32, the embedded subset of Fashion-MNIST ({reason})"
-    return image_set("fashion32", arrays, (FASHION32_MEAN, FASHION32_STD), text, device)
+    return image_set("fashion32", arrays, (FASHION32_MEAN, FASHION32_STD), text)
 
 
 def synthetic(num_train: int, num_test: int, device: torch.device | str) -> ImageSet:
@@ -102,9 +85,9 @@ def synthetic(num_train: int, num_test: int, device: torch.device | str) -> Imag
     patterns = 0.5 + SYNTHETIC_CONTRAST * colours.repeat_interleave(8, 1).repeat_interleave(8, 2)
     arrays = (*_noisy(patterns, keys[1], num_train), *_noisy(patterns, keys[2], num_test))
     values = arrays[0].reshape(-1, 3) / 255.0
-    statistics = (_triple(values.mean(0)), _triple(values.std(0)))
+    statistics = tuple(values.mean(0).tolist()), tuple(values.std(0).tolist())
     text = "synthetic images, asked for by data.name"
-    return image_set("synthetic", arrays, statistics, text, device)
+    return image_set("synthetic", arrays, statistics, text).to(device)
 
 
 def _noisy(patterns: Tensor, key: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -113,8 +96,3 @@ def _noisy(patterns: Tensor, key: Tensor, count: int) -> tuple[np.ndarray, np.nd
     noise = uniform(key, torch.arange(count * 32 * 32 * 3)).view(count, 32, 32, 3) * 2 - 1
     images = (patterns[labels] + SYNTHETIC_NOISE * noise).clamp(0, 1) * 255
     return images.round().to(torch.uint8).numpy(), labels.numpy()
-
-
-def _triple(values: np.ndarray) -> Statistics:
-    red, green, blue = values.tolist()
-    return red, green, blue

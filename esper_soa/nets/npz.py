@@ -1,8 +1,6 @@
 """Reads the arrays of an .npz file, some rows at a time, so that a file may be larger than memory.
 
-The file is not trusted: nothing in it is unpickled, and a header is believed only where it fits the
-size of its member, which must be in proportion to the file. Every fault is a DataError that begins
-with what the caller calls the file.
+The file is not trusted: nothing in it is unpickled, and a header must fit the size of its member.
 """
 
 import io
@@ -20,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
-from esper_soa.errors import DataError, one_line
+from esper_soa.errors import DataError, check_data, one_line
 from esper_soa.registry import RAISED
 
 SUFFIX = ".npy"  # of the members of an .npz
@@ -44,7 +42,7 @@ class Part(NamedTuple):
     rows: Callable[[int], Iterator[np.ndarray]]  # parts of whole rows of at most so many bytes
 
     def whole(self) -> np.ndarray:
-        """All of it."""
+        """All of its values."""
         return np.concatenate([*self.rows(AT_ONCE), np.empty((0, *self.shape[1:]), self.dtype)])
 
 
@@ -68,41 +66,31 @@ def npz_parts(path: Path, where: str, keys: tuple[str, ...]) -> tuple[dict[str, 
     with _reading(where):
         if path.exists() and not path.is_file():
             raise DataError(f"{where}: is not a file. Name the .npz file itself.")
-        with path.open("rb") as file:
-            if file.read(2) != b"PK":
-                told = "is not an .npz file, which is a zip archive of .npy arrays"
-                raise DataError(f"{where}: {told}. {REMEDY}")
         with zipfile.ZipFile(path) as archive:
-            found = {member.filename.removesuffix(SUFFIX): member for member in archive.infolist()}
-            there = [key for key in keys if key in found]
-            parts = {key: _member(path, archive, found[key], f"{where}: {key}") for key in there}
-            return parts, list(found)
+            found = {one.filename.removesuffix(SUFFIX): one for one in archive.infolist()}
+        there = [key for key in keys if key in found]
+        return {key: _part(path, found[key], f"{where}: {key}") for key in there}, list(found)
 
 
-def _member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> Part:
-    with _reading(name), archive.open(member) as stream:
+def _part(path: Path, member: zipfile.ZipInfo, name: str) -> Part:
+    with _reading(name), zipfile.ZipFile(path) as archive, archive.open(member) as stream:
         begin = io.BytesIO(stream.read(HEADER_BYTES))
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-        version = npy.read_magic(begin)
-        if version not in read:
-            raise ValueError(f"version {version} is for records with names")
-        shape, fortran, dtype = read[version](begin)
+        # version 3, of records with names, is no key
+        shape, fortran, dtype = read[npy.read_magic(begin)](begin)
     if dtype.hasobject:
-        raise DataError(
-            f"{name} holds Python objects, which would have to be unpickled and never are. Give "
-            f"all images one shape and convert: numpy.stack(...).astype(numpy.uint8). {REMEDY}"
-        )
+        told = "holds Python objects, which would have to be unpickled and never are"
+        convert = "Give all images one shape and convert: numpy.stack(...).astype(numpy.uint8)."
+        raise DataError(f"{name} {told}. {convert} {REMEDY}")
     size = member.file_size - begin.tell()
     if any(side < 0 for side in shape) or math.prod(shape) * dtype.itemsize != size:
-        raise DataError(
-            f"{name} does not have the bytes of its shape {one_line(list(shape))} and type "
-            f"{dtype}, but {size}. {REMEDY}"
-        )
-    if size > SMALL_BYTES + MAX_RATIO * member.compress_size:
-        raise DataError(
-            f"{name} is {member.compress_size} bytes that unpack to {size}: must be at most "
-            f"{MAX_RATIO} times as many. Save images with numpy.savez, uncompressed."
-        )
+        told = f"the bytes of its shape {one_line(list(shape))} and type {dtype}, but {size}"
+        raise DataError(f"{name} does not have {told}. {REMEDY}")
+    packed = member.compress_size
+    told = f"{name} is {packed} bytes that unpack to {size}"
+    remedy = "Save images with numpy.savez, uncompressed."
+    bounded = size <= SMALL_BYTES + MAX_RATIO * packed
+    check_data(bounded, told, f"be at most {MAX_RATIO} times as many", remedy)
 
     def rows(most_bytes: int) -> Iterator[np.ndarray]:
         left = shape[0]
@@ -132,7 +120,5 @@ def _reading(where: str) -> Iterator[None]:
         told = f"{where}: cannot be read ({error.strerror}). Check its permissions."
         raise DataError(told) from error
     except _BROKEN as error:
-        raise DataError(
-            f"{where}: is broken, truncated, encrypted or no plain array ({one_line(error)}). "
-            f"{REMEDY}"
-        ) from error
+        told = f"is broken, truncated, encrypted, no .npz or no plain array ({one_line(error)})"
+        raise DataError(f"{where}: {told}. {REMEDY}") from error

@@ -1,10 +1,7 @@
-"""For images of users' own: `esper_soa.images` makes a set, `esper_soa.check_images` looks at one.
+"""For own images: `esper_soa.images` makes a set, `esper_soa.check_images` looks at one."""
 
-The set goes where a built-in one goes; what is done to the images stands in its `notes`.
-"""
-
-import hashlib
 import logging
+from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import TypedDict, Unpack
 
@@ -13,9 +10,9 @@ import torch
 from torch import Tensor
 
 from esper_soa.errors import SettingError, check, one_line
-from esper_soa.nets.cifar import MAX_COMMON
-from esper_soa.nets.config import check_preparation
-from esper_soa.nets.image_preparation import ImageSet, Preparation, level_counts, prepare, read_npz
+from esper_soa.nets.config import PREPARATION, DataConfig
+from esper_soa.nets.image_preparation import KEYS, level_counts, prepare, read_npz
+from esper_soa.nets.image_set import MAX_COMMON, ImageSet, hashes
 from esper_soa.nets.npz import array_part
 
 LOGGER = logging.getLogger("esper_soa")
@@ -39,6 +36,11 @@ class Choices(TypedDict, total=False):
     name: str  # of the set, in tables; that of the file where left out, or "images"
 
 
+@dataclass
+class Arguments(DataConfig, path=""):
+    """The settings of a run, by the names that arguments have."""
+
+
 def images(
     train: "str | PathLike[str] | Array",
     train_labels: Array | None = None,
@@ -56,32 +58,31 @@ def images(
     `task.num_classes` of the set's `num_classes`.
 
     Grey images are shown in all three channels, and those of another size in 32x32 pixels by the
-    rules of nets/fit.py; what was done stands in the set's `notes`, in its repr, and in the log of
-    every run. SettingError or DataError name the argument, what it is and what it must be.
+    rules of docs/images.md; what was done stands in the set's `notes`, in its repr, and in the log
+    of every run. SettingError or DataError name the argument, what it is and what it must be.
     """
-    given = dict(choices)
-    name = given.pop("name", None)
-    names = given.pop("class_names", ())
-    check_preparation("", given)
+    name = choices.pop("name", None)
+    names = choices.pop("class_names", [])
     check(name is None or isinstance(name, str), "name", name, "a text")
     check(isinstance(names, list | tuple), "class_names", names, "a list of texts")
-    chosen = Preparation(**given, class_names=tuple(names))  # type: ignore[arg-type]
+    for choice in choices.keys() - set(PREPARATION):
+        remedy = "There are " + ", ".join(PREPARATION) + "."
+        check(False, choice, "...", "left out: there is no such setting", remedy)
+    cfg = Arguments(name="npz", **choices)  # type: ignore[misc]
+    others = {"train_labels": train_labels, "test": test, "test_labels": test_labels}
     if isinstance(train, str | PathLike):
-        others = {"train_labels": train_labels, "test": test, "test_labels": test_labels}
         for argument, value in others.items():
             allowed = "left out: train is a file, which holds all parts"
             check(value is None, argument, "...", allowed)
-        made = read_npz("train", fspath(train), chosen, "handed over")
+        cfg.root = fspath(train)
+        made = read_npz(cfg, "handed over", names, "train")
     else:
         remedy = "It is for the part val_ of an .npz; join arrays with numpy.concatenate."
-        check(chosen.val == "unused", "val", chosen.val, "left out with arrays", remedy)
-        parts = {
-            "train_images": array_part("train", _numpy("train", train)),
-            "train_labels": array_part("train_labels", _numpy("train_labels", train_labels)),
-            "test_images": array_part("test", _numpy("test", test)),
-            "test_labels": array_part("test_labels", _numpy("test_labels", test_labels)),
-        }
-        made = prepare(parts, chosen)
+        cfg.require(cfg.val == "unused", "val", "left out with arrays", remedy)
+        given = {"train": train} | others
+        arrays = {argument: _numpy(argument, value) for argument, value in given.items()}
+        parts = [array_part(argument, array) for argument, array in arrays.items()]
+        made = prepare(dict(zip(KEYS, parts, strict=False)), cfg, names)
     made = made._replace(name=str(name or made.name))
     LOGGER.info("data     %s", made)
     return made
@@ -130,34 +131,34 @@ def _classes(given: ImageSet) -> list[str]:
         (test == 0, "no test image"),
         ((train > 0) & (train < FEW_IMAGES), f"fewer than {FEW_IMAGES} training images"),
     ):
-        if bad.any():
-            told.append(f"{_named(given, np.flatnonzero(bad))} {what}.")
+        classes = np.flatnonzero(bad).tolist()
+        if classes:
+            words = ("Class", "has") if len(classes) == 1 else ("Classes", "have")
+            told.append(f"{words[0]} {_named(given, classes)} {words[1]} {what}.")
     share = test.max() / test.sum()
     if share > max(0.5, 1.5 / count):
         answer = "who always answers so is as often right, and accuracy says little"
-        most = _class(given, int(test.argmax()))
+        most = _named(given, [int(test.argmax())])
         told.append(f"{share:.0%} of the test images are of class {most}: {answer}.")
     return told
 
 
-def _named(given: ImageSet, classes: np.ndarray) -> str:
-    """'Class 3 has' or 'Classes 1, 2 have'."""
-    names = ", ".join(_class(given, int(number)) for number in classes[:MOST_NAMED])
+def _named(given: ImageSet, classes: list[int]) -> str:
+    """'3', or '1 (dog), 2 (eel) and 4 more'."""
+    named = given.class_names
+    first = classes[:MOST_NAMED]
+    shown = [f"{one} ({one_line(named[one])})" if named else str(one) for one in first]
     more = f" and {len(classes) - MOST_NAMED} more" if len(classes) > MOST_NAMED else ""
-    return f"Class {names} has" if len(classes) == 1 else f"Classes {names}{more} have"
-
-
-def _class(given: ImageSet, number: int) -> str:
-    return f"{number} ({one_line(given.class_names[number])})" if given.class_names else str(number)
+    return ", ".join(shown) + more
 
 
 def _twice(train: np.ndarray, labels: list[int], test: np.ndarray) -> list[str]:
     told = []
-    digests = [_digest(image) for image in train]
-    first = dict(zip(reversed(digests), reversed(labels), strict=True))  # labels when first seen
-    again = len(digests) - len(first)
-    other = sum(first[one] != label for one, label in zip(digests, labels, strict=True))
-    common = sum(_digest(image) in first for image in test)
+    found = hashes(train)
+    first = dict(zip(reversed(found), reversed(labels), strict=True))  # labels when first seen
+    again = len(found) - len(first)
+    other = sum(first[one] != label for one, label in zip(found, labels, strict=True))
+    common = sum(one in first for one in hashes(test))
     if common > MAX_COMMON * len(test):
         some = f"{common} of {len(test)} test images"
         told.append(f"{some} are training images too: accuracy will be flattered.")
@@ -166,10 +167,6 @@ def _twice(train: np.ndarray, labels: list[int], test: np.ndarray) -> list[str]:
     if other:
         told.append(f"{other} training images are there before under another label.")
     return told
-
-
-def _digest(image: np.ndarray) -> bytes:
-    return hashlib.blake2b(image.tobytes(), digest_size=16).digest()
 
 
 def _plain(parts: dict[str, np.ndarray]) -> list[str]:

@@ -131,13 +131,10 @@ def test_validation_images_are_a_fixed_draw_without_repetition() -> None:
 
 
 def test_work_and_classes_beyond_the_data_are_errors_that_name_the_limit(images: ImageSet) -> None:
-    with pytest.raises(SettingError, match="val_samples=51: must be between 1 and 50"):
-        validation_order(50, 51, seed=1)
     check_work(images, 7, 5)
     for train, val, told in (
         (8, 5, "train_samples=8: must be at most 7, the training images of noise"),
         (7, 6, "val_samples=6: must be at most 5, the test images of noise"),
-        (0, 5, "train_samples=0: must be at least 1"),
     ):
         with pytest.raises(SettingError, match=told):
             check_work(images, train, val)
@@ -188,12 +185,10 @@ def test_without_augmentation_the_image_comes_as_it_is(images: ImageSet, bank: I
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.bfloat16, 0.04)])
 def test_other_dtypes_agree(bank: ImageBank, dtype: torch.dtype, tolerance: float) -> None:
     crops = training_crops(bank, torch.tensor([[2, 3]]), keys(AUGMENTATION, range(1)), 0, True)
-    single = cut_batch(crops)[0]
     other = cut_batch(crops, dtype)[0]
     assert other.dtype == dtype
-    assert (
-        float((single.double() - other.double()).abs().max()) < tolerance
-    )  # values reach 7; bfloat16 has 8 bits
+    apart = cut_batch(crops)[0].double() - other.double()
+    assert float(apart.abs().max()) < tolerance  # values reach 7; bfloat16 has 8 bits
 
 
 def env_step(bank: ImageBank, envs: range) -> EnvStepBatches:
@@ -211,14 +206,6 @@ def test_env_2_of_4_gets_what_it_gets_alone(bank: ImageBank) -> None:
         assert torch.equal(many[:, 6:9], single)
         assert torch.equal(some[:, :3], single)
         assert torch.equal(labels[:, 2:3], label)
-
-
-def test_the_second_batch_goes_on_where_the_first_ended(bank: ImageBank) -> None:
-    feed = env_step(bank, range(2))
-    pixels, labels = feed.batch(torch.arange(2), 1)
-    expected = cut_batch(training_crops(bank, feed.order[:, 3:], feed.keys, 8, True))
-    assert torch.equal(pixels, expected[0])
-    assert torch.equal(labels, expected[1])
 
 
 def test_an_evaluation_batch_is_normalised_and_ignores_index_minus_1(images: ImageSet) -> None:
@@ -246,17 +233,13 @@ def test_validation_comes_in_parts_shared_or_per_env(images: ImageSet) -> None:
     assert own[0][1].tolist() == [[6, 7], [-1, 5]]
 
 
-def test_split_shares_follow_the_rule_of_the_reference(images: ImageSet) -> None:
+def test_split_training_gives_every_env_its_chunk_of_one_permutation(images: ImageSet) -> None:
     # D = 7, V = 5, B = 1, N = 3: 7 // 3 = 2 training batches; test: one whole batch of 3 and 2
     # left, for envs 0 and 1
     assert split_sizes(images, 1, 3) == Split(3, 1, 2, 2, 2)
-    with pytest.raises(
-        SettingError, match="envs=4: must be at most 3 with data.split=true.*7 training images"
-    ):
+    told = "envs=4: must be at most 3 with data.split=true.*7 training images"
+    with pytest.raises(SettingError, match=told):
         split_sizes(images, 2, 4)
-
-
-def test_split_training_gives_every_env_its_chunk_of_one_permutation() -> None:
     split = Split(num_envs=3, batch_size=2, num_batches=2, train_samples=4, val_samples=0)
     key = keys(DATA_ORDER, range(1))
     order = split_training_order(key, 13, 4, split)
@@ -270,7 +253,7 @@ def test_split_training_gives_every_env_its_chunk_of_one_permutation() -> None:
 
 @pytest.mark.parametrize(
     ("num_test", "batch_size", "num_envs"),
-    [(5, 1, 3), (23, 2, 4), (16, 2, 4), (3, 2, 4), (9, 5, 1)],
+    [(5, 1, 3), (23, 2, 4), (16, 2, 4), (9, 5, 1)],
 )
 def test_split_validation_equals_tensor_split(
     num_test: int, batch_size: int, num_envs: int

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from esper_soa.errors import SettingError
-from esper_soa.nets.fit import fit_words, fitted, inner_size
+from esper_soa.nets.image_preparation import fit_words, fitted, inner_size
 
 
 def noise(height: int, width: int) -> np.ndarray:
@@ -13,25 +13,18 @@ def noise(height: int, width: int) -> np.ndarray:
     return generator.integers(1, 256, (3, height, width, 3)).astype(np.uint8)  # no black pixel
 
 
+PADDED = "put in the middle of 32x32 black pixels (x)"
+
+
 @pytest.mark.parametrize(
     ("size", "rule", "inner", "words"),
     [
         ((32, 32), "auto", (32, 32), "32x32 pixels, taken as they are"),
-        ((28, 28), "auto", (28, 28), "28x28 pixels, put in the middle of 32x32 black pixels (x)"),
-        ((24, 24), "auto", (24, 24), "24x24 pixels, put in the middle of 32x32 black pixels (x)"),
-        ((31, 20), "auto", (31, 20), "31x20 pixels, put in the middle of 32x32 black pixels (x)"),
-        (
-            (64, 64),
-            "auto",
-            (32, 32),
-            "64x64 pixels, scaled to 32x32 (bilinear and antialiased) (x)",
-        ),
-        (
-            (33, 33),
-            "auto",
-            (32, 32),
-            "33x33 pixels, scaled to 32x32 (bilinear and antialiased) (x)",
-        ),
+        ((28, 28), "auto", (28, 28), f"28x28 pixels, {PADDED}"),
+        ((24, 24), "auto", (24, 24), f"24x24 pixels, {PADDED}"),
+        ((31, 20), "auto", (31, 20), f"31x20 pixels, {PADDED}"),
+        ((64, 64), "auto", (32, 32), "64x64 pixels, scaled to 32x32 (bilinear and antialiased)"),
+        ((33, 33), "auto", (32, 32), "33x33 pixels, scaled to 32x32 (bilinear and antialiased)"),
         ((23, 23), "auto", (32, 32), "23x23 pixels, scaled to 32x32 (bilinear) (x)"),
         ((100, 40), "auto", (32, 13), "and antialiased), put in the middle of 32x32 black"),  # 12.8
         ((40, 100), "scale", (13, 32), "scaled to 13x32"),
@@ -61,10 +54,8 @@ def test_every_rule_gives_its_size_in_the_middle_of_black_and_says_so(
 
 
 def test_padding_refuses_what_is_too_large() -> None:
-    with pytest.raises(
-        SettingError,
-        match=r"^data\.resize=pad: must be auto, scale or stretch for images of 33x20 pix",
-    ):
+    told = r"^data\.resize=pad: must be auto, scale or stretch for images of 33x20 pix"
+    with pytest.raises(SettingError, match=told):
         inner_size(33, 20, "pad", "data.resize")
 
 

@@ -1,0 +1,82 @@
+"""What a data set is: images and labels on a device, their normalisation, where they are from."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MAX_COMMON = 0.01  # share of the images that may be there twice
+
+Statistics = tuple[float, ...]  # red, green, blue
+
+
+class ImageSet(NamedTuple):
+    """D training and V test images of C classes on one device."""
+
+    name: str
+    train_images: Tensor  # uint8 [D, 32, 32, 3]
+    train_labels: Tensor  # int64 [D], 0 to C - 1
+    test_images: Tensor  # uint8 [V, 32, 32, 3]
+    test_labels: Tensor  # int64 [V], 0 to C - 1
+    mean: Statistics  # per channel, of values in [0, 1]
+    std: Statistics
+    # Sha256 of images and labels, of own ones also of what else hosts see of them, hexadecimal.
+    identity: str
+    source: str  # a sentence: where they come from and how many there are
+    # C of own images, which task.num_classes must be; None: any that holds the labels.
+    num_classes: int | None = None
+    class_names: tuple[str, ...] = ()  # of own images, where they have names
+    notes: tuple[str, ...] = ()  # what was done to own images, a clause each
+    file_sha256: str = ""  # of the file of own images, hexadecimal
+
+    def to(self, device: torch.device | str) -> "ImageSet":
+        """The same on `device`."""
+        return self._replace(
+            train_images=self.train_images.to(device),
+            train_labels=self.train_labels.to(device),
+            test_images=self.test_images.to(device),
+            test_labels=self.test_labels.to(device),
+        )
+
+    def facts(self) -> dict[str, str]:
+        """What versions.json keeps of the set."""
+        record = {"name": self.name, "source": self.source, "identity": self.identity}
+        record["mean"] = ", ".join(map(repr, self.mean))
+        record["std"] = ", ".join(map(repr, self.std))
+        if self.num_classes is not None:
+            record["classes"] = str(self.num_classes)
+            record["class_names"] = json.dumps(self.class_names)
+            record["file_sha256"] = self.file_sha256
+            record["preparation"] = "; ".join(self.notes)
+        return record
+
+    def __repr__(self) -> str:
+        """In words: tensors of images are no use on a screen."""
+        return "\n  ".join([f"{self.name}: {self.source}", *self.notes])
+
+
+def image_set(
+    name: str,
+    arrays: Sequence[np.ndarray],
+    statistics: tuple[Statistics, Statistics],
+    text: str,
+    further: bytes = b"",
+) -> ImageSet:
+    """The four arrays, on the CPU; their identity is of them and `further`."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data)
+    digest.update(further)
+    source = f"{text}: {len(arrays[0])} training and {len(arrays[2])} test images."
+    train, labels, test, test_labels = map(torch.from_numpy, arrays)
+    identity = digest.hexdigest()
+    return ImageSet(name, train, labels, test, test_labels, *statistics, identity, source)
+
+
+def hashes(images: np.ndarray) -> list[int]:
+    """A number for each image, the same for the same pixels within this process."""
+    return [hash(image.tobytes()) for image in images]
