@@ -22,7 +22,7 @@ from pathlib import Path
 
 PARENT = Path(__file__).parent / "warm_parent.py"
 ADOPT = 36  # PR_SET_CHILD_SUBREAPER
-READ_AT_START = ("PYTHON", "OMP_", "MKL_", "TORCH", "TRITON_")
+READ_AT_START = ("PYTHON", "OMP_", "MKL_", "TORCH_", "TORCHINDUCTOR_", "TRITON_")
 LENGTH = 8  # bytes that say how long a message is
 
 
