@@ -161,7 +161,11 @@ def compare(study: Study, console: Console) -> list[str]:
         reasons = play_seed(study, seed)
         failed += [f"{group} seed {seed}: {reason}" for group, reason in reasons.items()]
         for group in study.groups.keys() - reasons.keys():
-            found[group][seed] = _numbers(study.folder(group, seed))
+            text = RunFolder(study.folder(group, seed)).summary.read_text(encoding="utf-8")
+            summary = json.loads(text)
+            found[group][seed] = {
+                name: float(summary[part][key]) for name, (part, key) in NUMBERS.items()
+            }
         values = [
             f"{name} {runs[seed]['accuracy']:.2f}" for name, runs in found.items() if seed in runs
         ]
@@ -203,12 +207,6 @@ def play_seed(study: Study, seed: int) -> dict[str, str]:
             lambda number, order: turns.write({"seed": seed, "round": number, "order": order}),
             study.experiment,
         )
-
-
-def _numbers(run: Path) -> dict[str, float]:
-    """The NUMBERS of a run that has ended."""
-    summary = json.loads(RunFolder(run).summary.read_text(encoding="utf-8"))
-    return {name: float(summary[part][key]) for name, (part, key) in NUMBERS.items()}
 
 
 def report(console: Console, numbers: Numbers, rows: Sequence[Compared]) -> None:

@@ -68,7 +68,7 @@ def test_two_hundred_comparisons_of_the_same_give_uniform_p() -> None:
 @pytest.mark.parametrize("seeds", [7, 20])
 def test_a_planted_difference_is_found_with_the_promised_power(seeds: int) -> None:
     rng = np.random.default_rng(seeds)
-    shift = detectable(math.sqrt(2), seeds, comparisons=2)
+    shift = math.sqrt(2) * detectable(seeds, comparisons=2)
     found = [compared(study(rng, seeds, shift))[0] for _ in range(400)]
     # both measures are the same here, so that Holm asks both for its first step
     assert np.mean([row.corrected < 0.05 for row in found]) == pytest.approx(
@@ -85,7 +85,7 @@ def test_too_few_seeds_are_told() -> None:
         "5 seeds cannot show any difference at 5% over 2 comparisons: take 7 or more"
         in power_note(row)
     )
-    assert detectable(1.0, 5) == math.inf
+    assert detectable(5) == math.inf
 
 
 def test_a_verdict_needs_the_corrected_p() -> None:
