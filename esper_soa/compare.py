@@ -190,10 +190,11 @@ def play_seed(study: Study, seed: int) -> dict[str, str]:
     """Play a seed's runs that have not ended, a round each in turn; why runs failed, by group."""
     missing = {}
     for group in study.groups:
-        asked = study.overrides(group, seed)
-        settings = compose_settings(study.experiment, asked)
+        overrides = study.overrides(group, seed)
+        settings = compose_settings(study.experiment, overrides)
         if finished_accuracy(RunFolder(study.folder(group, seed)), settings) is None:
-            missing[group] = asked
+            experiment = [f"+experiment={study.experiment}"] * bool(study.experiment)
+            missing[group] = settings, experiment + overrides
     with importing():
         from esper_soa.lockstep import train_in_turns
     study.out.mkdir(parents=True, exist_ok=True)
@@ -205,7 +206,6 @@ def play_seed(study: Study, seed: int) -> dict[str, str]:
         return train_in_turns(
             missing,
             lambda number, order: turns.write({"seed": seed, "round": number, "order": order}),
-            study.experiment,
         )
 
 
