@@ -1,6 +1,6 @@
 """A search by Optuna: its trials are a sweep's jobs, by any launcher; the study lies in its folder.
 
-Trial i is job i. A job tells the study its accuracy after every round, and ends early where the
+Trial i is job i, which tells the study its accuracy after every round, and ends early where the
 pruner finds it hopeless. A trial whose job did not come to its end stays open, so that a sweep that
 goes on (resume=auto) plays it from its checkpoint on. Needs the extra `sweep`, and no torch.
 """
@@ -139,9 +139,8 @@ def open_study(settings: DictConfig, sweep: Path, space: Space, resume: bool) ->
     now = space.record()
     before = study.user_attrs.get("space", now)
     if before != now:
-        raise UserError(
-            f"run_dir={sweep}: holds a search of something else: {before}, and not {now}"
-        )
+        other = f"holds a search of something else: {before}, and not {now}"
+        raise UserError(f"run_dir={sweep}: {other}")
     study.set_user_attr("space", now)
     return study
 
