@@ -61,9 +61,13 @@ def played_under_torchrun(folder: Path) -> Path:
         environment |= {"RANK": rank, "LOCAL_RANK": rank}
         pipe = subprocess.PIPE
         ranks.append(warm.Popen(words, cwd=folder, env=environment, stderr=pipe, stdout=pipe))
-    for process in ranks:
-        _, told = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 0, told.decode()
+    try:
+        for process in ranks:
+            _, told = process.communicate(timeout=PATIENCE)
+            assert process.returncode == 0, told.decode()
+    finally:
+        for process in ranks:
+            process.kill()
     return folder / "run"
 
 

@@ -127,12 +127,12 @@ def play_here(play: Play, composed: DictConfig) -> float | None:
         print(f"error: {error}", file=sys.stderr)
         ended = job.ended(FAILED, message=joined(error))
     finally:
-        error = sys.exception()
-        if isinstance(error, SystemExit):
-            told = joined(error) if isinstance(error, Interrupted) else "stopped by the launcher"
+        cause = sys.exception()
+        if ended is job and isinstance(cause, SystemExit):
+            told = joined(cause) if isinstance(cause, Interrupted) else "stopped by the launcher"
             ended = job.ended(STOPPED, message=told)
-        elif error is not None:
-            ended = job.ended(FAILED, message=f"{type(error).__name__}: {joined(error)}")
+        elif ended is job:
+            ended = job.ended(FAILED, message=f"{type(cause).__name__}: {joined(cause)}")
         keep(Path(HydraConfig.get().sweep.dir), ended)
     return ended.value
 
