@@ -161,7 +161,11 @@ def compare(study: Study, console: Console) -> list[str]:
         reasons = play_seed(study, seed)
         failed += [f"{group} seed {seed}: {reason}" for group, reason in reasons.items()]
         for group in study.groups.keys() - reasons.keys():
-            found[group][seed] = _numbers(study.folder(group, seed))
+            text = RunFolder(study.folder(group, seed)).summary.read_text(encoding="utf-8")
+            summary = json.loads(text)
+            found[group][seed] = {
+                name: float(summary[part][key]) for name, (part, key) in NUMBERS.items()
+            }
         values = [
             f"{name} {runs[seed]['accuracy']:.2f}" for name, runs in found.items() if seed in runs
         ]
@@ -186,10 +190,11 @@ def play_seed(study: Study, seed: int) -> dict[str, str]:
     """Play a seed's runs that have not ended, a round each in turn; why runs failed, by group."""
     missing = {}
     for group in study.groups:
-        asked = study.overrides(group, seed)
-        settings = compose_settings(study.experiment, asked)
+        overrides = study.overrides(group, seed)
+        settings = compose_settings(study.experiment, overrides)
         if finished_accuracy(RunFolder(study.folder(group, seed)), settings) is None:
-            missing[group] = asked
+            experiment = [f"+experiment={study.experiment}"] * bool(study.experiment)
+            missing[group] = settings, experiment + overrides
     with importing():
         from esper_soa.lockstep import train_in_turns
     study.out.mkdir(parents=True, exist_ok=True)
@@ -201,14 +206,7 @@ def play_seed(study: Study, seed: int) -> dict[str, str]:
         return train_in_turns(
             missing,
             lambda number, order: turns.write({"seed": seed, "round": number, "order": order}),
-            study.experiment,
         )
-
-
-def _numbers(run: Path) -> dict[str, float]:
-    """The NUMBERS of a run that has ended."""
-    summary = json.loads(RunFolder(run).summary.read_text(encoding="utf-8"))
-    return {name: float(summary[part][key]) for name, (part, key) in NUMBERS.items()}
 
 
 def report(console: Console, numbers: Numbers, rows: Sequence[Compared]) -> None:

@@ -37,7 +37,7 @@ from esper_soa.ops.rundir import (
 from esper_soa.ops.session import Session, session, unheard
 from esper_soa.ops.start import find_start, finished_accuracy, folder_for, goes_on_in, place
 from esper_soa.paths import user_path
-from esper_soa.sweep.jobs import Work, play_job
+from esper_soa.sweep.jobs import DONE, PRUNED, JobRecord, Work, play_job, this_job
 from esper_soa.sweep.plugins import (
     check_slurm,
     in_sweep,
@@ -45,7 +45,6 @@ from esper_soa.sweep.plugins import (
     refused,
     take_our_launchers,
 )
-from esper_soa.sweep.records import DONE, PRUNED, JobRecord, this_job
 
 HYDRA_FOLDER = ".hydra"  # what Hydra keeps of a job, under the names that its tools expect
 

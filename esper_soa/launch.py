@@ -1,9 +1,8 @@
 """Starts the ranks of a run and plays one: a process per device, or group of cores, by torch's API.
 
-A run of one rank is played there and then. With ranks=K this process starts K others, each of which
-runs `main` of this module, and waits: where one is lost the launcher ends the others, and starts
-all again as often as `restarts` says. Ranks meet in a file, and end themselves when this process is
-gone. Under torchrun the processes are there already, and each plays its rank.
+With ranks=K this process starts K others, each of which runs `main` of this module, and waits:
+where one is lost the launcher ends the others, and starts all again as often as `restarts` says.
+Ranks meet in a file, and end themselves when this process is gone; torchrun starts its own.
 """
 
 import json
@@ -182,8 +181,6 @@ def main() -> None:
     job = json.loads((scratch / "job.json").read_text(encoding="utf-8"))
     sys.path[:] = job["path"]
     threading.Thread(target=_end_with, args=(job["launcher"],), daemon=True).start()
-    if here.first:
-        write_text(scratch / "pid", str(os.getpid()))
     meeting = f"file://{scratch}/store_{here.restarts}"
     fault = scratch / f"fault_{here.rank}.json"
     with _telling(fault, here.rank), standing_streams(), unheard():
@@ -191,6 +188,7 @@ def main() -> None:
         if not here.first:
             play_beside(cfg, here, meeting)
             return
+        write_text(scratch / "pid", str(os.getpid()))
         within = Session(RunFolder(Path(job["folder"])), outlet(sys.stdout))
         with within.speaking():
             checkpoint = Path(job["checkpoint"]) if job["checkpoint"] else None

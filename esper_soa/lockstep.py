@@ -4,14 +4,13 @@ Every run has its own world, policy, normaliser and folder, so that it is the ru
 alone, to the bit; they share the process, one after the other, and so its memory at a time.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from typing import TypeAlias
 
 import torch
 
-from esper_soa.compose import compose_settings
-from esper_soa.config import settings_yaml
+from esper_soa.config import TrainConfig, settings_yaml
 from esper_soa.errors import OutOfRoomError, UserError
 from esper_soa.ops.files import IncompleteError
 from esper_soa.ops.interrupt import Interrupted, signals_noted
@@ -26,9 +25,9 @@ TurnBegins: TypeAlias = Callable[[int, list[str]], None]
 
 
 def train_in_turns(
-    runs: Mapping[str, Sequence[str]], turn_begins: TurnBegins, experiment: str = ""
+    runs: Mapping[str, tuple[TrainConfig, list[str]]], turn_begins: TurnBegins
 ) -> dict[str, str]:
-    """Train the runs, each by its overrides as `esper_soa.train` does, a round of each at a time.
+    """Train the runs, each by its settings, which its overrides made, a round of each at a time.
 
     Those that are behind play, in the order given and its reverse by turns. A run that cannot go
     on, or lacks a file at its end, does not end the others: the result says why, by the run's name.
@@ -40,8 +39,8 @@ def train_in_turns(
     threads = torch.get_num_threads()
     with ExitStack() as held, unheard():
         held.callback(torch.set_num_threads, threads)
-        for name, overrides in runs.items():
-            turns[name] = held.enter_context(closing(_turns(experiment, overrides)))
+        for name, (settings, overrides) in runs.items():
+            turns[name] = held.enter_context(closing(_turns(settings, overrides)))
             with _noting(failed, name):
                 jobs[name] = next(turns[name])
         requests = held.enter_context(signals_noted())
@@ -74,16 +73,14 @@ def _saving(jobs: Mapping[str, Run], playing: str) -> Iterator[None]:
         raise
 
 
-def _turns(experiment: str, overrides: Sequence[str]) -> Generator[Run, None, None]:
+def _turns(settings: TrainConfig, overrides: list[str]) -> Generator[Run, None, None]:
     """The run, once it is ready and after every round; sums it up behind the last."""
-    given = [f"+experiment={experiment}"] * bool(experiment) + list(overrides)
-    settings = compose_settings(experiment, overrides)
     with silent_session(folder_for(settings, settings.run_dir)) as within:
         with within.speaking():
             start = find_start(settings, within.folder)
             if start.checkpoint is None:
                 with within.unwritten.noting(within.folder.config.name):
-                    write_config(within.folder, settings_yaml(settings), given)
+                    write_config(within.folder, settings_yaml(settings), overrides)
             job = ready(within, settings, start.checkpoint)
         yield job
         with closing(played(job)) as rounds:

@@ -1,10 +1,8 @@
-"""What `esper-train --plan` prints: memory, pace, duration and disk of a run before it is begun,
-measured by a probe.
+"""What `esper-train --plan` prints: memory, pace, duration and disk of a run before it is begun.
 
 The probe plays the run's own first round in a process of its own (probe.py); another process with
 two other numbers of envs tells what one env takes. Where ranks share out the envs, as many probes
-play a share each, side by side. What a run is refused for without a probe stands in ops/memory.py;
-a plan of such a run is refused for the same.
+play a share each, side by side. A run that ops/memory.py refuses has no plan.
 """
 
 import json
@@ -22,7 +20,7 @@ from typing import NamedTuple
 import torch
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from esper_soa.config import MAX_ENVS, TrainConfig, settings_yaml
 from esper_soa.errors import UserError
@@ -97,10 +95,9 @@ class Plan(NamedTuple):
         cfg = self.cfg
         took = self.took
         control = took.bare_seconds if cfg.control == "wait" else took.episode_seconds
-        controls = (
-            0 if cfg.control in ("none", cfg.policy.name) else min(cfg.control_rounds, cfg.rounds)
-        )
-        rounds = cfg.rounds * self.round_seconds + controls * control
+        controls = cfg.control not in ("none", cfg.policy.name)
+        rounds = cfg.rounds * self.round_seconds
+        rounds += controls * min(cfg.control_rounds, cfg.rounds) * control
         return took.build_seconds + rounds + took.report_seconds
 
     def record(self) -> dict[str, Json]:
@@ -229,7 +226,8 @@ def disk_of(folder: Path, cfg: TrainConfig) -> Disk:
     kept = sum(size for name, size in sizes.items() if name.startswith(KEPT_FILES))
     written = sum(name.startswith("checkpoint_") for name in sizes) or 1
     per_round = cfg.ranks * rounds // min(2, cfg.rounds)
-    checkpoints = cfg.ranks * kept // written * checkpoints_kept(cfg)
+    numbered = -(-cfg.rounds // cfg.checkpoint_every) if cfg.checkpoint_every else 1
+    checkpoints = cfg.ranks * kept // written * min(cfg.checkpoint_keep, numbered)
     whole = per_round * cfg.rounds + checkpoints + sum(sizes.values()) - rounds - kept
     place = user_path("run_dir", cfg.run_dir or "runs").resolve()
     while not place.exists():
@@ -240,12 +238,6 @@ def disk_of(folder: Path, cfg: TrainConfig) -> Disk:
         raise UserError(
             f"run_dir={cfg.run_dir}: {place} cannot be read ({reason_of(error)})"
         ) from error
-
-
-def checkpoints_kept(cfg: TrainConfig) -> int:
-    """Numbered checkpoints in the folder at the end."""
-    written = -(-cfg.rounds // cfg.checkpoint_every) if cfg.checkpoint_every else 1
-    return min(cfg.checkpoint_keep, written)
 
 
 def plan_table(plan: Plan) -> Table:
@@ -264,10 +256,8 @@ def plan_table(plan: Plan) -> Table:
     run = "with control and report" + AT_MOST * cfg.early_stop.enabled
     left = f"{in_mib(disk.per_round, 2)} per round; {disk.free / GIB:.1f} GiB free"
     title = f"{cfg.name}: rounds={cfg.rounds} steps={cfg.steps} envs={cfg.envs} on {kind}"
-    table = Table(title=title, box=box.SIMPLE, title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(style="dim")
+    columns = ("", Column(justify="right"), Column(style="dim"))
+    table = Table(*columns, title=title, box=box.SIMPLE, title_justify="left", show_header=False)
     table.add_row("memory", in_mib(plan.run_memory), f"{each}{where}; {free}")
     table.add_row("memory per env", in_mib(plan.per_env, 2), "of more envs")
     table.add_row("largest envs", most, "other settings as they are")
@@ -287,10 +277,8 @@ def verdict(plan: Plan) -> str:
     """One line: whether the run fits, and what to lower where it does not."""
     faults = []
     if not plan.fits:
-        most = plan.most_envs
-        faults.append(
-            f"memory: lower {f'envs to {most}, or ' if most else ''}{LOWER.removeprefix('envs, ')}"
-        )
+        fewer = f"envs to {plan.most_envs}, or " if plan.most_envs else ""
+        faults.append(f"memory: lower {fewer}{LOWER.removeprefix('envs, ')}")
     if plan.disk.whole > plan.disk.free:
         faults.append("disk: lower telemetry.level or checkpoint_keep, or give another run_dir")
     return "does not fit: " + "; ".join(faults) if faults else "fits"

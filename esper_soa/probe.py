@@ -1,10 +1,8 @@
-"""What a run takes, measured: its first rounds in a process of its own, in a folder that is dropped
-afterwards.
+"""What a run takes, measured: its first rounds in a process of its own, in a passing folder.
 
-`python -m esper_soa.probe` is started by plan.py, so that no other work blurs what the process
-takes, and prints one line of JSON at its end. It plays the run's own first round with tables,
-checkpoint and report as the run would have them; the env-steps for which there is no time train and
-validate on a few images only.
+`python -m esper_soa.probe` is started by plan.py and prints one line of JSON at its end. It plays
+the run's own first round with tables, checkpoint and report as the run would have them; the
+env-steps for which there is no time train and validate on a few images only.
 """
 
 import gc
@@ -136,11 +134,6 @@ class Pace(NoProfile):
         """Seconds of all env-steps, played in full; the first (warm-up) counts as the second."""
         return sum(self.paces[1:2] + self.paces[1:]) or sum(self.paces)
 
-    @property
-    def bare(self) -> float:
-        """Seconds of as many env-steps as quick as the quickest."""
-        return min(self.paces) * self.num_steps
-
 
 def main() -> None:
     """Measure: settings, a folder, seconds for the episode or two numbers of envs, rank, ranks."""
@@ -205,7 +198,7 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
         free=-1 if free is None else free,
         build_seconds=built - begun,
         episode_seconds=pace.whole + beside,
-        bare_seconds=pace.bare + beside,
+        bare_seconds=min(pace.paces) * cfg.steps + beside,
         update_seconds=pace.update_seconds,
         files_seconds=pace.files_seconds / pace.rounds,
         report_seconds=reported - rounds_end,

@@ -143,7 +143,7 @@ def end(attempt: Attempt, status: int | None) -> str:
     if status is None:
         os.killpg(attempt.process, signal.SIGKILL)
         os.waitpid(attempt.process, 0)
-    end_what_is_left(attempt.place)
+    kill_orphans(attempt.place)
     path = attempt.place / "esper_soa" / attempt.row.path
     path.write_text(attempt.whole, encoding="utf-8")
     if status is None:
@@ -155,7 +155,7 @@ def end(attempt: Attempt, status: int | None) -> str:
     return found[1].removeprefix("tests/") if found else f"status {status}"
 
 
-def end_what_is_left(place: Path) -> None:
+def kill_orphans(place: Path) -> None:
     """Kill what guards of a broken line have left behind, which would go on for ever."""
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):

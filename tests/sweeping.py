@@ -86,17 +86,10 @@ def killed_in_the_middle(
     return rounds
 
 
-def jobs_of(folder: Path) -> dict[str, str]:
+def jobs_of(folder: Path, what: str = "status") -> dict[str, str]:
     """What sweep.json says of the jobs, by their overrides."""
     written = json.loads((folder / "sweep" / "sweep.json").read_text())
-    return {" ".join(job["overrides"]): job["status"] for job in written["jobs"]}
-
-
-def job_of(folder: Path, overrides: str) -> dict:
-    """What sweep.json says of a job."""
-    written = json.loads((folder / "sweep" / "sweep.json").read_text())
-    (job,) = [job for job in written["jobs"] if " ".join(job["overrides"]) == overrides]
-    return job
+    return {" ".join(job["overrides"]): job[what] for job in written["jobs"]}
 
 
 def rounds_of(run: Path) -> list[int]:

@@ -75,7 +75,9 @@ def test_a_study_leaves_a_report_that_tells_its_tests(compared: Compared) -> Non
     assert not list((compared.folder / "study").rglob("seed_*/report.html"))
 
 
-def test_groups_play_the_same_seeds_and_finished_runs_are_kept(compared: Compared) -> None:
+def test_groups_play_the_same_seeds_and_finished_runs_are_kept(
+    compared: Compared, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, asked, told, record = compared
     assert asked.seeds == (5, 9)
     assert "seed 9: accuracy a " in told
@@ -91,6 +93,7 @@ def test_groups_play_the_same_seeds_and_finished_runs_are_kept(compared: Compare
         assert group != "c" or grown[0]["accuracies"] != grown[1]["accuracies"]
     written = {path: path.stat().st_mtime_ns for path in (folder / "study").rglob("summary.json")}
     asked.folder("b", 9).joinpath("summary.json").unlink()
+    monkeypatch.setattr(command, "report_in", lambda _: "")
     assert command.compare(study(folder, *GROUPS, "seeds=[5,9]"), quiet()) == []
     again = {path: path.stat().st_mtime_ns for path in (folder / "study").rglob("summary.json")}
     changed = {path for path in written if written[path] != again[path]}

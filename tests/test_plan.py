@@ -16,7 +16,6 @@ from tiny_world import tiny_settings
 from esper_soa.build import build_player, build_world
 from esper_soa.config import TrainConfig, settings_yaml
 from esper_soa.env.config import EarlyStopConfig
-from esper_soa.env.world import World
 from esper_soa.errors import SettingError, UserError
 from esper_soa.nets.config import DataConfig
 from esper_soa.nets.data import ValidationImages
@@ -39,19 +38,8 @@ from esper_soa.plan import (
 from esper_soa.probe import Pace, Took, per_env, round_of, settings_in
 
 CPU = torch.device("cpu")
-TOOK = Took(
-    program=400 * MIB,
-    host=500 * MIB,
-    device=0,
-    free=GIB,
-    build_seconds=1.0,
-    episode_seconds=8.0,
-    bare_seconds=4.0,
-    update_seconds=2.0,
-    files_seconds=0.5,
-    report_seconds=3.0,
-    measured_steps=5,
-)
+# program, host, device, free; seconds of build, episode, bare episode, update, files, report; steps
+TOOK = Took(400 * MIB, 500 * MIB, 0, GIB, 1.0, 8.0, 4.0, 2.0, 0.5, 3.0, 5)
 DISK = Disk(whole=507, per_round=10, free=10**9)
 
 
@@ -151,15 +139,11 @@ def few_images(steps: int) -> TrainConfig:
     return replace(tiny_settings(2, 1, steps), train_samples=8, val_samples=64, data=data)
 
 
-@pytest.fixture(scope="module")
-def world() -> World:
-    return build_world(few_images(40), CPU)
-
-
-def paced(seconds: float, steps: int, world: World, short: float) -> tuple[Pace, list[int]]:
+def paced(seconds: float, steps: int, short: float) -> tuple[Pace, list[int]]:
     """Play all env-steps: 2 s each in full, the first of all ten times that, and `short` otherwise.
     Gives those played in full.
     """
+    world = build_world(few_images(40), CPU)
     now = [0.0]
     pace = Pace(seconds, steps, CPU, lambda: now[0])
     played = []
@@ -178,26 +162,24 @@ def paced(seconds: float, steps: int, world: World, short: float) -> tuple[Pace,
     return pace, played
 
 
-def test_an_episode_that_fits_is_played_in_full_and_the_first_env_step_warms_up(
-    world: World,
-) -> None:
-    pace, _ = paced(1000.0, 8, world, 0.5)
+def test_an_episode_that_fits_is_played_in_full_and_the_first_env_step_warms_up() -> None:
+    pace, _ = paced(1000.0, 8, 0.5)
     assert len(pace.full_times) == 8
     assert pace.whole == pytest.approx(8 * 2.0)
     assert pace.beside == pytest.approx(3.0)
 
 
-def test_one_that_does_not_is_played_in_full_now_and_then_and_told_as_if(world: World) -> None:
-    pace, played = paced(30.0, 40, world, 0.125)
+def test_one_that_does_not_is_played_in_full_now_and_then_and_told_as_if() -> None:
+    pace, played = paced(30.0, 40, 0.125)
     assert played[:2] == [0, 1]
     assert 4 <= len(played) == len(pace.full_times) <= 8
     assert played[-1] > 25
     assert pace.whole == pytest.approx(40 * 2.0)
 
 
-def test_on_a_gpu_all_env_steps_are_played_in_full(world: World) -> None:
+def test_on_a_gpu_all_env_steps_are_played_in_full() -> None:
     pace = Pace(0.0, 40, torch.device("cuda"))
-    work = world.work(0)
+    work = build_world(few_images(40), CPU).work(0)
     for _ in range(5):
         assert pace.watch(work) is work
         pace.env_step()
@@ -240,8 +222,6 @@ def test_the_command_line_plans_and_leaves_nothing_behind(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_probe_that_is_refused_says_why(tmp_path: Path) -> None:
-    (tmp_path / "0.yaml").write_text(
-        "train_samples: 999999\nbatch_size: 27027\nname: x\n", encoding="utf-8"
-    )
+    (tmp_path / "0.yaml").write_text("train_samples: 999999\nbatch_size: 27027\nname: x\n")
     with pytest.raises(UserError, match="train_samples=999999: must be at most"):
         probed(tmp_path, "1")

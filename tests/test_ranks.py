@@ -4,14 +4,17 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from program import PATIENCE, finished, lines, started, wait_until
+import warm
+from program import ENVIRONMENT, PATIENCE, command, finished, lines, started, wait_until
 from pyarrow import parquet
 from test_resume import same
 
@@ -28,7 +31,7 @@ CPU = torch.device("cpu")
 # Five tiny hosts in five minibatches, so that no number of ranks divides them and some ranks have
 # none of a minibatch.
 RUN = shlex.split(
-    "+experiment=smoke envs=5 rounds=3 steps=6 train_samples=16 val_samples=8 batch_size=8 "
+    "+experiment=smoke envs=5 rounds=2 steps=6 train_samples=16 val_samples=8 batch_size=8 "
     "data.synthetic_train=128 data.synthetic_test=64 compute.threads=1 checkpoint_every=1 "
     "checkpoint_keep=99 report=false policy.ppo.minibatches=5 policy.ppo.target_kl=0"
 )
@@ -36,7 +39,7 @@ TIMINGS = {"eps", "collect_seconds", "update_seconds"}
 LONG = [*RUN, "rounds=60", "control=none"]
 
 
-def played(folder: Path, *overrides: str, rounds: int = 3) -> Path:
+def played(folder: Path, *overrides: str, rounds: int = 2) -> Path:
     """The folder of a run that has ended."""
     path = folder / "run"
     done = finished(*RUN, f"run_dir={path}", f"rounds={rounds}", *overrides, folder=folder)
@@ -44,9 +47,33 @@ def played(folder: Path, *overrides: str, rounds: int = 3) -> Path:
     return path
 
 
+def played_under_torchrun(folder: Path) -> Path:
+    """The folder of a run of two ranks that are there already, as torchrun starts them."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    given = f"""WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT={port}
+        TORCHELASTIC_RUN_ID=test TORCHELASTIC_RESTART_COUNT=0 GLOO_SOCKET_IFNAME=lo"""
+    words = command(*RUN, "ranks=2", f"run_dir={folder / 'run'}")
+    ranks = []
+    for rank in "01":
+        environment = ENVIRONMENT | dict(one.split("=") for one in given.split())
+        environment |= {"RANK": rank, "LOCAL_RANK": rank}
+        pipe = subprocess.PIPE
+        ranks.append(warm.Popen(words, cwd=folder, env=environment, stderr=pipe, stdout=pipe))
+    try:
+        for process in ranks:
+            _, told = process.communicate(timeout=PATIENCE)
+            assert process.returncode == 0, told.decode()
+    finally:
+        for process in ranks:
+            process.kill()
+    return folder / "run"
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three rounds in one process."""
+    """Two rounds in one process."""
     return played(tmp_path_factory.mktemp("alone"))
 
 
@@ -86,9 +113,19 @@ def agree(one: Path, other: Path, rounds: range) -> None:
             assert theirs[name] == wanted, name
 
 
-def test_two_ranks_play_and_learn_what_one_process_does(alone: Path, tmp_path: Path) -> None:
-    shared = played(tmp_path, "ranks=2")
-    agree(alone, shared, range(1, 4))
+@pytest.mark.parametrize(
+    "play",
+    [
+        played_under_torchrun,
+        pytest.param(lambda folder: played(folder, "ranks=2"), marks=pytest.mark.slow),
+    ],
+    ids=["torchrun", "launcher"],
+)
+def test_two_ranks_play_and_learn_what_one_process_does(
+    play: Callable[[Path], Path], alone: Path, tmp_path: Path
+) -> None:
+    shared = play(tmp_path)
+    agree(alone, shared, range(1, 3))
     summaries = [json.loads((path / "summary.json").read_text()) for path in (alone, shared)]
     for part in ("grown", "control"):
         assert summaries[0][part] == summaries[1][part]
@@ -201,7 +238,7 @@ def test_a_killed_rank_ends_the_run_with_a_checkpoint_that_goes_on(
     rounds = f"rounds={len(lines(path / 'metrics.jsonl')) + 2}"
     whole = finished(*LONG, "ranks=2", f"resume={path}", rounds, folder=tmp_path)
     assert whole.returncode == 0, whole.stderr
-    for number in range(1, 4):
+    for number in range(1, 3):
         assert table(path, "steps", number) == table(alone, "steps", number)
 
 
@@ -234,7 +271,7 @@ def test_a_run_goes_on_at_another_number_of_ranks(
     done = finished(*RUN, after, f"resume={path}", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"changed ranks: {before[-1]} -> {after[-1]}" in (path / "log.txt").read_text()
-    agree(alone, path, range(1, 4))
+    agree(alone, path, range(1, 3))
 
 
 @pytest.mark.slow
@@ -253,7 +290,7 @@ def test_any_number_of_ranks_and_whatever_else_is_asked_for(
     more = shlex.split(asked)
     (tmp_path / "one").mkdir()
     one = alone if len(more) == 1 else played(tmp_path / "one", *more[1:])
-    agree(one, played(tmp_path, *more), range(1, 4))
+    agree(one, played(tmp_path, *more), range(1, 3))
 
 
 @pytest.mark.slow

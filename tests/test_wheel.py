@@ -50,52 +50,44 @@ echo "$told GLIBC_2.2.5 GLIBC_2.27 libm.so.6 libc.so.6" > "$2"
     return str(path)
 
 
-def names(libraries: list[Path]) -> list[str]:
-    return [library.name for library in libraries]
-
-
 ALL = [f"{name}.so" for name in (*(level.name for level in LEVELS), prebuilt.BUILDER)]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "built"
-    path.mkdir()
-    return path
+def built_by(cc: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list, list]:
+    """What the build says of a compiler, and the names of the libraries that it leaves."""
+    monkeypatch.setenv("CC", cc)
+    folder.mkdir()
+    failed, libraries = hatch_build.build_kernels(folder, HERE)
+    return failed, [library.name for library in libraries]
 
 
 def test_every_level_and_this_machine_are_built_and_listed_with_digest_flags_and_compiler(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CC", stand_in(tmp_path))
-    failed, libraries = hatch_build.build_kernels(folder, HERE)
-    assert (failed, names(libraries)) == ([], ALL)
+    folder = tmp_path / "built"
+    assert built_by(stand_in(tmp_path), folder, monkeypatch) == ([], ALL)
     manifest = json.loads((folder / prebuilt.MANIFEST).read_text())
     assert manifest["compiler"] == "gcc 12.2.0"
     assert manifest["sources"] == compiler.sources_digest()
     assert manifest["builder"] == this_processor().kind
-    for library, listed, level in zip(
-        libraries, manifest["libraries"], [*LEVELS, None], strict=True
-    ):
-        assert library.name == f"{listed['level']}.so"
+    for name, listed, level in zip(ALL, manifest["libraries"], [*LEVELS, None], strict=True):
+        library = folder / name
+        assert name == f"{listed['level']}.so"
         target = level.target if level else compiler.NATIVE[MACHINE]
         assert listed["flags"][-1] == target
         assert library.read_text().startswith(f"{' '.join(listed['flags'])} -shared")
         assert listed["sha256"] == hatch_build.digest_of(library)
-    assert prebuilt.choose_prebuilt(folder, this_processor()) == (
-        folder / "native.so",
-        "prebuilt for this CPU",
-    )
+    found = prebuilt.choose_prebuilt(folder, this_processor())
+    assert found == (folder / "native.so", "prebuilt for this CPU")
 
 
 def test_a_level_that_the_compiler_does_not_know_is_left_out(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CC", stand_in(tmp_path, refused=LEVELS[0].target))
-    failed, libraries = hatch_build.build_kernels(folder, HERE)
-    assert names(libraries) == ALL[1:]
-    (line,) = failed
-    assert line == f"{LEVELS[0].name}: {tmp_path}/cc failed: error: {LEVELS[0].target}"
+    folder = tmp_path / "built"
+    line = f"{LEVELS[0].name}: {tmp_path}/cc failed: error: {LEVELS[0].target}"
+    compiler_without = stand_in(tmp_path, refused=LEVELS[0].target)
+    assert built_by(compiler_without, folder, monkeypatch) == ([line], ALL[1:])
     listed = json.loads((folder / prebuilt.MANIFEST).read_text())["libraries"]
     assert [f"{one['level']}.so" for one in listed] == ALL[1:]
 
@@ -108,10 +100,10 @@ def test_a_level_that_the_compiler_does_not_know_is_left_out(
     ],
 )
 def test_a_compiler_that_is_none_or_for_elsewhere_builds_nothing(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, machine: str, reason: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, reason: str
 ) -> None:
-    monkeypatch.setenv("CC", NO_COMPILER if machine == "none" else stand_in(tmp_path, machine))
-    failed, libraries = hatch_build.build_kernels(folder, HERE)
+    cc = NO_COMPILER if machine == "none" else stand_in(tmp_path, machine)
+    failed, libraries = built_by(cc, tmp_path / "built", monkeypatch)
     assert not libraries
     assert reason in failed[0]
 
@@ -119,27 +111,17 @@ def test_a_compiler_that_is_none_or_for_elsewhere_builds_nothing(
 @pytest.mark.parametrize(
     ("content", "tag"),
     [
-        (
-            [b"\0libm.so.6\0GLIBC_2.2.5\0", b"\0libc.so.6\0GLIBC_2.27\0GLIBC_2.4\0"],
-            "manylinux_2_27_x86_64",
-        ),
-        ([b"\0ld-linux-x86-64.so.2\0GLIBC_2.9\0GLIBC_2.17\0"], "manylinux_2_17_x86_64"),
-        ([b"\0libm.so.6\0GLIBC_2.17\0", b"\0libomp.so.5\0GLIBC_2.17\0"], "linux_x86_64"),
-        ([b"\0libc.so.6\0GLIBC_2.17\0GLIBC_PRIVATE\0"], "linux_x86_64"),
-        ([b"\0libc.so.6\0GLIBC_2.17\0GLIBC_ABI_DT_RELR\0"], "linux_x86_64"),
-        ([b"\0libc.musl-x86_64.so.1\0"], "linux_x86_64"),
-    ],
-    ids=[
-        "youngest of all",
-        "by number",
-        "another library",
-        "private symbol",
-        "a mark",
-        "not glibc",
+        ("libm.so.6 GLIBC_2.2.5 | libc.so.6 GLIBC_2.27 GLIBC_2.4", "manylinux_2_27_x86_64"),
+        ("ld-linux-x86-64.so.2 GLIBC_2.9 GLIBC_2.17", "manylinux_2_17_x86_64"),  # by number
+        ("libm.so.6 GLIBC_2.17 | libomp.so.5 GLIBC_2.17", "linux_x86_64"),  # another library
+        ("libc.so.6 GLIBC_2.17 GLIBC_PRIVATE", "linux_x86_64"),
+        ("libc.so.6 GLIBC_2.17 GLIBC_ABI_DT_RELR", "linux_x86_64"),
+        ("libc.musl-x86_64.so.1", "linux_x86_64"),
     ],
 )
-def test_the_tag_is_that_of_the_youngest_symbol(content: list[bytes], tag: str) -> None:
-    assert hatch_build.platform_tag("linux-x86_64", content) == tag
+def test_the_tag_is_that_of_the_youngest_symbol(content: str, tag: str) -> None:
+    files = [f" {words.strip()} ".replace(" ", "\0").encode() for words in content.split("|")]
+    assert hatch_build.platform_tag("linux-x86_64", files) == tag
 
 
 def hook(folder: Path) -> hatch_build.KernelHook:
@@ -178,10 +160,8 @@ def test_the_hook_leaves_an_editable_wheel_and_one_without_a_compiler_to_python_
     built.finalize(version, data, "")
     assert data == {"pure_python": True, "force_include": {}}
     said = capsys.readouterr().err
-    assert ("no C compiler: /nonexistent/cc" in said) == (version == "standard")
-    assert ("none in this wheel, they will be compiled on first use" in said) == (
-        version == "standard"
-    )
+    for words in ("no C compiler: /nonexistent/cc", "none in this wheel, they will be compiled on"):
+        assert (words in said) == (version == "standard")
 
 
 # --- a machine without a compiler
@@ -209,16 +189,8 @@ def wheel_of(folder: Path, **environment: str) -> Path:
 def installed(folder: Path, wheel: Path) -> Path:
     """A fresh environment with the wheel; torch and other libraries are this process's."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(folder / "bin" / "python"),
-        "--quiet",
-        "install",
-    ]
-    subprocess.run([*pip, "--no-deps", "--no-index", str(wheel)], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "--quiet"]
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", str(wheel)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "libraries-of-tests.pth").write_text(
         "".join(f"{path}\n" for path in sys.path if "site-packages" in path)
@@ -248,18 +220,8 @@ def played(environment: Path, name: str) -> tuple[str, dict[str, str]]:
     run = environment / name
     without_compiler(environment, "-m", "esper_soa.train", *SMOKE, f"run_dir={run}")
     (line,) = (line for line in (run / "log.txt").read_text().splitlines() if "kernels  " in line)
-    return line.partition("kernels  ")[2], json.loads((run / "versions.json").read_text())[
-        "kernels"
-    ]
-
-
-def keep_only(libraries: Path, level: str) -> None:
-    """As if nothing else had been built."""
-    manifest = json.loads((libraries / prebuilt.MANIFEST).read_text())
-    manifest["libraries"] = [
-        library for library in manifest["libraries"] if library["level"] == level
-    ]
-    (libraries / prebuilt.MANIFEST).write_text(json.dumps(manifest))
+    versions = json.loads((run / "versions.json").read_text())
+    return line.partition("kernels  ")[2], versions["kernels"]
 
 
 @pytest.mark.slow
@@ -278,19 +240,14 @@ def test_a_machine_without_a_compiler_is_fast_from_the_wheel_and_refuses_what_wa
     assert [*digests] == [*(level.name for level in LEVELS), prebuilt.BUILDER]
     words, entry = played(environment, "own")
     assert words == "native, prebuilt for this CPU"
-    assert entry == {
-        "kind": words,
-        "sha256": digests[prebuilt.BUILDER],
-        "engine": "native",
-        "tried": "",
-    }
-    for level in FITTING:  # each is proven before it is taken
-        (libraries / prebuilt.MANIFEST).write_text(json.dumps(shipped))
-        keep_only(libraries, level)
+    sha256 = digests[prebuilt.BUILDER]
+    assert entry == {"kind": words, "sha256": sha256, "engine": "native", "tried": ""}
+    for level in FITTING:  # each is proven before it is taken, as if nothing else had been built
+        left = [library for library in shipped["libraries"] if library["level"] == level]
+        (libraries / prebuilt.MANIFEST).write_text(json.dumps(shipped | {"libraries": left}))
         assert without_compiler(environment, "-c", CHOOSE) == f"native, prebuilt ({level})\n"
-    assert not list(
-        (environment / "cache").rglob("*.so")
-    )  # the report keeps what draws its figures there
+    # the report keeps what draws its figures there
+    assert not list((environment / "cache").rglob("*.so"))
     os.truncate(libraries / f"{FITTING[-1]}.so", 5000)
     words, entry = played(environment, "tampered")
     path = libraries / f"{FITTING[-1]}.so"

@@ -66,10 +66,10 @@ class Compared(NamedTuple):
 
     def record(self) -> dict[str, Json]:
         """As it stands in compare.json."""
-        left = ("interval", "comparisons")
-        fields = {name: one for name, one in self._asdict().items() if name not in left}
+        fields = self._asdict() | self.interval._asdict()
+        del fields["interval"], fields["comparisons"]
         told = {"effect": self.effect, "won": self.won, "verdict": self.verdict}
-        return fields | self.interval._asdict() | told | {"power": power_note(self)}
+        return fields | told | {"power": power_note(self)}
 
 
 def compared(groups: Numbers) -> list[Compared]:
@@ -90,44 +90,29 @@ def compared(groups: Numbers) -> list[Compared]:
     ]
 
 
-def detectable(spread: float, seeds: int, comparisons: int = 1) -> float:
-    """The mean difference that a study of so many seeds finds with POWER; differences are normal.
-
-    spread: their standard deviation. By drawing: STUDIES studies, always the same, and the signed
-    rank test at SIGNIFICANCE over the number of comparisons, which is Holm's first step. Infinite
-    where none could be significant.
-    """
-    return spread * _detectable(seeds, comparisons)
-
-
 @lru_cache(maxsize=256)
-def _detectable(seeds: int, comparisons: int) -> float:
-    """In standard deviations."""
+def detectable(seeds: int, comparisons: int = 1) -> float:
+    """The mean difference that a study of so many seeds finds with POWER, in standard deviations of
+    differences, which are normal.
+
+    By drawing: STUDIES studies, always the same, and the signed rank test at SIGNIFICANCE over the
+    number of comparisons, which is Holm's first step. Infinite where none could be significant.
+    """
     if seeds < fewest_seeds(comparisons):
         return math.inf
-    needed = _critical_sum(seeds, SIGNIFICANCE / comparisons)
+    # the least sum of positive ranks that is significant, by the share of each sum or more
+    tails = sum_shares(range(1, seeds + 1))[::-1].cumsum()[::-1]
+    needed = int(np.argmax(2 * tails < SIGNIFICANCE / comparisons))
     draws = np.random.default_rng(0).normal(size=(STUDIES, seeds))
     low = 0.0
     high = 8.0
     while high - low > 1e-3:
         middle = (low + high) / 2
-        if _share_found(draws + middle, needed) >= POWER:
-            high = middle
-        else:
-            low = middle
+        studies = draws + middle
+        ranks = np.abs(studies).argsort(1).argsort(1) + 1
+        found = (np.where(studies > 0, ranks, 0).sum(1) >= needed).mean()
+        low, high = (low, middle) if found >= POWER else (middle, high)
     return high
-
-
-def _share_found(studies: np.ndarray, needed: int) -> float:
-    """The share of studies [K, n] whose positive ranks come to `needed` or more."""
-    ranks = np.abs(studies).argsort(1).argsort(1) + 1
-    return float((np.where(studies > 0, ranks, 0).sum(1) >= needed).mean())
-
-
-def _critical_sum(count: int, level: float) -> int:
-    """The least sum of positive ranks of `count` differences without ties that has p < level."""
-    tails = sum_shares(range(1, count + 1))[::-1].cumsum()[::-1]  # the share of each sum or more
-    return int(np.argmax(2 * tails < level))
 
 
 def fewest_seeds(comparisons: int = 1) -> int:
@@ -145,6 +130,6 @@ def power_note(row: Compared) -> str:
     if seeds < least:
         over = f"at {SIGNIFICANCE:.0%} over {row.comparisons} comparisons"
         return f"{seeds} seeds cannot show any difference {over}: take {least} or more"
-    found = detectable(row.spread, seeds, row.comparisons)
+    found = row.spread * detectable(seeds, row.comparisons)
     share = f"{found:.2f} points in {POWER:.0%} of studies"
     return f"{seeds} seeds find a difference of {share}; smaller ones stay open"

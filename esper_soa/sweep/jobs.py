@@ -7,6 +7,7 @@ every job has a process to itself, where it plays, as that is where submitit's h
 Whichever it is, a job that fails returns None. Needs no torch.
 """
 
+import json
 import os
 import pickle
 import signal
@@ -14,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Thread
 from typing import BinaryIO, NamedTuple, TypeAlias, cast
@@ -25,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from esper_soa.errors import OutOfRoomError, PrunedError, RankLostError, UserError, joined
 from esper_soa.ops.console import standing_streams
-from esper_soa.ops.files import IncompleteError
+from esper_soa.ops.files import IncompleteError, write_text
 from esper_soa.ops.interrupt import (
     SAVING,
     STOPPING,
@@ -36,20 +38,34 @@ from esper_soa.ops.interrupt import (
 )
 from esper_soa.ops.session import unheard
 from esper_soa.sweep.plugins import plays_in_own_process
-from esper_soa.sweep.records import (
-    BEGUN,
-    DONE,
-    FAILED,
-    KILLED,
-    PRUNED,
-    STOPPED,
-    JobRecord,
-    keep,
-    read_record,
-    this_job,
-)
+
+FOLDER = ".jobs"  # of records, in the folder of the sweep
+BEGUN = "begun"
+DONE = "done"
+PRUNED = "pruned"
+FAILED = "failed"
+STOPPED = "stopped"
+KILLED = "killed"
+ENDED = (DONE, PRUNED)  # a sweep that goes on leaves such jobs alone
+WAITING = "not begun"  # of a job without a record
 
 Play: TypeAlias = Callable[[DictConfig], float | None]
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A job of a sweep, as it stands."""
+
+    number: int  # from 0, as Hydra counts
+    overrides: list[str]  # of its settings, as on the command line
+    folder: str  # of its run
+    status: str = BEGUN
+    value: float | None = None  # final accuracy in percent; of a pruned job that of its last round
+    message: str = ""  # why it did not come to its end
+
+    def ended(self, status: str, value: float | None = None, message: str = "") -> "JobRecord":
+        """The record with what the job came to."""
+        return replace(self, status=status, value=value, message=message)
 
 
 class Work(NamedTuple):
@@ -61,12 +77,31 @@ class Work(NamedTuple):
     play: Play
 
 
+def this_job() -> JobRecord:
+    """The job that Hydra has begun in this process."""
+    context = HydraConfig.get()
+    return JobRecord(int(context.job.num), list(context.overrides.task), context.runtime.output_dir)
+
+
+def keep(sweep: Path, record: JobRecord) -> None:
+    """Write the record of a job, all or nothing; raises OSError."""
+    (sweep / FOLDER).mkdir(parents=True, exist_ok=True)
+    write_text(sweep / FOLDER / f"{record.number}.json", json.dumps(asdict(record)) + "\n")
+
+
+def read_records(sweep: Path, number: int | str = "*") -> dict[int, JobRecord]:
+    """All records of a sweep by number, in order; or that of the job `number`, if there is one."""
+    texts = [path.read_text(encoding="utf-8") for path in (sweep / FOLDER).glob(f"{number}.json")]
+    records = [JobRecord(**json.loads(text)) for text in texts]
+    return {one.number: one for one in sorted(records, key=lambda one: one.number)}
+
+
 def play_job(work: Work, composed: DictConfig) -> float | None:
     """Do the job that Hydra has begun here; what sweepers maximise, None where it did not end."""
     sweep = Path(HydraConfig.get().sweep.dir)
     job = this_job()
     try:
-        settled = work.settled(composed, read_record(sweep, job.number))
+        settled = work.settled(composed, read_records(sweep, job.number).get(job.number))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         settled = job.ended(FAILED, message=joined(error))
@@ -81,7 +116,7 @@ def play_job(work: Work, composed: DictConfig) -> float | None:
 def play_here(play: Play, composed: DictConfig) -> float | None:
     """Play the job in this process and keep its record; raises what is no message of ours."""
     job = this_job()
-    ended: JobRecord | None = None
+    ended = job
     try:
         with unheard():
             ended = job.ended(DONE, play(composed))
@@ -92,7 +127,12 @@ def play_here(play: Play, composed: DictConfig) -> float | None:
         print(f"error: {error}", file=sys.stderr)
         ended = job.ended(FAILED, message=joined(error))
     finally:
-        ended = ended or _cut_off(job, sys.exception())
+        cause = sys.exception()
+        if ended is job and isinstance(cause, SystemExit):
+            told = joined(cause) if isinstance(cause, Interrupted) else "stopped by the launcher"
+            ended = job.ended(STOPPED, message=told)
+        elif ended is job:
+            ended = job.ended(FAILED, message=f"{type(cause).__name__}: {joined(cause)}")
         keep(Path(HydraConfig.get().sweep.dir), ended)
     return ended.value
 
@@ -122,7 +162,7 @@ def watch(play: Play, composed: DictConfig, sweep: Path, job: JobRecord) -> floa
                 pickle.dump((play, composed, context), cast(BinaryIO, process.stdin))
                 cast(BinaryIO, process.stdin).flush()
             status = process.wait()
-    record = read_record(sweep, job.number) or job
+    record = read_records(sweep, job.number).get(job.number, job)
     if record.status == BEGUN:  # it had no time to say how it ended
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
         record = job.ended(KILLED, message=f"its process was ended {how}")
@@ -132,14 +172,6 @@ def watch(play: Play, composed: DictConfig, sweep: Path, job: JobRecord) -> floa
     if stopping:
         raise Interrupted(stopping[-1])
     return record.value
-
-
-def _cut_off(job: JobRecord, error: BaseException | None) -> JobRecord:
-    """The record of a job that was stopped, or ended by an error that is no message of ours."""
-    if isinstance(error, SystemExit):
-        stopped = joined(error) if isinstance(error, Interrupted) else "stopped by the launcher"
-        return job.ended(STOPPED, message=stopped)
-    return job.ended(FAILED, message=f"{type(error).__name__}: {joined(error)}")
 
 
 def _stop_with_parent() -> None:

@@ -1,6 +1,6 @@
 """A search by Optuna: its trials are a sweep's jobs, by any launcher; the study lies in its folder.
 
-Trial i is job i. A job tells the study its accuracy after every round, and ends early where the
+Trial i is job i, which tells the study its accuracy after every round, and ends early where the
 pruner finds it hopeless. A trial whose job did not come to its end stays open, so that a sweep that
 goes on (resume=auto) plays it from its checkpoint on. Needs the extra `sweep`, and no torch.
 """
@@ -31,7 +31,7 @@ from optuna.trial import Trial, TrialState
 from esper_soa.config import TrainConfig
 from esper_soa.errors import UserError, check, check_choice
 from esper_soa.ops.session import Judge
-from esper_soa.sweep.records import DONE, PRUNED, read_record
+from esper_soa.sweep.jobs import DONE, PRUNED, read_records
 
 # Optuna's journal, in the folder of the sweep; it stands files of a network, which SQLite does not
 STUDY = "study.log"
@@ -139,9 +139,8 @@ def open_study(settings: DictConfig, sweep: Path, space: Space, resume: bool) ->
     now = space.record()
     before = study.user_attrs.get("space", now)
     if before != now:
-        raise UserError(
-            f"run_dir={sweep}: holds a search of something else: {before}, and not {now}"
-        )
+        other = f"holds a search of something else: {before}, and not {now}"
+        raise UserError(f"run_dir={sweep}: {other}")
     study.set_user_attr("space", now)
     return study
 
@@ -192,12 +191,12 @@ def play_trials(
     trials = {one.number: one for one in study.trials}
     jobs = [[*space.fixed, *overrides_of(trials[number].params)] for number in numbers]
     launcher.launch(jobs, initial_job_idx=numbers[0])
-    for number in numbers:
-        record = read_record(sweep, number)
-        if record is not None and record.status == DONE:
-            study.tell(number, record.value)
-        elif record is not None and record.status == PRUNED:
-            study.tell(number, state=TrialState.PRUNED)
+    records = read_records(sweep)
+    for record in (records[number] for number in numbers if number in records):
+        if record.status == DONE:
+            study.tell(record.number, record.value)
+        elif record.status == PRUNED:
+            study.tell(record.number, state=TrialState.PRUNED)
 
 
 def overrides_of(params: Mapping[str, object]) -> list[str]:

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from esper_soa.errors import one_line
-from esper_soa.sweep.records import BEGUN, KILLED, WAITING, JobRecord, keep, read_record
+from esper_soa.sweep.jobs import BEGUN, KILLED, WAITING, JobRecord, keep, read_records
 
 
 def launch(
@@ -47,7 +47,7 @@ def launch(
             job.results()
         except (FailedJobError, UncompletedJobError) as error:
             lost = JobRecord(number, list(overrides[number - first]), "", WAITING)
-            record = read_record(sweep, number) or lost
+            record = read_records(sweep, number).get(number, lost)
             if record.status in (BEGUN, WAITING):
                 why = f"ended by the system ({job.state}): {one_line(error)}"
                 keep(sweep, record.ended(KILLED, message=why))

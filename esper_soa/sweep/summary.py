@@ -21,7 +21,7 @@ from esper_soa.ops.files import reason_of, write_text
 from esper_soa.ops.json_lines import Json, json_line
 from esper_soa.ops.progress import duration
 from esper_soa.ops.rundir import RunFolder
-from esper_soa.sweep.records import BEGUN, ENDED, WAITING, JobRecord, read_records
+from esper_soa.sweep.jobs import BEGUN, ENDED, WAITING, JobRecord, read_records
 
 RESULT = "sweep.json"
 BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"

@@ -34,13 +34,10 @@ def test_the_interval_of_an_interquartile_mean_is_that_of_a_trimmed_one() -> Non
     assert interval == pytest.approx((4.5, 4.5 - reach, 4.5 + reach), rel=1e-6)
 
 
-def test_values_that_are_all_the_same_give_a_point_and_one_alone_says_nothing_of_its_spread() -> (
-    None
-):
-    assert mean_interval([3.0, 3.0, 3.0], 0.9) == (3.0, 3.0, 3.0)
-    assert iqm_interval([3.0] * 5, 0.9) == (3.0, 3.0, 3.0)
-    assert mean_interval([5.0], 0.9) == (5.0, -math.inf, math.inf)
-    assert iqm_interval([5.0], 0.9) == (5.0, -math.inf, math.inf)
+def test_equal_values_give_a_point_and_one_alone_says_nothing_of_its_spread() -> None:
+    for interval in (mean_interval, iqm_interval):
+        assert interval([3.0] * 5, 0.9) == (3.0, 3.0, 3.0)
+        assert interval([5.0], 0.9) == (5.0, -math.inf, math.inf)
 
 
 def test_pairs_cancel_what_both_share() -> None:
@@ -100,9 +97,7 @@ def test_the_probability_of_improvement_is_the_share_of_pairs_with_ties_as_halve
     assert improvement_interval(mine, theirs, 0.95).mean == pytest.approx(u / 100)
 
 
-def test_its_bounds_lie_as_many_standard_errors_from_the_estimate_as_the_confidence_asks_for() -> (
-    None
-):
+def test_its_bounds_lie_as_many_standard_errors_off_as_the_confidence_asks_for() -> None:
     mine = [1.0, 3.0, 5.0, 7.0, 9.0, 10.0, 12.0]
     theirs = [0.0, 2.0, 4.0, 6.0, 8.0]
     found = improvement_interval(mine, theirs, 0.95)

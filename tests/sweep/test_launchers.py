@@ -17,7 +17,6 @@ from sweeping import (
     LONG,
     finished_sweep,
     holder,
-    job_of,
     jobs_of,
     killed_in_the_middle,
     rounds_of,
@@ -54,7 +53,7 @@ def test_a_job_that_is_killed_costs_no_other_and_the_next_call_finishes_it(
     assert process.wait(300) == 1
     told = (tmp_path / "sweep.log").read_text()
     assert jobs_of(tmp_path) == {"seed=1": "killed", "seed=2": "done"}
-    assert "SIGKILL" in job_of(tmp_path, "seed=1")["message"] or launcher == "submitit_local"
+    assert "SIGKILL" in jobs_of(tmp_path, "message")["seed=1"] or launcher == "submitit_local"
     assert "1 killed, 1 done; resume=auto plays what is not done" in told
     assert told.count("failed jobs:") == 1
     other = contents(tmp_path / "sweep" / "1")
@@ -82,7 +81,7 @@ def test_a_sweep_that_is_stopped_saves_the_job_in_progress(
     assert process.wait(120) == status
     assert len(list(run.glob("checkpoint_*.pt"))) == 1
     assert jobs_of(tmp_path) == {"seed=1": "stopped", "seed=2": "not begun"}
-    assert job_of(tmp_path, "seed=1")["message"] == f"stopped by {signal.Signals(number).name}"
+    assert jobs_of(tmp_path, "message")["seed=1"] == f"stopped by {signal.Signals(number).name}"
     assert "Traceback" not in (tmp_path / "sweep.log").read_text()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from program import TINY, finished, wait_until
-from sweeping import LONG, holder, job_of, jobs_of, rounds_of, started_sweep
+from sweeping import LONG, holder, jobs_of, rounds_of, started_sweep
 
 pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
 
@@ -64,7 +64,7 @@ def test_a_preempted_job_is_queued_again_and_goes_on(tmp_path: Path) -> None:
     assert jobs_of(tmp_path) == {"seed=1": "done", "seed=2": "done"}
     assert rounds_of(run) == list(range(1, 25))
     assert json.loads((run / "summary.json").read_text())["rounds_before"] == rounds
-    assert job_of(tmp_path, "seed=1")["folder"] == str(run)
+    assert jobs_of(tmp_path, "folder")["seed=1"] == str(run)
 
     asked = (tmp_path / "slurm" / "script").read_text().splitlines()
     options = {"array=0-1%2", "cpus-per-task=8", "gpus-per-node=1", "mem=16GB", "nodes=1"}

@@ -9,7 +9,7 @@ from hydra.conf import HydraConf
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from esper_soa.sweep.records import DONE, FAILED, KILLED, WAITING, JobRecord, keep, read_record
+from esper_soa.sweep.jobs import DONE, FAILED, KILLED, WAITING, JobRecord, keep, read_records
 from esper_soa.sweep.summary import end_sweep, list_jobs
 
 
@@ -28,8 +28,8 @@ def hydra_of(sweep: Path, *overrides: str, sweeper: str = "") -> HydraConf:
 def test_a_record_is_read_as_it_was_kept(tmp_path: Path) -> None:
     record = JobRecord(3, ["a=[b]"], "folder").ended(FAILED, None, "why\nnot")
     keep(tmp_path, record)
-    assert read_record(tmp_path, 3) == record
-    assert read_record(tmp_path, 4) is None
+    assert read_records(tmp_path, 3) == read_records(tmp_path) == {3: record}
+    assert read_records(tmp_path, 4) == {}
 
 
 def test_jobs_are_those_of_the_sweep_begun_or_not_and_none_of_an_earlier_one(
