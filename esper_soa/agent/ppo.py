@@ -285,8 +285,7 @@ class Learner:
         rows.reward.copy_(torch.where(rows.terminal, penalty, self.ranks.own(scaled, dim=1)))
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """Learn from one rollout by PPO; returns the diagnostics that are listed in
-        `diagnostics.MEANING`.
+        """Learn from one rollout by PPO; returns the diagnostics of docs/metrics.md.
 
         Adam starts afresh after rounds of imitation. Raises SettingError for more minibatches than
         envs, RuntimeError at the third update in a row in which no gradient was finite.
@@ -301,8 +300,7 @@ class Learner:
         )
 
     def imitate(self, rollout: Rollout) -> dict[str, float]:
-        """Learn what the teacher of a rollout would have done; returns the diagnostics of
-        `diagnostics.IMITATION`.
+        """Learn what the teacher of a rollout would have done; returns diagnostics.
 
         The schedules go on as in `update`, and so do the errors. Raises ValueError for a rollout
         without a teacher.

@@ -10,10 +10,7 @@ action, on which the value of what would have come is read.
 import torch
 
 from esper_soa.env.config import EarlyStopConfig
-from esper_soa.state import Ending, EnvState, filled
-
-# percent: best accuracy before the first, so low that any is a gain; finite, as all of the state is
-BEFORE = -200.0
+from esper_soa.state import EnvState
 
 
 class Cause:
@@ -23,11 +20,6 @@ class Cause:
 
 
 CAUSE_NAMES = ("", "plateau", "diverged")
-
-
-def fresh_ending(num_envs: int, device: torch.device) -> Ending:
-    """Of episodes that begin."""
-    return filled(Ending, (num_envs,), device, {"best": BEFORE, "since": 0, "cause": Cause.NONE})
 
 
 def advance(state: EnvState, cfg: EarlyStopConfig, max_steps: int) -> EnvState:

@@ -10,11 +10,11 @@ import math
 import torch
 from torch import Tensor
 
-from esper_soa.env.config import GUARD_WINDOW, NUM_REASONS, GovernorConfig
+from esper_soa.env.config import NUM_REASONS, GovernorConfig
 from esper_soa.env.lifecycle import prune_now
 from esper_soa.env.masks import choices_left
 from esper_soa.env.reward_terms import RewardTerms, add_terms, no_terms
-from esper_soa.state import STATE_FLOAT, EnvState, Guard, Masks, Measurements, filled, nowhere
+from esper_soa.state import EnvState, Guard, Masks, Measurements, nowhere
 from esper_soa.vocabulary import HEADS, Op
 
 # mean loss below this share of the chance loss: the host had learned something
@@ -32,14 +32,6 @@ class PanicReason:
 
 
 REASON_NAMES = ("none", "not_finite", "collapsed_to_chance", "diverged")
-
-
-def initial_guard(num_envs: int, device: torch.device | str) -> Guard:
-    """A guard that has seen nothing yet."""
-    values = {"count": 0, "anomalies": 0, "reason": PanicReason.NONE}
-    values |= {"panic": False, "snapshot_due": False}
-    losses = torch.zeros(num_envs, GUARD_WINDOW, dtype=STATE_FLOAT, device=device)
-    return filled(Guard, (num_envs,), device, values, losses=losses)
 
 
 def watch(

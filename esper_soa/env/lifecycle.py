@@ -15,7 +15,7 @@ from esper_soa.env.alpha import advance_ramp, retarget
 from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.env.gates import ALPHA_TOLERANCE, GateResults, arrived, check_gates
 from esper_soa.env.legality import ADVANCES, LEGAL_STAGES, at_rest, slot_allows, stage_allows
-from esper_soa.state import DTYPES, Action, ActionOutcome, Ramp, Record, Slots, filled
+from esper_soa.state import DTYPES, Action, ActionOutcome, Ramp, Record, Slots, initial_values
 from esper_soa.vocabulary import (
     ALPHA_TARGETS,
     CURVE_CHOICES,
@@ -25,66 +25,13 @@ from esper_soa.vocabulary import (
     STYLE_BLEND,
     STYLE_CURVE,
     TEMPO_STEPS,
-    AlphaMode,
-    Blend,
-    Blueprint,
-    Curve,
     Op,
     Stage,
-    Style,
 )
 
-# The record of a slot without a seed; the type of a value gives its field's dtype.
-EMPTY_SLOT = {
-    "stage": Stage.EMPTY,
-    "stage_age": 0,
-    "seed_age": 0,
-    "previous_stage": Stage.UNKNOWN,
-    "previous_stage_age": 0,
-    "blueprint": Blueprint.NONE,
-    "blend": Blend.ADD,
-    "style": Style.SIGMOID_ADD,
-    "tempo": 5,
-    "alpha_goal": 1.0,
-    "alpha": 0.0,
-    "newborn": False,
-    "fresh_momentum": False,
-    "accuracy_initial": 0.0,
-    "accuracy_stage_start": 0.0,
-    "accuracy_current": 0.0,
-    "accuracy_blending_start": 0.0,
-    "blending_started": False,
-    "accuracy_germination": 0.0,
-    "germination_known": False,
-    "contribution": 0.0,
-    "contribution_known": False,
-    "contribution_velocity": 0.0,
-    "contribution_age": 0,
-    "interaction_sum": 0.0,
-    "gradient_norm": 0.0,
-    "gradient_health": 0.0,
-    "gradient_vanishing": False,
-    "gradient_exploding": False,
-    "gradient_measured": False,
-    "gradient_ratio": 0.0,
-    "gradient_ratio_known": False,
-    "previous_health": 0.0,
-    "previous_health_known": False,
-    "escrow": 0.0,
-    "drip_live": False,
-    "drip_scale": 0.0,
-    "drip_total": 0.0,
-    "drip_paid": 0.0,
-    "rent_alpha": 0.0,
-    "rent_params": 0.0,
-}
-RESTING = {"alpha": 0.0, "start": 0.0, "target": 0.0, "mode": AlphaMode.HOLD}
-IDLE_RAMP = RESTING | {
-    "length": 0,
-    "done": 0,
-    "curve": Curve.LINEAR,
-    "steepness": RAMP_STEEPNESS,
-}
+EMPTY_SLOT = initial_values(Slots)
+IDLE_RAMP = initial_values(Ramp)
+RESTING = {name: IDLE_RAMP[name] for name in ("alpha", "start", "target", "mode")}
 
 
 class Orders(NamedTuple):
@@ -99,16 +46,6 @@ class Orders(NamedTuple):
     length: Tensor  # int64, ticks of the new ramp, 0 = at once
     curve: Tensor  # int64, of the new ramp
     steepness: Tensor  # float64, of the new ramp
-
-
-def empty_slots(num_envs: int, num_slots: int, device: torch.device | str) -> Slots:
-    """Slots [num_envs, num_slots] without seeds."""
-    return filled(Slots, (num_envs, num_slots), device, EMPTY_SLOT)
-
-
-def idle_ramp(num_envs: int, num_slots: int, device: torch.device | str) -> Ramp:
-    """Ramps [num_envs, num_slots] at rest at alpha 0."""
-    return filled(Ramp, (num_envs, num_slots), device, IDLE_RAMP)
 
 
 def record_accuracy(slots: Slots, accuracy: Tensor) -> Slots:

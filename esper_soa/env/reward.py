@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from esper_soa.env.config import NUM_REASONS, PBRS_GAMMA, RewardConfig
+from esper_soa.env.config import PBRS_GAMMA, RewardConfig
 from esper_soa.env.lifecycle import target_slot
 from esper_soa.env.parameters import fossilized_params, occupied_params, total_params
 from esper_soa.env.reward_modes import score
@@ -27,7 +27,6 @@ from esper_soa.state import (
     EnvState,
     Slots,
     Totals,
-    filled,
     select,
     stage_in,
 )
@@ -46,15 +45,6 @@ UNPROVEN_STAGES = (Stage.GERMINATED, Stage.TRAINING)
 # what the reward reads of slots as it is
 AGES = ("stage", "stage_age", "previous_stage", "previous_stage_age", "seed_age")
 SAME = (*AGES, "germination_known", "escrow", "drip_live", "drip_scale")
-
-
-def empty_totals(num_envs: int, device: torch.device) -> Totals:
-    """Totals [N] at the start of an episode."""
-    counts = ("germinated", "blended", "fossilized", "contributing", "pruned")
-    amounts = ("reward", "pending_penalty", "pending_hindsight")
-    values = dict.fromkeys(counts, 0) | dict.fromkeys(amounts, 0.0)
-    rollbacks = torch.zeros(num_envs, NUM_REASONS, dtype=torch.int64, device=device)
-    return filled(Totals, (num_envs,), device, values, rollbacks=rollbacks)
 
 
 def reward(

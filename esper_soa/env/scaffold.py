@@ -22,17 +22,6 @@ def pairs(num_slots: int) -> list[tuple[int, int]]:
     return [(low, high) for low in range(num_slots) for high in range(low + 1, num_slots)]
 
 
-def empty_boosts(num_envs: int, num_slots: int, max_steps: int, device: torch.device) -> Tensor:
-    """Boosts at the start of an episode: float32 [N, P, T], at least 0, by pair and env-step.
-
-    A boost counts in both directions. float32, as this is by far the largest part of the env state,
-    copied at every env-step.
-    """
-    return torch.zeros(
-        num_envs, len(pairs(num_slots)), max_steps, dtype=torch.float32, device=device
-    )
-
-
 def record_boosts(state: EnvState, attribution: Attribution) -> EnvState:
     """Write this env-step's positive pair interactions."""
     num_slots = attribution.pair_boost.shape[2]

@@ -10,30 +10,16 @@ from torch import Tensor
 from esper_soa.env.config import SignalsConfig
 from esper_soa.state import (
     HISTORY,
-    STATE_FLOAT,
     Attribution,
     GradientStats,
     Measurements,
     Signals,
     Slots,
-    filled,
 )
-from esper_soa.vocabulary import Op
 
 VELOCITY_MEMORY = 0.7  # weight of the past in the moving average of a contribution's change
 RATIO_MEMORY = 0.9  # weight of the past in the moving average of the gradient ratio
 MIN_PREVIOUS_LOSS = 1e-8  # relative loss changes are not judged from below this loss
-
-
-def initial_signals(num_envs: int, device: torch.device) -> Signals:
-    """Signals of `num_envs` envs before their first env-step."""
-    read = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
-    values: dict[str, float] = dict.fromkeys(("step", "plateau", "stable_count"), 0)
-    values |= dict.fromkeys((*read, "loss_delta", "accuracy_delta"), 0.0)
-    values |= {"stabilized": False, "last_op": Op.WAIT, "last_success": True}
-    none = torch.zeros(num_envs, HISTORY, dtype=STATE_FLOAT, device=device)
-    history = {"loss_history": none, "accuracy_history": none.clone()}
-    return filled(Signals, (num_envs,), device, values, **history)
 
 
 def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig) -> Signals:

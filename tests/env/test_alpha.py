@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper_soa.env.alpha import advance_ramp, curve_progress, retarget
-from esper_soa.env.lifecycle import idle_ramp
+from esper_soa.state import Ramp, initial
 from esper_soa.vocabulary import AlphaMode, Curve
 
 # Curve, steepness and the alphas after ticks 1, 2, ... from 0 to 1, as the reference has them.
@@ -36,7 +36,7 @@ def int64(*values):
 
 def ramp_from(alpha, target, length, curve=Curve.LINEAR, steepness=12.0):
     """One ramp [1, 1] just set."""
-    ramp = idle_ramp(1, 1, "cpu").replace(alpha=numbers([alpha]))
+    ramp = initial(Ramp, (1, 1), "cpu").replace(alpha=numbers([alpha]))
     where = torch.ones(1, 1, dtype=torch.bool)
     return retarget(
         ramp, where, numbers([target]), int64(length), int64(curve), numbers([steepness])
@@ -101,7 +101,7 @@ def test_the_mode_names_the_direction():
 
 
 def test_only_the_chosen_slots_get_a_target_and_only_running_ones_move():
-    ramp = idle_ramp(1, 3, "cpu")
+    ramp = initial(Ramp, (1, 3), "cpu")
     where = torch.tensor([[True, True, False]])
     ramp = retarget(ramp, where, numbers([1.0]), int64(2), int64(Curve.LINEAR), numbers([6.0]))
     assert ramp.length.tolist() == [[2, 2, 0]]
@@ -133,7 +133,7 @@ def test_alpha_stays_between_its_ends_and_never_turns_back(start, target, length
 
 def test_ramps_keep_the_dtype_of_their_record():
     where = torch.ones(1, 1, dtype=torch.bool)
-    ramp = idle_ramp(1, 1, "cpu")
+    ramp = initial(Ramp, (1, 1), "cpu")
     floats = {name: one.float() for name, one in ramp.items() if one.is_floating_point()}
     one = torch.ones(1, 1)
     ramp = retarget(ramp.replace(**floats), where, one, int64(3), int64(Curve.SIGMOID), 12 * one)

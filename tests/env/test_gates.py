@@ -7,7 +7,7 @@ from env_records import CPU, with_values
 
 from esper_soa.env.config import GatesConfig
 from esper_soa.env.gates import check_gates
-from esper_soa.env.lifecycle import empty_slots, idle_ramp
+from esper_soa.state import Ramp, Slots, initial
 from esper_soa.vocabulary import AlphaMode, Stage
 
 LEARNER = {  # a seed in training that passes G2 in both modes: 61 - 60.5 = 0.5 points gained
@@ -25,8 +25,8 @@ FULL = {"alpha": 1.0, "target": 1.0, "mode": AlphaMode.HOLD}
 
 def verdicts(gate: str, seed: dict, ramp: dict | None = None, **cfg: float) -> tuple[bool, bool]:
     """Of one seed, by permissive and by strict gates."""
-    slots = with_values(empty_slots(1, 1, CPU), **seed)
-    ramps = with_values(idle_ramp(1, 1, CPU), **(ramp or {}))
+    slots = with_values(initial(Slots, (1, 1), CPU), **seed)
+    ramps = with_values(initial(Ramp, (1, 1), CPU), **(ramp or {}))
     found = (check_gates(slots, ramps, GatesConfig(permissive=how, **cfg)) for how in (True, False))
     permissive, strict = (getattr(one, gate).item() for one in found)
     return permissive, strict

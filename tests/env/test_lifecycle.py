@@ -9,13 +9,11 @@ from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.env.lifecycle import (
     EMPTY_SLOT,
     apply,
-    empty_slots,
-    idle_ramp,
     prune_now,
     record_accuracy,
     tick,
 )
-from esper_soa.state import Action
+from esper_soa.state import Action, Ramp, Slots, initial
 from esper_soa.vocabulary import HEAD_NAMES, AlphaMode, Blend, Blueprint, Curve, Op, Stage, Style
 
 MANUAL = LifecycleConfig()
@@ -42,7 +40,7 @@ def act(op=Op.WAIT, num_envs=1, **heads):
 
 
 def new_host(num_envs=1, num_slots=1):
-    return empty_slots(num_envs, num_slots, "cpu"), idle_ramp(num_envs, num_slots, "cpu")
+    return initial(Slots, (num_envs, num_slots), "cpu"), initial(Ramp, (num_envs, num_slots), "cpu")
 
 
 def holding(stage, num_slots=1, **fields):
@@ -366,12 +364,12 @@ def test_the_tick_drops_what_dies_with_a_seed_and_empties_reset_slots():
         assert slots.get(name).tolist() == [[True, False, False]]
     assert slots.contribution.tolist() == [[2, 2, 0]]
     assert slots.blueprint.tolist() == [[3, 3, Blueprint.NONE]]
-    assert_same(slots[:, 2:], empty_slots(1, 1, "cpu"))
+    assert_same(slots[:, 2:], initial(Slots, (1, 1), "cpu"))
 
 
 def test_every_kernel_runs_without_data_on_any_device():
-    slots = empty_slots(2, 3, "meta")
-    ramp = idle_ramp(2, 3, "meta")
+    slots = initial(Slots, (2, 3), "meta")
+    ramp = initial(Ramp, (2, 3), "meta")
     action = act(Op.GERMINATE, 2).to("meta")
     accuracy = torch.zeros(2, dtype=torch.float64, device="meta")
     slots = record_accuracy(slots, accuracy)

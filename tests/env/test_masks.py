@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from esper_soa.env.config import LifecycleConfig
-from esper_soa.env.lifecycle import empty_slots, idle_ramp
 from esper_soa.env.masks import action_masks
+from esper_soa.state import Ramp, Slots, initial
 from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Op, Stage
 
 EVERY_GATE = LifecycleConfig(auto_forward_g1=True, auto_forward_g2=True, auto_forward_g3=True)
@@ -22,10 +22,10 @@ def masks_of(stages, ages=None, modes=None, max_seeds=0, lifecycle=None):
     told otherwise.
     """
     stage = torch.tensor(stages)
-    slots = empty_slots(*stage.shape, "cpu").replace(
+    slots = initial(Slots, stage.shape, "cpu").replace(
         stage=stage, seed_age=torch.tensor(ages or [[9]]).expand(stage.shape)
     )
-    ramp = idle_ramp(*stage.shape, "cpu").replace(
+    ramp = initial(Ramp, stage.shape, "cpu").replace(
         mode=torch.tensor(modes or [[0]]).expand(stage.shape)
     )
     return action_masks(slots, ramp, allowed(), max_seeds, lifecycle or LifecycleConfig())
@@ -128,8 +128,7 @@ def test_a_dormant_slot_is_not_an_empty_one():
 
 
 def test_masks_run_on_the_meta_device():
-    masks = action_masks(
-        empty_slots(2, 3, "meta"), idle_ramp(2, 3, "meta"), allowed("meta"), 2, LifecycleConfig()
-    )
+    slots, ramp = (initial(kind, (2, 3), "meta") for kind in (Slots, Ramp))
+    masks = action_masks(slots, ramp, allowed("meta"), 2, LifecycleConfig())
     assert masks.slot_by_op.shape == (2, 6, 3)
     assert masks.op.device.type == "meta"
