@@ -20,7 +20,6 @@ from esper_soa.agent.distribution import (
     choose,
     entropy,
     head_masks,
-    likeliest,
     log_prob_of,
     masked_log_probs,
 )
@@ -387,7 +386,7 @@ class RecurrentPolicy(nn.Module):
             )
             log_probs.append(log_prob_of(distribution, choices[..., i]))
             entropies.append(entropy(distribution, mask))
-            highest.append(likeliest(distribution) == choices[..., i])
+            highest.append(distribution.argmax(-1) == choices[..., i])
         detached = x.detach()
         return Evaluation(
             log_probs=torch.stack(log_probs, dim=-1),
@@ -429,7 +428,7 @@ class RecurrentPolicy(nn.Module):
         return slots, self.feature_net(torch.cat([env, summary(slots)], dim=-1))
 
     def _pick(self, log_probs: Tensor, noise: Tensor) -> Tensor:
-        return likeliest(log_probs) if self.deterministic else choose(log_probs, noise)
+        return log_probs.argmax(-1) if self.deterministic else choose(log_probs, noise)
 
 
 def with_blueprints(

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from esper_soa.agent.config import HeuristicConfig, PolicyConfig, ScheduleConfig
-from esper_soa.agent.distribution import head_masks, relevant_heads
-from esper_soa.agent.legal import illegal_heads
+from esper_soa.agent.distribution import head_masks, illegal_heads, relevant_heads
 from esper_soa.agent.protocol import Agent, Memory
-from esper_soa.env.legality import ADVANCES, stage_allows
+from esper_soa.env.gates import ALPHA_TOLERANCE
+from esper_soa.env.masks import ADVANCES, stage_allows
 from esper_soa.errors import SettingError, check, check_choice
 from esper_soa.nets.config import blueprint_names
 from esper_soa.state import Action, Decision, EnvState, Masks, View
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, HEADS, AlphaMode, Blueprint, Op, Stage
 
-ALPHA_TOLERANCE = 1e-6
 FORGOTTEN_PENALTY = 0.1  # a blueprint's penalty that decays below this is dropped
 NEVER = -100  # env-step of the last prune before there was one
 

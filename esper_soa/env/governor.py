@@ -15,7 +15,7 @@ from esper_soa.env.lifecycle import prune_now
 from esper_soa.env.masks import choices_left
 from esper_soa.env.reward_terms import RewardTerms, add_terms, no_terms
 from esper_soa.state import EnvState, Guard, Masks, Measurements, nowhere
-from esper_soa.vocabulary import HEADS, Op
+from esper_soa.vocabulary import HEADS, Op, names_of
 
 # mean loss below this share of the chance loss: the host had learned something
 RECOVERED_SHARE = 0.6
@@ -31,7 +31,7 @@ class PanicReason:
     DIVERGED = 3
 
 
-REASON_NAMES = ("none", "not_finite", "collapsed_to_chance", "diverged")
+REASON_NAMES = names_of(PanicReason)
 
 
 def watch(

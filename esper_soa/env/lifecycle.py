@@ -14,7 +14,7 @@ from torch import Tensor
 from esper_soa.env.alpha import advance_ramp, retarget
 from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.env.gates import ALPHA_TOLERANCE, GateResults, arrived, check_gates
-from esper_soa.env.legality import ADVANCES, LEGAL_STAGES, at_rest, slot_allows, stage_allows
+from esper_soa.env.masks import ADVANCES, LEGAL_STAGES, at_rest, slot_allows, stage_allows
 from esper_soa.state import DTYPES, Action, ActionOutcome, Ramp, Record, Slots, initial_values
 from esper_soa.vocabulary import (
     ALPHA_TARGETS,
@@ -138,7 +138,7 @@ def carry_out(
 ) -> tuple[Slots, Ramp, Tensor]:
     """Carry out one order per slot where the slot's state allows; bool [N, S]: where done.
 
-    Ages and the ban on pruning under way are rules for actions (legality.py), not asked here.
+    Ages and the ban on pruning under way are rules for actions (masks.py), not asked here.
     """
     stage = slots.stage
     gates = check_gates(slots, ramp, cfg)

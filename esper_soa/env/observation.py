@@ -19,7 +19,7 @@ OBSERVED_HISTORY = 5
 UNKNOWN = -1.0  # stands for a value that was never measured
 FRESHNESS_DECAY = 0.995  # per env-step since the contribution was measured
 OBSERVED_STAGES = tuple(
-    code for code, name in enumerate(STAGE_NAMES) if name not in ("retired", "empty")
+    code for code in range(len(STAGE_NAMES)) if code not in (Stage.RETIRED, Stage.EMPTY)
 )
 _LAGS = range(OBSERVED_HISTORY - 1, -1, -1)
 ENV_FEATURES = (

@@ -7,9 +7,8 @@ from itertools import product
 import torch
 
 from esper_soa.env.config import LifecycleConfig
-from esper_soa.env.legality import LEGAL_STAGES
 from esper_soa.env.lifecycle import effective_op
-from esper_soa.env.masks import action_masks
+from esper_soa.env.masks import LEGAL_STAGES, action_masks
 from esper_soa.state import Action, Ramp, Slots, initial
 from esper_soa.vocabulary import (
     DETAIL_HEADS,
