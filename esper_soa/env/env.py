@@ -10,7 +10,7 @@ follows is `apply_action_`, and who records both calls these two. Each line of t
 step.py tells of. ops/collect.py plays episodes in it.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -20,30 +20,18 @@ from esper_soa.env.world import World
 from esper_soa.state import Action, EnvState, Masks, Measurements, Observation, View
 
 
-class Observer(Protocol):
-    """Who is told what an env does; see ops/profile.py."""
+class Observer:
+    """Who is told what an env does: nobody; see ops/profile.py for others."""
 
     def phase_ended(self, phase: str) -> None:
-        """`phase` has just ended."""
-        ...
+        """What passed since the phase before was `phase`."""
 
     def watch(self, work: Work) -> Work:
         """The work of an env-step, as it is or with feeds that are timed."""
-        ...
-
-
-class Nobody:
-    """Watches nothing."""
-
-    def phase_ended(self, phase: str) -> None:
-        """Nothing."""
-
-    def watch(self, work: Work) -> Work:
-        """The work as it is."""
         return work
 
 
-NOBODY = Nobody()
+NOBODY = Observer()
 
 
 class Seen(NamedTuple):

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from esper_soa.agent.config import ImitationConfig, PPOConfig
 from esper_soa.agent.distribution import head_masks, relevant_heads
+from esper_soa.agent.lstm import segment_starts
+from esper_soa.agent.objective import Batch, Coefficients, imitation_loss
 from esper_soa.agent.optimizer import flatten
-from esper_soa.agent.policy import Evaluation, segment_starts
-from esper_soa.agent.ppo import Batch, Coefficients, Learner, imitation_loss
+from esper_soa.agent.policy import Evaluation
+from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout, new_rollout
 from esper_soa.agent.scripted import first_choice, uniform_choice
 from esper_soa.nets.graphs import StepCache
