@@ -56,7 +56,6 @@ def read_action(given: Given, num_envs: int, joint: JointActions) -> Action:
 
 
 def _integers(name: str, value: object, device: torch.device) -> Tensor:
-    """`value` as int64 on the device."""
     found = torch.as_tensor(value, device=device)  # type: ignore[arg-type]
     if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
         raise ValueError(f"{name} must be integers, not {found.dtype}")

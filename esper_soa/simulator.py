@@ -118,7 +118,6 @@ class Simulator:
         self.agent = player.agent
 
     def _build(self, seed: int) -> None:
-        """A world whose every stream follows from `seed`."""
         with naming_memory(UserError):
             self.world = build_world(self.settings, self.device, seed, self._images)
         self._images = self.world.images

@@ -14,7 +14,7 @@ from torch import Tensor
 from esper_soa.agent.config import HeuristicConfig, PolicyConfig, ScheduleConfig
 from esper_soa.agent.distribution import head_masks, illegal_heads, relevant_heads
 from esper_soa.agent.protocol import Agent, Memory
-from esper_soa.env.gates import ALPHA_TOLERANCE
+from esper_soa.env.lifecycle import ALPHA_TOLERANCE
 from esper_soa.env.masks import ADVANCES, stage_allows
 from esper_soa.errors import SettingError, check, check_choice
 from esper_soa.nets.config import blueprint_names
@@ -291,7 +291,6 @@ def seed_action(op: Tensor, slot: Tensor, blueprint: Tensor) -> Action:
 
 
 def _action(heads: dict[str, Tensor]) -> Action:
-    """An Action from the choice [N] of every head by name."""
     return Action.from_dict(
         {name: heads[name] for name in HEAD_NAMES}, batch_size=heads["op"].shape
     )

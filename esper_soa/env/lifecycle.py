@@ -13,7 +13,6 @@ from torch import Tensor
 
 from esper_soa.env.alpha import advance_ramp, retarget
 from esper_soa.env.config import GatesConfig, LifecycleConfig
-from esper_soa.env.gates import ALPHA_TOLERANCE, GateResults, arrived, check_gates
 from esper_soa.env.masks import ADVANCES, LEGAL_STAGES, at_rest, slot_allows, stage_allows
 from esper_soa.state import DTYPES, Action, ActionOutcome, Ramp, Record, Slots, initial_values
 from esper_soa.vocabulary import (
@@ -25,13 +24,24 @@ from esper_soa.vocabulary import (
     STYLE_BLEND,
     STYLE_CURVE,
     TEMPO_STEPS,
+    AlphaMode,
     Op,
     Stage,
 )
 
+ALPHA_TOLERANCE = 1e-6  # alphas closer than this count as equal
 EMPTY_SLOT = initial_values(Slots)
 IDLE_RAMP = initial_values(Ramp)
 RESTING = {name: IDLE_RAMP[name] for name in ("alpha", "start", "target", "mode")}
+
+
+class GateResults(NamedTuple):
+    """Verdict (bool) of every gate for every slot."""
+
+    g1: Tensor  # GERMINATED -> TRAINING
+    g2: Tensor  # TRAINING -> BLENDING
+    g3: Tensor  # BLENDING -> HOLDING
+    g5: Tensor  # HOLDING -> FOSSILIZED
 
 
 class Orders(NamedTuple):
@@ -46,6 +56,33 @@ class Orders(NamedTuple):
     length: Tensor  # int64, ticks of the new ramp, 0 = at once
     curve: Tensor  # int64, of the new ramp
     steepness: Tensor  # float64, of the new ramp
+
+
+def arrived(ramp: Ramp) -> Tensor:
+    """bool: the ramp is at rest at its target."""
+    return (ramp.mode == AlphaMode.HOLD) & ((ramp.alpha - ramp.target).abs() <= ALPHA_TOLERANCE)
+
+
+def check_gates(slots: Slots, ramp: Ramp, cfg: GatesConfig) -> GateResults:
+    """Judge the quality gates G1, G2, G3 and G5 as if every slot asked for each of them; G0 and G4
+    do not exist here.
+
+    Permissive gates ask for healthy gradients (G2) and any measured contribution, even a negative
+    one (G5); strict gates ask for improvement and gradient share (G2), time in BLENDING (G3) and a
+    positive contribution (G5).
+    """
+    old_enough = slots.stage_age >= cfg.min_blending_steps
+    g3 = (ramp.target >= 1 - ALPHA_TOLERANCE) & arrived(ramp)
+    g5 = slots.contribution_known
+    if cfg.permissive:
+        healthy = (slots.gradient_health >= cfg.min_gradient_health) & ~slots.gradient_exploding
+        g2 = old_enough & slots.gradient_measured & healthy
+    else:
+        learning = slots.gradient_ratio_known & (slots.gradient_ratio >= cfg.min_gradient_ratio)
+        g2 = old_enough & learning & (slots.improvement >= cfg.min_training_improvement)
+        g3 = g3 & old_enough
+        g5 = g5 & (slots.contribution >= cfg.min_fossilize_contribution)
+    return GateResults(slots.stage == Stage.GERMINATED, g2, g3, g5)
 
 
 def record_accuracy(slots: Slots, accuracy: Tensor) -> Slots:
@@ -312,6 +349,5 @@ def _tidy(slots: Slots, ramp: Ramp) -> tuple[Slots, Ramp]:
 
 
 def _set(record: Record, where: Tensor, values: Mapping[str, float]) -> Record:
-    """These values of fields on `where`, the others as they are."""
     fields = {name: torch.where(where, value, record.get(name)) for name, value in values.items()}
     return record.replace(**fields)  # type: ignore[no-any-return]

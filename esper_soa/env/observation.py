@@ -173,7 +173,6 @@ def slot_features(
 
 
 def _symlog(value: Tensor) -> Tensor:
-    """sign(x) ln(1 + |x|)."""
     return value.sign() * value.abs().log1p()
 
 

@@ -142,5 +142,4 @@ def _push(history: Tensor, value: Tensor) -> Tensor:
 
 
 def _finite_or(value: Tensor, otherwise: Tensor) -> Tensor:
-    """`value` where it is finite, else `otherwise`."""
     return torch.where(torch.isfinite(value), value, otherwise)

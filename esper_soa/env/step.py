@@ -30,10 +30,9 @@ from esper_soa.env.early_stop import advance
 from esper_soa.env.governor import PanicReason, only_wait, quarantine, roll_back, watch
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
-from esper_soa.env.reward import reward, settle_fossils
+from esper_soa.env.reward import pairs, record_boosts, reward, settle_fossils
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.reward_terms import RewardTerms, no_terms
-from esper_soa.env.scaffold import pairs, record_boosts
 from esper_soa.env.signals import (
     age_memories,
     record_attribution,
@@ -202,7 +201,6 @@ def guard_(
 
 
 def _at_rest(state: EnvState) -> EnvState:
-    """The state without the verdicts of the governor."""
     panic = torch.zeros_like(state.guard.panic)
     reason = torch.zeros_like(state.guard.reason)
     return state.replace(guard=state.guard.replace(panic=panic, reason=reason))

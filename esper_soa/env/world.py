@@ -101,7 +101,6 @@ class World:
         return state
 
     def _enter_round(self, number: int) -> None:
-        """From here on every stream is that of the round."""
         self.round = number
         self._keys = dict[int, Tensor]()
         size = len(self.images.train_labels)

@@ -12,10 +12,10 @@ from parity_vectors import load
 
 from esper_soa.env.alpha import advance_ramp, curve_progress, retarget
 from esper_soa.env.config import GatesConfig, LifecycleConfig
-from esper_soa.env.gates import check_gates
 from esper_soa.env.lifecycle import (
     Orders,
     carry_out,
+    check_gates,
     decode,
     germinate,
     prune_now,
