@@ -9,8 +9,8 @@ import torch
 from env_records import empty_state, numbers
 from torch import Tensor
 
-from esper_soa.env.config import GUARD_WINDOW, NUM_REASONS, GovernorConfig
-from esper_soa.env.governor import REASON_NAMES, PanicReason, judge, watch
+from esper_soa.env.config import GUARD_WINDOW, GovernorConfig
+from esper_soa.env.governor import PanicReason, judge, watch
 from esper_soa.state import EnvState, Guard
 
 # 6 deviations, 3 times the mean, above 12; 3 in a row; judged from 10 losses on
@@ -79,13 +79,6 @@ def test_each_reason_applies_to_its_losses(losses: list[float], reason: int) -> 
     assert reasons[-1] == [reason]
     assert panics[-1] == [reason in (NOT_FINITE, COLLAPSED)]
     assert not any(panic for (panic,) in panics[:-1])
-
-
-def test_the_codes_of_the_reasons_are_places_in_the_table_of_names() -> None:
-    codes = {"none": NONE, "not_finite": NOT_FINITE, "collapsed_to_chance": COLLAPSED}
-    assert dict(zip(REASON_NAMES, range(NUM_REASONS), strict=True)) == codes | {
-        "diverged": DIVERGED
-    }
 
 
 def test_the_window_keeps_the_newest_ordinary_losses_of_every_env() -> None:
