@@ -57,11 +57,8 @@ def stage_in(stage: Tensor, stages: tuple[int, ...]) -> Tensor:
 
 
 def nowhere(where: Tensor) -> bool:
-    """Whether `where` (bool) is known to be False throughout, for what is nearly always so and dear
-    where it is not.
-
-    Known on a CPU alone, where looking costs nothing, and not in code that is compiled, which is
-    the same for all.
+    """Whether `where` (bool) is known to be False throughout: on a CPU alone, where looking costs
+    nothing, and not in code that is compiled, which is the same for all.
     """
     return (
         where.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(where.any())

@@ -1,9 +1,7 @@
 """The learning agent: a recurrent network that reads observations and gives an action per env.
 
 `act` serves the rollout, one env-step of N envs at a time; `evaluate` goes over whole sequences for
-the update and gives the same log-probabilities. Built from its settings, the slots of the hosts and
-a seed. Weights and observation statistics are shared by all slots: their names and shapes are the
-same for every host.
+the update and gives the same log-probabilities. Weights are shared by all slots.
 """
 
 import math
@@ -87,10 +85,7 @@ def _value_head(num_inputs: int, hidden: int) -> nn.Sequential:
 
 def _heads(hidden: int, slot: int, num_blueprints: int) -> nn.ModuleDict:
     """Action heads in HEADS order: op from the LSTM output, slot from that, the op and each slot,
-    others with the slot.
-
-    So an action is op, then slot, then the rest, each given what was chosen before (an
-    autoregressive factorisation).
+    others with the slot, each given what was chosen before (an autoregressive factorisation).
     """
     heads = nn.ModuleDict()
     for head in HEADS:

@@ -1,12 +1,8 @@
 """The learner: proximal policy optimisation of the recurrent policy, or imitation of a teacher, one
 rollout at a time.
 
-Given a filled Rollout it moves the policy's weights, its observation statistics and its own
-normalisers, and reports what happened. The trainer calls `update` or `imitate` once per round.
-Whether a gradient step is taken is decided on the device; the host reads the restarts before an
-update and all diagnostics after it. Where ranks share out the envs, each brings its own, and all
-take the steps that one with all envs would take: minibatches are drawn from all envs, means and
-moments are over all, and the gradient is summed over the ranks.
+Whether a gradient step is taken is decided on the device. Where ranks share out the envs, all take
+the steps that one with all envs would take, and the gradient is summed over them.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,8 +1,7 @@
-"""What every decision maker offers, learning or scripted: all that the trainer needs to know.
+"""What every decision maker offers, learning or scripted.
 
-An agent looks at a View of N envs and returns one Decision per env. What it remembers between
-env-steps is a tuple of tensors with a leading env axis, which the trainer carries along and
-restarts where an env begins a new trajectory.
+What an agent remembers between env-steps is a tuple of tensors with a leading env axis, which the
+caller carries along and restarts where an env begins a new trajectory.
 """
 
 from typing import Protocol

@@ -1,8 +1,7 @@
 """Decision makers that follow rules, not learning: random, wait, a fixed schedule, a heuristic.
 
-Given a View of N envs they return one Decision per env, with zeros for what a learner would store.
-The trainer and the A/B comparison use them behind `agent.protocol.Agent`; every choice obeys the
-masks. Agents of users' own are written with `seed_action`, `obey` and `unlearned`.
+Every choice obeys the masks. Agents of users' own are written with `seed_action`, `obey` and
+`unlearned`.
 """
 
 from collections.abc import Sequence

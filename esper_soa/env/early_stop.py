@@ -1,10 +1,7 @@
-"""Episodes that end before their last env-step, env by env: when one does, and that nothing happens
-to its env then.
+"""Episodes that end before their last env-step, env by env (EarlyStopConfig, off by default).
 
-Off by default (EarlyStopConfig). env/step.py calls `advance` behind every action and keeps the
-state of envs whose episode is over, as the env state tells, so the host waits for nothing. An early
-end cuts the episode off (truncates it): the state stays what it was right behind the env's last
-action, on which the value of what would have come is read.
+An early end cuts the episode off (truncates it): env/step.py keeps the state right behind the env's
+last action, on which the value of what would have come is read, and the host waits for nothing.
 """
 
 import torch

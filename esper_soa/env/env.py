@@ -4,10 +4,7 @@
     while seen is not None:
         result, seen = env.step(choose(seen.view))
 
-An env-step trains and validates every host, shows what came of it, and carries out what is then
-decided. `reset` and `step` end where a decision is due: what comes before it is `observe_`, what
-follows is `apply_action_`, and who records both calls these two. Each line of them is a stage that
-step.py tells of. ops/collect.py plays episodes in it.
+What comes before a decision is `observe_`, what follows it `apply_action_`.
 """
 
 from typing import NamedTuple

@@ -1,8 +1,7 @@
 """The loss watch of every env: when a host has lost its way, and what becomes of its env's state.
 
-Given the validation loss of each env-step; env/step.py calls `watch` and `quarantine` after
-evaluation and before anything is recorded, and `roll_back` where the actions are carried out. The
-weights are nets/snapshot.py's business.
+`watch` and `quarantine` come before anything is recorded, `roll_back` where actions are carried
+out. The weights are nets/snapshot.py's business.
 """
 
 import math

@@ -1,8 +1,7 @@
 """The rule book of a seed's life: what the actions do, and what every env-step does by itself.
 
-Given the slots [N, S] and their ramps, one action per env, and the settings; gives back new
-records. env/step.py calls `record_accuracy`, `apply` and `tick` in this order in every env-step,
-and the governor calls `prune_now`. A seed's weights are frozen exactly while `ramp.mode` is DOWN.
+env/step.py calls `record_accuracy`, `apply` and `tick` in this order, and the governor `prune_now`.
+A seed's weights are frozen exactly while `ramp.mode` is DOWN.
 """
 
 from collections.abc import Mapping
@@ -215,12 +214,8 @@ def advance_stage(stage: Tensor, gates: GateResults) -> Tensor:
 def _ways_to_prune(
     slots: Slots, ramp: Ramp, pruning: Tensor, length: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """bool [N, S] twice, of the seeds in `pruning` (bool [N, S]): those that go at once, those that
-    first fade out.
-
-    Fading is a ramp of `length` ticks (int64, broadcast to [N, S]) to alpha 0.
-
-    A seed goes at once if asked to (length 0), has no weight yet, or its stage knows no ramps.
+    """bool [N, S] twice, of the seeds in `pruning`: those that go at once, as asked to (length 0),
+    without weight yet, or in a stage without ramps; those that first fade out, in `length` ticks.
     """
     at_once = (length <= 0) | (slots.alpha <= 0)
     has_ramp = stage_allows(Op.SET_ALPHA_TARGET, slots.stage)
@@ -231,9 +226,7 @@ def _ways_to_prune(
 def germinate(slots: Slots, where: Tensor, orders: Orders, accuracy: Tensor) -> Slots:
     """Put a new seed into the empty slots `where`; the tick that emptied them cleared them.
 
-    Its weights and momentum are set before the next training pass, to which `newborn` and
-    `fresh_momentum` speak. Style and tempo wait for BLENDING; the style GATED_GATE brings the blend
-    GATE with it.
+    Style and tempo wait for BLENDING; the style GATED_GATE brings the blend GATE with it.
     """
     return slots.replace(
         stage=torch.where(where, Stage.GERMINATED, slots.stage),

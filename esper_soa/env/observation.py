@@ -1,8 +1,6 @@
 """The observation vector of the policy ("Obs V3"): 23 features of the env and 31 of every slot.
 
-Given the env state of N envs; called once per env-step before the decision, and once more for the
-value of the last state. Computed in float64, returned in float32, and always finite. Normalisation
-belongs to the agent.
+Computed in float64, returned in float32, and always finite. Normalisation belongs to the agent.
 """
 
 import torch

@@ -1,9 +1,8 @@
-"""The reward of one env-step: inputs from the env state, score by mode, payments at the end, and
-what is remembered.
+"""The reward of one env-step: inputs from the env state, score by mode, what is due, and what is
+remembered. Also which seed helped which, credited when the helped one becomes a fossil.
 
-`reward` is called with the state after the env-step's measurements are recorded and before the
-action takes effect; `settle_fossils` after the action was applied. Both are given the env state and
-return it anew.
+`reward` is called with what was measured and before the action takes effect, `settle_fossils` after
+it.
 """
 
 from collections.abc import Sequence

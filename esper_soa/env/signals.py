@@ -1,7 +1,6 @@
 """What every env remembers of its host's training: losses, accuracies, plateau, stability, seeds.
 
-Given the measurements of one env-step; `env.step` calls the record functions after evaluation and
-before the decision, and `age_memories` after the action. Nothing non-finite enters the env state.
+Nothing that is not finite enters the env state.
 """
 
 import torch
@@ -88,8 +87,7 @@ def record_gradients(slots: Slots, stats: GradientStats) -> Slots:
     """Slots with the gradient telemetry of this env-step's training pass, where it was measured.
 
     The gradient ratio is a moving average that starts at its first finite value. A norm or health
-    that is not finite
-    is kept as 0: health 0 and the exploding flag say what happened.
+    that is not finite is kept as 0: health 0 and the exploding flag say what happened.
     """
     measured = stats.measured
     nothing = torch.zeros_like(slots.gradient_norm)
@@ -111,10 +109,7 @@ def record_gradients(slots: Slots, stats: GradientStats) -> Slots:
 
 def age_memories(slots: Slots) -> Slots:
     """Slots as the next env-step remembers them: this env-step's gradient health, contributions one
-    env-step older.
-
-    To be called after the action. A seed germinated by it has nothing measured, so nothing of its
-    slot's past leaks.
+    env-step older. To be called after the action.
     """
     return slots.replace(
         previous_health=torch.where(

@@ -1,10 +1,8 @@
 """One env-step on one page: train, evaluate, guard, attribute, record, observe; for an action,
 reward, apply, tick.
 
-Given the rules of a run, the weights and the env state. `measure_` and `guard_` change weights in
-place, and in `measure_` the engine reads on the host which seeds run, where it has to know;
-`record_and_observe` and `apply_action` are pure kernels over the state. env.py calls them in this
-order, with the decision before `apply_action`.
+`measure_` and `guard_` change weights in place; `record_and_observe` and `apply_action` are pure
+kernels over the state. env.py calls them in this order.
 """
 
 from collections.abc import Callable, Hashable

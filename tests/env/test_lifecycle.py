@@ -20,12 +20,8 @@ from esper_soa.vocabulary import HEAD_NAMES, AlphaMode, Blend, Blueprint, Curve,
 MANUAL = LifecycleConfig()
 GATES = GatesConfig()
 AUTOMATIC = LifecycleConfig(auto_forward_g1=True, auto_forward_g2=True, auto_forward_g3=True)
-FAST = 0  # tempo FAST is 3 ticks, STANDARD 5; speed MEDIUM is 5
 STANDARD = 1
-MEDIUM = 2
 INSTANT = 0  # speed FAST is 3 ticks
-SPEED_FAST = 1
-HALF = 0
 SEVENTY = 1
 FULL = 2
 LINEAR = 0
