@@ -163,15 +163,10 @@ def read_back(history: list[Metrics], summary: Metrics, epochs: int) -> dict[str
     stopped = columns.pop("stopped")
     norm = columns.pop("gradient_norm")
     packed = _divergence(columns, looked_at, epochs) if "approx_kl" in columns else {}
-    largest, smallest = [
-        [name for name in names if name in columns] for names in (LARGEST, SMALLEST)
-    ]
-    packed |= {
-        name: torch.where(looked_at, columns.pop(name), -torch.inf).amax() for name in largest
-    }
-    packed |= {
-        name: torch.where(looked_at, columns.pop(name), torch.inf).amin() for name in smallest
-    }
+    for sign, names in ((1, LARGEST), (-1, SMALLEST)):
+        for name in filter(columns.__contains__, names):
+            most = torch.where(looked_at, sign * columns.pop(name), -torch.inf).amax()
+            packed[name] = sign * most
     packed |= {name: _mean(values, go) / go.any() for name, values in columns.items()}
     packed |= {
         "gradient_norm": torch.where(go, norm, 0.0).amax(),
