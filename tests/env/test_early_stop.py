@@ -9,7 +9,7 @@ import torch
 from env_records import with_values
 from lanes import some_of
 from rich.console import Console
-from tiny_world import CPU, tiny_rules, tiny_settings
+from tiny_world import CPU, quiet_progress, tiny_rules, tiny_settings
 from torch import Tensor
 
 from esper_soa.adapters.flat import FlatEnvs
@@ -96,8 +96,7 @@ def stopping(envs: int = 5, **early: float) -> TrainConfig:
 def episode(cfg: TrainConfig, progress: Progress | None = None) -> Episode:
     world = build_world(cfg, CPU)
     player = build_player(cfg, world) if cfg.policy.name == "ppo" else Player(RandomPolicy(), None)
-    quiet = Progress(1, Console(file=io.StringIO()), "off")
-    return Episode(world, player, Round(0, progress or quiet))
+    return Episode(world, player, Round(0, progress or quiet_progress()))
 
 
 def played_out(cfg: TrainConfig, progress: Progress | None = None) -> Episode:
