@@ -66,7 +66,7 @@ class Told(NamedTuple):
         """What a rollout tells of its envs."""
         rows = rollout.rows
         same = (getattr(rows, name) for name in cls._fields[:-2])
-        return cls(*same, rows.action.op, rollout.bootstrap.unsqueeze(0))
+        return cls._make([*same, rows.action.op, rollout.bootstrap.unsqueeze(0)])
 
 
 def stack_action(action: Action) -> Tensor:
