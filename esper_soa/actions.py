@@ -3,26 +3,18 @@ actions; legality: nothing illegal reaches an env.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.agent.legal import illegal_choices
+from esper_soa.agent.distribution import illegal_choices
 from esper_soa.agent.scripted import obey
 from esper_soa.env.joint import JointActions
 from esper_soa.state import Action, Masks
 from esper_soa.vocabulary import HEAD_NAMES, HEADS
 
 Given = Action | Mapping[str, object] | Tensor | np.ndarray
-
-
-class Checked(NamedTuple):
-    """What is carried out, and for which envs it is not what was asked for."""
-
-    action: Action
-    illegal: Tensor  # bool [N]; these wait
 
 
 def read_action(given: Given, num_envs: int, joint: JointActions) -> Action:
@@ -64,17 +56,18 @@ def read_action(given: Given, num_envs: int, joint: JointActions) -> Action:
 
 
 def _integers(name: str, value: object, device: torch.device) -> Tensor:
-    """`value` as int64 on the device."""
     found = torch.as_tensor(value, device=device)  # type: ignore[arg-type]
     if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
         raise ValueError(f"{name} must be integers, not {found.dtype}")
     return found.to(torch.int64)
 
 
-def check_action(action: Action, masks: Masks, raising: bool) -> Checked:
-    """`action` with WAIT where it is not legal in an env; ValueError for that where `raising`."""
+def check_action(action: Action, masks: Masks, raising: bool) -> tuple[Action, Tensor]:
+    """`action` with WAIT in the envs where it is not legal, and bool [N], these; ValueError for one
+    where `raising`.
+    """
     obeyed, legal = obey(action, masks)
     faults = illegal_choices(action, masks) if raising else []
     if faults:
         raise ValueError(faults[0])
-    return Checked(obeyed, ~legal)
+    return obeyed, ~legal

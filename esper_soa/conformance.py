@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.agent.legal import illegal_choices
+from esper_soa.agent.distribution import illegal_choices
 from esper_soa.agent.own_agents import Surroundings, decision_faults, made_agent, memory_faults
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.build import build_world

@@ -118,7 +118,6 @@ class Simulator:
         self.agent = player.agent
 
     def _build(self, seed: int) -> None:
-        """A world whose every stream follows from `seed`."""
         with naming_memory(UserError):
             self.world = build_world(self.settings, self.device, seed, self._images)
         self._images = self.world.images
@@ -172,13 +171,13 @@ class Simulator:
             raise RuntimeError("the episode is over, was interrupted or has not begun: call reset")
         seen = self._seen
         given = read_action(action, self.num_envs, self.joint)
-        checked = check_action(given, seen.view.masks, self.raising)
-        result, after = self._play(seen, checked.action)
+        obeyed, illegal = check_action(given, seen.view.masks, self.raising)
+        result, after = self._play(seen, obeyed)
         panic = seen.observed.state.guard.panic
         over = torch.full_like(panic, after is None) | result.state.ending.over
         view = self.env.after() if after is None else after.view
         info = self._info(view, panic if after is None else after.restarted)
-        info = info._replace(illegal=checked.illegal)
+        info = info._replace(illegal=illegal)
         return view.observation, result.terms.total, panic, over, info
 
     def episode(self) -> Iterator[Step]:

@@ -1,19 +1,29 @@
 """Every record of the simulator, one field per line with dtype, shape and unit.
 
 The env state (EnvState and what it holds) is a few kB per env; pure kernels replace it with
-`.replace`. Scalars of the env state are float64, as accuracies are compared with exact thresholds;
-counters and codes are int64; flags are bool. N envs, S seed slots, R alpha rows, T env-steps.
-Accuracies, contributions and interactions are percent points.
+`.replace`. A field that is annotated with a value begins at it, in the dtype of its type: float64,
+as accuracies are compared with exact thresholds, int64 for counters and codes, bool for flags.
+N envs, S seed slots, R alpha rows, T env-steps. Accuracies are percent.
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import torch
 from tensordict import TensorClass, TensorDict
 from torch import Tensor
 
-from esper_soa.vocabulary import LIVE_STAGES, RUNNING_STAGES, Stage
+from esper_soa.vocabulary import (
+    LIVE_STAGES,
+    RAMP_STEEPNESS,
+    RUNNING_STAGES,
+    AlphaMode,
+    Blend,
+    Blueprint,
+    Curve,
+    Op,
+    Stage,
+    Style,
+)
 
 STATE_FLOAT = torch.float64
 Record = TypeVar("Record", bound=TensorClass)
@@ -21,17 +31,19 @@ DTYPES = {bool: torch.bool, int: torch.int64, float: STATE_FLOAT}
 HISTORY = 10  # env-steps of loss and accuracy kept per env
 
 
-def filled(
-    kind: type[Record],
-    shape: tuple[int, ...],
-    device: torch.device | str,
-    values: Mapping[str, float],
-    **given: Tensor,
+def initial_values(kind: type[Record]) -> dict[str, float]:
+    """What the fields of a record begin at, by name."""
+    hints = kind.__annotations__.items()
+    return {name: hint.__metadata__[0] for name, hint in hints if hint is not Tensor}
+
+
+def initial(
+    kind: type[Record], shape: tuple[int, ...], device: torch.device | str, **given: Tensor
 ) -> Record:
-    """A record with one value per field, of which the type gives the dtype, and `given` fields."""
+    """A record of this shape as it begins, and the `given` fields, whose shape is their own."""
     fields = {
         name: torch.full(shape, value, dtype=DTYPES[type(value)], device=device)
-        for name, value in values.items()
+        for name, value in initial_values(kind).items()
     }
     return kind.from_tensordict(TensorDict(fields | given, batch_size=shape))
 
@@ -45,11 +57,8 @@ def stage_in(stage: Tensor, stages: tuple[int, ...]) -> Tensor:
 
 
 def nowhere(where: Tensor) -> bool:
-    """Whether `where` (bool) is known to be False throughout, for what is nearly always so and dear
-    where it is not.
-
-    Known on a CPU alone, where looking costs nothing, and not in code that is compiled, which is
-    the same for all.
+    """Whether `where` (bool) is known to be False throughout: on a CPU alone, where looking costs
+    nothing, and not in code that is compiled, which is the same for all.
     """
     return (
         where.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(where.any())
@@ -72,47 +81,47 @@ def select(where: Tensor, one: Record, other: Record) -> Record:
 class Slots(TensorClass["tensor_only", "frozen"]):
     """Seed slots [N, S]: what is in them, how old it is, what it earned."""
 
-    stage: Tensor  # int64, Stage
-    stage_age: Tensor  # int64, env-steps recorded in this stage
-    seed_age: Tensor  # int64, env-steps recorded since germination
-    previous_stage: Tensor  # int64, Stage
-    previous_stage_age: Tensor  # int64
-    blueprint: Tensor  # int64, Blueprint, -1 when empty
-    blend: Tensor  # int64, Blend
-    style: Tensor  # int64, Style chosen at germination
-    tempo: Tensor  # int64, env-steps of the first ramp
-    alpha_goal: Tensor  # float64, target of the first ramp, (0, 1]
-    alpha: Tensor  # float64, [0, 1], what the forward pass uses
-    newborn: Tensor  # bool, weights are to be initialised before the next training pass
-    fresh_momentum: Tensor  # bool, momentum is to be cleared before the next training pass
-    accuracy_initial: Tensor  # float64, at the seed's first record
-    accuracy_stage_start: Tensor  # float64
-    accuracy_current: Tensor  # float64
-    accuracy_blending_start: Tensor  # float64
-    blending_started: Tensor  # bool
-    accuracy_germination: Tensor  # float64, validation accuracy when germinated
-    germination_known: Tensor  # bool, accuracy_germination holds
-    contribution: Tensor  # float64, accuracy lost without this seed, last measurement
-    contribution_known: Tensor  # bool, measured at least once in this seed's life
-    contribution_velocity: Tensor  # float64, moving average of its change
-    contribution_age: Tensor  # int64, env-steps since the measurement, 0 = this env-step
-    interaction_sum: Tensor  # float64, sum of pair interactions at this env-step
-    gradient_norm: Tensor  # float64, last measured
-    gradient_health: Tensor  # float64, [0, 1]
-    gradient_vanishing: Tensor  # bool
-    gradient_exploding: Tensor  # bool
-    gradient_measured: Tensor  # bool, the four above hold
-    gradient_ratio: Tensor  # float64, moving average of the seed-to-host gradient ratio
-    gradient_ratio_known: Tensor  # bool
-    previous_health: Tensor  # float64, gradient_health one env-step ago
-    previous_health_known: Tensor  # bool
-    escrow: Tensor  # float64, reward credit held back (ESCROW)
-    drip_live: Tensor  # bool, this fossil pays drip (BASIC_PLUS)
-    drip_scale: Tensor  # float64
-    drip_total: Tensor  # float64, the pool
-    drip_paid: Tensor  # float64
-    rent_alpha: Tensor  # float64, alpha at the last rent reading
-    rent_params: Tensor  # float64, parameters at the last rent reading
+    stage: Annotated[Tensor, Stage.EMPTY]
+    stage_age: Annotated[Tensor, 0]  # env-steps recorded in this stage
+    seed_age: Annotated[Tensor, 0]  # env-steps recorded since germination
+    previous_stage: Annotated[Tensor, Stage.UNKNOWN]
+    previous_stage_age: Annotated[Tensor, 0]
+    blueprint: Annotated[Tensor, Blueprint.NONE]  # Blueprint, -1 when empty
+    blend: Annotated[Tensor, Blend.ADD]
+    style: Annotated[Tensor, Style.SIGMOID_ADD]  # Style chosen at germination
+    tempo: Annotated[Tensor, 5]  # env-steps of the first ramp
+    alpha_goal: Annotated[Tensor, 1.0]  # target of the first ramp, (0, 1]
+    alpha: Annotated[Tensor, 0.0]  # [0, 1], what the forward pass uses
+    newborn: Annotated[Tensor, False]  # weights are due before the next training pass
+    fresh_momentum: Annotated[Tensor, False]  # momentum is to be cleared before that pass
+    accuracy_initial: Annotated[Tensor, 0.0]  # at the seed's first record
+    accuracy_stage_start: Annotated[Tensor, 0.0]
+    accuracy_current: Annotated[Tensor, 0.0]
+    accuracy_blending_start: Annotated[Tensor, 0.0]
+    blending_started: Annotated[Tensor, False]
+    accuracy_germination: Annotated[Tensor, 0.0]  # validation accuracy when germinated
+    germination_known: Annotated[Tensor, False]  # accuracy_germination holds
+    contribution: Annotated[Tensor, 0.0]  # accuracy lost without this seed, last measurement
+    contribution_known: Annotated[Tensor, False]  # measured at least once in this seed's life
+    contribution_velocity: Annotated[Tensor, 0.0]  # moving average of its change
+    contribution_age: Annotated[Tensor, 0]  # env-steps since the measurement, 0 = this env-step
+    interaction_sum: Annotated[Tensor, 0.0]  # sum of pair interactions at this env-step
+    gradient_norm: Annotated[Tensor, 0.0]  # last measured
+    gradient_health: Annotated[Tensor, 0.0]  # [0, 1]
+    gradient_vanishing: Annotated[Tensor, False]
+    gradient_exploding: Annotated[Tensor, False]
+    gradient_measured: Annotated[Tensor, False]  # the four above hold
+    gradient_ratio: Annotated[Tensor, 0.0]  # moving average of the seed-to-host gradient ratio
+    gradient_ratio_known: Annotated[Tensor, False]
+    previous_health: Annotated[Tensor, 0.0]  # gradient_health one env-step ago
+    previous_health_known: Annotated[Tensor, False]
+    escrow: Annotated[Tensor, 0.0]  # reward credit held back (ESCROW)
+    drip_live: Annotated[Tensor, False]  # this fossil pays drip (BASIC_PLUS)
+    drip_scale: Annotated[Tensor, 0.0]
+    drip_total: Annotated[Tensor, 0.0]  # the pool
+    drip_paid: Annotated[Tensor, 0.0]
+    rent_alpha: Annotated[Tensor, 0.0]  # alpha at the last rent reading
+    rent_params: Annotated[Tensor, 0.0]  # parameters at the last rent reading
 
     @property
     def empty(self) -> Tensor:  # type: ignore[override]
@@ -143,68 +152,68 @@ class Slots(TensorClass["tensor_only", "frozen"]):
 class Ramp(TensorClass["tensor_only", "frozen"]):
     """Alpha controller of every slot [N, S]."""
 
-    alpha: Tensor  # float64, [0, 1]; INSTANT moves it at once, `Slots.alpha` follows at the tick
-    start: Tensor  # float64, alpha when the ramp was set
-    target: Tensor  # float64
-    length: Tensor  # int64, ticks in total
-    done: Tensor  # int64, ticks taken
-    curve: Tensor  # int64, Curve
-    steepness: Tensor  # float64, of the sigmoid, at least 0.1
-    mode: Tensor  # int64, AlphaMode
+    alpha: Annotated[Tensor, 0.0]  # [0, 1]; may jump, `Slots.alpha` follows at the tick
+    start: Annotated[Tensor, 0.0]  # alpha when the ramp was set
+    target: Annotated[Tensor, 0.0]
+    length: Annotated[Tensor, 0]  # ticks in total
+    done: Annotated[Tensor, 0]  # ticks taken
+    curve: Annotated[Tensor, Curve.LINEAR]
+    steepness: Annotated[Tensor, RAMP_STEEPNESS]  # of the sigmoid, at least 0.1
+    mode: Annotated[Tensor, AlphaMode.HOLD]
 
 
 class Signals(TensorClass["tensor_only", "frozen"]):
     """What an env shows of its host's training [N] (histories [N, HISTORY], newest last)."""
 
-    step: Tensor  # int64, env-steps recorded in this episode, 1-based once recorded
-    train_loss: Tensor  # float64
-    train_accuracy: Tensor  # float64, percent
-    val_loss: Tensor  # float64
-    val_accuracy: Tensor  # float64, percent
-    loss_delta: Tensor  # float64, previous - current validation loss; 0 at the first env-step
-    accuracy_delta: Tensor  # float64, current - previous; the accuracy itself at the first env-step
+    step: Annotated[Tensor, 0]  # env-steps recorded in this episode, 1-based once recorded
+    train_loss: Annotated[Tensor, 0.0]
+    train_accuracy: Annotated[Tensor, 0.0]  # percent
+    val_loss: Annotated[Tensor, 0.0]
+    val_accuracy: Annotated[Tensor, 0.0]  # percent
+    loss_delta: Annotated[Tensor, 0.0]  # previous - current validation loss; 0 at first
+    accuracy_delta: Annotated[Tensor, 0.0]  # current - previous; at first the accuracy
     loss_history: Tensor  # float64 [N, HISTORY]
     accuracy_history: Tensor  # float64 [N, HISTORY]
-    plateau: Tensor  # int64, consecutive env-steps with a small gain
-    stable_count: Tensor  # int64
-    stabilized: Tensor  # bool, latched
-    last_op: Tensor  # int64, Op
-    last_success: Tensor  # bool
+    plateau: Annotated[Tensor, 0]  # consecutive env-steps with a small gain
+    stable_count: Annotated[Tensor, 0]
+    stabilized: Annotated[Tensor, False]  # latched
+    last_op: Annotated[Tensor, Op.WAIT]
+    last_success: Annotated[Tensor, True]
 
 
 class Guard(TensorClass["tensor_only", "frozen"]):
     """Loss watch of the governor [N] (window [N, 20], oldest first, newest last)."""
 
     losses: Tensor  # float64 [N, 20]
-    count: Tensor  # int64, valid entries of the window
-    anomalies: Tensor  # int64, consecutive divergent losses
-    reason: Tensor  # int64, governor.PanicReason of this env-step's loss
-    panic: Tensor  # bool, at this env-step the env goes back to its snapshot and takes no action
-    snapshot_due: Tensor  # bool, to be taken at the next env-step that is healthy
+    count: Annotated[Tensor, 0]  # valid entries of the window
+    anomalies: Annotated[Tensor, 0]  # consecutive divergent losses
+    reason: Annotated[Tensor, 0]  # governor.PanicReason of this env-step's loss
+    panic: Annotated[Tensor, False]  # the env goes back to its snapshot, takes no action
+    snapshot_due: Annotated[Tensor, False]  # to be taken at the next env-step that is healthy
 
 
 class Totals(TensorClass["tensor_only", "frozen"]):
     """Counters and pending payments of the episode [N]."""
 
-    germinated: Tensor  # int64, successful germinations
-    blended: Tensor  # int64, seeds that entered BLENDING from TRAINING
-    fossilized: Tensor  # int64
-    contributing: Tensor  # int64, fossils that gained at least 1 point since germination
-    pruned: Tensor  # int64, seeds removed
+    germinated: Annotated[Tensor, 0]  # successful germinations
+    blended: Annotated[Tensor, 0]  # seeds that entered BLENDING from TRAINING
+    fossilized: Annotated[Tensor, 0]
+    contributing: Annotated[Tensor, 0]  # fossils that gained at least 1 point since germination
+    pruned: Annotated[Tensor, 0]  # seeds removed
     # Int64 [N, 4], times that the env went back to a snapshot, by governor.PanicReason.
     rollbacks: Tensor
-    reward: Tensor  # float64, sum of raw rewards
-    pending_penalty: Tensor  # float64, for governor prunes, paid with the next reward
-    pending_hindsight: Tensor  # float64, scaffold credit, paid with the next reward
+    reward: Annotated[Tensor, 0.0]  # sum of raw rewards
+    pending_penalty: Annotated[Tensor, 0.0]  # for governor prunes, paid with the next reward
+    pending_hindsight: Annotated[Tensor, 0.0]  # scaffold credit, paid with the next reward
 
 
 class Ending(TensorClass["tensor_only", "frozen"]):
     """Whether an env's episode ended before its last env-step [N]; see env/early_stop.py."""
 
-    # Float64, percent, the validation accuracy that last counted as a gain; below 0 at first.
-    best: Tensor
-    since: Tensor  # int64, env-steps since then
-    cause: Tensor  # int64, early_stop.Cause; 0 while the episode goes on
+    # Percent, the accuracy that last counted as a gain. Any is one at first; finite, as all is.
+    best: Annotated[Tensor, -200.0]
+    since: Annotated[Tensor, 0]  # env-steps since then
+    cause: Annotated[Tensor, 0]  # early_stop.Cause; 0 while the episode goes on
 
     @property
     def over(self) -> Tensor:
@@ -279,12 +288,12 @@ class Decision(TensorClass["tensor_only", "frozen"]):
 class GradientStats(TensorClass["tensor_only", "frozen"]):
     """Gradient telemetry of seeds [N, S], before clipping, on the last strided batch of a pass."""
 
-    l2: Tensor  # float64, L2 norm over the seed
-    health: Tensor  # float64, [0, 1]
-    vanishing: Tensor  # bool, some parameter tensor has norm below 1e-7
-    exploding: Tensor  # bool, some parameter tensor has norm above 10 or not finite
-    ratio: Tensor  # float64, seed over host root mean square gradient
-    measured: Tensor  # bool
+    l2: Annotated[Tensor, 0.0]  # L2 norm over the seed
+    health: Annotated[Tensor, 0.0]  # [0, 1]
+    vanishing: Annotated[Tensor, False]  # some parameter tensor has norm below 1e-7
+    exploding: Annotated[Tensor, False]  # some parameter tensor has norm above 10 or not finite
+    ratio: Annotated[Tensor, 0.0]  # seed over host root mean square gradient
+    measured: Annotated[Tensor, False]
 
 
 class Measurements(TensorClass["tensor_only", "frozen"]):

@@ -7,14 +7,21 @@ tables turn codes back into the words that people read. Imports nothing of the p
 from typing import NamedTuple
 
 
+def names_of(words: type) -> tuple[str, ...]:
+    """The names of the codes 0, 1, 2 and so on of a namespace class, in small letters."""
+    codes = {code: name.lower() for name, code in vars(words).items() if name.isupper()}
+    return tuple(codes[code] for code in sorted(codes) if code >= 0)
+
+
 class Stage:
-    """Lifecycle stage of a seed slot; EMPTY: a seed can be germinated there. Code 5 is retired."""
+    """Lifecycle stage of a seed slot; EMPTY: a seed can be germinated there."""
 
     UNKNOWN = 0
     DORMANT = 1
     GERMINATED = 2
     TRAINING = 3
     BLENDING = 4
+    RETIRED = 5
     HOLDING = 6
     FOSSILIZED = 7
     PRUNED = 8
@@ -23,20 +30,7 @@ class Stage:
     EMPTY = 11
 
 
-STAGE_NAMES = (
-    "unknown",
-    "dormant",
-    "germinated",
-    "training",
-    "blending",
-    "retired",
-    "holding",
-    "fossilized",
-    "pruned",
-    "embargoed",
-    "resetting",
-    "empty",
-)
+STAGE_NAMES = names_of(Stage)
 LIVE_STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 RUNNING_STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 
@@ -52,7 +46,7 @@ class Op:
     ADVANCE = 5
 
 
-OP_NAMES = ("wait", "germinate", "set_alpha_target", "prune", "fossilize", "advance")
+OP_NAMES = names_of(Op)
 
 
 class Blueprint:
@@ -67,24 +61,15 @@ class Blueprint:
     BOTTLENECK = 5
     CONV_SMALL = 6
     CONV_HEAVY = 7
+    LORA = 8
+    LORA_LARGE = 9
+    MLP_SMALL = 10
+    MLP = 11
+    FLEX_ATTENTION = 12
 
 
-NUM_BLUEPRINTS = 13  # of the package: codes from here on are those of users
-BLUEPRINT_NAMES = (
-    "noop",
-    "conv_light",
-    "attention",
-    "norm",
-    "depthwise",
-    "bottleneck",
-    "conv_small",
-    "conv_heavy",
-    "lora",
-    "lora_large",
-    "mlp_small",
-    "mlp",
-    "flex_attention",
-)
+BLUEPRINT_NAMES = names_of(Blueprint)
+NUM_BLUEPRINTS = len(BLUEPRINT_NAMES)  # of the package: codes from here on are those of users
 CNN_BLUEPRINTS = (1, 2, 3, 4, 5, 6, 7)
 
 

@@ -18,6 +18,8 @@ SIZES: dict[str, str | int | float | bool] = {
     "val_samples": 20,
     "slots": "[r0c0,r0c1]",
 }
+# episodes of 3 env-steps: after the first nothing is a gain
+PLATEAU = {"early_stop.patience": 1, "early_stop.min_delta": 100, "early_stop.min_steps": 3}
 
 
 class Played(NamedTuple):

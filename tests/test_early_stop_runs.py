@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lanes import some_of
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig, settings_yaml
@@ -58,7 +59,10 @@ def lines_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("player", "engine"), [("ppo", "auto"), ("heuristic", "torch")])
+@pytest.mark.parametrize(
+    ("player", "engine"),
+    [("ppo", "auto"), pytest.param("heuristic", "torch", marks=pytest.mark.slow)],
+)
 def test_a_round_whose_episodes_all_end_early_is_one_of_fewer_env_steps(
     tmp_path: Path, player: str, engine: str
 ) -> None:
@@ -116,14 +120,7 @@ def test_env_steps_and_pace_count_those_that_were_played_also_after_a_resume(
 
 
 @pytest.mark.parametrize(
-    "control",
-    [
-        "wait",
-        *(
-            pytest.param(one, marks=pytest.mark.slow)
-            for one in ("static_final", "heuristic", "static_large")
-        ),
-    ],
+    "control", some_of(["wait", "static_final", "heuristic", "static_large"], "wait")
 )
 def test_a_control_heeds_early_stop_too(tmp_path: Path, control: str) -> None:
     """And is what a run of that policy would be."""

@@ -17,7 +17,7 @@ from esper_soa.agent.config import (
     PPOConfig,
     ScheduleConfig,
 )
-from esper_soa.agent.policy import segment_starts
+from esper_soa.agent.lstm import segment_starts
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout
 from esper_soa.build import build_player, build_world

@@ -1,11 +1,8 @@
 """Hosts whose seeds are there from the first env-step: plain torch networks train alike."""
 
-import io
-
 import pytest
 import torch
-from rich.console import Console
-from tiny_world import CPU
+from tiny_world import CPU, quiet_progress
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,7 +17,6 @@ from esper_soa.nets import pools
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.metrics import RoundResult
-from esper_soa.ops.progress import Progress
 from esper_soa.state import EnvState
 from esper_soa.vocabulary import AlphaMode, Blend, Blueprint, Op, Stage
 
@@ -119,7 +115,7 @@ def world() -> World:
 
 
 def episode(world: World) -> Episode:
-    quiet = Progress(1, Console(file=io.StringIO()), "off")
+    quiet = quiet_progress()
     return Episode(world, Player(WaitPolicy(), None), Round(ROUND, quiet, topology=GROWN))
 
 

@@ -6,11 +6,13 @@ real evaluation of the present seeds would have, and random accuracies, so that 
 nothing. Everything is a function of a seed and the env-step, on any device.
 """
 
+import io
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch import Tensor
 
 from esper_soa.agent.protocol import Agent
@@ -31,6 +33,7 @@ from esper_soa.env.world import World
 from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
 from esper_soa.nets.streams import POLICY_SAMPLE, stream_keys, uniform
 from esper_soa.nets.subsets import max_rows
+from esper_soa.ops.progress import Progress
 from esper_soa.state import (
     STATE_FLOAT,
     Action,
@@ -50,6 +53,11 @@ SCALE_TASK = TaskConfig(
     name="cifar_scale", base_channels=1, num_blocks=5, kernel_size=1, num_pools=5
 )  # ten slots
 SMALL_TASK = TaskConfig(name="tiny", base_channels=2, num_blocks=3, kernel_size=1, num_pools=3)
+
+
+def quiet_progress() -> Progress:
+    """Says nothing."""
+    return Progress(1, Console(file=io.StringIO()), "off")
 
 
 def tiny_settings(

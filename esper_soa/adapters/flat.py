@@ -1,10 +1,8 @@
 """What all adapters share: a flat observation, a mask over joint actions, episodes without a gap.
 
-An env ends in two ways. A rollback ends its trajectory (terminated): it goes on at once from its
-snapshot, and the next observation is the first of a new trajectory. The episode ends for all envs
-together (truncated): the next round begins at once. What the ended trajectories showed last is
-kept. An env on its own may also end early (`early_stop`). One of several could not begin anew
-alone, and the libraries know of no env that waits for the others: that is refused.
+A rollback ends the trajectory of an env (terminated), which goes on at once from its snapshot. The
+episode ends for all envs together (truncated), and the next round begins at once. What the ended
+trajectories showed last is kept.
 """
 
 from collections.abc import Mapping

@@ -153,7 +153,6 @@ class GrowthEnv(gymnasium.Env):
 
 
 def _only(batch: dict) -> dict:
-    """The entries of the one env."""
     return {name: values[0] for name, values in batch.items()}
 
 

@@ -123,6 +123,5 @@ class GrowthVecEnv(VecEnv):
 
 
 def _by_env(told: Facts, num_envs: int) -> list[dict]:
-    """What is told of N envs, as one dict per env."""
     columns = {name: np.asarray(values) for name, values in told.items()}
     return [{name: values[env] for name, values in columns.items()} for env in range(num_envs)]

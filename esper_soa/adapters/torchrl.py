@@ -54,7 +54,6 @@ class GrowthEnv(EnvBase):
         self._rolled_back = torch.zeros(size, dtype=torch.bool, device=self.flat.sim.device)
 
     def _set_seed(self, seed: int | None) -> None:
-        """The next reset begins at round 0 of `seed`."""
         self._next_seed = seed
         self._over = True
 
@@ -84,7 +83,6 @@ class GrowthEnv(EnvBase):
         return self._told(self.flat.shown, self._info)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Carry out `action` [N]; an illegal one becomes WAIT."""
         turn = self.flat.step(tensordict["action"].reshape(self.batch_size), go_on=False)
         self._rolled_back = turn.terminated
         self._info = turn.info

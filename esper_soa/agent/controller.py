@@ -1,8 +1,6 @@
 """The learned policy as a module that stands alone: observation in, legal action out, with memory.
 
-Made from a description, as a grown network is, so that a file of it can be loaded where its run is
-unknown. Given plain tensors by whoever plays with it; as an Agent (protocol.py) it plays wherever
-the policy itself does.
+Made from a description, so that a file of it can be loaded where its run is unknown.
 """
 
 from collections.abc import Mapping, Sequence

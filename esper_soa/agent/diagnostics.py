@@ -1,6 +1,7 @@
-"""What a policy update reports about itself: its diagnostics, and how they are worked out and read.
+"""What a policy update reports about itself: how its diagnostics are worked out and read.
 
-Everything stays on the device until `read_back`, which makes one copy to the host.
+docs/metrics.md tells of each. Everything stays on the device until `read_back`, which makes one
+copy to the host.
 """
 
 from collections.abc import Mapping
@@ -18,78 +19,6 @@ Metrics = dict[str, Tensor]
 SATURATED = 0.99  # |h| above which a unit of the memory counts as saturated
 SMALL = 1e-8  # standard deviation below which values count as constant
 
-# Of the gradient steps taken where nothing else is said; "pass" is one look at a minibatch, also
-# the one that stops. Returns, values and temporal differences are in units of normalised reward
-# where nothing else is said.
-MEANING = {
-    "loss": "everything that is minimised: mean over steps",
-    "policy_loss": "clipped surrogate, summed over heads",
-    "value_loss": "half the mean squared error of the value, in units of value_scale",
-    "q_loss": "the same of the value of the op that was taken",
-    "entropy_loss": "minus the weighted sum of entropies, before coefficient/entropy",
-    "floor_penalty": "for heads below their entropy floor, with its weights",
-    "contribution_loss": "mean squared error of predicted contributions, squared percent points",
-    "approx_kl": "divergence from the policy that played, mean over heads that mattered: mean "
-    "over passes",
-    "kl_last": "the same at the last pass",
-    "kl_epoch/<epoch>": "the same in each epoch that was begun, from 1",
-    "kl/<head>": "the same of each head: mean over steps",
-    "clip_fraction": "share of env-steps whose joint ratio is beyond the clip",
-    "clip_fraction/<head>": "the same of each head, where it mattered",
-    "ratio_max": "largest new over old probability of a whole action: over all passes",
-    "ratio_min": "smallest",
-    "ratio_error_first": "largest distance from 1 of that ratio at the first pass, where nothing "
-    "has moved yet",
-    "entropy/<head>": "mean normalised entropy, in [0, 1], where the head mattered and had more "
-    "than one legal choice",
-    "head_share/<head>": "share of env-steps on which that was so",
-    "gradient_norm": "before clipping, largest over steps",
-    "gradient_norm/<part>": "of each head and of every other part of the network, before clipping",
-    "explained_variance": "1 - Var(return - value) / max(Var(return), 1), of the values before "
-    "the update",
-    "bellman_error": "mean absolute temporal difference",
-    "calibration_slope": "of the line that fits returns to values; 1 is right, below 1 values are "
-    "too wide",
-    "calibration_intercept": "of that line; 0 is right",
-    "value_correlation": "of values and returns; 0 where one is constant",
-    "value_mean": "in units of raw reward",
-    "return_mean": "in units of raw reward",
-    "return_std": "in units of raw reward",
-    "value_scale": "normalised return per unit that the network predicts",
-    "reward_scale": "raw reward per unit of normalised reward",
-    "advantage_mean": "before normalising",
-    "advantage_std": "before normalising",
-    "valid_rows": "env-steps that count",
-    "forced_share": "share of them on which nothing but WAIT was legal",
-    "vetoed_share": "share of them whose op turned out not to be applicable",
-    "op_share/<op>": "share of them with this op in effect",
-    "lstm_rms_max": "largest RMS of the hidden or cell state of an env: over all passes",
-    "lstm_rms_min": "smallest RMS of the hidden state",
-    "lstm_hidden_rms": "RMS of the hidden state over envs and env-steps",
-    "lstm_hidden_max": "largest absolute hidden unit",
-    "lstm_cell_rms": "RMS of the cell state at the end of trajectories, or of the round where the "
-    "episode ended early",
-    "lstm_cell_max": "largest absolute cell unit there",
-    "lstm_saturated": "share of hidden units beyond 0.99",
-    "steps": "gradient steps taken",
-    "epochs_begun": "epochs of which at least one pass was made",
-    "epochs_done": "steps in epochs",
-    "not_finite_steps": "steps refused because loss or gradient were not finite",
-    "early_stop": "1 where the divergence stopped the update",
-    "learning_rate": "in force",
-    "coefficient/<term>": "weight of each loss term in force",
-}
-# What a round of imitation reports beside those of the list above that are not of ratios, entropies
-# or the surrogate. The teacher's choices are those on the states that the learning policy came to.
-IMITATION = {
-    "cross_entropy": "minus the log-probability of all choices of the teacher that matter: mean "
-    "over env-steps with a "
-    "choice, then over steps",
-    "agreement": "share of those env-steps on which all of these are the likeliest of their "
-    "heads: mean over steps",
-    "agreement/<head>": "share on which the head's is, where the teacher's op makes it matter; 0 "
-    "where it never did",
-}
 LARGEST = ("ratio_max", "lstm_rms_max", "lstm_hidden_max", "lstm_cell_max")
 SMALLEST = ("ratio_min", "lstm_rms_min")
 
@@ -234,15 +163,10 @@ def read_back(history: list[Metrics], summary: Metrics, epochs: int) -> dict[str
     stopped = columns.pop("stopped")
     norm = columns.pop("gradient_norm")
     packed = _divergence(columns, looked_at, epochs) if "approx_kl" in columns else {}
-    largest, smallest = [
-        [name for name in names if name in columns] for names in (LARGEST, SMALLEST)
-    ]
-    packed |= {
-        name: torch.where(looked_at, columns.pop(name), -torch.inf).amax() for name in largest
-    }
-    packed |= {
-        name: torch.where(looked_at, columns.pop(name), torch.inf).amin() for name in smallest
-    }
+    for sign, names in ((1, LARGEST), (-1, SMALLEST)):
+        for name in filter(columns.__contains__, names):
+            most = torch.where(looked_at, sign * columns.pop(name), -torch.inf).amax()
+            packed[name] = sign * most
     packed |= {name: _mean(values, go) / go.any() for name, values in columns.items()}
     packed |= {
         "gradient_norm": torch.where(go, norm, 0.0).amax(),

@@ -1,9 +1,7 @@
 """The losses of proximal policy optimisation over eight action heads, as pure functions of tensors.
 
-Heads are the last axis, in HEADS order; all other axes are env-steps, in any shape. Masks are bool
-and choose the env-steps that count, so that padding never enters a mean. A loss is made of means;
-where the env-steps are shared out over processes, `over_all` puts all means of a minibatch
-together, by one sum over them (Ranks.total).
+Heads are the last axis, in HEADS order; all other axes are env-steps. Masks are bool and choose the
+env-steps that count. A loss is made of means, which `over_all` puts together over processes.
 """
 
 from collections.abc import Callable

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.agent.legal import illegal_choices
+from esper_soa.agent.distribution import illegal_choices
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.errors import SettingError, UserError
 from esper_soa.nets.config import SlotSpec

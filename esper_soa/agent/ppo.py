@@ -1,12 +1,8 @@
 """The learner: proximal policy optimisation of the recurrent policy, or imitation of a teacher, one
 rollout at a time.
 
-Given a filled Rollout it moves the policy's weights, its observation statistics and its own
-normalisers, and reports what happened. The trainer calls `update` or `imitate` once per round.
-Whether a gradient step is taken is decided on the device; the host reads the restarts before an
-update and all diagnostics after it. Where ranks share out the envs, each brings its own, and all
-take the steps that one with all envs would take: minibatches are drawn from all envs, means and
-moments are over all, and the gradient is summed over the ranks.
+Whether a gradient step is taken is decided on the device. Where ranks share out the envs, all take
+the steps that one with all envs would take, and the gradient is summed over them.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,46 +15,29 @@ from torch import Tensor
 from esper_soa.agent import diagnostics, losses, normalize
 from esper_soa.agent.advantages import gae, normalize_advantages
 from esper_soa.agent.config import ImitationConfig, PPOConfig
-from esper_soa.agent.diagnostics import Metrics, by_head, read_back
-from esper_soa.agent.distribution import available_heads, open_heads, relevant_heads
-from esper_soa.agent.losses import Means
+from esper_soa.agent.diagnostics import Metrics, read_back
+from esper_soa.agent.lstm import full_precision, segment_starts
 from esper_soa.agent.normalize import Moments, RewardStats
+from esper_soa.agent.objective import (
+    Batch,
+    Coefficients,
+    coefficients,
+    head_tables,
+    imitation_loss,
+    total_loss,
+)
 from esper_soa.agent.optimizer import AdamState, adam_state, adam_step, flatten, write_parameters_
-from esper_soa.agent.policy import Evaluation, RecurrentPolicy, full_precision, segment_starts
-from esper_soa.agent.rollout import Rollout, Row, Told
+from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.agent.rollout import Rollout, Told
 from esper_soa.errors import check
 from esper_soa.nets.graphs import StepCache, captured_call
 from esper_soa.nets.streams import DROPOUT, MINIBATCH, stream_keys, uniform
 from esper_soa.ranks import ALONE, Ranks
-from esper_soa.vocabulary import HEAD_NAMES
 
 KL_MARGIN = 1.5  # times target_kl, above which the remaining epochs are dropped
-Q_SHARE = 0.5  # weight of the Q loss over that of the value loss
 MAX_SKIPPED = 3  # consecutive updates without a finite gradient before the run is given up
 
 Nested = Mapping[str, "Tensor | int | Nested"]
-
-
-class Batch(NamedTuple):
-    """What the losses need of some envs of a rollout."""
-
-    rows: Row  # [T, n]
-    advantages: Tensor  # [T, n], normalised
-    targets: Tensor  # [T, n], normalised returns
-
-    def of(self, envs: Tensor) -> "Batch":
-        """The part of the envs int64 [n]; sequences stay whole."""
-        return Batch(self.rows[:, envs], self.advantages[:, envs], self.targets[:, envs])
-
-
-class Coefficients(NamedTuple):
-    """Weights of the loss terms in this update; numbers, or float32 [] on the device."""
-
-    entropy: float | Tensor
-    value: float | Tensor
-    q: float | Tensor
-    floor_penalty: float | Tensor
-    contribution: float | Tensor
 
 
 class Course(NamedTuple):
@@ -70,165 +49,6 @@ class Course(NamedTuple):
     lr: float
     target_kl: float  # nats; epochs stop above KL_MARGIN times this, 0 = never
     weights: Coefficients
-
-
-class HeadTables(NamedTuple):
-    """Per-head settings, float32 [8] in HEADS order."""
-
-    multiplier: Tensor
-    floor: Tensor
-    penalty: Tensor
-
-
-def head_tables(config: PPOConfig, device: torch.device) -> HeadTables:
-    """The per-head settings of the entropy terms."""
-    tables = (config.entropy_multiplier, config.entropy_floor, config.entropy_floor_penalty)
-    rows = ([table[name] for name in HEAD_NAMES] for table in tables)
-    return HeadTables(*(torch.tensor(row, device=device) for row in rows))
-
-
-def coefficients(config: PPOConfig, train_steps: int, total_updates: int) -> Coefficients:
-    """Schedules after `train_steps` updates of a run of `total_updates`."""
-    entropy = losses.ramp(
-        train_steps, config.entropy_anneal_rounds, config.entropy_coef, config.entropy_coef_end
-    )
-    if config.entropy_anneal_rounds == 0:
-        entropy = config.entropy_coef
-    value = losses.ramp(
-        train_steps, config.value_warmup_rounds, config.value_coef_start, config.value_coef
-    )
-    return Coefficients(
-        entropy=max(entropy, config.entropy_coef_min),
-        value=value,
-        q=Q_SHARE * value,
-        floor_penalty=losses.penalty_schedule(train_steps, total_updates),
-        contribution=losses.ramp(
-            train_steps, config.contribution_warmup, 0.0, config.contribution_coef
-        ),
-    )
-
-
-def total_loss(
-    evaluation: Evaluation,
-    batch: Batch,
-    config: PPOConfig,
-    weights: Coefficients,
-    tables: HeadTables,
-    ranks: Ranks = ALONE,
-) -> tuple[Tensor, Metrics]:
-    """Loss of a gradient step and its parts; forced env-steps train the critics only, weigh less.
-
-    A head counts where the effective op made it matter, so a vetoed action is not credited. Means
-    are over the minibatches of all ranks; the gradient is the share of this one.
-    """
-    rows = batch.rows
-    log_ratio = losses.clamped_log_ratio(evaluation.log_probs, rows.log_probs)
-    means = losses.over_all(
-        policy_means(evaluation, log_ratio, batch, config.clip_ratio)
-        | critic_means(evaluation, batch, config, torch.ones_like(rows.valid))
-        | diagnostics.memory_means(evaluation.hidden, evaluation.cell, rows.valid),
-        ranks.total,
-    )
-    policy = -means["surrogate"].value.sum()
-    critics, metrics = critic_losses(means, weights)
-    entropy = -(tables.multiplier * means["entropy"].value).sum()
-    floor = losses.floor_penalty(
-        means["available"], tables.floor, weights.floor_penalty * tables.penalty
-    )
-    loss = policy + critics + weights.entropy * entropy + floor
-    kl = means["kl"].value
-    ratios = torch.where(rows.valid, losses.joint_ratio(log_ratio.detach()), 1.0)
-    metrics |= {
-        "loss": loss,
-        "policy_loss": policy,
-        "entropy_loss": entropy,
-        "floor_penalty": floor,
-        "approx_kl": losses.divergence(kl, means["mattered"].value),
-        "clip_fraction": means["clip_fraction"].value,
-        "ratio_max": losses.largest(ratios),
-        "ratio_min": -losses.largest(-ratios),
-    }
-    metrics |= by_head("clip_fraction", means["head_clip_fraction"].value) | by_head("kl", kl)
-    metrics |= by_head("entropy", means["decided"].value) | by_head(
-        "head_share", means["head_share"].value
-    )
-    metrics |= diagnostics.memory_health(means, evaluation.hidden, evaluation.cell, rows.valid)
-    return loss, {name: metric.detach() for name, metric in metrics.items()}
-
-
-def policy_means(evaluation: Evaluation, log_ratio: Tensor, batch: Batch, clip: float) -> Means:
-    """What the policy's terms and diagnostics are made of; `decided`: entropies with a choice."""
-    rows = batch.rows
-    relevant = relevant_heads(rows.effective_op) & rows.valid.unsqueeze(-1)
-    free = (rows.valid & ~rows.forced).unsqueeze(-1)
-    decided = relevant & free & open_heads(rows.masks, rows.action.op)
-    return {
-        "surrogate": losses.surrogate(log_ratio, batch.advantages, relevant & free, clip),
-        "entropy": losses.masked(evaluation.entropies, relevant & free),
-        "available": losses.masked(evaluation.entropies, available_heads(rows.masks.op) & free),
-        "decided": losses.masked(evaluation.entropies, decided),
-        "head_share": losses.head_share(decided, rows.valid),
-    } | losses.ratio_means(log_ratio.detach(), relevant, rows.valid, clip)
-
-
-def imitation_loss(
-    evaluation: Evaluation,
-    batch: Batch,
-    config: PPOConfig,
-    weights: Coefficients,
-    ranks: Ranks = ALONE,
-) -> tuple[Tensor, Metrics]:
-    """The loss of one gradient step towards a teacher, whose choices the rows hold as their action,
-    and its parts.
-
-    The cross-entropy of the policy as it plays, floors included: minus the log-probability of the
-    teacher's choices, summed over the heads that its op makes matter, mean over the env-steps with
-    a choice (Ross et al. 2011). Critics learn the returns of what was played, so the value of an op
-    only where the teacher would have done the same.
-    """
-    rows = batch.rows
-    free = rows.valid & ~rows.forced
-    counted = relevant_heads(rows.action.op) & free.unsqueeze(-1)
-    chosen = torch.where(counted, evaluation.log_probs, 0.0).sum(-1)
-    agreed = (evaluation.likeliest | ~counted).all(-1)
-    means = losses.over_all(
-        {
-            "chosen": losses.weighted(chosen, free.float()),
-            "agreement": losses.weighted(agreed.float(), free.float()),
-            "head_agreement": losses.masked(evaluation.likeliest.float(), counted),
-        }
-        | critic_means(evaluation, batch, config, rows.action.op == rows.effective_op)
-        | diagnostics.memory_means(evaluation.hidden, evaluation.cell, rows.valid),
-        ranks.total,
-    )
-    cross_entropy = -means["chosen"].value
-    critics, metrics = critic_losses(means, weights)
-    loss = cross_entropy + critics
-    metrics |= {"loss": loss, "cross_entropy": cross_entropy, "agreement": means["agreement"].value}
-    metrics |= by_head("agreement", means["head_agreement"].value)
-    metrics |= diagnostics.memory_health(means, evaluation.hidden, evaluation.cell, rows.valid)
-    return loss, {name: metric.detach() for name, metric in metrics.items()}
-
-
-def critic_means(evaluation: Evaluation, batch: Batch, config: PPOConfig, taken: Tensor) -> Means:
-    """Errors of value, Q and contributions; taken: bool [T, n], the op's return is known."""
-    rows = batch.rows
-    weight = torch.where(rows.forced, config.forced_value_weight, 1.0) * rows.valid
-    measured = rows.contribution_measured & rows.valid.unsqueeze(-1)
-    return {
-        "value": losses.half_squared_error(evaluation.value, batch.targets, weight),
-        "q": losses.half_squared_error(evaluation.q, batch.targets, weight * taken),
-        "contribution": losses.contribution_error(
-            evaluation.contribution, rows.contribution, measured, config.contribution_clip
-        ),
-    }
-
-
-def critic_losses(means: Means, weights: Coefficients) -> tuple[Tensor, Metrics]:
-    """The weighted sum of the losses of value, Q and predicted contributions, and the losses."""
-    value, q, contribution = (means[name].value for name in ("value", "q", "contribution"))
-    critics = weights.value * value + weights.q * q + weights.contribution * contribution
-    return critics, {"value_loss": value, "q_loss": q, "contribution_loss": contribution}
 
 
 class Learner:
@@ -285,8 +105,7 @@ class Learner:
         rows.reward.copy_(torch.where(rows.terminal, penalty, self.ranks.own(scaled, dim=1)))
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """Learn from one rollout by PPO; returns the diagnostics that are listed in
-        `diagnostics.MEANING`.
+        """Learn from one rollout by PPO; returns the diagnostics of docs/metrics.md.
 
         Adam starts afresh after rounds of imitation. Raises SettingError for more minibatches than
         envs, RuntimeError at the third update in a row in which no gradient was finite.
@@ -301,8 +120,7 @@ class Learner:
         )
 
     def imitate(self, rollout: Rollout) -> dict[str, float]:
-        """Learn what the teacher of a rollout would have done; returns the diagnostics of
-        `diagnostics.IMITATION`.
+        """Learn what the teacher of a rollout would have done; returns diagnostics.
 
         The schedules go on as in `update`, and so do the errors. Raises ValueError for a rollout
         without a teacher.

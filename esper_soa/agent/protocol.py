@@ -1,11 +1,10 @@
-"""What every decision maker offers, learning or scripted: all that the trainer needs to know.
+"""What every decision maker offers, learning or scripted.
 
-An agent looks at a View of N envs and returns one Decision per env. What it remembers between
-env-steps is a tuple of tensors with a leading env axis, which the trainer carries along and
-restarts where an env begins a new trajectory.
+What an agent remembers between env-steps is a tuple of tensors with a leading env axis, which the
+caller carries along and restarts where an env begins a new trajectory.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,21 +26,15 @@ class Agent(Protocol):
         ...
 
 
-@runtime_checkable
-class Open(Protocol):
-    """An agent that can also tell how likely every choice was."""
-
-    def act_openly(self, view: View, memory: Memory) -> tuple[Decision, Memory, Tensor]:
-        """What `act` gives, and the probabilities of all choices: float32 [N, X] in HEADS order."""
-        ...
-
-
 def decide(
     agent: Agent, view: View, memory: Memory, openly: bool
 ) -> tuple[Decision, Memory, Tensor | None]:
-    """What the agent does, and how likely each choice was where asked for (`openly`) and known."""
-    if openly and isinstance(agent, Open):
-        return agent.act_openly(view, memory)
+    """What the agent does, and how likely each choice was where asked for (`openly`) and known.
+
+    An agent that can tell has `act_openly`, see RecurrentPolicy.
+    """
+    if openly and hasattr(agent, "act_openly"):
+        return agent.act_openly(view, memory)  # type: ignore[no-any-return]
     decision, memory = agent.act(view, memory)
     return decision, memory, None
 

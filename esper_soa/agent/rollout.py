@@ -57,25 +57,16 @@ class Told(NamedTuple):
     truncated: Tensor
     valid: Tensor
     forced: Tensor
-    op: Tensor  # int64, as sampled
     effective_op: Tensor
+    op: Tensor  # int64, as sampled
     bootstrap: Tensor  # [1, N], as in Rollout
 
     @classmethod
     def of(cls, rollout: Rollout) -> "Told":
         """What a rollout tells of its envs."""
         rows = rollout.rows
-        return cls(
-            rows.reward,
-            rows.value,
-            rows.terminal,
-            rows.truncated,
-            rows.valid,
-            rows.forced,
-            rows.action.op,
-            rows.effective_op,
-            rollout.bootstrap.unsqueeze(0),
-        )
+        same = (getattr(rows, name) for name in cls._fields[:-2])
+        return cls._make([*same, rows.action.op, rollout.bootstrap.unsqueeze(0)])
 
 
 def stack_action(action: Action) -> Tensor:

@@ -1,8 +1,7 @@
 """Decision makers that follow rules, not learning: random, wait, a fixed schedule, a heuristic.
 
-Given a View of N envs they return one Decision per env, with zeros for what a learner would store.
-The trainer and the A/B comparison use them behind `agent.protocol.Agent`; every choice obeys the
-masks. Agents of users' own are written with `seed_action`, `obey` and `unlearned`.
+Every choice obeys the masks. Agents of users' own are written with `seed_action`, `obey` and
+`unlearned`.
 """
 
 from collections.abc import Sequence
@@ -12,16 +11,15 @@ import torch
 from torch import Tensor
 
 from esper_soa.agent.config import HeuristicConfig, PolicyConfig, ScheduleConfig
-from esper_soa.agent.distribution import head_masks, relevant_heads
-from esper_soa.agent.legal import illegal_heads
+from esper_soa.agent.distribution import head_masks, illegal_heads, relevant_heads
 from esper_soa.agent.protocol import Agent, Memory
-from esper_soa.env.legality import ADVANCES, stage_allows
+from esper_soa.env.lifecycle import ALPHA_TOLERANCE
+from esper_soa.env.masks import ADVANCES, stage_allows
 from esper_soa.errors import SettingError, check, check_choice
 from esper_soa.nets.config import blueprint_names
-from esper_soa.state import Action, Decision, Masks, View
+from esper_soa.state import Action, Decision, EnvState, Masks, View
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, HEADS, AlphaMode, Blueprint, Op, Stage
 
-ALPHA_TOLERANCE = 1e-6
 FORGOTTEN_PENALTY = 0.1  # a blueprint's penalty that decays below this is dropped
 NEVER = -100  # env-step of the last prune before there was one
 
@@ -68,7 +66,7 @@ def obey(want: Action, masks: Masks) -> tuple[Action, Tensor]:
     return _action(heads | {"op": op}), legal
 
 
-class _Forgetful:
+class _Memoryless:
     """Remembers nothing: a View tells all that it needs."""
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
@@ -76,7 +74,7 @@ class _Forgetful:
         return ()
 
 
-class RandomPolicy(_Forgetful):
+class RandomPolicy(_Memoryless):
     """Uniform over the legal ops, then over the legal choices of every head that the op needs."""
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
@@ -88,7 +86,7 @@ class RandomPolicy(_Forgetful):
         return unlearned(_action(heads | {"op": op})), memory
 
 
-class WaitPolicy(_Forgetful):
+class WaitPolicy(_Memoryless):
     """Never acts: the host trains alone."""
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
@@ -98,7 +96,7 @@ class WaitPolicy(_Forgetful):
         return unlearned(action), memory
 
 
-class SchedulePolicy(_Forgetful):
+class SchedulePolicy(_Memoryless):
     """The same lifecycle in every env, at declared env-steps, or as soon after as it is legal."""
 
     def __init__(self, cfg: ScheduleConfig, blueprints: Sequence[str]) -> None:
@@ -130,25 +128,6 @@ class SchedulePolicy(_Forgetful):
         for (left, _), offset in zip(ADVANCES, cfg.advance, strict=False):
             due = torch.where((stage == left) & (age >= offset), Op.ADVANCE, due)
         return torch.where((stage == Stage.HOLDING) & (age >= cfg.fossilize), Op.FOSSILIZE, due)
-
-
-class Situation(NamedTuple):
-    """What the heuristic reads of N envs."""
-
-    step: Tensor  # int64 [N]
-    stabilized: Tensor  # bool [N]
-    plateau: Tensor  # int64 [N]
-    num_empty: Tensor  # int64 [N], slots that can take a seed
-    stage: Tensor  # int64 [N, S], Stage; and so on, [N, S]
-    blueprint: Tensor  # int64
-    stage_age: Tensor  # int64, env-steps
-    improvement: Tensor  # float64, percent points since the start of the stage
-    total_improvement: Tensor  # float64, percent points since the seed's first record
-    alpha: Tensor  # float64
-    alpha_target: Tensor  # float64
-    alpha_mode: Tensor  # int64, AlphaMode
-    contribution: Tensor  # float64, percent points
-    contribution_known: Tensor  # bool
 
 
 class HeuristicMemory(NamedTuple):
@@ -187,28 +166,10 @@ class HeuristicPolicy:
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """The wanted action; where it is masked, WAIT, and the memory is only decayed."""
-        slots = view.state.slots
-        ramp = view.state.ramp
-        signals = view.state.signals
-        situation = Situation(
-            signals.step,
-            signals.stabilized,
-            signals.plateau,
-            slots.empty.sum(-1),
-            slots.stage,
-            slots.blueprint,
-            slots.stage_age,
-            slots.improvement,
-            slots.total_improvement,
-            slots.alpha,
-            ramp.target,
-            ramp.mode,
-            slots.contribution,
-            slots.contribution_known,
-        )
-        decayed = decay_penalties(HeuristicMemory(*memory), situation.step, self.cfg)
-        wish, after = wish_for(situation, decayed, self.cfg, self.names)
-        slot = torch.where(wish.op == Op.GERMINATE, first_choice(slots.empty), wish.slot)
+        state = view.state
+        decayed = decay_penalties(HeuristicMemory(*memory), state.signals.step, self.cfg)
+        wish, after = wish_for(state, decayed, self.cfg, self.names)
+        slot = torch.where(wish.op == Op.GERMINATE, first_choice(state.slots.empty), wish.slot)
         action, legal = obey(seed_action(wish.op, slot, wish.blueprint), view.masks)
         kept = [
             torch.where(legal.reshape(-1, *[1] * (new.ndim - 1)), new, old)
@@ -229,7 +190,7 @@ def decay_penalties(memory: HeuristicMemory, step: Tensor, cfg: HeuristicConfig)
 
 
 def wish_for(
-    situation: Situation,
+    state: EnvState,
     memory: HeuristicMemory,
     cfg: HeuristicConfig,
     names: Sequence[str] = BLUEPRINT_NAMES,
@@ -239,14 +200,14 @@ def wish_for(
     The first managed seed in slot order decides; only without one is germination considered.
     Thresholds of `cfg` may also be tensors [N]; names: what it calls the blueprints, by code.
     """
-    managed = stage_allows(Op.PRUNE, situation.stage)  # seeds that still need decisions
+    managed = stage_allows(Op.PRUNE, state.slots.stage)  # seeds that still need decisions
     managing = managed.any(-1)
     slot = first_choice(managed)
-    germinating = ~managing & _germination_due(situation, memory, cfg)
+    germinating = ~managing & _germination_due(state, memory, cfg)
     next_blueprint, rotation = _next_blueprint(memory, cfg, names)
     op = torch.where(germinating, Op.GERMINATE, Op.WAIT)
-    op = torch.where(managing, _managing_op(situation, slot, cfg), op)
-    blueprint = torch.where(germinating, next_blueprint, _at(situation.blueprint, slot))
+    op = torch.where(managing, _managing_op(state, slot, cfg), op)
+    blueprint = torch.where(germinating, next_blueprint, _at(state.slots.blueprint, slot))
     pruning = op == Op.PRUNE
     codes = torch.arange(memory.penalties.shape[1], device=op.device)
     charged = pruning.unsqueeze(-1) & (codes == blueprint.unsqueeze(-1))
@@ -255,44 +216,44 @@ def wish_for(
         penalties=torch.where(
             charged, memory.penalties + _column(cfg.blueprint_penalty_on_prune), memory.penalties
         ),
-        last_prune=torch.where(pruning, situation.step, memory.last_prune),
+        last_prune=torch.where(pruning, state.signals.step, memory.last_prune),
     )
     return Wish(op, slot, blueprint), memory
 
 
-def _germination_due(situation: Situation, memory: HeuristicMemory, cfg: HeuristicConfig) -> Tensor:
+def _germination_due(state: EnvState, memory: HeuristicMemory, cfg: HeuristicConfig) -> Tensor:
     """bool [N]: stable, on a plateau, late enough, long enough after a prune, with a free slot."""
     return (
-        (situation.step - memory.last_prune >= cfg.embargo_steps_after_prune)
-        & situation.stabilized
-        & (situation.step >= cfg.min_steps_before_germinate)
-        & (situation.num_empty > 0)
-        & (situation.plateau >= cfg.plateau_steps_to_germinate)
+        (state.signals.step - memory.last_prune >= cfg.embargo_steps_after_prune)
+        & state.signals.stabilized
+        & (state.signals.step >= cfg.min_steps_before_germinate)
+        & state.slots.empty.any(-1)
+        & (state.signals.plateau >= cfg.plateau_steps_to_germinate)
     )
 
 
-def _managing_op(situation: Situation, slot: Tensor, cfg: HeuristicConfig) -> Tensor:
+def _managing_op(state: EnvState, slot: Tensor, cfg: HeuristicConfig) -> Tensor:
     """Op int64 [N] for the managed seed in `slot` [N]."""
-    stage = _at(situation.stage, slot)
-    target = _at(situation.alpha_target, slot)
-    contribution = _at(situation.contribution, slot)
-    failing = (_at(situation.stage_age, slot) >= cfg.prune_after_steps_without_improvement) & (
-        _at(situation.improvement, slot) < -cfg.prune_if_accuracy_drops_by
+    stage = _at(state.slots.stage, slot)
+    target = _at(state.ramp.target, slot)
+    contribution = _at(state.slots.contribution, slot)
+    failing = (_at(state.slots.stage_age, slot) >= cfg.prune_after_steps_without_improvement) & (
+        _at(state.slots.improvement, slot) < -cfg.prune_if_accuracy_drops_by
     )
     blended = (
         (target >= 1.0 - ALPHA_TOLERANCE)
-        & (_at(situation.alpha_mode, slot) == AlphaMode.HOLD)
-        & ((_at(situation.alpha, slot) - target).abs() <= ALPHA_TOLERANCE)
+        & (_at(state.ramp.mode, slot) == AlphaMode.HOLD)
+        & ((_at(state.slots.alpha, slot) - target).abs() <= ALPHA_TOLERANCE)
     )
     ransomware = (contribution > cfg.ransomware_contribution) & (
-        _at(situation.total_improvement, slot) < cfg.ransomware_total_improvement
+        _at(state.slots.total_improvement, slot) < cfg.ransomware_total_improvement
     )
     worthy = (contribution > cfg.min_improvement_to_fossilize) & ~ransomware
     held = torch.where(worthy, Op.FOSSILIZE, Op.PRUNE)
     op = torch.where(failing, Op.PRUNE, Op.ADVANCE)
     op = torch.where((stage == Stage.BLENDING) & ~failing & ~blended, Op.WAIT, op)
     op = torch.where(stage == Stage.GERMINATED, Op.ADVANCE, op)
-    known = _at(situation.contribution_known, slot)
+    known = _at(state.slots.contribution_known, slot)
     return torch.where(stage == Stage.HOLDING, torch.where(known, held, Op.WAIT), op)
 
 
@@ -329,7 +290,6 @@ def seed_action(op: Tensor, slot: Tensor, blueprint: Tensor) -> Action:
 
 
 def _action(heads: dict[str, Tensor]) -> Action:
-    """An Action from the choice [N] of every head by name."""
     return Action.from_dict(
         {name: heads[name] for name in HEAD_NAMES}, batch_size=heads["op"].shape
     )

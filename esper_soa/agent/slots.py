@@ -1,9 +1,7 @@
 """What the policy makes of seed slots with one set of weights for any number and place of them.
 
-Every slot goes through the same encoder. What all slots come to together is symmetric in them (deep
-sets, Zaheer et al. 2017), and what is said of each is a score of its own (pointer networks, Vinyals
-et al. 2015), so that renumbering the slots renumbers the scores and changes nothing else. Slots are
-the last axis but one.
+What all slots come to is symmetric in them (deep sets, Zaheer et al. 2017); what is said of each is
+a score of its own (pointer networks, Vinyals et al. 2015). Slots are the last axis but one.
 """
 
 import math

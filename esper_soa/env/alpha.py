@@ -1,7 +1,6 @@
 """Alpha ramps: how a seed's share of its host's activations moves from a value to another by ticks.
 
-Given the ramps of all slots and masks of the slots concerned; every function works elementwise over
-any batch shape. env/lifecycle.py decides when a ramp is set and when it runs.
+Every function works elementwise over any batch shape.
 """
 
 import math

@@ -1,19 +1,13 @@
-"""Episodes that end before their last env-step, env by env: when one does, and that nothing happens
-to its env then.
+"""Episodes that end before their last env-step, env by env (EarlyStopConfig, off by default).
 
-Off by default (EarlyStopConfig). env/step.py calls `advance` behind every action and keeps the
-state of envs whose episode is over, as the env state tells, so the host waits for nothing. An early
-end cuts the episode off (truncates it): the state stays what it was right behind the env's last
-action, on which the value of what would have come is read.
+An early end cuts the episode off (truncates it): env/step.py keeps the state right behind the env's
+last action, on which the value of what would have come is read, and the host waits for nothing.
 """
 
 import torch
 
 from esper_soa.env.config import EarlyStopConfig
-from esper_soa.state import Ending, EnvState, filled
-
-# percent: best accuracy before the first, so low that any is a gain; finite, as all of the state is
-BEFORE = -200.0
+from esper_soa.state import EnvState
 
 
 class Cause:
@@ -23,11 +17,6 @@ class Cause:
 
 
 CAUSE_NAMES = ("", "plateau", "diverged")
-
-
-def fresh_ending(num_envs: int, device: torch.device) -> Ending:
-    """Of episodes that begin."""
-    return filled(Ending, (num_envs,), device, {"best": BEFORE, "since": 0, "cause": Cause.NONE})
 
 
 def advance(state: EnvState, cfg: EarlyStopConfig, max_steps: int) -> EnvState:

@@ -4,13 +4,10 @@
     while seen is not None:
         result, seen = env.step(choose(seen.view))
 
-An env-step trains and validates every host, shows what came of it, and carries out what is then
-decided. `reset` and `step` end where a decision is due: what comes before it is `observe_`, what
-follows is `apply_action_`, and who records both calls these two. Each line of them is a stage that
-step.py tells of. ops/collect.py plays episodes in it.
+What comes before a decision is `observe_`, what follows it `apply_action_`.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -20,30 +17,18 @@ from esper_soa.env.world import World
 from esper_soa.state import Action, EnvState, Masks, Measurements, Observation, View
 
 
-class Observer(Protocol):
-    """Who is told what an env does; see ops/profile.py."""
+class Observer:
+    """Who is told what an env does: nobody; see ops/profile.py for others."""
 
     def phase_ended(self, phase: str) -> None:
-        """`phase` has just ended."""
-        ...
+        """What passed since the phase before was `phase`."""
 
     def watch(self, work: Work) -> Work:
         """The work of an env-step, as it is or with feeds that are timed."""
-        ...
-
-
-class Nobody:
-    """Watches nothing."""
-
-    def phase_ended(self, phase: str) -> None:
-        """Nothing."""
-
-    def watch(self, work: Work) -> Work:
-        """The work as it is."""
         return work
 
 
-NOBODY = Nobody()
+NOBODY = Observer()
 
 
 class Seen(NamedTuple):

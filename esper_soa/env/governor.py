@@ -1,8 +1,7 @@
 """The loss watch of every env: when a host has lost its way, and what becomes of its env's state.
 
-Given the validation loss of each env-step; env/step.py calls `watch` and `quarantine` after
-evaluation and before anything is recorded, and `roll_back` where the actions are carried out. The
-weights are nets/snapshot.py's business.
+`watch` and `quarantine` come before anything is recorded, `roll_back` where actions are carried
+out. The weights are nets/snapshot.py's business.
 """
 
 import math
@@ -10,12 +9,12 @@ import math
 import torch
 from torch import Tensor
 
-from esper_soa.env.config import GUARD_WINDOW, NUM_REASONS, GovernorConfig
+from esper_soa.env.config import NUM_REASONS, GovernorConfig
 from esper_soa.env.lifecycle import prune_now
 from esper_soa.env.masks import choices_left
 from esper_soa.env.reward_terms import RewardTerms, add_terms, no_terms
-from esper_soa.state import STATE_FLOAT, EnvState, Guard, Masks, Measurements, filled, nowhere
-from esper_soa.vocabulary import HEADS, Op
+from esper_soa.state import EnvState, Guard, Masks, Measurements, nowhere
+from esper_soa.vocabulary import HEADS, Op, names_of
 
 # mean loss below this share of the chance loss: the host had learned something
 RECOVERED_SHARE = 0.6
@@ -31,15 +30,7 @@ class PanicReason:
     DIVERGED = 3
 
 
-REASON_NAMES = ("none", "not_finite", "collapsed_to_chance", "diverged")
-
-
-def initial_guard(num_envs: int, device: torch.device | str) -> Guard:
-    """A guard that has seen nothing yet."""
-    values = {"count": 0, "anomalies": 0, "reason": PanicReason.NONE}
-    values |= {"panic": False, "snapshot_due": False}
-    losses = torch.zeros(num_envs, GUARD_WINDOW, dtype=STATE_FLOAT, device=device)
-    return filled(Guard, (num_envs,), device, values, losses=losses)
+REASON_NAMES = names_of(PanicReason)
 
 
 def watch(

@@ -1,8 +1,7 @@
 """Joint actions: every choice of the factored heads that differs in what it does, a row each.
 
-For agents that choose one number. Heads that an op does not read keep their placeholders, so that
-no two rows mean the same; the order is that of the ops, and within an op that of slots, blueprints,
-styles and so on.
+Heads that an op does not read keep their placeholders, so no two rows mean the same. The order is
+that of ops, and within an op that of slots, blueprints, styles and so on.
 """
 
 from itertools import product

@@ -1,8 +1,7 @@
 """The rule book of a seed's life: what the actions do, and what every env-step does by itself.
 
-Given the slots [N, S] and their ramps, one action per env, and the settings; gives back new
-records. env/step.py calls `record_accuracy`, `apply` and `tick` in this order in every env-step,
-and the governor calls `prune_now`. A seed's weights are frozen exactly while `ramp.mode` is DOWN.
+env/step.py calls `record_accuracy`, `apply` and `tick` in this order, and the governor `prune_now`.
+A seed's weights are frozen exactly while `ramp.mode` is DOWN.
 """
 
 from collections.abc import Mapping
@@ -13,9 +12,8 @@ from torch import Tensor
 
 from esper_soa.env.alpha import advance_ramp, retarget
 from esper_soa.env.config import GatesConfig, LifecycleConfig
-from esper_soa.env.gates import ALPHA_TOLERANCE, GateResults, arrived, check_gates
-from esper_soa.env.legality import ADVANCES, LEGAL_STAGES, at_rest, slot_allows, stage_allows
-from esper_soa.state import DTYPES, Action, ActionOutcome, Ramp, Record, Slots, filled
+from esper_soa.env.masks import ADVANCES, LEGAL_STAGES, at_rest, slot_allows, stage_allows
+from esper_soa.state import DTYPES, Action, ActionOutcome, Ramp, Record, Slots, initial_values
 from esper_soa.vocabulary import (
     ALPHA_TARGETS,
     CURVE_CHOICES,
@@ -26,65 +24,23 @@ from esper_soa.vocabulary import (
     STYLE_CURVE,
     TEMPO_STEPS,
     AlphaMode,
-    Blend,
-    Blueprint,
-    Curve,
     Op,
     Stage,
-    Style,
 )
 
-# The record of a slot without a seed; the type of a value gives its field's dtype.
-EMPTY_SLOT = {
-    "stage": Stage.EMPTY,
-    "stage_age": 0,
-    "seed_age": 0,
-    "previous_stage": Stage.UNKNOWN,
-    "previous_stage_age": 0,
-    "blueprint": Blueprint.NONE,
-    "blend": Blend.ADD,
-    "style": Style.SIGMOID_ADD,
-    "tempo": 5,
-    "alpha_goal": 1.0,
-    "alpha": 0.0,
-    "newborn": False,
-    "fresh_momentum": False,
-    "accuracy_initial": 0.0,
-    "accuracy_stage_start": 0.0,
-    "accuracy_current": 0.0,
-    "accuracy_blending_start": 0.0,
-    "blending_started": False,
-    "accuracy_germination": 0.0,
-    "germination_known": False,
-    "contribution": 0.0,
-    "contribution_known": False,
-    "contribution_velocity": 0.0,
-    "contribution_age": 0,
-    "interaction_sum": 0.0,
-    "gradient_norm": 0.0,
-    "gradient_health": 0.0,
-    "gradient_vanishing": False,
-    "gradient_exploding": False,
-    "gradient_measured": False,
-    "gradient_ratio": 0.0,
-    "gradient_ratio_known": False,
-    "previous_health": 0.0,
-    "previous_health_known": False,
-    "escrow": 0.0,
-    "drip_live": False,
-    "drip_scale": 0.0,
-    "drip_total": 0.0,
-    "drip_paid": 0.0,
-    "rent_alpha": 0.0,
-    "rent_params": 0.0,
-}
-RESTING = {"alpha": 0.0, "start": 0.0, "target": 0.0, "mode": AlphaMode.HOLD}
-IDLE_RAMP = RESTING | {
-    "length": 0,
-    "done": 0,
-    "curve": Curve.LINEAR,
-    "steepness": RAMP_STEEPNESS,
-}
+ALPHA_TOLERANCE = 1e-6  # alphas closer than this count as equal
+EMPTY_SLOT = initial_values(Slots)
+IDLE_RAMP = initial_values(Ramp)
+RESTING = {name: IDLE_RAMP[name] for name in ("alpha", "start", "target", "mode")}
+
+
+class GateResults(NamedTuple):
+    """Verdict (bool) of every gate for every slot."""
+
+    g1: Tensor  # GERMINATED -> TRAINING
+    g2: Tensor  # TRAINING -> BLENDING
+    g3: Tensor  # BLENDING -> HOLDING
+    g5: Tensor  # HOLDING -> FOSSILIZED
 
 
 class Orders(NamedTuple):
@@ -101,14 +57,31 @@ class Orders(NamedTuple):
     steepness: Tensor  # float64, of the new ramp
 
 
-def empty_slots(num_envs: int, num_slots: int, device: torch.device | str) -> Slots:
-    """Slots [num_envs, num_slots] without seeds."""
-    return filled(Slots, (num_envs, num_slots), device, EMPTY_SLOT)
+def arrived(ramp: Ramp) -> Tensor:
+    """bool: the ramp is at rest at its target."""
+    return (ramp.mode == AlphaMode.HOLD) & ((ramp.alpha - ramp.target).abs() <= ALPHA_TOLERANCE)
 
 
-def idle_ramp(num_envs: int, num_slots: int, device: torch.device | str) -> Ramp:
-    """Ramps [num_envs, num_slots] at rest at alpha 0."""
-    return filled(Ramp, (num_envs, num_slots), device, IDLE_RAMP)
+def check_gates(slots: Slots, ramp: Ramp, cfg: GatesConfig) -> GateResults:
+    """Judge the quality gates G1, G2, G3 and G5 as if every slot asked for each of them; G0 and G4
+    do not exist here.
+
+    Permissive gates ask for healthy gradients (G2) and any measured contribution, even a negative
+    one (G5); strict gates ask for improvement and gradient share (G2), time in BLENDING (G3) and a
+    positive contribution (G5).
+    """
+    old_enough = slots.stage_age >= cfg.min_blending_steps
+    g3 = (ramp.target >= 1 - ALPHA_TOLERANCE) & arrived(ramp)
+    g5 = slots.contribution_known
+    if cfg.permissive:
+        healthy = (slots.gradient_health >= cfg.min_gradient_health) & ~slots.gradient_exploding
+        g2 = old_enough & slots.gradient_measured & healthy
+    else:
+        learning = slots.gradient_ratio_known & (slots.gradient_ratio >= cfg.min_gradient_ratio)
+        g2 = old_enough & learning & (slots.improvement >= cfg.min_training_improvement)
+        g3 = g3 & old_enough
+        g5 = g5 & (slots.contribution >= cfg.min_fossilize_contribution)
+    return GateResults(slots.stage == Stage.GERMINATED, g2, g3, g5)
 
 
 def record_accuracy(slots: Slots, accuracy: Tensor) -> Slots:
@@ -201,7 +174,7 @@ def carry_out(
 ) -> tuple[Slots, Ramp, Tensor]:
     """Carry out one order per slot where the slot's state allows; bool [N, S]: where done.
 
-    Ages and the ban on pruning under way are rules for actions (legality.py), not asked here.
+    Ages and the ban on pruning under way are rules for actions (masks.py), not asked here.
     """
     stage = slots.stage
     gates = check_gates(slots, ramp, cfg)
@@ -241,12 +214,8 @@ def advance_stage(stage: Tensor, gates: GateResults) -> Tensor:
 def _ways_to_prune(
     slots: Slots, ramp: Ramp, pruning: Tensor, length: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """bool [N, S] twice, of the seeds in `pruning` (bool [N, S]): those that go at once, those that
-    first fade out.
-
-    Fading is a ramp of `length` ticks (int64, broadcast to [N, S]) to alpha 0.
-
-    A seed goes at once if asked to (length 0), has no weight yet, or its stage knows no ramps.
+    """bool [N, S] twice, of the seeds in `pruning`: those that go at once, as asked to (length 0),
+    without weight yet, or in a stage without ramps; those that first fade out, in `length` ticks.
     """
     at_once = (length <= 0) | (slots.alpha <= 0)
     has_ramp = stage_allows(Op.SET_ALPHA_TARGET, slots.stage)
@@ -257,9 +226,7 @@ def _ways_to_prune(
 def germinate(slots: Slots, where: Tensor, orders: Orders, accuracy: Tensor) -> Slots:
     """Put a new seed into the empty slots `where`; the tick that emptied them cleared them.
 
-    Its weights and momentum are set before the next training pass, to which `newborn` and
-    `fresh_momentum` speak. Style and tempo wait for BLENDING; the style GATED_GATE brings the blend
-    GATE with it.
+    Style and tempo wait for BLENDING; the style GATED_GATE brings the blend GATE with it.
     """
     return slots.replace(
         stage=torch.where(where, Stage.GERMINATED, slots.stage),
@@ -375,6 +342,5 @@ def _tidy(slots: Slots, ramp: Ramp) -> tuple[Slots, Ramp]:
 
 
 def _set(record: Record, where: Tensor, values: Mapping[str, float]) -> Record:
-    """These values of fields on `where`, the others as they are."""
     fields = {name: torch.where(where, value, record.get(name)) for name, value in values.items()}
     return record.replace(**fields)  # type: ignore[no-any-return]

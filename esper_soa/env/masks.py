@@ -1,17 +1,25 @@
-"""Which choices of every action head are legal, from the state kernels alone.
+"""Which ops a slot allows, by its stage, its ramp and the age of its seed, and from that which
+choices of every action head are legal.
 
-Given slots, ramps and the lifecycle settings; called once per env-step before the decision. What a
-slot allows is legality.py's business, what its env allows is told here. An op that is legal here is
-applicable in `lifecycle.apply`; whether its quality gate passes is only known when it is executed.
+lifecycle.py takes an action that its slot does not allow for WAIT; whether a quality gate lets a
+seed pass is only known when the op is carried out.
 """
 
 import torch
 from torch import Tensor
 
 from esper_soa.env.config import LifecycleConfig
-from esper_soa.env.legality import slot_allows
 from esper_soa.state import Masks, Ramp, Slots, stage_in
-from esper_soa.vocabulary import DETAIL_HEADS, LIVE_STAGES, OP_NAMES, Blueprint, Head, Op, Stage
+from esper_soa.vocabulary import (
+    DETAIL_HEADS,
+    LIVE_STAGES,
+    OP_NAMES,
+    AlphaMode,
+    Blueprint,
+    Head,
+    Op,
+    Stage,
+)
 
 # A seed in one of them, not yet blending or on its way out, blocks germination in every slot of its
 # env.
@@ -22,6 +30,46 @@ UNSETTLED_STAGES = (
     Stage.EMBARGOED,
     Stage.RESETTING,
 )
+# Where ADVANCE leads, one gate after the other, as does a gate that forwards by itself: (from, to),
+# in order of life.
+ADVANCES = (
+    (Stage.GERMINATED, Stage.TRAINING),
+    (Stage.TRAINING, Stage.BLENDING),
+    (Stage.BLENDING, Stage.HOLDING),
+)
+# The table [op, stage], as the stages in which an op means something; WAIT does in all.
+LEGAL_STAGES = {
+    Op.GERMINATE: (Stage.EMPTY,),
+    Op.SET_ALPHA_TARGET: (Stage.BLENDING, Stage.HOLDING),
+    Op.PRUNE: (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING),
+    Op.FOSSILIZE: (Stage.HOLDING,),
+    Op.ADVANCE: tuple(before for before, _ in ADVANCES),
+}
+
+
+def stage_allows(op: int, stage: Tensor) -> Tensor:
+    """bool, in the shape of `stage` (int64): `op`, one of LEGAL_STAGES, means something there."""
+    return stage_in(stage, LEGAL_STAGES[op])
+
+
+def at_rest(mode: Tensor) -> Tensor:
+    """bool, shaped as `mode` (AlphaMode): alpha does not move, so it may be sent elsewhere."""
+    return mode == AlphaMode.HOLD
+
+
+def slot_allows(stage: Tensor, seed_age: Tensor, mode: Tensor, min_prune_age: int) -> Tensor:
+    """bool [N, 6, S]: the slots on which each op is applicable, as far as the slot itself decides.
+
+    stage, seed_age (env-steps) and mode (AlphaMode): int64 [N, S]. Below min_prune_age a seed is
+    not pruned, nor one whose alpha moves.
+    """
+    resting = at_rest(mode)
+    beside = {Op.SET_ALPHA_TARGET: resting, Op.PRUNE: (seed_age >= min_prune_age) & resting}
+    everywhere = torch.ones_like(resting)
+    allowed = [everywhere]  # WAIT
+    for op in range(1, len(OP_NAMES)):
+        allowed.append(stage_allows(op, stage) & beside.get(op, everywhere))
+    return torch.stack(allowed, dim=-2)
 
 
 def action_masks(

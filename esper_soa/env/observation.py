@@ -1,8 +1,6 @@
 """The observation vector of the policy ("Obs V3"): 23 features of the env and 31 of every slot.
 
-Given the env state of N envs; called once per env-step before the decision, and once more for the
-value of the last state. Computed in float64, returned in float32, and always finite. Normalisation
-belongs to the agent.
+Computed in float64, returned in float32, and always finite. Normalisation belongs to the agent.
 """
 
 import torch
@@ -19,7 +17,7 @@ OBSERVED_HISTORY = 5
 UNKNOWN = -1.0  # stands for a value that was never measured
 FRESHNESS_DECAY = 0.995  # per env-step since the contribution was measured
 OBSERVED_STAGES = tuple(
-    code for code, name in enumerate(STAGE_NAMES) if name not in ("retired", "empty")
+    code for code in range(len(STAGE_NAMES)) if code not in (Stage.RETIRED, Stage.EMPTY)
 )
 _LAGS = range(OBSERVED_HISTORY - 1, -1, -1)
 ENV_FEATURES = (
@@ -173,7 +171,6 @@ def slot_features(
 
 
 def _symlog(value: Tensor) -> Tensor:
-    """sign(x) ln(1 + |x|)."""
     return value.sign() * value.abs().log1p()
 
 

@@ -1,8 +1,5 @@
 """What an episode came to: one record per env, the trade-off between accuracy and size, and what
-blueprints achieved.
-
-Given the env state after the last env-step; plain functions on tensors, called once per round by
-the reports. Formulas are the reference's episode outcome, Pareto front and blueprint analytics.
+blueprints achieved. Formulas are the reference's.
 """
 
 from typing import NamedTuple

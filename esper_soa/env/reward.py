@@ -1,9 +1,8 @@
-"""The reward of one env-step: inputs from the env state, score by mode, payments at the end, and
-what is remembered.
+"""The reward of one env-step: inputs from the env state, score by mode, what is due, and what is
+remembered. Also which seed helped which, credited when the helped one becomes a fossil.
 
-`reward` is called with the state after the env-step's measurements are recorded and before the
-action takes effect; `settle_fossils` after the action was applied. Both are given the env state and
-return it anew.
+`reward` is called with what was measured and before the action takes effect, `settle_fossils` after
+it.
 """
 
 from collections.abc import Sequence
@@ -11,13 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from esper_soa.env.config import NUM_REASONS, PBRS_GAMMA, RewardConfig
+from esper_soa.env.config import PBRS_GAMMA, RewardConfig
 from esper_soa.env.lifecycle import target_slot
 from esper_soa.env.parameters import fossilized_params, occupied_params, total_params
 from esper_soa.env.reward_modes import score
 from esper_soa.env.reward_records import RewardInputs, RewardSettings, SlotReadings
 from esper_soa.env.reward_terms import MIN_CONTRIBUTION, RewardTerms, add_terms, size_rent, slot_op
-from esper_soa.env.scaffold import hindsight_credit
 from esper_soa.env.signals import stable_accuracy
 from esper_soa.state import (
     STATE_FLOAT,
@@ -27,7 +25,6 @@ from esper_soa.state import (
     EnvState,
     Slots,
     Totals,
-    filled,
     select,
     stage_in,
 )
@@ -43,18 +40,12 @@ ACTIVE_STAGES = (
     Stage.RESETTING,
 )
 UNPROVEN_STAGES = (Stage.GERMINATED, Stage.TRAINING)
+HINDSIGHT_WEIGHT = 0.1
+HINDSIGHT_CAP = 0.2  # per fossilisation
+HINDSIGHT_SLOPE = 0.1
 # what the reward reads of slots as it is
 AGES = ("stage", "stage_age", "previous_stage", "previous_stage_age", "seed_age")
 SAME = (*AGES, "germination_known", "escrow", "drip_live", "drip_scale")
-
-
-def empty_totals(num_envs: int, device: torch.device) -> Totals:
-    """Totals [N] at the start of an episode."""
-    counts = ("germinated", "blended", "fossilized", "contributing", "pruned")
-    amounts = ("reward", "pending_penalty", "pending_hindsight")
-    values = dict.fromkeys(counts, 0) | dict.fromkeys(amounts, 0.0)
-    rollbacks = torch.zeros(num_envs, NUM_REASONS, dtype=torch.int64, device=device)
-    return filled(Totals, (num_envs,), device, values, rollbacks=rollbacks)
 
 
 def reward(
@@ -81,7 +72,6 @@ def reward(
 def _paid(
     state: EnvState, attribution: Attribution, action: Action, op: Tensor, settings: RewardSettings
 ) -> tuple[RewardTerms, EnvState]:
-    """`reward` by one mode."""
     inputs = reward_inputs(state, attribution, action, op, settings)
     terms, readings = score(inputs, settings.config, settings.own)
     nothing = torch.zeros_like(terms.total)
@@ -125,7 +115,6 @@ def _of_slots(slots: Slots, attribution: Attribution) -> dict[str, Tensor]:
 def _of_envs(
     state: EnvState, attribution: Attribution, settings: RewardSettings
 ) -> dict[str, Tensor]:
-    """The inputs [N]."""
     slots = state.slots
     signals = state.signals
     effective, shock = rent_and_shock(slots, settings)
@@ -237,6 +226,50 @@ def settle_fossils(state: EnvState, action: Action, outcome: ActionOutcome) -> E
     )
     drip_live = slots.drip_live | (fresh & (slots.drip_total > 0))
     return state.replace(slots=slots.replace(drip_live=drip_live), totals=totals)
+
+
+def pairs(num_slots: int) -> list[tuple[int, int]]:
+    """The P = S (S - 1) / 2 pairs of slots, in the order of the boosts."""
+    return [(low, high) for low in range(num_slots) for high in range(low + 1, num_slots)]
+
+
+def record_boosts(state: EnvState, attribution: Attribution) -> EnvState:
+    """Write this env-step's positive pair interactions."""
+    num_slots = attribution.pair_boost.shape[2]
+    if num_slots < 2:
+        return state
+    boost = torch.stack([attribution.pair_boost[:, low, high] for low, high in pairs(num_slots)], 1)
+    boost = boost.to(state.boosts.dtype).unsqueeze(2)
+    place = (state.signals.step - 1).clamp(min=0).view(-1, 1, 1)
+    return state.replace(boosts=state.boosts.scatter(2, place.expand_as(boost), boost))
+
+
+def hindsight_credit(
+    boosts: Tensor, beneficiary: Tensor, improvement: Tensor, step: Tensor
+) -> Tensor:
+    """Credit float64 [N] for all boosts to the seeds in `beneficiary` (bool [N, S]), fossilised at
+    env-step `step` [N].
+
+    A positive boost at env-step t to a seed that went on to gain `improvement` [N] points, if that
+    is positive, counts HINDSIGHT_WEIGHT * tanh(HINDSIGHT_SLOPE * boost * improvement) * PBRS_GAMMA
+    ** (step - t); the sum is capped. Pairs without the beneficiary are masked, not left out: that
+    is one pass over the boosts.
+    """
+    num_slots = beneficiary.shape[1]
+    if num_slots < 2:
+        return torch.zeros_like(improvement)
+    helped = torch.stack(
+        [beneficiary[:, low] | beneficiary[:, high] for low, high in pairs(num_slots)], 1
+    )
+    gain = (HINDSIGHT_SLOPE * improvement.clamp(min=0)).unsqueeze(1)
+    scale = torch.where(helped, gain, 0.0).to(boosts.dtype).unsqueeze(2)
+    # A running product is computed once; a power would be fused into the pass over the boosts and
+    # cost more than it.
+    growth = torch.full(boosts.shape[2:], 1 / PBRS_GAMMA, dtype=STATE_FLOAT, device=boosts.device)
+    weight = (HINDSIGHT_WEIGHT * growth.cumprod(0)).to(boosts.dtype)
+    # tanh(x) by the logistic function: a third of the time, exact at 0, else off by rounding.
+    credit = ((2 * torch.sigmoid(boosts * (2 * scale)) - 1) * weight).sum((1, 2)).to(STATE_FLOAT)
+    return (credit * torch.pow(PBRS_GAMMA, step.to(STATE_FLOAT))).clamp(max=HINDSIGHT_CAP)
 
 
 def final_rents(parameters: Sequence[float], host: int, cfg: RewardConfig) -> list[float]:

@@ -1,8 +1,10 @@
-"""The reward modes: which terms are paid, and which slots are scored.
+"""The reward modes: which terms are paid (MODES), and which slots are scored.
 
 Given RewardInputs and the settings, returns the named terms and the readings behind them.
 Every mode is the reference's reward function of that name, per scored slot, but ours, `net`.
 """
+
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +20,8 @@ from esper_soa.vocabulary import Op, Stage
 SIMPLIFIED_ACTION_COST = 0.01
 SIMPLIFIED_ACCURACY_WEIGHT = 3.0  # at 100 percent
 SIMPLIFIED_FOSSIL_BONUS = 2.0  # per contributing fossil
+Parts: TypeAlias = dict[str, Tensor]  # terms [N] by name
+Paid: TypeAlias = tuple[Parts, Parts]  # terms, and those of SlotReadings that the mode works out
 # percent points; more than this without a total gain is a seed that holds its host to ransom
 RANSOM_CONTRIBUTION = 0.1
 
@@ -32,21 +36,16 @@ def score(
     is not the target of the action; with "target" only the target slot does. Terms of the op itself
     are always the target's.
     """
-    if own is not None:
-        return collect(own_parts(own, inputs), inputs), _readings(inputs)
-    if cfg.mode in ("shaped", "escrow"):
-        return _contribution(inputs, cfg)
-    if cfg.mode in ("basic", "basic_plus"):
-        return _basic(inputs, cfg)
-    modes = {
-        "sparse": _sparse,
-        "minimal": _minimal,
-        "simplified": _simplified,
-        "loss": _loss,
-        "net": _net,
-    }
-    parts = modes[cfg.mode](inputs, cfg)
-    return collect(parts, inputs), _readings(inputs)
+    parts, read = MODES[cfg.mode](inputs, cfg) if own is None else (own_parts(own, inputs), {})
+    zero = torch.zeros_like(inputs.contribution)
+    readings = SlotReadings(
+        attribution_discount=torch.ones_like(zero),
+        escrow_next=inputs.escrow,
+        drip_total=zero,
+        drip_scale=zero,
+        drip_payment=torch.zeros_like(inputs.drip_scale),
+    )
+    return collect(parts, inputs), readings._replace(**read)
 
 
 def collect(parts: dict[str, Tensor], inputs: RewardInputs) -> RewardTerms:
@@ -64,58 +63,8 @@ def over_scored(per_slot: Tensor, inputs: RewardInputs, cfg: RewardConfig) -> Te
     return torch.where(scored(inputs, cfg), per_slot, 0.0).sum(1)
 
 
-def _readings(inputs: RewardInputs) -> SlotReadings:
-    """Readings of a mode that reads nothing."""
-    zero = torch.zeros_like(inputs.contribution)
-    return SlotReadings(
-        attribution_discount=torch.ones_like(zero),
-        ratio_penalty=zero,
-        escrow_next=inputs.escrow,
-        drip_total=zero,
-        drip_scale=zero,
-        drip_payment=torch.zeros_like(inputs.drip_scale),
-    )
-
-
-def _contribution(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotReadings]:
-    """SHAPED and ESCROW: seeds earn what removing them would cost; shaping, rents, warnings."""
-    attribution, readings = _escrowed(inputs, cfg) if cfg.mode == "escrow" else _shaped(inputs, cfg)
-    op = term.slot_op(inputs)
-    refused = (
-        (op == Op.FOSSILIZE) & inputs.has_seed & column(inputs.total_known & (inputs.total < 0))
-    )
-    attribution = torch.where(refused, 0.0, attribution)
-    penalty = torch.zeros_like(attribution)
-    if cfg.mode == "shaped":
-        attribution = torch.where(op == Op.PRUNE, -attribution, attribution)
-        penalty = torch.where(term.is_fossil(inputs), 0.0, readings.ratio_penalty)
-    bounded = attribution + penalty
-    per_seed = {
-        "attribution": attribution,
-        "ratio_penalty": penalty,
-        "blending_warning": term.blending_warning(inputs),
-        "holding_warning": term.holding_warning(inputs, bounded),
-        "synergy_bonus": term.synergy_bonus(inputs, readings.attribution_discount, bounded),
-    }
-    if not cfg.disable_pbrs:
-        per_seed["pbrs_bonus"] = term.seed_shaping(inputs, cfg)
-    parts = {name: over_scored(value, inputs, cfg) for name, value in per_seed.items()}
-    fossils = inputs.num_fossilized.to(STATE_FLOAT)
-    parts |= {
-        "compute_rent": term.compute_rent(inputs, cfg),
-        "alpha_shock": term.alpha_shock(inputs, cfg),
-        "occupancy_rent": term.occupancy_rent(inputs, cfg),
-        "fossilized_rent": -cfg.fossilized_maintenance_cost * fossils,
-        "action_shaping": term.action_shaping(inputs, cfg),
-    }
-    if not cfg.disable_terminal_reward:
-        final = cfg.terminal_accuracy_weight * inputs.val_accuracy
-        parts["terminal_bonus"] = _at_end(inputs, final)
-    return collect(parts, inputs), readings
-
-
-def _shaped(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, SlotReadings]:
-    """Attribution [N, S] by this env-step's contribution, by own progress where unmeasured."""
+def _shaped(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
+    """SHAPED: seeds earn their contribution of this env-step, where unmeasured their progress."""
     contribution = inputs.contribution
     fossil = term.is_fossil(inputs)
     discount = term.attribution_discount(inputs, cfg)
@@ -137,22 +86,23 @@ def _shaped(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, SlotReadin
     weight = cfg.contribution_weight * cfg.proxy_confidence_factor
     attribution = torch.where(proxy, weight * inputs.improvement, 0.0)
     attribution = torch.where(inputs.contribution_known, measured, attribution)
-    readings = _readings(inputs)._replace(
-        attribution_discount=discount, ratio_penalty=term.ratio_penalty(inputs, discount, cfg)
-    )
-    return torch.where(fossil, 0.0, attribution), readings
+    attribution = torch.where(_refused(inputs) | fossil, 0.0, attribution)
+    attribution = torch.where(term.slot_op(inputs) == Op.PRUNE, -attribution, attribution)
+    penalty = torch.where(fossil, 0.0, term.ratio_penalty(inputs, discount, cfg))
+    parts = _contribution(inputs, cfg, attribution, penalty, discount)
+    return parts, {"attribution_discount": discount}
 
 
-def _escrowed(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, SlotReadings]:
-    """Attribution [N, S] as moves of a credit that follows what the stable accuracy confirms."""
+def _escrow(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
+    """ESCROW: attribution as moves of a credit that follows what the stable accuracy confirms."""
     contribution = inputs.contribution
     known = inputs.contribution_known
     fossil = term.is_fossil(inputs)
     progress = torch.where(
         inputs.germination_known, column(inputs.stable_accuracy) - inputs.accuracy_germination, 0.0
     )
-    readings = _readings(inputs)
-    penalty = term.ratio_penalty(inputs, readings.attribution_discount, cfg)
+    undiscounted = torch.ones_like(contribution)
+    penalty = term.ratio_penalty(inputs, undiscounted, cfg)
     gain = term.credible_gain(inputs, progress, torch.sqrt((progress * contribution).clamp(min=0)))
     useful = known & (contribution >= 0)
     harmful = known & (contribution < 0)
@@ -165,10 +115,48 @@ def _escrowed(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, SlotRead
     move = torch.where(pruned, -inputs.escrow, torch.where(fossil, 0.0, move))
     blame = torch.where(harmful & ~pruned & ~fossil, cfg.contribution_weight * contribution, 0.0)
     credit = torch.where(scored(inputs, cfg), inputs.escrow + move, inputs.escrow)
-    return move + blame, readings._replace(escrow_next=credit)
+    attribution = torch.where(_refused(inputs), 0.0, move + blame)
+    nothing = torch.zeros_like(attribution)
+    parts = _contribution(inputs, cfg, attribution, nothing, undiscounted)
+    return parts, {"escrow_next": credit}
 
 
-def _basic(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotReadings]:
+def _refused(inputs: RewardInputs) -> Tensor:
+    """bool [N, S]: nothing is earned by a seed that is fossilised where all seeds do harm."""
+    harmful = column(inputs.total_known & (inputs.total < 0))
+    return (term.slot_op(inputs) == Op.FOSSILIZE) & inputs.has_seed & harmful
+
+
+def _contribution(
+    inputs: RewardInputs, cfg: RewardConfig, attribution: Tensor, penalty: Tensor, discount: Tensor
+) -> Parts:
+    """What SHAPED and ESCROW have in common: shaping, rents, warnings; all [N, S]."""
+    bounded = attribution + penalty
+    per_seed = {
+        "attribution": attribution,
+        "ratio_penalty": penalty,
+        "blending_warning": term.blending_warning(inputs),
+        "holding_warning": term.holding_warning(inputs, bounded),
+        "synergy_bonus": term.synergy_bonus(inputs, discount, bounded),
+    }
+    if not cfg.disable_pbrs:
+        per_seed["pbrs_bonus"] = term.seed_shaping(inputs, cfg)
+    parts = {name: over_scored(value, inputs, cfg) for name, value in per_seed.items()}
+    fossils = inputs.num_fossilized.to(STATE_FLOAT)
+    parts |= {
+        "compute_rent": term.compute_rent(inputs, cfg),
+        "alpha_shock": term.alpha_shock(inputs, cfg),
+        "occupancy_rent": term.occupancy_rent(inputs, cfg),
+        "fossilized_rent": -cfg.fossilized_maintenance_cost * fossils,
+        "action_shaping": term.action_shaping(inputs, cfg),
+    }
+    if not cfg.disable_terminal_reward:
+        final = cfg.terminal_accuracy_weight * inputs.val_accuracy
+        parts["terminal_bonus"] = _at_end(inputs, final)
+    return parts
+
+
+def _basic(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     """BASIC and BASIC_PLUS: shaping, linear rent, a bonus for good fossils, partly as drip."""
     op = term.slot_op(inputs)
     bonus, pool = _fossilize_bonus(inputs, cfg)
@@ -187,10 +175,8 @@ def _basic(inputs: RewardInputs, cfg: RewardConfig) -> tuple[RewardTerms, SlotRe
         parts["pbrs_bonus"] = over_scored(shaping, inputs, cfg)
     pool = torch.where(op == Op.FOSSILIZE, pool, 0.0)
     steps_left = (inputs.max_steps - inputs.step).clamp(min=cfg.min_drip_steps)
-    readings = _readings(inputs)._replace(
-        drip_total=pool, drip_scale=pool / column(steps_left), drip_payment=payment
-    )
-    return collect(parts, inputs), readings
+    scale = pool / column(steps_left)
+    return parts, {"drip_total": pool, "drip_scale": scale, "drip_payment": payment}
 
 
 def _fossilize_bonus(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, Tensor]:
@@ -220,22 +206,22 @@ def _drip_payment(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     return torch.where(inputs.drip_live, torch.minimum(payment, inputs.drip_left), 0.0)
 
 
-def _sparse(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
+def _sparse(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     """SPARSE: at the end, the accuracy of the fossils alone, less their parameters."""
     cost = cfg.param_penalty_weight * inputs.fossilized_params / cfg.param_budget
     outcome = (inputs.committed_accuracy / 100 - cost).clamp(-1, 1)
-    return {"terminal_bonus": _at_end(inputs, cfg.sparse_reward_scale * outcome)}
+    return {"terminal_bonus": _at_end(inputs, cfg.sparse_reward_scale * outcome)}, {}
 
 
-def _minimal(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
+def _minimal(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     """MINIMAL: SPARSE, and a penalty for pruning a young seed."""
     young = inputs.has_seed & (inputs.seed_age < cfg.early_prune_threshold)
     hasty = (young & (term.slot_op(inputs) == Op.PRUNE)).any(1)
     penalty = torch.where(hasty, cfg.early_prune_penalty, torch.zeros_like(inputs.val_accuracy))
-    return {**_sparse(inputs, cfg), "action_shaping": penalty}
+    return {**_sparse(inputs, cfg)[0], "action_shaping": penalty}, {}
 
 
-def _simplified(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
+def _simplified(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     """SIMPLIFIED: shaping, a small cost of acting, final accuracy, a bonus per good fossil."""
     zero = torch.zeros_like(inputs.val_accuracy)
     parts = {"action_shaping": torch.where(inputs.op == Op.WAIT, zero, -SIMPLIFIED_ACTION_COST)}
@@ -245,10 +231,10 @@ def _simplified(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
         final = SIMPLIFIED_ACCURACY_WEIGHT * (inputs.val_accuracy / 100)
         final = final + SIMPLIFIED_FOSSIL_BONUS * inputs.num_contributing
         parts["terminal_bonus"] = _at_end(inputs, final)
-    return parts
+    return parts, {}
 
 
-def _loss(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
+def _loss(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     """LOSS: the fall of the validation loss, less rent, with stage shaping and the final loss.
 
     No rent is due while a scored seed is in its grace period.
@@ -271,10 +257,10 @@ def _loss(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
         "compute_rent": torch.where((inputs.host_params > 0) & ~grace, -rent, 0.0),
         "pbrs_bonus": over_scored(shaping, inputs, cfg),
         "terminal_bonus": _at_end(inputs, loss.terminal_loss_weight * reached.clamp(0, 1)),
-    }
+    }, {}
 
 
-def _net(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
+def _net(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     """NET: every change of accuracy, and at the end the rent of the final size, in percent points.
 
     Without discount an episode sums to its final accuracy minus rent, as the evaluation reports it,
@@ -284,9 +270,22 @@ def _net(inputs: RewardInputs, cfg: RewardConfig) -> dict[str, Tensor]:
     return {
         "accuracy_change": torch.where(inputs.step > 1, inputs.accuracy_delta, 0.0),
         "compute_rent": _at_end(inputs, -rent),
-    }
+    }, {}
 
 
 def _at_end(inputs: RewardInputs, bonus: Tensor) -> Tensor:
     """`bonus` [N] at the last env-step of the episode, else 0."""
     return torch.where(inputs.step == inputs.max_steps, bonus, 0.0)
+
+
+MODES = {
+    "shaped": _shaped,
+    "escrow": _escrow,
+    "basic": _basic,
+    "basic_plus": _basic,
+    "sparse": _sparse,
+    "minimal": _minimal,
+    "simplified": _simplified,
+    "loss": _loss,
+    "net": _net,
+}

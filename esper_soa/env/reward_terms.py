@@ -1,9 +1,8 @@
 """The terms of the reward: their names, their formulas over slots [N, S] or over envs [N].
 
-Given RewardInputs and the settings; combined into modes by `reward_modes.py`. The formulas and
-their hard-coded constants are the reference's reward functions (contribution family), written
-without branches, in float64. A new term is a field of RewardTerms and a formula here, a weight in
-config.py, and an entry in each mode that pays it.
+The formulas and constants are the reference's (contribution family), without branches, in float64.
+A new term is a field of RewardTerms and a formula here, a weight in config.py, and an entry in each
+mode of `reward_modes.py` that pays it.
 """
 
 import math

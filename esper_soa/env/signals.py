@@ -1,7 +1,6 @@
 """What every env remembers of its host's training: losses, accuracies, plateau, stability, seeds.
 
-Given the measurements of one env-step; `env.step` calls the record functions after evaluation and
-before the decision, and `age_memories` after the action. Nothing non-finite enters the env state.
+Nothing that is not finite enters the env state.
 """
 
 import torch
@@ -10,30 +9,16 @@ from torch import Tensor
 from esper_soa.env.config import SignalsConfig
 from esper_soa.state import (
     HISTORY,
-    STATE_FLOAT,
     Attribution,
     GradientStats,
     Measurements,
     Signals,
     Slots,
-    filled,
 )
-from esper_soa.vocabulary import Op
 
 VELOCITY_MEMORY = 0.7  # weight of the past in the moving average of a contribution's change
 RATIO_MEMORY = 0.9  # weight of the past in the moving average of the gradient ratio
 MIN_PREVIOUS_LOSS = 1e-8  # relative loss changes are not judged from below this loss
-
-
-def initial_signals(num_envs: int, device: torch.device) -> Signals:
-    """Signals of `num_envs` envs before their first env-step."""
-    read = ("train_loss", "train_accuracy", "val_loss", "val_accuracy")
-    values: dict[str, float] = dict.fromkeys(("step", "plateau", "stable_count"), 0)
-    values |= dict.fromkeys((*read, "loss_delta", "accuracy_delta"), 0.0)
-    values |= {"stabilized": False, "last_op": Op.WAIT, "last_success": True}
-    none = torch.zeros(num_envs, HISTORY, dtype=STATE_FLOAT, device=device)
-    history = {"loss_history": none, "accuracy_history": none.clone()}
-    return filled(Signals, (num_envs,), device, values, **history)
 
 
 def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig) -> Signals:
@@ -102,8 +87,7 @@ def record_gradients(slots: Slots, stats: GradientStats) -> Slots:
     """Slots with the gradient telemetry of this env-step's training pass, where it was measured.
 
     The gradient ratio is a moving average that starts at its first finite value. A norm or health
-    that is not finite
-    is kept as 0: health 0 and the exploding flag say what happened.
+    that is not finite is kept as 0: health 0 and the exploding flag say what happened.
     """
     measured = stats.measured
     nothing = torch.zeros_like(slots.gradient_norm)
@@ -125,10 +109,7 @@ def record_gradients(slots: Slots, stats: GradientStats) -> Slots:
 
 def age_memories(slots: Slots) -> Slots:
     """Slots as the next env-step remembers them: this env-step's gradient health, contributions one
-    env-step older.
-
-    To be called after the action. A seed germinated by it has nothing measured, so nothing of its
-    slot's past leaks.
+    env-step older. To be called after the action.
     """
     return slots.replace(
         previous_health=torch.where(
@@ -156,5 +137,4 @@ def _push(history: Tensor, value: Tensor) -> Tensor:
 
 
 def _finite_or(value: Tensor, otherwise: Tensor) -> Tensor:
-    """`value` where it is finite, else `otherwise`."""
     return torch.where(torch.isfinite(value), value, otherwise)

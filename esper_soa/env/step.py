@@ -1,10 +1,8 @@
 """One env-step on one page: train, evaluate, guard, attribute, record, observe; for an action,
 reward, apply, tick.
 
-Given the rules of a run, the weights and the env state. `measure_` and `guard_` change weights in
-place, and in `measure_` the engine reads on the host which seeds run, where it has to know;
-`record_and_observe` and `apply_action` are pure kernels over the state. env.py calls them in this
-order, with the decision before `apply_action`.
+`measure_` and `guard_` change weights in place; `record_and_observe` and `apply_action` are pure
+kernels over the state. env.py calls them in this order.
 """
 
 from collections.abc import Callable, Hashable
@@ -18,30 +16,23 @@ from torch import Tensor
 from esper_soa.env import lifecycle
 from esper_soa.env.attribution import attribute
 from esper_soa.env.config import (
+    GUARD_WINDOW,
+    NUM_REASONS,
     EarlyStopConfig,
     GatesConfig,
     GovernorConfig,
     LifecycleConfig,
     SignalsConfig,
 )
-from esper_soa.env.early_stop import advance, fresh_ending
-from esper_soa.env.governor import (
-    PanicReason,
-    initial_guard,
-    only_wait,
-    quarantine,
-    roll_back,
-    watch,
-)
+from esper_soa.env.early_stop import advance
+from esper_soa.env.governor import PanicReason, only_wait, quarantine, roll_back, watch
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
-from esper_soa.env.reward import empty_totals, reward, settle_fossils
+from esper_soa.env.reward import pairs, record_boosts, reward, settle_fossils
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.reward_terms import RewardTerms, no_terms
-from esper_soa.env.scaffold import empty_boosts, record_boosts
 from esper_soa.env.signals import (
     age_memories,
-    initial_signals,
     record_attribution,
     record_gradients,
     record_signals,
@@ -51,13 +42,22 @@ from esper_soa.nets.graphs import Replay, StepCache, captured_call
 from esper_soa.nets.pools import slot_seeds
 from esper_soa.nets.snapshot import restore_where_, snapshot_where_
 from esper_soa.state import (
+    HISTORY,
+    STATE_FLOAT,
     Action,
     ActionOutcome,
     Attribution,
+    Ending,
     EnvState,
+    Guard,
     Masks,
     Measurements,
     Observation,
+    Ramp,
+    Signals,
+    Slots,
+    Totals,
+    initial,
     nowhere,
     select,
 )
@@ -122,15 +122,21 @@ class StepResult(NamedTuple):
 
 def initial_state(rules: Rules, num_envs: int, device: torch.device) -> EnvState:
     """The env state of N fresh envs."""
+    envs = (num_envs,)
     num_slots = len(rules.nets.shape.slots)
+    history = torch.zeros(num_envs, HISTORY, dtype=STATE_FLOAT, device=device)
+    losses = torch.zeros(num_envs, GUARD_WINDOW, dtype=STATE_FLOAT, device=device)
+    rollbacks = torch.zeros(num_envs, NUM_REASONS, dtype=torch.int64, device=device)
+    # float32, as this is by far the largest part of the env state, copied at every env-step
+    boosts = torch.zeros(num_envs, len(pairs(num_slots)), rules.max_steps, device=device)
     state = EnvState(
-        slots=lifecycle.empty_slots(num_envs, num_slots, device),
-        ramp=lifecycle.idle_ramp(num_envs, num_slots, device),
-        signals=initial_signals(num_envs, device),
-        guard=initial_guard(num_envs, device),
-        totals=empty_totals(num_envs, device),
-        ending=fresh_ending(num_envs, device),
-        boosts=empty_boosts(num_envs, num_slots, rules.max_steps, device),
+        slots=initial(Slots, (num_envs, num_slots), device),
+        ramp=initial(Ramp, (num_envs, num_slots), device),
+        signals=initial(Signals, envs, device, loss_history=history, accuracy_history=history),
+        guard=initial(Guard, envs, device, losses=losses),
+        totals=initial(Totals, envs, device, rollbacks=rollbacks),
+        ending=initial(Ending, envs, device),
+        boosts=boosts,
         batch_size=[num_envs],
     )
     return state.clone()
@@ -193,7 +199,6 @@ def guard_(
 
 
 def _at_rest(state: EnvState) -> EnvState:
-    """The state without the verdicts of the governor."""
     panic = torch.zeros_like(state.guard.panic)
     reason = torch.zeros_like(state.guard.reason)
     return state.replace(guard=state.guard.replace(panic=panic, reason=reason))

@@ -1,9 +1,7 @@
 """N envs with weights and data: fresh hosts when a round starts, and the work of env-steps.
 
-Given the rules, the images and the sizes by trainer.py. Everything random is keyed by seed, round,
-env and env-step, so a round can be played again, by another policy, on the same hosts and the same
-data. Where ranks share out the envs, a world has those of its rank, which are known by the numbers
-that they have among all.
+Everything random is keyed by seed, round, env and env-step, so a round can be played again, by
+another policy, on the same hosts and data. Ranks have worlds of their own envs, by their numbers.
 """
 
 from typing import NamedTuple
@@ -101,7 +99,6 @@ class World:
         return state
 
     def _enter_round(self, number: int) -> None:
-        """From here on every stream is that of the round."""
         self.round = number
         self._keys = dict[int, Tensor]()
         size = len(self.images.train_labels)

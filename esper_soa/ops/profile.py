@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch.profiler import ProfilerActivity, _ExperimentalConfig
 
+from esper_soa.env.env import Observer
 from esper_soa.env.step import Work
 from esper_soa.nets.engine import TrainingFeed, ValidationFeed
 from esper_soa.ops.progress import LOGGER
@@ -32,15 +33,8 @@ SKIPPED_STEPS = 3  # env-steps before a trace, and in it
 TRACED_STEPS = 3
 
 
-class NoProfile:
+class NoProfile(Observer):
     """Watches nothing; what the others override."""
-
-    def phase_ended(self, phase: str) -> None:
-        """What passed since the phase before was `phase`."""
-
-    def watch(self, work: Work) -> Work:
-        """The work of an env-step, whose feeds are timed where that is wanted."""
-        return work
 
     def env_step(self) -> None:
         """An env-step ends here."""

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from adapter_sizes import ENVS, EXPERIMENT, SIZES, STEPS, Played
+from adapter_sizes import ENVS, EXPERIMENT, PLATEAU, SIZES, STEPS, Played
 
 from esper_soa.adapters.flat import FlatEnvs, flat_envs
 from esper_soa.errors import UserError
@@ -88,10 +88,6 @@ def test_a_breakdown_at_the_end_of_the_episode_is_a_breakdown() -> None:
     assert turn.terminated.tolist() == [False, True, False]
     assert turn.truncated.tolist() == [True, False, True]
     assert turn.info.round == 1
-
-
-# episodes of 3 env-steps: after the first nothing is a gain
-PLATEAU = {"early_stop.patience": 1, "early_stop.min_delta": 100, "early_stop.min_steps": 3}
 
 
 def test_an_env_on_its_own_is_truncated_where_its_episode_ends_early_and_begins_anew() -> None:

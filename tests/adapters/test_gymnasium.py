@@ -3,15 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from adapter_sizes import ENVS, EXPERIMENT, SEED, SIZES, STEPS, Played
+from adapter_sizes import ENVS, EXPERIMENT, PLATEAU, SEED, SIZES, STEPS, Played
 from lanes import some_of
 from torch import nn
 
 gymnasium = pytest.importorskip("gymnasium")
 adapter = pytest.importorskip("esper_soa.adapters.gymnasium")
 ID = f"esper_soa/{EXPERIMENT}-v0"
-# episodes of 3 env-steps
-PLATEAU = {"early_stop.patience": 1, "early_stop.min_delta": 100, "early_stop.min_steps": 3}
 
 
 def vector(actions: str = "joint"):
@@ -58,15 +56,6 @@ def test_the_same_actions_give_the_rewards_of_the_simulator_to_the_bit(played: P
     assert np.array_equal(again["features"][:, : played.features.shape[2]], played.features[0])
 
 
-def test_episode_statistics_are_those_of_the_episode(played: Played) -> None:
-    envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(vector())
-    envs.reset()
-    for actions in played.actions:
-        info = envs.step(actions.numpy())[4]
-    assert info["episode"]["l"].tolist() == [STEPS] * ENVS
-    assert info["episode"]["r"] == pytest.approx(played.rewards.sum(0).numpy(), rel=1e-6)
-
-
 def test_a_breakdown_ends_one_trajectory_which_goes_on_from_its_snapshot() -> None:
     envs = vector()
     envs.reset()
@@ -105,19 +94,6 @@ def test_a_single_env_goes_on_after_a_breakdown_and_begins_anew_after_its_last_e
         steps += 1
     assert steps == STEPS
     assert env.reset()[1]["round"] == 1
-
-
-def test_a_single_env_whose_episode_ends_early_is_truncated_and_fresh_after_reset() -> None:
-    env = single(**PLATEAU)
-    env.reset()
-    flags = [env.step(0)[2:4] for _ in range(3)]
-    assert flags == [(False, False), (False, False), (False, True)]
-    assert env.reset()[1] == {
-        "accuracy": env.flat.sim.state.signals.val_accuracy[0],
-        "illegal": False,
-        "round": 1,
-        "env_step": 0,
-    }
 
 
 def test_a_rollback_at_an_early_end_is_followed_by_a_fresh_host() -> None:

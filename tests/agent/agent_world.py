@@ -1,5 +1,7 @@
 """Small policies, random legal play and toy worlds for the tests of the learning agent."""
 
+import re
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -141,9 +143,16 @@ def random_rollout(
     return Rollout(rollout.rows, torch.randn(num_envs, generator=generator))
 
 
-def kind(name: str, listed: dict[str, str]) -> str:
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+UPDATE = PAGE.read_text(encoding="utf-8").split("### update")[1].split("\n## ")[0]
+# names of the diagnostics of an update, and those of rounds of imitation alone
+LISTED = set(re.findall(r"^\| `(\S+)`", UPDATE, re.MULTILINE))
+IMITATION = {"cross_entropy", "agreement", "agreement/<head>"}
+
+
+def kind(name: str) -> str:
     """A diagnostic's name in the list: behind a slash is a head, a part, an op or the like."""
-    families = {one.split("/")[0]: one for one in listed if "/" in one}
+    families = {one.split("/")[0]: one for one in LISTED if "/" in one}
     return families[name.split("/")[0]] if "/" in name else name
 
 

@@ -7,9 +7,11 @@ import torch
 from agent_world import learner_of, random_rollout, small_policy
 from torch import Tensor
 
+from esper_soa.agent.lstm import segment_starts
+from esper_soa.agent.objective import coefficients, head_tables, total_loss
 from esper_soa.agent.optimizer import adam_state, adam_step, flatten
-from esper_soa.agent.policy import ContributionPredictor, segment_starts
-from esper_soa.agent.ppo import Learner, coefficients, head_tables, total_loss
+from esper_soa.agent.policy import ContributionPredictor
+from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout
 from esper_soa.vocabulary import HEAD_NAMES
 

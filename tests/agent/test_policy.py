@@ -10,8 +10,8 @@ from agent_world import (
     width_of,
 )
 
+from esper_soa.agent.lstm import segment_starts
 from esper_soa.agent.normalize import VARIANCE_EPSILON, Moments
-from esper_soa.agent.policy import segment_starts
 from esper_soa.agent.protocol import restart
 from esper_soa.state import Observation, View
 from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes

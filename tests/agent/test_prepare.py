@@ -53,7 +53,6 @@ def known_scale(learner: Learner, mean: float, scale: float, seen: float = 1000.
 # env 0: d_1 = 3 + 0.5 * 3 - 1 = 3.5, d_0 = 1 + 0.5 * 1 - 2 = -0.5; A_1 = 3.5, A_0 = -0.5 + 0.25 *
 # 3.5 = 0.375
 # env 1: d_1 = -10 + 2 = -8, d_0 = 2 + 0.5 * -2 - 4 = -3; A_1 = -8, A_0 = -3 + 0.25 * -8 = -5
-DIFFERENCES = torch.tensor([[-0.5, -3.0], [3.5, -8.0]])
 ADVANTAGES = torch.tensor([[0.375, -5.0], [3.5, -8.0]])
 RETURNS = torch.tensor([[2.375, -1.0], [4.5, -10.0]])  # advantages plus values
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from env_records import empty_state, with_values
 
 from esper_soa.agent.config import HeuristicConfig, PolicyConfig, ScheduleConfig
 from esper_soa.agent.distribution import head_masks
@@ -17,16 +18,10 @@ from esper_soa.agent.scripted import (
     uniform_choice,
 )
 from esper_soa.env.config import LifecycleConfig
-from esper_soa.env.early_stop import fresh_ending
-from esper_soa.env.governor import initial_guard
-from esper_soa.env.lifecycle import empty_slots, idle_ramp
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
-from esper_soa.env.reward import empty_totals
-from esper_soa.env.scaffold import empty_boosts
-from esper_soa.env.signals import initial_signals
 from esper_soa.errors import SettingError
-from esper_soa.state import Action, EnvState, View
+from esper_soa.state import Action, View
 from esper_soa.vocabulary import (
     BLUEPRINT_NAMES,
     CNN_BLUEPRINTS,
@@ -48,26 +43,12 @@ LINEAR = 0
 
 def view_of(stages, noise=None, slots=None, ramp=None, lifecycle=None, **signals):
     """A View of envs, rows of stages; `slots`, `ramp`, `signals` override fields with a value."""
-    stage = torch.tensor(stages)
-    num_envs, num_slots = stage.shape
-
-    def fill(record, values):
-        return record.replace(
-            **{name: torch.full_like(record.get(name), value) for name, value in values.items()}
-        )
-
-    seeds = fill(empty_slots(num_envs, num_slots, CPU), {"seed_age": 9, **(slots or {})}).replace(
-        stage=stage
-    )
-    state = EnvState(
-        slots=seeds,
-        ramp=fill(idle_ramp(num_envs, num_slots, CPU), ramp or {}),
-        signals=fill(initial_signals(num_envs, CPU), {"step": 10, **signals}),
-        guard=initial_guard(num_envs, CPU),
-        totals=empty_totals(num_envs, CPU),
-        ending=fresh_ending(num_envs, CPU),
-        boosts=empty_boosts(num_envs, num_slots, 25, CPU),
-        batch_size=[num_envs],
+    num_envs, num_slots = torch.tensor(stages).shape
+    state = empty_state(num_envs, num_slots, 25)
+    state = state.replace(
+        slots=with_values(state.slots, stage=stages, **{"seed_age": 9, **(slots or {})}),
+        ramp=with_values(state.ramp, **(ramp or {})),
+        signals=with_values(state.signals, **{"step": 10, **signals}),
     )
     allowed = torch.zeros(13, dtype=torch.bool)
     allowed[list(CNN_BLUEPRINTS)] = True

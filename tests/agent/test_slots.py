@@ -16,8 +16,9 @@ from agent_world import (
 from torch import Tensor, nn
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.agent.lstm import segment_starts
 from esper_soa.agent.normalize import Moments
-from esper_soa.agent.policy import Evaluation, RecurrentPolicy, segment_starts
+from esper_soa.agent.policy import Evaluation, RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Row
 from esper_soa.agent.slots import SlotScores, encoding_of, place_table, summary

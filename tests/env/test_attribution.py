@@ -18,10 +18,9 @@ from esper_soa.env.attribution import (
     shapley_values,
 )
 from esper_soa.env.config import AttributionConfig
-from esper_soa.env.lifecycle import empty_slots
 from esper_soa.env.shapley import arrival_orders, sampled_shapley
 from esper_soa.env.step import measure_, record_and_observe
-from esper_soa.state import Attribution
+from esper_soa.state import Attribution, Slots, initial
 from esper_soa.vocabulary import Blueprint, Stage
 
 # Accuracy by code of env 0 with three ablated seeds, env 1 with slots 1 and 2, env 2 without any;
@@ -47,7 +46,7 @@ def found() -> Attribution:
     state = next(play_state(rules, 3, 0, WaitPolicy())).before
     measured = made_up(rules, state, 0).replace(subset=subset, accuracy=accuracy, ablated=ABLATED)
     stages = [GROWN, GROWN, [Stage.TRAINING, Stage.EMPTY, Stage.EMPTY]]
-    return attribute(measured, with_values(empty_slots(3, 3, CPU), stage=stages))
+    return attribute(measured, with_values(initial(Slots, (3, 3), CPU), stage=stages))
 
 
 def test_a_contribution_is_what_all_seeds_have_more_than_all_but_one(found: Attribution) -> None:

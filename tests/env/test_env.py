@@ -1,11 +1,8 @@
 """An env as users call it: reset and step give what an episode of the trainer gives, to the bit."""
 
-import io
-
 import pytest
 import torch
-from rich.console import Console
-from tiny_world import CPU, tiny_settings
+from tiny_world import CPU, quiet_progress, tiny_settings
 
 from esper_soa.agent.protocol import restart
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
@@ -13,7 +10,6 @@ from esper_soa.build import build_world
 from esper_soa.env.env import Env
 from esper_soa.env.world import World
 from esper_soa.ops.collect import Episode, Player, Round
-from esper_soa.ops.progress import Progress
 from esper_soa.vocabulary import Op
 
 ENVS = 3
@@ -32,7 +28,7 @@ def test_steps_of_an_env_are_the_episode_of_the_trainer_to_the_bit() -> None:
     episode = Episode(
         played,
         Player(RandomPolicy(), None),
-        Round(NUMBER, Progress(1, Console(file=io.StringIO()), "off")),
+        Round(NUMBER, quiet_progress()),
     )
     agent = RandomPolicy()
     env = Env(own)

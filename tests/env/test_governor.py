@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from env_records import CPU, empty_state, numbers
+from env_records import empty_state, numbers
 from torch import Tensor
 
-from esper_soa.env.config import GUARD_WINDOW, NUM_REASONS, GovernorConfig
-from esper_soa.env.governor import REASON_NAMES, PanicReason, initial_guard, judge, watch
+from esper_soa.env.config import GUARD_WINDOW, GovernorConfig
+from esper_soa.env.governor import PanicReason, judge, watch
 from esper_soa.state import EnvState, Guard
 
 # 6 deviations, 3 times the mean, above 12; 3 in a row; judged from 10 losses on
@@ -31,7 +31,9 @@ def unlimited(**limits: float) -> GovernorConfig:
 def guard_with(*losses: float, garbage: float = 0.0) -> Guard:
     """A guard that has seen these losses; `garbage` lies where none is counted."""
     window = [garbage] * (GUARD_WINDOW - len(losses)) + list(losses)
-    return initial_guard(1, CPU).replace(losses=numbers(window), count=torch.tensor([len(losses)]))
+    return empty_state(1, 1, 1).guard.replace(
+        losses=numbers(window), count=torch.tensor([len(losses)])
+    )
 
 
 def reason_of(guard: Guard, loss: float, cfg: GovernorConfig, chance: float = 1000.0) -> int:
@@ -44,7 +46,7 @@ def above(value: float) -> float:
 
 def judged(rows: Tensor) -> tuple[Guard, list, list]:
     """Losses [T, N] one after the other: the guard, panics and reasons of every env-step."""
-    guard = initial_guard(rows.shape[1], CPU)
+    guard = empty_state(rows.shape[1], 1, 1).guard
     panics = []
     reasons = []
     for row in rows:
@@ -77,13 +79,6 @@ def test_each_reason_applies_to_its_losses(losses: list[float], reason: int) -> 
     assert reasons[-1] == [reason]
     assert panics[-1] == [reason in (NOT_FINITE, COLLAPSED)]
     assert not any(panic for (panic,) in panics[:-1])
-
-
-def test_the_codes_of_the_reasons_are_places_in_the_table_of_names() -> None:
-    codes = {"none": NONE, "not_finite": NOT_FINITE, "collapsed_to_chance": COLLAPSED}
-    assert dict(zip(REASON_NAMES, range(NUM_REASONS), strict=True)) == codes | {
-        "diverged": DIVERGED
-    }
 
 
 def test_the_window_keeps_the_newest_ordinary_losses_of_every_env() -> None:

@@ -5,16 +5,14 @@ Three rounds are played once: without faults, with another fault in each of four
 every fault in all envs.
 """
 
-import io
 import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import pytest
 import torch
-from rich.console import Console
 from tensordict import TensorDict
-from tiny_world import CPU, tiny_settings
+from tiny_world import CPU, quiet_progress, tiny_settings
 from torch import Tensor
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
@@ -33,11 +31,10 @@ from esper_soa.nets.config import TaskConfig
 from esper_soa.nets.datasets import load_images
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.metrics import RoundResult
-from esper_soa.ops.progress import Progress
 from esper_soa.state import Decision, EnvState, View
 from esper_soa.vocabulary import Op
 
-QUIET = Progress(1, Console(file=io.StringIO()), "off")
+QUIET = quiet_progress()
 NUM_ENVS = 6
 STEPS = 20
 

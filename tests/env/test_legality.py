@@ -7,10 +7,9 @@ from itertools import product
 import torch
 
 from esper_soa.env.config import LifecycleConfig
-from esper_soa.env.legality import LEGAL_STAGES
-from esper_soa.env.lifecycle import effective_op, empty_slots, idle_ramp
-from esper_soa.env.masks import action_masks
-from esper_soa.state import Action
+from esper_soa.env.lifecycle import effective_op
+from esper_soa.env.masks import LEGAL_STAGES, action_masks
+from esper_soa.state import Action, Ramp, Slots, initial
 from esper_soa.vocabulary import (
     DETAIL_HEADS,
     HEAD_NAMES,
@@ -30,8 +29,8 @@ SITUATIONS = list(product(STAGES, (4, 5), (AlphaMode.HOLD, AlphaMode.UP, AlphaMo
 
 def test_what_a_mask_offers_an_action_may_do_and_nothing_else() -> None:
     stage, age, mode = torch.tensor(SITUATIONS).T.unsqueeze(2)
-    slots = empty_slots(len(SITUATIONS), 1, "cpu").replace(stage=stage, seed_age=age)
-    ramp = idle_ramp(len(SITUATIONS), 1, "cpu").replace(mode=mode)
+    slots = initial(Slots, (len(SITUATIONS), 1), "cpu").replace(stage=stage, seed_age=age)
+    ramp = initial(Ramp, (len(SITUATIONS), 1), "cpu").replace(mode=mode)
     cfg = LifecycleConfig(min_prune_age=5)
     offered = action_masks(
         slots, ramp, torch.ones(NUM_BLUEPRINTS, dtype=torch.bool), 0, cfg

@@ -1,5 +1,6 @@
-"""The rules of a seed's life: what each action needs and does, what the tick does, and timelines
-worked by hand.
+"""The rules of a seed's life: what an action needs and leaves behind, and a life worked by hand.
+
+Recorded lives, of every stage, ramp and way to prune: tests/parity.
 """
 
 import torch
@@ -9,24 +10,18 @@ from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.env.lifecycle import (
     EMPTY_SLOT,
     apply,
-    empty_slots,
-    idle_ramp,
     prune_now,
     record_accuracy,
     tick,
 )
-from esper_soa.state import Action
+from esper_soa.state import Action, Ramp, Slots, initial
 from esper_soa.vocabulary import HEAD_NAMES, AlphaMode, Blend, Blueprint, Curve, Op, Stage, Style
 
 MANUAL = LifecycleConfig()
 GATES = GatesConfig()
 AUTOMATIC = LifecycleConfig(auto_forward_g1=True, auto_forward_g2=True, auto_forward_g3=True)
-FAST = 0  # tempo FAST is 3 ticks, STANDARD 5; speed MEDIUM is 5
 STANDARD = 1
-MEDIUM = 2
 INSTANT = 0  # speed FAST is 3 ticks
-SPEED_FAST = 1
-HALF = 0
 SEVENTY = 1
 FULL = 2
 LINEAR = 0
@@ -42,7 +37,7 @@ def act(op=Op.WAIT, num_envs=1, **heads):
 
 
 def new_host(num_envs=1, num_slots=1):
-    return empty_slots(num_envs, num_slots, "cpu"), idle_ramp(num_envs, num_slots, "cpu")
+    return initial(Slots, (num_envs, num_slots), "cpu"), initial(Ramp, (num_envs, num_slots), "cpu")
 
 
 def holding(stage, num_slots=1, **fields):
@@ -139,71 +134,6 @@ def test_a_manual_life_takes_the_steps_of_the_golden_table():
     assert read(story[16][1], "mode") == (AlphaMode.HOLD,)
 
 
-def test_an_automatic_life_trains_one_env_step_in_blending_at_alpha_0():
-    germinate = act(
-        Op.GERMINATE, blueprint=3, style=Style.SIGMOID_ADD, tempo=FAST, alpha_target=FULL
-    )
-    story = play(*new_host(), {1: germinate}, range(1, 17), AUTOMATIC)
-    expected = dict.fromkeys(range(1, 11), Stage.TRAINING) | dict.fromkeys(
-        (11, 12, 13), Stage.BLENDING
-    )
-    assert stages(story) == expected | dict.fromkeys((14, 15, 16), Stage.HOLDING)
-    assert read(story[11][1], "alpha", "mode") == (0, AlphaMode.UP)
-    assert [alphas(story)[step] for step in (11, 12, 13, 14)] == [0, 0.117310, 0.882690, 1]
-
-
-def test_a_partial_goal_stays_in_blending_until_a_full_target_is_set():
-    germinate = act(
-        Op.GERMINATE, blueprint=3, style=Style.LINEAR_ADD, tempo=FAST, alpha_target=SEVENTY
-    )
-    full = act(Op.SET_ALPHA_TARGET, alpha_target=FULL, alpha_speed=INSTANT)
-    story = play(*new_host(), {1: germinate, 18: full}, range(1, 19), AUTOMATIC)
-    assert [stages(story)[step] for step in (14, 17, 18)] == [
-        Stage.BLENDING,
-        Stage.BLENDING,
-        Stage.HOLDING,
-    ]
-    assert [alphas(story)[step] for step in (14, 17, 18)] == [0.7, 0.7, 1]
-    assert read(story[14][1], "mode") == (AlphaMode.HOLD,)
-
-
-def test_the_embargo_counts_once_per_env_step_after_an_instant_prune():
-    prune = act(Op.PRUNE, alpha_speed=INSTANT)
-    start = holding(Stage.HOLDING, alpha=1.0, ramp_alpha=1.0, ramp_target=1.0, seed_age=20)
-    story = play(*start, {0: prune, 7: GERMINATE_LINEAR}, range(8))
-    expected = dict.fromkeys(range(5), Stage.EMBARGOED) | {
-        5: Stage.RESETTING,
-        6: Stage.EMPTY,
-        7: Stage.GERMINATED,
-    }
-    assert stages(story) == expected
-    assert [read(story[step][0], "stage_age")[0] for step in range(6)] == [0, 1, 2, 3, 4, 0]
-    assert read(story[5][0], "previous_stage", "previous_stage_age") == (Stage.EMBARGOED, 5)
-
-
-def test_a_prune_with_a_ramp_fades_before_the_embargo():
-    prune = act(Op.PRUNE, alpha_speed=SPEED_FAST, alpha_curve=LINEAR)
-    start = holding(Stage.HOLDING, alpha=1.0, ramp_alpha=1.0, ramp_target=1.0, seed_age=20)
-    story = play(*start, {0: prune}, range(10))
-    expected = {0: Stage.BLENDING, 1: Stage.BLENDING, 2: Stage.PRUNED} | dict.fromkeys(
-        range(3, 8), Stage.EMBARGOED
-    )
-    assert stages(story) == expected | {8: Stage.RESETTING, 9: Stage.EMPTY}
-    assert [alphas(story)[step] for step in range(4)] == [0.666667, 0.333333, 0, 0]
-    assert [read(story[step][1], "mode")[0] for step in range(3)] == [
-        AlphaMode.DOWN,
-        AlphaMode.DOWN,
-        AlphaMode.HOLD,
-    ]
-
-
-def test_an_instant_target_reaches_the_forward_pass_at_the_tick():
-    start = holding(Stage.BLENDING, alpha=0.5, ramp_alpha=0.5, ramp_target=0.5)
-    slots, ramp, _ = do(*start, act(Op.SET_ALPHA_TARGET, alpha_target=SEVENTY, alpha_speed=INSTANT))
-    assert (read(slots, "alpha"), read(ramp, "alpha")) == ((0.5,), (0.7,))
-    assert read(tick(slots, ramp, MANUAL, GATES)[0], "alpha") == (0.7,)
-
-
 def test_an_empty_slot_remembers_nothing():
     known = {"stage": Stage.EMPTY, "blueprint": -1, "blend": Blend.ADD, "style": 2, "tempo": 5}
     known |= {"alpha_goal": 1.0, "curve": Curve.LINEAR, "steepness": 12.0}
@@ -294,57 +224,6 @@ def test_fossilize_sets_full_alpha_and_asks_for_fresh_momentum():
     assert read(outcome, "success", "fossilized") == (True, True)
 
 
-def test_a_prune_of_a_seed_without_alpha_is_instant_at_any_speed():
-    start = holding(Stage.TRAINING, seed_age=5, stage_age=4)
-    slots, ramp, outcome = do(*start, act(Op.PRUNE, alpha_speed=MEDIUM))
-    assert_shows(slots, stage=Stage.PRUNED, previous_stage=Stage.TRAINING, previous_stage_age=4)
-    assert read(slots, "blueprint") == (3,)  # readable until the slot is empty
-    assert read(outcome, "success") == (True,)
-
-
-def test_a_scheduled_prune_is_a_success_but_removes_nothing_yet():
-    start = holding(
-        Stage.BLENDING, seed_age=9, alpha=0.7, ramp_alpha=0.7, ramp_target=0.7, stage_age=6
-    )
-    slots, ramp, outcome = do(*start, act(Op.PRUNE, alpha_speed=MEDIUM, alpha_curve=4))
-    assert read(slots, "stage", "stage_age") == (Stage.BLENDING, 6)
-    assert_shows(ramp, start=0.7, target=0, length=5, curve=Curve.SIGMOID, steepness=24.0)
-    assert read(outcome, "success") == (True,)
-
-
-def test_a_new_target_may_change_the_blend_and_reopens_a_held_seed_only_below_full():
-    for target, stage in ((FULL, Stage.HOLDING), (HALF, Stage.BLENDING)):
-        start = holding(
-            Stage.HOLDING,
-            alpha=1.0,
-            ramp_alpha=1.0,
-            ramp_target=1.0,
-            stage_age=4,
-            accuracy_current=60.0,
-        )
-        action = act(
-            Op.SET_ALPHA_TARGET,
-            style=Style.LINEAR_MULTIPLY,
-            alpha_target=target,
-            alpha_speed=MEDIUM,
-        )
-        slots, ramp, _ = do(*start, action)
-        assert read(slots, "stage", "blend") == (stage, Blend.MULTIPLY)
-        assert read(slots, "stage_age") == ((4,) if target == FULL else (0,))
-        assert not slots.blending_started.item()  # only the way up from TRAINING counts as a start
-
-
-def test_prune_now_takes_live_seeds_mid_ramp_but_no_fossils_and_no_cooling_slots():
-    codes = [Stage.BLENDING, Stage.FOSSILIZED, Stage.EMBARGOED, Stage.EMPTY, Stage.GERMINATED]
-    ramp = {"ramp_curve": 2, "ramp_mode": AlphaMode.UP, "ramp_length": 5}
-    slots, ramp = holding(codes, 5, alpha=0.5, ramp_alpha=0.5, ramp_target=1.0, **ramp)
-    pruned, ramp = prune_now(slots, ramp, torch.tensor([[True, True, True, True, False]]))
-    assert pruned.stage.tolist() == [[Stage.PRUNED, *codes[1:]]]
-    assert pruned.alpha.tolist() == [[0, 0.5, 0.5, 0.5, 0.5]]
-    assert ramp.length.tolist() == [[0, 5, 5, 5, 5]]
-    assert ramp.curve.tolist() == [[2] * 5]  # curve and steepness are kept
-
-
 def test_accuracy_is_recorded_and_counted_for_live_seeds_only():
     slots, _ = holding([Stage.TRAINING, Stage.EMBARGOED, Stage.EMPTY], 3)
     for accuracy in (60.0, 80.0):
@@ -366,12 +245,12 @@ def test_the_tick_drops_what_dies_with_a_seed_and_empties_reset_slots():
         assert slots.get(name).tolist() == [[True, False, False]]
     assert slots.contribution.tolist() == [[2, 2, 0]]
     assert slots.blueprint.tolist() == [[3, 3, Blueprint.NONE]]
-    assert_same(slots[:, 2:], empty_slots(1, 1, "cpu"))
+    assert_same(slots[:, 2:], initial(Slots, (1, 1), "cpu"))
 
 
 def test_every_kernel_runs_without_data_on_any_device():
-    slots = empty_slots(2, 3, "meta")
-    ramp = idle_ramp(2, 3, "meta")
+    slots = initial(Slots, (2, 3), "meta")
+    ramp = initial(Ramp, (2, 3), "meta")
     action = act(Op.GERMINATE, 2).to("meta")
     accuracy = torch.zeros(2, dtype=torch.float64, device="meta")
     slots = record_accuracy(slots, accuracy)
@@ -380,9 +259,3 @@ def test_every_kernel_runs_without_data_on_any_device():
     slots, ramp = tick(slots, ramp, AUTOMATIC, GATES)
     assert slots.batch_size == ramp.batch_size == (2, 3)
     assert outcome.success.shape == (2,)
-
-
-def test_a_held_seed_has_taken_all_ticks_of_its_ramp():
-    arrived = {"ramp_alpha": 1.0, "ramp_target": 1.0, "ramp_length": 3}
-    _, ramp, _ = do(*holding(Stage.BLENDING, alpha=1.0, **arrived), act(Op.ADVANCE))
-    assert_shows(ramp, start=1.0, length=3, done=3, mode=AlphaMode.HOLD)

@@ -76,14 +76,6 @@ def test_an_env_feature_block_by_hand():
     assert {name: seen[name] for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
-def test_stage_shares_count_fossils_as_held():
-    state = new_state(1, 2)
-    slots = with_values(state.slots, stage=[Stage.FOSSILIZED, Stage.TRAINING])
-    seen = named(observe(state.replace(slots=slots), MAX_STEPS))
-    shares = [seen[f"{stage}_share"] for stage in ("training", "blending", "holding")]
-    assert shares == [0.5, 0.0, 0.5]
-
-
 def test_an_empty_slot_is_all_zeros_without_a_blueprint():
     state = with_seed(new_state(), alpha=0.3, blueprint=4)
     observation = observe(state, MAX_STEPS)

@@ -8,7 +8,7 @@ from env_records import empty_state, numbers, with_values
 from reward_cases import make_attribution
 from torch import Tensor
 
-from esper_soa.env.scaffold import hindsight_credit, record_boosts
+from esper_soa.env.reward import hindsight_credit, record_boosts
 from esper_soa.state import EnvState
 
 

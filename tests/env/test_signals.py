@@ -6,32 +6,27 @@ import math
 
 import pytest
 import torch
-from env_records import CPU, numbers, with_values
+from env_records import CPU, empty_state, numbers, with_values
 from reward_cases import make_attribution
 
 from esper_soa.env.config import SignalsConfig
-from esper_soa.env.lifecycle import empty_slots
 from esper_soa.env.signals import (
     age_memories,
-    initial_signals,
     record_attribution,
     record_gradients,
     record_signals,
     stable_accuracy,
 )
-from esper_soa.state import HISTORY, GradientStats, Measurements, Signals, Slots, filled
+from esper_soa.state import HISTORY, GradientStats, Measurements, Signals, Slots, initial
 from esper_soa.vocabulary import Op, Stage
 
 CFG = SignalsConfig()  # plateau below a gain of 0.5; stable between -5 % and 3 %, 3 times
 QUARTER = SignalsConfig(stabilization_threshold=0.25, regression_threshold=0.25)  # exact in binary
-NO_GRADIENTS = dict.fromkeys(("l2", "health", "ratio"), 0.0) | dict.fromkeys(
-    ("vanishing", "exploding", "measured"), False
-)
 
 
 def gradients(**given: object) -> GradientStats:
     """Of two slots of an env; measured where nothing else is said."""
-    none = filled(GradientStats, (1, 2), CPU, NO_GRADIENTS)
+    none = initial(GradientStats, (1, 2), CPU)
     return with_values(none, **({"measured": True} | given))
 
 
@@ -46,7 +41,7 @@ def measured(loss: list[float], accuracy: list[float]) -> Measurements:
         accuracy=torch.stack((seen, torch.full_like(seen, 99.0)), 1),
         subset=torch.tensor([[1, 0]]).expand(num_envs, 2),
         ablated=torch.ones(num_envs, 1, dtype=torch.bool),
-        gradients=filled(GradientStats, (num_envs, 1), CPU, NO_GRADIENTS),
+        gradients=initial(GradientStats, (num_envs, 1), CPU),
         batch_size=[num_envs],
     )
 
@@ -58,14 +53,14 @@ def record(
     cfg: SignalsConfig = CFG,
 ) -> Signals:
     """Signals after env-steps with these losses and accuracies of one env; 10 % if none is said."""
-    signals = initial_signals(1, CPU) if signals is None else signals
+    signals = empty_state(1, 1, 1).signals if signals is None else signals
     for loss, accuracy in zip(losses, accuracies or [10.0] * len(losses), strict=True):
         signals = record_signals(signals, measured([loss], [accuracy]), cfg)
     return signals
 
 
 def test_before_the_first_env_step_nothing_has_happened() -> None:
-    signals = initial_signals(2, CPU)
+    signals = empty_state(2, 1, 1).signals
     assert signals.step.tolist() == [0, 0]
     assert signals.last_op.tolist() == [Op.WAIT, Op.WAIT]
     assert signals.last_success.tolist() == [True, True]
@@ -105,7 +100,7 @@ def test_the_plateau_counts_small_gains_and_ends_with_one_of_the_threshold(
 @pytest.mark.parametrize("steps", [1, 3])
 def test_stability_is_latched_at_the_env_step_that_completes_the_count(steps: int) -> None:
     cfg = SignalsConfig(stabilization_steps=steps)
-    signals = initial_signals(1, CPU)
+    signals = empty_state(1, 1, 1).signals
     latched = []
     for _ in range(steps + 2):
         signals = record([1.0], signals=signals, cfg=cfg)
@@ -157,7 +152,7 @@ def test_a_loss_that_is_not_finite_leaves_the_last_finite_one_and_is_not_stable(
     assert (signals.val_loss, signals.loss_delta, signals.stable_count) == (1.0, 0.0, 0)
     assert all(value.isfinite().all() for value in signals.to_tensordict().values())
     assert record([0.75], signals=signals).loss_delta.item() == 0.25
-    apart = record_signals(initial_signals(2, CPU), measured([broken, 2.0], [5.0, 7.0]), CFG)
+    apart = record_signals(empty_state(2, 1, 1).signals, measured([broken, 2.0], [5.0, 7.0]), CFG)
     assert apart.val_loss.tolist() == [0.0, 2.0]
     assert apart.val_accuracy.tolist() == [5.0, 7.0]
 
@@ -172,7 +167,7 @@ def test_stable_accuracy_looks_at_recorded_env_steps_alone(
     assert stable_accuracy(falling, window).tolist() == [smallest]
     rising = record([1.0] * steps, [20.0 + number for number in range(steps)])
     assert stable_accuracy(rising, window).tolist() == [20.0 + max(0, steps - min(window, HISTORY))]
-    assert stable_accuracy(initial_signals(1, CPU), 3).item() == 0.0
+    assert stable_accuracy(empty_state(1, 1, 1).signals, 3).item() == 0.0
 
 
 # --- seeds
@@ -185,7 +180,7 @@ def attributed(slots: Slots, contribution: list[float], was_measured: list[bool]
 
 
 def seeds(first: int, second: int) -> Slots:
-    return with_values(empty_slots(1, 2, CPU), stage=[first, second])
+    return with_values(initial(Slots, (1, 2), CPU), stage=[first, second])
 
 
 def test_velocity_averages_changes_once_two_measurements_exist() -> None:
@@ -227,7 +222,7 @@ def test_only_measured_contributions_grow_older() -> None:
 def test_the_gradient_ratio_starts_at_its_first_value(
     ratios: list[float], averages: list[float]
 ) -> None:
-    slots = empty_slots(1, 2, CPU)
+    slots = initial(Slots, (1, 2), CPU)
     found = []
     for ratio in ratios:
         slots = record_gradients(slots, gradients(ratio=ratio, measured=[True, False]))
@@ -238,7 +233,7 @@ def test_the_gradient_ratio_starts_at_its_first_value(
 
 
 def test_gradients_are_those_of_the_last_measurement_and_stay_finite() -> None:
-    slots = empty_slots(1, 2, CPU)
+    slots = initial(Slots, (1, 2), CPU)
     broken = gradients(l2=math.inf, health=0.2, ratio=math.nan, exploding=True)
     slots = record_gradients(slots, broken)
     assert not slots.gradient_norm.any()
@@ -256,7 +251,7 @@ def test_gradients_are_those_of_the_last_measurement_and_stay_finite() -> None:
 
 def test_a_health_is_remembered_at_the_next_env_step_and_stays_known() -> None:
     measured_once = {"gradient_health": [0.4, 0.0], "gradient_measured": [True, False]}
-    remembered = age_memories(with_values(empty_slots(1, 2, CPU), **measured_once))
+    remembered = age_memories(with_values(initial(Slots, (1, 2), CPU), **measured_once))
     for slots in (remembered, age_memories(with_values(remembered, gradient_measured=False))):
         assert slots.previous_health.tolist() == [[0.4, 0.0]]
         assert slots.previous_health_known.tolist() == [[True, False]]

@@ -19,7 +19,6 @@ from esper_soa.agent.policy import BLUEPRINT_TABLES, RecurrentPolicy, with_bluep
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.build import build_rules, build_world
 from esper_soa.config import ComputeConfig, TrainConfig
-from esper_soa.env.lifecycle import empty_slots
 from esper_soa.env.outcome import compute_cost
 from esper_soa.env.world import World
 from esper_soa.errors import SettingError
@@ -42,7 +41,7 @@ from esper_soa.nets.precision import autocast
 from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.progress import Progress
-from esper_soa.state import Slots
+from esper_soa.state import Slots, initial
 from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Stage
 
 HERE = "parts_of_users"
@@ -321,7 +320,7 @@ def test_a_module_among_other_parts_is_refused() -> None:
 
 
 def fossils(codes: list[list[int]]) -> Slots:
-    slots = empty_slots(1, len(codes[0]), CPU)
+    slots = initial(Slots, (1, len(codes[0])), CPU)
     return slots.replace(
         stage=torch.full_like(slots.stage, Stage.FOSSILIZED), blueprint=torch.tensor(codes)
     )

@@ -9,7 +9,6 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.env.lifecycle import empty_slots, idle_ramp
 from esper_soa.nets import pools, streams
 from esper_soa.nets.config import TaskConfig, enabled_slots
 from esper_soa.nets.engine import NetsConfig, TrainReport
@@ -19,6 +18,7 @@ from esper_soa.nets.host import host_shape
 from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.blueprints import BLUEPRINTS, initial_seeds, seed_table
 from esper_soa.nets.pools import ActiveSeeds, read_active_seeds, slot_seeds
+from esper_soa.state import Ramp, Slots, initial
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ def grown(stage: int) -> tuple[NetsConfig, TensorDict, Tensor, ActiveSeeds]:
     host_keys = streams.stream_keys(3, streams.HOST_INIT, (), torch.zeros(count, dtype=torch.int64))
     pools.initialise_hosts_(weights, shape, host_keys)
     blueprint, blend = torch.tensor(KINDS).unsqueeze(1).unbind(2)
-    slots = empty_slots(count, 1, "cpu")
+    slots = initial(Slots, (count, 1), "cpu")
     yes = torch.ones_like(slots.newborn)
     alpha = torch.full_like(slots.alpha, 0.0 if stage == Stage.TRAINING else 0.5)
     slots = slots.replace(
@@ -96,7 +96,7 @@ def grown(stage: int) -> tuple[NetsConfig, TensorDict, Tensor, ActiveSeeds]:
         newborn=yes,
         fresh_momentum=yes,
     )
-    active_seeds = read_active_seeds(slot_seeds(slots, idle_ramp(count, 1, "cpu"), False))
+    active_seeds = read_active_seeds(slot_seeds(slots, initial(Ramp, (count, 1), "cpu"), False))
     keys = streams.stream_keys(3, streams.SEED_INIT, (), torch.arange(count))
     pools.claim_(weights, shape, active_seeds, keys)
     return NetsConfig(shape, task, (Stage.TRAINING,), count, 4), weights, alpha, active_seeds

@@ -4,7 +4,8 @@ import torch
 from parity_vectors import columns, load
 
 from esper_soa.env.config import GovernorConfig
-from esper_soa.env.governor import PanicReason, initial_guard, judge
+from esper_soa.env.governor import PanicReason, judge
+from esper_soa.state import Guard, initial
 
 MIN_SAMPLES = 10
 REASONS = {
@@ -28,8 +29,8 @@ def test_every_judgement_of_every_series_equals_the_recording() -> None:
             setattr(cfg, name, params[name][chosen])
         cfg.min_panics = params["min_panics_before_rollback"][chosen]
         chance = params["random_guess_loss"][chosen]
-        guard = initial_guard(len(loss), torch.device("cpu"))
-        guard = guard.replace(losses=torch.zeros(len(loss), int(window), dtype=torch.float64))
+        losses = torch.zeros(len(loss), int(window), dtype=torch.float64)
+        guard = initial(Guard, (len(loss),), "cpu", losses=losses)
         for step in range(loss.shape[1]):
             guard, panic, reason = judge(guard, loss[:, step], chance, cfg)
             recorded = {name: values[chosen, step] for name, values in expected.items()}

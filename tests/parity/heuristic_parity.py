@@ -1,16 +1,18 @@
 """The heuristic policy against episodes of decisions recorded from the reference."""
 
 import torch
+from env_records import empty_state, with_values
 from parity_vectors import columns, load
+from torch.nn.functional import pad
 
 from esper_soa.agent.config import HeuristicConfig
 from esper_soa.agent.scripted import (
     HeuristicMemory,
     HeuristicPolicy,
-    Situation,
     decay_penalties,
     wish_for,
 )
+from esper_soa.state import EnvState
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Blueprint, Op, Stage
 
 SETTINGS = {
@@ -34,28 +36,39 @@ def per_episode_settings(rows: dict) -> HeuristicConfig:
     return cfg
 
 
-def situation_at(rows: dict, step: int) -> Situation:
+def state_at(rows: dict, step: int) -> EnvState:
     signals = columns(rows["signal_columns"], rows["signals"][:, step])
     seeds = columns(rows["seed_columns"], rows["seeds"][:, step])
     absent = seeds["stage"].isnan()
     names = torch.tensor([BLUEPRINT_NAMES.index(name) for name in rows["blueprints"].tolist()])
     blueprint = names[seeds["blueprint"].nan_to_num(0.0).long()]
-    accuracy = seeds["current_val_accuracy"]
-    return Situation(
-        step=signals["epoch"],
-        stabilized=signals["host_stabilized"] == 1,
-        plateau=signals["plateau_epochs"],
-        num_empty=signals["available_slots"],
-        stage=torch.where(absent, Stage.EMPTY, seeds["stage"]).long(),
-        blueprint=torch.where(absent, Blueprint.NONE, blueprint),
-        stage_age=seeds["epochs_in_stage"].nan_to_num(0.0).long(),
-        improvement=accuracy - seeds["accuracy_at_stage_start"],
-        total_improvement=accuracy - seeds["initial_val_accuracy"],
-        alpha=seeds["alpha"],
-        alpha_target=seeds["alpha_target"],
-        alpha_mode=seeds["alpha_mode"].nan_to_num(0.0).long(),
-        contribution=seeds["counterfactual_contribution"],
-        contribution_known=~seeds["counterfactual_contribution"].isnan(),
+    fields = {
+        # a seed that is absent leaves no free slot: the recording tells of these apart
+        "stage": torch.where(absent, Stage.DORMANT, seeds["stage"]),
+        "blueprint": torch.where(absent, Blueprint.NONE, blueprint),
+        "stage_age": seeds["epochs_in_stage"].nan_to_num(0.0),
+        "accuracy_current": seeds["current_val_accuracy"],
+        "accuracy_stage_start": seeds["accuracy_at_stage_start"],
+        "accuracy_initial": seeds["initial_val_accuracy"],
+        "alpha": seeds["alpha"],
+        "contribution": seeds["counterfactual_contribution"],
+        "contribution_known": ~seeds["counterfactual_contribution"].isnan(),
+    }
+    fields = {name: pad(column, (0, 1)) for name, column in fields.items()}
+    fields["stage"][:, -1] = torch.where(signals["available_slots"] > 0, Stage.EMPTY, Stage.DORMANT)
+    state = empty_state(*fields["stage"].shape, 1)
+    mode = pad(seeds["alpha_mode"].nan_to_num(0.0), (0, 1))
+    target = pad(seeds["alpha_target"], (0, 1))
+    stabilized = signals["host_stabilized"] == 1
+    return state.replace(
+        slots=with_values(state.slots, **fields),
+        ramp=with_values(state.ramp, target=target, mode=mode),
+        signals=with_values(
+            state.signals,
+            step=signals["epoch"],
+            stabilized=stabilized,
+            plateau=signals["plateau_epochs"],
+        ),
     )
 
 
@@ -74,8 +87,8 @@ def test_every_decision_of_every_episode_equals_the_recording() -> None:
     recorded = torch.from_numpy(rows["action"])
     target = torch.from_numpy(rows["target_seed"])
     for step in range(recorded.shape[1]):
-        situation = situation_at(rows, step)
-        wish, memory = wish_for(situation, decay_penalties(memory, situation.step, cfg), cfg)
+        state = state_at(rows, step)
+        wish, memory = wish_for(state, decay_penalties(memory, state.signals.step, cfg), cfg)
         assert torch.equal(wish.op, ops[recorded[:, step]]), step
         named = blueprints[recorded[:, step]]
         assert torch.equal(torch.where(named >= 0, wish.blueprint, -1), named), step

@@ -12,19 +12,17 @@ from parity_vectors import load
 
 from esper_soa.env.alpha import advance_ramp, curve_progress, retarget
 from esper_soa.env.config import GatesConfig, LifecycleConfig
-from esper_soa.env.gates import check_gates
 from esper_soa.env.lifecycle import (
     Orders,
     carry_out,
+    check_gates,
     decode,
-    empty_slots,
     germinate,
-    idle_ramp,
     prune_now,
     record_accuracy,
     tick,
 )
-from esper_soa.state import Action, stage_in
+from esper_soa.state import Action, Ramp, Slots, initial, stage_in
 from esper_soa.vocabulary import (
     CURVE_CHOICES,
     CURVE_STEEPNESS,
@@ -62,7 +60,7 @@ def same(found, expected):
 
 def ramp_at(alpha):
     """Idle ramps [rows, 1] with the given alphas."""
-    return idle_ramp(len(alpha), 1, "cpu").replace(alpha=column(alpha))
+    return initial(Ramp, (len(alpha), 1), "cpu").replace(alpha=column(alpha))
 
 
 def everywhere(ramp):
@@ -148,7 +146,7 @@ def test_gates_equal_the_recorded_verdicts(permissive):
         return column(np.nan_to_num(inputs[name]))
 
     num_rows = int(rows.sum())
-    slots = empty_slots(num_rows, 1, "cpu").replace(
+    slots = initial(Slots, (num_rows, 1), "cpu").replace(
         stage=value("stage").long(),
         stage_age=value("epochs_in_current_stage").long(),
         accuracy_current=value("current_val_accuracy"),
@@ -161,7 +159,7 @@ def test_gates_equal_the_recorded_verdicts(permissive):
         contribution=value("counterfactual_contribution"),
         contribution_known=known("counterfactual_contribution"),
     )
-    ramp = idle_ramp(num_rows, 1, "cpu").replace(
+    ramp = initial(Ramp, (num_rows, 1), "cpu").replace(
         alpha=value("alpha"), target=value("alpha_target"), mode=value("alpha_mode").long()
     )
     results = check_gates(slots, ramp, GatesConfig(permissive=permissive))
@@ -189,8 +187,8 @@ def newborn(data, rows):
         curve=still.long(),
         steepness=still.double(),
     )
-    slots = empty_slots(len(style), 1, "cpu")
-    ramp = idle_ramp(len(style), 1, "cpu")
+    slots = initial(Slots, (len(style), 1), "cpu")
+    ramp = initial(Ramp, (len(style), 1), "cpu")
     return germinate(slots, slots.empty, orders, torch.zeros(len(style))), ramp
 
 

@@ -10,9 +10,8 @@ import torch
 from parity_vectors import load
 
 from esper_soa.env.config import LifecycleConfig
-from esper_soa.env.lifecycle import empty_slots, idle_ramp
 from esper_soa.env.masks import action_masks
-from esper_soa.state import stage_in
+from esper_soa.state import Ramp, Slots, initial, stage_in
 from esper_soa.vocabulary import CNN_BLUEPRINTS, HEAD_NAMES, LIVE_STAGES, Stage
 
 TRANSFORMER_BLUEPRINTS = (2, 3, 8, 9, 10, 11, 12)  # those of the reference that no task here has
@@ -35,10 +34,10 @@ def test_every_mask_equals_the_recording(automatic: bool) -> None:
     told &= (limit == 0) | (ours_full == full)
     rows = {name: values[told] for name, values in rows.items()}
     assert len(stage[told]) > 20
-    slots = empty_slots(len(stage[told]), 6, "cpu").replace(
+    slots = initial(Slots, (len(stage[told]), 6), "cpu").replace(
         stage=stage[told], seed_age=rows["in_slot_age"]
     )
-    ramp = idle_ramp(*slots.shape, "cpu").replace(mode=rows["in_slot_alpha_mode"])
+    ramp = initial(Ramp, slots.shape, "cpu").replace(mode=rows["in_slot_alpha_mode"])
     lifecycle = LifecycleConfig(
         auto_forward_g1=automatic, auto_forward_g2=automatic, auto_forward_g3=automatic
     )

@@ -6,10 +6,8 @@ import torch
 from parity_vectors import columns, load
 from torch import Tensor
 
-from esper_soa.env.lifecycle import empty_slots, idle_ramp
 from esper_soa.env.observation import env_features, slot_features
-from esper_soa.env.signals import initial_signals
-from esper_soa.state import HISTORY, Ramp, Signals, Slots
+from esper_soa.state import HISTORY, Ramp, Signals, Slots, initial
 from esper_soa.vocabulary import Blueprint, Stage
 
 
@@ -27,7 +25,7 @@ def slots_of(seeds: dict[str, Tensor]) -> Slots:
     empty = seeds["stage"].isnan()
     telemetry = seeds["has_telemetry"] == 1
     return filled_in(
-        empty_slots(*empty.shape, "cpu"),
+        initial(Slots, empty.shape, "cpu"),
         {
             "stage": torch.where(empty, Stage.EMPTY, seeds["stage"]),
             "blueprint": torch.where(empty, Blueprint.NONE, seeds["blueprint_index"]),
@@ -60,12 +58,11 @@ def signals_of(base: dict[str, Tensor], history: Tensor) -> Signals:
     place = torch.arange(-HISTORY, 0) + count[:, None]
     shifted = history.gather(2, place.clamp(min=0)[:, None, :].expand(-1, 2, -1))
     shifted = torch.where((place >= 0)[:, None, :], shifted, 0.0)
-    return initial_signals(len(count), torch.device("cpu")).replace(
+    histories = {"loss_history": shifted[:, 0], "accuracy_history": shifted[:, 1]}
+    return initial(Signals, (len(count),), "cpu", **histories).replace(
         step=base["epoch"].long(),
         val_loss=base["val_loss"],
         val_accuracy=base["val_accuracy"],
-        loss_history=shifted[:, 0],
-        accuracy_history=shifted[:, 1],
         last_op=base["last_action_op"].long(),
         last_success=base["last_action_success"] == 1,
     )
@@ -81,7 +78,7 @@ def test_every_feature_equals_the_recording(num_slots: int) -> None:
         seeds = columns(rows["in_slot_names"], rows["in_slot"][chosen])
         slots = slots_of(seeds)
         ramp = filled_in(
-            idle_ramp(*slots.shape, "cpu"),
+            initial(Ramp, slots.shape, "cpu"),
             {
                 "target": seeds["alpha_target"],
                 "mode": seeds["alpha_mode"],

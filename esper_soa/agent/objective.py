@@ -1,0 +1,202 @@
+"""What a gradient step makes small: the loss of PPO and that of imitation, of a minibatch.
+
+The terms are those of losses.py. Where ranks share out the envs, means are over all of them.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper_soa.agent import diagnostics, losses
+from esper_soa.agent.config import PPOConfig
+from esper_soa.agent.diagnostics import Metrics, by_head
+from esper_soa.agent.distribution import available_heads, open_heads, relevant_heads
+from esper_soa.agent.losses import Means
+from esper_soa.agent.policy import Evaluation
+from esper_soa.agent.rollout import Row
+from esper_soa.ranks import ALONE, Ranks
+from esper_soa.vocabulary import HEAD_NAMES
+
+Q_SHARE = 0.5  # weight of the Q loss over that of the value loss
+
+
+class Batch(NamedTuple):
+    """What the losses need of some envs of a rollout."""
+
+    rows: Row  # [T, n]
+    advantages: Tensor  # [T, n], normalised
+    targets: Tensor  # [T, n], normalised returns
+
+    def of(self, envs: Tensor) -> "Batch":
+        """The part of the envs int64 [n]; sequences stay whole."""
+        return Batch(self.rows[:, envs], self.advantages[:, envs], self.targets[:, envs])
+
+
+class Coefficients(NamedTuple):
+    """Weights of the loss terms in this update; numbers, or float32 [] on the device."""
+
+    entropy: float | Tensor
+    value: float | Tensor
+    q: float | Tensor
+    floor_penalty: float | Tensor
+    contribution: float | Tensor
+
+
+class HeadTables(NamedTuple):
+    """Per-head settings, float32 [8] in HEADS order."""
+
+    multiplier: Tensor
+    floor: Tensor
+    penalty: Tensor
+
+
+def head_tables(config: PPOConfig, device: torch.device) -> HeadTables:
+    """The per-head settings of the entropy terms."""
+    tables = (config.entropy_multiplier, config.entropy_floor, config.entropy_floor_penalty)
+    rows = ([table[name] for name in HEAD_NAMES] for table in tables)
+    return HeadTables(*(torch.tensor(row, device=device) for row in rows))
+
+
+def coefficients(config: PPOConfig, train_steps: int, total_updates: int) -> Coefficients:
+    """Schedules after `train_steps` updates of a run of `total_updates`."""
+    entropy = losses.ramp(
+        train_steps, config.entropy_anneal_rounds, config.entropy_coef, config.entropy_coef_end
+    )
+    if config.entropy_anneal_rounds == 0:
+        entropy = config.entropy_coef
+    value = losses.ramp(
+        train_steps, config.value_warmup_rounds, config.value_coef_start, config.value_coef
+    )
+    return Coefficients(
+        entropy=max(entropy, config.entropy_coef_min),
+        value=value,
+        q=Q_SHARE * value,
+        floor_penalty=losses.penalty_schedule(train_steps, total_updates),
+        contribution=losses.ramp(
+            train_steps, config.contribution_warmup, 0.0, config.contribution_coef
+        ),
+    )
+
+
+def total_loss(
+    evaluation: Evaluation,
+    batch: Batch,
+    config: PPOConfig,
+    weights: Coefficients,
+    tables: HeadTables,
+    ranks: Ranks = ALONE,
+) -> tuple[Tensor, Metrics]:
+    """Loss of a gradient step and its parts; forced env-steps train the critics only, weigh less.
+
+    A head counts where the effective op made it matter, so a vetoed action is not credited. Means
+    are over the minibatches of all ranks; the gradient is the share of this one.
+    """
+    rows = batch.rows
+    log_ratio = losses.clamped_log_ratio(evaluation.log_probs, rows.log_probs)
+    means = losses.over_all(
+        policy_means(evaluation, log_ratio, batch, config.clip_ratio)
+        | critic_means(evaluation, batch, config, torch.ones_like(rows.valid))
+        | diagnostics.memory_means(evaluation.hidden, evaluation.cell, rows.valid),
+        ranks.total,
+    )
+    policy = -means["surrogate"].value.sum()
+    critics, metrics = critic_losses(means, weights)
+    entropy = -(tables.multiplier * means["entropy"].value).sum()
+    floor = losses.floor_penalty(
+        means["available"], tables.floor, weights.floor_penalty * tables.penalty
+    )
+    loss = policy + critics + weights.entropy * entropy + floor
+    kl = means["kl"].value
+    ratios = torch.where(rows.valid, losses.joint_ratio(log_ratio.detach()), 1.0)
+    metrics |= {
+        "loss": loss,
+        "policy_loss": policy,
+        "entropy_loss": entropy,
+        "floor_penalty": floor,
+        "approx_kl": losses.divergence(kl, means["mattered"].value),
+        "clip_fraction": means["clip_fraction"].value,
+        "ratio_max": losses.largest(ratios),
+        "ratio_min": -losses.largest(-ratios),
+    }
+    metrics |= by_head("clip_fraction", means["head_clip_fraction"].value) | by_head("kl", kl)
+    metrics |= by_head("entropy", means["decided"].value) | by_head(
+        "head_share", means["head_share"].value
+    )
+    metrics |= diagnostics.memory_health(means, evaluation.hidden, evaluation.cell, rows.valid)
+    return loss, {name: metric.detach() for name, metric in metrics.items()}
+
+
+def policy_means(evaluation: Evaluation, log_ratio: Tensor, batch: Batch, clip: float) -> Means:
+    """What the policy's terms and diagnostics are made of; `decided`: entropies with a choice."""
+    rows = batch.rows
+    relevant = relevant_heads(rows.effective_op) & rows.valid.unsqueeze(-1)
+    free = (rows.valid & ~rows.forced).unsqueeze(-1)
+    decided = relevant & free & open_heads(rows.masks, rows.action.op)
+    return {
+        "surrogate": losses.surrogate(log_ratio, batch.advantages, relevant & free, clip),
+        "entropy": losses.masked(evaluation.entropies, relevant & free),
+        "available": losses.masked(evaluation.entropies, available_heads(rows.masks.op) & free),
+        "decided": losses.masked(evaluation.entropies, decided),
+        "head_share": losses.head_share(decided, rows.valid),
+    } | losses.ratio_means(log_ratio.detach(), relevant, rows.valid, clip)
+
+
+def imitation_loss(
+    evaluation: Evaluation,
+    batch: Batch,
+    config: PPOConfig,
+    weights: Coefficients,
+    ranks: Ranks = ALONE,
+) -> tuple[Tensor, Metrics]:
+    """The loss of one gradient step towards a teacher, whose choices the rows hold as their action,
+    and its parts.
+
+    The cross-entropy of the policy as it plays, floors included: minus the log-probability of the
+    teacher's choices, summed over the heads that its op makes matter, mean over the env-steps with
+    a choice (Ross et al. 2011). Critics learn the returns of what was played, so the value of an op
+    only where the teacher would have done the same.
+    """
+    rows = batch.rows
+    free = rows.valid & ~rows.forced
+    counted = relevant_heads(rows.action.op) & free.unsqueeze(-1)
+    chosen = torch.where(counted, evaluation.log_probs, 0.0).sum(-1)
+    agreed = (evaluation.likeliest | ~counted).all(-1)
+    means = losses.over_all(
+        {
+            "chosen": losses.weighted(chosen, free.float()),
+            "agreement": losses.weighted(agreed.float(), free.float()),
+            "head_agreement": losses.masked(evaluation.likeliest.float(), counted),
+        }
+        | critic_means(evaluation, batch, config, rows.action.op == rows.effective_op)
+        | diagnostics.memory_means(evaluation.hidden, evaluation.cell, rows.valid),
+        ranks.total,
+    )
+    cross_entropy = -means["chosen"].value
+    critics, metrics = critic_losses(means, weights)
+    loss = cross_entropy + critics
+    metrics |= {"loss": loss, "cross_entropy": cross_entropy, "agreement": means["agreement"].value}
+    metrics |= by_head("agreement", means["head_agreement"].value)
+    metrics |= diagnostics.memory_health(means, evaluation.hidden, evaluation.cell, rows.valid)
+    return loss, {name: metric.detach() for name, metric in metrics.items()}
+
+
+def critic_means(evaluation: Evaluation, batch: Batch, config: PPOConfig, taken: Tensor) -> Means:
+    """Errors of value, Q and contributions; taken: bool [T, n], the op's return is known."""
+    rows = batch.rows
+    weight = torch.where(rows.forced, config.forced_value_weight, 1.0) * rows.valid
+    measured = rows.contribution_measured & rows.valid.unsqueeze(-1)
+    return {
+        "value": losses.half_squared_error(evaluation.value, batch.targets, weight),
+        "q": losses.half_squared_error(evaluation.q, batch.targets, weight * taken),
+        "contribution": losses.contribution_error(
+            evaluation.contribution, rows.contribution, measured, config.contribution_clip
+        ),
+    }
+
+
+def critic_losses(means: Means, weights: Coefficients) -> tuple[Tensor, Metrics]:
+    """The weighted sum of the losses of value, Q and predicted contributions, and the losses."""
+    value, q, contribution = (means[name].value for name in ("value", "q", "contribution"))
+    critics = weights.value * value + weights.q * q + weights.contribution * contribution
+    return critics, {"value_loss": value, "q_loss": q, "contribution_loss": contribution}
