@@ -1,19 +1,17 @@
 """The main job: build everything from the settings, then collect, update, log and save, in rounds.
 
-A round is one episode of every env followed by one policy update; scripted policies
-go through the same rounds without the update. A round that is interrupted counts for nothing: the
-resumed run plays it again from its start. Where ranks share out the envs, all run this alike, on
-what is worked out over all envs, and the first one writes.
+A round is one episode of every env followed by one policy update, where the policy learns. A round
+that is interrupted counts for nothing: the resumed run plays it again from its start.
 """
 
 from collections.abc import Generator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
 from esper_soa.build import world_facts
 from esper_soa.config import TrainConfig, settings_yaml
-from esper_soa.errors import OutOfRoomError, UserError, check
+from esper_soa.errors import OutOfRoomError, RankLostError, UserError, check
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.ops import resume
 from esper_soa.ops.device import resolve_device
@@ -22,13 +20,7 @@ from esper_soa.ops.interrupt import signals_noted
 from esper_soa.ops.json_lines import MetricsWriter
 from esper_soa.ops.memory import naming_memory
 from esper_soa.ops.progress import LOGGER, Progress
-from esper_soa.ops.rundir import (
-    RunFolder,
-    engine_changes,
-    passed_over,
-    write_config,
-    write_versions,
-)
+from esper_soa.ops.rundir import RunFolder, passed_over, write_config, write_versions
 from esper_soa.ops.session import Session, session
 from esper_soa.ranks import ALONE, Ranks
 from esper_soa.report.end import leave_report
@@ -82,7 +74,7 @@ def _resumed(
     for change in changed:
         LOGGER.info("resume   changed %s", change)
     engine = job.world.rules.engine.chosen.name
-    for change in (*resume.version_changes(saved), *engine_changes(folder, engine)):
+    for change in resume.version_changes(saved, folder, engine):
         LOGGER.warning("resume   changed %s", change)
     return job
 
@@ -101,7 +93,7 @@ def played(job: Run) -> Generator[int, None, None]:
         job.recorder = opened.enter_context(
             recording(cfg, job.world, job.folder.path, job.within.unwritten, job.table)
         )
-        tracking = opened.enter_context(job.tracking())
+        tracking = opened.enter_context(closing(job.tracking()))
         for number in range(job.done.rounds_done, cfg.rounds):
             line, played = job.one_round(number, progress)
             tracking.log(line)
@@ -150,9 +142,13 @@ def run_within(
     checkpoint. OutOfRoomError where memory ran out.
     """
     job = ready(within, cfg, checkpoint, images, ranks)
-    with signals_noted() as job.requests, job.saved_where_ranks_are_lost():
-        for _ in played(job):
-            pass
+    try:
+        with signals_noted() as job.requests:
+            for _ in played(job):
+                pass
+    except RankLostError:
+        job.write()
+        raise
     return ended(job)
 
 

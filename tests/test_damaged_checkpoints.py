@@ -15,7 +15,8 @@ from tiny_runs import fresh, records, settings
 from esper_soa.config import EvaluateConfig
 from esper_soa.evaluation import evaluate
 from esper_soa.ops.resume import read_run
-from esper_soa.ops.rundir import RunFolder, resume_start
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.ops.start import resume_start
 from esper_soa.trainer import run
 
 CPU = torch.device("cpu")

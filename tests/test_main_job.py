@@ -115,7 +115,7 @@ def test_seeds_live_whole_lives_and_the_table_counts_them(tmp_path: Path) -> Non
         "policy.schedule.advance=[1,3,8]",
         "policy.schedule.fossilize=9",
     )
-    assert (summary.seeds.germinated, summary.seeds.blended, summary.seeds.fossilized) == (2, 2, 2)
+    assert summary.seeds == {"germinated": 2, "blended": 2, "fossilized": 2, "pruned": 0}
     assert summary.control is not None
     # a norm seed of 2 channels: 2 * 2 + 1 parameters
     assert summary.grown.size - summary.control.size == 5

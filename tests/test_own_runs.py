@@ -17,7 +17,8 @@ from esper_soa.evaluation import evaluate
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.ops import memory
 from esper_soa.ops.memory import needs
-from esper_soa.ops.rundir import RunFolder, open_run_folder, resume_start
+from esper_soa.ops.rundir import RunFolder, open_run_folder
+from esper_soa.ops.start import resume_start
 from esper_soa.paths import config_dir
 from esper_soa.trainer import run
 

@@ -27,7 +27,8 @@ from esper_soa.nets.config import DataConfig
 from esper_soa.ops.checkpoint import load_checkpoint, save_checkpoint
 from esper_soa.ops.interrupt import Interrupted
 from esper_soa.ops.progress import Progress
-from esper_soa.ops.rundir import RunFolder, resume_start
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.ops.start import resume_start
 from esper_soa.telemetry.table_files import read_table
 from esper_soa.trainer import run
 
@@ -274,22 +275,24 @@ def test_a_line_that_was_cut_off_and_lines_after_the_checkpoint_are_written_anew
     assert list(tmp_path.glob("*.tmp")) == []
 
 
-def test_auto_takes_the_newest_run_of_the_name_that_has_a_checkpoint(tmp_path: Path) -> None:
-    root = str(tmp_path)
-    assert resume_start("auto", "", "trial", root).checkpoint is None
-    older = tmp_path / "trial" / "2026-01-01_00-00-09"
-    newer = tmp_path / "trial" / "2026-01-01_00-00-10"
-    for folder in (
-        older,
-        newer,
-        tmp_path / "trial" / "2026-01-01_00-00-11",
-        tmp_path / "trial" / "sweep_2027-01-01",
-    ):
-        folder.mkdir(parents=True, exist_ok=True)
+def test_auto_takes_the_newest_run_of_the_name_that_has_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    resume_start("auto", "", "trial").folder.path.rmdir()
+    names = (
+        "2026-01-01_00-00-09",
+        "2026-01-01_00-00-10",
+        "2026-01-01_00-00-11",
+        "sweep_2027-01-01",
+    )
+    older, newer, *_ = folders = [tmp_path / "runs" / "trial" / name for name in names]
+    for folder in folders:
+        folder.mkdir()
     for name in ("checkpoint_000009.pt", "checkpoint_000010.pt"):
         save_checkpoint(older / name, {})
         save_checkpoint(newer / name, {})
-    start = resume_start("auto", "", "trial", root)
+    start = resume_start("auto", "", "trial")
     assert start == (RunFolder(newer), newer / "checkpoint_000010.pt")
 
 

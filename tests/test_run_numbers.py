@@ -193,7 +193,7 @@ def test_seeds_are_counted_as_their_stages_change(
         name: sum(line["seeds"][name] for line in random_run.lines)
         for name in ("germinated", "blended", "fossilized", "pruned")
     }
-    assert vars(random_run.summary.seeds) == totals
+    assert random_run.summary.seeds == totals
     assert min(totals[name] for name in ("germinated", "blended", "pruned")) > 0, (
         "too tame to mean anything"
     )

@@ -8,7 +8,8 @@ from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.final_table import Summary
-from esper_soa.ops.rundir import RunFolder, resume_start
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.ops.start import resume_start
 from esper_soa.trainer import run
 
 

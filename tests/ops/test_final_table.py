@@ -11,7 +11,6 @@ from rich.console import Console
 
 from esper_soa.ops.final_table import (
     Pareto,
-    SeedCounts,
     Speed,
     Summary,
     print_summary,
@@ -31,7 +30,7 @@ SUMMARY = Summary(
     grown=HostScore("ppo", [Episode([50.0, 53.0], [7000.0, 8001.0], [49.5, 52.0], [3e9, 5e9])]),
     control=HostScore("wait", [Episode([48.0, 49.0], [6418.0, 6418.0], [48.0, 49.0], [2e9, 2e9])]),
     test_images=2000,
-    seeds=SeedCounts(germinated=9, blended=6, fossilized=4, pruned=2),
+    seeds={"germinated": 9, "blended": 6, "fossilized": 4, "pruned": 2},
     reward=-1.25,
     speed=Speed(env_steps=30, seconds=12.0, train_samples=256, val_samples=128, alpha_rows=2.5),
     wall_seconds=65.0,
