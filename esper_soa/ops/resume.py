@@ -140,21 +140,22 @@ def own_blueprints(settings: Mapping[str, object]) -> list[str]:
 
 def restore_learner(learner: Learner, saved: Saved, path: Path) -> None:
     """Give the learner its state back, all or nothing; CheckpointError where it does not fit."""
-    fault = unlike(saved.learner, learner.state_dict(), "learner")
-    if fault:
-        why = f"the learner does not fit this run ({one_line(fault)})"
-        raise CheckpointError(f"checkpoint {one_line(path)}: {why}")
-    learner.load_state_dict(saved.learner or {})
+    _restore(
+        learner, saved.learner, "learner", f" {one_line(path)}: the learner does not fit this run"
+    )
 
 
 def restore_policy(policy: RecurrentPolicy, saved: Saved) -> None:
     """Give the policy its weights back, all or nothing; CheckpointError where they do not fit."""
     weights = (saved.learner or {}).get("policy")
-    fault = unlike(weights, policy.state_dict(), "policy")
+    _restore(policy, weights, "policy", ": the policy does not fit its own settings")
+
+
+def _restore(part: Learner | RecurrentPolicy, state: object, name: str, told: str) -> None:
+    fault = unlike(state, part.state_dict(), name)
     if fault:
-        why = f"the policy does not fit its own settings ({one_line(fault)})"
-        raise CheckpointError(f"checkpoint: {why}")
-    policy.load_state_dict(cast(dict, weights))
+        raise CheckpointError(f"checkpoint{told} ({one_line(fault)})")
+    part.load_state_dict(cast(dict, state))
 
 
 def run_content(
@@ -205,8 +206,8 @@ def check_settings(saved: Saved, cfg: TrainConfig) -> list[str]:
         raise UserError(
             f"rounds={cfg.rounds}: must be at least {done}, which the checkpoint has done already"
         )
-    place = ("resume", "run_dir")
-    return [f"{name}: {change}" for name, change in found.items() if name not in place]
+    own = ("resume", "run_dir")
+    return [f"{name}: {change}" for name, change in found.items() if name not in own]
 
 
 def check_data(saved: Saved, images: ImageSet) -> None:
