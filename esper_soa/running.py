@@ -136,38 +136,35 @@ class Run:
         """Say what will be done, on which data and device, and by which kernels."""
         cfg = self.cfg
         images = self.world.images
-        nets = self.world.rules.nets
+        rules = self.world.rules
+        nets = rules.nets
+        host = cfg.task.host_name + " of your own" * is_reference(cfg.task.host)
+        slots = ", ".join(spec.name for spec in nets.shape.slots)
+        hosts = f"{self.world.sizes.num_envs} x {host}, {rules.reward.counts.host} parameters each"
+        work = (
+            f"{cfg.rounds} rounds of {cfg.steps} env-steps; T={cfg.train_samples} training and "
+            f"V={cfg.val_samples} validation images, batches of {cfg.batch_size}"
+        )
         for note in (f"{images.name}: {images.source}", *images.notes):
             LOGGER.info("data     %s", note)
         for finding in check_images(images) if images.num_classes is not None else ():
             LOGGER.warning("data     %s", finding)
-        host = cfg.task.host_name + " of your own" * is_reference(cfg.task.host)
-        size = self.world.rules.reward.counts.host
-        envs = self.world.sizes.num_envs
-        slots = ", ".join(spec.name for spec in nets.shape.slots)
-        LOGGER.info(f"hosts    {envs} x {host}, {size} parameters each, slots {slots}")
+        LOGGER.info("hosts    %s, slots %s", hosts, slots)
         for one in nets.shape.blueprints[len(BLUEPRINTS) :]:
             LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
-        LOGGER.info(
-            f"work     {cfg.rounds} rounds of {cfg.steps} env-steps; T={cfg.train_samples} "
-            f"training and V={cfg.val_samples} validation images, batches of {cfg.batch_size}"
-        )
+        LOGGER.info("work     %s", work)
         modes = "+".join(cfg.reward.modes)
         LOGGER.info("policy   %s, reward %s, on %s", cfg.policy.name, modes, self.place)
         LOGGER.info("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
-        LOGGER.info("memory   %s", plan_in_words(cfg, self.device, self.world.rules))
+        LOGGER.info("memory   %s", plan_in_words(cfg, self.device, rules))
         LOGGER.info("numbers  hosts compute in %s: %s", self.precision.name, self.precision.reason)
-        self._announce_kernels()
-
-    def _announce_kernels(self) -> None:
-        engine = self.world.rules.engine.chosen
-        kernels = self.world.kernels
+        engine = rules.engine.chosen
         LOGGER.log(WARNING if engine.fallback else INFO, "kernels  %s", engine.reason)
         for tried in engine.tried:
             LOGGER.info("kernels  %s", tried)
-        LOGGER.info("state    %s", kernels.reason)
-        LOGGER.info("graphs   %s", kernels.replay.reason)
-        for left_out in kernels.replay.left_out:
+        LOGGER.info("state    %s", self.world.kernels.reason)
+        LOGGER.info("graphs   %s", self.world.kernels.replay.reason)
+        for left_out in self.world.kernels.replay.left_out:
             LOGGER.warning("graphs   %s", left_out)
 
     def one_round(

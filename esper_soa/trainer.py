@@ -28,31 +28,33 @@ from esper_soa.running import Run, wants_control
 from esper_soa.telemetry.recorder import recording
 
 
-def open_run(
-    cfg: TrainConfig,
+def ready(
     within: Session,
-    checkpoint: Path | None,
+    cfg: TrainConfig,
+    checkpoint: Path | None = None,
     images: ImageSet | None = None,
     ranks: Ranks = ALONE,
 ) -> Run:
-    """A run at its start, or where `checkpoint`, of the first rank, stood.
+    """A run at its start, or where `checkpoint`, of the first rank, stood, told in the log.
 
-    Raises UserError where it cannot go on from there.
+    Raises UserError where it cannot go on from there, or memory does not suffice.
     """
     here = f"{ranks.count} here"
     check(cfg.ranks == ranks.count, "ranks", cfg.ranks, here, "esper-train starts ranks.")
     checkpoint = ranks.from_first(lambda: checkpoint)
-    if checkpoint is None:
-        if cfg.resume and ranks.first:
-            LOGGER.info("resume   no checkpoint was found: the run starts afresh")
-            resume.cut_back(within.folder, 0)
-        job = Run(cfg, within, images=images, ranks=ranks)
-        job.networks.go_back(0)
-    else:
-        job = _resumed(cfg, within, checkpoint, images, ranks)
-    if job.writes:
-        with within.unwritten.noting(within.folder.versions.name):
-            write_versions(within.folder, job.place, world_facts(job.world))
+    with naming_memory(UserError):
+        if checkpoint is not None:
+            job = _resumed(cfg, within, checkpoint, images, ranks)
+        else:
+            if cfg.resume and ranks.first:
+                LOGGER.info("resume   no checkpoint was found: the run starts afresh")
+                resume.cut_back(within.folder, 0)
+            job = Run(cfg, within, images=images, ranks=ranks)
+            job.networks.go_back(0)
+        if job.writes:
+            with within.unwritten.noting(within.folder.versions.name):
+                write_versions(within.folder, job.place, world_facts(job.world))
+    job.announce()
     return job
 
 
@@ -150,20 +152,6 @@ def run_within(
         job.write()
         raise
     return ended(job)
-
-
-def ready(
-    within: Session,
-    cfg: TrainConfig,
-    checkpoint: Path | None = None,
-    images: ImageSet | None = None,
-    ranks: Ranks = ALONE,
-) -> Run:
-    """`open_run`, told in the log; raises UserError where memory does not suffice, too."""
-    with naming_memory(UserError):
-        job = open_run(cfg, within, checkpoint, images, ranks)
-    job.announce()
-    return job
 
 
 def ended(job: Run) -> Summary:

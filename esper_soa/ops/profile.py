@@ -70,9 +70,7 @@ class PhaseProfile(NoProfile):
 
     def _restart(self) -> None:
         self.seconds = defaultdict[str, float](float)
-        self.fed = defaultdict[int, float](
-            float
-        )  # seconds for which feeds worked in this phase, by thread
+        self.fed = defaultdict[int, float](float)  # seconds of feeds in this phase, by thread
         self.begin = self.clock()
         self.phases = list[str]()  # on CUDA, and the events at their ends, after the first
         self.events = [_event()] if self.cuda else []
