@@ -176,13 +176,6 @@ def progress_bar(job: Run) -> Progress:
     cfg = job.cfg
     rounds = cfg.rounds + (min(cfg.control_rounds, cfg.rounds) if wants_control(cfg) else 0)
     total = rounds * cfg.envs * cfg.steps - job.done.cut_off
-    shown = Progress(
-        total,
-        job.within.console,
-        cfg.telemetry.progress,
-        cfg.telemetry.plain_interval,
-        done=job.env_steps,
-        after_step=job.heed,
-    )
+    shown = job.within.progress(total, cfg.telemetry, job.env_steps, job.heed)
     shown.below = job.table
     return shown

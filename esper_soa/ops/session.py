@@ -13,11 +13,12 @@ from typing import TextIO, TypeAlias, cast
 
 from rich.console import Console
 
+from esper_soa.config import TelemetryConfig
 from esper_soa.errors import PrunedError, RankLostError, UserError
 from esper_soa.ops.console import Outlet, outlet
 from esper_soa.ops.files import LOGGER, IncompleteError, LineFile, Unwritten, reason_of
 from esper_soa.ops.interrupt import Interrupted
-from esper_soa.ops.progress import say
+from esper_soa.ops.progress import Progress, say
 from esper_soa.ops.rundir import RunFolder, claimed
 
 # Rounds played, accuracy of the last in percent: whether to give up.
@@ -88,6 +89,18 @@ class Session:
             LOGGER.debug("ended: %s", error)
         elif error is not None and not isinstance(error, UserError):
             LOGGER.debug("ended by an error", exc_info=error)
+
+    def progress(
+        self,
+        total: int,
+        shown: TelemetryConfig,
+        done: int = 0,
+        after_step: Callable[[], None] | None = None,
+    ) -> Progress:
+        """What shows `total` env-steps on the console, as the settings say."""
+        told = after_step or self.look_at_console
+        interval = shown.plain_interval
+        return Progress(total, self.console, shown.progress, interval, done=done, after_step=told)
 
     def judge(self, rounds: int, accuracies: Sequence[float], save: Callable[[], None]) -> None:
         """Save and raise PrunedError where `accuracies` (percent) leave no hope for the run."""

@@ -1,5 +1,5 @@
-"""Where a run with given settings takes place and begins, and whether it has ended; and the runs in
-folders that a user names, with the settings of each.
+"""Where a run with given settings takes place and begins, and whether it has ended; and the runs,
+and the policies to start from, that a user names.
 
 A run folder is one whose config.yaml has rounds; a folder that holds some, as a sweep does, stands
 for all of them. Which rank of a run a process is, torchrun or the launcher of the package tells it
@@ -29,9 +29,10 @@ from esper_soa.ops.rundir import (
     open_run_folder,
     writable,
 )
-from esper_soa.ops.shipped import find_policy
 from esper_soa.paths import user_path
 
+POLICIES = Path(__file__).resolve().parents[1] / "policies"  # those that ship
+SUFFIX = ".policy"  # beside each lies its card, NAME.md
 DEPTH = 3  # folders below the given one in which runs are looked for: runs/<name>/<sweep>/<job>
 
 
@@ -149,6 +150,27 @@ def goes_on_in(folder: RunFolder, settings: TrainConfig) -> bool:
     there = read_settings(folder.config)
     own = {"resume": "", "run_dir": ""}
     return bool(there) and there | own == flat_settings(asdict(settings)) | own
+
+
+def shipped() -> list[str]:
+    """Names of the policies that ship, in order."""
+    return sorted(path.stem for path in POLICIES.glob(f"*{SUFFIX}"))
+
+
+def find_policy(init: str) -> Path:
+    """The file of the policy `init`: one that ships, a run folder (its newest checkpoint), a file.
+
+    A name goes before a folder of that name. Raises UserError, which lists the names, for none.
+    """
+    names = shipped()
+    if init in names:
+        return POLICIES / f"{init}{SUFFIX}"
+    if not user_path("policy.init", init).exists():
+        raise UserError(
+            f"policy.init={one_line(init)}: there is no such policy, run folder or checkpoint. "
+            f"Policies that ship: {', '.join(names) or 'none yet'}"
+        )
+    return find_checkpoint(init, "policy.init")
 
 
 def find_run_folders(given: Sequence[str | Path]) -> dict[str, Path]:
