@@ -200,6 +200,8 @@ def test_a_change_that_matters_is_refused_with_old_and_new(undisturbed: Path) ->
     assert "  policy.ppo.lr: 0.0003 -> 0.001\n" in told
     assert "  rounds:" not in told
     assert "These may change: name, device, run_dir, rounds," in told
+    with pytest.raises(UserError, match="rounds=3: must be at least 4"):
+        resumed(settings(rounds=3), undisturbed)
     assert contents(undisturbed) == before
 
 
@@ -217,11 +219,6 @@ def test_a_run_that_goes_on_with_another_engine_says_so(tmp_path: Path) -> None:
     assert changed in (tmp_path / "log.txt").read_text()
     (tmp_path / "versions.json").write_text("{}")
     resumed(settings("wait", rounds=3, compute=with_torch), tmp_path)
-
-
-def test_fewer_rounds_than_done_are_refused(undisturbed: Path) -> None:
-    with pytest.raises(UserError, match="rounds=3: must be at least 4"):
-        resumed(settings(rounds=3), undisturbed)
 
 
 def test_a_line_that_was_cut_off_and_lines_after_the_checkpoint_are_written_anew(
