@@ -92,7 +92,7 @@ class Run:
         self.recorder: NoRecorder = NO_RECORDER
         self.table = envs_table(cfg, self.world)
         self.trackers = openers(cfg.track)
-        self.told: Tracking | None = None
+        self.tracking: Tracking | None = None
         self.done = resume.Progressed()
         self.rounds_before = self.env_steps_before = 0  # that were done when this process went on
         self.control: HostScore | None = None
@@ -235,12 +235,12 @@ class Run:
         done.recent = [*done.recent, resume.Played.of(result)][-self.cfg.control_rounds :]
         self.held = self.content()
 
-    def tracking(self) -> Tracking:
+    def open_tracking(self) -> Tracking:
         """What tells the trackers of the rounds, until it is closed."""
         tracked = Tracked(self.folder.path, self.cfg.name, flat_settings(asdict(self.cfg)))
         told = Told(self.folder.path, self.done.rounds_done > 0, self.within.unwritten)
-        self.told = Tracking(self.trackers, tracked, told)
-        return self.told
+        self.tracking = Tracking(self.trackers, tracked, told)
+        return self.tracking
 
     def pareto(self) -> Pareto:
         """The trade-offs that the run has found so far."""
@@ -321,7 +321,7 @@ class Run:
         cfg = self.cfg
         done = self.done
         rows = done.alpha_rows / done.rounds_done
-        lacking = self.told.dropped if self.told is not None else {}
+        lacking = self.tracking.dropped if self.tracking is not None else {}
         return Summary(
             name=cfg.name,
             task=cfg.task.host_name,

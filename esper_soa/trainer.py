@@ -95,7 +95,7 @@ def played(job: Run) -> Generator[int, None, None]:
         job.recorder = opened.enter_context(
             recording(cfg, job.world, job.folder.path, job.within.unwritten, job.table)
         )
-        tracking = opened.enter_context(closing(job.tracking()))
+        tracking = opened.enter_context(closing(job.open_tracking()))
         for number in range(job.done.rounds_done, cfg.rounds):
             line, played = job.one_round(number, progress)
             tracking.log(line)

@@ -58,7 +58,7 @@ def played(folder: Path, trackers: Mapping[str, Opener]) -> tuple[list[dict], di
         job.trackers = dict(trackers)
         for _ in rounds_of(job):
             pass
-    return timeless(place.metrics), job.told.dropped
+    return timeless(place.metrics), job.tracking.dropped
 
 
 class Sinks(list[Sink]):
