@@ -259,6 +259,7 @@ def test_env_steps_per_second_count_collecting_and_updating(
     assert speed.eps == pytest.approx(speed.env_steps / seconds)
     assert (speed.train_samples, speed.val_samples) == (4, 16)
     assert played.summary.wall_seconds > seconds
+    assert played.summary.reward == pytest.approx(played.lines[-1]["reward"]["mean"])
 
 
 def test_the_summary_tells_the_last_round(
