@@ -16,7 +16,6 @@ from operator import sub
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import OmegaConf
 from rich.console import Console
@@ -30,13 +29,13 @@ from esper_soa.compose import compose_settings
 from esper_soa.config import TrainConfig, settings_yaml
 from esper_soa.controls import play_control
 from esper_soa.env.reward import final_rents
-from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.nets.datasets import load_images
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.device import apply_threads, resolve_device
 from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.progress import Progress
+from esper_soa.ops.resume import Played
 
 EXPERIMENT = "cifar_3seed"
 LEARNED = "learned"
@@ -73,13 +72,6 @@ class Data(NamedTuple):
     def stem(self) -> str:
         """Of the files of its units: name and images."""
         return f"{self.name}_{self.images[:8]}"
-
-
-class Grown(NamedTuple):
-    """How the hosts ended that the controls are set beside."""
-
-    parameters: list[float]  # of every host, with its seeds
-    topology: Topology
 
 
 class Job(NamedTuple):
@@ -190,11 +182,9 @@ def play_main(job: Job) -> None:
     units.write(key, {**unit, "seconds": seconds, "load": load})
 
 
-def grown_of(unit: Mapping) -> Grown:
+def grown_of(unit: Mapping) -> Played:
     """What the controls need to know of the learned policy's episode, from its unit."""
-    kinds = {"blueprint": torch.int64, "blend": torch.int64, "alpha": torch.float64}
-    parts = {name: torch.tensor(unit["topology"][name], dtype=kind) for name, kind in kinds.items()}
-    return Grown(unit["parameters"], Topology(**parts))
+    return Played(unit["accuracy"], unit["parameters"], unit["train_flop"], **unit["topology"])
 
 
 def unit(world: World, result: RoundResult) -> Facts:

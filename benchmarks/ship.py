@@ -35,8 +35,7 @@ from esper_soa.ops.pretrained import save_policy
 from esper_soa.ops.progress import duration
 from esper_soa.ops.resume import read_run
 from esper_soa.ops.rundir import RunFolder, find_checkpoint
-from esper_soa.ops.shipped import POLICIES, SUFFIX
-from esper_soa.ops.start import finished_accuracy
+from esper_soa.ops.start import POLICIES, SUFFIX, finished_accuracy
 from esper_soa.ranges import NAME_PATTERN
 
 PLANS = ROOT / "benchmarks" / "conf" / "ship"

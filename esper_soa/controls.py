@@ -6,15 +6,13 @@ round, env and env-step, and by nothing that a policy or a size changes.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TypeAlias
 
 from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.build import build_world, rule_player
 from esper_soa.config import CONTROLS, TrainConfig
 from esper_soa.env.config import RewardConfig
-from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.errors import check_choice
 from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, MAX_CHANNELS, TaskConfig
@@ -22,19 +20,10 @@ from esper_soa.nets.host import host_shape
 from esper_soa.nets.own_parts import task_slots
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.metrics import RoundResult
+from esper_soa.ops.resume import Played
 from esper_soa.registry import is_reference
 
-
-class Grown(Protocol):
-    """How the hosts ended that the control is set beside; a RoundResult is one."""
-
-    @property
-    def parameters(self) -> Sequence[float]:
-        """Of every host, with its seeds."""
-
-    @property
-    def topology(self) -> Topology:
-        """What every host ended with."""
+Grown: TypeAlias = RoundResult | Played  # how the hosts ended that the control is set beside
 
 
 def play_control(

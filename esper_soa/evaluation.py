@@ -170,16 +170,8 @@ def evaluate_within(within: Session, cfg: EvaluateConfig) -> list[Verdict]:
         world = build_world(run, device, FRESH_SEEDS + cfg.seed)
     data = announce(within, checkpoint, saved, world)
     agents = {name: build_agent(name, run, world, saved) for name in cfg.policies}
-    telemetry = run.telemetry
     total = len(agents) * cfg.episodes * run.envs * run.steps
-    shown = Progress(
-        total,
-        within.console,
-        telemetry.progress,
-        telemetry.plain_interval,
-        after_step=within.look_at_console,
-    )
-    with shown as progress, naming_memory(OutOfRoomError):
+    with within.progress(total, run.telemetry) as progress, naming_memory(OutOfRoomError):
         scores = {
             name: score(world, agent, cfg.episodes, progress, name)
             for name, agent in agents.items()

@@ -1,12 +1,12 @@
 """What Hydra calls: where a run or sweep goes, and what a job of it does; and what `--plan` asks.
 
-A job composes and checks the settings, opens a session in its folder, which is Hydra's, and hands
-over to the trainer or to the evaluation; of a sweep it has a process of its own (sweep/jobs.py).
+A job checks its settings, opens a session in its folder, which is Hydra's, and hands over to the
+trainer or the evaluation; of a sweep it has a process of its own (sweep/jobs.py).
 """
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,7 +50,8 @@ HYDRA_FOLDER = ".hydra"  # what Hydra keeps of a job, under the names that its t
 
 
 class Folders(Callback):
-    """Decides, before Hydra makes any folder, where a run goes; ends the program for nowhere.
+    """Decides, before Hydra makes any folder, where a run goes; ends the program for nowhere, as
+    Hydra drops exceptions.
 
     A run goes to hydra.run.dir, which is run_dir unless set otherwise, a sweep to hydra.sweep.dir
     likewise; where neither is set, to a folder of its name and the time. A run that goes on stays
@@ -59,13 +60,15 @@ class Folders(Callback):
 
     def on_run_start(self, config: DictConfig, **_: object) -> None:
         """Set hydra.run.dir to the folder of the run, which is made."""
-        folder = str(_or_exit(_run_folder, config))
-        with read_write(config.hydra):
-            config.hydra.run.dir = folder
+        HydraConfig.instance().set_config(config)
+        with refused(), read_write(config.hydra):
+            config.hydra.run.dir = str(_run_folder(config))
 
     def on_multirun_start(self, config: DictConfig, **_: object) -> None:
         """Set hydra.sweep.dir, for the sweep and its jobs' configurations, to a new folder."""
-        folder = str(_or_exit(_sweep_folder, config))
+        HydraConfig.instance().set_config(config)
+        with refused():
+            folder = str(_sweep_folder(config))
         with read_write(config.hydra):
             config.hydra.sweep.dir = folder
             take_our_launchers(config.hydra)
@@ -144,11 +147,6 @@ def settled_training(composed: DictConfig, before: JobRecord | None) -> JobRecor
     settings = settings_from(composed)
     job = this_job()
     check_job(settings)
-    if is_search(HydraConfig.get()) and settings.ranks > 1:
-        pruner = HydraConfig.get().sweeper["pruner"]
-        remedy = "The processes of a run cannot be ended by what one of them is told."
-        allowed = f"none with ranks={settings.ranks}"
-        check(pruner == "none", "hydra.sweeper.pruner", pruner, allowed, remedy)
     folder = RunFolder(Path(job.folder))
     accuracy = finished_accuracy(folder, settings)
     if accuracy is not None:
@@ -199,32 +197,30 @@ def keep_settings(within: Session, resolved_yaml: str, composed: DictConfig) -> 
 def check_job(settings: TrainConfig) -> None:
     """Raise UserError for what a job of a sweep cannot have."""
     sweep = Path(HydraConfig.get().sweep.dir)
-    if place() is not None:
-        raise UserError(
-            "a sweep cannot run under torchrun, whose processes are the ranks of one run: set "
-            "ranks=K"
-        )
-    _check_shared(settings.resume)
+    _check_sweep(settings.resume)
     if settings.run_dir and user_path("run_dir", settings.run_dir).resolve() != sweep.resolve():
         raise UserError(
             f"run_dir={settings.run_dir}: the folders of this sweep are in {sweep}. Give run_dir "
             "one value, or set hydra.sweep.dir and hydra.sweep.subdir"
         )
+    if is_search(HydraConfig.get()) and settings.ranks > 1:
+        pruner = HydraConfig.get().sweeper["pruner"]
+        remedy = "The processes of a run cannot be ended by what one of them is told."
+        allowed = f"none with ranks={settings.ranks}"
+        check(pruner == "none", "hydra.sweeper.pruner", pruner, allowed, remedy)
 
 
-def _check_shared(resume: str) -> None:
-    """Raise UserError for a checkpoint that all jobs of a sweep would go on from."""
+def _check_sweep(resume: str) -> None:
+    """Raise UserError for ranks of torchrun, and a checkpoint that all jobs would go on from."""
+    if place() is not None:
+        raise UserError(
+            "a sweep cannot be started by torchrun, each process of which would start it. Give "
+            "ranks=K"
+        )
     if resume not in ("", "auto"):
         raise UserError(
             f"resume={resume}: the jobs of a sweep cannot share a checkpoint; take resume=auto"
         )
-
-
-def _or_exit(decide: Callable[[DictConfig], Path], config: DictConfig) -> Path:
-    """The folder that `decide` finds; ends the program for none: Hydra drops exceptions."""
-    HydraConfig.instance().set_config(config)
-    with refused():
-        return decide(config)
 
 
 def _run_folder(config: DictConfig) -> Path:
@@ -244,12 +240,7 @@ def _run_folder(config: DictConfig) -> Path:
 def _sweep_folder(config: DictConfig) -> Path:
     """The folder of a sweep; with resume=auto that of the newest sweep of the name."""
     resume = "" if OmegaConf.get_type(config) is EvaluateConfig else config.resume
-    _check_shared(resume)
-    if place() is not None:
-        raise UserError(
-            "a sweep cannot be started by torchrun, each process of which would start it. Give "
-            "ranks=K"
-        )
+    _check_sweep(resume)
     asked = _asked_folder(config, "hydra.sweep.dir")
     check_slurm(config.hydra, bool(asked), resume)
     return open_sweep_folder(asked, config.name, resume == "auto")

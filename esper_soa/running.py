@@ -1,13 +1,11 @@
 """A run in progress: what is built once, what a round does, and what a checkpoint would hold now.
 
-Where ranks share out the envs, all have one alike, of what is worked out over all envs, and that of
-the first rank writes.
+Where ranks share out the envs, each has one, all alike, and that of the first rank writes.
 """
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from logging import INFO, WARNING
 from operator import sub
@@ -19,10 +17,10 @@ import torch
 from esper_soa.agent.config import SCRATCH
 from esper_soa.build import build_player, build_worlds
 from esper_soa.config import TrainConfig, flat_settings
-from esper_soa.controls import play_control
+from esper_soa.controls import Grown, play_control
 from esper_soa.env.outcome import hypervolume, trade_offs
 from esper_soa.env.reward import final_rents
-from esper_soa.errors import RankLostError, check
+from esper_soa.errors import check
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.precision import choose_precision
@@ -38,7 +36,7 @@ from esper_soa.ops.device import (
     resolve_device,
     take_device,
 )
-from esper_soa.ops.final_table import Pareto, SeedCounts, Speed, Summary
+from esper_soa.ops.final_table import SEEDS, Pareto, Speed, Summary
 from esper_soa.ops.interrupt import STOPPING, Interrupted, Requests
 from esper_soa.ops.json_lines import Json
 from esper_soa.ops.memory import plan_in_words
@@ -46,7 +44,7 @@ from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.networks import Networks
 from esper_soa.ops.profile import make_profile
 from esper_soa.ops.progress import LOGGER, Progress
-from esper_soa.ops.rundir import drop_unfinished, rounds_of
+from esper_soa.ops.rundir import rounds_of
 from esper_soa.ops.session import Session
 from esper_soa.ops.verdict import Episode, HostScore, control_words
 from esper_soa.ranks import ALONE, Ranks
@@ -56,11 +54,6 @@ from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder, envs_table, re
 from esper_soa.telemetry.tracking import Told, Tracked, Tracking, openers
 
 NEWEST = "the newest checkpoint"  # what it is called where it could not be written
-
-
-def from_scratch(cfg: TrainConfig) -> TrainConfig:
-    """The settings without a policy to start from: a run that goes on has its own."""
-    return replace(cfg, policy=replace(cfg.policy, init=SCRATCH))
 
 
 class Run:
@@ -91,14 +84,15 @@ class Run:
         self.world = build_worlds(cfg, self.device, images, ranks)
         self.precision = choose_precision(cfg.compute.precision, self.device)
         self.place = device_name(self.device, self.world.rules.nets.workers, self.precision.name)
-        self.player = build_player(from_scratch(cfg) if resumed else cfg, self.world)
+        own = replace(cfg, policy=replace(cfg.policy, init=SCRATCH)) if resumed else cfg
+        self.player = build_player(own, self.world)
         self.watch = Watch(cfg.telemetry.anomaly)
         self.profile = make_profile(cfg.profile, self.device, self.folder.path)
         self.networks = Networks(self.folder, within.unwritten, cfg, self.world)
         self.recorder: NoRecorder = NO_RECORDER
         self.table = envs_table(cfg, self.world)
         self.trackers = openers(cfg.track)
-        self.lacking: dict[str, int] = {}  # lines that trackers were not given, by their names
+        self.tracking: Tracking | None = None
         self.done = resume.Progressed()
         self.rounds_before = self.env_steps_before = 0  # that were done when this process went on
         self.control: HostScore | None = None
@@ -118,8 +112,6 @@ class Run:
         self.env_steps_before = self.env_steps
         LOGGER.info("resume   %s: %d of %d rounds are done", path.name, done, self.cfg.rounds)
         if self.writes:
-            for name in drop_unfinished(self.folder, done):
-                LOGGER.warning("resume   %s is dropped: this run makes its rounds anew", name)
             resume.cut_back(self.folder, done)
         self.networks.go_back(done)
 
@@ -144,39 +136,35 @@ class Run:
         """Say what will be done, on which data and device, and by which kernels."""
         cfg = self.cfg
         images = self.world.images
-        nets = self.world.rules.nets
-        LOGGER.info("data     %s: %s", images.name, images.source)
-        for note in images.notes:
+        rules = self.world.rules
+        nets = rules.nets
+        host = cfg.task.host_name + " of your own" * is_reference(cfg.task.host)
+        slots = ", ".join(spec.name for spec in nets.shape.slots)
+        hosts = f"{self.world.sizes.num_envs} x {host}, {rules.reward.counts.host} parameters each"
+        work = (
+            f"{cfg.rounds} rounds of {cfg.steps} env-steps; T={cfg.train_samples} training and "
+            f"V={cfg.val_samples} validation images, batches of {cfg.batch_size}"
+        )
+        for note in (f"{images.name}: {images.source}", *images.notes):
             LOGGER.info("data     %s", note)
         for finding in check_images(images) if images.num_classes is not None else ():
             LOGGER.warning("data     %s", finding)
-        host = cfg.task.host_name + " of your own" * is_reference(cfg.task.host)
-        size = self.world.rules.reward.counts.host
-        envs = self.world.sizes.num_envs
-        slots = ", ".join(spec.name for spec in nets.shape.slots)
-        LOGGER.info(f"hosts    {envs} x {host}, {size} parameters each, slots {slots}")
+        LOGGER.info("hosts    %s, slots %s", hosts, slots)
         for one in nets.shape.blueprints[len(BLUEPRINTS) :]:
             LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
-        LOGGER.info(
-            f"work     {cfg.rounds} rounds of {cfg.steps} env-steps; T={cfg.train_samples} "
-            f"training and V={cfg.val_samples} validation images, batches of {cfg.batch_size}"
-        )
+        LOGGER.info("work     %s", work)
         modes = "+".join(cfg.reward.modes)
         LOGGER.info("policy   %s, reward %s, on %s", cfg.policy.name, modes, self.place)
         LOGGER.info("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
-        LOGGER.info("memory   %s", plan_in_words(cfg, self.device, self.world.rules))
+        LOGGER.info("memory   %s", plan_in_words(cfg, self.device, rules))
         LOGGER.info("numbers  hosts compute in %s: %s", self.precision.name, self.precision.reason)
-        self._announce_kernels()
-
-    def _announce_kernels(self) -> None:
-        engine = self.world.rules.engine.chosen
-        kernels = self.world.kernels
+        engine = rules.engine.chosen
         LOGGER.log(WARNING if engine.fallback else INFO, "kernels  %s", engine.reason)
         for tried in engine.tried:
             LOGGER.info("kernels  %s", tried)
-        LOGGER.info("state    %s", kernels.reason)
-        LOGGER.info("graphs   %s", kernels.replay.reason)
-        for left_out in kernels.replay.left_out:
+        LOGGER.info("state    %s", self.world.kernels.reason)
+        LOGGER.info("graphs   %s", self.world.kernels.replay.reason)
+        for left_out in self.world.kernels.replay.left_out:
             LOGGER.warning("graphs   %s", left_out)
 
     def one_round(
@@ -204,14 +192,15 @@ class Run:
         self.profile.report(label)
         for anomaly in self.watch.look(update):
             LOGGER.warning("round %d  %s: %s", number + 1, anomaly.name, anomaly.message)
-        self.count(result, collect_seconds + update_seconds)
+        seconds = collect_seconds + update_seconds
+        self.count(result, seconds)
         self.networks.follow(result.standing, self.done.rounds_done)
         line: dict[str, Json] = {
             "round": number + 1,
             "env_steps": self.env_steps,
             **result.record,
             "pareto": asdict(self.pareto()),
-            "eps": result.env_steps / (collect_seconds + update_seconds),
+            "eps": result.env_steps / seconds,
             "collect_seconds": collect_seconds,
             "update_seconds": update_seconds,
             "update": update,
@@ -246,17 +235,12 @@ class Run:
         done.recent = [*done.recent, resume.Played.of(result)][-self.cfg.control_rounds :]
         self.held = self.content()
 
-    @contextmanager
-    def tracking(self) -> Iterator[Tracking]:
-        """What tells the trackers of the rounds; at its end it is known what they lack."""
-        settings = flat_settings(asdict(self.cfg))
+    def open_tracking(self) -> Tracking:
+        """What tells the trackers of the rounds, until it is closed."""
+        tracked = Tracked(self.folder.path, self.cfg.name, flat_settings(asdict(self.cfg)))
         told = Told(self.folder.path, self.done.rounds_done > 0, self.within.unwritten)
-        opened = Tracking(self.trackers, Tracked(self.folder.path, self.cfg.name, settings), told)
-        try:
-            yield opened
-        finally:
-            opened.close()
-            self.lacking = opened.dropped
+        self.tracking = Tracking(self.trackers, tracked, told)
+        return self.tracking
 
     def pareto(self) -> Pareto:
         """The trade-offs that the run has found so far."""
@@ -308,36 +292,26 @@ class Run:
             if not requests.heeded(number) and number in STOPPING:
                 raise stop
 
-    @contextmanager
-    def saved_where_ranks_are_lost(self) -> Iterator[None]:
-        """Write the checkpoint of the rounds done where another rank ends the context."""
-        try:
-            yield
-        except RankLostError:
-            self.write()
-            raise
-
     def play_control(self, progress: Progress) -> None:
         """Have the control, where there is one, play the last rounds."""
         cfg = self.cfg
-        recent = self.done.recent
         if not wants_control(cfg):
             return
+        recent = self.done.recent
         label = control_words(cfg.control)
         played = [
             play_control(cfg.control, cfg, self.world, grown, Round(number, progress, label))
             for number, grown in enumerate(recent, self.done.rounds_done - len(recent))
         ]
         self.control_cut_off = sum(map(self.cut_off, played))
-        self.control = self.score(cfg.control, [resume.Played.of(result) for result in played])
+        self.control = self.score(cfg.control, played)
 
-    def score(self, name: str, played: Sequence[resume.Played]) -> HostScore:
+    def score(self, name: str, played: Sequence[Grown]) -> HostScore:
         """The rounds of the player `name` for the final table; all pay rent by the run's host."""
-        host = self.world.rules.reward.counts.host
-        reward = self.world.rules.reward.config
+        reward = self.world.rules.reward
         episodes = []
         for one in played:
-            rents = final_rents(one.parameters, host, reward)
+            rents = final_rents(one.parameters, reward.counts.host, reward.config)
             net = [*map(sub, one.accuracies, rents)]
             episodes.append(Episode(one.accuracies, one.parameters, net, one.train_flop))
         return HostScore(name, episodes)
@@ -345,9 +319,9 @@ class Run:
     def summarise(self) -> Summary:
         """What the final table says."""
         cfg = self.cfg
-        sizes = self.world.sizes
         done = self.done
         rows = done.alpha_rows / done.rounds_done
+        lacking = self.tracking.dropped if self.tracking is not None else {}
         return Summary(
             name=cfg.name,
             task=cfg.task.host_name,
@@ -360,9 +334,9 @@ class Run:
             grown=self.score(cfg.policy.name, done.recent),
             control=self.control,
             test_images=len(self.world.images.test_labels),
-            seeds=SeedCounts(**{name: done.seeds[name] for name in resume.SEEDS}),
+            seeds={name: done.seeds[name] for name in SEEDS},
             reward=sum(done.rewards) / len(done.rewards),
-            speed=Speed(self.env_steps, done.seconds, sizes.train_samples, sizes.val_samples, rows),
+            speed=Speed(self.env_steps, done.seconds, cfg.train_samples, cfg.val_samples, rows),
             wall_seconds=time.monotonic() - self.started,
             pareto=self.pareto(),
             rollbacks=done.seeds.get("rollbacks", 0),
@@ -370,7 +344,7 @@ class Run:
             env_steps_before=self.env_steps_before,
             control_cut_off=self.control_cut_off,
             policy_init=cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH,
-            telemetry=recorded(cfg.telemetry.level, self.recorder, self.lacking),
+            telemetry=recorded(cfg.telemetry.level, self.recorder, lacking),
         )
 
 

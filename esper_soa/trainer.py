@@ -1,19 +1,17 @@
 """The main job: build everything from the settings, then collect, update, log and save, in rounds.
 
-A round is one episode of every env followed by one policy update; scripted policies
-go through the same rounds without the update. A round that is interrupted counts for nothing: the
-resumed run plays it again from its start. Where ranks share out the envs, all run this alike, on
-what is worked out over all envs, and the first one writes.
+A round is one episode of every env followed by one policy update, where the policy learns. A round
+that is interrupted counts for nothing: the resumed run plays it again from its start.
 """
 
 from collections.abc import Generator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
 from esper_soa.build import world_facts
 from esper_soa.config import TrainConfig, settings_yaml
-from esper_soa.errors import OutOfRoomError, UserError, check
+from esper_soa.errors import OutOfRoomError, RankLostError, UserError, check
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.ops import resume
 from esper_soa.ops.device import resolve_device
@@ -22,13 +20,7 @@ from esper_soa.ops.interrupt import signals_noted
 from esper_soa.ops.json_lines import MetricsWriter
 from esper_soa.ops.memory import naming_memory
 from esper_soa.ops.progress import LOGGER, Progress
-from esper_soa.ops.rundir import (
-    RunFolder,
-    engine_changes,
-    passed_over,
-    write_config,
-    write_versions,
-)
+from esper_soa.ops.rundir import RunFolder, passed_over, write_config, write_versions
 from esper_soa.ops.session import Session, session
 from esper_soa.ranks import ALONE, Ranks
 from esper_soa.report.end import leave_report
@@ -36,31 +28,33 @@ from esper_soa.running import Run, wants_control
 from esper_soa.telemetry.recorder import recording
 
 
-def open_run(
-    cfg: TrainConfig,
+def ready(
     within: Session,
-    checkpoint: Path | None,
+    cfg: TrainConfig,
+    checkpoint: Path | None = None,
     images: ImageSet | None = None,
     ranks: Ranks = ALONE,
 ) -> Run:
-    """A run at its start, or where `checkpoint`, of the first rank, stood.
+    """A run at its start, or where `checkpoint`, of the first rank, stood, told in the log.
 
-    Raises UserError where it cannot go on from there.
+    Raises UserError where it cannot go on from there, or memory does not suffice.
     """
     here = f"{ranks.count} here"
     check(cfg.ranks == ranks.count, "ranks", cfg.ranks, here, "esper-train starts ranks.")
     checkpoint = ranks.from_first(lambda: checkpoint)
-    if checkpoint is None:
-        if cfg.resume and ranks.first:
-            LOGGER.info("resume   no checkpoint was found: the run starts afresh")
-            resume.cut_back(within.folder, 0)
-        job = Run(cfg, within, images=images, ranks=ranks)
-        job.networks.go_back(0)
-    else:
-        job = _resumed(cfg, within, checkpoint, images, ranks)
-    if job.writes:
-        with within.unwritten.noting(within.folder.versions.name):
-            write_versions(within.folder, job.place, world_facts(job.world))
+    with naming_memory(UserError):
+        if checkpoint is not None:
+            job = _resumed(cfg, within, checkpoint, images, ranks)
+        else:
+            if cfg.resume and ranks.first:
+                LOGGER.info("resume   no checkpoint was found: the run starts afresh")
+                resume.cut_back(within.folder, 0)
+            job = Run(cfg, within, images=images, ranks=ranks)
+            job.networks.go_back(0)
+        if job.writes:
+            with within.unwritten.noting(within.folder.versions.name):
+                write_versions(within.folder, job.place, world_facts(job.world))
+    job.announce()
     return job
 
 
@@ -82,7 +76,7 @@ def _resumed(
     for change in changed:
         LOGGER.info("resume   changed %s", change)
     engine = job.world.rules.engine.chosen.name
-    for change in (*resume.version_changes(saved), *engine_changes(folder, engine)):
+    for change in resume.version_changes(saved, folder, engine):
         LOGGER.warning("resume   changed %s", change)
     return job
 
@@ -101,7 +95,7 @@ def played(job: Run) -> Generator[int, None, None]:
         job.recorder = opened.enter_context(
             recording(cfg, job.world, job.folder.path, job.within.unwritten, job.table)
         )
-        tracking = opened.enter_context(job.tracking())
+        tracking = opened.enter_context(closing(job.open_tracking()))
         for number in range(job.done.rounds_done, cfg.rounds):
             line, played = job.one_round(number, progress)
             tracking.log(line)
@@ -150,24 +144,14 @@ def run_within(
     checkpoint. OutOfRoomError where memory ran out.
     """
     job = ready(within, cfg, checkpoint, images, ranks)
-    with signals_noted() as job.requests, job.saved_where_ranks_are_lost():
-        for _ in played(job):
-            pass
+    try:
+        with signals_noted() as job.requests:
+            for _ in played(job):
+                pass
+    except RankLostError:
+        job.write()
+        raise
     return ended(job)
-
-
-def ready(
-    within: Session,
-    cfg: TrainConfig,
-    checkpoint: Path | None = None,
-    images: ImageSet | None = None,
-    ranks: Ranks = ALONE,
-) -> Run:
-    """`open_run`, told in the log; raises UserError where memory does not suffice, too."""
-    with naming_memory(UserError):
-        job = open_run(cfg, within, checkpoint, images, ranks)
-    job.announce()
-    return job
 
 
 def ended(job: Run) -> Summary:
@@ -192,13 +176,6 @@ def progress_bar(job: Run) -> Progress:
     cfg = job.cfg
     rounds = cfg.rounds + (min(cfg.control_rounds, cfg.rounds) if wants_control(cfg) else 0)
     total = rounds * cfg.envs * cfg.steps - job.done.cut_off
-    shown = Progress(
-        total,
-        job.within.console,
-        cfg.telemetry.progress,
-        cfg.telemetry.plain_interval,
-        done=job.env_steps,
-        after_step=job.heed,
-    )
+    shown = job.within.progress(total, cfg.telemetry, job.env_steps, job.heed)
     shown.below = job.table
     return shown

@@ -49,6 +49,11 @@ class Forks:
         return said
 
 
+def slow(*case: object) -> object:
+    """A case of the slow lane."""
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     """Where a run of one round lies, in `run`."""
@@ -67,9 +72,9 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
             ["checkpoint=run", "run_dir=judged", "policies=[wait]", "episodes=1"],
             "judged/evaluation.json",
         ),
-        ("export", ["run", "format=safetensors", "to=out"], "out/best.safetensors"),
+        slow("export", ["run", "format=safetensors", "to=out"], "out/best.safetensors"),
         ("report.write", ["run"], "run/report.html"),
-        (
+        slow(
             "compare",
             ["a=policy=wait", "b=policy=random", "seeds=1", "out=study", *SHORT],
             "study/compare.json",

@@ -22,7 +22,7 @@ from esper_soa.nets.host import host_shape
 from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.progress import Progress
-from esper_soa.vocabulary import BLUEPRINT_NAMES, RUNNING_STAGES, Blend, Stage
+from esper_soa.vocabulary import BLUEPRINT_NAMES
 
 ROUND = 3
 SCHEDULE = ScheduleConfig(
@@ -194,24 +194,3 @@ def test_no_host_is_widened_beyond_what_a_block_may_have() -> None:
 def test_other_controls_are_refused_by_name(world: World, grown: RoundResult) -> None:
     with pytest.raises(SettingError, match="control=none: must be one of " + ", ".join(CONTROLS)):
         control("none", world, grown)
-
-
-def test_a_seed_costs_from_the_env_step_on_in_which_it_is_first_trained(
-    world: World, scheduled: Witnessed
-) -> None:
-    """Sums by hand before every env-step."""
-    code = BLUEPRINT_NAMES.index("depthwise")
-    costs = world.flop
-    total = 0.0
-    first = None
-    for step in range(CFG.steps):
-        total += costs.host
-        stages = scheduled.states[step - 1].slots.stage[1].tolist() if step else [Stage.EMPTY] * 2
-        for slot, stage in enumerate(stages):
-            if stage in RUNNING_STAGES:
-                first = step if first is None else first
-                total += costs.seed[slot, code].item()
-                total += 0.0 if stage == Stage.TRAINING else costs.gate[slot].item()
-    assert scheduled.result.train_flop[1] == pytest.approx(CFG.train_samples * total)
-    assert first == 2  # germinated after env-step 1, advanced after 2, so trained in 3
-    assert (scheduled.states[-1].slots.blend == Blend.GATE).all()

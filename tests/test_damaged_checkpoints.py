@@ -1,21 +1,20 @@
 """A checkpoint damaged on the disk costs the rounds since the one before it, not the run."""
 
 import json
-import os
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import warm
+from program import finished
 from tiny_runs import fresh, records, settings
 
 from esper_soa.config import EvaluateConfig
 from esper_soa.evaluation import evaluate
 from esper_soa.ops.resume import read_run
-from esper_soa.ops.rundir import RunFolder, resume_start
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.ops.start import resume_start
 from esper_soa.trainer import run
 
 CPU = torch.device("cpu")
@@ -86,22 +85,15 @@ def test_an_evaluation_of_the_folder_takes_the_newest_whole_checkpoint_and_names
 
 
 @pytest.mark.parametrize(
-    ("module", "given"), [("train", b"'x\xff'"), ("evaluate", b"'~nosuchuser/x'")]
+    ("program", "setting", "given"),
+    [("train", "run_dir", "x\udcff"), ("evaluate", "checkpoint", "~nosuchuser/x")],
 )
 def test_a_path_that_cannot_be_one_ends_with_status_2_and_one_line(
-    tmp_path: Path, module: str, given: bytes
+    tmp_path: Path, program: str, setting: str, given: str
 ) -> None:
-    setting = {"train": b"run_dir", "evaluate": b"checkpoint"}[module]
-    done = warm.run(
-        [sys.executable, "-m", f"esper_soa.{module}", setting + b"=" + given],
-        cwd=tmp_path,
-        env=os.environ | {"HYDRA_FULL_ERROR": "0"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = finished(f"{setting}='{given}'", folder=tmp_path, program=program)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {setting.decode()}=")
+    assert done.stderr.startswith(f"error: {setting}=")
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []

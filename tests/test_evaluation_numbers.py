@@ -2,14 +2,12 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from program import finished
 from test_resume import CPU, fresh, settings
 from witness import Witnessed, witnessed_round
 
@@ -133,19 +131,6 @@ def test_every_policy_plays_on_the_fresh_seed_that_was_asked_for(
         rent = min(1.5, 0.5 * math.log1p((size - host) / max(host, 200)))
         assert net == pytest.approx(accuracy - rent)
     assert (own["parameters"] == [host] * 4) == (name == "wait")
-
-
-@pytest.mark.parametrize("seed", [SEED, 2**31])
-def test_it_does_not_play_on_seeds_of_training_nor_on_those_of_another_evaluation(
-    found: dict, trained: Path, saved: Saved, seed: int
-) -> None:
-    other = build_world(evaluation_settings(saved, asked(trained)), CPU, seed)
-    rewards = [
-        reward
-        for played in by_hand(other, WaitPolicy())
-        for reward in played.rewards().sum(0).tolist()
-    ]
-    assert rewards != pytest.approx(samples(found, "wait")["reward"])
 
 
 def test_means_and_leads_are_those_of_the_samples_pair_by_pair(found: dict) -> None:
@@ -286,17 +271,10 @@ def test_a_checkpoint_with_foreign_settings_is_refused(trained: Path) -> None:
         evaluation_settings(saved, asked(trained))
 
 
-def test_the_command_line_refuses_a_path_that_leads_nowhere_and_needs_no_torch_for_it(
+def test_the_command_line_refuses_a_path_that_leads_nowhere(
     tmp_path: Path,
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "esper_soa.evaluate", "checkpoint=nowhere"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ | {"HYDRA_FULL_ERROR": "0"},
-    )
+    done = finished("checkpoint=nowhere", folder=tmp_path, program="evaluate")
     assert done.returncode == 2
     assert done.stderr == "error: checkpoint=nowhere: there is no such file or folder\n"
     assert list(tmp_path.iterdir()) == []

@@ -61,7 +61,7 @@ def test_a_wider_control_needs_nothing_of_what_was_made_for_the_hosts_of_the_run
     summary = fresh(
         replace(cfg, reward=replace(cfg.reward, mode="parts_of_users:second")), tmp_path
     )
-    assert summary.seeds.germinated > 0
+    assert summary.seeds["germinated"] > 0
     assert summary.control is not None
 
 

@@ -1,41 +1,31 @@
 """Whole runs on own images: by command line, on both engines of a CPU, resumed, refused by name."""
 
 import json
+import shlex
 from pathlib import Path
 
 import own_files
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from tiny_runs import records
 
 import esper_soa
 from esper_soa.build import build_world
-from esper_soa.config import EvaluateConfig, TrainConfig, register_schema, settings_from
+from esper_soa.compose import compose_settings
+from esper_soa.config import EvaluateConfig, TrainConfig
 from esper_soa.errors import SettingError, UserError
 from esper_soa.evaluation import evaluate
 from esper_soa.nets.datasets import ImageSet
 from esper_soa.ops import memory
 from esper_soa.ops.memory import needs
-from esper_soa.ops.rundir import RunFolder, open_run_folder, resume_start
-from esper_soa.paths import config_dir
+from esper_soa.ops.rundir import RunFolder, open_run_folder
+from esper_soa.ops.start import resume_start
 from esper_soa.trainer import run
 
 CPU = torch.device("cpu")
-OWN = (
-    "+experiment=smoke",
-    "data=npz",
-    "task.num_classes=3",
-    "envs=2",
-    "rounds=2",
-    "steps=3",
-    "train_samples=16",
-    "val_samples=16",
-    "batch_size=8",
-    "control=none",
-    "report=false",
-    "checkpoint_every=1",
-    "telemetry.progress=off",
+OWN = shlex.split(
+    "data=npz task.num_classes=3 envs=2 rounds=2 steps=3 train_samples=16 val_samples=16 "
+    "batch_size=8 control=none report=false checkpoint_every=1 telemetry.progress=off"
 )
 TIMINGS = ("eps", "collect_seconds", "update_seconds")
 
@@ -46,9 +36,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def settings(*overrides: str) -> TrainConfig:
-    register_schema()
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        return settings_from(compose("train", [*OWN, *overrides]))
+    return compose_settings("smoke", [*OWN, *overrides])
 
 
 def play(folder: Path, *overrides: str, images: ImageSet | None = None) -> Path:
@@ -174,27 +162,18 @@ def test_findings_are_warnings_of_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (
-            ("train_samples=64",),
-            "train_samples=64: must be at most 48, the training images of spots",
-        ),
-        (("val_samples=25",), "val_samples=25: must be at most 24, the test images of spots"),
-        (
-            ("data.split=true", "envs=7", "data.val=for_test"),
-            "envs=7: must be at most 6 with data.split=true",
-        ),
-        (
-            ("data.split=true", "envs=17", "data.val=for_test", "batch_size=2"),
-            "envs=17: must be at most 16",
-        ),
-        (("data.val=train", "data.layout=nchw"), "which is 40 channels with data.layout=nchw"),
+        ("train_samples=64", "train_samples=64: must be at most 48, the training images of spots"),
+        ("val_samples=25", "val_samples=25: must be at most 24, the test images of spots"),
+        ("data.split=true envs=7 data.val=for_test", "envs=7: must be at most 6 with data.split"),
+        ("data.split=true envs=17 data.val=for_test batch_size=2", "envs=17: must be at most 16"),
+        ("data.val=train data.layout=nchw", "which is 40 channels with data.layout=nchw"),
     ],
 )
 def test_work_that_the_file_is_too_small_for_is_refused(
-    tmp_path: Path, file: Path, overrides: tuple[str, ...], told: str
+    tmp_path: Path, file: Path, overrides: str, told: str
 ) -> None:
     with pytest.raises(UserError, match=told):
-        play(tmp_path / "run", f"data.root={file}", *overrides)
+        play(tmp_path / "run", f"data.root={file}", *overrides.split())
 
 
 def test_images_that_no_memory_holds_are_refused_before_they_are_read(

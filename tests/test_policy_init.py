@@ -15,7 +15,7 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.build import build_player, build_world
 from esper_soa.config import TrainConfig
 from esper_soa.errors import SettingError, UserError
-from esper_soa.ops import shipped
+from esper_soa.ops import start
 from esper_soa.ops.checkpoint import load_checkpoint, save_checkpoint
 from esper_soa.ops.pretrained import FORMAT, save_policy
 from esper_soa.ops.resume import read_run
@@ -50,7 +50,7 @@ def package(before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     folder = tmp_path / "policies"
     folder.mkdir()
     save_policy(folder / "grower.policy", read_run(RunFolder(before).checkpoint(3), CPU), FACTS)
-    monkeypatch.setattr(shipped, "POLICIES", folder)
+    monkeypatch.setattr(start, "POLICIES", folder)
     return folder
 
 
@@ -94,7 +94,7 @@ def test_a_run_starts_from_a_checkpoint_and_not_from_a_newer_one(before: Path) -
 def test_a_run_starts_from_a_policy_that_ships_by_its_name_or_from_its_file(
     before: Path, package: Path
 ) -> None:
-    assert shipped.shipped() == ["grower"]
+    assert start.shipped() == ["grower"]
     assert_taken_over(built(starting("grower")), before)
     assert_taken_over(built(starting(package / "grower.policy")), before)
 

@@ -1,13 +1,10 @@
 """A run that was stopped, killed or refused: what goes on equals what was undisturbed."""
 
-import itertools
 import json
-import os
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +12,9 @@ from pathlib import Path
 import pytest
 import tiny_runs
 import torch
-from program import TINY, contents
-from tiny_runs import fresh, records, resumed
+from lanes import some_of
+from program import PATIENCE, TINY, command, contents, started, wait_until
+from tiny_runs import fresh, records, resumed, signal_at
 from torch import Tensor
 
 from esper_soa.agent.config import PPOConfig
@@ -26,8 +24,8 @@ from esper_soa.errors import UserError
 from esper_soa.nets.config import DataConfig
 from esper_soa.ops.checkpoint import load_checkpoint, save_checkpoint
 from esper_soa.ops.interrupt import Interrupted
-from esper_soa.ops.progress import Progress
-from esper_soa.ops.rundir import RunFolder, resume_start
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.ops.start import resume_start
 from esper_soa.telemetry.table_files import read_table
 from esper_soa.trainer import run
 
@@ -79,32 +77,11 @@ def assert_equal_runs(one: Path, other: Path, rounds: int = ROUNDS) -> None:
         assert (mine.name, mine.read_bytes()) == (its.name, its.read_bytes())
 
 
-def signal_at(monkeypatch: pytest.MonkeyPatch, number: int, report: int) -> None:
-    """Send `number` to this process just before the `report`-th report of an env-step from now."""
-    reports = itertools.count(1)
-    plain = Progress.advance
-
-    def signal_and_advance(
-        self: Progress, env_steps: int, label: str, accuracy: float, reward: float
-    ) -> None:
-        if next(reports) == report:
-            os.kill(os.getpid(), number)
-        plain(self, env_steps, label, accuracy, reward)
-
-    monkeypatch.setattr(Progress, "advance", signal_and_advance)
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("undisturbed")
     fresh(settings(), path)
     return path
-
-
-def test_two_rounds_and_two_more_equal_four(undisturbed: Path, tmp_path: Path) -> None:
-    fresh(settings(rounds=2), tmp_path)
-    resumed(settings(), tmp_path)
-    assert_equal_runs(undisturbed, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -183,15 +160,6 @@ def test_a_run_whose_episodes_end_early_goes_on_as_if_undisturbed(
         }
 
 
-def test_a_scripted_policy_resumes(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    parts = tmp_path / "parts"
-    fresh(settings("heuristic", rounds=2), whole)
-    fresh(settings("heuristic", rounds=1), parts)
-    resumed(settings("heuristic", rounds=2), parts)
-    assert_equal_runs(whole, parts, rounds=2)
-
-
 def test_a_finished_run_resumes_to_its_table(undisturbed: Path, tmp_path: Path) -> None:
     shutil.copytree(undisturbed, tmp_path / "copy")
     summary = resumed(settings(control="wait"), tmp_path / "copy")
@@ -201,12 +169,7 @@ def test_a_finished_run_resumes_to_its_table(undisturbed: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "control",
-    [
-        "static_final",
-        pytest.param("static_large", marks=pytest.mark.slow),
-        pytest.param("heuristic", marks=pytest.mark.slow),
-    ],
+    "control", some_of(("static_final", "static_large", "heuristic"), "static_final")
 )
 def test_the_control_of_several_rounds_is_that_of_the_undisturbed_run_whenever_the_run_was_stopped(
     tmp_path: Path, control: str
@@ -237,6 +200,8 @@ def test_a_change_that_matters_is_refused_with_old_and_new(undisturbed: Path) ->
     assert "  policy.ppo.lr: 0.0003 -> 0.001\n" in told
     assert "  rounds:" not in told
     assert "These may change: name, device, run_dir, rounds," in told
+    with pytest.raises(UserError, match="rounds=3: must be at least 4"):
+        resumed(settings(rounds=3), undisturbed)
     assert contents(undisturbed) == before
 
 
@@ -256,11 +221,6 @@ def test_a_run_that_goes_on_with_another_engine_says_so(tmp_path: Path) -> None:
     resumed(settings("wait", rounds=3, compute=with_torch), tmp_path)
 
 
-def test_fewer_rounds_than_done_are_refused(undisturbed: Path) -> None:
-    with pytest.raises(UserError, match="rounds=3: must be at least 4"):
-        resumed(settings(rounds=3), undisturbed)
-
-
 def test_a_line_that_was_cut_off_and_lines_after_the_checkpoint_are_written_anew(
     undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -274,22 +234,24 @@ def test_a_line_that_was_cut_off_and_lines_after_the_checkpoint_are_written_anew
     assert list(tmp_path.glob("*.tmp")) == []
 
 
-def test_auto_takes_the_newest_run_of_the_name_that_has_a_checkpoint(tmp_path: Path) -> None:
-    root = str(tmp_path)
-    assert resume_start("auto", "", "trial", root).checkpoint is None
-    older = tmp_path / "trial" / "2026-01-01_00-00-09"
-    newer = tmp_path / "trial" / "2026-01-01_00-00-10"
-    for folder in (
-        older,
-        newer,
-        tmp_path / "trial" / "2026-01-01_00-00-11",
-        tmp_path / "trial" / "sweep_2027-01-01",
-    ):
-        folder.mkdir(parents=True, exist_ok=True)
+def test_auto_takes_the_newest_run_of_the_name_that_has_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    resume_start("auto", "", "trial").folder.path.rmdir()
+    names = (
+        "2026-01-01_00-00-09",
+        "2026-01-01_00-00-10",
+        "2026-01-01_00-00-11",
+        "sweep_2027-01-01",
+    )
+    older, newer, *_ = folders = [tmp_path / "runs" / "trial" / name for name in names]
+    for folder in folders:
+        folder.mkdir()
     for name in ("checkpoint_000009.pt", "checkpoint_000010.pt"):
         save_checkpoint(older / name, {})
         save_checkpoint(newer / name, {})
-    start = resume_start("auto", "", "trial", root)
+    start = resume_start("auto", "", "trial")
     assert start == (RunFolder(newer), newer / "checkpoint_000010.pt")
 
 
@@ -314,32 +276,23 @@ def test_a_resume_that_leads_nowhere_is_refused_by_name(
 SMALL = [*TINY, f"rounds={ROUNDS}", "control=none", "checkpoint_every=1", "telemetry.progress=off"]
 
 
-def entry_point(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "esper_soa.train", *SMALL, *arguments]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # twelve starts of the program
 def test_killed_at_random_moments_and_resumed_it_equals_the_undisturbed_run(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     killed = tmp_path / "killed"
     begun = time.monotonic()
-    subprocess.run(entry_point(f"run_dir={whole}"), check=True, capture_output=True, timeout=300)
+    on_the_way = command(*SMALL, f"run_dir={killed}", "resume=auto")
+    asked = {"check": True, "capture_output": True, "timeout": 300}
+    subprocess.run(command(*SMALL, f"run_dir={whole}"), **asked)
     length = time.monotonic() - begun
     chance = random.Random(7)
     for _ in range(10):
-        process = subprocess.Popen(
-            entry_point(f"run_dir={killed}", "resume=auto"), stdout=subprocess.DEVNULL
-        )
+        process = subprocess.Popen(on_the_way, stdout=subprocess.DEVNULL)
         time.sleep(chance.uniform(0.5, 1.0) * length)
         process.kill()
         process.wait()
-    subprocess.run(
-        entry_point(f"run_dir={killed}", "resume=auto"),
-        check=True,
-        capture_output=True,
-        timeout=300,
-    )
+    subprocess.run(on_the_way, **asked)
     assert_equal_runs(whole, killed)
 
 
@@ -348,16 +301,10 @@ def test_killed_at_random_moments_and_resumed_it_equals_the_undisturbed_run(tmp_
 def test_the_entry_point_ends_with_the_status_of_the_signal_and_leaves_a_checkpoint(
     tmp_path: Path, number: int, status: int
 ) -> None:
-    process = subprocess.Popen(
-        entry_point("rounds=500", f"run_dir={tmp_path}"),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while not RunFolder(tmp_path).checkpoints():
-        time.sleep(0.05)
+    process = started(*SMALL, "rounds=500", f"run_dir={tmp_path}", folder=tmp_path)
+    wait_until(lambda: bool(RunFolder(tmp_path).checkpoints()), process)
     process.send_signal(number)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=PATIENCE)
     assert process.returncode == status
     assert told == f"stopped by {signal.Signals(number).name}\n"
     done = RunFolder(tmp_path).checkpoints()[-1]

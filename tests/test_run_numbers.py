@@ -12,11 +12,13 @@ from collections import Counter
 from dataclasses import replace
 from operator import sub
 from pathlib import Path
+from statistics import pvariance
 from typing import NamedTuple
 
 import pytest
 import tiny_runs
 import torch
+from lanes import some_of
 from rich.console import Console
 from tiny_runs import records
 from tiny_world import CPU
@@ -39,7 +41,7 @@ from esper_soa.ops.session import session
 from esper_soa.running import Run
 from esper_soa.state import EnvState
 from esper_soa.trainer import run
-from esper_soa.vocabulary import BLUEPRINT_NAMES, LIVE_STAGES, OP_NAMES, RUNNING_STAGES, Stage
+from esper_soa.vocabulary import LIVE_STAGES, Stage
 
 ENVS = 2
 ROUNDS = 2
@@ -143,83 +145,27 @@ def test_accuracy_loss_and_reward_of_a_round_are_those_of_its_last_env_step(
         assert all(accuracy * 16 % 100 == 0 for accuracy in signals.val_accuracy.tolist())
 
 
-def test_ops_and_successes_are_counted_as_they_were_chosen_waiting_included(
+def test_the_summary_counts_the_seeds_of_all_rounds(
     random_run: Done, rounds: list[Witnessed]
 ) -> None:
+    totals = Counter[str]()
     for line, played in zip(random_run.lines, rounds, strict=True):
-        chosen = Counter[str]()
-        done_well = Counter[str]()
-        for action, state in zip(played.actions, played.states, strict=True):
-            for op, success in zip(
-                action.op.tolist(), state.signals.last_success.tolist(), strict=True
-            ):
-                chosen[OP_NAMES[op]] += 1
-                done_well[OP_NAMES[op]] += success
-        assert line["ops"] == {name: chosen[name] for name in OP_NAMES}
-        assert line["ops_successful"] == {name: done_well[name] for name in OP_NAMES}
-        assert line["ops_successful"]["wait"] == line["ops"]["wait"] > 0
-        assert 0 < sum(line["ops_successful"].values()) <= sum(line["ops"].values()) == ENVS * STEPS
-
-
-def test_seeds_are_counted_as_their_stages_change(
-    random_run: Done, rounds: list[Witnessed]
-) -> None:
-    for line, played in zip(random_run.lines, rounds, strict=True):
-        counted = Counter[str]()
-        by_blueprint = Counter[tuple[str, str]]()
-        before = [[Stage.EMPTY] * 2] * ENVS
-        old = played.states[0]
+        before = torch.zeros_like(played.states[0].slots.stage)
         for state in played.states:
-            for env, slots in enumerate(stages(state)):
-                for slot, (was, now) in enumerate(zip(before[env], slots, strict=True)):
-                    owner = (state if now in LIVE_STAGES else old).slots.blueprint[env, slot].item()
-                    events = {
-                        "germinated": was not in LIVE_STAGES and now in LIVE_STAGES,
-                        "blended": was != Stage.BLENDING and now == Stage.BLENDING,
-                        "fossilized": was != Stage.FOSSILIZED and now == Stage.FOSSILIZED,
-                        "pruned": was in LIVE_STAGES and now not in LIVE_STAGES,
-                    }
-                    for name in (name for name, happened in events.items() if happened):
-                        counted[name] += 1
-                        by_blueprint[BLUEPRINT_NAMES[owner], name] += 1
-            before = stages(state)
-            old = state
-        assert {name: line["seeds"][name] for name in counted} == dict(counted)
-        assert counted["germinated"] > ENVS
-        for name, row in line["blueprints"].items():
-            for event in ("germinated", "fossilized", "pruned"):
-                assert row[event] == by_blueprint[name, event], (name, event)
-    totals = {
-        name: sum(line["seeds"][name] for line in random_run.lines)
-        for name in ("germinated", "blended", "fossilized", "pruned")
-    }
-    assert vars(random_run.summary.seeds) == totals
+            stage = state.slots.stage
+            was, now = (sum(one == live for live in LIVE_STAGES).bool() for one in (before, stage))
+            totals["germinated"] += int((~was & now).sum())
+            totals["blended"] += int(((before != stage) & (stage == Stage.BLENDING)).sum())
+            totals["fossilized"] += int(((before != stage) & (stage == Stage.FOSSILIZED)).sum())
+            totals["pruned"] += int((was & ~now).sum())
+            before = stage
+        for name in ("germinated", "fossilized", "pruned"):
+            counted = sum(row[name] for row in line["blueprints"].values())
+            assert counted == line["seeds"][name], name
+    assert random_run.summary.seeds == totals
     assert min(totals[name] for name in ("germinated", "blended", "pruned")) > 0, (
         "too tame to mean anything"
     )
-
-
-def test_alpha_rows_are_all_subsets_of_the_seeds_that_are_seen_in_the_forward_pass(
-    random_run: Done, rounds: list[Witnessed]
-) -> None:
-    """Fossils are evaluated with all others on, as this reward pays nothing for them."""
-    for line, played in zip(random_run.lines, rounds, strict=True):
-        rows = 0
-        for view in played.views:
-            slots = view.state.slots
-            for env, staged in enumerate(stages(view.state)):
-                seen = [
-                    slot
-                    for slot, stage in enumerate(staged)
-                    if stage in RUNNING_STAGES
-                    and stage != Stage.FOSSILIZED
-                    and slots.alpha[env, slot] > 0
-                ]
-                rows += 2 ** len(seen)
-        assert line["alpha_rows"] == pytest.approx(rows / (ENVS * STEPS))
-        assert line["alpha_rows"] > 1
-    mean = sum(line["alpha_rows"] for line in random_run.lines) / ROUNDS
-    assert random_run.summary.speed.alpha_rows == pytest.approx(mean)
 
 
 def test_every_episode_is_a_line_with_its_own_outcome(
@@ -232,15 +178,12 @@ def test_every_episode_is_a_line_with_its_own_outcome(
         env = episode["env"]
         last = played.states[-1]
         rewards = played.rewards()[:, env].tolist()
-        recent = rewards[-20:]
-        mean = sum(recent) / 20
-        variance = sum((reward - mean) ** 2 for reward in recent) / 20
         assert episode["accuracy"] == played.views[-1].state.signals.val_accuracy[env].item()
         assert episode["param_ratio"] == pytest.approx(
             sizes(world, last)[env] / world.rules.reward.counts.host
         )
         assert episode["reward"] == pytest.approx(sum(rewards))
-        assert episode["stability"] == pytest.approx(1 / (1 + variance))
+        assert episode["stability"] == pytest.approx(1 / (1 + pvariance(rewards[-20:])))
         assert episode["success"] == (episode["accuracy"] >= 80)
         assert episode["env_steps"] == STEPS
         assert episode["rollbacks"] == 0
@@ -248,8 +191,6 @@ def test_every_episode_is_a_line_with_its_own_outcome(
         assert episode["seeds"]["unfinished"] == sum(
             stage in LIVE_STAGES and stage != Stage.FOSSILIZED for stage in own
         )
-        ends = [episode["seeds"][end] for end in ("fossilized", "pruned", "unfinished")]
-        assert episode["seeds"]["germinated"] == sum(ends)
 
 
 def test_the_means_of_a_line_are_those_of_its_episodes(
@@ -310,12 +251,15 @@ def test_env_steps_per_second_count_collecting_and_updating(
     if name == "learning_run":
         assert all(line["update_seconds"] > 1e-3 for line in played.lines)
     speed = played.summary.speed
+    rows = sum(line["alpha_rows"] for line in played.lines) / len(played.lines)
+    assert speed.alpha_rows == pytest.approx(rows)
     seconds = sum(line["collect_seconds"] + line["update_seconds"] for line in played.lines)
     assert speed.seconds == pytest.approx(seconds)
     assert speed.env_steps == len(played.lines) * ENVS * steps
     assert speed.eps == pytest.approx(speed.env_steps / seconds)
     assert (speed.train_samples, speed.val_samples) == (4, 16)
     assert played.summary.wall_seconds > seconds
+    assert played.summary.reward == pytest.approx(played.lines[-1]["reward"]["mean"])
 
 
 def test_the_summary_tells_the_last_round(
@@ -339,15 +283,6 @@ def test_the_summary_tells_the_last_round(
     assert written["speed"]["eps"] == summary.speed.eps
 
 
-def test_no_env_of_a_run_has_more_seeds_than_the_settings_allow(rounds: list[Witnessed]) -> None:
-    def most(played: Witnessed) -> int:
-        return max(int(state.slots.live.sum(1).max()) for state in played.states)
-
-    assert max(most(played) for played in rounds) == 2, "any limit would do"
-    limited = build_world(settings("random", max_seeds=1), CPU)
-    assert most(witnessed_round(limited, RandomPolicy(), 0)) == 1
-
-
 def test_the_seed_of_a_run_decides_what_its_policy_begins_with(world: World) -> None:
     def weights(seed: int) -> Tensor:
         learner = build_player(settings("ppo", seed=seed), world).learner
@@ -365,9 +300,9 @@ def test_a_policy_that_only_waits_is_its_own_control(
         settings("wait", rounds=1, steps=2, telemetry=TelemetryConfig(progress="plain")), tmp_path
     )
     assert waited.summary.control is None
+    written = json.loads(waited.folder.summary.read_text())
+    assert written["control"] is written["difference"] is written["verdict"] is None
     assert "without growth" not in capsys.readouterr().out
-    beside = done(settings("wait", rounds=1, steps=2, control="random"), tmp_path)
-    assert beside.summary.control is not None
 
 
 def test_the_control_plays_the_last_round_on_its_hosts_and_its_data(
@@ -389,12 +324,7 @@ def test_the_control_plays_the_last_round_on_its_hosts_and_its_data(
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "static_final",
-        pytest.param("static_large", marks=pytest.mark.slow),
-        pytest.param("schedule", marks=pytest.mark.slow),
-    ],
+    "name", some_of(("static_final", "static_large", "schedule"), "static_final")
 )
 def test_a_control_plays_the_last_rounds_each_beside_the_hosts_that_grew_in_it(
     tmp_path: Path, world: World, rounds: list[Witnessed], name: str
@@ -419,13 +349,6 @@ def test_a_control_plays_the_last_rounds_each_beside_the_hosts_that_grew_in_it(
     assert len(played.grown.episodes) == len(played.control.episodes) == 2
     assert played.control_env_steps == 2 * ENVS * STEPS
     assert (played.control.name, played.grown.name) == (name, "random")
-
-
-def test_without_a_control_the_table_is_of_the_grown_hosts_alone(learning_run: Done) -> None:
-    assert learning_run.summary.control is None
-    assert learning_run.summary.reward == pytest.approx(learning_run.lines[-1]["reward"]["mean"])
-    written = json.loads(learning_run.folder.summary.read_text())
-    assert written["control"] is written["difference"] is written["verdict"] is None
 
 
 def saved(done: Done, rounds_done: int) -> dict:
@@ -497,7 +420,7 @@ def test_progress_ends_with_all_env_steps_those_of_the_control_included(
 
 @pytest.mark.parametrize(
     ("every", "keep", "names"),
-    [(2, 9, [2, 4, 5]), (3, 9, [3, 5]), (2, 2, [4, 5]), (1, 1, [5]), (0, 9, [5])],
+    [(2, 2, [4, 5]), (3, 9, [3, 5]), (0, 9, [5])],
 )
 def test_checkpoints_are_written_after_every_so_many_rounds_and_after_the_last(
     tmp_path: Path, every: int, keep: int, names: list[int]

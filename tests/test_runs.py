@@ -2,7 +2,7 @@
 
 import io
 import json
-import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,6 +19,7 @@ from hydra.core.singleton import Singleton
 from omegaconf import OmegaConf
 from omegaconf.basecontainer import BaseContainer
 from rich.console import Console
+from tiny_runs import signal_at
 
 import esper_soa
 from esper_soa.build import build_world
@@ -34,29 +35,13 @@ from esper_soa.state import Action
 from esper_soa.vocabulary import HEAD_NAMES
 
 # The policy learns fast, so that another one would play otherwise.
-TINY = [
-    "policy.ppo.lr=0.05",
-    "policy.ppo.target_kl=0",
-    "rounds=3",
-    "steps=8",
-    "envs=3",
-    "train_samples=16",
-    "val_samples=8",
-    "data.synthetic_train=32",
-    "data.synthetic_test=16",
-    "compute.threads=1",
-    "compute.workers=1",
-    "compute.engine=torch",
-    "telemetry.progress=off",
-    "control=none",
-    "checkpoint_every=1",
-    "checkpoint_keep=9",
-    "lifecycle=auto_forward",
-    "gates.min_gradient_health=0",
-    "gates.min_blending_steps=1",
-    "policy.network.hidden=16",
-    "policy.network.features=16",
-]
+TINY = shlex.split(
+    "policy.ppo.lr=0.05 policy.ppo.target_kl=0 rounds=3 steps=8 envs=3 train_samples=16 "
+    "val_samples=8 data.synthetic_train=32 data.synthetic_test=16 compute.threads=1 "
+    "compute.workers=1 compute.engine=torch telemetry.progress=off control=none "
+    "checkpoint_every=1 checkpoint_keep=9 lifecycle=auto_forward gates.min_gradient_health=0 "
+    "gates.min_blending_steps=1 policy.network.hidden=16 policy.network.features=16"
+)
 
 
 @pytest.fixture(scope="module")
@@ -251,20 +236,9 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_an_interrupt_ends_in_a_checkpoint_and_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: esper_soa.RecordedRun
 ) -> None:
-    plain = Progress.advance
-    calls = []
-
-    def interrupted(
-        self: Progress, env_steps: int, label: str, accuracy: float, reward: float
-    ) -> None:
-        calls.append(label)
-        if len(calls) == 12:  # in the second round
-            os.kill(os.getpid(), signal.SIGINT)
-        plain(self, env_steps, label, accuracy, reward)
-
     place = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(Progress, "advance", interrupted)
+        signal_at(patch, signal.SIGINT, report=12)  # in the second round
         before = signal.getsignal(signal.SIGINT)  # ignored where the tests run in the background
         with pytest.raises(
             KeyboardInterrupt, match=f"stopped by SIGINT. Go on with resume={place}"

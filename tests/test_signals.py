@@ -12,16 +12,7 @@ from types import FrameType
 
 import pytest
 import warm
-from program import (
-    ENVIRONMENT,
-    PATIENCE,
-    TINY,
-    contents,
-    finished,
-    lines,
-    started,
-    wait_until,
-)
+from program import ENVIRONMENT, PATIENCE, TINY, contents, finished, lines, started, wait_until
 
 from esper_soa.ops.interrupt import Interrupted, importing, signals_noted, stopped_at_once
 
@@ -122,10 +113,8 @@ def test_without_such_a_handler_there_is_nobody_to_call() -> None:
 LAUNCHER = """
 import os, signal, sys
 from pathlib import Path
-from hydra import compose, initialize_config_dir
-from esper_soa.config import register_schema, settings_from
+from esper_soa.compose import compose_settings
 from esper_soa.ops.rundir import RunFolder
-from esper_soa.paths import config_dir
 from esper_soa.trainer import run
 
 folder = Path(sys.argv[1])
@@ -139,10 +128,7 @@ def requeue(number, frame):
 
 signal.signal(signal.SIGTERM, bypass)
 signal.signal(signal.SIGUSR2, requeue)
-register_schema()
-with initialize_config_dir(config_dir(), version_base="1.3"):
-    settings = settings_from(compose("train", sys.argv[2:]))
-run(settings, RunFolder(folder))
+run(compose_settings(overrides=sys.argv[2:]), RunFolder(folder))
 """
 
 

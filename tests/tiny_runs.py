@@ -1,14 +1,20 @@
 """Whole runs in this process: two hosts of some hundred weights on a few synthetic images."""
 
+import itertools
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
 from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.ops.final_table import Summary
-from esper_soa.ops.rundir import RunFolder, resume_start
+from esper_soa.ops.progress import Progress
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.ops.start import resume_start
 from esper_soa.trainer import run
 
 
@@ -51,3 +57,18 @@ def resumed(cfg: TrainConfig, path: Path, checkpoint: str = "") -> Summary:
 def records(path: Path) -> list[dict]:
     """The lines of a file of JSON."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def signal_at(monkeypatch: pytest.MonkeyPatch, number: int, report: int) -> None:
+    """Send `number` to this process just before the `report`-th report of an env-step from now."""
+    reports = itertools.count(1)
+    plain = Progress.advance
+
+    def signal_and_advance(
+        self: Progress, env_steps: int, label: str, accuracy: float, reward: float
+    ) -> None:
+        if next(reports) == report:
+            os.kill(os.getpid(), number)
+        plain(self, env_steps, label, accuracy, reward)
+
+    monkeypatch.setattr(Progress, "advance", signal_and_advance)

@@ -59,9 +59,8 @@ class Episode:
         num_envs = world.sizes.num_envs
         self.env.begin_(played.number, played.topology)
         self.fresh = self.memory = player.agent.start(num_envs, world.device)
-        teacher = player.teacher
         self.fresh_teacher = self.teacher_memory = (
-            teacher.start(num_envs, world.device) if teacher is not None else ()
+            player.teacher.start(num_envs, world.device) if player.teacher is not None else ()
         )
         self.metrics = MetricsAccumulator(
             world.device,
@@ -162,12 +161,11 @@ class Episode:
         world = self.env.world
         num_envs = self.env.num_envs
         left = world.rules.max_steps - self.env.step_number
-        if left == 0:
-            return
-        self.progress.leave_out(left * world.ranks.all_envs(num_envs))
-        self.metrics.leave_out(left * num_envs)
-        # for rows that stay empty
-        self.earned += [torch.zeros_like(paid) for paid in self.earned[-1:]] * left
+        if left:
+            self.progress.leave_out(left * world.ranks.all_envs(num_envs))
+            self.metrics.leave_out(left * num_envs)
+            # for rows that stay empty
+            self.earned += [torch.zeros_like(paid) for paid in self.earned[-1:]] * left
 
 
 def play_round(world: World, player: Player, played: Round) -> tuple[RoundResult, Rollout | None]:

@@ -5,7 +5,6 @@ Given a Summary of plain numbers by the trainer. Needs no torch.
 
 import io
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from esper_soa.ops.json_lines import Json, finite_record
 from esper_soa.ops.progress import duration, show
 from esper_soa.ops.verdict import (
     CONFIDENCE,
-    Comparison,
     HostScore,
     compare,
     control_words,
@@ -27,17 +25,15 @@ from esper_soa.ops.verdict import (
 )
 
 TEXT_WIDTH = 160  # columns of a table in a file
+SEEDS = ("germinated", "blended", "fossilized", "pruned")  # what happens to seeds
+ROWS = (  # of the table: fields of a HostScore, titles, and how the numbers are written
+    ("accuracy", "accuracy, mean over hosts (%)", ",.2f"),
+    ("best", "accuracy, best host (%)", ",.2f"),
+    ("net", "accuracy - rent, mean over hosts", ",.2f"),
+    ("size", "parameters, mean over hosts", ",.0f"),
+    ("flop", "training {unit}, mean over hosts", ""),
+)
 FLOP_UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
-
-
-@dataclass(frozen=True)
-class SeedCounts:
-    """What happened to seeds in all envs and rounds."""
-
-    germinated: int
-    blended: int
-    fossilized: int
-    pruned: int
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ class Summary:
     grown: HostScore
     control: HostScore | None  # on the same seeds, data order and images; None where not run
     test_images: int  # in the data set, of which V are for validation
-    seeds: SeedCounts
+    seeds: dict[str, int]  # what happened to them in all envs and rounds, by SEEDS
     reward: float  # mean over envs of the last round's episode reward
     speed: Speed
     wall_seconds: float  # of this process, from start to table, the control included
@@ -112,11 +108,6 @@ class Summary:
             return 0
         return self.envs * self.steps * len(self.control.episodes) - self.control_cut_off
 
-    @property
-    def comparison(self) -> Comparison | None:
-        """The grown hosts beside the control's; None without a control."""
-        return None if self.control is None else compare(self.grown, self.control)
-
 
 def write_summary(summary: Summary, path: Path) -> None:
     """Replace summary.json: the record and what is derived from it, NaN as null; raises OSError."""
@@ -124,25 +115,20 @@ def write_summary(summary: Summary, path: Path) -> None:
     for key, score in (("grown", summary.grown), ("control", summary.control)):
         if score is not None:
             record[key] |= asdict(score.episodes[-1])
-            record[key] |= {
-                name: getattr(score, name) for name in ("accuracy", "net", "best", "size", "flop")
-            }
+            names = ("accuracy", "net", "best", "size", "flop")
+            record[key] |= {name: getattr(score, name) for name in names}
     record["speed"]["eps"] = summary.speed.eps
     record["control_env_steps"] = summary.control_env_steps
-    found = summary.comparison
-    record["difference"] = None if found is None else difference_record(found)
-    record["verdict"] = (
-        None if found is None or summary.control is None else verdict(found, summary.control.name)
-    )
+    record["difference"] = record["verdict"] = None
+    if summary.control is not None:
+        found = compare(summary.grown, summary.control)
+        # the bounds of a single pair
+        unknown = dict.fromkeys(("low", "high")) if found.pairs < 2 else {}
+        intervals = {name: getattr(found, name)._asdict() | unknown for name in ("accuracy", "net")}
+        told = {"confidence": CONFIDENCE, "outcome": found.outcome}
+        record["difference"] = told | found._asdict() | intervals
+        record["verdict"] = verdict(found, summary.control.name)
     write_text(path, json.dumps(finite_record(record), indent=2) + "\n")
-
-
-def difference_record(found: Comparison) -> dict[str, Json]:
-    """A comparison for summary.json; the bounds of a single pair are null."""
-    unknown = dict.fromkeys(("low", "high")) if found.pairs < 2 else {}
-    intervals = {name: getattr(found, name)._asdict() | unknown for name in ("accuracy", "net")}
-    record: dict[str, Json] = {"confidence": CONFIDENCE, "outcome": found.outcome}
-    return record | found._asdict() | intervals
 
 
 def print_summary(summary: Summary, console: Console) -> None:
@@ -172,22 +158,19 @@ def score_table(grown: HostScore, control: HostScore | None) -> Table:
         table.add_column("difference", justify="right")
     size, unit = next((pair for pair in FLOP_UNITS if grown.flop >= pair[0]), FLOP_UNITS[-1])
     flop_form = ",.3g" if grown.flop < 100 * size else ",.0f"
-    for title, key, form, scale in (
-        ("accuracy, mean over hosts (%)", "accuracy", ",.2f", 1.0),
-        ("accuracy, best host (%)", "best", ",.2f", 1.0),
-        ("accuracy - rent, mean over hosts", "net", ",.2f", 1.0),
-        ("parameters, mean over hosts", "size", ",.0f", 1.0),
-        (f"training {unit}, mean over hosts", "flop", flop_form, size),
-    ):
+    less = {} if control is None else differences(grown, control)
+    for key, title, form in ROWS:
+        scale, form = (size, flop_form) if key == "flop" else (1.0, form)
         scores = [grown] if control is None else [grown, control]
         cells = [format(getattr(score, key) / scale, form) for score in scores]
-        table.add_row(title, *cells, *([] if control is None else [differences(scores)[key]]))
+        if control is not None:
+            cells.append(less[key])
+        table.add_row(title.format(unit=unit), *cells)
     return table
 
 
-def differences(scores: Sequence[HostScore]) -> dict[str, str]:
+def differences(grown: HostScore, control: HostScore) -> dict[str, str]:
     """The last cells of the table, by what their rows show."""
-    grown, control = scores
     found = compare(grown, control)
     return {
         "accuracy": shown(found.accuracy),
@@ -205,9 +188,9 @@ def verdict_lines(summary: Summary) -> list[str]:
     images = f"on V={summary.speed.val_samples} of {summary.test_images:,} test images each"
     lines = [f"measured {summary.envs} hosts x {rounds}, {images}"]
     control = summary.control
-    found = summary.comparison
-    if control is None or found is None:
+    if control is None:
         return lines
+    found = compare(summary.grown, control)
     interval = "none, as there is but one pair of hosts to compare"
     if found.pairs > 1:
         over = f"{found.pairs} paired differences, over hosts and episodes"
@@ -233,13 +216,14 @@ def fact_lines(summary: Summary) -> list[str]:
     if summary.control is not None:
         played += f" and {summary.control_env_steps} of the control"
     work = f"T={speed.train_samples}, V={speed.val_samples}, K={speed.alpha_rows:.1f}"
-    lines = [
-        f"seeds    {seeds.germinated} germinated, {seeds.blended} blended, "
-        f"{seeds.fossilized} fossilised, {seeds.pruned} pruned",
-        f"governor {summary.rollbacks} rollbacks to a snapshot",
+    told = f"governor {summary.rollbacks} rollbacks to a snapshot"
+    rollbacks = [told] if summary.rollbacks else []
+    return [
+        f"seeds    {seeds['germinated']} germinated, {seeds['blended']} blended, "
+        f"{seeds['fossilized']} fossilised, {seeds['pruned']} pruned",
+        *rollbacks,
         f"reward   {summary.reward:+.2f} per episode in the last of {summary.rounds} rounds",
         f"outcome  {front} of accuracy, stability and size{reached}",
         f"speed    {speed.eps:.1f} env-steps/s at {work} (N={summary.envs})",
         f"time     {duration(summary.wall_seconds)} for {played}",
     ]
-    return [line for line in lines if summary.rollbacks or not line.startswith("governor")]

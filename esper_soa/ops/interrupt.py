@@ -22,7 +22,7 @@ Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 
 
 class Interrupted(SystemExit):
-    """A program was asked to stop; ends the interpreter with its status.
+    """A program was asked to stop; ends the interpreter with 130 for SIGINT, 143 for SIGTERM.
 
     `unsaved` says what could not be saved before, which makes a failure of it.
     """
@@ -30,7 +30,6 @@ class Interrupted(SystemExit):
     def __init__(self, number: int, unsaved: str = "") -> None:
         self.number = number
         self.unsaved = unsaved
-        # the conventional 130 for SIGINT, 143 for SIGTERM
         self.status = 1 if unsaved else 128 + number
         super().__init__(self.status)
 
@@ -49,9 +48,7 @@ def is_foreign(handler: Handler) -> bool:
 def reacting(
     react: Callable[[int], None], numbers: tuple[int, ...]
 ) -> Iterator[dict[int, Handler]]:
-    """`react` to the signals `numbers` in the context, in the main thread; yields the handlers
-    from before.
-    """
+    """`react` to signals in the context, in the main thread; yields the handlers from before."""
 
     def own(number: int, frame: FrameType | None) -> None:
         react(number)
@@ -133,10 +130,10 @@ class Requests:
         else:
             self.stop = 0
         handler = self.before.get(number)
-        if not is_foreign(handler) or not callable(handler):
-            return False
-        handler(number, None)
-        return True
+        if callable(handler) and is_foreign(handler):
+            handler(number, None)
+            return True
+        return False
 
 
 @contextmanager

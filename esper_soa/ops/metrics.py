@@ -33,13 +33,13 @@ from esper_soa.state import STATE_FLOAT, EnvState, Measurements, ParameterCounts
 from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES, Op
 
 LIMIT = "limit"  # what ends an episode that does not end early: its last env-step
-COUNTS = ("germinated", "blended", "fossilized", "contributing", "pruned")
 # what the progress bar shows: means over envs, of the episode so far
 PROGRESS = ("accuracy", "reward")
-MEAN_OUTCOMES = ("success", "stability", "param_ratio", "compute_cost")  # fields of Outcomes
-# those that count seeds
-SEED_OUTCOMES = ("germinated", "fossilized", "contributing", "pruned", "unfinished")
 TRAINING = ("val_loss", "train_loss", "train_accuracy")  # means over envs, at the last env-step
+MEAN_OUTCOMES = ("success", "stability", "param_ratio", "compute_cost")  # fields of Outcomes
+# counts of seeds: of a round, an episode and a blueprint
+COUNTS = ("germinated", "blended", "fossilized", "contributing", "pruned")
+SEED_OUTCOMES = ("germinated", "fossilized", "contributing", "pruned", "unfinished")
 BLUEPRINT_COUNTS = ("germinated", "fossilized", "pruned")
 # What `_sums` adds up over envs, and along which dimension of the rest the envs lie; `terms` are
 # means over env-steps.
@@ -99,8 +99,9 @@ class MetricsAccumulator:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=STATE_FLOAT, device=device)
 
-        own = "" if reward is None else reward.own_name
-        self.terms_by_name = {name: name for name in TERM_NAMES} | ({own: OWN_TERM} if own else {})
+        self.terms_by_name = {name: name for name in TERM_NAMES}
+        if reward is not None and reward.own_name:
+            self.terms_by_name[reward.own_name] = OWN_TERM
         self.split = None if reward is None else reward.split
         self.sums = Sums(
             zeros(len(self.terms_by_name)),
@@ -174,10 +175,12 @@ class MetricsAccumulator:
         """One packed copy to the host at the end of a round (`state`), of all ranks' envs."""
         found = _of_all_envs(_on_host(self._sums(state, counts)), ranks)
         episodes = Outcomes(*found["ended"])
-        rollbacks = found["rollbacks"]
+        modes = [] if self.split is None else self.split.modes(len(episodes.accuracy))
         counted = episodes._asdict() | {"blended": found["blended"]}
         seeds = {name: int(count.sum()) for name, count in counted.items() if name in COUNTS}
         record = self._record(found, episodes, seeds)
+        if modes:
+            record["reward_split"] = split_record(modes, episodes, found["parameters"])
         points = torch.stack((episodes.accuracy, episodes.stability, episodes.param_ratio), 1)
         grown = found["topology"]
         stood = found["stood"]
@@ -186,12 +189,12 @@ class MetricsAccumulator:
             parameters=found["parameters"].tolist(),
             rewards=episodes.reward.tolist(),
             train_flop=found["flop"].tolist(),
-            seeds=seeds | {"rollbacks": int(rollbacks.sum())},
+            seeds=seeds | {"rollbacks": int(found["rollbacks"].sum())},
             alpha_rows=float(record["alpha_rows"]),  # type: ignore[arg-type]
             env_steps=int(found["env_steps"] - found["left_out"]),
             points=points.tolist(),
             record=record,
-            episodes=self._episodes(episodes, rollbacks.sum(1), found["shapley"], found["cause"]),
+            episodes=episode_records(episodes, found, modes),
             topology=Topology(grown[0].long(), grown[1].long(), grown[2]),
             standing=Standing._make([*stood[:3].long(), stood[3], *found["scored"]]),
         )
@@ -223,33 +226,14 @@ class MetricsAccumulator:
             "scored": torch.stack(standing[4:]),
         }
 
-    def _episodes(
-        self, episodes: Outcomes, rollbacks: Tensor, shapley: Tensor, cause: Tensor
-    ) -> list[dict[str, Json]]:
-        """Lines of episodes.jsonl, with the mode that paid each where modes are split."""
-        lines = episode_records(episodes, rollbacks, shapley)
-        names = [CAUSE_NAMES[code] or LIMIT for code in cause.long().tolist()]
-        lines = [line | {"ended_by": name} for line, name in zip(lines, names, strict=True)]
-        if self.split is None:
-            return lines
-        return [
-            line | {"reward_mode": mode}
-            for line, mode in zip(lines, self.split.modes(len(lines)), strict=True)
-        ]
-
     def _record(
         self, found: Mapping[str, Tensor], episodes: Outcomes, seeds: Mapping[str, int]
     ) -> dict[str, Json]:
         """The round's part of a line of metrics.jsonl."""
         by_reason = dict(zip(REASON_NAMES, map(int, found["rollbacks"].sum(0)), strict=True))
-        training = found["training"]
-        split = dict[str, Json]()
-        if self.split is not None:
-            modes = self.split.modes(len(episodes.accuracy))
-            split = {"reward_split": split_record(modes, episodes, found["parameters"])}
         return {
             "accuracy": _spread(episodes.accuracy),
-            **dict(zip(TRAINING, training.mean(1).tolist(), strict=True)),
+            **dict(zip(TRAINING, found["training"].mean(1).tolist(), strict=True)),
             "reward": _spread(episodes.reward),
             "reward_terms": dict(zip(self.terms_by_name, found["terms"].tolist(), strict=True)),
             "parameters": float(found["parameters"].mean()),
@@ -262,7 +246,7 @@ class MetricsAccumulator:
             "ops": dict(zip(OP_NAMES, found["ops"].tolist(), strict=True)),
             "ops_successful": dict(zip(OP_NAMES, found["successes"].tolist(), strict=True)),
             "alpha_rows": float(found["rows"]) / float(found["env_steps"] - found["left_out"]),
-        } | split
+        }
 
 
 def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -> dict[str, Json]:
@@ -302,9 +286,9 @@ def _on_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def episode_records(
-    episodes: Outcomes, rollbacks: Tensor, shapley: Tensor
+    episodes: Outcomes, found: Mapping[str, Tensor], modes: Sequence[str]
 ) -> list[dict[str, Json]]:
-    """One per env; rollbacks [N], shapley [2, N, S] of the last env-step, on the host."""
+    """Lines of episodes.jsonl, one per env; modes: that paid each, where they are split."""
     told = episodes._asdict()
     counted = torch.stack([told[name] for name in SEED_OUTCOMES], 1).long().tolist()
     plain = ("accuracy", "param_ratio", "stability", "reward")
@@ -312,11 +296,14 @@ def episode_records(
         "success": episodes.success.bool().tolist(),
         "compute_cost": episodes.compute_cost.tolist(),
         "seeds": [dict(zip(SEED_OUTCOMES, one, strict=True)) for one in counted],
-        "rollbacks": rollbacks.long().tolist(),
+        "rollbacks": found["rollbacks"].sum(1).long().tolist(),
         "env_steps": episodes.num_steps.long().tolist(),
-        "shapley": shapley[0].tolist(),
-        "shapley_error": shapley[1].tolist(),
+        "shapley": found["shapley"][0].tolist(),
+        "shapley_error": found["shapley"][1].tolist(),
+        "ended_by": [CAUSE_NAMES[code] or LIMIT for code in found["cause"].long().tolist()],
     }
+    if modes:
+        columns["reward_mode"] = modes
     return [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
 
 

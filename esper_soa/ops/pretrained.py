@@ -27,7 +27,7 @@ from esper_soa.ops.checkpoint import (
 from esper_soa.ops.files import LOGGER
 from esper_soa.ops.resume import Saved, own_blueprints, saved_run
 from esper_soa.ops.rundir import passed_over
-from esper_soa.ops.shipped import find_policy
+from esper_soa.ops.start import find_policy
 from esper_soa.registry import name_in
 from esper_soa.vocabulary import BLUEPRINT_NAMES
 

@@ -6,6 +6,7 @@ an event in the stream; the events are read once a round.
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -62,8 +63,8 @@ class PhaseProfile(NoProfile):
         self._restart()
 
     def _restart(self) -> None:
-        self.seconds = dict[str, float]()
-        self.fed = dict[int, float]()  # seconds for which feeds worked in this phase, by thread
+        self.seconds = defaultdict[str, float](float)
+        self.fed = defaultdict[int, float](float)  # seconds of feeds in this phase, by thread
         self.begin = self.clock()
         self.phases = list[str]()  # on CUDA, and the events at their ends, after the first
         self.events = [_event()] if self.cuda else []
@@ -76,14 +77,11 @@ class PhaseProfile(NoProfile):
             return
         now = self.clock()
         inside = sum(self.fed.values()) / max(1, len(self.fed))
-        self._add(phase, now - self.begin - inside)
+        self.seconds[phase] += now - self.begin - inside
         if inside:
-            self._add("data", inside)
+            self.seconds["data"] += inside
         self.fed.clear()
         self.begin = now
-
-    def _add(self, phase: str, seconds: float) -> None:
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
     def watch(self, work: Work) -> Work:
         """The same work; on a CPU both feeds report to this profile."""
@@ -98,16 +96,15 @@ class PhaseProfile(NoProfile):
         if self.cuda:
             self.events[-1].synchronize()
             for phase, begin, end in zip(self.phases, self.events, self.events[1:], strict=False):
-                self._add(phase, begin.elapsed_time(end) / 1e3)
-        found = self.seconds
+                self.seconds[phase] += begin.elapsed_time(end) / 1e3
+        found = dict(self.seconds)
         self._restart()
         return found
 
     def report(self, label: str) -> None:
         """One line: the share of every phase since the last report."""
         found = self.take()
-        total = sum(found.values())
-        LOGGER.info("phases   %s: %s of %.1f s", label, shares(found), total)
+        LOGGER.info("phases   %s: %s of %.1f s", label, shares(found), sum(found.values()))
 
 
 def _event() -> torch.cuda.Event:
@@ -129,9 +126,7 @@ class TimedFeed:
         def timed(*given: object) -> object:
             begin = self._profile.clock()
             found = method(*given)
-            fed = self._profile.fed
-            thread = threading.get_ident()
-            fed[thread] = fed.get(thread, 0.0) + self._profile.clock() - begin
+            self._profile.fed[threading.get_ident()] += self._profile.clock() - begin
             return found
 
         return timed
@@ -142,7 +137,7 @@ class TraceProfile(NoProfile):
 
     def __init__(self, device: torch.device, path: Path) -> None:
         self.path = path
-        self.state = "waiting"  # then running, then written
+        self.written = False
         self.profiler = torch.profiler.profile(
             activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda"),
             schedule=torch.profiler.schedule(
@@ -153,37 +148,34 @@ class TraceProfile(NoProfile):
             # chunks of envs may run in several threads; torch (2.11 to 2.13) has no other name
             experimental_config=_ExperimentalConfig(profile_all_threads=True),
         )
+        self.profiler.start()
 
     def env_step(self) -> None:
         """Count the env-step; the trace begins and ends by this count."""
-        if self.state == "written":
-            return
-        if self.state == "waiting":
-            self.profiler.start()
-            self.state = "running"
-        self.profiler.step()
-        if self.state == "written":
-            self.profiler.stop()
+        if not self.written:
+            self.profiler.step()
+            if self.written:
+                self.profiler.stop()
 
     def close(self) -> None:
         """Stop where the run was too short for a trace."""
-        if self.state == "running":
+        if not self.written:
             self.profiler.stop()
-        if self.state != "written":
+        if not self.written:
             needed = SKIPPED_STEPS + TRACED_STEPS + 1
             LOGGER.warning("profile  no trace: it needs %d env-steps in a run", needed)
 
     def _write(self, profiler: torch.profiler.profile) -> None:
         profiler.export_chrome_trace(str(self.path))
-        self.state = "written"
+        self.written = True
         LOGGER.info("profile  trace of %d env-steps: %s", TRACED_STEPS, self.path)
 
 
 def shares(seconds: dict[str, float]) -> str:
     """`training 71.2 %, ...` in the order of PHASES; phases that took no time are left out."""
     total = sum(seconds.values()) or 1.0
-    known = [*PHASES, *(phase for phase in seconds if phase not in PHASES)]
-    told = [phase for phase in known if phase in seconds]
+    told = [phase for phase in PHASES if phase in seconds]
+    told += [phase for phase in seconds if phase not in PHASES]
     return ", ".join(f"{phase} {100 * seconds[phase] / total:.1f} %" for phase in told)
 
 

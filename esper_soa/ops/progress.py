@@ -1,81 +1,20 @@
-"""What is seen while a run goes on: a live bar on a terminal, plain lines elsewhere, the log file.
+"""What is seen while a run goes on: a live bar on a terminal, plain lines elsewhere. No torch.
 
-The trainer reports every env-step to a Progress and says things through the package's logger, which
-`logging_to` ties to the console (above the bar) and to the run folder's log.txt. Needs no torch.
+What is said beside, by the package's logger, a Session has in the log and above the bar.
 """
 
-import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-from esper_soa.ops.files import LOGGER, LineFile, Unwritten, reason_of
+from esper_soa.ops.files import LOGGER
 
 WINDOW = 50  # reports over which the speed is averaged
-
-
-class FileHandler(logging.Handler):
-    """Appends messages with their times to a file; where that fails they wait, and it is noted."""
-
-    def __init__(self, path: Path, unwritten: Unwritten) -> None:
-        super().__init__()
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        self._name = path.name
-        self._lines = LineFile(path)
-        self._unwritten = unwritten
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._lines.write(self.format(record))
-        except OSError as error:
-            self._unwritten.reasons[self._name] = reason_of(error)
-        else:
-            self._unwritten.reasons.pop(self._name, None)
-
-    def close(self) -> None:
-        self._lines.close()
-        super().close()
-
-
-class ConsoleHandler(logging.Handler):
-    """Prints messages through a rich console, so that a live bar stays below them; without times,
-    which stand in the log file.
-    """
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(logging.INFO)
-        self._console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        say(self._console, self.format(record))
-
-
-def handlers_of(path: Path, console: Console, unwritten: Unwritten) -> tuple[logging.Handler, ...]:
-    """What writes messages to the file `path`, debug messages too, and to `console`; whoever made
-    them closes them. A file that cannot be written is noted in `unwritten`.
-    """
-    return FileHandler(path, unwritten), ConsoleHandler(console)
-
-
-@contextmanager
-def logging_to(handlers: Sequence[logging.Handler]) -> Iterator[logging.Logger]:
-    """The package's logger, writing to `handlers` while the context lasts."""
-    LOGGER.setLevel(logging.DEBUG)
-    LOGGER.propagate = False
-    for handler in handlers:
-        LOGGER.addHandler(handler)
-    try:
-        yield LOGGER
-    finally:
-        for handler in handlers:
-            LOGGER.removeHandler(handler)
 
 
 def say(console: Console, text: str) -> None:

@@ -4,9 +4,10 @@ No random state is kept: every random number is a hash of seed, round, env and e
 counters are enough to continue bit for bit.
 """
 
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -21,10 +22,9 @@ from esper_soa.nets.datasets import ImageSet
 from esper_soa.ops.anomaly import WatchState
 from esper_soa.ops.checkpoint import CheckpointError, load_checkpoint, misfit, unlike
 from esper_soa.ops.files import LOGGER, reason_of
-from esper_soa.ops.final_table import SeedCounts
 from esper_soa.ops.json_lines import keep_rounds
 from esper_soa.ops.metrics import RoundResult
-from esper_soa.ops.rundir import RunFolder, package_versions
+from esper_soa.ops.rundir import RunFolder, package_versions, rounds_of
 from esper_soa.registry import is_reference
 from esper_soa.state import STATE_FLOAT
 from esper_soa.telemetry.table_files import keep_tables
@@ -56,7 +56,6 @@ MAY_CHANGE = (
     "data.name",
     "data.root",
 )
-SEEDS = {one.name for one in fields(SeedCounts)}
 ABSENT = "(absent)"
 
 
@@ -141,21 +140,22 @@ def own_blueprints(settings: Mapping[str, object]) -> list[str]:
 
 def restore_learner(learner: Learner, saved: Saved, path: Path) -> None:
     """Give the learner its state back, all or nothing; CheckpointError where it does not fit."""
-    fault = unlike(saved.learner, learner.state_dict(), "learner")
-    if fault:
-        why = f"the learner does not fit this run ({one_line(fault)})"
-        raise CheckpointError(f"checkpoint {one_line(path)}: {why}")
-    learner.load_state_dict(saved.learner or {})
+    _restore(
+        learner, saved.learner, "learner", f" {one_line(path)}: the learner does not fit this run"
+    )
 
 
 def restore_policy(policy: RecurrentPolicy, saved: Saved) -> None:
     """Give the policy its weights back, all or nothing; CheckpointError where they do not fit."""
     weights = (saved.learner or {}).get("policy")
-    fault = unlike(weights, policy.state_dict(), "policy")
+    _restore(policy, weights, "policy", ": the policy does not fit its own settings")
+
+
+def _restore(part: Learner | RecurrentPolicy, state: object, name: str, told: str) -> None:
+    fault = unlike(state, part.state_dict(), name)
     if fault:
-        why = f"the policy does not fit its own settings ({one_line(fault)})"
-        raise CheckpointError(f"checkpoint: {why}")
-    policy.load_state_dict(cast(dict, weights))
+        raise CheckpointError(f"checkpoint{told} ({one_line(fault)})")
+    part.load_state_dict(cast(dict, state))
 
 
 def run_content(
@@ -206,8 +206,8 @@ def check_settings(saved: Saved, cfg: TrainConfig) -> list[str]:
         raise UserError(
             f"rounds={cfg.rounds}: must be at least {done}, which the checkpoint has done already"
         )
-    place = ("resume", "run_dir")
-    return [f"{name}: {change}" for name, change in found.items() if name not in place]
+    own = ("resume", "run_dir")
+    return [f"{name}: {change}" for name, change in found.items() if name not in own]
 
 
 def check_data(saved: Saved, images: ImageSet) -> None:
@@ -219,22 +219,35 @@ def check_data(saved: Saved, images: ImageSet) -> None:
         )
 
 
-def version_changes(saved: Saved) -> list[str]:
-    """Packages whose version is another than that of the checkpoint, and what of it, one a line."""
+def version_changes(saved: Saved, folder: RunFolder, engine: str) -> list[str]:
+    """Packages, and the engine, that are others than those of the run so far, and what of it."""
     before = saved.versions
-    return [
+    found = [
         f"{name}: {one_line(before.get(name))} -> {now}: results may differ in rounding"
         for name, now in package_versions().items()
         if before.get(name) != now
     ]
+    try:
+        was = json.loads(folder.versions.read_text(encoding="utf-8"))["kernels"]["engine"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return found  # nothing says which it was
+    if was != engine:
+        remedy = f"compute.engine={one_line(was)} asks for it again"
+        found.append(f"engine: {one_line(was)} -> {engine}: results differ in rounding ({remedy})")
+    return found
 
 
 def cut_back(folder: RunFolder, rounds: int) -> None:
-    """Bring metrics.jsonl, episodes.jsonl and the tables back to `rounds` rounds.
+    """Bring metrics.jsonl, episodes.jsonl, the tables and the checkpoints back to `rounds` rounds.
 
     Raises UserError where they cannot be written.
     """
     try:
+        for path in folder.checkpoints():
+            if rounds_of(path) > rounds:
+                path.unlink(missing_ok=True)
+                again = "is dropped: this run makes its rounds anew"
+                LOGGER.warning("resume   %s %s", path.name, again)
         keep_tables(folder.path, rounds)
         keep_rounds(folder.episodes, rounds)
         if keep_rounds(folder.metrics, rounds) < rounds:

@@ -1,10 +1,8 @@
-"""The folder of a run: where it is, what lies in it, and the two records that make a run
-repeatable: config.yaml and versions.json. A resumed run goes on in the folder of its checkpoint.
-Needs no torch.
+"""The folder of a run: how it is made and found, what lies in it, and the two records that make a
+run repeatable: config.yaml and versions.json. Needs no torch.
 """
 
 import fcntl
-import itertools
 import json
 import os
 import platform
@@ -17,7 +15,6 @@ from datetime import datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 from esper_soa.errors import UserError, one_line
 from esper_soa.ops.files import reason_of, write_text
@@ -29,6 +26,7 @@ NUMBERED = re.compile(r"(?:checkpoint_(\d{6,18})\.pt|(?:best|hosts)_(\d{6,18})\.
 # What a killed process leaves of a file that it was writing.
 LEFTOVER = re.compile(r"[a-z]+(_\d{6,18})?\.[a-z]+\.\d+\.tmp")
 STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
+RUNS = Path("runs")  # where folders are made for which no place is given
 SWEEP = "sweep_"  # before the time in the name of a sweep's folder
 PACKAGES = ("esper-soa", "torch", "tensordict", "numpy", "hydra-core", "rich")
 
@@ -51,9 +49,6 @@ class RunFolder:
         self.networks = self.path / "networks"  # the folder of grown networks
         self.log = self.path / "log.txt"  # what was said on the console, with times
 
-    def __fspath__(self) -> str:
-        return str(self.path)
-
     def network(self, kind: str, number: int) -> Path:
         """The best host so far, or all hosts (`kind` best, hosts), of round `number`, from 1."""
         return self.networks / f"{kind}_{number:06d}.safetensors"
@@ -71,13 +66,6 @@ class RunFolder:
         return _numbered(self.path, "checkpoint_*.pt")
 
 
-class Start(NamedTuple):
-    """Where a run begins: afresh, or after a checkpoint in the folder that holds it."""
-
-    folder: RunFolder
-    checkpoint: Path | None
-
-
 def rounds_of(path: Path) -> int:
     """Rounds done at a numbered checkpoint or file of networks; -1 for another file."""
     found = NUMBERED.fullmatch(path.name)
@@ -86,33 +74,6 @@ def rounds_of(path: Path) -> int:
 
 def _numbered(folder: Path, pattern: str) -> list[Path]:
     return sorted((path for path in folder.glob(pattern) if rounds_of(path) >= 0), key=rounds_of)
-
-
-def resume_start(resume: str, run_dir: str, name: str, root: str = "runs") -> Start:
-    """Where to go on: `resume` is a checkpoint, a run folder, or auto.
-
-    auto takes the newest checkpoint in `run_dir`, or without one in the newest folder of
-    `root`/`name` that has any; where there is none it starts afresh. A damaged checkpoint is passed
-    over (see `passed_over`). Raises UserError where there is nothing to resume from.
-    """
-    if resume == "auto":
-        given = user_path("run_dir", run_dir)
-        for folder in [given] if run_dir else _dated_folders(Path(root) / name):
-            found = RunFolder(folder).checkpoints()
-            if found:
-                return Start(writable(folder, "run_dir"), _newest_whole(found, "resume=auto"))
-        ended = any((given / name).exists() for name in ("summary.json", "evaluation.json"))
-        if run_dir and not ended:  # left by a run that ended before its first checkpoint
-            return Start(writable(given, "run_dir"), None)
-        return Start(open_run_folder(run_dir, name, root), None)
-    path = find_checkpoint(resume, "resume")
-    folder = path.parent
-    if run_dir and user_path("run_dir", run_dir).resolve() != folder:
-        raise UserError(
-            f"run_dir={one_line(run_dir)}: a resumed run goes on in the folder of its checkpoint, "
-            f"{folder}. Leave run_dir out."
-        )
-    return Start(writable(folder, "resume"), path)
 
 
 def find_checkpoint(given: str, setting: str) -> Path:
@@ -128,7 +89,7 @@ def find_checkpoint(given: str, setting: str) -> Path:
             raise UserError(
                 f"{label}: there is no checkpoint in this folder. Give a checkpoint or a run folder"
             )
-        return _newest_whole(found, label)
+        return newest_whole(found, label)
     if not path.exists():
         raise UserError(f"{label}: there is no such file or folder")
     path = path.resolve()
@@ -150,7 +111,7 @@ def passed_over(checkpoint: Path) -> list[str]:
     return [f"{reason}; {checkpoint.name} is taken" for reason in reasons if reason is not None]
 
 
-def _newest_whole(found: list[Path], label: str) -> Path:
+def newest_whole(found: list[Path], label: str) -> Path:
     """The last of `found` that is not damaged; raises CheckpointError where all are."""
     reasons = []
     for path in reversed(found):
@@ -162,7 +123,7 @@ def _newest_whole(found: list[Path], label: str) -> Path:
     raise CheckpointError(f"{label}: {reasons[0]}{more}. Give another run folder")
 
 
-def _dated_folders(parent: Path, prefix: str = "") -> list[Path]:
+def dated_folders(parent: Path, prefix: str = "") -> list[Path]:
     """Folders named by `prefix` and time in `parent`, newest first."""
     paths = parent.glob(f"{prefix}*")
     found = {path: STAMP.fullmatch(path.name.removeprefix(prefix)) for path in paths}
@@ -199,13 +160,13 @@ def _drop_leftovers(folder: RunFolder) -> None:
             path.unlink(missing_ok=True)
 
 
-def open_run_folder(run_dir: str, name: str, root: str = "runs") -> RunFolder:
-    """Make `run_dir`, or `root`/`name`/<time> where it is empty.
+def open_run_folder(run_dir: str, name: str) -> RunFolder:
+    """Make `run_dir`, or runs/`name`/<time> where it is empty.
 
     Raises UserError where the folder cannot be written or already holds the results of a run.
     """
     if not run_dir:
-        return RunFolder(_make_dated(Path(root) / name))
+        return RunFolder(_make_dated(RUNS / name))
     folder = writable(user_path("run_dir", run_dir), "run_dir")
     names = [*RESULTS, folder.networks.name, *(path.name for path in folder.checkpoints())]
     found = [name for name in names if (folder.path / name).exists()]
@@ -217,31 +178,32 @@ def open_run_folder(run_dir: str, name: str, root: str = "runs") -> RunFolder:
     return folder
 
 
-def open_sweep_folder(sweep_dir: str, name: str, resume: bool, root: str = "runs") -> Path:
-    """Make `sweep_dir`, or `root`/`name`/sweep_<time>; to `resume`, the newest of those if any.
+def open_sweep_folder(sweep_dir: str, name: str, resume: bool) -> Path:
+    """Make `sweep_dir`, or runs/`name`/sweep_<time>; to `resume`, the newest of those if any.
 
     Raises UserError where the folder cannot be made.
     """
-    parent = Path(root) / name
+    parent = RUNS / name
     if sweep_dir:
         return writable(user_path("run_dir", sweep_dir), "run_dir").path
-    sweeps = _dated_folders(parent, SWEEP) if resume else []
+    sweeps = dated_folders(parent, SWEEP) if resume else []
     return sweeps[0].resolve() if sweeps else _make_dated(parent, SWEEP)
 
 
 def _make_dated(parent: Path, prefix: str = "") -> Path:
     """Make a folder that nobody else has, `parent`/`prefix`<time>; raises UserError."""
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    for number in itertools.count(1):
-        path = parent / f"{prefix}{stamp}{f'_{number}' if number > 1 else ''}"
+    path = parent / f"{prefix}{stamp}"
+    number = 1
+    while True:
         try:
             path.mkdir(parents=True)
+            return path.resolve()
         except FileExistsError:
-            continue
+            number += 1
+            path = parent / f"{prefix}{stamp}_{number}"
         except OSError as error:
             raise _unwritable(path, "run_dir", error) from error
-        return path.resolve()
-    raise AssertionError("there are numbers enough")
 
 
 def writable(path: Path, setting: str) -> RunFolder:
@@ -256,14 +218,6 @@ def writable(path: Path, setting: str) -> RunFolder:
 def _unwritable(path: Path, setting: str, error: OSError) -> UserError:
     why = f"cannot be written ({reason_of(error)})"
     return UserError(f"{setting}={path}: {why}. Choose another with run_dir=...")
-
-
-def drop_unfinished(folder: RunFolder, rounds: int) -> list[str]:
-    """Remove checkpoints after `rounds` rounds, which will be made anew; returns their names."""
-    doomed = [path for path in folder.checkpoints() if rounds_of(path) > rounds]
-    for path in doomed:
-        path.unlink(missing_ok=True)
-    return [path.name for path in doomed]
 
 
 def write_config(folder: RunFolder, resolved_yaml: str, overrides: list[str] | None = None) -> None:
@@ -284,21 +238,6 @@ def write_versions(folder: RunFolder, device: str, facts: Mapping[str, object]) 
         "device": device,
     }
     write_text(folder.versions, json.dumps(record | dict(facts), indent=2) + "\n")
-
-
-def engine_changes(folder: RunFolder, engine: str) -> list[str]:
-    """In one line, that another engine than `engine` has computed the networks so far."""
-    try:
-        before = json.loads(folder.versions.read_text(encoding="utf-8"))["kernels"]["engine"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []  # nothing says which it was
-    if before == engine:
-        return []
-    shown = one_line(before)
-    return [
-        f"engine: {shown} -> {engine}: results differ in rounding (compute.engine={shown} asks for "
-        "it again)"
-    ]
 
 
 @cache

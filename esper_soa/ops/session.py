@@ -2,24 +2,56 @@
 not be written. Opened before anything is written to the folder. Needs no torch.
 """
 
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import fmean
 from typing import TextIO, TypeAlias, cast
 
 from rich.console import Console
 
+from esper_soa.config import TelemetryConfig
 from esper_soa.errors import PrunedError, RankLostError, UserError
 from esper_soa.ops.console import Outlet, outlet
-from esper_soa.ops.files import LOGGER, IncompleteError, Unwritten
+from esper_soa.ops.files import LOGGER, IncompleteError, LineFile, Unwritten, reason_of
 from esper_soa.ops.interrupt import Interrupted
-from esper_soa.ops.progress import handlers_of, logging_to
+from esper_soa.ops.progress import Progress, say
 from esper_soa.ops.rundir import RunFolder, claimed
 
 # Rounds played, accuracy of the last in percent: whether to give up.
 Judge: TypeAlias = Callable[[int, float], bool]
+
+
+class Log(logging.Handler):
+    """Appends messages with their times to a file, where they wait until there is room, and prints
+    all but debug messages on the console, above a live bar.
+    """
+
+    def __init__(self, path: Path, console: Console, unwritten: Unwritten) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self._path = path
+        self._lines = LineFile(path)
+        self._console = console
+        self._unwritten = unwritten
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # not by `noting`, whose warning would come back here
+        try:
+            self._lines.write(self.format(record))
+        except OSError as error:
+            self._unwritten.reasons[self._path.name] = reason_of(error)
+        else:
+            self._unwritten.reasons.pop(self._path.name, None)
+        if record.levelno >= logging.INFO:
+            say(self._console, record.getMessage())
+
+    def close(self) -> None:
+        self._lines.close()
+        super().close()
 
 
 class Session:
@@ -31,17 +63,44 @@ class Session:
         self.console = Console(file=cast(TextIO, stream))
         self.unwritten = Unwritten()
         self.hopeless: Judge | None = None  # where a search is after the run
+        self.log = Log(folder.log, self.console, self.unwritten)
         self._begun = folder.log.exists()
-        self._handlers = handlers_of(folder.log, self.console, self.unwritten)
 
     @contextmanager
     def speaking(self) -> Iterator[None]:
         """What is said in the context, and what ends it early, goes to console and log."""
-        with logging_to(self._handlers):
-            try:
-                yield
-            finally:
-                _log_the_end(self._begun)
+        LOGGER.setLevel(logging.DEBUG)
+        LOGGER.propagate = False
+        LOGGER.addHandler(self.log)
+        try:
+            yield
+        finally:
+            self._log_the_end()
+            LOGGER.removeHandler(self.log)
+
+    def _log_the_end(self) -> None:
+        """Keep what ends the work early in the log, with its traceback where no message of ours.
+
+        A refusal leaves a folder as it is in which a run has begun before.
+        """
+        error = sys.exception()
+        told = isinstance(error, IncompleteError | Interrupted | RankLostError | PrunedError)
+        if told or (isinstance(error, UserError) and not self._begun):
+            LOGGER.debug("ended: %s", error)
+        elif error is not None and not isinstance(error, UserError):
+            LOGGER.debug("ended by an error", exc_info=error)
+
+    def progress(
+        self,
+        total: int,
+        shown: TelemetryConfig,
+        done: int = 0,
+        after_step: Callable[[], None] | None = None,
+    ) -> Progress:
+        """What shows `total` env-steps on the console, as the settings say."""
+        told = after_step or self.look_at_console
+        interval = shown.plain_interval
+        return Progress(total, self.console, shown.progress, interval, done=done, after_step=told)
 
     def judge(self, rounds: int, accuracies: Sequence[float], save: Callable[[], None]) -> None:
         """Save and raise PrunedError where `accuracies` (percent) leave no hope for the run."""
@@ -64,11 +123,6 @@ class Session:
         if missing:
             raise IncompleteError(f"{self.folder.path}: {missing}")
 
-    def close(self) -> None:
-        """Let go of the log."""
-        for handler in self._handlers:
-            handler.close()
-
 
 @contextmanager
 def session(folder: RunFolder) -> Iterator[Session]:
@@ -88,7 +142,7 @@ def silent_session(folder: RunFolder) -> Iterator[Session]:
         try:
             yield opened
         finally:
-            opened.close()
+            opened.log.close()
 
 
 @contextmanager
@@ -100,16 +154,3 @@ def unheard() -> Iterator[None]:
         about = r"Using lock_\(\) inside a compiled graph"
         warnings.filterwarnings("ignore", about, UserWarning, r"tensordict\.utils")
         yield
-
-
-def _log_the_end(begun: bool) -> None:
-    """Keep what ends the work early in the log file, with its traceback where no message of ours.
-
-    A refusal leaves a folder as it is in which a run has `begun` before.
-    """
-    error = sys.exception()
-    told = isinstance(error, IncompleteError | Interrupted | RankLostError | PrunedError)
-    if told or (isinstance(error, UserError) and not begun):
-        LOGGER.debug("ended: %s", error)
-    elif error is not None and not isinstance(error, UserError):
-        LOGGER.debug("ended by an error", exc_info=error)

@@ -1,5 +1,5 @@
-"""Where a run with given settings takes place and begins, and whether it has ended; and the runs in
-folders that a user names, with the settings of each.
+"""Where a run with given settings takes place and begins, and whether it has ended; and the runs,
+and the policies to start from, that a user names.
 
 A run folder is one whose config.yaml has rounds; a folder that holds some, as a sweep does, stands
 for all of them. Which rank of a run a process is, torchrun or the launcher of the package tells it
@@ -20,11 +20,27 @@ from yaml import YAMLError
 from esper_soa.agent.config import SCRATCH
 from esper_soa.config import TrainConfig, flat_settings
 from esper_soa.errors import UserError, one_line
-from esper_soa.ops.rundir import RunFolder, Start, open_run_folder, resume_start, writable
-from esper_soa.ops.shipped import find_policy
+from esper_soa.ops.rundir import (
+    RUNS,
+    RunFolder,
+    dated_folders,
+    find_checkpoint,
+    newest_whole,
+    open_run_folder,
+    writable,
+)
 from esper_soa.paths import user_path
 
+POLICIES = Path(__file__).resolve().parents[1] / "policies"  # those that ship
+SUFFIX = ".policy"  # beside each lies its card, NAME.md
 DEPTH = 3  # folders below the given one in which runs are looked for: runs/<name>/<sweep>/<job>
+
+
+class Start(NamedTuple):
+    """Where a run begins: afresh, or after a checkpoint in the folder that holds it."""
+
+    folder: RunFolder
+    checkpoint: Path | None
 
 
 class Place(NamedTuple):
@@ -73,7 +89,7 @@ def folder_for(settings: TrainConfig, asked: str) -> RunFolder:
         return open_run_folder(asked, settings.name)
     # torchrun tells only the machine of a rank that was lost that it starts all again, so a folder
     # that there is, is that of this run, for all ranks, on every machine, and at every start
-    path = user_path("run_dir", asked) if asked else Path("runs") / settings.name / here.run_id
+    path = user_path("run_dir", asked) if asked else RUNS / settings.name / here.run_id
     return writable(path, "run_dir")
 
 
@@ -84,11 +100,36 @@ def find_start(settings: TrainConfig, folder: RunFolder) -> Start:
     """
     here = place()
     restarted = here is not None and (here.restarts or not settings.resume)
-    if restarted or settings.resume == "auto":
-        return resume_start("auto", str(folder.path), settings.name)
-    if settings.resume:
-        return resume_start(settings.resume, "", settings.name)
+    resume = "auto" if restarted else settings.resume
+    if resume:
+        return resume_start(resume, str(folder.path), settings.name)
     return Start(open_run_folder(str(folder.path), settings.name), None)
+
+
+def resume_start(resume: str, run_dir: str, name: str) -> Start:
+    """Where to go on: `resume` is a checkpoint, a run folder, or auto.
+
+    auto takes the newest checkpoint in `run_dir`, or without one in the newest folder of
+    runs/`name` that has any; where there is none it starts afresh. A damaged checkpoint is passed
+    over (see `passed_over`). Raises UserError where there is nothing to resume from.
+    """
+    given = user_path("run_dir", run_dir)
+    if resume != "auto":
+        path = find_checkpoint(resume, "resume")
+        if run_dir and given.resolve() != path.parent:
+            raise UserError(
+                f"run_dir={one_line(run_dir)}: a resumed run goes on in the folder of its "
+                f"checkpoint, {path.parent}. Leave run_dir out."
+            )
+        return Start(writable(path.parent, "resume"), path)
+    for folder in [given] if run_dir else dated_folders(RUNS / name):
+        found = RunFolder(folder).checkpoints()
+        if found:
+            return Start(writable(folder, "run_dir"), newest_whole(found, "resume=auto"))
+    ended = any((given / result).exists() for result in ("summary.json", "evaluation.json"))
+    if run_dir and not ended:  # left by a run that ended before its first checkpoint
+        return Start(writable(given, "run_dir"), None)
+    return Start(open_run_folder(run_dir, name), None)
 
 
 def finished_accuracy(folder: RunFolder, settings: TrainConfig) -> float | None:
@@ -107,9 +148,29 @@ def goes_on_in(folder: RunFolder, settings: TrainConfig) -> bool:
     if settings.resume != "auto":
         return False
     there = read_settings(folder.config)
-    place = {"resume": "", "run_dir": ""}
-    asked = flat_settings(asdict(settings))
-    return bool(there) and there | place == asked | place
+    own = {"resume": "", "run_dir": ""}
+    return bool(there) and there | own == flat_settings(asdict(settings)) | own
+
+
+def shipped() -> list[str]:
+    """Names of the policies that ship, in order."""
+    return sorted(path.stem for path in POLICIES.glob(f"*{SUFFIX}"))
+
+
+def find_policy(init: str) -> Path:
+    """The file of the policy `init`: one that ships, a run folder (its newest checkpoint), a file.
+
+    A name goes before a folder of that name. Raises UserError, which lists the names, for none.
+    """
+    names = shipped()
+    if init in names:
+        return POLICIES / f"{init}{SUFFIX}"
+    if not user_path("policy.init", init).exists():
+        raise UserError(
+            f"policy.init={one_line(init)}: there is no such policy, run folder or checkpoint. "
+            f"Policies that ship: {', '.join(names) or 'none yet'}"
+        )
+    return find_checkpoint(init, "policy.init")
 
 
 def find_run_folders(given: Sequence[str | Path]) -> dict[str, Path]:

@@ -32,7 +32,7 @@ def test_an_own_agent_plays_a_run_and_one_that_goes_on(tmp_path: Path) -> None:
     resumed(cfg, halves)
     assert_equal_runs(whole, halves, rounds=2)
     assert summary.policy == f"{HERE}:eager"
-    assert summary.seeds.germinated > 0
+    assert summary.seeds["germinated"] > 0
     assert summary.control is None  # a policy is no control of itself
 
 

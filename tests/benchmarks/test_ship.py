@@ -17,7 +17,7 @@ from benchmarks import ship
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.build import build_player, build_world
 from esper_soa.errors import UserError
-from esper_soa.ops import shipped
+from esper_soa.ops import start
 from esper_soa.ops.checkpoint import load_checkpoint
 from esper_soa.ops.rundir import RunFolder
 
@@ -305,10 +305,10 @@ def test_the_plans_of_the_project_compose(name: str, tmp_path: Path) -> None:
 
 
 def test_every_policy_that_ships_has_a_card_and_starts_a_run() -> None:
-    for name in shipped.shipped():
-        card = (shipped.POLICIES / f"{name}.md").read_text(encoding="utf-8")
+    for name in start.shipped():
+        card = (start.POLICIES / f"{name}.md").read_text(encoding="utf-8")
         assert f"policy.init={name}" in card
-        file = load_checkpoint(shipped.find_policy(name), CPU)
+        file = load_checkpoint(start.find_policy(name), CPU)
         sizes = [f"policy.network.{key}={size}" for key, size in dict(file["network"]).items()]  # type: ignore[arg-type]
         plan = ship.Plan(name, "", [ship.Stage("a", [*TINY, f"policy.init={name}", *sizes])])
         cfg = ship.jobs_of(plan, Path("nowhere"), [])[0].settings

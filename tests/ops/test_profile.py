@@ -4,36 +4,27 @@ import io
 import json
 import logging
 import re
+import shlex
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from rich.console import Console
 from tiny_world import CPU, tiny_world
 
-from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.scripted import WaitPolicy
-from esper_soa.config import TrainConfig, register_schema, settings_from
-from esper_soa.errors import SettingError
+from esper_soa.compose import compose_settings
 from esper_soa.ops import profile as module
 from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.profile import NO_PROFILE, PhaseProfile, TraceProfile, make_profile, shares
 from esper_soa.ops.progress import LOGGER, Progress
 from esper_soa.ops.rundir import open_run_folder
-from esper_soa.paths import config_dir
 from esper_soa.trainer import run
 
-TINY = (
-    "rounds=2",
-    "steps=4",
-    "telemetry.progress=off",
-    "batch_size=2",
-    "train_samples=4",
-    "val_samples=4",
-    "data.synthetic_train=8",
-    "data.synthetic_test=4",
+TINY = shlex.split(
+    "rounds=2 steps=4 telemetry.progress=off batch_size=2 train_samples=4 val_samples=4 "
+    "data.synthetic_train=8 data.synthetic_test=4"
 )
 
 
@@ -103,17 +94,6 @@ def test_the_phases_of_an_episode_make_up_its_time() -> None:
     assert sum(found.values()) <= passed
 
 
-def test_a_lap_waits_for_nothing() -> None:
-    profile = PhaseProfile(CPU)
-    with SyncGuard():
-        profile.phase_ended("training")
-
-
-def test_an_unknown_profile_is_refused() -> None:
-    with pytest.raises(SettingError, match="profile=loud: must be one of off, phases, torch"):
-        TrainConfig(profile="loud")
-
-
 @pytest.fixture
 def told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -122,14 +102,6 @@ def told(
     monkeypatch.setattr(LOGGER, "propagate", True)
     caplog.set_level(logging.INFO, LOGGER.name)
     return caplog
-
-
-def test_a_report_is_one_line(told: pytest.LogCaptureFixture) -> None:
-    profile, clock = by_hand()
-    clock.time = 2.0
-    profile.phase_ended("training")
-    profile.report("round 1/2")
-    assert told.messages == ["phases   round 1/2: training 100.0 % of 2.0 s"]
 
 
 def test_a_trace_holds_the_env_steps_after_warm_up(tmp_path: Path) -> None:
@@ -158,10 +130,7 @@ def test_a_run_too_short_for_a_trace_says_so(
 
 def run_with(profile: str, folder: Path) -> str:
     """The log of a run of two rounds of four env-steps."""
-    register_schema()
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        composed = compose("train", ["+experiment=smoke", *TINY, f"profile={profile}"])
-    settings = settings_from(composed)
+    settings = compose_settings("smoke", [*TINY, f"profile={profile}"])
     run(settings, open_run_folder(str(folder), settings.name))
     return (folder / "log.txt").read_text()
 

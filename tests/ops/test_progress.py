@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from esper_soa.ops.files import Unwritten
-from esper_soa.ops.progress import Progress, duration, handlers_of, logging_to
+from esper_soa.ops.progress import LOGGER, Progress, duration
+from esper_soa.ops.rundir import RunFolder
+from esper_soa.ops.session import session
 
 
 class Clock:
@@ -119,15 +120,12 @@ def test_durations_read_well(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 
-def test_log_lines_go_to_console_as_they_are_and_to_the_file_with_times(tmp_path: Path) -> None:
-    console = plain_console()
-    handlers = handlers_of(tmp_path / "log.txt", console, Unwritten())
-    with logging_to(handlers) as log:
-        log.info("data: fashion32 [embedded], a line that is longer than the console is wide")
-    log.info("after the run")
-    for handler in handlers:
-        handler.close()
-    assert written(console) == [
-        "data: fashion32 [embedded], a line that is longer than the console is wide"
-    ]
-    assert (tmp_path / "log.txt").read_text().endswith(" INFO " + written(console)[0] + "\n")
+def test_log_lines_go_to_console_as_they_are_and_to_the_file_with_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "data: fashion32 [embedded], a line that is longer than the console is wide, of 80 signs"
+    with session(RunFolder(tmp_path)):
+        LOGGER.info(said)
+    LOGGER.info("after the run")
+    assert capsys.readouterr().out == f"{said}\n"
+    assert (tmp_path / "log.txt").read_text().endswith(f" INFO {said}\n")

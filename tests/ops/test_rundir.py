@@ -14,19 +14,24 @@ from esper_soa.ops.rundir import (
     open_run_folder,
     open_sweep_folder,
     passed_over,
-    resume_start,
     write_config,
     write_versions,
 )
 from esper_soa.ops.sealed import CheckpointError, write_sealed
+from esper_soa.ops.start import resume_start
 
 
-def test_a_run_without_a_folder_gets_one_of_its_own_named_after_run_and_time(
-    tmp_path: Path,
-) -> None:
-    folders = [open_run_folder("", "trial", root=str(tmp_path)).path for _ in range(3)]
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where folders are made for which no place is given."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+def test_a_run_without_a_folder_gets_one_of_its_own_named_after_run_and_time(runs: Path) -> None:
+    folders = [open_run_folder("", "trial").path for _ in range(3)]
     assert len(set(folders)) == 3
-    assert folders[0].parent == tmp_path / "trial"
+    assert folders[0].parent == runs / "trial"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", folders[0].name)
 
 
@@ -95,17 +100,15 @@ def test_a_folder_gives_its_newest_whole_checkpoint_and_says_what_was_passed_ove
 
 
 def test_auto_passes_over_a_damaged_checkpoint_in_the_newest_folder_of_the_name(
-    tmp_path: Path,
+    runs: Path,
 ) -> None:
-    older, newer = (
-        RunFolder(tmp_path / "trial" / f"2026-01-01_00-00-0{number}") for number in (1, 2)
-    )
+    older, newer = (RunFolder(runs / "trial" / f"2026-01-01_00-00-0{number}") for number in (1, 2))
     for folder in (older, newer):
         folder.path.mkdir(parents=True)
         write_sealed(folder.checkpoint(1), bytes(100))
         write_sealed(folder.checkpoint(2), bytes(100))
     damage(newer.checkpoint(2))
-    assert resume_start("auto", "", "trial", str(tmp_path)) == (newer, newer.checkpoint(1))
+    assert resume_start("auto", "", "trial") == (newer, newer.checkpoint(1))
 
 
 def test_a_folder_without_a_whole_checkpoint_is_an_error(three: RunFolder) -> None:
@@ -153,18 +156,14 @@ def test_what_cannot_be_a_path_is_refused_by_setting_in_one_line(given: str) -> 
         assert len(told) < 1000
 
 
-def test_a_sweep_gets_a_folder_of_its_own_unless_it_goes_on(tmp_path: Path) -> None:
-    root = str(tmp_path)
-    first, second = (open_sweep_folder("", "trial", resume=False, root=root) for _ in range(2))
+def test_a_sweep_gets_a_folder_of_its_own_unless_it_goes_on(runs: Path) -> None:
+    first, second = (open_sweep_folder("", "trial", resume=False) for _ in range(2))
     assert first != second
     assert re.fullmatch(r"sweep_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", first.name)
-    (tmp_path / "trial" / "2099-01-01_00-00-00").mkdir()  # a run, no sweep
-    assert open_sweep_folder("", "trial", resume=True, root=root) == second
-    assert open_sweep_folder("", "other", resume=True, root=root).parent == tmp_path / "other"
-    assert (
-        open_sweep_folder(str(tmp_path / "given"), "trial", resume=True, root=root)
-        == tmp_path / "given"
-    )
+    (runs / "trial" / "2099-01-01_00-00-00").mkdir()  # a run, no sweep
+    assert open_sweep_folder("", "trial", resume=True) == second
+    assert open_sweep_folder("", "other", resume=True).parent == runs / "other"
+    assert open_sweep_folder("given", "trial", resume=True) == runs.parent / "given"
 
 
 def test_a_folder_in_which_nothing_can_be_made_is_refused(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from esper_soa.ops.checkpoint import save_checkpoint
-from esper_soa.ops.shipped import POLICIES, shipped
+from esper_soa.ops.start import POLICIES, shipped
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOK = """
 from importlib.resources import files
 import esper_soa
-from esper_soa.ops.shipped import find_policy, shipped
+from esper_soa.ops.start import find_policy, shipped
 print(esper_soa.__file__, shipped(), find_policy("sprout"))
 print(files("esper_soa").joinpath("policies", "sprout.policy").is_file())
 """

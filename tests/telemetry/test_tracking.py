@@ -22,8 +22,8 @@ from esper_soa.ops.session import session
 from esper_soa.telemetry import tracking as module
 from esper_soa.telemetry.table_files import read_table
 from esper_soa.telemetry.tracking import TOLD, Told, Tracked, Tracker, Tracking, numbers_of
-from esper_soa.trainer import open_run, run
 from esper_soa.trainer import played as rounds_of
+from esper_soa.trainer import ready, run
 
 Opener = Callable[[Tracked], Tracker]
 SHORT = settings(rounds=3, steps=2, slots=["r0c0"])
@@ -54,11 +54,11 @@ def played(folder: Path, trackers: Mapping[str, Opener]) -> tuple[list[dict], di
     """The lines of a run with `trackers`, without times, and what these lack."""
     place = RunFolder(folder)
     with session(place) as within:
-        job = open_run(SHORT, within, None)
+        job = ready(within, SHORT)
         job.trackers = dict(trackers)
         for _ in rounds_of(job):
             pass
-    return timeless(place.metrics), job.lacking
+    return timeless(place.metrics), job.tracking.dropped
 
 
 class Sinks(list[Sink]):
