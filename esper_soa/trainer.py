@@ -31,7 +31,7 @@ from esper_soa.ops.rundir import (
 )
 from esper_soa.ops.session import Session, session
 from esper_soa.ranks import ALONE, Ranks
-from esper_soa.report.end import leave_report
+from esper_soa.report.page import leave_report
 from esper_soa.running import Run, wants_control
 from esper_soa.telemetry.recorder import recording
 
