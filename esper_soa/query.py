@@ -67,7 +67,8 @@ def ask(words: Sequence[str]) -> int:
         raise UserError(str(error)) from error
     database = open_database(places)
     if not question:
-        show([(name, asked) for name, (asked, _) in VIEWS.items()], ("view", "question"), settings)
+        rows = [(name, view["question"]) for name, view in VIEWS.items()]
+        show(rows, ("view", "question"), settings)
         return 0
     try:
         answer = database.execute(question)

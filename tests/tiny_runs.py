@@ -51,3 +51,13 @@ def resumed(cfg: TrainConfig, path: Path, checkpoint: str = "") -> Summary:
 def records(path: Path) -> list[dict]:
     """The lines of a file of JSON."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+TIMES = ("eps", "collect_seconds", "update_seconds")
+
+
+def timeless(path: Path) -> list[dict]:
+    """The lines of a file of JSON without what a clock says."""
+    return [
+        {name: value for name, value in line.items() if name not in TIMES} for line in records(path)
+    ]

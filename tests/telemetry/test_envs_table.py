@@ -60,9 +60,9 @@ def test_rows_say_what_every_env_was_and_did() -> None:
 def test_the_op_is_the_one_that_rewards_go_by() -> None:
     recorded = record(3, steps=1)
     numbers = recorded.numbers[0].copy()
-    told = unpack(recorded.legend, np.ones(1), numbers[None])  # views of the same numbers
-    told.env("op")[:] = Op.PRUNE
-    told.env("effective_op")[:] = Op.WAIT
+    told = unpack(recorded.legend, 1, np.ones(1), numbers[None])  # views of the same numbers
+    told.read("op")[:] = Op.PRUNE
+    told.read("effective_op")[:] = Op.WAIT
     table = EnvsTable(recorded.legend)
     assert "accuracy %" in "".join(text_of(table)), "before the first env-step it is empty"
     table.show(1, 1, numbers)
