@@ -64,13 +64,13 @@ def _packed(column: list[Cell]) -> Json:
 
 def rounds_table(runs: Sequence[RunRecord]) -> Table:
     """A row per run and round: accuracy, reward, cost, health of the update, pace."""
-    return table_of(
-        {"group": run.group, "run": run.label, "round": round_of(line)}
-        | {name: number(line, *names) for name, names in ROUND.items()}
-        | {"train_gflop": _giga(number(line, "train_flop"))}
-        for run in runs
-        for line in run.rounds
-    )
+    rows: list[Row] = []
+    for run in runs:
+        for line in run.rounds:
+            row: Row = {"group": run.group, "run": run.label, "round": round_of(line)}
+            row |= {name: number(line, *names) for name, names in ROUND.items()}
+            rows.append(row | {"train_gflop": _giga(number(line, "train_flop"))})
+    return table_of(rows)
 
 
 def _giga(value: float | None) -> float | None:

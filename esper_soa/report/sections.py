@@ -173,8 +173,9 @@ def chart(kind: str, description: str, height: int, values: Mapping[str, Json]) 
 def _filled(template: Json, values: Mapping[str, Json]) -> Json:
     if isinstance(template, dict):
         filled = {name: _filled(part, values) for name, part in template.items()}
-        if isinstance(filled.get("tooltip"), list):
-            filled["tooltip"] = [_told(name) for name in filled["tooltip"]]
+        told = filled.get("tooltip")
+        if isinstance(told, list):
+            filled["tooltip"] = [_told(name) for name in told]
         return filled
     if isinstance(template, list):
         return [_filled(part, values) for part in template]

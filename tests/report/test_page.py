@@ -125,7 +125,7 @@ def test_a_figure_draws_the_number_that_it_is_named_after(
     assert drawn["shapley", "x"] == "round"
 
 
-def test_the_page_of_a_run_tells_its_verdict_beside_its_control_and_asks_no_network(
+def test_the_page_tells_the_verdict_beside_control_or_other_groups_and_asks_no_network(
     places: dict[str, Path],
 ) -> None:
     text = page_text(places["run"])
@@ -145,11 +145,6 @@ def test_the_page_of_a_run_tells_its_verdict_beside_its_control_and_asks_no_netw
         "Not finished: 2 of 4 rounds are played; hosts ended the first at 40.00 % and the last at "
         "44.00 %."
     ) in text
-
-
-def test_the_page_of_a_sweep_has_every_run_beside_its_groups_interval_and_their_test(
-    places: dict[str, Path],
-) -> None:
     text = page_text(places["sweep"])
     tables = data_of(text)["tables"]
     assert tables["finals"]["accuracy"] == [50.0, 52.0, 54.0, 51.0, 53.0, 55.0]

@@ -65,11 +65,7 @@ class Sinks(list[Sink]):
     """Opens sinks and keeps them."""
 
     def opener(self, seconds: float = 0.0, fails: bool = False) -> Opener:
-        def open_sink(tracked: Tracked) -> Sink:
-            self.append(Sink(tracked, seconds, fails))
-            return self[-1]
-
-        return open_sink
+        return lambda tracked: self.append(Sink(tracked, seconds, fails)) or self[-1]
 
 
 @pytest.fixture(scope="module")
@@ -289,8 +285,3 @@ def wandb_history(file: Path, metric: str) -> list[tuple[int, float]]:
             found += [(record.history.step.num, float(values[metric]))] if metric in values else []
             whole = b""
     return found
-
-
-def test_a_tracker_that_there_is_not_is_refused() -> None:
-    with pytest.raises(UserError, match="track"):
-        settings(track=["paper"])
