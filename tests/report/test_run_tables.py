@@ -87,13 +87,6 @@ def test_hosts_of_the_last_rounds_stand_beside_those_of_the_control(run: RunReco
     assert found["parameters"] == [7000.0, 7000.0, 6418.0, 6418.0]
 
 
-def test_texts_are_packed_as_codes() -> None:
-    assert run_tables.packed({"a": ["x", "y", "x"], "b": [1, None, 2.5]}) == {
-        "a": {"names": ["x", "y"], "codes": [0, 1, 0]},
-        "b": [1, None, 2.5],
-    }
-
-
 LIFE = (
     ("empty", 0.0, None),
     ("training", 0.0, 1.0),

@@ -9,23 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from recorded_world import record
 from rich.console import Console
 from tiny_runs import fresh, records, settings
-from torch import Tensor
 from witness import Witnessed, witnessed_round
 
 from esper_soa.build import build_world, rule_player
 from esper_soa.config import TelemetryConfig, settings_yaml
 from esper_soa.env.config import EarlyStopConfig, GatesConfig, LifecycleConfig
 from esper_soa.env.early_stop import CAUSE_NAMES
-from esper_soa.ops.collect import Player, Round, play_round
-from esper_soa.ops.progress import Progress
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.report.lanes import accuracies_table, chosen_rounds, marks_table, names_table
 from esper_soa.report.run_files import read_run
 from esper_soa.telemetry.envs_table import EnvsTable
-from esper_soa.telemetry.pack import Facts, pack
-from esper_soa.telemetry.recorder import NoRecorder, legend_of
 from esper_soa.telemetry.schema import ENDINGS
 from esper_soa.telemetry.table_files import read_table
 from esper_soa.vocabulary import Stage
@@ -195,42 +191,17 @@ def test_a_report_shows_every_host_up_to_its_end_and_says_why_it_ended(folder: P
     assert sorted(ends) == sorted((one["env_steps"], one["env"]) for one in early)
 
 
-class Shown(NoRecorder):
-    """Shows every env-step in a table of envs, and keeps what stood there."""
-
-    full = True
-
-    def __init__(self, table: EnvsTable) -> None:
-        self.table = table
-        self.texts = list[list[str]]()
-
-    def pack(self, facts: Facts) -> Tensor:
-        return pack(facts, full=True)
-
-    def emit(self, step: int, numbers: np.ndarray) -> None:
-        self.table.show(1, step, numbers)
-        console = Console(file=io.StringIO(), width=200)
-        with console.capture() as told:
-            console.print(self.table)
-        self.texts.append([line for line in told.get().splitlines() if line.strip()[:1].isdigit()])
-
-
-def test_the_live_view_says_which_envs_are_over(rounds: list[Witnessed]) -> None:
-    world = build_world(SETTINGS, torch.device("cpu"))
-    shown = Shown(EnvsTable(legend_of(world, learns=False)))
-    quiet = Progress(1, Console(file=io.StringIO()), "off")
-    play_round(
-        world,
-        Player(rule_player(SETTINGS, "random", "policy.name"), None),
-        Round(0, quiet, recorder=shown),
-    )
-    ends = rounds[0].states[-1].signals.step.tolist()
-    causes = rounds[0].states[-1].ending.cause.tolist()
-    assert len(shown.texts) == max(ends)
-    for step, rows in enumerate(shown.texts, 1):
-        for env, row in enumerate(rows):
-            assert row.split()[0] == str(env)
-            assert ("over: " in row) == (step > ends[env])
-            if step > ends[env]:
-                accuracy = float(rounds[0].states[-1].signals.val_accuracy[env])
-                assert row.split()[1:4] == [f"{accuracy:.2f}", "over:", CAUSE_NAMES[causes[env]]]
+def test_the_live_view_says_which_envs_are_over() -> None:
+    recorded = record(3, num_envs=2, steps=1)
+    recorded.played.read("over")[0, 1] = 1
+    recorded.played.read("ending")[0, 1] = CAUSE_NAMES.index("diverged")
+    table = EnvsTable(recorded.legend)
+    table.show(1, 1, recorded.numbers[0])
+    console = Console(file=io.StringIO(), width=200)
+    with console.capture() as told:
+        console.print(table)
+    rows = [line.split() for line in told.get().splitlines() if line.strip()[:1].isdigit()]
+    accuracies = recorded.steps[0].observed.state.signals.val_accuracy.tolist()
+    assert [row[:2] for row in rows] == [[str(n), f"{one:.2f}"] for n, one in enumerate(accuracies)]
+    assert rows[1][2:4] == ["over:", "diverged"]
+    assert "over:" not in rows[0]

@@ -11,7 +11,7 @@ from esper_soa.env.parameters import flop_per_image, occupied_params, total_para
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.telemetry.recorder import MAKERS
 from esper_soa.telemetry.schema import CURVE_NAMES, REWARD_TERMS, STYLE_NAMES, TABLES
-from esper_soa.telemetry.table_files import Texts, table_bytes, table_from
+from esper_soa.telemetry.table_files import table_bytes, table_from
 from esper_soa.vocabulary import BLEND_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, Stage
 
 STEPS = 36
@@ -44,24 +44,6 @@ def names_of(codes: list[Tensor], names: tuple[str, ...], known: list[Tensor]) -
         torch.stack(codes).flatten().tolist(), torch.stack(known).flatten().tolist(), strict=True
     )
     return [names[code] if there else None for code, there in pairs]
-
-
-def test_every_column_is_made_and_no_other(recorded: Recorded) -> None:
-    for name, make in MAKERS.items():
-        rows = make(recorded.played)
-        assert rows.keys() == {*TABLES[name].names}, name
-        for column in TABLES[name]:
-            assert isinstance(rows[column.name], Texts) == (column.type == "string"), column.name
-
-
-def test_rows_are_sorted_by_env_step_and_env(recorded: Recorded) -> None:
-    steps = read(recorded, "steps")
-    slots = read(recorded, "slots")
-    assert steps["round"].tolist() == [1] * STEPS * 5
-    assert steps["step"].tolist() == [step for step in range(1, STEPS + 1) for _ in range(5)]
-    assert steps["env"].tolist() == list(range(5)) * STEPS
-    assert slots["env"].tolist() == [env for env in range(5) for _ in range(3)] * STEPS
-    assert slots["slot"].tolist() == list(recorded.legend.slots) * STEPS * 5
 
 
 def test_measurements_and_rewards_are_those_of_training(recorded: Recorded) -> None:
