@@ -124,19 +124,16 @@ def _all_of(name: str, prefix: str = "") -> Callable[[Record], Shares]:
 
 def _shares_of_ops(line: Record) -> Shares:
     """Percent of all decisions of the round."""
-    counts = {name: number({"": count}, "") or 0.0 for name, count in part(line, "ops").items()}
-    total = sum(counts.values()) or 1.0
-    return {name: 100 * count / total for name, count in counts.items()}
+    counts = _all_of("ops")(line)
+    total = sum(count or 0.0 for count in counts.values()) or 1.0
+    return {name: 100 * (count or 0.0) / total for name, count in counts.items()}
 
 
 def _rollbacks(line: Record) -> Shares:
-    """By the reason."""
-    counts = _all_of("rollbacks")(line)
-    return {name: count for name, count in counts.items() if name != "total"}
+    return {name: count for name, count in _all_of("rollbacks")(line).items() if name != "total"}
 
 
 def _seconds(line: Record) -> Shares:
-    """Of collecting and updating."""
     return {name: number(line, f"{name}_seconds") for name in ("collect", "update")}
 
 

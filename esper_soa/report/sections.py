@@ -23,15 +23,6 @@ OF_HOSTS = ("_min", "_max")
 HEIGHT = 220  # pixels; of a lane, and of a row of bars:
 LANE = 19
 ROW = 40
-# What an entry of charts.yaml leaves out.
-DEFAULTS = {
-    "x": "round",
-    "rows": "",
-    "choices": [],
-    "way_told": [],
-    "names": [],
-    "wide": False,
-}
 SAME = ("id", "title", "caption", "table", "choices", "wide")  # of a figure, as charts.yaml has it
 
 
@@ -105,7 +96,7 @@ def tables_of(groups: Sequence[Group], runs: Sequence[RunRecord]) -> dict[str, T
 
 def _figure(listed: dict, tables: Mapping[str, Table], runs: Sequence[RunRecord]) -> dict:
     """A figure that charts.yaml lists, with the values that its kind of chart asks for."""
-    entry: dict = {"table": listed["data"], **DEFAULTS, **listed}
+    entry: dict = {"table": listed["data"], **charts()["left_out"], **listed}
     data = tables[entry["data"]]
     value = entry["value"]
     spread = len(runs) == 1 and f"{value}_min" in data

@@ -43,13 +43,6 @@ LIMIT = 256  # env-steps of all envs that may wait for the thread
 SHARE = 20
 PATIENCE = 60.0  # seconds that a checkpoint waits for the tables of its rounds
 MOST_WAITING = 2**26  # bytes of finished rounds that wait for room on the disk
-# The lists by which bits and lists in the tables are to be read, with those of a run.
-LISTS = {
-    "styles": STYLE_NAMES,
-    "curves": CURVE_NAMES,
-    "stages": STAGE_NAMES,
-    "heads": HEAD_NAMES,
-}
 MAKERS = {
     "steps": steps_rows,
     "slots": slots_rows,
@@ -119,8 +112,10 @@ class Recorder(NoRecorder):
         self._interval = interval
         self._unwritten = unwritten
         self._tables = written_at(level)
-        lists = {"slots": legend.slots, "blueprints": legend.blueprints}
-        names = json.dumps({"ops": OP_NAMES, **lists, **LISTS})
+        # the lists by which bits and lists in the tables are to be read
+        lists = {"ops": OP_NAMES, "slots": legend.slots, "blueprints": legend.blueprints}
+        lists |= {"styles": STYLE_NAMES, "curves": CURVE_NAMES, "stages": STAGE_NAMES}
+        names = json.dumps(lists | {"heads": HEAD_NAMES})
         self._facts = {"schema": str(SCHEMA_VERSION), "legend": names}
         self._number = self._lost = 0
         # of the thread: the round in progress, its numbers by env-step, and when its files are
