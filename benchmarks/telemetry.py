@@ -64,7 +64,7 @@ class Trackers:
         """The numbers of the next round, until they are taken; else BenchmarkError."""
         self._told += 1
         for worker in self._workers.values():
-            worker.emit(Line(self._told, numbers))
+            worker.emit((self._told, numbers))
         for name, worker in self._workers.items():
             if not worker.flush(PATIENCE) or worker.dropped:
                 raise BenchmarkError(
@@ -74,7 +74,7 @@ class Trackers:
     def close(self) -> None:
         """Tell them that this is all."""
         for worker in self._workers.values():
-            worker.insist(Line(0, {}))
+            worker.insist((0, {}))
             worker.close(PATIENCE)
 
 

@@ -45,8 +45,7 @@ from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.start import finished_accuracy
 from esper_soa.ops.statistics import mean_interval
 from esper_soa.paths import user_path
-from esper_soa.report.end import report_in
-from esper_soa.report.page import NAME
+from esper_soa.report.page import NAME, report_in
 
 GROUP = re.compile(r"[A-Za-z]\w{0,30}")
 OWN = ("seeds", "out")  # settings of this command

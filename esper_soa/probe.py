@@ -31,7 +31,7 @@ from esper_soa.ops.progress import Progress
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import Session, session
 from esper_soa.ranks import keep_to_cores
-from esper_soa.report.end import leave_report
+from esper_soa.report.page import leave_report
 from esper_soa.trainer import Run, played
 
 STATUS = Path("/proc/self/status")

@@ -40,21 +40,15 @@ def main(arguments: list[str] | None = None) -> None:
     usage = 'esper-query RUN... ["select ..."] [format=table] [limit=50]'
     words = parser(usage, "Ask runs in SQL.", HELP)
     words.add_argument("words", nargs="+", help=argparse.SUPPRESS)
-    given = words.parse_args(arguments)
     with ending_with_status():
-        sys.exit(ask(given.words))
+        sys.exit(ask(words.parse_args(arguments).words))
 
 
 def ask(words: Sequence[str]) -> int:
     """Answer the question among `words`, or list the views; returns the exit status."""
-    settings = dict(SETTINGS)
-    places = []
-    for word in words:
-        name, sign, value = word.partition("=")
-        if sign and name in SETTINGS:
-            settings[name] = value
-        else:
-            places.append(word)
+    given = [word for word in words if word.startswith(tuple(f"{name}=" for name in SETTINGS))]
+    places = [word for word in words if word not in given]
+    settings = SETTINGS | dict(word.split("=", 1) for word in given)
     check_choice("format", settings["format"], FORMATS)
     check(settings["limit"].isdecimal(), "limit", settings["limit"], "a number of rows")
     asks = places and " " in places[-1] and not Path(places[-1]).expanduser().is_dir()
@@ -67,7 +61,8 @@ def ask(words: Sequence[str]) -> int:
         raise UserError(str(error)) from error
     database = open_database(places)
     if not question:
-        show([(name, asked) for name, (asked, _) in VIEWS.items()], ("view", "question"), settings)
+        rows = [(name, view["question"]) for name, view in VIEWS.items()]
+        show(rows, ("view", "question"), settings)
         return 0
     try:
         answer = database.execute(question)

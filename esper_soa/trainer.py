@@ -23,7 +23,7 @@ from esper_soa.ops.progress import LOGGER, Progress
 from esper_soa.ops.rundir import RunFolder, passed_over, write_config, write_versions
 from esper_soa.ops.session import Session, session
 from esper_soa.ranks import ALONE, Ranks
-from esper_soa.report.end import leave_report
+from esper_soa.report.page import leave_report
 from esper_soa.running import Run, wants_control
 from esper_soa.telemetry.recorder import recording
 

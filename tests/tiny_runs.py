@@ -72,3 +72,13 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, number: int, report: int) -> None
         plain(self, env_steps, label, accuracy, reward)
 
     monkeypatch.setattr(Progress, "advance", signal_and_advance)
+
+
+TIMES = ("eps", "collect_seconds", "update_seconds")
+
+
+def timeless(path: Path) -> list[dict]:
+    """The lines of a file of JSON without what a clock says."""
+    return [
+        {name: value for name, value in line.items() if name not in TIMES} for line in records(path)
+    ]

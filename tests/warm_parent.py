@@ -30,7 +30,6 @@ IMPORTED = (
     "esper_soa.simulator",
     "esper_soa.runs",
     "esper_soa.report.page",
-    "esper_soa.report.end",
     "esper_soa.report.groups",
     "esper_soa.ops.formats",
     "esper_soa.nets.engines.cpu.engine",

@@ -9,7 +9,7 @@ from esper_soa.config import flat_settings
 from esper_soa.ops.comparison import MEASURES, RESULT
 from esper_soa.report.groups import CONFIDENCE, Group, differing, pairs
 from esper_soa.report.run_files import Record, RunRecord, number, read_json
-from esper_soa.report.words import NOTHING, bounded, p_value
+from esper_soa.report.words import bounded, p_value, told
 
 MOST_COLUMNS = 12  # runs side by side in the table of differing settings
 PAIRS = "group|other|difference, same seeds (points)|p, exact"
@@ -19,18 +19,23 @@ STUDY = "group|against|measure|difference (points)|seeds won|effect|p, exact|p a
 def details(runs: Sequence[RunRecord]) -> str:
     """The section that tells what the runs were: settings, machine, findings."""
     first = runs[0]
-    overrides = ((run.label, " ".join(run.overrides)) for run in runs)
+    of_first = f" of run {first.label}" if len(runs) > 1 else ""
     settings = _table("setting|value", ((name, str(one)) for name, one in first.settings.items()))
+    if settings:
+        count = f"{len(first.settings)} settings"
+        settings = f"<details><summary>{count}</summary>{settings}</details>"
+    overrides = ((run.label, " ".join(run.overrides)) for run in runs)
+    versions = [
+        (run.label, name, str(value))
+        for run in runs
+        for name, value in flat_settings(run.versions).items()
+    ]
     cards = [
         _card("What the updates showed", _anomalies(runs)),
         _card("Settings that differ", _differing(runs)),
         _card("Overrides", _table("run|overrides", overrides)),
-        _card("Software and machine", _versions(runs)),
-        _card(
-            "All settings" + (f" of run {first.label}" if len(runs) > 1 else ""),
-            settings
-            and f"<details><summary>{len(first.settings)} settings</summary>{settings}</details>",
-        ),
+        _card("Software and machine", _shared("fact|value|runs", versions, len(runs))),
+        _card(f"All settings{of_first}", settings),
     ]
     return (
         '<section id="settings" aria-labelledby="settings-title"><h2 id="settings-title">What was '
@@ -95,15 +100,19 @@ def study_of(runs: Sequence[RunRecord]) -> Record:
     return read_json(folders.pop() / RESULT) if len(folders) == 1 else {}
 
 
+def _listed(record: Record, name: str) -> list:
+    """The list under `name`; empty where there is none."""
+    found = record.get(name)
+    return found if isinstance(found, list) else []
+
+
 def _study(study: Record) -> str:
-    seeds = study.get("seeds")
-    listed = study.get("comparisons")
-    rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+    rows = [row for row in _listed(study, "comparisons") if isinstance(row, dict)]
     powers = (
         f" {row['group']}, {_measure(row)}: {row['power']}." for row in rows if row.get("power")
     )
     words = (
-        f"By esper-compare, over {len(seeds) if isinstance(seeds, list) else 0} seeds that every "
+        f"By esper-compare, over {len(_listed(study, 'seeds'))} seeds that every "
         "group has played in lockstep: differences paired by seed, intervals of "
         f"{number(study, 'confidence') or 0:.0%} (Student's t), two-sided exact signed rank tests "
         f"(Wilcoxon 1945), corrected after Holm for {len(rows)} comparisons. The effect is the "
@@ -113,16 +122,14 @@ def _study(study: Record) -> str:
 
 
 def _study_row(row: Record) -> tuple[str, ...]:
-    mean, low, high, effect = (_signed(row, name) for name in ("mean", "low", "high", "effect"))
-    won = number(row, "won")
-    differences = row.get("differences")
-    seeds = len(differences) if isinstance(differences, list) else 0
+    names = ("mean", "low", "high", "effect")
+    mean, low, high, effect = (told(number(row, name), "{:+.2f}".format) for name in names)
     return (
         str(row.get("group", "")),
         str(row.get("reference", "")),
         _measure(row),
         f"{mean} [{low}, {high}]",
-        f"{NOTHING if won is None else int(won)} of {seeds}",
+        f"{told(number(row, 'won'), '{:.0f}'.format)} of {len(_listed(row, 'differences'))}",
         effect,
         p_value(number(row, "p") or 0.0),
         p_value(number(row, "corrected") or 0.0),
@@ -132,11 +139,6 @@ def _study_row(row: Record) -> tuple[str, ...]:
 
 def _measure(row: Record) -> str:
     return MEASURES.get(str(row.get("measure")), str(row.get("measure")))
-
-
-def _signed(row: Record, name: str) -> str:
-    value = number(row, name)
-    return NOTHING if value is None else f"{value:+.2f}"
 
 
 def _differing(runs: Sequence[RunRecord]) -> str:
@@ -155,29 +157,22 @@ def _anomalies(runs: Sequence[RunRecord]) -> str:
     for run in runs:
         rounds: dict[str, list[str]] = {}
         for line in run.rounds:
-            names = line.get("anomalies")
-            for name in names if isinstance(names, list) else []:
+            for name in _listed(line, "anomalies"):
                 rounds.setdefault(str(name), []).append(str(line.get("round", "?")))
         found += [(run.label, name, ", ".join(where)) for name, where in rounds.items()]
-    table = _table("finding|in rounds|runs", _shared(found, len(runs)))
+    table = _shared("finding|in rounds|runs", found, len(runs))
     return table and _about("The log of a run says what each means and what to do.") + table
 
 
-def _versions(runs: Sequence[RunRecord]) -> str:
-    found = [
-        (run.label, name, str(value))
-        for run in runs
-        for name, value in flat_settings(run.versions).items()
-    ]
-    return _table("fact|value|runs", _shared(found, len(runs)))
-
-
-def _shared(found: Iterable[tuple[str, str, str]], given: int) -> list[tuple[str, str, str]]:
-    """Of labels with a name and a value: name, value and the labels that share both, of `given`."""
+def _shared(titles: str, found: Iterable[tuple[str, str, str]], given: int) -> str:
+    """A table of labels with a name and a value: name, value and the labels that share both, of
+    `given`.
+    """
     rows: dict[tuple[str, str], list[str]] = {}
     for label, name, value in found:
         rows.setdefault((name, value), []).append(label)
-    return [
+    shared = [
         (name, value, "all" if len(labels) == given else ", ".join(labels))
         for (name, value), labels in sorted(rows.items(), key=lambda row: row[0][0])
     ]
+    return _table(titles, shared)

@@ -8,6 +8,7 @@ torch.
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
 
@@ -75,19 +76,19 @@ def groups_of(runs: Sequence[RunRecord]) -> list[Group]:
     for run in runs:
         by_key.setdefault(key_of(run), []).append(run)
     common = set.intersection(*(set(key) for key in by_key)) if by_key else set()
-    return [Group(_label(key, common, members), members) for key, members in by_key.items()]
+    found = []
+    for key, members in by_key.items():
+        own = [override for override in key if override not in common]
+        names = dict.fromkeys(str(run.settings.get("name", run.label)) for run in members)
+        label = ", ".join(own or names)
+        found.append(Group(label, [replace(run, group=label) for run in members]))
+    return found
 
 
 def key_of(run: RunRecord) -> tuple[str, ...]:
     """The overrides that decide what a run does, sorted."""
     plain = (override.lstrip("+") for override in run.overrides)
     return tuple(sorted(one for one in plain if not APART.fullmatch(one.partition("=")[0])))
-
-
-def _label(key: Sequence[str], common: set[str], members: Sequence[RunRecord]) -> str:
-    own = [override for override in key if override not in common]
-    names = dict.fromkeys(str(run.settings.get("name", run.label)) for run in members)
-    return ", ".join(own or names)
 
 
 def differing(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
@@ -99,22 +100,22 @@ def differing(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
 
 def standings(groups: Sequence[Group]) -> list[Standing]:
     """Every group that has a run at its end, the highest accuracy first."""
-    found = [_standing(group) for group in groups if group.ended]
+    found = []
+    for group in groups:
+        ended = group.ended
+        gains = [run.gain for run in ended if run.gain is not None]
+        if ended:
+            one = Standing(
+                group.label,
+                len(ended),
+                len(group.runs) - len(ended),
+                mean_interval(group.accuracies, CONFIDENCE),
+                mean_interval(gains, CONFIDENCE) if len(gains) == len(ended) else None,
+                mean_of([number(run.summary, "grown", "size") for run in ended]),
+                mean_of([number(run.summary, "grown", "flop") for run in ended]),
+            )
+            found.append(one)
     return sorted(found, key=lambda one: -one.accuracy.mean)
-
-
-def _standing(group: Group) -> Standing:
-    ended = group.ended
-    gains = [run.gain for run in ended if run.gain is not None]
-    return Standing(
-        group.label,
-        len(ended),
-        len(group.runs) - len(ended),
-        mean_interval(group.accuracies, CONFIDENCE),
-        mean_interval(gains, CONFIDENCE) if len(gains) == len(ended) else None,
-        mean_of([number(run.summary, "grown", "size") for run in ended]),
-        mean_of([number(run.summary, "grown", "flop") for run in ended]),
-    )
 
 
 def pairs(groups: Sequence[Group]) -> list[Pair]:

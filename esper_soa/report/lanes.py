@@ -92,11 +92,11 @@ def lanes_table(rounds: Sequence[Chosen]) -> Table:
     its lane stands. Stretches are longer where there are many rows: each tells one contribution.
     """
     longest = 1 + sum(len(one.seeds) for one in rounds) // MOST_ROWS
-    return table_of(_stretch(one, rows) for one in rounds for rows in _stretches(one, longest))
+    return table_of(row for one in rounds for row in _stretches(one, longest))
 
 
-def _stretches(one: Chosen, longest: int) -> Iterator[list[Row]]:
-    """The rows of table `slots` that are one of the lanes' each; at most `longest` env-steps."""
+def _stretches(one: Chosen, longest: int) -> Iterator[Row]:
+    """The rows of lanes_table of a round; at most `longest` env-steps each."""
     since = count()
 
     def same(row: Row) -> tuple[Cell, ...]:
@@ -106,24 +106,18 @@ def _stretches(one: Chosen, longest: int) -> Iterator[list[Row]]:
         return (*kept, step - next(since), (step - 1) // longest)
 
     by_lane = sorted(one.seeds, key=lambda row: (_int(row["env"]), str(row["slot"])))
-    return (list(rows) for _, rows in groupby(by_lane, key=same))
-
-
-def _stretch(one: Chosen, rows: Sequence[Row]) -> Row:
-    first = rows[0]
-    row, base = one.place(first["env"])
-    return row | {
-        "slot": first["slot"],
-        "from": _int(first["step"]) - 1,
-        "to": rows[-1]["step"],
-        "base": base - one.names.index(str(first["slot"])) - 1,
-        "blueprint": first["blueprint"] or "none",
-        "stage": first["stage"],
-        "seed": first["seed"],
-        "alpha": rows[-1]["alpha"],
-        "contribution": mean_of([row["contribution"] for row in rows]),
-        "shapley": mean_of([row["shapley"] for row in rows]),
-    }
+    for _, together in groupby(by_lane, key=same):
+        rows = list(together)
+        first = rows[0]
+        row, base = one.place(first["env"])
+        row |= {name: first[name] for name in ("slot", "stage", "seed", "alpha")}
+        yield row | {
+            "from": _int(first["step"]) - 1,
+            "to": rows[-1]["step"],
+            "base": base - one.names.index(str(first["slot"])) - 1,
+            "blueprint": first["blueprint"] or "none",
+            **{name: mean_of([row[name] for row in rows]) for name in ("contribution", "shapley")},
+        }
 
 
 def accuracies_table(rounds: Sequence[Chosen]) -> Table:
@@ -162,19 +156,18 @@ def names_table(rounds: Sequence[Chosen]) -> Table:
 
 
 def marks_table(rounds: Sequence[Chosen]) -> Table:
-    """A row per event of a seed or host that a lane marks."""
-    return table_of(
-        _mark(one, event) for one in rounds for event in one.events if event["kind"] in MARKED
-    )
-
-
-def _mark(one: Chosen, event: Row) -> Row:
-    """In the middle of its slot's lane; an event of the whole host stands beside the name."""
-    row, base = one.place(event["env"])
-    slot = event["slot"]
-    kept: Row = {name: event[name] for name in ("step", "slot", "blueprint", "cause")}
-    y = base - (one.names.index(str(slot)) + 0.6 if slot in one.names else -0.4)
-    return row | kept | {"event": event["kind"], "y": y}
+    """A row per event that a lane marks: in the middle of its slot's, or of the whole host beside
+    the name.
+    """
+    rows: list[Row] = []
+    for one in rounds:
+        for event in (event for event in one.events if event["kind"] in MARKED):
+            row, base = one.place(event["env"])
+            slot = event["slot"]
+            row |= {name: event[name] for name in ("step", "slot", "blueprint", "cause")}
+            y = base - (one.names.index(str(slot)) + 0.6 if slot in one.names else -0.4)
+            rows.append(row | {"event": event["kind"], "y": y})
+    return table_of(rows)
 
 
 def _int(cell: Cell) -> int:

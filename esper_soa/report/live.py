@@ -30,6 +30,7 @@ HOST = "127.0.0.1"
 PORT = 8765
 NICENESS = 10  # lower priority than the runs that are watched
 LEAST_SECONDS = 2.0  # between two readings of run folders
+READ = ("*.json", "*.jsonl", "*.yaml", "telemetry/*/*.parquet")  # of a run folder
 SELF = f"{POLICY}; connect-src 'self'".replace("script-src", "script-src 'self'")
 LIVE = (
     '<div class="state" id="live" role="status" data-stamp="{stamp}" '
@@ -47,11 +48,9 @@ HELP = f"""\
 def state_of(paths: Sequence[Path]) -> tuple[str, float]:
     """A stamp of all that is read of the runs; when it was last written (seconds since 1970)."""
     found = []
-    for path in paths:
-        for pattern in ("*.json", "*.jsonl", "*.yaml", "telemetry/*/*.parquet"):
-            for file in path.glob(pattern):
-                with suppress(FileNotFoundError):  # a resumed run has removed it just now
-                    found.append(file.stat())
+    for file in (file for path in paths for pattern in READ for file in path.glob(pattern)):
+        with suppress(FileNotFoundError):  # a resumed run has removed it just now
+            found.append(file.stat())
     newest = max((one.st_mtime_ns for one in found), default=0)
     return f"{len(found)}-{newest}-{sum(one.st_size for one in found)}", newest / 1e9
 
@@ -143,15 +142,12 @@ class Server(ThreadingHTTPServer):
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; ends the interpreter with its status where that is not 0."""
-    words = parser(
-        f"esper-watch RUN... [port={PORT}]",
-        "Show runs in a browser of this machine as they go on.",
-        HELP,
-    )
+    usage = f"esper-watch RUN... [port={PORT}]"
+    words = parser(usage, "Show runs in a browser of this machine as they go on.", HELP)
     words.add_argument("runs", metavar="RUN", nargs="+", help=argparse.SUPPRESS)
-    given = words.parse_args(arguments)
+    given = words.parse_args(arguments).runs
     with ending_with_status(), suppress(Interrupted):
-        watch([one for one in given.runs if not one.startswith("port=")], port_of(given.runs))
+        watch([one for one in given if not one.startswith("port=")], port_of(given))
 
 
 def port_of(given: Sequence[str]) -> int:
@@ -175,9 +171,8 @@ def watch(folders: Sequence[str], port: int) -> None:
         ) from error
     with server:
         server.look()
-        print(
-            f"http://{HOST}:{server.server_address[1]}/  (Ctrl-C ends this, and no run)", flush=True
-        )
+        address = f"http://{HOST}:{server.server_address[1]}/"
+        print(f"{address}  (Ctrl-C ends this, and no run)", flush=True)
         server.serve_forever()
 
 

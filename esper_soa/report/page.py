@@ -1,5 +1,6 @@
 """The report as one HTML file: figures with the tables that they are drawn from, the program that
-draws them, and the words and tables that stand in the page itself.
+draws them, and the words and tables that stand in the page itself. A run, or a comparison of runs,
+leaves it in its folder at its end.
 
 Everything that comes out of a run folder is escaped: a run of somebody else's opens as safely as
 one's own. Needs no torch, and vl-convert only for the program that draws.
@@ -9,14 +10,20 @@ import json
 from collections.abc import Sequence
 from html import escape
 from importlib import metadata
+from logging import INFO, WARNING
+from pathlib import Path
 from typing import NamedTuple
 
+from esper_soa.ops.files import LOGGER, write_text
+from esper_soa.ops.session import Session
+from esper_soa.report.bundle import MISSING, available, bundle
 from esper_soa.report.details import comparisons, details
 from esper_soa.report.groups import Group, groups_of
-from esper_soa.report.run_files import RunRecord
+from esper_soa.report.run_files import RunRecord, find_runs
 from esper_soa.report.run_tables import packed
-from esper_soa.report.sections import Figure, Section, Shown, asset, charts, shown_of
+from esper_soa.report.sections import Section, Shown, asset, charts, shown_of
 from esper_soa.report.words import state_of, tiles_of, verdict_of
+from esper_soa.telemetry.worker import Failures
 
 NAME = "report.html"  # of a report in the folder of its run
 MOST_KINDS = 4  # of runs that the head names
@@ -99,38 +106,61 @@ def _about(run: RunRecord) -> str:
 
 def _section(section: Section, more: str) -> str:
     """A section with its figures, not yet drawn, and more HTML below them."""
-    narrow = [figure.id for figure in section.figures if not figure.wide]
+    narrow = [figure["id"] for figure in section.figures if not figure["wide"]]
     alone = narrow[-1:] if len(narrow) % 2 else []  # nothing would stand beside it
-    figures = "".join(
-        _figure(figure, figure.wide or figure.id in alone) for figure in section.figures
-    )
+    figures = []
+    for figure in section.figures:
+        title = escape(figure["title"])
+        wide = " class=wide" if figure["wide"] or figure["id"] in alone else ""
+        figures.append(
+            f'<figure id="{figure["id"]}"{wide}><figcaption><h3>{title}</h3>'
+            f'<p>{escape(figure["caption"])}</p></figcaption><div class="choices"></div>'
+            f'<div class="chart" style="min-height:{figure["spec"]["height"]}px"></div>'
+            f"<details><summary>Table: {title}</summary></details></figure>\n"
+        )
     name = section.id
     return (
         f'<section id="{name}" aria-labelledby="{name}-title">\n<h2 id="{name}-title">'
         f"{escape(section.title)}</h2>\n<p>{escape(section.words)}</p>\n"
-        f'<div class="figures">{figures}{more}</div>\n</section>\n'
-    )
-
-
-def _figure(figure: Figure, wide: bool) -> str:
-    """The place of a figure, its words and the table behind it."""
-    title = escape(figure.title)
-    return (
-        f'<figure id="{figure.id}"{" class=wide" if wide else ""}><figcaption><h3>{title}</h3>'
-        f'<p>{escape(figure.caption)}</p></figcaption><div class="choices"></div>'
-        f'<div class="chart" style="min-height:{figure.spec["height"]}px"></div>'
-        f"<details><summary>Table: {title}</summary></details></figure>\n"
+        f'<div class="figures">{"".join(figures)}{more}</div>\n</section>\n'
     )
 
 
 def _data(shown: Shown) -> str:
     """Tables and figures as the page's program reads them; none can end the script element."""
     figures = [figure for section in shown.sections for figure in section.figures]
-    wanted = {name for figure in figures for name in (*figure.data, figure.table)}
+    wanted = {name for figure in figures for name in (*figure["data"], figure["table"])}
     told = {
-        "figures": [figure._asdict() for figure in figures],
+        "figures": figures,
         "tables": {name: packed(shown.tables[name]) for name in sorted(wanted)},
         "config": charts()["config"],
     }
     text = json.dumps(told, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
+
+
+def report_in(folder: Path) -> str:
+    """Write the report of the runs in `folder` there; returns why there is none, or "" where there
+    is one. Raises OSError where it cannot be written.
+    """
+    if not available():
+        return f"none, as {MISSING}"
+    failures = Failures()
+    text = ""
+    with failures:
+        text = page_of(find_runs([folder]), bundle())
+    if failures.count:
+        LOGGER.debug("%s", failures.trace)
+        return f"none: {failures.last}"
+    write_text(folder / NAME, text)
+    return ""
+
+
+def leave_report(within: Session) -> None:
+    """Write the report of the run that has ended in the session's folder; one that cannot be made
+    fails nothing: why is said in one line.
+    """
+    with within.unwritten.noting(NAME):
+        missing = report_in(within.folder.path)
+        if missing:
+            LOGGER.log(WARNING if available() else INFO, "report   %s", missing)

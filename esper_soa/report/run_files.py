@@ -36,6 +36,7 @@ class RunRecord:
     rounds: list[Record] = field(default_factory=list)  # lines of metrics.jsonl
     episodes: list[Record] = field(default_factory=list)  # lines of episodes.jsonl
     summary: Record = field(default_factory=dict)  # empty where the run has not come to its end
+    group: str = ""  # the label of its group, see groups.py
 
     @property
     def planned(self) -> int:

@@ -3,11 +3,11 @@ Needs no torch.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import TypeAlias
 
 from esper_soa.ops.json_lines import Json
-from esper_soa.report.groups import Group, Standing
+from esper_soa.report.groups import Standing
 from esper_soa.report.run_files import (
     Cell,
     Record,
@@ -25,6 +25,18 @@ Shares: TypeAlias = Mapping[str, float | None]
 
 DIGITS = 6  # significant ones of a number in the page
 GIGA = 1e9
+# Numbers of a line of metrics.jsonl, by column: where they are in it.
+ROUND = {
+    **{
+        f"{name}{end}": (name, kind)
+        for name in ("accuracy", "reward")
+        for end, kind in (("", "mean"), ("_min", "min"), ("_max", "max"))
+    },
+    **{name: (name,) for name in ("val_loss", "parameters", "eps")},
+    "explained_variance": ("update", "explained_variance"),
+    "kl": ("update", "approx_kl"),
+}
+FATES = ("germinated", "fossilized", "pruned")
 
 
 def table_of(rows: Iterable[Row]) -> Table:
@@ -50,29 +62,15 @@ def _packed(column: list[Cell]) -> Json:
     return {"names": [str(name) for name in names], "codes": [names[cell] for cell in column]}
 
 
-def rounds_table(groups: Sequence[Group]) -> Table:
+def rounds_table(runs: Sequence[RunRecord]) -> Table:
     """A row per run and round: accuracy, reward, cost, health of the update, pace."""
-    return table_of(
-        _round_row(group, run, line)
-        for group in groups
-        for run in group.runs
-        for line in run.rounds
-    )
-
-
-def _round_row(group: Group, run: RunRecord, line: Record) -> Row:
-    row: Row = {"group": group.label, "run": run.label, "round": round_of(line)}
-    for name in ("accuracy", "reward"):
-        row[name] = number(line, name, "mean")
-        row[f"{name}_min"] = number(line, name, "min")
-        row[f"{name}_max"] = number(line, name, "max")
-    for name in ("val_loss", "parameters", "eps"):
-        row[name] = number(line, name)
-    return row | {
-        "train_gflop": _giga(number(line, "train_flop")),
-        "explained_variance": number(line, "update", "explained_variance"),
-        "kl": number(line, "update", "approx_kl"),
-    }
+    rows: list[Row] = []
+    for run in runs:
+        for line in run.rounds:
+            row: Row = {"group": run.group, "run": run.label, "round": round_of(line)}
+            row |= {name: number(line, *names) for name, names in ROUND.items()}
+            rows.append(row | {"train_gflop": _giga(number(line, "train_flop"))})
+    return table_of(rows)
 
 
 def _giga(value: float | None) -> float | None:
@@ -92,75 +90,69 @@ def means_table(rounds: Table) -> Table:
     )
 
 
-def parts_table(groups: Sequence[Group], name: str) -> Table:
+def parts_table(runs: Sequence[RunRecord], name: str) -> Table:
     """The table `name` of PARTS: a row per run, round and name, without names that stay 0."""
-    column, value_name, parts_of = PARTS[name]
+    column, value_name, read = PARTS[name]
     rows: list[Row] = [
-        {"run": run.label, "round": round_, column: name, value_name: value}
-        for group in groups
-        for run in group.runs
-        for round_, found in parts_of(run)
-        for name, value in found.items()
+        {"run": run.label, "round": round_of(line), column: name, value_name: value}
+        for run in runs
+        for line in (_shapley(run) if column == "slot" else run.rounds)
+        for name, value in read(line).items()
     ]
     used = {row[column] for row in rows if row[value_name]}
     return table_of(row for row in rows if row[column] in used)
 
 
-def _records(run: RunRecord, name: str, prefix: str = "") -> Iterator[tuple[int, Shares]]:
-    """The numbers of the record `name` whose names begin with `prefix`, without it."""
-    for line in run.rounds:
+def _shapley(run: RunRecord) -> Iterator[Record]:
+    """A record per round: `shapley` of every slot at the end of an episode, mean over hosts."""
+    for round_, episodes in groupby(sorted(run.episodes, key=round_of), round_of):
+        worths = zip_longest(*(numbers(episode, "shapley") for episode in episodes))
+        means = {name: mean_of(worth) for name, worth in zip(run.slots, worths, strict=False)}
+        yield {"round": round_, "shapley": means}
+
+
+def _all_of(name: str, prefix: str = "") -> Callable[[Record], Shares]:
+    """Reads the numbers of the record `name` whose names begin with `prefix`, without it."""
+
+    def read(line: Record) -> Shares:
         found = part(line, name)
         kept = (key for key in found if key.startswith(prefix))
-        yield round_of(line), {key.removeprefix(prefix): number(found, key) for key in kept}
+        return {key.removeprefix(prefix): number(found, key) for key in kept}
+
+    return read
 
 
-def _shares_of_ops(run: RunRecord) -> Iterator[tuple[int, Shares]]:
+def _shares_of_ops(line: Record) -> Shares:
     """Percent of all decisions of the round."""
-    for round_, counts in _records(run, "ops"):
-        total = sum(count or 0.0 for count in counts.values()) or 1.0
-        yield round_, {name: 100 * (count or 0.0) / total for name, count in counts.items()}
+    counts = _all_of("ops")(line)
+    total = sum(count or 0.0 for count in counts.values()) or 1.0
+    return {name: 100 * (count or 0.0) / total for name, count in counts.items()}
 
 
-def _rollbacks(run: RunRecord) -> Iterator[tuple[int, Shares]]:
-    """By the reason."""
-    for round_, counts in _records(run, "rollbacks"):
-        yield round_, {name: count for name, count in counts.items() if name != "total"}
+def _rollbacks(line: Record) -> Shares:
+    return {name: count for name, count in _all_of("rollbacks")(line).items() if name != "total"}
 
 
-def _seconds(run: RunRecord) -> Iterator[tuple[int, Shares]]:
-    """Of collecting and updating."""
-    for line in run.rounds:
-        yield (
-            round_of(line),
-            {name: number(line, f"{name}_seconds") for name in ("collect", "update")},
-        )
+def _seconds(line: Record) -> Shares:
+    return {name: number(line, f"{name}_seconds") for name in ("collect", "update")}
 
 
-def _shapley(run: RunRecord) -> Iterator[tuple[int, Shares]]:
-    """Of every slot at the end of an episode, mean over hosts."""
-    by_round: dict[int, list[list[float | None]]] = {}
-    for episode in run.episodes:
-        by_round.setdefault(round_of(episode), []).append(numbers(episode, "shapley"))
-    for round_, found in by_round.items():
-        worths = zip_longest(*found)
-        yield round_, {name: mean_of(worth) for name, worth in zip(run.slots, worths, strict=False)}
-
-
-# What a run has under names, round by round: the columns of the names and of the numbers.
-PARTS: dict[str, tuple[str, str, Callable[[RunRecord], Iterator[tuple[int, Shares]]]]] = {
-    "shapley": ("slot", "shapley", _shapley),
+# What a run has under names, round by round: the columns of the names and of the numbers, and what
+# reads them in a line.
+PARTS: dict[str, tuple[str, str, Callable[[Record], Shares]]] = {
+    "shapley": ("slot", "shapley", _all_of("shapley")),
     "ops": ("op", "share", _shares_of_ops),
-    "terms": ("term", "term_sum", lambda run: _records(run, "reward_terms")),
-    "entropy": ("head", "entropy", lambda run: _records(run, "update", "entropy/")),
+    "terms": ("term", "term_sum", _all_of("reward_terms")),
+    "entropy": ("head", "entropy", _all_of("update", "entropy/")),
     "rollbacks": ("reason", "rollbacks", _rollbacks),
     "times": ("phase", "seconds", _seconds),
 }
 
 
-def blueprints_table(groups: Sequence[Group]) -> Table:
+def blueprints_table(runs: Sequence[RunRecord]) -> Table:
     """A row per run and blueprint: seeds by fate, and means over those that came to an end."""
     rows: list[Row] = []
-    for run in (run for group in groups for run in group.runs):
+    for run in runs:
         found = [part(line, "blueprints") for line in run.rounds]
         for name in sorted({name for one in found for name in one}):
             fates = _fates([part(one, name) for one in found])
@@ -170,10 +162,7 @@ def blueprints_table(groups: Sequence[Group]) -> Table:
 
 def _fates(records: Sequence[Record]) -> Row:
     """Counts summed over rounds; a mean weighs each round by the seeds that it is a mean of."""
-    counts = {
-        name: sum(int(number(one, name) or 0) for one in records)
-        for name in ("germinated", "fossilized", "pruned")
-    }
+    counts = {name: sum(int(number(one, name) or 0) for one in records) for name in FATES}
     ended = counts["fossilized"] + counts["pruned"]
     return {
         **counts,
@@ -191,12 +180,11 @@ def _weighted(records: Sequence[Record], name: str, weight: str) -> float | None
     return sum(value * count for value, count in known) / total if total else None
 
 
-def hosts_table(groups: Sequence[Group]) -> Table:
+def hosts_table(runs: Sequence[RunRecord]) -> Table:
     """A row per host, grown or control, of last rounds at the end: accuracy, parameters, FLOP."""
     return table_of(
-        {"group": group.label, "run": run.label, "hosts": kind, **row}
-        for group in groups
-        for run in group.runs
+        {"group": run.group, "run": run.label, "hosts": kind, **row}
+        for run in runs
         for kind in ("grown", "control")
         for row in _host_rows(part(run.summary, kind))
     )
@@ -224,10 +212,10 @@ def standings_table(found: Sequence[Standing]) -> Table:
     return table_of(rows)
 
 
-def finals_table(groups: Sequence[Group]) -> Table:
+def finals_table(runs: Sequence[RunRecord]) -> Table:
     """A row per run at its end: the mean accuracy of its hosts, and its lead on its control."""
     return table_of(
-        {"group": group.label, "run": run.label, "accuracy": run.accuracy, "gain": run.gain}
-        for group in groups
-        for run in group.ended
+        {"group": run.group, "run": run.label, "accuracy": run.accuracy, "gain": run.gain}
+        for run in runs
+        if run.accuracy is not None
     )

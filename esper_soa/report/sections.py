@@ -13,10 +13,9 @@ import yaml
 from esper_soa.ops.json_lines import Json
 from esper_soa.report import lanes, run_tables
 from esper_soa.report.groups import Group, standings
-from esper_soa.report.run_files import Table
+from esper_soa.report.run_files import RunRecord, Table
 
 ASSETS = files("esper_soa.report") / "assets"
-SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # names the language; nothing is fetched
 NUM_COLOURS = 12  # of page.css: --c1 to --c12
 # Fields that are told of several runs alone, and of the spread of one.
 OF_SEVERAL = ("group", "runs")
@@ -24,29 +23,7 @@ OF_HOSTS = ("_min", "_max")
 HEIGHT = 220  # pixels; of a lane, and of a row of bars:
 LANE = 19
 ROW = 40
-# What an entry of charts.yaml leaves out.
-DEFAULTS = {
-    "x": "round",
-    "rows": "",
-    "choices": [],
-    "way_told": [],
-    "names": [],
-    "wide": False,
-}
-
-
-class Figure(NamedTuple):
-    """A chart with its words and the table behind it."""
-
-    id: str
-    title: str
-    caption: str
-    spec: dict
-    table: str  # opened beside it
-    columns: list[list[str]]  # of that table: field, title
-    data: list[str]  # tables that it draws from
-    choices: list[str]  # fields of which the reader chooses one value
-    wide: bool
+SAME = ("id", "title", "caption", "table", "choices", "wide")  # of a figure, as charts.yaml has it
 
 
 class Section(NamedTuple):
@@ -55,7 +32,10 @@ class Section(NamedTuple):
     id: str
     title: str
     words: str
-    figures: list[Figure]
+    # By name what page.js reads: SAME (`table`: opened beside it, `choices`: fields of which the
+    # reader chooses one value), `spec` in Vega-Lite, `data` (tables that it draws from), and
+    # `columns` of its table, a field and title each.
+    figures: list[dict]
 
 
 class Shown(NamedTuple):
@@ -78,50 +58,53 @@ def charts() -> dict:
 
 def shown_of(groups: Sequence[Group]) -> Shown:
     """Everything that a report draws."""
-    tables = tables_of(groups)
-    several = sum(len(group.runs) for group in groups) > 1
+    runs = [run for group in groups for run in group.runs]
+    tables = tables_of(groups, runs)
+    kind = "of several" if len(runs) > 1 else "of one run"
     sections = []
     for section in charts()["sections"]:
-        there = [
-            one for one in section["figures"] if any(tables[one["data"]].get(one["value"], []))
+        figures = [
+            _figure(listed, tables, runs)
+            for listed in section["figures"]
+            if any(tables[listed["data"]].get(listed["value"], []))
         ]
-        drawn = [one["id"] for one in there]
-        words = [section["words"], section.get("of several" if several else "of one run", "")]
+        drawn = [figure["id"] for figure in figures]
+        words = [section["words"], section.get(kind, "")]
         words += [said for name, said in section.get("else", {}).items() if name not in drawn]
         text = " ".join(said for said in words if said)
-        figures = [_figure(one, tables, groups) for one in there]
         sections.append(Section(section["id"], section["title"], text, figures))
     return Shown(sections, tables)
 
 
-def tables_of(groups: Sequence[Group]) -> dict[str, Table]:
+def tables_of(groups: Sequence[Group], runs: Sequence[RunRecord]) -> dict[str, Table]:
     """Every table by its name."""
-    runs = [run for group in groups for run in group.runs]
     rounds = lanes.chosen_rounds(runs)
-    lines = run_tables.rounds_table(groups)
+    lines = run_tables.rounds_table(runs)
     return {
         "standings": run_tables.standings_table(standings(groups) if len(runs) > 1 else []),
-        "finals": run_tables.finals_table(groups),
+        "finals": run_tables.finals_table(runs),
         "rounds": lines,
         "means": run_tables.means_table(lines),
-        "hosts": run_tables.hosts_table(groups),
+        "hosts": run_tables.hosts_table(runs),
         "lanes": lanes.lanes_table(rounds),
         "accuracies": lanes.accuracies_table(rounds),
         "hostnames": lanes.names_table(rounds),
         "marks": lanes.marks_table(rounds),
-        "blueprints": run_tables.blueprints_table(groups),
-    } | {name: run_tables.parts_table(groups, name) for name in run_tables.PARTS}
+        "blueprints": run_tables.blueprints_table(runs),
+    } | {name: run_tables.parts_table(runs, name) for name in run_tables.PARTS}
 
 
-def _figure(listed: dict, tables: Mapping[str, Table], groups: Sequence[Group]) -> Figure:
+def _figure(listed: dict, tables: Mapping[str, Table], runs: Sequence[RunRecord]) -> dict:
     """A figure that charts.yaml lists, with the values that its kind of chart asks for."""
-    entry: dict = {"table": listed["data"], **DEFAULTS, **listed}
+    entry: dict = {"table": listed["data"], **charts()["left_out"], **listed}
     data = tables[entry["data"]]
     value = entry["value"]
-    runs = [run for group in groups for run in group.runs]
     spread = len(runs) == 1 and f"{value}_min" in data
     left_out = (() if len(runs) > 1 else OF_SEVERAL) + (() if spread else OF_HOSTS)
-    entry |= _colours(entry["by"], entry["names"] or _names(data, entry["by"], groups)) | {
+    # in the order in which they come; of groups also those that have nothing to draw
+    named = (run.group for run in runs) if entry["by"] == "group" else data.get(entry["by"], [])
+    names = entry["names"] or [str(name) for name in dict.fromkeys(named) if name != "none"]
+    entry |= _colours(entry["by"], names) | {
         "x_title": _title(entry["x"]),
         "value_title": _title(value),
         "low": f"{value}_min" if spread else "",
@@ -132,70 +115,44 @@ def _figure(listed: dict, tables: Mapping[str, Table], groups: Sequence[Group]) 
     }
     height = 50 + ROW * len({*data[entry["rows"]]}) if entry["rows"] else HEIGHT
     if entry["kind"] == "lanes":
+        # for as many hosts as there are, or as a screen has
         slots = max((run.slots for run in runs), key=len)
-        rows = _rows_of_lanes(tables["accuracies"], len(slots))
+        hosts = 1 + max(int(host or 0) for host in tables["accuracies"]["host"])
+        rows = min(lanes.hosts_on_screen(len(slots)), hosts) * (len(slots) + lanes.HEAD)
         entry |= {"lane_axis": _lane_axis(slots, rows), "lane_domain": [-rows, 0]}
         height = LANE * rows
     spec = chart(entry["kind"], entry["title"], height, entry)
-    return Figure(
-        entry["id"],
-        entry["title"],
-        entry["caption"],
-        spec,
-        entry["table"],
-        [[name, _title(name)] for name in entry["columns"]],
-        sorted({layer["data"]["name"] for layer in spec["layer"]}),
-        entry["choices"],
-        entry["wide"],
-    )
+    return {name: entry[name] for name in SAME} | {
+        "spec": spec,
+        "data": sorted({layer["data"]["name"] for layer in spec["layer"]}),
+        "columns": [[name, _title(name)] for name in entry["columns"]],
+    }
 
 
-def _names(data: Table, by: str, groups: Sequence[Group]) -> list[str]:
-    """Those that colours tell apart, in the order in which they come."""
-    if by == "group":
-        return [group.label for group in groups]
-    return [str(name) for name in dict.fromkeys(data[by]) if name != "none"]
-
-
-def _colours(field: str, names: Sequence[str]) -> dict:
+def _colours(field: str, names: list[str]) -> dict:
     """Every one of `names` keeps its colour, whichever are drawn. A lone group needs no legend."""
     own = charts()["colours"]
     colours = [
         f"var(--{own.get(name, f'c{1 + place % NUM_COLOURS}')})" for place, name in enumerate(names)
     ]
     legend: Json = None if field == "group" and len(names) == 1 else {}
-    return {"names": list(names), "colours": colours, "legend": legend}
-
-
-def _rows_of_lanes(accuracies: Table, slots: int) -> int:
-    """For as many hosts as there are, or as a screen has."""
-    hosts = 1 + max(int(host or 0) for host in accuracies["host"])
-    return min(lanes.hosts_on_screen(slots), hosts) * (slots + lanes.HEAD)
+    return {"names": names, "colours": colours, "legend": legend}
 
 
 def _lane_axis(slots: Sequence[str], rows: int) -> dict:
     """From the first host's name downwards; each slot's name stands beside its lane."""
     block = len(slots) + lanes.HEAD
-    return {
-        "values": [-(row + 0.55) for row in range(rows) if row % block >= lanes.HEAD],
-        "labelExpr": f"{json.dumps(slots)}[round(-datum.value - 0.55) % {block} - {lanes.HEAD}]",
-        "grid": False,
-        "title": None,
-        "labelOverlap": False,
-        "labelFontSize": 9.5,
-        "tickCount": rows,
-    }
+    values: Json = [-(row + 0.55) for row in range(rows) if row % block >= lanes.HEAD]
+    words = f"{json.dumps(slots)}[round(-datum.value - 0.55) % {block} - {lanes.HEAD}]"
+    return {**charts()["lane_axis"], "values": values, "labelExpr": words, "tickCount": rows}
 
 
 def chart(kind: str, description: str, height: int, values: Mapping[str, Json]) -> dict:
     """A chart as wide as its place; values: what stands for the $names of the kind's layers."""
     return {
-        "$schema": SCHEMA,
+        **charts()["chart"],
         "description": description,
-        "width": "container",
         "height": height,
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        "padding": {"left": 2, "right": 10, "top": 18, "bottom": 4},
         "layer": [
             {name: _filled(part, values) for name, part in layer.items() if name != "if"}
             for layer in charts()["kinds"][kind]
@@ -208,9 +165,9 @@ def _filled(template: Json, values: Mapping[str, Json]) -> Json:
     if isinstance(template, dict):
         filled = {name: _filled(part, values) for name, part in template.items()}
         told = filled.get("tooltip")
-        return filled | (
-            {"tooltip": [_told(name) for name in told]} if isinstance(told, list) else {}
-        )
+        if isinstance(told, list):
+            filled["tooltip"] = [_told(name) for name in told]
+        return filled
     if isinstance(template, list):
         return [_filled(part, values) for part in template]
     if isinstance(template, str) and template.startswith("$"):

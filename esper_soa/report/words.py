@@ -7,7 +7,7 @@ from typing import NamedTuple
 from esper_soa.ops.progress import duration
 from esper_soa.ops.statistics import Interval
 from esper_soa.ops.verdict import control_words, shown
-from esper_soa.report.groups import LEVEL, Group, Pair, Standing, pairs, standings
+from esper_soa.report.groups import LEVEL, Group, Standing, pairs, standings
 from esper_soa.report.run_files import RunRecord, number, part
 
 NOTHING = "–"  # what is told where a number is not known
@@ -30,9 +30,7 @@ def verdict_of(groups: Sequence[Group]) -> str:
     found = standings(groups)
     if not found:
         return f"None of {len(runs)} runs has come to its end: what follows is how far they are."
-    return (
-        _of_seeds(found[0]) if len(groups) == 1 else _of_groups(found, pairs(groups), len(groups))
-    )
+    return _of_seeds(found[0]) if len(groups) == 1 else _of_groups(found, groups)
 
 
 def _of_one(run: RunRecord) -> str:
@@ -44,10 +42,10 @@ def _of_one(run: RunRecord) -> str:
     if not run.rounds:
         return "Not finished: no round has come to its end yet."
     first, last = (number(line, "accuracy", "mean") for line in (run.rounds[0], run.rounds[-1]))
-    told = f"Not finished: {len(run.rounds)} of {run.planned} rounds are played"
+    words = f"Not finished: {len(run.rounds)} of {run.planned} rounds are played"
     if first is None or last is None:
-        return f"{told}."
-    return f"{told}; hosts ended the first at {first:.2f} % and the last at {last:.2f} %."
+        return f"{words}."
+    return f"{words}; hosts ended the first at {first:.2f} % and the last at {last:.2f} %."
 
 
 def _of_seeds(one: Standing) -> str:
@@ -56,23 +54,23 @@ def _of_seeds(one: Standing) -> str:
     if one.gain is None:
         return f"{ended}; not all of them have a control to be set beside."
     gain = shown(one.gain, "points")
+    mean = f"the control, mean of {one.runs} runs; {ended}."
     if one.gain.low > 0:
-        return f"Growth paid: {gain} over the control, mean of {one.runs} runs; {ended}."
+        return f"Growth paid: {gain} over {mean}"
     if one.gain.high < 0:
-        return (
-            f"Growth cost accuracy: {gain} against the control, mean of {one.runs} runs; {ended}."
-        )
+        return f"Growth cost accuracy: {gain} against {mean}"
     return f"No difference from the control that {one.runs} runs could show: {gain}; {ended}."
 
 
-def _of_groups(found: Sequence[Standing], compared: Sequence[Pair], given: int) -> str:
+def _of_groups(found: Sequence[Standing], groups: Sequence[Group]) -> str:
     best, *others = found
     ends = bounded(best.accuracy)
     if not others:
-        return f"Only “{best.label}” of {given} groups has runs at their end: {ends} %."
+        return f"Only “{best.label}” of {len(groups)} groups has runs at their end: {ends} %."
     second = others[0]
     if best.accuracy.mean == second.accuracy.mean:
         return f"“{best.label}” and “{second.label}” end highest, and alike: {ends} %."
+    compared = pairs(groups)
     pair = next(pair for pair in compared if {pair.label, pair.other} == {best.label, second.label})
     sure = "clearly" if pair.adjusted < LEVEL else "not surely"
     tests = f"{len(compared)} comparison{'s' if len(compared) > 1 else ''}"
@@ -125,7 +123,7 @@ def _tiles_of_one(run: RunRecord) -> list[Tile]:
     def tile(title: str, field: str, form: Callable[[float], str]) -> Tile:
         plain = number(control, field)
         note = "" if plain is None else f"{form(plain)} {name}"
-        return Tile(title, _told(number(grown, field), form), note)
+        return Tile(title, told(number(grown, field), form), note)
 
     germinated, fossilized, pruned = (
         sum(int(number(line, "seeds", fate) or 0) for line in run.rounds)
@@ -142,7 +140,7 @@ def _tiles_of_one(run: RunRecord) -> list[Tile]:
         tile("training of a host", "flop", flop_in_words),
         Tile("rounds", str(len(run.rounds)), f"of {run.planned}; {work}"),
         Tile("seeds germinated", f"{germinated:,}", fates),
-        Tile("speed", _told(eps, "{:,.1f}".format), pace),
+        Tile("speed", told(eps, "{:,.1f}".format), pace),
     ]
 
 
@@ -159,7 +157,7 @@ def _tiles_of_several(groups: Sequence[Group], runs: Sequence[RunRecord]) -> lis
         tiles.append(Tile(title, f"{best.accuracy.mean:.2f} %", name))
         if best.gain is not None:
             tiles.append(Tile("over the control", f"{best.gain.mean:+.2f} points", name))
-        tiles.append(Tile("parameters of a host", _told(best.parameters, "{:,.0f}".format), "mean"))
+        tiles.append(Tile("parameters of a host", told(best.parameters, "{:,.0f}".format), "mean"))
     return tiles
 
 
@@ -169,5 +167,6 @@ def flop_in_words(value: float) -> str:
     return f"{value / 1000**power:,.3g} {PREFIXES[power]}FLOP"
 
 
-def _told(value: float | None, form: Callable[[float], str]) -> str:
+def told(value: float | None, form: Callable[[float], str]) -> str:
+    """A number in its form; NOTHING where it is not known."""
     return NOTHING if value is None else form(value)

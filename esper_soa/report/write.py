@@ -28,9 +28,8 @@ HELP = f"""\
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; ends the interpreter with its status where that is not 0."""
-    words = parser(
-        f"esper-report RUN... [-o {NAME}]", "Write one HTML file that shows what runs did.", HELP
-    )
+    usage = f"esper-report RUN... [-o {NAME}]"
+    words = parser(usage, "Write one HTML file that shows what runs did.", HELP)
     words.add_argument("runs", metavar="RUN", nargs="+", help=argparse.SUPPRESS)
     words.add_argument("-o", dest="out", default="", help=argparse.SUPPRESS)
     given = words.parse_args(arguments)

@@ -35,13 +35,13 @@ class EnvsTable:
         if self._latest is None:
             return table
         number, step, numbers = self._latest
-        played = unpack(self._legend, np.array([step]), numbers[None])
+        played = unpack(self._legend, number, np.array([step]), numbers[None])
         table.title = f"round {number}, env-step {step}"
         for env in range(min(len(numbers), MOST_ENVS)):
-            slots = [self._slot(played, env, slot) for slot in range(played.num_slots)]
+            slots = [self._slot(played, env, slot) for slot in range(len(self._legend.slots))]
             table.add_row(
                 str(env),
-                f"{float(played.env('accuracy')[0, env]):.2f}",
+                f"{float(played.read('accuracy')[0, env]):.2f}",
                 *self._turn(played, env),
                 *slots,
             )
@@ -52,16 +52,16 @@ class EnvsTable:
     @staticmethod
     def _turn(played: Played, env: int) -> tuple[str, str]:
         """Reward and op of an env; if its episode ended early no reward, and why it has."""
-        if played.env("over")[0, env] > 0:
+        if played.flag("over")[0, env]:
             return "", f"over: {ENDINGS[int(played.code('ending')[0, env]) - 1]}"
         op = OP_NAMES[int(played.code("effective_op")[0, env])]
-        return f"{float(played.env('reward')[0, env]):+.3f}", "" if op == "wait" else op
+        return f"{float(played.read('reward')[0, env]):+.3f}", "" if op == "wait" else op
 
     def _slot(self, played: Played, env: int, slot: int) -> str:
         """A seed as blueprint, stage, alpha and contribution; nothing for an empty slot."""
 
         def read(name: str) -> float:
-            return float(played.slot(name)[0, env, slot])
+            return float(played.read(f"slot.{name}")[0, env, slot])
 
         stage = int(read("stage"))
         if stage not in LIVE_STAGES:

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from esper_soa.telemetry.parquet import Texts
 from esper_soa.telemetry.rows import Played, Rows, seed_numbers
 from esper_soa.telemetry.schema import ENDINGS, KINDS, REASONS
+from esper_soa.telemetry.table_files import Texts
 from esper_soa.vocabulary import LIVE_STAGES, STAGE_NAMES, Op, Stage
 
 GATES = ("G1", "G2", "G3", "G5")
@@ -33,12 +33,12 @@ class Event(NamedTuple):
 
 def seed_events(played: Played) -> list[Event]:
     """What happened to seeds, in the order in which it happens within an env-step."""
-    before = played.slot_code("stage")
-    after = played.slot_code("stage_after")
-    panic = (played.env("panic") > 0)[:, :, None]
-    target = played.code("slot")[:, :, None] == np.arange(played.num_slots)
+    before = played.code("slot.stage")
+    after = played.code("slot.stage_after")
+    panic = played.flag("panic")[:, :, None]
+    target = played.code("slot")[:, :, None] == np.arange(before.shape[2])
     op = played.code("effective_op")[:, :, None]
-    success = (played.env("success") > 0)[:, :, None]
+    success = played.flag("success")[:, :, None]
     asked = {
         code: target & (op == code) & ~panic
         for code in (Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE)
@@ -75,27 +75,23 @@ def _passages(before: np.ndarray, after: np.ndarray, advanced: np.ndarray) -> li
     return found
 
 
-def governor_events(played: Played) -> list[Event]:
-    """What the governor saw and did."""
-    reason = played.code("reason")[:, :, None]
-    panic = (played.env("panic") > 0)[:, :, None]
-    why = np.array([0, *(CAUSES.index(name) for name in REASONS)])[reason]
-    return [
-        Event("diverging", (reason > 0) & ~panic, why, of_seed=False),
-        Event("panic", panic, why, of_seed=False),
-        Event("rollback", panic, why, of_seed=False),
-    ]
-
-
-def events_rows(played: Played, round_number: int) -> Rows:
+def events_rows(played: Played) -> Rows:
     """The table `events`, sorted by env-step, env and order of happening: the governor first, an
     end last. Nothing happens to an env whose episode is over.
     """
-    ending = played.code("ending")[:, :, None]
-    why = np.array([0, *(CAUSES.index(name) for name in ENDINGS)])[ending]
-    end = Event("ended_early", ending > 0, why, of_seed=False)
-    found = [*governor_events(played), *seed_events(played), end]
-    places = [np.nonzero(one.where & played.goes_on[:, :, None]) for one in found]
+    reason, ending, panic, over = (
+        played.code(name)[:, :, None] for name in ("reason", "ending", "panic", "over")
+    )
+    why = np.array([0, *map(CAUSES.index, REASONS)])[reason]
+    last = np.array([0, *map(CAUSES.index, ENDINGS)])[ending]
+    found = [
+        Event("diverging", (reason > 0) & (panic == 0), why, of_seed=False),
+        Event("panic", panic > 0, why, of_seed=False),
+        Event("rollback", panic > 0, why, of_seed=False),
+        *seed_events(played),
+        Event("ended_early", ending > 0, last, of_seed=False),
+    ]
+    places = [np.nonzero(one.where & (over == 0)) for one in found]
     counts = [len(place[0]) for place in places]
     step, env, slot = (np.concatenate([place[axis] for place in places]) for axis in range(3))
     order = np.lexsort((slot, np.repeat(np.arange(len(found)), counts), env, step))
@@ -106,25 +102,21 @@ def events_rows(played: Played, round_number: int) -> Rows:
     kind = np.repeat([KIND_NAMES.index(one.kind) for one in found], counts)[order]
     gate = np.repeat([one.gate for one in found], counts)[order]
     of_seed = np.repeat([one.of_seed for one in found], counts)[order]
-    at = (step[order], env[order], slot[order])
-    return _rows(played, round_number, at, of_seed) | {
+    return _rows(played, (step[order], env[order], slot[order]), of_seed) | {
         "kind": Texts(kind, KIND_NAMES),
         "gate": Texts(gate, GATES),
         "cause": Texts(np.concatenate(causes)[order], CAUSES),
     }
 
 
-def _rows(
-    played: Played, round_number: int, at: tuple[np.ndarray, ...], of_seed: np.ndarray
-) -> Rows:
+def _rows(played: Played, at: tuple[np.ndarray, ...], of_seed: np.ndarray) -> Rows:
     """What the columns of env-step and slot say at E events; at: int [E] each, env-step, env and
     slot, which is 0 for events of whole envs; of_seed: bool [E].
     """
     legend = played.legend
-    number = np.maximum(*seed_numbers(played))
-    blueprint = np.maximum(played.slot_code("blueprint"), played.slot_code("blueprint_after"))
-    gain = played.slot("accuracy_current") - played.slot("accuracy_initial")
-    measured = played.slot("measured")[at] > 0
+    blueprint = np.maximum(played.code("slot.blueprint"), played.code("slot.blueprint_after"))
+    gain = played.read("slot.accuracy_current") - played.read("slot.accuracy_initial")
+    measured = played.flag("slot.measured")[at]
 
     def text(codes: np.ndarray, names: tuple[str, ...]) -> Texts:
         return Texts(np.where(of_seed, codes, -1), names)
@@ -132,20 +124,17 @@ def _rows(
     def seeds(values: np.ndarray) -> np.ndarray:
         return np.where(of_seed, values[at], np.nan)
 
-    return {
-        "round": np.full(len(of_seed), round_number),
-        "step": played.steps[at[0]],
-        "env": at[1],
+    return played.keys(*at[:2]) | {
         "slot": text(at[2], legend.slots),
-        "seed": seeds(number),
+        "seed": seeds(np.maximum(*seed_numbers(played))),
         "blueprint": text(blueprint[at], legend.blueprints),
-        "stage_from": text(played.slot_code("stage")[at], STAGE_NAMES),
-        "stage_to": text(played.slot_code("stage_after")[at], STAGE_NAMES),
-        "seed_age": seeds(played.slot("seed_age")),
-        "stage_age": seeds(played.slot("stage_age")),
-        "alpha": seeds(played.slot("alpha")),
-        "alpha_target": seeds(played.slot("alpha_target_after")),
-        "contribution": np.where(measured, seeds(played.slot("contribution")), np.nan),
-        "accuracy": played.env("accuracy")[at[:2]],
+        "stage_from": text(played.code("slot.stage")[at], STAGE_NAMES),
+        "stage_to": text(played.code("slot.stage_after")[at], STAGE_NAMES),
+        "seed_age": seeds(played.read("slot.seed_age")),
+        "stage_age": seeds(played.read("slot.stage_age")),
+        "alpha": seeds(played.read("slot.alpha")),
+        "alpha_target": seeds(played.read("slot.alpha_target_after")),
+        "contribution": np.where(measured, seeds(played.read("slot.contribution")), np.nan),
+        "accuracy": played.read("accuracy")[at[:2]],
         "accuracy_gain": seeds(gain),
     }

@@ -118,18 +118,19 @@ def ended(numbers: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def unpack(legend: Legend, steps: np.ndarray, numbers: np.ndarray) -> Played:
-    """Numbers [T, N, C] of `pack` of env-steps `steps` (int [T], from 1); slots as `slot.*`."""
-    num_choices = sum(legend.choices)
-    sizes = {name: 1 for part in ENV for name in part}
-    sizes |= {f"reward_{name}": 1 for name in REWARD_TERMS} | {"reward": 1}
-    sizes |= {"log_probs": len(HEAD_NAMES), "value": 1, "legal": len(OP_NAMES), "subsets": 1}
+def unpack(legend: Legend, number: int, steps: np.ndarray, numbers: np.ndarray) -> Played:
+    """Numbers [T, N, C] of `pack` of env-steps `steps` (int [T], from 1) of round `number`."""
+    sizes = dict.fromkeys([name for part in ENV for name in part], 0)  # 0 = one, and no list
+    sizes |= dict.fromkeys([*(f"reward_{name}" for name in REWARD_TERMS), "reward"], 0)
+    sizes |= {"log_probs": len(HEAD_NAMES), "value": 0, "legal": len(OP_NAMES), "subsets": 0}
     sizes |= {f"slot.{name}": len(legend.slots) for part in SLOT for name in part}
-    left = numbers.shape[2] - sum(sizes.values())
-    if left:
-        num_subsets = left // 2 - num_choices
-        sizes |= {"masks": num_choices, "probabilities": num_choices}
-        sizes |= {"subset": num_subsets, "subset_accuracy": num_subsets}
-    ends = np.cumsum(list(sizes.values())).tolist()
-    where = {name: slice(end - sizes[name], end) for name, end in zip(sizes, ends, strict=True)}
-    return Played(legend, steps, numbers, where)
+    num_choices = sum(legend.choices)
+    num_subsets = (numbers.shape[2] - sum(size or 1 for size in sizes.values())) // 2 - num_choices
+    sizes |= {"masks": num_choices, "probabilities": num_choices}  # of the level `full`, as these
+    sizes |= {"subset": num_subsets, "subset_accuracy": num_subsets}
+    places: dict[str, int | slice] = {}
+    begin = 0
+    for name, size in sizes.items():
+        places[name] = slice(begin, begin + size) if size else begin
+        begin += size or 1
+    return Played(legend, number, steps, numbers, places)

@@ -25,7 +25,6 @@ from esper_soa.state import ParameterCounts
 from esper_soa.telemetry.envs_table import EnvsTable
 from esper_soa.telemetry.happenings import events_rows
 from esper_soa.telemetry.pack import Facts, ended, pack, still_played, unpack
-from esper_soa.telemetry.parquet import table_bytes
 from esper_soa.telemetry.rows import (
     Cost,
     Legend,
@@ -34,8 +33,8 @@ from esper_soa.telemetry.rows import (
     steps_rows,
     subsets_rows,
 )
-from esper_soa.telemetry.schema import CURVE_NAMES, SCHEMA_VERSION, STYLE_NAMES
-from esper_soa.telemetry.table_files import FOLDER, table_path, written_at
+from esper_soa.telemetry.schema import CURVE_NAMES, SCHEMA_VERSION, STYLE_NAMES, TABLES
+from esper_soa.telemetry.table_files import FOLDER, table_bytes, table_path, written_at
 from esper_soa.telemetry.worker import Worker
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES, STAGE_NAMES
 
@@ -57,16 +56,13 @@ class NoRecorder:
     """Records nothing, and asks the device for nothing."""
 
     full = False
-
-    @property
-    def env_steps(self) -> int:
-        """Env-steps of all envs of which every table is on the disk."""
-        return 0
+    env_steps = 0  # of all envs, of which every table is on the disk
+    given = 0  # env-steps of all envs that were handed over
 
     @property
     def dropped(self) -> int:
         """Env-steps of all envs that some table lacks; known once all is closed."""
-        return 0
+        return self.given - self.env_steps
 
     def begin(self, number: int) -> None:
         """Round `number`, from 1, begins."""
@@ -117,17 +113,11 @@ class Recorder(NoRecorder):
         self._unwritten = unwritten
         self._tables = written_at(level)
         # the lists by which bits and lists in the tables are to be read
-        lists = {
-            "ops": OP_NAMES,
-            "slots": legend.slots,
-            "blueprints": legend.blueprints,
-            "styles": STYLE_NAMES,
-            "curves": CURVE_NAMES,
-            "stages": STAGE_NAMES,
-            "heads": HEAD_NAMES,
-        }
-        self._facts = {"schema": str(SCHEMA_VERSION), "legend": json.dumps(lists)}
-        self._number = self._lost = self._given = 0
+        lists = {"ops": OP_NAMES, "slots": legend.slots, "blueprints": legend.blueprints}
+        lists |= {"styles": STYLE_NAMES, "curves": CURVE_NAMES, "stages": STAGE_NAMES}
+        names = json.dumps(lists | {"heads": HEAD_NAMES})
+        self._facts = {"schema": str(SCHEMA_VERSION), "legend": names}
+        self._number = self._lost = 0
         # of the thread: the round in progress, its numbers by env-step, and when its files are
         # written again, on the clock
         self._round = 0
@@ -137,14 +127,6 @@ class Recorder(NoRecorder):
         self._waiting: dict[int, tuple[int, dict[Path, bytes]]] = {}
         self._on_disk: dict[int, int] = {}  # env-steps of all envs by round
         self._worker: Worker[Item] = Worker("telemetry", self._handle, LIMIT)
-
-    @property
-    def env_steps(self) -> int:
-        return sum(self._on_disk.values())
-
-    @property
-    def dropped(self) -> int:
-        return self._given - self.env_steps
 
     def begin(self, number: int) -> None:
         self._number = number
@@ -157,7 +139,7 @@ class Recorder(NoRecorder):
         if self._table is not None:
             self._table.show(self._number, step, numbers)
         env_steps = int(still_played(numbers).sum())
-        self._given += env_steps
+        self.given += env_steps
         if not self._worker.emit((self._number, step, numbers)):
             self._lost += env_steps
 
@@ -203,12 +185,12 @@ class Recorder(NoRecorder):
     def _make(self, facts: dict[str, str]) -> None:
         """The files of the round in progress as far as it has come."""
         numbers = np.stack(list(self._steps.values()))
-        played = unpack(self._legend, np.array(list(self._steps)), numbers)
+        played = unpack(self._legend, self._round, np.array(list(self._steps)), numbers)
         files = {}
         for table in self._tables:
-            rows = MAKERS[table.name](played, self._round)
-            content = table_bytes(table.columns, rows, {"table": table.name} | self._facts | facts)
-            files[table_path(self._folder, table.name, self._round)] = content
+            rows = MAKERS[table](played)
+            content = table_bytes(TABLES[table], rows, {"table": table} | self._facts | facts)
+            files[table_path(self._folder, table, self._round)] = content
         self._waiting[self._round] = (int(still_played(numbers).sum()), files)
 
     def _write(self) -> None:
@@ -222,6 +204,7 @@ class Recorder(NoRecorder):
                     write_bytes(path, files[path])
                     del files[path]
                 self._on_disk[number] = env_steps
+                self.env_steps = sum(self._on_disk.values())
                 del self._waiting[number]
         sizes = {number: sum(map(len, one[1].values())) for number, one in self._waiting.items()}
         for number in sorted(sizes):
@@ -238,14 +221,6 @@ class Relay(NoRecorder):
         self._recorder = recorder
         self._ranks = ranks
         self._steps: list[np.ndarray] = []
-
-    @property
-    def env_steps(self) -> int:
-        return self._recorder.env_steps
-
-    @property
-    def dropped(self) -> int:
-        return self._recorder.dropped
 
     def begin(self, number: int) -> None:
         self._steps = []
@@ -271,6 +246,11 @@ class Relay(NoRecorder):
     def flush(self) -> None:
         self._recorder.flush()
 
+    def close(self) -> None:
+        self._recorder.close()
+        self.given = self._recorder.given
+        self.env_steps = self._recorder.env_steps
+
 
 @contextmanager
 def recording(
@@ -281,18 +261,17 @@ def recording(
     table: EnvsTable | None = None,
 ) -> Iterator[NoRecorder]:
     """Records the rounds of a run in `folder` while the context lasts; table: shown each step."""
-    telemetry = cfg.telemetry
+    level = cfg.telemetry.level
     ranks = world.ranks
-    if not written_at(telemetry.level):
-        yield NO_RECORDER
-        return
-    if not ranks.first:
-        yield Relay(NO_RECORDER, ranks, telemetry.level)
-        return
-    legend = legend_of(world, cfg.policy.name == "ppo")
-    recorder = Recorder(folder, legend, telemetry.level, telemetry.write_interval, unwritten, table)
+    recorder = NO_RECORDER
+    if written_at(level) and ranks.first:
+        legend = legend_of(world, cfg.policy.name == "ppo")
+        interval = cfg.telemetry.write_interval
+        recorder = Recorder(folder, legend, level, interval, unwritten, table)
+    if written_at(level) and ranks.count > 1:
+        recorder = Relay(recorder, ranks, level)
     try:
-        yield recorder if ranks.count == 1 else Relay(recorder, ranks, telemetry.level)
+        yield recorder
     finally:
         recorder.close()
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from esper_soa.telemetry.parquet import Texts, Values
 from esper_soa.telemetry.schema import CURVE_NAMES, REWARD_TERMS, STYLE_NAMES
+from esper_soa.telemetry.table_files import Texts, Values
 from esper_soa.vocabulary import (
     ALPHA_TARGETS,
     BLEND_NAMES,
@@ -57,61 +57,47 @@ class Legend:
         return head_sizes(len(self.slots), len(self.blueprints))
 
 
-class Played:
+class Played(NamedTuple):
     """Env-steps of a round, taken apart."""
 
-    def __init__(
-        self, legend: Legend, steps: np.ndarray, numbers: np.ndarray, places: Mapping[str, slice]
-    ) -> None:
-        """steps int [T], from 1, in order; numbers float64 [T, N, C]; places: what columns hold."""
-        self.legend = legend
-        self.steps = steps
-        self._numbers = numbers
-        self._places = places
-        self.num_slots = len(legend.slots)
+    legend: Legend
+    round: int
+    steps: np.ndarray  # int [T], from 1, in order
+    numbers: np.ndarray  # float64 [T, N, C]
+    # what the columns C hold: one of an env, or K of its slots (`slot.*`) or of other things
+    places: Mapping[str, int | slice]
 
-    def env(self, name: str) -> np.ndarray:
-        """float64 [T, N]."""
-        return self._numbers[:, :, self._places[name].start]
-
-    def several(self, name: str) -> np.ndarray:
-        """float64 [T, N, K]."""
-        return self._numbers[:, :, self._places[name]]
+    def read(self, name: str) -> np.ndarray:
+        """float64 [T, N] or [T, N, K]."""
+        return self.numbers[:, :, self.places[name]]
 
     def code(self, name: str) -> np.ndarray:
-        """int64 [T, N]."""
-        return self.env(name).astype(np.int64)
+        """int64 [T, N] or [T, N, K]."""
+        return self.read(name).astype(np.int64)
 
-    def slot(self, name: str) -> np.ndarray:
-        """float64 [T, N, S]."""
-        return self.several(f"slot.{name}")
+    def flag(self, name: str) -> np.ndarray:
+        """bool [T, N] or [T, N, K]."""
+        return self.read(name) > 0
 
-    def slot_code(self, name: str) -> np.ndarray:
-        """int64 [T, N, S]."""
-        return self.slot(name).astype(np.int64)
+    def rows(self, columns: Mapping[str, Values], where: np.ndarray | None = None) -> Rows:
+        """A table of `columns` of all env-steps that were played ([T, N, ...]), or of the places
+        `where` (bool [T, N, K]) in them ([T, N, K]).
+        """
+        there = ~self.flag("over")
+        at = np.nonzero(there if where is None else where & there[:, :, None])
+        return self.keys(*at[:2]) | {name: values[at] for name, values in columns.items()}
 
-    @property
-    def goes_on(self) -> np.ndarray:
-        """bool [T, N]: the episode of the env was not over before the env-step."""
-        return self.env("over") == 0
-
-    def rows(self, round_number: int, where: np.ndarray, columns: Mapping[str, Values]) -> Rows:
-        """A table of the places in `where` (bool [T, N] or [T, N, K]), of `columns` everywhere."""
-        at = np.nonzero(where)
-        keys: Rows = {
-            "round": np.full(len(at[0]), round_number),
-            "step": self.steps[at[0]],
-            "env": at[1],
-        }
-        return keys | {name: values[at] for name, values in columns.items()}
+    def keys(self, step: np.ndarray, env: np.ndarray) -> Rows:
+        """What every table begins with, of R rows; step: int [R], places in `steps`."""
+        return {"round": np.full(len(env), self.round), "step": self.steps[step], "env": env}
 
 
 def residents(played: Played, cost: Cost, stages: tuple[int, ...]) -> np.ndarray:
     """float64 [T, N, S]: what the seed in each slot costs with its gate; 0 outside `stages`."""
-    stage = played.slot_code("stage")
-    blueprint = played.slot_code("blueprint")
-    own = cost.seed[np.arange(played.num_slots), np.maximum(blueprint, 0)]
-    gated = (played.slot_code("blend") == Blend.GATE) & np.isin(stage, GATE_STAGES)
+    stage = played.code("slot.stage")
+    blueprint = played.code("slot.blueprint")
+    own = cost.seed[np.arange(len(cost.seed)), np.maximum(blueprint, 0)]
+    gated = (played.code("slot.blend") == Blend.GATE) & np.isin(stage, GATE_STAGES)
     return np.where(np.isin(stage, stages), own + np.where(gated, cost.gate, 0.0), 0.0)
 
 
@@ -121,9 +107,9 @@ def seed_numbers(played: Played) -> tuple[np.ndarray, np.ndarray]:
     By env, from 1 in order of germination; 0 for an empty slot. Env-steps that are missing cost no
     more than the order of the seeds that were born in them.
     """
-    occupied = played.slot_code("stage") != Stage.EMPTY
-    after = played.slot_code("stage_after") != Stage.EMPTY
-    age = played.slot_code("seed_age")
+    occupied = played.code("slot.stage") != Stage.EMPTY
+    after = played.code("slot.stage_after") != Stage.EMPTY
+    age = played.code("slot.seed_age")
     born = after & ~occupied
     earlier = np.zeros_like(occupied)
     earlier[1:] = after[:-1]
@@ -149,65 +135,65 @@ def _number(values: np.ndarray, known: np.ndarray | bool) -> np.ndarray:
     return np.where(known, values, np.nan)
 
 
-def steps_rows(played: Played, round_number: int) -> Rows:
+def steps_rows(played: Played) -> Rows:
     """The table `steps`."""
     measured = ("accuracy", "val_loss", "train_loss", "train_accuracy", "committed_accuracy")
     paid = ("reward", *(f"reward_{name}" for name in REWARD_TERMS))
     parameters = played.legend.parameters
     flop = played.legend.train_flop
     bits = 1 << np.arange(len(OP_NAMES))
-    columns = {name: played.env(name) for name in (*measured, *paid)} | {
+    columns = {name: played.read(name) for name in (*measured, *paid)} | {
         "parameters": parameters.host + residents(played, parameters, LIVE_STAGES).sum(2),
         "train_flop": flop.host + residents(played, flop, RUNNING_STAGES).sum(2),
         "subsets": played.code("subsets"),
         "total_contribution": _number(
-            played.env("total_contribution"), played.env("total_known") > 0
+            played.read("total_contribution"), played.flag("total_known")
         ),
         "effective_op": Texts(played.code("effective_op"), OP_NAMES),
-        "success": played.env("success") > 0,
-        "ops_legal": played.several("legal").astype(np.int64) @ bits,
-        "panic": played.env("panic") > 0,
+        "success": played.flag("success"),
+        "ops_legal": played.code("legal") @ bits,
+        "panic": played.flag("panic"),
     }
-    return played.rows(round_number, played.goes_on, columns | _choice_columns(played))
+    return played.rows(columns | _choice_columns(played))
 
 
 def _choice_columns(played: Played) -> dict[str, Values]:
-    """What was chosen, and how likely it was."""
+    """What was chosen, and how likely it was; null of heads that do not matter for the op."""
     legend = played.legend
     op = played.code("op")
-    matters = {head.name: np.isin(op, head.ops) for head in HEADS}
     names = {
         "slot": legend.slots,
         "blueprint": legend.blueprints,
         "style": STYLE_NAMES,
         "alpha_curve": CURVE_NAMES,
+        "op": OP_NAMES,
     }
     numbers = {"tempo": TEMPO_STEPS, "alpha_target": ALPHA_TARGETS, "alpha_speed": SPEED_STEPS}
-    columns: dict[str, Values] = {
-        "op": Texts(op, OP_NAMES),
-        "value": _number(played.env("value"), legend.learns),
-    }
-    for name, words in names.items():
-        columns[name] = _text(played.code(name), words, matters[name])
-    for name, values in numbers.items():
-        columns[name] = _number(np.asarray(values)[played.code(name)], matters[name])
-    probability = np.exp(played.several("log_probs").astype(np.float32))
-    for place, name in enumerate(HEAD_NAMES):
-        columns[f"{name}_probability"] = _number(
-            probability[:, :, place], matters[name] & legend.learns
+    columns: dict[str, Values] = {"value": _number(played.read("value"), legend.learns)}
+    probability = np.exp(played.read("log_probs").astype(np.float32))
+    for place, head in enumerate(HEADS):
+        chosen = played.code(head.name)
+        matters = np.isin(op, head.ops)
+        if head.name in names:
+            columns[head.name] = _text(chosen, names[head.name], matters)
+        else:
+            columns[head.name] = _number(np.asarray(numbers[head.name])[chosen], matters)
+        columns[f"{head.name}_probability"] = _number(
+            probability[:, :, place], matters & legend.learns
         )
     return columns
 
 
-def slots_rows(played: Played, round_number: int) -> Rows:
+def slots_rows(played: Played) -> Rows:
     """The table `slots`."""
     legend = played.legend
-    stage = played.slot_code("stage")
+    stage = played.code("slot.stage")
     taken = stage != Stage.EMPTY
-    measured = played.slot("measured") > 0
+    measured = played.flag("slot.measured")
     few = measured.sum(2, keepdims=True) <= EXACT_SEEDS
     shared = measured & (few | legend.sampled_shapley)
-    gradient = played.slot("gradient_measured") > 0
+    gradient = played.flag("slot.gradient_measured")
+    always = ("stage_age", "alpha", "alpha_target", "contribution_velocity", "escrow")
     known = {
         "contribution": measured,
         "interaction": measured,
@@ -218,41 +204,38 @@ def slots_rows(played: Played, round_number: int) -> Rows:
         "gradient_health": gradient,
         "gradient_vanishing": gradient,
         "gradient_exploding": gradient,
-        "gradient_ratio": gradient & (played.slot("gradient_ratio_known") > 0),
+        "gradient_ratio": gradient & played.flag("slot.gradient_ratio_known"),
     }
-    always = ("stage_age", "alpha", "alpha_target", "contribution_velocity", "escrow")
-    columns: dict[str, Values] = {name: played.slot(name) for name in always}
-    columns |= {name: _number(played.slot(name), where) for name, where in known.items()}
-    gain = played.slot("accuracy_current") - played.slot("accuracy_initial")
+    columns: dict[str, Values] = {name: played.read(f"slot.{name}") for name in always}
+    columns |= {name: _number(played.read(f"slot.{name}"), known[name]) for name in known}
+    gain = played.read("slot.accuracy_current") - played.read("slot.accuracy_initial")
     columns |= {
-        "slot": Texts(np.broadcast_to(np.arange(played.num_slots), stage.shape), legend.slots),
+        "slot": Texts(np.broadcast_to(np.arange(stage.shape[2]), stage.shape), legend.slots),
         "stage": Texts(stage, STAGE_NAMES),
         "seed": _number(seed_numbers(played)[0], taken),
-        "blueprint": _text(played.slot_code("blueprint"), legend.blueprints, taken),
-        "blend": _text(played.slot_code("blend"), BLEND_NAMES, taken),
+        "blueprint": _text(played.code("slot.blueprint"), legend.blueprints, taken),
+        "blend": _text(played.code("slot.blend"), BLEND_NAMES, taken),
         "parameters": residents(played, legend.parameters, LIVE_STAGES),
         "accuracy_gain": _number(gain, taken),
     }
-    everywhere = np.broadcast_to(played.goes_on[:, :, None], stage.shape)
-    return played.rows(round_number, everywhere, columns)
+    return played.rows(columns, stage >= 0)
 
 
-def choices_rows(played: Played, round_number: int) -> Rows:
+def choices_rows(played: Played) -> Rows:
     """The table `choices`."""
     ends = np.cumsum(played.legend.choices)[:-1]
-    legal = np.split(played.several("masks") > 0, ends, 2)
-    likely = np.split(played.several("probabilities"), ends, 2)
+    legal = np.split(played.flag("masks"), ends, 2)
+    likely = np.split(played.read("probabilities"), ends, 2)
     known = None if played.legend.learns else 0  # of a policy that does not learn, none
     columns: dict[str, Values] = {}
     for name, masks, shares in zip(HEAD_NAMES, legal, likely, strict=True):
         columns[f"{name}_legal"] = masks
         columns[f"{name}_probability"] = shares[:, :, :known]
-    return played.rows(round_number, played.goes_on, columns)
+    return played.rows(columns)
 
 
-def subsets_rows(played: Played, round_number: int) -> Rows:
+def subsets_rows(played: Played) -> Rows:
     """The table `subsets`."""
-    subset = played.several("subset").astype(np.int64)
-    there = (subset >= 0) & played.goes_on[:, :, None]
-    columns = {"subset": subset, "accuracy": played.several("subset_accuracy")}
-    return played.rows(round_number, there, columns)
+    subset = played.code("subset")
+    columns = {"subset": subset, "accuracy": played.read("subset_accuracy")}
+    return played.rows(columns, subset >= 0)

@@ -5,7 +5,7 @@ equal. A schema is stable: a column may be added, and none changes its name, typ
 while SCHEMA_VERSION stays. Needs no torch.
 """
 
-from typing import NamedTuple
+import pyarrow
 
 from esper_soa.vocabulary import HEAD_NAMES
 
@@ -13,15 +13,17 @@ SCHEMA_VERSION = 1
 STYLE_NAMES = ("linear_add", "linear_multiply", "sigmoid_add", "gated_gate")  # by Style
 # by choice of the head alpha_curve
 CURVE_NAMES = ("linear", "cosine", "sigmoid_6", "sigmoid_12", "sigmoid_24")
-# Types as columns name them, and as SQL does.
 TYPES = {
-    "int": "INTEGER",
-    "float": "DOUBLE",
-    "single": "FLOAT",
-    "bool": "BOOLEAN",
-    "text": "VARCHAR",
-    "single[]": "FLOAT[]",
-    "bool[]": "BOOLEAN[]",
+    "int": pyarrow.int32(),
+    "float": pyarrow.float64(),
+    "single": pyarrow.float32(),
+    "bool": pyarrow.bool_(),
+    "text": pyarrow.string(),
+}
+# What a list holds is never null.
+TYPES |= {
+    f"{name}[]": pyarrow.list_(pyarrow.field("element", TYPES[name], nullable=False))
+    for name in ("single", "bool")
 }
 # The reward terms are fields of env/reward_terms.RewardTerms; each is a column reward_<field>.
 _TERMS = """
@@ -33,77 +35,48 @@ _TERMS = """
 REWARD_TERMS = tuple(_TERMS.split())
 
 
-class Column(NamedTuple):
-    """A column of a table."""
-
-    name: str
-    type: str  # a key of TYPES
-    nullable: bool = False  # a float that may be null is null where it is not a number
-
-    @property
-    def is_list(self) -> bool:
-        """Whether each value is a list of numbers."""
-        return self.type.endswith("[]")
-
-
-class Table(NamedTuple):
-    """A table: a file per round in the folder of its name."""
-
-    name: str
-    level: str  # of telemetry.level, from which on it is written
-    columns: tuple[Column, ...]
-
-
 KEYS = "round int, step int, env int"  # what each row is about: the first columns of every table
 
 
-def _table(name: str, level: str, columns: str) -> Table:
-    """columns: after KEYS, each as `name type`; a type with `?` may be null."""
-    words = [one.split() for one in f"{KEYS}, {columns}".split(",")]
-    return Table(
-        name, level, tuple(Column(name, kind.rstrip("?"), kind[-1] == "?") for name, kind in words)
+def schema_of(columns: str) -> pyarrow.Schema:
+    """Columns as `name type, name type`, with a key of TYPES; a type with `?` may be null."""
+    words = [one.split() for one in columns.split(",")]
+    return pyarrow.schema(
+        pyarrow.field(name, TYPES[kind.rstrip("?")], kind.endswith("?")) for name, kind in words
     )
 
 
 _LIKELY = ", ".join(f"{head}_probability single?" for head in HEAD_NAMES)
 _PAID = ", ".join(f"reward_{term} float" for term in REWARD_TERMS)
 _CHOICES = ", ".join(f"{head}_legal bool[], {head}_probability single[]" for head in HEAD_NAMES)
-TABLES = (
-    _table(
-        "steps",
-        "events",
-        f"""
-        accuracy float, val_loss float?, train_loss float?, train_accuracy float?, parameters float,
-        train_flop float, subsets int, total_contribution float?, committed_accuracy float,
-        op text, effective_op text, success bool, slot text?, blueprint text?, style text?,
-        tempo int?, alpha_target float?, alpha_speed int?, alpha_curve text?, ops_legal int,
-        {_LIKELY}, value single?, reward float, {_PAID}, panic bool
-        """,
-    ),
-    _table(
-        "slots",
-        "events",
-        """
-        slot text, stage text, stage_age int, seed int?, seed_age int?, blueprint text?,
-        blend text?, parameters float, alpha float, alpha_target float, contribution float?,
-        contribution_velocity float, interaction float?, shapley float?, shapley_error float?,
-        accuracy_gain float?, gradient_norm float?, gradient_ratio float?, gradient_health float?,
-        gradient_vanishing bool?, gradient_exploding bool?, escrow float
-        """,
-    ),
-    _table(
-        "events",
-        "events",
-        """
-        slot text?, kind text, seed int?, blueprint text?, stage_from text?, stage_to text?,
-        gate text?, cause text, seed_age int?, stage_age int?, alpha float?, alpha_target float?,
-        contribution float?, accuracy float, accuracy_gain float?
-        """,
-    ),
-    _table("choices", "full", _CHOICES),
-    _table("subsets", "full", "subset int, accuracy float"),
-)
-BY_NAME = {table.name: table for table in TABLES}
+TABLES = {
+    name: schema_of(f"{KEYS}, {columns}")
+    for name, columns in {
+        "steps": f"""
+            accuracy float, val_loss float?, train_loss float?, train_accuracy float?,
+            parameters float, train_flop float, subsets int, total_contribution float?,
+            committed_accuracy float, op text, effective_op text, success bool, slot text?,
+            blueprint text?, style text?, tempo int?, alpha_target float?, alpha_speed int?,
+            alpha_curve text?, ops_legal int, {_LIKELY}, value single?, reward float, {_PAID},
+            panic bool
+            """,
+        "slots": """
+            slot text, stage text, stage_age int, seed int?, seed_age int?, blueprint text?,
+            blend text?, parameters float, alpha float, alpha_target float, contribution float?,
+            contribution_velocity float, interaction float?, shapley float?, shapley_error float?,
+            accuracy_gain float?, gradient_norm float?, gradient_ratio float?,
+            gradient_health float?, gradient_vanishing bool?, gradient_exploding bool?, escrow float
+            """,
+        "events": """
+            slot text?, kind text, seed int?, blueprint text?, stage_from text?, stage_to text?,
+            gate text?, cause text, seed_age int?, stage_age int?, alpha float?,
+            alpha_target float?, contribution float?, accuracy float, accuracy_gain float?
+            """,
+        "choices": _CHOICES,
+        "subsets": "subset int, accuracy float",
+    }.items()
+}
+FULL = ("choices", "subsets")  # that telemetry.level=full alone writes; events writes the others
 
 REASONS = ("not_finite", "collapsed_to_chance", "diverged")  # of a panic, as in env/governor.py
 ENDINGS = ("plateau", "diverged")  # why an episode ended early, as in env/early_stop.py

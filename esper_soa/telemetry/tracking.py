@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from esper_soa.errors import UserError
 from esper_soa.ops.files import LOGGER, Unwritten, write_text
@@ -23,6 +23,8 @@ LIMIT = 64  # rounds that may wait for a tracker
 # seconds that a run waits at its end for all trackers together to take what they were given
 PATIENCE = 30.0
 TOLD = "trackers.json"  # in the run folder
+# The numbers of a round, from 1, that a tracker is to be told; of round 0 that there are no more.
+Line: TypeAlias = tuple[int, Mapping[str, float]]
 
 
 class Tracked(NamedTuple):
@@ -38,25 +40,13 @@ class Tracked(NamedTuple):
 class Tracker(Protocol):
     """What takes the numbers; all is called in one thread, and may raise what it likes."""
 
-    @property
-    def id(self) -> str:
-        """By which the tracker knows the run."""
-        ...
+    id: str  # by which it knows the run
 
     def log(self, number: int, numbers: Mapping[str, float]) -> None:
         """The numbers of round `number`, from 1."""
-        ...
 
     def finish(self) -> None:
         """All has been said."""
-        ...
-
-
-class Line(NamedTuple):
-    """What a tracker is to be told: the numbers of a round; of round 0 that there are no more."""
-
-    number: int
-    numbers: Mapping[str, float]
 
 
 class Told:
@@ -107,14 +97,15 @@ class Teller:
 
     def __call__(self, line: Line) -> None:
         """Tell the tracker."""
-        if not line.number:
+        number, numbers = line
+        if not number:
             if self._tracker is not None:
                 self._tracker.finish()
-        elif line.number > self._tracked.told:
+        elif number > self._tracked.told:
             if self._tracker is None:
                 self._tracker = self._open(self._tracked)
-            self._tracker.log(*line)
-            self._told.note(self._name, (self._tracker.id, line.number))
+            self._tracker.log(number, numbers)
+            self._told.note(self._name, (self._tracker.id, number))
 
 
 class Tracking:
@@ -136,16 +127,13 @@ class Tracking:
 
     def log(self, line: Mapping[str, Json]) -> None:
         """A line of metrics.jsonl; never waits."""
-        if self._workers:
-            numbers = dict(numbers_of(line))
-            number = line["round"]
-            for worker in self._workers.values():
-                worker.emit(Line(int(str(number)), numbers))
+        for worker in self._workers.values():
+            worker.emit((int(str(line["round"])), dict(numbers_of(line))))
 
     def close(self, seconds: float = PATIENCE) -> None:
         """Tell all trackers to end, wait for them together, no longer, and say what they lack."""
         for worker in self._workers.values():
-            worker.insist(Line(0, {}))
+            worker.insist((0, {}))
         for worker in self._workers.values():
             worker.close(seconds / len(self._workers))
         for name, count in self.dropped.items():
@@ -169,5 +157,7 @@ def openers(names: Sequence[str]) -> dict[str, Callable[[Tracked], Tracker]]:
         try:
             found[name] = import_module(f"{HOME}.{name}").open_tracker
         except ImportError as error:
-            raise UserError(str(error)) from error
+            raise UserError(
+                f"track=[{name}] needs {name}: pip install 'esper-soa[{name}]' ({error})"
+            ) from error
     return found

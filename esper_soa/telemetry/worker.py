@@ -6,7 +6,6 @@ import threading
 import traceback
 from collections.abc import Callable
 from queue import Queue
-from types import TracebackType
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -23,12 +22,7 @@ class Failures:
     def __enter__(self) -> "Failures":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: object, trace: object) -> bool:
         if not isinstance(error, Exception):
             return False
         self.count += 1

@@ -20,7 +20,7 @@ from report_runs import (
 from esper_soa.errors import UserError
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.ops.session import session
-from esper_soa.report import bundle, end, write
+from esper_soa.report import bundle, page, write
 from esper_soa.report.groups import groups_of
 from esper_soa.report.run_files import find_runs
 from esper_soa.report.sections import Shown, shown_of
@@ -78,14 +78,14 @@ def test_every_encoding_and_column_is_a_field_of_its_table(
     figures = [one for section in shown.sections for one in section.figures]
     assert len(figures) == count
     for figure in figures:
-        table = shown.tables[figure.table]
-        assert not table or {field for field, _ in figure.columns} <= table.keys(), figure.id
+        table = shown.tables[figure["table"]]
+        assert not table or {field for field, _ in figure["columns"]} <= table.keys(), figure["id"]
         assert all(len(cells) == len(next(iter(table.values()))) for cells in table.values())
-        for layer in figure.spec["layer"]:
+        for layer in figure["spec"]["layer"]:
             columns = shown.tables[layer["data"]["name"]].keys()
             made = {str(name) for step in layer.get("transform", []) for name in named(step)}
             used = set(fields_in(layer["encoding"]))
-            assert not columns or used <= columns | made, (figure.id, used - columns - made)
+            assert not columns or used <= columns | made, (figure["id"], used - columns - made)
 
 
 def named(step: dict) -> list[str]:
@@ -109,10 +109,10 @@ def test_a_figure_draws_the_number_that_it_is_named_after(
     places: dict[str, Path], kind: str
 ) -> None:
     drawn = {
-        (one.id, channel): layer["encoding"][channel].get("field")
+        (one["id"], channel): layer["encoding"][channel].get("field")
         for section in shown_in(places[kind]).sections
         for one in section.figures
-        for layer in one.spec["layer"]
+        for layer in one["spec"]["layer"]
         for channel in ("x", "y")
         if channel in layer["encoding"]
     }
@@ -125,7 +125,7 @@ def test_a_figure_draws_the_number_that_it_is_named_after(
     assert drawn["shapley", "x"] == "round"
 
 
-def test_the_page_of_a_run_tells_its_verdict_beside_its_control_and_asks_no_network(
+def test_the_page_tells_the_verdict_beside_control_or_other_groups_and_asks_no_network(
     places: dict[str, Path],
 ) -> None:
     text = page_text(places["run"])
@@ -145,11 +145,6 @@ def test_the_page_of_a_run_tells_its_verdict_beside_its_control_and_asks_no_netw
         "Not finished: 2 of 4 rounds are played; hosts ended the first at 40.00 % and the last at "
         "44.00 %."
     ) in text
-
-
-def test_the_page_of_a_sweep_has_every_run_beside_its_groups_interval_and_their_test(
-    places: dict[str, Path],
-) -> None:
     text = page_text(places["sweep"])
     tables = data_of(text)["tables"]
     assert tables["finals"]["accuracy"] == [50.0, 52.0, 54.0, 51.0, 53.0, 55.0]
@@ -217,7 +212,7 @@ def test_the_command_writes_beside_the_run_or_where_it_is_told_but_to_no_device(
 def log_of(run: Path) -> str:
     """What the log says once the run has left its report."""
     with session(RunFolder(run)) as within:
-        end.leave_report(within)
+        page.leave_report(within)
         within.finish()
     return RunFolder(run).log.read_text() if RunFolder(run).log.exists() else ""
 
@@ -237,8 +232,8 @@ def test_without_the_extra_the_command_names_it_and_a_run_goes_on(
 def test_a_run_that_has_ended_leaves_its_report_and_one_that_cannot_be_made_fails_no_run(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(end, "available", lambda: True)
-    monkeypatch.setattr(end, "bundle", lambda: PROGRAM)
+    monkeypatch.setattr(page, "available", lambda: True)
+    monkeypatch.setattr(page, "bundle", lambda: PROGRAM)
     log_of(run)
     assert "Growth paid" in (run / "report.html").read_text()
     for error in (UserError("there is no run"), KeyError("r0c9")):
@@ -246,7 +241,7 @@ def test_a_run_that_has_ended_leaves_its_report_and_one_that_cannot_be_made_fail
         def broken(*_: object, error: Exception = error) -> str:
             raise error
 
-        monkeypatch.setattr(end, "page_of", broken)
+        monkeypatch.setattr(page, "page_of", broken)
         told = log_of(run)
         assert f"report   none: {type(error).__name__}: {error}" in told
         assert "in broken" in told, "where it came from"

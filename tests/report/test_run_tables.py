@@ -6,7 +6,6 @@ import pytest
 from report_runs import line, make_run, summary, write_round, write_table
 
 from esper_soa.report import lanes, run_tables
-from esper_soa.report.groups import Group
 from esper_soa.report.run_files import RunRecord, Table, read_round, read_run
 from esper_soa.vocabulary import HEAD_NAMES
 
@@ -18,20 +17,20 @@ def run(tmp_path: Path) -> RunRecord:
 
 
 def parts(run: RunRecord, name: str) -> Table:
-    return run_tables.parts_table([Group("g", [run])], name)
+    return run_tables.parts_table([run], name)
 
 
 def test_rounds_have_what_their_lines_say_and_means_are_over_the_runs_that_have_the_round(
     run: RunRecord, tmp_path: Path
 ) -> None:
-    found = run_tables.rounds_table([Group("g", [run])])
+    found = run_tables.rounds_table([run])
     assert found["round"] == [1, 2, 3]
     assert found["accuracy"] == [40.0, 46.0, 43.0]
     assert (found["accuracy_min"][1], found["accuracy_max"][1]) == (43.0, 48.0)
     assert found["train_gflop"] == [3.0] * 3
     assert found["kl"] == [0.001] * 3
     other = read_run(make_run(tmp_path / "other", [line(1, 50.0)]))
-    found = run_tables.means_table(run_tables.rounds_table([Group("g", [run, other])]))
+    found = run_tables.means_table(run_tables.rounds_table([run, other]))
     assert (found["accuracy"], found["runs"]) == ([45.0, 46.0, 43.0], [2, 1, 1])
 
 
@@ -64,7 +63,7 @@ def test_means_of_blueprints_weigh_the_seeds_that_they_are_means_of(tmp_path: Pa
         line(2, 40.0, blueprints=fate(3, 6.0, 1, -4.0)),
         line(3, 40.0, blueprints={"norm": {"germinated": 2, "mean_churn": None}}),
     ]
-    found = run_tables.blueprints_table([Group("g", [read_run(make_run(tmp_path / "b", lines))])])
+    found = run_tables.blueprints_table([read_run(make_run(tmp_path / "b", lines))])
     assert (found["germinated"], found["fossilized"], found["pruned"]) == ([12], [4], [5])
     assert found["fossil_gain"] == [5.0]
     assert found["churn"] == [0.0]
@@ -82,17 +81,10 @@ def test_shapley_values_are_means_per_slot_of_those_measured(tmp_path: Path) -> 
 
 
 def test_hosts_of_the_last_rounds_stand_beside_those_of_the_control(run: RunRecord) -> None:
-    found = run_tables.hosts_table([Group("g", [run])])
+    found = run_tables.hosts_table([run])
     assert found["hosts"] == ["grown", "grown", "control", "control"]
     assert found["accuracy"] == [50.0, 53.0, 48.0, 51.0]
     assert found["parameters"] == [7000.0, 7000.0, 6418.0, 6418.0]
-
-
-def test_texts_are_packed_as_codes() -> None:
-    assert run_tables.packed({"a": ["x", "y", "x"], "b": [1, None, 2.5]}) == {
-        "a": {"names": ["x", "y"], "codes": [0, 1, 0]},
-        "b": [1, None, 2.5],
-    }
 
 
 LIFE = (

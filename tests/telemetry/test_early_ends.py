@@ -2,33 +2,28 @@
 
 import io
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from recorded_world import record
 from rich.console import Console
-from small_runs import lines, settings
-from torch import Tensor
+from tiny_runs import fresh, records, settings
 from witness import Witnessed, witnessed_round
 
-from esper_soa.agent.config import PolicyConfig
 from esper_soa.build import build_world, rule_player
 from esper_soa.config import TelemetryConfig, settings_yaml
 from esper_soa.env.config import EarlyStopConfig, GatesConfig, LifecycleConfig
 from esper_soa.env.early_stop import CAUSE_NAMES
-from esper_soa.ops.collect import Player, Round, play_round
-from esper_soa.ops.progress import Progress
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.report.lanes import accuracies_table, chosen_rounds, marks_table, names_table
 from esper_soa.report.run_files import read_run
 from esper_soa.telemetry.envs_table import EnvsTable
-from esper_soa.telemetry.pack import Facts, pack
-from esper_soa.telemetry.recorder import NoRecorder, legend_of
 from esper_soa.telemetry.schema import ENDINGS
 from esper_soa.telemetry.table_files import read_table
-from esper_soa.trainer import run
 from esper_soa.vocabulary import Stage
 
 ENVS = 6
@@ -36,23 +31,24 @@ ROUNDS = 2
 STEPS = 24
 SLOTS = ("r0c0", "r0c1")
 SETTINGS = settings(
+    "random",
     envs=ENVS,
+    rounds=ROUNDS,
     steps=STEPS,
     val_samples=16,
     gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0),
     lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1),
     early_stop=EarlyStopConfig(patience=13, min_delta=0.0, min_steps=6),
     telemetry=TelemetryConfig(progress="off", level="full"),
-    policy=PolicyConfig(name="random"),
 )
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = RunFolder(tmp_path_factory.mktemp("early"))
-    place.config.write_text(settings_yaml(SETTINGS))
-    run(SETTINGS, place)
-    return place.path
+    path = tmp_path_factory.mktemp("early")
+    RunFolder(path).config.write_text(settings_yaml(SETTINGS))
+    fresh(SETTINGS, path)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -81,18 +77,13 @@ def keys(table: dict[str, np.ndarray]) -> list[tuple[int, int, int]]:
     return list(zip(*(table[name].tolist() for name in ("round", "step", "env")), strict=True))
 
 
-def test_every_table_has_the_env_steps_that_were_played_and_no_others(
-    folder: Path, played: list[tuple[int, int, int]]
+def test_every_table_has_the_env_steps_that_were_played_and_no_others_with_what_was_measured(
+    folder: Path, rounds: list[Witnessed], played: list[tuple[int, int, int]]
 ) -> None:
     for name, times in (("steps", 1), ("choices", 1), ("slots", len(SLOTS))):
         assert keys(read_table(folder, name)) == [key for key in played for _ in range(times)], name
     assert sorted(set(keys(read_table(folder, "subsets")))) == sorted(played)
     assert set(keys(read_table(folder, "events"))) <= set(played)
-
-
-def test_their_rows_say_what_was_measured_and_paid(
-    folder: Path, rounds: list[Witnessed], played: list
-) -> None:
     steps = read_table(folder, "steps")
     slots = read_table(folder, "slots")
     views = [rounds[number - 1].views[step - 1].state for number, step, _ in played]
@@ -108,10 +99,10 @@ def test_their_rows_say_what_was_measured_and_paid(
     assert slots["alpha"].tolist() == alphas
 
 
-def test_means_and_counts_of_the_tables_are_those_of_the_lines(folder: Path) -> None:
+def test_means_and_counts_of_the_tables_are_those_of_the_records(folder: Path) -> None:
     steps = read_table(folder, "steps")
-    episodes = lines(folder / "episodes.jsonl")
-    for line in lines(folder / "metrics.jsonl"):
+    episodes = records(folder / "episodes.jsonl")
+    for line in records(folder / "metrics.jsonl"):
         mine = steps["round"] == line["round"]
         counted = Counter(steps["effective_op"][mine].tolist())
         assert counted == Counter({name: count for name, count in line["ops"].items() if count})
@@ -129,17 +120,15 @@ def test_means_and_counts_of_the_tables_are_those_of_the_lines(folder: Path) -> 
 def test_an_end_is_an_event_the_last_one_of_its_env(folder: Path) -> None:
     assert list(CAUSE_NAMES) == ["", *ENDINGS]
     events = read_table(folder, "events")
-    episodes = lines(folder / "episodes.jsonl")
+    episodes = records(folder / "episodes.jsonl")
+    names = ("round", "step", "env", "cause", "accuracy")
     early = [
         (one["round"], one["env_steps"], one["env"], one["ended_by"], one["accuracy"])
         for one in episodes
         if one["ended_by"] != "limit"
     ]
     where = events["kind"] == "ended_early"
-    told = zip(
-        *(events[name][where].tolist() for name in ("round", "step", "env", "cause", "accuracy")),
-        strict=True,
-    )
+    told = zip(*(events[name][where].tolist() for name in names), strict=True)
     assert sorted(told) == sorted(early)
     assert len(early) > 0
     for name in ("slot", "seed", "blueprint", "stage_from", "gate"):
@@ -153,11 +142,11 @@ def test_questions_about_the_end_are_answered_for_the_end_of_every_env(
     folder: Path, rounds: list[Witnessed]
 ) -> None:
     pytest.importorskip("duckdb", reason="extra query")
-    from test_queries import QUESTIONS
-
     from esper_soa.telemetry.database import open_database
 
     database = open_database([folder])
+    page = (Path(__file__).parents[2] / "docs" / "queries.md").read_text()
+    questions = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     ends = [
         (number, env, SLOTS[slot], float(alpha))
         for number, one in enumerate(rounds, 1)
@@ -168,9 +157,9 @@ def test_questions_about_the_end_are_answered_for_the_end_of_every_env(
         if alpha > 0
     ]
     assert ends
-    found = database.execute(QUESTIONS[-2]).fetchall()
+    found = database.execute(questions[-2]).fetchall()
     assert [(number, env, slot, alpha) for _, number, env, slot, *_, alpha in found] == ends
-    episodes = lines(folder / "episodes.jsonl")
+    episodes = records(folder / "episodes.jsonl")
     worth = {
         (one["round"], one["env"], slot): value
         for one in episodes
@@ -178,71 +167,41 @@ def test_questions_about_the_end_are_answered_for_the_end_of_every_env(
     }
     found = {
         (number, env, slot): share
-        for number, env, slot, *_, share in database.execute(QUESTIONS[6]).fetchall()
+        for number, env, slot, *_, share in database.execute(questions[6]).fetchall()
     }
     assert found == {key: worth[key] for key in found}
     assert {key for key, value in worth.items() if value} <= found.keys()
 
 
 def test_a_report_shows_every_host_up_to_its_end_and_says_why_it_ended(folder: Path) -> None:
-    episodes = lines(folder / "episodes.jsonl")
+    episodes = records(folder / "episodes.jsonl")
     last = [one for one in episodes if one["round"] == ROUNDS]
     chosen = chosen_rounds([read_run(folder)])[:1]
     curves = accuracies_table(chosen)
-    for one in last:
-        pairs = zip(curves["step"], curves["host"], strict=True)
-        mine = [step for step, host in pairs if host == one["env"]]
-        assert mine == list(range(1, one["env_steps"] + 1))
+    hosts = Counter(curves["host"])
+    assert sorted(hosts.items()) == [(one["env"], one["env_steps"]) for one in last]
     words = [f"host {one['env']}: {one['accuracy']:.1f} %" for one in last]
-    ended = [
-        f"{told}, ended early: {one['ended_by']}" if one["ended_by"] != "limit" else told
-        for told, one in zip(words, last, strict=True)
-    ]
-    assert sorted(names_table(chosen)["words"]) == ended
+    early = [one for one in last if one["ended_by"] != "limit"]
+    for one in early:
+        words[one["env"]] += f", ended early: {one['ended_by']}"
+    assert sorted(names_table(chosen)["words"]) == words
     marks = marks_table(chosen)
     places = zip(marks["step"], marks["host"], marks["event"], strict=True)
     ends = [(step, host) for step, host, event in places if event == "ended_early"]
-    assert sorted(ends) == sorted(
-        (one["env_steps"], one["env"]) for one in last if one["ended_by"] != "limit"
-    )
+    assert sorted(ends) == sorted((one["env_steps"], one["env"]) for one in early)
 
 
-class Shown(NoRecorder):
-    """Shows every env-step in a table of envs, and keeps what stood there."""
-
-    full = True
-
-    def __init__(self, table: EnvsTable) -> None:
-        self.table = table
-        self.texts = list[list[str]]()
-
-    def pack(self, facts: Facts) -> Tensor:
-        return pack(facts, full=True)
-
-    def emit(self, step: int, numbers: np.ndarray) -> None:
-        self.table.show(1, step, numbers)
-        console = Console(file=io.StringIO(), width=200)
-        with console.capture() as told:
-            console.print(self.table)
-        self.texts.append([line for line in told.get().splitlines() if line.strip()[:1].isdigit()])
-
-
-def test_the_live_view_says_which_envs_are_over(rounds: list[Witnessed]) -> None:
-    world = build_world(SETTINGS, torch.device("cpu"))
-    shown = Shown(EnvsTable(legend_of(world, learns=False)))
-    quiet = Progress(1, Console(file=io.StringIO()), "off")
-    play_round(
-        world,
-        Player(rule_player(SETTINGS, "random", "policy.name"), None),
-        Round(0, quiet, recorder=shown),
-    )
-    ends = rounds[0].states[-1].signals.step.tolist()
-    causes = rounds[0].states[-1].ending.cause.tolist()
-    assert len(shown.texts) == max(ends)
-    for step, rows in enumerate(shown.texts, 1):
-        for env, row in enumerate(rows):
-            assert row.split()[0] == str(env)
-            assert ("over: " in row) == (step > ends[env])
-            if step > ends[env]:
-                accuracy = float(rounds[0].states[-1].signals.val_accuracy[env])
-                assert row.split()[1:4] == [f"{accuracy:.2f}", "over:", CAUSE_NAMES[causes[env]]]
+def test_the_live_view_says_which_envs_are_over() -> None:
+    recorded = record(3, num_envs=2, steps=1)
+    recorded.played.read("over")[0, 1] = 1
+    recorded.played.read("ending")[0, 1] = CAUSE_NAMES.index("diverged")
+    table = EnvsTable(recorded.legend)
+    table.show(1, 1, recorded.numbers[0])
+    console = Console(file=io.StringIO(), width=200)
+    with console.capture() as told:
+        console.print(table)
+    rows = [line.split() for line in told.get().splitlines() if line.strip()[:1].isdigit()]
+    accuracies = recorded.steps[0].observed.state.signals.val_accuracy.tolist()
+    assert [row[:2] for row in rows] == [[str(n), f"{one:.2f}"] for n, one in enumerate(accuracies)]
+    assert rows[1][2:4] == ["over:", "diverged"]
+    assert "over:" not in rows[0]

@@ -4,7 +4,6 @@ import io
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from recorded_world import record
 from rich.console import Console
@@ -14,7 +13,6 @@ from esper_soa.errors import SettingError
 from esper_soa.ops.files import Unwritten
 from esper_soa.ops.progress import Progress
 from esper_soa.telemetry.envs_table import MOST_ENVS, EnvsTable
-from esper_soa.telemetry.pack import unpack
 from esper_soa.telemetry.recorder import Recorder
 from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES, Op
 
@@ -59,13 +57,12 @@ def test_rows_say_what_every_env_was_and_did() -> None:
 
 def test_the_op_is_the_one_that_rewards_go_by() -> None:
     recorded = record(3, steps=1)
-    numbers = recorded.numbers[0].copy()
-    told = unpack(recorded.legend, np.ones(1), numbers[None])  # views of the same numbers
-    told.env("op")[:] = Op.PRUNE
-    told.env("effective_op")[:] = Op.WAIT
+    told = recorded.played  # views of the same numbers
+    told.read("op")[:] = Op.PRUNE
+    told.read("effective_op")[:] = Op.WAIT
     table = EnvsTable(recorded.legend)
     assert "accuracy %" in "".join(text_of(table)), "before the first env-step it is empty"
-    table.show(1, 1, numbers)
+    table.show(1, 1, recorded.numbers[0])
     assert "prune" not in "".join(text_of(table))
 
 

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from recorded_world import Recorded, record
 
-from esper_soa.telemetry.happenings import events_rows
-from esper_soa.telemetry.parquet import table_bytes, table_from
-from esper_soa.telemetry.rows import slots_rows
-from esper_soa.telemetry.schema import KINDS
-from esper_soa.telemetry.table_files import BY_NAME
+from esper_soa.telemetry.recorder import MAKERS
+from esper_soa.telemetry.schema import KINDS, TABLES
+from esper_soa.telemetry.table_files import table_bytes, table_from
 from esper_soa.vocabulary import STAGE_NAMES, Stage
 
 Row = dict[str, object]
@@ -18,9 +16,8 @@ Row = dict[str, object]
 
 def rows_of(recorded: Recorded, name: str) -> list[Row]:
     """The rows of a table, in order."""
-    make = {"events": events_rows, "slots": slots_rows}[name]
-    columns = BY_NAME[name].columns
-    values = table_from(table_bytes(columns, make(recorded.played, 1), {}), columns).values
+    content = table_bytes(TABLES[name], MAKERS[name](recorded.played), {})
+    values = table_from(content, TABLES[name]).values
     return [
         dict(zip(values, row, strict=True))
         for row in zip(*(part.tolist() for part in values.values()), strict=True)
@@ -113,34 +110,20 @@ def test_gates_are_those_between_the_stages(events: list[Row]) -> None:
 def test_an_action_is_the_cause_where_it_was_carried_out(
     events: list[Row], recorded: Recorded
 ) -> None:
-    ops = {
-        "germinated": 1,
-        "retargeted": 2,
-        "fading": 3,
-        "pruned": 3,
-        "fossilized": 4,
-        "advanced": 5,
-        "blended": 5,
-        "refused": None,
-    }
+    by_op = [[], ["germinated"], ["retargeted"], ["fading", "pruned"], ["fossilized", "refused"]]
+    by_op.append(["advanced", "blended", "refused"])
+    seen = set()
     for event in (one for one in events if one["cause"] == "action"):
         step = recorded.steps[int(str(event["step"])) - 1]
         env = int(str(event["env"]))
-        asked = int(step.result.outcome.effective_op[env])
         assert recorded.legend.slots[int(step.action.slot[env])] == event["slot"]
-        assert asked == ops[str(event["kind"])] if event["kind"] != "refused" else asked in (4, 5)
+        assert event["kind"] in by_op[int(step.result.outcome.effective_op[env])]
         assert bool(step.result.outcome.success[env]) == (event["kind"] != "refused")
-
-
-def test_a_seed_is_retargeted_to_what_the_action_says(
-    events: list[Row], recorded: Recorded
-) -> None:
-    found = [event for event in events if event["kind"] == "retargeted"]
-    assert found
-    for event in found:
-        step = recorded.steps[int(str(event["step"])) - 1]
-        chosen = int(step.action.alpha_target[int(str(event["env"]))])
-        assert event["alpha_target"] == (0.5, 0.7, 1.0)[chosen]
+        if event["kind"] == "retargeted":
+            chosen = int(step.action.alpha_target[env])
+            assert event["alpha_target"] == (0.5, 0.7, 1.0)[chosen]
+        seen.add(event["kind"])
+    assert "retargeted" in seen
 
 
 def test_rollbacks_come_with_their_reason_and_cost_all_seeds_but_fossils(

@@ -83,14 +83,8 @@ def test_every_number_is_unpacked_as_what_it_was() -> None:
     state = step.observed.state
     after = step.result.state
     attribution = step.observed.attribution
-    records = [
-        state.signals,
-        state.slots,
-        state.ramp,
-        state.guard,
-        attribution,
-        facts.seen.measured,
-    ]
+    measured = facts.seen.measured
+    records = [state.signals, state.slots, state.ramp, state.guard, attribution, measured]
     records += [after.slots, after.ramp, step.result.outcome, step.result.terms]
     fields = [record.get(name) for record in records for name in record.keys(leaves_only=True)]
     for place, tensor in enumerate(fields):
@@ -98,55 +92,38 @@ def test_every_number_is_unpacked_as_what_it_was() -> None:
         # the bits of its number tell one field of flags from another
         flags = (place + 1 >> torch.arange(tensor.numel())).view(tensor.shape) & 1
         tensor.copy_(flags if tensor.dtype == torch.bool else numbers)
-    packed = unpack(made_legend(tiny_rules(SLOTS, 1)), np.ones(1), pack(facts, True).numpy()[None])
-    for name, tensor in {
+    legend = made_legend(tiny_rules(SLOTS, 1))
+    packed = unpack(legend, 1, np.ones(1), pack(facts, True).numpy()[None])
+    slots = "stage stage_age seed_age blueprint blend alpha contribution_velocity escrow"
+    slots += " gradient_ratio_known gradient_vanishing gradient_exploding accuracy_initial"
+    slots += " accuracy_current gradient_norm gradient_ratio gradient_health"
+    told = [
+        (measured, "", "val_loss train_loss train_accuracy"),
+        (step.result.outcome, "", "effective_op success"),
+        (state.guard, "", "reason panic"),
+        (attribution, "", "total_known"),
+        (step.action, "", "slot op"),
+        (state.slots, "slot.", slots),
+        (attribution, "slot.", "measured contribution shapley shapley_error"),
+    ]
+    expected = {
+        prefix + name: one.get(name) for one, prefix, names in told for name in names.split()
+    }
+    expected |= {
         "accuracy": state.signals.val_accuracy,
-        "val_loss": facts.seen.measured.val_loss,
-        "train_loss": facts.seen.measured.train_loss,
-        "train_accuracy": facts.seen.measured.train_accuracy,
         "total_contribution": attribution.total,
-        "total_known": attribution.total_known,
         "committed_accuracy": attribution.committed,
-        "effective_op": step.result.outcome.effective_op,
-        "success": step.result.outcome.success,
-        "reason": state.guard.reason,
-        "panic": state.guard.panic,
         "reward": step.result.terms.total,
         "reward_clawback": step.result.terms.clawback,
         "value": facts.decision.value,
-        "slot": step.action.slot,
-        "op": step.action.op,
-    }.items():
-        assert packed.env(name).ravel().tolist() == tensor.double().tolist(), name
-    slots = state.slots
-    for name, tensor in {
-        "stage": slots.stage,
-        "stage_after": after.slots.stage,
-        "stage_age": slots.stage_age,
-        "seed_age": slots.seed_age,
-        "blueprint": slots.blueprint,
-        "blueprint_after": after.slots.blueprint,
-        "blend": slots.blend,
-        "measured": attribution.measured,
-        "gradient_measured": facts.seen.measured.gradients.measured,
-        "gradient_ratio_known": slots.gradient_ratio_known,
-        "gradient_vanishing": slots.gradient_vanishing,
-        "gradient_exploding": slots.gradient_exploding,
-        "alpha": slots.alpha,
-        "alpha_target": state.ramp.target,
-        "alpha_target_after": after.ramp.target,
-        "contribution": attribution.contribution,
-        "contribution_velocity": slots.contribution_velocity,
-        "interaction": attribution.interaction_sum,
-        "shapley": attribution.shapley,
-        "shapley_error": attribution.shapley_error,
-        "accuracy_initial": slots.accuracy_initial,
-        "accuracy_current": slots.accuracy_current,
-        "gradient_norm": slots.gradient_norm,
-        "gradient_ratio": slots.gradient_ratio,
-        "gradient_health": slots.gradient_health,
-        "escrow": slots.escrow,
-    }.items():
-        assert packed.slot(name)[0].tolist() == tensor.double().tolist(), name
-    assert packed.several("subset_accuracy")[0].tolist() == step.trusted.accuracy.tolist()
-    assert packed.several("legal")[0].tolist() == step.observed.masks.op.double().tolist()
+        "slot.stage_after": after.slots.stage,
+        "slot.blueprint_after": after.slots.blueprint,
+        "slot.gradient_measured": measured.gradients.measured,
+        "slot.alpha_target": state.ramp.target,
+        "slot.alpha_target_after": after.ramp.target,
+        "slot.interaction": attribution.interaction_sum,
+        "subset_accuracy": step.trusted.accuracy,
+        "legal": step.observed.masks.op,
+    }
+    for name, tensor in expected.items():
+        assert packed.read(name)[0].tolist() == tensor.double().tolist(), name

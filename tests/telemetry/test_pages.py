@@ -9,18 +9,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from small_runs import lines, settings
+from tiny_runs import fresh, records, settings
 
 from esper_soa.agent.config import ImitationConfig, NetworkConfig, PolicyConfig, PPOConfig
-from esper_soa.config import TrainConfig
+from esper_soa.config import TrainConfig, flat_settings
 from esper_soa.env.config import GatesConfig, RewardConfig
 from esper_soa.env.governor import REASON_NAMES
 from esper_soa.ops.rundir import RunFolder
-from esper_soa.telemetry.schema import BY_NAME, KINDS, REWARD_TERMS, TABLES, TYPES
-from esper_soa.trainer import run
+from esper_soa.telemetry.schema import FULL, KINDS, REWARD_TERMS, TABLES
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, OP_NAMES
 
 SETTINGS = settings(
+    rounds=2,
     steps=12,
     gates=GatesConfig(min_blending_steps=1),
     policy=PolicyConfig(
@@ -39,6 +39,15 @@ STANDS_FOR = {
     "<head>": HEAD_NAMES,
     "<mode>": SETTINGS.reward.split,
 }
+TYPES = {
+    "int32": "INTEGER",
+    "double": "DOUBLE",
+    "float": "FLOAT",
+    "bool": "BOOLEAN",
+    "string": "VARCHAR",
+    "list<element: float not null>": "FLOAT[]",
+    "list<element: bool not null>": "BOOLEAN[]",
+}  # of files, and of SQL
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -83,7 +92,7 @@ def spelled_out(names: list[str]) -> set[str]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     place = RunFolder(tmp_path_factory.mktemp("metrics"))
-    run(SETTINGS, place)
+    fresh(SETTINGS, place.path)
     return place
 
 
@@ -91,7 +100,7 @@ def test_every_key_of_a_line_is_listed_and_no_other(folder: RunFolder) -> None:
     """Blueprints that were not germinated have none."""
     for file, listed in ((folder.metrics, ROUND), (folder.episodes, EPISODE)):
         written = {"non_finite"}
-        for line in lines(file):
+        for line in records(file):
             written |= set(keys_of({key: value for key, value in line.items() if key != "update"}))
         assert written <= spelled_out(listed)
         assert [name for name in listed if not spelled_out([name]) & written] == []
@@ -99,7 +108,7 @@ def test_every_key_of_a_line_is_listed_and_no_other(folder: RunFolder) -> None:
 
 def test_every_diagnostic_of_an_update_is_listed_with_its_formula(folder: RunFolder) -> None:
     listed = [row[0] for row in METRICS["update"]]
-    written = {name for line in lines(folder.metrics) for name in line["update"]}
+    written = {name for line in records(folder.metrics) for name in line["update"]}
     assert {re.sub("/.*", "", name) for name in written} <= {
         re.sub("/.*", "", name) for name in listed
     }
@@ -111,8 +120,8 @@ def test_every_measured_column_is_listed(table: str) -> None:
     chosen |= {"env", "alpha_target"} if table == "steps" else {"env"}
     numbers = {
         column.name
-        for column in BY_NAME[table].columns
-        if column.type != "text" and not column.name.endswith("_probability")
+        for column in TABLES[table]
+        if column.type != "string" and not column.name.endswith("_probability")
     }
     listed = spelled_out([row[0] for row in METRICS[table]]) - {"reward_<term>"}
     assert numbers - chosen == listed
@@ -121,26 +130,22 @@ def test_every_measured_column_is_listed(table: str) -> None:
 def test_every_column_and_kind_of_event_is_listed() -> None:
     page = tables_of("telemetry.md")
     keys = [row for row in page["Tables"] if len(row) == 5]
-    for table in TABLES:
-        listed = [tuple(row[:2]) + (row[3],) for row in [*keys, *page[table.name]] if len(row) == 5]
+    for table, columns in TABLES.items():
+        listed = [tuple(row[:2]) + (row[3],) for row in [*keys, *page[table]] if len(row) == 5]
         assert listed == [
-            (column.name, TYPES[column.type], "yes" if column.nullable else "")
-            for column in table.columns
+            (column.name, TYPES[str(column.type)], "yes" if column.nullable else "")
+            for column in columns
         ]
-        assert [table.name, table.level] in [row[:2] for row in page["Tables"]]
+        level = "full" if table in FULL else "events"
+        assert [table, level] in [row[:2] for row in page["Tables"]]
     kinds = {row[0]: tuple(row[2].split(", ")) for row in page["events"] if len(row) == 4}
     assert kinds == KINDS
 
 
 def test_settings_that_are_named_exist() -> None:
-    def flat(part: dict, prefix: str = "") -> Iterator[str]:
-        for name, value in part.items():
-            yield f"{prefix}{name}"
-            if isinstance(value, dict):
-                yield from flat(value, f"{prefix}{name}.")
-
-    known = set(flat(asdict(TrainConfig())))
+    known = {*flat_settings(asdict(TrainConfig()))}
     groups = {name.split(".")[0] for name in known if "." in name}
+    known |= {name.rpartition(".")[0] for name in known}
     page = (DOCS / "metrics.md").read_text(encoding="utf-8")
     rows = [line.split(" | ")[-1] for line in page.splitlines() if line.startswith("| `")]
     told = {word for remedy in rows for word in re.findall(r"`([^`]+)`", remedy)}

@@ -8,26 +8,22 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from esper_soa.telemetry.parquet import Texts, Values, table_bytes, table_from
-from esper_soa.telemetry.schema import Column
+from esper_soa.telemetry.schema import schema_of
+from esper_soa.telemetry.table_files import (
+    Texts,
+    Values,
+    read_table,
+    table_bytes,
+    table_from,
+    table_path,
+)
 
 duckdb = importlib.import_module("duckdb") if find_spec("duckdb") else None  # extra query
-COLUMNS = (
-    Column("round", "int"),
-    Column("a", "float"),
-    Column("b", "float", nullable=True),
-    Column("t", "text"),
-    Column("u", "text", nullable=True),
-    Column("f", "bool"),
-    Column("g", "bool", nullable=True),
-    Column("k", "int", nullable=True),
-    Column("l", "single[]"),
-    Column("m", "bool[]"),
-    Column("e", "single[]"),
-    Column("s", "single", nullable=True),
+COLUMNS = schema_of(
+    "round int, a float, b float?, t text, u text?, f bool, g bool?, k int?, l single[], m bool[], "
+    "e single[], s single?"
 )
 NAMES = ("x", "yé", "z")
-ROWS = (0, 1, 8, 333)
 
 
 def made(rows: int) -> dict[str, Values]:
@@ -61,7 +57,7 @@ def same(found: list, wanted: list) -> bool:
     return [None if value is None or value != value else value for value in found] == wanted
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", [0, 1, 8, 333])
 def test_a_table_comes_back_as_it_was_and_other_programs_read_it_as_it_is(
     rows: int, tmp_path: Path
 ) -> None:
@@ -73,24 +69,29 @@ def test_a_table_comes_back_as_it_was_and_other_programs_read_it_as_it_is(
     path.write_bytes(content)
     arrow = parquet.read_table(path)
     assert arrow.schema.metadata[b"complete"] == b"true"
-    for column in COLUMNS:
-        wanted = plain(values[column.name])
-        assert same(back.values[column.name].tolist(), wanted), column.name
-        assert same(arrow[column.name].to_pylist(), wanted), column.name
-        found = duckdb.sql(f"select \"{column.name}\" from '{path}'").fetchall() if duckdb else []
-        assert not duckdb or same([row[0] for row in found], wanted), column.name
+    for name in COLUMNS.names:
+        wanted = plain(values[name])
+        assert same(back.values[name].tolist(), wanted), name
+        assert same(arrow[name].to_pylist(), wanted), name
+        found = duckdb.sql(f"select \"{name}\" from '{path}'").fetchall() if duckdb else []
+        assert not duckdb or same([row[0] for row in found], wanted), name
 
 
 def test_infinity_and_nan_stand_as_they_are_where_nothing_can_be_null() -> None:
-    column = Column("a", "float")
+    column = schema_of("a float")
     values = np.array([np.inf, -np.inf, np.nan, 0.1])
-    back = table_from(table_bytes([column], {"a": values}, {}), [column]).values["a"]
+    back = table_from(table_bytes(column, {"a": values}, {}), column).values["a"]
     np.testing.assert_array_equal(back, values)
 
 
-def test_what_is_no_table_of_ours_is_refused_and_any_cut_of_one() -> None:
+def test_what_is_no_table_of_ours_is_refused_and_any_cut_of_one(tmp_path: Path) -> None:
     content = table_bytes(COLUMNS, made(9), {})
     cuts = [content[:end] for end in range(0, len(content), 7)]
     for broken in (b"PAR1", b"PAR1" * 4, b"PAR1" + b"\x15" * 40 + b"\x20\0\0\0PAR1", *cuts):
         with pytest.raises(ValueError, match="not a table of ours"):
             table_from(broken, COLUMNS)
+    path = table_path(tmp_path, "steps", 1)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"PAR1 nothing of ours PAR1")
+    with pytest.raises(ValueError, match=r"round_000001\.parquet"):
+        read_table(tmp_path, "steps")

@@ -9,19 +9,12 @@ from torch import Tensor
 from esper_soa.agent.distribution import head_masks, relevant_heads
 from esper_soa.env.parameters import flop_per_image, occupied_params, total_params
 from esper_soa.nets.model.flops import training_flop
-from esper_soa.telemetry.parquet import Texts, table_bytes, table_from
-from esper_soa.telemetry.rows import choices_rows, slots_rows, steps_rows, subsets_rows
-from esper_soa.telemetry.schema import CURVE_NAMES, REWARD_TERMS, STYLE_NAMES
-from esper_soa.telemetry.table_files import BY_NAME
+from esper_soa.telemetry.recorder import MAKERS
+from esper_soa.telemetry.schema import CURVE_NAMES, REWARD_TERMS, STYLE_NAMES, TABLES
+from esper_soa.telemetry.table_files import table_bytes, table_from
 from esper_soa.vocabulary import BLEND_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, Stage
 
 STEPS = 36
-MAKERS = {
-    "steps": steps_rows,
-    "slots": slots_rows,
-    "choices": choices_rows,
-    "subsets": subsets_rows,
-}
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +24,8 @@ def recorded() -> Recorded:
 
 def read(recorded: Recorded, table: str) -> dict[str, np.ndarray]:
     """The table as it comes back from its file."""
-    columns = BY_NAME[table].columns
-    return table_from(table_bytes(columns, MAKERS[table](recorded.played, 7), {}), columns).values
+    content = table_bytes(TABLES[table], MAKERS[table](recorded.played), {})
+    return table_from(content, TABLES[table]).values
 
 
 def assert_column(
@@ -51,24 +44,6 @@ def names_of(codes: list[Tensor], names: tuple[str, ...], known: list[Tensor]) -
         torch.stack(codes).flatten().tolist(), torch.stack(known).flatten().tolist(), strict=True
     )
     return [names[code] if there else None for code, there in pairs]
-
-
-def test_every_column_is_made_and_no_other(recorded: Recorded) -> None:
-    for name, make in MAKERS.items():
-        rows = make(recorded.played, 1)
-        assert rows.keys() == {column.name for column in BY_NAME[name].columns}, name
-        for column in BY_NAME[name].columns:
-            assert isinstance(rows[column.name], Texts) == (column.type == "text"), column.name
-
-
-def test_rows_are_sorted_by_env_step_and_env(recorded: Recorded) -> None:
-    steps = read(recorded, "steps")
-    slots = read(recorded, "slots")
-    assert steps["round"].tolist() == [7] * STEPS * 5
-    assert steps["step"].tolist() == [step for step in range(1, STEPS + 1) for _ in range(5)]
-    assert steps["env"].tolist() == list(range(5)) * STEPS
-    assert slots["env"].tolist() == [env for env in range(5) for _ in range(3)] * STEPS
-    assert slots["slot"].tolist() == list(recorded.legend.slots) * STEPS * 5
 
 
 def test_measurements_and_rewards_are_those_of_training(recorded: Recorded) -> None:
@@ -168,11 +143,8 @@ def test_masks_and_probabilities_are_those_of_the_policy(recorded: Recorded) -> 
 
 def test_slots_are_those_that_were_trained_and_measured(recorded: Recorded) -> None:
     table = read(recorded, "slots")
-    slots, attribution = [
-        [getattr(step.observed, name) for step in recorded.steps]
-        for name in ("state", "attribution")
-    ]
-    slots = [state.slots for state in slots]
+    attribution = [step.observed.attribution for step in recorded.steps]
+    slots = [step.observed.state.slots for step in recorded.steps]
     taken = [one.stage != Stage.EMPTY for one in slots]
     everywhere = [torch.ones_like(one) for one in taken]
     assert table["stage"].tolist() == names_of(
@@ -190,21 +162,12 @@ def test_slots_are_those_that_were_trained_and_measured(recorded: Recorded) -> N
     )
     assert_column(table["accuracy_gain"], [one.total_improvement for one in slots], taken)
     measured = [one.measured for one in attribution]
-    for name, field in (
-        ("contribution", "contribution"),
-        ("interaction", "interaction_sum"),
-        ("shapley", "shapley"),
-        ("shapley_error", "shapley_error"),
-    ):
-        assert_column(table[name], [one.get(field) for one in attribution], measured)
+    for field in ("contribution", "interaction_sum", "shapley", "shapley_error"):
+        column = table[field.removesuffix("_sum")]
+        assert_column(column, [one.get(field) for one in attribution], measured)
     gradients = [step.trusted.gradients.measured for step in recorded.steps]
-    for name in (
-        "gradient_norm",
-        "gradient_health",
-        "gradient_vanishing",
-        "gradient_exploding",
-        "gradient_ratio",
-    ):
+    for name in ("norm", "health", "vanishing", "exploding", "ratio"):
+        name = f"gradient_{name}"
         assert_column(table[name], [one.get(name) for one in slots], gradients)
 
 
@@ -238,6 +201,6 @@ def test_sampled_shapley_values_of_many_seeds_are_null_unless_they_are_sampled()
     measured = torch.stack([step.observed.attribution.measured for step in crowd.steps])
     many = (measured.sum(2, keepdim=True) > 4) & measured
     assert many.any(), "never more than four seeds at once"
-    rows = slots_rows(crowd.played, 1)["shapley"]
+    rows = MAKERS["slots"](crowd.played)["shapley"]
     assert isinstance(rows, np.ndarray)
     assert (np.isnan(rows) == (~measured | many).flatten().numpy()).all()

@@ -10,19 +10,17 @@ import numpy as np
 import pytest
 import warm
 from program import ENVIRONMENT, TINY, command, finished, wait_until
-from small_runs import settings, timeless
+from tiny_runs import fresh, resumed, settings, timeless
 
 from esper_soa import running
 from esper_soa.config import TelemetryConfig, TrainConfig
 from esper_soa.ops.rundir import RunFolder
 from esper_soa.telemetry import recorder
 from esper_soa.telemetry.table_files import read_file, read_table, table_files, table_path
-from esper_soa.trainer import run
 
 
-def at(level: str, **changed: object) -> TrainConfig:
-    telemetry = TelemetryConfig(progress="off", level=level)
-    return settings(checkpoint_every=1, telemetry=telemetry, **changed)
+def at(level: str, rounds: int = 2) -> TrainConfig:
+    return settings(rounds=rounds, steps=6, telemetry=TelemetryConfig(progress="off", level=level))
 
 
 def same_tables(one: Path, other: Path) -> bool:
@@ -40,33 +38,32 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
     for level in ("off", "rounds", "events", "full"):
         found[level] = tmp_path_factory.mktemp(level)
-        run(at(level), RunFolder(found[level]))
+        fresh(at(level), found[level])
     return found
 
 
-def test_each_level_writes_its_files_and_those_before_it(folders: dict[str, Path]) -> None:
-    for level, names in (
-        ("off", []),
-        ("rounds", ["metrics.jsonl", "episodes.jsonl"]),
-        ("events", ["metrics.jsonl", "episodes.jsonl", "telemetry"]),
+def test_each_level_writes_its_files_and_those_before_it_and_changes_no_number(
+    folders: dict[str, Path],
+) -> None:
+    lines = ["metrics.jsonl", "episodes.jsonl"]
+    ends = []
+    for level, names, env_steps in (
+        ("off", [], 0),
+        ("rounds", lines, 0),
+        ("events", [*lines, "telemetry"], 24),
+        ("full", [*lines, "telemetry"], 24),
     ):
-        for name in ("metrics.jsonl", "episodes.jsonl", "telemetry"):
+        for name in (*lines, "telemetry"):
             assert (folders[level] / name).exists() == (name in names), (level, name)
+        summary = json.loads((folders[level] / "summary.json").read_text())
+        assert summary["telemetry"] == {"level": level, "env_steps": env_steps, "dropped": {}}
+        ends.append(summary["grown"])
+    assert all(end == ends[0] for end in ends)
     tables = {path.name for path in (folders["full"] / "telemetry").iterdir()}
     assert tables == {"steps", "slots", "events", "choices", "subsets"}
-    for level, count in (("off", 0), ("rounds", 0), ("events", 24), ("full", 24)):
-        told = json.loads((folders[level] / "summary.json").read_text())["telemetry"]
-        assert told == {"level": level, "env_steps": count, "dropped": {}}
-
-
-def test_no_level_changes_what_a_run_computes(folders: dict[str, Path]) -> None:
     told = [timeless(folders[level] / "metrics.jsonl") for level in ("rounds", "events", "full")]
     assert told[0] == told[1] == told[2]
     assert same_tables(folders["events"], folders["full"])
-    ends = [
-        json.loads((folder / "summary.json").read_text())["grown"] for folder in folders.values()
-    ]
-    assert all(end == ends[0] for end in ends)
 
 
 def test_the_probability_of_what_was_chosen_is_that_among_all_choices(
@@ -74,13 +71,10 @@ def test_the_probability_of_what_was_chosen_is_that_among_all_choices(
 ) -> None:
     steps = read_table(folders["full"], "steps")
     choices = read_table(folders["full"], "choices")
-    ops = json.loads(read_file(table_path(folders["full"], "steps", 1), "steps").facts["legend"])[
-        "ops"
-    ]
-    chosen = choices["op_probability"][
-        np.arange(len(steps["op"])), [ops.index(op) for op in steps["op"]]
-    ]
-    np.testing.assert_allclose(steps["op_probability"], chosen, rtol=1e-6)
+    facts = read_file(table_path(folders["full"], "steps", 1), "steps").facts
+    ops = json.loads(facts["legend"])["ops"]
+    places = np.arange(len(steps["op"])), [ops.index(op) for op in steps["op"]]
+    np.testing.assert_allclose(steps["op_probability"], choices["op_probability"][places], 1e-6)
     np.testing.assert_allclose(choices["op_probability"].sum(1), 1, rtol=1e-5)
     assert not choices["op_probability"][~choices["op_legal"]].any()
 
@@ -88,12 +82,11 @@ def test_the_probability_of_what_was_chosen_is_that_among_all_choices(
 def test_a_run_that_goes_on_has_the_tables_of_one_that_was_never_stopped(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    folder = RunFolder(tmp_path)
-    run(at("events", rounds=1), folder)
+    fresh(at("events", rounds=1), tmp_path)
     stale = table_path(tmp_path, "steps", 2)
     stale.write_bytes(table_path(tmp_path, "steps", 1).read_bytes())
     table_path(tmp_path, "events", 7).write_bytes(b"of a round that will be played anew")
-    run(at("events"), folder, folder.checkpoint(1))
+    resumed(at("events"), tmp_path)
     assert same_tables(tmp_path, folders["events"])
     assert list(table_files(tmp_path, "events")) == [1, 2]
 
@@ -116,26 +109,17 @@ def test_a_checkpoint_waits_for_the_tables_of_its_rounds(
 
     monkeypatch.setattr(recorder, "write_bytes", slowly)
     monkeypatch.setattr(running, "save_checkpoint", look)
-    run(at("events"), RunFolder(tmp_path))
+    fresh(at("events"), tmp_path)
     assert seen == [[1], [1, 2]]
 
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_leaves_whole_files_and_goes_on(tmp_path: Path) -> None:
-    more = (
-        "rounds=500",
-        "steps=10",
-        "run_dir=run",
-        "checkpoint_every=1",
-        "telemetry.write_interval=0",
-    )
+    more = ("rounds=500", "steps=10", "run_dir=run", "checkpoint_every=1")
+    more += ("telemetry.write_interval=0",)
+    pipe = subprocess.PIPE
     process = warm.Popen(
-        command(*TINY, *more),
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        command(*TINY, *more), cwd=tmp_path, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True
     )
     folder = RunFolder(tmp_path / "run")
     wait_until(
@@ -148,9 +132,8 @@ def test_a_run_that_is_killed_leaves_whole_files_and_goes_on(tmp_path: Path) -> 
     last = int(found["round"].max())
     for number in range(1, last):
         assert (found["round"] == number).sum() == 20
-        assert (
-            read_file(table_path(folder.path, "slots", number), "slots").facts["complete"] == "true"
-        )
+        facts = read_file(table_path(folder.path, "slots", number), "slots").facts
+        assert facts["complete"] == "true"
     rounds = max(int(path.stem.split("_")[1]) for path in folder.checkpoints())
     assert rounds <= last
     done = finished(*TINY, *more, f"rounds={rounds + 1}", "resume=auto", folder=tmp_path)

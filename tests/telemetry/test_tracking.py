@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from program import ENVIRONMENT, TINY, command
-from small_runs import TIMES, lines, settings, timeless
+from tiny_runs import TIMES, fresh, records, resumed, settings, timeless
 
 from esper_soa import running
 from esper_soa.errors import UserError
@@ -26,7 +26,7 @@ from esper_soa.trainer import played as rounds_of
 from esper_soa.trainer import ready, run
 
 Opener = Callable[[Tracked], Tracker]
-SHORT = settings(rounds=3, steps=2, slots=["r0c0"])
+SHORT = settings(steps=2, slots=["r0c0"])
 
 
 class Sink:
@@ -65,11 +65,7 @@ class Sinks(list[Sink]):
     """Opens sinks and keeps them."""
 
     def opener(self, seconds: float = 0.0, fails: bool = False) -> Opener:
-        def open_sink(tracked: Tracked) -> Sink:
-            self.append(Sink(tracked, seconds, fails))
-            return self[-1]
-
-        return open_sink
+        return lambda tracked: self.append(Sink(tracked, seconds, fails)) or self[-1]
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +86,9 @@ def test_a_tracker_that_sleeps_or_fails_changes_nothing_but_what_it_lacks(
     monkeypatch.setattr(module, "LIMIT", 1)
     sinks = Sinks()
     found, lacking = played(tmp_path, {"sink": sinks.opener(seconds, fails)})
-    folder, plain = alone
-    assert found == plain
+    assert found == alone[1]
     for table in ("steps", "slots", "events"):
-        mine, its = (read_table(place, table) for place in (tmp_path, folder))
+        mine, its = (read_table(place, table) for place in (tmp_path, alone[0]))
         assert all(str(mine[name].tolist()) == str(its[name].tolist()) for name in its)
     assert lacking.get("sink", 0) + len(sinks[0].told) == 3
     assert bool(sinks[0].told) != fails
@@ -106,7 +101,7 @@ def test_a_tracker_that_cannot_be_opened_costs_its_lines_alone_which_the_summary
         raise OSError("no route to host")
 
     monkeypatch.setattr(running, "openers", lambda names: {"sink": refuse})
-    run(SHORT, RunFolder(tmp_path))
+    fresh(SHORT, tmp_path)
     assert timeless(tmp_path / "metrics.jsonl") == alone[1]
     told = json.loads((tmp_path / "summary.json").read_text())["telemetry"]
     assert told == {"level": "events", "env_steps": 12, "dropped": {"sink": 3}}
@@ -138,9 +133,8 @@ def test_a_tracker_that_hangs_is_left_behind(tmp_path: Path) -> None:
 def test_a_missing_package_is_told_with_the_extra_to_install(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hidden = {name, "torch.utils.tensorboard"} if name == "tensorboard" else {name}
-    for module_name in hidden:
-        monkeypatch.setitem(sys.modules, module_name, None)
+    for hidden in (name, *(["torch.utils.tensorboard"] if name == "tensorboard" else [])):
+        monkeypatch.setitem(sys.modules, hidden, None)
     monkeypatch.delitem(sys.modules, f"{module.HOME}.{name}", raising=False)
     with pytest.raises(UserError, match=re.escape(f"pip install 'esper-soa[{name}]'")):
         module.openers([name])
@@ -170,14 +164,13 @@ def test_two_jobs_of_a_sweep_are_two_runs_of_wandb_offline(tmp_path: Path) -> No
 def goes_on(folder: Path, trackers: Sequence[str] = ()) -> list[dict]:
     """A run of three rounds that loses its last checkpoint, so that round 3 is played twice."""
     place = RunFolder(folder)
-    cfg = replace(SHORT, track=list(trackers))
-    run(replace(cfg, checkpoint_every=1, checkpoint_keep=5), place)
+    cfg = replace(SHORT, track=list(trackers), checkpoint_keep=5)
+    fresh(cfg, folder)
     place.checkpoint(3).unlink()
-    run(replace(cfg, rounds=4), place, place.checkpoint(2))
-    assert json.loads(place.summary.read_text())["telemetry"]["dropped"] == {}, (
-        place.log.read_text()
-    )
-    return lines(place.metrics)
+    resumed(replace(cfg, rounds=4), folder)
+    told = json.loads(place.summary.read_text())["telemetry"]
+    assert told["dropped"] == {}, place.log.read_text()
+    return records(place.metrics)
 
 
 def test_a_tracker_is_told_every_number_of_every_round_once_also_where_a_run_goes_on(
@@ -292,8 +285,3 @@ def wandb_history(file: Path, metric: str) -> list[tuple[int, float]]:
             found += [(record.history.step.num, float(values[metric]))] if metric in values else []
             whole = b""
     return found
-
-
-def test_a_tracker_that_there_is_not_is_refused() -> None:
-    with pytest.raises(UserError, match="track"):
-        settings(track=["paper"])

@@ -6,11 +6,8 @@ import os
 import time
 from collections.abc import Mapping
 
-try:
-    from mlflow import MlflowClient
-    from mlflow.entities import Metric, Param, RunStatus
-except ImportError as error:
-    raise ImportError("track=[mlflow] needs MLflow: pip install 'esper-soa[mlflow]'") from error
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunStatus
 
 from esper_soa.telemetry.tracking import Tracked
 
@@ -32,12 +29,9 @@ class MLflow:
     def _create(self, tracked: Tracked) -> str:
         """A new run with its settings, which MLflow lets nobody change later; returns its id."""
         found = self._client.get_experiment_by_name(EXPERIMENT)
-        experiment = (
-            found.experiment_id if found is not None else self._client.create_experiment(EXPERIMENT)
-        )
-        run: str = self._client.create_run(
-            experiment, run_name=f"{tracked.name} {tracked.folder.name}"
-        ).info.run_id
+        experiment = found.experiment_id if found else self._client.create_experiment(EXPERIMENT)
+        name = f"{tracked.name} {tracked.folder.name}"
+        run: str = self._client.create_run(experiment, run_name=name).info.run_id
         settings = [Param(name, str(value)[:LONGEST]) for name, value in tracked.settings.items()]
         for start in range(0, len(settings), AT_ONCE):
             self._client.log_batch(run, params=settings[start : start + AT_ONCE])
@@ -46,9 +40,8 @@ class MLflow:
     def log(self, number: int, numbers: Mapping[str, float]) -> None:
         """The numbers of round `number`."""
         now = int(1000 * time.time())
-        self._client.log_batch(
-            self.id, [Metric(name, value, now, number) for name, value in numbers.items()]
-        )
+        metrics = [Metric(name, value, now, number) for name, value in numbers.items()]
+        self._client.log_batch(self.id, metrics)
 
     def finish(self) -> None:
         """End the run."""

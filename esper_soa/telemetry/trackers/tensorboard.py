@@ -1,18 +1,11 @@
 """TensorBoard: event files in the folder `tensorboard` of the run, one per process that has played
-it.
-
-`tensorboard --logdir runs` shows all runs.
+it: `tensorboard --logdir runs` shows all runs.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 
-try:
-    from torch.utils.tensorboard import SummaryWriter
-except ImportError as error:
-    raise ImportError(
-        "track=[tensorboard] needs TensorBoard: pip install 'esper-soa[tensorboard]'"
-    ) from error
+from torch.utils.tensorboard import SummaryWriter
 
 from esper_soa.telemetry.tracking import Tracked
 

@@ -9,12 +9,7 @@ same id, for `wandb sync --append`.
 import os
 from collections.abc import Mapping
 
-try:
-    import wandb
-except ImportError as error:
-    raise ImportError(
-        "track=[wandb] needs Weights & Biases: pip install 'esper-soa[wandb]'"
-    ) from error
+import wandb
 
 from esper_soa.telemetry.tracking import Tracked
 

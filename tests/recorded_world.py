@@ -87,5 +87,5 @@ def record(
     facts = [facts_of(step, seed * 1000 + index) for index, step in enumerate(played)]
     numbers = np.stack([pack(one, full=True).numpy() for one in facts])
     legend = made_legend(rules, learns)
-    whole = unpack(legend, np.arange(1, steps + 1), numbers)
+    whole = unpack(legend, 1, np.arange(1, steps + 1), numbers)
     return Recorded(rules, legend, played, facts, whole, numbers)

@@ -9,8 +9,8 @@ import numpy as np
 from esper_soa.ops.files import write_text
 from esper_soa.report.page import page_of
 from esper_soa.report.run_files import find_runs
-from esper_soa.telemetry.parquet import Texts, Values, table_bytes
-from esper_soa.telemetry.table_files import BY_NAME, table_path
+from esper_soa.telemetry.schema import TABLES
+from esper_soa.telemetry.table_files import Texts, Values, table_bytes, table_path
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
 
 SLOTS = ("r0c0", "r0c1", "r0c2")
@@ -108,9 +108,9 @@ def page_text(*folders: Path) -> str:
 def write_table(run: Path, table: str, number: int, rows: Sequence[Mapping[str, object]]) -> None:
     """A round's table of these rows, with neutral values where they have none."""
     values: dict[str, Values] = {}
-    for column in BY_NAME[table].columns:
+    for column in TABLES[table]:
         given = [({"round": number} | dict(row)).get(column.name) for row in rows]
-        if column.type == "text":
+        if column.type == "string":
             neutral = None if column.nullable else "-"
             values[column.name] = texts([neutral if one is None else one for one in given])
         else:
@@ -118,7 +118,7 @@ def write_table(run: Path, table: str, number: int, rows: Sequence[Mapping[str, 
             values[column.name] = np.array([empty if one is None else one for one in given], float)
     path = table_path(run, table, number)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(table_bytes(BY_NAME[table].columns, values, {}))
+    path.write_bytes(table_bytes(TABLES[table], values, {}))
 
 
 def texts(given: Sequence[object]) -> Texts:
