@@ -23,7 +23,7 @@ from esper_soa.telemetry import tracking as module
 from esper_soa.telemetry.table_files import read_table
 from esper_soa.telemetry.tracking import TOLD, Told, Tracked, Tracker, Tracking, numbers_of
 from esper_soa.trainer import played as rounds_of
-from esper_soa.trainer import ready, run
+from esper_soa.trainer import ready
 
 Opener = Callable[[Tracked], Tracker]
 SHORT = settings(steps=2, slots=["r0c0"])
