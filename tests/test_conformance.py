@@ -91,8 +91,8 @@ def test_rewards_that_can_be_paid_pass(name: str) -> None:
 
 
 REWARDS = {
-    "per_slot": ["it gives a tensor of shape [5, 3] for 5 envs, not one number per env"],
-    "count": ["it gives a tensor of torch.int64, not of floating-point numbers"],
+    "per_slot": ["the reward is of shape [5, 3], not [5]"],
+    "count": ["the reward is of torch.int64, not of floating-point numbers"],
     "ranked": [
         "what env 0 is paid depends on other envs",
         "what env 0 is paid depends on the number of envs",
@@ -101,7 +101,7 @@ REWARDS = {
     "careless": ["it changes its input val_accuracy in place"],
     "branching": ["it reads numbers on the host", "it cannot be compiled as one graph"],
     "random": ["for the same inputs it pays something else the second time"],
-    "graph": ["it gives a tensor with a gradient: nothing is differentiated through rewards"],
+    "graph": ["the reward has a gradient, and nobody learns from it"],
 }
 
 
@@ -128,7 +128,7 @@ AGENTS = {
     ],
     "listing": ["its memory is a list, not a tuple of tensors"],
     "loose": [
-        "at env-step 1: its value is float64 of shape [4], not float32",
+        "at env-step 1: its value is of torch.float64, not torch.float32",
         "at env-step 1: its value has a gradient",
     ],
     "mute": ["it raises AttributeError: 'Mute' object has no attribute 'act'"],

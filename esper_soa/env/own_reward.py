@@ -11,13 +11,22 @@ from torch import Tensor
 
 from esper_soa.env.reward_records import OwnReward, RewardInputs
 from esper_soa.env.reward_terms import OWN_TERM, TERM_NAMES
-from esper_soa.errors import SettingError, one_line
+from esper_soa.errors import check
 from esper_soa.nets import streams
-from esper_soa.registry import RAISED, REWARD, Part, find, is_reference, name_in, num_required
+from esper_soa.nets.own_parts import tensor_findings
+from esper_soa.registry import (
+    REWARD,
+    Part,
+    find,
+    is_reference,
+    name_in,
+    num_required,
+    refused,
+    told,
+)
 from esper_soa.state import STATE_FLOAT, stage_in
 from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES
 
-SETTING = "reward.mode"
 PROBED_ENVS = 5
 STAGES = tuple(
     code for code, name in enumerate(STAGE_NAMES) if name not in ("unknown", "dormant", "retired")
@@ -37,7 +46,7 @@ PARAMETERS = ("effective_params", "total_params", "host_params", "fossilized_par
 
 
 def own_reward(
-    mode: str, num_slots: int, max_steps: int, device: torch.device, setting: str = SETTING
+    mode: str, num_slots: int, max_steps: int, device: torch.device, setting: str = "reward.mode"
 ) -> OwnReward | None:
     """The reward that `mode` in `setting` names as module:name; None for a mode of the package.
 
@@ -47,14 +56,11 @@ def own_reward(
         return None
     part = find(REWARD, mode, setting)
     name = name_in(mode)
-    if name in TERM_NAMES:
-        allowed = "of another name than the terms of the package"
-        raise SettingError(setting, mode, allowed, "Records tell both by name.")
-    own = OwnReward(name, part)  # type: ignore[arg-type]
-    faults = reward_findings(part, sample_inputs(PROBED_ENVS, num_slots, max_steps, device))
-    if faults:
-        raise SettingError(setting, mode, "a reward", "; ".join(faults) + ".")
-    return own
+    allowed = "of another name than the terms of the package"
+    check(name not in TERM_NAMES, setting, mode, allowed, "Records tell both by name.")
+    with refused(setting, mode, "a reward") as found:
+        found += reward_findings(part, sample_inputs(PROBED_ENVS, num_slots, max_steps, device))
+    return OwnReward(name, part)  # type: ignore[arg-type]
 
 
 def own_parts(own: OwnReward, inputs: RewardInputs) -> dict[str, Tensor]:
@@ -70,32 +76,16 @@ def reward_findings(part: Part, inputs: RewardInputs) -> list[str]:
     """What keeps `part` from being a reward, in words; inputs: of N envs, on the run's device."""
     if num_required(part) != 1:
         return ["it is not called with the inputs alone"]
-    try:
+    found = list[str]()
+    with told(found):
         given = part(inputs)
-    except RAISED as error:
-        return [f"it raises {type(error).__name__}: {one_line(error)}"]
-    parts = given if isinstance(given, Mapping) else {OWN_TERM: given}
-    strangers = [str(name) for name in parts if name not in (*TERM_NAMES, OWN_TERM)]
-    if strangers:
-        return [f"it gives the terms {', '.join(strangers)}, which RewardTerms lacks"]
-    return [fault for name, value in parts.items() for fault in _term_findings(name, value, inputs)]
-
-
-def _term_findings(name: str, value: object, inputs: RewardInputs) -> list[str]:
-    what = "it gives" if name == OWN_TERM else f"its term {name} is"
-    if not isinstance(value, Tensor):
-        return [f"{what} a {type(value).__name__}, not a tensor"]
-    what += " a tensor"
-    found = []
-    if value.shape != inputs.op.shape:
-        shape = f"{list(value.shape)} for {inputs.op.shape[0]} envs"
-        found.append(f"{what} of shape {shape}, not one number per env")
-    if not value.is_floating_point():
-        found.append(f"{what} of {value.dtype}, not of floating-point numbers")
-    if value.device != inputs.op.device:
-        found.append(f"{what} on {value.device} for inputs on {inputs.op.device}")
-    if value.requires_grad:
-        found.append(f"{what} with a gradient: nothing is differentiated through rewards")
+        parts = given if isinstance(given, Mapping) else {OWN_TERM: given}
+        strangers = ", ".join(str(one) for one in parts if one not in (*TERM_NAMES, OWN_TERM))
+        if strangers:
+            return [f"it gives the terms {strangers}, which RewardTerms lacks"]
+        for name, value in parts.items():
+            what = "the reward" if name == OWN_TERM else f"its term {name}"
+            found += tensor_findings(what, value, inputs.op.shape, None, inputs.op.device)
     return found
 
 

@@ -11,7 +11,7 @@ from tiny_world import CPU, play_state, tiny_rules, tiny_settings
 
 from esper_soa.build import build_rules
 from esper_soa.env.config import GovernorConfig, RewardConfig
-from esper_soa.env.own_reward import SETTING, sample_inputs
+from esper_soa.env.own_reward import sample_inputs
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.env.reward_terms import OWN_TERM, TERM_NAMES
 from esper_soa.env.step import Rules, apply_action
@@ -119,8 +119,8 @@ def test_an_own_reward_is_part_of_the_compiled_kernel() -> None:
 
 
 FAULTS = {
-    "per_slot": r"a reward. it gives a tensor of shape \[5, 2\] for 5 envs, not one number per env",
-    "scalar": "a reward. it gives a float, not a tensor",
+    "per_slot": r"a reward. the reward is of shape \[5, 2\], not \[5\]",
+    "scalar": "a reward. the reward is a float, not a tensor",
     "strange": "a reward. it gives the terms bonus, which RewardTerms lacks",
     "misspelt": "a reward. it raises AttributeError",
     "twofold": "a reward. it is not called with the inputs alone",
@@ -132,7 +132,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_is_no_reward_is_refused_while_building(name: str) -> None:
     cfg = replace(tiny_settings(2, 2, 5), reward=RewardConfig(mode=f"{HERE}:{name}"))
-    with pytest.raises(SettingError, match=f"^{SETTING}={HERE}:{name}: must be {FAULTS[name]}"):
+    with pytest.raises(SettingError, match=f"^reward.mode={HERE}:{name}: must be {FAULTS[name]}"):
         build_rules(cfg, CPU)
 
 

@@ -196,7 +196,7 @@ def test_parameters_and_flop_are_counted() -> None:
 
 def test_the_head_of_a_chain_has_as_many_logits_as_the_task_has_classes() -> None:
     shape = task_shape(task("staged", num_classes=7), ["r0c0"])
-    assert (shape.num_classes, shape.head is not None and shape.head.facts.gives) == (7, (7,))
+    assert (shape.num_classes, shape.head is not None and shape.head.gives) == (7, (7,))
 
 
 # --- slots

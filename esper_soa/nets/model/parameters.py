@@ -24,24 +24,6 @@ class Parameter(NamedTuple):
     cleared: bool = False  # at 0 instead, in a seed that is germinated with MULTIPLY
 
 
-def weight(*shape: int) -> Parameter:
-    """Convolution or linear weight [O, I, ...], by torch's default U(-1, 1) / sqrt(fan_in)."""
-    return Parameter(shape, 1.0 / math.sqrt(math.prod(shape[1:])))
-
-
-def offset(size: int, fan_in: int) -> Parameter:
-    """Bias of a linear layer with torch's default initialisation."""
-    return Parameter((size,), 1.0 / math.sqrt(fan_in))
-
-
-def norm_scale(channels: int) -> Parameter:
-    return Parameter((channels,), value=1.0)
-
-
-def zeros(*shape: int) -> Parameter:
-    return Parameter(shape)
-
-
 class Table(NamedTuple):
     """The parameters of a network in row order."""
 

@@ -59,11 +59,10 @@ class Start:
     spread: bool = False  # by U(-1, 1) / sqrt(fan_in) around the value, as torch's layers begin
     cleared: bool = False  # at 0 instead, in a seed that is germinated with MULTIPLY
 
-    def tensor(self, shape: tuple[int, ...], fan_in: int) -> Parameter:
+    def tensor(self, shape: tuple[int, ...], fan_in: int = 1) -> Parameter:
         """A parameter tensor of `shape`, in a layer of which an output sums up `fan_in` inputs."""
-        return Parameter(
-            shape, 1.0 / math.sqrt(fan_in) if self.spread else 0.0, self.value, self.cleared
-        )
+        bound = 1.0 / math.sqrt(fan_in) if self.spread else 0.0
+        return Parameter(shape, bound, self.value, self.cleared)
 
 
 SPREAD = Start(spread=True)
@@ -71,9 +70,9 @@ ZEROS = Start()
 ONES = Start(1.0)
 
 
-def _norm_parameters(channels: int) -> tuple[Parameter, ...]:
+def norm_parameters(channels: int) -> tuple[Parameter, ...]:
     """Scale and shift of a norm."""
-    return ONES.tensor((channels,), 1), ZEROS.tensor((channels,), 1)
+    return ONES.tensor((channels,)), ZEROS.tensor((channels,))
 
 
 def _check_kernel(size: int) -> None:
@@ -117,7 +116,7 @@ class Conv:
         outputs = self.outputs.of(channels)
         shape = (outputs, inputs, self.kernel, self.kernel)
         kernel = self.start.tensor(shape, math.prod(shape[1:]))
-        return (kernel, *_norm_parameters(outputs)) if self.norm else (kernel,)
+        return (kernel, *norm_parameters(outputs)) if self.norm else (kernel,)
 
     def products(self, inputs: int, channels: int, pixels: int) -> int:
         """Multiplications of an image of `pixels`, padding counted; norms are not counted."""
@@ -167,7 +166,7 @@ class SoftNorm(SameWidth):
 
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
         """Strength [], then scale and shift [I] of the norm."""
-        return self.start.tensor((), 1), *_norm_parameters(inputs)
+        return self.start.tensor(()), *norm_parameters(inputs)
 
     def products(self, inputs: int, channels: int, pixels: int) -> int:
         return 0
@@ -192,11 +191,8 @@ class Squeeze:
         hidden = self.hidden.of(channels)
         first = [SPREAD.tensor((hidden, inputs), inputs)]
         first += [SPREAD.tensor((hidden,), inputs)] if self.hidden_bias else []
-        return (
-            *first,
-            self.start.tensor((outputs, hidden), hidden),
-            self.bias_start.tensor((outputs,), hidden),
-        )
+        second = self.start.tensor((outputs, hidden), hidden)
+        return *first, second, self.bias_start.tensor((outputs,), hidden)
 
     def products(self, inputs: int, outputs: int, channels: int) -> int:
         """Multiplications of an image; the mean is not counted."""
