@@ -20,7 +20,6 @@ from esper_soa.nets.model.blueprints import (
     BLUEPRINTS,
     Architecture,
     Blueprints,
-    of_code,
     seed_layers,
     seed_products,
     seed_table,
@@ -146,7 +145,11 @@ class HostShape(NamedTuple):
 
     def blueprint(self, code: int) -> Architecture:
         """The blueprint with this code; LookupError where there is none."""
-        return of_code(self.blueprints, code)
+        for one in self.blueprints:
+            if one.code == code:
+                return one
+        known = ", ".join(f"{one.code} {one.name}" for one in self.blueprints)
+        raise LookupError(f"no blueprint has the code {code}: {known}")
 
 
 class SlotFiller(Protocol):

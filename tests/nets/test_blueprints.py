@@ -20,7 +20,6 @@ from esper_soa.nets.model.blueprints import (
     gate_table,
     initial_seeds,
     num_codes,
-    of_code,
     parameter_counts,
     seed_table,
 )
@@ -300,7 +299,7 @@ def test_a_code_without_a_blueprint_is_refused_by_name() -> None:
     with pytest.raises(
         LookupError, match="no blueprint has the code 8: 0 noop, 1 conv_light, .*, 13 twice$"
     ):
-        of_code(EXTENDED, 8)
+        host_shape(TaskConfig(), (), EXTENDED).blueprint(8)
 
 
 def test_the_rows_of_a_slot_are_as_wide_as_the_widest_of_its_blueprints() -> None:
