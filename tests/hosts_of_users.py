@@ -12,6 +12,14 @@ import esper_soa
 from esper_soa.nets.model.host_parts import ConvBlock, HostPart, Residual
 from esper_soa.nets.model.parts import NARROW, Conv, Depthwise
 
+SLOTS = {  # of the good ones, to grow seeds in
+    "uneven": ["r0c1", "r1c2"],
+    "refined": ["r0c1", "r0c3"],
+    "staged": ["r0c0", "r0c2"],
+    "plain": ["r0c0", "r0c2"],
+    "counting": ["r0c0", "r0c1"],
+}
+
 
 @esper_soa.host("uneven")
 def uneven() -> tuple[HostPart, ...]:

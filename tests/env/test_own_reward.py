@@ -13,7 +13,7 @@ from esper_soa.build import build_rules
 from esper_soa.env.config import GovernorConfig, RewardConfig
 from esper_soa.env.own_reward import sample_inputs
 from esper_soa.env.reward_records import RewardInputs
-from esper_soa.env.reward_terms import OWN_TERM, TERM_NAMES
+from esper_soa.env.reward_terms import TERM_NAMES
 from esper_soa.env.step import Rules, apply_action
 from esper_soa.errors import SettingError
 from esper_soa.nets.model.flops import training_flop
@@ -83,14 +83,6 @@ def test_terms_of_an_own_reward_are_told_under_its_name_and_those_of_the_package
     assert told["parts"] != 0
     assert told["occupancy_rent"] < 0
     assert sum(told.values()) == pytest.approx(float(totals.mean()))
-
-
-def test_a_reward_of_the_package_is_told_as_before() -> None:
-    rules = tiny_rules(NUM_SLOTS, STEPS)
-    metrics = MetricsAccumulator(CPU, NUM_ENVS, training_flop(rules.nets.shape, CPU), 7)
-    assert rules.reward.own is None
-    assert list(metrics.terms_by_name) == [*TERM_NAMES]
-    assert OWN_TERM not in TERM_NAMES
 
 
 def test_settings_that_make_the_inputs_apply_to_an_own_reward_and_those_of_modes_do_not() -> None:

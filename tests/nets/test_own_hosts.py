@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hosts_of_users import Counting, Staged, plain
+from hosts_of_users import SLOTS, Counting, Staged, plain
 from tiny_world import CPU, random_round, tiny_settings
 from torch import Tensor, nn
 
@@ -36,13 +36,6 @@ BATCH = 4
 CLASSES = 10
 CHAINS = ["staged", "plain", "counting"]
 MAKERS: dict[str, Factory] = {"staged": Staged, "plain": plain, "counting": Counting}
-SLOTS = {
-    "uneven": ["r0c1", "r1c2"],
-    "refined": ["r0c1", "r0c3"],
-    "staged": ["r0c0", "r0c2"],
-    "plain": ["r0c0", "r0c2"],
-    "counting": ["r0c0", "r0c1"],
-}
 
 
 def task(name: str, **changed: object) -> TaskConfig:
