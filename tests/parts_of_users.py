@@ -244,40 +244,35 @@ class Eager:
         return obey(seed_action(op, slot, view.masks.blueprint.long().argmax(1)), view.masks)[0]
 
 
-@esper_soa.agent("lawless")
-class Lawless(Eager):
-    """Germinates what no host here has."""
+def acting(name: str, action: Callable[[View, Tensor], Action]) -> type[Eager]:
+    """An agent `name` that acts so; given a view, and how often it has acted."""
 
-    def action(self, view: View, count: Tensor) -> Action:
-        return seed_action(torch.full_like(count, Op.GERMINATE), 0 * count, 0 * count + 9)
+    @esper_soa.agent(name)
+    class Acting(Eager):
+        def action(self, view: View, count: Tensor) -> Action:
+            return action(view, count)
 
-
-@esper_soa.agent("beyond")
-class Beyond(Eager):
-    def action(self, view: View, count: Tensor) -> Action:
-        return seed_action(0 * count + 6, 0 * count, 0 * count)
+    return Acting
 
 
-@esper_soa.agent("dicing")
-class Dicing(Eager):
-    """Draws for itself, and keeps what it remembers in itself."""
-
-    def action(self, view: View, count: Tensor) -> Action:
-        op = uniform_choice(view.masks.op, torch.rand(count.shape))
-        return obey(seed_action(op, 0 * count, 0 * count + 1), view.masks)[0].replace(
-            tempo=torch.randint(0, 3, op.shape)
-        )
+def dice(view: View, count: Tensor) -> Action:
+    """Drawn by itself."""
+    op = uniform_choice(view.masks.op, torch.rand(count.shape))
+    legal = obey(seed_action(op, 0 * count, 0 * count + 1), view.masks)[0]
+    return legal.replace(tempo=torch.randint(0, 3, op.shape))
 
 
-@esper_soa.agent("following")
-class Following(Eager):
-    """Every env acts only where env 1 may."""
+def follow(view: View, count: Tensor) -> Action:
+    """Every env acts only where the last one may."""
+    own = Eager().action(view, count)
+    return own.replace(op=torch.where(view.state.signals.val_accuracy[-1] > 12, own.op, Op.WAIT))
 
-    def action(self, view: View, count: Tensor) -> Action:
-        own = super().action(view, count)
-        return own.replace(
-            op=torch.where(view.state.signals.val_accuracy[-1] > 12, own.op, Op.WAIT)
-        )
+
+# germinates what no host here has; does what no op is
+Lawless = acting("lawless", lambda _, count: seed_action(0 * count + 1, 0 * count, 0 * count + 9))
+beyond = acting("beyond", lambda _, count: seed_action(0 * count + 6, 0 * count, 0 * count))
+dicing = acting("dicing", dice)
+following = acting("following", follow)
 
 
 @esper_soa.agent("writing")

@@ -69,6 +69,8 @@ FAULTY: dict[str, dict[str, list[str]]] = {
         "dicing": [FIRST + "for the same view and memory it decides something else the second"],
         "following": ["at env-step .*: what it decides for env 0 depends on"],
         "writing": [FIRST + "it changes the view", FIRST + "it changes its memory in place"],
+        "beyond": [FIRST + "env 0: op 6 is not legal"],
+        "bare": [FIRST + "its decision is a Action, not a Decision"],
         "listing": ["its memory is a list, not a tuple of tensors"],
         "loose": [FIRST + "its value is of torch.float64, not", FIRST + "its value has a gradient"],
         "mute": ["it raises AttributeError: 'Mute' object has no attribute 'act'"],

@@ -5,6 +5,7 @@ called as a mode.
 """
 
 from collections.abc import Mapping
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -94,57 +95,47 @@ def sample_inputs(
 ) -> RewardInputs:
     """Made-up inputs of N envs: random, but possible; the last env is at its last env-step."""
     slots = torch.empty(num_envs, num_slots)
-    draws = _Draws(seed)
-    stage = torch.tensor(STAGES)[draws.whole(slots, len(STAGES))]
+    turn = count(1)
+
+    def share(like: Tensor) -> Tensor:
+        """float64 in [0, 1) in the shape of `like`, a function of the seed and of the turn."""
+        keys = streams.stream_keys(seed, streams.REWARD_PROBE, (next(turn),), torch.tensor(0))
+        return streams.uniform(keys, torch.arange(like.numel()), STATE_FLOAT).view(like.shape)
+
+    def whole(like: Tensor, high: int) -> Tensor:
+        return (share(like) * high).to(torch.int64)
+
+    stage = torch.tensor(STAGES)[whole(slots, len(STAGES))]
+    last = torch.tensor([num_envs - 1])
     fields = {
         "has_seed": stage_in(stage, LIVE_STAGES),
-        "target": torch.arange(num_slots) == draws.whole(slots[:, :1], num_slots),
+        "target": torch.arange(num_slots) == whole(slots[:, :1], num_slots),
         "stage": stage,
-        "previous_stage": torch.tensor(STAGES)[draws.whole(slots, len(STAGES))],
-        "op": draws.whole(slots[:, 0], len(OP_NAMES)),
-        "step": 1
-        + draws.whole(slots[:, 0], max_steps).index_fill(
-            0, torch.tensor([num_envs - 1]), max_steps - 1
-        ),
+        "previous_stage": torch.tensor(STAGES)[whole(slots, len(STAGES))],
+        "op": whole(slots[:, 0], len(OP_NAMES)),
+        "step": 1 + whole(slots[:, 0], max_steps).index_fill(0, last, max_steps - 1),
         "max_steps": torch.full((num_envs,), max_steps),
     }
     per_env = list(RewardInputs.__annotations__).index("op")
     for place, name in enumerate(RewardInputs.__annotations__):
         if name not in fields:
-            fields[name] = draws.field(name, slots if place < per_env else slots[:, 0], max_steps)
+            like = slots if place < per_env else slots[:, 0]
+            fields[name] = _field(name, share(like), max_steps)
     for name, known in KNOWN.items():
         fields[name] = torch.where(fields[known], fields[name], 0.0)
     return RewardInputs.from_dict(fields, batch_size=[num_envs]).to(device)
 
 
-class _Draws:
-    """Random fields, a function of the seed and of the order in which they are asked for."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.asked = 0
-
-    def share(self, like: Tensor) -> Tensor:
-        """float64 in [0, 1) in the shape of `like`."""
-        self.asked += 1
-        keys = streams.stream_keys(self.seed, streams.REWARD_PROBE, (self.asked,), torch.tensor(0))
-        return streams.uniform(keys, torch.arange(like.numel()), STATE_FLOAT).view(like.shape)
-
-    def whole(self, like: Tensor, high: int) -> Tensor:
-        """int64 in [0, high)."""
-        return (self.share(like) * high).to(torch.int64)
-
-    def field(self, name: str, like: Tensor, max_steps: int) -> Tensor:
-        """A field of RewardInputs that is called so."""
-        share = self.share(like)
-        if name.endswith("_known") or name == "drip_live":
-            return share < 0.7
-        if name.endswith("_age"):
-            return (share * max_steps).to(torch.int64)
-        if name.startswith("num_"):
-            return (share * like.shape[-1]).to(torch.int64)
-        if name in PERCENT:
-            return 100 * share
-        if name in PARAMETERS:
-            return 1 + MOST_PARAMETERS * share
-        return 5 * share if name in POSITIVE else 10 * share - 5
+def _field(name: str, share: Tensor, max_steps: int) -> Tensor:
+    """What the field of RewardInputs that is called so may be, by random numbers in [0, 1)."""
+    if name.endswith("_known") or name == "drip_live":
+        return share < 0.7
+    if name.endswith("_age"):
+        return (share * max_steps).to(torch.int64)
+    if name.startswith("num_"):
+        return (share * share.shape[-1]).to(torch.int64)
+    if name in PERCENT:
+        return 100 * share
+    if name in PARAMETERS:
+        return 1 + MOST_PARAMETERS * share
+    return 5 * share if name in POSITIVE else 10 * share - 5

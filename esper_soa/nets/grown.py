@@ -16,8 +16,7 @@ from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.host import Block, HostShape, OwnSegment, Refinement, Segment, slots_of
 from esper_soa.nets.model.blueprints import gate_layer, gate_table, seed_layers, seed_table
 from esper_soa.nets.model.modules import GrownNetwork, network_of
-from esper_soa.nets.model.parameters import Table
-from esper_soa.nets.model.parts import Layer
+from esper_soa.nets.model.parts import Layer, Table
 from esper_soa.nets.pools import row_layout
 from esper_soa.vocabulary import BLEND_NAMES, STAGE_NAMES, Blend, Stage
 

@@ -26,8 +26,7 @@ from esper_soa.nets.model.blueprints import (
 )
 from esper_soa.nets.model.host_parts import ConvBlock, HostChain
 from esper_soa.nets.model.own_module import OwnChain, OwnSegment
-from esper_soa.nets.model.parameters import Parameter, Table
-from esper_soa.nets.model.parts import SPREAD, Layer, convolution, norm_parameters
+from esper_soa.nets.model.parts import SPREAD, Layer, Parameter, Table, convolution, norm_parameters
 
 
 class Block(NamedTuple):

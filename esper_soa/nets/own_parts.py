@@ -19,7 +19,7 @@ from esper_soa.nets.host import Block, HostShape, OwnSegment, host_shape, initia
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints, seed_table
 from esper_soa.nets.model.host_parts import PART_NAMES, ConvBlock, HostChain, Residual, are_parts
 from esper_soa.nets.model.own_module import OwnChain, OwnModule, made
-from esper_soa.nets.model.parameters import Table
+from esper_soa.nets.model.parts import Table
 from esper_soa.registry import (
     BLUEPRINT,
     HOST,
@@ -201,21 +201,18 @@ def _module_findings(module: nn.Module) -> list[str]:
         "have no shape before a first pass": lambda one: isinstance(one, UninitializedParameter),
     }
     for words, wrong in faults.items():
-        names = [name for name, one in parameters.items() if wrong(one)]
+        names = ", ".join(name for name, one in parameters.items() if wrong(one))
         if names:
-            found.append(f"its parameters {', '.join(names)} {words}")
+            found.append(f"its parameters {names} {words}")
     if not parameters:
         found.append("it has no parameters")
     if len(set(map(id, parameters.values()))) < len(parameters):
         found.append("two of its parameters are one, which rows of weights cannot say")
     values = (item for part in module.modules() for item in vars(part).items())
-    kept = [name for name, one in values if isinstance(one, Tensor)]
+    kept = ", ".join(name for name, one in values if isinstance(one, Tensor))
     if kept:
-        names = ", ".join(kept)
-        found.append(
-            f"it keeps tensors that are no parameters or buffers ({names}), which all networks "
-            "would share"
-        )
+        what = f"tensors that are no parameters or buffers ({kept})"
+        found.append(f"it keeps {what}, which all networks would share")
     return found
 
 

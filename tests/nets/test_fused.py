@@ -25,15 +25,16 @@ from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, seed_table
-from esper_soa.nets.model.parameters import Parameter, Table
 from esper_soa.nets.model.parts import (
     NARROW,
     REDUCED,
     Conv,
     Depthwise,
     Excite,
+    Parameter,
     SoftNorm,
     Squeeze,
+    Table,
     Width,
 )
 from esper_soa.nets.pools import ActiveSeeds

@@ -11,7 +11,7 @@ from esper_soa.nets import pools, streams
 from esper_soa.nets.config import TaskConfig, enabled_slots, host_slots
 from esper_soa.nets.host import HostShape, host_shape
 from esper_soa.nets.model.blueprints import BLUEPRINTS, gate_table, initial_seeds, seed_table
-from esper_soa.nets.model.parameters import Table
+from esper_soa.nets.model.parts import Table
 from esper_soa.nets.pools import ActiveSeeds
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from esper_soa.nets.config import blueprint_names
 from esper_soa.nets.model.own_module import OwnModule
-from esper_soa.nets.model.parameters import Table
 from esper_soa.nets.model.parts import (
     NARROW,
     REDUCED,
@@ -28,6 +27,7 @@ from esper_soa.nets.model.parts import (
     SoftNorm,
     Squeeze,
     Start,
+    Table,
 )
 from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint
 

@@ -18,8 +18,7 @@ from torch.func import functional_call, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
-from esper_soa.nets.model.parameters import Parameter
-from esper_soa.nets.model.parts import Arguments, Layer, SameWidth
+from esper_soa.nets.model.parts import Arguments, Layer, Parameter, SameWidth
 from esper_soa.registry import BLUEPRINT, HOST, reference_to
 
 Factory = Callable[[int], nn.Module]

@@ -1,19 +1,71 @@
-"""The parts that seeds are made of, as data: parameters, how these begin, multiplications.
+"""The parts that seeds are made of, as data: parameters, how these begin, multiplications; and the
+flat rows of numbers, one per network, that parameters are kept in.
 
-A part is given features of some channels and gives features of some channels. Widths follow from C,
-the channels of the slot, so one tuple of parts describes a seed in every slot. blueprints.py puts
-parts together; nets/forward.py is what they mean for many networks at once, and `layers` what they
-are in a network by itself: plain modules of torch.
+Clipping, SGD, re-initialisation and snapshots work on rows and never look inside. Widths of parts
+follow from C, the channels of the slot, so one tuple of parts describes a seed in every slot.
+nets/forward.py is what they mean for many networks at once, and `layers` what they are in a network
+by itself: plain modules of torch.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
+from esper_soa.nets import streams
 from esper_soa.nets.batched import NORM_EPS
-from esper_soa.nets.model.parameters import Parameter
 
 CHANNELS_PER_GROUP = 16
+
+
+class Parameter(NamedTuple):
+    """One parameter tensor of a network: it starts at value + bound * U(-1, 1)."""
+
+    shape: tuple[int, ...]
+    bound: float = 0.0
+    value: float = 0.0
+    cleared: bool = False  # at 0 instead, in a seed that is germinated with MULTIPLY
+
+
+class Table(NamedTuple):
+    """The parameters of a network in row order."""
+
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers per parameter tensor."""
+        return [math.prod(parameter.shape) for parameter in self.parameters]
+
+    @property
+    def total(self) -> int:
+        return sum(self.sizes)
+
+    def unpack(self, rows: Tensor) -> list[Tensor]:
+        """rows [n, total] -> one [n, *shape] view per parameter."""
+        if not self.parameters:
+            return []
+        parts = rows.split(self.sizes, dim=1)
+        return [
+            part.reshape(part.shape[0], *row.shape)
+            for part, row in zip(parts, self.parameters, strict=True)
+        ]
+
+    def spread(self, facts: Sequence[float], device: torch.device) -> Tensor:
+        """The fact of each parameter tensor for all of its numbers: [total]."""
+        each = zip(self.sizes, facts, strict=True)
+        return torch.cat([torch.full((size,), fact, device=device) for size, fact in each])
+
+    def initial(self, keys: Tensor, dtype: torch.dtype) -> Tensor:
+        """Fresh rows [n, total] from the random streams `keys` (int64 [n])."""
+        bound = self.spread([one.bound for one in self.parameters], keys.device).to(dtype)
+        value = self.spread([one.value for one in self.parameters], keys.device).to(dtype)
+        counters = torch.arange(self.total, device=keys.device)
+        draws = streams.uniform(keys[:, None], counters, dtype)
+        return value + bound * (2 * draws - 1)
 
 
 def norm_groups(channels: int) -> int:
