@@ -2,8 +2,7 @@
 
 Block: convolution, batch norm, ReLU, slot r0c{i}, max pool, slot r1c{i}; after the last block a
 global mean and a linear classifier. Hosts of users' own have other segments too, each with a slot
-r0c{i} behind it, and may have a head of their own. What stands in the slots is the business of the
-`SlotFiller` that the engine in torch hands in.
+r0c{i} behind it, and may have a head of their own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -152,7 +151,7 @@ class HostShape(NamedTuple):
 
 
 class SlotFiller(Protocol):
-    """What the forward pass asks of whoever fills the slots."""
+    """What the forward pass asks of whoever fills the slots, in the engine in torch."""
 
     def occupied(self, slot: int) -> bool:
         """False: the slot is a pass-through for all networks of this pass."""
@@ -197,16 +196,9 @@ def host_shape(
         kernel = task.kernel_size
         count = range(task.num_blocks)
         host = HostChain(tuple(ConvBlock(task.channels(i), kernel, task.pooled(i)) for i in count))
-    blocks = _blocks(host, number)
-    parameters, statistics = host_tables(blocks, task.num_classes)
-    return HostShape(blocks, task.num_classes, slots, parameters, statistics, blueprints)
-
-
-def _blocks(chain: HostChain, number: dict[tuple[int, int], int]) -> tuple[Block | Refinement, ...]:
-    """The segments; number: of the enabled slots by row and segment."""
     inputs = IMAGE_CHANNELS
     blocks = list[Block | Refinement]()
-    for i, (part, size) in enumerate(zip(chain.parts, chain.sides()[:-1], strict=True)):
+    for i, (part, size) in enumerate(zip(host.parts, host.sides()[:-1], strict=True)):
         before = number.get((0, i), -1)
         after = number.get((1, i), -1)
         if isinstance(part, ConvBlock):
@@ -214,10 +206,11 @@ def _blocks(chain: HostChain, number: dict[tuple[int, int], int]) -> tuple[Block
             inputs = part.channels
         else:
             blocks.append(Refinement(part.architecture, inputs, size, before))
-    return tuple(blocks)
+    tables = host_tables(blocks, task.num_classes)
+    return HostShape(tuple(blocks), task.num_classes, slots, *tables, blueprints)
 
 
-def host_tables(blocks: tuple[Block | Refinement, ...], num_classes: int) -> tuple[Table, Table]:
+def host_tables(blocks: Sequence[Block | Refinement], num_classes: int) -> tuple[Table, Table]:
     """Parameters of a host, block by block and the classifier last, and its running statistics."""
     last = blocks[-1].channels
     own, kept = _tables(blocks)

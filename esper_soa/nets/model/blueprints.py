@@ -1,10 +1,9 @@
 """What every seed module is, told once: a tuple of parts.
 
-A seed maps features of C channels to features of the same shape. Everything else follows from its
-entry here: table of parameters, initial values, counts (below), training FLOP (flops.py), the
-forward pass (nets/forward.py) and the plain module that it becomes (modules.py). Deliberate
-difference from the reference: where a zero initialisation would give a seed zero gradients for ever
-(conv_small; MULTIPLY with depthwise, conv_light or conv_heavy), the default initialisation stands.
+A seed maps features of C channels to features of the same shape; everything else follows from its
+entry here. Deliberate difference from the reference: where a zero initialisation would give a seed
+zero gradients for ever (conv_small; MULTIPLY with depthwise, conv_light or conv_heavy), the default
+initialisation stands.
 """
 
 from collections.abc import Callable
