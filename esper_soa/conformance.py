@@ -6,13 +6,16 @@ env/own_reward.py, agent/own_agents.py) is looked at here too, and more than tha
 comes out not finite, what envs share, what depends on chance, and where gradients go.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from esper_soa import registry
 from esper_soa.agent.distribution import illegal_choices
 from esper_soa.agent.own_agents import Surroundings, decision_faults, made_agent, memory_faults
 from esper_soa.agent.protocol import Agent, Memory
@@ -23,32 +26,14 @@ from esper_soa.env.env import Env, Seen
 from esper_soa.env.own_reward import reward_findings, sample_inputs
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.errors import UserError, one_line
-from esper_soa.nets import streams
+from esper_soa.nets import host as hosts
+from esper_soa.nets import own_parts, streams
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig, TaskConfig, host_slots
 from esper_soa.nets.forward import seed_forward
-from esper_soa.nets.host import (
-    HostShape,
-    evaluate_forward,
-    fold_batch_norm,
-    host_shape,
-    initial_hosts,
-    train_loss,
-)
 from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.blueprints import Architecture, initial_seeds, seed_table
-from esper_soa.nets.own_parts import architecture_of, blueprint_findings, host_findings, host_of
 from esper_soa.nets.seeds import TrainingSeeds
-from esper_soa.registry import (
-    AGENT,
-    BLUEPRINT,
-    HOST,
-    RAISED,
-    REWARD,
-    Part,
-    find,
-    marked_name,
-    num_required,
-)
+from esper_soa.registry import AGENT, BLUEPRINT, HOST, REWARD, Part, told
 from esper_soa.state import Decision, View
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, NUM_BLUEPRINTS
 
@@ -75,18 +60,13 @@ def check_blueprint(part: Part | str, channels: Sequence[int] = (4, 24), size: i
     part: what @esper_soa.blueprint marks, or `module:name`. channels: of the slots to try it in,
     which have `size` x `size` pixels.
     """
-    name, made, findings = _begun(BLUEPRINT, part)
-    try:
-        blueprint = architecture_of(made, name, NUM_BLUEPRINTS)
-    except RAISED as error:
-        raise ConformanceError(BLUEPRINT, name, [*findings, one_line(error)]) from error
-    for width in channels:
-        found = blueprint_findings(blueprint, width, size)
-        if not found:
-            found = _network_findings(_seeds(blueprint, width, size))
-            found = [f"with {width} channels {one}" for one in found]
-        findings += found
-    _raise(BLUEPRINT, name, findings)
+    with _looking(BLUEPRINT, part) as (name, made, found):
+        blueprint = own_parts.architecture_of(made, name, NUM_BLUEPRINTS)
+        for width in channels:
+            found += own_parts.blueprint_findings(blueprint, width, size) or [
+                f"with {width} channels {one}"
+                for one in _network_findings(_seeds(blueprint, width, size))
+            ]
 
 
 def check_host(part: Part | str, classes: int = 10) -> None:
@@ -94,14 +74,10 @@ def check_host(part: Part | str, classes: int = 10) -> None:
 
     part: what @esper_soa.host marks, or `module:name`.
     """
-    name, made, findings = _begun(HOST, part)
-    try:
-        host = host_of(made, name, classes)
-    except RAISED as error:
-        raise ConformanceError(HOST, name, [*findings, one_line(error)]) from error
-    shape = partial(host_shape, TaskConfig(num_classes=classes), (), host=host)
-    findings += host_findings(host) or _network_findings(_hosts(shape()))
-    _raise(HOST, name, findings)
+    with _looking(HOST, part) as (name, made, found):
+        host = own_parts.host_of(made, name, classes)
+        shape = partial(hosts.host_shape, TaskConfig(num_classes=classes), (), host=host)
+        found += own_parts.host_findings(host) or _network_findings(_hosts(shape()))
 
 
 def check_reward(part: Part | str, num_slots: int = 3, max_steps: int = 20) -> None:
@@ -110,11 +86,13 @@ def check_reward(part: Part | str, num_slots: int = 3, max_steps: int = 20) -> N
 
     part: what @esper_soa.reward marks, or `module:name`. max_steps: env-steps of an episode.
     """
-    name, made, findings = _begun(REWARD, part)
-    samples = [sample_inputs(NETS + 2, num_slots, max_steps, CPU, seed) for seed in range(SAMPLES)]
-    broken = reward_findings(made, samples[0].clone())
-    findings += broken or [*_value_findings(made, samples), *_kernel_findings(made, samples[0])]
-    _raise(REWARD, name, findings)
+    with _looking(REWARD, part) as (_, made, found):
+        sizes = NETS + 2, num_slots, max_steps, CPU
+        samples = [sample_inputs(*sizes, seed) for seed in range(SAMPLES)]
+        found += reward_findings(made, samples[0].clone()) or [
+            *_value_findings(made, samples),
+            *_kernel_findings(made, samples[0]),
+        ]
 
 
 def check_agent(part: Part | str, num_slots: int = 2, envs: int = 4, steps: int = 16) -> None:
@@ -123,31 +101,28 @@ def check_agent(part: Part | str, num_slots: int = 2, envs: int = 4, steps: int 
 
     part: what @esper_soa.agent marks, or `module:name`.
     """
-    name, made, findings = _begun(AGENT, part)
-    if num_required(made) > 1:
-        told = "it wants more arguments than the Surroundings"
-        raise ConformanceError(AGENT, name, [*findings, told])
-    world = build_world(_small_run(num_slots, envs, steps), CPU)
-    surroundings = Surroundings(world.rules.nets.shape.slots, BLUEPRINT_NAMES, steps, 0)
+    with _looking(AGENT, part) as (_, made, found):
+        if registry.num_required(made) > 1:
+            raise ValueError("it wants more arguments than the Surroundings")
+        world = build_world(_small_run(num_slots, envs, steps), CPU)
+        surroundings = Surroundings(world.rules.nets.shape.slots, BLUEPRINT_NAMES, steps, 0)
+        with told(found):
+            found += _play_findings(made_agent(made, surroundings), Env(world))
+
+
+@contextmanager
+def _looking(kind: str, part: Part | str) -> Iterator[tuple[str, Part, list[str]]]:
+    """Name of a part, the part, a list for findings, which are raised at the end, all at once."""
+    made = registry.find(kind, part, f"check_{kind}") if isinstance(part, str) else part
+    marked = registry.marked_name(kind, made)
+    found = [] if marked else [f'nothing marks it: @esper_soa.{kind}("name") belongs above it']
+    name = marked or one_line(made)
     try:
-        agent = made_agent(made, surroundings)
-        findings += _play_findings(agent, Env(world))
-    except RAISED as error:
-        findings.append(f"it raises {type(error).__name__}: {one_line(error)}")
-    _raise(AGENT, name, findings)
-
-
-def _begun(kind: str, part: Part | str) -> tuple[str, Part, list[str]]:
-    """The name of a part, the part itself, and whether a mark is lacking."""
-    found = find(kind, part, f"check_{kind}") if isinstance(part, str) else part
-    name = marked_name(kind, found)
-    unmarked = f'nothing marks it: @esper_soa.{kind}("name") belongs above it'
-    return name or one_line(found), found, [] if name else [unmarked]
-
-
-def _raise(kind: str, name: str, findings: Sequence[str]) -> None:
-    if findings:
-        raise ConformanceError(kind, name, list(dict.fromkeys(findings)))
+        yield name, made, found
+    except registry.RAISED as error:
+        found.append(one_line(error))
+    if found:
+        raise ConformanceError(kind, name, list(dict.fromkeys(found)))
 
 
 # --- blueprints and hosts
@@ -156,67 +131,61 @@ def _raise(kind: str, name: str, findings: Sequence[str]) -> None:
 class Networks(NamedTuple):
     """How networks of several envs at once are tried, seeds and hosts alike."""
 
+    size: tuple[int, ...]  # of inputs, [B, H, W, n*C]
     start: Callable[[], tuple[Tensor, Tensor]]  # fresh rows of parameters and of buffers [n, ...]
-    inputs: Callable[[int], Tensor]  # [B, n*C, H, W] by seed
     outputs: Callable[[Tensor, Tensor, Tensor], Tensor]  # [B, n, ...] of rows, buffers, inputs
     # A number [n] per network to differentiate, and buffers behind the pass.
     train: Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]
+
+    def inputs(self, seed: int) -> Tensor:
+        """[B, n*C, H, W] of numbers in [-1, 1)."""
+        keys = streams.stream_keys(seed, streams.SEED_INIT, (1,), torch.tensor(0))
+        numbers = streams.uniform(keys, torch.arange(math.prod(self.size)))
+        return (2 * numbers - 1).view(self.size).permute(0, 3, 1, 2)
 
 
 def _seeds(blueprint: Architecture, channels: int, size: int) -> Networks:
     """Seeds in slots of these channels, height and width."""
     keys = streams.stream_keys(0, streams.SEED_INIT, (0,), torch.arange(NETS))
-    shape = (IMAGES, size, size, NETS * channels)
-    still = torch.zeros(NETS, 0)
+    blends = torch.zeros(NETS, dtype=torch.bool)
+    table = seed_table(blueprint, channels)
 
     def start() -> tuple[Tensor, Tensor]:
-        fresh = torch.zeros(NETS, dtype=torch.bool)
-        return initial_seeds(blueprint, channels, keys, fresh, torch.float32), still
-
-    def inputs(seed: int) -> Tensor:
-        return _drawn(shape, seed, 1, 2.0, 0.5)
+        rows = initial_seeds(blueprint, channels, keys, blends, torch.float32)
+        return rows, torch.zeros(NETS, 0)
 
     def outputs(rows: Tensor, kept: Tensor, x: Tensor) -> Tensor:
-        out = seed_forward(PLAIN, blueprint, seed_table(blueprint, channels).unpack(rows), x)
-        return out.unflatten(1, (NETS, channels))
+        return seed_forward(PLAIN, blueprint, table.unpack(rows), x).unflatten(1, (NETS, channels))
 
     def train(rows: Tensor, kept: Tensor) -> tuple[Tensor, list[Tensor]]:
-        target = inputs(3).unflatten(1, (NETS, channels))
-        return (outputs(rows, kept, inputs(1)) * target).sum((0, 2, 3, 4)), []
+        target = nets.inputs(3).unflatten(1, (NETS, channels))
+        return (outputs(rows, kept, nets.inputs(1)) * target).sum((0, 2, 3, 4)), []
 
-    return Networks(start, inputs, outputs, train)
+    nets = Networks((IMAGES, size, size, NETS * channels), start, outputs, train)
+    return nets
 
 
-def _hosts(shape: HostShape) -> Networks:
+def _hosts(shape: hosts.HostShape) -> Networks:
     """Hosts without seeds."""
     keys = streams.stream_keys(0, streams.HOST_INIT, (0,), torch.arange(NETS))
     labels = torch.arange(IMAGES)[:, None].expand(-1, NETS) % shape.num_classes
-    size = (IMAGES, IMAGE_SIZE, IMAGE_SIZE, NETS * IMAGE_CHANNELS)
-
-    def inputs(seed: int) -> Tensor:
-        return _drawn(size, seed, 2, 4.0, 2.0)
+    filler = TrainingSeeds([], NETS)
 
     def outputs(rows: Tensor, kept: Tensor, x: Tensor) -> Tensor:
         parameters = shape.parameters.unpack(rows)
-        folded = fold_batch_norm(shape, parameters, shape.statistics.unpack(kept))
-        return evaluate_forward(PLAIN, shape, folded, x, TrainingSeeds([], NETS))
+        folded = hosts.fold_batch_norm(shape, parameters, shape.statistics.unpack(kept))
+        return hosts.evaluate_forward(PLAIN, shape, folded, x, filler)
 
     def train(rows: Tensor, kept: Tensor) -> tuple[Tensor, list[Tensor]]:
         statistics = [one.flatten().clone() for one in shape.statistics.unpack(kept)]
         parameters = shape.parameters.unpack(rows)
-        batch = inputs(1), labels
-        filler = TrainingSeeds([], NETS)
-        return train_loss(PLAIN, shape, parameters, statistics, batch, filler)[0], statistics
+        batch = nets.inputs(1), labels
+        return hosts.train_loss(PLAIN, shape, parameters, statistics, batch, filler)[0], statistics
 
-    start = partial(initial_hosts, shape, keys, torch.float32)
-    return Networks(start, inputs, outputs, train)
-
-
-def _drawn(shape: tuple[int, ...], seed: int, purpose: int, scale: float, below: float) -> Tensor:
-    """[B, C, H, W] of numbers in [-below, scale - below); shape [B, H, W, C]."""
-    keys = streams.stream_keys(seed, streams.SEED_INIT, (purpose,), torch.tensor(0))
-    drawn = streams.uniform(keys, torch.arange(torch.Size(shape).numel())).view(shape)
-    return (scale * drawn - below).permute(0, 3, 1, 2)
+    start = partial(hosts.initial_hosts, shape, keys, torch.float32)
+    size = (IMAGES, IMAGE_SIZE, IMAGE_SIZE, NETS * IMAGE_CHANNELS)
+    nets = Networks(size, start, outputs, train)
+    return nets
 
 
 def _network_findings(nets: Networks) -> list[str]:
@@ -224,17 +193,16 @@ def _network_findings(nets: Networks) -> list[str]:
     rows, kept = nets.start()
     found = []
     if not all(map(torch.equal, nets.start(), (rows, kept))):
-        told = "it has other draws than torch's"
-        found.append(f"its initial values differ though the env is the same: {told}")
+        found.append(
+            "its initial values differ though the env is the same: it has other draws than torch's"
+        )
     if not (rows.isfinite().all() and kept.isfinite().all()):
         return [*found, "its initial values are not finite"]
-    try:
+    with told(found, own_parts.TOGETHER):
         with torch.no_grad():
             found += _pass_findings(nets, rows, kept)
-        return found + _gradient_findings(nets, rows, kept)
-    except RAISED as error:
-        fault = f"for several networks at once it raises {type(error).__name__}: {one_line(error)}"
-        return [*found, fault]
+        found += _gradient_findings(nets, rows, kept)
+    return found
 
 
 def _pass_findings(nets: Networks, rows: Tensor, kept: Tensor) -> list[str]:
@@ -273,8 +241,9 @@ def _gradient_findings(nets: Networks, rows: Tensor, kept: Tensor) -> list[str]:
     if gradient[1:].any():
         found.append("a gradient reaches parameters of env 1 from the output of env 0")
     if not gradient[0].any():
-        told = "it could never learn"
-        found.append(f"the gradient of all of its parameters is 0 as it begins: {told}")
+        found.append(
+            "the gradient of all of its parameters is 0 as it begins: it could never learn"
+        )
     if not all(one.isfinite().all() for one in statistics):
         found.append("its buffers are not finite after a training pass")
     return found
@@ -293,40 +262,41 @@ def _paid(part: Part, inputs: RewardInputs) -> Tensor:
 def _value_findings(part: Part, samples: Sequence[RewardInputs]) -> list[str]:
     """What the numbers say: of finite inputs such as a run can give."""
     found = []
+    names = [*RewardInputs.__annotations__]
     for inputs, others in zip(samples, [*samples[1:], samples[0]], strict=True):
         given = inputs.clone()
         paid = _paid(part, given)
-        names = [*RewardInputs.__annotations__]
         changed = [one for one in names if not torch.equal(given.get(one), inputs.get(one))]
         found += [f"it changes its input {name} in place" for name in changed]
         for env in (~paid.isfinite()).nonzero().flatten().tolist()[:1]:
             place = "at" if inputs.step[env] == inputs.max_steps[env] else "before"
-            told = f"{place} the last env-step"
-            found.append(f"it pays {float(paid[env])}, not a finite number, {told}")
-        if not torch.equal(_paid(part, inputs.clone()).nan_to_num(), paid.nan_to_num()):
-            told = "it keeps state or draws"
-            found.append(f"for the same inputs it pays something else the second time: {told}")
+            found.append(
+                f"it pays {float(paid[env])}, not a finite number, {place} the last env-step"
+            )
         rows = {one: torch.cat([inputs.get(one)[:1], others.get(one)[1:]]) for one in names}
         mixed = RewardInputs.from_dict(rows, batch_size=inputs.batch_size)
-        for what, less in (("other envs", mixed), ("the number of envs", inputs[:1])):
-            if not torch.equal(_paid(part, less.clone())[:1].nan_to_num(), paid[:1].nan_to_num()):
-                found.append(f"what env 0 is paid depends on {what}")
+        again = (
+            "for the same inputs it pays something else the second time: it keeps state or draws"
+        )
+        for what, less, envs in (
+            (again, inputs, len(paid)),
+            ("what env 0 is paid depends on other envs", mixed, 1),
+            ("what env 0 is paid depends on the number of envs", inputs[:1], 1),
+        ):
+            other = _paid(part, less.clone())[:envs]
+            if not torch.equal(other.nan_to_num(), paid[:envs].nan_to_num()):
+                found.append(what)
     return list(dict.fromkeys(found))
 
 
 def _kernel_findings(part: Part, inputs: RewardInputs) -> list[str]:
     """Whether the device can do without the host, and compiled kernels without a break."""
-    found = []
-    try:
+    found = list[str]()
+    what = "it reads numbers on the host, or makes tensors elsewhere than its inputs are:"
+    with told(found, what):
         _paid(part, inputs.to("meta"))
-    except RAISED as error:
-        told = "it reads numbers on the host, or makes tensors elsewhere than its inputs are"
-        found.append(f"{told}: {one_line(error)}")
-    try:
+    with told(found, "it cannot be compiled as one graph:"):
         torch.compile(part, backend="eager", fullgraph=True)(inputs.clone())
-    except RAISED as error:
-        first = str(error).strip().splitlines()[0]
-        found.append(f"it cannot be compiled as one graph: {one_line(first)}")
     return found
 
 
@@ -359,44 +329,50 @@ def _play_findings(agent: Agent, env: Env) -> list[str]:
     seen: Seen | None = env.reset()
     found = memory_faults(memory, num_envs, CPU)
     while seen is not None and not found:
-        step = int(seen.view.state.signals.step[0])
         view = seen.view
-        decision, after = agent.act(view.clone(), _copied(memory))
-        found = decision_faults(decision, view) + memory_faults(after, num_envs, CPU)
-        found = found or illegal_choices(decision.action, view.masks) + [
-            f"its {name} is not finite"
-            for name in ("log_probs", "value")
-            if not getattr(decision, name).isfinite().all()
-        ]
-        found = found or _conduct_findings(agent, view, memory, (decision, after))
-        found = [f"at env-step {step}: {fault}" for fault in found]
+        first = agent.act(view.clone(), _copied(memory))
+        found = _step_findings(first, view) or _conduct_findings(agent, view, memory, first)
+        found = [f"at env-step {int(view.state.signals.step[0])}: {fault}" for fault in found]
         if not found:
-            memory = after
-            (_, seen) = env.step(decision.action)
+            memory = first[1]
+            (_, seen) = env.step(first[0].action)
     return found
+
+
+def _step_findings(first: tuple[Decision, Memory], view: View) -> list[str]:
+    """What is wrong with a decision and the memory behind it as they are."""
+    decision, memory = first
+    found = decision_faults(decision, view) + memory_faults(memory, view.shape[0], CPU)
+    return found or illegal_choices(decision.action, view.masks) + [
+        f"its {name} is not finite"
+        for name in ("log_probs", "value")
+        if not getattr(decision, name).isfinite().all()
+    ]
 
 
 def _conduct_findings(
     agent: Agent, view: View, memory: Memory, first: tuple[Decision, Memory]
 ) -> list[str]:
     """Chance, state outside of its memory, changes of what is given, envs that know one another."""
-    found = []
     given = view.clone()
     kept = _copied(memory)
-    if not _same(agent.act(given, kept), first):
-        told = "it keeps state elsewhere than in its memory, or draws other numbers than view.noise"
-        again = "for the same view and memory it decides something else the second time"
-        found.append(f"{again}: {told}")
-    if not (given == view).all():
-        found.append("it changes the view in place")
-    if not all(map(torch.equal, kept, memory)):
-        found.append("it changes its memory in place")
+    again = agent.act(given, kept)
     turned = torch.tensor([0, *range(2, view.shape[0]), 1][: view.shape[0]])
-    for what, envs in (("other envs", turned), ("the number of envs", torch.tensor([0]))):
-        alone = agent.act(view[envs].clone(), tuple(part[envs].clone() for part in memory))
-        if not _same(alone, first, env=0):
-            found.append(f"what it decides for env 0 depends on {what}")
-    return found
+    others, alone = (
+        agent.act(view[envs].clone(), tuple(part[envs].clone() for part in memory))
+        for envs in (turned, torch.tensor([0]))
+    )
+    wrong = {
+        "for the same view and memory it decides something else the second time: it keeps state "
+        "elsewhere than in its memory, or draws other numbers than view.noise": not _same(
+            again, first
+        ),
+        "it changes the view in place": not (given == view).all(),
+        "it changes its memory in place": not all(map(torch.equal, kept, memory)),
+        "what it decides for env 0 depends on other envs": not _same(others, first, 0),
+        "what it decides for env 0 depends on the number of envs": not _same(alone, first, 0),
+    }
+    return [words for words, is_so in wrong.items() if is_so]
 
 
 def _copied(memory: Memory) -> Memory:

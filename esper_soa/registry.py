@@ -8,7 +8,8 @@ nets/own_parts.py, env/own_reward.py, agent/own_agents.py. Needs no torch.
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import Parameter, signature
 from types import ModuleType
 from typing import TypeVar
@@ -129,6 +130,27 @@ def find(kind: str, reference: str, setting: str) -> Part:
         told = f"{len(named)} of its functions and classes are the {kind} {name}."
         raise SettingError(setting, reference, f"registered once in {place}", told)
     return named[0]
+
+
+@contextmanager
+def told(found: list[str], what: str = "it raises") -> Iterator[None]:
+    """What code of a user's raises within is one more of the findings."""
+    try:
+        yield
+    except RAISED as error:
+        found.append(f"{what} {type(error).__name__}: {one_line(error)}")
+
+
+@contextmanager
+def refused(setting: str, reference: str, allowed: str) -> Iterator[list[str]]:
+    """SettingError where one of the findings is put into the list, or ValueError is raised."""
+    found: list[str] = []
+    try:
+        yield found
+    except ValueError as error:
+        found.append(one_line(error))
+    if found:
+        raise SettingError(setting, reference, allowed, "; ".join(dict.fromkeys(found)) + ".")
 
 
 def num_required(part: Part) -> int:

@@ -12,6 +12,14 @@ import esper_soa
 from esper_soa.nets.model.host_parts import ConvBlock, HostPart, Residual
 from esper_soa.nets.model.parts import NARROW, Conv, Depthwise
 
+SLOTS = {  # of the good ones, to grow seeds in
+    "uneven": ["r0c1", "r1c2"],
+    "refined": ["r0c1", "r0c3"],
+    "staged": ["r0c0", "r0c2"],
+    "plain": ["r0c0", "r0c2"],
+    "counting": ["r0c0", "r0c1"],
+}
+
 
 @esper_soa.host("uneven")
 def uneven() -> tuple[HostPart, ...]:
@@ -149,29 +157,30 @@ tiny = of_parts("tiny", *[ConvBlock(2, pool=True)] * 6)
 seedlike = of_parts("seedlike", Conv(), Conv())
 
 
-@esper_soa.host("even")
-def even() -> tuple[HostPart, ...]:
-    return ConvBlock(8, kernel=4), ConvBlock(8)
-
-
-@esper_soa.host("wider")
-def wider() -> tuple[HostPart, ...]:
-    return ConvBlock(8), Residual((Conv(NARROW),))
-
-
-@esper_soa.host("word")
-def word() -> str:
-    return "chain"
-
-
-@esper_soa.host("bare")
-def bare() -> nn.Module:
-    return chain(10, nn.Conv2d(3, 4, 1))
-
-
-@esper_soa.host("greedy")
-def greedy(classes: int, more: int) -> nn.Module:
-    return chain(classes, nn.Conv2d(3, 4, more))
+even = esper_soa.host("even")(lambda: (ConvBlock(8, kernel=4), ConvBlock(8)))
+wider = esper_soa.host("wider")(lambda: (ConvBlock(8), Residual((Conv(NARROW),))))
+word = esper_soa.host("word")(lambda: "chain")
+bare = esper_soa.host("bare")(lambda: chain(10, nn.Conv2d(3, 4, 1)))
+greedy = esper_soa.host("greedy")(lambda classes, more: chain(classes, nn.Conv2d(3, 4, more)))
+short = esper_soa.host("short")(lambda classes: chain(classes + 1, nn.Conv2d(3, 4, 1)))
+weightless = esper_soa.host("weightless")(
+    lambda classes: nn.Sequential(nn.ReLU(), nn.AvgPool2d(8), nn.Flatten())
+)
+fused = esper_soa.host("fused")(
+    lambda classes: nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(3072, classes)))
+)
+flat = esper_soa.host("flat")(lambda classes: nn.Sequential(nn.Flatten(), nn.Linear(3072, classes)))
+taken = esper_soa.host("taken")(
+    lambda classes: nn.Sequential(OrderedDict(r0c1=nn.Conv2d(3, 4, 1), head=Head(4, classes)))
+)
+lazy = esper_soa.host("lazy")(
+    lambda classes: nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.LazyLinear(classes))
+)
+dropping = esper_soa.host("dropping")(
+    lambda classes: nn.Sequential(
+        OrderedDict(stem=nn.Conv2d(3, 4, 1), body=nn.Dropout(0.5), head=Head(4, classes))
+    )
+)
 
 
 @esper_soa.host("branching")
@@ -189,35 +198,10 @@ class Skipping(nn.Sequential):
     """A chain with a forward pass of its own."""
 
     def __init__(self, classes: int) -> None:
-        super().__init__(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(4096, classes))
+        super().__init__(nn.Conv2d(3, 4, 1), Head(4, classes))
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + 1
-
-
-@esper_soa.host("fused")
-def fused(classes: int) -> nn.Module:
-    return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(3072, classes)))
-
-
-@esper_soa.host("short")
-def short(classes: int) -> nn.Module:
-    return chain(classes + 1, nn.Conv2d(3, 4, 1))
-
-
-@esper_soa.host("flat")
-def flat(classes: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(3072, classes))
-
-
-@esper_soa.host("taken")
-def taken(classes: int) -> nn.Module:
-    return nn.Sequential(OrderedDict(r0c1=nn.Conv2d(3, 4, 1), head=Head(4, classes)))
-
-
-@esper_soa.host("weightless")
-def weightless(classes: int) -> nn.Module:
-    return nn.Sequential(nn.ReLU(), nn.AvgPool2d(8), nn.Flatten())
 
 
 pointwise = nn.Conv2d(4, 4, 1)
@@ -225,76 +209,46 @@ tied = of_modules("tied", nn.Conv2d(3, 4, 1), pointwise, nn.Sequential(pointwise
 frozen = of_modules("frozen", nn.Conv2d(3, 4, 1).requires_grad_(False))
 broken = of_modules("broken", nn.Conv2d(4, 4, 1))
 crowd = of_modules("crowd", nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, track_running_stats=False))
-
-
-@esper_soa.host("passing")
-class Passing(nn.Sequential):
-    """With a buffer that no state_dict holds."""
-
-    def __init__(self, classes: int) -> None:
-        norm = nn.BatchNorm2d(4)
-        norm.register_buffer("noise", torch.zeros(4), persistent=False)
-        super().__init__(
-            nn.Conv2d(3, 4, 1), norm, nn.AvgPool2d(32), nn.Flatten(), nn.Linear(4, classes)
-        )
-
-
-@esper_soa.host("hoarding")
-def hoarding(classes: int) -> nn.Module:
-    conv = nn.Conv2d(3, 4, 1)
-    conv.scale = torch.ones(4)  # type: ignore[assignment]
-    return chain(classes, conv)
-
-
-@esper_soa.host("dropping")
-def dropping(classes: int) -> nn.Module:
-    return nn.Sequential(
-        OrderedDict(stem=nn.Conv2d(3, 4, 1), body=nn.Dropout(0.5), head=Head(4, classes))
-    )
-
-
-@esper_soa.host("moody")
-class Moody(nn.Sequential):
-    """Gives fewer channels in training."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__(
-            Halved(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes)
-        )
+# with a buffer that no state_dict holds; with a tensor that is none
+noisy = nn.BatchNorm2d(4)
+noisy.register_buffer("noise", torch.zeros(4), persistent=False)
+passing = of_modules("passing", nn.Conv2d(3, 4, 1), noisy)
+scaled = nn.Conv2d(3, 4, 1)
+scaled.scale = torch.ones(4)  # type: ignore[assignment]
+hoarding = of_modules("hoarding", scaled)
 
 
 class Halved(nn.Conv2d):
+    """Gives fewer channels in training."""
+
     def forward(self, x: Tensor) -> Tensor:
         out = super().forward(x)
         return out[:, :2] if self.training else out
 
 
-@esper_soa.host("lazy")
-def lazy(classes: int) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.LazyLinear(classes))
-
-
-@esper_soa.host("reading")
-class Reading(nn.Sequential):
+class Deciding(nn.Conv2d):
     """Decides by a number, which has no one value for several networks."""
 
-    def __init__(self, classes: int) -> None:
-        super().__init__(Deciding(3, 4, 1), nn.AvgPool2d(32), nn.Flatten(), nn.Linear(4, classes))
-
-
-class Deciding(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if x.mean() > 0 else super().forward(-x)
+
+
+moody = of_modules("moody", Halved(3, 4, 1))
+reading = of_modules("reading", Deciding(3, 4, 1))
 
 
 # --- what only a closer look finds faulty
 
 
-@esper_soa.host("infinite")
-def infinite(classes: int) -> nn.Module:
-    conv = nn.Conv2d(3, 4, 1)
-    nn.init.constant_(conv.weight, float("inf"))
-    return chain(classes, conv)
+class Logarithm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log(x - 100)
+
+
+boundless = nn.Conv2d(3, 4, 1)
+nn.init.constant_(boundless.weight, float("inf"))
+infinite = of_modules("infinite", boundless)
+undefined = of_modules("undefined", nn.Conv2d(3, 4, 1), Logarithm())
 
 
 @esper_soa.host("chance")
@@ -318,14 +272,6 @@ class Deaf(nn.Sequential):
 class Fixed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.adaptive_avg_pool2d(x, 1).detach().repeat(1, 3, 1, 1)[:, :10]
-
-
-class Logarithm(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.log(x - 100)
-
-
-undefined = of_modules("undefined", nn.Conv2d(3, 4, 1), Logarithm())
 
 
 def unmarked() -> tuple[HostPart, ...]:

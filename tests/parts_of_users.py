@@ -83,80 +83,58 @@ taken = of_parts("norm", Conv())
 narrower = of_parts("narrower", Conv(NARROW))
 
 
-@esper_soa.blueprint("word")
-def word() -> str:
-    return "conv_light"
-
-
-@esper_soa.blueprint("bare")
-def bare() -> nn.Module:
-    return nn.Conv2d(8, 8, 1)
-
-
-@esper_soa.blueprint("greedy")
-def greedy(channels: int, more: int) -> nn.Module:
-    return nn.Conv2d(channels, more, 1)
-
-
-@esper_soa.blueprint("counting")
-class Counting(nn.BatchNorm2d):
-    """Running statistics, which all networks would share."""
-
-
-@esper_soa.blueprint("empty")
-class Empty(nn.Identity):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-
-
-@esper_soa.blueprint("frozen")
-class Frozen(nn.Conv2d):
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, channels, 1, bias=False)
-        self.weight.requires_grad_(False)
-
-
-@esper_soa.blueprint("shrinking")
-class Shrinking(nn.Conv2d):
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, channels, 3)
-
-
-class Pointwise(nn.Conv2d):
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, channels, 1)
-
-
-@esper_soa.blueprint("half")
-class Half(Pointwise):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).bfloat16()
-
-
-@esper_soa.blueprint("failing")
-def failing(channels: int) -> nn.Module:
-    return nn.Conv2d(channels, channels, 1, groups=channels + 1)
-
-
 def unmarked() -> tuple[Part, ...]:
     return (Conv(),)
 
 
-# --- blueprints that only a closer look finds faulty
+class Pointwise(nn.Conv2d):
+    def __init__(self, channels: int, bias: bool = True) -> None:
+        super().__init__(channels, channels, 1, bias=bias)
 
 
-@esper_soa.blueprint("dropping")
-def dropping(channels: int) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(channels, channels, 1), nn.Dropout(0.5))
+def changed(name: str, change: Callable[[Tensor], Tensor]) -> type[nn.Module]:
+    """A blueprint `name`: a pointwise convolution whose output is changed."""
+
+    @esper_soa.blueprint(name)
+    class Changed(Pointwise):
+        def forward(self, x: Tensor) -> Tensor:
+            return change(super().forward(x))
+
+    return Changed
+
+
+half = changed("half", lambda out: out.bfloat16())
+undefined = changed("undefined", lambda out: torch.log(out - 100))
+deaf = changed("deaf", lambda out: out.detach())
+silent = changed("silent", lambda out: 0 * out)
+
+word = esper_soa.blueprint("word")(lambda: "conv_light")
+bare = esper_soa.blueprint("bare")(lambda: Pointwise(8))
+greedy = esper_soa.blueprint("greedy")(lambda channels, more: nn.Conv2d(channels, more, 1))
+keyword = esper_soa.blueprint("keyword")(lambda *, channels: Pointwise(channels))
+failing = esper_soa.blueprint("failing")(
+    lambda channels: nn.Conv2d(channels, 1, 1, groups=channels + 1)
+)
+shrinking = esper_soa.blueprint("shrinking")(lambda channels: nn.Conv2d(channels, channels, 3))
+empty = esper_soa.blueprint("empty")(lambda channels: nn.Identity())
+frozen = esper_soa.blueprint("frozen")(
+    lambda channels: Pointwise(channels, bias=False).requires_grad_(False)
+)
+dropping = esper_soa.blueprint("dropping")(
+    lambda channels: nn.Sequential(Pointwise(channels), nn.Dropout(0.5))
+)
+# running statistics, which all networks would share; a norm over the batch without them
+counting = esper_soa.blueprint("counting")(lambda channels: nn.BatchNorm2d(channels))
+crowd = esper_soa.blueprint("crowd")(
+    lambda channels: nn.BatchNorm2d(channels, track_running_stats=False)
+)
 
 
 @esper_soa.blueprint("counter")
 class Counter(Pointwise):
     """Is another function with every call."""
 
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels)
-        self.calls = 0
+    calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
@@ -182,28 +160,6 @@ class Infinite(Pointwise):
         nn.init.constant_(self.weight, float("inf"))
 
 
-@esper_soa.blueprint("undefined")
-class Undefined(Pointwise):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.log(super().forward(x) - 100)
-
-
-@esper_soa.blueprint("crowd")
-class Crowd(nn.BatchNorm2d):
-    """A norm over the batch, without running statistics."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, track_running_stats=False)
-
-
-@esper_soa.blueprint("deaf")
-class Deaf(Pointwise):
-    """Learns nothing."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).detach()
-
-
 @esper_soa.blueprint("leaking")
 class Leaking(Pointwise):
     """Gives what a convolution gives, and hands gradients to the networks of other envs."""
@@ -212,19 +168,6 @@ class Leaking(Pointwise):
         batched = torch._C._functorch.is_batchedtensor(self.weight)
         every = torch._C._functorch.get_unwrapped(self.weight) if batched else self.weight
         return super().forward(x) + (every.sum() - every.sum().detach())
-
-
-@esper_soa.blueprint("keyword")
-def keyword(*, channels: int) -> nn.Module:
-    return nn.Conv2d(channels, channels, 1)
-
-
-@esper_soa.blueprint("silent")
-class Silent(Pointwise):
-    """x + 0 * anything."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + 0 * super().forward(x)
 
 
 @esper_soa.blueprint("hoarding")
@@ -255,76 +198,31 @@ def parts(inputs: RewardInputs) -> dict[str, Tensor]:
     return {"own": inputs.accuracy_delta.float(), "occupancy_rent": -inputs.num_active.double()}
 
 
-@esper_soa.reward("second")
-def second(inputs: RewardInputs) -> Tensor:
-    """Of hosts with two slots or more."""
-    return inputs.contribution[:, 1]
-
-
-@esper_soa.reward("pbrs_bonus")
-def of_a_taken_name(inputs: RewardInputs) -> Tensor:
-    return inputs.accuracy_delta
-
-
-@esper_soa.reward("per_slot")
-def per_slot(inputs: RewardInputs) -> Tensor:
-    return inputs.contribution
-
-
-@esper_soa.reward("count")
-def count(inputs: RewardInputs) -> Tensor:
-    return inputs.num_fossilized
-
-
-@esper_soa.reward("scalar")
-def scalar(inputs: RewardInputs) -> float:
-    return 1.0
-
-
-@esper_soa.reward("strange")
-def strange(inputs: RewardInputs) -> dict[str, Tensor]:
-    return {"bonus": inputs.accuracy_delta}
-
-
-@esper_soa.reward("twofold")
-def twofold(inputs: RewardInputs, weight: float) -> Tensor:
-    return weight * inputs.accuracy_delta
-
-
-@esper_soa.reward("misspelt")
-def misspelt(inputs: RewardInputs) -> Tensor:
-    return inputs.acuracy
-
-
-@esper_soa.reward("ranked")
-def ranked(inputs: RewardInputs) -> Tensor:
-    """Against the other envs."""
-    return inputs.val_accuracy - inputs.val_accuracy.mean()
-
-
-@esper_soa.reward("divided")
-def divided(inputs: RewardInputs) -> Tensor:
-    return inputs.val_accuracy / (inputs.max_steps - inputs.step)
-
-
-@esper_soa.reward("careless")
-def careless(inputs: RewardInputs) -> Tensor:
-    return inputs.val_accuracy.sub_(50)
-
-
 @esper_soa.reward("branching")
 def branching(inputs: RewardInputs) -> Tensor:
     return inputs.val_accuracy if inputs.step.max() > 3 else inputs.val_loss
 
 
-@esper_soa.reward("random")
-def random(inputs: RewardInputs) -> Tensor:
-    return inputs.val_accuracy + torch.rand_like(inputs.val_accuracy)
-
-
-@esper_soa.reward("graph")
-def graph(inputs: RewardInputs) -> Tensor:
-    return inputs.val_accuracy * torch.ones(1, requires_grad=True)
+# of hosts with two slots or more
+second = esper_soa.reward("second")(lambda inputs: inputs.contribution[:, 1])
+of_a_taken_name = esper_soa.reward("pbrs_bonus")(lambda inputs: inputs.accuracy_delta)
+per_slot = esper_soa.reward("per_slot")(lambda inputs: inputs.contribution)
+count = esper_soa.reward("count")(lambda inputs: inputs.num_fossilized)
+scalar = esper_soa.reward("scalar")(lambda inputs: 1.0)
+strange = esper_soa.reward("strange")(lambda inputs: {"bonus": inputs.accuracy_delta})
+twofold = esper_soa.reward("twofold")(lambda inputs, weight: weight * inputs.accuracy_delta)
+misspelt = esper_soa.reward("misspelt")(lambda inputs: inputs.acuracy)
+careless = esper_soa.reward("careless")(lambda inputs: inputs.val_accuracy.sub_(50))
+ranked = esper_soa.reward("ranked")(lambda inputs: inputs.val_accuracy - inputs.val_accuracy.mean())
+divided = esper_soa.reward("divided")(
+    lambda inputs: inputs.val_accuracy / (inputs.max_steps - inputs.step)
+)
+random = esper_soa.reward("random")(
+    lambda inputs: inputs.val_accuracy + torch.rand_like(inputs.val_accuracy)
+)
+graph = esper_soa.reward("graph")(
+    lambda inputs: inputs.val_accuracy * torch.ones(1, requires_grad=True)
+)
 
 
 # --- agents
@@ -346,40 +244,35 @@ class Eager:
         return obey(seed_action(op, slot, view.masks.blueprint.long().argmax(1)), view.masks)[0]
 
 
-@esper_soa.agent("lawless")
-class Lawless(Eager):
-    """Germinates what no host here has."""
+def acting(name: str, action: Callable[[View, Tensor], Action]) -> type[Eager]:
+    """An agent `name` that acts so; given a view, and how often it has acted."""
 
-    def action(self, view: View, count: Tensor) -> Action:
-        return seed_action(torch.full_like(count, Op.GERMINATE), 0 * count, 0 * count + 9)
+    @esper_soa.agent(name)
+    class Acting(Eager):
+        def action(self, view: View, count: Tensor) -> Action:
+            return action(view, count)
 
-
-@esper_soa.agent("beyond")
-class Beyond(Eager):
-    def action(self, view: View, count: Tensor) -> Action:
-        return seed_action(0 * count + 6, 0 * count, 0 * count)
+    return Acting
 
 
-@esper_soa.agent("dicing")
-class Dicing(Eager):
-    """Draws for itself, and keeps what it remembers in itself."""
-
-    def action(self, view: View, count: Tensor) -> Action:
-        op = uniform_choice(view.masks.op, torch.rand(count.shape))
-        return obey(seed_action(op, 0 * count, 0 * count + 1), view.masks)[0].replace(
-            tempo=torch.randint(0, 3, op.shape)
-        )
+def dice(view: View, count: Tensor) -> Action:
+    """Drawn by itself."""
+    op = uniform_choice(view.masks.op, torch.rand(count.shape))
+    legal = obey(seed_action(op, 0 * count, 0 * count + 1), view.masks)[0]
+    return legal.replace(tempo=torch.randint(0, 3, op.shape))
 
 
-@esper_soa.agent("following")
-class Following(Eager):
-    """Every env acts only where env 1 may."""
+def follow(view: View, count: Tensor) -> Action:
+    """Every env acts only where the last one may."""
+    own = Eager().action(view, count)
+    return own.replace(op=torch.where(view.state.signals.val_accuracy[-1] > 12, own.op, Op.WAIT))
 
-    def action(self, view: View, count: Tensor) -> Action:
-        own = super().action(view, count)
-        return own.replace(
-            op=torch.where(view.state.signals.val_accuracy[-1] > 12, own.op, Op.WAIT)
-        )
+
+# germinates what no host here has; does what no op is
+Lawless = acting("lawless", lambda _, count: seed_action(0 * count + 1, 0 * count, 0 * count + 9))
+beyond = acting("beyond", lambda _, count: seed_action(0 * count + 6, 0 * count, 0 * count))
+dicing = acting("dicing", dice)
+following = acting("following", follow)
 
 
 @esper_soa.agent("writing")

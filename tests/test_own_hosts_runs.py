@@ -8,6 +8,7 @@ import pytest
 import torch
 import warm
 from grown_hosts import score
+from hosts_of_users import SLOTS
 from lanes import some_of
 from program import TINY, finished
 from test_resume import CPU, assert_equal_runs, fresh, lines, resumed, settings
@@ -24,13 +25,6 @@ from esper_soa.simulator import Simulator
 
 HERE = "hosts_of_users"
 TESTS = Path(__file__).resolve().parent
-SLOTS = {
-    "staged": "[r0c0,r0c2]",
-    "plain": "[r0c0,r0c2]",
-    "refined": "[r0c1,r0c3]",
-    "uneven": "[r0c2,r1c0]",
-    "counting": "[r0c0,r0c1]",
-}
 GIVEN: dict[str, str | int | float] = {
     "control": "none",
     "rounds": 1,
@@ -42,9 +36,7 @@ GIVEN: dict[str, str | int | float] = {
     "data.name": "synthetic",
     "data.synthetic_train": 32,
     "data.synthetic_test": 32,
-    "task.blueprints": "[norm]",
     "policy": "schedule",
-    "policy.schedule.blueprint": "norm",
     "policy.schedule.fossilize": 1,
     "lifecycle": "auto_forward",
     "gates.min_blending_steps": 1,
@@ -77,10 +69,17 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(name: str, tmp_path: Path
 
 @pytest.fixture(scope="module")
 def played() -> dict[str, Simulator]:
-    """An episode of hosts of each kind, in which seeds grow."""
+    """An episode of hosts of each kind, in which seeds grow; modules in one of them."""
     found = {}
     for name, slots in SLOTS.items():
-        sim = esper_soa.make("smoke", **(GIVEN | {"task.host": f"{HERE}:{name}", "slots": slots}))
+        seed = "parts_of_users:grouped" if name == "staged" else "norm"
+        given = {
+            "task.host": f"{HERE}:{name}",
+            "slots": f"[{','.join(slots)}]",
+            "task.blueprints": f"[{seed}]",
+            "policy.schedule.blueprint": seed,
+        }
+        sim = esper_soa.make("smoke", **(GIVEN | given))
         for _ in sim.episode():
             pass
         found[name] = sim
@@ -93,7 +92,8 @@ def test_a_grown_network_has_the_accuracy_and_the_loss_of_its_engine(
 ) -> None:
     net = played[name].export(1)
     world = played[name].world
-    assert {seed["blueprint"] for seed in net.spec["seeds"]} == {"norm"}
+    grown = {seed["blueprint"] for seed in net.spec["seeds"]}
+    assert grown == {"grouped" if name == "staged" else "norm"}
     chosen = world.validation.order
     images = world.images
     x = images.test_images[chosen].permute(0, 3, 1, 2).float() / 255
@@ -132,12 +132,15 @@ def test_the_code_of_a_host_of_parts_stands_alone_and_that_of_modules_needs_them
     images = torch.rand(2, 3, 32, 32)
     torch.save((images, net(images)), tmp_path / "wanted.pt")
     save_code(net, tmp_path / "host.py")
+    esper_soa.save(net, tmp_path / "host.safetensors")
     code = (
-        "import torch; torch.set_num_threads(1); import host; x, wanted = torch.load('wanted.pt'); "
-        "assert torch.equal(host.network()(x), wanted)"
+        "import torch, host, esper_soa; torch.set_num_threads(1); "
+        "x, wanted = torch.load('wanted.pt'); "
+        "nets = esper_soa.load('host.safetensors'), host.network(); "
+        "assert all(torch.equal(net(x), wanted) for net in nets)"
     )
-    paths = [str(TESTS), str(TESTS.parent)]
-    found = f"import sys; sys.path[:0] = {paths!r}; import hosts_of_users; " if imported else ""
+    paths = f"import sys; sys.path[:0] = {[str(TESTS), str(TESTS.parent)]!r}; "
+    found = paths + "import hosts_of_users, parts_of_users; " if imported else ""
     command = [sys.executable, "-c", found + code]
     done = warm.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -33,6 +33,8 @@ from esper_soa.env.world import World
 from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
 from esper_soa.nets.streams import POLICY_SAMPLE, stream_keys, uniform
 from esper_soa.nets.subsets import max_rows
+from esper_soa.ops.collect import Player, Round, play_round
+from esper_soa.ops.metrics import RoundResult
 from esper_soa.ops.progress import Progress
 from esper_soa.state import (
     STATE_FLOAT,
@@ -95,6 +97,12 @@ def tiny_rules(
 def tiny_world(num_envs: int, num_slots: int, steps: int) -> World:
     """N hosts with weights and images on the CPU."""
     return build_world(tiny_settings(num_envs, num_slots, steps), CPU)
+
+
+def random_round(world: World) -> RoundResult:
+    """What an episode of random play gives."""
+    quiet = Progress(1, Console(file=io.StringIO()), "off")
+    return play_round(world, Player(RandomPolicy(), None), Round(0, quiet))[0]
 
 
 def random_numbers(seed: int, step: int, like: Tensor) -> Tensor:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from esper_soa.agent.distribution import illegal_choices
 from esper_soa.agent.protocol import Agent, Memory
-from esper_soa.errors import SettingError, UserError
+from esper_soa.errors import UserError, check
 from esper_soa.nets.config import SlotSpec
+from esper_soa.nets.own_parts import tensor_findings
 from esper_soa.registry import AGENT, Part, find, num_required
 from esper_soa.state import Decision, View
 from esper_soa.vocabulary import HEAD_NAMES
@@ -65,14 +66,12 @@ class Watched:
 def own_agent(reference: str, setting: str, surroundings: Surroundings) -> Watched:
     """The agent `module:name` that `setting` names, watched; SettingError where there is none."""
     part = find(AGENT, reference, setting)
-    if num_required(part) > 1:
-        allowed = "called without an argument or with the Surroundings"
-        raise SettingError(setting, reference, allowed, "It wants more.")
+    allowed = "called without an argument or with the Surroundings"
+    check(num_required(part) <= 1, setting, reference, allowed, "It wants more.")
     agent = made_agent(part, surroundings)
-    lacking = [name for name in ("start", "act") if not hasattr(agent, name)]
-    if lacking:
-        made = f"What it gives, a {type(agent).__name__}, has no {' and no '.join(lacking)}."
-        raise SettingError(setting, reference, "a factory of agents", made)
+    lacking = " and no ".join(name for name in ("start", "act") if not hasattr(agent, name))
+    given = f"What it gives, a {type(agent).__name__}, has no {lacking}."
+    check(not lacking, setting, reference, "a factory of agents", given)
     return Watched(f"{setting}={reference}", agent)
 
 
@@ -85,16 +84,17 @@ def memory_faults(memory: object, num_envs: int, device: torch.device) -> list[s
     """What keeps `memory` from being that of N envs, in words."""
     if not isinstance(memory, tuple) or not all(isinstance(part, Tensor) for part in memory):
         return [f"its memory is a {type(memory).__name__}, not a tuple of tensors"]
-    found = []
-    for place, part in enumerate(memory):
-        if part.ndim == 0 or part.shape[0] != num_envs:
-            found.append(
-                f"part {place} of its memory is of shape {list(part.shape)}, not a row per env of "
-                f"{num_envs}"
-            )
-        if part.device != device:
-            found.append(f"part {place} of its memory is on {part.device}, the envs on {device}")
-    return found
+    return [
+        fault
+        for place, part in enumerate(memory)
+        for fault in tensor_findings(
+            f"part {place} of its memory",
+            part.detach(),
+            [num_envs, *part.shape[1:]],
+            part.dtype,
+            device,
+        )
+    ]
 
 
 def decision_faults(decision: object, view: View) -> list[str]:
@@ -102,22 +102,15 @@ def decision_faults(decision: object, view: View) -> list[str]:
     if not isinstance(decision, Decision):
         return [f"its decision is a {type(decision).__name__}, not a Decision"]
     num_envs = view.noise.shape[0]
-    device = view.noise.device
-    wanted = {
-        f"action.{name}": (decision.action.get(name), [num_envs], torch.int64)
-        for name in HEAD_NAMES
-    }
-    wanted |= {"log_probs": (decision.log_probs, [num_envs, len(HEAD_NAMES)], torch.float32)}
-    wanted |= {"value": (decision.value, [num_envs], torch.float32)}
-    found = []
-    for name, (part, shape, dtype) in wanted.items():
-        if list(part.shape) != shape or part.dtype != dtype:
-            kind, asked = (str(one).removeprefix("torch.") for one in (part.dtype, dtype))
-            found.append(
-                f"its {name} is {kind} of shape {list(part.shape)}, not {asked} of shape {shape}"
-            )
-        if part.device != device:
-            found.append(f"its {name} is on {part.device}, the envs on {device}")
-        if part.requires_grad:
-            found.append(f"its {name} has a gradient, and nobody learns from it")
-    return found
+    wanted = [
+        *((f"action.{name}", decision.action.get(name), (), torch.int64) for name in HEAD_NAMES),
+        ("log_probs", decision.log_probs, (len(HEAD_NAMES),), torch.float32),
+        ("value", decision.value, (), torch.float32),
+    ]
+    return [
+        fault
+        for name, part, shape, dtype in wanted
+        for fault in tensor_findings(
+            f"its {name}", part, [num_envs, *shape], dtype, view.noise.device
+        )
+    ]

@@ -23,11 +23,7 @@ def activation_elements(shape: HostShape, rows: int = 1) -> int:
         for slot in slots_of(segment):
             if slot >= 0:
                 held = min(2 * held, rows)
-                pixels = shape.slots[slot].size ** 2
-                largest = max(largest, held * pixels * _seed_channels(shape, slot))
+                spec = shape.slots[slot]
+                widest = max(max(one.widths(spec.channels)) for one in shape.blueprints)
+                largest = max(largest, held * spec.size**2 * widest)
     return largest
-
-
-def _seed_channels(shape: HostShape, slot: int) -> int:
-    channels = shape.slots[slot].channels
-    return max([channels, *(width for one in shape.blueprints for width in one.widths(channels))])

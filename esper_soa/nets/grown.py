@@ -2,11 +2,10 @@
 
 Given the shape of the hosts, their rows of weights, and what stands in their slots, `grown_hosts`
 describes every host and gives its tensors the names that they have in a GrownNetwork
-(model/modules.py). The engines are not asked: rows mean what the tables of parameters say. Called
-by ops/networks.py.
+(model/modules.py). The engines are not asked: rows mean what the tables of parameters say.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,8 +16,7 @@ from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.host import Block, HostShape, OwnSegment, Refinement, Segment, slots_of
 from esper_soa.nets.model.blueprints import gate_layer, gate_table, seed_layers, seed_table
 from esper_soa.nets.model.modules import GrownNetwork, network_of
-from esper_soa.nets.model.parameters import Table
-from esper_soa.nets.model.parts import Layer
+from esper_soa.nets.model.parts import Layer, Table
 from esper_soa.nets.pools import row_layout
 from esper_soa.vocabulary import BLEND_NAMES, STAGE_NAMES, Blend, Stage
 
@@ -55,16 +53,6 @@ class Grown(NamedTuple):
         return network_of(self.spec, self.tensors)
 
 
-class _Names(NamedTuple):
-    """Tensors of hosts that are built alike, in the order of rows: parameters by name and shape."""
-
-    host: list[tuple[str, torch.Size]]
-    statistics: list[tuple[str, torch.Size]]
-    counters: list[str]  # of the host, that nothing reads and rows do not hold
-    seeds: dict[str, list[tuple[str, torch.Size]]]  # by slot
-    gates: dict[str, list[tuple[str, torch.Size]]]
-
-
 def host_spec(shape: HostShape, pixels: Pixels) -> dict:
     """The description of a host with empty slots: what goes in, and layers in order."""
     host = []
@@ -99,15 +87,31 @@ def host_spec(shape: HostShape, pixels: Pixels) -> dict:
 def seed_specs(shape: HostShape, residents: Residents) -> list[dict]:
     """The descriptions of the seeds that a host feels, in the order in which images meet them."""
     places = {
-        slot: name
+        slot: place
         for number, block in enumerate(shape.blocks)
-        for slot, name in _places(number, block)
+        for slot, place in zip(
+            slots_of(block), (_name(number, block), f"pool{number}"), strict=False
+        )
     }
-    return [
-        _seed_spec(shape, slot, places[slot], residents)
-        for slot in shape.execution_order
-        if residents.stage[slot] in FELT_STAGES
-    ]
+    found = []
+    for slot in shape.execution_order:
+        if residents.stage[slot] in FELT_STAGES:
+            blueprint = shape.blueprint(residents.blueprint[slot])
+            channels = shape.slots[slot].channels
+            gated = residents.blend[slot] == Blend.GATE
+            seed = {
+                "slot": shape.slots[slot].name,
+                "after": places[slot],
+                "stage": STAGE_NAMES[residents.stage[slot]],
+                "blueprint": blueprint.name,
+                "residual": blueprint.residual,
+                "layers": _plain(seed_layers(blueprint, channels)),
+                "blend": BLEND_NAMES[residents.blend[slot]],
+                "alpha": residents.alpha[slot],
+                "gate": gate_layer(channels)._asdict() if gated else None,
+            }
+            found.append(seed)
+    return found
 
 
 def grown_hosts(
@@ -124,95 +128,54 @@ def grown_hosts(
     kept += [("seeds", slot.name, "params") for slot in shape.slots]
     chosen = torch.tensor(list(envs), device=weights["host", "params"].device)
     rows = weights.select(*kept)[chosen].cpu()
-    names = dict[tuple[tuple[int, ...], ...], _Names]()
+    nets = dict[tuple[tuple[int, ...], ...], GrownNetwork]()  # without numbers, of each kind
     hosts = []
     for place, mine in enumerate(residents):
         spec = host_spec(shape, pixels) | {"seeds": seed_specs(shape, mine)}
         kind = tuple(mine.stage), tuple(mine.blueprint), tuple(mine.blend)
-        if kind not in names:
-            names[kind] = _names(spec, shape.own_chain is not None)
-        hosts.append(_grown(spec, names[kind], shape, rows[place : place + 1]))
+        if kind not in nets:
+            with torch.device("meta"):
+                nets[kind] = GrownNetwork(spec)
+        hosts.append(_grown(spec, nets[kind], shape, rows[place : place + 1]))
     return hosts
 
 
 def _name(number: int, segment: Segment) -> str:
     """What a segment is called: a module of a user's own as it was there."""
-    return segment.facts.name if isinstance(segment, OwnSegment) else f"block{number}"
-
-
-def _places(number: int, segment: Segment) -> list[tuple[int, str]]:
-    """The slots of a segment, each with the part of the host behind which it stands."""
-    return list(zip(slots_of(segment), (_name(number, segment), f"pool{number}"), strict=False))
+    return segment.name if isinstance(segment, OwnSegment) else f"block{number}"
 
 
 def _plain(layers: Sequence[Layer]) -> list[dict]:
     return [layer._asdict() for layer in layers]
 
 
-def _seed_spec(shape: HostShape, slot: int, after: str, residents: Residents) -> dict:
-    blueprint = shape.blueprint(residents.blueprint[slot])
-    channels = shape.slots[slot].channels
-    gated = residents.blend[slot] == Blend.GATE
-    return {
-        "slot": shape.slots[slot].name,
-        "after": after,
-        "stage": STAGE_NAMES[residents.stage[slot]],
-        "blueprint": blueprint.name,
-        "residual": blueprint.residual,
-        "layers": _plain(seed_layers(blueprint, channels)),
-        "blend": BLEND_NAMES[residents.blend[slot]],
-        "alpha": residents.alpha[slot],
-        "gate": gate_layer(channels)._asdict() if gated else None,
-    }
-
-
-def _names(spec: dict, own: bool) -> _Names:
-    """The names of the tensors in the network of `spec`; own: rows hold all buffers of its host."""
-    with torch.device("meta"):
-        net = GrownNetwork(spec)
-    host = list[tuple[str, torch.Size]]()
-    statistics = list[tuple[str, torch.Size]]()
-    counters = list[str]()
-    for part in spec["host"]:
-        host += _parameters(net, part["name"])
-        for name, buffer in net.get_submodule(part["name"]).named_buffers(prefix=part["name"]):
-            if own or not name.endswith(COUNTER):
-                statistics.append((name, buffer.shape))
-            else:
-                counters.append(name)
-    slots = [seed["slot"] for seed in spec["seeds"]]
-    gated = [seed["slot"] for seed in spec["seeds"] if seed["gate"]]
-    seeds = {slot: _parameters(net, f"{slot}.seed") for slot in slots}
-    gates = {slot: _parameters(net, f"{slot}.blend.gate") for slot in gated}
-    return _Names(host, statistics, counters, seeds, gates)
-
-
-def _parameters(net: GrownNetwork, place: str) -> list[tuple[str, torch.Size]]:
-    """Names and shapes of the parameters of the module that is called `place`, in order."""
-    named = net.get_submodule(place).named_parameters(prefix=place)
-    return [(name, one.shape) for name, one in named]
-
-
-def _grown(spec: dict, names: _Names, shape: HostShape, rows: TensorDict) -> Grown:
-    """The one host in `rows`."""
-    tensors = _named(names.host, shape.parameters, rows["host", "params"])
-    slots = {slot.name: (number, slot.channels) for number, slot in enumerate(shape.slots)}
-    codes = {one.name: one for one in shape.blueprints}
+def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) -> Grown:
+    """The one host in `rows`; net: one without numbers that is built like it."""
+    places = [part["name"] for part in spec["host"]]
+    modules = {place: net.get_submodule(place) for place in places}
+    host = [one for at in places for one in modules[at].named_parameters(prefix=at)]
+    tensors = _named(host, shape.parameters, rows["host", "params"])
+    numbers = {slot.name: number for number, slot in enumerate(shape.slots)}
+    blueprints = {one.name: one for one in shape.blueprints}
     for seed in spec["seeds"]:
-        name = seed["slot"]
+        number = numbers[seed["slot"]]
+        channels = shape.slots[number].channels
         own = rows["seeds", seed["slot"], "params"]
-        number, channels = slots[name]
-        tensors |= _named(names.seeds[name], seed_table(codes[seed["blueprint"]], channels), own)
-        if name in names.gates:
+        at = f"{seed['slot']}.seed"
+        named = net.get_submodule(at).named_parameters(prefix=at)
+        tensors |= _named(named, seed_table(blueprints[seed["blueprint"]], channels), own)
+        if seed["gate"]:
             gates = own[:, row_layout(shape, number).seed :]
-            tensors |= _named(names.gates[name], gate_table(channels), gates)
+            at = f"{seed['slot']}.blend.gate"
+            named = net.get_submodule(at).named_parameters(prefix=at)
+            tensors |= _named(named, gate_table(channels), gates)
     spec["parameters"] = sum(one.numel() for one in tensors.values())
-    tensors |= _named(names.statistics, shape.statistics, rows["host", "statistics"])
-    if shape.own_chain is not None:
-        kept = [buffer.dtype for segment in shape.own_chain.segments for buffer in segment.buffers]
-        for (name, _), dtype in zip(names.statistics, kept, strict=True):
-            tensors[name] = tensors[name].to(dtype)
-    tensors |= {name: torch.zeros((), dtype=torch.int64) for name in names.counters}
+    buffers = [one for at in places for one in modules[at].named_buffers(prefix=at)]
+    own_host = shape.own_chain is not None  # rows hold all buffers of its modules
+    held = [one for one in buffers if own_host or not one[0].endswith(COUNTER)]
+    statistics = _named(held, shape.statistics, rows["host", "statistics"])
+    for name, buffer in buffers:
+        tensors[name] = statistics.get(name, torch.zeros(())).to(buffer.dtype)
     for seed in spec["seeds"]:
         tensors[f"{seed['slot']}.blend.alpha"] = torch.tensor(seed["alpha"])
     for name in ("mean", "std"):
@@ -220,16 +183,14 @@ def _grown(spec: dict, names: _Names, shape: HostShape, rows: TensorDict) -> Gro
     return Grown(spec, tensors)
 
 
-def _named(
-    names: Sequence[tuple[str, torch.Size]], table: Table, rows: Tensor
-) -> dict[str, Tensor]:
-    """The tensors in the first columns of rows [1, ...] by their names."""
-    named = dict[str, Tensor]()
-    for (name, wanted), values in zip(names, table.unpack(rows[:, : table.total]), strict=True):
-        if wanted != values.shape[1:]:
-            told = (
-                f"a parameter {list(values.shape[1:])} for a layer that has one of {list(wanted)}"
+def _named(named: Iterable[tuple[str, Tensor]], table: Table, rows: Tensor) -> dict[str, Tensor]:
+    """The tensors in the first columns of rows [1, ...] by the names of those of a module."""
+    found = dict[str, Tensor]()
+    for (name, like), values in zip(named, table.unpack(rows[:, : table.total]), strict=True):
+        if like.shape != values.shape[1:]:
+            shapes = list(values.shape[1:]), list(like.shape)
+            raise ValueError(
+                f"{name}: a parameter {shapes[0]} for a layer that has one of {shapes[1]}"
             )
-            raise ValueError(f"{name}: {told}")
-        named[name] = values[0].clone()
-    return named
+        found[name] = values[0].clone()
+    return found

@@ -2,12 +2,10 @@
 
 Block: convolution, batch norm, ReLU, slot r0c{i}, max pool, slot r1c{i}; after the last block a
 global mean and a linear classifier. Hosts of users' own have other segments too, each with a slot
-r0c{i} behind it, and may have a head of their own. What stands in the slots is the business of the
-`SlotFiller` that the engine in torch hands in.
+r0c{i} behind it, and may have a head of their own.
 """
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -17,20 +15,17 @@ from esper_soa.nets import batched
 from esper_soa.nets.config import IMAGE_CHANNELS, SlotSpec, TaskConfig
 from esper_soa.nets.forward import seed_forward
 from esper_soa.nets.layers import Layers
-from esper_soa.nets.model import own_module
 from esper_soa.nets.model.blueprints import (
     BLUEPRINTS,
     Architecture,
     Blueprints,
-    of_code,
     seed_layers,
     seed_products,
     seed_table,
 )
 from esper_soa.nets.model.host_parts import ConvBlock, HostChain
-from esper_soa.nets.model.own_module import OwnChain
-from esper_soa.nets.model.parameters import Parameter, Table, norm_scale, offset, weight, zeros
-from esper_soa.nets.model.parts import Layer, convolution
+from esper_soa.nets.model.own_module import OwnChain, OwnSegment
+from esper_soa.nets.model.parts import SPREAD, Layer, Parameter, Table, convolution, norm_parameters
 
 
 class Block(NamedTuple):
@@ -47,13 +42,14 @@ class Block(NamedTuple):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Kernel of the convolution, scale and shift of its batch norm."""
-        kernel = weight(self.channels, self.inputs, self.kernel, self.kernel)
-        return kernel, norm_scale(self.channels), zeros(self.channels)
+        shape = (self.channels, self.inputs, self.kernel, self.kernel)
+        kernel = SPREAD.tensor(shape, self.inputs * self.kernel**2)
+        return kernel, *norm_parameters(self.channels)
 
     @property
     def statistics(self) -> tuple[Parameter, ...]:
         """Running mean and variance of its batch norm."""
-        return zeros(self.channels), norm_scale(self.channels)
+        return norm_parameters(self.channels)[::-1]
 
     @property
     def layers(self) -> list[Layer]:
@@ -104,40 +100,6 @@ class Refinement(NamedTuple):
         return self.channels * self.size**2
 
 
-class OwnSegment(NamedTuple):
-    """A module of a chain of a user's own; slot numbers as of Block."""
-
-    chain: OwnChain
-    number: int  # in the chain
-    slot: int  # behind it
-
-    @property
-    def facts(self) -> own_module.Segment:
-        return self.chain.segments[self.number]
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """In the module's order; `initial_hosts` says how they begin."""
-        return self.facts.parameters
-
-    @property
-    def statistics(self) -> tuple[Parameter, ...]:
-        """Its buffers, in the module's order."""
-        return self.facts.statistics
-
-    @property
-    def layers(self) -> list[Layer]:
-        return [self.chain.layer(self.number)]
-
-    @property
-    def products(self) -> int:
-        return self.facts.products
-
-    @property
-    def activations(self) -> int:
-        return math.prod(self.facts.gives)
-
-
 Segment = Block | Refinement | OwnSegment
 
 
@@ -160,7 +122,7 @@ class HostShape(NamedTuple):
 
     @property
     def own_chain(self) -> OwnChain | None:
-        """The modules of a user's own that it is made of, where it is."""
+        """What it is made of, where that are modules of a user's own."""
         return None if self.head is None else self.head.chain
 
     @property
@@ -181,11 +143,15 @@ class HostShape(NamedTuple):
 
     def blueprint(self, code: int) -> Architecture:
         """The blueprint with this code; LookupError where there is none."""
-        return of_code(self.blueprints, code)
+        for one in self.blueprints:
+            if one.code == code:
+                return one
+        known = ", ".join(f"{one.code} {one.name}" for one in self.blueprints)
+        raise LookupError(f"no blueprint has the code {code}: {known}")
 
 
 class SlotFiller(Protocol):
-    """What the forward pass asks of whoever fills the slots."""
+    """What the forward pass asks of whoever fills the slots, in the engine in torch."""
 
     def occupied(self, slot: int) -> bool:
         """False: the slot is a pass-through for all networks of this pass."""
@@ -223,27 +189,16 @@ def host_shape(
     """
     number = {(spec.row, spec.block): index for index, spec in enumerate(slots)}
     if isinstance(host, OwnChain):
-        every = [
-            OwnSegment(host, place, number.get((0, place), -1))
-            for place in range(len(host.segments))
-        ]
-        own = Table(tuple(one for part in every for one in part.parameters))
-        kept = Table(tuple(one for part in every for one in part.statistics))
-        return HostShape(tuple(every[:-1]), host.classes, slots, own, kept, blueprints, every[-1])
+        *every, last = (one._replace(slot=number.get((0, one.number), -1)) for one in host.segments)
+        own, kept = _tables((*every, last))
+        return HostShape(tuple(every), host.classes, slots, own, kept, blueprints, last)
     if host is None:
         kernel = task.kernel_size
         count = range(task.num_blocks)
         host = HostChain(tuple(ConvBlock(task.channels(i), kernel, task.pooled(i)) for i in count))
-    blocks = _blocks(host, number)
-    parameters, statistics = host_tables(blocks, task.num_classes)
-    return HostShape(blocks, task.num_classes, slots, parameters, statistics, blueprints)
-
-
-def _blocks(chain: HostChain, number: dict[tuple[int, int], int]) -> tuple[Block | Refinement, ...]:
-    """The segments; number: of the enabled slots by row and segment."""
     inputs = IMAGE_CHANNELS
     blocks = list[Block | Refinement]()
-    for i, (part, size) in enumerate(zip(chain.parts, chain.sides()[:-1], strict=True)):
+    for i, (part, size) in enumerate(zip(host.parts, host.sides()[:-1], strict=True)):
         before = number.get((0, i), -1)
         after = number.get((1, i), -1)
         if isinstance(part, ConvBlock):
@@ -251,16 +206,22 @@ def _blocks(chain: HostChain, number: dict[tuple[int, int], int]) -> tuple[Block
             inputs = part.channels
         else:
             blocks.append(Refinement(part.architecture, inputs, size, before))
-    return tuple(blocks)
+    tables = host_tables(blocks, task.num_classes)
+    return HostShape(tuple(blocks), task.num_classes, slots, *tables, blueprints)
 
 
-def host_tables(blocks: tuple[Block | Refinement, ...], num_classes: int) -> tuple[Table, Table]:
+def host_tables(blocks: Sequence[Block | Refinement], num_classes: int) -> tuple[Table, Table]:
     """Parameters of a host, block by block and the classifier last, and its running statistics."""
     last = blocks[-1].channels
-    parameters = [parameter for block in blocks for parameter in block.parameters]
-    parameters += [weight(num_classes, last), offset(num_classes, last)]
-    statistics = [one for block in blocks for one in block.statistics]
-    return Table(tuple(parameters)), Table(tuple(statistics))
+    own, kept = _tables(blocks)
+    classifier = [SPREAD.tensor(shape, last) for shape in ((num_classes, last), (num_classes,))]
+    return Table((*own.parameters, *classifier)), kept
+
+
+def _tables(segments: Sequence[Segment]) -> tuple[Table, Table]:
+    """Parameters and running statistics of the segments, one after the other."""
+    own = tuple(one for segment in segments for one in segment.parameters)
+    return Table(own), Table(tuple(one for segment in segments for one in segment.statistics))
 
 
 def initial_hosts(shape: HostShape, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -285,7 +246,7 @@ def _slots(layers: Layers, segment: Segment, x: Tensor, filler: SlotFiller) -> T
     return x
 
 
-def _own_values(
+def own_values(
     segments: tuple[Segment, ...], parameters: list[Tensor], statistics: list[Tensor]
 ) -> Iterator[tuple[Segment, list[Tensor], list[Tensor]]]:
     """Every segment with its own parameters and statistics."""
@@ -312,7 +273,7 @@ def train_segments(
     [n * numbers] move in place.
     """
     num_nets = parameters[0].shape[0]
-    for segment, own, running in _own_values(shape.segments, parameters, statistics):
+    for segment, own, running in own_values(shape.segments, parameters, statistics):
         match segment:
             case Block():
                 kernel, scale, shift = own
@@ -323,7 +284,7 @@ def train_segments(
             case Refinement():
                 x = seed_forward(layers, segment.architecture, own, x)
             case OwnSegment():
-                x = segment.chain.train(segment.number, own, running, x, num_nets)
+                x = segment.train(own, running, x, num_nets)
         x = _slots(layers, segment, x, filler)
     return x
 
@@ -360,7 +321,7 @@ def fold_batch_norm(
     Of segments that are no blocks their parameters, then their statistics.
     """
     folded = list[Tensor]()
-    for segment, own, running in _own_values(shape.segments, parameters, statistics):
+    for segment, own, running in own_values(shape.segments, parameters, statistics):
         if isinstance(segment, Block):
             kernel, scale, shift = own
             mean, variance = running
@@ -388,6 +349,6 @@ def evaluate_forward(
             case OwnSegment():
                 own, rest = _parted(rest, len(segment.parameters))
                 kept, rest = _parted(rest, len(segment.statistics))
-                x = segment.chain.infer(segment.number, own, kept, x, num_nets)
+                x = segment.infer(own, kept, x, num_nets)
         x = _slots(layers, segment, x, filler)
     return logits_of(shape, x, folded)

@@ -2,8 +2,7 @@
 an engine holds.
 
 `Layers` is plain torch and the meaning of them; an engine with kernels of its own overrides what it
-has them for. Handed by the engine through host.py and seeds.py to blueprints.py. What is the same
-everywhere is in batched.py.
+has them for. What is the same everywhere is in batched.py.
 """
 
 from typing import NamedTuple

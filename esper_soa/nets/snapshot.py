@@ -1,9 +1,8 @@
 """The last good weights of every host: kept, and given back to a host that has lost its way.
 
 A snapshot holds hosts with their running statistics and the rows of fossils; it is allocated once,
-among the weights. Given masks over envs, so that the host waits for nothing. A pass over all
-weights costs more than anything else of the state machine, and as a rule no env is at stake: where
-the masks can be looked at for nothing, on a CPU, only the rows at stake are touched.
+among the weights. A pass over all weights costs more than anything else of the state machine, and
+as a rule no env is at stake: on a CPU, which can look at masks for nothing, only those rows move.
 """
 
 import torch

@@ -33,27 +33,14 @@ CODE_HEAD = '''"""A grown network with its weights; needs torch alone.
 """
 
 import base64
-import math
+import io
 '''
 CODE_TAIL = '''
 
-def tensors() -> dict[str, Tensor]:
-    """The weights by name."""
-    content = bytearray(base64.b64decode(WEIGHTS))
-    start = 0
-    found = {}
-    for name, kind, shape in TENSORS:
-        dtype = getattr(torch, kind)
-        count = math.prod(shape)
-        values = torch.frombuffer(content, dtype=dtype, count=count, offset=start)
-        found[name] = values.reshape(shape).clone()
-        start += count * dtype.itemsize
-    return found
-
-
 def network() -> GrownNetwork:
     """The network in eval mode."""
-    return network_of(SPEC, tensors())
+    content = io.BytesIO(base64.b64decode(WEIGHTS))
+    return network_of(SPEC, torch.load(content, weights_only=True))
 
 
 if __name__ == "__main__":
@@ -63,7 +50,7 @@ if __name__ == "__main__":
 
 def save_pt2(net: GrownNetwork, path: Path) -> None:
     """Write a program of torch.export for any number of images; spec.json is an extra file."""
-    program = torch.export.export(net, (_images(net),), dynamic_shapes=(_BATCH,))
+    program = torch.export.export(net, **_traced(net))
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={"spec.json": json.dumps(net.spec)})
     write_bytes(path, content.getvalue())
@@ -77,12 +64,11 @@ def save_onnx(net: GrownNetwork, path: Path) -> None:
     with _unheard():
         program = torch.onnx.export(
             net,
-            (_images(net),),
+            **_traced(net),
             dynamo=True,
             verbose=False,
             input_names=["images"],
             output_names=["logits"],
-            dynamic_shapes=(_BATCH,),
         )
     if program is None:
         raise RuntimeError("torch.onnx.export gave no program")
@@ -111,37 +97,26 @@ def _unheard() -> Iterator[None]:
 
 def save_code(net: GrownNetwork, path: Path) -> None:
     """Write a Python file that makes the network from its own text."""
-    state = {name: value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
-    # so that each begins at a multiple
-    names = sorted(state, key=lambda name: (-state[name].element_size(), name))
-    table = [
-        (name, str(state[name].dtype).removeprefix("torch."), tuple(state[name].shape))
-        for name in names
-    ]
-    parts = (state[name].reshape(-1).view(torch.uint8) for name in names)
-    content = b"".join(part.numpy().tobytes() for part in parts)
-    lines = textwrap.wrap(base64.b64encode(content).decode(), WIDTH)
-    pieces = [
-        CODE_HEAD + _source(),
+    state = {name: value.cpu().clone() for name, value in net.state_dict().items()}
+    content = io.BytesIO()
+    torch.save(state, content)
+    _, source = Path(modules.__file__).read_text(encoding="utf-8").split('"""\n', 1)
+    lines = [
+        CODE_HEAD + source,
         f"SPEC = {pformat(net.spec, width=WIDTH, sort_dicts=False)}",
-        f"TENSORS = {pformat(table, width=WIDTH)}",
-        "\n".join(['WEIGHTS = """', *lines, '"""']) + CODE_TAIL,
+        'WEIGHTS = """',
+        *textwrap.wrap(base64.b64encode(content.getvalue()).decode(), WIDTH),
+        '"""',
     ]
-    write_bytes(path, "\n".join(pieces).encode())
+    write_bytes(path, ("\n".join(lines) + CODE_TAIL).encode())
 
 
-def _source() -> str:
-    """What modules.py holds below its docstring."""
-    text = Path(modules.__file__).read_text(encoding="utf-8")
-    return text.split('"""\n', 1)[1]
+def _traced(net: GrownNetwork) -> dict:
+    """What a program is traced with: two images, as one would be taken for a constant."""
+    images = torch.zeros(2, *net.spec["input"]["shape"])
+    return {"args": (images,), "dynamic_shapes": ({0: torch.export.Dim("batch")},)}
 
 
-def _images(net: GrownNetwork) -> torch.Tensor:
-    """Images as a program is traced with; two, as one would be taken for a constant."""
-    return torch.zeros(2, *net.spec["input"]["shape"])
-
-
-_BATCH = {0: torch.export.Dim("batch")}
 Writer: TypeAlias = Callable[[GrownNetwork, Path], None]
 FORMATS: dict[str, tuple[str, Writer]] = {  # endings, and who writes them
     "safetensors": (".safetensors", save),

@@ -43,10 +43,9 @@ def save(module: Module, path: str | PathLike[str]) -> None:
 
     Raises ValueError where its layers are not those of its `spec`, OSError where not written.
     """
-    tensors = {  # each in memory of its own on the CPU
-        name: value.detach().cpu().clone().contiguous()
-        for name, value in module.state_dict().items()
-    }
+    state = module.state_dict()
+    # each in memory of its own on the CPU
+    tensors = {name: value.cpu().clone().contiguous() for name, value in state.items()}
     if isinstance(module, GrownNetwork):
         with torch.device("meta"):
             described = GrownNetwork(module.spec).state_dict()

@@ -1,10 +1,9 @@
 """The folder networks/ of a run: the best host of all its rounds, and all hosts of its last round.
 
-Files have the number of their round in their names, as checkpoints have: `best_000004.safetensors`
-until a later round ends with a better host, `hosts_000006.safetensors` beside
-`checkpoint_000006.pt`. A run that goes on from a checkpoint finds what was the best host then, as
-the ones before are kept while a checkpoint needs them. Where ranks share out the hosts, all look
-for the best in the same order, and the first one writes.
+Files have the number of their round in their names, as checkpoints have. A run that goes on from a
+checkpoint finds what was the best host then, as the ones before are kept while a checkpoint needs
+them. Where ranks share out the hosts, all look for the best in the same order, and the first one
+writes.
 """
 
 import math
@@ -118,8 +117,6 @@ def measured_hosts(
     envs: their numbers among all that `standing` tells of.
     """
     images = world.images
-    columns = [part.tolist() for part in standing[:4]]
-    residents = [Residents(*one) for one in zip(*columns, strict=True)]
     facts = {
         "task": cfg.task.host_name,
         "round": number,
@@ -130,13 +127,14 @@ def measured_hosts(
         "version": package_versions()["esper-soa"],
     }
     rows = [env - world.ranks.first_env for env in envs]
-    mine = [residents[env] for env in envs]
+    columns = [part.tolist() for part in standing[:4]]
+    mine = [Residents(*(column[env] for column in columns)) for env in envs]
     pixels = Pixels(images.mean, images.std)
     found = grown_hosts(world.rules.nets.shape, world.weights, rows, mine, pixels)
     for env, host in zip(envs, found, strict=True):
-        scores = {"accuracy": float(standing.accuracy[env]), "loss": float(standing.loss[env])}
-        known = {name: value if value == value else None for name, value in scores.items()}
-        host.spec.update(facts | {"env": env} | known)
+        scores = (float(part[env]) for part in (standing.accuracy, standing.loss))
+        accuracy, loss = (None if math.isnan(one) else one for one in scores)
+        host.spec.update(facts | {"env": env, "accuracy": accuracy, "loss": loss})
     return found
 
 

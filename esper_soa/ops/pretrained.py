@@ -17,13 +17,8 @@ from esper_soa.agent.policy import BLUEPRINT_TABLES, with_blueprints
 from esper_soa.agent.ppo import Learner
 from esper_soa.config import flat_settings
 from esper_soa.errors import UserError, one_line
-from esper_soa.ops.checkpoint import (
-    CheckpointError,
-    load_checkpoint,
-    misfit,
-    save_checkpoint,
-    unlike,
-)
+from esper_soa.ops import checkpoint
+from esper_soa.ops.checkpoint import CheckpointError, misfit, unlike
 from esper_soa.ops.files import LOGGER
 from esper_soa.ops.resume import Saved, own_blueprints, saved_run
 from esper_soa.ops.rundir import passed_over
@@ -50,26 +45,19 @@ class PolicyFacts:
 
 
 @dataclass
-class PolicyFile:
-    """What a policy's file holds beside format and version."""
+class Pretrained:
+    """A policy that somebody else has learned; its file holds format and version too."""
 
+    init: str  # how it was asked for, no part of the file
     network: dict[str, int]  # policy.network.*
     learner: dict  # the parts TAKEN of a learner's state
     facts: dict  # PolicyFacts and more
 
-
-@dataclass
-class Pretrained(PolicyFile):
-    """A policy that somebody else has learned."""
-
-    init: str  # how it was asked for
-
     def __str__(self) -> str:
         """Which policy it is and where it comes from, in one line."""
-        facts = self.facts
-        tasks = ", ".join(facts["tasks"])
-        data = ", ".join(facts["data"])
-        return one_line(f"{self.init}: learned for {facts['rounds']} rounds on {tasks} with {data}")
+        tasks, data = (", ".join(self.facts[name]) for name in ("tasks", "data"))
+        rounds = self.facts["rounds"]
+        return one_line(f"{self.init}: learned for {rounds} rounds on {tasks} with {data}")
 
 
 def save_policy(path: Path, saved: Saved, facts: Mapping[str, object]) -> None:
@@ -77,10 +65,10 @@ def save_policy(path: Path, saved: Saved, facts: Mapping[str, object]) -> None:
 
     Raises CheckpointError where the run has learned nothing, OSError where not written.
     """
-    held = vars(_of_run(str(path), saved))
-    del held["init"]
-    facts = held["facts"] | dict(facts)
-    save_checkpoint(path, held | {"format": FORMAT, "version": VERSION, "facts": facts})
+    learned = _of_run(str(path), saved)
+    held = {"network": learned.network, "learner": learned.learner}
+    held["facts"] = learned.facts | dict(facts)
+    checkpoint.save_checkpoint(path, held | {"format": FORMAT, "version": VERSION})
 
 
 def load_policy(init: str, device: torch.device) -> Pretrained:
@@ -91,21 +79,22 @@ def load_policy(init: str, device: torch.device) -> Pretrained:
     path = find_policy(init)
     for damaged in passed_over(path):
         LOGGER.warning("policy   %s", damaged)
-    content = load_checkpoint(path, device)
+    content = checkpoint.load_checkpoint(path, device)
     if content.get("format") != FORMAT:
         return _of_run(init, saved_run(path, content))
     if content.get("version") != VERSION:
-        version = content.get("version")
-        raise _refusal(init, f"its version is {version}, this program reads version {VERSION}")
-    parts = {name: part for name, part in content.items() if name not in ("format", "version")}
-    fault = misfit(parts, PolicyFile, "the policy")
+        given = content.get("version")
+        raise _refusal(init, f"its version is {given}, this program reads version {VERSION}")
+    kept = {name: part for name, part in content.items() if name not in ("format", "version")}
+    parts = kept | {"init": init}
+    fault = misfit(parts, Pretrained, "the policy")
     if not fault:
         told = {OWN: []} | cast(dict, parts["facts"])
         known = {item.name for item in fields(PolicyFacts)} & told.keys()
         fault = misfit({name: told[name] for name in known}, PolicyFacts, "facts")
     if fault:
         raise _refusal(init, f"its file is not what this program writes ({one_line(fault)})")
-    return Pretrained(init=init, **cast(dict, parts))
+    return Pretrained(**cast(dict, parts))
 
 
 def take_over(
@@ -147,10 +136,8 @@ def take_over(
 def _for_blueprints(policy: object, known: Sequence[str], wanted: Sequence[str]) -> object:
     """The weights of a policy for the blueprints `wanted`; as they are where not of `known`."""
     weights = policy if isinstance(policy, Mapping) else {}
-    rows = [weights.get(name) for name in BLUEPRINT_TABLES]
-    sizes = [
-        table.shape[0] if isinstance(table, Tensor) and table.ndim > 0 else 0 for table in rows
-    ]
+    tables = [weights.get(name) for name in BLUEPRINT_TABLES]
+    sizes = [len(one) if isinstance(one, Tensor) and one.ndim > 0 else 0 for one in tables]
     if tuple(known) == tuple(wanted) or sizes != [len(known) + 1, len(known), len(known)]:
         return policy
     return with_blueprints(weights, known, wanted)
@@ -162,17 +149,14 @@ def _of_run(init: str, saved: Saved) -> Pretrained:
     if saved.learner is None:
         name = settings.get("policy.name")
         raise _refusal(init, f"it is of a run with policy.name={name}, which learns nothing")
-    rounds = saved.progress.rounds_done
-    task = str(settings.get("task.name"))
-    facts: dict = {"rounds": rounds, "tasks": [task], "data": [saved.data["name"]]}
+    facts: dict = {"rounds": saved.progress.rounds_done, "tasks": [str(settings.get("task.name"))]}
+    facts["data"] = [saved.data["name"]]
     own = list(map(name_in, own_blueprints(saved.settings)))
     facts |= {OWN: own} if own else {}
-    network: dict = {
-        name: settings.get(f"policy.network.{name}", size)
-        for name, size in asdict(NetworkConfig()).items()
-    }
+    sizes = asdict(NetworkConfig()).items()
+    network: dict = {name: settings.get(f"policy.network.{name}", size) for name, size in sizes}
     state = {name: part for name, part in saved.learner.items() if name in TAKEN}
-    return Pretrained(network, state, facts, init)
+    return Pretrained(init, network, state, facts)
 
 
 def _refusal(init: str, why: str) -> CheckpointError:

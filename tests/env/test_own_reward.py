@@ -11,9 +11,9 @@ from tiny_world import CPU, play_state, tiny_rules, tiny_settings
 
 from esper_soa.build import build_rules
 from esper_soa.env.config import GovernorConfig, RewardConfig
-from esper_soa.env.own_reward import SETTING, sample_inputs
+from esper_soa.env.own_reward import sample_inputs
 from esper_soa.env.reward_records import RewardInputs
-from esper_soa.env.reward_terms import OWN_TERM, TERM_NAMES
+from esper_soa.env.reward_terms import TERM_NAMES
 from esper_soa.env.step import Rules, apply_action
 from esper_soa.errors import SettingError
 from esper_soa.nets.model.flops import training_flop
@@ -85,14 +85,6 @@ def test_terms_of_an_own_reward_are_told_under_its_name_and_those_of_the_package
     assert sum(told.values()) == pytest.approx(float(totals.mean()))
 
 
-def test_a_reward_of_the_package_is_told_as_before() -> None:
-    rules = tiny_rules(NUM_SLOTS, STEPS)
-    metrics = MetricsAccumulator(CPU, NUM_ENVS, training_flop(rules.nets.shape, CPU), 7)
-    assert rules.reward.own is None
-    assert list(metrics.terms_by_name) == [*TERM_NAMES]
-    assert OWN_TERM not in TERM_NAMES
-
-
 def test_settings_that_make_the_inputs_apply_to_an_own_reward_and_those_of_modes_do_not() -> None:
     def episode(**reward: object) -> list[list[float]]:
         rules = rules_of("parts", **reward)
@@ -119,8 +111,8 @@ def test_an_own_reward_is_part_of_the_compiled_kernel() -> None:
 
 
 FAULTS = {
-    "per_slot": r"a reward. it gives a tensor of shape \[5, 2\] for 5 envs, not one number per env",
-    "scalar": "a reward. it gives a float, not a tensor",
+    "per_slot": r"a reward. the reward is of shape \[5, 2\], not \[5\]",
+    "scalar": "a reward. the reward is a float, not a tensor",
     "strange": "a reward. it gives the terms bonus, which RewardTerms lacks",
     "misspelt": "a reward. it raises AttributeError",
     "twofold": "a reward. it is not called with the inputs alone",
@@ -132,7 +124,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_is_no_reward_is_refused_while_building(name: str) -> None:
     cfg = replace(tiny_settings(2, 2, 5), reward=RewardConfig(mode=f"{HERE}:{name}"))
-    with pytest.raises(SettingError, match=f"^{SETTING}={HERE}:{name}: must be {FAULTS[name]}"):
+    with pytest.raises(SettingError, match=f"^reward.mode={HERE}:{name}: must be {FAULTS[name]}"):
         build_rules(cfg, CPU)
 
 

@@ -1,25 +1,16 @@
 """A blueprint is one entry: forward pass, parameters, initial values, counts and FLOP follow."""
 
-import io
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from tiny_world import CPU, tiny_settings
+from tiny_world import CPU
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper_soa.agent.scripted import RandomPolicy
-from esper_soa.build import build_rules
-from esper_soa.config import TrainConfig
-from esper_soa.env.reward_records import RewardSettings
-from esper_soa.env.topology import Topology
-from esper_soa.env.world import Sizes, World
 from esper_soa.nets import batched, streams
 from esper_soa.nets.config import TaskConfig, enabled_slots
-from esper_soa.nets.datasets import load_images
 from esper_soa.nets.forward import gate_forward, seed_added, seed_forward
 from esper_soa.nets.host import fold_batch_norm, host_shape, train_loss
 from esper_soa.nets.layers import PLAIN
@@ -29,7 +20,6 @@ from esper_soa.nets.model.blueprints import (
     gate_table,
     initial_seeds,
     num_codes,
-    of_code,
     parameter_counts,
     seed_table,
 )
@@ -51,9 +41,7 @@ from esper_soa.nets.model.parts import (
 )
 from esper_soa.nets.pools import parameter_table, row_layout
 from esper_soa.nets.seeds import TrainingSeeds
-from esper_soa.ops.collect import Episode, Player, Round
-from esper_soa.ops.progress import Progress
-from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Blueprint
+from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, NUM_BLUEPRINTS, Blueprint
 
 NETS = 3
 BATCH = 2
@@ -311,7 +299,7 @@ def test_a_code_without_a_blueprint_is_refused_by_name() -> None:
     with pytest.raises(
         LookupError, match="no blueprint has the code 8: 0 noop, 1 conv_light, .*, 13 twice$"
     ):
-        of_code(EXTENDED, 8)
+        host_shape(TaskConfig(), (), EXTENDED).blueprint(8)
 
 
 def test_the_rows_of_a_slot_are_as_wide_as_the_widest_of_its_blueprints() -> None:
@@ -322,36 +310,3 @@ def test_the_rows_of_a_slot_are_as_wide_as_the_widest_of_its_blueprints() -> Non
     extended = host_shape(task, slots, (*BLUEPRINTS, deep))
     assert row_layout(plain, 0).seed == 2 * (9 * 64 + 16)
     assert row_layout(extended, 0).seed == 3 * (9 * 64 + 16)
-
-
-def extended_world(cfg: TrainConfig) -> World:
-    """A world in whose hosts EXTENDED can grow."""
-    rules = build_rules(cfg, CPU)
-    shape = host_shape(cfg.task, enabled_slots(cfg.task, list(cfg.slots)), EXTENDED)
-    rules = rules._replace(
-        nets=rules.nets._replace(shape=shape),
-        reward=RewardSettings(cfg.reward, parameter_table(shape, CPU), cfg.steps),
-    )
-    sizes = Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
-    return World(rules, load_images(cfg.data, CPU), sizes, cfg.data, cfg.seed)
-
-
-@pytest.mark.parametrize("blend", [Blend.ADD, Blend.MULTIPLY, Blend.GATE])
-def test_hosts_train_with_seeds_of_a_new_blueprint(blend: int) -> None:
-    world = extended_world(tiny_settings(2, 2, 4))
-    topology = Topology(
-        torch.tensor([[TWICE.code, -1], [Blueprint.NORM, TWICE.code]]),
-        torch.full((2, 2), blend),
-        torch.tensor([[0.5, 0.0], [1.0, 0.7]], dtype=torch.float64),
-    )
-    quiet = Progress(1, Console(file=io.StringIO()), "off")
-    episode = Episode(world, Player(RandomPolicy(), None), Round(0, quiet, topology=topology))
-    pool = world.weights["seeds", world.rules.nets.shape.slots[0].name, "params"]
-    before = pool.clone()
-    episode.step_()
-    channels = world.rules.nets.shape.slots[0].channels
-    size = seed_table(TWICE, channels).total
-    kernel = channels * channels
-    assert size == 2 * (kernel + 2 * channels)
-    assert not torch.equal(pool[0, :kernel], before[0, :kernel])
-    assert pool[0, :size].isfinite().all()

@@ -25,15 +25,16 @@ from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.host import host_shape
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, seed_table
-from esper_soa.nets.model.parameters import Table, norm_scale, weight
 from esper_soa.nets.model.parts import (
     NARROW,
     REDUCED,
     Conv,
     Depthwise,
     Excite,
+    Parameter,
     SoftNorm,
     Squeeze,
+    Table,
     Width,
 )
 from esper_soa.nets.pools import ActiveSeeds
@@ -719,9 +720,9 @@ def test_a_host_that_is_no_plain_chain_is_refused_by_name() -> None:
     deep = host_shape(TaskConfig(num_blocks=6, num_pools=5), ())
     assert engine.obstacle("plain", shape, names) == engine.obstacle("plain", deep, names) == ""
     parameters = shape.parameters.parameters
-    more = Table((*parameters, norm_scale(8)))
+    more = Table((*parameters, Parameter((8,))))
     fewer = Table((*parameters[:3], *parameters[4:]))
-    projected = Table((*parameters[:-2], weight(10, 64), *parameters[-1:]))
+    projected = Table((*parameters[:-2], Parameter((10, 64)), *parameters[-1:]))
     before = shape.blocks[0]._replace(slot_after_pool=0)
     one_pixel = tuple(block._replace(pooled=True) for block in deep.blocks)
     for other in (

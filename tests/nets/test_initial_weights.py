@@ -11,7 +11,7 @@ from esper_soa.nets import pools, streams
 from esper_soa.nets.config import TaskConfig, enabled_slots, host_slots
 from esper_soa.nets.host import HostShape, host_shape
 from esper_soa.nets.model.blueprints import BLUEPRINTS, gate_table, initial_seeds, seed_table
-from esper_soa.nets.model.parameters import Table, norm_scale, offset, weight, zeros
+from esper_soa.nets.model.parts import Table
 from esper_soa.nets.pools import ActiveSeeds
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint
 
@@ -81,22 +81,6 @@ def test_gates_start_as_torch_modules_do() -> None:
     rows = gate_table(16).initial(env_keys(streams.SEED_INIT, 1000), torch.float64)
     torch.manual_seed(0)
     as_torch_starts(rows, [Gate(16) for _ in range(600)], gate_table(16))
-
-
-def test_a_bound_is_one_over_the_root_of_what_one_output_sums_up() -> None:
-    # 27 = 3 * 3 * 3 inputs of an output; 16 channels; a depthwise kernel sees 9; a bias goes with
-    # its layer's 16
-    rows = (
-        weight(8, 3, 3, 3),
-        weight(5, 16),
-        weight(4, 1, 3, 3),
-        offset(5, 16),
-        norm_scale(3),
-        zeros(2, 2),
-    )
-    assert [row.bound for row in rows] == pytest.approx([27**-0.5, 0.25, 1 / 3, 0.25, 0, 0])
-    assert [row.value for row in rows] == [0, 0, 0, 0, 1, 0]
-    assert [row.shape for row in rows] == [(8, 3, 3, 3), (5, 16), (4, 1, 3, 3), (5,), (3,), (2, 2)]
 
 
 def test_running_statistics_start_at_mean_0_and_variance_1_and_all_else_at_0() -> None:

@@ -1,6 +1,5 @@
 """Blueprints of users' own: named by the setting, run as what they say, refused in words."""
 
-import io
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,19 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 from parts_of_users import Grouped, perceptron
-from rich.console import Console
-from tiny_world import CPU, tiny_settings
+from tiny_world import CPU, random_round, tiny_settings
 from torch import Tensor, nn
 
 import esper_soa
 from esper_soa import registry
-from esper_soa.agent.config import NetworkConfig, PolicyConfig
-from esper_soa.agent.policy import BLUEPRINT_TABLES, RecurrentPolicy, with_blueprints
-from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.build import build_rules, build_world
 from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.outcome import compute_cost
-from esper_soa.env.world import World
 from esper_soa.errors import SettingError
 from esper_soa.nets import streams
 from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, TaskConfig, enabled_slots
@@ -38,9 +32,6 @@ from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.own_module import OwnModule
 from esper_soa.nets.own_parts import architecture_of, task_blueprints, task_shape
 from esper_soa.nets.precision import autocast
-from esper_soa.ops.collect import Episode, Player, Round
-from esper_soa.ops.metrics import RoundResult
-from esper_soa.ops.progress import Progress
 from esper_soa.state import Slots, initial
 from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Stage
 
@@ -56,10 +47,6 @@ SIDE = 6
 def own(*names: str) -> list[str]:
     """The setting with conv_light and these blueprints of parts_of_users."""
     return ["conv_light", *(f"{HERE}:{name}" for name in names)]
-
-
-def quiet() -> Progress:
-    return Progress(1, Console(file=io.StringIO()), "off")
 
 
 def settings(*names: str, envs: int = 3, steps: int = 9, **changed: object) -> TrainConfig:
@@ -82,48 +69,28 @@ def rows_and_features(
     return rows, x.contiguous(memory_format=torch.channels_last)
 
 
-def one_by_one(make: registry.Part, rows: Tensor, x: Tensor) -> Tensor:
-    """The modules with these parameters, each called by itself."""
-    outs = []
-    for row, features in zip(rows, x.unflatten(1, (NETS, -1)).unbind(1), strict=True):
-        module = make(CHANNELS)
-        assert isinstance(module, nn.Module)
-        nn.utils.vector_to_parameters(row, module.to(rows.dtype).parameters())
-        outs.append(module(features.clone()))
-    return torch.stack(outs, 1).flatten(1, 2)
-
-
-@pytest.mark.parametrize(("blueprint", "make"), [(GROUPED, Grouped), (PERCEPTRON, perceptron)])
-def test_a_module_is_run_for_each_network_with_its_own_parameters(
-    blueprint: Architecture, make: registry.Part
-) -> None:
-    rows, x = rows_and_features(blueprint)
-    before = x.clone()
-    out = seed_forward(PLAIN, blueprint, seed_table(blueprint, CHANNELS).unpack(rows), x)
-    torch.testing.assert_close(out, one_by_one(make, rows, x), rtol=1e-12, atol=1e-12)
-    assert out.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(x, before), "the module has written to the host's features"
-
-
 @pytest.mark.parametrize("needs_gradient", [False, True])
-@pytest.mark.parametrize("blueprint", [GROUPED, PERCEPTRON], ids=["grouped", "perceptron"])
-def test_the_gradient_of_a_module_is_its_own_whether_or_not_its_host_wants_one(
-    blueprint: Architecture, needs_gradient: bool
+@pytest.mark.parametrize(("blueprint", "make"), [(GROUPED, Grouped), (PERCEPTRON, perceptron)])
+def test_a_module_is_run_for_each_network_with_its_own_parameters_and_gradient(
+    blueprint: Architecture, make: registry.Part, needs_gradient: bool
 ) -> None:
+    """Whether or not the host wants a gradient."""
     rows, x = rows_and_features(blueprint, torch.float32)
+    before = x.clone()
     rows.requires_grad_()
     x.requires_grad_(needs_gradient)
     out = seed_forward(PLAIN, blueprint, seed_table(blueprint, CHANNELS).unpack(rows), x)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(x, before), "the module has written to the host's features"
     (gradient,) = torch.autograd.grad(out.square().sum(), [rows])
-    for env in range(NETS):
-        (module,) = (part.make(CHANNELS) for part in blueprint.parts if isinstance(part, OwnModule))
+    for env, features in enumerate(before.unflatten(1, (NETS, -1)).unbind(1)):
+        module = make(CHANNELS)
+        assert isinstance(module, nn.Module)
         nn.utils.vector_to_parameters(rows[env].detach(), module.parameters())
-        module(
-            x.detach().unflatten(1, (NETS, -1))[:, env].clone(memory_format=torch.contiguous_format)
-        ).square().sum().backward()
-        wanted = torch.cat(
-            [one.grad.reshape(-1) for one in module.parameters() if one.grad is not None]
-        )
+        alone = module(features.clone(memory_format=torch.contiguous_format))
+        torch.testing.assert_close(out.unflatten(1, (NETS, -1))[:, env], alone)
+        wanted = torch.autograd.grad(alone.square().sum(), [*module.parameters()])
+        wanted = torch.cat([one.reshape(-1) for one in wanted])
         torch.testing.assert_close(gradient[env], wanted, rtol=1e-4, atol=1e-4)
         assert wanted.abs().sum() > 0
 
@@ -177,28 +144,17 @@ def test_a_run_of_the_packages_blueprints_knows_no_others() -> None:
 # --- whole episodes
 
 
-def episode(world: World) -> tuple[Episode, RoundResult]:
-    played = Episode(world, Player(RandomPolicy(), None), Round(0, quiet()))
-    while not played.env.over:
-        played.step_()
-    return played, played.finish()[0]
-
-
 def test_own_blueprints_are_germinated_trained_and_told_by_name() -> None:
     cfg = settings("grouped", "twice", envs=4, steps=16)
-    world = build_world(
-        replace(cfg, task=replace(cfg.task, blueprints=own("grouped", "twice")[1:])), CPU
-    )
-    played, result = episode(world)
+    cfg = replace(cfg, task=replace(cfg.task, blueprints=own("grouped", "twice")[1:]))
+    world = build_world(cfg, CPU)
+    result = random_round(world)
     told = result.record["blueprints"]
     assert isinstance(told, dict)
     assert set(told) == {"grouped", "twice"}
-    counts = world.rules.reward.counts
-    assert result.parameters[0] >= counts.host
+    assert result.parameters[0] >= world.rules.reward.counts.host
     assert all(world.weights["seeds", name, "params"].isfinite().all() for name in ("r0c0", "r0c1"))
-    masks = played.env.after().masks.blueprint
-    assert masks.shape == (4, 15)
-    assert masks.nonzero()[:, 1].unique().tolist() == [13, 14]
+    assert world.rules.blueprints.nonzero().flatten().tolist() == [13, 14]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +164,7 @@ def test_an_env_of_many_plays_as_it_does_alone(names: tuple[str, ...]) -> None:
     """One network per forward pass, so that sums have one order: seeds of modules to the bit."""
     compute = ComputeConfig(workers=2, env_chunk=1, engine="torch")
     many, few = (build_world(settings(*names, envs=envs, compute=compute), CPU) for envs in (3, 2))
-    (_, all_of_them), (_, first_two) = episode(many), episode(few)
+    all_of_them, first_two = random_round(many), random_round(few)
     assert all_of_them.accuracies[:2] == first_two.accuracies
     assert all_of_them.rewards[:2] == first_two.rewards
     for name in ("r0c0", "r0c1"):
@@ -254,8 +210,8 @@ FAULTS = {
     "counting": "it keeps buffers .running_mean, running_var, num_batches_tracked., which all",
     "empty": "with 2 channels of 32x32 pixels it has no parameters",
     "frozen": "its parameters weight want no gradient",
-    "shrinking": r"it gives features of shape \[2, 2, 30, 30\] for features of shape \[2, 2, 32",
-    "half": "it gives torch.bfloat16 for torch.float32",
+    "shrinking": r"its output is of shape \[2, 2, 30, 30\], not \[2, 2, 32",
+    "half": "its output is of torch.bfloat16, not torch.float32",
     "failing": "it raises ValueError: in_channels must be divisible by groups",
     "dropping": "for several networks at once it raises RuntimeError: vmap: called random",
     "hoarding": "it keeps tensors that are no parameters or buffers .scale.",
@@ -341,29 +297,6 @@ def test_the_forward_pass_of_an_own_fossil_costs_its_multiplications_over_those_
     assert compute_cost(fossils([[1, 13]]), costs).item() == pytest.approx(
         1.15 + second / shape.products
     )
-
-
-def policy(num_blueprints: int) -> RecurrentPolicy:
-    task = TaskConfig()
-    network = NetworkConfig(hidden=8, features=8, slot_features=8)
-    return RecurrentPolicy(
-        PolicyConfig(network=network), enabled_slots(task, ["r0c0"]), 3, num_blueprints
-    )
-
-
-def test_a_policy_takes_new_blueprints_for_the_mean_of_those_that_can_be_germinated() -> None:
-    before = policy(13).state_dict()
-    after = with_blueprints(before, BLUEPRINT_NAMES, (*BLUEPRINT_NAMES, "mine", "other"))
-    policy(15).load_state_dict(after)
-    for name, rows in before.items():
-        if name not in BLUEPRINT_TABLES:
-            assert torch.equal(after[name], rows)
-            continue
-        assert torch.equal(after[name][:13], rows[:13])
-        for row in (13, 14):
-            torch.testing.assert_close(after[name][row], rows[1:8].mean(0))
-    # the row of an empty slot
-    assert torch.equal(after["embedding.weight"][15], before["embedding.weight"][13])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

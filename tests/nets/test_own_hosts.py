@@ -1,16 +1,13 @@
 """Hosts of users' own: named by the setting, found, run as what they say, refused in words."""
 
-import io
 from dataclasses import replace
 
 import pytest
 import torch
-from hosts_of_users import Counting, Staged, plain
-from rich.console import Console
-from tiny_world import CPU, tiny_settings
+from hosts_of_users import SLOTS, Counting, Staged, plain
+from tiny_world import CPU, random_round, tiny_settings
 from torch import Tensor, nn
 
-from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.build import build_rules, build_world
 from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
@@ -31,10 +28,7 @@ from esper_soa.nets.own_parts import task_shape, task_slots
 from esper_soa.nets.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.nets.seeds import TrainingSeeds
 from esper_soa.nets.snapshot import add_snapshot_, restore_where_, snapshot_where_
-from esper_soa.ops.collect import Player, Round, play_round
 from esper_soa.ops.memory import activations, needs
-from esper_soa.ops.metrics import RoundResult
-from esper_soa.ops.progress import Progress
 
 HERE = "hosts_of_users"
 NETS = 3
@@ -42,13 +36,6 @@ BATCH = 4
 CLASSES = 10
 CHAINS = ["staged", "plain", "counting"]
 MAKERS: dict[str, Factory] = {"staged": Staged, "plain": plain, "counting": Counting}
-SLOTS = {
-    "uneven": ["r0c1", "r1c2"],
-    "refined": ["r0c1", "r0c3"],
-    "staged": ["r0c0", "r0c2"],
-    "plain": ["r0c0", "r0c2"],
-    "counting": ["r0c0", "r0c1"],
-}
 
 
 def task(name: str, **changed: object) -> TaskConfig:
@@ -69,12 +56,6 @@ def trained(world: World) -> tuple[ActiveSeeds, Tensor]:
     feed = world.work(0).training
     rules.engine.train_(rules.nets, world.weights, state.slots.alpha, active, feed, 2)
     return active, state.slots.alpha
-
-
-def episode(world: World) -> RoundResult:
-    """An episode of random play."""
-    played = Round(0, Progress(1, Console(file=io.StringIO()), "off"))
-    return play_round(world, Player(RandomPolicy(), None), played)[0]
 
 
 # --- what a chain of modules is
@@ -196,7 +177,7 @@ def test_parameters_and_flop_are_counted() -> None:
 
 def test_the_head_of_a_chain_has_as_many_logits_as_the_task_has_classes() -> None:
     shape = task_shape(task("staged", num_classes=7), ["r0c0"])
-    assert (shape.num_classes, shape.head is not None and shape.head.facts.gives) == (7, (7,))
+    assert (shape.num_classes, shape.head is not None and shape.head.gives) == (7, (7,))
 
 
 # --- slots
@@ -240,8 +221,8 @@ def test_an_env_of_many_plays_as_it_does_alone(name: str) -> None:
     """One network per forward pass, so that sums have one order: then to the bit."""
     compute = ComputeConfig(workers=2, env_chunk=1, engine="torch")
     many, few = (build_world(settings(name, envs=envs, compute=compute), CPU) for envs in (3, 2))
-    all_of_them = episode(many)
-    first_two = episode(few)
+    all_of_them = random_round(many)
+    first_two = random_round(few)
     assert all_of_them.accuracies[:2] == first_two.accuracies
     assert all_of_them.rewards[:2] == first_two.rewards
     for part in ("params", "momentum", "statistics"):
@@ -276,7 +257,7 @@ def test_hosts_are_trained_with_seeds_that_compute_in_16_bits(name: str, precisi
     compute = ComputeConfig(workers=1, engine="torch", precision=precision)
     world = build_world(settings(name, compute=compute), CPU)
     before = world.weights["host", "params"].clone()
-    assert len(episode(world).accuracies) == 3
+    assert len(random_round(world).accuracies) == 3
     assert world.weights["host", "params"].isfinite().all()
     assert not torch.equal(world.weights["host", "params"], before)
 
@@ -323,7 +304,7 @@ def test_blocks_of_different_kernels_go_to_the_kernels_in_c_and_mean_the_same_th
         ours, theirs = (world.weights["host", part] for world in worlds)
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-5)
     torch.testing.assert_close(reports[0].loss, reports[1].loss, rtol=1e-4, atol=1e-5)
-    assert len(episode(worlds[0]).accuracies) == 3
+    assert len(random_round(worlds[0]).accuracies) == 3
 
 
 @pytest.mark.usefixtures("native")

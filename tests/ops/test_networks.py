@@ -91,16 +91,6 @@ def test_the_hosts_of_the_last_round_have_the_accuracy_that_the_run_tells(
     assert seeds > 0
 
 
-def test_the_best_host_is_the_first_of_the_highest_accuracy_of_all_rounds(
-    undisturbed: RunFolder,
-) -> None:
-    spec = load(undisturbed.network_files("best")[-1]).spec
-    told = episodes(undisturbed)
-    assert spec["accuracy"] == max(line["accuracy"] for line in told)
-    (its,) = [line for line in told if (line["round"], line["env"]) == (spec["round"], spec["env"])]
-    assert its["accuracy"] == spec["accuracy"]
-
-
 def test_old_files_stay_while_a_checkpoint_needs_them_and_no_longer(undisturbed: RunFolder) -> None:
     kept = [ROUNDS - 1, ROUNDS]
     assert undisturbed.checkpoints() == list(map(undisturbed.checkpoint, kept))

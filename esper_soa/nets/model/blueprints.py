@@ -1,12 +1,12 @@
 """What every seed module is, told once: a tuple of parts.
 
-A seed maps features of C channels to features of the same shape. Everything else follows from its
-entry here: table of parameters, initial values, counts (below), training FLOP (flops.py), the
-forward pass (nets/forward.py) and the plain module that it becomes (modules.py). Deliberate
-difference from the reference: where a zero initialisation would give a seed zero gradients for ever
-(conv_small; MULTIPLY with depthwise, conv_light or conv_heavy), the default initialisation stands.
+A seed maps features of C channels to features of the same shape; everything else follows from its
+entry here. Deliberate difference from the reference: where a zero initialisation would give a seed
+zero gradients for ever (conv_small; MULTIPLY with depthwise, conv_light or conv_heavy), the default
+initialisation stands.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from esper_soa.nets.config import blueprint_names
 from esper_soa.nets.model.own_module import OwnModule
-from esper_soa.nets.model.parameters import Table
 from esper_soa.nets.model.parts import (
     NARROW,
     REDUCED,
@@ -27,6 +26,7 @@ from esper_soa.nets.model.parts import (
     SoftNorm,
     Squeeze,
     Start,
+    Table,
 )
 from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint
 
@@ -49,9 +49,10 @@ class Architecture:
         for channels in (1, 24, 64):
             given = self.widths(channels)[-1]
             if given != channels:
-                told = f"its parts turn {channels} channels into {given}"
-                wanted = "the last must give as many as the first is given"
-                raise ValueError(f"blueprint {self.name}: {told}; {wanted}")
+                raise ValueError(
+                    f"blueprint {self.name}: its parts turn {channels} channels into {given}; the "
+                    "last must give as many as the first is given"
+                )
 
     def widths(self, channels: int) -> list[int]:
         """Channels before every part, and behind the last, in a slot of C = `channels`."""
@@ -94,18 +95,15 @@ BLUEPRINTS: Blueprints = (
 GATE = Squeeze(NARROW)  # the network that GATE adds to a seed, with one output
 
 
-def of_code(blueprints: Blueprints, code: int) -> Architecture:
-    """The blueprint with this code; LookupError where there is none."""
-    for one in blueprints:
-        if one.code == code:
-            return one
-    known = ", ".join(f"{one.code} {one.name}" for one in blueprints)
-    raise LookupError(f"no blueprint has the code {code}: {known}")
-
-
 def num_codes(blueprints: Blueprints) -> int:
     """Rows of a table that is read by code: one per code of the reference and of `blueprints`."""
     return max(NUM_BLUEPRINTS, *(one.code + 1 for one in blueprints))
+
+
+def by_code(blueprints: Blueprints, count: Callable[[Architecture], int]) -> list[int]:
+    """What is counted of each blueprint, by code; 0 for codes of none."""
+    counts = {one.code: count(one) for one in blueprints}
+    return [counts.get(code, 0) for code in range(num_codes(blueprints))]
 
 
 def seed_products(blueprint: Architecture, channels: int, pixels: int) -> int:
@@ -126,9 +124,7 @@ def gate_table(channels: int) -> Table:
 
 
 def seed_layers(blueprint: Architecture, channels: int) -> list[Layer]:
-    """The residual, or all, of a seed in a slot of C = `channels`, as plain modules: named by kind
-    and part.
-    """
+    """The residual, or all, of a seed in a slot of C = `channels`: modules by kind and part."""
     return [
         layer._replace(name=f"{layer.name}{place}")
         for place, (part, inputs) in enumerate(blueprint.given(channels))
@@ -154,11 +150,8 @@ def initial_seeds(
 
 
 def parameter_counts(blueprints: Blueprints, channels: int) -> list[int]:
-    """Trainable parameters by code; 0 for codes of no blueprint."""
-    counts = [0] * num_codes(blueprints)
-    for one in blueprints:
-        counts[one.code] = seed_table(one, channels).total
-    return counts
+    """Trainable parameters of a seed by code, in a slot of C = `channels`."""
+    return by_code(blueprints, lambda one: seed_table(one, channels).total)
 
 
 def blueprint_codes(names: list[str]) -> tuple[int, ...]:

@@ -6,14 +6,14 @@ FLOP per multiplication and addition of convolutions and matrix products, paddin
 norms, activations and pools are not counted.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from esper_soa.nets.config import SlotSpec
 from esper_soa.nets.host import HostShape
-from esper_soa.nets.model.blueprints import GATE, Blueprints, num_codes, seed_products
+from esper_soa.nets.model.blueprints import GATE, by_code, seed_products
 from esper_soa.state import STATE_FLOAT
 
 # Training over forward pass: the gradients of inputs and of weights take a forward pass each
@@ -34,7 +34,10 @@ class TrainingFlop(NamedTuple):
 
 def training_flop(shape: HostShape, device: torch.device) -> TrainingFlop:
     """The costs of hosts of `shape` and of what can grow in them, on `device`."""
-    seeds = [_seed_products(shape.blueprints, spec) for spec in shape.slots]
+    seeds = [
+        by_code(shape.blueprints, partial(seed_products, channels=one.channels, pixels=one.size**2))
+        for one in shape.slots
+    ]
     gates = [GATE.products(spec.channels, 1, spec.channels) for spec in shape.slots]
     each = PASSES * FLOP_PER_PRODUCT
     return TrainingFlop(
@@ -42,11 +45,3 @@ def training_flop(shape: HostShape, device: torch.device) -> TrainingFlop:
         each * torch.tensor(seeds, dtype=STATE_FLOAT, device=device),
         each * torch.tensor(gates, dtype=STATE_FLOAT, device=device),
     )
-
-
-def _seed_products(blueprints: Blueprints, spec: SlotSpec) -> list[int]:
-    """Multiplications of a seed in the slot, by code."""
-    products = [0] * num_codes(blueprints)
-    for one in blueprints:
-        products[one.code] = seed_products(one, spec.channels, spec.size**2)
-    return products

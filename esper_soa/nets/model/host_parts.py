@@ -6,20 +6,19 @@ the package's hosts.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from esper_soa.errors import one_line
 from esper_soa.nets.config import IMAGE_SIZE, MAX_CHANNELS
 from esper_soa.nets.model.blueprints import Architecture
-from esper_soa.nets.model.parts import Conv, Depthwise, Excite, Part, SoftNorm
+from esper_soa.nets.model.parts import Part
 
-PARTS = (Conv, Depthwise, SoftNorm, Excite)  # that stand in seeds too
-PART_NAMES = ", ".join(kind.__name__ for kind in PARTS)
+PART_NAMES = ", ".join(kind.__name__ for kind in get_args(Part))
 
 
 def are_parts(given: object) -> bool:
     """Whether it is a tuple of parts, of one at least."""
-    return isinstance(given, tuple) and bool(given) and all(isinstance(one, PARTS) for one in given)
+    return isinstance(given, tuple) and bool(given) and all(isinstance(one, Part) for one in given)
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,11 @@ class Residual:
         if not are_parts(self.parts):
             told = f"must be of a tuple of parts ({PART_NAMES})"
             raise ValueError(f"a residual segment of {one_line(self.parts)}: {told}")
-        Architecture(0, "of a residual segment", self.parts)
+        _ = self.architecture
 
     @property
     def architecture(self) -> Architecture:
+        """The parts as those of a seed; refuses what none could have."""
         return Architecture(0, "of a residual segment", self.parts)
 
 

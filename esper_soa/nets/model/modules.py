@@ -157,16 +157,11 @@ class GrownNetwork(nn.Sequential):
             self.add_module(part["name"], sequence(part["layers"], kind, "host"))
             for seed in spec["seeds"]:
                 if seed["after"] == part["name"]:
-                    self.add_module(seed["slot"], slot_of(seed))
-
-
-def slot_of(seed: dict) -> Slot:
-    """The slot with the seed that this part of a spec describes."""
-    gate = [layer_of(seed["gate"])] if seed["gate"] else []
-    return Slot(
-        sequence(seed["layers"], Residual if seed["residual"] else nn.Sequential, "blueprint"),
-        BLENDS[seed["blend"]](seed["alpha"], *gate),
-    )
+                    kind = Residual if seed["residual"] else nn.Sequential
+                    grown = sequence(seed["layers"], kind, "blueprint")
+                    gate = [layer_of(seed["gate"])] if seed["gate"] else []
+                    blend = BLENDS[seed["blend"]](seed["alpha"], *gate)
+                    self.add_module(seed["slot"], Slot(grown, blend))
 
 
 def sequence(

@@ -18,8 +18,7 @@ from torch.func import functional_call, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
-from esper_soa.nets.model.parameters import Parameter
-from esper_soa.nets.model.parts import Layer, SameWidth
+from esper_soa.nets.model.parts import Arguments, Layer, Parameter, SameWidth
 from esper_soa.registry import BLUEPRINT, HOST, reference_to
 
 Factory = Callable[[int], nn.Module]
@@ -130,37 +129,83 @@ def _seed_products(make: Factory, channels: int, side: int) -> int:
     return _products(made(make, channels, SKELETON_SEED), torch.zeros(1, channels, side, side))[1]
 
 
-class Buffer(NamedTuple):
-    """A tensor that a module keeps beside its parameters; rows hold its numbers as weights'."""
+class OwnSegment(NamedTuple):
+    """A child of a host of a user's own, and what it makes of the image of one network."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def of(self, values: Tensor) -> Tensor:
-        """What rows hold, as the module has it; floating-point numbers keep the rows' format."""
-        return values if self.dtype.is_floating_point else values.to(self.dtype)
-
-
-class Segment(NamedTuple):
-    """A child of a chain, and what it makes of the image of one network."""
-
+    chain: "OwnChain"
+    number: int  # in the chain
     name: str
     parameters: tuple[Parameter, ...]  # shapes; `initial_rows` says how they begin
-    buffers: tuple[Buffer, ...]
+    statistics: tuple[Parameter, ...]  # its buffers, whose numbers rows hold as weights'
+    dtypes: tuple[torch.dtype, ...]  # of the buffers; floating-point numbers keep the rows' format
     given: tuple[int, ...]  # shape of what it is given, without the batch
     gives: tuple[int, ...]  # [C, H, W] of features, [classes] of the last
     products: int  # multiplications of an image
-
-    @property
-    def statistics(self) -> tuple[Parameter, ...]:
-        """Its buffers as rows have them."""
-        return tuple(Parameter(buffer.shape) for buffer in self.buffers)
+    slot: int = -1  # behind it, as of host.Block
 
     @property
     def square(self) -> bool:
         """Whether it gives features [C, H, H], in which a seed can stand."""
         return len(self.gives) == 3 and self.gives[1] == self.gives[2]
+
+    @property
+    def channels(self) -> int:
+        return self.gives[0]
+
+    @property
+    def size(self) -> int:
+        return self.gives[1]
+
+    @property
+    def activations(self) -> int:
+        return math.prod(self.gives)
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The segment as a module by itself, by the name of what makes the chain."""
+        made_by = reference_to(HOST, self.chain.make)
+        given: Arguments = {"classes": self.chain.classes, "segment": self.number}
+        return [Layer("own", made_by, given)]
+
+    def train(
+        self, parameters: list[Tensor], buffers: list[Tensor], x: Tensor, num_nets: int
+    ) -> Tensor:
+        """The segment of n networks, training: [B, n*C, ...] to such features.
+
+        parameters: with a leading [n] each. The buffers [n * numbers] move in place.
+        """
+        # Copies: a batch norm keeps what it is given for its backward pass, and must not see it
+        # move once more.
+        rows = zip(buffers, self.statistics, strict=True)
+        kept = [one.view(num_nets, *buffer.shape).clone() for one, buffer in rows]
+        out, moved = self._run(parameters, kept, x, num_nets, True)
+        for target, values in zip(buffers, moved, strict=True):
+            target.copy_(values.reshape(-1))
+        return out
+
+    def infer(
+        self, parameters: list[Tensor], buffers: list[Tensor], x: Tensor, num_nets: int
+    ) -> Tensor:
+        """As `train`, in eval mode: buffers, with a leading [n], stay. x may be images of all."""
+        return self._run(parameters, buffers, x, num_nets, False)[0]
+
+    def _run(
+        self,
+        parameters: list[Tensor],
+        buffers: list[Tensor],
+        x: Tensor,
+        num_nets: int,
+        training: bool,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        module = _skeleton(self.chain.make, self.chain.classes, training, threading.get_ident())
+        assert isinstance(module, nn.Sequential)
+        rows = zip(buffers, self.dtypes, strict=True)
+        kept = [one if dtype.is_floating_point else one.to(dtype) for one, dtype in rows]
+        # Modules compute in the format of their weights, as above.
+        of_weights = [one.dtype for one in (*parameters, *kept) if one.is_floating_point()]
+        features = x.to((*of_weights, x.dtype)[0]).unflatten(1, (-1, self.given[0]))
+        features = features.expand(-1, num_nets, *features.shape[2:]).transpose(0, 1)
+        return _call(module[self.number], parameters, kept, features)
 
 
 @dataclass(frozen=True)
@@ -171,14 +216,9 @@ class OwnChain:
     classes: int
 
     @property
-    def segments(self) -> tuple[Segment, ...]:
+    def segments(self) -> tuple[OwnSegment, ...]:
         """In order, the last gives the logits."""
-        return _segments(self.make, self.classes)
-
-    def layer(self, number: int) -> Layer:
-        """The segment `number` as a module by itself, by the name of what makes the chain."""
-        made_by = reference_to(HOST, self.make)
-        return Layer("own", made_by, {"classes": self.classes, "segment": number})
+        return _segments(self)
 
     def initial_rows(self, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Fresh rows of parameters and of buffers [n, ...]; as of OwnModule."""
@@ -186,62 +226,23 @@ class OwnChain:
         parameters, buffers = _rows(modules, dtype)
         return parameters.to(keys.device), buffers.to(keys.device)
 
-    def train(
-        self, number: int, parameters: list[Tensor], buffers: list[Tensor], x: Tensor, num_nets: int
-    ) -> Tensor:
-        """The segment of n networks, training: [B, n*C, ...] to such features.
-
-        parameters: with a leading [n] each. The buffers [n * numbers] move in place.
-        """
-        rows = zip(buffers, self.segments[number].buffers, strict=True)
-        # Copies: a batch norm keeps what it is given for its backward pass, and must not see it
-        # move once more.
-        kept = [buffer.of(one.view(num_nets, *buffer.shape).clone()) for one, buffer in rows]
-        out, moved = self._run(number, (parameters, kept), x, num_nets, True)
-        for target, values in zip(buffers, moved, strict=True):
-            target.copy_(values.reshape(-1))
-        return out
-
-    def infer(
-        self, number: int, parameters: list[Tensor], buffers: list[Tensor], x: Tensor, num_nets: int
-    ) -> Tensor:
-        """As `train`, in eval mode: buffers, with a leading [n], stay. x may be images of all."""
-        rows = zip(buffers, self.segments[number].buffers, strict=True)
-        kept = [buffer.of(one) for one, buffer in rows]
-        return self._run(number, (parameters, kept), x, num_nets, False)[0]
-
-    def _run(
-        self,
-        number: int,
-        tensors: tuple[list[Tensor], list[Tensor]],
-        x: Tensor,
-        num_nets: int,
-        training: bool,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        chain = _skeleton(self.make, self.classes, training, threading.get_ident())
-        assert isinstance(chain, nn.Sequential)
-        # Modules compute in the format of their weights, as above.
-        of_weights = [one.dtype for kind in tensors for one in kind if one.is_floating_point()]
-        dtype = of_weights[0] if of_weights else x.dtype
-        features = x.to(dtype).unflatten(1, (-1, self.segments[number].given[0]))
-        features = features.expand(-1, num_nets, *features.shape[2:]).transpose(0, 1)
-        return _call(chain[number], *tensors, features)
-
 
 @lru_cache(maxsize=256)
-def _segments(make: Factory, classes: int) -> tuple[Segment, ...]:
+def _segments(chain: OwnChain) -> tuple[OwnSegment, ...]:
     """The children of the chain in eval mode, with one image."""
-    chain = made(make, classes, SKELETON_SEED)
-    if not isinstance(chain, nn.Sequential):
-        raise TypeError(f"{type(chain).__name__} is no nn.Sequential")
+    module = made(chain.make, chain.classes, SKELETON_SEED)
+    if not isinstance(module, nn.Sequential):
+        raise TypeError(f"{type(module).__name__} is no nn.Sequential")
     x = torch.zeros(1, IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
     found = []
-    for name, child in chain.eval().named_children():
+    for number, (name, child) in enumerate(module.eval().named_children()):
         out, products = _products(child, x)
         parameters = tuple(Parameter(tuple(one.shape)) for one in child.parameters())
-        kept = child.named_buffers()
-        buffers = tuple(Buffer(key, tuple(one.shape), one.dtype) for key, one in kept)
+        statistics = tuple(Parameter(tuple(one.shape)) for one in child.buffers())
+        dtypes = tuple(one.dtype for one in child.buffers())
         shapes = tuple(x.shape[1:]), tuple(out.shape[1:])
-        found.append(Segment(name, parameters, buffers, *shapes, products))
+        found.append(
+            OwnSegment(chain, number, name, parameters, statistics, dtypes, *shapes, products)
+        )
         x = out
     return tuple(found)

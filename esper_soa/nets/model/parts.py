@@ -1,19 +1,71 @@
-"""The parts that seeds are made of, as data: parameters, how these begin, multiplications.
+"""The parts that seeds are made of, as data: parameters, how these begin, multiplications; and the
+flat rows of numbers, one per network, that parameters are kept in.
 
-A part is given features of some channels and gives features of some channels. Widths follow from C,
-the channels of the slot, so one tuple of parts describes a seed in every slot. blueprints.py puts
-parts together; nets/forward.py is what they mean for many networks at once, and `layers` what they
-are in a network by itself: plain modules of torch.
+Clipping, SGD, re-initialisation and snapshots work on rows and never look inside. Widths of parts
+follow from C, the channels of the slot, so one tuple of parts describes a seed in every slot.
+nets/forward.py is what they mean for many networks at once, and `layers` what they are in a network
+by itself: plain modules of torch.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
+from esper_soa.nets import streams
 from esper_soa.nets.batched import NORM_EPS
-from esper_soa.nets.model.parameters import Parameter
 
 CHANNELS_PER_GROUP = 16
+
+
+class Parameter(NamedTuple):
+    """One parameter tensor of a network: it starts at value + bound * U(-1, 1)."""
+
+    shape: tuple[int, ...]
+    bound: float = 0.0
+    value: float = 0.0
+    cleared: bool = False  # at 0 instead, in a seed that is germinated with MULTIPLY
+
+
+class Table(NamedTuple):
+    """The parameters of a network in row order."""
+
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers per parameter tensor."""
+        return [math.prod(parameter.shape) for parameter in self.parameters]
+
+    @property
+    def total(self) -> int:
+        return sum(self.sizes)
+
+    def unpack(self, rows: Tensor) -> list[Tensor]:
+        """rows [n, total] -> one [n, *shape] view per parameter."""
+        if not self.parameters:
+            return []
+        parts = rows.split(self.sizes, dim=1)
+        return [
+            part.reshape(part.shape[0], *row.shape)
+            for part, row in zip(parts, self.parameters, strict=True)
+        ]
+
+    def spread(self, facts: Sequence[float], device: torch.device) -> Tensor:
+        """The fact of each parameter tensor for all of its numbers: [total]."""
+        each = zip(self.sizes, facts, strict=True)
+        return torch.cat([torch.full((size,), fact, device=device) for size, fact in each])
+
+    def initial(self, keys: Tensor, dtype: torch.dtype) -> Tensor:
+        """Fresh rows [n, total] from the random streams `keys` (int64 [n])."""
+        bound = self.spread([one.bound for one in self.parameters], keys.device).to(dtype)
+        value = self.spread([one.value for one in self.parameters], keys.device).to(dtype)
+        counters = torch.arange(self.total, device=keys.device)
+        draws = streams.uniform(keys[:, None], counters, dtype)
+        return value + bound * (2 * draws - 1)
 
 
 def norm_groups(channels: int) -> int:
@@ -59,11 +111,10 @@ class Start:
     spread: bool = False  # by U(-1, 1) / sqrt(fan_in) around the value, as torch's layers begin
     cleared: bool = False  # at 0 instead, in a seed that is germinated with MULTIPLY
 
-    def tensor(self, shape: tuple[int, ...], fan_in: int) -> Parameter:
+    def tensor(self, shape: tuple[int, ...], fan_in: int = 1) -> Parameter:
         """A parameter tensor of `shape`, in a layer of which an output sums up `fan_in` inputs."""
-        return Parameter(
-            shape, 1.0 / math.sqrt(fan_in) if self.spread else 0.0, self.value, self.cleared
-        )
+        bound = 1.0 / math.sqrt(fan_in) if self.spread else 0.0
+        return Parameter(shape, bound, self.value, self.cleared)
 
 
 SPREAD = Start(spread=True)
@@ -71,9 +122,9 @@ ZEROS = Start()
 ONES = Start(1.0)
 
 
-def _norm_parameters(channels: int) -> tuple[Parameter, ...]:
+def norm_parameters(channels: int) -> tuple[Parameter, ...]:
     """Scale and shift of a norm."""
-    return ONES.tensor((channels,), 1), ZEROS.tensor((channels,), 1)
+    return ONES.tensor((channels,)), ZEROS.tensor((channels,))
 
 
 def _check_kernel(size: int) -> None:
@@ -117,7 +168,7 @@ class Conv:
         outputs = self.outputs.of(channels)
         shape = (outputs, inputs, self.kernel, self.kernel)
         kernel = self.start.tensor(shape, math.prod(shape[1:]))
-        return (kernel, *_norm_parameters(outputs)) if self.norm else (kernel,)
+        return (kernel, *norm_parameters(outputs)) if self.norm else (kernel,)
 
     def products(self, inputs: int, channels: int, pixels: int) -> int:
         """Multiplications of an image of `pixels`, padding counted; norms are not counted."""
@@ -167,7 +218,7 @@ class SoftNorm(SameWidth):
 
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
         """Strength [], then scale and shift [I] of the norm."""
-        return self.start.tensor((), 1), *_norm_parameters(inputs)
+        return self.start.tensor(()), *norm_parameters(inputs)
 
     def products(self, inputs: int, channels: int, pixels: int) -> int:
         return 0
@@ -192,11 +243,8 @@ class Squeeze:
         hidden = self.hidden.of(channels)
         first = [SPREAD.tensor((hidden, inputs), inputs)]
         first += [SPREAD.tensor((hidden,), inputs)] if self.hidden_bias else []
-        return (
-            *first,
-            self.start.tensor((outputs, hidden), hidden),
-            self.bias_start.tensor((outputs,), hidden),
-        )
+        second = self.start.tensor((outputs, hidden), hidden)
+        return *first, second, self.bias_start.tensor((outputs,), hidden)
 
     def products(self, inputs: int, outputs: int, channels: int) -> int:
         """Multiplications of an image; the mean is not counted."""

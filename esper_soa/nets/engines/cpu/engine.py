@@ -31,7 +31,7 @@ from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
 from esper_soa.nets.host import Block, HostShape, host_tables, plain_blocks
 from esper_soa.nets.model.blueprints import GATE, num_codes
-from esper_soa.nets.model.parameters import Table
+from esper_soa.nets.model.parts import Table
 from esper_soa.nets.passes import Gradients, train_pass_, validation_pass
 from esper_soa.nets.pools import ActiveSeeds, SlotSeeds, read_and_claim_, row_layout
 from esper_soa.nets.seed_plan import THROUGH, SeedPlan, training_plan, validation_plan
