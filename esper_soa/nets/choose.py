@@ -16,7 +16,7 @@ from esper_soa.errors import SettingError
 from esper_soa.nets.config import TaskConfig
 from esper_soa.nets.engine import Choice, Engine
 from esper_soa.nets.engines.cpu.engine import CpuEngine, obstacle
-from esper_soa.nets.engines.cpu.support import choose_native
+from esper_soa.nets.engines.cpu.proof import NAME, choose_native
 from esper_soa.nets.engines.gpu import support as gpu
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
@@ -53,6 +53,11 @@ class Asked(NamedTuple):
         """Of activations."""
         return choose_precision(self.compute.precision, self.device).dtype
 
+    @property
+    def blueprints(self) -> list[str]:
+        """Names of those that the task offers."""
+        return [name_in(one) for one in self.task.blueprints]
+
 
 class Kind(NamedTuple):
     """An engine that compute.engine may name."""
@@ -62,15 +67,14 @@ class Kind(NamedTuple):
     tried_on: str  # kind of device on which `auto` tries it; "" = any
 
 
-def _native(asked: Asked, setting: str) -> Choice:
-    """Whether the native kernels compute, as far as `setting` leaves it open."""
-    names = [name_in(one) for one in asked.task.blueprints]
-    why_not = obstacle(asked.task.host_name, asked.shape, names)
-    return choose_native(setting, asked.device, TorchEngine(), asked.dtype, why_not)
+def _native(asked: Asked) -> Choice:
+    """The native kernels where they can compute, else torch."""
+    why_not = obstacle(asked.task.host_name, asked.shape, asked.blueprints)
+    return choose_native(asked.device, TorchEngine(), asked.dtype, why_not)
 
 
 def _native_obstacle(asked: Asked) -> str:
-    chosen = _native(asked, "auto")
+    chosen = _native(asked)
     return "" if chosen.native else chosen.reason
 
 
@@ -82,9 +86,8 @@ def _graphs_obstacle(asked: Asked) -> str:
 def _triton_obstacle(asked: Asked) -> str:
     if asked.ends_early:
         return "the kernels cannot leave out the envs whose episode has ended early (early_stop)"
-    names = [name_in(one) for one in asked.task.blueprints]
     return gpu.unavailable_reason(asked.device) or gpu.obstacle(
-        asked.shape, names, asked.dtype, asked.batch_size
+        asked.shape, asked.blueprints, asked.dtype, asked.batch_size
     )
 
 
@@ -122,7 +125,7 @@ def choose_engine(
     early = trial is not None and trial.nets.ends_early
     asked = Asked(compute, device, task, shape, 1 if trial is None else trial.batch_size, early)
     if compute.engine == "auto":
-        chosen = weighed(asked, trial) if device.type == "cuda" else _native(asked, "auto")
+        chosen = weighed(asked, trial) if device.type == "cuda" else _native(asked)
     else:
         chosen = _insisted(asked)
     return ENGINES[chosen.name].make(asked, chosen)
@@ -131,13 +134,14 @@ def choose_engine(
 def _insisted(asked: Asked) -> Choice:
     """The engine that the setting names."""
     name = asked.compute.engine
-    if name in (REFERENCE, "native"):
-        return _native(asked, name)
     reason = ENGINES[name].obstacle(asked)
     if reason:
         told = f"{reason[0].upper()}{reason[1:]}."
         raise SettingError("compute.engine", name, "auto or torch here", told)
-    return Choice(False, f"{name} (compute.engine={name})", name=name)
+    if name == NAME:
+        return _native(asked)
+    words = "plain torch" if name == REFERENCE else name
+    return Choice(False, f"{words} (compute.engine={name})", name=name)
 
 
 def weighed(asked: Asked, trial: Trial | None) -> Choice:

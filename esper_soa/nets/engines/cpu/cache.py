@@ -25,16 +25,6 @@ class NativeError(Exception):
     """Why there are no native kernels here, in words for the user."""
 
 
-def own_folder() -> Path:
-    """The cache folder, made and closed to others; NativeError if it cannot be the user's own."""
-    try:
-        folder = cache_folder()
-        open_folder(folder)
-    except FolderError as error:
-        raise NativeError(str(error)) from error
-    return folder
-
-
 def _own_bytes(path: Path) -> bytes | None:
     """Content of a file of this user that others cannot write; None where there is no such file."""
     try:
