@@ -148,15 +148,6 @@ def read_active_seeds(seeds: SlotSeeds) -> ActiveSeeds:
     return ActiveSeeds(*(found.astype(bool) if flag else found for found, flag in both))
 
 
-def read_and_claim_(
-    weights: TensorDict, shape: HostShape, seeds: SlotSeeds, keys: Tensor
-) -> ActiveSeeds:
-    """The seeds on the host, newborn ones initialised: `claim_` of engines that read which run."""
-    active_seeds = read_active_seeds(seeds)
-    claim_(weights, shape, active_seeds, keys)
-    return active_seeds
-
-
 def upload(values: np.ndarray, device: torch.device) -> Tensor:
     """`values` on the device; the host does not wait for the copy."""
     return torch.as_tensor(values).to(device, non_blocking=True)
