@@ -78,11 +78,6 @@ def _native_obstacle(asked: Asked) -> str:
     return "" if chosen.native else chosen.reason
 
 
-def _graphs_obstacle(asked: Asked) -> str:
-    kind = asked.device.type
-    return "" if kind == "cuda" else f"CUDA graphs need an NVIDIA GPU, not {kind}"
-
-
 def _triton_obstacle(asked: Asked) -> str:
     if asked.ends_early:
         return "the kernels cannot leave out the envs whose episode has ended early (early_stop)"
@@ -91,22 +86,22 @@ def _triton_obstacle(asked: Asked) -> str:
     )
 
 
-def _triton(_: Asked, chosen: Choice) -> Engine:
-    return gpu.loaded_engine(StepCache(capture=False), chosen)
+def _graphs_obstacle(asked: Asked) -> str:
+    kind = asked.device.type
+    graphs = "" if kind == "cuda" else f"CUDA graphs need an NVIDIA GPU, not {kind}"
+    return _triton_obstacle(asked) or graphs
 
 
-def _triton_graphs(asked: Asked, chosen: Choice) -> Engine:
-    return gpu.loaded_engine(StepCache(capture=True, device=asked.device), chosen)
+def _triton(asked: Asked, chosen: Choice, capture: bool) -> Engine:
+    return gpu.loaded_engine(StepCache(capture, device=asked.device), chosen)
 
 
 # By the names in config.ENGINES.
 ENGINES = {
     "native": Kind(_native_obstacle, lambda _, chosen: CpuEngine(chosen), "cpu"),
     "torch": Kind(lambda _: "", lambda _, chosen: TorchEngine(chosen=chosen), ""),
-    "triton": Kind(_triton_obstacle, _triton, "cuda"),
-    "triton_graphs": Kind(
-        lambda asked: _triton_obstacle(asked) or _graphs_obstacle(asked), _triton_graphs, "cuda"
-    ),
+    "triton": Kind(_triton_obstacle, partial(_triton, capture=False), "cuda"),
+    "triton_graphs": Kind(_graphs_obstacle, partial(_triton, capture=True), "cuda"),
 }
 
 
