@@ -40,9 +40,10 @@ FAULTS = (ImportError, OSError, *RAISED)
 
 
 class Trial(NamedTuple):
-    """What engines are tried on: networks and amounts of work of a run."""
+    """What engines are chosen for, and tried on: networks, device and amounts of work of a run."""
 
     nets: NetsConfig
+    device: torch.device
     envs: int  # N
     batch_size: int  # B
     train_samples: int  # T
@@ -73,14 +74,14 @@ Distances = dict[str, tuple[float, float]]
 
 
 def try_engines(
-    trial: Trial, device: torch.device, exact: Maker, reference: str, makers: Mapping[str, Maker]
+    trial: Trial, exact: Maker, reference: str, makers: Mapping[str, Maker]
 ) -> list[Tried]:
     """What became of each of the engines `makers`, that named `reference` first; `exact` makes
     torch for float32.
 
     Raises UserError where the device is of no use any more after an engine has failed on it.
     """
-    ground = _Ground(trial, device)
+    ground = _Ground(trial)
     wanted, _ = ground.play(exact(), torch.float32)
     found = []
     rounding: Distances = {}
@@ -94,7 +95,7 @@ def try_engines(
             rounding = apart if name == reference else rounding
             worst = max(max(both) for both in apart.values())
             found.append(Tried(name, disagreement(apart, rounding), worst, *cost))
-        release(device, f"compute.engine=auto: {name}", "compute.engine=torch")
+        release(trial.device, f"compute.engine=auto: {name}", "compute.engine=torch")
     return found
 
 
@@ -137,9 +138,9 @@ def distances(found: Results, wanted: Results, val_samples: int) -> Distances:
 class _Ground:
     """Networks with a mixture of seeds, and images, on which every engine does the same work."""
 
-    def __init__(self, trial: Trial, device: torch.device) -> None:
+    def __init__(self, trial: Trial) -> None:
         self.trial = trial
-        self.device = device
+        device = self.device = trial.device
         nets = trial.nets
         self.val_samples = min(trial.val_samples, trial.nets.eval_batch)
         self.images = synthetic(IMAGES, max(self.val_samples, 1), device)
