@@ -97,22 +97,15 @@ def test_the_guard_names_the_function_of_the_program_whatever_the_folder_of_the_
     assert {sync.function for sync in guard.log} == {"program"}
 
 
-def test_the_guard_lets_device_work_pass() -> None:
+def test_the_guard_lets_device_work_pass_and_moves_that_wait_for_nothing() -> None:
     index = torch.tensor([2, 0])
     with SyncGuard() as guard:
         picked = VALUES[index] + torch.where(VALUES > 1, VALUES, 0.0).sum()
         torch.zeros_like(VALUES).index_copy_(0, index, picked)
+        moved = torch.as_tensor(np.arange(3)).to(CPU, non_blocking=True)
+        assert ((moved + 1).to(torch.float64) * 2).to(VALUES.dtype).shape == (3,)
     assert guard.log == []
     assert picked.tolist() == [7.0, 5.0]
-
-
-def test_the_guard_lets_what_is_on_the_host_be_moved_without_waiting() -> None:
-    with SyncGuard() as guard:
-        moved = torch.as_tensor(np.arange(3)).to(CPU, non_blocking=True) + torch.zeros(3).to(
-            CPU, non_blocking=True
-        )
-        assert (moved.to(torch.float64) * 2).to(VALUES.dtype).shape == (3,)
-    assert guard.log == []
 
 
 def test_the_guard_logs_what_is_allowed_and_forgives_reads_of_what_is_on_the_host() -> None:
@@ -149,7 +142,7 @@ def test_no_decision_waits_for_the_device(name: str) -> None:
             _, memory = agent.act(step.view, memory)
 
 
-@pytest.mark.parametrize("mode", REWARD_MODES)
+@pytest.mark.parametrize("mode", some_of(REWARD_MODES, "basic_plus", "shaped"))
 def test_no_kernel_of_an_env_step_waits_for_the_device(mode: str) -> None:
     rules = tiny_rules(3, 4, RewardConfig(mode=mode))
     for step in play_state(rules, 4, seed=5):
@@ -219,33 +212,32 @@ def syncs_of_a_round(num_envs: int, num_slots: int, steps: int, player: Player) 
     return Counter(sync.function for sync in guard.log if not sync.function.startswith(METRICS))
 
 
-@pytest.mark.parametrize(("num_envs", "num_slots"), [(1, 1), (6, 3), (2, 10)])
+@pytest.mark.parametrize(
+    ("num_envs", "num_slots"), [(2, 10), pytest.param(1, 1, marks=pytest.mark.slow)]
+)
 def test_an_env_step_reads_the_device_twice_whatever_its_size(
     num_envs: int, num_slots: int
 ) -> None:
-    steps = 4
+    steps = 3
     counted = syncs_of_a_round(num_envs, num_slots, steps, Player(RandomPolicy(), None))
     assert counted == {ACTIVE_SEEDS: steps, READ_PROGRESS: steps}
 
 
-@pytest.mark.parametrize("teacher", ["", "schedule", "heuristic"])
+@pytest.mark.parametrize("teacher", some_of(["", "schedule", "heuristic"], "heuristic"))
 def test_a_round_with_a_learner_reads_the_device_no_more_than_without(teacher: str) -> None:
     player = learning_player(2)
     if teacher:
         player = player._replace(teacher=agents(2, CPU)[teacher])
-    assert syncs_of_a_round(3, 2, 4, player) == {ACTIVE_SEEDS: 4, READ_PROGRESS: 4}
+    assert syncs_of_a_round(3, 2, 3, player) == {ACTIVE_SEEDS: 3, READ_PROGRESS: 3}
 
 
-@pytest.mark.parametrize(("num_envs", "num_slots"), [(1, 1), (5, 3)])
-def test_training_and_validation_read_the_active_seeds_and_nothing_else(
-    num_envs: int, num_slots: int
-) -> None:
-    world = tiny_world(num_envs, num_slots, 10)
+def test_training_and_validation_read_the_active_seeds_and_nothing_else() -> None:
+    world = tiny_world(4, 3, 8)
     agent = RandomPolicy()
     assert world.rules.nets.workers == 1, "the guard sees its own thread alone"
     state = world.start_round(0)
     seeds = newborn = 0
-    for index in range(10):
+    for index in range(8):
         work = world.work(index)
         newborn += int(state.slots.newborn.sum())
         with SyncGuard([ACTIVE_SEEDS]) as guard:
@@ -257,8 +249,8 @@ def test_training_and_validation_read_the_active_seeds_and_nothing_else(
         observed = record_and_observe(world.rules, state, measured)
         decision, _ = agent.act(view_of(observed, index), ())
         state = apply_action(world.rules, observed, decision.action).state
-    assert seeds or num_envs == 1, "no seed was trained: the test says nothing"
-    assert newborn or num_envs == 1, "no seed was initialised under the guard"
+    assert seeds, "no seed was trained: the test says nothing"
+    assert newborn, "no seed was initialised under the guard"
 
 
 STEP_CODE = ("agent", "env", "nets", "ops/collect.py", "ops/metrics.py", "state.py")
