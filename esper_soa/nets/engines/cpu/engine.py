@@ -150,18 +150,14 @@ def _tables(shape: HostShape) -> dict[str, np.ndarray]:
     return {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
 
 
-def takes(rows: Tensor) -> bool:
-    """Whether the kernels are made for rows of parameters [N, P] like these."""
-    return rows.device.type == "cpu" and rows.dtype == torch.float32 and rows.dim() == 2
-
-
 def _networks(shared: Pass[TrainingFeed] | Pass[ValidationFeed], seeds: Seeds) -> records.Networks:
     """LookupError for networks the kernels were not made for, whose memory they would misread."""
     shape = shared.nets.shape
     weights = shared.weights
     host = weights["host"]
     params = host["params"]
-    if not (is_chain(shape) and takes(params)):
+    ours = params.device.type == "cpu" and params.dtype == torch.float32 and params.dim() == 2
+    if not (is_chain(shape) and ours):
         raise LookupError(f"no native kernels for {params.dtype} networks of blocks {shape.blocks}")
     pools = [weights["seeds", spec.name] for spec in shape.slots]
     tables = _tables(shape)
