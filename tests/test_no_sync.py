@@ -14,7 +14,6 @@ from rich.console import Console
 from tensordict import TensorDict
 from tiny_world import (
     CPU,
-    EnvStep,
     guarded,
     play_state,
     tiny_rules,
@@ -28,10 +27,8 @@ from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Agent
-from esper_soa.agent.rollout import Row, new_rollout, write_
 from esper_soa.agent.scripted import HeuristicPolicy, RandomPolicy, SchedulePolicy, WaitPolicy
 from esper_soa.env.config import REWARD_MODES, RewardConfig
-from esper_soa.env.observation import feature_names
 from esper_soa.env.step import apply_action, guard_, look, measure_, record_and_observe
 from esper_soa.nets.config import enabled_slots
 from esper_soa.nets.model.flops import training_flop
@@ -163,40 +160,6 @@ def test_counting_a_round_waits_for_the_device_only_at_its_end() -> None:
     assert [sync.operation for sync in guard.log].count("Tensor.cpu") == 1
 
 
-def row_of(step: EnvStep, device: torch.device) -> Row:
-    """A row of the rollout, with nothing in what only a learner fills."""
-    outcome = step.result.outcome
-    attribution = step.observed.attribution
-    no = torch.zeros_like(outcome.success)
-    return Row(
-        features=step.observed.observation.features,
-        blueprints=step.observed.observation.blueprints,
-        masks=step.observed.masks,
-        action=step.action,
-        effective_op=outcome.effective_op,
-        log_probs=torch.zeros(no.shape[0], 8, device=device),
-        value=torch.zeros(no.shape, device=device),
-        reward=step.result.terms.total.float(),
-        terminal=no,
-        truncated=no,
-        reset=no,
-        valid=~no,
-        contribution=attribution.contribution.float(),
-        contribution_measured=attribution.measured,
-        batch_size=[no.shape[0]],
-    )
-
-
-def test_recording_a_rollout_waits_for_nothing() -> None:
-    rules = tiny_rules(2, 3)
-    names = tuple(spec.name for spec in rules.nets.shape.slots)
-    rollout = new_rollout(3, 4, 2, len(feature_names(names)), CPU)
-    for index, step in enumerate(play_state(rules, 4, seed=0)):
-        with SyncGuard():
-            write_(rollout, index, row_of(step, CPU))
-    assert torch.equal(rollout.rows.action.op[2], step.action.op)
-
-
 def learning_player(num_slots: int) -> Player:
     policy = agents(num_slots, CPU)["ppo"]
     assert isinstance(policy, RecurrentPolicy)
@@ -299,7 +262,9 @@ def assert_on(device: torch.device, record: TensorDict) -> None:
 def test_an_env_step_runs_on_a_device_that_holds_no_values(mode: str) -> None:
     # On meta every read of a value raises, and so does every operation between two devices.
     rules = tiny_rules(3, 1, RewardConfig(mode=mode), META)
+    metrics = MetricsAccumulator(META, 2, training_flop(rules.nets.shape, META), 4)
     for step in play_state(rules, 2, seed=0, device=META):
+        metrics.add_(step.trusted, step.observed, step.result)
         assert_on(META, step.result.state.to_tensordict())
         assert_on(META, step.result.terms.to_tensordict())
         assert_on(META, step.observed.observation.to_tensordict())
@@ -315,14 +280,3 @@ def test_every_agent_decides_on_a_device_that_holds_no_values(name: str) -> None
         tiny_rules(3, 1, device=META), 2, seed=0, agent=agents(3, META)[name], device=META
     ):
         assert_on(META, step.action.to_tensordict())
-
-
-def test_a_rollout_is_recorded_on_a_device_that_holds_no_values() -> None:
-    rules = tiny_rules(2, 2, device=META)
-    names = tuple(spec.name for spec in rules.nets.shape.slots)
-    rollout = new_rollout(2, 3, 2, len(feature_names(names)), META)
-    metrics = MetricsAccumulator(META, 3, training_flop(rules.nets.shape, META), 4)
-    for index, step in enumerate(play_state(rules, 3, seed=0, device=META)):
-        metrics.add_(step.trusted, step.observed, step.result)
-        write_(rollout, index, row_of(step, META))
-    assert_on(META, rollout.rows.to_tensordict())

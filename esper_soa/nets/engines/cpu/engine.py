@@ -32,15 +32,8 @@ from esper_soa.vocabulary import Blend
 
 # All that chain.h knows of a host and of a block: who adds a field here has to write it there.
 _HOST_FIELDS = ("blocks", "num_classes", "slots", "parameters", "statistics", "blueprints", "head")
-_BLOCK_FIELDS = (
-    "channels",
-    "pooled",
-    "slot_before_pool",
-    "slot_after_pool",
-    "inputs",
-    "kernel",
-    "size",
-)
+_PLACES = ("slot_before_pool", "slot_after_pool")
+_BLOCK_FIELDS = ("channels", "pooled", *_PLACES, "inputs", "kernel", "size")
 
 
 def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
