@@ -106,24 +106,22 @@ class Comparison(NamedTuple):
 
 def compare(grown: HostScore, control: HostScore) -> Comparison:
     """Paired differences with t intervals; of one pair they are infinite, of none NaN."""
-    pairs = list(zip(grown.flat("accuracies"), control.flat("accuracies"), strict=True))
+    pairs = zip(grown.flat("accuracies"), control.flat("accuracies"), strict=True)
     whole = [math.isfinite(mine) and math.isfinite(other) for mine, other in pairs]
-    intervals = [Interval(math.nan, math.nan, math.nan)] * 2
-    if any(whole):
-        intervals = [
-            difference_interval(
-                list(compress(grown.flat(name), whole)),
-                list(compress(control.flat(name), whole)),
-                CONFIDENCE,
-            )
-            for name in ("accuracies", "nets")
-        ]
-    paired = sum(whole)
-    ratios = (
-        mine / other if other else math.nan
-        for mine, other in ((grown.size, control.size), (grown.flop, control.flop))
+
+    def difference(name: str) -> Interval:
+        mine, other = (list(compress(one.flat(name), whole)) for one in (grown, control))
+        unknown = Interval(math.nan, math.nan, math.nan)
+        return difference_interval(mine, other, CONFIDENCE) if mine else unknown
+
+    return Comparison(
+        difference("accuracies"),
+        difference("nets"),
+        sum(whole),
+        len(whole) - sum(whole),
+        grown.size / control.size if control.size else math.nan,
+        grown.flop / control.flop if control.flop else math.nan,
     )
-    return Comparison(*intervals, paired, len(whole) - paired, *ratios)
 
 
 def verdict(found: Comparison, control: str) -> str:

@@ -53,6 +53,16 @@ TASKS = [
     TaskConfig(name="wide", base_channels=32, num_blocks=2, num_pools=2, max_grad_norm=0.0),
 ]
 # Channels that fill no vectors, in blocks, in bottlenecks or in both; images down to one pixel.
+NARROW_SIZES = {  # by channels: kernel, blocks, pools
+    1: ((1, 3, 3), (3, 5, 5)),
+    2: ((1, 3, 0), (3, 3, 3)),
+    3: ((1, 3, 1), (3, 3, 3)),
+    4: ((1, 2, 1), (3, 3, 3)),
+    5: ((1, 3, 2), (3, 3, 1), (5, 2, 2)),
+    6: ((1, 3, 3), (3, 2, 2)),
+    12: ((1, 2, 2), (3, 2, 1)),
+    20: ((1, 2, 1), (3, 2, 2)),
+}
 NARROW_TASKS = [
     TaskConfig(
         name=f"{channels}_channels_{kernel}x{kernel}",
@@ -61,25 +71,8 @@ NARROW_TASKS = [
         num_blocks=blocks,
         num_pools=pools_,
     )
-    for channels, kernel, blocks, pools_ in (
-        (1, 1, 3, 3),
-        (1, 3, 5, 5),
-        (2, 1, 3, 0),
-        (2, 3, 3, 3),
-        (3, 1, 3, 1),
-        (3, 3, 3, 3),
-        (4, 1, 2, 1),
-        (4, 3, 3, 3),
-        (5, 1, 3, 2),
-        (5, 3, 3, 1),
-        (5, 5, 2, 2),
-        (6, 1, 3, 3),
-        (6, 3, 2, 2),
-        (12, 1, 2, 2),
-        (12, 3, 2, 1),
-        (20, 1, 2, 1),
-        (20, 3, 2, 2),
-    )
+    for channels, sizes in NARROW_SIZES.items()
+    for kernel, blocks, pools_ in sizes
 ]
 # norm of a gradient that is the rounding of none: dead channels are common where there are few
 NOTHING = 1e-5

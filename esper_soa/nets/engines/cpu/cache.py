@@ -1,5 +1,4 @@
-"""The cache folder of compiled kernels, and which files in it are run: those that this user wrote,
-whole and unchanged.
+"""The cache folder of compiled kernels: files in it are run that this user wrote, unchanged.
 
 A library stands under a name made of its key and its content; beside it `nets-<key>.sha256` holds
 its digest in the format of sha256sum. That file is written last, so a library that was cut off in
@@ -32,13 +31,9 @@ def _own_bytes(path: Path) -> bytes | None:
     except OSError:
         return None
     with os.fdopen(handle, "rb") as file:
-        found = os.fstat(file.fileno())
-        own = (
-            stat.S_ISREG(found.st_mode)
-            and found.st_uid == os.geteuid()
-            and not found.st_mode & 0o022
-        )
-        return file.read() if own else None
+        found = os.fstat(handle)
+        closed = stat.S_ISREG(found.st_mode) and not found.st_mode & 0o022
+        return file.read() if closed and found.st_uid == os.geteuid() else None
 
 
 def _library(folder: Path, key: str, digest: str) -> Path:
@@ -58,10 +53,8 @@ def stored(folder: Path, key: str) -> Path | None:
     library = _library(folder, key, digest)
     if said != _line(library, digest):
         return None
-    content = _own_bytes(library)
-    return (
-        library if content is not None and hashlib.sha256(content).hexdigest() == digest else None
-    )
+    content = _own_bytes(library) or b""
+    return library if hashlib.sha256(content).hexdigest() == digest else None
 
 
 def kept(key: str) -> Path | None:

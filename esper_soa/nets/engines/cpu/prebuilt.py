@@ -7,7 +7,7 @@ taken if it is what the manifest says and was made of the C files beside it.
 
 import hashlib
 import json
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,7 +52,7 @@ LEVELS = (
 
 
 def write_manifest(
-    folder: Path, compiler: str, builder: str, libraries: list[dict[str, object]]
+    folder: Path, compiler: str, builder: str, libraries: Sequence[Mapping[str, object]]
 ) -> None:
     """Say beside the libraries what they were made of, by what compiler and on what processor.
 
