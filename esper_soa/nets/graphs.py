@@ -174,24 +174,27 @@ class StepCache(Generic[Step]):
         if variant in kept.graphs:
             kept.graphs[variant].replay()
             self.counts["replayed"] += 1
-        elif self._recorder is None or kept.runs[variant] < WARM_UPS:
+        elif kept.runs[variant] >= WARM_UPS and self._capture_(kept, variant):
+            self.counts["captured"] += 1
+            kept.graphs[variant].replay()
+        else:
             kept.step.step_(variant)
             kept.runs[variant] += 1
             self.counts["plain"] += 1
-        else:
-            try:
-                graph = self._recorder.recorded(partial(kept.step.step_, variant))
-            except RuntimeError as error:
-                if not self.part:
-                    raise
-                why = fault_in_words(error)
-                LOGGER.warning("graphs   %s: no longer captured, as %s", self.part, why)
-                self._recorder = None
-                self._advance_(kept, variant)
-                return
-            kept.graphs[variant] = graph
-            self.counts["captured"] += 1
-            graph.replay()
+
+    def _capture_(self, kept: _Kept[Step], variant: int) -> bool:
+        """Whether the step could be captured; what was to be recorded has not been done."""
+        if self._recorder is None:
+            return False
+        try:
+            kept.graphs[variant] = self._recorder.recorded(partial(kept.step.step_, variant))
+        except RuntimeError as error:
+            if not self.part:
+                raise
+            why = fault_in_words(error)
+            LOGGER.warning("graphs   %s: no longer captured, as %s", self.part, why)
+            self._recorder = None
+        return variant in kept.graphs
 
 
 def captured_call(
