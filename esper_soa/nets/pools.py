@@ -88,11 +88,11 @@ class Seeds(NamedTuple, Generic[Values]):
     # Bool, of the whole env: passes leave it out, no row of it runs; None = there is none.
     over: Values | None = None
 
-    def resident(self: "Seeds[np.ndarray]", device: torch.device) -> "Seeds[Tensor]":
+    def resident(self: "ActiveSeeds", device: torch.device) -> "SlotSeeds":  # type: ignore[misc]
         """The same seeds on `device`."""
         return Seeds(*(upload(values, device) for values in self if values is not None))
 
-    def playing(self: "Seeds[np.ndarray]", envs: np.ndarray) -> np.ndarray:
+    def playing(self: "ActiveSeeds", envs: np.ndarray) -> np.ndarray:  # type: ignore[misc]
         """Those of the env numbers that passes do not leave out."""
         return envs if self.over is None else envs[~self.over[envs, 0]]
 
@@ -127,7 +127,7 @@ def slot_seeds(
         return found
     left = over[:, None].expand_as(running)
     playing = (one & ~left if one.dtype == torch.bool else one for one in found[:-1])
-    return SlotSeeds(*playing, left)
+    return SlotSeeds._make((*playing, left))
 
 
 def read_active_seeds(seeds: SlotSeeds) -> ActiveSeeds:
