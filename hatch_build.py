@@ -96,15 +96,15 @@ def build_kernels(folder: Path, platform: str) -> tuple[list[str], list[Path]]:
         errors = list(pool.map(lambda name: compiled(found, folder / name, targets[name]), targets))
     made = [folder / f"{name}.so" for name, error in zip(targets, errors, strict=True) if not error]
     listed = [
-        prebuilt.Library(
-            path.stem, digest_of(path), [*compiler.kernel_flags(found, targets[path.stem])]
-        )
+        {
+            "level": path.stem,
+            "sha256": digest_of(path),
+            "flags": compiler.kernel_flags(found, targets[path.stem]),
+        }
         for path in made
     ]
     words = f"{found.family} {found.version}"
-    prebuilt.write_manifest(
-        folder, prebuilt.Manifest(compiler.sources_digest(), words, processor.kind, listed)
-    )
+    prebuilt.write_manifest(folder, words, processor.kind, listed)
     return [error for error in errors if error], made
 
 

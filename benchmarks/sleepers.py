@@ -20,7 +20,7 @@ import torch
 from benchmarks import sections
 from benchmarks.machine import wait_for
 from benchmarks.records import Record, check_folder, command_line, finish, origin
-from esper_soa.config import ENGINES, ComputeConfig
+from esper_soa.config import ENGINES
 from esper_soa.errors import UserError
 from esper_soa.nets import data, pools, streams
 from esper_soa.nets.choose import choose_engine
@@ -29,6 +29,7 @@ from esper_soa.nets.datasets import ImageSet
 from esper_soa.nets.engine import Engine, NetsConfig
 from esper_soa.nets.host import HostShape, host_shape
 from esper_soa.nets.pools import ActiveSeeds
+from esper_soa.nets.trial import Trial
 from esper_soa.nets.workers import chunks
 from esper_soa.ops.device import (
     apply_threads,
@@ -71,7 +72,9 @@ def occupied(live: np.ndarray, ablated: np.ndarray, stage: int) -> ActiveSeeds:
 
 def engine_for(shape: HostShape, options: argparse.Namespace) -> Engine:
     """What runs hosts of `shape` in a run."""
-    return choose_engine(ComputeConfig(engine=options.engine), options.place, TaskConfig(), shape)
+    nets = NetsConfig(shape, TaskConfig(), (), options.envs, 1)
+    trial = Trial(nets, options.place, options.envs, options.batch, options.train, options.val)
+    return choose_engine(options.engine, trial)
 
 
 def variant(

@@ -50,7 +50,7 @@ def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> R
     trial = trial_of(cfg, device)
     nets = trial.nets
     num_slots = len(nets.shape.slots)
-    engine = choose_engine(cfg.compute, device, cfg.task, nets.shape, trial)
+    engine = choose_engine(cfg.compute.engine, trial)
     if engine.chosen.native:
         nets = nets._replace(eval_batch=choose_eval_batch(device, native=True))
     allowed = torch.zeros(num_codes(nets.shape.blueprints), dtype=torch.bool)
@@ -115,7 +115,7 @@ def trial_of(cfg: TrainConfig, device: torch.device) -> Trial:
         cfg.accumulate,
         cfg.early_stop.enabled,
     )
-    return Trial(nets, cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
+    return Trial(nets, device, cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
 
 
 def rule_player(cfg: TrainConfig, name: str, setting: str) -> Agent:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from esper_soa.build import trial_of
 from esper_soa.config import TrainConfig
-from esper_soa.nets.choose import Asked, tried_engines
+from esper_soa.nets.choose import tried_engines
 from esper_soa.nets.trial import Tried
 from esper_soa.ops.device import (
     device_name,
@@ -22,21 +22,17 @@ from esper_soa.ops.device import (
 from esper_soa.ops.memory import GIB, at_once, free_memory, needs
 
 MIB = 2**20
-RULE = {
+RULES = {
     "cpu": (
         "compute.engine=auto takes the native kernels of a CPU wherever they are proven, "
-        "whatever the times."
+        "whatever the times.",
+        "compute.cuda_graphs=auto replays nothing on a CPU.",
     ),
     "cuda": (
         "compute.engine=auto takes the last of the table that agrees, or torch where that takes "
-        "less than half the time."
-    ),
-}
-GRAPHS = {
-    "cpu": "compute.cuda_graphs=auto replays nothing on a CPU.",
-    "cuda": (
+        "less than half the time.",
         "compute.cuda_graphs=auto replays state machine, policy and gradient steps, and goes on "
-        "without what cannot be captured."
+        "without what cannot be captured.",
     ),
 }
 
@@ -50,12 +46,10 @@ def check_device(cfg: TrainConfig, console: Console) -> None:
         trial = trial_of(cfg, device)
         precision = str(trial.nets.precision).removeprefix("torch.")
         console.print(device_name(device, trial.nets.workers, precision), highlight=False)
-        found = tried_engines(
-            Asked(cfg.compute, device, cfg.task, trial.nets.shape, cfg.batch_size), trial
-        )
+        found = tried_engines(trial)
     console.print(engine_table(found, cfg))
-    console.print(RULE[device.type], highlight=False)
-    console.print(GRAPHS[device.type], highlight=False)
+    for rule in RULES[device.type]:
+        console.print(rule, highlight=False)
     console.print(memory_table(cfg, device))
 
 
@@ -67,22 +61,16 @@ def engine_table(found: list[Tried], cfg: TrainConfig) -> Table:
     )
     table = Table(title=f"engines at {work}", box=box.SIMPLE, title_justify="left")
     for heading in ("engine", "ms per env-step", "MiB", "off torch in float32", "verdict"):
-        table.add_column(
-            heading, justify="right" if heading in ("ms per env-step", "MiB") else "left"
-        )
+        right = heading in ("ms per env-step", "MiB")
+        table.add_column(heading, justify="right" if right else "left")
     best = min((one for one in found if not one.dropped), key=lambda one: one.seconds, default=None)
     for one in found:
-        verdict = one.dropped or ("agrees, quickest" if one is best else "agrees")
-        numbers = (
-            ("", "", "")
-            if one.dropped
-            else (
-                f"{1e3 * one.seconds:.2f}",
-                f"{one.memory / MIB:.0f}" if one.memory else "",
-                f"{one.apart:.1e}",
-            )
-        )
-        table.add_row(one.name, *numbers, verdict)
+        if one.dropped:
+            table.add_row(one.name, "", "", "", one.dropped)
+            continue
+        memory = f"{one.memory / MIB:.0f}" if one.memory else ""
+        verdict = "agrees, quickest" if one is best else "agrees"
+        table.add_row(one.name, f"{1e3 * one.seconds:.2f}", memory, f"{one.apart:.1e}", verdict)
     return table
 
 

@@ -167,9 +167,9 @@ def test_the_hook_leaves_an_editable_wheel_and_one_without_a_compiler_to_python_
 # --- a machine without a compiler
 
 CHOOSE = (
-    "import torch; from esper_soa.nets.engines.cpu.support import choose_native; "
+    "import torch; from esper_soa.nets.engines.cpu.proof import choose_native; "
     "from esper_soa.nets.engines.torch.engine import TorchEngine; "
-    "print(choose_native('auto', torch.device('cpu'), TorchEngine()).reason)"
+    "print(choose_native(torch.device('cpu'), TorchEngine()).reason)"
 )
 SMOKE = ["+experiment=smoke", "rounds=1", "steps=2"]
 

@@ -1,5 +1,4 @@
-"""Chooses what runs the networks of a run, from its settings, device and hosts; the only file that
-knows engines.
+"""Chooses the engine of a run, from its settings, device and hosts: the only file that knows them.
 
 What was chosen is an object that the rules of the run hold: two runs of a process may differ. On a
 CPU the native kernels are taken wherever they are proven, without a timing. On a GPU engines are
@@ -8,20 +7,15 @@ tried (trial.py).
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
-
-import torch
+from typing import NamedTuple
 
 from esper_soa.errors import SettingError
-from esper_soa.nets.config import TaskConfig
 from esper_soa.nets.engine import Choice, Engine
 from esper_soa.nets.engines.cpu.engine import CpuEngine, obstacle
-from esper_soa.nets.engines.cpu.support import choose_native
+from esper_soa.nets.engines.cpu.proof import NAME, choose_native
 from esper_soa.nets.engines.gpu import support as gpu
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
-from esper_soa.nets.host import HostShape
-from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.trial import Trial, Tried, try_engines
 from esper_soa.registry import name_in
 
@@ -31,126 +25,91 @@ REFERENCE = "torch"  # the engine that says what the others must come to
 CLEARLY = 0.5
 
 
-class ComputeSettings(Protocol):
-    """What the settings compute.* say about it."""
-
-    engine: str
-    precision: str
-
-
-class Asked(NamedTuple):
-    """What an engine is wanted for."""
-
-    compute: ComputeSettings
-    device: torch.device
-    task: TaskConfig
-    shape: HostShape
-    batch_size: int = 1  # B
-    ends_early: bool = False  # whether envs are left out once their episode is over
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of activations."""
-        return choose_precision(self.compute.precision, self.device).dtype
-
-
 class Kind(NamedTuple):
     """An engine that compute.engine may name."""
 
-    obstacle: Callable[[Asked], str]  # why it cannot run; "" where it can
-    make: Callable[[Asked, Choice], Engine]
+    obstacle: Callable[[Trial], str]  # why it cannot run; "" where it can
+    make: Callable[[Trial, Choice], Engine]
     tried_on: str  # kind of device on which `auto` tries it; "" = any
 
 
-def _native(asked: Asked, setting: str) -> Choice:
-    """Whether the native kernels compute, as far as `setting` leaves it open."""
-    names = [name_in(one) for one in asked.task.blueprints]
-    why_not = obstacle(asked.task.host_name, asked.shape, names)
-    return choose_native(setting, asked.device, TorchEngine(), asked.dtype, why_not)
+def _blueprints(trial: Trial) -> list[str]:
+    return [name_in(one) for one in trial.nets.task.blueprints]
 
 
-def _native_obstacle(asked: Asked) -> str:
-    chosen = _native(asked, "auto")
+def _native(trial: Trial) -> Choice:
+    """The native kernels where they can compute, else torch."""
+    nets = trial.nets
+    why_not = obstacle(nets.task.host_name, nets.shape, _blueprints(trial))
+    return choose_native(trial.device, TorchEngine(), nets.precision, why_not)
+
+
+def _native_obstacle(trial: Trial) -> str:
+    chosen = _native(trial)
     return "" if chosen.native else chosen.reason
 
 
-def _graphs_obstacle(asked: Asked) -> str:
-    kind = asked.device.type
-    return "" if kind == "cuda" else f"CUDA graphs need an NVIDIA GPU, not {kind}"
-
-
-def _triton_obstacle(asked: Asked) -> str:
-    if asked.ends_early:
+def _triton_obstacle(trial: Trial) -> str:
+    nets = trial.nets
+    if nets.ends_early:
         return "the kernels cannot leave out the envs whose episode has ended early (early_stop)"
-    names = [name_in(one) for one in asked.task.blueprints]
-    return gpu.unavailable_reason(asked.device) or gpu.obstacle(
-        asked.shape, names, asked.dtype, asked.batch_size
+    return gpu.unavailable_reason(trial.device) or gpu.obstacle(
+        nets.shape, _blueprints(trial), nets.precision, trial.batch_size
     )
 
 
-def _triton(_: Asked, chosen: Choice) -> Engine:
-    return gpu.loaded_engine(StepCache(capture=False), chosen)
+def _graphs_obstacle(trial: Trial) -> str:
+    kind = trial.device.type
+    graphs = "" if kind == "cuda" else f"CUDA graphs need an NVIDIA GPU, not {kind}"
+    return _triton_obstacle(trial) or graphs
 
 
-def _triton_graphs(asked: Asked, chosen: Choice) -> Engine:
-    return gpu.loaded_engine(StepCache(capture=True, device=asked.device), chosen)
+def _triton(trial: Trial, chosen: Choice, capture: bool) -> Engine:
+    return gpu.loaded_engine(StepCache(capture, device=trial.device), chosen)
 
 
 # By the names in config.ENGINES.
 ENGINES = {
     "native": Kind(_native_obstacle, lambda _, chosen: CpuEngine(chosen), "cpu"),
     "torch": Kind(lambda _: "", lambda _, chosen: TorchEngine(chosen=chosen), ""),
-    "triton": Kind(_triton_obstacle, _triton, "cuda"),
-    "triton_graphs": Kind(
-        lambda asked: _triton_obstacle(asked) or _graphs_obstacle(asked), _triton_graphs, "cuda"
-    ),
+    "triton": Kind(_triton_obstacle, partial(_triton, capture=False), "cuda"),
+    "triton_graphs": Kind(_graphs_obstacle, partial(_triton, capture=True), "cuda"),
 }
 
 
-def choose_engine(
-    compute: ComputeSettings,
-    device: torch.device,
-    task: TaskConfig,
-    shape: HostShape,
-    trial: Trial | None = None,
-) -> Engine:
-    """The engine for hosts of `task` and their seeds on `device`.
+def choose_engine(setting: str, trial: Trial) -> Engine:
+    """The engine that compute.engine stands for; trial: what it is wanted for, and tried on.
 
-    trial: what engines are tried on where `auto` has to; None: torch is taken there. Raises
-    SettingError where the settings insist on what cannot run.
+    Raises SettingError where the setting insists on what cannot run.
     """
-    early = trial is not None and trial.nets.ends_early
-    asked = Asked(compute, device, task, shape, 1 if trial is None else trial.batch_size, early)
-    if compute.engine == "auto":
-        chosen = weighed(asked, trial) if device.type == "cuda" else _native(asked, "auto")
+    if setting != "auto":
+        chosen = _insisted(setting, trial)
     else:
-        chosen = _insisted(asked)
-    return ENGINES[chosen.name].make(asked, chosen)
+        chosen = weighed(trial) if trial.device.type == "cuda" else _native(trial)
+    return ENGINES[chosen.name].make(trial, chosen)
 
 
-def _insisted(asked: Asked) -> Choice:
-    """The engine that the setting names."""
-    name = asked.compute.engine
-    if name in (REFERENCE, "native"):
-        return _native(asked, name)
-    reason = ENGINES[name].obstacle(asked)
+def _insisted(name: str, trial: Trial) -> Choice:
+    """The engine of that name."""
+    reason = ENGINES[name].obstacle(trial)
     if reason:
         told = f"{reason[0].upper()}{reason[1:]}."
         raise SettingError("compute.engine", name, "auto or torch here", told)
-    return Choice(False, f"{name} (compute.engine={name})", name=name)
+    if name == NAME:
+        return _native(trial)
+    words = "plain torch" if name == REFERENCE else name
+    return Choice(False, f"{words} (compute.engine={name})", name=name)
 
 
-def weighed(asked: Asked, trial: Trial | None) -> Choice:
+def weighed(trial: Trial) -> Choice:
     """What computes on a GPU, of the engines that agree with torch when they are tried there."""
-    if trial is None:
-        return Choice(False, f"plain torch, as no other engine was tried on {asked.device}")
-    found = tried_engines(asked, trial)
+    found = tried_engines(trial)
     words = tuple(one.words() for one in found)
     best = preferred(found)
     if best is None:
         reason = "plain torch, although it failed when it was tried"
         return Choice(False, reason, fallback=True, tried=words)
-    reason = f"{best.name}, as compared with torch and timed on {asked.device}"
+    reason = f"{best.name}, as compared with torch and timed on {trial.device}"
     return Choice(False, reason, name=best.name, tried=words)
 
 
@@ -163,12 +122,11 @@ def preferred(found: Sequence[Tried]) -> Tried | None:
     return fit[-1] if fit else None
 
 
-def tried_engines(asked: Asked, trial: Trial) -> list[Tried]:
+def tried_engines(trial: Trial) -> list[Tried]:
     """What became of every engine `auto` may take on this device; those that cannot run too."""
-    kinds = [name for name, kind in ENGINES.items() if kind.tried_on in ("", asked.device.type)]
-    obstacles = {name: ENGINES[name].obstacle(asked) for name in kinds}
+    kinds = [name for name, kind in ENGINES.items() if kind.tried_on in ("", trial.device.type)]
+    obstacles = {name: ENGINES[name].obstacle(trial) for name in kinds}
     fit = [name for name in kinds if not obstacles[name]]
-    makers = {name: partial(ENGINES[name].make, asked, Choice(False, "tried")) for name in fit}
-    tried = try_engines(trial, asked.device, TorchEngine, REFERENCE, makers)
-    found = {one.name: one for one in tried}
+    makers = {name: partial(ENGINES[name].make, trial, Choice(False, "tried")) for name in fit}
+    found = {one.name: one for one in try_engines(trial, TorchEngine, REFERENCE, makers)}
     return [found.get(name) or Tried(name, obstacles[name]) for name in kinds]

@@ -1,8 +1,6 @@
-"""What runs networks: an engine trains and validates N of them, chosen once (choose.py) and held by
-the rules of a run.
+"""What runs networks: an engine trains and validates N of them; what it is given and gives back.
 
-A network means what engines/torch makes of it; every other engine is tested against that. Here is
-what an engine is given and what it gives back; env/step.py calls it once per env-step.
+A network means what engines/torch makes of it; every other engine is tested against that.
 """
 
 from typing import NamedTuple, Protocol, TypeVar

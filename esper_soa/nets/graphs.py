@@ -1,10 +1,8 @@
-"""Steps of fixed shape on static buffers: captured once as a CUDA graph, then replayed without
-Python in between.
+"""Steps of fixed shape on static buffers: captured once as a CUDA graph, then replayed.
 
 A step is kept under a key that says everything about it that is not in its buffers; the next step
 with that key is copied into the buffers of the kept one. Steps are those of an engine that replays,
-and calls of pure functions: of the state machine, the policy and the learner, as
-compute.cuda_graphs asks.
+and calls of pure functions: of state machine, policy and learner, as compute.cuda_graphs asks.
 """
 
 import logging
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from esper_soa.errors import SettingError, fault_in_words
+from esper_soa.errors import check, fault_in_words
 
 # torch has no public name for the pytrees above (2.13); tensordict registers its classes with these
 # and no others.
@@ -136,13 +134,21 @@ class StepCache(Generic[Step]):
 
     capture=False runs every step as it is, on any device: the same buffers, the same order, without
     graphs. device: the GPU whose work is captured.
+
+    part: whose steps they are, where it goes on without captures, and says so, once one has failed:
+    memory may be short, or the work one that no graph takes. Else what a capture raises is raised.
     """
 
     def __init__(
-        self, capture: bool, capacity: int = CAPACITY, device: torch.device = CURRENT
+        self,
+        capture: bool,
+        capacity: int = CAPACITY,
+        device: torch.device = CURRENT,
+        part: str = "",
     ) -> None:
         self.capture = capture
         self.capacity = capacity
+        self.part = part
         self.counts: Counter[str] = Counter()  # plain, captured, replayed, dropped
         self._kept: OrderedDict[Hashable, _Kept[Step]] = OrderedDict()
         self._recorder = Recorder(device) if capture else None
@@ -168,14 +174,27 @@ class StepCache(Generic[Step]):
         if variant in kept.graphs:
             kept.graphs[variant].replay()
             self.counts["replayed"] += 1
-        elif self._recorder is None or kept.runs[variant] < WARM_UPS:
+        elif kept.runs[variant] >= WARM_UPS and self._capture_(kept, variant):
+            self.counts["captured"] += 1
+            kept.graphs[variant].replay()
+        else:
             kept.step.step_(variant)
             kept.runs[variant] += 1
             self.counts["plain"] += 1
-        else:
+
+    def _capture_(self, kept: _Kept[Step], variant: int) -> bool:
+        """Whether the step could be captured; what was to be recorded has not been done."""
+        if self._recorder is None:
+            return False
+        try:
             kept.graphs[variant] = self._recorder.recorded(partial(kept.step.step_, variant))
-            self.counts["captured"] += 1
-            kept.graphs[variant].replay()
+        except RuntimeError as error:
+            if not self.part:
+                raise
+            why = fault_in_words(error)
+            LOGGER.warning("graphs   %s: no longer captured, as %s", self.part, why)
+            self._recorder = None
+        return variant in kept.graphs
 
 
 def captured_call(
@@ -191,43 +210,13 @@ def captured_call(
     changes keep their addresses.
     """
     leaves, spec = tree_flatten(arguments)
-    shapes = (None if leaf is None else leaf.shape for leaf in leaves)
-    key = (name, *shapes)
+    key = (name, *(None if leaf is None else leaf.shape for leaf in leaves))
     fresh = CapturedCall(function, leaves, spec)
     done = steps.run_(key, fresh if steps.keeps(key) else fresh.on_own_buffers(), [0])
     given, result = tree_flatten(done.given)
     copies = [torch.empty_like(one) for one in given]
     copy_all_(copies, given)
     return tree_unflatten(copies, result)  # type: ignore[no-any-return]
-
-
-class YieldingCache(StepCache[CapturedCall]):
-    """Captures no more, and says so, where a capture fails: memory may be short, or the work one
-    that no graph takes.
-
-    What a capture was to record has not been done when it fails, so it is done as it is written.
-    """
-
-    def __init__(self, part: str, device: torch.device) -> None:
-        super().__init__(capture=True, device=device)
-        self.part = part
-
-    def _advance_(self, kept: _Kept[CapturedCall], variant: int) -> None:
-        capturing = (
-            self._recorder is not None
-            and kept.runs[variant] >= WARM_UPS
-            and variant not in kept.graphs
-        )
-        try:
-            super()._advance_(kept, variant)
-        except RuntimeError as error:
-            if not capturing or variant in kept.graphs:
-                raise
-            self._recorder = None
-            LOGGER.warning(
-                "graphs   %s: no longer captured, as %s", self.part, fault_in_words(error)
-            )
-            super()._advance_(kept, variant)
 
 
 # What compute.cuda_graphs is about.
@@ -247,9 +236,7 @@ class Replay(NamedTuple):
         """Where `part` keeps its steps; None: they run as they are written."""
         if part not in self.parts:
             return None
-        return (
-            StepCache(capture=True, device=device) if self.insists else YieldingCache(part, device)
-        )
+        return StepCache(capture=True, device=device, part="" if self.insists else part)
 
     def facts(self) -> dict[str, str]:
         """For versions.json."""
@@ -269,13 +256,9 @@ def choose_replay(setting: str, device: torch.device, own_reward: bool, num_rank
     if setting == "off" or (setting == "auto" and device.type != "cuda"):
         on = "" if setting == "off" else f" on {device.type}"
         return Replay((), f"nothing is replayed (compute.cuda_graphs={setting}{on})")
-    if device.type != "cuda":
-        raise SettingError(
-            "compute.cuda_graphs",
-            setting,
-            f"auto or off on device={device.type}",
-            "CUDA graphs need an NVIDIA GPU.",
-        )
+    words = "CUDA graphs need an NVIDIA GPU."
+    allowed = f"auto or off on device={device.type}"
+    check(device.type == "cuda", "compute.cuda_graphs", setting, allowed, words)
     if setting == "on":
         return Replay(PARTS, "all are replayed (compute.cuda_graphs=on)")
     obstacles = {

@@ -1,22 +1,37 @@
-"""A pass over N envs in pieces: chunks or jobs, done side by side by workers, one report.
+"""Engines that read on the host which seeds run, and do a pass over N envs in pieces.
 
-The same for every engine, which hands in what is to be done with one piece.
+Chunks of envs, or jobs, are done side by side by workers; the pieces make one report.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.nets.engine import NetsConfig, TrainReport, ValidationReport
+from esper_soa.nets.engine import (
+    Choice,
+    NetsConfig,
+    TrainingFeed,
+    TrainReport,
+    ValidationFeed,
+    ValidationReport,
+    WorkSizes,
+)
 from esper_soa.nets.gradients import unmeasured
-from esper_soa.nets.pools import ActiveSeeds, upload
+from esper_soa.nets.pools import ActiveSeeds, SlotSeeds, claim_, read_active_seeds, upload
+from esper_soa.nets.seed_plan import SeedPlan, training_plan, validation_plan
+from esper_soa.nets.sgd import LearningRates
 from esper_soa.nets.subsets import Job, jobs_of, max_rows
 from esper_soa.nets.workers import Call, chunks, run_pieces
 from esper_soa.state import STATE_FLOAT, GradientStats
 
+Feed = TypeVar("Feed")
 Gradients = dict[str, Tensor]  # fields of GradientStats [N, S]
 # Trains the envs with these numbers and writes their rows of the gradients; loss [n] and accuracy
 # (percent) [n].
@@ -25,42 +40,99 @@ TrainChunk = Callable[[np.ndarray, Gradients, Call], tuple[Tensor, Tensor]]
 Measure = Callable[[Job, Call], tuple[Tensor, Tensor]]
 
 
-def train_pass_(
-    nets: NetsConfig, alpha: Tensor, active_seeds: ActiveSeeds, train_chunk_: TrainChunk
-) -> TrainReport:
-    """The report of all chunks of envs, zeros for those that are left out; alpha [N, S]."""
-    gradients = unmeasured(alpha.shape, alpha.device)
-    parts = [active_seeds.playing(envs) for envs in chunks(alpha.shape[0], nets.env_chunk)]
-    parts = [envs for envs in parts if envs.size]
-    results = run_pieces([partial(train_chunk_, envs, gradients) for envs in parts], nets.workers)
-    loss, accuracy = (
-        torch.zeros(alpha.shape[0], dtype=STATE_FLOAT, device=alpha.device) for _ in range(2)
-    )
-    for envs, result in zip(parts, results, strict=True):
-        numbers = upload(envs, alpha.device)
-        loss[numbers], accuracy[numbers] = (part.to(STATE_FLOAT) for part in result)
-    stats = GradientStats.from_dict(gradients, batch_size=list(alpha.shape))
-    return TrainReport(loss, accuracy, stats)
+class Pass(NamedTuple, Generic[Feed]):
+    """What all pieces of a pass share."""
+
+    nets: NetsConfig
+    weights: TensorDict
+    alpha: Tensor
+    plan: SeedPlan
+    feed: Feed
 
 
-def validation_pass(
-    nets: NetsConfig, alpha: Tensor, active_seeds: ActiveSeeds, measure: Measure
-) -> ValidationReport:
-    """Report of all envs under the subset rows needed, none for those left out; alpha [N, S]."""
-    num_envs, num_slots = alpha.shape
-    device = alpha.device
-    rows = max_rows(num_slots, nets.rows)
-    loss = torch.zeros(num_envs, dtype=STATE_FLOAT, device=device)
-    accuracy = torch.zeros(num_envs, rows, dtype=STATE_FLOAT, device=device)
-    subset = torch.full((num_envs, rows), -1, dtype=torch.int64)
-    jobs = jobs_of(active_seeds, nets.shape.execution_order, nets.rows, nets.env_chunk)
-    jobs = [job._replace(envs=active_seeds.playing(job.envs)) for job in jobs]
-    jobs = [job for job in jobs if job.envs.size]
-    pieces = [partial(measure, job) for job in jobs]
-    for job, result in zip(jobs, run_pieces(pieces, nets.workers), strict=True):
-        numbers = upload(job.envs, device)
-        width = len(job.codes)
-        loss[numbers], accuracy[numbers, :width] = result
-        subset[job.envs, :width] = torch.tensor(job.codes)
-    subset = subset.to(device, non_blocking=True)
-    return ValidationReport(loss, accuracy, subset, upload(active_seeds.ablated, device))
+@dataclass(frozen=True)
+class PieceEngine(ABC):
+    """See nets/engine.py for what it does; subclasses say what is done with a piece.
+
+    What they give for that may run for different envs at the same time.
+    """
+
+    chosen: Choice
+
+    @abstractmethod
+    def trainer(
+        self, shared: Pass[TrainingFeed], num_batches: int, lr: LearningRates
+    ) -> TrainChunk: ...
+
+    @abstractmethod
+    def validator(self, shared: Pass[ValidationFeed]) -> Measure: ...
+
+    def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
+        """None: what a pass needs it gives back."""
+        return 0
+
+    def claim_(
+        self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor
+    ) -> ActiveSeeds:
+        """On the host, as only seeds that run cost time."""
+        active_seeds = read_active_seeds(seeds)
+        claim_(weights, nets.shape, active_seeds, keys)
+        return active_seeds
+
+    def train_(
+        self,
+        nets: NetsConfig,
+        weights: TensorDict,
+        alpha: Tensor,
+        active_seeds: ActiveSeeds,
+        feed: TrainingFeed,
+        num_batches: int,
+        lr_factor: float = 1.0,
+    ) -> TrainReport:
+        """The report of all chunks of envs, zeros for those that are left out; alpha [N, S]."""
+        plan = training_plan(active_seeds, nets.detached_stages)
+        lr = LearningRates.of(nets.task, lr_factor)
+        shared = Pass(nets, weights, alpha, plan, feed)
+        train_chunk_ = self.trainer(shared, num_batches, lr)
+        device = alpha.device
+        gradients = unmeasured(alpha.shape, device)
+        parts = [active_seeds.playing(envs) for envs in chunks(alpha.shape[0], nets.env_chunk)]
+        parts = [envs for envs in parts if envs.size]
+        pieces = [partial(train_chunk_, envs, gradients) for envs in parts]
+        loss, accuracy = (
+            torch.zeros(alpha.shape[0], dtype=STATE_FLOAT, device=device) for _ in range(2)
+        )
+        for envs, result in zip(parts, run_pieces(pieces, nets.workers), strict=True):
+            numbers = upload(envs, device)
+            loss[numbers], accuracy[numbers] = (part.to(STATE_FLOAT) for part in result)
+        stats = GradientStats.from_dict(gradients, batch_size=list(alpha.shape))
+        return TrainReport(loss, accuracy, stats)
+
+    def validate(
+        self,
+        nets: NetsConfig,
+        weights: TensorDict,
+        alpha: Tensor,
+        active_seeds: ActiveSeeds,
+        feed: ValidationFeed,
+    ) -> ValidationReport:
+        """Report of all envs under the subset rows needed, none for those left out."""
+        plan = validation_plan(active_seeds, nets.detached_stages)
+        measure = self.validator(Pass(nets, weights, alpha, plan, feed))
+        num_envs, num_slots = alpha.shape
+        device = alpha.device
+        rows = max_rows(num_slots, nets.rows)
+        loss = torch.zeros(num_envs, dtype=STATE_FLOAT, device=device)
+        accuracy = torch.zeros(num_envs, rows, dtype=STATE_FLOAT, device=device)
+        subset = torch.full((num_envs, rows), -1, dtype=torch.int64)
+        jobs = jobs_of(active_seeds, nets.shape.execution_order, nets.rows, nets.env_chunk)
+        jobs = [job._replace(envs=active_seeds.playing(job.envs)) for job in jobs]
+        jobs = [job for job in jobs if job.envs.size]
+        pieces = [partial(measure, job) for job in jobs]
+        for job, result in zip(jobs, run_pieces(pieces, nets.workers), strict=True):
+            numbers = upload(job.envs, device)
+            width = len(job.codes)
+            loss[numbers], accuracy[numbers, :width] = result
+            subset[job.envs, :width] = torch.tensor(job.codes)
+        subset = subset.to(device, non_blocking=True)
+        return ValidationReport(loss, accuracy, subset, upload(active_seeds.ablated, device))

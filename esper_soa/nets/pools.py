@@ -6,7 +6,7 @@ nothing is ever allocated for it. Which seeds are active is the one read of the 
 host, for engines that launch nothing for the others.
 """
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from esper_soa.nets.host import HostShape, initial_hosts
 from esper_soa.nets.model.blueprints import gate_table, initial_seeds, parameter_counts
 from esper_soa.state import ParameterCounts, Ramp, Slots
 from esper_soa.vocabulary import AlphaMode, Blend, Stage
+
+Values = TypeVar("Values")
 
 
 class RowLayout(NamedTuple):
@@ -71,43 +73,32 @@ def parameter_table(shape: HostShape, device: torch.device) -> ParameterCounts:
     )
 
 
-class SlotSeeds(NamedTuple):
-    """What stands in the slots and which rows run, as tensors [N, S] where the env state lies."""
+class Seeds(NamedTuple, Generic[Values]):
+    """What stands in the slots and which rows run, [N, S]."""
 
-    running: Tensor  # bool, takes part in the forward pass
-    stage: Tensor  # int64
-    blueprint: Tensor  # int64
-    blend: Tensor  # int64
-    frozen: Tensor  # bool, the ramp goes down: weights stay
-    visible: Tensor  # bool, alpha above 0
-    ablated: Tensor  # bool, takes part in subset rows
-    newborn: Tensor  # bool, row is to be initialised
-    fresh_momentum: Tensor  # bool, momentum row is to be cleared
+    running: Values  # bool, takes part in the forward pass
+    stage: Values  # int64
+    blueprint: Values  # int64
+    blend: Values  # int64
+    frozen: Values  # bool, the ramp goes down: weights stay
+    visible: Values  # bool, alpha above 0
+    ablated: Values  # bool, takes part in subset rows
+    newborn: Values  # bool, row is to be initialised
+    fresh_momentum: Values  # bool, momentum row is to be cleared
     # Bool, of the whole env: passes leave it out, no row of it runs; None = there is none.
-    over: Tensor | None = None
+    over: Values | None = None
 
-
-class ActiveSeeds(NamedTuple):
-    """The same as numpy arrays [N, S] on the host."""
-
-    running: np.ndarray
-    stage: np.ndarray
-    blueprint: np.ndarray
-    blend: np.ndarray
-    frozen: np.ndarray
-    visible: np.ndarray
-    ablated: np.ndarray
-    newborn: np.ndarray
-    fresh_momentum: np.ndarray
-    over: np.ndarray | None = None
-
-    def resident(self, device: torch.device) -> SlotSeeds:
+    def resident(self: "ActiveSeeds", device: torch.device) -> "SlotSeeds":  # type: ignore[misc]
         """The same seeds on `device`."""
-        return SlotSeeds(*(upload(values, device) for values in self if values is not None))
+        return Seeds(*(upload(values, device) for values in self if values is not None))
 
-    def playing(self, envs: np.ndarray) -> np.ndarray:
+    def playing(self: "ActiveSeeds", envs: np.ndarray) -> np.ndarray:  # type: ignore[misc]
         """Those of the env numbers that passes do not leave out."""
         return envs if self.over is None else envs[~self.over[envs, 0]]
+
+
+SlotSeeds = Seeds[Tensor]  # where the env state lies
+ActiveSeeds = Seeds[np.ndarray]  # on the host
 
 
 def slot_seeds(
@@ -146,15 +137,6 @@ def read_active_seeds(seeds: SlotSeeds) -> ActiveSeeds:
     flags = [column.dtype == torch.bool for column in given]
     both = zip(columns, flags, strict=True)
     return ActiveSeeds(*(found.astype(bool) if flag else found for found, flag in both))
-
-
-def read_and_claim_(
-    weights: TensorDict, shape: HostShape, seeds: SlotSeeds, keys: Tensor
-) -> ActiveSeeds:
-    """The seeds on the host, newborn ones initialised: `claim_` of engines that read which run."""
-    active_seeds = read_active_seeds(seeds)
-    claim_(weights, shape, active_seeds, keys)
-    return active_seeds
 
 
 def upload(values: np.ndarray, device: torch.device) -> Tensor:

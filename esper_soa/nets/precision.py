@@ -1,9 +1,7 @@
-"""Number formats of host training: 16 bits inside the networks by autocast, and a loss scale per
-env for float16.
+"""Number formats of host training: 16 bits inside the networks, a loss scale per env for float16.
 
 Weights, running statistics, momentum, losses, gradients and everything after the networks stay in
-float32 or wider. Chosen by build.py from the setting compute.precision; used by the engine in
-torch.
+float32 or wider.
 """
 
 from contextlib import AbstractContextManager, nullcontext

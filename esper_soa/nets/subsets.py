@@ -1,9 +1,7 @@
-"""Which subsets of blended seeds are validated, for whom together, and how alpha rows part at the
-slots on the way.
+"""Which subsets of blended seeds are validated, and how alpha rows part at the slots on the way.
 
 A host is a chain, so the subsets of seeds form a tree: what lies before the first slot that differs
-is computed once. Envs whose ablated slots agree are validated together. Read by the engines, and by
-whoever makes room for the rows.
+is computed once. Envs whose ablated slots agree are validated together.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
-"""Tries engines on the shapes of a run before its first round: what they compute, in what time, in
-how much memory.
+"""Tries engines on the shapes of a run: what they compute, in what time, in how much memory.
 
 A mixture of seeds of every kind and stage is trained and validated by each; torch in float32 says
-what is right. Given by choose.py, which alone knows engines, how each of them is made.
+what is right. choose.py, which alone knows engines, gives how each of them is made.
 """
 
 import math
@@ -41,9 +40,10 @@ FAULTS = (ImportError, OSError, *RAISED)
 
 
 class Trial(NamedTuple):
-    """What engines are tried on: networks and amounts of work of a run."""
+    """What engines are chosen for, and tried on: networks, device and amounts of work of a run."""
 
     nets: NetsConfig
+    device: torch.device
     envs: int  # N
     batch_size: int  # B
     train_samples: int  # T
@@ -74,34 +74,29 @@ Distances = dict[str, tuple[float, float]]
 
 
 def try_engines(
-    trial: Trial, device: torch.device, exact: Maker, torch_engine: str, makers: Mapping[str, Maker]
+    trial: Trial, exact: Maker, reference: str, makers: Mapping[str, Maker]
 ) -> list[Tried]:
-    """What became of each of the engines `makers`; `exact` makes torch for float32, `torch_engine`
-    names plain torch.
+    """What became of each of the engines `makers`, that named `reference` first; `exact` makes
+    torch for float32.
 
     Raises UserError where the device is of no use any more after an engine has failed on it.
     """
-    ground = _Ground(trial, device)
+    ground = _Ground(trial)
     wanted, _ = ground.play(exact(), torch.float32)
     found = []
-    rounding = Distances()
-    for name in (torch_engine, *(name for name in makers if name != torch_engine)):
-        one, apart = _tried(ground, name, makers[name], wanted)
-        rounding = apart if name == torch_engine else rounding
-        if not one.dropped:
-            one = one._replace(dropped=disagreement(apart, rounding))
-        found.append(one)
-        release(device, f"compute.engine=auto: {name}", "compute.engine=torch")
+    rounding: Distances = {}
+    for name in (reference, *(name for name in makers if name != reference)):
+        try:
+            results, cost = ground.play(makers[name](), trial.nets.precision)
+        except FAULTS as error:
+            found.append(Tried(name, fault_in_words(error)))
+        else:
+            apart = distances(results, wanted, ground.val_samples)
+            rounding = apart if name == reference else rounding
+            worst = max(max(both) for both in apart.values())
+            found.append(Tried(name, disagreement(apart, rounding), worst, *cost))
+        release(trial.device, f"compute.engine=auto: {name}", "compute.engine=torch")
     return found
-
-
-def _tried(ground: "_Ground", name: str, make: Maker, wanted: Results) -> tuple[Tried, Distances]:
-    try:
-        results, cost = ground.play(make(), ground.trial.nets.precision)
-    except FAULTS as error:
-        return Tried(name, fault_in_words(error)), Distances()
-    apart = distances(results, wanted, ground.val_samples)
-    return Tried(name, "", max(max(both) for both in apart.values()), *cost), apart
 
 
 def disagreement(apart: Distances, rounding: Distances) -> str:
@@ -133,11 +128,9 @@ def distances(found: Results, wanted: Results, val_samples: int) -> Distances:
         elif name == "accuracy":
             rows = ((mine - right).abs().amax(1) / 100 - FLIPPED / val_samples).clamp(min=0)
         else:
-            mine = mine.reshape(mine.shape[0], -1)
-            right = right.reshape(right.shape[0], -1)
-            norm = right.norm(dim=1)
+            norm = right.reshape(len(right), -1).norm(dim=1)
             floor = 0.1 * norm.mean() + torch.finfo(right.dtype).tiny
-            rows = (mine - right).norm(dim=1) / norm.clamp(min=floor)
+            rows = (mine - right).reshape(len(right), -1).norm(dim=1) / norm.clamp(min=floor)
         apart[name] = float(rows.max()), float(rows.mean())
     return apart
 
@@ -145,9 +138,9 @@ def distances(found: Results, wanted: Results, val_samples: int) -> Distances:
 class _Ground:
     """Networks with a mixture of seeds, and images, on which every engine does the same work."""
 
-    def __init__(self, trial: Trial, device: torch.device) -> None:
+    def __init__(self, trial: Trial) -> None:
         self.trial = trial
-        self.device = device
+        device = self.device = trial.device
         nets = trial.nets
         self.val_samples = min(trial.val_samples, trial.nets.eval_batch)
         self.images = synthetic(IMAGES, max(self.val_samples, 1), device)
@@ -161,15 +154,17 @@ class _Ground:
 
     def play(self, engine: Engine, precision: torch.dtype) -> tuple[Results, tuple[float, int]]:
         """What training and validation came to last pass; seconds of an env-step, and bytes."""
-        nets = self.trial.nets._replace(precision=precision, accumulate=1)
         trial = self.trial
+        nets = trial.nets._replace(precision=precision, accumulate=1)
         weights = self.weights.clone()
         if precision == torch.float16:
             add_loss_scales_(weights)
         training, validation = self._feeds()
         times = []
-        reports = None
-        start_watching(self.device)
+        reports: Results = {}
+        on_gpu = self.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
         for _ in range(PASSES):
             weights.update_(self.weights)
             reset_loss_scales_(weights)
@@ -189,15 +184,16 @@ class _Ground:
         seconds = train * trial.train_samples / (BATCHES * trial.batch_size)
         seconds += validate * trial.val_samples / self.val_samples
         leaves = dict(weights.select(*self.weights.keys()).flatten_keys(".").items())
-        return leaves | (reports or {}), (seconds, watched(self.device))
+        peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else 0
+        return leaves | reports, (seconds, peak)
 
     def _feeds(self) -> tuple[data.EnvStepBatches, data.ValidationImages]:
-        size = BATCHES * self.trial.batch_size
-        trial = self.trial
-        order = streams.integers(self.keys[:, None], torch.arange(size, device=self.device), IMAGES)
+        batch_size = self.trial.batch_size
+        places = torch.arange(BATCHES * batch_size, device=self.device)
+        order = streams.integers(self.keys[:, None], places, IMAGES)
         bank = data.training_bank(self.images)
         dtype = torch.float32
-        training = data.EnvStepBatches(bank, order, self.keys, 0, trial.batch_size, True, dtype)
+        training = data.EnvStepBatches(bank, order, self.keys, 0, batch_size, True, dtype)
         seen = torch.arange(self.val_samples, device=self.device)
         return training, data.ValidationImages(data.evaluation_bank(self.images), seen, dtype)
 
@@ -228,17 +224,6 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def start_watching(device: torch.device) -> None:
-    """From here on the most memory counts."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def watched(device: torch.device) -> int:
-    """Bytes that tensors had at most since `start_watching`; 0 where the device does not say."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
 def release(device: torch.device, what: str, remedy: str) -> None:

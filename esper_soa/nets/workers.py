@@ -1,10 +1,8 @@
-"""Runs pieces of work side by side on threads of the CPU, each of which gives an operation one
-thread of its own.
+"""Runs pieces of work side by side on threads of the CPU, each with one thread per operation.
 
 Operations release Python's lock while they compute, so pieces on different threads use different
-cores; unlike the threads inside an operation, they wait for each other only at the end. Called by
-passes.py with one piece per chunk of envs; what is local to a thread (gradient mode, modes that
-watch operations) starts afresh there.
+cores; unlike the threads inside an operation, they wait for each other only at the end. What is
+local to a thread (gradient mode, modes that watch operations) starts afresh there.
 """
 
 import threading

@@ -1,13 +1,16 @@
 """Watches the diagnostics of policy updates, says when something goes wrong, and what to do.
 
 The names go to metrics.jsonl, the advice to the log. Diagnostics that an update does not report are
-not judged. Needs no torch.
+not judged; limits are listed in anomalies.yaml. Needs no torch.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import NamedTuple
+
+import yaml
 
 from esper_soa.config import AnomalyConfig
 from esper_soa.vocabulary import HEAD_NAMES
@@ -32,50 +35,11 @@ class Anomaly(NamedTuple):
     message: str
 
 
-LOWER_STEPS = "Lower policy.ppo.lr or policy.ppo.epochs, or set policy.ppo.target_kl."
-RULES = (
-    Rule("ratio_explosion", "ratio_max", "max_ratio", LOWER_STEPS),
-    Rule("ratio_collapse", "ratio_min", "min_ratio", LOWER_STEPS),
-    Rule(
-        "stale_log_probs",
-        "ratio_error_first",
-        "max_ratio_error_first",
-        "The update does not see what the rollout saw: look for lower precision on one side, then "
-        "report a bug.",
-    ),
-    Rule(
-        "value_collapse",
-        "value_loss",
-        "max_value_loss",
-        "Normal in the first updates; later, lower policy.ppo.value_coef or look for outliers in "
-        "reward.",
-    ),
-    Rule(
-        "bellman_error",
-        "bellman_error",
-        "max_bellman_error",
-        "The critic lags behind the rewards: raise policy.ppo.value_coef or policy.ppo.epochs.",
-    ),
-    Rule(
-        "explained_variance",
-        "explained_variance",
-        "min_explained_variance",
-        "The critic is worse than a constant: raise policy.ppo.value_coef, or collect more envs "
-        "per round.",
-        patient=True,
-    ),
-    Rule(
-        "lstm_explosion",
-        "lstm_rms_max",
-        "max_lstm_rms",
-        "The memory saturates: lower policy.ppo.lr or policy.ppo.max_grad_norm.",
-    ),
-    Rule(
-        "lstm_collapse",
-        "lstm_rms_min",
-        "min_lstm_rms",
-        "The memory is dead: look for constant observations, or start again with another seed.",
-    ),
+RULES = tuple(
+    Rule(name, **rule)
+    for name, rule in yaml.safe_load(
+        Path(__file__).with_name("anomalies.yaml").read_text(encoding="utf-8")
+    ).items()
 )
 
 
@@ -124,11 +88,8 @@ class Watch(WatchState):
         if not bad and not lost:
             return []
         what = ", ".join(bad[:MAX_NAMED]) if bad else f"the gradient of {lost:.0f} step(s)"
-        advice = (
-            "Look at reward and val_loss of this round in metrics.jsonl; if they are sound, "
-            "lower policy.ppo.lr."
-        )
-        return [Anomaly("not_finite", f"{what} is not finite. {advice}")]
+        advice = "Look at reward and val_loss of this round in metrics.jsonl; if they are sound, "
+        return [Anomaly("not_finite", f"{what} is not finite. {advice}lower policy.ppo.lr.")]
 
     def _limits(self, update: Mapping[str, float]) -> list[Anomaly]:
         found = []

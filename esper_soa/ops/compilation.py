@@ -1,14 +1,11 @@
-"""Decides whether the kernels of the state machine are compiled for a run, and where what was
-compiled is kept.
+"""Whether the kernels of the state machine are compiled for a run, and where they are kept.
 
 The decision follows from the settings alone, never from what a cache holds: compiled kernels round
-otherwise, and every run of the same settings is to have the same numbers. The log
-and versions.json have the words.
+otherwise, and every run of the same settings is to have the same numbers.
 """
 
 import os
 import tempfile
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -43,22 +40,18 @@ class Compilation(NamedTuple):
 
 def choose_compilation(setting: str, device: torch.device, length: Length) -> Compilation:
     """What compute.compile (auto, on, off) means for a run of this length on `device`."""
-    if setting != "auto":
-        return Compilation(setting == "on", f"{_way(setting == 'on')} (compute.compile={setting})")
-    if device.type != "cpu":
-        return Compilation(
-            False, f"{_way(False)}: what compiling saves on {device.type} was never measured"
-        )
     saved = length.env_steps * (CALL_SECONDS + ENV_SECONDS * length.envs)
-    wanted = saved >= WORTH * COMPILE_SECONDS
-    weighed = f"it takes about {COMPILE_SECONDS:.0f} s and saves about {saved:.0f} s"
-    return Compilation(
-        wanted, f"{_way(wanted)}: {weighed} in {length.env_steps} env-steps of {length.envs} envs"
-    )
-
-
-def _way(wanted: bool) -> str:
-    return "compiled" if wanted else "not compiled"
+    if setting != "auto":
+        wanted = setting == "on"
+        why = f" (compute.compile={setting})"
+    elif device.type != "cpu":
+        wanted = False
+        why = f": what compiling saves on {device.type} was never measured"
+    else:
+        wanted = saved >= WORTH * COMPILE_SECONDS
+        played = f"{length.env_steps} env-steps of {length.envs} envs"
+        why = f": it takes about {COMPILE_SECONDS:.0f} s and saves about {saved:.0f} s in {played}"
+    return Compilation(wanted, f"{'compiled' if wanted else 'not compiled'}{why}")
 
 
 def keep_compiled() -> str:
@@ -70,23 +63,16 @@ def keep_compiled() -> str:
     its temporary folder.
     """
     named = os.environ.get(FOLDER, "")
-    if named and not _is_torchs(Path(named)):
+    parent, name = os.path.split(named)
+    # torch, when imported, names its temporary folder there
+    torchs = parent == tempfile.gettempdir() and name.startswith("torchinductor_")
+    if named and not torchs:
         return f"kept in {named}"
     try:
-        folder = _folder()
+        own = cache_folder()
+        for folder in (own, own / "inductor"):
+            open_folder(folder)
     except FolderError as error:
         return f"kept for now, {error}"
     os.environ[FOLDER] = str(folder)
     return f"kept in {folder}"
-
-
-def _is_torchs(folder: Path) -> bool:
-    """Whether it is the temporary folder that torch, when imported, names in the variable."""
-    return folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith("torchinductor_")
-
-
-def _folder() -> Path:
-    own = cache_folder()
-    open_folder(own)
-    open_folder(own / "inductor")
-    return own / "inductor"

@@ -1,7 +1,4 @@
-"""From the settings `device` and `compute` to a torch device and a layout of the work on it.
-
-Called once by the trainer before anything is built.
-"""
+"""From the settings `device` and `compute` to a torch device and a layout of the work on it."""
 
 import ctypes
 import os

@@ -1,14 +1,15 @@
-"""Whether a run fits into the memory of its device, asked before anything is built, and words for
-when it did not.
+"""Whether a run fits into the memory of its device, asked before anything is built.
 
 `check_room` adds up what is known to be needed: a lower bound, so what it refuses could not have
 run; what a run takes indeed is measured by probe.py. `naming_memory` turns an allocation that fails
 all the same into one line.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,7 +77,8 @@ def needs(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES
     fewer_drawn = ("data.synthetic_train", "data.synthetic_test")
     smaller_batches = ("batch_size", "compute.env_chunk", *narrower[:1])
     hosts = cfg.envs * DRAWN * shape.parameters.total
-    order = 8 * cfg.envs * cfg.train_samples + _held_order(cfg, images)
+    whole = 0 if cfg.data.split else cfg.envs * images.train  # numbers in the order of a whole pass
+    order = 8 * cfg.envs * cfg.train_samples + FLOAT * whole * (whole <= HELD)
     # as they are and as they are cut from, in training padded, and all mirrored too
     held = (IMAGE + 2 * PADDED_BYTES) * images.train + 2 * IMAGE * images.test
     boosts = FLOAT * cfg.envs * (len(slots) * (len(slots) - 1) // 2 * cfg.steps)
@@ -90,12 +92,6 @@ def needs(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES
         Need("the boosts of seeds that help each other", boosts, ("steps", "envs", "slots")),
         *policy_needs(cfg, tuple(slot.name for slot in slots)),
     ]
-
-
-def _held_order(cfg: TrainConfig, images: ImageCount) -> int:
-    """Bytes of the order of a whole pass, where it is held."""
-    elements = 0 if cfg.data.split else cfg.envs * images.train
-    return FLOAT * elements if elements <= HELD else 0
 
 
 def together(cfg: TrainConfig, shape: HostShape, device: torch.device) -> tuple[int, int]:
@@ -159,10 +155,8 @@ def free_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
-    left = []
-    for line in _text(Path("/proc/meminfo")).splitlines():
-        if line.startswith("MemAvailable:"):
-            left.append(1024 * int(line.split()[1]))
+    said = _text(Path("/proc/meminfo")).splitlines()
+    left = [1024 * int(line.split()[1]) for line in said if line.startswith("MemAvailable:")]
     for names in CGROUP_LIMITS:
         limit, used = [_text(CGROUPS / name).strip() for name in names]
         if limit.isdigit() and used.isdigit():
@@ -188,31 +182,28 @@ def check_room(
     total = at_once(parts)
     if free is None or total <= free:
         return
-    remedies = [setting for setting in parts[0].settings if _value(cfg, setting) != 1]
+    values = {setting: reduce(getattr, setting.split("."), cfg) for setting in parts[0].settings}
+    remedies = [setting for setting, value in values.items() if value != 1]
     first = remedies[0]
     remedy = "Take fewer images than in" if first == "data.root" else "Lower"
     most = most_envs(cfg, device, free, images)
     hint = f" At most {most} envs can fit." if 0 < most < cfg.envs else ""
-    raise SettingError(
-        first,
-        _value(cfg, first),
-        f"so small that {device} holds the run",
+    why = (
         f"It needs at least {total / GIB:.1f} GiB ({_listed(parts, 1)}), and {free / GIB:.1f} GiB "
-        f"are free. {remedy} {' or '.join(remedies)}.{hint}",
+        f"are free. {remedy} {' or '.join(remedies)}.{hint}"
     )
+    raise SettingError(first, values[first], f"so small that {device} holds the run", why)
 
 
 def most_envs(
     cfg: TrainConfig, device: torch.device, free: int, images: ImageCount = NO_IMAGES
 ) -> int:
     """The largest N, at most that of `cfg`, that `needs` no more than `free` bytes; 0 if none."""
-    low = 0
-    high = cfg.envs
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = at_once(needs(with_envs(cfg, middle), device, images)) <= free
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low
+
+    def excess(envs: int) -> int:
+        return at_once(needs(with_envs(cfg, envs), device, images)) - free
+
+    return bisect_right(range(1, cfg.envs + 1), 0, key=excess)
 
 
 def with_envs(cfg: TrainConfig, envs: int) -> TrainConfig:
@@ -230,8 +221,9 @@ def plan_in_words(cfg: TrainConfig, device: torch.device, rules: Rules) -> str:
         rules.nets, WorkSizes(cfg.envs, cfg.batch_size, cfg.val_samples), device
     )
     engine = Need(f"the steps of {rules.engine.chosen.name}", kept, ())
-    parts = [engine if kept and need.what == TRAINED else need for need in needs(cfg, device)]
-    parts = _largest_first(parts)
+    parts = _largest_first(
+        [engine if kept and need.what == TRAINED else need for need in needs(cfg, device)]
+    )
     free = free_memory(device)
     rest = "what is free is not known" if free is None else f"{free / GIB:.1f} GiB are free"
     return f"at least {at_once(parts) / GIB:.2f} GiB on {device} ({_listed(parts, 2)}); {rest}"
@@ -243,13 +235,6 @@ def _largest_first(parts: Sequence[Need]) -> list[Need]:
 
 def _listed(parts: Sequence[Need], digits: int) -> str:
     return ", ".join(f"{need.size / GIB:.{digits}f} for {need.what}" for need in parts[:3])
-
-
-def _value(cfg: TrainConfig, setting: str) -> object:
-    value: object = cfg
-    for name in setting.split("."):
-        value = vars(value)[name]
-    return value
 
 
 @contextmanager

@@ -1,12 +1,12 @@
 """Did growth pay? Grown hosts and those of a control, pair by pair, and a sentence that says so.
 
-Given plain numbers per host and episode by the trainer; final_table.py puts them into the table. A
-host whose accuracy is not finite is left out, and so is its pair. Needs no torch.
+A host whose accuracy is not finite is left out, and so is its pair. Needs no torch.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import compress
+from statistics import fmean
 from typing import NamedTuple
 
 from esper_soa.ops.statistics import Interval, difference_interval
@@ -50,32 +50,40 @@ class HostScore:
 
     @property
     def accuracy(self) -> float:
-        """Mean, percent."""
-        return _mean(self.flat("accuracies"))
+        """Percent."""
+        return self.mean("accuracies")
 
     @property
     def net(self) -> float:
-        """Mean of accuracy less rent, percent points."""
-        return _mean(self.flat("nets"))
+        """Accuracy less rent, percent points."""
+        return self.mean("nets")
 
     @property
     def best(self) -> float:
         """Accuracy of the best host of all episodes, percent."""
-        return max(filter(math.isfinite, self.flat("accuracies")), default=math.nan)
+        return max(self._finite("accuracies"), default=math.nan)
 
     @property
     def size(self) -> float:
-        """Mean number of parameters."""
-        return _mean(self.flat("parameters"))
+        """Number of parameters."""
+        return self.mean("parameters")
 
     @property
     def flop(self) -> float:
-        """Mean training FLOP per host and episode."""
-        return _mean(self.flat("train_flop"))
+        """Training FLOP per host and episode."""
+        return self.mean("train_flop")
 
     def flat(self, name: str) -> list[float]:
         """The field `name` of all episodes, one after the other."""
         return [value for episode in self.episodes for value in vars(episode)[name]]
+
+    def mean(self, name: str) -> float:
+        """Of the finite values of a field; NaN where there are none."""
+        finite = self._finite(name)
+        return fmean(finite) if finite else math.nan
+
+    def _finite(self, name: str) -> list[float]:
+        return [value for value in self.flat(name) if math.isfinite(value)]
 
 
 class Comparison(NamedTuple):
@@ -98,42 +106,32 @@ class Comparison(NamedTuple):
 
 def compare(grown: HostScore, control: HostScore) -> Comparison:
     """Paired differences with t intervals; of one pair they are infinite, of none NaN."""
-    pairs = list(zip(grown.flat("accuracies"), control.flat("accuracies"), strict=True))
+    pairs = zip(grown.flat("accuracies"), control.flat("accuracies"), strict=True)
     whole = [math.isfinite(mine) and math.isfinite(other) for mine, other in pairs]
 
     def difference(name: str) -> Interval:
-        mine, other = (
-            [v for v, kept in zip(score.flat(name), whole, strict=True) if kept]
-            for score in (grown, control)
-        )
-        return (
-            difference_interval(mine, other, CONFIDENCE)
-            if mine
-            else Interval(math.nan, math.nan, math.nan)
-        )
+        mine, other = (list(compress(one.flat(name), whole)) for one in (grown, control))
+        unknown = Interval(math.nan, math.nan, math.nan)
+        return difference_interval(mine, other, CONFIDENCE) if mine else unknown
 
     return Comparison(
         difference("accuracies"),
         difference("nets"),
         sum(whole),
         len(whole) - sum(whole),
-        _ratio(grown.size, control.size),
-        _ratio(grown.flop, control.flop),
+        grown.size / control.size if control.size else math.nan,
+        grown.flop / control.flop if control.flop else math.nan,
     )
 
 
 def verdict(found: Comparison, control: str) -> str:
     """One sentence for a reader who has seen nothing else; `control` is its name."""
+    other = f"the control ({control_words(control)})"
     if found.pairs == 0:
-        return (
-            f"Nothing to compare with the control ({control_words(control)}): no pair of "
-            "finite accuracies."
-        )
-    cost = (
-        f"for {times(found.parameters)} the parameters and {times(found.train_flop)} the "
-        "training FLOP"
-    )
-    told = f"{shown(found.accuracy, 'points')} {cost}"
+        return f"Nothing to compare with {other}: no pair of finite accuracies."
+    size = f"{times(found.parameters)} the parameters"
+    told = f"{shown(found.accuracy, 'points')} for {size}"
+    told += f" and {times(found.train_flop)} the training FLOP"
     if found.pairs == 1:
         return f"One host in one episode says little, and has no interval: {told}."
     if found.outcome == UNCLEAR:
@@ -141,7 +139,7 @@ def verdict(found: Comparison, control: str) -> str:
     if control == "wait":
         return f"{'Growth paid' if found.outcome == GAINED else 'Growth cost accuracy'}: {told}."
     where = "ahead of" if found.outcome == GAINED else "behind"
-    return f"The grown hosts end {where} the control ({control_words(control)}): {told}."
+    return f"The grown hosts end {where} {other}: {told}."
 
 
 def times(ratio: float) -> str:
@@ -154,12 +152,3 @@ def shown(interval: Interval, unit: str = "") -> str:
     mean = f"{interval.mean:+.2f}" + (f" {unit}" if unit else "")
     bounded = math.isfinite(interval.low) and math.isfinite(interval.high)
     return f"{mean} [{interval.low:+.2f}, {interval.high:+.2f}]" if bounded else mean
-
-
-def _mean(values: Iterable[float]) -> float:
-    finite = [value for value in values if math.isfinite(value)]
-    return math.fsum(finite) / len(finite) if finite else math.nan
-
-
-def _ratio(one: float, other: float) -> float:
-    return one / other if other else math.nan

@@ -16,13 +16,13 @@ from esper_soa.adapters.flat import FlatEnvs
 from esper_soa.agent.config import ImitationConfig
 from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.scripted import RandomPolicy
-from esper_soa.build import build_player, build_world
+from esper_soa.build import build_player, build_world, trial_of
 from esper_soa.config import TrainConfig
 from esper_soa.env.config import EarlyStopConfig, GovernorConfig
 from esper_soa.env.early_stop import Cause, advance
 from esper_soa.env.step import initial_state
 from esper_soa.errors import SettingError
-from esper_soa.nets.choose import ENGINES, Asked
+from esper_soa.nets.choose import ENGINES
 from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.progress import Progress
 from esper_soa.simulator import Simulator
@@ -312,10 +312,7 @@ def test_a_simulator_whose_episodes_have_all_ended_early_begins_anew() -> None:
 
 @pytest.mark.parametrize("name", ["triton", "triton_graphs"])
 def test_engines_that_cannot_leave_out_envs_say_so(name: str) -> None:
-    rules = tiny_rules(1, STEPS)
-    cfg = stopping()
-    asked = Asked(cfg.compute, CPU, cfg.task, rules.nets.shape, ends_early=True)
-    assert "early_stop" in ENGINES[name].obstacle(asked)
+    assert "early_stop" in ENGINES[name].obstacle(trial_of(stopping(), CPU))
 
 
 def test_rollbacks_that_never_come_end_nothing() -> None:

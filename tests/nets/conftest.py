@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from esper_soa.nets.engines.cpu.support import choose_native
+from esper_soa.nets.engines.cpu.proof import choose_native
 from esper_soa.nets.engines.torch.engine import TorchEngine
 
 CPU = torch.device("cpu")
@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def native(_one_thread: None) -> None:
     """Native kernels can be had; skips where there is no compiler."""
-    choice = choose_native("auto", CPU, TorchEngine())
+    choice = choose_native(CPU, TorchEngine())
     if not choice.native:
         assert (
             "no C compiler" in choice.reason

@@ -8,7 +8,6 @@ that other engines do the same in test_fused.py and test_triton_engine.py.
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 from tiny_world import CPU
 
 from esper_soa.build import build_world
@@ -16,17 +15,10 @@ from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
 from esper_soa.errors import SettingError
 from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
-from esper_soa.nets.engine import TrainReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.pools import ActiveSeeds
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.vocabulary import Blend, Blueprint, Stage
-
-
-def accumulating(world: World, count: int) -> World:
-    """The world with `count` batches to an optimiser step."""
-    world.rules = world.rules._replace(nets=world.rules.nets._replace(accumulate=count))
-    return world
 
 
 def made(batches: int) -> World:
@@ -67,21 +59,16 @@ def one_seed(world: World) -> ActiveSeeds:
     )
 
 
-def trained(world: World, engine: TorchEngine, weights: TensorDict, batches: int) -> TrainReport:
-    seeds = no_seeds(world)
-    alpha = torch.zeros(world.sizes.num_envs, len(world.rules.nets.shape.slots))
-    return engine.train_(world.rules.nets, weights, alpha, seeds, world.work(0).training, batches)
-
-
 def test_an_overflow_in_any_batch_undoes_the_whole_step() -> None:
     """Statistics of the batches before it included; the scale of that network alone is halved."""
-    world = accumulating(made(3), 3)
-    world.rules = world.rules._replace(nets=world.rules.nets._replace(precision=torch.float16))
+    world = made(3)
+    nets = world.rules.nets._replace(accumulate=3, precision=torch.float16)
     add_loss_scales_(world.weights)
     reset_loss_scales_(world.weights)
     world.weights["loss_scale"][1] = torch.finfo(torch.float32).max
     weights = world.weights.clone()
-    trained(world, TorchEngine(), weights, 3)
+    training = world.work(0).training
+    TorchEngine().train_(nets, weights, torch.zeros(3, 1), no_seeds(world), training, 3)
     moved = [
         bool((weights["host", "params"][env] != world.weights["host", "params"][env]).any())
         for env in range(3)
@@ -115,10 +102,8 @@ def test_two_equal_batches_to_a_step_are_as_one() -> None:
 
 
 def test_images_that_make_no_whole_steps_are_refused() -> None:
-    with pytest.raises(
-        SettingError,
-        match=r"train_samples=64: must be a multiple of batch_size=16 times accumulate=3",
-    ):
+    told = "train_samples=64: must be a multiple of batch_size=16 times accumulate=3"
+    with pytest.raises(SettingError, match=told):
         TrainConfig(batch_size=16, train_samples=64, accumulate=3)
     offered = [spec.name for spec in host_slots(TaskConfig())][:1]
     split = DataConfig(name="synthetic", synthetic_train=80, synthetic_test=41, split=True)

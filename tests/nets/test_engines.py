@@ -11,16 +11,15 @@ from rich.console import Console
 from tiny_world import CPU, tiny_settings
 
 from esper_soa.agent.scripted import RandomPolicy
-from esper_soa.build import build_world
-from esper_soa.config import ComputeConfig
+from esper_soa.build import build_world, trial_of
+from esper_soa.config import ComputeConfig, TrainConfig
 from esper_soa.errors import SettingError
 from esper_soa.nets.choose import choose_engine
-from esper_soa.nets.config import TaskConfig, enabled_slots
+from esper_soa.nets.config import TaskConfig
 from esper_soa.nets.engine import Engine
 from esper_soa.nets.engines.cpu import library
 from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.nets.host import host_shape
 from esper_soa.nets.layers import Layers
 from esper_soa.ops.collect import Episode, Player, Round
 from esper_soa.ops.progress import Progress
@@ -29,9 +28,8 @@ STEPS = 6
 
 
 def engine(device: torch.device = CPU, **compute: str) -> Engine:
-    task = TaskConfig()
-    shape = host_shape(task, enabled_slots(task, ["r0c0"]))
-    return choose_engine(ComputeConfig(**compute), device, task, shape)
+    cfg = TrainConfig(slots=["r0c0"], compute=ComputeConfig(**compute))
+    return choose_engine(cfg.compute.engine, trial_of(cfg, device))
 
 
 @pytest.mark.usefixtures("native")

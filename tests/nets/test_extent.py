@@ -59,9 +59,9 @@ def test_the_largest_is_that_of_the_first_block_or_the_images() -> None:
     )  # 2 rows of 8 channels, 4 of 16 and 8 of 32
 
 
-def grown_alike(trial: Trial, device: torch.device, blueprint: int) -> _Ground:
+def grown_alike(trial: Trial, blueprint: int) -> _Ground:
     """Networks with blending seeds of one kind in all slots."""
-    ground = _Ground(trial, device)
+    ground = _Ground(trial)
     full = np.ones(ground.seeds.running.shape, dtype=bool)
     ground.seeds = ActiveSeeds(
         full,
@@ -74,7 +74,7 @@ def grown_alike(trial: Trial, device: torch.device, blueprint: int) -> _Ground:
         ~full,
         ~full,
     )
-    ground.alpha = torch.full(full.shape, 0.5, dtype=torch.float64, device=device)
+    ground.alpha = torch.full(full.shape, 0.5, dtype=torch.float64, device=trial.device)
     return ground
 
 
@@ -85,7 +85,7 @@ def test_a_pass_makes_no_larger_tensor(batch_size: int) -> None:
     cfg.compute = ComputeConfig(workers=1)
     cfg.batch_size = cfg.train_samples = batch_size
     trial = trial_of(cfg, CPU)
-    ground = grown_alike(trial, CPU, Blueprint.CONV_LIGHT)
+    ground = grown_alike(trial, Blueprint.CONV_LIGHT)
     training, validation = ground._feeds()
     nets = trial.nets._replace(env_chunk=4)
     with Largest() as trained:
@@ -108,7 +108,7 @@ def test_very_many_hosts_step_on_a_device_without_values_and_no_tensor_exceeds_i
     trial = trial_of(cfg, META)
     assert trial.nets.env_chunk < MANY
     with Largest() as made:
-        ground = grown_alike(trial, META, Blueprint.BOTTLENECK)  # 8 channels in slots of 2
+        ground = grown_alike(trial, Blueprint.BOTTLENECK)  # 8 channels in slots of 2
         training, validation = ground._feeds()
         engine = TorchEngine()
         nets = trial.nets

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from nets.stand_in import EMPTY, Graph, stand_in
+from nets.stand_in import EMPTY, stand_in
 from tiny_world import tiny_settings
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -148,23 +148,21 @@ def both(pair: Pair, scale: tuple[Tensor]) -> Pair:
 
 def test_calls_give_copies_and_leave_their_arguments() -> None:
     cache = StepCache[CapturedCall](capture=False)
-    found = []
-    for start in (1.0, 2.0, 3.0):
-        pair = Pair(
-            torch.full((2,), start, device=DEVICE), {"a": torch.full((2,), 0.5, device=DEVICE)}
-        )
-        found.append(
-            (pair, captured_call(cache, "both", both, pair, (torch.tensor(10.0, device=DEVICE),)))
-        )
-    for start, (pair, given) in zip((1.0, 2.0, 3.0), found, strict=True):
+    ten = (torch.tensor(10.0, device=DEVICE),)
+
+    def pair_of(start: float, count: int = 2) -> Pair:
+        total = torch.full((count,), start, device=DEVICE)
+        return Pair(total, {"a": torch.full_like(total, 0.5)})
+
+    pairs = [pair_of(start) for start in (1.0, 2.0, 3.0)]
+    found = [captured_call(cache, "both", both, pair, ten) for pair in pairs]
+    for start, pair, given in zip((1.0, 2.0, 3.0), pairs, found, strict=True):
         assert given.total.tolist() == [10 * start + 0.5] * 2
         assert pair.total.tolist() == [start] * 2
         assert given.parts["a"].data_ptr() != pair.parts["a"].data_ptr()
-    assert len({given.parts["a"].data_ptr() for _, given in found}) == 3
+    assert len({given.parts["a"].data_ptr() for given in found}) == 3
     assert len(cache._kept) == 1
-    captured_call(
-        cache, "both", both, Pair(torch.ones(3), {"a": torch.ones(3)}), (torch.tensor(1.0),)
-    )
+    captured_call(cache, "both", both, pair_of(1.0, 3), ten)
     assert len(cache._kept) == 2  # other shapes are another step
 
 
@@ -237,69 +235,43 @@ def test_a_capture_ends_where_its_work_fails(happened: list[str]) -> None:
 
 
 @pytest.mark.parametrize("insists", [False, True])
-def test_a_capture_that_fails_in_a_run_ends_it_where_the_setting_insists_and_is_done_without_where_not(  # noqa: E501
+def test_a_capture_that_fails_ends_the_run_only_where_the_setting_insists(
     insists: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     happened = stand_in(monkeypatch, EMPTY)
-    cache = Replay((PARTS[1],), insists=insists).steps(PARTS[1], SECOND)
+    cache = Replay((POLICY,), insists=insists).steps(POLICY, SECOND)
     assert cache is not None
     one = torch.ones(2)
-    for number in range(WARM_UPS):
-        assert (
-            captured_call(cache, "add", torch.add, one, number * one).tolist() == [1.0 + number] * 2
-        )
-    if insists:
-        with pytest.raises(EmptyGraphError):
-            captured_call(cache, "add", torch.add, one, one)
-        return
-    for number in range(5):
-        assert (
-            captured_call(cache, "add", torch.add, one, number * one).tolist() == [1.0 + number] * 2
-        )
+    for number in range(WARM_UPS + 5):
+        if insists and number == WARM_UPS:
+            with pytest.raises(EmptyGraphError):
+                captured_call(cache, "add", torch.add, one, one)
+            return
+        given = captured_call(cache, "add", torch.add, one, number * one)
+        assert given.tolist() == [1.0 + number] * 2
     assert happened.count("begin in pool") == 1
     why = "it fails with EmptyGraphError: a graph captured on cuda:1 is empty"
     assert caplog.messages == [f"graphs   policy: no longer captured, as {why}"]
     assert cache.counts == {"plain": WARM_UPS + 5}
 
 
-def test_a_step_that_fails_as_it_is_written_fails_wherever_it_is_kept(
-    happened: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    def failing(one: Tensor) -> Tensor:
-        raise RuntimeError("no such thing")
-
-    cache = Replay((PARTS[1],), insists=False).steps(PARTS[1], SECOND)
-    assert cache is not None
-    with pytest.raises(RuntimeError, match="no such thing"):
-        captured_call(cache, "fail", failing, torch.ones(2))
-    assert "begin in pool" not in happened
-    assert caplog.messages == []
-
-
 def test_an_empty_graph_is_an_error_and_other_warnings_are_told(
-    happened: list[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    recorder = Recorder(SECOND)
-    monkeypatch.setattr(
-        torch.cuda,
-        "CUDAGraph",
-        lambda: Graph(happened, "The CUDA Graph is empty. This usually means"),
-    )
+    stand_in(monkeypatch, EMPTY)
     with pytest.raises(EmptyGraphError, match="captured on cuda:1 is empty"):
-        recorder.recorded(lambda: None)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(happened, "something else"))
+        Recorder(SECOND).recorded(lambda: None)
+    stand_in(monkeypatch, "something else")
     with pytest.warns(UserWarning, match="something else"):
-        recorder.recorded(lambda: None)
+        Recorder(SECOND).recorded(lambda: None)
 
 
 # --- what a run notices of it
 
 
-def test_what_failed_within_a_capture_is_told_with_the_end_of_the_capture_that_fails_then() -> None:
-    first = ZeroDivisionError("no such\nthing")
+def test_a_fault_is_told_with_the_one_that_it_followed() -> None:
     last = RuntimeError("capture ended")
-    assert fault_in_words(last) == "it fails with RuntimeError: capture ended"
-    last.__context__ = first
+    last.__context__ = ZeroDivisionError("no such\nthing")
     told = "it fails with RuntimeError: capture ended, after ZeroDivisionError: no such\\nthing"
     assert fault_in_words(last) == told
 

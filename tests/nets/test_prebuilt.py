@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from esper_soa.nets.engines.cpu import cache, compiler, library, prebuilt
-from esper_soa.nets.engines.cpu.prebuilt import BUILDER, Manifest, choose_prebuilt, write_manifest
+from esper_soa.nets.engines.cpu import cache, library, prebuilt
+from esper_soa.nets.engines.cpu.prebuilt import BUILDER, choose_prebuilt, write_manifest
 from esper_soa.nets.engines.cpu.processor import Processor, this_processor
 
 V2 = {"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3", "sse2"}
@@ -38,8 +38,8 @@ def packed(
     for name in names:
         own = content + name.encode()
         (folder / f"{name}.so").write_bytes(own)
-        listed.append(prebuilt.Library(name, hashlib.sha256(own).hexdigest(), ["-O3"]))
-    write_manifest(folder, Manifest(compiler.sources_digest(), "gcc 12.2.0", builder, listed))
+        listed.append({"level": name, "sha256": hashlib.sha256(own).hexdigest()})
+    write_manifest(folder, "gcc 12.2.0", builder, listed)
     return folder
 
 
@@ -67,27 +67,23 @@ def test_the_best_level_that_the_processor_has_is_taken(
     assert choose_prebuilt(folder, given) == expected
 
 
-def test_that_of_the_building_machine_is_for_processors_of_its_kind_alone(tmp_path: Path) -> None:
-    folder = packed(tmp_path / "known", (*NAMES, BUILDER), builder="here")
-    assert choose_prebuilt(folder, processor(V3)) == (folder / "native.so", "prebuilt for this CPU")
-    assert choose_prebuilt(folder, processor(V3, kind="there")) == (
-        folder / "x86-64-v3.so",
-        "prebuilt (x86-64-v3)",
-    )
-    unknown = packed(tmp_path / "unknown", (*NAMES, BUILDER), builder="")
-    assert choose_prebuilt(unknown, processor(V3, kind="")) == (
-        unknown / "x86-64-v3.so",
-        "prebuilt (x86-64-v3)",
-    )
-
-
-def test_a_level_that_could_not_be_built_is_passed_over(tmp_path: Path) -> None:
-    folder = packed(tmp_path / "libraries", ("x86-64-v2", "armv8-a"))
-    assert choose_prebuilt(folder, processor(V4)) == (
-        folder / "x86-64-v2.so",
-        "prebuilt (x86-64-v2)",
-    )
-    assert choose_prebuilt(tmp_path / "none", processor(V4)) is None
+@pytest.mark.parametrize(
+    ("names", "builder", "given", "name"),
+    [
+        ((*NAMES, BUILDER), "here", processor(V3), BUILDER),
+        ((*NAMES, BUILDER), "here", processor(V3, kind="there"), "x86-64-v3"),
+        ((*NAMES, BUILDER), "", processor(V3, kind=""), "x86-64-v3"),
+        (("x86-64-v2", "armv8-a"), "here", processor(V4), "x86-64-v2"),
+    ],
+    ids=["of this kind", "of another", "of none", "not built"],
+)
+def test_a_processor_of_the_building_kind_has_its_own_and_what_is_missing_is_passed_over(
+    tmp_path: Path, names: tuple[str, ...], builder: str, given: Processor, name: str
+) -> None:
+    folder = packed(tmp_path / "libraries", names, builder=builder)
+    words = "prebuilt for this CPU" if name == BUILDER else f"prebuilt ({name})"
+    assert choose_prebuilt(folder, given) == (folder / f"{name}.so", words)
+    assert choose_prebuilt(tmp_path / "none", given) is None
 
 
 def other_sources(folder: Path) -> None:

@@ -15,7 +15,6 @@ from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.build import build_world
 from esper_soa.config import ComputeConfig
-from esper_soa.errors import SettingError
 from esper_soa.nets import precision
 from esper_soa.nets.precision import (
     GOOD,
@@ -155,13 +154,3 @@ def test_a_cpu_stays_with_float32_unless_asked_and_a_resumed_run_with_what_it_ha
     assert choose_precision("bfloat16", CPU).name == "bfloat16"
     names = [field.name for field in fields(ComputeConfig)]
     assert [one for one in names if not may_change(f"compute.{one}")] == ["precision"]
-
-
-def test_native_kernels_beside_16_bits_and_unknown_precisions_are_refused() -> None:
-    cfg = tiny_settings(2, 1, 2)
-    cfg.compute = ComputeConfig(workers=1, precision="bfloat16", engine="native")
-    told = r"compute.engine=native: must be auto or torch here.*float32"
-    with pytest.raises(SettingError, match=told):
-        build_world(cfg, CPU)
-    with pytest.raises(SettingError, match="compute.precision=half"):
-        ComputeConfig(precision="half")

@@ -3,7 +3,6 @@ with a reason.
 """
 
 import math
-import os
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from tiny_world import CPU, tiny_settings
 from esper_soa.build import trial_of
 from esper_soa.config import ENGINES as NAMES
 from esper_soa.config import ComputeConfig
-from esper_soa.nets.choose import ENGINES, Asked, Kind, preferred, tried_engines, weighed
+from esper_soa.nets.choose import ENGINES, Kind, preferred, tried_engines, weighed
 from esper_soa.nets.engine import TrainReport, ValidationReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.trial import (
@@ -33,14 +32,15 @@ def _few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper_soa.nets.trial.PASSES", TIMED)
 
 
-def trial(envs: int = 3, **changed: object) -> Trial:
+def trial(envs: int = 3) -> Trial:
     cfg = tiny_settings(envs, 3, 4)
     cfg.compute = ComputeConfig(workers=1)
-    return trial_of(cfg, CPU)._replace(**changed)  # type: ignore[arg-type]
+    return trial_of(cfg, CPU)
 
 
-def asked(on: Trial, **compute: str) -> Asked:
-    return Asked(ComputeConfig(**compute), CPU, on.nets.task, on.nets.shape)
+def in_precision(precision: torch.dtype) -> Trial:
+    given = trial()
+    return given._replace(nets=given.nets._replace(precision=precision))
 
 
 class Faster(TorchEngine):
@@ -76,7 +76,7 @@ class Shuffled(TorchEngine):
 
 @pytest.mark.usefixtures("native")
 def test_the_native_kernels_agree_with_torch_on_seeds_of_every_kind() -> None:
-    found = {one.name: one for one in tried_engines(asked(trial(12)), trial(12))}
+    found = {one.name: one for one in tried_engines(trial(12))}
     assert list(found) == ["native", "torch"]
     assert not any(one.dropped for one in found.values())
     assert found["torch"].apart == 0
@@ -97,7 +97,7 @@ def test_an_engine_that_is_not_torch_is_dropped_and_says_why(
     engine: type[TorchEngine], reason: str
 ) -> None:
     given = {"other": engine, "torch": TorchEngine}
-    first, second = try_engines(trial(3), CPU, TorchEngine, "torch", given)
+    first, second = try_engines(trial(), TorchEngine, "torch", given)
     assert (first.name, first.dropped) == ("torch", "")
     assert second.name == "other"
     assert reason in second.dropped
@@ -106,11 +106,8 @@ def test_an_engine_that_is_not_torch_is_dropped_and_says_why(
 
 def test_all_precisions_are_measured_against_float32() -> None:
     for precision in (torch.bfloat16, torch.float16):
-        on = trial(3)
-        on = on._replace(nets=on.nets._replace(precision=precision))
-        plain, other = try_engines(
-            on, CPU, TorchEngine, "torch", {"torch": TorchEngine, "same": TorchEngine}
-        )
+        given = {"torch": TorchEngine, "same": TorchEngine}
+        plain, other = try_engines(in_precision(precision), TorchEngine, "torch", given)
         assert 1e-4 < plain.apart < 2
         assert (other.dropped, other.apart) == ("", plain.apart)
 
@@ -159,21 +156,11 @@ def test_kernels_that_agree_are_taken_but_where_torch_is_clearly_quicker() -> No
 def test_what_is_tried_is_chosen_and_torch_where_none_is_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    on = trial()
-    chosen = weighed(asked(on, engine="auto"), on)
+    chosen = weighed(trial())
     assert (chosen.name, len(chosen.tried)) == ("torch", 2)
     assert chosen.facts()["tried"] == "; ".join(chosen.tried)
     monkeypatch.setitem(ENGINES, "torch", Kind(lambda _: "", lambda *_: Broken(), ""))
     monkeypatch.setitem(ENGINES, "native", Kind(lambda _: "no", lambda *_: Broken(), "cpu"))
-    chosen = weighed(asked(on), on)
+    chosen = weighed(trial())
     assert (chosen.name, chosen.fallback) == ("torch", True)
     assert chosen.tried[0] == "native is left out: no"
-    assert weighed(asked(on), None).name == "torch"
-
-
-@pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter takes float16"
-)
-def test_the_kernels_for_gpus_say_what_they_are_not_for() -> None:
-    on = trial()
-    assert ENGINES["triton"].obstacle(asked(on, precision="float16")).endswith("not float16")

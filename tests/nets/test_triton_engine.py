@@ -22,11 +22,10 @@ from esper_soa.env.step import Work, initial_state
 from esper_soa.env.world import World
 from esper_soa.errors import SettingError
 from esper_soa.nets.choose import choose_engine
-from esper_soa.nets.config import DataConfig, SubsetRows, TaskConfig, enabled_slots
+from esper_soa.nets.config import DataConfig, SubsetRows, TaskConfig
 from esper_soa.nets.data import cut_batch, training_crops
 from esper_soa.nets.engine import Engine, TrainReport, ValidationReport, WorkSizes
 from esper_soa.nets.engines.gpu.support import unavailable_reason
-from esper_soa.nets.host import host_shape
 from esper_soa.nets.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.nets.seed_plan import training_plan, validation_plan
 from esper_soa.nets.subsets import max_rows, subset_codes
@@ -445,8 +444,8 @@ def test_images_are_those_of_torch_to_the_bit(augment: bool) -> None:
 
 
 def chosen(engine: str, task: TaskConfig = SMALL_TASK, **compute: str) -> Engine:
-    settings = ComputeConfig(engine=engine, **compute)
-    return choose_engine(settings, CPU, task, host_shape(task, enabled_slots(task, ["r0c0"])))
+    cfg = TrainConfig(task=task, slots=["r0c0"], compute=ComputeConfig(engine=engine, **compute))
+    return choose_engine(engine, trial_of(cfg, CPU))
 
 
 def test_the_engine_is_chosen_by_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,7 +476,7 @@ def test_hosts_that_the_kernels_cannot_take_are_refused_with_a_reason(
 def test_batches_that_no_grid_holds_are_refused_with_a_reason() -> None:
     trial = trial_of(compose_settings("", ["envs=1", "batch_size=4096", "train_samples=4096"]), CPU)
     with pytest.raises(SettingError, match="at most 4095 images, not 4096"):
-        choose_engine(ComputeConfig(engine="triton"), CPU, trial.nets.task, trial.nets.shape, trial)
+        choose_engine("triton", trial)
 
 
 def test_activations_and_parameters_with_gaps_are_refused() -> None:

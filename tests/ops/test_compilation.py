@@ -11,7 +11,7 @@ from program import ENVIRONMENT, TINY, command
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from esper_soa.ops import compilation
-from esper_soa.ops.compilation import Compilation, Length, choose_compilation, keep_compiled
+from esper_soa.ops.compilation import Length, choose_compilation, keep_compiled
 
 CPU = torch.device("cpu")
 HOUR = Length(64, 150 * 2_000)
@@ -31,12 +31,8 @@ def break_even(envs: int) -> int:
         ("auto", "cpu", Length(128, 200 * 150), True),  # the full budget of cifar_3seed
         ("auto", "cpu", Length(1, break_even(1) - 1), False),
         ("auto", "cpu", Length(1, break_even(1) + 1), True),
-        (
-            "auto",
-            "cpu",
-            Length(10_000, break_even(1) // 2),
-            True,
-        ),  # many envs make an env-step dearer
+        # many envs make an env-step dearer
+        ("auto", "cpu", Length(10_000, break_even(1) // 2), True),
         ("auto", "cuda", HOUR, False),  # never measured
         ("off", "cpu", HOUR, False),
         ("on", "cpu", Length(1, 1), True),
@@ -50,19 +46,13 @@ def test_auto_compiles_long_runs_on_a_cpu_and_the_others_force(
 
 
 def test_the_choice_says_why() -> None:
-    short = choose_compilation("auto", CPU, Length(8, 75)).reason
-    assert (
-        short == "not compiled: it takes about 70 s and saves about 0 s in 75 env-steps of 8 envs"
-    )
-    assert choose_compilation("auto", CPU, HOUR).reason.startswith(
-        "compiled: it takes about 70 s and saves about "
-    )
-    assert choose_compilation("off", CPU, HOUR) == Compilation(
-        False, "not compiled (compute.compile=off)"
-    )
-    assert choose_compilation("on", CPU, Length(1, 1)) == Compilation(
-        True, "compiled (compute.compile=on)"
-    )
+    weighed = "it takes about 70 s and saves about 0 s in 75 env-steps of 8 envs"
+    assert choose_compilation("auto", CPU, Length(8, 75)) == (False, f"not compiled: {weighed}")
+    words = choose_compilation("auto", CPU, HOUR).reason
+    assert words.startswith("compiled: it takes about 70 s and saves about ")
+    for setting, told in (("off", "not compiled"), ("on", "compiled")):
+        found = choose_compilation(setting, CPU, HOUR)
+        assert found == (setting == "on", f"{told} (compute.compile={setting})")
 
 
 @pytest.fixture
@@ -76,10 +66,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_compiled_is_kept_in_a_folder_of_the_user_alone(cache: Path) -> None:
     assert keep_compiled() == f"kept in {cache}/inductor"
     assert os.environ[compilation.FOLDER] == f"{cache}/inductor"
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (cache, cache / "inductor")] == [
-        0o700,
-        0o700,
-    ]
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (cache, cache / "inductor")]
+    assert modes == [0o700, 0o700]
 
 
 def test_the_temporary_folder_of_torch_is_not_taken_for_one_that_somebody_named(
@@ -99,9 +87,8 @@ def test_a_folder_that_others_can_write_in_is_not_taken(cache: Path) -> None:
     keep_compiled()
     del os.environ[compilation.FOLDER]
     (cache / "inductor").chmod(0o777)
-    assert keep_compiled().startswith(
-        f"kept for now, others can write in the cache folder {cache}/inductor"
-    )
+    told = f"kept for now, others can write in the cache folder {cache}/inductor"
+    assert keep_compiled().startswith(told)
     assert compilation.FOLDER not in os.environ
 
 

@@ -134,22 +134,22 @@ def test_the_log_says_how_the_envs_are_shared_out(
     assert words in layout_in_words(device, workers, 3)
 
 
-def test_no_tensor_of_a_gpu_gets_more_elements_than_its_kernels_index() -> None:
-    for device in (torch.device("cuda"), torch.device("meta")):
-        # (2^31 - 1) / 2^18
-        assert choose_env_chunk(0, 2**18, 32, device, elements=32 * 8192) == 8191
-        assert choose_env_chunk(8191, 2**18, 32, device, elements=32 * 8192) == 8191
-        with pytest.raises(
-            SettingError, match=r"^compute.env_chunk=8192: must be at most 8191 here"
-        ):
-            choose_env_chunk(8192, 2**18, 32, device, elements=32 * 8192)
-        with pytest.raises(
-            SettingError, match=r"^batch_size=1000000: must be at most 262143 with these hosts"
-        ):
-            choose_env_chunk(0, 1, 1_000_000, device, elements=1_000_000 * 8192)
-        assert choose_eval_batch(device, elements=2**28) == 7
-        assert choose_eval_batch(device, elements=2**20) == 256
-        assert choose_eval_batch(device, elements=2**31) == 1
+@pytest.mark.parametrize("kind", ["cuda", "meta"])
+def test_no_tensor_of_a_gpu_gets_more_elements_than_its_kernels_index(kind: str) -> None:
+    device = torch.device(kind)
+
+    def chunk(setting: int, batch_size: int = 32, envs: int = 2**18) -> int:
+        elements = batch_size * 8192
+        return choose_env_chunk(setting, envs, batch_size, device, elements=elements)
+
+    assert chunk(0) == chunk(8191) == 8191  # (2^31 - 1) / 2^18
+    with pytest.raises(SettingError, match=r"^compute.env_chunk=8192: must be at most 8191 here"):
+        chunk(8192)
+    told = r"^batch_size=1000000: must be at most 262143 with these hosts"
+    with pytest.raises(SettingError, match=told):
+        chunk(0, 1_000_000, 1)
+    found = [choose_eval_batch(device, elements=2**power) for power in (28, 20, 31)]
+    assert found == [7, 256, 1]
     assert choose_env_chunk(2**18, 2**18, 32, CPU, elements=2**31) == 2**18
 
 

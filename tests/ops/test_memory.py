@@ -43,28 +43,29 @@ def test_the_weights_are_counted_as_they_are_allocated() -> None:
         host_shape(cfg.task, enabled_slots(cfg.task, cfg.slots)), 3, CPU, torch.float32
     )
     add_snapshot_(weights)
-    tensors = [tensor for tensor in weights.values(True, True) if tensor.dtype == torch.float32]
-    counted = next(need.size for need in needs(cfg, CPU) if need.what == "weights")
-    assert counted == pytest.approx(4 * sum(tensor.numel() for tensor in tensors), rel=0.02)
+    numbers = sum(one.numel() for one in weights.values(True, True) if one.dtype == torch.float32)
+    assert sizes(cfg)["weights"] == pytest.approx(4 * numbers, rel=0.02)
+
+
+def sizes(cfg: TrainConfig) -> dict[str, int]:
+    return {need.what: need.size for need in needs(cfg, CPU)}
+
+
+def with_network(slots: list[str], **network: int) -> TrainConfig:
+    policy = PolicyConfig(network=NetworkConfig(**network))
+    policy.ppo.minibatches = 1
+    return TrainConfig(envs=8, steps=8, slots=slots, policy=policy)
 
 
 def test_the_policy_is_counted_by_the_width_and_the_number_of_its_slots() -> None:
-    def sizes(slots: list[str], **network: int) -> dict[str, int]:
-        cfg = TrainConfig(
-            envs=4, steps=10, slots=slots, policy=PolicyConfig(network=NetworkConfig(**network))
-        )
-        cfg.policy.ppo.minibatches = 1
-        return {need.what: need.size for need in needs(cfg, CPU)}
-
-    one = sizes(["r0c0"])
-    three = sizes(["r0c0", "r0c1", "r0c2"])
+    one = sizes(with_network(["r0c0"]))
+    three = sizes(with_network(["r0c0", "r0c1", "r0c2"]))
     assert three["the policy"] == one["the policy"]
-    # of two more slots in 40 env-steps: layer, norm and encoding of 64 numbers, and the 256 that
+    # of two more slots in 64 env-steps: layer, norm and encoding of 64 numbers, and the 256 that
     # score it
-    assert three["activations of the update"] - one["activations of the update"] == 2 * 40 * 4 * (
-        3 * 64 + 256
-    )
-    wide = sizes(["r0c0"], slot_features=128)
+    more = three["activations of the update"] - one["activations of the update"]
+    assert more == 2 * 64 * 4 * (3 * 64 + 256)
+    wide = sizes(with_network(["r0c0"], slot_features=128))
     # mean and largest of 64 numbers more enter a layer of 512; parameters, gradients and two
     # moments
     assert wide["the policy"] - one["the policy"] == 4 * 4 * 512 * 2 * 64
@@ -81,6 +82,11 @@ def test_what_fits_alone_is_refused_where_another_process_takes_as_much() -> Non
         check_room(fits, CPU, beside=2)
 
 
+MANY = DataConfig(name="synthetic", synthetic_train=1_000_000, synthetic_test=1_000_000)
+WIDE = TaskConfig(base_channels=4096, num_blocks=2, num_pools=2, kernel_size=31)
+DEEP = PolicyConfig(network=NetworkConfig(hidden=16384, layers=32))
+
+
 @pytest.mark.parametrize(
     ("changed", "setting"),
     [
@@ -88,34 +94,17 @@ def test_what_fits_alone_is_refused_where_another_process_takes_as_much() -> Non
         ({"batch_size": 1_000_000, "train_samples": 1_000_000, "envs": 64}, "batch_size=1000000"),
         ({"steps": 1_000_000, "envs": 4096}, "steps=1000000"),
         ({"train_samples": 32 * 10**7, "envs": 1024}, "train_samples=320000000"),
-        (
-            {
-                "task": TaskConfig(base_channels=4096, num_blocks=2, num_pools=2, kernel_size=31),
-                "envs": 1,
-                "slots": ["r0c0"],
-            },
-            "task.base_channels=4096",
-        ),
-        (
-            {"policy": PolicyConfig(network=NetworkConfig(hidden=16384, layers=32))},
-            "policy.network.hidden=16384",
-        ),
-        (
-            {
-                "data": DataConfig(
-                    name="synthetic", synthetic_train=1_000_000, synthetic_test=1_000_000
-                )
-            },
-            "data.synthetic_train=1000000",
-        ),
+        ({"task": WIDE, "envs": 1, "slots": ["r0c0"]}, "task.base_channels=4096"),
+        ({"policy": DEEP}, "policy.network.hidden=16384"),
+        ({"data": MANY}, "data.synthetic_train=1000000"),
     ],
+    ids=lambda given: given if isinstance(given, str) else "",
 )
 def test_what_no_machine_holds_is_refused_at_once_and_says_what_to_lower(
     changed: dict, setting: str
 ) -> None:
-    with pytest.raises(
-        SettingError, match=rf"^{setting}: must be so small .* GiB are free\. Lower "
-    ):
+    told = rf"^{setting}: must be so small .* GiB are free\. Lower "
+    with pytest.raises(SettingError, match=told):
         check_room(replace(TrainConfig(), **changed), CPU)
 
 
@@ -133,11 +122,8 @@ def test_what_passes_is_counted_once() -> None:
 def test_the_most_envs_that_can_fit_are_told() -> None:
     cfg = TrainConfig(envs=2**20, steps=1)
     most = most_envs(cfg, CPU, 4 * GIB)
-    assert (
-        at_once(needs(replace(cfg, envs=most), CPU))
-        <= 4 * GIB
-        < at_once(needs(replace(cfg, envs=most + 1), CPU))
-    )
+    fitting, more = (at_once(needs(replace(cfg, envs=envs), CPU)) for envs in (most, most + 1))
+    assert fitting <= 4 * GIB < more
     with pytest.raises(SettingError, match=r"At most \d+ envs can fit\."):
         check_room(cfg, CPU)
 
@@ -164,26 +150,15 @@ def test_activations_of_an_update_are_counted_as_autograd_keeps_them(
             return tensor
 
         learner, batch, noise = update_of(cfg, envs)
+        weights = coefficients(learner.config, 0, 1)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             evaluation = learner.policy.evaluate(batch.rows, [0], noise)
-            total_loss(
-                evaluation,
-                batch,
-                learner.config,
-                coefficients(learner.config, 0, 1),
-                learner.tables,
-            )
+            total_loss(evaluation, batch, learner.config, weights, learner.tables)
         return sum(found.values())
 
-    cfg = TrainConfig(
-        envs=8, steps=8, slots=slots, policy=PolicyConfig(network=NetworkConfig(**network))
-    )
-    cfg.policy.ppo.minibatches = 1
-    counted = next(
-        need.size for need in needs(cfg, CPU) if need.what == "activations of the update"
-    )
+    cfg = with_network(slots, **network)
     measured = kept(16) - kept(8)
-    assert 0.75 * measured < counted < measured
+    assert 0.75 * measured < sizes(cfg)["activations of the update"] < measured
 
 
 def update_of(cfg: TrainConfig, envs: int) -> tuple[Learner, Batch, Tensor]:
@@ -201,10 +176,8 @@ def update_of(cfg: TrainConfig, envs: int) -> tuple[Learner, Batch, Tensor]:
 
 
 def test_an_allocation_that_fails_is_one_line_and_other_errors_pass() -> None:
-    with (
-        pytest.raises(UserError, match=r"out of memory\. Lower envs, batch_size"),
-        naming_memory(UserError),
-    ):
+    told = r"out of memory\. Lower envs, batch_size"
+    with pytest.raises(UserError, match=told), naming_memory(UserError):
         torch.empty(2**50)
     with pytest.raises(OutOfRoomError, match="Lower envs"), naming_memory(OutOfRoomError):
         np.zeros(2**50)

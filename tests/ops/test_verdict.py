@@ -18,69 +18,35 @@ from esper_soa.ops.verdict import (
 
 
 def score(name: str, *rounds: list[float]) -> HostScore:
-    return HostScore(
-        name,
-        [
-            Episode(own, [100.0] * len(own), [a - 1 for a in own], [1e6] * len(own))
-            for own in rounds
-        ],
-    )
+    episodes = [
+        Episode(own, [100.0] * len(own), [a - 1 for a in own], [1e6] * len(own)) for own in rounds
+    ]
+    return HostScore(name, episodes)
 
 
-def told(control: str, *differences: float) -> str:
-    other = score(control, [50.0] * len(differences))
-    return verdict(
-        compare(score("ppo", [50 + difference for difference in differences]), other), control
-    )
+NOTHING = "No difference that this run could show:"
 
 
 @pytest.mark.parametrize(
     ("control", "differences", "sentence"),
     [
-        (
-            "wait",
-            (2.0, 2.5, 3.0),
-            "Growth paid: +2.50 points [+1.26, +3.74] for 1.00 times the parameters and 1.00 "
-            "times the training FLOP.",
-        ),
+        ("wait", (2.0, 2.5, 3.0), "Growth paid: +2.50 points [+1.26, +3.74] for 1.00 times the "),
         ("wait", (-2.0, -2.5, -3.0), "Growth cost accuracy: -2.50 points [-3.74, -1.26] for"),
-        ("wait", (-2.0, 2.5, 3.0), "No difference that this run could show: +1.17 points ["),
-        (
-            "wait",
-            (0.0, 0.0),
-            "No difference that this run could show: +0.00 points [+0.00, +0.00] for",
-        ),
-        (
-            "random",
-            (2.0, 2.5, 3.0),
-            "The grown hosts end ahead of the control (random play): +2.50 points [",
-        ),
-        (
-            "static_large",
-            (-2.0, -2.5, -3.0),
-            "The grown hosts end behind the control (wider host): -2.50 points [",
-        ),
-        (
-            "static_final",
-            (1.0, -1.0),
-            "No difference that this run could show: +0.00 points [-12.71, +12.71] for",
-        ),
-        (
-            "schedule",
-            (3.0,),
-            "One host in one episode says little, and has no interval: +3.00 points for",
-        ),
-        (
-            "heuristic",
-            (math.nan,),
-            "Nothing to compare with the control (heuristic): no pair of finite accuracies.",
-        ),
+        ("wait", (-2.0, 2.5, 3.0), f"{NOTHING} +1.17 points ["),
+        ("wait", (0.0, 0.0), f"{NOTHING} +0.00 points [+0.00, +0.00] for"),
+        ("random", (2.0, 2.5, 3.0), "The grown hosts end ahead of the control (random play): +2.5"),
+        ("static_large", (-2.0, -2.1), "The grown hosts end behind the control (wider host): -2."),
+        ("static_final", (1.0, -1.0), f"{NOTHING} +0.00 points [-12.71, +12.71] for"),
+        ("schedule", (3.0,), "One host in one episode says little, and has no interval: +3.00 poi"),
+        ("heuristic", (math.nan,), "Nothing to compare with the control (heuristic): no pair of "),
     ],
 )
 def test_the_sentence_says_which_side_of_nothing_the_interval_lies_on(
     control: str, differences: tuple[float, ...], sentence: str
 ) -> None:
-    assert told(control, *differences).startswith(sentence)
+    other = score(control, [50.0] * len(differences))
+    grown = score("ppo", [50 + difference for difference in differences])
+    assert verdict(compare(grown, other), control).startswith(sentence)
 
 
 def test_every_control_has_words() -> None:

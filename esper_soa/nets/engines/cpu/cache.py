@@ -1,5 +1,4 @@
-"""The cache folder of compiled kernels, and which files in it are run: those that this user wrote,
-whole and unchanged.
+"""The cache folder of compiled kernels: files in it are run that this user wrote, unchanged.
 
 A library stands under a name made of its key and its content; beside it `nets-<key>.sha256` holds
 its digest in the format of sha256sum. That file is written last, so a library that was cut off in
@@ -25,16 +24,6 @@ class NativeError(Exception):
     """Why there are no native kernels here, in words for the user."""
 
 
-def own_folder() -> Path:
-    """The cache folder, made and closed to others; NativeError if it cannot be the user's own."""
-    try:
-        folder = cache_folder()
-        open_folder(folder)
-    except FolderError as error:
-        raise NativeError(str(error)) from error
-    return folder
-
-
 def _own_bytes(path: Path) -> bytes | None:
     """Content of a file of this user that others cannot write; None where there is no such file."""
     try:
@@ -42,13 +31,9 @@ def _own_bytes(path: Path) -> bytes | None:
     except OSError:
         return None
     with os.fdopen(handle, "rb") as file:
-        found = os.fstat(file.fileno())
-        own = (
-            stat.S_ISREG(found.st_mode)
-            and found.st_uid == os.geteuid()
-            and not found.st_mode & 0o022
-        )
-        return file.read() if own else None
+        found = os.fstat(handle)
+        closed = stat.S_ISREG(found.st_mode) and not found.st_mode & 0o022
+        return file.read() if closed and found.st_uid == os.geteuid() else None
 
 
 def _library(folder: Path, key: str, digest: str) -> Path:
@@ -68,10 +53,8 @@ def stored(folder: Path, key: str) -> Path | None:
     library = _library(folder, key, digest)
     if said != _line(library, digest):
         return None
-    content = _own_bytes(library)
-    return (
-        library if content is not None and hashlib.sha256(content).hexdigest() == digest else None
-    )
+    content = _own_bytes(library) or b""
+    return library if hashlib.sha256(content).hexdigest() == digest else None
 
 
 def kept(key: str) -> Path | None:

@@ -1,12 +1,12 @@
-"""Compiles the C kernels of this folder with the system's compiler, which is first asked what it
-is.
+"""Compiles the C kernels of this folder with the system's compiler, which is asked what it is.
 
-Called by library.py for the processor of this machine, at first use, and by the build of a wheel
-(hatch_build.py) for the levels of prebuilt.py. Needs no torch.
+For this machine at first use, and for the levels of prebuilt.py while a wheel is built. Needs no
+torch.
 """
 
 import hashlib
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -57,15 +57,8 @@ def ask_compiler(command: list[str], folder: Path) -> Compiler:
 
     Raises NativeError where it cannot be run.
     """
-    said = (
-        line.split(maxsplit=2)
-        for line in _run([*command, "-dM", "-E", "-x", "c", "-"], folder).splitlines()
-    )
-    macros = {
-        words[1]: words[-1].strip('"')
-        for words in said
-        if words[:1] == ["#define"] and len(words) > 1
-    }
+    said = _run([*command, "-dM", "-E", "-x", "c", "-"], folder)
+    macros = dict(re.findall(r'^#define (\w+) ?"?(.*?)"?$', said, re.MULTILINE))
     family = "clang" if "__clang__" in macros else "gcc" if "__GNUC__" in macros else ""
     machine = next((name for name in NATIVE if f"__{name}__" in macros), "")
     return Compiler(tuple(command), family, machine, macros.get("__VERSION__", ""))

@@ -1,8 +1,6 @@
-"""The engine of a CPU: training and validation of whole networks by the native kernels; see
-records.py.
+"""The engine of a CPU: whole networks, of any width and with any seeds, by the native kernels.
 
-It runs hosts of any width, whatever their seeds. nets/choose.py asks for an `obstacle` before it
-makes one.
+nets/choose.py asks for an `obstacle` before it makes one.
 """
 
 from collections.abc import Sequence
@@ -12,29 +10,20 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets import batched
 from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.data import ImageCrops
-from esper_soa.nets.engine import (
-    Choice,
-    NetsConfig,
-    TrainingFeed,
-    TrainReport,
-    ValidationFeed,
-    ValidationReport,
-    WorkSizes,
-)
+from esper_soa.nets.engine import TrainingFeed, ValidationFeed
 from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
 from esper_soa.nets.host import Block, HostShape, host_tables, plain_blocks
 from esper_soa.nets.model.blueprints import GATE, num_codes
 from esper_soa.nets.model.parts import Table
-from esper_soa.nets.passes import Gradients, train_pass_, validation_pass
-from esper_soa.nets.pools import ActiveSeeds, SlotSeeds, read_and_claim_, row_layout
-from esper_soa.nets.seed_plan import THROUGH, SeedPlan, training_plan, validation_plan
+from esper_soa.nets.passes import Gradients, Measure, Pass, PieceEngine, TrainChunk
+from esper_soa.nets.pools import row_layout
+from esper_soa.nets.seed_plan import THROUGH, SeedPlan
 from esper_soa.nets.sgd import LearningRates, rules_of
 from esper_soa.nets.subsets import Job
 from esper_soa.nets.workers import Call
@@ -43,15 +32,8 @@ from esper_soa.vocabulary import Blend
 
 # All that chain.h knows of a host and of a block: who adds a field here has to write it there.
 _HOST_FIELDS = ("blocks", "num_classes", "slots", "parameters", "statistics", "blueprints", "head")
-_BLOCK_FIELDS = (
-    "channels",
-    "pooled",
-    "slot_before_pool",
-    "slot_after_pool",
-    "inputs",
-    "kernel",
-    "size",
-)
+_PLACES = ("slot_before_pool", "slot_after_pool")
+_BLOCK_FIELDS = ("channels", "pooled", *_PLACES, "inputs", "kernel", "size")
 
 
 def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
@@ -161,18 +143,14 @@ def _tables(shape: HostShape) -> dict[str, np.ndarray]:
     return {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
 
 
-def takes(rows: Tensor) -> bool:
-    """Whether the kernels are made for rows of parameters [N, P] like these."""
-    return rows.device.type == "cpu" and rows.dtype == torch.float32 and rows.dim() == 2
-
-
-def _networks(
-    shape: HostShape, weights: TensorDict, alpha: Tensor, seeds: Seeds
-) -> records.Networks:
+def _networks(shared: Pass[TrainingFeed] | Pass[ValidationFeed], seeds: Seeds) -> records.Networks:
     """LookupError for networks the kernels were not made for, whose memory they would misread."""
+    shape = shared.nets.shape
+    weights = shared.weights
     host = weights["host"]
     params = host["params"]
-    if not (is_chain(shape) and takes(params)):
+    ours = params.device.type == "cpu" and params.dtype == torch.float32 and params.dim() == 2
+    if not (is_chain(shape) and ours):
         raise LookupError(f"no native kernels for {params.dtype} networks of blocks {shape.blocks}")
     pools = [weights["seeds", spec.name] for spec in shape.slots]
     tables = _tables(shape)
@@ -193,7 +171,7 @@ def _networks(
         "seed_width": np.array([pool["params"].shape[1] for pool in pools], dtype=np.int64),
         "seed_params": np.array([pool["params"].data_ptr() for pool in pools], dtype=np.int64),
         "seed_momentum": np.array([pool["momentum"].data_ptr() for pool in pools], dtype=np.int64),
-        "alpha": alpha.to(params.dtype).contiguous(),
+        "alpha": shared.alpha.to(params.dtype).contiguous(),
     }
     return records.point(record, {**tables, **seeds, **held, **host})
 
@@ -301,54 +279,23 @@ class _Validation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CpuEngine:
-    """See nets/engine.py for what it does; for hosts without an obstacle and weights in float32, on
-    a CPU.
+class CpuEngine(PieceEngine):
+    """For hosts without an obstacle and weights in float32, on a CPU: all of a network in a call.
 
     It cuts the images of its feeds as it goes, so that they never leave the caches.
     """
 
-    chosen: Choice
-
-    def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
-        """None: what a pass needs it gives back."""
-        return 0
-
-    def claim_(
-        self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor
-    ) -> ActiveSeeds:
-        """On the host, as only seeds that run cost time."""
-        return read_and_claim_(weights, nets.shape, seeds, keys)
-
-    def train_(
-        self,
-        nets: NetsConfig,
-        weights: TensorDict,
-        alpha: Tensor,
-        active_seeds: ActiveSeeds,
-        feed: TrainingFeed,
-        num_batches: int,
-        lr_factor: float = 1.0,
-    ) -> TrainReport:
-        """Network by network, all layers of a batch in one call."""
-        seeds = training_seeds(nets.shape, training_plan(active_seeds, nets.detached_stages))
-        networks = _networks(nets.shape, weights, alpha, seeds)
-        host, seed = rules_of(nets.task, LearningRates.of(nets.task, lr_factor))
+    def trainer(
+        self, shared: Pass[TrainingFeed], num_batches: int, lr: LearningRates
+    ) -> TrainChunk:
+        nets = shared.nets
+        networks = _networks(shared, training_seeds(nets.shape, shared.plan))
+        host, seed = rules_of(nets.task, lr)
         rules = records.sgd_of(host), records.sgd_of(seed)
-        job = _Training(
-            networks, rules, feed, num_batches, nets.accumulate, nets.task.gradient_stride
-        )
-        return train_pass_(nets, alpha, active_seeds, job.train_chunk_)
+        return _Training(
+            networks, rules, shared.feed, num_batches, nets.accumulate, nets.task.gradient_stride
+        ).train_chunk_
 
-    def validate(
-        self,
-        nets: NetsConfig,
-        weights: TensorDict,
-        alpha: Tensor,
-        active_seeds: ActiveSeeds,
-        feed: ValidationFeed,
-    ) -> ValidationReport:
-        """Network by network, all images and subset rows in one call."""
-        seeds = validation_seeds(nets.shape, validation_plan(active_seeds, nets.detached_stages))
-        job = _Validation(_networks(nets.shape, weights, alpha, seeds), feed)
-        return validation_pass(nets, alpha, active_seeds, job.measure)
+    def validator(self, shared: Pass[ValidationFeed]) -> Measure:
+        seeds = validation_seeds(shared.nets.shape, shared.plan)
+        return _Validation(_networks(shared, seeds), shared.feed).measure

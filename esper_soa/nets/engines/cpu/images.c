@@ -1,4 +1,4 @@
-/* Batches of crops from an image bank: bytes looked up as normalised floats, written where the networks read them. */
+/* Crops from an image bank: bytes looked up as normalised floats, written where the networks read them. */
 #include "images.h"
 
 #include <string.h>
@@ -14,13 +14,6 @@ static void cut_image(const crops *c, int64_t first, float *to, long pixel, long
             at[2] = c->values[512 + blue[x]];
         }
     }
-}
-
-int cut_images(const crops *c) {
-    long pixel = 3 * c->nets, line = c->size * pixel;
-    for (long i = 0; i < c->batch * c->nets; i++)
-        cut_image(c, c->first[i], c->out + i / c->nets * c->size * line + i % c->nets * 3, pixel, line);
-    return 0;
 }
 
 void cut_padded(const crops *c, long count, long pad, float *to) {

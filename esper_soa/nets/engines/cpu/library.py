@@ -1,11 +1,9 @@
-"""Finds the C kernels of this folder for the processor of this machine, and loads them through
-ctypes.
+"""Finds the C kernels of this folder for the processor of this machine; loads them with ctypes.
 
 Those in the cache folder (cache.py) come first: they were compiled here, for this processor. Then
 those that came with the package (prebuilt.py), which cost no time. Else they are compiled, once per
 kind of processor; the cache has them under a key of everything that decides their content but the
-compiler: once they are there, no compiler is needed and another one changes nothing. `library` is
-called by records.py for every kernel.
+compiler: once they are there, no compiler is needed and another one changes nothing.
 """
 
 import ctypes
@@ -22,7 +20,6 @@ from esper_soa.nets.engines.cpu.cache import (
     NativeError,
     drop_old_drafts,
     kept,
-    own_folder,
     store,
     stored,
 )
@@ -38,11 +35,10 @@ from esper_soa.nets.engines.cpu.compiler import (
 )
 from esper_soa.nets.engines.cpu.prebuilt import LIBRARIES, choose_prebuilt
 from esper_soa.nets.engines.cpu.processor import Processor, this_processor
+from esper_soa.user_cache import FolderError, cache_folder, open_folder
 
 COMPILED = "compiled for this CPU"
-
 KERNELS = ("train_networks", "validate_networks")
-POINTER = ctypes.c_void_p
 
 
 class Kernels(NamedTuple):
@@ -58,28 +54,22 @@ def library_key(processor: Processor | None = None) -> str:
     name = "CS_GNU_LIBC_VERSION"
     libc = os.confstr(name) if name in os.confstr_names else None
     machine, _, kind = processor or this_processor()
-    digest = hashlib.sha256()
-    flags = (*FLAGS, *LINK, repr((FAMILY_FLAGS, NATIVE)))
-    for part in (
-        platform.system(),
-        machine,
-        kind or platform.processor(),
-        libc or "",
-        sources_digest(),
-        *flags,
-    ):
-        digest.update(part.encode() + b"\0")
-    return digest.hexdigest()[:20]
+    made_for = platform.system(), machine, kind or platform.processor(), libc
+    made_of = sources_digest(), FLAGS, LINK, FAMILY_FLAGS, NATIVE
+    return hashlib.sha256(repr(made_for + made_of).encode()).hexdigest()[:20]
 
 
 def build() -> Path:
     """Path of the compiled kernels, compiled if they are not in the cache; raises NativeError."""
-    folder = own_folder()
+    try:
+        folder = cache_folder()
+        open_folder(folder)
+    except FolderError as error:
+        raise NativeError(str(error)) from error
     key = library_key()
-    return stored(folder, key) or _compiled(folder, key)
-
-
-def _compiled(folder: Path, key: str) -> Path:
+    found = stored(folder, key)
+    if found is not None:
+        return found
     command = compiler_command()
     try:
         drop_old_drafts(folder)
@@ -122,7 +112,7 @@ def _load(path: Path, words: str) -> Kernels:
         functions = ctypes.CDLL(str(path))
         for name in KERNELS:
             function = functions[name]
-            function.argtypes = [POINTER]
+            function.argtypes = [ctypes.c_void_p]
             function.restype = ctypes.c_int
     except (OSError, AttributeError) as error:
         raise NativeError(
@@ -138,9 +128,3 @@ def kernels() -> Kernels:
     They are proven (proof.py) before a run takes them.
     """
     return find_kernels(LIBRARIES, this_processor())
-
-
-@cache
-def library() -> ctypes.CDLL:
-    """Their functions, ready to be called; raises NativeError."""
-    return kernels().functions

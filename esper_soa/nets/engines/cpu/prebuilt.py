@@ -1,14 +1,13 @@
-"""Kernels that came compiled with the package, for levels of processors: which there are, and which
-suits this one.
+"""Kernels that came compiled with the package, for levels of processors, and which suits this one.
 
 A wheel that was built where there was a compiler (hatch_build.py) holds them in the folder
-`libraries`, with a manifest; a checkout has none. A file is taken if it is what the manifest says
-and was made of the C files beside it. The manifest is as trusted as the code that reads it: who can
-write the one can write the other.
+`libraries`, with a manifest, as trusted as the code that reads it; a checkout has none. A file is
+taken if it is what the manifest says and was made of the C files beside it.
 """
 
 import hashlib
 import json
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,83 +51,54 @@ LEVELS = (
 )
 
 
-class Library(NamedTuple):
-    """A library of the manifest, in the file `<level>.so`."""
+def write_manifest(
+    folder: Path, compiler: str, builder: str, libraries: Sequence[Mapping[str, object]]
+) -> None:
+    """Say beside the libraries what they were made of, by what compiler and on what processor.
 
-    level: str
-    sha256: str
-    flags: list[str]
-
-
-class Manifest(NamedTuple):
-    """What was built, of what, by what and where."""
-
-    sources: str  # SHA-256, see sources_digest
-    compiler: str
-    builder: str  # kind of the building machine's processor
-    libraries: list[Library]
+    libraries: level, sha256 and flags of each, which is the file `<level>.so`.
+    """
+    record = {"sources": sources_digest(), "compiler": compiler, "builder": builder}
+    said = json.dumps(record | {"libraries": libraries}, indent=2)
+    (folder / MANIFEST).write_text(said + "\n", encoding="utf-8")
 
 
-class Chosen(NamedTuple):
-    """The library for a processor, as the manifest has it."""
-
-    path: Path
-    words: str  # for logs
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Put it beside the libraries."""
-    record = manifest._asdict() | {
-        "libraries": [library._asdict() for library in manifest.libraries]
-    }
-    (folder / MANIFEST).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
-def choose_prebuilt(folder: Path, processor: Processor) -> Chosen | None:
-    """The best library of `folder` for the processor; None where there are none, or none for it.
+def choose_prebuilt(folder: Path, processor: Processor) -> tuple[Path, str] | None:
+    """The best library of `folder` for the processor, and words for logs; None where none is.
 
     Raises NativeError where that one, the manifest or the C files are not as they were when the
     package was made.
     """
     if not folder.is_dir():
         return None
-    manifest = _read_manifest(folder / MANIFEST)
-    library = _best(manifest, processor)
-    if library is None:
+    try:
+        said = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        digests = {library["level"]: library["sha256"] for library in said["libraries"]}
+        level = _best(digests, said["builder"], processor)
+        made_of_these = said["sources"] == sources_digest()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise NativeError(f"{folder / MANIFEST} is damaged (install the package again)") from error
+    if level is None:
         return None
-    if manifest.sources != sources_digest():
+    if not made_of_these:
         raise NativeError(
             f"the libraries of {folder} were made of other C files than those of {FOLDER}"
         )
-    path = folder / f"{library.level}.so"
+    path = folder / f"{level}.so"
     try:
         content = path.read_bytes()
     except OSError as error:
         raise NativeError(f"{path} cannot be read: {error.strerror}") from error
-    if hashlib.sha256(content).hexdigest() != library.sha256:
+    if hashlib.sha256(content).hexdigest() != digests[level]:
         raise NativeError(f"{path} is not what {MANIFEST} says (install the package again)")
-    return Chosen(
-        path, "prebuilt for this CPU" if library.level == BUILDER else f"prebuilt ({library.level})"
-    )
+    return path, "prebuilt for this CPU" if level == BUILDER else f"prebuilt ({level})"
 
 
-def _read_manifest(path: Path) -> Manifest:
-    try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        return Manifest(
-            **said | {"libraries": [Library(**library) for library in said["libraries"]]}
-        )
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise NativeError(f"{path} is damaged (install the package again)") from error
-
-
-def _best(manifest: Manifest, processor: Processor) -> Library | None:
-    held = {library.level: library for library in manifest.libraries}
-    if BUILDER in held and processor.kind and manifest.builder == processor.kind:
-        return held[BUILDER]
-    fitting = (
-        level
+def _best(held: Container[str], builder: str, processor: Processor) -> str | None:
+    own = [BUILDER] if processor.kind and builder == processor.kind else []
+    fitting = [
+        level.name
         for level in LEVELS
         if level.machine == processor.machine and level.needs <= processor.features
-    )
-    return next((held[level.name] for level in fitting if level.name in held), None)
+    ]
+    return next((name for name in own + fitting if name in held), None)

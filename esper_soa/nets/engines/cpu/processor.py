@@ -1,6 +1,6 @@
 """The processor of this machine: which code it can run, and what tells it from others.
 
-Read by library.py and prebuilt.py, and by the build of a wheel. Needs no torch.
+Needs no torch, as a wheel is built with it.
 """
 
 import hashlib

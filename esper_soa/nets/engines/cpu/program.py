@@ -1,8 +1,6 @@
-"""Blueprints as the kernels read them: a program of parts for every slot, from the tuples of parts
-in nets/model.
+"""Blueprints as the kernels read them: a program of parts for every slot.
 
-chain.h turns a program into layers, so a new blueprint of known parts needs no
-C.
+chain.h turns a program into layers, so a new blueprint of known parts needs no C.
 """
 
 import ctypes
@@ -17,8 +15,6 @@ from esper_soa.nets.model.parts import Part as ModelPart
 END, SEED, RELU, DEPTH, NORMED, SQUEEZED = 0, *range(2, 7)  # kinds of layers, as in chain.h
 LINEAR, BIASED, KEPT, REPLACING = (1 << bit for bit in range(4))  # of a part, as in chain.h
 DEPTH_SIDE = 3  # of the depthwise kernel that parts.c has
-
-
 FIELDS = ("kind", "outputs", "kernel", "groups", "hidden", "flags")
 
 

@@ -1,9 +1,8 @@
-"""What a library must show before a run takes it: records as ctypes lays them out, and the numbers
-of torch.
+"""Whether the native kernels compute: what a library must show before a run takes it.
 
-Tiny hosts with each kind of seed are trained and validated by the engine of a CPU and, in double
-precision, by the engine that says what networks mean. It takes some milliseconds and is asked for
-once per process, by support.py. Tests prove other networks.
+Its records are to be as ctypes lays them out, its numbers those of torch: tiny hosts with each kind
+of seed are trained and validated by both, in some milliseconds, once per process. Tests prove other
+networks.
 """
 
 import ctypes
@@ -21,7 +20,7 @@ from esper_soa.nets.engine import Choice, Engine, NetsConfig
 from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.engines.cpu.cache import NativeError
 from esper_soa.nets.engines.cpu.engine import CpuEngine
-from esper_soa.nets.engines.cpu.library import library
+from esper_soa.nets.engines.cpu.library import kernels
 from esper_soa.nets.host import host_shape
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
@@ -33,6 +32,7 @@ RECORDS: dict[str, type[ctypes.Structure]] = {
     "training": records.Training,
     "validation": records.Validation,
 }
+NAME = "native"  # in compute.engine
 CPU = torch.device("cpu")
 # of the largest number; kernels and torch differ by about 1e-6, a wrong kernel by about 1
 ROUNDING = 1e-3
@@ -53,6 +53,30 @@ class _Field(ctypes.Structure):
     ]
 
 
+def choose_native(
+    device: torch.device,
+    exact: Engine,
+    dtype: torch.dtype = torch.float32,
+    obstacle: str = "",
+) -> Choice:
+    """Whether the kernels compute for networks in `dtype` on `device`, else torch, and why.
+
+    exact: the engine that they are proven against. obstacle: why the networks of this run cannot be
+    left to them, where that is so. Kernels that are proven are taken without a timing: what a run
+    computes must not depend on how busy the machine was.
+    """
+    if device.type != "cpu" or dtype != torch.float32:
+        on = f"{dtype} on {device.type}"
+        return Choice(False, f"plain torch (native kernels are for float32 on a CPU, not {on})")
+    try:
+        if obstacle:
+            raise NativeError(obstacle)
+        prove(exact)  # type: ignore[arg-type]
+    except NativeError as error:
+        return Choice(False, f"plain torch, slower: no native kernels, {error}", fallback=True)
+    return Choice(True, f"native, {kernels().words}", sha256=kernels().sha256, name=NAME)
+
+
 @cache
 def prove(exact: Engine) -> None:
     """Raise NativeError unless the library's records are ours and its networks those of `exact`."""
@@ -60,15 +84,16 @@ def prove(exact: Engine) -> None:
     for name, error in (found for size in PROVEN for found in differences(size, exact)):
         if not error <= ROUNDING:
             raise NativeError(
-                f"{library()._name} computes {name} of a small network otherwise than torch, by "
-                f"{error:.1e} (delete it "
-                "to have it built again, by another compiler where this one fails)"
+                f"{kernels().functions._name} computes {name} of a small network otherwise than "
+                f"torch, by {error:.1e} (delete it to have it built again, by another compiler "
+                "where this one fails)"
             )
 
 
 def compare_records(records: dict[str, type[ctypes.Structure]]) -> None:
     """Raise NativeError unless all records of the library have the fields of `records` in place."""
-    listed = library().record_fields
+    functions = kernels().functions
+    listed = functions.record_fields
     listed.argtypes = [ctypes.POINTER(ctypes.POINTER(_Field))]
     listed.restype = ctypes.c_int64
     fields = ctypes.POINTER(_Field)()
@@ -76,25 +101,19 @@ def compare_records(records: dict[str, type[ctypes.Structure]]) -> None:
     theirs = {
         (one.record.decode(), one.name.decode()): (one.at, one.size) for one in fields[:count]
     }
-    for place, bytes_ in _ours(records):
-        if theirs.pop(place, None) != bytes_:
-            raise NativeError(
-                f"{library()._name} has another record {'.'.join(place)}: {bytes_} bytes expected"
-            )
-    if theirs:
-        raise NativeError(
-            f"{library()._name} has the unknown record {'.'.join(next(iter(theirs)))}"
-        )
-
-
-def _ours(
-    records: dict[str, type[ctypes.Structure]],
-) -> Iterator[tuple[tuple[str, str], tuple[int, int]]]:
     for record, kind in records.items():
-        yield (record, ""), (0, ctypes.sizeof(kind))
-        for name in (field[0] for field in kind._fields_):
-            place = getattr(kind, name)
-            yield (record, name), (place.offset, place.size)
+        places = {(record, ""): (0, ctypes.sizeof(kind))}
+        for name, *_ in kind._fields_:
+            field = getattr(kind, name)
+            places[record, name] = field.offset, field.size
+        for place, bytes_ in places.items():
+            if theirs.pop(place, None) != bytes_:
+                where = ".".join(place)
+                raise NativeError(
+                    f"{functions._name} has another record {where}: {bytes_} bytes expected"
+                )
+    for place in theirs:
+        raise NativeError(f"{functions._name} has the unknown record {'.'.join(place)}")
 
 
 def differences(channels: int, exact: Engine, seed: int = 1) -> Iterator[tuple[str, float]]:

@@ -20,8 +20,7 @@ typedef struct {
 #define VALIDATION(name) AT(validation, name)
 
 static const field FIELDS[] = {
-    RECORD(crops), CROPS(batch), CROPS(nets), CROPS(size), CROPS(line), CROPS(colour), CROPS(bytes), CROPS(first),
-    CROPS(values), CROPS(out),
+    RECORD(crops), CROPS(size), CROPS(line), CROPS(colour), CROPS(bytes), CROPS(first), CROPS(values),
     RECORD(sgd), SGD(max_norm), SGD(eps), SGD(rate), SGD(momentum), SGD(decay),
     RECORD(networks), NETWORKS(blocks), NETWORKS(slots), NETWORKS(classes), NETWORKS(size),
     NETWORKS(channels), NETWORKS(kernels), NETWORKS(pooled), NETWORKS(before), NETWORKS(after), NETWORKS(gate_at),

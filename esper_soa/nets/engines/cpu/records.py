@@ -1,9 +1,7 @@
-"""Whole networks in one native call: a training step, or a validation, of many hosts with their
-seeds.
+"""Whole networks in one native call: a training step, or a validation, of hosts with their seeds.
 
 A call takes all layers of one network after the other, so that what stands between layers stays in
-the caches. The records are those of chain.h, images.h, sgd.h, train.h and validate.h, with which
-proof.py compares them.
+the caches. The records are those of chain.h, images.h, sgd.h, train.h and validate.h (proof.py).
 """
 
 import ctypes
@@ -14,7 +12,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from esper_soa.nets.data import ImageBank
-from esper_soa.nets.engines.cpu.library import library
+from esper_soa.nets.engines.cpu.library import kernels
 from esper_soa.nets.sgd import Rule
 
 POINTER = ctypes.c_void_p
@@ -32,8 +30,8 @@ class Crops(ctypes.Structure):
     """crops of images.h."""
 
     _fields_ = [
-        *_all(INTEGER, "batch nets size line colour"),
-        *_all(POINTER, "bytes first values out"),
+        *_all(INTEGER, "size line colour"),
+        *_all(POINTER, "bytes first values"),
     ]
 
 
@@ -119,5 +117,5 @@ def sgd_of(rule: Rule) -> Sgd:
 def call(kernel: str, record: ctypes.Structure) -> None:
     """Run a kernel on its record, other threads meanwhile; a profiler sees native::`kernel`."""
     with record_function(f"native::{kernel}"):
-        if library()[kernel](ctypes.byref(record)):
+        if kernels().functions[kernel](ctypes.byref(record)):
             raise MemoryError(f"no memory for the scratch of {kernel}")

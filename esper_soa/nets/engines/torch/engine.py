@@ -5,70 +5,25 @@ Every other engine is tested against it with plain layers.
 
 from dataclasses import dataclass
 
-import torch
-from tensordict import TensorDict
-from torch import Tensor
-
-from esper_soa.nets.engine import (
-    Choice,
-    NetsConfig,
-    TrainingFeed,
-    TrainReport,
-    ValidationFeed,
-    ValidationReport,
-    WorkSizes,
-)
+from esper_soa.nets.engine import Choice, TrainingFeed, ValidationFeed
 from esper_soa.nets.engines.torch.training import TrainingPass
 from esper_soa.nets.engines.torch.validation import ValidationPass
 from esper_soa.nets.layers import PLAIN, Layers
-from esper_soa.nets.passes import train_pass_, validation_pass
-from esper_soa.nets.pools import ActiveSeeds, SlotSeeds, read_and_claim_
-from esper_soa.nets.seed_plan import training_plan, validation_plan
+from esper_soa.nets.passes import Measure, Pass, PieceEngine, TrainChunk
 from esper_soa.nets.sgd import LearningRates
 
 
 @dataclass(frozen=True)
-class TorchEngine:
-    """See nets/engine.py for what it does."""
+class TorchEngine(PieceEngine):
+    """A backward pass for all networks of a chunk; subset rows along the batch of a validation."""
 
-    layers: Layers = PLAIN
     chosen: Choice = Choice(False, "plain torch")
+    layers: Layers = PLAIN
 
-    def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
-        """None."""
-        return 0
+    def trainer(
+        self, shared: Pass[TrainingFeed], num_batches: int, lr: LearningRates
+    ) -> TrainChunk:
+        return TrainingPass(self.layers, *shared, num_batches, lr).train_chunk_
 
-    def claim_(
-        self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor
-    ) -> ActiveSeeds:
-        """On the host, as only seeds that run cost time."""
-        return read_and_claim_(weights, nets.shape, seeds, keys)
-
-    def train_(
-        self,
-        nets: NetsConfig,
-        weights: TensorDict,
-        alpha: Tensor,
-        active_seeds: ActiveSeeds,
-        feed: TrainingFeed,
-        num_batches: int,
-        lr_factor: float = 1.0,
-    ) -> TrainReport:
-        """Chunk by chunk, a backward pass for all networks of a chunk."""
-        plan = training_plan(active_seeds, nets.detached_stages)
-        lr = LearningRates.of(nets.task, lr_factor)
-        job = TrainingPass(self.layers, nets, weights, alpha, plan, feed, num_batches, lr)
-        return train_pass_(nets, alpha, active_seeds, job.train_chunk_)
-
-    def validate(
-        self,
-        nets: NetsConfig,
-        weights: TensorDict,
-        alpha: Tensor,
-        active_seeds: ActiveSeeds,
-        feed: ValidationFeed,
-    ) -> ValidationReport:
-        """Job by job, the subset rows along the batch."""
-        plan = validation_plan(active_seeds, nets.detached_stages)
-        job = ValidationPass(self.layers, nets, weights, alpha, plan, feed)
-        return validation_pass(nets, alpha, active_seeds, job.measure)
+    def validator(self, shared: Pass[ValidationFeed]) -> Measure:
+        return ValidationPass(self.layers, *shared).measure

@@ -1,5 +1,4 @@
-"""A training pass in torch: forward, backward, clipping, SGD and gradient statistics of chunks of
-networks, in place.
+"""A training pass in torch: forward, backward, clipping, SGD and statistics of chunks, in place.
 
 A chunk is as many envs as suit the device: all N on a GPU, a few on a CPU, where caches decide and
 workers run them side by side. The losses of a chunk are summed, so one backward gives every host

@@ -1,5 +1,4 @@
-"""A validation pass in torch: chunks of networks under every subset of blended seeds, with shared
-segments.
+"""A validation pass in torch: chunks of networks under every subset of blended seeds.
 
 Seeds run only in the rows in which they are on (subsets.py).
 """
