@@ -37,8 +37,8 @@ def triton_slot(
     pooled = upstream.shape[2] != height
     table = slots.slot_table(shape, 0, CPU)
     work = slots.work_places(table, num_nets * batch, (height, width), x, True)
-    seeds = slots.Seeds(planned_roster(plan), alpha.float())
-    slot = slots.slot_of(table, seeds, rows, work, (height, width), pooled)
+    roster = planned_roster(plan)
+    slot = slots.slot_of(table, roster, alpha.float(), rows, work, (height, width), pooled)
     features = x.flatten(2, 3).clone()
     gradient = upstream.flatten(2, 3).to(x.dtype).clone()
     small = torch.full_like(gradient, torch.nan) if pooled else features

@@ -92,20 +92,14 @@ def num_splits(batch: int, shape: HostShape) -> int:
     return max(1, min(MOST_SPLITS, batch * plain_blocks(shape)[0].size ** 2 // PIXELS_PER_SPLIT))
 
 
-class Norm(NamedTuple):
-    """Rows of a block's batch norm."""
+class Weights(NamedTuple):
+    """A block's columns of the pools: of its kernel, then of its batch norm."""
 
+    kernel: Rows
     scale: Rows
     shift: Rows
     mean: Rows
     variance: Rows
-
-
-class Weights(NamedTuple):
-    """A block's columns of the pools."""
-
-    kernel: Rows
-    norm: Norm
 
 
 def weights_of(plan: BlockPlan, params: Tensor, statistics: Tensor) -> Weights:
@@ -113,13 +107,13 @@ def weights_of(plan: BlockPlan, params: Tensor, statistics: Tensor) -> Weights:
     at = plan.norm_at
     size = plan.outputs
     moving = plan.statistics_at
-    norm = Norm(
+    return Weights(
+        rows(params[:, plan.weight_at : at]),
         rows(params[:, at : at + size]),
         rows(params[:, at + size : at + 2 * size]),
         rows(statistics[:, moving : moving + size]),
         rows(statistics[:, moving + size : moving + 2 * size]),
     )
-    return Weights(rows(params[:, plan.weight_at : at]), norm)
 
 
 class BlockMemory(NamedTuple):
@@ -161,11 +155,10 @@ def forward_(plan: BlockPlan, x: Tensor, weights: Weights, memory: BlockMemory) 
     num_nets, batch = memory.output.shape[:2]
     layer, tile, tiles = _launch(plan, batch, x)
     output = plane(memory.output)
-    norm = weights.norm
     block.conv_kernel[num_nets, tiles](
         plane(x), weights.kernel, output, memory.partials, layer, tile
     )
-    moved = norm.mean, norm.variance
+    moved = weights.mean, weights.variance
     block.statistics_kernel[num_nets,](
         memory.partials, memory.statistics, moved, tiles, layer, tile
     )
@@ -173,7 +166,7 @@ def forward_(plan: BlockPlan, x: Tensor, weights: Weights, memory: BlockMemory) 
     block.norm_pool_kernel[num_nets, pooled](
         output,
         rows(memory.statistics),
-        (norm.scale, norm.shift),
+        (weights.scale, weights.shift),
         plane(memory.features),
         plane(memory.codes),
         layer,
@@ -207,7 +200,7 @@ def backward_(
     block.coefficients_kernel[num_nets,](
         (memory.partials, pooled),
         rows(memory.statistics),
-        weights.norm.scale,
+        weights.scale,
         memory.coefficients,
         affine,
         layer,
@@ -240,7 +233,7 @@ def evaluate_(
     tiles = triton.cdiv(batch * plan.norm_side**2, tile.pixels.value)
     seen = plane(x, shared=x.shape[0] == 1)
     block.evaluation_kernel[units, tiles](
-        seen, weights.kernel, tuple(weights.norm), plane(features), tuple(branches), layer, tile
+        seen, weights.kernel, weights[1:], plane(features), tuple(branches), layer, tile
     )
 
 

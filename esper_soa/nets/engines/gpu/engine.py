@@ -25,18 +25,12 @@ from esper_soa.nets.engine import (
     WorkSizes,
 )
 from esper_soa.nets.engines.gpu import blocks, newborn, roster, training, tree, update, validation
-from esper_soa.nets.engines.gpu.images import all_crops, crops_of
 from esper_soa.nets.engines.gpu.kernels.newborn import Nursery
 from esper_soa.nets.engines.gpu.slots import num_programs, slot_table
+from esper_soa.nets.engines.gpu.step import Plans, all_crops, crops_of, given_of
 from esper_soa.nets.engines.gpu.support import MOST_IMAGES
-from esper_soa.nets.engines.gpu.training import Plans, TrainInputs, TrainStep
-from esper_soa.nets.engines.gpu.validation import (
-    Extent,
-    ValidationInputs,
-    ValidationStep,
-    fresh_sums,
-    num_batches,
-)
+from esper_soa.nets.engines.gpu.training import TrainStep, TrainSums
+from esper_soa.nets.engines.gpu.validation import Extent, ValidationStep, ValidationSums
 from esper_soa.nets.gradients import unmeasured
 from esper_soa.nets.graphs import StepCache, captured_call
 from esper_soa.nets.host import HostShape
@@ -108,45 +102,29 @@ class GpuEngine:
     ) -> TrainReport:
         """All networks at once, a fixed list of launches per batch."""
         device = alpha.device
-        size = alpha.shape
-        crops = all_crops(feed, torch.arange(size[0], device=device), num_batches)
-        rates = LearningRates.of(nets.task, lr_factor)
+        num_nets = alpha.shape[0]
+        crops = all_crops(feed, torch.arange(num_nets, device=device), num_batches)
         images = crops.first.shape[1]
-        flags = {
-            name: values.to(_kept(values)) for name, values in unmeasured(size, device).items()
-        }
-        inputs = TrainInputs(
-            crops.first.contiguous(),
-            crops.labels.contiguous(),
-            active_seeds.training,
-            alpha.float().contiguous(),
+        rates = LearningRates.of(nets.task, lr_factor)
+        given = given_of(crops, active_seeds.training, alpha)
+        sums = TrainSums(
             torch.stack([torch.full((), float(rate), device=device) for rate in rates]),
-            torch.zeros(1, dtype=torch.int32, device=device),
-            torch.zeros(size[0], device=device),
-            torch.zeros(size[0], dtype=torch.int64, device=device),
-            flags,
+            torch.zeros(num_nets, device=device),
+            torch.zeros(num_nets, dtype=torch.int64, device=device),
+            dict(unmeasured(alpha.shape, device).items()),
         )
-        fresh = TrainStep(
-            nets,
-            self._plans(nets.shape, device),
-            weights,
-            inputs,
-            crops_of(crops.bank, inputs.first),
-            images // num_batches,
-        )
+        plans = self._plans(nets.shape, device)
+        cut = crops_of(crops.bank, given.first)
+        fresh = TrainStep(nets, plans, weights, given, sums, cut, images // num_batches)
         stride = nets.task.gradient_stride
         key = "train", images, num_batches, *_places(weights, crops.bank.lines)
         steps = range(num_batches // nets.accumulate)
-        done = self.steps.run_(key, fresh, [int(index % stride == 0) for index in steps]).inputs
-        kinds = {name: values.dtype for name, values in unmeasured(size, device).items()}
-        gradients = {
-            name: values.to(kinds[name], copy=True) for name, values in done.gradients.items()
-        }
-        stats = GradientStats.from_dict(gradients, batch_size=list(size))
+        done = self.steps.run_(key, fresh, [int(index % stride == 0) for index in steps]).sums
+        gradients = {name: values.clone() for name, values in done.gradients.items()}
         return TrainReport(
             (done.loss / num_batches).to(STATE_FLOAT),
             100.0 * done.correct.to(STATE_FLOAT) / images,
-            stats,
+            GradientStats.from_dict(gradients, batch_size=list(alpha.shape)),
         )
 
     def validate(
@@ -160,29 +138,27 @@ class GpuEngine:
         """All networks and subset rows at once."""
         device = alpha.device
         num_nets = alpha.shape[0]
-        crops = feed.crops(torch.arange(num_nets, device=device))
-        batch = _eval_batch(nets, crops.first.shape[1])
-        count = num_batches(crops.first.shape[1], batch)
-        missing = count * batch - crops.first.shape[1]
         codes = active_seeds.codes
-        inputs = ValidationInputs(
-            F.pad(crops.first, (0, missing)).contiguous(),
-            F.pad(crops.labels, (0, missing), value=-1).contiguous(),
-            active_seeds.validation,
-            alpha.float().contiguous(),
+        crops = feed.crops(torch.arange(num_nets, device=device))
+        images = crops.first.shape[1]
+        batch = _eval_batch(nets, images)
+        padding = 0, -images % batch  # the last batch is filled up
+        crops = crops._replace(
+            first=F.pad(crops.first, padding), labels=F.pad(crops.labels, padding, value=-1)
+        )
+        given = given_of(crops, active_seeds.validation, alpha)
+        sums = ValidationSums(
             active_seeds.levels,
-            *fresh_sums(num_nets, codes.shape[1], device),
+            torch.zeros(num_nets, dtype=STATE_FLOAT, device=device),
+            torch.zeros(codes.shape, dtype=torch.int64, device=device),
+            torch.zeros(num_nets, dtype=torch.int64, device=device),
         )
-        fresh = ValidationStep(
-            nets,
-            self._plans(nets.shape, device),
-            weights,
-            inputs,
-            crops_of(crops.bank, inputs.first),
-            batch,
-        )
-        key = "validate", *inputs.first.shape, batch, *_places(weights, crops.bank.lines)
-        done = self.steps.run_(key, fresh, [0] * count).inputs
+        plans = self._plans(nets.shape, device)
+        cut = crops_of(crops.bank, given.first)
+        fresh = ValidationStep(nets, plans, weights, given, sums, cut, batch)
+        key = "validate", *given.first.shape, batch, *_places(weights, crops.bank.lines)
+        count = given.first.shape[1] // batch
+        done = self.steps.run_(key, fresh, [0] * count).sums
         accuracy = 100.0 * done.correct.to(STATE_FLOAT) / done.counted[:, None]
         accuracy = torch.where(codes >= 0, accuracy, 0.0)
         return ValidationReport(done.loss / done.counted, accuracy, codes, active_seeds.ablated)
@@ -215,11 +191,6 @@ def _claimed_(
 def _eval_batch(nets: NetsConfig, images: int) -> int:
     """Images of a validation batch."""
     return min(nets.eval_batch, images, MOST_IMAGES)
-
-
-def _kept(values: Tensor) -> torch.dtype:
-    """The format in which kernels write statistics."""
-    return torch.uint8 if values.dtype == torch.bool else values.dtype
 
 
 def _places(weights: TensorDict, lines: Tensor) -> tuple[int, ...]:

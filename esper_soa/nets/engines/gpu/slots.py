@@ -29,13 +29,6 @@ PROGRAMS_PER_PROCESSOR = 4
 UNPIPELINED = {"num_stages": 1}  # loads stay behind the barriers after the stores that they read
 
 
-class Seeds(NamedTuple):
-    """What grows in N networks, on the device."""
-
-    roster: Tensor  # int32 [N, S], see roster.py
-    alpha: Tensor  # float32 [N, S]
-
-
 class SlotTable(NamedTuple):
     """What is the same for all networks in a slot."""
 
@@ -104,13 +97,18 @@ def work_places(
 
 def slot_of(
     table: SlotTable,
-    seeds: Seeds,
+    roster: Tensor,
+    alpha: Tensor,
     params: Tensor,
     work: WorkPlaces,
     size: tuple[int, int],
     pooled: bool,
 ) -> Slot:
-    """The record that the kernels read; params: [N, width] of the slot's pool."""
+    """The record that the kernels read.
+
+    roster: int32 [N, S], see roster.py; alpha: float32 [N, S]; params: [N, width] of the slot's
+    pool.
+    """
     lanes = table.lanes
     dtype = work.maps.dtype
     tile = min(max(TILE_NUMBERS // lanes, 16), padded(size[0] * size[1]))
@@ -131,8 +129,8 @@ def slot_of(
     )
     shape = SlotShape(*(tl.constexpr(number) for number in numbers))
     return Slot(
-        seeds.roster,
-        seeds.alpha,
+        roster,
+        alpha,
         tl.constexpr(table.number),
         tl.constexpr(table.num_slots),
         table.programs,

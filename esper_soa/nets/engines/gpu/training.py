@@ -1,8 +1,5 @@
 """A training batch of N networks as one fixed list of launches on memory that stays, the same for
-any mixture of seeds.
-
-Nothing about the seeds is known here but their tables; the kernels read the rest where it lies. The
-step is a graphs.StaticStep with one key for a whole run.
+any mixture of seeds: nothing about them is known here but their tables.
 """
 
 from dataclasses import dataclass
@@ -15,35 +12,21 @@ from torch import Tensor
 from esper_soa.nets.config import IMAGE_SIZE
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.engines.gpu import blocks, slots, update
-from esper_soa.nets.engines.gpu.blocks import COLOURS, BlockMemory, BlockPlan
-from esper_soa.nets.engines.gpu.classifier import answers_of, head_of
-from esper_soa.nets.engines.gpu.images import cut_
+from esper_soa.nets.engines.gpu.blocks import COLOURS, BlockMemory
 from esper_soa.nets.engines.gpu.kernels.head import Answers, head_kernel, head_sums_kernel
-from esper_soa.nets.engines.gpu.kernels.images import Crops
+from esper_soa.nets.engines.gpu.kernels.seed import Slot
 from esper_soa.nets.engines.gpu.kernels.update import Pool
-from esper_soa.nets.engines.gpu.slots import Seeds, SlotTable, WorkPlaces
+from esper_soa.nets.engines.gpu.slots import WorkPlaces
+from esper_soa.nets.engines.gpu.step import Plans, Step, activation_kind, answers_of, cut_
 
 
-class TrainInputs(NamedTuple):
-    """What tells one env-step from another, and what it gives; memory of its own."""
+class TrainSums(NamedTuple):
+    """The learning rates of an env-step, and what it gives; memory of its own."""
 
-    first: Tensor  # int64 [N, T]: bytes of the bank at which images begin
-    labels: Tensor  # int64 [N, T]
-    roster: Tensor  # int32 [N, S], see roster.py
-    alpha: Tensor  # float32 [N, S]
     rates: Tensor  # float32 [2], of hosts and seeds
-    counter: Tensor  # int32 [1], batches so far
     loss: Tensor  # float32 [N], sum over batches
     correct: Tensor  # int64 [N]
-    gradients: dict[str, Tensor]  # [N, S], flags as uint8
-
-
-class Plans(NamedTuple):
-    """Tables of a run's hosts, made once."""
-
-    blocks: list[BlockPlan]
-    slots: list[SlotTable]
-    tensors: list[update.TensorTable]
+    gradients: dict[str, Tensor]  # [N, S]
 
 
 class Memory(NamedTuple):
@@ -62,118 +45,77 @@ class Memory(NamedTuple):
 
 
 @dataclass(eq=False)
-class TrainStep:
+class TrainStep(Step):
     """The optimiser steps of an env-step, one after the other."""
 
-    nets: NetsConfig
-    plans: Plans
-    weights: TensorDict
-    inputs: TrainInputs
-    crops: Crops  # of the bank; its `first` is that of the inputs
-    batch: int  # images of each network
+    sums: TrainSums
     memory: Memory | None = None
-
-    def buffers(self) -> list[Tensor]:
-        """What differs from one env-step to the next."""
-        return [*self.inputs[:-1], *self.inputs.gradients.values()]
 
     def step_(self, variant: int) -> None:
         """The batches of one optimiser step; with variant 1 gradient statistics are taken."""
         if self.memory is None:
             self.memory = memory_of(self.nets, self.plans, self.weights, self.batch)
         memory = self.memory
-        inputs = self.inputs
+        roster = self.given.roster
+        counter = self.given.counter
         count = self.nets.accumulate
         for number in range(count):
             if number:
-                inputs.counter.add_(1)  # as the step below does behind its last batch
-            cut_(self.crops, inputs.counter, memory.images)
+                counter.add_(1)  # as the step below does behind its last batch
+            cut_(self.crops, counter, memory.images)
             self._head_(memory, self._forward_(memory))
             self._backward_(memory)
-            update.sum_(
-                memory.pools,
-                inputs.roster,
-                kept=number > 0,
-                share=1 / count if number == count - 1 else 1.0,
-            )
+            share = 1 / count if number == count - 1 else 1.0
+            update.sum_(memory.pools, roster, kept=number > 0, share=share)
         if variant == 1:
-            measures = update.measures_of(inputs.gradients, self.nets.shape)
-            update.measure_(memory.pools, self.plans.tensors, inputs.roster, measures)
+            measures = update.measures_of(self.sums.gradients, self.nets.shape)
+            update.measure_(memory.pools, self.plans.tensors, roster, measures)
         update.step_(
-            memory.pools,
-            inputs.roster,
-            update.rules_of(self.nets.task, inputs.rates),
-            inputs.counter,
-        )
-
-    def _slot(self, memory: Memory, number: int, side: int, pooled: bool) -> slots.Slot:
-        rows = self.weights["seeds", self.nets.shape.slots[number].name, "params"]
-        seeds = Seeds(self.inputs.roster, self.inputs.alpha)
-        return slots.slot_of(
-            self.plans.slots[number], seeds, rows, memory.places[number], (side, side), pooled
+            memory.pools, roster, update.rules_of(self.nets.task, self.sums.rates), counter
         )
 
     def _forward_(self, memory: Memory) -> Tensor:
         """Features behind the last block."""
         x = memory.images
-        host = self.weights["host"]
         for plan in self.plans.blocks:
-            weights = blocks.weights_of(plan, host["params"], host["statistics"])
-            blocks.forward_(plan, x, weights, memory.blocks[plan.number])
-            features = memory.blocks[plan.number].features
+            own = memory.blocks[plan.number]
+            blocks.forward_(plan, x, self.block_weights(plan), own)
             x = memory.pooled[plan.number]
-            for number, side, pooled in plan.places:
-                given = features if number == plan.before else x
-                slots.forward_(
-                    self._slot(memory, number, side, pooled),
-                    given,
-                    x,
-                    memory.pooled_codes[plan.number],
-                )
+            codes = memory.pooled_codes[plan.number]
+            for place in plan.places:
+                given = own.features if place[0] == plan.before else x
+                slots.forward_(self.slot(place, memory.places[place[0]]), given, x, codes)
         return x
 
     def _head_(self, memory: Memory, features: Tensor) -> None:
         """Loss and right answers, gradients of the classifier and of the last features."""
-        inputs = self.inputs
+        head = self.head(features)
         gradient = memory.pooled_gradients[-1]
-        head = head_of(
-            self.nets.shape, self.weights["host", "params"], inputs.labels, inputs.counter, features
-        )
-        answers = memory.answers
+        head_kernel[features.shape[:2]](features, gradient, memory.answers, head)
         partials = memory.partials[0]
-        head_kernel[features.shape[:2]](features, gradient, answers, head)
-        width = partials.shape[2]
-        at = head.weight.base.storage_offset()
-        sums = (inputs.loss, inputs.correct)
-        grid = partials.shape[:2]
-        head_sums_kernel[grid](answers, partials[:, :, at:], width, sums, head)
+        num_nets, splits, width = partials.shape
+        own = partials[:, :, head.weight.base.storage_offset() :]
+        sums = self.sums.loss, self.sums.correct
+        head_sums_kernel[num_nets, splits](memory.answers, own, width, sums, head)
 
     def _backward_(self, memory: Memory) -> None:
-        host = self.weights["host"]
-        records = dict[int, slots.Slot]()
+        records = dict[int, Slot]()
         for plan in reversed(self.plans.blocks):
-            own = memory.blocks[plan.number]
             number = plan.number
             behind = memory.pooled_gradients[number]
             codes = memory.pooled_codes[number]
-            for slot, side, pooled in reversed(plan.places):
-                given = memory.gradients[number] if slot == plan.before else behind
-                records[slot] = self._slot(memory, slot, side, pooled)
-                slots.backward_(records[slot], given, behind, codes)
+            for place in reversed(plan.places):
+                given = memory.gradients[number] if place[0] == plan.before else behind
+                records[place[0]] = self.slot(place, memory.places[place[0]])
+                slots.backward_(records[place[0]], given, behind, codes)
             x = memory.pooled[number - 1] if number else memory.images
-            weights = blocks.weights_of(plan, host["params"], host["statistics"])
             room = memory.pooled_gradients[number - 1] if number else None
-            blocks.backward_(
-                plan, x, weights, own, (memory.gradients[number], room), memory.partials[0]
-            )
+            gradients = memory.gradients[number], room
+            own = memory.blocks[number]
+            blocks.backward_(plan, x, self.block_weights(plan), own, gradients, memory.partials[0])
         if records:
             partials = tuple(memory.partials[1 + slot] for slot in records)
             slots.weights_(tuple(records.values()), partials, self.batch)
-
-
-def activation_kind(nets: NetsConfig) -> torch.dtype:
-    """The format of activations."""
-    return nets.precision if nets.precision == torch.bfloat16 else torch.float32
 
 
 def memory_of(nets: NetsConfig, plans: Plans, weights: TensorDict, batch: int) -> Memory:
@@ -194,16 +136,14 @@ def memory_of(nets: NetsConfig, plans: Plans, weights: TensorDict, batch: int) -
         torch.empty_like(features) if plan.slot_pool else gradient
         for plan, features, gradient in zip(plans.blocks, pooled, gradients, strict=True)
     ]
-    places = [_place(plans, number, num_nets * batch, images) for number in range(len(plans.slots))]
+    sides = {slot: side for plan in plans.blocks for slot, side, _ in plan.places}
+    places = [
+        slots.work_places(table, num_nets * batch, (sides[table.number],) * 2, images, True)
+        for table in plans.slots
+    ]
     seeds = [weights["seeds", spec.name, "params"] for spec in shape.slots]
     partials = [params.new_zeros(num_nets, blocks.num_splits(batch, shape), params.shape[1])]
     partials += [rows.new_zeros(num_nets, slots.num_splits(batch), rows.shape[1]) for rows in seeds]
     pools = update.pools_of(weights, shape, plans.slots, partials)
     answers = answers_of(shape, num_nets, batch, images)
     return Memory(images, own, pooled, codes, places, gradients, behind, partials, pools, answers)
-
-
-def _place(plans: Plans, number: int, places: int, like: Tensor) -> WorkPlaces:
-    """Work places of a slot."""
-    (side,) = [side for plan in plans.blocks for slot, side, _ in plan.places if slot == number]
-    return slots.work_places(plans.slots[number], places, (side, side), like, True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from esper_soa.nets.config import TaskConfig
 from esper_soa.nets.engines.gpu import program
 from esper_soa.nets.engines.gpu.kernels import update
-from esper_soa.nets.engines.gpu.kernels.tiles import rows
+from esper_soa.nets.engines.gpu.kernels.tiles import EXACT, rows
 from esper_soa.nets.engines.gpu.kernels.update import Measures, Pool, Rules
 from esper_soa.nets.engines.gpu.slots import SlotTable
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
@@ -28,7 +28,6 @@ from esper_soa.nets.sgd import CLIP_EPS
 from esper_soa.state import STATE_FLOAT
 
 TILE = 512  # columns that a program moves
-EXACT = {"enable_fp_fusion": False}  # products and sums are rounded one by one, as torch does
 
 
 class TensorTable(NamedTuple):
@@ -105,9 +104,10 @@ def rules_of(task: TaskConfig, rates: Tensor) -> Rules:
 
 
 def measures_of(gradients: dict[str, Tensor], shape: HostShape) -> Measures:
-    """The statistics that measure_ writes; those that are flags as uint8."""
+    """The statistics that measure_ writes, by name; it sees those that are flags as uint8."""
     numbers = math.sqrt(shape.parameters.total), VANISHING, EXPLODING, TINY
     fields = [gradients[name] for name in Measures._fields[:6]]
+    fields = [one.view(torch.uint8) if one.dtype == torch.bool else one for one in fields]
     return Measures(*fields, *(tl.constexpr(number) for number in numbers))
 
 

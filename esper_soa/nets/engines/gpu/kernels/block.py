@@ -18,10 +18,14 @@ from esper_soa.nets.engines.gpu.kernels.tiles import (
     NORM_EPS,
     Plane,
     add_product,
+    at,
     conv_tile,
     load_pixels,
     load_row,
+    span_of,
+    start_of,
     store_pixels,
+    store_rows,
     tap_places,
     taps,
     transposed_kernel_tile,
@@ -45,24 +49,20 @@ def conv_kernel(x, weight, output, partials, layer, tile):
     """output = convolution; partials [n, tiles, 2, O] = mean, square sum. Grid (n, tiles)."""
     env = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    pixels = part * tile.pixels + tl.arange(0, tile.pixels)
-    valid = pixels < layer.num_pixels
-    values = conv_tile(x, env, weight, env, (pixels, valid), layer, tile)
-    store_pixels(output, env, (pixels, valid), layer.outputs, values, tile.outputs)
-    count = tl.sum(valid.to(tl.float32), axis=0)
-    mean = tl.sum(tl.where(valid[:, None], values, 0.0), axis=0) / count
-    apart = tl.where(valid[:, None], values - mean[None, :], 0.0)
-    channel = tl.arange(0, tile.outputs)
-    place = partials + ((env * tl.num_programs(1) + part) * 2) * layer.outputs + channel
-    tl.store(place, mean, mask=channel < layer.outputs)
-    tl.store(place + layer.outputs, tl.sum(apart * apart, axis=0), mask=channel < layer.outputs)
+    span = span_of(part, layer.num_pixels, tile)
+    values = conv_tile(x, env, weight, env, span, layer, tile)
+    store_pixels(output, env, span, layer.outputs, values, tile.outputs)
+    count = tl.sum(span[1].to(tl.float32), axis=0)
+    mean = tl.sum(tl.where(span[1][:, None], values, 0.0), axis=0) / count
+    apart = tl.where(span[1][:, None], values - mean[None, :], 0.0)
+    place = partials + (env * tl.num_programs(1) + part) * 2 * layer.outputs
+    store_rows(place, (mean, tl.sum(apart * apart, axis=0)), layer, tile)
 
 
 @triton.jit
 def statistics_kernel(partials, statistics, running, num_tiles, layer, tile):
     """statistics [n, 2, O] = mean and 1/deviation; moves running [mean, variance]. Grid (n,)."""
     env = tl.program_id(0).to(tl.int64)
-    channel = tl.arange(0, tile.outputs)
     start = partials + env * num_tiles * 2 * layer.outputs
     mean = tl.zeros((tile.outputs,), tl.float32)
     for first in range(0, num_tiles, tile.pixels):
@@ -75,12 +75,10 @@ def statistics_kernel(partials, statistics, running, num_tiles, layer, tile):
         apart = means - mean[None, :]
         squares += tl.sum(centred + apart * apart * count[:, None], axis=0)
     variance = squares / layer.num_pixels
-    inside = channel < layer.outputs
-    place = statistics + env * 2 * layer.outputs + channel
-    tl.store(place, mean, mask=inside)
-    tl.store(place + layer.outputs, 1.0 / tl.sqrt(variance + NORM_EPS), mask=inside)
-    move(running[0], env, channel, inside, mean)
-    move(running[1], env, channel, inside, squares / (layer.num_pixels - 1))
+    inverse = 1.0 / tl.sqrt(variance + NORM_EPS)
+    store_rows(statistics + env * 2 * layer.outputs, (mean, inverse), layer, tile)
+    move(running[0], env, mean, layer, tile)
+    move(running[1], env, squares / (layer.num_pixels - 1), layer, tile)
 
 
 @triton.jit
@@ -97,11 +95,10 @@ def tile_moments(start, first, num_tiles, layer, tile):
 
 
 @triton.jit
-def move(target, env, channel, inside, value):
+def move(target, env, value, layer, tile):
     """target <- target + 0.1 (value - target)."""
-    place = target.base + env.to(tl.int64) * target.env + channel
-    before = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(place, before + 0.1 * (value - before), mask=inside)
+    before = load_row(target, env, layer.outputs, tile.outputs)
+    store_rows(start_of(target, env), (before + 0.1 * (value - before),), layer, tile)
 
 
 @triton.jit
@@ -125,8 +122,7 @@ def num_pooled(layer):
 def norm_pool_kernel(output, statistics, affine, pooled, codes, layer, tile):
     """pooled = max pool of ReLU of batch norm, NaN too; codes for its way back. Grid (n, tiles)."""
     env = tl.program_id(0).to(tl.int64)
-    pixels = tl.program_id(1) * tile.pixels + tl.arange(0, tile.pixels)
-    valid = pixels < num_pooled(layer)
+    span = span_of(tl.program_id(1), num_pooled(layer), tile)
     mean = load_row(statistics, 2 * env, layer.outputs, tile.outputs)
     scale = load_row(statistics, 2 * env + 1, layer.outputs, tile.outputs)
     scale *= load_row(affine[0], env, layer.outputs, tile.outputs)
@@ -135,18 +131,16 @@ def norm_pool_kernel(output, statistics, affine, pooled, codes, layer, tile):
     code = tl.zeros((tile.pixels, tile.outputs), tl.int32)
     for down in tl.static_range(layer.pool):
         for right in tl.static_range(layer.pool):
-            here = window_pixel(pixels, down, right, layer)
-            values = load_pixels(output, env, (here, valid), layer.outputs, tile.outputs).to(
-                tl.float32
-            )
+            here = window_pixel(span[0], down, right, layer), span[1]
+            values = load_pixels(output, env, here, layer.outputs, tile.outputs).to(tl.float32)
             values = (values - mean[None, :]) * scale[None, :] + shift[None, :]
             better = (values > best) | (values != values)
             code = tl.where(better, layer.pool * down + right, code)
             best = tl.where(better, values, best)
     code = tl.where(best <= 0, NO_GRADIENT, code)
     best = tl.where(best < 0, 0.0, best)
-    store_pixels(pooled, env, (pixels, valid), layer.outputs, best, tile.outputs)
-    store_pixels(codes, env, (pixels, valid), layer.outputs, code, tile.outputs)
+    store_pixels(pooled, env, span, layer.outputs, best, tile.outputs)
+    store_pixels(codes, env, span, layer.outputs, code, tile.outputs)
 
 
 @triton.jit
@@ -158,30 +152,19 @@ def norm_sums_kernel(upstream, statistics, partials, layer, tile):
     """
     env = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    pixels = part * tile.pixels + tl.arange(0, tile.pixels)
-    valid = pixels < num_pooled(layer)
+    span = span_of(part, num_pooled(layer), tile)
     channel = tl.arange(0, tile.outputs)
-    code = load_pixels(upstream.codes, env, (pixels, valid), layer.outputs, tile.outputs).to(
-        tl.int32
-    )
-    passed = valid[:, None] & (code != NO_GRADIENT) & (channel < layer.outputs)[None, :]
-    gradient = load_pixels(upstream.gradient, env, (pixels, valid), layer.outputs, tile.outputs).to(
-        tl.float32
-    )
-    gradient = tl.where(passed, gradient, 0.0)
-    source = window_pixel(pixels[:, None], code // layer.pool, code % layer.pool, layer).to(
-        tl.int64
-    )
-    start = upstream.output.base + env.to(tl.int64) * upstream.output.env
-    values = tl.load(
-        start + source * upstream.output.pixel + channel[None, :], mask=passed, other=0.0
-    ).to(tl.float32)
+    code = load_pixels(upstream.codes, env, span, layer.outputs, tile.outputs).to(tl.int32)
+    passed = span[1][:, None] & (code != NO_GRADIENT) & (channel < layer.outputs)[None, :]
+    gradient = load_pixels(upstream.gradient, env, span, layer.outputs, tile.outputs)
+    gradient = tl.where(passed, gradient.to(tl.float32), 0.0)
+    source = window_pixel(span[0][:, None], code // layer.pool, code % layer.pool, layer)
+    values = at(upstream.output, env, source, channel, passed).to(tl.float32)
     mean = load_row(statistics, 2 * env, layer.outputs, tile.outputs)
     scale = load_row(statistics, 2 * env + 1, layer.outputs, tile.outputs)
     products = tl.where(passed, gradient * (values - mean[None, :]) * scale[None, :], 0.0)
-    place = partials + ((env * tl.num_programs(1) + part) * 2) * layer.outputs + channel
-    tl.store(place, tl.sum(gradient, axis=0), mask=channel < layer.outputs)
-    tl.store(place + layer.outputs, tl.sum(products, axis=0), mask=channel < layer.outputs)
+    place = partials + (env * tl.num_programs(1) + part) * 2 * layer.outputs
+    store_rows(place, (tl.sum(gradient, axis=0), tl.sum(products, axis=0)), layer, tile)
 
 
 @triton.jit
@@ -192,29 +175,22 @@ def coefficients_kernel(sums, statistics, scale, coefficients, affine, layer, ti
     of scale and shift.
     """
     env = tl.program_id(0).to(tl.int64)
-    channel = tl.arange(0, tile.outputs)
-    inside = channel < layer.outputs
     total = tl.zeros((tile.outputs,), tl.float32)
     product = tl.zeros((tile.outputs,), tl.float32)
     start = sums[0] + env * sums[1] * 2 * layer.outputs
     for first in range(0, sums[1], tile.pixels):
-        total += tl.sum(tile_moments(start, first, sums[1], layer, tile)[0], axis=0)
-        product += tl.sum(
-            tile_moments(start + layer.outputs, first, sums[1], layer, tile)[0], axis=0
-        )
-    moved = affine.base + env * affine.env + channel
-    tl.store(moved, product, mask=inside)
-    tl.store(moved + layer.outputs, total, mask=inside)
+        totals, _ = tile_moments(start, first, sums[1], layer, tile)
+        products, _ = tile_moments(start + layer.outputs, first, sums[1], layer, tile)
+        total += tl.sum(totals, axis=0)
+        product += tl.sum(products, axis=0)
+    store_rows(start_of(affine, env), (product, total), layer, tile)
     total = total / layer.num_pixels
     product = product / layer.num_pixels
     mean = load_row(statistics, 2 * env, layer.outputs, tile.outputs)
     inverse = load_row(statistics, 2 * env + 1, layer.outputs, tile.outputs)
     gain = load_row(scale, env, layer.outputs, tile.outputs) * inverse
-    place = coefficients + env * 4 * layer.outputs + channel
-    tl.store(place, gain, mask=inside)
-    tl.store(place + layer.outputs, -gain * inverse * product, mask=inside)
-    tl.store(place + 2 * layer.outputs, -gain * total, mask=inside)
-    tl.store(place + 3 * layer.outputs, mean, mask=inside)
+    values = gain, -gain * inverse * product, -gain * total, mean
+    store_rows(coefficients + env * 4 * layer.outputs, values, layer, tile)
 
 
 @triton.jit
@@ -228,9 +204,8 @@ def gradient_taps(upstream, env, span, columns, size: tl.constexpr, layer):
         column = place % layer.width
         height: tl.constexpr = layer.height // layer.pool
         width: tl.constexpr = layer.width // layer.pool
-        pooled = (
-            place // (layer.height * layer.width) * height + row // layer.pool
-        ) * width + column // layer.pool
+        pooled = place // (layer.height * layer.width) * height + row // layer.pool
+        pooled = pooled * width + column // layer.pool
         covered = inside & (row < height * layer.pool) & (column < width * layer.pool)
         code = at(upstream.codes, env, pooled, channel, covered).to(tl.int32)
         chosen = covered & (code == row % layer.pool * layer.pool + column % layer.pool)
@@ -247,28 +222,18 @@ def gradient_taps(upstream, env, span, columns, size: tl.constexpr, layer):
 
 
 @triton.jit
-def at(source, env, place, channel, mask):
-    """Values [M, K] at pixels [M, K] and channels [K] of a network."""
-    start = source.base + env.to(tl.int64) * source.env
-    return tl.load(
-        start + place.to(tl.int64) * source.pixel + channel[None, :], mask=mask, other=0.0
-    )
-
-
-@triton.jit
 def input_gradient_kernel(upstream, weight, target, layer, tile):
     """target = transposed convolution. Grid (n, tiles)."""
     env = tl.program_id(0).to(tl.int64)
-    pixels = tl.program_id(1) * tile.pixels + tl.arange(0, tile.pixels)
-    valid = pixels < layer.num_pixels
+    span = span_of(tl.program_id(1), layer.num_pixels, tile)
     result = tl.zeros((tile.pixels, tile.inputs), tl.float32)
     for first in range(0, layer.outputs * layer.size * layer.size, tile.columns):
         columns = first + tl.arange(0, tile.columns)
-        values = gradient_taps(upstream, env, (pixels, valid), columns, layer.size, layer)
+        values = gradient_taps(upstream, env, span, columns, layer.size, layer)
         values = values.to(target.base.dtype.element_ty)
         weights = transposed_kernel_tile(weight, env, columns, layer, tile).to(values.dtype)
         result = add_product(values, weights, result, tile)
-    store_pixels(target, env, (pixels, valid), layer.inputs, result, tile.inputs)
+    store_pixels(target, env, span, layer.inputs, result, tile.inputs)
 
 
 @triton.jit
@@ -284,13 +249,12 @@ def weight_gradient_kernel(upstream, x, partials, width, layer, tile):
     output = tl.arange(0, tile.outputs)
     result = tl.zeros((tile.outputs, tile.columns), tl.float32)
     share = tl.cdiv(tl.cdiv(layer.num_pixels, tl.num_programs(1)), tile.pixels) * tile.pixels
-    for first in range(
-        split * share, tl.minimum((split + 1) * share, layer.num_pixels), tile.pixels
-    ):
+    last = tl.minimum((split + 1) * share, layer.num_pixels)
+    for first in range(split * share, last, tile.pixels):
         pixels = first + tl.arange(0, tile.pixels)
-        valid = pixels < layer.num_pixels
-        values = taps(x, env, (pixels, valid), columns, layer.stored, layer.size, layer)
-        gradient = gradient_taps(upstream, env, (pixels, valid), output, 1, layer).to(values.dtype)
+        span = pixels, pixels < layer.num_pixels
+        values = taps(x, env, span, columns, layer.stored, layer.size, layer)
+        gradient = gradient_taps(upstream, env, span, output, 1, layer).to(values.dtype)
         result = add_product(tl.trans(gradient), values, result, tile)
     num_taps: tl.constexpr = layer.size * layer.size
     tap = columns // layer.stored
@@ -312,8 +276,7 @@ def evaluation_kernel(x, weight, norm, pooled, branches, layer, tile):
     unit = tl.program_id(0).to(tl.int64)
     env = unit // branches[0]
     if unit % branches[0] < tl.load(branches[1] + env):
-        pixels = tl.program_id(1) * tile.pixels + tl.arange(0, tile.pixels)
-        valid = pixels < num_pooled(layer)
+        span = span_of(tl.program_id(1), num_pooled(layer), tile)
         gain = load_row(norm[0], env, layer.outputs, tile.outputs)
         gain /= tl.sqrt(load_row(norm[3], env, layer.outputs, tile.outputs) + NORM_EPS)
         mean = load_row(norm[2], env, layer.outputs, tile.outputs)
@@ -321,15 +284,9 @@ def evaluation_kernel(x, weight, norm, pooled, branches, layer, tile):
         best = tl.full((tile.pixels, tile.outputs), float("-inf"), tl.float32)
         for down in tl.static_range(layer.pool):
             for right in tl.static_range(layer.pool):
-                here = window_pixel(pixels, down, right, layer)
-                values = conv_tile(x, unit, weight, env, (here, valid), layer, tile)
+                here = window_pixel(span[0], down, right, layer), span[1]
+                values = conv_tile(x, unit, weight, env, here, layer, tile)
                 values = (values - mean[None, :]) * gain[None, :] + shift[None, :]
                 best = tl.where((values > best) | (values != values), values, best)
-        store_pixels(
-            pooled,
-            unit,
-            (pixels, valid),
-            layer.outputs,
-            tl.where(best < 0, 0.0, best),
-            tile.outputs,
-        )
+        best = tl.where(best < 0, 0.0, best)
+        store_pixels(pooled, unit, span, layer.outputs, best, tile.outputs)

@@ -1,7 +1,7 @@
 """The host's classifier: mean of the pixels, linear, cross-entropy and its gradient; one program
 per image.
 
-Sums over images are taken by a second kernel, in their order. Launched by classifier.py.
+Sums over images are taken by a second kernel, in their order.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper_soa.nets.engines.gpu.kernels.tiles import Rows
+from esper_soa.nets.engines.gpu.kernels.tiles import Rows, load_map, start_of, store_map
 
 
 class Head(NamedTuple):
@@ -46,11 +46,8 @@ def pixel_mean(features, head):
     total = tl.zeros((head.channel_lanes,), tl.float32)
     for first in range(0, head.area, head.tile):
         pixels = first + tl.arange(0, head.tile)
-        mask = (pixels < head.area)[:, None] & (channel < head.channels)[None, :]
-        values = tl.load(
-            features + pixels[:, None] * head.channels + channel[None, :], mask=mask, other=0.0
-        )
-        total += tl.sum(values.to(tl.float32), axis=0)
+        span = pixels, pixels < head.area
+        total += tl.sum(load_map(features, span, channel, head.channels), axis=0)
     return total / head.area
 
 
@@ -60,8 +57,13 @@ def class_weights(head, env):
     row = tl.arange(0, head.class_lanes)[:, None]
     column = tl.arange(0, head.channel_lanes)[None, :]
     mask = (row < head.classes) & (column < head.channels)
-    start = head.weight.base + env * head.weight.env
-    return tl.load(start + row * head.channels + column, mask=mask, other=0.0)
+    return tl.load(start_of(head.weight, env) + row * head.channels + column, mask=mask, other=0.0)
+
+
+@triton.jit
+def labels_of(head, env):
+    """Pointer to the labels of a network's batch."""
+    return head.labels + env * head.labels_env + tl.load(head.counter) * head.batch
 
 
 @triton.jit
@@ -74,11 +76,9 @@ def answer(features, head, env, image):
     known = classes < head.classes
     mean = pixel_mean(features, head)
     weights = class_weights(head, env)
-    bias = tl.load(head.bias.base + env * head.bias.env + classes, mask=known, other=0.0)
+    bias = tl.load(start_of(head.bias, env) + classes, mask=known, other=0.0)
     logits = tl.sum(weights * mean[None, :], axis=1) + bias
-    label = tl.load(
-        head.labels + env * head.labels_env + tl.load(head.counter) * head.batch + image
-    )
+    label = tl.load(labels_of(head, env) + image)
     shown = tl.where(known, logits, float("-inf"))
     largest = tl.max(tl.where(shown == shown, shown, float("-inf")), axis=0)
     whole = largest + tl.log(tl.sum(tl.where(known, tl.exp(logits - largest), 0.0), axis=0))
@@ -99,10 +99,8 @@ def head_kernel(features, gradient, answers, head):
     mean, weights, logs, loss, correct, label = answer(features + start, head, env, image)
     classes = tl.arange(0, head.class_lanes)
     channel = tl.arange(0, head.channel_lanes)
-    logit = (
-        tl.where(classes < head.classes, tl.exp(logs) - (classes == label).to(tl.float32), 0.0)
-        / head.batch
-    )
+    logit = tl.exp(logs) - (classes == label).to(tl.float32)
+    logit = tl.where(classes < head.classes, logit, 0.0) / head.batch
     tl.store(answers.mean + place * head.channel_lanes + channel, mean)
     tl.store(answers.logit + place * head.class_lanes + classes, logit)
     tl.store(answers.loss + place, loss)
@@ -110,9 +108,8 @@ def head_kernel(features, gradient, answers, head):
     back = tl.sum(weights * logit[:, None], axis=0) / head.area
     for first in range(0, head.area, head.tile):
         pixels = first + tl.arange(0, head.tile)
-        mask = (pixels < head.area)[:, None] & (channel < head.channels)[None, :]
-        target = gradient + start + pixels[:, None] * head.channels + channel[None, :]
-        tl.store(target, tl.zeros((head.tile, 1), tl.float32) + back[None, :], mask=mask)
+        values = tl.zeros((head.tile, 1), tl.float32) + back[None, :]
+        store_map(gradient + start, (pixels, pixels < head.area), values, head.channels)
 
 
 @triton.jit
@@ -132,9 +129,8 @@ def head_sums_kernel(answers, partials, width, sums, head):
     for image in range(split * share, tl.minimum((split + 1) * share, head.batch)):
         place = env * head.batch + image
         logit = tl.load(answers.logit + place * head.class_lanes + classes)
-        weights += (
-            logit[:, None] * tl.load(answers.mean + place * head.channel_lanes + channel)[None, :]
-        )
+        mean = tl.load(answers.mean + place * head.channel_lanes + channel)
+        weights += logit[:, None] * mean[None, :]
         bias += logit
     target = partials + (env * tl.num_programs(1) + split) * width
     mask = (classes < head.classes)[:, None] & (channel < head.channels)[None, :]
@@ -169,9 +165,8 @@ def head_evaluate_kernel(features, answers, branches, head):
     env = unit // branches[0]
     if unit % branches[0] < tl.load(branches[1] + env):
         place = unit * head.batch + image
-        _, _, _, loss, correct, label = answer(
-            features + place * (head.area * head.channels), head, env, image
-        )
+        here = features + place * (head.area * head.channels)
+        _, _, _, loss, correct, label = answer(here, head, env, image)
         tl.store(answers.loss + place, tl.where(label < 0, 0.0, loss))
         tl.store(answers.correct + place, tl.where(label < 0, 0, correct))
 
@@ -192,12 +187,11 @@ def evaluation_sums_kernel(answers, sums, branches, head):
         if row == 0:
             tl.store(sums[0] + env, tl.load(sums[0] + env) + loss.to(tl.float64))
             labelled = tl.zeros((head.tile,), tl.int64)
-            start = head.labels + env * head.labels_env + tl.load(head.counter) * head.batch
+            start = labels_of(head, env)
             for begin in range(0, head.batch, head.tile):
                 image = begin + tl.arange(0, head.tile)
-                labelled += (tl.load(start + image, mask=image < head.batch, other=-1) >= 0).to(
-                    tl.int64
-                )
+                labels = tl.load(start + image, mask=image < head.batch, other=-1)
+                labelled += (labels >= 0).to(tl.int64)
             tl.store(sums[2] + env, tl.load(sums[2] + env) + tl.sum(labelled, axis=0))
 
 

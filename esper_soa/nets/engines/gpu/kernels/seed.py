@@ -4,7 +4,7 @@ how they are read.
 A work place belongs to one image in one network. It holds maps [H*W, stride] (map 0 is the seed's
 input x, the others what its parts give before norm and ReLU), a gradient map per part, and float32
 vectors [parts + 2, 8, lanes]: those of x, of every part, of the gate. Channels beyond a map's own
-hold zeros throughout. Handed in by slots.py.
+hold zeros throughout.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper_soa.nets.engines.gpu import program, roster
-from esper_soa.nets.engines.gpu.kernels.tiles import NORM_EPS, Rows
+from esper_soa.nets.engines.gpu.kernels.tiles import NORM_EPS, Rows, load_map
 
 FIELDS = tl.constexpr(len(program.FIELDS))
 KIND, INPUTS, OUTPUTS, KERNEL, GROUPS, HIDDEN, FLAGS, OFFSET, MAP, SOURCE, SOURCE_RELU = (
@@ -96,13 +96,19 @@ def member(slot, env):
 
 
 @triton.jit
+def alpha_of(slot, env):
+    """How far a network's seed is blended in."""
+    return tl.load(slot.alpha + env * slot.num_slots + slot.number)
+
+
+@triton.jit
 def work_place(slot, env, place):
     """(parameter row, maps, vectors, gradient maps): pointers of one image of a network."""
     area: tl.constexpr = slot.shape.height * slot.shape.width * slot.shape.stride
     return (
         slot.rows.base + env * slot.rows.env,
         slot.maps + place * (slot.shape.maps * area),
-        slot.vectors + place * ((slot.shape.parts + 2) * VECTORS * slot.shape.lanes),
+        of_image(slot.vectors, place, slot.shape),
         slot.gradients + place * (slot.shape.parts * area),
     )
 
@@ -123,6 +129,12 @@ def gradient_at(work, number, shape):
 def vectors_at(work, number, shape):
     """Pointer to the vectors of x (0), of part p (p + 1) or of the gate (parts + 1)."""
     return work[2] + number * (VECTORS * shape.lanes)
+
+
+@triton.jit
+def of_image(vectors, image, shape):
+    """Pointer to the same vectors of an image that many places on."""
+    return vectors + image * ((shape.parts + 2) * VECTORS * shape.lanes)
 
 
 @triton.jit
@@ -152,22 +164,6 @@ def pixels_from(first, shape):
 
 
 @triton.jit
-def load_map(source, pixels, inside, channel, shape):
-    """float32 [M, K] of a map, zero where `inside` (bool [M]) is not."""
-    place = source + pixels[:, None] * shape.stride + channel[None, :]
-    mask = inside[:, None] & (channel < shape.stride)[None, :]
-    return tl.load(place, mask=mask, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def store_map(target, pixels, inside, values, shape):
-    """values [M, lanes] into a map."""
-    channel = tl.arange(0, shape.lanes)
-    place = target + pixels[:, None] * shape.stride + channel[None, :]
-    tl.store(place, values, mask=inside[:, None] & (channel < shape.stride)[None, :])
-
-
-@triton.jit
 def acted(raw, vectors, relu, inside, channel, shape):
     """What a map's numbers [M, K] stand for: act((raw - centre) gain + shift), zero outside."""
     centre = tl.load(vectors + CENTRE * shape.lanes + channel)
@@ -179,22 +175,20 @@ def acted(raw, vectors, relu, inside, channel, shape):
 
 
 @triton.jit
-def input_values(work, part, number, pixels, inside, channel, shape):
+def input_values(work, part, number, span, channel, shape):
     """float32 [M, K]: the features that part `number` is given."""
-    source = map_at(work, tl.load(part + SOURCE), shape)
-    raw = load_map(source, pixels, inside, channel, shape)
-    return acted(
-        raw, vectors_at(work, number, shape), tl.load(part + SOURCE_RELU), inside, channel, shape
-    )
+    raw = load_map(map_at(work, tl.load(part + SOURCE), shape), span, channel, shape.stride)
+    relu = tl.load(part + SOURCE_RELU)
+    return acted(raw, vectors_at(work, number, shape), relu, span[1], channel, shape)
 
 
 @triton.jit
-def output_values(work, part, number, pixels, inside, shape):
+def output_values(work, part, number, span, shape):
     """float32 [M, lanes]: the features that part `number` gives."""
     channel = tl.arange(0, shape.lanes)
-    raw = load_map(map_at(work, tl.load(part + MAP), shape), pixels, inside, channel, shape)
+    raw = load_map(map_at(work, tl.load(part + MAP), shape), span, channel, shape.stride)
     relu = tl.load(part + FLAGS) & RELU
-    return acted(raw, vectors_at(work, number + 1, shape), relu, inside, channel, shape)
+    return acted(raw, vectors_at(work, number + 1, shape), relu, span[1], channel, shape)
 
 
 @triton.jit
@@ -209,14 +203,10 @@ def shifted(pixels, tap, kernel, shape):
 
 
 @triton.jit
-def add_product(left, right, result, kind, shape):
-    """result [M, O] + left [M, K] @ right [K, O] in the format `kind`, summed in float32."""
-    left = left.to(kind)
-    right = right.to(kind)
-    if shape.widened:
-        left = left.to(tl.float32)
-        right = right.to(tl.float32)
-    return tl.dot(left, right, result, input_precision=shape.precision)
+def kernel_size(part, outputs):
+    """Numbers of a convolution's kernel, before the columns of its norm."""
+    kernel = tl.load(part + KERNEL)
+    return outputs * tl.load(part + INPUTS) * kernel * kernel
 
 
 @triton.jit

@@ -3,206 +3,166 @@ grown, and does that.
 
 One program does one image of one network. It interprets the part program of the blueprint in
 residence (program.py) and blends the seed into the features, in place; where no seed runs it
-returns at once. Barriers stand wherever threads of a program read what others of it wrote. Launched
-by slots.py.
+returns at once. Barriers stand wherever threads of a program read what others of it wrote.
 """
 
 import triton
 import triton.language as tl
 
-from esper_soa.nets.engines.gpu.kernels.pool import pool_image
-from esper_soa.nets.engines.gpu.kernels.seed import (
-    ABLATED,
-    CENTRE,
-    CONV,
-    COUNT,
-    DEPTH,
-    EXCITE,
-    FIELDS,
-    FLAGS,
-    GAIN,
-    GATED,
-    INPUTS,
-    INVERSE,
-    KERNEL,
-    KIND,
-    MAP,
-    MEAN,
-    MULTIPLIED,
-    NORMED,
-    OFFSET,
-    OUTPUTS,
-    REPLACING,
-    RUNNING,
-    SHIFT,
-    SOFT_NORM,
-    SOURCE,
-    THROUGH,
-    UNITS,
-    add_product,
-    group_moments,
-    input_values,
-    join_moments,
-    load_map,
-    map_at,
-    member,
-    output_values,
-    parameters_at,
-    pixels_from,
-    save_vector,
-    shifted,
-    store_map,
-    tanh,
-    vectors_at,
-    work_place,
-)
+from esper_soa.nets.engines.gpu.kernels import seed
+from esper_soa.nets.engines.gpu.kernels.seed import input_values, map_at
 from esper_soa.nets.engines.gpu.kernels.squeeze import gate_net, part_net, squeezed
+from esper_soa.nets.engines.gpu.kernels.tiles import add_product, load_map, store_map
 
 
 @triton.jit
-def load_features(features, pixels, inside, shape):
-    """float32 [M, lanes] of one image [H*W, C]."""
+def copy_features(source, target, stride: tl.constexpr, shape):
+    """One image [H*W, C] into memory with `stride` numbers per pixel."""
     channel = tl.arange(0, shape.lanes)
-    mask = inside[:, None] & (channel < shape.channels)[None, :]
-    return tl.load(
-        features + pixels[:, None] * shape.channels + channel[None, :], mask=mask, other=0.0
-    ).to(tl.float32)
-
-
-@triton.jit
-def store_features(features, pixels, inside, values, shape):
-    """values [M, lanes] into one image [H*W, C]."""
-    channel = tl.arange(0, shape.lanes)
-    mask = inside[:, None] & (channel < shape.channels)[None, :]
-    tl.store(features + pixels[:, None] * shape.channels + channel[None, :], values, mask=mask)
+    for first in range(0, shape.height * shape.width, shape.tile):
+        span = seed.pixels_from(first, shape)
+        store_map(target, span, load_map(source, span, channel, shape.channels), stride)
 
 
 @triton.jit
 def take_in(features, work, shape):
     """Map 0 and its vectors: x as it is."""
-    for first in range(0, shape.height * shape.width, shape.tile):
-        pixels, inside = pixels_from(first, shape)
-        store_map(
-            map_at(work, 0, shape),
-            pixels,
-            inside,
-            load_features(features, pixels, inside, shape),
-            shape,
-        )
-    zeros = tl.zeros((shape.lanes,), tl.float32)
-    save_affine(vectors_at(work, 0, shape), zeros, zeros + 1.0, zeros, shape)
+    copy_features(features, map_at(work, 0, shape), shape.stride, shape)
+    save_plain(seed.vectors_at(work, 0, shape), shape)
 
 
 @triton.jit
 def save_affine(vectors, centre, gain, shift, shape):
     """What a map's numbers stand for: (number - centre) gain + shift."""
-    save_vector(vectors, CENTRE, centre, shape)
-    save_vector(vectors, GAIN, gain, shape)
-    save_vector(vectors, SHIFT, shift, shape)
+    seed.save_vector(vectors, seed.CENTRE, centre, shape)
+    seed.save_vector(vectors, seed.GAIN, gain, shape)
+    seed.save_vector(vectors, seed.SHIFT, shift, shape)
 
 
 @triton.jit
-def conv_tile(work, part, number, pixels, shape):
-    """float32 [M, lanes]: a convolution of what a part is given."""
-    inputs = tl.load(part + INPUTS)
-    outputs = tl.load(part + OUTPUTS)
-    kernel = tl.load(part + KERNEL)
-    output = tl.arange(0, shape.lanes)
+def save_plain(vectors, shape):
+    """A map's numbers stand for themselves."""
+    zeros = tl.zeros((shape.lanes,), tl.float32)
+    save_affine(vectors, zeros, zeros + 1.0, zeros, shape)
+
+
+@triton.jit
+def conv_tile(work, part, number, pixels, back: tl.constexpr, shape):
+    """float32 [M, lanes]: a convolution of what a part is given; back: transposed, of the gradient
+    map of what it gave.
+    """
+    inputs = tl.load(part + seed.INPUTS)
+    outputs = tl.load(part + seed.OUTPUTS)
+    kernel = tl.load(part + seed.KERNEL)
+    lane = tl.arange(0, shape.lanes)
     num_taps = kernel * kernel
-    row = work[0] + tl.load(part + OFFSET)
+    row = work[0] + tl.load(part + seed.OFFSET)
+    dtype: tl.constexpr = work[1].dtype.element_ty
     result = tl.zeros((shape.tile, shape.lanes), tl.float32)
     for tap in range(0, num_taps):
-        place, inside = shifted(pixels, tap, kernel, shape)
-        for first in range(0, inputs, shape.chunk):
+        span = seed.shifted(pixels, tap, kernel, shape)
+        for first in range(0, outputs if back else inputs, shape.chunk):
             channel = first + tl.arange(0, shape.chunk)
-            values = input_values(work, part, number, place, inside, channel, shape)
-            column = output[None, :] * (inputs * num_taps) + channel[:, None] * num_taps + tap
-            known = (channel < inputs)[:, None] & (output < outputs)[None, :]
+            if back:
+                source = seed.gradient_at(work, number, shape)
+                values = load_map(source, span, channel, shape.stride)
+                column = channel[:, None] * (inputs * num_taps) + lane[None, :] * num_taps
+                column += num_taps - 1 - tap
+                known = (channel < outputs)[:, None] & (lane < inputs)[None, :]
+            else:
+                values = input_values(work, part, number, span, channel, shape)
+                column = lane[None, :] * (inputs * num_taps) + channel[:, None] * num_taps + tap
+                known = (channel < inputs)[:, None] & (lane < outputs)[None, :]
             weights = tl.load(row + column, mask=known, other=0.0)
-            result = add_product(values, weights, result, work[1].dtype.element_ty, shape)
+            result = add_product(values.to(dtype), weights.to(dtype), result, shape)
+    return result
+
+
+@triton.jit
+def depth_tile(work, part, number, pixels, back: tl.constexpr, shape):
+    """The same of a convolution of every channel by itself."""
+    inputs = tl.load(part + seed.INPUTS)
+    kernel = tl.load(part + seed.KERNEL)
+    row = work[0] + tl.load(part + seed.OFFSET)
+    channel = tl.arange(0, shape.lanes)
+    num_taps = kernel * kernel
+    result = tl.zeros((shape.tile, shape.lanes), tl.float32)
+    for tap in range(0, num_taps):
+        span = seed.shifted(pixels, tap, kernel, shape)
+        column = channel * num_taps + (num_taps - 1 - tap if back else tap)
+        weights = tl.load(row + column, mask=channel < inputs, other=0.0)
+        if back:
+            values = load_map(seed.gradient_at(work, number, shape), span, channel, shape.stride)
+        else:
+            values = input_values(work, part, number, span, channel, shape)
+        result += values * weights[None, :]
     return result
 
 
 @triton.jit
 def forward_conv(work, part, number, shape):
     """Convolution into the part's map; its vectors are those of a group norm, where it has one."""
-    target = map_at(work, tl.load(part + MAP), shape)
-    outputs = tl.load(part + OUTPUTS)
+    target = map_at(work, tl.load(part + seed.MAP), shape)
+    outputs = tl.load(part + seed.OUTPUTS)
     zeros = tl.zeros((shape.lanes,), tl.float32)
     moments = zeros, zeros, 0.0
     for first in range(0, shape.height * shape.width, shape.tile):
-        pixels, inside = pixels_from(first, shape)
-        values = conv_tile(work, part, number, pixels, shape)
-        store_map(target, pixels, inside, values, shape)
-        moments = join_moments(moments, values, inside)
-    vectors = vectors_at(work, number + 1, shape)
-    if tl.load(part + FLAGS) & NORMED:
-        kernel = tl.load(part + KERNEL)
-        at = tl.load(part + OFFSET) + outputs * tl.load(part + INPUTS) * kernel * kernel
-        mean, inverse = group_moments(moments, part, shape)
-        gain = parameters_at(work[0], at, outputs, shape) * inverse
-        save_affine(
-            vectors, mean, gain, parameters_at(work[0], at + outputs, outputs, shape), shape
-        )
-        save_vector(vectors, INVERSE, inverse, shape)
+        span = seed.pixels_from(first, shape)
+        values = conv_tile(work, part, number, span[0], False, shape)
+        store_map(target, span, values, shape.stride)
+        moments = seed.join_moments(moments, values, span[1])
+    vectors = seed.vectors_at(work, number + 1, shape)
+    if tl.load(part + seed.FLAGS) & seed.NORMED:
+        at = tl.load(part + seed.OFFSET) + seed.kernel_size(part, outputs)
+        mean, inverse = seed.group_moments(moments, part, shape)
+        gain = seed.parameters_at(work[0], at, outputs, shape) * inverse
+        shift = seed.parameters_at(work[0], at + outputs, outputs, shape)
+        save_affine(vectors, mean, gain, shift, shape)
+        seed.save_vector(vectors, seed.INVERSE, inverse, shape)
     else:
-        save_affine(vectors, zeros, zeros + 1.0, zeros, shape)
+        save_plain(vectors, shape)
 
 
 @triton.jit
 def forward_depth(work, part, number, shape):
     """Convolution of every channel by itself into the part's map."""
-    inputs = tl.load(part + INPUTS)
-    kernel = tl.load(part + KERNEL)
-    row = work[0] + tl.load(part + OFFSET)
-    channel = tl.arange(0, shape.lanes)
-    num_taps = kernel * kernel
-    target = map_at(work, tl.load(part + MAP), shape)
+    target = map_at(work, tl.load(part + seed.MAP), shape)
     for first in range(0, shape.height * shape.width, shape.tile):
-        pixels, inside = pixels_from(first, shape)
-        result = tl.zeros((shape.tile, shape.lanes), tl.float32)
-        for tap in range(0, num_taps):
-            place, there = shifted(pixels, tap, kernel, shape)
-            weights = tl.load(row + channel * num_taps + tap, mask=channel < inputs, other=0.0)
-            result += (
-                input_values(work, part, number, place, there, channel, shape) * weights[None, :]
-            )
-        store_map(target, pixels, inside, result, shape)
-    zeros = tl.zeros((shape.lanes,), tl.float32)
-    save_affine(vectors_at(work, number + 1, shape), zeros, zeros + 1.0, zeros, shape)
+        span = seed.pixels_from(first, shape)
+        values = depth_tile(work, part, number, span[0], False, shape)
+        store_map(target, span, values, shape.stride)
+    save_plain(seed.vectors_at(work, number + 1, shape), shape)
 
 
 @triton.jit
 def input_moments(work, part, number, shape):
     """Moments by channel of what a part is given, which is kept in the part's own map, if any."""
     channel = tl.arange(0, shape.lanes)
-    own = tl.load(part + MAP)
+    own = tl.load(part + seed.MAP)
     zeros = tl.zeros((shape.lanes,), tl.float32)
     moments = zeros, zeros, 0.0
     for first in range(0, shape.height * shape.width, shape.tile):
-        pixels, inside = pixels_from(first, shape)
-        values = input_values(work, part, number, pixels, inside, channel, shape)
-        if own != tl.load(part + SOURCE):
-            store_map(map_at(work, own, shape), pixels, inside, values, shape)
-        moments = join_moments(moments, values, inside)
+        span = seed.pixels_from(first, shape)
+        values = input_values(work, part, number, span, channel, shape)
+        if own != tl.load(part + seed.SOURCE):
+            store_map(map_at(work, own, shape), span, values, shape.stride)
+        moments = seed.join_moments(moments, values, span[1])
     return moments
 
 
 @triton.jit
 def forward_norm(work, part, number, shape):
     """x + t (norm(x) - x) with t = tanh(strength): an affine map of every channel."""
-    outputs = tl.load(part + OUTPUTS)
-    at = tl.load(part + OFFSET)
-    mean, inverse = group_moments(input_moments(work, part, number, shape), part, shape)
-    strength = tanh(tl.load(work[0] + at + tl.arange(0, shape.lanes) * 0))
-    scale = parameters_at(work[0], at + 1, outputs, shape)
-    shift = parameters_at(work[0], at + 1 + outputs, outputs, shape)
-    vectors = vectors_at(work, number + 1, shape)
-    kept = (1.0 - strength) * mean
-    save_affine(
-        vectors, mean, 1.0 - strength + strength * scale * inverse, kept + strength * shift, shape
-    )
-    save_vector(vectors, INVERSE, inverse, shape)
+    outputs = tl.load(part + seed.OUTPUTS)
+    at = tl.load(part + seed.OFFSET)
+    mean, inverse = seed.group_moments(input_moments(work, part, number, shape), part, shape)
+    strength = seed.tanh(tl.load(work[0] + at + tl.arange(0, shape.lanes) * 0))
+    scale = seed.parameters_at(work[0], at + 1, outputs, shape)
+    shift = seed.parameters_at(work[0], at + 1 + outputs, outputs, shape)
+    vectors = seed.vectors_at(work, number + 1, shape)
+    gain = 1.0 - strength + strength * scale * inverse
+    save_affine(vectors, mean, gain, (1.0 - strength) * mean + strength * shift, shape)
+    seed.save_vector(vectors, seed.INVERSE, inverse, shape)
 
 
 @triton.jit
@@ -210,36 +170,36 @@ def forward_excite(work, part, number, shape):
     """x times a number per channel, from a squeeze of x."""
     mean, _, _ = input_moments(work, part, number, shape)
     units, outputs = squeezed(part_net(work[0], part), mean, shape)
-    vectors = vectors_at(work, number + 1, shape)
+    vectors = seed.vectors_at(work, number + 1, shape)
     zeros = tl.zeros((shape.lanes,), tl.float32)
     save_affine(vectors, zeros, outputs, zeros, shape)
-    save_vector(vectors, MEAN, mean, shape)
-    save_vector(vectors, UNITS, units, shape)
+    seed.save_vector(vectors, seed.MEAN, mean, shape)
+    seed.save_vector(vectors, seed.UNITS, units, shape)
 
 
 @triton.jit
 def forward_parts(work, head, shape):
     """All parts of the blueprint in residence."""
-    for number in range(0, tl.load(head + COUNT)):
-        part = head + (1 + number) * FIELDS
-        kind = tl.load(part + KIND)
-        if kind == CONV:
+    for number in range(0, tl.load(head + seed.COUNT)):
+        part = head + (1 + number) * seed.FIELDS
+        kind = tl.load(part + seed.KIND)
+        if kind == seed.CONV:
             forward_conv(work, part, number, shape)
-        if kind == DEPTH:
+        if kind == seed.DEPTH:
             forward_depth(work, part, number, shape)
-        if kind == SOFT_NORM:
+        if kind == seed.SOFT_NORM:
             forward_norm(work, part, number, shape)
-        if kind == EXCITE:
+        if kind == seed.EXCITE:
             forward_excite(work, part, number, shape)
         tl.debug_barrier()
 
 
 @triton.jit
-def seed_less_input(work, head, pixels, inside, x, shape):
+def seed_less_input(work, head, span, x, shape):
     """float32 [M, lanes]: what the seed gives, less its input x."""
-    last = tl.load(head + COUNT) - 1
-    values = output_values(work, head + (1 + last) * FIELDS, last, pixels, inside, shape)
-    return tl.where(tl.load(head + REPLACING) != 0, values - x, values)
+    last = tl.load(head + seed.COUNT) - 1
+    values = seed.output_values(work, head + (1 + last) * seed.FIELDS, last, span, shape)
+    return tl.where(tl.load(head + seed.REPLACING) != 0, values - x, values)
 
 
 @triton.jit
@@ -248,14 +208,14 @@ def gate_of(work, shape):
     channel = tl.arange(0, shape.lanes)
     total = tl.zeros((shape.lanes,), tl.float32)
     for first in range(0, shape.height * shape.width, shape.tile):
-        pixels, inside = pixels_from(first, shape)
-        total += tl.sum(load_map(map_at(work, 0, shape), pixels, inside, channel, shape), axis=0)
+        span = seed.pixels_from(first, shape)
+        total += tl.sum(load_map(map_at(work, 0, shape), span, channel, shape.stride), axis=0)
     mean = total / (shape.height * shape.width)
     units, outputs = squeezed(gate_net(work[0], shape), mean, shape)
-    vectors = vectors_at(work, shape.parts + 1, shape)
-    save_vector(vectors, MEAN, mean, shape)
-    save_vector(vectors, UNITS, units, shape)
-    save_vector(vectors, GAIN, outputs, shape)
+    vectors = seed.vectors_at(work, shape.parts + 1, shape)
+    seed.save_vector(vectors, seed.MEAN, mean, shape)
+    seed.save_vector(vectors, seed.UNITS, units, shape)
+    seed.save_vector(vectors, seed.GAIN, outputs, shape)
     return tl.sum(outputs, axis=0)
 
 
@@ -264,15 +224,41 @@ def blend(work, head, flags, alpha, features, shape):
     """host + alpha g (seed - host), or host (1 + alpha tanh(seed - host)), as nets/blend.py."""
     channel = tl.arange(0, shape.lanes)
     factor = alpha
-    if flags & GATED:
+    if flags & seed.GATED:
         factor = alpha * gate_of(work, shape)
     for first in range(0, shape.height * shape.width, shape.tile):
-        pixels, inside = pixels_from(first, shape)
-        x = load_map(map_at(work, 0, shape), pixels, inside, channel, shape)
-        change = seed_less_input(work, head, pixels, inside, x, shape)
-        if flags & MULTIPLIED:
-            change = x * tanh(change)
-        store_features(features, pixels, inside, x + factor * change, shape)
+        span = seed.pixels_from(first, shape)
+        x = load_map(map_at(work, 0, shape), span, channel, shape.stride)
+        change = seed_less_input(work, head, span, x, shape)
+        if flags & seed.MULTIPLIED:
+            change = x * seed.tanh(change)
+        store_map(features, span, x + factor * change, shape.channels)
+
+
+@triton.jit
+def pool_image(features, pooled, codes, place, shape):
+    """The host's 2x2 max pool behind a slot: maxima [H/2 * W/2, C] of one image, NaN goes through;
+    into `codes` the corner of each.
+    """
+    height: tl.constexpr = shape.height // 2
+    width: tl.constexpr = shape.width // 2
+    channel = tl.arange(0, shape.lanes)
+    start = place * (height * width * shape.channels)
+    for first in range(0, height * width, shape.tile):
+        small = first + tl.arange(0, shape.tile)
+        span = small, small < height * width
+        best = tl.full((shape.tile, shape.lanes), float("-inf"), tl.float32)
+        code = tl.zeros((shape.tile, shape.lanes), tl.int32)
+        for corner in tl.static_range(4):
+            row = small // width * 2 + corner // 2
+            pixel = row * shape.width + small % width * 2 + corner % 2
+            values = load_map(features, (pixel, span[1]), channel, shape.channels)
+            better = (values > best) | (values != values)
+            code = tl.where(better, corner, code)
+            best = tl.where(better, values, best)
+        store_map(pooled + start, span, best, shape.channels)
+        if codes is not None:
+            store_map(codes + start, span, code, shape.channels)
 
 
 @triton.jit
@@ -281,32 +267,17 @@ def slot_forward_kernel(slot, features, pooled, codes):
     env = tl.program_id(0).to(tl.int64)
     place = env * tl.num_programs(1) + tl.program_id(1)
     here = features + place * (slot.shape.height * slot.shape.width * slot.shape.channels)
-    flags, head = member(slot, env)
-    if flags & RUNNING:
-        work = work_place(slot, env, place)
+    flags, head = seed.member(slot, env)
+    if flags & seed.RUNNING:
+        work = seed.work_place(slot, env, place)
         take_in(here, work, slot.shape)
         tl.debug_barrier()
         forward_parts(work, head, slot.shape)
-        if (flags & THROUGH) == 0:
-            blend(
-                work,
-                head,
-                flags,
-                tl.load(slot.alpha + env * slot.num_slots + slot.number),
-                here,
-                slot.shape,
-            )
+        if (flags & seed.THROUGH) == 0:
+            blend(work, head, flags, seed.alpha_of(slot, env), here, slot.shape)
     if slot.shape.pool == 2:
         tl.debug_barrier()
         pool_image(here, pooled, codes, place, slot.shape)
-
-
-@triton.jit
-def copy_features(source, target, shape):
-    """One image [H*W, C]."""
-    for first in range(0, shape.height * shape.width, shape.tile):
-        pixels, inside = pixels_from(first, shape)
-        store_features(target, pixels, inside, load_features(source, pixels, inside, shape), shape)
 
 
 @triton.jit
@@ -332,14 +303,14 @@ def slot_branch_kernel(slot, source, target, spare, tree, batch, units):
             came = tl.load(tree[3] + env * tree[1] + row)
             before = source + ((env * tree[0] + came // 2) * batch + image) * area
             here = target + place * (area if slot.shape.pool == 1 else smaller)
-            flags, head = member(slot, env)
-            takes_part = ((flags & RUNNING) != 0) & (((flags & ABLATED) == 0) | (came % 2 == 1))
-            if takes_part:
-                work = work_place(slot, env, work_number)
+            flags, head = seed.member(slot, env)
+            kept = ((flags & seed.ABLATED) == 0) | (came % 2 == 1)
+            if ((flags & seed.RUNNING) != 0) & kept:
+                work = seed.work_place(slot, env, work_number)
                 take_in(before, work, slot.shape)
                 tl.debug_barrier()
                 forward_parts(work, head, slot.shape)
-                alpha = tl.load(slot.alpha + env * slot.num_slots + slot.number)
+                alpha = seed.alpha_of(slot, env)
                 if slot.shape.pool == 1:
                     blend(work, head, flags, alpha, here, slot.shape)
                 else:
@@ -349,6 +320,6 @@ def slot_branch_kernel(slot, source, target, spare, tree, batch, units):
                 tl.debug_barrier()
             else:
                 if slot.shape.pool == 1:
-                    copy_features(before, here, slot.shape)
+                    copy_features(before, here, slot.shape.channels, slot.shape)
                 else:
                     pool_image(before, target, None, place, slot.shape)

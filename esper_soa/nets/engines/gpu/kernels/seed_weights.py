@@ -2,7 +2,7 @@
 parts in one launch.
 
 A program sums over a part of the images, in their order; update.py adds the parts up. No atomics:
-what a network gets does not depend on the others. Launched by slots.py.
+what a network gets does not depend on the others.
 """
 
 from typing import NamedTuple
@@ -10,52 +10,17 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from esper_soa.nets.engines.gpu.kernels.seed import (
-    CONV,
-    COUNT,
-    DEPTH,
-    EXCITE,
-    FIELDS,
-    FLAGS,
-    FROZEN,
-    GATED,
-    INPUTS,
-    KERNEL,
-    KIND,
-    NORMED,
-    OFFSET,
-    OUTPUTS,
-    PRODUCT,
-    RUNNING,
-    SOFT_NORM,
-    STRENGTH,
-    TOTAL,
-    VECTORS,
-    add_product,
-    gradient_at,
-    input_values,
-    load_map,
-    member,
-    pixels_from,
-    saved_vector,
-    shifted,
-    vectors_at,
-    work_place,
-)
-from esper_soa.nets.engines.gpu.kernels.squeeze import (
-    gate_net,
-    part_net,
-    squeeze_weights,
-    store_row,
-)
+from esper_soa.nets.engines.gpu.kernels import seed, squeeze
+from esper_soa.nets.engines.gpu.kernels.tiles import add_product, load_map
 
 
 @triton.jit
 def conv_weights(slot, target, part, number, env, images, shape):
     """Gradient of a kernel [O, I, k, k], summed over images (first, last, first place)."""
-    inputs = tl.load(part + INPUTS)
-    outputs = tl.load(part + OUTPUTS)
-    kernel = tl.load(part + KERNEL)
+    inputs = tl.load(part + seed.INPUTS)
+    outputs = tl.load(part + seed.OUTPUTS)
+    kernel = tl.load(part + seed.KERNEL)
+    dtype: tl.constexpr = slot.maps.dtype.element_ty
     lane = tl.arange(0, shape.lanes)
     num_taps = kernel * kernel
     for tap in range(0, num_taps):
@@ -63,80 +28,77 @@ def conv_weights(slot, target, part, number, env, images, shape):
             channel = first + tl.arange(0, shape.chunk)
             result = tl.zeros((shape.lanes, shape.chunk), tl.float32)
             for image in range(images[0], images[1]):
-                work = work_place(slot, env, images[2] + image)
+                work = seed.work_place(slot, env, images[2] + image)
+                source = seed.gradient_at(work, number, shape)
                 for start in range(0, shape.height * shape.width, shape.tile):
-                    pixels, here = pixels_from(start, shape)
-                    gradient = load_map(gradient_at(work, number, shape), pixels, here, lane, shape)
-                    place, inside = shifted(pixels, tap, kernel, shape)
-                    values = input_values(work, part, number, place, inside, channel, shape)
-                    kind = slot.maps.dtype.element_ty
-                    result = add_product(tl.trans(gradient), values, result, kind, shape)
+                    span = seed.pixels_from(start, shape)
+                    gradient = tl.trans(load_map(source, span, lane, shape.stride))
+                    span = seed.shifted(span[0], tap, kernel, shape)
+                    values = seed.input_values(work, part, number, span, channel, shape)
+                    result = add_product(gradient.to(dtype), values.to(dtype), result, shape)
             column = lane[:, None] * (inputs * num_taps) + channel[None, :] * num_taps + tap
             known = (lane < outputs)[:, None] & (channel < inputs)[None, :]
-            tl.store(target + tl.load(part + OFFSET) + column, result, mask=known)
+            tl.store(target + tl.load(part + seed.OFFSET) + column, result, mask=known)
 
 
 @triton.jit
 def depth_weights(slot, target, part, number, env, images, shape):
     """The same of a kernel [I, 1, k, k]."""
-    inputs = tl.load(part + INPUTS)
-    kernel = tl.load(part + KERNEL)
+    inputs = tl.load(part + seed.INPUTS)
+    kernel = tl.load(part + seed.KERNEL)
     lane = tl.arange(0, shape.lanes)
     for tap in range(0, kernel * kernel):
         result = tl.zeros((shape.lanes,), tl.float32)
         for image in range(images[0], images[1]):
-            work = work_place(slot, env, images[2] + image)
+            work = seed.work_place(slot, env, images[2] + image)
+            source = seed.gradient_at(work, number, shape)
             for start in range(0, shape.height * shape.width, shape.tile):
-                pixels, here = pixels_from(start, shape)
-                gradient = load_map(gradient_at(work, number, shape), pixels, here, lane, shape)
-                place, inside = shifted(pixels, tap, kernel, shape)
-                result += tl.sum(
-                    gradient * input_values(work, part, number, place, inside, lane, shape), axis=0
-                )
-        column = tl.load(part + OFFSET) + lane * kernel * kernel + tap
+                span = seed.pixels_from(start, shape)
+                gradient = load_map(source, span, lane, shape.stride)
+                span = seed.shifted(span[0], tap, kernel, shape)
+                values = seed.input_values(work, part, number, span, lane, shape)
+                result += tl.sum(gradient * values, axis=0)
+        column = tl.load(part + seed.OFFSET) + lane * kernel * kernel + tap
         tl.store(target + column, result, mask=lane < inputs)
 
 
 @triton.jit
-def vector_sum(vectors, which: tl.constexpr, images, step, shape):
-    """float32 [lanes]: one of a part's vectors, summed over images (first, last)."""
+def sum_vectors(target, first, count, vectors, which: tl.constexpr, images, shape):
+    """One of a part's vectors, summed over images (first, last), to columns from `first` on."""
     result = tl.zeros((shape.lanes,), tl.float32)
     for image in range(images[0], images[1]):
-        result += saved_vector(vectors + image * step, which, shape)
-    return result
+        result += seed.saved_vector(seed.of_image(vectors, image, shape), which, shape)
+    squeeze.store_row(target, first, result, count, shape)
 
 
 @triton.jit
-def norm_weights(target, first, vectors, outputs, images, step, shape):
+def norm_weights(target, first, vectors, outputs, images, shape):
     """Gradients of a norm's scale and shift, in columns from `first` on."""
-    store_row(target, first, vector_sum(vectors, PRODUCT, images, step, shape), outputs, shape)
-    store_row(
-        target, first + outputs, vector_sum(vectors, TOTAL, images, step, shape), outputs, shape
-    )
+    sum_vectors(target, first, outputs, vectors, seed.PRODUCT, images, shape)
+    sum_vectors(target, first + outputs, outputs, vectors, seed.TOTAL, images, shape)
 
 
 @triton.jit
 def part_weights(slot, target, part, number, env, images, shape):
     """Gradients of all parameters of one part, to their columns of the row `target`."""
-    kind = tl.load(part + KIND)
-    at = tl.load(part + OFFSET)
-    outputs = tl.load(part + OUTPUTS)
-    vectors = vectors_at(work_place(slot, env, images[2]), number + 1, shape)
-    step: tl.constexpr = (shape.parts + 2) * VECTORS * shape.lanes
-    if kind == CONV:
+    kind = tl.load(part + seed.KIND)
+    at = tl.load(part + seed.OFFSET)
+    outputs = tl.load(part + seed.OUTPUTS)
+    work = seed.work_place(slot, env, images[2])
+    vectors = seed.vectors_at(work, number + 1, shape)
+    if kind == seed.CONV:
         conv_weights(slot, target, part, number, env, images, shape)
-        if tl.load(part + FLAGS) & NORMED:
-            kernel = tl.load(part + KERNEL)
-            norm = at + outputs * tl.load(part + INPUTS) * kernel * kernel
-            norm_weights(target, norm, vectors, outputs, images, step, shape)
-    if kind == DEPTH:
+        if tl.load(part + seed.FLAGS) & seed.NORMED:
+            norm = at + seed.kernel_size(part, outputs)
+            norm_weights(target, norm, vectors, outputs, images, shape)
+    if kind == seed.DEPTH:
         depth_weights(slot, target, part, number, env, images, shape)
-    if kind == SOFT_NORM:
-        store_row(target, at, vector_sum(vectors, STRENGTH, images, step, shape), 1, shape)
-        norm_weights(target, at + 1, vectors, outputs, images, step, shape)
-    if kind == EXCITE:
-        net = part_net(slot.rows.base + env * slot.rows.env, part)
-        squeeze_weights(net, target, vectors, images, step, shape)
+    if kind == seed.SOFT_NORM:
+        sum_vectors(target, at, 1, vectors, seed.STRENGTH, images, shape)
+        norm_weights(target, at + 1, vectors, outputs, images, shape)
+    if kind == seed.EXCITE:
+        net = squeeze.part_net(work[0], part)
+        squeeze.squeeze_weights(net, target, vectors, images, shape)
 
 
 class Share(NamedTuple):
@@ -166,18 +128,16 @@ def slot_weights(slot, target, share, number):
     """Of part `number` of the seed in one slot of one network, for one split; the gate's last."""
     env = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
-    flags, head = member(slot, env)
-    if ((flags & RUNNING) != 0) & ((flags & FROZEN) == 0):
+    flags, head = seed.member(slot, env)
+    if ((flags & seed.RUNNING) != 0) & ((flags & seed.FROZEN) == 0):
         row = target.base + env * target.env + split * (target.env // tl.num_programs(1))
-        images = (
-            split * share.images,
-            tl.minimum((split + 1) * share.images, share.batch),
-            env * share.batch,
-        )
-        if number < tl.load(head + COUNT):
-            part_weights(slot, row, head + (1 + number) * FIELDS, number, env, images, slot.shape)
-        if (number == share.parts) & ((flags & GATED) != 0):
-            work = work_place(slot, env, env * share.batch)
-            step: tl.constexpr = (slot.shape.parts + 2) * VECTORS * slot.shape.lanes
-            vectors = vectors_at(work, slot.shape.parts + 1, slot.shape)
-            squeeze_weights(gate_net(work[0], slot.shape), row, vectors, images, step, slot.shape)
+        last = tl.minimum((split + 1) * share.images, share.batch)
+        images = split * share.images, last, env * share.batch
+        if number < tl.load(head + seed.COUNT):
+            part = head + (1 + number) * seed.FIELDS
+            part_weights(slot, row, part, number, env, images, slot.shape)
+        if (number == share.parts) & ((flags & seed.GATED) != 0):
+            work = seed.work_place(slot, env, images[2])
+            vectors = seed.vectors_at(work, slot.shape.parts + 1, slot.shape)
+            net = squeeze.gate_net(work[0], slot.shape)
+            squeeze.squeeze_weights(net, row, vectors, images, slot.shape)

@@ -8,30 +8,16 @@ Called by the kernels of a slot; every number is a vector [lanes] with zeros bey
 import triton
 import triton.language as tl
 
-from esper_soa.nets.engines.gpu.kernels.seed import (
-    BIASED,
-    FLAGS,
-    HIDDEN,
-    INPUTS,
-    LOGIT,
-    MEAN,
-    OFFSET,
-    OUTPUTS,
-    UNIT_GRADIENT,
-    UNITS,
-    parameters_at,
-    save_vector,
-    saved_vector,
-)
+from esper_soa.nets.engines.gpu.kernels import seed
 
 
 @triton.jit
 def part_net(row, part):
     """The net of an EXCITE part."""
-    biased = (tl.load(part + FLAGS) & BIASED) // BIASED
-    inputs = tl.load(part + INPUTS)
-    outputs = tl.load(part + OUTPUTS)
-    return row, tl.load(part + OFFSET), inputs, tl.load(part + HIDDEN), outputs, biased
+    biased = (tl.load(part + seed.FLAGS) & seed.BIASED) // seed.BIASED
+    inputs = tl.load(part + seed.INPUTS)
+    outputs = tl.load(part + seed.OUTPUTS)
+    return row, tl.load(part + seed.OFFSET), inputs, tl.load(part + seed.HIDDEN), outputs, biased
 
 
 @triton.jit
@@ -60,11 +46,11 @@ def second_at(net):
 def squeezed(net, mean, shape):
     """(hidden units, outputs in (0, 1))."""
     units = tl.sum(matrix(net[0], net[1], net[3], net[2], shape) * mean[None, :], axis=1)
-    units += parameters_at(net[0], net[1] + net[3] * net[2], net[3] * net[5], shape)
+    units += seed.parameters_at(net[0], net[1] + net[3] * net[2], net[3] * net[5], shape)
     units = tl.where(units < 0, 0.0, units)
     second = second_at(net)
     logits = tl.sum(matrix(net[0], second, net[4], net[3], shape) * units[None, :], axis=1)
-    logits += parameters_at(net[0], second + net[4] * net[3], net[4], shape)
+    logits += seed.parameters_at(net[0], second + net[4] * net[3], net[4], shape)
     return units, tl.where(tl.arange(0, shape.lanes) < net[4], tl.sigmoid(logits), 0.0)
 
 
@@ -72,11 +58,11 @@ def squeezed(net, mean, shape):
 def squeeze_back(net, vectors, gradient, outputs, shape):
     """Gradient of the mean from that of the outputs; what the weights' needs goes to `vectors`."""
     logit = gradient * outputs * (1.0 - outputs)
-    units = saved_vector(vectors, UNITS, shape)
+    units = seed.saved_vector(vectors, seed.UNITS, shape)
     passed = tl.sum(matrix(net[0], second_at(net), net[4], net[3], shape) * logit[:, None], axis=0)
     passed = tl.where(units <= 0, 0.0, passed)
-    save_vector(vectors, LOGIT, logit, shape)
-    save_vector(vectors, UNIT_GRADIENT, passed, shape)
+    seed.save_vector(vectors, seed.LOGIT, logit, shape)
+    seed.save_vector(vectors, seed.UNIT_GRADIENT, passed, shape)
     return tl.sum(matrix(net[0], net[1], net[3], net[2], shape) * passed[:, None], axis=0)
 
 
@@ -96,23 +82,20 @@ def store_row(target, first, values, count, shape):
 
 
 @triton.jit
-def squeeze_weights(net, target, vectors, images, step, shape):
+def squeeze_weights(net, target, vectors, images, shape):
     """Gradients of a net's parameters, summed over images (first, last), to their columns of the
-    row `target`.
-
-    vectors: pointer to the net's vectors of image 0 of the network; `step` numbers lie between
-    those of two images.
+    row `target`; vectors: pointer to the net's vectors of image 0 of the network.
     """
     one = tl.zeros((shape.lanes, shape.lanes), tl.float32)
     two = tl.zeros((shape.lanes, shape.lanes), tl.float32)
     units_sum = tl.zeros((shape.lanes,), tl.float32)
     logit_sum = tl.zeros((shape.lanes,), tl.float32)
     for image in range(images[0], images[1]):
-        here = vectors + image * step
-        passed = saved_vector(here, UNIT_GRADIENT, shape)
-        logit = saved_vector(here, LOGIT, shape)
-        one += passed[:, None] * saved_vector(here, MEAN, shape)[None, :]
-        two += logit[:, None] * saved_vector(here, UNITS, shape)[None, :]
+        here = seed.of_image(vectors, image, shape)
+        passed = seed.saved_vector(here, seed.UNIT_GRADIENT, shape)
+        logit = seed.saved_vector(here, seed.LOGIT, shape)
+        one += passed[:, None] * seed.saved_vector(here, seed.MEAN, shape)[None, :]
+        two += logit[:, None] * seed.saved_vector(here, seed.UNITS, shape)[None, :]
         units_sum += passed
         logit_sum += logit
     second = second_at(net)

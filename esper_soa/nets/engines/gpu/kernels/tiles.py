@@ -15,6 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 NORM_EPS = tl.constexpr(1e-5)
+# of a launch: products and sums are rounded one by one, as torch does
+EXACT = {"enable_fp_fusion": False}
 
 
 class Plane(NamedTuple):
@@ -110,13 +112,46 @@ def padded(count: int) -> int:
 
 
 @triton.jit
+def start_of(source, env):
+    """Pointer to the numbers of a network."""
+    return source.base + env.to(tl.int64) * source.env
+
+
+@triton.jit
+def span_of(number, count, tile):
+    """Tile `number` of `count` pixels."""
+    pixels = number * tile.pixels + tl.arange(0, tile.pixels)
+    return pixels, pixels < count
+
+
+@triton.jit
+def load_map(source, span, channel, stride: tl.constexpr):
+    """float32 [M, K] of a map, or features, with `stride` numbers per pixel; zero outside."""
+    place = source + span[0][:, None] * stride + channel[None, :]
+    mask = span[1][:, None] & (channel < stride)[None, :]
+    return tl.load(place, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_map(target, span, values, stride: tl.constexpr):
+    """values [M, lanes] into a map, or features, with `stride` numbers per pixel."""
+    channel = tl.arange(0, values.shape[1])
+    place = target + span[0][:, None] * stride + channel[None, :]
+    tl.store(place, values, mask=span[1][:, None] & (channel < stride)[None, :])
+
+
+@triton.jit
+def at(source, env, place, channel, mask):
+    """Values [M, K] at pixels [M, K] and channels [K] of a network."""
+    numbers = start_of(source, env) + place.to(tl.int64) * source.pixel + channel[None, :]
+    return tl.load(numbers, mask=mask, other=0.0)
+
+
+@triton.jit
 def taps(source, env, span, columns, channels: tl.constexpr, size: tl.constexpr, layer):
     """Tile [M, K]: pixels of `span`, columns [K] = (tap, channel) of `source`; zero outside."""
     place, inside, channel = tap_places(span, columns, channels, size, layer)
-    start = source.base + env.to(tl.int64) * source.env
-    return tl.load(
-        start + place.to(tl.int64) * source.pixel + channel[None, :], mask=inside, other=0.0
-    )
+    return at(source, env, place, channel, inside)
 
 
 @triton.jit
@@ -144,7 +179,7 @@ def kernel_tile(weight, env, columns, layer, tile):
     place = output[None, :] * (layer.inputs * num_taps) + (channel * num_taps + tap)[:, None]
     known = (channel < layer.inputs) & (columns < layer.stored * num_taps)
     mask = known[:, None] & (output < layer.outputs)[None, :]
-    return tl.load(weight.base + env.to(tl.int64) * weight.env + place, mask=mask, other=0.0)
+    return tl.load(start_of(weight, env) + place, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -154,11 +189,10 @@ def transposed_kernel_tile(weight, env, columns, layer, tile):
     tap = columns // layer.outputs
     output = columns % layer.outputs
     channel = tl.arange(0, tile.inputs)
-    place = (output * (layer.inputs * num_taps) + num_taps - 1 - tap)[:, None] + channel[
-        None, :
-    ] * num_taps
+    first = output * (layer.inputs * num_taps) + num_taps - 1 - tap
+    place = first[:, None] + channel[None, :] * num_taps
     mask = (columns < layer.outputs * num_taps)[:, None] & (channel < layer.inputs)[None, :]
-    return tl.load(weight.base + env.to(tl.int64) * weight.env + place, mask=mask, other=0.0)
+    return tl.load(start_of(weight, env) + place, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -186,29 +220,31 @@ def conv_tile(x, unit, weight, env, span, layer, tile):
 def store_pixels(target, env, span, channels: tl.constexpr, values, width: tl.constexpr):
     """Write values [M, width] to the first `channels` of the pixels of `span` of a network."""
     channel = tl.arange(0, width)
-    place = (
-        target.base + env.to(tl.int64) * target.env + span[0].to(tl.int64)[:, None] * target.pixel
-    )
-    tl.store(
-        place + channel[None, :], values, mask=span[1][:, None] & (channel < channels)[None, :]
-    )
+    place = start_of(target, env) + span[0].to(tl.int64)[:, None] * target.pixel
+    mask = span[1][:, None] & (channel < channels)[None, :]
+    tl.store(place + channel[None, :], values, mask=mask)
 
 
 @triton.jit
 def load_pixels(source, env, span, channels: tl.constexpr, width: tl.constexpr):
     """Values [M, width] of the pixels of `span` of a network, zero beyond `channels`."""
     channel = tl.arange(0, width)
-    place = (
-        source.base + env.to(tl.int64) * source.env + span[0].to(tl.int64)[:, None] * source.pixel
-    )
-    return tl.load(
-        place + channel[None, :], mask=span[1][:, None] & (channel < channels)[None, :], other=0.0
-    )
+    mask = span[1][:, None] & (channel < channels)[None, :]
+    return at(source, env, span[0][:, None], channel, mask)
 
 
 @triton.jit
 def load_row(source, env, channels: tl.constexpr, width: tl.constexpr):
     """float32 [width] of a network's row of numbers, zero beyond `channels`."""
     channel = tl.arange(0, width)
-    start = source.base + env.to(tl.int64) * source.env
-    return tl.load(start + channel, mask=channel < channels, other=0.0).to(tl.float32)
+    numbers = start_of(source, env) + channel
+    return tl.load(numbers, mask=channel < channels, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_rows(target, values, layer, tile):
+    """Each [O] of `values`, one behind the other."""
+    channel = tl.arange(0, tile.outputs)
+    for number in tl.static_range(len(values)):
+        place = target + number * layer.outputs + channel
+        tl.store(place, values[number], mask=channel < layer.outputs)

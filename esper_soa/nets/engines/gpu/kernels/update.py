@@ -21,7 +21,7 @@ from esper_soa.nets.engines.gpu.kernels.seed import (
     PARAMETERS,
     RUNNING,
 )
-from esper_soa.nets.engines.gpu.kernels.tiles import Rows
+from esper_soa.nets.engines.gpu.kernels.tiles import Rows, start_of
 
 MEASURED = tl.constexpr(roster.MEASURED)
 
@@ -61,9 +61,8 @@ def learning(pool, words, env, column):
     if pool.slot >= 0:
         word = tl.load(words + env * pool.num_slots + pool.slot)
         head = pool.programs + (word >> CODE_SHIFT).to(tl.int64) * ((1 + pool.parts) * FIELDS)
-        own = (column < tl.load(head + PARAMETERS)) | (
-            (column >= pool.gate_at) & ((word & GATED) != 0)
-        )
+        gate = (column >= pool.gate_at) & ((word & GATED) != 0)
+        own = (column < tl.load(head + PARAMETERS)) | gate
         mask = mask & own & ((word & RUNNING) != 0) & ((word & FROZEN) == 0)
     return mask
 
@@ -97,9 +96,8 @@ def sum_tile(pool, words, env, part, tile: tl.constexpr, kept: tl.constexpr, sha
     if kept:
         result = tl.load(pool.gradient + env * pool.width + column, mask=mask, other=0.0)
     for split in range(0, pool.splits):
-        result += tl.load(
-            pool.partials + (env * pool.splits + split) * pool.width + column, mask=mask, other=0.0
-        )
+        partials = pool.partials + (env * pool.splits + split) * pool.width
+        result += tl.load(partials + column, mask=mask, other=0.0)
     if share != 1.0:
         result *= share
     tl.store(pool.gradient + env * pool.width + column, result, mask=column < pool.width)
@@ -113,9 +111,8 @@ def row_norm(pool, env, num_tiles, tile: tl.constexpr):
     total = tl.zeros((tile,), tl.float64)
     for first in range(0, num_tiles, tile):
         number = first + tl.arange(0, tile)
-        total += tl.load(
-            pool.squares + env * num_tiles + number, mask=number < num_tiles, other=0.0
-        )
+        squares = pool.squares + env * num_tiles + number
+        total += tl.load(squares, mask=number < num_tiles, other=0.0)
     return tl.sqrt(tl.sum(total, axis=0))
 
 
@@ -138,15 +135,14 @@ def step_tile(pool, words, rules, env, part, tile: tl.constexpr):
     mask = learning(pool, words, env, column)
     gradient = tl.load(pool.gradient + env * pool.width + column, mask=mask, other=0.0)
     if rules.max_norm > 0:
-        factor = rules.max_norm / (
-            row_norm(pool, env, tl.num_programs(1), tile).to(tl.float32) + rules.eps
-        )
+        norm = row_norm(pool, env, tl.num_programs(1), tile).to(tl.float32)
+        factor = rules.max_norm / (norm + rules.eps)
         gradient *= tl.where(factor > 1.0, 1.0, factor)
-    place = pool.params.base + env * pool.params.env + column
+    place = start_of(pool.params, env) + column
     params = tl.load(place, mask=mask, other=0.0)
     if pool.slot < 0:
         gradient += rules.decay * params
-    moving = pool.momentum.base + env * pool.momentum.env + column
+    moving = start_of(pool.momentum, env) + column
     momentum = rules.momentum * tl.load(moving, mask=mask, other=0.0) + gradient
     tl.store(moving, momentum, mask=mask)
     tl.store(place, params - momentum * tl.load(rules.rates + pool.rate), mask=mask)
@@ -184,10 +180,8 @@ def measure_kernel(
             word = tl.load(words + env * num_slots + index)
             if ((word & RUNNING) != 0) & ((word & MEASURED) != 0):
                 host = row_norm(pools[0], env, num_tiles, tile)
-                whole = host / measures.host_root
-                measure_seed(
-                    pools[index + 1], tables[index], word, measures, (env, host, whole), tile
-                )
+                known = env, host, host / measures.host_root
+                measure_seed(pools[index + 1], tables[index], word, measures, known, tile)
 
 
 @triton.jit
@@ -221,9 +215,8 @@ def tensor_squares(pool, env, first, size, tile: tl.constexpr):
     result = tl.zeros((tile,), tl.float64)
     for begin in range(0, size, tile):
         column = begin + tl.arange(0, tile)
-        values = tl.load(
-            pool.gradient + env * pool.width + first + column, mask=column < size, other=0.0
-        )
+        place = pool.gradient + env * pool.width + first + column
+        values = tl.load(place, mask=column < size, other=0.0)
         result += values.to(tl.float64) * values.to(tl.float64)
     return tl.sum(result, axis=0)
 
@@ -233,11 +226,8 @@ def store_measures(measures, host, l2, counts, pool):
     """As gradients.gradient_statistics; counts: tensors, numbers, vanishing, exploding."""
     place = host[0] * pool.num_slots + pool.slot
     finite = (l2 - l2) == 0
-    health = (
-        1.0
-        - 0.5 * (counts[2] / counts[0]).to(tl.float64)
-        - 0.8 * (counts[3] / counts[0]).to(tl.float64)
-    )
+    vanishing = (counts[2] / counts[0]).to(tl.float64)
+    health = 1.0 - 0.5 * vanishing - 0.8 * (counts[3] / counts[0]).to(tl.float64)
     health = tl.minimum(tl.maximum(health, 0.0), 1.0)
     ratio = (l2 / tl.sqrt(counts[1].to(tl.float64))) / (host[2] + measures.tiny)
     meant = ((ratio - ratio) == 0) & (l2 >= measures.tiny) & (host[1] >= measures.tiny)

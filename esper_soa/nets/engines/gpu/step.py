@@ -1,0 +1,150 @@
+"""What the steps of training and validation share: what they are given, the images, the classifier
+and the records of slots.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from tensordict import TensorDict
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from esper_soa.nets.config import IMAGE_SIZE
+from esper_soa.nets.data import EnvStepBatches, ImageBank, ImageCrops
+from esper_soa.nets.engine import NetsConfig, TrainingFeed
+from esper_soa.nets.engines.gpu import blocks, slots
+from esper_soa.nets.engines.gpu.blocks import BlockPlan
+from esper_soa.nets.engines.gpu.kernels.head import Answers, Head
+from esper_soa.nets.engines.gpu.kernels.images import Crops, cut_kernel
+from esper_soa.nets.engines.gpu.kernels.seed import Slot
+from esper_soa.nets.engines.gpu.kernels.tiles import EXACT, padded, rows
+from esper_soa.nets.engines.gpu.slots import SlotTable, WorkPlaces
+from esper_soa.nets.engines.gpu.update import TensorTable
+from esper_soa.nets.host import HostShape
+
+TILE = 256  # pixels of an image that are cut at a time
+
+
+class Plans(NamedTuple):
+    """Tables of a run's hosts, made once."""
+
+    blocks: list[BlockPlan]
+    slots: list[SlotTable]
+    tensors: list[TensorTable]
+
+
+class Given(NamedTuple):
+    """What tells one pass from another; memory of its own."""
+
+    first: Tensor  # int64 [1 or N, images]: bytes of the bank at which images begin
+    labels: Tensor  # int64 [1 or N, images]; -1 does not count
+    roster: Tensor  # int32 [N, S], see roster.py
+    alpha: Tensor  # float32 [N, S]
+    counter: Tensor  # int32 [1], batches so far
+
+
+def given_of(crops: ImageCrops, roster: Tensor, alpha: Tensor) -> Given:
+    """Of a pass that begins."""
+    counter = torch.zeros(1, dtype=torch.int32, device=alpha.device)
+    images = crops.first.contiguous(), crops.labels.contiguous()
+    return Given(*images, roster, alpha.float().contiguous(), counter)
+
+
+@dataclass(eq=False)
+class Step:
+    """The batches of a pass, one after the other: a graphs.StaticStep with one key for a run."""
+
+    nets: NetsConfig
+    plans: Plans
+    weights: TensorDict
+    given: Given
+    sums: tuple[object, ...]  # what else differs between passes, and what they give
+    crops: Crops  # of the bank; its `first` is the given one
+    batch: int  # images of each network
+
+    def buffers(self) -> list[Tensor]:
+        """What differs from one env-step to the next."""
+        return list(tree_leaves((self.given, self.sums)))
+
+    def block_weights(self, plan: BlockPlan) -> blocks.Weights:
+        """A block's columns of the hosts' pools."""
+        host = self.weights["host"]
+        return blocks.weights_of(plan, host["params"], host["statistics"])
+
+    def slot(self, place: tuple[int, int, bool], work: WorkPlaces) -> Slot:
+        """What the kernels of a slot read; place: slot, side, whether a pool follows."""
+        number, side, pooled = place
+        params = self.weights["seeds", self.nets.shape.slots[number].name, "params"]
+        table = self.plans.slots[number]
+        known = self.given.roster, self.given.alpha
+        return slots.slot_of(table, *known, params, work, (side, side), pooled)
+
+    def head(self, features: Tensor) -> Head:
+        """What the kernels of the classifier read; features: [., B, area, C] of the last block."""
+        shape = self.nets.shape
+        params = self.weights["host", "params"]
+        labels = self.given.labels
+        batch, area, channels = features.shape[1:]
+        at = shape.parameters.total - shape.num_classes * (channels + 1)
+        middle = at + shape.num_classes * channels
+        sizes = (
+            area,
+            channels,
+            shape.num_classes,
+            padded(channels),
+            padded(shape.num_classes),
+            min(256, triton.next_power_of_2(area)),
+        )
+        return Head(
+            rows(params[:, at:middle]),
+            rows(params[:, middle:]),
+            labels,
+            labels.shape[1] if labels.shape[0] > 1 else 0,
+            self.given.counter,
+            batch,
+            *(tl.constexpr(size) for size in sizes),
+        )
+
+
+def answers_of(shape: HostShape, num_nets: int, batch: int, like: Tensor) -> Answers:
+    """Room for what B = `batch` images of each of `num_nets` networks give."""
+    size = (num_nets, batch)
+    wide = like.new_empty(0, dtype=torch.float32)
+    return Answers(
+        wide.new_empty(*size, padded(shape.classifier_inputs)),
+        wide.new_empty(*size, padded(shape.num_classes)),
+        wide.new_empty(size),
+        torch.empty(size, dtype=torch.int32, device=like.device),
+    )
+
+
+def activation_kind(nets: NetsConfig) -> torch.dtype:
+    """The format of activations."""
+    return nets.precision if nets.precision == torch.bfloat16 else torch.float32
+
+
+def all_crops(feed: TrainingFeed, envs: Tensor, num_batches: int) -> ImageCrops:
+    """The images of all batches of an env-step, uncut [n, T]."""
+    if isinstance(feed, EnvStepBatches):
+        # in one go, where the launches would be as many for every batch
+        return feed._replace(batch_size=feed.batch_size * num_batches).crops(envs, 0)
+    parts = [feed.crops(envs, index) for index in range(num_batches)]
+    first, labels = (
+        torch.cat(one, dim=1) for one in zip(*(part[1:] for part in parts), strict=True)
+    )
+    return ImageCrops(parts[0].bank, first, labels)
+
+
+def crops_of(bank: ImageBank, first: Tensor) -> Crops:
+    """What the kernel is told; first: int64 [n, images]."""
+    _, line, colour, _ = bank.lines.stride()
+    return Crops(bank.lines, first, first.shape[1], line, colour, bank.scale, bank.offset)
+
+
+def cut_(crops: Crops, counter: Tensor, images: Tensor) -> None:
+    """images [n, B, 1024, 4]: those of the batch that `counter` (int32 [1]) tells."""
+    num_nets, batch = images.shape[:2]
+    cut_kernel[num_nets, batch](crops, batch, counter, images, side=IMAGE_SIZE, tile=TILE, **EXACT)
