@@ -59,7 +59,7 @@ def test_one_host_of_the_last_round_and_a_file_again(
         (["RUN", "env=9"], "env=9: must be 0 to 1, the hosts in it"),
         (["RUN", "env=worst"], "env=worst: must be best, or the number of a host"),
         (["RUN", "environment=1"], "environment=1: must be one of env=, format=, to="),
-        (["RUN", "best"], "best=: must be one of env=, format=, to="),
+        (["RUN", "best"], "best='': must be one of env=, format=, to="),
         (["nowhere"], "nowhere: is not the folder of a run"),
         (["policy.safetensors"], "holds a policy, which other programs cannot play"),
     ],

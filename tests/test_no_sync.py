@@ -223,7 +223,6 @@ STEP_CODE = ("agent", "env", "nets", "ops/collect.py", "ops/metrics.py", "state.
 HOST_NAMED = {
     ("ops/metrics.py", "read_progress"),
     ("agent/policy.py", "__init__"),
-    ("nets/image_preparation.py", "prepare"),
     ("nets/user_images.py", "check_images"),
 }
 

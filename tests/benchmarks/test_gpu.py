@@ -22,7 +22,7 @@ from benchmarks.gpu import (
 )
 from benchmarks.sync_guard import HostSyncError
 from esper_soa.config import ComputeConfig
-from esper_soa.nets import pools
+from esper_soa.nets import passes
 from esper_soa.nets.host import HostShape
 from esper_soa.nets.pools import ActiveSeeds, claim_
 
@@ -92,7 +92,7 @@ def test_a_wait_at_the_birth_of_seeds_is_found(monkeypatch: pytest.MonkeyPatch) 
             keys[0].item()
         claim_(weights, shape, active_seeds, keys)
 
-    monkeypatch.setattr(pools, "claim_", claim_and_wait_)
+    monkeypatch.setattr(passes, "claim_", claim_and_wait_)
     with pytest.raises(HostSyncError, match="claim_and_wait_"):
         syncs(TINY, "graphs")
 
