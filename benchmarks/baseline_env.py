@@ -31,8 +31,8 @@ from benchmarks.baseline_passes import (
     record_gradients,
     tensor_norms,
 )
-from esper_soa.env.config import GatesConfig, LifecycleConfig
-from esper_soa.nets.config import TaskConfig, enabled_slots
+from esper_soa.config.env import GatesConfig, LifecycleConfig
+from esper_soa.config.nets import TaskConfig, enabled_slots
 from esper_soa.vocabulary import (
     ALPHA_TARGETS,
     CURVE_CHOICES,

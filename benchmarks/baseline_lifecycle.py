@@ -7,7 +7,7 @@ settings. Fields of SeedRecord and RampRecord are named as in state.Slots and st
 import math
 from dataclasses import dataclass
 
-from esper_soa.env.config import GatesConfig, LifecycleConfig
+from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.vocabulary import (
     LIVE_STAGES,
     RAMP_STEEPNESS,

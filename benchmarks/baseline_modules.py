@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from esper_soa.nets.config import IMAGE_CHANNELS, TaskConfig
+from esper_soa.config.nets import IMAGE_CHANNELS, TaskConfig
 from esper_soa.vocabulary import Blend, Blueprint
 
 

@@ -32,8 +32,8 @@ from benchmarks.opponents import LoopSide
 from benchmarks.records import Record, Records, check_folder, finish, origin
 from benchmarks.sides import make_side
 from benchmarks.timing import COLUMNS, Timing, in_turns
-from esper_soa.errors import UserError
-from esper_soa.ops.device import resolve_device
+from esper_soa.config.errors import UserError
+from esper_soa.runtime.device import resolve_device
 
 
 class Contestant:

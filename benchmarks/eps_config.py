@@ -6,11 +6,11 @@ Checked before anything is built; benchmarks/conf/ holds the named works. Needs 
 
 from dataclasses import dataclass, field, fields, replace
 
-from esper_soa.agent.config import PolicyConfig
-from esper_soa.config import ComputeConfig, TrainConfig
-from esper_soa.env.config import LifecycleConfig
-from esper_soa.errors import check, check_choice
-from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
+from esper_soa.config.agent import PolicyConfig
+from esper_soa.config.env import LifecycleConfig
+from esper_soa.config.errors import check, check_choice
+from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
+from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS
 
 SIDES = ("engine", "baseline", "bare")

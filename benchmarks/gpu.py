@@ -30,10 +30,10 @@ from benchmarks.records import check_folder, clean, command_line, keep, kept, ma
 from benchmarks.sides import EngineSide
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
-from esper_soa.config import ComputeConfig
-from esper_soa.errors import UserError
+from esper_soa.config.errors import UserError
+from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets.graphs import StepCache
-from esper_soa.ops.device import resolve_device
+from esper_soa.runtime.device import resolve_device
 
 # Settings of the engine by rung of the ladder; "default" is what a run gets that asks for nothing.
 BEST = "triton+graphs"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from benchmarks.records import Line, Records, markdown
-from esper_soa.ops.statistics import Interval, interquartile_mean, iqm_interval, mann_whitney
+from esper_soa.training.statistics import Interval, interquartile_mean, iqm_interval, mann_whitney
 
 POLICIES = ("ppo", "heuristic", "random", "wait")
 CONFIDENCE = 0.95

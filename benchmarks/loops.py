@@ -21,12 +21,12 @@ from benchmarks.baseline_passes import read_together
 from benchmarks.eps_config import EpsConfig, train_config
 from benchmarks.machine import MIB, compiled_graphs, count_syncs, forget_peak, peak, wait_for
 from benchmarks.timing import LIVE_ALPHA, BenchmarkError
-from esper_soa.env.config import GatesConfig, LifecycleConfig
-from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig
-from esper_soa.nets.datasets import load_images
+from esper_soa.config.env import GatesConfig, LifecycleConfig
+from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig
+from esper_soa.nets.data.datasets import load_images
 from esper_soa.nets.precision import choose_precision
-from esper_soa.ops.device import keep_freed_memory, resolve_device
-from esper_soa.ops.profile import PhaseProfile
+from esper_soa.runtime.device import keep_freed_memory, resolve_device
+from esper_soa.training.profile import PhaseProfile
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Op, Stage
 
 # env-steps of one env per form of a loop, of which the quickest counts: one slow moment decides

@@ -25,12 +25,12 @@ from benchmarks.proof_play import EXPERIMENT, LEARNED, MAIN, Data, Facts, Job
 from benchmarks.proof_tables import DECLARED, main_lines, proof_lines
 from benchmarks.records import Record, check_folder, command_line, finish, origin
 from benchmarks.units import Key, Units, code_stamp, opened
-from esper_soa.build import build_player, build_world
-from esper_soa.config import TrainConfig
-from esper_soa.controls import CONTROLS
-from esper_soa.errors import UserError, check
-from esper_soa.ops.device import resolve_device, usable_cores
-from esper_soa.ops.progress import duration
+from esper_soa.config.errors import UserError, check
+from esper_soa.config.settings import TrainConfig
+from esper_soa.runtime.device import resolve_device, usable_cores
+from esper_soa.training.build import build_player, build_world
+from esper_soa.training.controls import CONTROLS
+from esper_soa.training.progress import duration
 
 # No policy was trained, tuned or looked at with these.
 SEEDS = tuple(range(20260101, 20260111))

@@ -24,18 +24,18 @@ from benchmarks import machine
 from benchmarks.processes import command
 from benchmarks.timing import BenchmarkError
 from benchmarks.units import Units, code_stamp
-from esper_soa.build import build_player, build_world
-from esper_soa.compose import compose_settings
-from esper_soa.config import TrainConfig, settings_yaml
-from esper_soa.controls import play_control
+from esper_soa.config.compose import compose_settings
+from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.env.reward import final_rents
 from esper_soa.env.world import World
-from esper_soa.nets.datasets import load_images
-from esper_soa.ops.collect import Player, Round, play_round
-from esper_soa.ops.device import apply_threads, resolve_device
-from esper_soa.ops.metrics import RoundResult
-from esper_soa.ops.progress import Progress
-from esper_soa.ops.resume import Played
+from esper_soa.nets.data.datasets import load_images
+from esper_soa.runtime.device import apply_threads, resolve_device
+from esper_soa.training.build import build_player, build_world
+from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.controls import play_control
+from esper_soa.training.metrics import RoundResult
+from esper_soa.training.progress import Progress
+from esper_soa.training.resume import Played
 
 EXPERIMENT = "cifar_3seed"
 LEARNED = "learned"

@@ -8,7 +8,7 @@ data order. Needs no torch.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from esper_soa.ops.statistics import (
+from esper_soa.training.statistics import (
     Interval,
     difference_interval,
     improvement_interval,

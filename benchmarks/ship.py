@@ -27,16 +27,16 @@ from yaml import YAMLError
 
 from benchmarks.processes import ROOT
 from benchmarks.records import Line, markdown
-from esper_soa.compose import compose_settings
-from esper_soa.config import TrainConfig
-from esper_soa.errors import UserError, one_line
-from esper_soa.ops.files import write_text
-from esper_soa.ops.pretrained import save_policy
-from esper_soa.ops.progress import duration
-from esper_soa.ops.resume import read_run
-from esper_soa.ops.rundir import RunFolder, find_checkpoint
-from esper_soa.ops.start import POLICIES, SUFFIX, finished_accuracy
-from esper_soa.ranges import NAME_PATTERN
+from esper_soa.config.compose import compose_settings
+from esper_soa.config.errors import UserError, one_line
+from esper_soa.config.ranges import NAME_PATTERN
+from esper_soa.config.settings import TrainConfig
+from esper_soa.runtime.files import write_text
+from esper_soa.training.pretrained import save_policy
+from esper_soa.training.progress import duration
+from esper_soa.training.resume import read_run
+from esper_soa.training.run_folder import RunFolder, find_checkpoint
+from esper_soa.training.start import POLICIES, SUFFIX, finished_accuracy
 
 PLANS = ROOT / "benchmarks" / "conf" / "ship"
 # What stages get from here; the first has no policy.init.

@@ -17,13 +17,13 @@ from benchmarks.opponents import LoopSide
 from benchmarks.timing import COLUMNS, LIVE_ALPHA, BenchmarkError, Timing, in_columns
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.rollout import Rollout
-from esper_soa.build import build_player, build_world
 from esper_soa.env.step import EAGER
-from esper_soa.ops.collect import Episode, Player, Round
-from esper_soa.ops.device import apply_threads, resolve_device
-from esper_soa.ops.profile import PhaseProfile
-from esper_soa.ops.progress import Progress
+from esper_soa.runtime.device import apply_threads, resolve_device
 from esper_soa.state import Decision, EnvState, View
+from esper_soa.training.build import build_player, build_world
+from esper_soa.training.collect import Episode, Player, Round
+from esper_soa.training.profile import PhaseProfile
+from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import BLUEPRINT_NAMES, AlphaMode, Op, Stage
 
 

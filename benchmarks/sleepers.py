@@ -20,18 +20,20 @@ import torch
 from benchmarks import sections
 from benchmarks.machine import wait_for
 from benchmarks.records import Record, check_folder, command_line, finish, origin
-from esper_soa.config import ENGINES
-from esper_soa.errors import UserError
-from esper_soa.nets import data, pools, streams
+from esper_soa.config.errors import UserError
+from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig, host_slots
+from esper_soa.config.settings import ENGINES
 from esper_soa.nets.choose import choose_engine
-from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig, host_slots
-from esper_soa.nets.datasets import ImageSet
+from esper_soa.nets.data import batches as data
+from esper_soa.nets.data import streams
+from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.nets.engine import Engine, NetsConfig
-from esper_soa.nets.host import HostShape, host_shape
-from esper_soa.nets.pools import ActiveSeeds
+from esper_soa.nets.model.host import HostShape, host_shape
+from esper_soa.nets.seeds import pools
+from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.nets.trial import Trial
 from esper_soa.nets.workers import chunks
-from esper_soa.ops.device import (
+from esper_soa.runtime.device import (
     apply_threads,
     choose_env_chunk,
     choose_eval_batch,

@@ -29,16 +29,16 @@ from benchmarks.eps_config import EpsConfig, train_config
 from benchmarks.machine import wait_for
 from benchmarks.records import Record, check_folder, command_line, finish, origin
 from benchmarks.timing import BenchmarkError, in_turns
-from esper_soa.build import build_player, build_world
-from esper_soa.config import LEVELS, TRACKERS, TrainConfig
-from esper_soa.ops.collect import Player, Round, play_round
-from esper_soa.ops.device import apply_threads, resolve_device
-from esper_soa.ops.files import Unwritten
-from esper_soa.ops.progress import Progress
-from esper_soa.telemetry.envs_table import EnvsTable
-from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder, Recorder, legend_of
-from esper_soa.telemetry.tracking import Line, Teller, Told, Tracked, numbers_of, openers
-from esper_soa.telemetry.worker import Worker
+from esper_soa.config.settings import LEVELS, TRACKERS, TrainConfig
+from esper_soa.lab.telemetry.console_table import EnvsTable
+from esper_soa.lab.telemetry.recorder import NO_RECORDER, NoRecorder, Recorder, legend_of
+from esper_soa.lab.telemetry.tracking import Line, Teller, Told, Tracked, numbers_of, openers
+from esper_soa.lab.telemetry.worker import Worker
+from esper_soa.runtime.device import apply_threads, resolve_device
+from esper_soa.runtime.files import Unwritten
+from esper_soa.training.build import build_player, build_world
+from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.progress import Progress
 
 CONF = Path(__file__).parent / "conf"
 INTERVAL = 10.0  # seconds, as telemetry.write_interval

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.processes import ROOT
-from esper_soa.ops.files import write_text
-from esper_soa.ops.rundir import RunFolder, claimed
+from esper_soa.runtime.files import write_text
+from esper_soa.training.run_folder import RunFolder, claimed
 
 WORDS = ("commit", "settings_given")  # facts that decide nothing: code and settings do
 CODE = ("esper_soa", "configs", "benchmarks/proof_play.py")  # that decides results

@@ -14,33 +14,33 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from esper_soa.registry import agent as agent
-from esper_soa.registry import blueprint as blueprint
-from esper_soa.registry import host as host
-from esper_soa.registry import reward as reward
+from esper_soa.config.registry import agent as agent
+from esper_soa.config.registry import blueprint as blueprint
+from esper_soa.config.registry import host as host
+from esper_soa.config.registry import reward as reward
 
 if TYPE_CHECKING:
     from esper_soa.agent.controller import Controller as Controller
-    from esper_soa.compose import compose_settings as compose_settings
-    from esper_soa.compose import experiments as experiments
-    from esper_soa.conformance import check_agent as check_agent
-    from esper_soa.conformance import check_blueprint as check_blueprint
-    from esper_soa.conformance import check_host as check_host
-    from esper_soa.conformance import check_reward as check_reward
-    from esper_soa.errors import UserError as UserError
+    from esper_soa.config.compose import compose_settings as compose_settings
+    from esper_soa.config.compose import experiments as experiments
+    from esper_soa.config.errors import UserError as UserError
+    from esper_soa.grown.module_files import load as load
+    from esper_soa.grown.module_files import save as save
+    from esper_soa.nets.data.user_images import check_images as check_images
+    from esper_soa.nets.data.user_images import images as images
     from esper_soa.nets.model.modules import GrownNetwork as GrownNetwork
-    from esper_soa.nets.user_images import check_images as check_images
-    from esper_soa.nets.user_images import images as images
-    from esper_soa.ops.module_files import load as load
-    from esper_soa.ops.module_files import save as save
-    from esper_soa.runs import RecordedRun as RecordedRun
-    from esper_soa.runs import open_run as open_run
-    from esper_soa.runs import train as train
     from esper_soa.simulator import Info as Info
     from esper_soa.simulator import Seed as Seed
     from esper_soa.simulator import Simulator as Simulator
     from esper_soa.simulator import Step as Step
     from esper_soa.simulator import make as make
+    from esper_soa.training.conformance import check_agent as check_agent
+    from esper_soa.training.conformance import check_blueprint as check_blueprint
+    from esper_soa.training.conformance import check_host as check_host
+    from esper_soa.training.conformance import check_reward as check_reward
+    from esper_soa.training.runs import RecordedRun as RecordedRun
+    from esper_soa.training.runs import open_run as open_run
+    from esper_soa.training.runs import train as train
 
 
 @functools.cache

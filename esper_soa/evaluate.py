@@ -4,9 +4,9 @@ policies=[ppo,heuristic,wait]`.
 Stands in front of command.py, as train.py does.
 """
 
-from esper_soa.arguments import show_help_or_version
-from esper_soa.ops.console import standing_streams
-from esper_soa.ops.interrupt import importing, stopped_at_once
+from esper_soa.config.arguments import show_help_or_version
+from esper_soa.runtime.console import standing_streams
+from esper_soa.runtime.signals import importing, stopped_at_once
 
 
 def main() -> None:
@@ -15,7 +15,7 @@ def main() -> None:
         if show_help_or_version("evaluate"):
             return
         with importing():
-            from esper_soa.command import EvaluateConfig, run_command
+            from esper_soa.training.command import EvaluateConfig, run_command
 
         run_command("evaluate", EvaluateConfig)
 

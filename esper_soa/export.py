@@ -6,10 +6,10 @@ Also `python -m esper_soa.export`. Exit status: 0 done, 1 a file not written, 2 
 import argparse
 from pathlib import Path
 
-from esper_soa.errors import UserError, check
-from esper_soa.ops.console import ending_with_status, parser
-from esper_soa.ops.interrupt import importing
-from esper_soa.paths import user_path
+from esper_soa.config.errors import UserError, check
+from esper_soa.config.paths import user_path
+from esper_soa.runtime.console import ending_with_status, parser
+from esper_soa.runtime.signals import importing
 
 # and what they are where they are not given
 SETTINGS = {"env": "best", "format": "safetensors", "to": "."}
@@ -48,10 +48,10 @@ def settings_of(given: list[str]) -> dict[str, str]:
 def export(run: str, settings: dict[str, str]) -> None:
     """Write the network of `run` in all the formats, and print the paths."""
     with importing():
+        from esper_soa.grown.formats import FORMATS
+        from esper_soa.grown.module_files import load
         from esper_soa.nets.model.modules import GrownNetwork
-        from esper_soa.ops.formats import FORMATS
-        from esper_soa.ops.module_files import load
-        from esper_soa.runs import open_run
+        from esper_soa.training.runs import open_run
     wanted = settings["format"].split(",")
     for name in wanted:
         known = f"one or more of {', '.join(FORMATS)}, with commas between"

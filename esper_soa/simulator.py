@@ -21,26 +21,26 @@ import torch
 from hydra.core.override_parser.types import Quote, QuotedString
 from torch import Tensor
 
-from esper_soa.actions import Given, check_action, read_action
-from esper_soa.agent.config import SCRATCH
-from esper_soa.agent.own_agents import Watched
 from esper_soa.agent.protocol import Agent, restart
-from esper_soa.build import build_player, build_world
-from esper_soa.compose import compose_settings
-from esper_soa.config import POLICIES, TrainConfig
+from esper_soa.agent.user_agents import Watched
+from esper_soa.config.agent import SCRATCH
+from esper_soa.config.compose import compose_settings
+from esper_soa.config.errors import UserError, check
+from esper_soa.config.registry import is_reference
+from esper_soa.config.settings import POLICIES, TrainConfig
+from esper_soa.env.actions import Given, check_action, read_action
 from esper_soa.env.env import Env, Seen
 from esper_soa.env.joint import JointActions
 from esper_soa.env.step import StepResult
 from esper_soa.env.topology import Standing, standing_of
-from esper_soa.errors import UserError, check
-from esper_soa.nets.datasets import ImageSet
+from esper_soa.grown.networks import measured_hosts
+from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.nets.model.modules import GrownNetwork
-from esper_soa.ops.device import resolve_device, threads
-from esper_soa.ops.memory import naming_memory
-from esper_soa.ops.networks import measured_hosts
-from esper_soa.registry import is_reference
+from esper_soa.runtime.device import resolve_device, threads
+from esper_soa.runtime.memory import naming_memory
 from esper_soa.state import Action, EnvState, Masks, Observation, View
+from esper_soa.training.build import build_player, build_world
 from esper_soa.vocabulary import STAGE_NAMES
 
 # nothing is learned here, so that any number of envs will do

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from esper_soa.arguments import show_help_or_version
-from esper_soa.ops.console import standing_streams
-from esper_soa.ops.interrupt import importing, stopped_at_once
+from esper_soa.config.arguments import show_help_or_version
+from esper_soa.runtime.console import standing_streams
+from esper_soa.runtime.signals import importing, stopped_at_once
 
 if TYPE_CHECKING:
-    from esper_soa.runs import RecordedRun
+    from esper_soa.training.runs import RecordedRun
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
         if show_help_or_version("train"):
             return
         with importing():
-            from esper_soa.command import TrainConfig, run_command
+            from esper_soa.training.command import TrainConfig, run_command
 
         run_command("train", TrainConfig)
 
@@ -35,7 +35,7 @@ class CallableModule(ModuleType):
 
     def __call__(self, experiment: str = "", overrides: Sequence[str] = ()) -> "RecordedRun":
         """See runs.train."""
-        from esper_soa.runs import train
+        from esper_soa.training.runs import train
 
         return train(experiment, overrides)
 

@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper_soa.build import build_world
-from esper_soa.config import ComputeConfig, TrainConfig
+from esper_soa.config.nets import DataConfig, TaskConfig
+from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
-from esper_soa.nets.config import DataConfig, TaskConfig
+from esper_soa.grown.build import Grown, Pixels, Residents, grown_hosts
 from esper_soa.nets.engine import ValidationReport
-from esper_soa.nets.grown import Grown, Pixels, Residents, grown_hosts
 from esper_soa.nets.model.modules import GrownNetwork
-from esper_soa.nets.pools import slot_seeds
+from esper_soa.nets.seeds.pools import slot_seeds
 from esper_soa.state import Slots
+from esper_soa.training.build import build_world
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
 SLOTS = ["r0c0", "r0c1", "r1c1"]

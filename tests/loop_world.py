@@ -15,13 +15,14 @@ from torch import Tensor
 from benchmarks.baseline_attribution import ValidationReading
 from benchmarks.baseline_env import BaselineEnv, Batches, ScalarAction
 from benchmarks.baseline_passes import TrainReading, read_together
-from esper_soa.env.config import (
+from esper_soa.config.env import (
     GatesConfig,
     GovernorConfig,
     LifecycleConfig,
     RewardConfig,
     SignalsConfig,
 )
+from esper_soa.config.nets import TaskConfig, enabled_slots
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.step import (
     Rules,
@@ -33,12 +34,12 @@ from esper_soa.env.step import (
     measure_,
     record_and_observe,
 )
-from esper_soa.nets import pools, streams
-from esper_soa.nets.config import TaskConfig, enabled_slots
+from esper_soa.nets.data import streams
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.nets.host import HostShape, host_shape
-from esper_soa.nets.snapshot import add_snapshot_, snapshot_where_
+from esper_soa.nets.model.host import HostShape, host_shape
+from esper_soa.nets.seeds import pools
+from esper_soa.nets.seeds.snapshot import add_snapshot_, snapshot_where_
 from esper_soa.state import Action, EnvState, Measurements
 from esper_soa.vocabulary import CNN_BLUEPRINTS, NUM_BLUEPRINTS, STAGE_NAMES, Op
 

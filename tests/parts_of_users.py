@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 import esper_soa
-from esper_soa.agent.own_agents import Surroundings
 from esper_soa.agent.protocol import Memory
 from esper_soa.agent.scripted import obey, seed_action, uniform_choice, unlearned
+from esper_soa.agent.user_agents import Surroundings
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.nets.model.blueprints import Architecture
 from esper_soa.nets.model.parts import NARROW, Conv, Part, SoftNorm

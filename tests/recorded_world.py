@@ -7,14 +7,14 @@ import torch
 from tiny_world import CPU, EnvStep, play_state, random_numbers, tiny_rules
 
 from esper_soa.agent.distribution import head_masks
-from esper_soa.env.config import LifecycleConfig, RewardConfig
+from esper_soa.config.env import LifecycleConfig, RewardConfig
 from esper_soa.env.env import Seen
 from esper_soa.env.step import Rules
+from esper_soa.lab.telemetry.pack import Facts, pack, unpack
+from esper_soa.lab.telemetry.rows import Cost, Legend, Played
 from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.state import Decision
-from esper_soa.telemetry.pack import Facts, pack, unpack
-from esper_soa.telemetry.rows import Cost, Legend, Played
 from esper_soa.vocabulary import HEAD_NAMES
 
 TRAIN_SAMPLES = 4

@@ -7,14 +7,14 @@ import torch
 from tiny_world import CPU, tiny_settings
 from witness import witnessed_round
 
-from esper_soa.agent.config import NetworkConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.slots import place_table
-from esper_soa.build import build_player, build_world
-from esper_soa.evaluation import build_agent
-from esper_soa.ops.resume import read_run
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.trainer import run
+from esper_soa.config.agent import NetworkConfig, PPOConfig
+from esper_soa.training.build import build_player, build_world
+from esper_soa.training.evaluation import build_agent
+from esper_soa.training.resume import read_run
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.trainer import run
 from esper_soa.vocabulary import Op
 
 STEPS = 8

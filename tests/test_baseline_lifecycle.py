@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.baseline_lifecycle import SlotMachine, TotalsRecord
-from esper_soa.env.config import GatesConfig, LifecycleConfig
+from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.vocabulary import AlphaMode, Blend, Blueprint, Curve, Stage, Style
 
 AUTO = LifecycleConfig(auto_forward_g1=True, auto_forward_g2=True, auto_forward_g3=True)

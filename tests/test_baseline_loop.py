@@ -7,8 +7,8 @@ from loop_world import evaluate_fused
 from benchmarks.baseline_attribution import ValidationReading, attribute, subset_codes
 from benchmarks.baseline_env import BaselineEnv, ScalarAction
 from benchmarks.baseline_modules import SEEDS, Gate, Host
-from esper_soa.env.config import GatesConfig, LifecycleConfig
-from esper_soa.nets.config import TaskConfig
+from esper_soa.config.env import GatesConfig, LifecycleConfig
+from esper_soa.config.nets import TaskConfig
 from esper_soa.vocabulary import AlphaMode, Blueprint, Op, Stage, Style
 
 

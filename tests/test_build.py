@@ -6,19 +6,19 @@ import pytest
 import torch
 from tiny_world import CPU, tiny_settings
 
-from esper_soa import build
-from esper_soa.build import build_rules
-from esper_soa.config import AttributionConfig, ComputeConfig, TrainConfig
-from esper_soa.env.attribution import prefix_codes
-from esper_soa.env.config import (
+from esper_soa.config.env import (
     GatesConfig,
     GovernorConfig,
     LifecycleConfig,
     RewardConfig,
     SignalsConfig,
 )
+from esper_soa.config.nets import SubsetRows
+from esper_soa.config.settings import AttributionConfig, ComputeConfig, TrainConfig
+from esper_soa.env.attribution import prefix_codes
 from esper_soa.env.shapley import arrival_orders
-from esper_soa.nets.config import SubsetRows
+from esper_soa.training import build
+from esper_soa.training.build import build_rules
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Stage
 
 SLOTS = 5  # more than are evaluated in every subset

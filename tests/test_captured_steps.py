@@ -13,14 +13,14 @@ from rich.console import Console
 from tiny_world import CPU, tiny_settings
 
 from benchmarks.sync_guard import SyncGuard
-from esper_soa.agent.config import NetworkConfig, PPOConfig
 from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
-from esper_soa.build import build_player, build_world
+from esper_soa.config.agent import NetworkConfig, PPOConfig
 from esper_soa.env.world import World
+from esper_soa.lab.telemetry.recorder import NO_RECORDER, NoRecorder
 from esper_soa.nets.graphs import StaticStep, StepCache, _Kept
-from esper_soa.ops.collect import Player, Round, play_round
-from esper_soa.ops.progress import Progress
-from esper_soa.telemetry.recorder import NO_RECORDER, NoRecorder
+from esper_soa.training.build import build_player, build_world
+from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.progress import Progress
 
 STEPS = 5
 

@@ -8,8 +8,8 @@ from program import finished
 from rich.console import Console
 from tiny_world import tiny_settings
 
-from esper_soa.check_device import check_device, engine_table
-from esper_soa.config import TrainConfig
+from esper_soa.config.settings import TrainConfig
+from esper_soa.lab.check_device import check_device, engine_table
 from esper_soa.nets.trial import Tried
 
 

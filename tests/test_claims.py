@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from program import contents, finished
 
-from esper_soa.errors import UserError
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.ops.sealed import write_sealed
-from esper_soa.ops.session import session
+from esper_soa.config.errors import UserError
+from esper_soa.training.checksum import write_sealed
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.session import session
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from esper_soa.ops.rundir import RunFolder, claimed
+from esper_soa.training.run_folder import RunFolder, claimed
 with claimed(RunFolder(Path(sys.argv[1]))):
     print("held", flush=True)
     time.sleep(600)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import pytest
 from rich.console import Console
 
-from esper_soa import compare as command
-from esper_soa.errors import UserError
-from esper_soa.runs import RecordedRun
+from esper_soa.config.errors import UserError
+from esper_soa.lab.compare import command as command
+from esper_soa.training.runs import RecordedRun
 
 TINY = shlex.split(
     "+experiment=smoke rounds=1 steps=4 envs=2 train_samples=16 val_samples=16 batch_size=8 "

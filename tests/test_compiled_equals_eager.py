@@ -11,8 +11,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from esper_soa.agent.scripted import RandomPolicy
-from esper_soa.build import build_rules
-from esper_soa.env.config import REWARD_MODES, EarlyStopConfig, RewardConfig
+from esper_soa.config.env import REWARD_MODES, EarlyStopConfig, RewardConfig
 from esper_soa.env.step import (
     Observed,
     Rules,
@@ -23,9 +22,10 @@ from esper_soa.env.step import (
     initial_state,
     record_and_observe,
 )
-from esper_soa.ops.collect import Player, Round, play_round
-from esper_soa.ops.progress import Progress
 from esper_soa.state import EnvState
+from esper_soa.training.build import build_rules
+from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import Op
 
 STEPS = 40

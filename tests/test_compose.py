@@ -11,10 +11,10 @@ from hydra.core.utils import JobRuntime
 from hydra.version import VersionBase
 from omegaconf import OmegaConf
 
-from esper_soa.compose import compose_settings, experiments
-from esper_soa.config import TrainConfig, register_schema, settings_from
-from esper_soa.errors import UserError
-from esper_soa.paths import config_dir
+from esper_soa.config.compose import compose_settings, experiments
+from esper_soa.config.errors import UserError
+from esper_soa.config.paths import config_dir
+from esper_soa.config.settings import TrainConfig, register_schema, settings_from
 
 register_schema()  # for Hydra's own composing, that ours is set beside
 

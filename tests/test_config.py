@@ -14,20 +14,20 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from esper_soa.arguments import listed_slots, prepared
-from esper_soa.compose import compose_settings
-from esper_soa.config import (
+from esper_soa.config.arguments import listed_slots, prepared
+from esper_soa.config.compose import compose_settings
+from esper_soa.config.errors import SettingError, UserError
+from esper_soa.config.nets import host_slots
+from esper_soa.config.paths import config_dir
+from esper_soa.config.ranges import RULE, Items, Range, Table
+from esper_soa.config.settings import (
     EvaluateConfig,
     TrainConfig,
     register_schema,
     settings_from,
     settings_from_mapping,
 )
-from esper_soa.errors import SettingError, UserError
-from esper_soa.nets.config import host_slots
-from esper_soa.paths import config_dir
-from esper_soa.ranges import RULE, Items, Range, Table
-from esper_soa.sweep.resolvers import register_resolvers, share_of_cores
+from esper_soa.lab.sweep.resolvers import register_resolvers, share_of_cores
 
 CONFIGS = Path(config_dir())
 

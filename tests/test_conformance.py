@@ -8,8 +8,8 @@ from hosts_of_users import unmarked as unmarked_host
 from parts_of_users import Grouped, unmarked
 
 import esper_soa
-from esper_soa.conformance import ConformanceError
-from esper_soa.errors import SettingError, UserError
+from esper_soa.config.errors import SettingError, UserError
+from esper_soa.training.conformance import ConformanceError
 
 HERE = "parts_of_users"
 CHECKS: dict[str, Callable[..., None]] = {

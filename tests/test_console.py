@@ -11,7 +11,7 @@ import pytest
 import warm
 from program import ENVIRONMENT, PATIENCE, TINY, command
 
-from esper_soa.ops.session import unheard
+from esper_soa.training.session import unheard
 
 TOLD = (
     "accuracy, mean over hosts (%)",
@@ -23,10 +23,10 @@ ASKED = [*TINY, "run_dir=run", "telemetry.plain_interval=0.001"]
 SAY = """
 import sys
 from pathlib import Path
-from esper_soa.ops.console import standing_streams
-from esper_soa.ops.progress import LOGGER, show
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.ops.session import session
+from esper_soa.runtime.console import standing_streams
+from esper_soa.training.progress import LOGGER, show
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.session import session
 with standing_streams():
     with session(RunFolder(Path(sys.argv[1]))) as within:
         for number in range(3):

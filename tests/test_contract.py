@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from tiny_world import EnvStep, play_state, tiny_rules, tiny_settings, tiny_world, view_of
 
 from esper_soa.agent.scripted import HeuristicPolicy, RandomPolicy, SchedulePolicy
-from esper_soa.env.config import REWARD_MODES, RewardConfig
+from esper_soa.config.env import REWARD_MODES, RewardConfig
 from esper_soa.env.step import apply_action, guard_, look, measure_, record_and_observe
 from esper_soa.state import Action, EnvState, Masks, Measurements
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES, STAGE_NAMES, Op, Stage, head_sizes

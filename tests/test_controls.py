@@ -9,19 +9,19 @@ from rich.console import Console
 from tiny_world import CPU
 from witness import Witnessed, witnessed_round
 
-from esper_soa.agent.config import PolicyConfig, ScheduleConfig
 from esper_soa.agent.scripted import RandomPolicy, SchedulePolicy, WaitPolicy
-from esper_soa.build import build_world
-from esper_soa.config import ComputeConfig, TrainConfig
-from esper_soa.controls import CONTROLS, play_control, widened
-from esper_soa.env.config import GatesConfig, LifecycleConfig
+from esper_soa.config.agent import PolicyConfig, ScheduleConfig
+from esper_soa.config.env import GatesConfig, LifecycleConfig
+from esper_soa.config.errors import SettingError
+from esper_soa.config.nets import CNN_BLUEPRINT_NAMES, MAX_CHANNELS, DataConfig, TaskConfig
+from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
-from esper_soa.errors import SettingError
-from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, MAX_CHANNELS, DataConfig, TaskConfig
-from esper_soa.nets.host import host_shape
-from esper_soa.ops.collect import Player, Round, play_round
-from esper_soa.ops.metrics import RoundResult
-from esper_soa.ops.progress import Progress
+from esper_soa.nets.model.host import host_shape
+from esper_soa.training.build import build_world
+from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.controls import CONTROLS, play_control, widened
+from esper_soa.training.metrics import RoundResult
+from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import BLUEPRINT_NAMES
 
 ROUND = 3

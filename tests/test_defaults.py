@@ -7,8 +7,8 @@ from dataclasses import asdict
 import pytest
 import yaml
 
-from esper_soa.agent.config import HeuristicConfig, NetworkConfig, PPOConfig
-from esper_soa.env.config import (
+from esper_soa.config.agent import HeuristicConfig, NetworkConfig, PPOConfig
+from esper_soa.config.env import (
     GUARD_WINDOW,
     MAX_STABLE_WINDOW,
     PBRS_GAMMA,
@@ -18,7 +18,7 @@ from esper_soa.env.config import (
     RewardConfig,
     SignalsConfig,
 )
-from esper_soa.errors import SettingError
+from esper_soa.config.errors import SettingError
 
 # The reference's, but for governor.enabled, snapshot_steps, slot_features, and the epochs of PPO:
 # the reference passes over a round once; here four times, with the same bound on the KL.

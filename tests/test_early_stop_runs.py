@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from lanes import some_of
 
-from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
-from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig, settings_yaml
-from esper_soa.env.config import EarlyStopConfig, GatesConfig
-from esper_soa.nets.config import DataConfig, TaskConfig
-from esper_soa.ops.final_table import Summary
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.report.groups import groups_of
-from esper_soa.report.run_files import find_runs
-from esper_soa.report.sections import shown_of
-from esper_soa.telemetry.table_files import read_table
-from esper_soa.trainer import run
+from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config.env import EarlyStopConfig, GatesConfig
+from esper_soa.config.nets import DataConfig, TaskConfig
+from esper_soa.config.settings import ComputeConfig, TelemetryConfig, TrainConfig, settings_yaml
+from esper_soa.lab.report.groups import groups_of
+from esper_soa.lab.report.run_files import find_runs
+from esper_soa.lab.report.sections import shown_of
+from esper_soa.lab.telemetry.table_files import read_table
+from esper_soa.training.final_table import Summary
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.trainer import run
 
 ENVS = 3
 STEPS = 12

@@ -11,16 +11,17 @@ from program import finished
 from test_resume import CPU, fresh, settings
 from witness import Witnessed, witnessed_round
 
-from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
-from esper_soa.build import build_world
-from esper_soa.config import ComputeConfig, EvaluateConfig
-from esper_soa.env.config import GatesConfig, RewardConfig
+from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config.env import GatesConfig, RewardConfig
+from esper_soa.config.errors import SettingError, UserError
+from esper_soa.config.nets import DataConfig, enabled_slots
+from esper_soa.config.settings import ComputeConfig, EvaluateConfig
 from esper_soa.env.world import World
-from esper_soa.errors import SettingError, UserError
-from esper_soa.evaluation import (
+from esper_soa.training.build import build_world
+from esper_soa.training.evaluation import (
     Scores,
     build_agent,
     evaluate,
@@ -28,10 +29,9 @@ from esper_soa.evaluation import (
     final_rents,
     judge,
 )
-from esper_soa.nets.config import DataConfig, enabled_slots
-from esper_soa.ops.resume import Saved, read_run
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.ops.statistics import mean_interval
+from esper_soa.training.resume import Saved, read_run
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.statistics import mean_interval
 
 ENVS = 2
 EPISODES = 2

@@ -13,10 +13,10 @@ import torch
 import warm
 from program import ENVIRONMENT, PATIENCE, TINY, command
 
-from esper_soa.env.own_reward import sample_inputs
+from esper_soa.config.registry import REWARD, find
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.env.reward_terms import TERM_NAMES
-from esper_soa.registry import REWARD, find
+from esper_soa.env.user_reward import sample_inputs
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "own_parts"

@@ -11,10 +11,10 @@ from program import TINY, command, finished
 
 import esper_soa
 from esper_soa import export
-from esper_soa.agent.config import NetworkConfig, PolicyConfig
 from esper_soa.agent.controller import Controller, controller_spec
-from esper_soa.nets.config import TaskConfig, enabled_slots
-from esper_soa.ops.module_files import digest
+from esper_soa.config.agent import NetworkConfig, PolicyConfig
+from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.grown.module_files import digest
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,15 @@ from rich.console import Console
 from tiny_world import CPU, tiny_settings
 
 from benchmarks.sync_guard import SyncGuard
-from esper_soa.agent.config import NetworkConfig, PPOConfig
 from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout
-from esper_soa.build import build_player, build_world
-from esper_soa.config import TrainConfig
-from esper_soa.env.config import GovernorConfig
-from esper_soa.ops.collect import Player, Round, play_round
-from esper_soa.ops.progress import Progress
+from esper_soa.config.agent import NetworkConfig, PPOConfig
+from esper_soa.config.env import GovernorConfig
+from esper_soa.config.settings import TrainConfig
+from esper_soa.training.build import build_player, build_world
+from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.progress import Progress
 
 ENVS = 3
 SLOTS = 3

@@ -18,12 +18,12 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from esper_soa.config import TrainConfig, register_schema, settings_from
-from esper_soa.errors import OutOfRoomError, UserError
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.paths import config_dir
-from esper_soa.ranges import RULE, Choice, Items, Range, Table
-from esper_soa.trainer import run
+from esper_soa.config.errors import OutOfRoomError, UserError
+from esper_soa.config.paths import config_dir
+from esper_soa.config.ranges import RULE, Choice, Items, Range, Table
+from esper_soa.config.settings import TrainConfig, register_schema, settings_from
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.trainer import run
 
 CLEAN = (UserError, HydraException, OmegaConfBaseException, OutOfRoomError)
 NASTY = [

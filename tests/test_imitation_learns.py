@@ -10,20 +10,20 @@ import torch
 from rich.console import Console
 from tiny_world import CPU, tiny_settings
 
-from esper_soa.agent.config import (
+from esper_soa.agent.lstm import segment_starts
+from esper_soa.agent.ppo import Learner
+from esper_soa.agent.rollout import Rollout
+from esper_soa.config.agent import (
     ImitationConfig,
     NetworkConfig,
     PolicyConfig,
     PPOConfig,
     ScheduleConfig,
 )
-from esper_soa.agent.lstm import segment_starts
-from esper_soa.agent.ppo import Learner
-from esper_soa.agent.rollout import Rollout
-from esper_soa.build import build_player, build_world
-from esper_soa.config import TrainConfig
-from esper_soa.ops.collect import Round, play_round
-from esper_soa.ops.progress import Progress
+from esper_soa.config.settings import TrainConfig
+from esper_soa.training.build import build_player, build_world
+from esper_soa.training.collect import Round, play_round
+from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
 
 ENVS = 12

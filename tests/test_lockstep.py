@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import esper_soa
-from esper_soa.compose import compose_settings
-from esper_soa.config import TrainConfig
-from esper_soa.lockstep import train_in_turns
-from esper_soa.ops.interrupt import Interrupted
+from esper_soa.config.compose import compose_settings
+from esper_soa.config.settings import TrainConfig
+from esper_soa.lab.compare.lockstep import train_in_turns
+from esper_soa.runtime.signals import Interrupted
 
 TINY = shlex.split(
     "steps=2 envs=2 train_samples=8 val_samples=8 batch_size=8 control=none report=false "

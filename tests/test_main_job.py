@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from lanes import some_of
 
-from esper_soa.compose import compose_settings
-from esper_soa.env.config import REWARD_MODES
-from esper_soa.errors import UserError
-from esper_soa.ops.final_table import Summary
-from esper_soa.ops.rundir import open_run_folder
-from esper_soa.paths import config_dir
-from esper_soa.trainer import run
+from esper_soa.config.compose import compose_settings
+from esper_soa.config.env import REWARD_MODES
+from esper_soa.config.errors import UserError
+from esper_soa.config.paths import config_dir
+from esper_soa.training.final_table import Summary
+from esper_soa.training.run_folder import open_run_folder
+from esper_soa.training.trainer import run
 
 TASKS = sorted(path.stem for path in Path(config_dir(), "task").glob("*.yaml"))
 REAL_CIFAR = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar-10-batches-py"

@@ -8,7 +8,7 @@ import pytest
 from lanes import some_of
 from program import TINY, contents, finished
 
-from esper_soa.command import job
+from esper_soa.training.command import job
 
 pytestmark = pytest.mark.timeout(900)
 

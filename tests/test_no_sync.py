@@ -23,18 +23,18 @@ from tiny_world import (
 )
 
 from benchmarks.sync_guard import HostSyncError, SyncGuard
-from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import HeuristicPolicy, RandomPolicy, SchedulePolicy, WaitPolicy
-from esper_soa.env.config import REWARD_MODES, RewardConfig
+from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config.env import REWARD_MODES, RewardConfig
+from esper_soa.config.nets import enabled_slots
 from esper_soa.env.step import apply_action, guard_, look, measure_, record_and_observe
-from esper_soa.nets.config import enabled_slots
 from esper_soa.nets.model.flops import training_flop
-from esper_soa.ops.collect import Player, Round, play_round
-from esper_soa.ops.metrics import MetricsAccumulator
-from esper_soa.ops.progress import Progress
+from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.metrics import MetricsAccumulator
+from esper_soa.training.progress import Progress
 
 META = torch.device("meta")
 PACKAGE = Path(__file__).parents[1] / "esper_soa"
@@ -216,14 +216,14 @@ def test_training_and_validation_read_the_active_seeds_and_nothing_else() -> Non
     assert newborn, "no seed was initialised under the guard"
 
 
-STEP_CODE = ("agent", "env", "nets", "ops/collect.py", "ops/metrics.py", "state.py")
+STEP_CODE = ("agent", "env", "nets", "training/collect.py", "training/metrics.py", "state.py")
 # Functions that name the host: a copy there that is started and not waited for, buffers of a policy
 # that is being built, and a user's images before a run. What the native kernels read is on the host
 # anyway.
 HOST_NAMED = {
-    ("ops/metrics.py", "read_progress"),
+    ("training/metrics.py", "read_progress"),
     ("agent/policy.py", "__init__"),
-    ("nets/user_images.py", "check_images"),
+    ("nets/data/user_images.py", "check_images"),
 }
 
 

@@ -14,14 +14,14 @@ from program import TINY, finished
 from test_resume import CPU, assert_equal_runs, fresh, lines, resumed, settings
 
 import esper_soa
-from esper_soa.build import build_world
-from esper_soa.config import EvaluateConfig, TrainConfig
-from esper_soa.errors import SettingError, UserError
-from esper_soa.evaluation import build_agent, evaluation_settings
-from esper_soa.ops.formats import save_code, save_pt2
-from esper_soa.ops.resume import read_run
-from esper_soa.ops.rundir import RunFolder
+from esper_soa.config.errors import SettingError, UserError
+from esper_soa.config.settings import EvaluateConfig, TrainConfig
+from esper_soa.grown.formats import save_code, save_pt2
 from esper_soa.simulator import Simulator
+from esper_soa.training.build import build_world
+from esper_soa.training.evaluation import build_agent, evaluation_settings
+from esper_soa.training.resume import read_run
+from esper_soa.training.run_folder import RunFolder
 
 HERE = "hosts_of_users"
 TESTS = Path(__file__).resolve().parent

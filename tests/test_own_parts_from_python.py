@@ -13,9 +13,9 @@ import esper_soa
 from benchmarks.growth_figure import play, timelines
 from esper_soa.adapters.flat import FlatEnvs
 from esper_soa.agent.distribution import illegal_heads
-from esper_soa.runs import RecordedRun
 from esper_soa.simulator import Simulator, make
 from esper_soa.state import Action
+from esper_soa.training.runs import RecordedRun
 from esper_soa.vocabulary import Op
 
 MINE = (

@@ -10,17 +10,17 @@ import torch
 from tiny_runs import records
 
 import esper_soa
-from esper_soa.build import build_world
-from esper_soa.compose import compose_settings
-from esper_soa.config import EvaluateConfig, TrainConfig
-from esper_soa.errors import SettingError, UserError
-from esper_soa.evaluation import evaluate
-from esper_soa.nets.datasets import ImageSet
-from esper_soa.ops import memory
-from esper_soa.ops.memory import needs
-from esper_soa.ops.rundir import RunFolder, open_run_folder
-from esper_soa.ops.start import resume_start
-from esper_soa.trainer import run
+from esper_soa.config.compose import compose_settings
+from esper_soa.config.errors import SettingError, UserError
+from esper_soa.config.settings import EvaluateConfig, TrainConfig
+from esper_soa.nets.data.datasets import ImageSet
+from esper_soa.runtime import memory
+from esper_soa.runtime.memory import needs
+from esper_soa.training.build import build_world
+from esper_soa.training.evaluation import evaluate
+from esper_soa.training.run_folder import RunFolder, open_run_folder
+from esper_soa.training.start import resume_start
+from esper_soa.training.trainer import run
 
 CPU = torch.device("cpu")
 OWN = shlex.split(

@@ -13,17 +13,11 @@ from program import TINY, finished
 from rich.console import Console
 from tiny_world import tiny_settings
 
-from esper_soa.build import build_player, build_world
-from esper_soa.config import TrainConfig, settings_yaml
-from esper_soa.env.config import EarlyStopConfig
-from esper_soa.errors import SettingError, UserError
-from esper_soa.nets.config import DataConfig
-from esper_soa.nets.data import ValidationImages
-from esper_soa.ops.collect import Episode, Round
-from esper_soa.ops.memory import GIB
-from esper_soa.ops.progress import Progress
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.plan import (
+from esper_soa.config.env import EarlyStopConfig
+from esper_soa.config.errors import SettingError, UserError
+from esper_soa.config.nets import DataConfig
+from esper_soa.config.settings import TrainConfig, settings_yaml
+from esper_soa.lab.plan.plan import (
     MIB,
     Disk,
     Plan,
@@ -35,7 +29,13 @@ from esper_soa.plan import (
     slowest,
     verdict,
 )
-from esper_soa.probe import Pace, Took, per_env, round_of, settings_in
+from esper_soa.lab.plan.probe import Pace, Took, per_env, round_of, settings_in
+from esper_soa.nets.data.batches import ValidationImages
+from esper_soa.runtime.memory import GIB
+from esper_soa.training.build import build_player, build_world
+from esper_soa.training.collect import Episode, Round
+from esper_soa.training.progress import Progress
+from esper_soa.training.run_folder import RunFolder
 
 CPU = torch.device("cpu")
 # program, host, device, free; seconds of build, episode, bare episode, update, files, report; steps

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from program import ENVIRONMENT, command
 
-from esper_soa.compose import compose_settings
-from esper_soa.plan import MIB, make_plan
+from esper_soa.config.compose import compose_settings
+from esper_soa.lab.plan.plan import MIB, make_plan
 
 SETTINGS = {
     "small hosts, many of them": "+experiment=smoke envs=512 steps=30 policy.network.hidden=64 "

@@ -10,17 +10,17 @@ import torch
 from program import TINY, finished
 from test_resume import assert_equal_runs, content, fresh, lines, resumed, same, settings
 
-from esper_soa.agent.config import ImitationConfig, NetworkConfig
 from esper_soa.agent.ppo import Learner
-from esper_soa.build import build_player, build_world
-from esper_soa.config import TrainConfig
-from esper_soa.errors import SettingError, UserError
-from esper_soa.ops import start
-from esper_soa.ops.checkpoint import load_checkpoint, save_checkpoint
-from esper_soa.ops.pretrained import FORMAT, save_policy
-from esper_soa.ops.resume import read_run
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.ops.sealed import CheckpointError
+from esper_soa.config.agent import ImitationConfig, NetworkConfig
+from esper_soa.config.errors import SettingError, UserError
+from esper_soa.config.settings import TrainConfig
+from esper_soa.training import start
+from esper_soa.training.build import build_player, build_world
+from esper_soa.training.checkpoint import load_checkpoint, save_checkpoint
+from esper_soa.training.checksum import CheckpointError
+from esper_soa.training.pretrained import FORMAT, save_policy
+from esper_soa.training.resume import read_run
+from esper_soa.training.run_folder import RunFolder
 
 CPU = torch.device("cpu")
 FACTS: dict[str, object] = {

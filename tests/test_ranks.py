@@ -18,13 +18,13 @@ from program import ENVIRONMENT, PATIENCE, command, finished, lines, started, wa
 from pyarrow import parquet
 from test_resume import same
 
-from esper_soa.config import TrainConfig, flat_settings
-from esper_soa.errors import SettingError
-from esper_soa.launch import way_on
-from esper_soa.ops.checkpoint import load_checkpoint
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.ranks import core_group, share_of
-from esper_soa.trainer import run
+from esper_soa.config.errors import SettingError
+from esper_soa.config.settings import TrainConfig, flat_settings
+from esper_soa.runtime.ranks import core_group, share_of
+from esper_soa.training.checkpoint import load_checkpoint
+from esper_soa.training.launch import way_on
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.trainer import run
 
 pytestmark = pytest.mark.timeout(900)
 CPU = torch.device("cpu")

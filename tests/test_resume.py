@@ -17,17 +17,17 @@ from program import PATIENCE, TINY, command, contents, started, wait_until
 from tiny_runs import fresh, records, resumed, signal_at
 from torch import Tensor
 
-from esper_soa.agent.config import PPOConfig
-from esper_soa.config import TrainConfig
-from esper_soa.env.config import EarlyStopConfig, GatesConfig
-from esper_soa.errors import UserError
-from esper_soa.nets.config import DataConfig
-from esper_soa.ops.checkpoint import load_checkpoint, save_checkpoint
-from esper_soa.ops.interrupt import Interrupted
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.ops.start import resume_start
-from esper_soa.telemetry.table_files import read_table
-from esper_soa.trainer import run
+from esper_soa.config.agent import PPOConfig
+from esper_soa.config.env import EarlyStopConfig, GatesConfig
+from esper_soa.config.errors import UserError
+from esper_soa.config.nets import DataConfig
+from esper_soa.config.settings import TrainConfig
+from esper_soa.lab.telemetry.table_files import read_table
+from esper_soa.runtime.signals import Interrupted
+from esper_soa.training.checkpoint import load_checkpoint, save_checkpoint
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.start import resume_start
+from esper_soa.training.trainer import run
 
 CPU = torch.device("cpu")
 TIMINGS = ("eps", "collect_seconds", "update_seconds")

@@ -26,21 +26,21 @@ from torch import Tensor
 from witness import Witnessed, witnessed_round
 
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
-from esper_soa.build import build_player, build_world
-from esper_soa.config import TelemetryConfig, TrainConfig
-from esper_soa.controls import play_control
-from esper_soa.env.config import GatesConfig, LifecycleConfig
+from esper_soa.config.env import GatesConfig, LifecycleConfig
+from esper_soa.config.settings import TelemetryConfig, TrainConfig
 from esper_soa.env.world import World
-from esper_soa.ops.checkpoint import load_checkpoint
-from esper_soa.ops.collect import Round
-from esper_soa.ops.final_table import Summary
-from esper_soa.ops.progress import Progress
-from esper_soa.ops.resume import Played, Progressed
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.ops.session import session
-from esper_soa.running import Run
 from esper_soa.state import EnvState
-from esper_soa.trainer import run
+from esper_soa.training.build import build_player, build_world
+from esper_soa.training.checkpoint import load_checkpoint
+from esper_soa.training.collect import Round
+from esper_soa.training.controls import play_control
+from esper_soa.training.final_table import Summary
+from esper_soa.training.progress import Progress
+from esper_soa.training.resume import Played, Progressed
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.running import Run
+from esper_soa.training.session import session
+from esper_soa.training.trainer import run
 from esper_soa.vocabulary import LIVE_STAGES, Stage
 
 ENVS = 2

@@ -22,16 +22,16 @@ from rich.console import Console
 from tiny_runs import signal_at
 
 import esper_soa
-from esper_soa.build import build_world
-from esper_soa.compose import compose_settings
+from esper_soa.config.compose import compose_settings
+from esper_soa.config.errors import UserError
 from esper_soa.env.env import Env
-from esper_soa.errors import UserError
-from esper_soa.ops.checkpoint import load_checkpoint
-from esper_soa.ops.collect import Player, Round, play_round
-from esper_soa.ops.module_files import digest
-from esper_soa.ops.progress import Progress
-from esper_soa.ops.rundir import RunFolder
+from esper_soa.grown.module_files import digest
 from esper_soa.state import Action
+from esper_soa.training.build import build_world
+from esper_soa.training.checkpoint import load_checkpoint
+from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.progress import Progress
+from esper_soa.training.run_folder import RunFolder
 from esper_soa.vocabulary import HEAD_NAMES
 
 # The policy learns fast, so that another one would play otherwise.

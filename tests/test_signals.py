@@ -14,7 +14,7 @@ import pytest
 import warm
 from program import ENVIRONMENT, PATIENCE, TINY, contents, finished, lines, started, wait_until
 
-from esper_soa.ops.interrupt import Interrupted, importing, signals_noted, stopped_at_once
+from esper_soa.runtime.signals import Interrupted, importing, signals_noted, stopped_at_once
 
 LONG = [*TINY, "rounds=5000", "checkpoint_every=0", "control=none", "telemetry.progress=off"]
 STOPS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
@@ -113,9 +113,9 @@ def test_without_such_a_handler_there_is_nobody_to_call() -> None:
 LAUNCHER = """
 import os, signal, sys
 from pathlib import Path
-from esper_soa.compose import compose_settings
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.trainer import run
+from esper_soa.config.compose import compose_settings
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.trainer import run
 
 folder = Path(sys.argv[1])
 

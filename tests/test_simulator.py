@@ -14,11 +14,11 @@ import esper_soa
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Memory
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
-from esper_soa.build import build_player, build_world
-from esper_soa.config import TrainConfig
-from esper_soa.ops.collect import Player, Round, play_round
+from esper_soa.config.settings import TrainConfig
 from esper_soa.simulator import Simulator, Step
 from esper_soa.state import Decision, View
+from esper_soa.training.build import build_player, build_world
+from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.vocabulary import HEAD_NAMES, Op
 
 ENVS = 3

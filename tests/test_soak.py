@@ -11,17 +11,17 @@ import pytest
 import torch
 from rich.console import Console
 
-from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
-from esper_soa.build import build_player, build_rules
-from esper_soa.config import TelemetryConfig, TrainConfig
-from esper_soa.env.config import GatesConfig, LifecycleConfig
+from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config.env import GatesConfig, LifecycleConfig
+from esper_soa.config.nets import DataConfig, TaskConfig
+from esper_soa.config.settings import TelemetryConfig, TrainConfig
 from esper_soa.env.step import Work
 from esper_soa.env.world import Sizes, World
-from esper_soa.nets.config import DataConfig, TaskConfig
-from esper_soa.nets.datasets import load_images
-from esper_soa.ops.collect import Round, play_round
-from esper_soa.ops.device import keep_freed_memory
-from esper_soa.ops.progress import Progress
+from esper_soa.nets.data.datasets import load_images
+from esper_soa.runtime.device import keep_freed_memory
+from esper_soa.training.build import build_player, build_rules
+from esper_soa.training.collect import Round, play_round
+from esper_soa.training.progress import Progress
 
 MIB = 2**20
 SETTLED = 2  # rounds until caches and allocators have what they need

@@ -8,16 +8,16 @@ from torch.nn import functional as F
 
 from benchmarks.baseline_modules import Gate, Graft, Host, make_seed
 from esper_soa.agent.scripted import WaitPolicy
-from esper_soa.build import build_world
-from esper_soa.config import ComputeConfig, TrainConfig
+from esper_soa.config.nets import DataConfig, TaskConfig
+from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.step import look
 from esper_soa.env.topology import Topology, plant, topology_of
 from esper_soa.env.world import World
-from esper_soa.nets import pools
-from esper_soa.nets.config import DataConfig, TaskConfig
-from esper_soa.ops.collect import Episode, Player, Round
-from esper_soa.ops.metrics import RoundResult
+from esper_soa.nets.seeds import pools
 from esper_soa.state import EnvState
+from esper_soa.training.build import build_world
+from esper_soa.training.collect import Episode, Player, Round
+from esper_soa.training.metrics import RoundResult
 from esper_soa.vocabulary import AlphaMode, Blend, Blueprint, Op, Stage
 
 STEPS = 4

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from program import finished
 
-from esper_soa.arguments import prepared
-from esper_soa.config import TrainConfig
-from esper_soa.errors import UserError
+from esper_soa.config.arguments import prepared
+from esper_soa.config.errors import UserError
+from esper_soa.config.settings import TrainConfig
 
 
 @pytest.mark.parametrize(

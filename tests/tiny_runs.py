@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
-from esper_soa.config import ComputeConfig, TelemetryConfig, TrainConfig
-from esper_soa.nets.config import DataConfig, TaskConfig
-from esper_soa.ops.final_table import Summary
-from esper_soa.ops.progress import Progress
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.ops.start import resume_start
-from esper_soa.trainer import run
+from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config.nets import DataConfig, TaskConfig
+from esper_soa.config.settings import ComputeConfig, TelemetryConfig, TrainConfig
+from esper_soa.training.final_table import Summary
+from esper_soa.training.progress import Progress
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.start import resume_start
+from esper_soa.training.trainer import run
 
 
 def settings(player: str = "ppo", **changed: object) -> TrainConfig:

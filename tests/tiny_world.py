@@ -17,9 +17,9 @@ from torch import Tensor
 
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import RandomPolicy
-from esper_soa.build import build_rules, build_world
-from esper_soa.config import ComputeConfig, TrainConfig
-from esper_soa.env.config import GatesConfig, LifecycleConfig, RewardConfig
+from esper_soa.config.env import GatesConfig, LifecycleConfig, RewardConfig
+from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
+from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.governor import quarantine, watch
 from esper_soa.env.step import (
     Observed,
@@ -30,12 +30,8 @@ from esper_soa.env.step import (
     record_and_observe,
 )
 from esper_soa.env.world import World
-from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
-from esper_soa.nets.streams import POLICY_SAMPLE, stream_keys, uniform
-from esper_soa.nets.subsets import max_rows
-from esper_soa.ops.collect import Player, Round, play_round
-from esper_soa.ops.metrics import RoundResult
-from esper_soa.ops.progress import Progress
+from esper_soa.nets.data.streams import POLICY_SAMPLE, stream_keys, uniform
+from esper_soa.nets.seeds.subsets import max_rows
 from esper_soa.state import (
     STATE_FLOAT,
     Action,
@@ -46,6 +42,10 @@ from esper_soa.state import (
     View,
     stage_in,
 )
+from esper_soa.training.build import build_rules, build_world
+from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.metrics import RoundResult
+from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import Stage
 
 CPU = torch.device("cpu")

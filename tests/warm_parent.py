@@ -23,15 +23,15 @@ from warm import LENGTH, received
 
 # What a run, an evaluation, an export and a report import; no module that is itself started by -m.
 IMPORTED = (
-    "esper_soa.command",
-    "esper_soa.job",
-    "esper_soa.launch",
-    "esper_soa.evaluation",
+    "esper_soa.training.command",
+    "esper_soa.training.job",
+    "esper_soa.training.launch",
+    "esper_soa.training.evaluation",
     "esper_soa.simulator",
-    "esper_soa.runs",
-    "esper_soa.report.page",
-    "esper_soa.report.groups",
-    "esper_soa.ops.formats",
+    "esper_soa.training.runs",
+    "esper_soa.lab.report.page",
+    "esper_soa.lab.report.groups",
+    "esper_soa.grown.formats",
     "esper_soa.nets.engines.cpu.engine",
     "rich.progress",
     "rich.live",

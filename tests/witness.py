@@ -11,10 +11,10 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.rollout import Rollout
 from esper_soa.env.world import World
-from esper_soa.ops.collect import Episode, Player, Round
-from esper_soa.ops.metrics import RoundResult
-from esper_soa.ops.progress import Progress
 from esper_soa.state import Action, Decision, EnvState, View
+from esper_soa.training.collect import Episode, Player, Round
+from esper_soa.training.metrics import RoundResult
+from esper_soa.training.progress import Progress
 
 
 class Witness:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from esper_soa.config.errors import check
 from esper_soa.env.observation import feature_names
-from esper_soa.errors import check
 from esper_soa.simulator import Info, Simulator, Value, play_settings, with_policy
 from esper_soa.state import Masks, Observation
 from esper_soa.vocabulary import HEAD_NAMES, HEADS, Blueprint, head_sizes

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from esper_soa.adapters.flat import FlatEnvs, Shown, Turn, flat_envs
-from esper_soa.compose import experiments
+from esper_soa.config.compose import experiments
 from esper_soa.simulator import Info, Value
 
 try:

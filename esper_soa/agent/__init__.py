@@ -7,7 +7,7 @@ The package and the mark have one name, so it can be called as the mark is; see 
 import sys
 from types import ModuleType
 
-from esper_soa import registry
+from esper_soa.config import registry
 
 
 class _Package(ModuleType):

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Memory, restart
+from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config.nets import SlotSpec
 from esper_soa.env.observation import feature_names
-from esper_soa.nets.config import SlotSpec
 from esper_soa.state import Decision, Masks, Observation, View
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, head_sizes
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from esper_soa.agent.losses import Mean, Means, gradient_norm, largest
 from esper_soa.agent.rollout import Told
-from esper_soa.ranks import Ranks
+from esper_soa.runtime.ranks import Ranks
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
 
 Metrics = dict[str, Tensor]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.ranks import ALONE, Ranks
+from esper_soa.runtime.ranks import ALONE, Ranks
 
 OBSERVATION_PRIOR = 1e-4  # rows that the initial mean 0 and variance 1 stand for
 VARIANCE_EPSILON = 1e-4

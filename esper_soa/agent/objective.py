@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from esper_soa.agent import diagnostics, losses
-from esper_soa.agent.config import PPOConfig
 from esper_soa.agent.diagnostics import Metrics, by_head
 from esper_soa.agent.distribution import available_heads, open_heads, relevant_heads
 from esper_soa.agent.losses import Means
 from esper_soa.agent.policy import Evaluation
 from esper_soa.agent.rollout import Row
-from esper_soa.ranks import ALONE, Ranks
+from esper_soa.config.agent import PPOConfig
+from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.vocabulary import HEAD_NAMES
 
 Q_SHARE = 0.5  # weight of the Q loss over that of the value loss

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from esper_soa.agent.config import PolicyConfig
 from esper_soa.agent.distribution import (
     choose,
     entropy,
@@ -37,10 +36,11 @@ from esper_soa.agent.slots import (
     place_table,
     summary,
 )
+from esper_soa.config.agent import PolicyConfig
+from esper_soa.config.nets import SlotSpec
 from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
-from esper_soa.nets.config import SlotSpec
 from esper_soa.nets.graphs import StepCache, captured_call
-from esper_soa.ranks import ALONE, Ranks
+from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.state import Action, Decision, Masks, Observation, View
 from esper_soa.vocabulary import CNN_BLUEPRINTS, HEAD_NAMES, HEADS, NUM_BLUEPRINTS, OP_NAMES
 

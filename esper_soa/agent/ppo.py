@@ -14,7 +14,6 @@ from torch import Tensor
 
 from esper_soa.agent import diagnostics, losses, normalize
 from esper_soa.agent.advantages import gae, normalize_advantages
-from esper_soa.agent.config import ImitationConfig, PPOConfig
 from esper_soa.agent.diagnostics import Metrics, read_back
 from esper_soa.agent.lstm import full_precision, segment_starts
 from esper_soa.agent.normalize import Moments, RewardStats
@@ -29,10 +28,11 @@ from esper_soa.agent.objective import (
 from esper_soa.agent.optimizer import AdamState, adam_state, adam_step, flatten, write_parameters_
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.rollout import Rollout, Told
-from esper_soa.errors import check
+from esper_soa.config.agent import ImitationConfig, PPOConfig
+from esper_soa.config.errors import check
+from esper_soa.nets.data.streams import DROPOUT, MINIBATCH, stream_keys, uniform
 from esper_soa.nets.graphs import StepCache, captured_call
-from esper_soa.nets.streams import DROPOUT, MINIBATCH, stream_keys, uniform
-from esper_soa.ranks import ALONE, Ranks
+from esper_soa.runtime.ranks import ALONE, Ranks
 
 KL_MARGIN = 1.5  # times target_kl, above which the remaining epochs are dropped
 MAX_SKIPPED = 3  # consecutive updates without a finite gradient before the run is given up

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.agent.config import HeuristicConfig, PolicyConfig, ScheduleConfig
 from esper_soa.agent.distribution import head_masks, illegal_heads, relevant_heads
 from esper_soa.agent.protocol import Agent, Memory
+from esper_soa.config.agent import HeuristicConfig, PolicyConfig, ScheduleConfig
+from esper_soa.config.errors import SettingError, check, check_choice
+from esper_soa.config.nets import blueprint_names
 from esper_soa.env.lifecycle import ALPHA_TOLERANCE
 from esper_soa.env.masks import ADVANCES, stage_allows
-from esper_soa.errors import SettingError, check, check_choice
-from esper_soa.nets.config import blueprint_names
 from esper_soa.state import Action, Decision, EnvState, Masks, View
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, HEADS, AlphaMode, Blueprint, Op, Stage
 

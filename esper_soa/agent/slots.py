@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from esper_soa.nets.config import IMAGE_SIZE, SlotSpec
+from esper_soa.config.nets import IMAGE_SIZE, SlotSpec
 
 PLACE_FEATURES = 4
 WIDE = 256  # channels at which a place reads 1

@@ -6,7 +6,7 @@ last action, on which the value of what would have come is read, and the host wa
 
 import torch
 
-from esper_soa.env.config import EarlyStopConfig
+from esper_soa.config.env import EarlyStopConfig
 from esper_soa.state import EnvState
 
 

@@ -18,7 +18,7 @@ from esper_soa.state import Action, EnvState, Masks, Measurements, Observation, 
 
 
 class Observer:
-    """Who is told what an env does: nobody; see ops/profile.py for others."""
+    """Who is told what an env does: nobody; see training/profile.py for others."""
 
     def phase_ended(self, phase: str) -> None:
         """What passed since the phase before was `phase`."""

@@ -1,7 +1,7 @@
 """The loss watch of every env: when a host has lost its way, and what becomes of its env's state.
 
 `watch` and `quarantine` come before anything is recorded, `roll_back` where actions are carried
-out. The weights are nets/snapshot.py's business.
+out. The weights are nets/seeds/snapshot.py's business.
 """
 
 import math
@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from esper_soa.env.config import NUM_REASONS, GovernorConfig
+from esper_soa.config.env import NUM_REASONS, GovernorConfig
 from esper_soa.env.lifecycle import prune_now
 from esper_soa.env.masks import choices_left
 from esper_soa.env.reward_terms import RewardTerms, add_terms, no_terms

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.env.alpha import advance_ramp, retarget
-from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.env.masks import ADVANCES, LEGAL_STAGES, at_rest, slot_allows, stage_allows
 from esper_soa.state import DTYPES, Action, ActionOutcome, Ramp, Record, Slots, initial_values
 from esper_soa.vocabulary import (

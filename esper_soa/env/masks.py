@@ -8,7 +8,7 @@ seed pass is only known when the op is carried out.
 import torch
 from torch import Tensor
 
-from esper_soa.env.config import LifecycleConfig
+from esper_soa.config.env import LifecycleConfig
 from esper_soa.state import Masks, Ramp, Slots, stage_in
 from esper_soa.vocabulary import (
     DETAIL_HEADS,

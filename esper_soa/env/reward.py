@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from esper_soa.env.config import PBRS_GAMMA, RewardConfig
+from esper_soa.config.env import PBRS_GAMMA, RewardConfig
 from esper_soa.env.lifecycle import target_slot
 from esper_soa.env.parameters import fossilized_params, occupied_params, total_params
 from esper_soa.env.reward_modes import score

@@ -9,11 +9,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from esper_soa.config.env import RewardConfig
 from esper_soa.env import reward_terms as term
-from esper_soa.env.config import RewardConfig
-from esper_soa.env.own_reward import own_parts
 from esper_soa.env.reward_records import OwnReward, RewardInputs, SlotReadings
 from esper_soa.env.reward_terms import RewardTerms, add_terms, column, no_terms
+from esper_soa.env.user_reward import own_parts
 from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Op, Stage
 

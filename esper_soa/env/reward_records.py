@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tensordict import TensorClass
 from torch import Tensor
 
-from esper_soa.env.config import RewardConfig
+from esper_soa.config.env import RewardConfig
 from esper_soa.state import ParameterCounts
 
 

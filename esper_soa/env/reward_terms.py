@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorClass
 from torch import Tensor
 
-from esper_soa.env.config import PBRS_GAMMA, RewardConfig
+from esper_soa.config.env import PBRS_GAMMA, RewardConfig
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Op, Stage

@@ -22,9 +22,9 @@ import torch
 from scipy.special import stdtrit
 from torch import Tensor
 
+from esper_soa.config.env import MIN_SHAPLEY_SAMPLES
 from esper_soa.env.attribution import prefix_codes, shapley_values
-from esper_soa.env.config import MIN_SHAPLEY_SAMPLES
-from esper_soa.nets import streams
+from esper_soa.nets.data import streams
 
 MAX_EXACT_PLAYERS = 12  # a table of 4096 subsets
 MAX_SAMPLED_PLAYERS = 62  # a subset is the bits of an int64

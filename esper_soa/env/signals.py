@@ -6,7 +6,7 @@ Nothing that is not finite enters the env state.
 import torch
 from torch import Tensor
 
-from esper_soa.env.config import SignalsConfig
+from esper_soa.config.env import SignalsConfig
 from esper_soa.state import (
     HISTORY,
     Attribution,

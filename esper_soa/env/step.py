@@ -13,9 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.env import lifecycle
-from esper_soa.env.attribution import attribute
-from esper_soa.env.config import (
+from esper_soa.config.env import (
     GUARD_WINDOW,
     NUM_REASONS,
     EarlyStopConfig,
@@ -24,6 +22,8 @@ from esper_soa.env.config import (
     LifecycleConfig,
     SignalsConfig,
 )
+from esper_soa.env import lifecycle
+from esper_soa.env.attribution import attribute
 from esper_soa.env.early_stop import advance
 from esper_soa.env.governor import PanicReason, only_wait, quarantine, roll_back, watch
 from esper_soa.env.masks import action_masks
@@ -39,8 +39,8 @@ from esper_soa.env.signals import (
 )
 from esper_soa.nets.engine import Engine, NetsConfig, TrainingFeed, ValidationFeed
 from esper_soa.nets.graphs import Replay, StepCache, captured_call
-from esper_soa.nets.pools import slot_seeds
-from esper_soa.nets.snapshot import restore_where_, snapshot_where_
+from esper_soa.nets.seeds.pools import slot_seeds
+from esper_soa.nets.seeds.snapshot import restore_where_, snapshot_where_
 from esper_soa.state import (
     HISTORY,
     STATE_FLOAT,

@@ -9,15 +9,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from esper_soa.config.nets import DataConfig, lr_factor
 from esper_soa.env.step import EAGER, Rules, StepKernels, Work, initial_state
 from esper_soa.env.topology import Topology, plant
-from esper_soa.nets import data, pools, streams
-from esper_soa.nets.config import DataConfig, lr_factor
-from esper_soa.nets.datasets import ImageSet
+from esper_soa.nets.data import batches as data
+from esper_soa.nets.data import streams
+from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
-from esper_soa.nets.snapshot import add_snapshot_, snapshot_where_
-from esper_soa.ranks import ALONE, Ranks
+from esper_soa.nets.seeds import pools
+from esper_soa.nets.seeds.snapshot import add_snapshot_, snapshot_where_
+from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.state import EnvState
 from esper_soa.vocabulary import HEADS, Stage
 

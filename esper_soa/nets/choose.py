@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from esper_soa.errors import SettingError
+from esper_soa.config.errors import SettingError
+from esper_soa.config.registry import name_in
 from esper_soa.nets.engine import Choice, Engine
 from esper_soa.nets.engines.cpu.engine import CpuEngine, obstacle
 from esper_soa.nets.engines.cpu.proof import NAME, choose_native
@@ -17,7 +18,6 @@ from esper_soa.nets.engines.gpu import support as gpu
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.trial import Trial, Tried, try_engines
-from esper_soa.registry import name_in
 
 REFERENCE = "torch"  # the engine that says what the others must come to
 # Torch computes for a GPU where it takes less than this share of the time of kernels that agree

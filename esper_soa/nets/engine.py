@@ -9,10 +9,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.nets.config import DEFAULT_ROWS, SubsetRows, TaskConfig
-from esper_soa.nets.data import ImageCrops
-from esper_soa.nets.host import HostShape
-from esper_soa.nets.pools import SlotSeeds
+from esper_soa.config.nets import DEFAULT_ROWS, SubsetRows, TaskConfig
+from esper_soa.nets.data.batches import ImageCrops
+from esper_soa.nets.model.host import HostShape
+from esper_soa.nets.seeds.pools import SlotSeeds
 from esper_soa.state import GradientStats
 
 # what an engine has to know of the seeds in an env-step, on the host or on the device

@@ -5,8 +5,8 @@ Many kernels of libraries index with 32 bits, so no tensor of a pass on a GPU ma
 INDEXED elements.
 """
 
-from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
-from esper_soa.nets.host import HostShape, slots_of
+from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
+from esper_soa.nets.model.host import HostShape, slots_of
 
 INDEXED = 2**31 - 1
 

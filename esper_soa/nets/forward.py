@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper_soa.nets import batched, blend
-from esper_soa.nets.layers import GroupNorm, Layers
+from esper_soa.nets import batched
 from esper_soa.nets.model.blueprints import Architecture
-from esper_soa.nets.model.own_module import OwnModule
+from esper_soa.nets.model.layers import GroupNorm, Layers
 from esper_soa.nets.model.parts import (
     Conv,
     Depthwise,
@@ -21,6 +20,8 @@ from esper_soa.nets.model.parts import (
     norm_groups,
     num_tensors,
 )
+from esper_soa.nets.model.user_module import OwnModule
+from esper_soa.nets.seeds import blend
 
 
 def seed_forward(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from esper_soa.errors import check, fault_in_words
+from esper_soa.config.errors import check, fault_in_words
 
 # torch has no public name for the pytrees above (2.13); tensordict registers its classes with these
 # and no others.

@@ -24,10 +24,10 @@ from esper_soa.nets.engine import (
     WorkSizes,
 )
 from esper_soa.nets.gradients import unmeasured
-from esper_soa.nets.pools import ActiveSeeds, SlotSeeds, claim_, read_active_seeds, upload
-from esper_soa.nets.seed_plan import SeedPlan, training_plan, validation_plan
+from esper_soa.nets.seeds.pools import ActiveSeeds, SlotSeeds, claim_, read_active_seeds, upload
+from esper_soa.nets.seeds.seed_plan import SeedPlan, training_plan, validation_plan
+from esper_soa.nets.seeds.subsets import Job, jobs_of, max_rows
 from esper_soa.nets.sgd import LearningRates
-from esper_soa.nets.subsets import Job, jobs_of, max_rows
 from esper_soa.nets.workers import Call, chunks, run_pieces
 from esper_soa.state import STATE_FLOAT, GradientStats
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.nets.config import TaskConfig
+from esper_soa.config.nets import TaskConfig
 
 CLIP_EPS = 1e-6
 

@@ -13,14 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.errors import UserError, fault_in_words, one_line
-from esper_soa.nets import data, pools, streams
-from esper_soa.nets.datasets import synthetic
+from esper_soa.config.errors import UserError, fault_in_words, one_line
+from esper_soa.config.registry import RAISED
+from esper_soa.nets.data import batches as data
+from esper_soa.nets.data import streams
+from esper_soa.nets.data.datasets import synthetic
 from esper_soa.nets.engine import Engine, NetsConfig
 from esper_soa.nets.graphs import WARM_UPS
 from esper_soa.nets.model.blueprints import blueprint_codes
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
-from esper_soa.registry import RAISED
+from esper_soa.nets.seeds import pools
 from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import RUNNING_STAGES, Blend, Stage
 

@@ -1,4 +1,4 @@
-"""A sweeper of Hydra by Optuna, whose jobs are trials; what it does is in sweep/search.py of
+"""A sweeper of Hydra by Optuna, whose jobs are trials; what it does is in lab/sweep/search.py of
 esper_soa.
 """
 
@@ -30,8 +30,8 @@ class OptunaSweeper(Sweeper):
         """Play what is left of the trials; returns the best accuracy, None where no trial came to
         its end.
         """
-        from esper_soa.sweep.plugins import refused
-        from esper_soa.sweep.search import search
+        from esper_soa.lab.sweep.plugins import refused
+        from esper_soa.lab.sweep.search import search
 
         if self.config is None or self.launcher is None:
             raise ValueError("setup has not been called")

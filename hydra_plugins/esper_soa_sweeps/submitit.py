@@ -1,8 +1,8 @@
 """Submitit's launchers of hydra-submitit-launcher, which lose no job to another: all are waited
 for, however each ends.
 
-Without that package there are none; sweep/plugins.py of esper_soa says so before Hydra looks for
-them.
+Without that package there are none; lab/sweep/plugins.py of esper_soa says so before Hydra looks
+for them.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ if find_spec("hydra_plugins.hydra_submitit_launcher") is not None:
             self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
         ) -> Sequence[JobReturn]:
             """Play the jobs."""
-            from esper_soa.sweep.submitit import launch
+            from esper_soa.lab.sweep.submitit import launch
 
             return launch(self, job_overrides, initial_job_idx)
 

@@ -7,14 +7,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Memory, restart
 from esper_soa.agent.rollout import Rollout, Row, new_rollout, write_
+from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config.nets import SlotSpec, TaskConfig, host_slots
 from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
-from esper_soa.nets.config import SlotSpec, TaskConfig, host_slots
-from esper_soa.nets.streams import POLICY_SAMPLE, stream_keys, uniform
+from esper_soa.nets.data.streams import POLICY_SAMPLE, stream_keys, uniform
 from esper_soa.state import Decision, Masks, Observation
 from esper_soa.vocabulary import HEAD_NAMES, head_sizes
 

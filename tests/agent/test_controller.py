@@ -6,10 +6,10 @@ import pytest
 import torch
 from tiny_world import CPU, EnvStep, play_state, tiny_rules
 
-from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.controller import Controller, controller_of, controller_spec
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import restart
+from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.vocabulary import HEAD_NAMES
 
 NUM_ENVS = 6

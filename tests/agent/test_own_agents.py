@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from test_resume import CPU, assert_equal_runs, fresh, resumed, settings
 
-from esper_soa.agent.config import HeuristicConfig, ImitationConfig
-from esper_soa.agent.own_agents import Watched
 from esper_soa.agent.scripted import HeuristicMemory, HeuristicPolicy, _next_blueprint
-from esper_soa.build import build_player, build_world, rule_player
-from esper_soa.config import TrainConfig
-from esper_soa.errors import SettingError, UserError
+from esper_soa.agent.user_agents import Watched
+from esper_soa.config.agent import HeuristicConfig, ImitationConfig
+from esper_soa.config.errors import SettingError, UserError
+from esper_soa.config.settings import TrainConfig
+from esper_soa.training.build import build_player, build_world, rule_player
 from esper_soa.vocabulary import Blueprint
 
 HERE = "parts_of_users"

@@ -7,12 +7,12 @@ import torch
 from agent_world import learner_of, random_rollout, small_policy, train
 from torch import Tensor
 
-from esper_soa.agent.config import ImitationConfig, PPOConfig
 from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout, Row
-from esper_soa.errors import SettingError
-from esper_soa.ranks import Ranks
+from esper_soa.config.agent import ImitationConfig, PPOConfig
+from esper_soa.config.errors import SettingError
+from esper_soa.runtime.ranks import Ranks
 from esper_soa.vocabulary import Op
 
 

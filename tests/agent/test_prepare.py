@@ -12,10 +12,10 @@ from torch import Tensor
 
 from esper_soa.agent import losses
 from esper_soa.agent.advantages import gae, normalize_advantages
-from esper_soa.agent.config import PPOConfig
 from esper_soa.agent.normalize import VARIANCE_EPSILON, Moments
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout, new_rollout
+from esper_soa.config.agent import PPOConfig
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 from env_records import empty_state, with_values
 
-from esper_soa.agent.config import HeuristicConfig, PolicyConfig, ScheduleConfig
 from esper_soa.agent.distribution import head_masks
 from esper_soa.agent.scripted import (
     HeuristicMemory,
@@ -17,10 +16,11 @@ from esper_soa.agent.scripted import (
     scripted_policy,
     uniform_choice,
 )
-from esper_soa.env.config import LifecycleConfig
+from esper_soa.config.agent import HeuristicConfig, PolicyConfig, ScheduleConfig
+from esper_soa.config.env import LifecycleConfig
+from esper_soa.config.errors import SettingError
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
-from esper_soa.errors import SettingError
 from esper_soa.state import Action, View
 from esper_soa.vocabulary import (
     BLUEPRINT_NAMES,

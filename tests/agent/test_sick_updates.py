@@ -7,11 +7,11 @@ import torch
 from agent_world import random_rollout, small_policy
 from torch import nn
 
-from esper_soa.agent.config import PPOConfig
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout
-from esper_soa.config import AnomalyConfig
-from esper_soa.ops.anomaly import Anomaly, Watch
+from esper_soa.config.agent import PPOConfig
+from esper_soa.config.settings import AnomalyConfig
+from esper_soa.training.anomaly import Anomaly, Watch
 from esper_soa.vocabulary import HEAD_NAMES
 
 NO_FLOOR = dict.fromkeys(HEAD_NAMES, 0.0)

@@ -15,14 +15,14 @@ from agent_world import (
 )
 from torch import Tensor, nn
 
-from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.lstm import segment_starts
 from esper_soa.agent.normalize import Moments
 from esper_soa.agent.policy import Evaluation, RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Row
 from esper_soa.agent.slots import SlotScores, encoding_of, place_table, summary
-from esper_soa.nets.config import SlotSpec, TaskConfig, host_slots
+from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config.nets import SlotSpec, TaskConfig, host_slots
 from esper_soa.vocabulary import HEAD_NAMES, Op
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

@@ -16,8 +16,8 @@ from benchmarks.loops import BareLoop, Loop, PlainLoop, bare_host, precision_of,
 from benchmarks.machine import count_syncs
 from benchmarks.opponents import Crowd, Layout, LoopSide, layouts, own_cores
 from benchmarks.timing import COLUMNS, BenchmarkError, in_columns
-from esper_soa.nets.config import TaskConfig
-from esper_soa.ops.device import usable_cores
+from esper_soa.config.nets import TaskConfig
+from esper_soa.runtime.device import usable_cores
 from tests.benchmarks.here import stay_here
 
 CPU = torch.device("cpu")

@@ -17,8 +17,8 @@ from benchmarks.loops import PlainLoop, ready_images
 from benchmarks.records import keep, kept
 from benchmarks.sides import EngineSide, planted
 from benchmarks.timing import COLUMNS, BenchmarkError, Timing, in_turns
-from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
-from esper_soa.errors import SettingError, UserError
+from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config.errors import SettingError, UserError
 from esper_soa.vocabulary import Op, Stage
 from tests.benchmarks.here import stay_here
 

@@ -21,10 +21,10 @@ from benchmarks.gpu import (
     syncs,
 )
 from benchmarks.sync_guard import HostSyncError
-from esper_soa.config import ComputeConfig
+from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets import passes
-from esper_soa.nets.host import HostShape
-from esper_soa.nets.pools import ActiveSeeds, claim_
+from esper_soa.nets.model.host import HostShape
+from esper_soa.nets.seeds.pools import ActiveSeeds, claim_
 
 TINY = Place(torch.device("cpu"), True)
 REHEARSAL = ["--device", "cpu", "--tiny"]

@@ -15,11 +15,11 @@ from program import ENVIRONMENT, PATIENCE, TINY
 
 from benchmarks import ship
 from esper_soa.agent.policy import RecurrentPolicy
-from esper_soa.build import build_player, build_world
-from esper_soa.errors import UserError
-from esper_soa.ops import start
-from esper_soa.ops.checkpoint import load_checkpoint
-from esper_soa.ops.rundir import RunFolder
+from esper_soa.config.errors import UserError
+from esper_soa.training import start
+from esper_soa.training.build import build_player, build_world
+from esper_soa.training.checkpoint import load_checkpoint
+from esper_soa.training.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")

@@ -6,9 +6,9 @@ import torch
 from env_records import empty_state
 from tiny_world import CPU
 
-from esper_soa.env.config import RewardConfig
-from esper_soa.env.own_reward import sample_inputs
+from esper_soa.config.env import RewardConfig
 from esper_soa.env.reward_records import RewardInputs, RewardSettings
+from esper_soa.env.user_reward import sample_inputs
 from esper_soa.state import Action, Attribution, EnvState, ParameterCounts
 from esper_soa.vocabulary import HEAD_NAMES, Blend, Op, Stage
 

@@ -9,7 +9,7 @@ from tiny_world import made_up, play_state, tiny_rules, tiny_settings
 from torch import Tensor
 
 from esper_soa.agent.scripted import WaitPolicy
-from esper_soa.build import build_world
+from esper_soa.config.env import AttributionConfig
 from esper_soa.env.attribution import (
     attribute,
     lookup,
@@ -17,10 +17,10 @@ from esper_soa.env.attribution import (
     sampled_shapley_values,
     shapley_values,
 )
-from esper_soa.env.config import AttributionConfig
 from esper_soa.env.shapley import arrival_orders, sampled_shapley
 from esper_soa.env.step import measure_, record_and_observe
 from esper_soa.state import Attribution, Slots, initial
+from esper_soa.training.build import build_world
 from esper_soa.vocabulary import Blueprint, Stage
 
 # Accuracy by code of env 0 with three ablated seeds, env 1 with slots 1 and 2, env 2 without any;

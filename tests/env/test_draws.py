@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from esper_soa.nets.data import cut_batch, training_bank, training_crops
-from esper_soa.nets.datasets import ImageSet
-from esper_soa.nets.streams import AUGMENTATION, stream_keys
+from esper_soa.nets.data.batches import cut_batch, training_bank, training_crops
+from esper_soa.nets.data.datasets import ImageSet
+from esper_soa.nets.data.streams import AUGMENTATION, stream_keys
 
 NUM_IMAGES = 12
 

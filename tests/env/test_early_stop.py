@@ -13,20 +13,20 @@ from tiny_world import CPU, quiet_progress, tiny_rules, tiny_settings
 from torch import Tensor
 
 from esper_soa.adapters.flat import FlatEnvs
-from esper_soa.agent.config import ImitationConfig
 from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.scripted import RandomPolicy
-from esper_soa.build import build_player, build_world, trial_of
-from esper_soa.config import TrainConfig
-from esper_soa.env.config import EarlyStopConfig, GovernorConfig
+from esper_soa.config.agent import ImitationConfig
+from esper_soa.config.env import EarlyStopConfig, GovernorConfig
+from esper_soa.config.errors import SettingError
+from esper_soa.config.settings import TrainConfig
 from esper_soa.env.early_stop import Cause, advance
 from esper_soa.env.step import initial_state
-from esper_soa.errors import SettingError
 from esper_soa.nets.choose import ENGINES
-from esper_soa.ops.collect import Episode, Player, Round
-from esper_soa.ops.progress import Progress
 from esper_soa.simulator import Simulator
 from esper_soa.state import Action, EnvState
+from esper_soa.training.build import build_player, build_world, trial_of
+from esper_soa.training.collect import Episode, Player, Round
+from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import HEAD_NAMES
 
 STEPS = 12

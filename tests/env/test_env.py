@@ -6,10 +6,10 @@ from tiny_world import CPU, quiet_progress, tiny_settings
 
 from esper_soa.agent.protocol import restart
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
-from esper_soa.build import build_world
 from esper_soa.env.env import Env
 from esper_soa.env.world import World
-from esper_soa.ops.collect import Episode, Player, Round
+from esper_soa.training.build import build_world
+from esper_soa.training.collect import Episode, Player, Round
 from esper_soa.vocabulary import Op
 
 ENVS = 3

@@ -3,7 +3,7 @@
 import pytest
 from env_records import CPU, with_values
 
-from esper_soa.env.config import GatesConfig
+from esper_soa.config.env import GatesConfig
 from esper_soa.env.lifecycle import check_gates
 from esper_soa.state import Ramp, Slots, initial
 from esper_soa.vocabulary import AlphaMode

@@ -9,7 +9,7 @@ import torch
 from env_records import empty_state, numbers
 from torch import Tensor
 
-from esper_soa.env.config import GUARD_WINDOW, GovernorConfig
+from esper_soa.config.env import GUARD_WINDOW, GovernorConfig
 from esper_soa.env.governor import PanicReason, judge, watch
 from esper_soa.state import EnvState, Guard
 

@@ -15,23 +15,23 @@ from tensordict import TensorDict
 from tiny_world import CPU, quiet_progress, tiny_settings
 from torch import Tensor
 
-from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.rollout import Rollout
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
-from esper_soa.build import build_rules
-from esper_soa.config import TrainConfig
-from esper_soa.env.config import GovernorConfig
+from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config.env import GovernorConfig
+from esper_soa.config.nets import TaskConfig
+from esper_soa.config.settings import TrainConfig
 from esper_soa.env.governor import REASON_NAMES, PanicReason
 from esper_soa.env.step import Work
 from esper_soa.env.world import Sizes, World
-from esper_soa.nets.config import TaskConfig
-from esper_soa.nets.datasets import load_images
-from esper_soa.ops.collect import Player, Round, play_round
-from esper_soa.ops.metrics import RoundResult
+from esper_soa.nets.data.datasets import load_images
 from esper_soa.state import Decision, EnvState, View
+from esper_soa.training.build import build_rules
+from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.metrics import RoundResult
 from esper_soa.vocabulary import Op
 
 QUIET = quiet_progress()

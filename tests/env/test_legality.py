@@ -6,7 +6,7 @@ from itertools import product
 
 import torch
 
-from esper_soa.env.config import LifecycleConfig
+from esper_soa.config.env import LifecycleConfig
 from esper_soa.env.lifecycle import effective_op
 from esper_soa.env.masks import LEGAL_STAGES, action_masks
 from esper_soa.state import Action, Ramp, Slots, initial

@@ -6,7 +6,7 @@ Recorded lives, of every stage, ramp and way to prune: tests/parity.
 import torch
 from env_records import with_values
 
-from esper_soa.env.config import GatesConfig, LifecycleConfig
+from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.env.lifecycle import (
     EMPTY_SLOT,
     apply,

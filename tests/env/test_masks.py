@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from esper_soa.env.config import LifecycleConfig
+from esper_soa.config.env import LifecycleConfig
 from esper_soa.env.masks import action_masks
 from esper_soa.state import Ramp, Slots, initial
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Op, Stage

@@ -9,16 +9,16 @@ import torch
 from parts_of_users import gain, parts
 from tiny_world import CPU, play_state, tiny_rules, tiny_settings
 
-from esper_soa.build import build_rules
-from esper_soa.env.config import GovernorConfig, RewardConfig
-from esper_soa.env.own_reward import sample_inputs
+from esper_soa.config.env import GovernorConfig, RewardConfig
+from esper_soa.config.errors import SettingError
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.env.reward_terms import TERM_NAMES
 from esper_soa.env.step import Rules, apply_action
-from esper_soa.errors import SettingError
+from esper_soa.env.user_reward import sample_inputs
 from esper_soa.nets.model.flops import training_flop
-from esper_soa.ops.metrics import MetricsAccumulator
 from esper_soa.state import STATE_FLOAT
+from esper_soa.training.build import build_rules
+from esper_soa.training.metrics import MetricsAccumulator
 
 HERE = "parts_of_users"
 NUM_ENVS = 4

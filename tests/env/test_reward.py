@@ -10,11 +10,11 @@ from env_records import empty_state, numbers, with_values
 from reward_cases import make_action, make_attribution, make_settings, random_play
 from torch import Tensor
 
-from esper_soa.env.config import REWARD_MODES, LossRewardConfig, RewardConfig
+from esper_soa.config.env import REWARD_MODES, LossRewardConfig, RewardConfig
+from esper_soa.config.errors import SettingError
 from esper_soa.env.reward import germination_refund, reward, reward_inputs, settle_fossils
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.env.reward_terms import TERM_NAMES, RewardTerms
-from esper_soa.errors import SettingError
 from esper_soa.state import ActionOutcome, EnvState
 from esper_soa.vocabulary import Blend, Op, Stage
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reward_cases import make_inputs
 
-from esper_soa.env.config import RewardConfig
+from esper_soa.config.env import RewardConfig
 from esper_soa.env.reward_modes import collect, score
 from esper_soa.env.reward_terms import PBRS_GAMMA, RewardTerms, seed_potential, seed_shaping
 from esper_soa.vocabulary import Op, Stage

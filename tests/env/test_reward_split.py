@@ -11,12 +11,12 @@ import torch
 from tiny_world import CPU, play_state, tiny_settings
 
 import esper_soa
-from esper_soa.build import build_rules
-from esper_soa.env.config import RewardConfig
+from esper_soa.config.env import RewardConfig
+from esper_soa.config.errors import UserError
 from esper_soa.env.reward_terms import RewardTerms
 from esper_soa.env.step import Rules, StepResult, compiled
-from esper_soa.errors import UserError
 from esper_soa.state import Slots, Totals
+from esper_soa.training.build import build_rules
 
 HERE = "parts_of_users"
 NUM_ENVS = 5

@@ -7,8 +7,8 @@ import torch
 from env_records import numbers
 from reward_cases import make_inputs
 
+from esper_soa.config.env import RewardConfig
 from esper_soa.env import reward_terms as term
-from esper_soa.env.config import RewardConfig
 from esper_soa.vocabulary import Stage
 
 CFG = RewardConfig()

@@ -10,10 +10,10 @@ from env_records import with_values
 from tiny_world import made_up, play_state, tiny_rules, view_of
 
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
-from esper_soa.env.config import GovernorConfig
+from esper_soa.config.env import GovernorConfig
+from esper_soa.config.errors import SettingError
 from esper_soa.env.governor import quarantine, watch
 from esper_soa.env.step import Rules, StepResult, apply_action, record_and_observe
-from esper_soa.errors import SettingError
 from esper_soa.state import EnvState, Masks, Measurements
 from esper_soa.vocabulary import Op, Stage
 

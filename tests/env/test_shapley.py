@@ -11,8 +11,8 @@ from env_records import CPU, numbers
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from esper_soa.config.env import MIN_SHAPLEY_SAMPLES
 from esper_soa.env import shapley
-from esper_soa.env.config import MIN_SHAPLEY_SAMPLES
 from esper_soa.env.shapley import (
     ValueFunction,
     arrival_orders,

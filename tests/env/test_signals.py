@@ -9,7 +9,7 @@ import torch
 from env_records import CPU, empty_state, numbers, with_values
 from reward_cases import make_attribution
 
-from esper_soa.env.config import SignalsConfig
+from esper_soa.config.env import SignalsConfig
 from esper_soa.env.signals import (
     age_memories,
     record_attribution,

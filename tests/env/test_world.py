@@ -10,13 +10,14 @@ import torch
 from tiny_world import CPU, SMALL_TASK, tiny_settings
 from torch import Tensor
 
-from esper_soa.build import build_world
-from esper_soa.config import TrainConfig
+from esper_soa.config.errors import SettingError
+from esper_soa.config.nets import DataConfig
+from esper_soa.config.settings import TrainConfig
 from esper_soa.env.world import World
-from esper_soa.errors import SettingError
-from esper_soa.nets import data, streams
-from esper_soa.nets.config import DataConfig
-from esper_soa.nets.data import EnvStepBatches
+from esper_soa.nets.data import batches as data
+from esper_soa.nets.data import streams
+from esper_soa.nets.data.batches import EnvStepBatches
+from esper_soa.training.build import build_world
 
 ENVS = 3
 STEPS = 4

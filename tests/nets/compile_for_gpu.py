@@ -22,11 +22,11 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
-from esper_soa.build import build_world
-from esper_soa.config import ComputeConfig, TrainConfig
-from esper_soa.nets.config import DataConfig, TaskConfig
+from esper_soa.config.nets import DataConfig, TaskConfig
+from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.nets.engines.gpu.engine import GpuEngine
-from esper_soa.nets.pools import ActiveSeeds
+from esper_soa.nets.seeds.pools import ActiveSeeds
+from esper_soa.training.build import build_world
 from esper_soa.vocabulary import Blend, Stage
 
 launch = jit.JITFunction.run

@@ -10,11 +10,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.nets.config import SlotSpec, TaskConfig
+from esper_soa.config.nets import SlotSpec, TaskConfig
 from esper_soa.nets.engines.gpu import roster
-from esper_soa.nets.host import HostShape, host_shape
-from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture
+from esper_soa.nets.model.host import HostShape, host_shape
+from esper_soa.nets.model.layers import PLAIN
 from esper_soa.nets.model.parts import (
     CHANNELS,
     NARROW,
@@ -26,9 +26,9 @@ from esper_soa.nets.model.parts import (
     Squeeze,
     Width,
 )
-from esper_soa.nets.pools import allocate
-from esper_soa.nets.seed_plan import THROUGH, SeedPlan, groups_of
-from esper_soa.nets.seeds import TrainingSeeds, gather_rows, scatter_rows_
+from esper_soa.nets.seeds.pools import allocate
+from esper_soa.nets.seeds.seed_plan import THROUGH, SeedPlan, groups_of
+from esper_soa.nets.seeds.seeds import TrainingSeeds, gather_rows, scatter_rows_
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend
 
 # Parts that no blueprint of the package has in these places.

@@ -9,11 +9,10 @@ from tiny_world import CPU
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper_soa.nets import batched, streams
-from esper_soa.nets.config import TaskConfig, enabled_slots
+from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.nets import batched
+from esper_soa.nets.data import streams
 from esper_soa.nets.forward import gate_forward, seed_added, seed_forward
-from esper_soa.nets.host import fold_batch_norm, host_shape, train_loss
-from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.blueprints import (
     BLUEPRINTS,
     Architecture,
@@ -24,6 +23,8 @@ from esper_soa.nets.model.blueprints import (
     seed_table,
 )
 from esper_soa.nets.model.flops import training_flop
+from esper_soa.nets.model.host import fold_batch_norm, host_shape, train_loss
+from esper_soa.nets.model.layers import PLAIN
 from esper_soa.nets.model.parts import (
     CHANNELS,
     NARROW,
@@ -39,8 +40,8 @@ from esper_soa.nets.model.parts import (
     Width,
     norm_groups,
 )
-from esper_soa.nets.pools import parameter_table, row_layout
-from esper_soa.nets.seeds import TrainingSeeds
+from esper_soa.nets.seeds.pools import parameter_table, row_layout
+from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, NUM_BLUEPRINTS, Blueprint
 
 NETS = 3

@@ -9,8 +9,8 @@ import own_files
 import pytest
 
 import esper_soa
-from esper_soa.nets.config import DataConfig
-from esper_soa.nets.datasets import load_images
+from esper_soa.config.nets import DataConfig
+from esper_soa.nets.data.datasets import load_images
 
 GOOD = own_files.arrays()
 TRAIN, TRAIN_LABELS, TEST, TEST_LABELS = GOOD.values()
@@ -111,5 +111,5 @@ def test_labels_from_1_rare_classes_and_another_brightness_are_noticed(
 
 
 def test_a_share_of_common_images_is_let_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper_soa.nets.user_images.MAX_COMMON", 1 / 24)
+    monkeypatch.setattr("esper_soa.nets.data.user_images.MAX_COMMON", 1 / 24)
     assert findings(test_images=put(TEST, 3, TRAIN[40])) == []

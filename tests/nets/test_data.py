@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from esper_soa.errors import SettingError
-from esper_soa.nets import data
-from esper_soa.nets.data import (
+from esper_soa.config.errors import SettingError
+from esper_soa.nets.data import batches as data
+from esper_soa.nets.data.batches import (
     EnvStepBatches,
     ImageBank,
     OrderBook,
@@ -24,8 +24,8 @@ from esper_soa.nets.data import (
     training_crops,
     validation_order,
 )
-from esper_soa.nets.datasets import ImageSet
-from esper_soa.nets.streams import AUGMENTATION, DATA_ORDER, integers, stream_keys
+from esper_soa.nets.data.datasets import ImageSet
+from esper_soa.nets.data.streams import AUGMENTATION, DATA_ORDER, integers, stream_keys
 
 MEAN = (0.1, 0.2, 0.3)
 STD = (0.5, 0.25, 0.125)

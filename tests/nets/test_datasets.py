@@ -12,11 +12,11 @@ import own_files
 import pytest
 import torch
 
-from esper_soa.errors import DataError, SettingError
-from esper_soa.nets import cifar
-from esper_soa.nets.cifar import BINARY_NAMES, PYTHON_NAMES, parse_pickle, read_cifar10
-from esper_soa.nets.config import DataConfig
-from esper_soa.nets.datasets import FASHION32_FILE, FASHION32_MEAN, FASHION32_STD, load_images
+from esper_soa.config.errors import DataError, SettingError
+from esper_soa.config.nets import DataConfig
+from esper_soa.nets.data import cifar
+from esper_soa.nets.data.cifar import BINARY_NAMES, PYTHON_NAMES, parse_pickle, read_cifar10
+from esper_soa.nets.data.datasets import FASHION32_FILE, FASHION32_MEAN, FASHION32_STD, load_images
 
 FASHION32_IDENTITY = "a30f81a6ace114d0dc7ec5ef9bc4ff27e48ae47454073bc37977fd1de15a39a0"
 NUM_IMAGES = 3  # per batch file of the tests

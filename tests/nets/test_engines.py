@@ -11,18 +11,18 @@ from rich.console import Console
 from tiny_world import CPU, tiny_settings
 
 from esper_soa.agent.scripted import RandomPolicy
-from esper_soa.build import build_world, trial_of
-from esper_soa.config import ComputeConfig, TrainConfig
-from esper_soa.errors import SettingError
+from esper_soa.config.errors import SettingError
+from esper_soa.config.nets import TaskConfig
+from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.nets.choose import choose_engine
-from esper_soa.nets.config import TaskConfig
 from esper_soa.nets.engine import Engine
 from esper_soa.nets.engines.cpu import library
 from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.nets.layers import Layers
-from esper_soa.ops.collect import Episode, Player, Round
-from esper_soa.ops.progress import Progress
+from esper_soa.nets.model.layers import Layers
+from esper_soa.training.build import build_world, trial_of
+from esper_soa.training.collect import Episode, Player, Round
+from esper_soa.training.progress import Progress
 
 STEPS = 6
 

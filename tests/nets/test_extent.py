@@ -7,16 +7,16 @@ from tiny_world import CPU, play_state, tiny_rules, tiny_settings
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esper_soa.build import trial_of
-from esper_soa.compose import compose_settings
-from esper_soa.config import ComputeConfig
-from esper_soa.nets.config import TaskConfig, enabled_slots
+from esper_soa.config.compose import compose_settings
+from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.extent import INDEXED, activation_elements
-from esper_soa.nets.host import host_shape
 from esper_soa.nets.model.blueprints import BLUEPRINTS
-from esper_soa.nets.pools import ActiveSeeds
+from esper_soa.nets.model.host import host_shape
+from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.nets.trial import Trial, _Ground
+from esper_soa.training.build import trial_of
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 META = torch.device("meta")

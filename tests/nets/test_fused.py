@@ -13,18 +13,16 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.build import build_world
-from esper_soa.config import ComputeConfig, TrainConfig
+from esper_soa.config.errors import SettingError
+from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
+from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
-from esper_soa.errors import SettingError
-from esper_soa.nets import pools, seed_plan
-from esper_soa.nets.config import DataConfig, TaskConfig, host_slots
 from esper_soa.nets.engine import TrainReport, ValidationReport
 from esper_soa.nets.engines.cpu import engine, program
 from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.nets.host import host_shape
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, seed_table
+from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.model.parts import (
     NARROW,
     REDUCED,
@@ -37,7 +35,9 @@ from esper_soa.nets.model.parts import (
     Table,
     Width,
 )
-from esper_soa.nets.pools import ActiveSeeds
+from esper_soa.nets.seeds import pools, seed_plan
+from esper_soa.nets.seeds.pools import ActiveSeeds
+from esper_soa.training.build import build_world
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
 pytestmark = pytest.mark.usefixtures("native")

@@ -14,11 +14,10 @@ from tiny_world import tiny_settings
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esper_soa.agent.config import NetworkConfig, PPOConfig
 from esper_soa.agent.policy import CapturedPolicy
-from esper_soa.build import build_player, build_world, replaying
-from esper_soa.config import TrainConfig
-from esper_soa.errors import SettingError, fault_in_words
+from esper_soa.config.agent import NetworkConfig, PPOConfig
+from esper_soa.config.errors import SettingError, fault_in_words
+from esper_soa.config.settings import TrainConfig
 from esper_soa.nets.graphs import (
     GRADIENTS,
     PARTS,
@@ -34,10 +33,11 @@ from esper_soa.nets.graphs import (
     choose_replay,
     copy_all_,
 )
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.ops.session import session
-from esper_soa.running import Run
-from esper_soa.trainer import run
+from esper_soa.training.build import build_player, build_world, replaying
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.running import Run
+from esper_soa.training.session import session
+from esper_soa.training.trainer import run
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")

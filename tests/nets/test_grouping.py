@@ -11,13 +11,13 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.build import build_world
-from esper_soa.config import ComputeConfig, TrainConfig
+from esper_soa.config.nets import DataConfig, TaskConfig
+from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets import batched
-from esper_soa.nets.config import DataConfig, TaskConfig
 from esper_soa.nets.engine import TrainingFeed, ValidationReport
-from esper_soa.nets.pools import ActiveSeeds
+from esper_soa.nets.seeds.pools import ActiveSeeds
+from esper_soa.training.build import build_world
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Stage
 
 CPU = torch.device("cpu")

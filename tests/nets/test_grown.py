@@ -13,11 +13,11 @@ from grown_hosts import EVERY_KIND, KINDS, SLOTS, Measured, measured_hosts, scor
 from torch import nn
 
 from esper_soa.env.parameters import total_params
-from esper_soa.nets.grown import Pixels, grown_hosts
+from esper_soa.grown.build import Pixels, grown_hosts
 from esper_soa.nets.model import modules
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, seed_layers, seed_table
 from esper_soa.nets.model.modules import layer_of, network_of, sequence
-from esper_soa.nets.pools import parameter_table
+from esper_soa.nets.seeds.pools import parameter_table
 from esper_soa.vocabulary import Blend, Stage
 
 ENVS = list(range(len(KINDS)))

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import esper_soa
-from esper_soa.errors import DataError, SettingError, UserError
-from esper_soa.nets import image_preparation
-from esper_soa.nets.config import DataConfig
-from esper_soa.nets.data import check_classes, training_bank
-from esper_soa.nets.datasets import ImageSet, count_images, load_images
+from esper_soa.config.errors import DataError, SettingError, UserError
+from esper_soa.config.nets import DataConfig
+from esper_soa.nets.data import image_preparation
+from esper_soa.nets.data.batches import check_classes, training_bank
+from esper_soa.nets.data.datasets import ImageSet, count_images, load_images
 
 
 def loaded(path: Path, **settings: object) -> ImageSet:

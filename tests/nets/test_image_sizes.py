@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from esper_soa.errors import SettingError
-from esper_soa.nets.image_preparation import fit_words, fitted, inner_size
+from esper_soa.config.errors import SettingError
+from esper_soa.nets.data.image_preparation import fit_words, fitted, inner_size
 
 
 def noise(height: int, width: int) -> np.ndarray:

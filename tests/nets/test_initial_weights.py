@@ -7,12 +7,13 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from benchmarks.baseline_modules import FlatModule, Gate, Host, make_seed
-from esper_soa.nets import pools, streams
-from esper_soa.nets.config import TaskConfig, enabled_slots, host_slots
-from esper_soa.nets.host import HostShape, host_shape
+from esper_soa.config.nets import TaskConfig, enabled_slots, host_slots
+from esper_soa.nets.data import streams
 from esper_soa.nets.model.blueprints import BLUEPRINTS, gate_table, initial_seeds, seed_table
+from esper_soa.nets.model.host import HostShape, host_shape
 from esper_soa.nets.model.parts import Table
-from esper_soa.nets.pools import ActiveSeeds
+from esper_soa.nets.seeds import pools
+from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint
 
 CPU = torch.device("cpu")

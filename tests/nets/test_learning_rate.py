@@ -8,11 +8,11 @@ import pytest
 import torch
 from tiny_world import tiny_settings
 
-from esper_soa.build import build_world
+from esper_soa.config.nets import TaskConfig, lr_factor
 from esper_soa.env.step import measure_
 from esper_soa.env.world import World
-from esper_soa.nets.config import TaskConfig, lr_factor
 from esper_soa.nets.engines.torch.engine import TorchEngine
+from esper_soa.training.build import build_world
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 CPU = torch.device("cpu")

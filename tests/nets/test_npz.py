@@ -13,8 +13,8 @@ import numpy as np
 import own_files
 import pytest
 
-from esper_soa.errors import DataError
-from esper_soa.nets.npz import Part, npz_parts
+from esper_soa.config.errors import DataError
+from esper_soa.nets.data.npz import Part, npz_parts
 
 
 def member(array: np.ndarray) -> bytes:

@@ -11,16 +11,13 @@ from tiny_world import CPU, random_round, tiny_settings
 from torch import Tensor, nn
 
 import esper_soa
-from esper_soa import registry
-from esper_soa.build import build_rules, build_world
-from esper_soa.config import ComputeConfig, TrainConfig
+from esper_soa.config import registry
+from esper_soa.config.errors import SettingError
+from esper_soa.config.nets import CNN_BLUEPRINT_NAMES, TaskConfig, enabled_slots
+from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.outcome import compute_cost
-from esper_soa.errors import SettingError
-from esper_soa.nets import streams
-from esper_soa.nets.config import CNN_BLUEPRINT_NAMES, TaskConfig, enabled_slots
+from esper_soa.nets.data import streams
 from esper_soa.nets.forward import seed_forward
-from esper_soa.nets.host import host_shape
-from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.blueprints import (
     Architecture,
     initial_seeds,
@@ -29,10 +26,13 @@ from esper_soa.nets.model.blueprints import (
     seed_table,
 )
 from esper_soa.nets.model.flops import training_flop
-from esper_soa.nets.model.own_module import OwnModule
-from esper_soa.nets.own_parts import architecture_of, task_blueprints, task_shape
+from esper_soa.nets.model.host import host_shape
+from esper_soa.nets.model.layers import PLAIN
+from esper_soa.nets.model.user_module import OwnModule
+from esper_soa.nets.model.user_parts import architecture_of, task_blueprints, task_shape
 from esper_soa.nets.precision import autocast
 from esper_soa.state import Slots, initial
+from esper_soa.training.build import build_rules, build_world
 from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Stage
 
 HERE = "parts_of_users"
@@ -248,12 +248,12 @@ def test_the_mark_of_an_agent_and_the_package_of_that_name_are_one_to_users() ->
     assert registry.marked_name(registry.AGENT, make) == "mine"
     script = (
         "import esper_soa\nfor _ in range(2):\n    esper_soa.agent('x')\n    import "
-        "esper_soa.agent.config as config"
+        "esper_soa.config.agent as config"
     )
     done = subprocess.run(
         [sys.executable, "-c", script + "\nprint(config.__name__)"], capture_output=True, text=True
     )
-    assert done.stdout == "esper_soa.agent.config\n", done.stderr
+    assert done.stdout == "esper_soa.config.agent\n", done.stderr
 
 
 def test_what_is_marked_is_what_it_was_and_what_derives_from_it_is_not_marked() -> None:

@@ -8,27 +8,27 @@ from hosts_of_users import SLOTS, Counting, Staged, plain
 from tiny_world import CPU, random_round, tiny_settings
 from torch import Tensor, nn
 
-from esper_soa.build import build_rules, build_world
-from esper_soa.config import ComputeConfig, TrainConfig
+from esper_soa.config.errors import SettingError
+from esper_soa.config.nets import TaskConfig
+from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
-from esper_soa.errors import SettingError
-from esper_soa.nets import streams
-from esper_soa.nets.config import TaskConfig
-from esper_soa.nets.host import (
+from esper_soa.nets.data import streams
+from esper_soa.nets.model.flops import training_flop
+from esper_soa.nets.model.host import (
     HostShape,
     evaluate_forward,
     fold_batch_norm,
     initial_hosts,
     train_loss,
 )
-from esper_soa.nets.layers import PLAIN
-from esper_soa.nets.model.flops import training_flop
-from esper_soa.nets.model.own_module import Factory
-from esper_soa.nets.own_parts import task_shape, task_slots
-from esper_soa.nets.pools import ActiveSeeds, read_active_seeds, slot_seeds
-from esper_soa.nets.seeds import TrainingSeeds
-from esper_soa.nets.snapshot import add_snapshot_, restore_where_, snapshot_where_
-from esper_soa.ops.memory import activations, needs
+from esper_soa.nets.model.layers import PLAIN
+from esper_soa.nets.model.user_module import Factory
+from esper_soa.nets.model.user_parts import task_shape, task_slots
+from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seeds
+from esper_soa.nets.seeds.seeds import TrainingSeeds
+from esper_soa.nets.seeds.snapshot import add_snapshot_, restore_where_, snapshot_where_
+from esper_soa.runtime.memory import activations, needs
+from esper_soa.training.build import build_rules, build_world
 
 HERE = "hosts_of_users"
 NETS = 3

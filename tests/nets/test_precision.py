@@ -10,11 +10,10 @@ from loop_world import Setting, StackedEnvs
 from rich.console import Console
 from tiny_world import CPU, tiny_settings
 
-from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
-from esper_soa.build import build_world
-from esper_soa.config import ComputeConfig
+from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets import precision
 from esper_soa.nets.precision import (
     GOOD,
@@ -24,9 +23,10 @@ from esper_soa.nets.precision import (
     choose_precision,
     reset_loss_scales_,
 )
-from esper_soa.ops.collect import Player, Round, play_round
-from esper_soa.ops.progress import Progress
-from esper_soa.ops.resume import may_change
+from esper_soa.training.build import build_world
+from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.progress import Progress
+from esper_soa.training.resume import may_change
 
 IDS = list(range(5))
 

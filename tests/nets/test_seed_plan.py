@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from esper_soa.nets.pools import ActiveSeeds
-from esper_soa.nets.seed_plan import THROUGH, Group, groups_of, training_plan, validation_plan
+from esper_soa.nets.seeds.pools import ActiveSeeds
+from esper_soa.nets.seeds.seed_plan import THROUGH, Group, groups_of, training_plan, validation_plan
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 CPU = torch.device("cpu")

@@ -9,15 +9,16 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.nets import pools, streams
-from esper_soa.nets.config import TaskConfig, enabled_slots
+from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.nets.data import streams
 from esper_soa.nets.engine import NetsConfig, TrainReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.forward import seed_forward
-from esper_soa.nets.host import host_shape
-from esper_soa.nets.layers import PLAIN
 from esper_soa.nets.model.blueprints import BLUEPRINTS, initial_seeds, seed_table
-from esper_soa.nets.pools import ActiveSeeds, read_active_seeds, slot_seeds
+from esper_soa.nets.model.host import host_shape
+from esper_soa.nets.model.layers import PLAIN
+from esper_soa.nets.seeds import pools
+from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.state import Ramp, Slots, initial
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from esper_soa.nets.config import TaskConfig, enabled_slots
-from esper_soa.nets.host import HostShape, host_shape
-from esper_soa.nets.pools import allocate
-from esper_soa.nets.snapshot import add_snapshot_, restore_where_, snapshot_where_
+from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.nets.model.host import HostShape, host_shape
+from esper_soa.nets.seeds.pools import allocate
+from esper_soa.nets.seeds.snapshot import add_snapshot_, restore_where_, snapshot_where_
 
 NUM_ENVS = 3
 NONE = torch.zeros(NUM_ENVS, 2, dtype=torch.bool)

@@ -4,7 +4,7 @@ coordinates.
 
 import torch
 
-from esper_soa.nets.streams import (
+from esper_soa.nets.data.streams import (
     AUGMENTATION,
     DATA_ORDER,
     fold,

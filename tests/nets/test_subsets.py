@@ -2,8 +2,8 @@
 differs.
 """
 
-from esper_soa.nets.config import SubsetRows
-from esper_soa.nets.subsets import branch_plan, max_rows, subset_codes
+from esper_soa.config.nets import SubsetRows
+from esper_soa.nets.seeds.subsets import branch_plan, max_rows, subset_codes
 
 
 def test_branch_plan_reaches_every_subset_and_shares_prefixes():

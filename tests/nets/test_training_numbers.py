@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from esper_soa.config.nets import TaskConfig, host_slots
 from esper_soa.nets import batched
-from esper_soa.nets.config import TaskConfig, host_slots
 from esper_soa.nets.gradients import gradient_statistics
-from esper_soa.nets.host import evaluate_forward, fold_batch_norm, host_shape
-from esper_soa.nets.layers import PLAIN
+from esper_soa.nets.model.host import evaluate_forward, fold_batch_norm, host_shape
+from esper_soa.nets.model.layers import PLAIN
 from esper_soa.nets.model.parts import norm_groups
-from esper_soa.nets.seeds import TrainingSeeds
+from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.nets.sgd import LearningRates, rules_of
 
 CPU = torch.device("cpu")

@@ -8,9 +8,8 @@ import pytest
 import torch
 from tiny_world import CPU, tiny_settings
 
-from esper_soa.build import trial_of
-from esper_soa.config import ENGINES as NAMES
-from esper_soa.config import ComputeConfig
+from esper_soa.config.settings import ENGINES as NAMES
+from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets.choose import ENGINES, Kind, preferred, tried_engines, weighed
 from esper_soa.nets.engine import TrainReport, ValidationReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
@@ -23,6 +22,7 @@ from esper_soa.nets.trial import (
     mixture,
     try_engines,
 )
+from esper_soa.training.build import trial_of
 from esper_soa.vocabulary import CNN_BLUEPRINTS, RUNNING_STAGES, Blend
 
 

@@ -15,21 +15,21 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.sync_guard import SyncGuard
-from esper_soa.build import build_world, trial_of
-from esper_soa.compose import compose_settings
-from esper_soa.config import ComputeConfig, TrainConfig
+from esper_soa.config.compose import compose_settings
+from esper_soa.config.errors import SettingError
+from esper_soa.config.nets import DataConfig, SubsetRows, TaskConfig
+from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.step import Work, initial_state
 from esper_soa.env.world import World
-from esper_soa.errors import SettingError
 from esper_soa.nets.choose import choose_engine
-from esper_soa.nets.config import DataConfig, SubsetRows, TaskConfig
-from esper_soa.nets.data import cut_batch, training_crops
+from esper_soa.nets.data.batches import cut_batch, training_crops
 from esper_soa.nets.engine import Engine, TrainReport, ValidationReport, WorkSizes
 from esper_soa.nets.engines.gpu.support import unavailable_reason
-from esper_soa.nets.pools import ActiveSeeds, read_active_seeds, slot_seeds
-from esper_soa.nets.seed_plan import training_plan, validation_plan
-from esper_soa.nets.subsets import max_rows, subset_codes
-from esper_soa.ops.memory import plan_in_words
+from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seeds
+from esper_soa.nets.seeds.seed_plan import training_plan, validation_plan
+from esper_soa.nets.seeds.subsets import max_rows, subset_codes
+from esper_soa.runtime.memory import plan_in_words
+from esper_soa.training.build import build_world, trial_of
 from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Blend, Blueprint, Stage
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")

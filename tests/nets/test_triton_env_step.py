@@ -12,22 +12,22 @@ from rich.console import Console
 from tiny_world import CPU, tiny_settings
 
 from benchmarks.sync_guard import SyncGuard
-from esper_soa.agent.config import NetworkConfig
 from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
 from esper_soa.agent.protocol import restart
 from esper_soa.agent.rollout import write_
 from esper_soa.agent.scripted import RandomPolicy
-from esper_soa.build import build_player, build_rules, build_world
-from esper_soa.config import ComputeConfig, TrainConfig
+from esper_soa.config.agent import NetworkConfig
+from esper_soa.config.nets import TaskConfig, host_slots
+from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.env import Env
 from esper_soa.env.step import EAGER
 from esper_soa.env.world import Sizes, World
-from esper_soa.nets import data
-from esper_soa.nets.config import TaskConfig, host_slots
-from esper_soa.nets.datasets import synthetic
-from esper_soa.ops.collect import Episode, Player, Round, _rollout, _row
-from esper_soa.ops.metrics import MetricsAccumulator
-from esper_soa.ops.progress import Progress
+from esper_soa.nets.data import batches as data
+from esper_soa.nets.data.datasets import synthetic
+from esper_soa.training.build import build_player, build_rules, build_world
+from esper_soa.training.collect import Episode, Player, Round, _rollout, _row
+from esper_soa.training.metrics import MetricsAccumulator
+from esper_soa.training.progress import Progress
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 

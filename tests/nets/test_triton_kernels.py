@@ -7,7 +7,7 @@ from nets.gpu_mixtures import drawn, per_net
 from torch import Tensor
 
 from esper_soa.nets import batched
-from esper_soa.nets.layers import PLAIN
+from esper_soa.nets.model.layers import PLAIN
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 

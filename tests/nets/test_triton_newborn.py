@@ -7,11 +7,11 @@ from tiny_world import CPU, tiny_rules
 from torch import Tensor
 
 from benchmarks.sync_guard import SyncGuard
+from esper_soa.config.nets import TaskConfig, host_slots
 from esper_soa.env.step import initial_state
-from esper_soa.nets.config import TaskConfig, host_slots
-from esper_soa.nets.host import host_shape
 from esper_soa.nets.model.blueprints import BLUEPRINTS
-from esper_soa.nets.pools import allocate, claim_, read_active_seeds, slot_seeds
+from esper_soa.nets.model.host import host_shape
+from esper_soa.nets.seeds.pools import allocate, claim_, read_active_seeds, slot_seeds
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Stage
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")

@@ -16,8 +16,8 @@ from nets.gpu_mixtures import (
 )
 from torch import Tensor
 
-from esper_soa.nets.host import HostShape
-from esper_soa.nets.seed_plan import THROUGH, SeedPlan
+from esper_soa.nets.model.host import HostShape
+from esper_soa.nets.seeds.seed_plan import THROUGH, SeedPlan
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")

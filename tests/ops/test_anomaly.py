@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from esper_soa.config import AnomalyConfig
-from esper_soa.errors import SettingError
-from esper_soa.ops.anomaly import Watch, WatchState
+from esper_soa.config.errors import SettingError
+from esper_soa.config.settings import AnomalyConfig
+from esper_soa.training.anomaly import Watch, WatchState
 
 HEALTHY = {
     "steps": 4.0,

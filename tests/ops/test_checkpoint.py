@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper_soa.ops.checkpoint import load_checkpoint, save_checkpoint
-from esper_soa.ops.sealed import CheckpointError, write_sealed
+from esper_soa.training.checkpoint import load_checkpoint, save_checkpoint
+from esper_soa.training.checksum import CheckpointError, write_sealed
 
 CPU = torch.device("cpu")
 

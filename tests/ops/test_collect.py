@@ -10,22 +10,22 @@ from tiny_world import CPU, tiny_settings
 from torch import Tensor
 from witness import Witnessed, witnessed_round
 
-from esper_soa.agent.config import NetworkConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Memory
 from esper_soa.agent.rollout import Rollout
 from esper_soa.agent.scripted import RandomPolicy
-from esper_soa.build import build_player, build_world
-from esper_soa.config import TrainConfig
-from esper_soa.env.config import GovernorConfig
+from esper_soa.config.agent import NetworkConfig, PPOConfig
+from esper_soa.config.env import GovernorConfig
+from esper_soa.config.settings import TrainConfig
 from esper_soa.env.step import look
 from esper_soa.env.world import World
-from esper_soa.ops import collect
-from esper_soa.ops.collect import Episode, Player, Round
-from esper_soa.ops.metrics import Arriving
-from esper_soa.ops.progress import Progress
 from esper_soa.state import Decision, EnvState, View
+from esper_soa.training import collect
+from esper_soa.training.build import build_player, build_world
+from esper_soa.training.collect import Episode, Player, Round
+from esper_soa.training.metrics import Arriving
+from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import HEAD_NAMES
 
 ENVS = 3

@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from esper_soa.ops.comparison import MEASURES, compared, detectable, fewest_seeds, power_note
-from esper_soa.ops.statistics import holm, signed_rank
+from esper_soa.lab.compare.comparison import (
+    MEASURES,
+    compared,
+    detectable,
+    fewest_seeds,
+    power_note,
+)
+from esper_soa.training.statistics import holm, signed_rank
 
 
 def by_every_sign(differences: list[float]) -> float:

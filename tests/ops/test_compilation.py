@@ -10,8 +10,8 @@ import torch
 from program import ENVIRONMENT, TINY, command
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-from esper_soa.ops import compilation
-from esper_soa.ops.compilation import Length, choose_compilation, keep_compiled
+from esper_soa.runtime import compilation
+from esper_soa.runtime.compilation import Length, choose_compilation, keep_compiled
 
 CPU = torch.device("cpu")
 HOUR = Length(64, 150 * 2_000)

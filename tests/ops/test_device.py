@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from esper_soa.errors import SettingError
-from esper_soa.ops.device import (
+from esper_soa.config.errors import SettingError
+from esper_soa.runtime.device import (
     apply_threads,
     choose_env_chunk,
     choose_eval_batch,

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import warm
 
-from esper_soa.ops.files import LineFile, Unwritten
+from esper_soa.runtime.files import LineFile, Unwritten
 
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from esper_soa.ops.files import LineFile, Unwritten, write_text
+from esper_soa.runtime.files import LineFile, Unwritten, write_text
 
 def allow(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from esper_soa.ops.final_table import (
+from esper_soa.training.final_table import (
     Pareto,
     Speed,
     Summary,
     print_summary,
     write_summary,
 )
-from esper_soa.ops.verdict import Episode, HostScore
+from esper_soa.training.verdict import Episode, HostScore
 
 SUMMARY = Summary(
     name="trial",

@@ -14,12 +14,12 @@ import torch
 from grown_hosts import KINDS, Measured, measured_hosts
 from torch import Tensor, nn
 
-from esper_soa.errors import UserError
-from esper_soa.nets.grown import FELT_STAGES
+from esper_soa.config.errors import UserError
+from esper_soa.grown import formats
+from esper_soa.grown.build import FELT_STAGES
+from esper_soa.grown.formats import save_code, save_onnx, save_pt2
+from esper_soa.grown.module_files import digest
 from esper_soa.nets.model.modules import GrownNetwork
-from esper_soa.ops import formats
-from esper_soa.ops.formats import save_code, save_onnx, save_pt2
-from esper_soa.ops.module_files import digest
 
 BATCHES = (1, 2, 7, 64)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from esper_soa.ops.json_lines import MetricsWriter, json_line
+from esper_soa.runtime.json_lines import MetricsWriter, json_line
 
 
 def strict(line: str) -> object:

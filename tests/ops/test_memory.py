@@ -10,18 +10,18 @@ import torch
 from program import finished
 from torch import Tensor
 
-from esper_soa.agent.config import NetworkConfig, PolicyConfig
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Batch, Learner, coefficients, total_loss
 from esper_soa.agent.rollout import new_rollout
-from esper_soa.config import TrainConfig
+from esper_soa.config.agent import NetworkConfig, PolicyConfig
+from esper_soa.config.errors import OutOfRoomError, SettingError, UserError
+from esper_soa.config.nets import DataConfig, TaskConfig, enabled_slots
+from esper_soa.config.settings import TrainConfig
 from esper_soa.env.observation import feature_names
-from esper_soa.errors import OutOfRoomError, SettingError, UserError
-from esper_soa.nets.config import DataConfig, TaskConfig, enabled_slots
-from esper_soa.nets.host import host_shape
-from esper_soa.nets.pools import allocate
-from esper_soa.nets.snapshot import add_snapshot_
-from esper_soa.ops.memory import (
+from esper_soa.nets.model.host import host_shape
+from esper_soa.nets.seeds.pools import allocate
+from esper_soa.nets.seeds.snapshot import add_snapshot_
+from esper_soa.runtime.memory import (
     GIB,
     Need,
     at_once,

@@ -18,11 +18,11 @@ from safetensors.torch import save as to_bytes
 from torch import nn
 
 from esper_soa import blueprint, export
-from esper_soa.agent.config import NetworkConfig, PolicyConfig
 from esper_soa.agent.controller import Controller, controller_spec
-from esper_soa.nets.config import TaskConfig, enabled_slots
+from esper_soa.config.agent import NetworkConfig, PolicyConfig
+from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.grown.module_files import ENTRY, ModuleFileError, digest, load, save, save_hosts
 from esper_soa.nets.model.modules import GrownNetwork, layer_of
-from esper_soa.ops.module_files import ENTRY, ModuleFileError, digest, load, save, save_hosts
 
 NUM_HOSTS = 5
 
@@ -69,7 +69,7 @@ def with_entry(path: Path, change: Callable[[dict], object]) -> None:
 
 LOADED = """
 import sys, json, torch, hashlib
-from esper_soa.ops.module_files import digest, load
+from esper_soa.grown.module_files import digest, load
 net = load(sys.argv[1])
 torch.manual_seed(0)
 out = net(torch.rand(3, 3, 32, 32))
@@ -233,8 +233,8 @@ def test_a_description_that_is_none_is_refused(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from esper_soa.ops import files
-from esper_soa.ops.module_files import load, save
+from esper_soa.runtime import files
+from esper_soa.grown.module_files import load, save
 net = load(sys.argv[1])
 net.classifier.linear.bias.data.zero_()
 setattr(files.os, sys.argv[2], lambda *given: os.kill(os.getpid(), signal.SIGKILL))

@@ -10,17 +10,17 @@ from grown_hosts import score
 from tiny_runs import records
 from tiny_world import CPU, play_state, tiny_rules
 
-from esper_soa import running, trainer
-from esper_soa.build import build_world
-from esper_soa.config import TrainConfig
-from esper_soa.env.config import GatesConfig
+from esper_soa.config.env import GatesConfig
+from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import Standing, standing_of
-from esper_soa.ops import networks
-from esper_soa.ops.files import IncompleteError, Unwritten
-from esper_soa.ops.module_files import load
-from esper_soa.ops.networks import Networks
-from esper_soa.ops.rundir import RunFolder, rounds_of
+from esper_soa.grown import networks
+from esper_soa.grown.module_files import load
+from esper_soa.grown.networks import Networks
+from esper_soa.runtime.files import IncompleteError, Unwritten
 from esper_soa.state import STATE_FLOAT
+from esper_soa.training import running, trainer
+from esper_soa.training.build import build_world
+from esper_soa.training.run_folder import RunFolder, rounds_of
 from esper_soa.vocabulary import Stage
 
 ROUNDS = 4

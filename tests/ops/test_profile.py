@@ -14,13 +14,13 @@ from rich.console import Console
 from tiny_world import CPU, tiny_world
 
 from esper_soa.agent.scripted import WaitPolicy
-from esper_soa.compose import compose_settings
-from esper_soa.ops import profile as module
-from esper_soa.ops.collect import Episode, Player, Round
-from esper_soa.ops.profile import NO_PROFILE, PhaseProfile, TraceProfile, make_profile, shares
-from esper_soa.ops.progress import LOGGER, Progress
-from esper_soa.ops.rundir import open_run_folder
-from esper_soa.trainer import run
+from esper_soa.config.compose import compose_settings
+from esper_soa.training import profile as module
+from esper_soa.training.collect import Episode, Player, Round
+from esper_soa.training.profile import NO_PROFILE, PhaseProfile, TraceProfile, make_profile, shares
+from esper_soa.training.progress import LOGGER, Progress
+from esper_soa.training.run_folder import open_run_folder
+from esper_soa.training.trainer import run
 
 TINY = shlex.split(
     "rounds=2 steps=4 telemetry.progress=off batch_size=2 train_samples=4 val_samples=4 "

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from esper_soa.ops.progress import LOGGER, Progress, duration
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.ops.session import session
+from esper_soa.training.progress import LOGGER, Progress, duration
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.session import session
 
 
 class Clock:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from tiny_runs import fresh, settings
 
-from esper_soa.evaluation import build_agent
-from esper_soa.ops import resume
-from esper_soa.ops.checkpoint import CheckpointError, load_checkpoint, save_checkpoint, unlike
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.ops.session import session
-from esper_soa.running import Run
+from esper_soa.training import resume
+from esper_soa.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint, unlike
+from esper_soa.training.evaluation import build_agent
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.running import Run
+from esper_soa.training.session import session
 
 CPU = torch.device("cpu")
 Place = tuple[str | int, ...]

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from esper_soa.errors import UserError
-from esper_soa.ops.rundir import (
+from esper_soa.config.errors import UserError
+from esper_soa.training.checksum import CheckpointError, write_sealed
+from esper_soa.training.run_folder import (
     RunFolder,
     claimed,
     find_checkpoint,
@@ -17,8 +18,7 @@ from esper_soa.ops.rundir import (
     write_config,
     write_versions,
 )
-from esper_soa.ops.sealed import CheckpointError, write_sealed
-from esper_soa.ops.start import resume_start
+from esper_soa.training.start import resume_start
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 import torch
 import warm
 
-from esper_soa.ops.checkpoint import load_checkpoint, save_checkpoint
-from esper_soa.ops.rundir import RunFolder, claimed
-from esper_soa.ops.sealed import CheckpointError, read_sealed, why_broken, write_sealed
+from esper_soa.training.checkpoint import load_checkpoint, save_checkpoint
+from esper_soa.training.checksum import CheckpointError, read_sealed, why_broken, write_sealed
+from esper_soa.training.run_folder import RunFolder, claimed
 
 CPU = torch.device("cpu")
 
@@ -67,7 +67,7 @@ def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path: Path) -> No
 def test_another_version_is_refused_by_number(
     whole: Path, monkeypatch: pytest.MonkeyPatch, reads: int, age: str
 ) -> None:
-    monkeypatch.setattr("esper_soa.ops.sealed.VERSION", reads)
+    monkeypatch.setattr("esper_soa.training.checksum.VERSION", reads)
     told = f"has version 3, written by {age} version of the program: this one reads version {reads}"
     assert why_broken(whole) == f"checkpoint {whole}: {told}"
 
@@ -111,7 +111,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 import torch
-from esper_soa.ops.checkpoint import load_checkpoint, save_checkpoint
+from esper_soa.training.checkpoint import load_checkpoint, save_checkpoint
 path, content = Path(sys.argv[1]), {"round": 2, "weights": torch.zeros(50_000)}
 save_checkpoint(path, content)
 size = path.stat().st_size
@@ -147,8 +147,8 @@ def test_wherever_the_room_ends_the_old_checkpoint_stays_whole_and_the_reason_is
 SLOW_WRITER = """
 import sys, time
 from pathlib import Path
-from esper_soa.ops.rundir import RunFolder, claimed
-from esper_soa.ops.files import replacing
+from esper_soa.training.run_folder import RunFolder, claimed
+from esper_soa.runtime.files import replacing
 with (
     claimed(RunFolder(Path(sys.argv[1]))),
     replacing(Path(sys.argv[1]) / "checkpoint_000002.pt") as half,

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import torch
 
-from esper_soa.ops.checkpoint import save_checkpoint
-from esper_soa.ops.start import POLICIES, shipped
+from esper_soa.training.checkpoint import save_checkpoint
+from esper_soa.training.start import POLICIES, shipped
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOK = """
 from importlib.resources import files
 import esper_soa
-from esper_soa.ops.start import find_policy, shipped
+from esper_soa.training.start import find_policy, shipped
 print(esper_soa.__file__, shipped(), find_policy("sprout"))
-print(files("esper_soa").joinpath("policies", "sprout.policy").is_file())
+print(files("esper_soa").joinpath("agent", "policies", "sprout.policy").is_file())
 """
 
 
@@ -27,7 +27,7 @@ def test_an_installed_copy_finds_the_policies_that_lie_in_it(tmp_path: Path) -> 
     shutil.copytree(
         ROOT / "esper_soa", site / "esper_soa", ignore=shutil.ignore_patterns("__pycache__")
     )
-    there = site / "esper_soa" / "policies" / "sprout.policy"
+    there = site / "esper_soa" / "agent" / "policies" / "sprout.policy"
     save_checkpoint(there, {"weights": torch.zeros(2)})
     done = subprocess.run(
         [sys.executable, "-c", LOOK],
@@ -47,11 +47,11 @@ def test_a_wheel_takes_in_every_file_of_the_package_and_policies_are_not_left_ou
     ]["wheel"]
     assert target["packages"] == ["esper_soa", "hydra_plugins"]
     assert set(target) == {"packages", "force-include", "hooks"}, "nothing is excluded"
-    assert POLICIES == ROOT / "esper_soa" / "policies"
+    assert POLICIES == ROOT / "esper_soa" / "agent" / "policies"
     for name in (
         ("sprout.policy", "sprout.md") if (ROOT / ".git").exists() else ()
     ):  # what git ignores is left out
         ignored = subprocess.run(
-            ["git", "check-ignore", "-q", f"esper_soa/policies/{name}"], cwd=ROOT
+            ["git", "check-ignore", "-q", f"esper_soa/agent/policies/{name}"], cwd=ROOT
         )
         assert ignored.returncode == 1, name

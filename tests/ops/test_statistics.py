@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import PermutationMethod, mannwhitneyu
 
-from esper_soa.ops.statistics import (
+from esper_soa.training.statistics import (
     difference_interval,
     improvement_interval,
     interquartile_mean,

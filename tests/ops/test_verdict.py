@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from esper_soa.config import CONTROLS
-from esper_soa.ops.statistics import Interval
-from esper_soa.ops.verdict import (
+from esper_soa.config.settings import CONTROLS
+from esper_soa.training.statistics import Interval
+from esper_soa.training.verdict import (
     CONTROL_WORDS,
     Comparison,
     Episode,

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from benchmarks.baseline_lifecycle import SlotMachine, TotalsRecord, curve_progress
 from benchmarks.baseline_modules import SEEDS, FlatModule, Gate, Graft, Host
-from esper_soa.env.config import GatesConfig, LifecycleConfig
-from esper_soa.nets.config import TaskConfig
+from esper_soa.config.env import GatesConfig, LifecycleConfig
+from esper_soa.config.nets import TaskConfig
 from esper_soa.vocabulary import (
     BLUEPRINT_NAMES,
     CURVE_CHOICES,

@@ -3,7 +3,7 @@
 import torch
 from parity_vectors import columns, load
 
-from esper_soa.env.config import GovernorConfig
+from esper_soa.config.env import GovernorConfig
 from esper_soa.env.governor import PanicReason, judge
 from esper_soa.state import Guard, initial
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from parity_vectors import load
 
+from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.env.alpha import advance_ramp, curve_progress, retarget
-from esper_soa.env.config import GatesConfig, LifecycleConfig
 from esper_soa.env.lifecycle import (
     Orders,
     carry_out,

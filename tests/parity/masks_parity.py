@@ -9,7 +9,7 @@ import pytest
 import torch
 from parity_vectors import load
 
-from esper_soa.env.config import LifecycleConfig
+from esper_soa.config.env import LifecycleConfig
 from esper_soa.env.masks import action_masks
 from esper_soa.state import Ramp, Slots, initial, stage_in
 from esper_soa.vocabulary import CNN_BLUEPRINTS, HEAD_NAMES, LIVE_STAGES, Stage

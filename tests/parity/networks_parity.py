@@ -11,19 +11,19 @@ import torch
 from parity_vectors import load_networks
 from torch.nn import functional as F
 
-from esper_soa.nets.config import TaskConfig, enabled_slots
+from esper_soa.config.nets import TaskConfig, enabled_slots
 from esper_soa.nets.engines.torch.validation import SubsetSeeds
-from esper_soa.nets.host import (
+from esper_soa.nets.model.blueprints import BLUEPRINTS
+from esper_soa.nets.model.host import (
     evaluate_forward,
     fold_batch_norm,
     host_shape,
     logits_of,
     train_segments,
 )
-from esper_soa.nets.layers import PLAIN
-from esper_soa.nets.model.blueprints import BLUEPRINTS
-from esper_soa.nets.seed_plan import Group
-from esper_soa.nets.seeds import ActiveGroup, TrainingSeeds
+from esper_soa.nets.model.layers import PLAIN
+from esper_soa.nets.seeds.seed_plan import Group
+from esper_soa.nets.seeds.seeds import ActiveGroup, TrainingSeeds
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Blend
 
 CHANNELS = {"r0c0": 8, "r0c1": 16, "r0c2": 32}

@@ -7,12 +7,12 @@ import pytest
 import torch
 from parity_vectors import load
 
-from esper_soa.env.config import LossRewardConfig, RewardConfig
-from esper_soa.env.own_reward import sample_inputs
+from esper_soa.config.env import LossRewardConfig, RewardConfig
 from esper_soa.env.reward import HINDSIGHT_WEIGHT, hindsight_credit
 from esper_soa.env.reward_modes import score
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.env.reward_terms import seed_potential, shaping, stage_potential
+from esper_soa.env.user_reward import sample_inputs
 from esper_soa.vocabulary import Op, Stage
 
 VARIANTS = (

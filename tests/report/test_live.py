@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from report_runs import PROGRAM, line, make_run, write_lines, write_round
 
-from esper_soa.errors import UserError
-from esper_soa.report import live
-from esper_soa.report.live import HOST, Server, port_of
+from esper_soa.config.errors import UserError
+from esper_soa.lab.report import live
+from esper_soa.lab.report.live import HOST, Server, port_of
 
 
 @pytest.fixture

@@ -17,14 +17,14 @@ from report_runs import (
     write_table,
 )
 
-from esper_soa.errors import UserError
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.ops.session import session
-from esper_soa.report import bundle, page, write
-from esper_soa.report.groups import groups_of
-from esper_soa.report.run_files import find_runs
-from esper_soa.report.sections import Shown, shown_of
-from esper_soa.telemetry.table_files import table_path
+from esper_soa.config.errors import UserError
+from esper_soa.lab.report import bundle, page, write
+from esper_soa.lab.report.groups import groups_of
+from esper_soa.lab.report.run_files import find_runs
+from esper_soa.lab.report.sections import Shown, shown_of
+from esper_soa.lab.telemetry.table_files import table_path
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.session import session
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 

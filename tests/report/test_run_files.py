@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from report_runs import line, make_run, summary
 
-from esper_soa.errors import UserError
-from esper_soa.report.groups import differing, groups_of, key_of
-from esper_soa.report.run_files import find_runs, number, read_run
+from esper_soa.config.errors import UserError
+from esper_soa.lab.report.groups import differing, groups_of, key_of
+from esper_soa.lab.report.run_files import find_runs, number, read_run
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:

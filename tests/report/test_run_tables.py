@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from report_runs import line, make_run, summary, write_round, write_table
 
-from esper_soa.report import lanes, run_tables
-from esper_soa.report.run_files import RunRecord, Table, read_round, read_run
+from esper_soa.lab.report import lanes, run_tables
+from esper_soa.lab.report.run_files import RunRecord, Table, read_round, read_run
 from esper_soa.vocabulary import HEAD_NAMES
 
 

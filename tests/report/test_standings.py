@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from report_runs import make_run, summary
 
-from esper_soa.report.groups import Group, pairs, standings
-from esper_soa.report.run_files import read_run
-from esper_soa.report.words import flop_in_words, tiles_of, verdict_of
+from esper_soa.lab.report.groups import Group, pairs, standings
+from esper_soa.lab.report.run_files import read_run
+from esper_soa.lab.report.text import flop_in_words, tiles_of, verdict_of
 
 
 def group(folder: Path, label: str, accuracies: list[float | None], first_seed: int = 0) -> Group:

@@ -12,11 +12,11 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from esper_soa.config import register_schema
-from esper_soa.errors import PrunedError
-from esper_soa.paths import config_dir
-from esper_soa.sweep.jobs import play_here
-from esper_soa.sweep.search import judge_of
+from esper_soa.config.errors import PrunedError
+from esper_soa.config.paths import config_dir
+from esper_soa.config.settings import register_schema
+from esper_soa.lab.sweep.jobs import play_here
+from esper_soa.lab.sweep.search import judge_of
 
 ROUNDS = 4
 

@@ -17,10 +17,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from program import wait_until
 
-from esper_soa.config import register_schema
-from esper_soa.ops.interrupt import Interrupted
-from esper_soa.paths import config_dir
-from esper_soa.sweep.jobs import KILLED, STOPPED, JobRecord, keep, read_records, watch
+from esper_soa.config.paths import config_dir
+from esper_soa.config.settings import register_schema
+from esper_soa.lab.sweep.jobs import KILLED, STOPPED, JobRecord, keep, read_records, watch
+from esper_soa.runtime.signals import Interrupted
 
 LONG = 20  # seconds of a job that must not come to its end
 
@@ -62,7 +62,7 @@ def test_a_signal_reaches_the_job_and_ends_the_sweep(job: JobRecord, tmp_path: P
 
 
 def test_a_job_ends_where_nobody_waits_for_it_any_more(job: JobRecord, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "esper_soa.sweep.jobs"]
+    words = [sys.executable, "-m", "esper_soa.lab.sweep.jobs"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         context = OmegaConf.to_container(HydraConfig.get(), resolve=False)
         process.stdin.write(pickle.dumps((time.sleep, LONG, context)))

@@ -23,8 +23,8 @@ from sweeping import (
     started_sweep,
 )
 
-from esper_soa.errors import UserError
-from esper_soa.sweep.plugins import check_plugins
+from esper_soa.config.errors import UserError
+from esper_soa.lab.sweep.plugins import check_plugins
 
 LAUNCHERS = {
     "basic": ("hydra", []),
@@ -113,7 +113,7 @@ def test_a_job_ends_with_a_checkpoint_where_the_sweep_is_killed(tmp_path: Path) 
 def test_a_launcher_that_is_not_installed_is_refused_with_the_extra_that_brings_it(
     monkeypatch: pytest.MonkeyPatch, chosen: str, module: str, extra: str
 ) -> None:
-    monkeypatch.setattr("esper_soa.sweep.plugins.find_spec", lambda _: None)
+    monkeypatch.setattr("esper_soa.lab.sweep.plugins.find_spec", lambda _: None)
     told = f"{module} is not installed. Install the extra: pip install 'esper-soa[{extra}]'"
     with pytest.raises(UserError, match=f"{re.escape(told)}$"):
         check_plugins(["-m", chosen, "seed=1,2"])

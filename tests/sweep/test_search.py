@@ -12,10 +12,10 @@ from omegaconf import OmegaConf
 from program import ENVIRONMENT
 from sweeping import LONG, finished_sweep, killed_in_the_middle, started_sweep
 
-from esper_soa.errors import UserError
+from esper_soa.config.errors import UserError
 
 optuna = pytest.importorskip("optuna")
-search = pytest.importorskip("esper_soa.sweep.search")
+search = pytest.importorskip("esper_soa.lab.sweep.search")
 
 PROGRAM = Path(__file__).with_name("planted.py")
 PLANTED = [

@@ -9,8 +9,8 @@ from hydra.conf import HydraConf
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from esper_soa.sweep.jobs import DONE, FAILED, KILLED, WAITING, JobRecord, keep, read_records
-from esper_soa.sweep.summary import end_sweep, list_jobs
+from esper_soa.lab.sweep.jobs import DONE, FAILED, KILLED, WAITING, JobRecord, keep, read_records
+from esper_soa.lab.sweep.summary import end_sweep, list_jobs
 
 
 def hydra_of(sweep: Path, *overrides: str, sweeper: str = "") -> HydraConf:

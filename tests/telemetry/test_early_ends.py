@@ -14,16 +14,16 @@ from rich.console import Console
 from tiny_runs import fresh, records, settings
 from witness import Witnessed, witnessed_round
 
-from esper_soa.build import build_world, rule_player
-from esper_soa.config import TelemetryConfig, settings_yaml
-from esper_soa.env.config import EarlyStopConfig, GatesConfig, LifecycleConfig
+from esper_soa.config.env import EarlyStopConfig, GatesConfig, LifecycleConfig
+from esper_soa.config.settings import TelemetryConfig, settings_yaml
 from esper_soa.env.early_stop import CAUSE_NAMES
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.report.lanes import accuracies_table, chosen_rounds, marks_table, names_table
-from esper_soa.report.run_files import read_run
-from esper_soa.telemetry.envs_table import EnvsTable
-from esper_soa.telemetry.schema import ENDINGS
-from esper_soa.telemetry.table_files import read_table
+from esper_soa.lab.report.lanes import accuracies_table, chosen_rounds, marks_table, names_table
+from esper_soa.lab.report.run_files import read_run
+from esper_soa.lab.telemetry.console_table import EnvsTable
+from esper_soa.lab.telemetry.schema import ENDINGS
+from esper_soa.lab.telemetry.table_files import read_table
+from esper_soa.training.build import build_world, rule_player
+from esper_soa.training.run_folder import RunFolder
 from esper_soa.vocabulary import Stage
 
 ENVS = 6
@@ -142,7 +142,7 @@ def test_questions_about_the_end_are_answered_for_the_end_of_every_env(
     folder: Path, rounds: list[Witnessed]
 ) -> None:
     pytest.importorskip("duckdb", reason="extra query")
-    from esper_soa.telemetry.database import open_database
+    from esper_soa.lab.telemetry.database import open_database
 
     database = open_database([folder])
     page = (Path(__file__).parents[2] / "docs" / "queries.md").read_text()

@@ -8,12 +8,12 @@ import pytest
 from recorded_world import record
 from rich.console import Console
 
-from esper_soa.config import TelemetryConfig
-from esper_soa.errors import SettingError
-from esper_soa.ops.files import Unwritten
-from esper_soa.ops.progress import Progress
-from esper_soa.telemetry.envs_table import MOST_ENVS, EnvsTable
-from esper_soa.telemetry.recorder import Recorder
+from esper_soa.config.errors import SettingError
+from esper_soa.config.settings import TelemetryConfig
+from esper_soa.lab.telemetry.console_table import MOST_ENVS, EnvsTable
+from esper_soa.lab.telemetry.recorder import Recorder
+from esper_soa.runtime.files import Unwritten
+from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES, Op
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from recorded_world import Recorded, record
 
-from esper_soa.telemetry.recorder import MAKERS
-from esper_soa.telemetry.schema import KINDS, TABLES
-from esper_soa.telemetry.table_files import table_bytes, table_from
+from esper_soa.lab.telemetry.recorder import MAKERS
+from esper_soa.lab.telemetry.schema import KINDS, TABLES
+from esper_soa.lab.telemetry.table_files import table_bytes, table_from
 from esper_soa.vocabulary import STAGE_NAMES, Stage
 
 Row = dict[str, object]

@@ -12,17 +12,17 @@ from rich.console import Console
 from tiny_world import play_state, tiny_rules, tiny_settings, tiny_world
 
 from benchmarks.sync_guard import SyncGuard
-from esper_soa.agent.config import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.scripted import RandomPolicy
-from esper_soa.nets.config import enabled_slots
-from esper_soa.ops.collect import Player, Round, play_round
-from esper_soa.ops.files import Unwritten
-from esper_soa.ops.progress import Progress
-from esper_soa.telemetry.pack import pack, unpack
-from esper_soa.telemetry.recorder import Recorder
-from esper_soa.telemetry.table_files import read_table
+from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config.nets import enabled_slots
+from esper_soa.lab.telemetry.pack import pack, unpack
+from esper_soa.lab.telemetry.recorder import Recorder
+from esper_soa.lab.telemetry.table_files import read_table
+from esper_soa.runtime.files import Unwritten
+from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.progress import Progress
 
 READS = ("read_active_seeds", "read_progress")
 ROUND_END = ("MetricsAccumulator", "_on_host", "episode_records", "blueprint_record", "_spread")

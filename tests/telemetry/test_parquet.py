@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from esper_soa.telemetry.schema import schema_of
-from esper_soa.telemetry.table_files import (
+from esper_soa.lab.telemetry.schema import schema_of
+from esper_soa.lab.telemetry.table_files import (
     Texts,
     Values,
     read_table,

@@ -14,17 +14,17 @@ from lanes import some_of
 from tiny_runs import fresh, records, settings
 from witness import Witnessed, witnessed_round
 
-from esper_soa.agent.config import PolicyConfig, ScheduleConfig
-from esper_soa.build import build_world, rule_player
-from esper_soa.config import settings_yaml
-from esper_soa.env.config import GatesConfig, LifecycleConfig
-from esper_soa.errors import UserError
-from esper_soa.ops.rundir import RunFolder
+from esper_soa.config.agent import PolicyConfig, ScheduleConfig
+from esper_soa.config.env import GatesConfig, LifecycleConfig
+from esper_soa.config.errors import UserError
+from esper_soa.config.settings import settings_yaml
+from esper_soa.training.build import build_world, rule_player
+from esper_soa.training.run_folder import RunFolder
 from esper_soa.vocabulary import BLUEPRINT_NAMES, LIVE_STAGES, OP_NAMES, STAGE_NAMES, Op, Stage
 
 duckdb = pytest.importorskip("duckdb", reason="extra query")
-from esper_soa import query  # noqa: E402
-from esper_soa.telemetry.database import VIEWS, open_database  # noqa: E402
+from esper_soa.lab import query  # noqa: E402
+from esper_soa.lab.telemetry.database import VIEWS, open_database  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "queries.md"
 ENVS = 3
@@ -334,6 +334,6 @@ def test_the_command_says_what_is_wrong(
     assert asked(capsys, str(begun / "0" / "none"), "select 1")[0] == 2
     assert "format" in asked(capsys, run, "format=xml")[2]
     monkeypatch.setitem(sys.modules, "duckdb", None)
-    monkeypatch.delitem(sys.modules, "esper_soa.telemetry.database")
+    monkeypatch.delitem(sys.modules, "esper_soa.lab.telemetry.database")
     missing = "error: queries need DuckDB: pip install 'esper-soa[query]'\n"
     assert asked(capsys, run, "select 1")[::2] == (2, missing)

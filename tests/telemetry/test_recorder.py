@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from recorded_world import Recorded, record
 
-from esper_soa.ops.files import Unwritten
-from esper_soa.ranks import ALONE, Ranks
-from esper_soa.telemetry import recorder as module
-from esper_soa.telemetry.recorder import NoRecorder, Recorder, Relay
-from esper_soa.telemetry.table_files import (
+from esper_soa.lab.telemetry import recorder as module
+from esper_soa.lab.telemetry.recorder import NoRecorder, Recorder, Relay
+from esper_soa.lab.telemetry.table_files import (
     keep_tables,
     read_file,
     read_table,
     table_files,
     table_path,
 )
+from esper_soa.runtime.files import Unwritten
+from esper_soa.runtime.ranks import ALONE, Ranks
 
 
 @pytest.fixture(scope="module")

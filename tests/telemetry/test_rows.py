@@ -8,10 +8,10 @@ from torch import Tensor
 
 from esper_soa.agent.distribution import head_masks, relevant_heads
 from esper_soa.env.parameters import flop_per_image, occupied_params, total_params
+from esper_soa.lab.telemetry.recorder import MAKERS
+from esper_soa.lab.telemetry.schema import CURVE_NAMES, REWARD_TERMS, STYLE_NAMES, TABLES
+from esper_soa.lab.telemetry.table_files import table_bytes, table_from
 from esper_soa.nets.model.flops import training_flop
-from esper_soa.telemetry.recorder import MAKERS
-from esper_soa.telemetry.schema import CURVE_NAMES, REWARD_TERMS, STYLE_NAMES, TABLES
-from esper_soa.telemetry.table_files import table_bytes, table_from
 from esper_soa.vocabulary import BLEND_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, Stage
 
 STEPS = 36

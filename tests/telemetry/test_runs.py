@@ -12,11 +12,11 @@ import warm
 from program import ENVIRONMENT, TINY, command, finished, wait_until
 from tiny_runs import fresh, resumed, settings, timeless
 
-from esper_soa import running
-from esper_soa.config import TelemetryConfig, TrainConfig
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.telemetry import recorder
-from esper_soa.telemetry.table_files import read_file, read_table, table_files, table_path
+from esper_soa.config.settings import TelemetryConfig, TrainConfig
+from esper_soa.lab.telemetry import recorder
+from esper_soa.lab.telemetry.table_files import read_file, read_table, table_files, table_path
+from esper_soa.training import running
+from esper_soa.training.run_folder import RunFolder
 
 
 def at(level: str, rounds: int = 2) -> TrainConfig:

@@ -14,16 +14,16 @@ import pytest
 from program import ENVIRONMENT, TINY, command
 from tiny_runs import TIMES, fresh, records, resumed, settings, timeless
 
-from esper_soa import running
-from esper_soa.errors import UserError
-from esper_soa.ops.files import Unwritten
-from esper_soa.ops.rundir import RunFolder
-from esper_soa.ops.session import session
-from esper_soa.telemetry import tracking as module
-from esper_soa.telemetry.table_files import read_table
-from esper_soa.telemetry.tracking import TOLD, Told, Tracked, Tracker, Tracking, numbers_of
-from esper_soa.trainer import played as rounds_of
-from esper_soa.trainer import ready
+from esper_soa.config.errors import UserError
+from esper_soa.lab.telemetry import tracking as module
+from esper_soa.lab.telemetry.table_files import read_table
+from esper_soa.lab.telemetry.tracking import TOLD, Told, Tracked, Tracker, Tracking, numbers_of
+from esper_soa.runtime.files import Unwritten
+from esper_soa.training import running
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.session import session
+from esper_soa.training.trainer import played as rounds_of
+from esper_soa.training.trainer import ready
 
 Opener = Callable[[Tracked], Tracker]
 SHORT = settings(steps=2, slots=["r0c0"])
@@ -237,7 +237,7 @@ def test_mlflow_shows_a_run_that_goes_on_as_running(
 ) -> None:
     mlflow = pytest.importorskip("mlflow", reason="extra mlflow")
     pytest.importorskip("sqlalchemy", reason="extra mlflow")
-    from esper_soa.telemetry.trackers.mlflow import open_tracker
+    from esper_soa.lab.telemetry.trackers.mlflow import open_tracker
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     first = open_tracker(Tracked(tmp_path, "run", {"rounds": 2}))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from esper_soa.telemetry.worker import Worker
+from esper_soa.lab.telemetry.worker import Worker
 
 
 class Held:

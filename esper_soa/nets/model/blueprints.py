@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper_soa.nets.config import blueprint_names
-from esper_soa.nets.model.own_module import OwnModule
+from esper_soa.config.nets import blueprint_names
 from esper_soa.nets.model.parts import (
     NARROW,
     REDUCED,
@@ -28,6 +27,7 @@ from esper_soa.nets.model.parts import (
     Start,
     Table,
 )
+from esper_soa.nets.model.user_module import OwnModule
 from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint
 
 

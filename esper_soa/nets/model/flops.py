@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.nets.host import HostShape
 from esper_soa.nets.model.blueprints import GATE, by_code, seed_products
+from esper_soa.nets.model.host import HostShape
 from esper_soa.state import STATE_FLOAT
 
 # Training over forward pass: the gradients of inputs and of weights take a forward pass each

@@ -1,15 +1,15 @@
 """The parts that hosts of users' own are made of, as data: a chain of segments, each given what the
 one before gives.
 
-`HostChain` is what nets/own_parts.py makes of a user's tuple, and nets/host.py of the settings of
-the package's hosts.
+`HostChain` is what nets/model/user_parts.py makes of a user's tuple, and nets/model/host.py of the
+settings of the package's hosts.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
-from esper_soa.errors import one_line
-from esper_soa.nets.config import IMAGE_SIZE, MAX_CHANNELS
+from esper_soa.config.errors import one_line
+from esper_soa.config.nets import IMAGE_SIZE, MAX_CHANNELS
 from esper_soa.nets.model.blueprints import Architecture
 from esper_soa.nets.model.parts import Part
 

@@ -2,7 +2,7 @@
 the forward pass.
 
 Imports torch alone: the export of a network as code is a copy of this file, with its description
-and its weights below. nets/grown.py makes descriptions from hosts and their seeds.
+and its weights below. grown/build.py makes descriptions from hosts and their seeds.
 """
 
 import sys

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.nets import streams
 from esper_soa.nets.batched import NORM_EPS
+from esper_soa.nets.data import streams
 
 CHANNELS_PER_GROUP = 16
 

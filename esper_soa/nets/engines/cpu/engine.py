@@ -12,20 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets import batched
-from esper_soa.nets.config import IMAGE_CHANNELS, IMAGE_SIZE
-from esper_soa.nets.data import ImageCrops
+from esper_soa.nets.data.batches import ImageCrops
 from esper_soa.nets.engine import TrainingFeed, ValidationFeed
 from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
-from esper_soa.nets.host import Block, HostShape, host_tables, plain_blocks
 from esper_soa.nets.model.blueprints import GATE, num_codes
+from esper_soa.nets.model.host import Block, HostShape, host_tables, plain_blocks
 from esper_soa.nets.model.parts import Table
 from esper_soa.nets.passes import Gradients, Measure, Pass, PieceEngine, TrainChunk
-from esper_soa.nets.pools import row_layout
-from esper_soa.nets.seed_plan import THROUGH, SeedPlan
+from esper_soa.nets.seeds.pools import row_layout
+from esper_soa.nets.seeds.seed_plan import THROUGH, SeedPlan
+from esper_soa.nets.seeds.subsets import Job
 from esper_soa.nets.sgd import LearningRates, rules_of
-from esper_soa.nets.subsets import Job
 from esper_soa.nets.workers import Call
 from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Blend

@@ -8,9 +8,9 @@ import ctypes
 import numpy as np
 
 from esper_soa.nets.model.blueprints import Architecture, Blueprints
-from esper_soa.nets.model.own_module import OwnModule
 from esper_soa.nets.model.parts import Conv, Depthwise, Excite, SoftNorm, norm_groups
 from esper_soa.nets.model.parts import Part as ModelPart
+from esper_soa.nets.model.user_module import OwnModule
 
 END, SEED, RELU, DEPTH, NORMED, SQUEEZED = 0, *range(2, 7)  # kinds of layers, as in chain.h
 LINEAR, BIASED, KEPT, REPLACING = (1 << bit for bit in range(4))  # of a part, as in chain.h

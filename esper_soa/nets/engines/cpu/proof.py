@@ -13,15 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.nets import data, pools
-from esper_soa.nets.config import TaskConfig, enabled_slots
-from esper_soa.nets.datasets import synthetic
+from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.nets.data import batches as data
+from esper_soa.nets.data.datasets import synthetic
 from esper_soa.nets.engine import Choice, Engine, NetsConfig
 from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.engines.cpu.cache import NativeError
 from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.cpu.library import kernels
-from esper_soa.nets.host import host_shape
+from esper_soa.nets.model.host import host_shape
+from esper_soa.nets.seeds import pools
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
 RECORDS: dict[str, type[ctypes.Structure]] = {

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 from torch.profiler import record_function
 
-from esper_soa.nets.data import ImageBank
+from esper_soa.nets.data.batches import ImageBank
 from esper_soa.nets.engines.cpu.library import kernels
 from esper_soa.nets.sgd import Rule
 

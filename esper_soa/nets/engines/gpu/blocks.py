@@ -14,7 +14,7 @@ from torch import Tensor
 from esper_soa.nets.engines.gpu.kernels import block
 from esper_soa.nets.engines.gpu.kernels.block import Upstream
 from esper_soa.nets.engines.gpu.kernels.tiles import Layer, Rows, Tile, plane, rows, tile_of
-from esper_soa.nets.host import HostShape, plain_blocks
+from esper_soa.nets.model.host import HostShape, plain_blocks
 
 COLOURS = 4  # numbers per pixel of an image: three, and a zero so that they are loaded together
 MOST_SPLITS = 32  # parts of a weight gradient's sum

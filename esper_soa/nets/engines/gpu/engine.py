@@ -33,10 +33,10 @@ from esper_soa.nets.engines.gpu.training import TrainStep, TrainSums
 from esper_soa.nets.engines.gpu.validation import Extent, ValidationStep, ValidationSums
 from esper_soa.nets.gradients import unmeasured
 from esper_soa.nets.graphs import StepCache, captured_call
-from esper_soa.nets.host import HostShape
-from esper_soa.nets.pools import SlotSeeds, allocate
+from esper_soa.nets.model.host import HostShape
+from esper_soa.nets.seeds.pools import SlotSeeds, allocate
+from esper_soa.nets.seeds.subsets import max_rows
 from esper_soa.nets.sgd import LearningRates
-from esper_soa.nets.subsets import max_rows
 from esper_soa.state import STATE_FLOAT, GradientStats
 from esper_soa.vocabulary import Stage
 

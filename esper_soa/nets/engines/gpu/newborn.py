@@ -13,10 +13,10 @@ from torch import Tensor
 from esper_soa.nets.engines.gpu import program
 from esper_soa.nets.engines.gpu.kernels.newborn import Births, Nursery, newborn_kernel
 from esper_soa.nets.engines.gpu.kernels.tiles import EXACT
-from esper_soa.nets.host import HostShape
 from esper_soa.nets.model.blueprints import gate_table, num_codes, seed_table
+from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.model.parts import Table
-from esper_soa.nets.pools import SlotSeeds, row_layout
+from esper_soa.nets.seeds.pools import SlotSeeds, row_layout
 
 TILE = 512  # columns
 

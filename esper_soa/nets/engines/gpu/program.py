@@ -10,7 +10,6 @@ Imports no Triton: who chooses an engine asks here what the kernels can run.
 import numpy as np
 
 from esper_soa.nets.model.blueprints import Architecture, Blueprints, num_codes, seed_table
-from esper_soa.nets.model.own_module import OwnModule
 from esper_soa.nets.model.parts import (
     Conv,
     Depthwise,
@@ -20,6 +19,7 @@ from esper_soa.nets.model.parts import (
     norm_groups,
     num_tensors,
 )
+from esper_soa.nets.model.user_module import OwnModule
 
 END, CONV, DEPTH, SOFT_NORM, EXCITE = range(5)  # kinds of parts
 # flags of a part: has a group norm, a ReLU, a hidden bias

@@ -7,7 +7,7 @@ Made without a read by the host; the kernels branch on it. Imports no Triton.
 import torch
 from torch import Tensor
 
-from esper_soa.nets.pools import SlotSeeds
+from esper_soa.nets.seeds.pools import SlotSeeds
 from esper_soa.state import stage_in
 from esper_soa.vocabulary import Blend, Stage
 

@@ -18,9 +18,9 @@ from esper_soa.nets.engines.gpu.kernels.seed_backward import slot_backward_kerne
 from esper_soa.nets.engines.gpu.kernels.seed_forward import slot_branch_kernel, slot_forward_kernel
 from esper_soa.nets.engines.gpu.kernels.seed_weights import Share, seed_weights_kernel
 from esper_soa.nets.engines.gpu.kernels.tiles import padded, product_precision, rows
-from esper_soa.nets.host import HostShape
 from esper_soa.nets.model.blueprints import GATE
-from esper_soa.nets.pools import row_layout
+from esper_soa.nets.model.host import HostShape
+from esper_soa.nets.seeds.pools import row_layout
 
 TILE_NUMBERS = 1024  # of a tile: pixels times lanes; with more the registers do not suffice
 IMAGES_PER_SPLIT = 8  # of a weight gradient's sum

@@ -12,8 +12,8 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from esper_soa.nets.config import IMAGE_SIZE
-from esper_soa.nets.data import EnvStepBatches, ImageBank, ImageCrops
+from esper_soa.config.nets import IMAGE_SIZE
+from esper_soa.nets.data.batches import EnvStepBatches, ImageBank, ImageCrops
 from esper_soa.nets.engine import NetsConfig, TrainingFeed
 from esper_soa.nets.engines.gpu import blocks, slots
 from esper_soa.nets.engines.gpu.blocks import BlockPlan
@@ -23,7 +23,7 @@ from esper_soa.nets.engines.gpu.kernels.seed import Slot
 from esper_soa.nets.engines.gpu.kernels.tiles import EXACT, padded, rows
 from esper_soa.nets.engines.gpu.slots import SlotTable, WorkPlaces
 from esper_soa.nets.engines.gpu.update import TensorTable
-from esper_soa.nets.host import HostShape
+from esper_soa.nets.model.host import HostShape
 
 TILE = 256  # pixels of an image that are cut at a time
 

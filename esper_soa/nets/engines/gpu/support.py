@@ -15,7 +15,7 @@ import torch
 from esper_soa.nets.engine import Choice, Engine
 from esper_soa.nets.engines.gpu import program
 from esper_soa.nets.graphs import StepCache
-from esper_soa.nets.host import Block, HostShape, plain_blocks
+from esper_soa.nets.model.host import Block, HostShape, plain_blocks
 
 ENGINE = "esper_soa.nets.engines.gpu.engine"
 MOST_LANES = 128  # channels, or hidden units, of a block or of a seed's parts

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.nets.config import IMAGE_SIZE
+from esper_soa.config.nets import IMAGE_SIZE
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.engines.gpu import blocks, slots, update
 from esper_soa.nets.engines.gpu.blocks import COLOURS, BlockMemory

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper_soa.nets.config import SubsetRows
-from esper_soa.nets.subsets import EXACT_SLOTS, max_rows
+from esper_soa.config.nets import SubsetRows
+from esper_soa.nets.seeds.subsets import EXACT_SLOTS, max_rows
 
 
 class Level(NamedTuple):

@@ -14,16 +14,16 @@ import triton.language as tl
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.nets.config import TaskConfig
+from esper_soa.config.nets import TaskConfig
 from esper_soa.nets.engines.gpu import program
 from esper_soa.nets.engines.gpu.kernels import update
 from esper_soa.nets.engines.gpu.kernels.tiles import EXACT, rows
 from esper_soa.nets.engines.gpu.kernels.update import Measures, Pool, Rules
 from esper_soa.nets.engines.gpu.slots import SlotTable
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
-from esper_soa.nets.host import HostShape
 from esper_soa.nets.model.blueprints import gate_table
-from esper_soa.nets.pools import row_layout
+from esper_soa.nets.model.host import HostShape
+from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.nets.sgd import CLIP_EPS
 from esper_soa.state import STATE_FLOAT
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.nets.config import IMAGE_SIZE
+from esper_soa.config.nets import IMAGE_SIZE
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.engines.gpu import blocks, slots
 from esper_soa.nets.engines.gpu.blocks import COLOURS, Branches

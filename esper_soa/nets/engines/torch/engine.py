@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from esper_soa.nets.engine import Choice, TrainingFeed, ValidationFeed
 from esper_soa.nets.engines.torch.training import TrainingPass
 from esper_soa.nets.engines.torch.validation import ValidationPass
-from esper_soa.nets.layers import PLAIN, Layers
+from esper_soa.nets.model.layers import PLAIN, Layers
 from esper_soa.nets.passes import Measure, Pass, PieceEngine, TrainChunk
 from esper_soa.nets.sgd import LearningRates
 

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from esper_soa.nets.engine import NetsConfig, TrainingFeed
 from esper_soa.nets.gradients import gradient_statistics
-from esper_soa.nets.host import train_loss
-from esper_soa.nets.layers import Layers
+from esper_soa.nets.model.host import train_loss
+from esper_soa.nets.model.layers import Layers
 from esper_soa.nets.passes import Gradients
-from esper_soa.nets.pools import upload
 from esper_soa.nets.precision import (
     SCALE,
     LossScales,
@@ -28,8 +27,9 @@ from esper_soa.nets.precision import (
     of_nets,
     where_finite_,
 )
-from esper_soa.nets.seed_plan import SeedPlan, groups_of
-from esper_soa.nets.seeds import ActiveGroup, TrainingSeeds, gather_rows, scatter_rows_
+from esper_soa.nets.seeds.pools import upload
+from esper_soa.nets.seeds.seed_plan import SeedPlan, groups_of
+from esper_soa.nets.seeds.seeds import ActiveGroup, TrainingSeeds, gather_rows, scatter_rows_
 from esper_soa.nets.sgd import LearningRates, rules_of
 from esper_soa.nets.workers import Call
 from esper_soa.state import STATE_FLOAT

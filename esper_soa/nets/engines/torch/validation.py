@@ -12,13 +12,13 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets.engine import NetsConfig, ValidationFeed
-from esper_soa.nets.host import evaluate_forward, fold_batch_norm
-from esper_soa.nets.layers import Layers
-from esper_soa.nets.pools import upload
+from esper_soa.nets.model.host import evaluate_forward, fold_batch_norm
+from esper_soa.nets.model.layers import Layers
 from esper_soa.nets.precision import as_input, autocast
-from esper_soa.nets.seed_plan import SeedPlan, groups_of
-from esper_soa.nets.seeds import ActiveGroup, fill_slot, gather_rows
-from esper_soa.nets.subsets import Branch, Job
+from esper_soa.nets.seeds.pools import upload
+from esper_soa.nets.seeds.seed_plan import SeedPlan, groups_of
+from esper_soa.nets.seeds.seeds import ActiveGroup, fill_slot, gather_rows
+from esper_soa.nets.seeds.subsets import Branch, Job
 from esper_soa.nets.workers import Call
 from esper_soa.state import STATE_FLOAT
 

@@ -20,8 +20,8 @@ def blend_back(work, head, flags, alpha, gradient, shape):
     """Gradient of the seed's residual to the last part's map; what reaches x beside the parts stays
     in `gradient`.
 
-    Derivatives of nets/blend.py. The residual falls as x rises where the seed replaces x, unless
-    that x is cut off.
+    Derivatives of nets/seeds/blend.py. The residual falls as x rises where the seed replaces x,
+    unless that x is cut off.
     """
     channel = tl.arange(0, shape.lanes)
     factor = alpha

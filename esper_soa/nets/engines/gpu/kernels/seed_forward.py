@@ -221,7 +221,8 @@ def gate_of(work, shape):
 
 @triton.jit
 def blend(work, head, flags, alpha, features, shape):
-    """host + alpha g (seed - host), or host (1 + alpha tanh(seed - host)), as nets/blend.py."""
+    """host + alpha g (seed - host), or host (1 + alpha tanh(seed - host)), as
+    nets/seeds/blend.py."""
     channel = tl.arange(0, shape.lanes)
     factor = alpha
     if flags & seed.GATED:

@@ -1,0 +1,116 @@
+"""Agents of users' own: found by policy.name, control and the like, and watched while they play.
+
+An agent may do what it likes within the masks; what they do not offer ends the
+run, in words.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper_soa.agent.distribution import illegal_choices
+from esper_soa.agent.protocol import Agent, Memory
+from esper_soa.config.errors import UserError, check
+from esper_soa.config.nets import SlotSpec
+from esper_soa.config.registry import AGENT, Part, find, num_required
+from esper_soa.nets.model.user_parts import tensor_findings
+from esper_soa.state import Decision, View
+from esper_soa.vocabulary import HEAD_NAMES
+
+ADVICE = (
+    "An agent chooses what view.masks offer; esper_soa.agent.scripted.obey makes WAIT of all else."
+)
+
+
+class Surroundings(NamedTuple):
+    """What is the same all run long; a factory of agents that takes an argument is given it."""
+
+    slots: tuple[SlotSpec, ...]  # in the order of actions
+    blueprints: tuple[str, ...]  # names by code; which of them may be germinated is in the masks
+    steps: int  # env-steps of an episode
+    seed: int  # of the run, for agents that begin at random
+
+
+class Watched:
+    """An agent whose decisions are looked at before they count: shapes, types, devices, masks.
+
+    Looking at the masks is one read by the host per env-step.
+    """
+
+    def __init__(self, label: str, agent: Agent) -> None:
+        """label: how the agent was asked for."""
+        self.label = label
+        self.agent = agent
+
+    def start(self, num_envs: int, device: torch.device) -> Memory:
+        """As the agent's; raises UserError for what is no memory of N envs."""
+        memory = self.agent.start(num_envs, device)
+        self._refuse(memory_faults(memory, num_envs, device))
+        return memory
+
+    @torch.no_grad()
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        """As the agent's; raises UserError for a decision that is none or is not legal."""
+        decision, memory = self.agent.act(view, memory)
+        faults = decision_faults(decision, view)
+        faults += memory_faults(memory, view.noise.shape[0], view.noise.device)
+        self._refuse(faults or illegal_choices(decision.action, view.masks))
+        return decision, memory
+
+    def _refuse(self, faults: list[str]) -> None:
+        if faults:
+            raise UserError(f"{self.label}: {faults[0]}. {ADVICE}")
+
+
+def own_agent(reference: str, setting: str, surroundings: Surroundings) -> Watched:
+    """The agent `module:name` that `setting` names, watched; SettingError where there is none."""
+    part = find(AGENT, reference, setting)
+    allowed = "called without an argument or with the Surroundings"
+    check(num_required(part) <= 1, setting, reference, allowed, "It wants more.")
+    agent = made_agent(part, surroundings)
+    lacking = " and no ".join(name for name in ("start", "act") if not hasattr(agent, name))
+    given = f"What it gives, a {type(agent).__name__}, has no {lacking}."
+    check(not lacking, setting, reference, "a factory of agents", given)
+    return Watched(f"{setting}={reference}", agent)
+
+
+def made_agent(part: Part, surroundings: Surroundings) -> Agent:
+    """What a factory of agents gives, whatever it is."""
+    return part(surroundings) if num_required(part) == 1 else part()  # type: ignore[return-value]
+
+
+def memory_faults(memory: object, num_envs: int, device: torch.device) -> list[str]:
+    """What keeps `memory` from being that of N envs, in words."""
+    if not isinstance(memory, tuple) or not all(isinstance(part, Tensor) for part in memory):
+        return [f"its memory is a {type(memory).__name__}, not a tuple of tensors"]
+    return [
+        fault
+        for place, part in enumerate(memory)
+        for fault in tensor_findings(
+            f"part {place} of its memory",
+            part.detach(),
+            [num_envs, *part.shape[1:]],
+            part.dtype,
+            device,
+        )
+    ]
+
+
+def decision_faults(decision: object, view: View) -> list[str]:
+    """What keeps `decision` from being one for the envs of `view`, in words; not its legality."""
+    if not isinstance(decision, Decision):
+        return [f"its decision is a {type(decision).__name__}, not a Decision"]
+    num_envs = view.noise.shape[0]
+    wanted = [
+        *((f"action.{name}", decision.action.get(name), (), torch.int64) for name in HEAD_NAMES),
+        ("log_probs", decision.log_probs, (len(HEAD_NAMES),), torch.float32),
+        ("value", decision.value, (), torch.float32),
+    ]
+    return [
+        fault
+        for name, part, shape, dtype in wanted
+        for fault in tensor_findings(
+            f"its {name}", part, [num_envs, *shape], dtype, view.noise.device
+        )
+    ]

@@ -1,0 +1,175 @@
+"""Settings of the decision makers: the recurrent PPO policy and the scripted ones. Needs no torch.
+
+Defaults are the reference's (policy.md 5, 6, 9) except where the README's table of differences says
+otherwise. The numbers behind a default are its range. Coefficients multiply terms of the loss,
+times are in env-steps.
+"""
+
+from dataclasses import dataclass, field
+
+from esper_soa.config.nets import CNN_BLUEPRINT_NAMES
+from esper_soa.config.ranges import COUNT, WEIGHT, Settings, choice, choices, number, numbers, table
+from esper_soa.config.registry import AGENT, BLUEPRINT
+from esper_soa.vocabulary import (
+    ALPHA_TARGETS,
+    HEAD_NAMES,
+    STYLE_BLEND,
+    TEMPO_STEPS,
+)
+
+POLICIES = ("ppo", "random", "wait", "schedule", "heuristic")
+SCRATCH = "none"  # the value of policy.init that takes no weights from anywhere
+
+
+@dataclass
+class NetworkConfig(Settings, path="policy.network."):
+    """Sizes of the recurrent policy network."""
+
+    hidden: int = number(512, 8, 16_384, note="a multiple of 8")  # LSTM width
+    features: int = number(512, 8, 16_384, note="a multiple of 8")  # width of the feature layer
+    layers: int = number(1, 1, 32)  # LSTM layers, each with layer norm and residual
+    # Width of the encoding of a seed slot.
+    slot_features: int = number(64, 8, 16_384, note="a multiple of 8")
+    blueprint_embedding: int = number(4, 1, 1024)  # width, per slot
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("hidden", "features", "slot_features"):
+            self.require(vars(self)[name] % 8 == 0, name, "a multiple of 8")
+
+
+def _per_head(
+    op: float, slot: float, blueprint: float, style: float, tempo: float, alpha: float
+) -> dict[str, float]:
+    values = (slot, blueprint, style, tempo, style, alpha, alpha, op)
+    return dict(zip(HEAD_NAMES, values, strict=True))
+
+
+@dataclass
+class PPOConfig(Settings, path="policy.ppo."):
+    """Proximal policy optimisation with one factored categorical per head."""
+
+    lr: float = number(3e-4, 0, 1000, "(]")  # of Adam
+    adam_eps: float = number(1e-5, 0, 1, "(]")  # added to the root of its second moment
+    gamma: float = number(0.995, 0, 1, "(]")  # discount per env-step
+    gae_lambda: float = number(0.98, 0, 1)  # of generalised advantages
+    epochs: int = number(4, 1, 10_000)  # passes over a round
+    minibatches: int = number(1, 1, COUNT)  # in a pass, each of whole sequences of some envs
+    clip_ratio: float = number(0.2, 0, 1, "(]")  # of new and old probabilities, either way
+    # Nats; epochs stop above 1.5 times this.
+    target_kl: float = number(0.015, 0, WEIGHT, note="0 = never")
+    # Of all parameters together.
+    max_grad_norm: float = number(5.0, 0, WEIGHT, note="0 = no clipping")
+    entropy_coef: float = number(0.05, 0, WEIGHT)  # at the start
+    entropy_coef_end: float = number(0.05, 0, WEIGHT)  # reached after entropy_anneal_rounds
+    entropy_coef_min: float = number(0.01, 0, WEIGHT)  # never less
+    # From start to end.
+    entropy_anneal_rounds: int = number(0, 0, COUNT, note="0 = stays at entropy_coef")
+    # Of entropy_coef, per head.
+    entropy_multiplier: dict[str, float] = table(_per_head(1.0, 1.0, 1.3, 1.2, 1.3, 1.2), 0, WEIGHT)
+    # Entropy in units of that of a uniform choice, below which it costs.
+    entropy_floor: dict[str, float] = table(
+        _per_head(0.30, 0.15, 0.20, 0.15, 0.20, 0.10) | {"alpha_target": 0.10}, 0, 1
+    )
+    # Over which the floor penalty is relaxed, however long the run.
+    floor_penalty_rounds: int = number(100, 1, COUNT)
+    # What the floor costs.
+    entropy_floor_penalty: dict[str, float] = table(
+        _per_head(0.3, 0.1, 0.3, 0.1, 0.3, 0.1), 0, WEIGHT
+    )
+    # Of every legal choice; all of a head together at most 1.
+    probability_floor: dict[str, float] = table(_per_head(0.15, 0.05, 0.12, 0.08, 0.12, 0.06), 0, 1)
+    value_coef: float = number(0.5, 0, WEIGHT)  # after the warm-up
+    value_coef_start: float = number(0.05, 0, WEIGHT)  # of the first update
+    value_warmup_rounds: int = number(10, 0, COUNT)  # until value_coef
+    # Of the auxiliary loss that predicts contributions.
+    contribution_coef: float = number(0.05, 0, WEIGHT)
+    contribution_warmup: int = number(1000, 0, COUNT)  # updates until it has full weight
+    # Percent points; its targets stay within.
+    contribution_clip: float = number(10.0, 0, WEIGHT, "(]")
+    # In the value loss, of steps on which only WAIT was legal.
+    forced_value_weight: float = number(0.2, 0, WEIGHT)
+    observation_momentum: float = number(0.99, 0, 1, "[)")  # of the running moments of features
+    observation_clip: float = number(10.0, 0, WEIGHT, "(]")  # standard deviations
+    reward_clip: float = number(10.0, 0, WEIGHT, "(]")  # standard deviations
+
+
+@dataclass
+class ScheduleConfig(Settings, path="policy.schedule."):
+    """Fixed lifecycle per slot: germinate, advance, fossilise at declared env-steps, else wait.
+
+    Where several slots are due at one env-step, the first of them that may act does. What is due
+    and not yet legal, or has to stand back, is done as soon as it can be; a slot whose seed was
+    pruned takes another one.
+    """
+
+    germinate: list[int] = numbers((1,), 1, COUNT)  # env-step (from 1) of slot 0, 1, ...
+    # Env-steps after its predecessor at which a slot beyond that list germinates.
+    stagger: int = number(13, 1, COUNT)
+    # Age of the seed, env-steps, at which it leaves GERMINATED, TRAINING and BLENDING; fewer = no
+    # ADVANCE there.
+    advance: list[int] = numbers((1, 11, 16), 1, COUNT, least=0)
+    fossilize: int = number(17, 1, COUNT)  # age of the seed, env-steps
+    blueprint: str = choice("norm", CNN_BLUEPRINT_NAMES, own=BLUEPRINT)  # of every seed
+    style: int = number(2, 0, len(STYLE_BLEND) - 1)  # vocabulary.Style
+    tempo: int = number(1, 0, len(TEMPO_STEPS) - 1)  # index of vocabulary.TEMPO_STEPS
+    alpha_target: int = number(2, 0, len(ALPHA_TARGETS) - 1)  # index of vocabulary.ALPHA_TARGETS
+
+    def germination_steps(self, num_slots: int) -> list[int]:
+        """Env-step at which each slot is due to germinate."""
+        steps = self.germinate[:num_slots]
+        while len(steps) < num_slots:
+            steps.append(steps[-1] + self.stagger)
+        return steps
+
+
+@dataclass
+class HeuristicConfig(Settings, path="policy.heuristic."):
+    """Hand-written rules on plateau, stability and contribution (policy.md 9)."""
+
+    plateau_steps_to_germinate: int = number(3, 0, COUNT)  # env-steps in a row without a gain
+    min_steps_before_germinate: int = number(5, 0, COUNT)  # env-steps of the episode
+    prune_after_steps_without_improvement: int = number(5, 0, COUNT)  # age in the stage, env-steps
+    # Percent points within the stage, from that age on.
+    prune_if_accuracy_drops_by: float = number(2.0, -100, 100)
+    min_improvement_to_fossilize: float = number(0.5, -100, 100)  # contribution, percent points
+    embargo_steps_after_prune: int = number(5, 0, COUNT)  # env-steps without a germination
+    blueprint_rotation: list[str] = choices(  # germinated in turn
+        ("conv_light", "conv_heavy", "attention", "norm", "depthwise"),
+        CNN_BLUEPRINT_NAMES,
+        repeated=True,
+        own=BLUEPRINT,
+    )
+    blueprint_penalty_on_prune: float = number(2.0, 0, WEIGHT)  # added to that of the blueprint
+    penalty_decay: float = number(0.5, 0, 1)  # factor per env-step
+    penalty_threshold: float = number(3.0, 0, WEIGHT)  # from which a blueprint is passed over
+    ransomware_contribution: float = number(0.1, -100, 100)  # percent points; more than this, and
+    # Less than this: pruned instead of fossilised.
+    ransomware_total_improvement: float = number(0.0, -100, 100)
+
+
+@dataclass
+class ImitationConfig(Settings, path="policy.imitation."):
+    """Rounds in which the learning policy plays and learns what a teacher would do (DAgger)."""
+
+    rounds: int = number(0, 0, COUNT, note="0 = none")  # the first rounds of a run are of this kind
+    # With the settings of policy.heuristic or policy.schedule.
+    teacher: str = choice("heuristic", ("heuristic", "schedule"), own=AGENT)
+    epochs: int = number(4, 1, 10_000)  # passes over such a round
+    # Of Adam, which starts afresh with the first round of PPO.
+    lr: float = number(1e-3, 0, 1000, "(]")
+
+
+@dataclass
+class PolicyConfig(Settings, path="policy."):
+    """Who decides: a learning policy or a scripted one, behind the same `act`."""
+
+    name: str = choice("ppo", POLICIES, own=AGENT)  # ppo learns, the others follow rules
+    # What a new run takes over (ppo only): none, a policy that ships, a run folder, a checkpoint.
+    init: str = SCRATCH
+    deterministic: bool = False  # take the likeliest choice instead of sampling (ppo only)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    imitation: ImitationConfig = field(default_factory=ImitationConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    heuristic: HeuristicConfig = field(default_factory=HeuristicConfig)

@@ -1,0 +1,86 @@
+"""The command line before Hydra reads it. Needs neither torch nor Hydra."""
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from pathlib import Path
+
+import yaml
+
+from esper_soa.config.errors import UserError, unknown_setting
+from esper_soa.config.paths import config_dir
+
+# Flags of Hydra that take no value. It reads overrides in one piece, so that a flag between them
+# ends in an error.
+LONE_FLAGS = ("-m", "--multirun", "-r", "--run", "--resolve")
+SLOT_COUNTS = re.compile(r"slots=\d+(,\d+)*")
+
+
+def show_help_or_version(name: str) -> bool:
+    """Print what --help or --version asks for, of the configuration `name`; whether one does.
+
+    Hydra would compose the configuration before its own help, which takes most of a second.
+    """
+    if "--version" in sys.argv[1:]:
+        version = import_module("importlib.metadata").version
+        ours, *others = (
+            f"{one} {version(one)}" for one in ("esper-soa", "torch", "tensordict", "hydra-core")
+        )
+        print(f"{ours} (Python {sys.version.split()[0]}, {', '.join(others)})")
+    elif {"--help", "-h"} & {*sys.argv[1:]}:
+        text = Path(config_dir(), f"{name}.yaml").read_text(encoding="utf-8")
+        words = yaml.safe_load(text)["hydra"]["help"]["template"]
+        listed = [f"{group}: {', '.join(names)}\n" for group, names in options().items() if names]
+        print(words.replace("$APP_CONFIG_GROUPS", "".join(listed)))
+    else:
+        return False
+    return True
+
+
+def options() -> dict[str, list[str]]:
+    """The options of every group of the configuration, in the order of the alphabet."""
+    groups = sorted(path for path in Path(config_dir()).iterdir() if path.is_dir())
+    return {group.name: sorted(path.stem for path in group.glob("*.yaml")) for group in groups}
+
+
+def prepared(arguments: Sequence[str], settings: type) -> list[str]:
+    """`arguments`, plain flags first and slots as lists; raises UserError as `check_overrides`."""
+    check_overrides(arguments, settings)
+    return sorted(listed_slots(arguments), key=lambda one: one not in LONE_FLAGS)
+
+
+def listed_slots(overrides: Sequence[str]) -> list[str]:
+    """`overrides` with the count slots=3 as the list slots=[3] that Hydra's type check asks for."""
+    return [
+        re.sub(r"(\d+)", r"[\1]", one) if SLOT_COUNTS.fullmatch(one) else one for one in overrides
+    ]
+
+
+def check_overrides(overrides: Sequence[str], settings: type) -> None:
+    """Raise UserError for an override of neither a field of `settings` nor a group.
+
+    What is added ('+key=value') or belongs to Hydra is left to it.
+    """
+    groups = tuple(options())
+    for override in overrides:
+        key, equals, _ = override.partition("=")
+        added = key[:1] in ("-", "+", "~")
+        if equals and not added and "/" not in key and key.split(".")[0] != "hydra":
+            check_key(key.split("@")[0], settings, groups)
+
+
+def check_key(key: str, settings: type, groups: Sequence[str] = ()) -> None:
+    """Raise UserError for a dotted key that is no group, and no field or part of a mapping."""
+    within: object = settings
+    before = ""
+    for name in key.split(".") if key not in groups else ():
+        if not is_dataclass(within):
+            return
+        known = {item.name: item.type for item in fields(within)}
+        if name not in known:
+            others = () if before else groups
+            raise UserError(unknown_setting(before + name, [*known, *others]))
+        within = known[name]
+        before += f"{name}."

@@ -1,0 +1,290 @@
+"""Settings of the simulator: lifecycle, gates, signals, governor and reward. Needs no torch.
+
+Defaults are the reference's (lifecycle.md 14, rewards.md A.1, policy.md 4). Units: accuracies,
+contributions and their thresholds in percent points, times and ages in env-steps, terms of the
+reward in its own unit. The numbers behind a default are its range.
+"""
+
+from dataclasses import dataclass, field
+
+from esper_soa.config.ranges import COUNT, WEIGHT, Settings, choice, choices, number
+from esper_soa.config.registry import REWARD
+
+REWARD_MODES = (
+    "shaped",
+    "escrow",
+    "basic",
+    "basic_plus",
+    "sparse",
+    "minimal",
+    "simplified",
+    "loss",
+    "net",
+)
+PBRS_GAMMA = 0.995  # discount that shaping, clawback and hindsight credit assume
+DRIP_MODES = ("basic", "basic_plus")
+MAX_STABLE_WINDOW = 10
+GUARD_WINDOW = 20  # losses that the governor remembers
+MIN_SHAPLEY_SAMPLES = 12  # 6 independent pairs: below that, a spread says nothing
+NUM_REASONS = 4  # what the governor can see in a loss, "nothing" included
+
+
+@dataclass
+class GatesConfig(Settings, path="gates."):
+    """Thresholds of the quality gates G1, G2, G3 and G5 (lifecycle.md 2)."""
+
+    permissive: bool = True  # G2 asks for healthy gradients; False: the strict gates
+    # Strict G2: accuracy gained in TRAINING.
+    min_training_improvement: float = number(0.5, -100, 100)
+    min_blending_steps: int = number(10, 0, COUNT)  # age in the stage, of G2 and strict G3
+    # Strict G2: gradient of the seed over that of the host.
+    min_gradient_ratio: float = number(0.10, 0, WEIGHT)
+    min_gradient_health: float = number(0.7, 0, 1)  # permissive G2
+    min_fossilize_contribution: float = number(1.0, -100, 100)  # strict G5
+
+
+@dataclass
+class LifecycleConfig(Settings, path="lifecycle."):
+    """What moves a seed from stage to stage (lifecycle.md 1)."""
+
+    auto_forward_g1: bool = False  # GERMINATED -> TRAINING without an action
+    auto_forward_g2: bool = False  # TRAINING -> BLENDING
+    auto_forward_g3: bool = False  # BLENDING -> HOLDING
+    embargo_steps: int = number(5, 1, COUNT)  # during which the slot of a pruned seed stays closed
+    min_prune_age: int = number(5, 0, COUNT)  # of a seed, below which PRUNE is masked
+    # Stages whose seeds send no gradient into their host.
+    detached_stages: list[str] = choices(
+        ("training", "blending"), ("training", "blending", "holding", "fossilized")
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        remedy = "A seed in training must not disturb its host."
+        listed = "training" in self.detached_stages
+        self.require(listed, "detached_stages", "a list with 'training'", remedy)
+
+    @property
+    def advance_disabled(self) -> bool:
+        """The ADVANCE op is masked out when every gate forwards by itself."""
+        return self.auto_forward_g1 and self.auto_forward_g2 and self.auto_forward_g3
+
+
+@dataclass
+class SignalsConfig(Settings, path="signals."):
+    """Plateau and stability counters (policy.md 4)."""
+
+    # Accuracy gained, below which an env-step counts as a plateau.
+    plateau_threshold: float = number(0.5, -100, 100)
+    # Relative fall of the loss, below which it counts as calm.
+    stabilization_threshold: float = number(0.03, 0, WEIGHT)
+    # Calm env-steps in a row that make a stable host.
+    stabilization_steps: int = number(3, 1, COUNT)
+    # Relative rise of the loss, from which it is not calm.
+    regression_threshold: float = number(0.05, 0, WEIGHT)
+
+
+@dataclass
+class GovernorConfig(Settings, path="governor."):
+    """Loss watch and rollback (rewards.md D)."""
+
+    # False: nothing is watched, a host that is lost stays lost until its episode ends.
+    enabled: bool = True
+    # A loss diverges that is above the mean of the last ones by so many of their standard
+    # deviations, above so many times that mean, and above so many nats.
+    sensitivity: float = number(6.0, 0, WEIGHT)  # standard deviations
+    multiplier: float = number(3.0, 0, WEIGHT)  # times the mean
+    absolute_threshold: float = number(12.0, 0, WEIGHT)  # nats
+    min_panics: int = number(3, 1, COUNT)  # consecutive divergent losses before a rollback
+    # Losses before divergence and collapse are judged.
+    min_samples: int = number(10, 1, GUARD_WINDOW, note=f"{GUARD_WINDOW} losses are kept")
+    # Taken off the reward of the env-step of a rollback.
+    death_penalty: float = number(10.0, 0, WEIGHT)
+    # Env-steps between snapshots of a healthy host; one more follows every fossilisation.
+    snapshot_steps: int = number(5, 1, COUNT)
+
+
+@dataclass
+class EarlyStopConfig(Settings, path="early_stop."):
+    """When the episode of an env ends before its last env-step, as one that is cut off."""
+
+    # Env-steps in a row without a gain in validation accuracy, after which it ends.
+    patience: int = number(0, 0, COUNT, note="0 = it never ends for want of gains")
+    # Percent points above the best so far, beyond which accuracy has gained.
+    min_delta: float = number(0.1, 0, 100)
+    min_steps: int = number(10, 1, COUNT)  # env-steps of an episode, before which it does not end
+    # Times that a host went back to its snapshot, after which its episode ends.
+    rollbacks: int = number(0, 0, COUNT, note="0 = however often it does")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether any episode may end early."""
+        return self.patience > 0 or self.rollbacks > 0
+
+
+@dataclass
+class LossRewardConfig(Settings, path="reward.loss."):
+    """The loss family of rewards (rewards.md A.9), with the values for CIFAR. Losses in nats."""
+
+    loss_delta_weight: float = number(5.0, -WEIGHT, WEIGHT)  # of the fall of the loss
+    # Most that one env-step counts, in typical changes.
+    max_loss_delta: float = number(5.0, 0, WEIGHT)
+    regression_penalty_scale: float = number(0.5, 0, WEIGHT)  # of a rise, relative to a fall
+    typical_loss_delta_std: float = number(0.05, 0, WEIGHT, "(]")  # one typical change of the loss
+    compute_rent_weight: float = number(0.05, 0, WEIGHT)  # of the logarithm of the growth
+    max_rent_penalty: float = number(5.0, 0, WEIGHT)  # most rent of one env-step
+    grace_steps: int = number(3, 0, COUNT)  # age of a seed, below which its host pays no rent
+    stage_potential_weight: float = number(0.1, -WEIGHT, WEIGHT)  # of the shaping over stages
+    baseline_loss: float = number(2.3, -WEIGHT, WEIGHT)  # final loss that pays nothing
+    target_loss: float = number(0.3, -WEIGHT, WEIGHT)  # final loss that pays all
+    terminal_loss_weight: float = number(1.0, -WEIGHT, WEIGHT)  # what it pays
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        allowed = f"above reward.loss.target_loss={self.target_loss}"
+        self.require(self.baseline_loss > self.target_loss, "baseline_loss", allowed)
+
+
+@dataclass
+class AttributionConfig(Settings, path="attribution."):
+    """Subsets validated at every env-step in envs of more than four blending seeds; else all."""
+
+    # Each two seeds on their own, n (n - 1) / 2 subsets; without them there are no interactions.
+    pairs: bool = True
+    # Orders of arrival for sampled Shapley values, n - 1 subsets each; 0 = none are given.
+    shapley_samples: int = number(0, 0, 10_000, note="0 = none")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count = self.shapley_samples
+        enough = count == 0 or (count >= MIN_SHAPLEY_SAMPLES and count % 2 == 0)
+        allowed = f"0 or an even number of at least {MIN_SHAPLEY_SAMPLES}"
+        self.require(enough, "shapley_samples", allowed, "Orders come in pairs.")
+
+
+@dataclass
+class RewardConfig(Settings, path="reward."):
+    """Every term of every reward mode. Costs and penalties are negative, rents positive."""
+
+    # Which terms are paid; see reward_modes.py.
+    mode: str = choice("shaped", REWARD_MODES, own=REWARD)
+    # Modes that are shared out over the envs instead: env n is paid by the one at n modulo their
+    # number; [] = none.
+    split: list[str] = choices((), REWARD_MODES, repeated=True, own=REWARD, least=0)
+    # Per-seed terms over all live slots, or the reference's rule.
+    scored_slots: str = choice("all", ("all", "target"))
+    # attribution
+    contribution_weight: float = number(1.0, 0, WEIGHT)  # reward per point of contribution
+    # Of that, where only the seed's own improvement is known.
+    proxy_confidence_factor: float = number(0.3, 0, 1)
+    # Of progress and contribution.
+    attribution_formula: str = choice("harmonic", ("harmonic", "minimum"))
+    # Of the discount where all seeds do harm.
+    attribution_sigmoid_steepness: float = number(3.0, 0, WEIGHT, "(]")
+    # Total gain that supports a contribution.
+    improvement_safe_threshold: float = number(0.1, 0, 100)
+    # Contribution over total gain that is suspect.
+    hacking_ratio_threshold: float = number(5.0, 0, WEIGHT, "(]")
+    # timing of germinations
+    germination_warmup_steps: int = number(10, 0, COUNT)  # after which they earn all
+    # Share that they earn at the first env-step.
+    germination_discount_floor: float = number(0.4, 0, 1)
+    disable_timing_discount: bool = False  # they always earn all
+    # escrow
+    # Smallest of so many.
+    escrow_stable_window: int = number(3, 1, MAX_STABLE_WINDOW, note="accuracies that are kept")
+    # Most of one move.
+    escrow_delta_clip: float = number(2.0, -WEIGHT, WEIGHT, note="0 or less = no limit")
+    # shaping over stages
+    pbrs_weight: float = number(0.3, 0, WEIGHT)  # of the potential
+    step_progress_bonus: float = number(0.3, 0, WEIGHT)  # potential per env-step within a stage
+    max_progress_bonus: float = number(2.0, 0, WEIGHT)  # most of it
+    # rents and capacity
+    rent_weight: float = number(0.5, 0, WEIGHT)  # of the logarithm of the growth
+    max_rent: float = number(1.5, 0, WEIGHT)  # of one env-step
+    # Least parameters that growth is taken relative to.
+    rent_host_params_floor: int = number(200, 1, COUNT)
+    # Of the host's parameters, that a blending seed counts for.
+    base_slot_rent_ratio: float = number(0.0039, 0, WEIGHT)
+    # Of squared moves of alpha by the seed's share of parameters.
+    alpha_shock_coef: float = number(0.1958, 0, WEIGHT)
+    alpha_shock_cap: float = number(1.0, 0, WEIGHT)  # most of it
+    seed_occupancy_cost: float = number(0.01, 0, WEIGHT)  # per slot beyond the free ones
+    free_slots: int = number(1, 0, COUNT)  # that cost nothing
+    fossilized_maintenance_cost: float = number(0.002, 0, WEIGHT)  # per fossil
+    # costs of ops
+    germinate_cost: float = number(-0.15, -WEIGHT, WEIGHT)  # added to its shaping
+    fossilize_cost: float = number(-0.01, -WEIGHT, WEIGHT)  # added to bonus or penalty
+    prune_cost: float = number(-0.005, -WEIGHT, WEIGHT)  # added to praise or blame
+    set_alpha_target_cost: float = number(-0.005, -WEIGHT, WEIGHT)  # all that it pays
+    advance_from_training_penalty: float = number(-0.1, -WEIGHT, WEIGHT)  # all that it pays
+    germinate_with_seed_penalty: float = number(-0.3, -WEIGHT, WEIGHT)  # in a slot that is taken
+    # fossilising
+    # Of a seed that is not holding.
+    invalid_fossilize_penalty: float = number(-1.0, -WEIGHT, WEIGHT)
+    fossilize_base_bonus: float = number(0.5, -WEIGHT, WEIGHT)  # of a proven seed
+    # Per point of its contribution.
+    fossilize_contribution_scale: float = number(0.1, -WEIGHT, WEIGHT)
+    # Of a seed that is not proven.
+    fossilize_noncontributing_penalty: float = number(-0.2, -WEIGHT, WEIGHT)
+    # Times tanh(1 / ceiling), for a proven seed.
+    fossilize_terminal_scale: float = number(3.0, -WEIGHT, WEIGHT)
+    fossilize_quality_ceiling: float = number(3.0, 1e-6, WEIGHT)  # see the scale
+    # pruning
+    prune_fossilized_penalty: float = number(-1.0, -WEIGHT, WEIGHT)  # of a fossil
+    prune_hurting_bonus: float = number(0.15, -WEIGHT, WEIGHT)  # of a seed below the threshold
+    prune_acceptable_bonus: float = number(0.1, -WEIGHT, WEIGHT)  # of another harmful one
+    # Of a useful one; also most of the ratio penalty.
+    prune_good_seed_penalty: float = number(-0.3, -WEIGHT, 0)
+    prune_hurting_threshold: float = number(-0.5, -100, 100)  # contribution
+    # Of a hurting seed, below which pruning it earns blame.
+    min_prune_bonus_age: int = number(3, 0, COUNT)
+    # Age, below which pruning an unmeasured seed earns blame.
+    early_prune_threshold: int = number(5, 0, COUNT)
+    early_prune_penalty: float = number(-0.1, -WEIGHT, WEIGHT)  # what it costs
+    auto_prune_penalty: float = number(-0.2, -WEIGHT, WEIGHT)  # per seed that a rollback removes
+    # the end of the episode
+    # Reward per percent of final accuracy.
+    terminal_accuracy_weight: float = number(0.05, -WEIGHT, WEIGHT)
+    # basic and basic_plus
+    # Of the last change of accuracy, at 100 points.
+    basic_accuracy_delta_weight: float = number(5.0, -WEIGHT, WEIGHT)
+    basic_fossilize_base_bonus: float = number(0.3, -WEIGHT, WEIGHT)  # of a proven seed
+    basic_contribution_scale: float = number(0.5, -WEIGHT, WEIGHT)  # per point
+    # Of a seed that is not holding.
+    basic_fossilize_invalid_penalty: float = number(-0.5, -WEIGHT, WEIGHT)
+    # Of a seed that is not proven.
+    basic_fossilize_noncontributing_penalty: float = number(-0.2, -WEIGHT, WEIGHT)
+    # basic, sparse and minimal
+    param_budget: int = number(500_000, 1, COUNT)  # parameters that cost param_penalty_weight
+    param_penalty_weight: float = number(0.1, 0, WEIGHT)  # of the parameters over the budget
+    sparse_reward_scale: float = number(1.0, -WEIGHT, WEIGHT)  # of a final score in [-1, 1]
+    # drip: what fossils of basic and basic_plus are paid later
+    # Of the bonus; forced to 0.7 in basic_plus where it is 0.
+    drip_fraction: float = number(0.0, 0, 1)
+    max_drip_per_step: float = number(0.1, 0, WEIGHT, "(]")  # per fossil
+    min_drip_steps: int = number(5, 1, COUNT)  # over which a pool is spread at least
+    # Of max_drip_per_step, that a harmful fossil takes back at most.
+    negative_drip_ratio: float = number(0.5, 0, 1)
+    # ablations
+    disable_pbrs: bool = False  # no shaping over stages
+    disable_terminal_reward: bool = False  # nothing for the final accuracy
+    disable_anti_gaming: bool = False  # no ratio penalty, no alpha shock
+    loss: LossRewardConfig = field(default_factory=LossRewardConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "basic_plus" in self.modes and self.drip_fraction == 0.0:
+            remedy = "Alone, basic_plus has 0.7 and basic has 0; envs side by side have the same."
+            alone = "basic" not in self.modes
+            self.require(alone, "split", "given with a reward.drip_fraction", remedy)
+            self.drip_fraction = 0.7
+        others = [mode for mode in self.modes if mode not in DRIP_MODES]
+        setting = "reward.split" if self.split else "reward.mode"
+        allowed = f"0 with {setting}={','.join(self.modes)}, as {', '.join(others)} pays no drip"
+        remedy = f"Leave it out or use {setting}=basic_plus."
+        self.require(self.drip_fraction == 0 or not others, "drip_fraction", allowed, remedy)
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Those that are paid: `split` where it is given, else `mode` alone."""
+        return tuple(self.split) or (self.mode,)

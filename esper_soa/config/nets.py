@@ -1,0 +1,225 @@
+"""Settings of host networks and their data, and the slot table that follows. Needs no torch."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from esper_soa.config.errors import SettingError, check
+from esper_soa.config.paths import user_path
+from esper_soa.config.ranges import (
+    COUNT,
+    WEIGHT,
+    Settings,
+    choice,
+    choices,
+    number,
+    numbers,
+    word,
+)
+from esper_soa.config.registry import BLUEPRINT, HOST, is_reference, name_in
+from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS
+
+IMAGE_SIZE = 32
+IMAGE_CHANNELS = 3
+MAX_CHANNELS = 8192  # of a block
+MAX_POOLS = 5  # that leave one pixel of an image
+CNN_BLUEPRINT_NAMES = tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS)
+DATASETS = ("auto", "cifar10", "fashion32", "synthetic", "npz", "given")
+NPZ = ".npz"  # how a file of own images ends
+# Settings of DataConfig that only own images heed.
+PREPARATION = ("layout", "resize", "val", "mean", "std")
+
+
+@dataclass
+class TaskConfig(Settings, path="task."):
+    """Host architecture and the settings of its training (lifecycle.md 5.1, 5.4, 6.1)."""
+
+    name: str = word("cifar_baseline")  # in words, for the table
+    # chain: the blocks that the next four settings describe; they do nothing for a user's own host.
+    host: str = choice("chain", ("chain",), own=HOST)
+    base_channels: int = number(8, 1, MAX_CHANNELS)  # channels of block 0; doubled by every block
+    num_blocks: int = number(3, 2, 13)  # convolution, batch norm, ReLU each
+    kernel_size: int = number(3, 1, IMAGE_SIZE - 1, note="odd")  # of the convolutions, pixels
+    num_pools: int = number(3, 0, MAX_POOLS)  # the first num_pools blocks end in a 2x2 max pool
+    # Outputs of the classifier, at least those of the data.
+    num_classes: int = number(10, 2, 100_000)
+    host_lr: float = number(0.01, 0, 1000, "(]")  # learning rate of the host
+    seed_lr: float = number(0.01, 0, 1000, "(]")  # of its seeds
+    # Of both over an episode: as they are, or from there to 0 along half a cosine.
+    lr_schedule: str = choice("constant", ("constant", "cosine"))
+    momentum: float = number(0.9, 0, 1, "[)")  # of both
+    weight_decay: float = number(5e-4, 0, 1000)  # of the host; seeds have none
+    # Gradient norm per env for the host, per env and slot for seeds.
+    max_grad_norm: float = number(1.0, 0, WEIGHT, note="0 = no clipping")
+    # Optimiser steps between two measurements of seed gradients.
+    gradient_stride: int = number(10, 1, COUNT)
+    # Those that may be germinated; users' own take the codes from 13 on, in this order.
+    blueprints: list[str] = choices(CNN_BLUEPRINT_NAMES, CNN_BLUEPRINT_NAMES, own=BLUEPRINT)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.kernel_size % 2 == 1, "kernel_size", "odd")
+        allowed = f"at most task.num_blocks={self.num_blocks}"
+        self.require(self.num_pools <= self.num_blocks, "num_pools", allowed)
+        last = self.channels(self.num_blocks - 1)
+        allowed = f"so small that the last block has at most {MAX_CHANNELS} channels, not {last}"
+        remedy = f"Or lower task.base_channels={self.base_channels}."
+        self.require(last <= MAX_CHANNELS, "num_blocks", allowed, remedy)
+        names = [name_in(name) for name in blueprint_names(self.blueprints)]
+        for reference in filter(is_reference, self.blueprints):
+            allowed = "of another name than every other blueprint"
+            remedy = "Records call a blueprint by its name."
+            once = names.count(name_in(reference)) == 1
+            check(once, "task.blueprints", reference, allowed, remedy)
+
+    @property
+    def host_name(self) -> str:
+        """What messages call the hosts."""
+        return name_in(self.host) if is_reference(self.host) else self.name
+
+    def channels(self, block: int) -> int:
+        """Channels of block `block`, counted from 0: doubled by every block."""
+        return self.base_channels * 2**block
+
+    def pooled(self, block: int) -> bool:
+        """Whether the block ends in a pool, which halves height and width."""
+        return block < self.num_pools
+
+    def size(self, block: int) -> int:
+        """Height and width of what the block is given, and of its feature map up to the pool."""
+        return IMAGE_SIZE // 2 ** min(block, self.num_pools)
+
+
+def blueprint_names(offered: Sequence[str]) -> tuple[str, ...]:
+    """What settings call the blueprints, by code: the package's, then users' own as `offered`."""
+    return (*BLUEPRINT_NAMES, *filter(is_reference, offered))
+
+
+def lr_factor(schedule: str, step: int, num_steps: int) -> float:
+    """What the learning rates of env-step `step` (from 0) of `num_steps` are multiplied by.
+
+    cosine: (1 + cos(pi step / num_steps)) / 2, from 1 to nearly 0 (Loshchilov and Hutter 2017,
+    without restarts).
+    """
+    return 1.0 if schedule == "constant" else (1 + math.cos(math.pi * step / num_steps)) / 2
+
+
+@dataclass
+class DataConfig(Settings, path="data."):
+    """Which images, from where, and how an env-step draws them (runtime.md 2)."""
+
+    # auto: what root holds, CIFAR-10 or an .npz, and without root the embedded fashion32; npz: own
+    # images from the file root; given: own images that a program hands over.
+    name: str = choice("auto", DATASETS)
+    # Folder or archive of CIFAR-10 (cifar-10-batches-py, -bin, or the .tar.gz), or an .npz of own
+    # images; "" = none.
+    root: str = ""
+    augment: bool = True  # random crop with padding 4 and horizontal flip, training only
+    split: bool = False  # the reference's rule: one pass over the data set is split over the envs
+    synthetic_train: int = number(512, 1, 1_000_000)  # images of the synthetic set
+    synthetic_test: int = number(256, 1, 1_000_000)  # of its test part
+    # Of own images with several channels each: nhwc has them last, nchw before height and width.
+    layout: str = choice("nhwc", ("nhwc", "nchw"))
+    # How own images come to have 32x32 pixels; the rules stand in docs/images.md.
+    resize: str = choice("auto", ("auto", "pad", "scale", "stretch"))
+    # What the part val_ of an .npz is for: nothing, more training images, or test images in place
+    # of those of test_.
+    val: str = choice("unused", ("unused", "train", "for_test"))
+    # Of values in [0, 1], to normalise own images by: one, or one per channel; [] = that of the
+    # training images.
+    mean: list[float] = numbers((), 0, 1, least=0)
+    std: list[float] = numbers((), 0.001, 10, least=0)  # as mean, and given with it
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        read = self.name in ("auto", "cifar10", "npz")
+        remedy = "Take data.name=cifar10 or data.name=npz for the files there."
+        self.require(read or not self.root, "root", f"empty with data.name={self.name}", remedy)
+        user_path("data.root", self.root)
+        allowed = "empty, one number, or one for each of 3 channels"
+        self.require(len(self.mean) in (0, 1, IMAGE_CHANNELS), "mean", allowed)
+        allowed = f"as many numbers as {self.path}mean={self.mean}"
+        self.require(len(self.std) == len(self.mean), "std", allowed, "Give both or neither.")
+        allowed = f"left out with data.name={self.name}"
+        remedy = f"It is for own images: data.root=mine{NPZ}"
+        for item in fields(self):
+            heeded = item.name not in PREPARATION or vars(self)[item.name] in ([], item.default)
+            self.require(self.own or heeded, item.name, allowed, remedy)
+
+    @property
+    def own(self) -> bool:
+        """Whether the images are the user's, from the file `root`."""
+        return self.name == "npz" or (self.name == "auto" and self.root.lower().endswith(NPZ))
+
+
+class SubsetRows(NamedTuple):
+    """Subsets to validate, beside the few that rewards need, where more seeds than
+    subsets.EXACT_SLOTS are ablated.
+
+    Of a code only the bits of ablated seeds count.
+    """
+
+    pairs: bool = True  # each two on their own
+    codes: tuple[int, ...] = ()  # distinct bit masks over slot numbers
+
+
+DEFAULT_ROWS = SubsetRows()
+
+
+class SlotSpec(NamedTuple):
+    """Place of a seed slot: row 0 before the pool of its block (after ReLU), row 1 after it."""
+
+    name: str
+    row: int
+    block: int
+    channels: int
+    size: int  # height and width of the feature map
+    depth: float  # of its block in the host: 0 for the first block, 1 for the last
+
+
+def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:
+    """Every slot that the host offers, row-major (r0c0, r0c1, ..., r1c0, ...): order of actions."""
+
+    def slot(row: int, block: int) -> SlotSpec:
+        depth = block / (task.num_blocks - 1)
+        size = task.size(block + row)
+        return SlotSpec(f"r{row}c{block}", row, block, task.channels(block), size, depth)
+
+    blocks = range(task.num_blocks)
+    after_pools = (slot(1, block) for block in blocks if task.pooled(block))
+    return (*(slot(0, block) for block in blocks), *after_pools)
+
+
+def named_slots(task: TaskConfig, names: list[str]) -> list[str]:
+    """`names` of slots, or the host's first where they are a number; raises SettingError."""
+    if len(names) != 1 or not names[0].isdecimal():
+        return names
+    if is_reference(task.host):
+        allowed = f"a list of slots of {task.host_name}, a host of your own"
+        raise SettingError("slots", names[0], allowed)
+    offered = host_slots(task)
+    count = int(names[0])
+    allowed = f"in [1, {len(offered)}] with {task.host_name}, or a list of names"
+    check(1 <= count <= len(offered), "slots", names[0], allowed)
+    return [spec.name for spec in offered[:count]]
+
+
+def enabled_slots(
+    task: TaskConfig, names: list[str], offered: tuple[SlotSpec, ...] | None = None
+) -> tuple[SlotSpec, ...]:
+    """Slots of the run in row-major order; `names` may come in any order.
+
+    offered: those of a host that the settings do not describe. Raises SettingError for an empty
+    list, a repeated name, or a name that the host does not have.
+    """
+    offered = host_slots(task) if offered is None else offered
+    allowed = ", ".join(spec.name for spec in offered)
+    some = f"a non-empty list of slots of {task.host_name}: {allowed}"
+    check(bool(names), "slots", names, some)
+    once = len(set(names)) == len(names)
+    check(once, "slots", names, "without repetition", "Name every slot once.")
+    for name in names:
+        known = name in {spec.name for spec in offered}
+        check(known, "slots", name, f"a slot of {task.host_name}: {allowed}")
+    return tuple(spec for spec in offered if spec.name in names)

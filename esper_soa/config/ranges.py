@@ -1,0 +1,184 @@
+"""Ranges of settings: each stands in the line of its field, and is checked as they are made.
+
+Needs no torch.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import ClassVar, TypeVar, cast
+
+from esper_soa.config.errors import check
+from esper_soa.config.registry import is_reference
+
+RULE = "rule"  # key of a field's metadata
+COUNT = 10**9  # most env-steps, rounds, images: sums and products of two stay within int64
+# most of a weight, a threshold or a reward term: products of a few stay within float32
+WEIGHT = 1e6
+MOST_ITEMS = 64  # of a list
+NAME_PATTERN = re.compile(r"(?!\.*\Z)[\w.+-]{1,60}")
+
+Number = TypeVar("Number", int, float)
+
+
+class Settings:
+    """A dataclass of settings, checked as it is made; messages have `path` before their names."""
+
+    path: ClassVar[str]
+
+    def __init_subclass__(cls, path: str = "") -> None:
+        cls.path = path
+
+    def __post_init__(self) -> None:
+        for item in fields(self):  # type: ignore[arg-type]
+            if RULE in item.metadata:
+                item.metadata[RULE].check(self.path + item.name, vars(self)[item.name])
+
+    def require(self, ok: bool, name: str, allowed: str, remedy: str = "") -> None:
+        """Raise SettingError for the setting `name`, dotted where it is of a part, unless `ok`."""
+        check(ok, self.path + name, attrgetter(name)(self), allowed, remedy)
+
+
+class Rule:
+    """What a value must be; its words say what is allowed."""
+
+    def holds(self, value: object) -> bool:
+        """Whether `value` is allowed."""
+        raise NotImplementedError
+
+    def check(self, setting: str, value: object) -> None:
+        """Raise SettingError, which names `setting`, the value and what is allowed."""
+        check(self.holds(value), setting, value, str(self))
+
+
+@dataclass(frozen=True)
+class Range(Rule):
+    """Finite numbers between two ends, which '[' and ']' take in; NaN lies in no range."""
+
+    low: float
+    high: float
+    ends: str = "[]"
+    note: str = ""  # what one of the values means, or why others are not allowed
+
+    def holds(self, value: object) -> bool:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return False
+        low = value > self.low if self.ends[0] == "(" else value >= self.low
+        return low and (value < self.high if self.ends[1] == ")" else value <= self.high)
+
+    def __str__(self) -> str:
+        note = f" ({self.note})" if self.note else ""
+        return f"in {self.ends[0]}{_plain(self.low)}, {_plain(self.high)}{self.ends[1]}{note}"
+
+
+@dataclass(frozen=True)
+class Choice(Rule):
+    """One of several words, or a part of a user's own."""
+
+    words: tuple[str, ...]
+    own: str = ""  # the kind of part that may be named instead, as `module:name`; see registry.py
+
+    def holds(self, value: object) -> bool:
+        """Whether there is a part of that name is asked while the run is built."""
+        return value in self.words or (self.own != "" and is_reference(str(value)))
+
+    def __str__(self) -> str:
+        own = f", or module:name of your own {self.own}" if self.own else ""
+        return "one of " + ", ".join(self.words) + own
+
+
+@dataclass(frozen=True)
+class Word(Rule):
+    """A text of a pattern."""
+
+    pattern: re.Pattern[str]
+    described: str
+
+    def holds(self, value: object) -> bool:
+        return self.pattern.fullmatch(str(value)) is not None
+
+    def __str__(self) -> str:
+        return self.described
+
+
+FOLDER = Word(NAME_PATTERN, "a folder name of at most 60 letters, digits, '_', '-', '+' and '.'")
+
+
+@dataclass(frozen=True)
+class Items(Rule):
+    """A list of different items that follow a rule, at least `least` of them."""
+
+    rule: Rule
+    least: int
+    repeated: bool = False  # the same item may occur twice
+
+    def check(self, setting: str, value: object) -> None:
+        listed = isinstance(value, Sequence) and not isinstance(value, str)
+        check(listed, setting, value, "a list")
+        items = list(cast(Sequence, value))
+        size = f"a list of {self.least} to {MOST_ITEMS} items, each {self.rule}"
+        check(self.least <= len(items) <= MOST_ITEMS, setting, value, size)
+        for item in items:
+            self.rule.check(setting, item)
+        different = self.repeated or len(set(items)) == len(items)
+        check(different, setting, value, "without repetition")
+
+
+@dataclass(frozen=True)
+class Table(Rule):
+    """A number for each of `keys`."""
+
+    keys: tuple[str, ...]
+    rule: Range
+
+    def check(self, setting: str, value: object) -> None:
+        table = value if isinstance(value, dict) else {}
+        allowed = "a number for each of " + ", ".join(self.keys)
+        check(set(table) == set(self.keys), setting, ", ".join(map(str, table)), allowed)
+        for key, number in table.items():
+            self.rule.check(f"{setting}.{key}", number)
+
+
+def number(default: Number, low: float, high: float, ends: str = "[]", note: str = "") -> Number:
+    """A field for a number within the range; see Range."""
+    return field(default=default, metadata={RULE: Range(low, high, ends, note)})
+
+
+def word(default: str, rule: Word = FOLDER) -> str:
+    """A field for a word of a pattern; without one it must be able to name a folder."""
+    return field(default=default, metadata={RULE: rule})
+
+
+def choice(default: str, words: tuple[str, ...], own: str = "") -> str:
+    """A field for one of `words`, or for a user's part of the kind `own`."""
+    return field(default=default, metadata={RULE: Choice(words, own)})
+
+
+def choices(
+    default: Sequence[str],
+    words: tuple[str, ...],
+    repeated: bool = False,
+    own: str = "",
+    least: int = 1,
+) -> list[str]:
+    """A field for a list of at least `least` of what `choice` takes; unlike unless `repeated`."""
+    rule = Items(Choice(words, own), least, repeated)
+    return field(default_factory=lambda: list(default), metadata={RULE: rule})
+
+
+def numbers(default: Sequence[Number], low: float, high: float, least: int = 1) -> list[Number]:
+    """A field for a list of numbers within the range."""
+    rule = Items(Range(low, high), least, repeated=True)
+    return field(default_factory=lambda: list(default), metadata={RULE: rule})
+
+
+def table(default: Mapping[str, float], low: float, high: float) -> dict[str, float]:
+    """A field for a number within the range for each key of `default`."""
+    rule = Table(tuple(default), Range(low, high))
+    return field(default_factory=lambda: dict(default), metadata={RULE: rule})
+
+
+def _plain(end: float) -> str:
+    """1000000 rather than 1e+06."""
+    return str(int(end)) if float(end).is_integer() and abs(end) < 1e15 else str(end)

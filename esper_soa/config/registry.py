@@ -1,0 +1,176 @@
+"""Parts of users' own: how functions and classes are marked as such, and how a setting
+`module:name` finds them.
+
+A mark stays with what it marks, and nothing else is kept: two runs of a process may take parts from
+different modules, and a cell of a notebook may be run twice. Found while a run is built, by
+nets/model/user_parts.py, env/user_reward.py, agent/user_agents.py. Needs no torch.
+"""
+
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from inspect import Parameter, signature
+from types import ModuleType
+from typing import TypeVar
+
+from esper_soa.config.errors import SettingError, one_line
+
+# What code of a user's may raise where it is called to be looked at.
+RAISED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+BLUEPRINT = "blueprint"  # kinds of parts
+HOST = "host"
+REWARD = "reward"
+AGENT = "agent"
+NAME = r"[A-Za-z_][\w-]{0,59}"
+REFERENCE = re.compile(rf"([A-Za-z_]\w*\.)*[A-Za-z_]\w*:{NAME}")
+Part = Callable[..., object]
+Marked = TypeVar("Marked", bound=Part)
+
+
+Mark = Callable[[Marked], Marked]  # a decorator that gives back what it is given
+
+
+def blueprint(name: str) -> Mark:
+    """Marks a function or class as blueprint `name`, listed by `task.blueprints` as `module:name`.
+
+    It is called without an argument and gives a tuple of parts or an Architecture, or it is called
+    with the channels C of a slot and gives an nn.Module that maps features [B, C, H, W] to such
+    features. Raises ValueError for a name of other signs than letters, digits, '_' and '-'.
+    """
+    return _marking(BLUEPRINT, name)
+
+
+def host(name: str) -> Mark:
+    """Marks a function or class as the host `name`, which `task.host` takes as `module:name`.
+
+    It is called without an argument and gives a tuple of segments, or it is called with the number
+    of classes and gives an nn.Sequential that maps images [B, 3, 32, 32] to logits [B, classes].
+    """
+    return _marking(HOST, name)
+
+
+def reward(name: str) -> Mark:
+    """Marks a function as the reward `name`, which `reward.mode` takes as `module:name`.
+
+    It is given RewardInputs and gives the reward [N] of an env-step, or terms [N] by name.
+    """
+    return _marking(REWARD, name)
+
+
+def agent(name: str) -> Mark:
+    """Marks a function or class as agent `name`; `policy.name`, `control` take `module:name`.
+
+    It is called without an argument, or with the Surroundings of a run, and gives an Agent.
+    """
+    return _marking(AGENT, name)
+
+
+def _marking(kind: str, name: str) -> Mark:
+    if re.fullmatch(NAME, name) is None:
+        told = "its name must be of at most 60 letters, digits, '_' and '-'"
+        raise ValueError(f"{kind} {one_line(name)!r}: {told}")
+
+    def mark(part: Marked) -> Marked:
+        setattr(part, _mark(kind), name)
+        return part
+
+    return mark
+
+
+def is_reference(value: str) -> bool:
+    """Whether a setting's value names a part of a user's own, as `module:name`."""
+    return REFERENCE.fullmatch(value) is not None
+
+
+def name_in(reference: str) -> str:
+    """The name that `module:name` gives a part, as in records; a word of the package's as it is."""
+    return reference.rpartition(":")[2]
+
+
+def marked_name(kind: str, part: object) -> str | None:
+    """The name that `part` itself, not a base class, is marked with as of this kind, or None."""
+    return vars(part).get(_mark(kind)) if hasattr(part, "__dict__") else None
+
+
+def reference_to(kind: str, part: Part) -> str:
+    """`module:name` of a part that is marked as of this kind; raises ValueError where it is not."""
+    name = marked_name(kind, part)
+    if name is None:
+        told = f"is not marked by @esper_soa.{kind}, so that a file could not name it"
+        raise ValueError(f"{part!r} {told}")
+    return f"{part.__module__}:{name}"
+
+
+def find(kind: str, reference: str, setting: str) -> Part:
+    """What `reference` names; raises SettingError where there is no such module or part.
+
+    What the module itself raises while it is imported is not caught.
+    """
+    place, _, name = reference.partition(":")
+    parts = {id(part): part for part in vars(_imported(place, reference, setting)).values()}
+    found = [(marked_name(kind, part), part) for part in parts.values()]
+    named = [part for own_name, part in found if own_name == name]
+    if not named:
+        article = "an" if kind == AGENT else "a"
+        there = ", ".join(sorted(own_name for own_name, _ in found if own_name)) or "none"
+        allowed = f"{article} {kind} that {place} registers ({there})"
+        remedy = f'@esper_soa.{kind}("{name}") above a function or class there registers it.'
+        raise SettingError(setting, reference, allowed, remedy)
+    if len(named) > 1:
+        told = f"{len(named)} of its functions and classes are the {kind} {name}."
+        raise SettingError(setting, reference, f"registered once in {place}", told)
+    return named[0]
+
+
+@contextmanager
+def told(found: list[str], what: str = "it raises") -> Iterator[None]:
+    """What code of a user's raises within is one more of the findings."""
+    try:
+        yield
+    except RAISED as error:
+        found.append(f"{what} {type(error).__name__}: {one_line(error)}")
+
+
+@contextmanager
+def refused(setting: str, reference: str, allowed: str) -> Iterator[list[str]]:
+    """SettingError where one of the findings is put into the list, or ValueError is raised."""
+    found: list[str] = []
+    try:
+        yield found
+    except ValueError as error:
+        found.append(one_line(error))
+    if found:
+        raise SettingError(setting, reference, allowed, "; ".join(dict.fromkeys(found)) + ".")
+
+
+def num_required(part: Part) -> int:
+    """How many arguments the part must be called with."""
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    given = signature(part).parameters.values()
+    return sum(one.kind in kinds and one.default is Parameter.empty for one in given)
+
+
+def _imported(place: str, reference: str, setting: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(
+            f"{error.name}."
+        )
+        remedy = "PYTHONPATH=<folder> says where it lies." if missing else ""
+        allowed = f"module:name of a module that can be imported ({one_line(error)})"
+        raise SettingError(setting, reference, allowed, remedy) from error
+
+
+def _mark(kind: str) -> str:
+    return f"_esper_soa_{kind}"

@@ -1,0 +1,349 @@
+"""Settings of a run: a dataclass per part, composed into TrainConfig, and checks that span parts.
+
+Hydra validates names and types against them. Needs no torch.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from esper_soa.config.agent import POLICIES, SCRATCH, PolicyConfig
+from esper_soa.config.arguments import check_key
+from esper_soa.config.env import (
+    AttributionConfig,
+    EarlyStopConfig,
+    GatesConfig,
+    GovernorConfig,
+    LifecycleConfig,
+    RewardConfig,
+    SignalsConfig,
+)
+from esper_soa.config.errors import UserError, check, joined
+from esper_soa.config.nets import DataConfig, TaskConfig, enabled_slots, named_slots
+from esper_soa.config.ranges import (
+    COUNT,
+    WEIGHT,
+    Settings,
+    Word,
+    choice,
+    choices,
+    number,
+    table,
+    word,
+)
+from esper_soa.config.registry import AGENT, is_reference
+from esper_soa.vocabulary import HEAD_NAMES, head_sizes
+
+DEVICE = Word(re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?"), "auto, cpu, cuda or cuda:<index>")
+MAX_ENVS = 2**20
+MAX_SEED = 2**31 - 1
+SWITCHES = ("auto", "on", "off")
+# see nets/choose.py
+ENGINES = ("auto", "native", "torch", "triton", "triton_graphs")
+PROGRESS_STYLES = ("auto", "live", "plain", "off")
+# see controls.py
+CONTROLS = ("wait", "random", "heuristic", "schedule", "static_final", "static_large")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+# of telemetry: each writes what those before it write, and more
+LEVELS = ("off", "rounds", "events", "full")
+Kind = TypeVar("Kind", bound=Settings)
+
+
+@dataclass
+class ComputeConfig(Settings, path="compute."):
+    """How work is laid out on the device; but `precision`, changes speed, results by rounding."""
+
+    # CPU threads that share the chunks of envs; 1 on a GPU.
+    workers: int = number(0, 0, 1024, note="0 = one per usable core")
+    # CPU threads of one torch operation outside the workers.
+    threads: int = number(0, 0, 1024, note="0 = 1")
+    # Envs trained together; 0 = a few on a CPU, where caches decide, and all on a GPU.
+    env_chunk: int = number(0, 0, MAX_ENVS, note="0 = automatic")
+    # Of the hosts: float32, bfloat16, float16; see nets/precision.py.
+    precision: str = choice("auto", ("auto", "float32", "bfloat16", "float16"))
+    # Compile the kernels of the state machine: auto = where the run is so long that it pays; see
+    # runtime/compilation.py.
+    compile: str = choice("auto", SWITCHES)
+    # What runs the networks: auto = on a CPU the C kernels where they are proven, on a GPU the
+    # Triton kernels where they agree with torch when they are tried; a name insists on it.
+    engine: str = choice("auto", ENGINES)
+    # Replay what decides (state machine, policy, gradient steps) as CUDA graphs: auto = on an
+    # NVIDIA GPU, as far as captures go well; on insists.
+    cuda_graphs: str = choice("auto", SWITCHES)
+
+
+@dataclass
+class AnomalyConfig(Settings, path="telemetry.anomaly."):
+    """When a policy update counts as unhealthy; defaults are the reference's. Results stay."""
+
+    enabled: bool = True  # False: nothing is looked for
+    max_ratio: float = number(5.0, 0, WEIGHT)  # largest new over old probability of an action
+    min_ratio: float = number(0.1, 0, WEIGHT)  # smallest new over old probability
+    # Distance of that ratio from 1 before any step.
+    max_ratio_error_first: float = number(1e-3, 0, WEIGHT)
+    max_value_loss: float = number(5.0, 0, WEIGHT)  # in squares of the scale of values
+    max_bellman_error: float = number(5.0, 0, WEIGHT)  # mean absolute temporal difference
+    min_explained_variance: float = number(-0.5, -WEIGHT, 1)  # of the returns, by the critic
+    max_lstm_rms: float = number(10.0, 0, WEIGHT)  # of the hidden or cell state, in any env
+    min_lstm_rms: float = number(1e-6, 0, WEIGHT)  # of the hidden state, in any env
+    # Of the gradient norm from its running mean, relative to it.
+    max_gradient_drift: float = number(0.5, 0, WEIGHT)
+    gradient_momentum: float = number(0.99, 0, 1, "[)")  # of that running mean
+    # As policy.ppo.entropy_floor.
+    entropy_collapse: dict[str, float] = table(
+        dict.fromkeys(HEAD_NAMES, 0.08) | {"slot": 0.10, "blueprint": 0.05, "tempo": 0.05}, 0, 1
+    )
+    # Updates in a row before low entropy or low explained variance counts.
+    patience: int = number(3, 1, COUNT)
+    # Times entropy_collapse, above which a head counts as recovered.
+    entropy_recovery: float = number(1.5, 1, WEIGHT)
+
+
+@dataclass
+class TelemetryConfig(Settings, path="telemetry."):
+    """What is shown while a run goes on, and what of it is kept."""
+
+    # Rounds: a line per round and episode; events: tables too; full: all of them.
+    level: str = choice("events", LEVELS)
+    # Least seconds between two writings of the round in progress.
+    write_interval: float = number(10.0, 0, 86_400)
+    # Envs: below the bar a table of every env; from level events on.
+    console: str = choice("bar", ("bar", "envs"))
+    # Auto: live on a terminal and plain lines elsewhere.
+    progress: str = choice("auto", PROGRESS_STYLES)
+    plain_interval: float = number(10.0, 0, 86_400)  # seconds between two plain lines
+    anomaly: AnomalyConfig = field(default_factory=AnomalyConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        recorded = self.console == "bar" or LEVELS.index(self.level) >= LEVELS.index("events")
+        allowed = f"bar with telemetry.level={self.level}"
+        remedy = "The table is made of what the level events records."
+        self.require(recorded, "console", allowed, remedy)
+
+
+@dataclass
+class TrainConfig(Settings):
+    """A whole run: budget, place, and the settings of every part."""
+
+    name: str = word("train")  # of the run; names its folder
+    seed: int = number(42, 0, MAX_SEED)  # root of every random stream
+    device: str = word("auto", DEVICE)  # auto, cpu, cuda, cuda:<index>
+    # K, processes that share out the envs: one per GPU, or per group of cores of a CPU.
+    ranks: int = number(1, 1, 65_536, note="at most envs")
+    # Times that all ranks begin again at the newest checkpoint where one was lost.
+    restarts: int = number(0, 0, COUNT, note="0 = the run ends there")
+    run_dir: str = ""  # folder of the run; "" = runs/<name>/<time>
+    envs: int = number(8, 1, MAX_ENVS)  # N, hosts trained at the same time
+    rounds: int = number(10, 1, COUNT)  # episodes of every env, each followed by one policy update
+    steps: int = number(40, 1, 1_000_000)  # env-steps per episode
+    # B, images per host mini-batch.
+    batch_size: int = number(32, 2, 1_000_000, note="BatchNorm needs two images in a batch")
+    # Batches whose mean gradient makes one optimiser step of a host and of its seeds; batch norm
+    # sees each by itself.
+    accumulate: int = number(1, 1, 1_000_000)
+    train_samples: int = number(256, 1, COUNT)  # T, training images per env-step and env
+    val_samples: int = number(256, 1, COUNT)  # V, validation images per env-step and env
+    # Of the host, that may hold seeds; a number stands for so many from the first on.
+    slots: list[str] = field(default_factory=lambda: ["r0c0", "r0c1", "r0c2"])
+    # Seeds that may be in one host at the same time.
+    max_seeds: int = number(0, 0, COUNT, note="0 = as many as slots")
+    # What plays the last rounds too, for the final table.
+    control: str = choice("wait", ("none", *CONTROLS), own=AGENT)
+    # Last rounds that the control plays; all where there are fewer.
+    control_rounds: int = number(1, 1, COUNT)
+    # Rounds between checkpoints.
+    checkpoint_every: int = number(5, 0, COUNT, note="0 = only at the end and on a signal")
+    checkpoint_keep: int = number(2, 1, COUNT)  # newest checkpoints that stay, beside the best
+    # Trackers that are told the numbers of every round.
+    track: list[str] = choices((), TRACKERS, least=0)
+    # Phases: where the time goes; torch: a trace of a few env-steps.
+    profile: str = choice("off", ("off", "phases", "torch"))
+    # Leave report.html at the end of the run, where the extra `report` is installed.
+    report: bool = True
+    # A checkpoint or run folder to go on from; auto = the newest of this name, or of run_dir.
+    resume: str = ""
+    task: TaskConfig = field(default_factory=TaskConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
+    gates: GatesConfig = field(default_factory=GatesConfig)
+    signals: SignalsConfig = field(default_factory=SignalsConfig)
+    governor: GovernorConfig = field(default_factory=GovernorConfig)
+    early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
+    attribution: AttributionConfig = field(default_factory=AttributionConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_ranks()
+        self._check_batches()
+        self.slots = named_slots(self.task, list(self.slots))
+        own_host = is_reference(self.task.host)
+        if not own_host:  # those of a user's own host, which needs torch, later
+            enabled_slots(self.task, list(self.slots))
+        allowed = f"another control with task.host={self.task.host}"
+        remedy = "The package cannot make a host of your own wider."
+        self.require(not own_host or self.control != "static_large", "control", allowed, remedy)
+        allowed = "0 with governor.enabled=false, which never rolls back"
+        watched = self.early_stop.rollbacks == 0 or self.governor.enabled
+        self.require(watched, "early_stop.rollbacks", allowed)
+        self._check_policy()
+        fits = len(self.reward.split) <= self.envs
+        self.require(fits, "reward.split", f"at most envs={self.envs} modes", "Each needs an env.")
+
+    def _check_ranks(self) -> None:
+        alone = self.ranks == 1
+        remedy = "Every rank has an env at least."
+        self.require(self.ranks <= self.envs, "ranks", f"at most envs={self.envs}", remedy)
+        several_devices = alone or not self.device.startswith("cuda:")
+        allowed = f"auto, cpu or cuda with ranks={self.ranks}"
+        self.require(several_devices, "device", allowed, "Rank i takes the i-th GPU.")
+        remedy = "A single process is started again with resume=auto."
+        self.require(not alone or self.restarts == 0, "restarts", "0 with ranks=1", remedy)
+        remedy = "It looks at the envs of one process alone."
+        for setting, value, needed in (
+            ("profile", self.profile, "off"),
+            ("telemetry.console", self.telemetry.console, "bar"),
+        ):
+            allowed = f"{needed} with ranks={self.ranks}"
+            self.require(alone or value == needed, setting, allowed, remedy)
+
+    def _check_batches(self) -> None:
+        images = self.batch_size * self.accumulate  # of an optimiser step
+        over = self.train_samples % images
+        below = self.train_samples - over
+        nearest = " or ".join(str(count) for count in (below, below + images) if count)
+        times = f" times accumulate={self.accumulate}" if self.accumulate > 1 else ""
+        allowed = f"a multiple of batch_size={self.batch_size}{times}"
+        fits = not over or self.data.split
+        self.require(fits, "train_samples", allowed, f"Nearest: {nearest}.")
+
+    def _check_policy(self) -> None:
+        policy = self.policy
+        learning = policy.name == "ppo"
+        fits = not learning or policy.ppo.minibatches <= self.envs
+        remedy = "Mini-batches are groups of whole envs."
+        self.require(fits, "policy.ppo.minibatches", f"at most envs={self.envs}", remedy)
+        allowed = f"{SCRATCH}, the name of a policy that ships, a run folder or a file"
+        self.require(bool(policy.init), "policy.init", allowed)
+        sizes = dict(zip(HEAD_NAMES, head_sizes(len(self.slots)), strict=True))
+        sizes["blueprint"] = len(self.task.blueprints)
+        for head, floor in policy.ppo.probability_floor.items():
+            setting = f"policy.ppo.probability_floor.{head}"
+            remedy = f"All of the head's {sizes[head]} choices may be legal at once."
+            check(floor * sizes[head] <= 1, setting, floor, f"at most 1/{sizes[head]}", remedy)
+        taught = learning and policy.imitation.rounds > 0
+        players = (policy.imitation.teacher if taught else policy.name, self.control)
+        allowed = "one of task.blueprints: " + ", ".join(self.task.blueprints)
+        for setting, player, names in (
+            ("schedule.blueprint", "schedule", [policy.schedule.blueprint]),
+            ("heuristic.blueprint_rotation", "heuristic", policy.heuristic.blueprint_rotation),
+        ):
+            for name in names if player in players else ():
+                check(name in self.task.blueprints, f"policy.{setting}", name, allowed)
+
+
+@dataclass
+class EvaluateConfig(Settings):
+    """An evaluation: which policies play how much. The world is that of the checkpoint's run."""
+
+    checkpoint: str = ""  # a checkpoint, or a run folder, whose newest is taken
+    # Ppo: the learned one.
+    policies: list[str] = choices(("ppo", "heuristic", "random", "wait"), POLICIES, own=AGENT)
+    episodes: int = number(4, 1, 1_000_000)  # of every env and policy
+    envs: int = number(0, 0, MAX_ENVS, note="0 = as many as in training")  # N
+    # Of the evaluation's own hosts, data orders and draws, which training never meets.
+    seed: int = number(0, 0, MAX_SEED)
+    deterministic: bool = True  # the learned policy takes its likeliest choice instead of sampling
+    confidence: float = number(0.95, 0, 1, "()")  # of the intervals
+    name: str = word("evaluation")  # names its folder
+    run_dir: str = ""  # folder of the results; "" = runs/<name>/<time>
+    device: str = word("auto", DEVICE)  # as in training
+    data_root: str = ""  # where CIFAR-10 or the .npz is here; "" = where it was in training
+    progress: str = choice("auto", PROGRESS_STYLES)  # as telemetry.progress
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+
+    def __post_init__(self) -> None:
+        given = self.checkpoint not in ("", "auto")
+        self.require(given, "checkpoint", "a checkpoint or a run folder")
+        super().__post_init__()
+
+
+def register_schema() -> None:
+    """Let Hydra check every composed key and type; train.yaml and evaluate.yaml build on these."""
+    store = ConfigStore.instance()
+    store.store(name="train_schema", node=TrainConfig)
+    store.store(name="evaluate_schema", node=EvaluateConfig)
+    # Hydra copies the whole store where it composes, and never changes a copy.
+    vars(store)["__deepcopy__"] = lambda memo: store
+
+
+def settings_from(composed: DictConfig) -> TrainConfig:
+    """The checked settings of a composed configuration; raises UserError."""
+    for key in flat_settings(cast(Mapping, OmegaConf.to_container(composed))):
+        check_key(key, TrainConfig)  # '+key=value' and a file bring it past Hydra's own check
+    return _checked(composed, TrainConfig, "train_schema")
+
+
+def settings_from_mapping(settings: Mapping[str, object]) -> TrainConfig:
+    """The checked settings that a checkpoint keeps as plain values.
+
+    Checkpoints of earlier versions hold compute.convolutions, which changed rounding alone.
+    """
+    plain = OmegaConf.create(dict(settings))
+    if "compute" in plain:
+        plain.compute.pop("convolutions", None)
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), plain)
+    except OmegaConfBaseException as error:
+        told = f"its settings are not those of this program ({joined(error)})"
+        raise UserError(f"checkpoint: {told}") from error
+    return settings_from(cast(DictConfig, merged))
+
+
+def evaluation_from(composed: DictConfig) -> EvaluateConfig:
+    """The checked settings of a composed evaluation; raises UserError."""
+    return _checked(composed, EvaluateConfig, "evaluate_schema")
+
+
+def _checked(composed: DictConfig, kind: type[Kind], schema: str) -> Kind:
+    """The dataclass of a composed configuration, its checks passed."""
+    try:
+        settings = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        if isinstance(error.__cause__, UserError):
+            raise error.__cause__ from None
+        raise UserError(f"configuration: {joined(error)}") from error
+    if not isinstance(settings, kind):
+        told = f"the primary config must list {schema} first in its defaults"
+        raise UserError(f"configuration: {told}")
+    return settings
+
+
+def settings_yaml(settings: TrainConfig) -> str:
+    """The settings as they stand in config.yaml."""
+    return OmegaConf.to_yaml(OmegaConf.structured(settings))
+
+
+def settings_from_yaml(text: str) -> TrainConfig:
+    """The settings that `settings_yaml` gave."""
+    return settings_from_mapping(cast(dict, OmegaConf.to_container(OmegaConf.create(text))))
+
+
+def flat_settings(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Nested settings as one level: {"policy.ppo.lr": 3e-4, ...}."""
+    flat: dict[str, object] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flat_settings(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat

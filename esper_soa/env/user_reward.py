@@ -1,0 +1,141 @@
+"""The reward of a user's own: found by the setting reward.mode, looked at while a run is built, and
+called as a mode.
+
+`own_parts` runs in compiled kernels too. conformance.py looks closer, on the same made-up inputs.
+"""
+
+from collections.abc import Mapping
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from esper_soa.config.errors import check
+from esper_soa.config.registry import (
+    REWARD,
+    Part,
+    find,
+    is_reference,
+    name_in,
+    num_required,
+    refused,
+    told,
+)
+from esper_soa.env.reward_records import OwnReward, RewardInputs
+from esper_soa.env.reward_terms import OWN_TERM, TERM_NAMES
+from esper_soa.nets.data import streams
+from esper_soa.nets.model.user_parts import tensor_findings
+from esper_soa.state import STATE_FLOAT, stage_in
+from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES
+
+PROBED_ENVS = 5
+STAGES = tuple(
+    code for code, name in enumerate(STAGE_NAMES) if name not in ("unknown", "dormant", "retired")
+)
+MOST_PARAMETERS = 10_000.0
+# Fields that are 0 where the flag is not set.
+KNOWN = {
+    "improvement": "improvement_known",
+    "contribution": "contribution_known",
+    "interaction_sum": "contribution_known",
+    "accuracy_germination": "germination_known",
+    "total": "total_known",
+}
+PERCENT = ("val_accuracy", "stable_accuracy", "committed_accuracy", "accuracy_germination")
+POSITIVE = ("val_loss", "alpha_delta_sq", "drip_scale", "drip_left", "escrow")
+PARAMETERS = ("effective_params", "total_params", "host_params", "fossilized_params")
+
+
+def own_reward(
+    mode: str, num_slots: int, max_steps: int, device: torch.device, setting: str = "reward.mode"
+) -> OwnReward | None:
+    """The reward that `mode` in `setting` names as module:name; None for a mode of the package.
+
+    Raises SettingError, which says what is wrong with it.
+    """
+    if not is_reference(mode):
+        return None
+    part = find(REWARD, mode, setting)
+    name = name_in(mode)
+    allowed = "of another name than the terms of the package"
+    check(name not in TERM_NAMES, setting, mode, allowed, "Records tell both by name.")
+    with refused(setting, mode, "a reward") as found:
+        found += reward_findings(part, sample_inputs(PROBED_ENVS, num_slots, max_steps, device))
+    return OwnReward(name, part)  # type: ignore[arg-type]
+
+
+def own_parts(own: OwnReward, inputs: RewardInputs) -> dict[str, Tensor]:
+    """The terms [N] that a user's reward pays, by the names of RewardTerms; one that has no name
+    there is `own`.
+    """
+    given = own.function(inputs)
+    parts = given if isinstance(given, Mapping) else {OWN_TERM: given}
+    return {name: part.to(STATE_FLOAT) for name, part in parts.items()}
+
+
+def reward_findings(part: Part, inputs: RewardInputs) -> list[str]:
+    """What keeps `part` from being a reward, in words; inputs: of N envs, on the run's device."""
+    if num_required(part) != 1:
+        return ["it is not called with the inputs alone"]
+    found = list[str]()
+    with told(found):
+        given = part(inputs)
+        parts = given if isinstance(given, Mapping) else {OWN_TERM: given}
+        strangers = ", ".join(str(one) for one in parts if one not in (*TERM_NAMES, OWN_TERM))
+        if strangers:
+            return [f"it gives the terms {strangers}, which RewardTerms lacks"]
+        for name, value in parts.items():
+            what = "the reward" if name == OWN_TERM else f"its term {name}"
+            found += tensor_findings(what, value, inputs.op.shape, None, inputs.op.device)
+    return found
+
+
+def sample_inputs(
+    num_envs: int, num_slots: int, max_steps: int, device: torch.device, seed: int = 0
+) -> RewardInputs:
+    """Made-up inputs of N envs: random, but possible; the last env is at its last env-step."""
+    slots = torch.empty(num_envs, num_slots)
+    turn = count(1)
+
+    def share(like: Tensor) -> Tensor:
+        """float64 in [0, 1) in the shape of `like`, a function of the seed and of the turn."""
+        keys = streams.stream_keys(seed, streams.REWARD_PROBE, (next(turn),), torch.tensor(0))
+        return streams.uniform(keys, torch.arange(like.numel()), STATE_FLOAT).view(like.shape)
+
+    def whole(like: Tensor, high: int) -> Tensor:
+        return (share(like) * high).to(torch.int64)
+
+    stage = torch.tensor(STAGES)[whole(slots, len(STAGES))]
+    last = torch.tensor([num_envs - 1])
+    fields = {
+        "has_seed": stage_in(stage, LIVE_STAGES),
+        "target": torch.arange(num_slots) == whole(slots[:, :1], num_slots),
+        "stage": stage,
+        "previous_stage": torch.tensor(STAGES)[whole(slots, len(STAGES))],
+        "op": whole(slots[:, 0], len(OP_NAMES)),
+        "step": 1 + whole(slots[:, 0], max_steps).index_fill(0, last, max_steps - 1),
+        "max_steps": torch.full((num_envs,), max_steps),
+    }
+    per_env = list(RewardInputs.__annotations__).index("op")
+    for place, name in enumerate(RewardInputs.__annotations__):
+        if name not in fields:
+            like = slots if place < per_env else slots[:, 0]
+            fields[name] = _field(name, share(like), max_steps)
+    for name, known in KNOWN.items():
+        fields[name] = torch.where(fields[known], fields[name], 0.0)
+    return RewardInputs.from_dict(fields, batch_size=[num_envs]).to(device)
+
+
+def _field(name: str, share: Tensor, max_steps: int) -> Tensor:
+    """What the field of RewardInputs that is called so may be, by random numbers in [0, 1)."""
+    if name.endswith("_known") or name == "drip_live":
+        return share < 0.7
+    if name.endswith("_age"):
+        return (share * max_steps).to(torch.int64)
+    if name.startswith("num_"):
+        return (share * share.shape[-1]).to(torch.int64)
+    if name in PERCENT:
+        return 100 * share
+    if name in PARAMETERS:
+        return 1 + MOST_PARAMETERS * share
+    return 5 * share if name in POSITIVE else 10 * share - 5

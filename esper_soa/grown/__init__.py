@@ -1,0 +1,1 @@
+"""Networks taken out of a run: plain modules, their files, other formats."""

@@ -1,0 +1,196 @@
+"""Hosts taken out of their pools, as what plain modules are made from, with seeds that take part.
+
+Given the shape of the hosts, their rows of weights, and what stands in their slots, `grown_hosts`
+describes every host and gives its tensors the names that they have in a GrownNetwork
+(model/modules.py). The engines are not asked: rows mean what the tables of parameters say.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
+from esper_soa.nets.model.blueprints import gate_layer, gate_table, seed_layers, seed_table
+from esper_soa.nets.model.host import Block, HostShape, OwnSegment, Refinement, Segment, slots_of
+from esper_soa.nets.model.modules import GrownNetwork, network_of
+from esper_soa.nets.model.parts import Layer, Table
+from esper_soa.nets.seeds.pools import row_layout
+from esper_soa.vocabulary import BLEND_NAMES, STAGE_NAMES, Blend, Stage
+
+# A seed in training is not felt by its host; these are, one that blends at an alpha of 0 will be.
+FELT_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
+# of a batch norm, which moves by a fixed share and does not read it
+COUNTER = "num_batches_tracked"
+
+
+class Residents(NamedTuple):
+    """What stands in the S slots of a host."""
+
+    stage: list[int]  # Stage
+    blueprint: list[int]  # Blueprint
+    blend: list[int]  # Blend
+    alpha: list[float]  # [0, 1]
+
+
+class Pixels(NamedTuple):
+    """How images are normalised: mean and standard deviation per channel, of values in [0, 1]."""
+
+    mean: Sequence[float]
+    std: Sequence[float]
+
+
+class Grown(NamedTuple):
+    """A host by itself."""
+
+    spec: dict  # see modules.GrownNetwork
+    tensors: dict[str, Tensor]  # by name, on the CPU, each in memory of its own
+
+    def network(self) -> GrownNetwork:
+        """As a module, in eval mode."""
+        return network_of(self.spec, self.tensors)
+
+
+def host_spec(shape: HostShape, pixels: Pixels) -> dict:
+    """The description of a host with empty slots: what goes in, and layers in order."""
+    host = []
+    for number, block in enumerate(shape.segments):
+        residual = {"residual": True} if isinstance(block, Refinement) else {}
+        host.append({"name": _name(number, block), "layers": _plain(block.layers)} | residual)
+        if isinstance(block, Block) and block.pooled:
+            pool = [Layer("pool", "MaxPool2d", {"kernel_size": 2})]
+            host.append({"name": f"pool{number}", "layers": _plain(pool)})
+    sizes = {"in_features": shape.classifier_inputs, "out_features": shape.num_classes}
+    last = [
+        Layer("mean", "AdaptiveAvgPool2d", {"output_size": 1}),
+        Layer("flatten", "Flatten", {}),
+        Layer("linear", "Linear", dict(sizes)),
+    ]
+    host += [{"name": "classifier", "layers": _plain(last)}] if shape.head is None else []
+    return {
+        "input": {
+            "shape": [IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE],
+            "range": [0.0, 1.0],
+            "channels": "RGB",
+            "mean": list(pixels.mean),
+            "std": list(pixels.std),
+        },
+        "classes": shape.num_classes,
+        "host": host,
+        "slots": [spec.name for spec in shape.slots],
+        "seeds": [],
+    }
+
+
+def seed_specs(shape: HostShape, residents: Residents) -> list[dict]:
+    """The descriptions of the seeds that a host feels, in the order in which images meet them."""
+    places = {
+        slot: place
+        for number, block in enumerate(shape.blocks)
+        for slot, place in zip(
+            slots_of(block), (_name(number, block), f"pool{number}"), strict=False
+        )
+    }
+    found = []
+    for slot in shape.execution_order:
+        if residents.stage[slot] in FELT_STAGES:
+            blueprint = shape.blueprint(residents.blueprint[slot])
+            channels = shape.slots[slot].channels
+            gated = residents.blend[slot] == Blend.GATE
+            seed = {
+                "slot": shape.slots[slot].name,
+                "after": places[slot],
+                "stage": STAGE_NAMES[residents.stage[slot]],
+                "blueprint": blueprint.name,
+                "residual": blueprint.residual,
+                "layers": _plain(seed_layers(blueprint, channels)),
+                "blend": BLEND_NAMES[residents.blend[slot]],
+                "alpha": residents.alpha[slot],
+                "gate": gate_layer(channels)._asdict() if gated else None,
+            }
+            found.append(seed)
+    return found
+
+
+def grown_hosts(
+    shape: HostShape,
+    weights: TensorDict,
+    envs: Sequence[int],
+    residents: Sequence[Residents],
+    pixels: Pixels,
+) -> list[Grown]:
+    """The hosts of the env numbers `envs`, on the CPU; `residents` of each. Raises ValueError for
+    layers that are not what the tables of parameters say.
+    """
+    kept: list[tuple[str, ...]] = [("host", "params"), ("host", "statistics")]
+    kept += [("seeds", slot.name, "params") for slot in shape.slots]
+    chosen = torch.tensor(list(envs), device=weights["host", "params"].device)
+    rows = weights.select(*kept)[chosen].cpu()
+    nets = dict[tuple[tuple[int, ...], ...], GrownNetwork]()  # without numbers, of each kind
+    hosts = []
+    for place, mine in enumerate(residents):
+        spec = host_spec(shape, pixels) | {"seeds": seed_specs(shape, mine)}
+        kind = tuple(mine.stage), tuple(mine.blueprint), tuple(mine.blend)
+        if kind not in nets:
+            with torch.device("meta"):
+                nets[kind] = GrownNetwork(spec)
+        hosts.append(_grown(spec, nets[kind], shape, rows[place : place + 1]))
+    return hosts
+
+
+def _name(number: int, segment: Segment) -> str:
+    """What a segment is called: a module of a user's own as it was there."""
+    return segment.name if isinstance(segment, OwnSegment) else f"block{number}"
+
+
+def _plain(layers: Sequence[Layer]) -> list[dict]:
+    return [layer._asdict() for layer in layers]
+
+
+def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) -> Grown:
+    """The one host in `rows`; net: one without numbers that is built like it."""
+    places = [part["name"] for part in spec["host"]]
+    modules = {place: net.get_submodule(place) for place in places}
+    host = [one for at in places for one in modules[at].named_parameters(prefix=at)]
+    tensors = _named(host, shape.parameters, rows["host", "params"])
+    numbers = {slot.name: number for number, slot in enumerate(shape.slots)}
+    blueprints = {one.name: one for one in shape.blueprints}
+    for seed in spec["seeds"]:
+        number = numbers[seed["slot"]]
+        channels = shape.slots[number].channels
+        own = rows["seeds", seed["slot"], "params"]
+        at = f"{seed['slot']}.seed"
+        named = net.get_submodule(at).named_parameters(prefix=at)
+        tensors |= _named(named, seed_table(blueprints[seed["blueprint"]], channels), own)
+        if seed["gate"]:
+            gates = own[:, row_layout(shape, number).seed :]
+            at = f"{seed['slot']}.blend.gate"
+            named = net.get_submodule(at).named_parameters(prefix=at)
+            tensors |= _named(named, gate_table(channels), gates)
+    spec["parameters"] = sum(one.numel() for one in tensors.values())
+    buffers = [one for at in places for one in modules[at].named_buffers(prefix=at)]
+    own_host = shape.own_chain is not None  # rows hold all buffers of its modules
+    held = [one for one in buffers if own_host or not one[0].endswith(COUNTER)]
+    statistics = _named(held, shape.statistics, rows["host", "statistics"])
+    for name, buffer in buffers:
+        tensors[name] = statistics.get(name, torch.zeros(())).to(buffer.dtype)
+    for seed in spec["seeds"]:
+        tensors[f"{seed['slot']}.blend.alpha"] = torch.tensor(seed["alpha"])
+    for name in ("mean", "std"):
+        tensors[f"input.{name}"] = torch.tensor(spec["input"][name]).view(-1, 1, 1)
+    return Grown(spec, tensors)
+
+
+def _named(named: Iterable[tuple[str, Tensor]], table: Table, rows: Tensor) -> dict[str, Tensor]:
+    """The tensors in the first columns of rows [1, ...] by the names of those of a module."""
+    found = dict[str, Tensor]()
+    for (name, like), values in zip(named, table.unpack(rows[:, : table.total]), strict=True):
+        if like.shape != values.shape[1:]:
+            shapes = list(values.shape[1:]), list(like.shape)
+            raise ValueError(
+                f"{name}: a parameter {shapes[0]} for a layer that has one of {shapes[1]}"
+            )
+        found[name] = values[0].clone()
+    return found

@@ -1,0 +1,126 @@
+"""Grown networks in other programs' formats: torch.export, ONNX, Python code that needs only torch.
+
+Every file holds the description of the network too, and is replaced as a whole or not at all.
+"""
+
+import base64
+import io
+import json
+import logging
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from pprint import pformat
+from typing import TypeAlias
+
+import torch
+
+from esper_soa.config.errors import UserError
+from esper_soa.grown.module_files import save
+from esper_soa.nets.model import modules
+from esper_soa.nets.model.modules import GrownNetwork
+from esper_soa.runtime.files import write_bytes
+
+WIDTH = 116  # letters of a line of code
+REGISTRATION = "torch.onnx._internal.exporter._registration"  # the logger of torch's exporter
+CODE_HEAD = '''"""A grown network with its weights; needs torch alone.
+
+`network()` makes it: images float32 [B, *SPEC["input"]["shape"]], RGB in [0, 1], to logits
+[B, SPEC["classes"]]. SPEC says what it was grown on and by which version of esper_soa.
+"""
+
+import base64
+import io
+'''
+CODE_TAIL = '''
+
+def network() -> GrownNetwork:
+    """The network in eval mode."""
+    content = io.BytesIO(base64.b64decode(WEIGHTS))
+    return network_of(SPEC, torch.load(content, weights_only=True))
+
+
+if __name__ == "__main__":
+    print(network())
+'''
+
+
+def save_pt2(net: GrownNetwork, path: Path) -> None:
+    """Write a program of torch.export for any number of images; spec.json is an extra file."""
+    program = torch.export.export(net, **_traced(net))
+    content = io.BytesIO()
+    torch.export.save(program, content, extra_files={"spec.json": json.dumps(net.spec)})
+    write_bytes(path, content.getvalue())
+
+
+def save_onnx(net: GrownNetwork, path: Path) -> None:
+    """Write a model of ONNX, any number of `images` to `logits`, with `spec` as metadata."""
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise UserError(f"format=onnx: needs {' and '.join(missing)}. Install esper-soa[onnx]")
+    with _unheard():
+        program = torch.onnx.export(
+            net,
+            **_traced(net),
+            dynamo=True,
+            verbose=False,
+            input_names=["images"],
+            output_names=["logits"],
+        )
+    if program is None:
+        raise RuntimeError("torch.onnx.export gave no program")
+    model = program.model_proto
+    model.metadata_props.add(key="spec", value=json.dumps(net.spec))
+    write_bytes(path, model.SerializeToString())
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Without what the exporter says of itself, and no user can do anything about: packages that it
+    could also export, and names of torch that it uses and should not.
+    """
+    logger = logging.getLogger(REGISTRATION)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning
+            )
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def save_code(net: GrownNetwork, path: Path) -> None:
+    """Write a Python file that makes the network from its own text."""
+    state = {name: value.cpu().clone() for name, value in net.state_dict().items()}
+    content = io.BytesIO()
+    torch.save(state, content)
+    _, source = Path(modules.__file__).read_text(encoding="utf-8").split('"""\n', 1)
+    lines = [
+        CODE_HEAD + source,
+        f"SPEC = {pformat(net.spec, width=WIDTH, sort_dicts=False)}",
+        'WEIGHTS = """',
+        *textwrap.wrap(base64.b64encode(content.getvalue()).decode(), WIDTH),
+        '"""',
+    ]
+    write_bytes(path, ("\n".join(lines) + CODE_TAIL).encode())
+
+
+def _traced(net: GrownNetwork) -> dict:
+    """What a program is traced with: two images, as one would be taken for a constant."""
+    images = torch.zeros(2, *net.spec["input"]["shape"])
+    return {"args": (images,), "dynamic_shapes": ({0: torch.export.Dim("batch")},)}
+
+
+Writer: TypeAlias = Callable[[GrownNetwork, Path], None]
+FORMATS: dict[str, tuple[str, Writer]] = {  # endings, and who writes them
+    "safetensors": (".safetensors", save),
+    "pt2": (".pt2", save_pt2),
+    "onnx": (".onnx", save_onnx),
+    "code": (".py", save_code),
+}

@@ -1,0 +1,150 @@
+"""Files of modules: networks and policies in safetensors, with the description to make them from.
+
+A file is one that every reader of safetensors takes. What is ours is one entry of its metadata: a
+version, and for each module its description (`spec`) and a SHA-256 of its tensors. Nothing in it is
+run. One file may hold all hosts of a round.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from esper_soa.agent.controller import Controller, controller_of
+from esper_soa.config.errors import UserError, one_line
+from esper_soa.grown.build import Grown
+from esper_soa.nets.model.modules import GrownNetwork, network_of
+from esper_soa.runtime.files import write_bytes
+
+Module = GrownNetwork | Controller
+VERSION = 1  # of what is ours in a file
+ENTRY = "esper_soa"  # of the metadata
+FIELDS = ("kind", "prefix", "spec", "sha256")  # of each module
+MAKERS: dict[str, Callable[[dict, Mapping[str, Tensor]], Module]] = {
+    "network": network_of,
+    "policy": controller_of,
+}
+# What a spec or tensors raise that this version has not written.
+UNFIT = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, UserError)
+
+
+class ModuleFileError(UserError):
+    """A file of a module is missing, broken, or not one of ours."""
+
+
+def save(module: Module, path: str | PathLike[str]) -> None:
+    """Replace the file `path` by the module, with its weights as they are now; all or nothing.
+
+    Raises ValueError where its layers are not those of its `spec`, OSError where not written.
+    """
+    state = module.state_dict()
+    # each in memory of its own on the CPU
+    tensors = {name: value.cpu().clone().contiguous() for name, value in state.items()}
+    if isinstance(module, GrownNetwork):
+        with torch.device("meta"):
+            described = GrownNetwork(module.spec).state_dict()
+        shapes = [{name: one.shape for name, one in part.items()} for part in (described, tensors)]
+        if shapes[0] != shapes[1]:
+            why = "the layers of this network are not those of its spec: keep it by torch.save"
+            raise ValueError(why)
+    kind = "network" if isinstance(module, GrownNetwork) else "policy"
+    _write(Path(path), [_entry(kind, module.spec, tensors)], tensors)
+
+
+def save_hosts(hosts: Sequence[Grown], path: Path) -> None:
+    """Replace the file `path` by the hosts 0, 1, ... of a run; all or nothing. Raises OSError."""
+    entries = []
+    tensors = dict[str, Tensor]()
+    for number, host in enumerate(hosts):
+        prefix = f"{number}."
+        entries.append(_entry("network", host.spec, host.tensors, prefix))
+        tensors |= {prefix + name: value for name, value in host.tensors.items()}
+    _write(path, entries, tensors)
+
+
+def load(path: str | PathLike[str], env: int | None = None) -> Module:
+    """The module that was saved to `path`, in eval mode on the CPU, the same to the bit.
+
+    env: which one, of a file with all hosts of a round. Raises ModuleFileError for a file that is
+    missing, cut off, damaged, foreign or of a newer version, and for a host that it does not hold.
+    """
+    place = one_line(path)
+    try:
+        with safe_open(Path(path), framework="pt") as file:
+            entries = _entries(place, file.metadata())
+            entry = _chosen(place, entries, env)
+            prefix = entry["prefix"]
+            names = [name for name in sorted(file.keys()) if name.startswith(prefix)]
+            tensors = {name.removeprefix(prefix): file.get_tensor(name).clone() for name in names}
+    except FileNotFoundError as error:
+        raise ModuleFileError(f"{place}: there is no such file") from error
+    except OSError as error:
+        raise ModuleFileError(f"{place}: cannot be read ({error.strerror or error})") from error
+    except SafetensorError as error:
+        why = f"cut off, damaged, or no file of safetensors ({one_line(error)})"
+        raise ModuleFileError(f"{place}: {why}") from error
+    if entry["sha256"] != digest(tensors):
+        raise ModuleFileError(f"{place}: damaged (its content is not what was written)")
+    try:
+        return MAKERS[entry["kind"]](entry["spec"], tensors)
+    except UNFIT as error:
+        raise _not_understood(place, error) from error
+
+
+def _not_understood(place: str, error: Exception) -> ModuleFileError:
+    return ModuleFileError(f"{place}: its description is not understood ({one_line(error)})")
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, types and bytes, hexadecimal."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(f"{name} {tensors[name].dtype}\n".encode())
+        found.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _entry(kind: str, spec: dict, tensors: Mapping[str, Tensor], prefix: str = "") -> dict:
+    """What a file says of a module whose tensors have names that begin with `prefix`."""
+    return {"kind": kind, "prefix": prefix, "spec": spec, "sha256": digest(tensors)}
+
+
+def _write(path: Path, entries: list[dict], tensors: dict[str, Tensor]) -> None:
+    """One entry: safetensors writes several in any order, and the same must be the same bytes."""
+    ours = json.dumps({"version": VERSION, "modules": entries}, allow_nan=False)
+    write_bytes(path, to_bytes(tensors, {ENTRY: ours}))
+
+
+def _entries(place: str, metadata: Mapping[str, str] | None) -> list[dict]:
+    """What the metadata of a file says of its modules."""
+    if metadata is None or ENTRY not in metadata:
+        raise ModuleFileError(f"{place}: written by another program")
+    try:
+        ours = json.loads(metadata[ENTRY])
+        if ours["version"] > VERSION:
+            age = f"has version {ours['version']}, written by a newer version of the program"
+            raise ModuleFileError(f"{place}: {age}: this one reads version {VERSION}")
+        entries = [{name: one[name] for name in FIELDS} for one in ours["modules"]]
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        raise _not_understood(place, error) from error
+    foreign = [one_line(entry["kind"]) for entry in entries if entry["kind"] not in MAKERS]
+    if foreign or not entries:
+        held = foreign[0] if foreign else "nothing"
+        raise ModuleFileError(f"{place}: holds {held}, no network or policy")
+    return entries
+
+
+def _chosen(place: str, entries: list[dict], env: int | None) -> dict:
+    """The module that is asked for."""
+    last = len(entries) - 1
+    if env is None and last:
+        raise ModuleFileError(f"{place}: holds {last + 1} hosts: say which by env=0 to {last}")
+    if not 0 <= (env or 0) <= last:
+        raise ModuleFileError(f"{place}: env={env}: must be 0 to {last}, the hosts in it")
+    return entries[env or 0]

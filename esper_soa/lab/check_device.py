@@ -1,0 +1,88 @@
+"""What `esper-train --check-device` prints: every engine on the shapes of a run, and memory.
+
+It measures anew and keeps nothing.
+"""
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from esper_soa.config.settings import TrainConfig
+from esper_soa.nets.choose import tried_engines
+from esper_soa.nets.trial import Tried
+from esper_soa.runtime.device import (
+    device_name,
+    keep_freed_memory,
+    resolve_device,
+    take_device,
+    threads,
+)
+from esper_soa.runtime.memory import GIB, at_once, free_memory, needs
+from esper_soa.training.build import trial_of
+
+MIB = 2**20
+RULES = {
+    "cpu": (
+        "compute.engine=auto takes the native kernels of a CPU wherever they are proven, "
+        "whatever the times.",
+        "compute.cuda_graphs=auto replays nothing on a CPU.",
+    ),
+    "cuda": (
+        "compute.engine=auto takes the last of the table that agrees, or torch where that takes "
+        "less than half the time.",
+        "compute.cuda_graphs=auto replays state machine, policy and gradient steps, and goes on "
+        "without what cannot be captured.",
+    ),
+}
+
+
+def check_device(cfg: TrainConfig, console: Console) -> None:
+    """Try the engines on the device of `cfg`, print a table; UserError where there is none."""
+    device = resolve_device(cfg.device)
+    take_device(device)
+    keep_freed_memory(device)
+    with threads(cfg.compute.threads):
+        trial = trial_of(cfg, device)
+        precision = str(trial.nets.precision).removeprefix("torch.")
+        console.print(device_name(device, trial.nets.workers, precision), highlight=False)
+        found = tried_engines(trial)
+    console.print(engine_table(found, cfg))
+    for rule in RULES[device.type]:
+        console.print(rule, highlight=False)
+    console.print(memory_table(cfg, device))
+
+
+def engine_table(found: list[Tried], cfg: TrainConfig) -> Table:
+    """A row per engine."""
+    work = (
+        f"N={cfg.envs} B={cfg.batch_size} T={cfg.train_samples} V={cfg.val_samples}, "
+        f"{cfg.task.name}"
+    )
+    table = Table(title=f"engines at {work}", box=box.SIMPLE, title_justify="left")
+    for heading in ("engine", "ms per env-step", "MiB", "off torch in float32", "verdict"):
+        right = heading in ("ms per env-step", "MiB")
+        table.add_column(heading, justify="right" if right else "left")
+    best = min((one for one in found if not one.dropped), key=lambda one: one.seconds, default=None)
+    for one in found:
+        if one.dropped:
+            table.add_row(one.name, "", "", "", one.dropped)
+            continue
+        memory = f"{one.memory / MIB:.0f}" if one.memory else ""
+        verdict = "agrees, quickest" if one is best else "agrees"
+        table.add_row(one.name, f"{1e3 * one.seconds:.2f}", memory, f"{one.apart:.1e}", verdict)
+    return table
+
+
+def memory_table(cfg: TrainConfig, device: torch.device) -> Table:
+    """What the run needs, and what is free."""
+    table = Table(title="memory, at least", box=box.SIMPLE, title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    parts = sorted(needs(cfg, device), key=lambda need: -need.size)
+    for need in parts:
+        table.add_row(need.what, f"{need.size / MIB:.1f} MiB")
+    table.add_row("together, as far as at the same time", f"{at_once(parts) / MIB:.1f} MiB")
+    free = free_memory(device)
+    table.add_row(f"free on {device}", "unknown" if free is None else f"{free / GIB:.1f} GiB")
+    return table

@@ -1,0 +1,269 @@
+"""The command line that compares settings: `esper-compare a="reward=shaped" b="" seeds=10`.
+
+Also `python -m esper_soa.lab.compare.command`. Every group plays every seed on the same hosts and
+data order, in a run folder of its own; groups take turns round by round, in alternating order, and
+share nothing. The same command with the same `out` goes on where it was cut off. Exit status: 0
+done, 1 a run that failed or a file that could not be written, 2 a mistake that we found.
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import fields
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from esper_soa.config.arguments import options
+from esper_soa.config.compose import compose_settings
+from esper_soa.config.errors import check
+from esper_soa.config.paths import user_path
+from esper_soa.config.settings import TrainConfig
+from esper_soa.lab.compare.comparison import (
+    CONFIDENCE,
+    MEASURES,
+    RESULT,
+    SIGNIFICANCE,
+    Compared,
+    Numbers,
+    compared,
+    power_note,
+)
+from esper_soa.lab.report.page import NAME, report_in
+from esper_soa.runtime.console import ending_with_status, parser
+from esper_soa.runtime.files import write_text
+from esper_soa.runtime.json_lines import Json, MetricsWriter, json_line
+from esper_soa.runtime.signals import importing
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.start import finished_accuracy
+from esper_soa.training.statistics import mean_interval
+
+GROUP = re.compile(r"[A-Za-z]\w{0,30}")
+OWN = ("seeds", "out")  # settings of this command
+# a line per seed and round, of the groups in the order in which they have played it
+TURNS = "turns.jsonl"
+# Of a run, by where they stand in summary.json; those of grown hosts are means over the hosts of
+# its last rounds.
+NUMBERS = {
+    "accuracy": ("grown", "accuracy"),
+    "net": ("grown", "net"),
+    "parameters": ("grown", "size"),
+    "train_flop": ("grown", "flop"),
+    "eps": ("speed", "eps"),
+}
+LEVELS = ("group", *MEASURES.values(), "parameters", "training GFLOP", "EPS")
+DIFFERENCE = f"difference [{CONFIDENCE:.0%}]"
+COMPARISONS = ("group", "measure", DIFFERENCE, "won", "effect", "p", "Holm", "verdict")
+WORDS = ("group", "measure", "verdict")
+HELP = """\
+  NAME="setting=value ..."  a group of runs by a name of your own and the overrides that make it;
+                            "" changes nothing. Two or more; the others are compared with the first
+  +experiment=NAME          as with esper-train; so all other settings, which hold for every group
+  seeds=10                  how many, from the setting `seed` on, or which: seeds=[101,102,103]
+  out=FOLDER                where the runs go (runs/compare/<time>); the same folder goes on where
+                            it was cut off
+
+  esper-compare +experiment=cifar_3seed a="reward=shaped" b="reward=simplified" seeds=10 rounds=2
+"""
+
+
+class Study(NamedTuple):
+    """What is to be compared."""
+
+    experiment: str
+    common: tuple[str, ...]  # overrides of all groups
+    groups: dict[str, tuple[str, ...]]  # overrides by name, the reference first
+    seeds: tuple[int, ...]
+    out: Path
+
+    def overrides(self, group: str, seed: int) -> list[str]:
+        """Of one run."""
+        place = self.folder(group, seed)
+        here = (f"seed={seed}", f"run_dir='{place}'", "resume=auto")
+        return ["report=false", *self.common, *self.groups[group], *here]
+
+    def folder(self, group: str, seed: int) -> Path:
+        """Of one run."""
+        return self.out / group / f"seed_{seed}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; ends the interpreter with its status where that is not 0."""
+    usage = 'esper-compare a="..." b="..." [seeds=10] [out=FOLDER] [setting=value ...]'
+    words = parser(usage, "Compare settings over seeds.", HELP)
+    words.add_argument("given", nargs="+", help=argparse.SUPPRESS)
+    given = words.parse_args(arguments).given
+    with ending_with_status():
+        failed = compare(study_of(given), Console())
+        if failed:
+            print("failed runs:", *failed, sep="\n  ", file=sys.stderr)
+            sys.exit(1)
+
+
+def study_of(given: Sequence[str]) -> Study:
+    """What the arguments ask for; raises UserError for what cannot be, of any group."""
+    own = dict[str, str]()
+    groups = dict[str, tuple[str, ...]]()
+    common = list[str]()
+    experiment = ""
+    known = {*(one.name for one in fields(TrainConfig)), *options()}
+    for argument in given:
+        name, equals, value = argument.partition("=")
+        if name == "+experiment":
+            experiment = value
+        elif name in OWN:
+            own[name] = value
+        elif not equals or name in known or not GROUP.fullmatch(name):
+            common.append(argument)
+        else:
+            check(name not in groups, name, value, "a group of its own: the name is taken")
+            words = 'a setting of esper-train, or a group: NAME="setting=value ..."'
+            check(all("=" in part for part in value.split()), name, value, words)
+            groups[name] = tuple(value.split())
+    words = 'two or more, such as a="reward=shaped" b=""'
+    check(len(groups) >= 2, "groups", ", ".join(groups) or "none", words)
+    taken = [one for one in common if one.partition("=")[0] in ("seed", "run_dir", "resume")]
+    check(not taken, "setting", ", ".join(taken), "left to seeds= and out=")
+    settings = [
+        compose_settings(experiment, [*common, *overrides]) for overrides in groups.values()
+    ]
+    place = own.get("out") or str(Path("runs", "compare", time.strftime("%Y-%m-%d_%H-%M-%S")))
+    seeds = _seeds(own.get("seeds", "10"), settings[0].seed)
+    return Study(experiment, tuple(common), groups, seeds, user_path("out", place).resolve())
+
+
+def _seeds(text: str, first: int) -> tuple[int, ...]:
+    """The seeds that `text` stands for: a number of them, or a list in brackets."""
+    words = "a number from 1 to 10000, or a list such as [101,102,103] without a seed twice"
+    listed = re.fullmatch(r"\[\s*\d+(\s*,\s*\d+)*\s*\]", text) is not None
+    check(listed or text.isdecimal(), "seeds", text, words)
+    count = 0 if listed else min(int(text), 10_001)
+    seeds = tuple(map(int, re.findall(r"\d+", text))) if listed else (*range(first, first + count),)
+    check(1 <= len(seeds) <= 10_000 and len(set(seeds)) == len(seeds), "seeds", text, words)
+    return seeds
+
+
+def compare(study: Study, console: Console) -> list[str]:
+    """Play what is missing, print the table, write compare.json; returns failed runs, in words."""
+    found: dict[str, dict[int, dict[str, float]]] = {group: {} for group in study.groups}
+    failed = list[str]()
+    for seed in study.seeds:
+        reasons = play_seed(study, seed)
+        failed += [f"{group} seed {seed}: {reason}" for group, reason in reasons.items()]
+        for group in study.groups.keys() - reasons.keys():
+            text = RunFolder(study.folder(group, seed)).summary.read_text(encoding="utf-8")
+            summary = json.loads(text)
+            found[group][seed] = {
+                name: float(summary[part][key]) for name, (part, key) in NUMBERS.items()
+            }
+        values = [
+            f"{name} {runs[seed]['accuracy']:.2f}" for name, runs in found.items() if seed in runs
+        ]
+        console.print(f"seed {seed}: accuracy {', '.join(values) or 'of none'}", highlight=False)
+    whole = [seed for seed in study.seeds if all(seed in runs for runs in found.values())]
+    if whole:
+        numbers = {
+            group: {name: [runs[seed][name] for seed in whole] for name in NUMBERS}
+            for group, runs in found.items()
+        }
+        rows = compared(numbers)
+        report(console, numbers, rows)
+        place = study.out / RESULT
+        write_text(place, json_line(record(study, whole, numbers, rows)) + "\n")
+        console.print(f"written to {place}; runs by group and seed beside it", highlight=False)
+        missing = report_in(study.out)
+        console.print(f"report   {missing or study.out / NAME}", highlight=False, soft_wrap=True)
+    return failed
+
+
+def play_seed(study: Study, seed: int) -> dict[str, str]:
+    """Play a seed's runs that have not ended, a round each in turn; why runs failed, by group."""
+    missing = {}
+    for group in study.groups:
+        overrides = study.overrides(group, seed)
+        settings = compose_settings(study.experiment, overrides)
+        if finished_accuracy(RunFolder(study.folder(group, seed)), settings) is None:
+            experiment = [f"+experiment={study.experiment}"] * bool(study.experiment)
+            missing[group] = settings, experiment + overrides
+    with importing():
+        from esper_soa.lab.compare.lockstep import train_in_turns
+    study.out.mkdir(parents=True, exist_ok=True)
+    with (
+        open(os.devnull, "w", encoding="utf-8") as quiet,
+        redirect_stdout(quiet),
+        MetricsWriter(study.out / TURNS) as turns,
+    ):
+        return train_in_turns(
+            missing,
+            lambda number, order: turns.write({"seed": seed, "round": number, "order": order}),
+        )
+
+
+def report(console: Console, numbers: Numbers, rows: Sequence[Compared]) -> None:
+    """Print what the groups came to and how they compare."""
+    levels = _table(f"means over seeds [{CONFIDENCE:.0%}]", LEVELS)
+    for group, values in numbers.items():
+        measured = [mean_interval(values[name], CONFIDENCE) for name in MEASURES]
+        size, flop, eps = (fmean(values[name]) for name in ("parameters", "train_flop", "eps"))
+        texts = [f"{one.mean:.2f} [{one.low:.2f}, {one.high:.2f}]" for one in measured]
+        levels.add_row(group, *texts, f"{size:,.0f}", f"{flop / 1e9:,.3g}", f"{eps:.1f}")
+    table = _table(f"against {rows[0].reference}, paired by seed, percent points", COMPARISONS)
+    for row in rows:
+        mean, low, high = row.interval
+        table.add_row(
+            row.group,
+            MEASURES[row.measure],
+            f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]",
+            f"{row.won}/{len(row.differences)}",
+            f"{row.effect:+.2f}",
+            f"{row.p:.3f}",
+            f"{row.corrected:.3f}",
+            row.verdict,
+        )
+    tests = (
+        f"exact two-sided signed rank tests at {SIGNIFICANCE:.0%}, {rows[0].comparisons} "
+        "comparisons, Holm's correction"
+    )
+    left = [(row, power_note(row)) for row in rows]
+    notes = [f"{row.group}, {MEASURES[row.measure]}: {note}" for row, note in left if note]
+    console.print(levels, table)
+    console.print(tests, *notes, sep="\n", highlight=False, soft_wrap=True)
+
+
+def _table(title: str, headings: Sequence[str]) -> Table:
+    """A table whose words stand left and whose numbers stand right."""
+    table = Table(box=box.SIMPLE, title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in WORDS else "right")
+    return table
+
+
+def record(
+    study: Study, seeds: Sequence[int], numbers: Numbers, rows: Sequence[Compared]
+) -> dict[str, Json]:
+    """compare.json."""
+    return {
+        "experiment": study.experiment,
+        "common": list(study.common),
+        "seeds": list(seeds),
+        "groups": {
+            name: {"overrides": list(study.groups[name])} | dict(values)
+            for name, values in numbers.items()
+        },
+        "confidence": CONFIDENCE,
+        "significance": SIGNIFICANCE,
+        "comparisons": [row.record() for row in rows],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Several runs in one process that take turns round by round, so that the same befalls them all.
+
+Every run has its own world, policy, normaliser and folder, so that it is the run that it would be
+alone, to the bit; they share the process, one after the other, and so its memory at a time.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from typing import TypeAlias
+
+import torch
+
+from esper_soa.config.errors import OutOfRoomError, UserError
+from esper_soa.config.settings import TrainConfig, settings_yaml
+from esper_soa.runtime.files import IncompleteError
+from esper_soa.runtime.signals import Interrupted, signals_noted
+from esper_soa.training.run_folder import write_config
+from esper_soa.training.running import Run
+from esper_soa.training.session import silent_session, unheard
+from esper_soa.training.start import find_start, folder_for
+from esper_soa.training.trainer import ended, played, ready
+
+# Is told the round, from 1, and the runs in the order of their turns.
+TurnBegins: TypeAlias = Callable[[int, list[str]], None]
+
+
+def train_in_turns(
+    runs: Mapping[str, tuple[TrainConfig, list[str]]], turn_begins: TurnBegins
+) -> dict[str, str]:
+    """Train the runs, each by its settings, which its overrides made, a round of each at a time.
+
+    Those that are behind play, in the order given and its reverse by turns. A run that cannot go
+    on, or lacks a file at its end, does not end the others: the result says why, by the run's name.
+    An interrupt ends all with a checkpoint; raises Interrupted.
+    """
+    failed = dict[str, str]()
+    turns = dict[str, Generator[Run, None, None]]()
+    jobs = dict[str, Run]()  # that have not come to their end
+    threads = torch.get_num_threads()
+    with ExitStack() as held, unheard():
+        held.callback(torch.set_num_threads, threads)
+        for name, (settings, overrides) in runs.items():
+            turns[name] = held.enter_context(closing(_turns(settings, overrides)))
+            with _noting(failed, name):
+                jobs[name] = next(turns[name])
+        requests = held.enter_context(signals_noted())
+        for job in jobs.values():
+            job.requests = requests
+        while jobs:
+            behind = min(job.done.rounds_done for job in jobs.values())
+            due = [name for name, job in jobs.items() if job.done.rounds_done == behind]
+            due = due[:: -1 if behind % 2 else 1]
+            begins = [name for name in due if behind < jobs[name].cfg.rounds]
+            if begins:
+                turn_begins(behind + 1, begins)
+            for name in due:
+                with _noting(failed, name), _saving(jobs, name):
+                    if next(turns[name], None) is not None:
+                        continue
+                del jobs[name]
+    return failed
+
+
+@contextmanager
+def _saving(jobs: Mapping[str, Run], playing: str) -> Iterator[None]:
+    """Write a checkpoint of all but the `playing` one, which has its own, where interrupted."""
+    try:
+        yield
+    except Interrupted:
+        for job in (jobs[name] for name in jobs.keys() - {playing}):
+            with job.within.speaking():
+                job.write()
+        raise
+
+
+def _turns(settings: TrainConfig, overrides: list[str]) -> Generator[Run, None, None]:
+    """The run, once it is ready and after every round; sums it up behind the last."""
+    with silent_session(folder_for(settings, settings.run_dir)) as within:
+        with within.speaking():
+            start = find_start(settings, within.folder)
+            if start.checkpoint is None:
+                with within.unwritten.noting(within.folder.config.name):
+                    write_config(within.folder, settings_yaml(settings), overrides)
+            job = ready(within, settings, start.checkpoint)
+        yield job
+        with closing(played(job)) as rounds:
+            while True:
+                with within.speaking():
+                    job.take_turn()
+                    if next(rounds, None) is None:
+                        ended(job)
+                        return
+                yield job
+
+
+@contextmanager
+def _noting(failed: dict[str, str], name: str) -> Iterator[None]:
+    """Note under `name` what ends the context early, where it is one that ends a single run."""
+    try:
+        yield
+    except (UserError, IncompleteError, OutOfRoomError) as error:
+        failed[name] = str(error)

@@ -1,0 +1,1 @@
+"""What a run will cost, before it is made."""

@@ -1,0 +1,284 @@
+"""What `esper-train --plan` prints: memory, pace, duration and disk of a run before it is begun.
+
+The probe plays the run's own first round in a process of its own (probe.py); another process with
+two other numbers of envs tells what one env takes. Where ranks share out the envs, as many probes
+play a share each, side by side. A run that runtime/memory.py refuses has no plan.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
+
+from esper_soa.config.errors import UserError
+from esper_soa.config.paths import user_path
+from esper_soa.config.settings import MAX_ENVS, TrainConfig, settings_yaml
+from esper_soa.lab.plan.probe import Took
+from esper_soa.nets.data.datasets import count_images
+from esper_soa.runtime.device import resolve_device
+from esper_soa.runtime.files import reason_of
+from esper_soa.runtime.json_lines import Json, json_line
+from esper_soa.runtime.memory import GIB, LOWER, at_once, check_room, free_memory, needs, with_envs
+from esper_soa.training.launch import check_devices
+from esper_soa.training.progress import duration
+
+MIB = 2**20
+PROBE_SECONDS = 12.0  # for the env-steps of the probe's episode that are played in full
+SPREAD = 192 * MIB  # between the two numbers of envs that tell what one takes
+ROUND_FILES = ("metrics.jsonl", "episodes.jsonl", "telemetry")  # that grow with the rounds
+AT_MOST = ", at most (early_stop)"  # as the probe lets no episode end early
+KEPT_FILES = ("checkpoint_", "networks")  # of which one goes with every checkpoint that is kept
+
+
+class Disk(NamedTuple):
+    """Bytes in the folder of the run."""
+
+    whole: int  # of all rounds, and of the checkpoints and networks that are kept
+    per_round: int  # of lines and tables
+    free: int  # where the folder is to be
+
+
+class Plan(NamedTuple):
+    """What a run of the settings takes."""
+
+    cfg: TrainConfig
+    device: torch.device  # of the first rank
+    took: Took  # by a rank with its share of the envs
+    per_env: float  # bytes of memory
+    disk: Disk
+
+    @property
+    def run_memory(self) -> int:
+        """Bytes of the GPU of a rank, or else of its process without the program."""
+        return self.took.device or self.took.host - self.took.program
+
+    @property
+    def most_envs(self) -> int:
+        """The largest N that fits what is free, other settings kept; 0 where that is not known."""
+        if self.took.free < 0:
+            return 0
+        more = int((self.took.free - self.run_memory) / self.per_env)
+        return max(0, min(MAX_ENVS, self.cfg.ranks * (share(self.cfg).envs + more)))
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory of the run does."""
+        return self.took.free < 0 or self.most_envs >= self.cfg.envs
+
+    @property
+    def eps(self) -> float:
+        """Env-steps per second of a round, as metrics.jsonl has them."""
+        seconds = self.took.episode_seconds + self.took.update_seconds
+        return self.cfg.envs * self.cfg.steps / seconds
+
+    @property
+    def round_seconds(self) -> float:
+        """Of a round with its files."""
+        took = self.took
+        return took.episode_seconds + took.update_seconds + took.files_seconds
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole run."""
+        cfg = self.cfg
+        took = self.took
+        control = took.bare_seconds if cfg.control == "wait" else took.episode_seconds
+        controls = cfg.control not in ("none", cfg.policy.name)
+        rounds = cfg.rounds * self.round_seconds
+        rounds += controls * min(cfg.control_rounds, cfg.rounds) * control
+        return took.build_seconds + rounds + took.report_seconds
+
+    def record(self) -> dict[str, Json]:
+        """For programs: bytes and seconds."""
+        cfg = self.cfg
+        return {
+            "name": cfg.name,
+            "device": str(self.device),
+            "envs": cfg.envs,
+            "rounds": cfg.rounds,
+            "steps": cfg.steps,
+            "ranks": cfg.ranks,
+            "memory": {
+                "run": self.run_memory,
+                "program": self.took.program,
+                "process": self.took.host,
+                "device": self.took.device,
+                "per_env": self.per_env,
+                "free": None if self.took.free < 0 else self.took.free,
+                "least": at_once(needs(share(cfg), self.device)),
+            },
+            "most_envs": self.most_envs or None,
+            "fits": self.fits,
+            "eps": self.eps,
+            "seconds": self.seconds,
+            "env_steps": cfg.envs * cfg.steps * cfg.rounds,
+            "measured_env_steps": cfg.envs * self.took.measured_steps,
+            "disk": {
+                "run": self.disk.whole,
+                "per_round": self.disk.per_round,
+                "free": self.disk.free,
+            },
+        }
+
+
+def show_plan(cfg: TrainConfig, console: Console, as_json: bool = False) -> None:
+    """Print the plan of a run; UserError where it cannot run here, with the setting to lower."""
+    plan = make_plan(cfg)
+    if as_json:
+        console.print(json_line(plan.record()), highlight=False, soft_wrap=True)
+    else:
+        console.print(plan_table(plan))
+        console.print(verdict(plan), highlight=False, soft_wrap=True)
+
+
+def make_plan(cfg: TrainConfig, seconds: float = PROBE_SECONDS) -> Plan:
+    """Measure what a run of the settings takes, leaving nothing; UserError if it cannot run."""
+    device = resolve_device(cfg.device)
+    ranks = cfg.ranks
+    check_devices(cfg, ranks)
+    beside = ranks if device.type == "cpu" else 1
+    free = free_memory(device)
+    check_room(share(cfg), device, count_images(cfg.data), beside)
+    with tempfile.TemporaryDirectory(prefix="esper-plan-") as made:
+        folder = Path(made)
+        for rank in range(ranks):
+            mine = replace(share(cfg), device=str(resolve_device(cfg.device, rank)))
+            (folder / f"{rank}.yaml").write_text(settings_yaml(mine), encoding="utf-8")
+        with ThreadPoolExecutor(ranks) as pool:
+            found = pool.map(lambda rank: probed(folder, f"{seconds}", rank, ranks), range(ranks))
+            took = slowest([Took(**one) for one in found], free if beside > 1 else None)
+        few, many = numbers_of_envs(share(cfg), device)
+        per_env = probed(folder, f"{few},{many}", 0, ranks)["per_env"]
+        disk = disk_of(folder / f"{seconds}_0", cfg)
+    return Plan(cfg, device, took, per_env, disk)
+
+
+def share(cfg: TrainConfig) -> TrainConfig:
+    """The settings of a rank by itself, of one that has most envs."""
+    if cfg.ranks == 1:
+        return cfg
+    return with_envs(replace(cfg, ranks=1, restarts=0), -(-cfg.envs // cfg.ranks))
+
+
+def slowest(ranks: Sequence[Took], shared: int | None = None) -> Took:
+    """What the ranks took at most, as each waits for all, and what was left at least.
+
+    shared: bytes that were free for all of them before they began; None: each has its own.
+    """
+    most = Took(*map(max, zip(*ranks, strict=True)))
+    free = min(took.free for took in ranks)
+    return most._replace(
+        free=free if shared is None else shared // len(ranks) - most.program,
+        measured_steps=min(took.measured_steps for took in ranks),
+    )
+
+
+def numbers_of_envs(cfg: TrainConfig, device: torch.device) -> tuple[int, int]:
+    """Two numbers of envs, SPREAD bytes apart at least, as far as there is room."""
+    small, large = (at_once(needs(with_envs(cfg, envs), device)) for envs in (64, 128))
+    spread = min(SPREAD, (free_memory(device) or 8 * SPREAD) // 8)
+    least = cfg.policy.ppo.minibatches if cfg.policy.name == "ppo" else 1
+    few = max(least, int(spread / ((large - small) / 64)) // 2)
+    return few, min(MAX_ENVS, 3 * few)
+
+
+def probed(folder: Path, asked: str, rank: int = 0, ranks: int = 1) -> dict:
+    """What the probe of a rank says, by the settings in <rank>.yaml; raises UserError where it was
+    refused, or ran out of memory.
+    """
+    files = [str(folder / f"{rank}.yaml"), str(folder / f"{asked}_{rank}")]
+    done = subprocess.run(
+        [sys.executable, "-m", "esper_soa.lab.plan.probe", *files, asked, str(rank), str(ranks)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+    if done.returncode == 2:
+        raise UserError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
+    if done.returncode < 0:
+        raise UserError(
+            f"the first round was ended by signal {-done.returncode}, as when memory runs out. "
+            f"Lower {LOWER}"
+        )
+    raise RuntimeError(f"the probe failed:\n{done.stderr}")
+
+
+def disk_of(folder: Path, cfg: TrainConfig) -> Disk:
+    """What a run of all ranks takes, from what the probe of one has left after two rounds."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
+    rounds = sum(size for name, size in sizes.items() if name.startswith(ROUND_FILES))
+    kept = sum(size for name, size in sizes.items() if name.startswith(KEPT_FILES))
+    written = sum(name.startswith("checkpoint_") for name in sizes) or 1
+    per_round = cfg.ranks * rounds // min(2, cfg.rounds)
+    numbered = -(-cfg.rounds // cfg.checkpoint_every) if cfg.checkpoint_every else 1
+    checkpoints = cfg.ranks * kept // written * min(cfg.checkpoint_keep, numbered)
+    whole = per_round * cfg.rounds + checkpoints + sum(sizes.values()) - rounds - kept
+    place = user_path("run_dir", cfg.run_dir or "runs").resolve()
+    while not place.exists():
+        place = place.parent
+    try:
+        return Disk(whole, per_round, shutil.disk_usage(place).free)
+    except OSError as error:
+        raise UserError(
+            f"run_dir={cfg.run_dir}: {place} cannot be read ({reason_of(error)})"
+        ) from error
+
+
+def plan_table(plan: Plan) -> Table:
+    """The plan for people."""
+    cfg = plan.cfg
+    took = plan.took
+    disk = plan.disk
+    known = took.free >= 0
+    kind = plan.device if cfg.ranks == 1 else plan.device.type
+    each = f"of each of {cfg.ranks} ranks " if cfg.ranks > 1 else ""
+    where = f"on {plan.device}" if took.device else f"and {in_mib(took.program)} for the program"
+    free = f"{took.free / GIB:.1f} GiB free" if known else "unknown"
+    most = f"{plan.most_envs:,}" if known else "unknown"
+    measured = f"{took.measured_steps} of {cfg.steps} env-steps measured"
+    updating = f"{took.update_seconds:.1f} s of it the policy update"
+    run = "with control and report" + AT_MOST * cfg.early_stop.enabled
+    left = f"{in_mib(disk.per_round, 2)} per round; {disk.free / GIB:.1f} GiB free"
+    title = f"{cfg.name}: rounds={cfg.rounds} steps={cfg.steps} envs={cfg.envs} on {kind}"
+    columns = ("", Column(justify="right"), Column(style="dim"))
+    table = Table(*columns, title=title, box=box.SIMPLE, title_justify="left", show_header=False)
+    table.add_row("memory", in_mib(plan.run_memory), f"{each}{where}; {free}")
+    table.add_row("memory per env", in_mib(plan.per_env, 2), "of more envs")
+    table.add_row("largest envs", most, "other settings as they are")
+    table.add_row("env-steps/s", f"{plan.eps:,.1f}", measured)
+    table.add_row("a round", duration(plan.round_seconds), updating)
+    table.add_row("the run", duration(plan.seconds), run)
+    table.add_row("disk", in_mib(disk.whole, 1), left)
+    return table
+
+
+def in_mib(size: float, digits: int = 0) -> str:
+    """Bytes in MiB, in words."""
+    return f"{size / MIB:,.{digits}f} MiB"
+
+
+def verdict(plan: Plan) -> str:
+    """One line: whether the run fits, and what to lower where it does not."""
+    faults = []
+    if not plan.fits:
+        fewer = f"envs to {plan.most_envs}, or " if plan.most_envs else ""
+        faults.append(f"memory: lower {fewer}{LOWER.removeprefix('envs, ')}")
+    if plan.disk.whole > plan.disk.free:
+        faults.append("disk: lower telemetry.level or checkpoint_keep, or give another run_dir")
+    return "does not fit: " + "; ".join(faults) if faults else "fits"

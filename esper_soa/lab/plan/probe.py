@@ -1,0 +1,255 @@
+"""What a run takes, measured: its first rounds in a process of its own, in a passing folder.
+
+`python -m esper_soa.lab.plan.probe` is started by plan.py and prints one line of JSON at its end.
+It plays the run's own first round with tables, checkpoint and report as the run would have them;
+the env-steps for which there is no time train and validate on a few images only.
+"""
+
+import gc
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from esper_soa.agent.rollout import write_
+from esper_soa.config.errors import OutOfRoomError, UserError
+from esper_soa.config.settings import TrainConfig, settings_from_yaml, settings_yaml
+from esper_soa.env.step import Work
+from esper_soa.lab.report.page import leave_report
+from esper_soa.nets.data.batches import ValidationImages
+from esper_soa.runtime.device import CPU_EVAL_BATCH, resolve_device
+from esper_soa.runtime.memory import free_memory, naming_memory, with_envs
+from esper_soa.runtime.ranks import keep_to_cores
+from esper_soa.training.collect import Episode, Round
+from esper_soa.training.profile import NoProfile
+from esper_soa.training.progress import Progress
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.session import Session, session
+from esper_soa.training.trainer import Run, played
+
+STATUS = Path("/proc/self/status")
+KIB = 1024
+FEW_STEPS = 3  # env-steps that are played where only memory is asked for
+
+
+class Took(NamedTuple):
+    """What a round of the run took."""
+
+    program: int  # bytes of the process before anything of the run was built
+    host: int  # bytes of the process at most
+    device: int  # bytes on the GPU at most; 0 where there is none
+    free: int  # bytes that the GPU, or the machine, had left before; -1 where it does not say
+    build_seconds: float  # up to the first round
+    episode_seconds: float  # an episode of all envs, with its decisions
+    bare_seconds: float  # the same at the pace of its quickest env-step: hosts without seeds
+    update_seconds: float  # a policy update
+    files_seconds: float  # what a round takes beside these
+    report_seconds: float
+    measured_steps: int  # env-steps that were played in full
+
+
+class Pace(NoProfile):
+    """Plays as many env-steps of the first round in full as fit into `seconds`, spread over it, and
+    times them.
+
+    The others, and later rounds, train on one batch and validate on a few images, so that seeds go
+    their way meanwhile. On a GPU all are played in full: other amounts of work would be other
+    graphs there, with memory of their own.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        num_steps: int,
+        device: torch.device,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.clock = clock
+        self.left = seconds
+        self.num_steps = num_steps
+        self.every = device.type == "cuda"
+        self.full = True  # whether the env-step at play is
+        self.next_full = 0
+        # of the first round: seconds of the env-steps played in full, and of every env-step those
+        # of the last one before it that was
+        self.full_times: list[float] = []
+        self.paces: list[float] = []
+        self.beside = 0.0  # seconds of its episode beside env-steps
+        self.update_seconds = 0.0
+        self.rounds = 0  # that are done, and what files took in all of them
+        self.files_seconds = 0.0
+        self.phase_began = self.step_began = clock()
+
+    def phase_ended(self, phase: str) -> None:
+        """The first env-step begins behind the reset."""
+        now = self.clock()
+        seconds = now - self.phase_began
+        self.phase_began = now
+        if phase == "files":
+            self.files_seconds += seconds
+        elif self.rounds == 0 and phase == "update":
+            self.update_seconds += seconds
+        elif self.rounds == 0:
+            self.beside += seconds
+        self.step_began = now if phase == "reset" else self.step_began
+
+    def watch(self, work: Work) -> Work:
+        """The work, or little of it."""
+        self.full = self.every or (self.rounds == 0 and len(self.paces) >= self.next_full)
+        if self.full or not isinstance(work.validation, ValidationImages):
+            return work
+        few = work.validation._replace(order=work.validation.order[..., :CPU_EVAL_BATCH])
+        return work._replace(num_batches=1, validation=few)
+
+    def env_step(self) -> None:
+        """An env-step has been played: which one is the next to be played in full?"""
+        now = self.clock()
+        seconds = now - self.step_began
+        self.step_began = now
+        if self.rounds > 0:
+            return
+        self.beside -= seconds
+        if self.full:
+            self.full_times.append(seconds)
+            self.left -= seconds
+        self.paces.append(self.full_times[-1])
+        if self.full:
+            affordable = max(1.0, self.left / max(seconds, 1e-9))
+            wide = max(1.0, (self.num_steps - len(self.paces)) / affordable)
+            self.next_full = len(self.paces) + (round(wide) - 1 if len(self.paces) > 1 else 0)
+
+    def report(self, label: str) -> None:
+        """A round is done."""
+        self.rounds += 1
+
+    @property
+    def whole(self) -> float:
+        """Seconds of all env-steps, played in full; the first (warm-up) counts as the second."""
+        return sum(self.paces[1:2] + self.paces[1:]) or sum(self.paces)
+
+
+def main() -> None:
+    """Measure: settings, a folder, seconds for the episode or two numbers of envs, rank, ranks."""
+    program = _memory("VmRSS")
+    settings, folder, asked, rank, ranks = sys.argv[1:]
+    keep_to_cores(int(rank), int(ranks))
+    try:
+        cfg = settings_in(Path(settings))
+        if "," in asked:
+            few, many = map(int, asked.split(","))
+            print(json.dumps({"per_env": per_env(cfg, Path(folder), few, many)}))
+        else:
+            took = round_of(cfg, RunFolder(Path(folder)), float(asked), program)
+            print(json.dumps(took._asdict()))
+    except (UserError, OutOfRoomError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def settings_in(path: Path) -> TrainConfig:
+    """The settings in a file, without what tells others of the run or goes on from another.
+
+    Where episodes may end early, none does: hosts that are hardly trained would at once, and a plan
+    is to hold where none does.
+    """
+    cfg = settings_from_yaml(path.read_text(encoding="utf-8"))
+    telemetry = replace(cfg.telemetry, progress="off", console="bar")
+    whole = replace(cfg.early_stop, min_steps=cfg.steps)  # the last env-step is no early end
+    return replace(
+        cfg, early_stop=whole, telemetry=telemetry, track=[], profile="off", resume="", run_dir=""
+    )
+
+
+@contextmanager
+def opened(cfg: TrainConfig, folder: RunFolder) -> Iterator[tuple[Session, Run]]:
+    """A run at its start in `folder`."""
+    folder.path.mkdir()
+    with session(folder) as within, naming_memory(OutOfRoomError):
+        yield within, Run(cfg, within)
+
+
+def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) -> Took:
+    """Play and measure a round, then a short one, which shows what memory later rounds add."""
+    begun = time.perf_counter()
+    free = free_memory(resolve_device(cfg.device))
+    with opened(cfg, folder) as (within, job):
+        job.cfg = replace(cfg, rounds=min(2, cfg.rounds), control="none")
+        job.profile = pace = Pace(seconds, cfg.steps, job.device)
+        built = time.perf_counter()
+        for _ in played(job):
+            pass
+        rounds_end = time.perf_counter()
+        folder.config.write_text(settings_yaml(job.cfg), encoding="utf-8")
+        if cfg.report:
+            leave_report(within)
+        reported = time.perf_counter()
+    beside = max(0.0, pace.beside)
+    return Took(
+        program=program,
+        host=_memory("VmHWM"),
+        device=_on_device(job.device),
+        free=-1 if free is None else free,
+        build_seconds=built - begun,
+        episode_seconds=pace.whole + beside,
+        bare_seconds=min(pace.paces) * cfg.steps + beside,
+        update_seconds=pace.update_seconds,
+        files_seconds=pace.files_seconds / pace.rounds,
+        report_seconds=reported - rounds_end,
+        measured_steps=len(pace.full_times),
+    )
+
+
+def per_env(cfg: TrainConfig, folder: Path, few: int, many: int) -> float:
+    """Bytes of one more env: what the process had at most with `few`, then with `many` envs."""
+    folder.mkdir()
+    small, large = (most_of_envs(with_envs(cfg, envs), folder / f"{envs}") for envs in (few, many))
+    return max(1.0, (large - small) / (many - few))
+
+
+def most_of_envs(cfg: TrainConfig, folder: Path) -> int:
+    """Bytes at most, of the GPU where there is one: a few env-steps and an update."""
+    cfg.policy.ppo.epochs = 1
+    with opened(cfg, RunFolder(folder)) as (within, job):
+        pace = Pace(0.0, cfg.steps, job.device)
+        pace.next_full = cfg.steps
+        pace.full_times.append(0.0)
+        episode = Episode(
+            job.world, job.player, Round(0, Progress(1, within.console, "off"), "", pace)
+        )
+        for _ in range(min(FEW_STEPS, cfg.steps)):
+            episode.step_()
+        rollout = episode.rollout
+        learner = job.player.learner
+        if rollout is not None and learner is not None:
+            for place in range(FEW_STEPS, cfg.steps):
+                write_(rollout, place, rollout.rows[0])
+            learner.update(rollout)
+        device = job.device
+    del job, episode, rollout, learner
+    gc.collect()  # what comes next is to take their place
+    return _on_device(device) or _memory("VmHWM")
+
+
+def _memory(name: str) -> int:
+    """Bytes of this process: VmRSS now, VmHWM at most; the latter for both elsewhere."""
+    if STATUS.exists():
+        lines = STATUS.read_text(encoding="ascii").splitlines()
+        return next(KIB * int(line.split()[1]) for line in lines if line.startswith(name))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else KIB
+    )
+
+
+def _on_device(device: torch.device) -> int:
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+
+
+if __name__ == "__main__":
+    main()

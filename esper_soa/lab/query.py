@@ -1,0 +1,104 @@
+"""The command line that asks runs in SQL: `esper-query RUN "select round, eps from rounds"`.
+
+Also `python -m esper_soa.lab.query`. Exit status: 0 done, 1 a question that the runs cannot
+answer, 2 a mistake that we found before it was asked.
+"""
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from esper_soa.config.errors import UserError, check, check_choice
+from esper_soa.runtime.console import ending_with_status, parser
+from esper_soa.runtime.signals import importing
+
+SETTINGS = {"format": "table", "limit": "50"}  # and what they are where they are not given
+FORMATS = ("table", "csv", "json")
+HELP = """\
+  RUN           one or more run folders, or folders that hold some, as a sweep does
+  "select ..."  the question; without one, the views are listed with what they answer
+  format=table  table, csv, or json (a line per row)
+  limit=50      most rows of a table; csv and json have them all
+
+  tables: steps, slots, events, choices, subsets, rounds, episodes, settings
+
+  esper-query runs/main "select blueprint, fate, count(*) from seed_lifecycle group by all"
+
+Needs DuckDB: pip install 'esper-soa[query]'. docs/queries.md has questions with their SQL.
+"""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; ends the interpreter with its status where that is not 0."""
+    usage = 'esper-query RUN... ["select ..."] [format=table] [limit=50]'
+    words = parser(usage, "Ask runs in SQL.", HELP)
+    words.add_argument("words", nargs="+", help=argparse.SUPPRESS)
+    with ending_with_status():
+        sys.exit(ask(words.parse_args(arguments).words))
+
+
+def ask(words: Sequence[str]) -> int:
+    """Answer the question among `words`, or list the views; returns the exit status."""
+    given = [word for word in words if word.startswith(tuple(f"{name}=" for name in SETTINGS))]
+    places = [word for word in words if word not in given]
+    settings = SETTINGS | dict(word.split("=", 1) for word in given)
+    check_choice("format", settings["format"], FORMATS)
+    check(settings["limit"].isdecimal(), "limit", settings["limit"], "a number of rows")
+    asks = places and " " in places[-1] and not Path(places[-1]).expanduser().is_dir()
+    question = places.pop() if asks else ""
+    check(bool(places), "RUN", "''", "a run folder")
+    try:
+        with importing():
+            from esper_soa.lab.telemetry.database import VIEWS, QueryError, open_database
+    except ImportError as error:
+        raise UserError(str(error)) from error
+    database = open_database(places)
+    if not question:
+        rows = [(name, view["question"]) for name, view in VIEWS.items()]
+        show(rows, ("view", "question"), settings)
+        return 0
+    try:
+        answer = database.execute(question)
+        show(answer.fetchall(), [column[0] for column in answer.description or ()], settings)
+    except QueryError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def show(
+    rows: Sequence[Sequence[object]], columns: Sequence[str], settings: dict[str, str]
+) -> None:
+    """Print rows as the settings ask for it."""
+    if settings["format"] == "csv":
+        csv.writer(sys.stdout).writerows([columns, *rows])
+        return
+    if settings["format"] == "json":
+        for row in rows:
+            print(json.dumps(dict(zip(columns, row, strict=True)), default=str))
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    most = int(settings["limit"])
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for row in rows[:most]:
+        table.add_row(*(_cell(value) for value in row))
+    Console().print(table)
+    if len(rows) > most:
+        print(f"{len(rows) - most} rows more: limit={len(rows)} shows all")
+
+
+def _cell(value: object) -> str:
+    """A value of a table."""
+    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    main()

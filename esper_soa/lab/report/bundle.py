@@ -1,0 +1,55 @@
+"""Vega, Vega-Lite and vega-embed as one piece of JavaScript, for pages that ask no network.
+
+It comes out of vl-convert (the extra `report`), which needs seconds to put it together: it is kept
+in the user's cache folder, by vl-convert's version and with its digest. Needs no torch.
+"""
+
+import hashlib
+from contextlib import suppress
+from importlib import import_module, metadata
+from importlib.util import find_spec
+
+from esper_soa.config.errors import UserError
+from esper_soa.runtime.files import write_text
+from esper_soa.runtime.user_cache import FolderError, cache_folder, open_folder
+
+PACKAGE = "vl-convert-python"
+MODULE = "vl_convert"
+MISSING = "a report needs vl-convert: pip install 'esper-soa[report]'"
+
+
+def available() -> bool:
+    """Whether the extra `report` is installed."""
+    return find_spec(MODULE) is not None
+
+
+def bundle() -> str:
+    """The program, safe inside a script element; UserError where the extra is not installed.
+
+    A file that is damaged is made anew; that the cache cannot be read or written is no harm.
+    """
+    if not available():
+        raise UserError(MISSING)
+    try:
+        folder = cache_folder()
+        open_folder(folder)
+    except FolderError:
+        return _made()
+    path = folder / f"vega_{metadata.version(PACKAGE)}.js"
+    with suppress(OSError, UnicodeDecodeError):
+        first, _, kept = path.read_bytes().decode().partition("\n")
+        if first == _digest(kept):
+            return kept
+    made = _made()
+    with suppress(OSError):
+        write_text(path, f"{_digest(made)}\n{made}")
+    return made
+
+
+def _digest(program: str) -> str:
+    return f"// sha256 {hashlib.sha256(program.encode()).hexdigest()}"
+
+
+def _made() -> str:
+    """The program, put together by vl-convert; nothing in it ends the script element."""
+    return str(import_module(MODULE).javascript_bundle()).replace("</script", "<\\/script")

@@ -1,0 +1,178 @@
+"""What is told in words and tables alone: every comparison with its test, settings and how they
+differ, versions, findings. Needs no torch.
+"""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from esper_soa.config.settings import flat_settings
+from esper_soa.lab.compare.comparison import MEASURES, RESULT
+from esper_soa.lab.report.groups import CONFIDENCE, Group, differing, pairs
+from esper_soa.lab.report.run_files import Record, RunRecord, number, read_json
+from esper_soa.lab.report.text import bounded, p_value, told
+
+MOST_COLUMNS = 12  # runs side by side in the table of differing settings
+PAIRS = "group|other|difference, same seeds (points)|p, exact"
+STUDY = "group|against|measure|difference (points)|seeds won|effect|p, exact|p after Holm|verdict"
+
+
+def details(runs: Sequence[RunRecord]) -> str:
+    """The section that tells what the runs were: settings, machine, findings."""
+    first = runs[0]
+    of_first = f" of run {first.label}" if len(runs) > 1 else ""
+    settings = _table("setting|value", ((name, str(one)) for name, one in first.settings.items()))
+    if settings:
+        count = f"{len(first.settings)} settings"
+        settings = f"<details><summary>{count}</summary>{settings}</details>"
+    overrides = ((run.label, " ".join(run.overrides)) for run in runs)
+    versions = [
+        (run.label, name, str(value))
+        for run in runs
+        for name, value in flat_settings(run.versions).items()
+    ]
+    cards = [
+        _card("What the updates showed", _anomalies(runs)),
+        _card("Settings that differ", _differing(runs)),
+        _card("Overrides", _table("run|overrides", overrides)),
+        _card("Software and machine", _shared("fact|value|runs", versions, len(runs))),
+        _card(f"All settings{of_first}", settings),
+    ]
+    return (
+        '<section id="settings" aria-labelledby="settings-title"><h2 id="settings-title">What was '
+        "the run?</h2><p>What was asked for, what it ran on, and what was noticed.</p>"
+        f'<div class="figures">{"".join(cards)}</div></section>\n'
+    )
+
+
+def comparisons(groups: Sequence[Group]) -> str:
+    """Every pair of groups with its test, or what esper-compare found; empty of one group."""
+    study = study_of([run for group in groups for run in group.runs])
+    return _card("Comparisons", _study(study) if study else _pairs(groups))
+
+
+def _card(title: str, content: str) -> str:
+    return f'<div class="card wide"><h3>{escape(title)}</h3>{content}</div>\n' if content else ""
+
+
+def _about(words: str) -> str:
+    return f'<p class="about">{escape(words)}</p>'
+
+
+def _table(titles: str, rows: Iterable[Sequence[str]]) -> str:
+    """Texts in a table that scrolls, `titles` with | between them; empty without rows."""
+    lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
+    if not lines:
+        return ""
+    named = escape(titles).split("|")
+    head = "".join(f'<th scope="col">{title}</th>' for title in named)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="Table: {", ".join(named)}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _pairs(groups: Sequence[Group]) -> str:
+    found = pairs(groups)
+    if not found:
+        return ""
+    rows = [
+        (
+            pair.label,
+            pair.other,
+            "not of the same seeds" if pair.difference is None else bounded(pair.difference),
+            p_value(pair.p),
+            p_value(pair.adjusted),
+        )
+        for pair in found
+    ]
+    words = (
+        f"Differences are paired by seed, with intervals of {CONFIDENCE:.0%} (Student's t). p is "
+        "the exact test of Mann and Whitney, and in the last column corrected after Holm for the "
+        f"number of comparisons, {len(found)}."
+    )
+    return _about(words) + _table(f"{PAIRS}|p of {len(found)} together", rows)
+
+
+def study_of(runs: Sequence[RunRecord]) -> Record:
+    """What esper-compare wrote of `runs`, all in <study>/<group>/<seed>; empty of any others."""
+    folders = {run.path.resolve().parent.parent for run in runs}
+    return read_json(folders.pop() / RESULT) if len(folders) == 1 else {}
+
+
+def _listed(record: Record, name: str) -> list:
+    """The list under `name`; empty where there is none."""
+    found = record.get(name)
+    return found if isinstance(found, list) else []
+
+
+def _study(study: Record) -> str:
+    rows = [row for row in _listed(study, "comparisons") if isinstance(row, dict)]
+    powers = (
+        f" {row['group']}, {_measure(row)}: {row['power']}." for row in rows if row.get("power")
+    )
+    words = (
+        f"By esper-compare, over {len(_listed(study, 'seeds'))} seeds that every "
+        "group has played in lockstep: differences paired by seed, intervals of "
+        f"{number(study, 'confidence') or 0:.0%} (Student's t), two-sided exact signed rank tests "
+        f"(Wilcoxon 1945), corrected after Holm for {len(rows)} comparisons. The effect is the "
+        f"mean difference over its standard deviation, by Hedges.{''.join(powers)}"
+    )
+    return _about(words) + _table(STUDY, map(_study_row, rows))
+
+
+def _study_row(row: Record) -> tuple[str, ...]:
+    names = ("mean", "low", "high", "effect")
+    mean, low, high, effect = (told(number(row, name), "{:+.2f}".format) for name in names)
+    return (
+        str(row.get("group", "")),
+        str(row.get("reference", "")),
+        _measure(row),
+        f"{mean} [{low}, {high}]",
+        f"{told(number(row, 'won'), '{:.0f}'.format)} of {len(_listed(row, 'differences'))}",
+        effect,
+        p_value(number(row, "p") or 0.0),
+        p_value(number(row, "corrected") or 0.0),
+        str(row.get("verdict", "")),
+    )
+
+
+def _measure(row: Record) -> str:
+    return MEASURES.get(str(row.get("measure")), str(row.get("measure")))
+
+
+def _differing(runs: Sequence[RunRecord]) -> str:
+    shown = runs[:MOST_COLUMNS]
+    labels = "|".join(run.label.replace("|", " ") for run in shown)
+    table = _table(
+        f"setting|{labels}", ([name, *values] for name, values in differing(shown).items())
+    )
+    left_out = len(runs) - len(shown)
+    return table + (_about(f"{left_out} more runs are not shown here.") if left_out else "")
+
+
+def _anomalies(runs: Sequence[RunRecord]) -> str:
+    """The rounds in which an update looked wrong."""
+    found = []
+    for run in runs:
+        rounds: dict[str, list[str]] = {}
+        for line in run.rounds:
+            for name in _listed(line, "anomalies"):
+                rounds.setdefault(str(name), []).append(str(line.get("round", "?")))
+        found += [(run.label, name, ", ".join(where)) for name, where in rounds.items()]
+    table = _shared("finding|in rounds|runs", found, len(runs))
+    return table and _about("The log of a run says what each means and what to do.") + table
+
+
+def _shared(titles: str, found: Iterable[tuple[str, str, str]], given: int) -> str:
+    """A table of labels with a name and a value: name, value and the labels that share both, of
+    `given`.
+    """
+    rows: dict[tuple[str, str], list[str]] = {}
+    for label, name, value in found:
+        rows.setdefault((name, value), []).append(label)
+    shared = [
+        (name, value, "all" if len(labels) == given else ", ".join(labels))
+        for (name, value), labels in sorted(rows.items(), key=lambda row: row[0][0])
+    ]
+    return _table(titles, shared)

@@ -1,0 +1,140 @@
+"""Runs that differ in nothing but the seed belong together: groups by overrides, how each stands,
+and every pair of groups with its exact test.
+
+A run counts with one number, the mean accuracy of its hosts at the end; hosts of a run are not
+independent of each other. Runs that have not come to their end are left out, and counted. Needs no
+torch.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import NamedTuple
+
+from esper_soa.lab.report.run_files import RunRecord, mean_of, number
+from esper_soa.training.statistics import (
+    Interval,
+    difference_interval,
+    holm,
+    mann_whitney,
+    mean_interval,
+)
+
+# Overrides that say where and how a run is done, or are repeated on purpose: they make no group.
+APART = re.compile(
+    r"(seed|name|run_dir|resume|report|track|profile|device|checkpoint_\w+|(hydra|compute|telemetry)\..*)"
+)
+CONFIDENCE = 0.95
+LEVEL = 0.05  # of the tests, all comparisons together
+
+
+class Group(NamedTuple):
+    """Runs of the same overrides but for the seed."""
+
+    label: str
+    runs: list[RunRecord]
+
+    @property
+    def ended(self) -> list[RunRecord]:
+        """Those that have come to their end with a finite accuracy."""
+        return [run for run in self.runs if run.accuracy is not None]
+
+    @property
+    def accuracies(self) -> list[float]:
+        """Percent, of the runs that have ended."""
+        return [run.accuracy for run in self.runs if run.accuracy is not None]
+
+
+class Standing(NamedTuple):
+    """A group by the runs that have come to their end."""
+
+    label: str
+    runs: int  # that have ended
+    left_out: int  # that have not
+    accuracy: Interval  # percent, mean over runs
+    # Percent points over the control, mean over runs; None where one has no control.
+    gain: Interval | None
+    parameters: float | None  # mean over runs and hosts
+    train_flop: float | None
+
+
+class Pair(NamedTuple):
+    """Two groups beside each other."""
+
+    label: str
+    other: str
+    # Percent points, of runs of the same seed; None where the seeds are not the same.
+    difference: Interval | None
+    p: float  # of Mann and Whitney's exact test
+    adjusted: float  # p for all comparisons together (Holm 1979)
+
+
+def groups_of(runs: Sequence[RunRecord]) -> list[Group]:
+    """The runs by their overrides, in the order of their first runs."""
+    by_key: dict[tuple[str, ...], list[RunRecord]] = {}
+    for run in runs:
+        by_key.setdefault(key_of(run), []).append(run)
+    common = set.intersection(*(set(key) for key in by_key)) if by_key else set()
+    found = []
+    for key, members in by_key.items():
+        own = [override for override in key if override not in common]
+        names = dict.fromkeys(str(run.settings.get("name", run.label)) for run in members)
+        label = ", ".join(own or names)
+        found.append(Group(label, [replace(run, group=label) for run in members]))
+    return found
+
+
+def key_of(run: RunRecord) -> tuple[str, ...]:
+    """The overrides that decide what a run does, sorted."""
+    plain = (override.lstrip("+") for override in run.overrides)
+    return tuple(sorted(one for one in plain if not APART.fullmatch(one.partition("=")[0])))
+
+
+def differing(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
+    """The settings in which the runs differ, by name: a value per run, empty where it has none."""
+    names = sorted(set().union(*(run.settings for run in runs)))
+    found = {name: [str(run.settings.get(name, "")) for run in runs] for name in names}
+    return {name: values for name, values in found.items() if len(set(values)) > 1}
+
+
+def standings(groups: Sequence[Group]) -> list[Standing]:
+    """Every group that has a run at its end, the highest accuracy first."""
+    found = []
+    for group in groups:
+        ended = group.ended
+        gains = [run.gain for run in ended if run.gain is not None]
+        if ended:
+            one = Standing(
+                group.label,
+                len(ended),
+                len(group.runs) - len(ended),
+                mean_interval(group.accuracies, CONFIDENCE),
+                mean_interval(gains, CONFIDENCE) if len(gains) == len(ended) else None,
+                mean_of([number(run.summary, "grown", "size") for run in ended]),
+                mean_of([number(run.summary, "grown", "flop") for run in ended]),
+            )
+            found.append(one)
+    return sorted(found, key=lambda one: -one.accuracy.mean)
+
+
+def pairs(groups: Sequence[Group]) -> list[Pair]:
+    """All pairs of groups with runs at their end, surest first; p also for all pairs together."""
+    both = list(combinations([group for group in groups if group.ended], 2))
+    ps = [mann_whitney(one.accuracies, other.accuracies) for one, other in both]
+    found = [
+        Pair(one.label, other.label, _difference(one, other), p, adjusted)
+        for (one, other), p, adjusted in zip(both, ps, holm(ps), strict=True)
+    ]
+    return sorted(found, key=lambda pair: pair.p)
+
+
+def _difference(one: Group, other: Group) -> Interval | None:
+    mine, theirs = (
+        dict(zip((number(run.settings, "seed") for run in ended), accuracies, strict=True))
+        for ended, accuracies in ((group.ended, group.accuracies) for group in (one, other))
+    )
+    alike = mine.keys() == theirs.keys() and len(mine) == len(one.ended) == len(other.ended)
+    if not alike or len(mine) < 2:
+        return None
+    return difference_interval(list(mine.values()), [theirs[seed] for seed in mine], CONFIDENCE)

@@ -1,0 +1,174 @@
+"""What happened in the slots of every host, env-step by env-step, as tables of a few chosen rounds:
+the first, the best and the last of a single run, the last of each of several. Needs no torch.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import count, groupby
+from typing import NamedTuple
+
+from esper_soa.lab.report.run_files import (
+    Cell,
+    Row,
+    RunRecord,
+    Table,
+    mean_of,
+    number,
+    read_round,
+    round_of,
+)
+from esper_soa.lab.report.run_tables import table_of
+from esper_soa.lab.telemetry.table_files import table_files
+
+MOST_ROWS = 20_000  # of the lanes of all rounds shown together, but for changes of seeds
+ROWS_OF_HOSTS = 32  # lanes on a screen
+HEAD = 2  # lanes of a host's name and accuracy, above its slots
+MOST_RUNS = 16  # of which lanes are shown
+EMPTY = ("empty", "dormant", "unknown")  # stages of a slot that holds nothing
+# Events that a lane marks.
+MARKED = ("germinated", "blended", "fossilized", "pruned", "rollback", "ended_early")
+
+
+class Chosen(NamedTuple):
+    """A round of a run whose env-steps are shown."""
+
+    run: RunRecord
+    name: str  # as the reader chooses it
+    seeds: list[Row]  # of the table slots, those that hold one
+    steps: list[Row]
+    events: list[Row]
+    hosts: int  # of the run
+    names: list[str]  # of the slots, in their order
+
+    def place(self, env: Cell) -> tuple[Row, float]:
+        """How a host's row begins, and the foot of its HEAD on its screen; lanes are 1 high."""
+        shown = hosts_on_screen(len(self.names))
+        first = _int(env) // shown * shown
+        row: Row = {
+            "run": self.run.label,
+            "round": self.name,
+            "hosts": f"{first} to {min(first + shown, self.hosts) - 1}",
+            "host": env,
+        }
+        return row, -float(_int(env) % shown * (len(self.names) + HEAD) + HEAD)
+
+
+def chosen_rounds(runs: Sequence[RunRecord]) -> list[Chosen]:
+    """The rounds to be shown, with their tables; of each run the last one first."""
+    found = []
+    for run in runs[:MOST_RUNS]:
+        for number_, name in _wanted(run, len(runs) > 1):
+            slots, steps, events = (
+                read_round(run.path, table, number_) for table in ("slots", "steps", "events")
+            )
+            if slots and steps:
+                hosts = 1 + max(_int(row["env"]) for row in steps)
+                seeds = [row for row in slots if row["stage"] not in EMPTY]
+                names = list(dict.fromkeys([*run.slots, *(str(row["slot"]) for row in slots)]))
+                found.append(Chosen(run, name, seeds, steps, events, hosts, names))
+    return found
+
+
+def _wanted(run: RunRecord, last_alone: bool) -> list[tuple[int, str]]:
+    """Rounds and their names."""
+    there = list(table_files(run.path, "slots"))
+    if not there:
+        return []
+    accuracies = {round_of(line): number(line, "accuracy", "mean") for line in run.rounds}
+    ended = [one for one in there if accuracies.get(one) is not None]
+    names = {there[-1]: ["last" if there[-1] in ended or not run.rounds else "in progress"]}
+    if ended and not last_alone:
+        names.setdefault(max(ended, key=lambda one: accuracies[one] or 0.0), []).append("best")
+        names.setdefault(there[0], []).append("first")
+    return [(one, f"{one} ({', '.join(words)})") for one, words in names.items()]
+
+
+def hosts_on_screen(slots: int) -> int:
+    """Hosts whose lanes are shown at once; each has a lane per slot below its HEAD."""
+    return max(1, min(8, ROWS_OF_HOSTS // (slots + HEAD)))
+
+
+def lanes_table(rounds: Sequence[Chosen]) -> Table:
+    """A row per stretch of env-steps in which a slot kept seed, stage and alpha; `base` is where
+    its lane stands. Stretches are longer where there are many rows: each tells one contribution.
+    """
+    longest = 1 + sum(len(one.seeds) for one in rounds) // MOST_ROWS
+    return table_of(row for one in rounds for row in _stretches(one, longest))
+
+
+def _stretches(one: Chosen, longest: int) -> Iterator[Row]:
+    """The rows of lanes_table of a round; at most `longest` env-steps each."""
+    since = count()
+
+    def same(row: Row) -> tuple[Cell, ...]:
+        step = _int(row["step"])
+        # Rows that follow each other in time keep the difference of env-step and place in the list.
+        kept = tuple(row[name] for name in ("env", "slot", "seed", "stage", "alpha"))
+        return (*kept, step - next(since), (step - 1) // longest)
+
+    by_lane = sorted(one.seeds, key=lambda row: (_int(row["env"]), str(row["slot"])))
+    for _, together in groupby(by_lane, key=same):
+        rows = list(together)
+        first = rows[0]
+        row, base = one.place(first["env"])
+        row |= {name: first[name] for name in ("slot", "stage", "seed", "alpha")}
+        yield row | {
+            "from": _int(first["step"]) - 1,
+            "to": rows[-1]["step"],
+            "base": base - one.names.index(str(first["slot"])) - 1,
+            "blueprint": first["blueprint"] or "none",
+            **{name: mean_of([row[name] for row in rows]) for name in ("contribution", "shapley")},
+        }
+
+
+def accuracies_table(rounds: Sequence[Chosen]) -> Table:
+    """A row per host and env-step: its accuracy, and where it lies in the lane above its slots."""
+    every = 1 + sum(len(one.steps) for one in rounds) // MOST_ROWS
+    return table_of(row for one in rounds for row in _accuracies(one, every))
+
+
+def _accuracies(one: Chosen, every: int) -> Iterator[Row]:
+    known = [(row, row["accuracy"]) for row in one.steps]
+    values = [value for _, value in known if isinstance(value, int | float)]
+    low = min(values, default=0.0)
+    high = max(values, default=1.0)
+    last = {row["env"]: row["step"] for row in one.steps}  # in the order of env-steps
+    for row, value in known:
+        env = row["env"]
+        step = row["step"]
+        if isinstance(value, int | float) and (_int(step) % every == 0 or step == last[env]):
+            begun, base = one.place(env)
+            height = base + 1.4 * (value - low) / ((high - low) or 1.0)
+            yield begun | {"step": step, "accuracy": value, "y": height}
+
+
+def names_table(rounds: Sequence[Chosen]) -> Table:
+    """A row per host: its name with its last accuracy, and why its episode ended early."""
+    rows: list[Row] = []
+    for one in rounds:
+        ended = {row["env"]: row["accuracy"] for row in one.steps}  # in the order of env-steps
+        early = {row["env"]: row["cause"] for row in one.events if row["kind"] == "ended_early"}
+        for env, accuracy in ended.items():
+            row, base = one.place(env)
+            told = f"{accuracy:.1f} %" if isinstance(accuracy, int | float) else "not finite"
+            told += f", ended early: {early[env]}" if env in early else ""
+            rows.append(row | {"y": base + 0.95, "words": f"host {env}: {told}"})
+    return table_of(rows)
+
+
+def marks_table(rounds: Sequence[Chosen]) -> Table:
+    """A row per event that a lane marks: in the middle of its slot's, or of the whole host beside
+    the name.
+    """
+    rows: list[Row] = []
+    for one in rounds:
+        for event in (event for event in one.events if event["kind"] in MARKED):
+            row, base = one.place(event["env"])
+            slot = event["slot"]
+            row |= {name: event[name] for name in ("step", "slot", "blueprint", "cause")}
+            y = base - (one.names.index(str(slot)) + 0.6 if slot in one.names else -0.4)
+            rows.append(row | {"event": event["kind"], "y": y})
+    return table_of(rows)
+
+
+def _int(cell: Cell) -> int:
+    return int(cell) if isinstance(cell, int | float) else 0

@@ -1,0 +1,180 @@
+"""Runs while they go on: `esper-watch RUN... [port=8765]` shows their report in a browser of this
+machine, always new.
+
+A small server on the loopback that only reads run folders; runs do not know of it. Also
+`python -m esper_soa.lab.report.live`. Needs no torch. Exit status: 0 stopped, as by Ctrl-C, 2 a
+mistake that we found.
+"""
+
+import argparse
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from esper_soa.config.errors import UserError, check
+from esper_soa.lab.report.bundle import bundle
+from esper_soa.lab.report.page import POLICY, Parts, framed, parts_of
+from esper_soa.lab.report.run_files import find_runs
+from esper_soa.lab.report.sections import asset
+from esper_soa.runtime.console import ending_with_status, parser
+from esper_soa.runtime.files import reason_of
+from esper_soa.runtime.signals import Interrupted
+
+HOST = "127.0.0.1"
+PORT = 8765
+NICENESS = 10  # lower priority than the runs that are watched
+LEAST_SECONDS = 2.0  # between two readings of run folders
+READ = ("*.json", "*.jsonl", "*.yaml", "telemetry/*/*.parquet")  # of a run folder
+SELF = f"{POLICY}; connect-src 'self'".replace("script-src", "script-src 'self'")
+LIVE = (
+    '<div class="state" id="live" role="status" data-stamp="{stamp}" '
+    'data-changed="{changed}"></div>'
+)
+HELP = f"""\
+  RUN...        run folders, or folders that hold some, as a sweep does; new jobs of a sweep come in
+                as they begin
+  port={PORT}     of the address that the page is at, on this machine alone; 0 = any that is free
+
+  esper-watch runs/cifar_3seed/2026-01-31_12-00-00
+"""
+
+
+def state_of(paths: Sequence[Path]) -> tuple[str, float]:
+    """A stamp of all that is read of the runs; when it was last written (seconds since 1970)."""
+    found = []
+    for file in (file for path in paths for pattern in READ for file in path.glob(pattern)):
+        with suppress(FileNotFoundError):  # a resumed run has removed it just now
+            found.append(file.stat())
+    newest = max((one.st_mtime_ns for one in found), default=0)
+    return f"{len(found)}-{newest}-{sum(one.st_size for one in found)}", newest / 1e9
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers the page and its questions; nothing can be written through it."""
+
+    server: "Server"
+
+    def do_GET(self) -> None:  # noqa: N802, a name that http.server calls
+        """The page, what draws it, or what is new in it."""
+        # A page of elsewhere whose name was made to lead here must not read runs.
+        if self.headers.get("Host", "").partition(":")[0] not in (HOST, "localhost"):
+            self.answer(403, "text/plain", "this address is 127.0.0.1 alone")
+            return
+        try:
+            self.answer(*self.server.answer_to(self.path))
+        except (UserError, OSError) as error:  # the folder may be gone
+            self.answer(503, "text/plain", str(error))
+
+    def answer(self, status: int, kind: str, text: str) -> None:
+        """Send `text`; whoever has gone before it has come is left alone."""
+        content = text.encode()
+        kept = "max-age=3600" if self.path == "/vega.js" else "no-store"
+        try:
+            self.send_response(status)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("Cache-Control", kept)
+            self.end_headers()
+            self.wfile.write(content)
+        except ConnectionError:
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002, its name in http.server
+        """Questions come every other second, and are not told."""
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the page of the runs in `folders`, read anew where something has been written; raises
+    OSError where the port is taken.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folders: Sequence[str], program: str, port: int) -> None:
+        super().__init__((HOST, port), Handler)
+        self.folders = folders
+        self.program = program
+        self.turn = threading.Lock()
+        self.read_at = -LEAST_SECONDS
+        self.stamp = ""
+        self.written = 0.0  # when anything was last written, seconds since 1970
+        self.parts = Parts("", "", "", "")
+
+    def look(self) -> tuple[Parts, str]:
+        """What there is to be shown, and a stamp that is another one whenever that is; raises
+        UserError where there is no run.
+        """
+        with self.turn:
+            if time.monotonic() - self.read_at >= LEAST_SECONDS:
+                runs = find_runs(self.folders)
+                stamp, self.written = state_of([run.path for run in runs])
+                if stamp != self.stamp:
+                    self.parts = parts_of(runs)
+                    self.stamp = stamp
+                self.read_at = time.monotonic()
+            return self.parts, self.stamp
+
+    def answer_to(self, path: str) -> tuple[int, str, str]:
+        """Status, type and text for what is asked; UserError, OSError where runs cannot be read."""
+        asked = urlsplit(path)
+        if asked.path == "/vega.js":
+            return 200, "text/javascript", self.program
+        if asked.path not in ("/", "/news"):
+            return 404, "text/plain", "there is no such page"
+        parts, stamp = self.look()
+        changed = max(0, round(time.time() - self.written))  # seconds since something was
+        if asked.path == "/":
+            live = LIVE.format(stamp=stamp, changed=changed)
+            keeping = f"<script>{asset('live.js')}</script>\n"
+            program = '<script src="/vega.js"></script>'
+            return 200, "text/html", framed(parts, program, SELF, live, keeping)
+        news: dict[str, object] = {"changed": changed}
+        if parse_qs(asked.query).get("since") != [stamp]:
+            news |= {"stamp": stamp, "main": parts.main, "data": json.loads(parts.data)}
+        return 200, "application/json", json.dumps(news)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; ends the interpreter with its status where that is not 0."""
+    usage = f"esper-watch RUN... [port={PORT}]"
+    words = parser(usage, "Show runs in a browser of this machine as they go on.", HELP)
+    words.add_argument("runs", metavar="RUN", nargs="+", help=argparse.SUPPRESS)
+    given = words.parse_args(arguments).runs
+    with ending_with_status(), suppress(Interrupted):
+        watch([one for one in given if not one.startswith("port=")], port_of(given))
+
+
+def port_of(given: Sequence[str]) -> int:
+    """The port that is asked for; raises SettingError for what is none."""
+    named = [one.removeprefix("port=") for one in given if one.startswith("port=")]
+    value = [str(PORT), *named][-1]
+    check(value.isdecimal() and int(value) < 2**16, "port", value, "a number from 0 to 65535")
+    return int(value)
+
+
+def watch(folders: Sequence[str], port: int) -> None:
+    """Serve until the process is stopped (Interrupted); UserError for what cannot be served."""
+    check(bool(folders), "RUN", "", "the folder of a run, or one that holds some")
+    os.nice(NICENESS)
+    program = bundle()
+    try:
+        server = Server(folders, program, port)
+    except OSError as error:
+        raise UserError(
+            f"port={port}: {reason_of(error)}. port=0 takes one that is free"
+        ) from error
+    with server:
+        server.look()
+        address = f"http://{HOST}:{server.server_address[1]}/"
+        print(f"{address}  (Ctrl-C ends this, and no run)", flush=True)
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

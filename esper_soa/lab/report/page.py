@@ -1,0 +1,166 @@
+"""The report as one HTML file: figures with the tables that they are drawn from, the program that
+draws them, and the words and tables that stand in the page itself. A run, or a comparison of runs,
+leaves it in its folder at its end.
+
+Everything that comes out of a run folder is escaped: a run of somebody else's opens as safely as
+one's own. Needs no torch, and vl-convert only for the program that draws.
+"""
+
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib import metadata
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import NamedTuple
+
+from esper_soa.lab.report.bundle import MISSING, available, bundle
+from esper_soa.lab.report.details import comparisons, details
+from esper_soa.lab.report.groups import Group, groups_of
+from esper_soa.lab.report.run_files import RunRecord, find_runs
+from esper_soa.lab.report.run_tables import packed
+from esper_soa.lab.report.sections import Section, Shown, asset, charts, shown_of
+from esper_soa.lab.report.text import state_of, tiles_of, verdict_of
+from esper_soa.lab.telemetry.worker import Failures
+from esper_soa.runtime.files import LOGGER, write_text
+from esper_soa.training.session import Session
+
+NAME = "report.html"  # of a report in the folder of its run
+MOST_KINDS = 4  # of runs that the head names
+ABOUT = {"name": "", "task.name": "", "policy.name": "policy ", "reward.mode": "reward "}
+# The page runs what it holds, and can neither fetch anything nor send it anywhere.
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' "
+    "'unsafe-eval'; img-src data: blob:"
+)
+
+
+class Parts(NamedTuple):
+    """What a page shows of runs, apart from the program and style around it."""
+
+    title: str
+    links: str  # HTML
+    main: str  # HTML
+    data: str  # JSON that can stand in a script element
+
+
+def page_of(runs: Sequence[RunRecord], program: str) -> str:
+    """The page; `program` is what draws its figures."""
+    return framed(parts_of(runs), f"<script>{program}</script>", POLICY)
+
+
+def parts_of(runs: Sequence[RunRecord]) -> Parts:
+    """What there is to be shown of runs."""
+    groups = groups_of(runs)
+    shown = shown_of(groups)
+    links = "".join(f'<a href="#{one.id}">{escape(one.title)}</a>' for one in shown.sections)
+    body = "".join(
+        _section(section, comparisons(groups) if section.id == "growth" else "")
+        for section in shown.sections
+    )
+    return Parts(
+        escape(f"{runs[0].label if len(runs) == 1 else f'{len(runs)} runs'} - esper_soa"),
+        links + '<a href="#settings">Settings</a>',
+        f"\n{_opening(runs, groups)}{body}{details(runs)}<footer>Written by esper_soa "
+        f"{escape(metadata.version('esper-soa'))}. This file asks no network.</footer>\n",
+        _data(shown),
+    )
+
+
+def framed(parts: Parts, program: str, policy: str, live: str = "", more: str = "") -> str:
+    """A page. program: script element; policy: what it may load; live, more: HTML in head, end."""
+    head = asset("head.html").format(
+        policy=policy, title=parts.title, style=asset("page.css"), links=parts.links, live=live
+    )
+    return (
+        f'{head}<main id="main">{parts.main}</main>\n'
+        f'<script type="application/json" id="report-data">{parts.data}</script>\n'
+        f"{program}\n<script>{asset('page.js')}</script>\n{more}</body>\n</html>\n"
+    )
+
+
+def _opening(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
+    """State, verdict and tiles."""
+    words, ended = state_of(runs)
+    state = f'<span class="state{"" if ended else " unfinished"}">{escape(words)}</span>'
+    tiles = "".join(
+        f'<div class="tile"><dt>{escape(tile.title)}</dt><dd>{escape(tile.value)}</dd>'
+        f'<dd class="note">{escape(tile.note)}</dd></div>'
+        for tile in tiles_of(groups)
+    )
+    kinds = list(dict.fromkeys(escape(_about(run)) for run in runs))
+    about = " · ".join(kinds[:MOST_KINDS]) + (" …" if len(kinds) > MOST_KINDS else "")
+    return (
+        f'{state}\n<h1>{escape(verdict_of(groups))}</h1>\n<p class="about">{about}</p>\n'
+        f'<dl class="tiles">{tiles}</dl>\n'
+        "<noscript><p>The figures need JavaScript; all of it is in this file.</p></noscript>\n"
+    )
+
+
+def _about(run: RunRecord) -> str:
+    """Name, task, policy, reward and data, as far as they are known."""
+    facts = [f"{word}{run.settings[name]}" for name, word in ABOUT.items() if name in run.settings]
+    data = str(run.summary.get("data", "")).split(" (")[0]
+    return ", ".join([*facts, data] if data else facts)
+
+
+def _section(section: Section, more: str) -> str:
+    """A section with its figures, not yet drawn, and more HTML below them."""
+    narrow = [figure["id"] for figure in section.figures if not figure["wide"]]
+    alone = narrow[-1:] if len(narrow) % 2 else []  # nothing would stand beside it
+    figures = []
+    for figure in section.figures:
+        title = escape(figure["title"])
+        wide = " class=wide" if figure["wide"] or figure["id"] in alone else ""
+        figures.append(
+            f'<figure id="{figure["id"]}"{wide}><figcaption><h3>{title}</h3>'
+            f'<p>{escape(figure["caption"])}</p></figcaption><div class="choices"></div>'
+            f'<div class="chart" style="min-height:{figure["spec"]["height"]}px"></div>'
+            f"<details><summary>Table: {title}</summary></details></figure>\n"
+        )
+    name = section.id
+    return (
+        f'<section id="{name}" aria-labelledby="{name}-title">\n<h2 id="{name}-title">'
+        f"{escape(section.title)}</h2>\n<p>{escape(section.words)}</p>\n"
+        f'<div class="figures">{"".join(figures)}{more}</div>\n</section>\n'
+    )
+
+
+def _data(shown: Shown) -> str:
+    """Tables and figures as the page's program reads them; none can end the script element."""
+    figures = [figure for section in shown.sections for figure in section.figures]
+    wanted = {name for figure in figures for name in (*figure["data"], figure["table"])}
+    told = {
+        "figures": figures,
+        "tables": {name: packed(shown.tables[name]) for name in sorted(wanted)},
+        "config": charts()["config"],
+    }
+    text = json.dumps(told, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
+
+
+def report_in(folder: Path) -> str:
+    """Write the report of the runs in `folder` there; returns why there is none, or "" where there
+    is one. Raises OSError where it cannot be written.
+    """
+    if not available():
+        return f"none, as {MISSING}"
+    failures = Failures()
+    text = ""
+    with failures:
+        text = page_of(find_runs([folder]), bundle())
+    if failures.count:
+        LOGGER.debug("%s", failures.trace)
+        return f"none: {failures.last}"
+    write_text(folder / NAME, text)
+    return ""
+
+
+def leave_report(within: Session) -> None:
+    """Write the report of the run that has ended in the session's folder; one that cannot be made
+    fails nothing: why is said in one line.
+    """
+    with within.unwritten.noting(NAME):
+        missing = report_in(within.folder.path)
+        if missing:
+            LOGGER.log(WARNING if available() else INFO, "report   %s", missing)

@@ -1,0 +1,221 @@
+"""Tables of a report: columns by name, all of one length, of runs and of their rounds and episodes.
+Needs no torch.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, zip_longest
+from typing import TypeAlias
+
+from esper_soa.lab.report.groups import Standing
+from esper_soa.lab.report.run_files import (
+    Cell,
+    Record,
+    Row,
+    RunRecord,
+    Table,
+    mean_of,
+    number,
+    numbers,
+    part,
+    round_of,
+)
+from esper_soa.runtime.json_lines import Json
+
+Shares: TypeAlias = Mapping[str, float | None]
+
+DIGITS = 6  # significant ones of a number in the page
+GIGA = 1e9
+# Numbers of a line of metrics.jsonl, by column: where they are in it.
+ROUND = {
+    **{
+        f"{name}{end}": (name, kind)
+        for name in ("accuracy", "reward")
+        for end, kind in (("", "mean"), ("_min", "min"), ("_max", "max"))
+    },
+    **{name: (name,) for name in ("val_loss", "parameters", "eps")},
+    "explained_variance": ("update", "explained_variance"),
+    "kl": ("update", "approx_kl"),
+}
+FATES = ("germinated", "fossilized", "pruned")
+
+
+def table_of(rows: Iterable[Row]) -> Table:
+    """The columns of `rows`; a row that lacks a column has None there."""
+    held = list(rows)
+    names = dict.fromkeys(name for row in held for name in row)
+    return {name: [_rounded(row.get(name)) for row in held] for name in names}
+
+
+def _rounded(value: Cell) -> Cell:
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def packed(table: Table) -> dict[str, Json]:
+    """The table as the page holds it: a column of texts as distinct `names` and a code per row."""
+    return {name: _packed(column) for name, column in table.items()}
+
+
+def _packed(column: list[Cell]) -> Json:
+    if not column or not all(isinstance(cell, str) for cell in column):
+        return column
+    names = {name: code for code, name in enumerate(dict.fromkeys(column))}
+    return {"names": [str(name) for name in names], "codes": [names[cell] for cell in column]}
+
+
+def rounds_table(runs: Sequence[RunRecord]) -> Table:
+    """A row per run and round: accuracy, reward, cost, health of the update, pace."""
+    rows: list[Row] = []
+    for run in runs:
+        for line in run.rounds:
+            row: Row = {"group": run.group, "run": run.label, "round": round_of(line)}
+            row |= {name: number(line, *names) for name, names in ROUND.items()}
+            rows.append(row | {"train_gflop": _giga(number(line, "train_flop"))})
+    return table_of(rows)
+
+
+def _giga(value: float | None) -> float | None:
+    return None if value is None else value / GIGA
+
+
+def means_table(rounds: Table) -> Table:
+    """A row per group and round of `rounds_table`: means of its numbers over the group's runs."""
+    held: dict[tuple[Cell, Cell], list[int]] = {}
+    for index, key in enumerate(zip(rounds.get("group", []), rounds.get("round", []), strict=True)):
+        held.setdefault(key, []).append(index)
+    names = [name for name in rounds if name not in ("group", "run", "round")]
+    return table_of(
+        {"group": group, "round": number, "runs": len(rows)}
+        | {name: mean_of([rounds[name][row] for row in rows]) for name in names}
+        for (group, number), rows in held.items()
+    )
+
+
+def parts_table(runs: Sequence[RunRecord], name: str) -> Table:
+    """The table `name` of PARTS: a row per run, round and name, without names that stay 0."""
+    column, value_name, read = PARTS[name]
+    rows: list[Row] = [
+        {"run": run.label, "round": round_of(line), column: name, value_name: value}
+        for run in runs
+        for line in (_shapley(run) if column == "slot" else run.rounds)
+        for name, value in read(line).items()
+    ]
+    used = {row[column] for row in rows if row[value_name]}
+    return table_of(row for row in rows if row[column] in used)
+
+
+def _shapley(run: RunRecord) -> Iterator[Record]:
+    """A record per round: `shapley` of every slot at the end of an episode, mean over hosts."""
+    for round_, episodes in groupby(sorted(run.episodes, key=round_of), round_of):
+        worths = zip_longest(*(numbers(episode, "shapley") for episode in episodes))
+        means = {name: mean_of(worth) for name, worth in zip(run.slots, worths, strict=False)}
+        yield {"round": round_, "shapley": means}
+
+
+def _all_of(name: str, prefix: str = "") -> Callable[[Record], Shares]:
+    """Reads the numbers of the record `name` whose names begin with `prefix`, without it."""
+
+    def read(line: Record) -> Shares:
+        found = part(line, name)
+        kept = (key for key in found if key.startswith(prefix))
+        return {key.removeprefix(prefix): number(found, key) for key in kept}
+
+    return read
+
+
+def _shares_of_ops(line: Record) -> Shares:
+    """Percent of all decisions of the round."""
+    counts = _all_of("ops")(line)
+    total = sum(count or 0.0 for count in counts.values()) or 1.0
+    return {name: 100 * (count or 0.0) / total for name, count in counts.items()}
+
+
+def _rollbacks(line: Record) -> Shares:
+    return {name: count for name, count in _all_of("rollbacks")(line).items() if name != "total"}
+
+
+def _seconds(line: Record) -> Shares:
+    return {name: number(line, f"{name}_seconds") for name in ("collect", "update")}
+
+
+# What a run has under names, round by round: the columns of the names and of the numbers, and what
+# reads them in a line.
+PARTS: dict[str, tuple[str, str, Callable[[Record], Shares]]] = {
+    "shapley": ("slot", "shapley", _all_of("shapley")),
+    "ops": ("op", "share", _shares_of_ops),
+    "terms": ("term", "term_sum", _all_of("reward_terms")),
+    "entropy": ("head", "entropy", _all_of("update", "entropy/")),
+    "rollbacks": ("reason", "rollbacks", _rollbacks),
+    "times": ("phase", "seconds", _seconds),
+}
+
+
+def blueprints_table(runs: Sequence[RunRecord]) -> Table:
+    """A row per run and blueprint: seeds by fate, and means over those that came to an end."""
+    rows: list[Row] = []
+    for run in runs:
+        found = [part(line, "blueprints") for line in run.rounds]
+        for name in sorted({name for one in found for name in one}):
+            fates = _fates([part(one, name) for one in found])
+            rows.append({"run": run.label, "blueprint": name, **fates})
+    return table_of(rows)
+
+
+def _fates(records: Sequence[Record]) -> Row:
+    """Counts summed over rounds; a mean weighs each round by the seeds that it is a mean of."""
+    counts = {name: sum(int(number(one, name) or 0) for one in records) for name in FATES}
+    ended = counts["fossilized"] + counts["pruned"]
+    return {
+        **counts,
+        "kept": 100 * counts["fossilized"] / ended if ended else None,
+        "fossil_gain": _weighted(records, "mean_gain", "fossilized"),
+        "fossil_contribution": _weighted(records, "mean_contribution", "fossilized"),
+        "churn": _weighted(records, "mean_churn", "pruned"),
+    }
+
+
+def _weighted(records: Sequence[Record], name: str, weight: str) -> float | None:
+    pairs = [(number(one, name), number(one, weight) or 0.0) for one in records]
+    known = [(value, count) for value, count in pairs if value is not None and count > 0]
+    total = sum(count for _, count in known)
+    return sum(value * count for value, count in known) / total if total else None
+
+
+def hosts_table(runs: Sequence[RunRecord]) -> Table:
+    """A row per host, grown or control, of last rounds at the end: accuracy, parameters, FLOP."""
+    return table_of(
+        {"group": run.group, "run": run.label, "hosts": kind, **row}
+        for run in runs
+        for kind in ("grown", "control")
+        for row in _host_rows(part(run.summary, kind))
+    )
+
+
+def _host_rows(score: Record) -> Iterator[Row]:
+    episodes = score.get("episodes")
+    for episode in episodes if isinstance(episodes, list) else []:
+        columns = [numbers(episode, name) for name in ("accuracies", "parameters", "train_flop")]
+        for env, (accuracy, parameters, flop) in enumerate(zip(*columns, strict=False)):
+            sizes = {"parameters": parameters, "train_gflop": _giga(flop)}
+            yield {"host": env, "accuracy": accuracy} | sizes
+
+
+def standings_table(found: Sequence[Standing]) -> Table:
+    """A row per group, the best first; a bound that is not finite is left out."""
+    rows: list[Row] = []
+    for one in found:
+        row: Row = {"group": one.label, "runs": one.runs, "left_out": one.left_out}
+        for name, interval in (("accuracy", one.accuracy), ("gain", one.gain)):
+            for end, bound in zip(("", "_low", "_high"), interval or (None,) * 3, strict=True):
+                row[name + end] = number({"": bound}, "")
+        flop = _giga(one.train_flop)
+        rows.append(row | {"parameters": one.parameters, "train_gflop": flop})
+    return table_of(rows)
+
+
+def finals_table(runs: Sequence[RunRecord]) -> Table:
+    """A row per run at its end: the mean accuracy of its hosts, and its lead on its control."""
+    return table_of(
+        {"group": run.group, "run": run.label, "accuracy": run.accuracy, "gain": run.gain}
+        for run in runs
+        if run.accuracy is not None
+    )

@@ -1,0 +1,185 @@
+"""What a report shows: the sections and figures that assets/charts.yaml lists, filled in from the
+tables that they are drawn from. One that would have nothing to show is left out. Needs no torch.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+import yaml
+
+from esper_soa.lab.report import lanes, run_tables
+from esper_soa.lab.report.groups import Group, standings
+from esper_soa.lab.report.run_files import RunRecord, Table
+from esper_soa.runtime.json_lines import Json
+
+ASSETS = files("esper_soa.lab.report") / "assets"
+NUM_COLOURS = 12  # of page.css: --c1 to --c12
+# Fields that are told of several runs alone, and of the spread of one.
+OF_SEVERAL = ("group", "runs")
+OF_HOSTS = ("_min", "_max")
+HEIGHT = 220  # pixels; of a lane, and of a row of bars:
+LANE = 19
+ROW = 40
+SAME = ("id", "title", "caption", "table", "choices", "wide")  # of a figure, as charts.yaml has it
+
+
+class Section(NamedTuple):
+    """Figures that answer one question."""
+
+    id: str
+    title: str
+    words: str
+    # By name what page.js reads: SAME (`table`: opened beside it, `choices`: fields of which the
+    # reader chooses one value), `spec` in Vega-Lite, `data` (tables that it draws from), and
+    # `columns` of its table, a field and title each.
+    figures: list[dict]
+
+
+class Shown(NamedTuple):
+    """Everything that is drawn, and the tables that it is drawn from."""
+
+    sections: list[Section]
+    tables: dict[str, Table]
+
+
+def asset(name: str) -> str:
+    """The text of a file of the page."""
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+@cache
+def charts() -> dict:
+    """What charts.yaml says."""
+    return dict(yaml.safe_load(asset("charts.yaml")))
+
+
+def shown_of(groups: Sequence[Group]) -> Shown:
+    """Everything that a report draws."""
+    runs = [run for group in groups for run in group.runs]
+    tables = tables_of(groups, runs)
+    kind = "of several" if len(runs) > 1 else "of one run"
+    sections = []
+    for section in charts()["sections"]:
+        figures = [
+            _figure(listed, tables, runs)
+            for listed in section["figures"]
+            if any(tables[listed["data"]].get(listed["value"], []))
+        ]
+        drawn = [figure["id"] for figure in figures]
+        words = [section["words"], section.get(kind, "")]
+        words += [said for name, said in section.get("else", {}).items() if name not in drawn]
+        text = " ".join(said for said in words if said)
+        sections.append(Section(section["id"], section["title"], text, figures))
+    return Shown(sections, tables)
+
+
+def tables_of(groups: Sequence[Group], runs: Sequence[RunRecord]) -> dict[str, Table]:
+    """Every table by its name."""
+    rounds = lanes.chosen_rounds(runs)
+    lines = run_tables.rounds_table(runs)
+    return {
+        "standings": run_tables.standings_table(standings(groups) if len(runs) > 1 else []),
+        "finals": run_tables.finals_table(runs),
+        "rounds": lines,
+        "means": run_tables.means_table(lines),
+        "hosts": run_tables.hosts_table(runs),
+        "lanes": lanes.lanes_table(rounds),
+        "accuracies": lanes.accuracies_table(rounds),
+        "hostnames": lanes.names_table(rounds),
+        "marks": lanes.marks_table(rounds),
+        "blueprints": run_tables.blueprints_table(runs),
+    } | {name: run_tables.parts_table(runs, name) for name in run_tables.PARTS}
+
+
+def _figure(listed: dict, tables: Mapping[str, Table], runs: Sequence[RunRecord]) -> dict:
+    """A figure that charts.yaml lists, with the values that its kind of chart asks for."""
+    entry: dict = {"table": listed["data"], **charts()["left_out"], **listed}
+    data = tables[entry["data"]]
+    value = entry["value"]
+    spread = len(runs) == 1 and f"{value}_min" in data
+    left_out = (() if len(runs) > 1 else OF_SEVERAL) + (() if spread else OF_HOSTS)
+    # in the order in which they come; of groups also those that have nothing to draw
+    named = (run.group for run in runs) if entry["by"] == "group" else data.get(entry["by"], [])
+    names = entry["names"] or [str(name) for name in dict.fromkeys(named) if name != "none"]
+    entry |= _colours(entry["by"], names) | {
+        "x_title": _title(entry["x"]),
+        "value_title": _title(value),
+        "low": f"{value}_min" if spread else "",
+        "high": f"{value}_max",
+        "hosts": bool(tables["hosts"]),
+        "control": value == "accuracy" and "control" in tables["hosts"].get("hosts", []),
+        "told": [name for name in entry["told"] if not name.endswith(left_out)],
+    }
+    height = 50 + ROW * len({*data[entry["rows"]]}) if entry["rows"] else HEIGHT
+    if entry["kind"] == "lanes":
+        # for as many hosts as there are, or as a screen has
+        slots = max((run.slots for run in runs), key=len)
+        hosts = 1 + max(int(host or 0) for host in tables["accuracies"]["host"])
+        rows = min(lanes.hosts_on_screen(len(slots)), hosts) * (len(slots) + lanes.HEAD)
+        entry |= {"lane_axis": _lane_axis(slots, rows), "lane_domain": [-rows, 0]}
+        height = LANE * rows
+    spec = chart(entry["kind"], entry["title"], height, entry)
+    return {name: entry[name] for name in SAME} | {
+        "spec": spec,
+        "data": sorted({layer["data"]["name"] for layer in spec["layer"]}),
+        "columns": [[name, _title(name)] for name in entry["columns"]],
+    }
+
+
+def _colours(field: str, names: list[str]) -> dict:
+    """Every one of `names` keeps its colour, whichever are drawn. A lone group needs no legend."""
+    own = charts()["colours"]
+    colours = [
+        f"var(--{own.get(name, f'c{1 + place % NUM_COLOURS}')})" for place, name in enumerate(names)
+    ]
+    legend: Json = None if field == "group" and len(names) == 1 else {}
+    return {"names": names, "colours": colours, "legend": legend}
+
+
+def _lane_axis(slots: Sequence[str], rows: int) -> dict:
+    """From the first host's name downwards; each slot's name stands beside its lane."""
+    block = len(slots) + lanes.HEAD
+    values: Json = [-(row + 0.55) for row in range(rows) if row % block >= lanes.HEAD]
+    words = f"{json.dumps(slots)}[round(-datum.value - 0.55) % {block} - {lanes.HEAD}]"
+    return {**charts()["lane_axis"], "values": values, "labelExpr": words, "tickCount": rows}
+
+
+def chart(kind: str, description: str, height: int, values: Mapping[str, Json]) -> dict:
+    """A chart as wide as its place; values: what stands for the $names of the kind's layers."""
+    return {
+        **charts()["chart"],
+        "description": description,
+        "height": height,
+        "layer": [
+            {name: _filled(part, values) for name, part in layer.items() if name != "if"}
+            for layer in charts()["kinds"][kind]
+            if "if" not in layer or _filled(layer["if"], values)
+        ],
+    }
+
+
+def _filled(template: Json, values: Mapping[str, Json]) -> Json:
+    if isinstance(template, dict):
+        filled = {name: _filled(part, values) for name, part in template.items()}
+        told = filled.get("tooltip")
+        if isinstance(told, list):
+            filled["tooltip"] = [_told(name) for name in told]
+        return filled
+    if isinstance(template, list):
+        return [_filled(part, values) for part in template]
+    if isinstance(template, str) and template.startswith("$"):
+        return values[template[1:]]
+    return template
+
+
+def _told(name: str) -> dict:
+    """What the pointer tells of a field."""
+    title, *form = charts()["fields"][name]
+    return {"field": name, "title": title} | ({"format": form[0]} if form else {})
+
+
+def _title(field: str) -> str:
+    return str(charts()["fields"][field][0])

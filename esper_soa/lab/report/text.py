@@ -1,0 +1,172 @@
+"""The sentence at the head of a report, and the numbers beside it. Needs no torch."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from esper_soa.lab.report.groups import LEVEL, Group, Standing, pairs, standings
+from esper_soa.lab.report.run_files import RunRecord, number, part
+from esper_soa.training.progress import duration
+from esper_soa.training.statistics import Interval
+from esper_soa.training.verdict import control_words, shown
+
+NOTHING = "–"  # what is told where a number is not known
+PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+
+
+class Tile(NamedTuple):
+    """A number that stands out."""
+
+    title: str
+    value: str
+    note: str = ""
+
+
+def verdict_of(groups: Sequence[Group]) -> str:
+    """What came of the runs, in a sentence or two."""
+    runs = [run for group in groups for run in group.runs]
+    if len(runs) == 1:
+        return _of_one(runs[0])
+    found = standings(groups)
+    if not found:
+        return f"None of {len(runs)} runs has come to its end: what follows is how far they are."
+    return _of_seeds(found[0]) if len(groups) == 1 else _of_groups(found, groups)
+
+
+def _of_one(run: RunRecord) -> str:
+    said = run.summary.get("verdict")
+    if isinstance(said, str):
+        return said
+    if run.accuracy is not None:
+        return f"The hosts end at {run.accuracy:.2f} %; there is no control to set them beside."
+    if not run.rounds:
+        return "Not finished: no round has come to its end yet."
+    first, last = (number(line, "accuracy", "mean") for line in (run.rounds[0], run.rounds[-1]))
+    words = f"Not finished: {len(run.rounds)} of {run.planned} rounds are played"
+    if first is None or last is None:
+        return f"{words}."
+    return f"{words}; hosts ended the first at {first:.2f} % and the last at {last:.2f} %."
+
+
+def _of_seeds(one: Standing) -> str:
+    """Several runs of the same settings."""
+    ended = f"{one.runs} runs end at {bounded(one.accuracy)} %"
+    if one.gain is None:
+        return f"{ended}; not all of them have a control to be set beside."
+    gain = shown(one.gain, "points")
+    mean = f"the control, mean of {one.runs} runs; {ended}."
+    if one.gain.low > 0:
+        return f"Growth paid: {gain} over {mean}"
+    if one.gain.high < 0:
+        return f"Growth cost accuracy: {gain} against {mean}"
+    return f"No difference from the control that {one.runs} runs could show: {gain}; {ended}."
+
+
+def _of_groups(found: Sequence[Standing], groups: Sequence[Group]) -> str:
+    best, *others = found
+    ends = bounded(best.accuracy)
+    if not others:
+        return f"Only “{best.label}” of {len(groups)} groups has runs at their end: {ends} %."
+    second = others[0]
+    if best.accuracy.mean == second.accuracy.mean:
+        return f"“{best.label}” and “{second.label}” end highest, and alike: {ends} %."
+    compared = pairs(groups)
+    pair = next(pair for pair in compared if {pair.label, pair.other} == {best.label, second.label})
+    sure = "clearly" if pair.adjusted < LEVEL else "not surely"
+    tests = f"{len(compared)} comparison{'s' if len(compared) > 1 else ''}"
+    p = f"p = {p_value(pair.adjusted)}, exact, corrected for {tests}"
+    return (
+        f"“{best.label}” ends highest, {ends} %, {sure} ahead of “{second.label}” at "
+        f"{bounded(second.accuracy)} % ({p})."
+    )
+
+
+def bounded(interval: Interval) -> str:
+    """'81.34 [80.66, 82.02]'; without bounds where they are not finite."""
+    if not math.isfinite(interval.low) or not math.isfinite(interval.high):
+        return f"{interval.mean:.2f}"
+    return f"{interval.mean:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def p_value(p: float) -> str:
+    """Small ones by their order."""
+    return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
+
+
+def state_of(runs: Sequence[RunRecord]) -> tuple[str, bool]:
+    """Whether the runs have come to their end, in words, and whether all have."""
+    ended = sum(run.finished for run in runs)
+    if len(runs) == 1:
+        run = runs[0]
+        words = f"{len(run.rounds)} of {run.planned} rounds: stopped, killed or still going on"
+        return ("finished" if ended else words), bool(ended)
+    return f"{ended} of {len(runs)} runs finished", ended == len(runs)
+
+
+def tiles_of(groups: Sequence[Group]) -> list[Tile]:
+    """The numbers that stand beside the verdict."""
+    runs = [run for group in groups for run in group.runs]
+    return _tiles_of_one(runs[0]) if len(runs) == 1 else _tiles_of_several(groups, runs)
+
+
+def _tiles_of_one(run: RunRecord) -> list[Tile]:
+    """As the final table has them, or as far as the last round says; beside them the control."""
+    last = run.rounds[-1] if run.rounds else {}
+    grown = part(run.summary, "grown") or {
+        "accuracy": number(last, "accuracy", "mean"),
+        "size": last.get("parameters"),
+        "flop": last.get("train_flop"),
+    }
+    control = part(run.summary, "control")
+    name = control_words(str(control["name"])) if "name" in control else ""
+
+    def tile(title: str, field: str, form: Callable[[float], str]) -> Tile:
+        plain = number(control, field)
+        note = "" if plain is None else f"{form(plain)} {name}"
+        return Tile(title, told(number(grown, field), form), note)
+
+    germinated, fossilized, pruned = (
+        sum(int(number(line, "seeds", fate) or 0) for line in run.rounds)
+        for fate in ("germinated", "fossilized", "pruned")
+    )
+    fates = f"{fossilized:,} fossilised, {pruned:,} pruned"
+    eps = number(run.summary, "speed", "eps") or number(last, "eps")
+    wall = number(run.summary, "wall_seconds")
+    work = f"{run.settings.get('envs', '?')} hosts x {run.settings.get('steps', '?')} env-steps"
+    pace = "env-steps/s" + (f"; {duration(wall)} in all" if wall else "")
+    return [
+        tile("accuracy, mean over hosts", "accuracy", "{:.2f} %".format),
+        tile("parameters of a host", "size", "{:,.0f}".format),
+        tile("training of a host", "flop", flop_in_words),
+        Tile("rounds", str(len(run.rounds)), f"of {run.planned}; {work}"),
+        Tile("seeds germinated", f"{germinated:,}", fates),
+        Tile("speed", told(eps, "{:,.1f}".format), pace),
+    ]
+
+
+def _tiles_of_several(groups: Sequence[Group], runs: Sequence[RunRecord]) -> list[Tile]:
+    found = standings(groups)
+    tiles = [
+        Tile("runs", str(len(runs)), f"{sum(run.finished for run in runs)} finished"),
+        Tile("groups", str(len(groups)), "by overrides"),
+    ]
+    if found:
+        best = found[0]
+        name = best.label if len(groups) > 1 else "mean over runs"
+        title = "highest accuracy" if len(groups) > 1 else "accuracy"
+        tiles.append(Tile(title, f"{best.accuracy.mean:.2f} %", name))
+        if best.gain is not None:
+            tiles.append(Tile("over the control", f"{best.gain.mean:+.2f} points", name))
+        tiles.append(Tile("parameters of a host", told(best.parameters, "{:,.0f}".format), "mean"))
+    return tiles
+
+
+def flop_in_words(value: float) -> str:
+    """With the prefix that leaves a number of 1 to 999."""
+    power = min(int(math.log10(value)) // 3, len(PREFIXES) - 1) if value >= 1 else 0
+    return f"{value / 1000**power:,.3g} {PREFIXES[power]}FLOP"
+
+
+def told(value: float | None, form: Callable[[float], str]) -> str:
+    """A number in its form; NOTHING where it is not known."""
+    return NOTHING if value is None else form(value)

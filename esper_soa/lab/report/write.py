@@ -1,0 +1,46 @@
+"""The command line of reports: `esper-report RUN... [-o report.html]`, also `python -m
+esper_soa.lab.report.write`.
+
+Exit status: 0 done, 1 a file that could not be written, 2 a mistake that we found.
+"""
+
+import argparse
+from pathlib import Path
+
+from esper_soa.config.errors import check
+from esper_soa.config.paths import user_path
+from esper_soa.lab.report.bundle import bundle
+from esper_soa.lab.report.page import NAME, page_of
+from esper_soa.lab.report.run_files import find_runs
+from esper_soa.runtime.console import ending_with_status, parser
+from esper_soa.runtime.files import write_text
+
+HELP = f"""\
+  RUN...           run folders, or folders that hold some, as a sweep does; a run that was killed
+                   or still goes on is shown as far as it is
+  -o {NAME}   the file to write; where it is not given, {NAME} in the folder if there
+                   is one RUN, else here
+
+  esper-report runs/cifar_3seed/2026-01-31_12-00-00
+  esper-report runs/cifar_3seed/sweep_2026-01-31_12-00-00 -o sweep.html
+"""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; ends the interpreter with its status where that is not 0."""
+    usage = f"esper-report RUN... [-o {NAME}]"
+    words = parser(usage, "Write one HTML file that shows what runs did.", HELP)
+    words.add_argument("runs", metavar="RUN", nargs="+", help=argparse.SUPPRESS)
+    words.add_argument("-o", dest="out", default="", help=argparse.SUPPRESS)
+    given = words.parse_args(arguments)
+    with ending_with_status():
+        path = Path(NAME) if len(given.runs) > 1 else user_path("RUN", given.runs[0]) / NAME
+        if given.out:
+            path = user_path("-o", given.out)
+        check(not path.exists() or path.is_file(), "-o", path, "a file, which is replaced")
+        write_text(path, page_of(find_runs(given.runs), bundle()))
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

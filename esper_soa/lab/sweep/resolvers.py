@@ -1,0 +1,35 @@
+"""What configurations and command lines compute of a job's number and of the machine. No torch.
+
+device: cuda:${modulo:${hydra:job.num},4}                      job by job another of four GPUs
+compute.workers: ${share_of_cores:${hydra:launcher.n_jobs}}    cores here, shared by n_jobs jobs
+"""
+
+import os
+
+from omegaconf import OmegaConf
+
+from esper_soa.config.errors import SettingError
+
+
+def register_resolvers() -> None:
+    """Let OmegaConf know them, in this process."""
+    OmegaConf.register_new_resolver("modulo", modulo, replace=True)
+    OmegaConf.register_new_resolver("share_of_cores", share_of_cores, replace=True)
+
+
+def modulo(number: int | None, count: int) -> int:
+    """`number` modulo `count`; raises SettingError where that is nothing to count by."""
+    if not isinstance(number, int) or not isinstance(count, int) or count < 1:
+        remedy = "A job has its number in a sweep (-m) alone." if number is None else ""
+        raise SettingError(
+            "modulo", f"{number},{count}", "a whole number, and a count of at least 1", remedy
+        )
+    return number % count
+
+
+def share_of_cores(jobs: int) -> int:
+    """Cores for each of so many jobs at a time, at least one; -1, as with joblib, is one each."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    return max(1, cores // jobs) if jobs > 0 else 1

@@ -1,0 +1,220 @@
+"""A search by Optuna: its trials are a sweep's jobs, by any launcher; the study lies in its folder.
+
+Trial i is job i, which tells the study its accuracy after every round, and ends early where the
+pruner finds it hopeless. A trial whose job did not come to its end stays open, so that a sweep that
+goes on (resume=auto) plays it from its checkpoint on. Needs the extra `sweep`, and no torch.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import optuna
+from hydra.conf import HydraConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.plugins.launcher import Launcher
+from omegaconf import DictConfig, OmegaConf
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import Trial, TrialState
+
+from esper_soa.config.errors import UserError, check, check_choice
+from esper_soa.config.settings import TrainConfig
+from esper_soa.lab.sweep.jobs import DONE, PRUNED, read_records
+from esper_soa.training.session import Judge
+
+# Optuna's journal, in the folder of the sweep; it stands files of a network, which SQLite does not
+STUDY = "study.log"
+NAME = "search"
+SAMPLERS = ("tpe", "random")
+PRUNERS = ("median", "halving", "none")
+# The least of whole numbers among the settings of the search.
+LEAST = {"n_trials": 1, "n_jobs": 1, "startup_trials": 1, "warmup_rounds": 0, "seed": 0}
+# Overrides that may be others when a search goes on.
+PASSING = ("run_dir=", "resume=", "hydra.")
+
+
+class Space(NamedTuple):
+    """What a search is asked to do."""
+
+    searched: dict[str, BaseDistribution]  # by the key of the setting
+    fixed: list[str]  # overrides of all trials
+
+    def record(self) -> dict[str, object]:
+        """As it stands in the study."""
+        kept = (one for one in self.fixed if not one.startswith(PASSING))
+        searched = {name: str(one) for name, one in self.searched.items()}
+        return {"searched": searched, "fixed": sorted(kept)}
+
+
+def search(config: DictConfig, arguments: Sequence[str], launcher: Launcher) -> float | None:
+    """Play what is left of a study, made where there is none; returns the best accuracy (percent).
+
+    arguments: the overrides of the command line. Raises UserError for what cannot be searched.
+    """
+    settings = config.hydra.sweeper
+    sweep = Path(config.hydra.sweep.dir)
+    if OmegaConf.get_type(config) is not TrainConfig:
+        raise UserError(
+            "hydra/sweeper=optuna_search: searches over trainings. Use it with esper-train"
+        )
+    given = [f"{key}={value}" for key, value in (settings.params or {}).items()]
+    space = space_of([*given, *arguments])
+    study = open_study(settings, sweep, space, config.resume == "auto")
+    OmegaConf.save(config, sweep / "multirun.yaml")
+    left = [one.number for one in study.trials if one.state == TrialState.RUNNING]
+    while left or len(study.trials) < settings.n_trials:
+        count = min(settings.n_jobs, settings.n_trials - len(study.trials))
+        left = left or [study.ask(space.searched).number for _ in range(count)]
+        batch = first_batch(left, settings.n_jobs)
+        play_trials(study, space, launcher, batch, sweep)
+        left = left[len(batch) :]
+    ended = [one for one in study.trials if one.state == TrialState.COMPLETE]
+    if not ended:
+        return None
+    best = max(ended, key=lambda one: one.value or 0.0)
+    told = f"{len(study.trials)} trials, best is job {best.number}: {best.value:.2f} % accuracy"
+    print(f"search   {told} with", *overrides_of(best.params))
+    return best.value
+
+
+def space_of(arguments: Sequence[str]) -> Space:
+    """What overrides in Hydra's words ask for; UserError where there is nothing to search for."""
+    given = OverridesParser.create().parse_overrides(list(arguments))
+    last = {override.get_key_element(): override for override in given}
+    searched = {key: distribution_of(one) for key, one in last.items() if one.is_sweep_override()}
+    if not searched:
+        raise UserError(
+            "hydra/sweeper=optuna_search: there is no setting to search for. Give one or more, "
+            "such as policy.ppo.lr=tag(log,interval(1e-5,1e-2)), task.base_channels=range(4,17,4) "
+            "or reward=shaped,escrow"
+        )
+    fixed = {
+        key: one.get_value_element_as_str() for key, one in last.items() if key not in searched
+    }
+    return Space(searched, overrides_of(fixed))
+
+
+def distribution_of(override: Override) -> BaseDistribution:
+    """The values of a setting: interval(a,b), by tag(log,...); range(a,b,step); or a choice."""
+    value = override.value()
+    if isinstance(value, IntervalSweep):
+        whole = isinstance(value.start, int) and isinstance(value.end, int)
+        kind: Callable[..., BaseDistribution] = IntDistribution if whole else FloatDistribution
+        try:
+            return kind(value.start, value.end, log="log" in value.tags)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{override.input_line}: is no interval to search ({error})") from error
+    if isinstance(value, RangeSweep):
+        numbers = list(value.range())
+        whole = all(isinstance(one, int) for one in numbers)
+        if len(numbers) > 1 and whole and numbers[1] > numbers[0]:
+            return IntDistribution(numbers[0], numbers[-1], step=numbers[1] - numbers[0])
+    return CategoricalDistribution(list(override.sweep_string_iterator()))
+
+
+def open_study(settings: DictConfig, sweep: Path, space: Space, resume: bool) -> optuna.Study:
+    """The study in the sweep's folder; UserError for another search's, or one not resumed."""
+    check_choice("hydra.sweeper.sampler", settings.sampler, SAMPLERS)
+    check_choice("hydra.sweeper.pruner", settings.pruner, PRUNERS)
+    for name, least in LEAST.items():
+        whole = isinstance(settings[name], int) and settings[name] >= least
+        check(whole, f"hydra.sweeper.{name}", settings[name], f"a whole number of at least {least}")
+    if (sweep / STUDY).exists() and not resume:
+        raise UserError(
+            f"run_dir={sweep}: already holds a search. Choose another folder, or go on with "
+            "resume=auto"
+        )
+    study = load_study(settings, sweep)
+    now = space.record()
+    before = study.user_attrs.get("space", now)
+    if before != now:
+        other = f"holds a search of something else: {before}, and not {now}"
+        raise UserError(f"run_dir={sweep}: {other}")
+    study.set_user_attr("space", now)
+    return study
+
+
+def load_study(settings: DictConfig, sweep: Path) -> optuna.Study:
+    """The study in the folder of the sweep, made where there is none."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warmup = settings.warmup_rounds
+    pruners: dict[str, BasePruner] = {
+        "median": MedianPruner(settings.startup_trials, warmup),
+        "halving": SuccessiveHalvingPruner(min_resource=max(1, warmup)),
+        "none": NopPruner(),
+    }
+    study = optuna.create_study(
+        storage=JournalStorage(JournalFileBackend(str(sweep / STUDY))),
+        study_name=NAME,
+        direction="maximize",
+        load_if_exists=True,
+        pruner=pruners[settings.pruner],
+    )
+    study.sampler = make_sampler(settings, len(study.trials))
+    return study
+
+
+def make_sampler(settings: DictConfig, done: int) -> BaseSampler:
+    """What chooses the trials after the `done` first; another seed for each call to go on."""
+    seed = settings.seed + done
+    if settings.sampler == "random":
+        return RandomSampler(seed)
+    with warnings.catch_warnings():
+        # said of constant_liar
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return TPESampler(
+            n_startup_trials=settings.startup_trials, seed=seed, constant_liar=settings.n_jobs > 1
+        )
+
+
+def first_batch(numbers: Sequence[int], largest: int) -> list[int]:
+    """The consecutive numbers that rising `numbers` begin with: launchers count up from one."""
+    counted = enumerate(numbers[:largest], numbers[0])
+    return [number for expected, number in counted if number == expected]
+
+
+def play_trials(
+    study: optuna.Study, space: Space, launcher: Launcher, numbers: Sequence[int], sweep: Path
+) -> None:
+    """Play trials with consecutive numbers, and tell the study of those that came to their end."""
+    trials = {one.number: one for one in study.trials}
+    jobs = [[*space.fixed, *overrides_of(trials[number].params)] for number in numbers]
+    launcher.launch(jobs, initial_job_idx=numbers[0])
+    records = read_records(sweep)
+    for record in (records[number] for number in numbers if number in records):
+        if record.status == DONE:
+            study.tell(record.number, record.value)
+        elif record.status == PRUNED:
+            study.tell(record.number, state=TrialState.PRUNED)
+
+
+def overrides_of(params: Mapping[str, object]) -> list[str]:
+    """Settings as overrides."""
+    return [f"{name}={value}" for name, value in params.items()]
+
+
+def judge_of(hydra: HydraConf, rounds: int) -> Judge:
+    """What the job that Hydra has begun here, of so many `rounds`, asks after each of them."""
+    study = load_study(hydra.sweeper, Path(hydra.sweep.dir))
+    frozen = study.trials[int(hydra.job.num)]
+    trial = Trial(study, frozen._trial_id)
+    told = set(frozen.intermediate_values)
+
+    def judge(played: int, accuracy: float) -> bool:
+        step = played - 1  # from 0, as pruners count
+        if step not in told:
+            trial.report(accuracy, step)
+        return played < rounds and trial.should_prune()
+
+    return judge

@@ -1,0 +1,54 @@
+"""Jobs by submitit: submitted as its Hydra launcher submits them, and all waited for to the end.
+
+That launcher's own waiting ends with the first job that left no result, as one does that was killed
+or ran out of its time. Needs the extra `sweep`, and no torch.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import submitit
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobReturn, JobStatus
+from hydra_plugins.hydra_submitit_launcher.config import BaseQueueConf
+from hydra_plugins.hydra_submitit_launcher.submitit_launcher import BaseSubmititLauncher
+from omegaconf import OmegaConf
+from submitit.core.utils import FailedJobError, UncompletedJobError
+
+from esper_soa.config.errors import one_line
+from esper_soa.lab.sweep.jobs import BEGUN, KILLED, WAITING, JobRecord, keep, read_records
+
+
+def launch(
+    launcher: BaseSubmititLauncher, overrides: Sequence[Sequence[str]], first: int
+) -> list[JobReturn]:
+    """Submit a job for each of `overrides`, numbered from `first` on, and wait until the last of
+    them has ended; what became of each is in its record.
+    """
+    cluster = launcher._EXECUTOR
+    given = dict(launcher.params)
+    at_once = {f"{cluster}_{one}": given.pop(one) for one in ("max_num_timeout",) if one in given}
+    executor = submitit.AutoExecutor(given.pop("submitit_folder"), cluster=cluster, **at_once)
+    shared = set(OmegaConf.structured(BaseQueueConf).keys())
+    executor.update_parameters(
+        **{name if name in shared else f"{cluster}_{name}": value for name, value in given.items()}
+    )
+    state = Singleton.get_state()
+    asked = [
+        (list(one), "hydra.sweep.dir", number, f"job_id_for_{number}", state)
+        for number, one in enumerate(overrides, first)
+    ]
+    jobs = executor.map_array(launcher, *zip(*asked, strict=True))
+    told = Path(jobs[0].paths.folder).parent
+    print(f"{len(jobs)} jobs are submitted; what they say is in {told}", flush=True)
+    sweep = Path(str(launcher.config.hydra.sweep.dir))
+    for number, job in enumerate(jobs, first):
+        try:
+            job.results()
+        except (FailedJobError, UncompletedJobError) as error:
+            lost = JobRecord(number, list(overrides[number - first]), "", WAITING)
+            record = read_records(sweep, number).get(number, lost)
+            if record.status in (BEGUN, WAITING):
+                why = f"ended by the system ({job.state}): {one_line(error)}"
+                keep(sweep, record.ended(KILLED, message=why))
+    return [JobReturn(overrides=one, status=JobStatus.COMPLETED) for one in overrides]

@@ -1,0 +1,114 @@
+"""What is said at the end of a sweep: a table of all its jobs, in sweep.json too, and those left.
+
+Made of the records and folders of the jobs: the same under every launcher. Needs no torch.
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.conf import HydraConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from esper_soa.lab.sweep.jobs import BEGUN, ENDED, WAITING, JobRecord, read_records
+from esper_soa.runtime.files import reason_of, write_text
+from esper_soa.runtime.json_lines import Json, json_line
+from esper_soa.training.progress import duration
+from esper_soa.training.run_folder import RunFolder
+
+RESULT = "sweep.json"
+BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+
+
+def end_sweep(hydra: HydraConf, console: Console) -> bool:
+    """Print the table of the sweep's jobs and write sweep.json; says whether all have ended.
+
+    Names those that did not on standard error.
+    """
+    sweep = Path(hydra.sweep.dir)
+    jobs = list_jobs(hydra, sweep)
+    left = [job for job in jobs if job.status not in ENDED]
+    if jobs:
+        common = set.intersection(*(set(job.overrides) for job in jobs))
+        # resume=auto may be of another call than that which played some job
+        rows = [_row(job, common | {"resume=auto"}) for job in jobs]
+        console.print(table(rows))
+        told = f"written to {sweep / RESULT}"
+        text = json_line({"common": sorted(common), "jobs": rows})
+        try:
+            write_text(sweep / RESULT, text + "\n")
+        except OSError as error:
+            told = f"{RESULT} could not be written ({reason_of(error)})"
+        hint = "; resume=auto plays what is not done" if left else ""
+        counts = Counter(job.status for job in jobs).items()
+        counted = ", ".join(f"{count} {status}" for status, count in counts)
+        console.print(f"{counted}{hint}; {told}", highlight=False, soft_wrap=True)
+    if left:
+        print("failed jobs:", *map(failure_words, left), sep="\n  ", file=sys.stderr)
+    return not left and bool(jobs)
+
+
+def list_jobs(hydra: HydraConf, sweep: Path) -> list[JobRecord]:
+    """The jobs that the sweep consists of, with those not begun where they are known beforehand.
+
+    Hydra's own sweeper plays every combination; other numbers are of earlier, larger sweeps.
+    """
+    found = read_records(sweep)
+    if hydra.sweeper["_target_"] != BASIC:
+        return list(found.values())
+    params = [f"{key}={value}" for key, value in (hydra.sweeper["params"] or {}).items()]
+    given = OverridesParser.create().parse_overrides([*params, *hydra.overrides.task])
+    (jobs,) = BasicSweeper.split_arguments(given, None)
+    return [
+        found.get(number, JobRecord(number, overrides, "", WAITING))
+        for number, overrides in enumerate(jobs)
+    ]
+
+
+def _row(job: JobRecord, hidden: set[str]) -> dict[str, Json]:
+    """A job in sweep.json, without the overrides that are `hidden`."""
+    path = RunFolder(Path(job.folder)).summary
+    ended = job.status in ENDED and path.is_file()
+    summary = json.loads(path.read_text(encoding="utf-8")) if ended else {}
+    grown = summary.get("grown", {})
+    return {
+        "job": job.number,
+        "overrides": [one for one in job.overrides if one not in hidden],
+        "status": job.status,
+        "accuracy": job.value,
+        "net": grown.get("net"),
+        "parameters": grown.get("size"),
+        "seconds": summary.get("wall_seconds"),
+        "message": job.message,
+        "folder": job.folder,
+    }
+
+
+def table(rows: Sequence[dict]) -> Table:
+    """The jobs one below the other."""
+    shown = Table(box=box.SIMPLE, title="jobs", title_justify="left")
+    for heading in ("job", "overrides", "status", "accuracy %", "less rent", "parameters", "time"):
+        left = heading in ("overrides", "status")
+        shown.add_column(heading, justify="left" if left else "right", overflow="fold")
+    forms = {"accuracy": ".2f", "net": ".2f", "parameters": ",.0f"}
+    for row in rows:
+        numbers = [
+            "" if row[key] is None else format(row[key], form) for key, form in forms.items()
+        ]
+        took = "" if row["seconds"] is None else duration(row["seconds"])
+        words = escape(" ".join(row["overrides"]))
+        shown.add_row(str(row["job"]), words, row["status"], *numbers, took)
+    return shown
+
+
+def failure_words(job: JobRecord) -> str:
+    """A job that is not done by number and overrides, and why."""
+    why = job.message or ("has not come to its end" if job.status == BEGUN else job.status)
+    return f"{' '.join([f'#{job.number}', *job.overrides])}: {' '.join(why.split())}"

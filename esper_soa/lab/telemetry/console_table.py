@@ -1,0 +1,73 @@
+"""A table of the envs of a run for a terminal, env-step by env-step: accuracy, reward, op, and what
+is in the slots."""
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from esper_soa.lab.telemetry.pack import unpack
+from esper_soa.lab.telemetry.rows import Legend, Played
+from esper_soa.lab.telemetry.schema import ENDINGS
+from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES
+
+MOST_ENVS = 24  # rows, so that a terminal holds them
+
+
+class EnvsTable:
+    """Shows the newest env-step that it was given; a renderable of rich."""
+
+    def __init__(self, legend: Legend) -> None:
+        self._legend = legend
+        # the newest env-step: round and step from 1, float64 [N, C] of lab/telemetry/pack.py
+        self._latest: tuple[int, int, np.ndarray] | None = None
+
+    def show(self, number: int, step: int, numbers: np.ndarray) -> None:
+        """Take an env-step: round and env-step from 1, numbers float64 [N, C]."""
+        self._latest = (number, step, numbers)
+
+    def __rich__(self) -> Table:
+        """Rows of the first MOST_ENVS envs; none before the first env-step."""
+        table = Table(box=box.SIMPLE, title_justify="left", caption_justify="left")
+        for heading in ("env", "accuracy %", "reward"):
+            table.add_column(heading, justify="right")
+        for heading in ("op", *self._legend.slots):
+            table.add_column(heading)
+        if self._latest is None:
+            return table
+        number, step, numbers = self._latest
+        played = unpack(self._legend, number, np.array([step]), numbers[None])
+        table.title = f"round {number}, env-step {step}"
+        for env in range(min(len(numbers), MOST_ENVS)):
+            slots = [self._slot(played, env, slot) for slot in range(len(self._legend.slots))]
+            table.add_row(
+                str(env),
+                f"{float(played.read('accuracy')[0, env]):.2f}",
+                *self._turn(played, env),
+                *slots,
+            )
+        left = len(numbers) - MOST_ENVS
+        table.caption = f"and {left} more" if left > 0 else None
+        return table
+
+    @staticmethod
+    def _turn(played: Played, env: int) -> tuple[str, str]:
+        """Reward and op of an env; if its episode ended early no reward, and why it has."""
+        if played.flag("over")[0, env]:
+            return "", f"over: {ENDINGS[int(played.code('ending')[0, env]) - 1]}"
+        op = OP_NAMES[int(played.code("effective_op")[0, env])]
+        return f"{float(played.read('reward')[0, env]):+.3f}", "" if op == "wait" else op
+
+    def _slot(self, played: Played, env: int, slot: int) -> str:
+        """A seed as blueprint, stage, alpha and contribution; nothing for an empty slot."""
+
+        def read(name: str) -> float:
+            return float(played.read(f"slot.{name}")[0, env, slot])
+
+        stage = int(read("stage"))
+        if stage not in LIVE_STAGES:
+            return ""
+        known = f" {read('contribution'):+.1f}" if read("measured") else ""
+        return (
+            f"{self._legend.blueprints[int(read('blueprint'))]} {STAGE_NAMES[stage]} "
+            f"{read('alpha'):.2f}{known}"
+        )

@@ -1,0 +1,140 @@
+"""The table of events: what happened to every seed and env between the states before and after an
+env-step's actions, as a bool [T, N, S] or [T, N, 1] per kind of event. Needs no torch.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from esper_soa.lab.telemetry.rows import Played, Rows, seed_numbers
+from esper_soa.lab.telemetry.schema import ENDINGS, KINDS, REASONS
+from esper_soa.lab.telemetry.table_files import Texts
+from esper_soa.vocabulary import LIVE_STAGES, STAGE_NAMES, Op, Stage
+
+GATES = ("G1", "G2", "G3", "G5")
+# gate k leads from k to k + 1
+PATH = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
+PASSED = ("advanced", "blended", "advanced", "fossilized")  # what passing each gate is called
+CAUSES = tuple(dict.fromkeys(cause for causes in KINDS.values() for cause in causes))
+KIND_NAMES = tuple(KINDS)
+ACTION = CAUSES.index("action")
+AUTOMATIC = CAUSES.index("automatic")
+
+
+class Event(NamedTuple):
+    """A kind of event, and where it happened."""
+
+    kind: str
+    where: np.ndarray  # bool [T, N, S], or [T, N, 1] of the whole env
+    cause: np.ndarray | int  # a place in CAUSES
+    gate: int = -1  # in GATES
+    of_seed: bool = True
+
+
+def seed_events(played: Played) -> list[Event]:
+    """What happened to seeds, in the order in which it happens within an env-step."""
+    before = played.code("slot.stage")
+    after = played.code("slot.stage_after")
+    panic = played.flag("panic")[:, :, None]
+    target = played.code("slot")[:, :, None] == np.arange(before.shape[2])
+    op = played.code("effective_op")[:, :, None]
+    success = played.flag("success")[:, :, None]
+    asked = {
+        code: target & (op == code) & ~panic
+        for code in (Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE)
+    }
+    pruned = asked[Op.PRUNE] & success
+    stays = np.isin(after, LIVE_STAGES)
+    by = np.where(pruned, ACTION, CAUSES.index("faded"))
+    fate = np.where(panic, CAUSES.index("rollback"), by)
+    cooling = (after == Stage.EMBARGOED) & (before != Stage.EMBARGOED)
+    return [
+        Event("germinated", (before == Stage.EMPTY) & (after != Stage.EMPTY), ACTION),
+        *(
+            Event("refused", asked[Op.ADVANCE] & ~success & (before == PATH[gate]), ACTION, gate)
+            for gate in range(3)
+        ),
+        Event("refused", asked[Op.FOSSILIZE] & ~success, ACTION, 3),
+        Event("retargeted", asked[Op.SET_ALPHA_TARGET] & success, ACTION),
+        Event("fading", pruned & stays, ACTION),
+        *_passages(before, after, asked[Op.ADVANCE] & success),
+        Event("pruned", np.isin(before, LIVE_STAGES) & ~stays, fate),
+        Event("embargoed", cooling, AUTOMATIC),
+        Event("emptied", (after == Stage.EMPTY) & (before != Stage.EMPTY), AUTOMATIC),
+    ]
+
+
+def _passages(before: np.ndarray, after: np.ndarray, advanced: np.ndarray) -> list[Event]:
+    """Gates that were passed; by an action the first of them, any further by itself."""
+    found = []
+    start = np.where(before == Stage.EMPTY, Stage.GERMINATED, before)
+    for gate, source in enumerate(PATH[:-1]):
+        passed = np.isin(start, PATH[: gate + 1]) & np.isin(after, PATH[gate + 1 :])
+        by_action = (advanced & (before == source)) | (PATH[gate + 1] == Stage.FOSSILIZED)
+        found.append(Event(PASSED[gate], passed, np.where(by_action, ACTION, AUTOMATIC), gate))
+    return found
+
+
+def events_rows(played: Played) -> Rows:
+    """The table `events`, sorted by env-step, env and order of happening: the governor first, an
+    end last. Nothing happens to an env whose episode is over.
+    """
+    reason, ending, panic, over = (
+        played.code(name)[:, :, None] for name in ("reason", "ending", "panic", "over")
+    )
+    why = np.array([0, *map(CAUSES.index, REASONS)])[reason]
+    last = np.array([0, *map(CAUSES.index, ENDINGS)])[ending]
+    found = [
+        Event("diverging", (reason > 0) & (panic == 0), why, of_seed=False),
+        Event("panic", panic > 0, why, of_seed=False),
+        Event("rollback", panic > 0, why, of_seed=False),
+        *seed_events(played),
+        Event("ended_early", ending > 0, last, of_seed=False),
+    ]
+    places = [np.nonzero(one.where & (over == 0)) for one in found]
+    counts = [len(place[0]) for place in places]
+    step, env, slot = (np.concatenate([place[axis] for place in places]) for axis in range(3))
+    order = np.lexsort((slot, np.repeat(np.arange(len(found)), counts), env, step))
+    causes = [
+        np.broadcast_to(one.cause, one.where.shape)[place]
+        for one, place in zip(found, places, strict=True)
+    ]
+    kind = np.repeat([KIND_NAMES.index(one.kind) for one in found], counts)[order]
+    gate = np.repeat([one.gate for one in found], counts)[order]
+    of_seed = np.repeat([one.of_seed for one in found], counts)[order]
+    return _rows(played, (step[order], env[order], slot[order]), of_seed) | {
+        "kind": Texts(kind, KIND_NAMES),
+        "gate": Texts(gate, GATES),
+        "cause": Texts(np.concatenate(causes)[order], CAUSES),
+    }
+
+
+def _rows(played: Played, at: tuple[np.ndarray, ...], of_seed: np.ndarray) -> Rows:
+    """What the columns of env-step and slot say at E events; at: int [E] each, env-step, env and
+    slot, which is 0 for events of whole envs; of_seed: bool [E].
+    """
+    legend = played.legend
+    blueprint = np.maximum(played.code("slot.blueprint"), played.code("slot.blueprint_after"))
+    gain = played.read("slot.accuracy_current") - played.read("slot.accuracy_initial")
+    measured = played.flag("slot.measured")[at]
+
+    def text(codes: np.ndarray, names: tuple[str, ...]) -> Texts:
+        return Texts(np.where(of_seed, codes, -1), names)
+
+    def seeds(values: np.ndarray) -> np.ndarray:
+        return np.where(of_seed, values[at], np.nan)
+
+    return played.keys(*at[:2]) | {
+        "slot": text(at[2], legend.slots),
+        "seed": seeds(np.maximum(*seed_numbers(played))),
+        "blueprint": text(blueprint[at], legend.blueprints),
+        "stage_from": text(played.code("slot.stage")[at], STAGE_NAMES),
+        "stage_to": text(played.code("slot.stage_after")[at], STAGE_NAMES),
+        "seed_age": seeds(played.read("slot.seed_age")),
+        "stage_age": seeds(played.read("slot.stage_age")),
+        "alpha": seeds(played.read("slot.alpha")),
+        "alpha_target": seeds(played.read("slot.alpha_target_after")),
+        "contribution": np.where(measured, seeds(played.read("slot.contribution")), np.nan),
+        "accuracy": played.read("accuracy")[at[:2]],
+        "accuracy_gain": seeds(gain),
+    }

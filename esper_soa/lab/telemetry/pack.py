@@ -1,0 +1,136 @@
+"""One env-step of N envs as one table of numbers [N, C], on the device; rows.py takes it apart on
+the host. Which numbers there are is said here alone. Nothing here waits for the device.
+"""
+
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper_soa.agent.distribution import head_masks
+from esper_soa.env.env import Seen
+from esper_soa.env.step import StepResult
+from esper_soa.lab.telemetry.rows import Legend, Played
+from esper_soa.lab.telemetry.schema import REWARD_TERMS
+from esper_soa.state import STATE_FLOAT, Decision
+from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
+
+
+class Facts(NamedTuple):
+    """What an env-step showed, what was decided, and what became of it."""
+
+    seen: Seen
+    decision: Decision
+    result: StepResult
+    # Float32 [N, X] of all choices in HEADS order; None = not asked or not known.
+    probabilities: Tensor | None = None
+
+
+Part = Mapping[str, Callable[[Facts], Tensor]]
+
+
+def _at(path: str, names: str) -> Part:
+    """What reads the fields `names` of the record at `path` in Facts."""
+    return {name: attrgetter(f"{path}.{name}") for name in names.split()}
+
+
+# [N] each; numbers of one table have one dtype.
+ENV_CODES: Part = {
+    **_at("decision.action", " ".join(HEAD_NAMES)),
+    **_at("result.outcome", "effective_op"),
+    **_at("seen.observed.state.guard", "reason"),
+    "ending": lambda one: one.result.state.ending.cause,
+}
+ENV_FLAGS: Part = {
+    **_at("seen.observed.state.ending", "over"),
+    **_at("result.outcome", "success"),
+    **_at("seen.observed.state.guard", "panic"),
+    **_at("seen.observed.attribution", "total_known"),
+}
+ENV_NUMBERS: Part = {
+    "accuracy": lambda one: one.seen.observed.state.signals.val_accuracy,
+    **_at("seen.measured", "val_loss train_loss train_accuracy"),
+    "total_contribution": lambda one: one.seen.observed.attribution.total,
+    "committed_accuracy": lambda one: one.seen.observed.attribution.committed,
+}
+OVER = len(ENV_CODES) + list(ENV_FLAGS).index("over")  # column of `pack`
+# [N, S] each.
+SLOTS = "seen.observed.state.slots"  # before the action
+SLOT_CODES: Part = {
+    **_at(SLOTS, "stage stage_age seed_age blueprint blend"),
+    "stage_after": lambda one: one.result.state.slots.stage,
+    "blueprint_after": lambda one: one.result.state.slots.blueprint,
+}
+SLOT_FLAGS: Part = {
+    **_at("seen.observed.attribution", "measured"),
+    "gradient_measured": lambda one: one.seen.measured.gradients.measured,
+    **_at(SLOTS, "gradient_ratio_known gradient_vanishing gradient_exploding"),
+}
+SLOT_NUMBERS: Part = {
+    "alpha_target": lambda one: one.seen.observed.state.ramp.target,
+    "alpha_target_after": lambda one: one.result.state.ramp.target,
+    **_at("seen.observed.attribution", "contribution shapley shapley_error"),
+    "interaction": lambda one: one.seen.observed.attribution.interaction_sum,
+    **_at(SLOTS, "alpha contribution_velocity accuracy_initial accuracy_current"),
+    **_at(SLOTS, "gradient_norm gradient_ratio gradient_health escrow"),
+}
+ENV: tuple[Part, ...] = (ENV_CODES, ENV_FLAGS, ENV_NUMBERS)
+SLOT: tuple[Part, ...] = (SLOT_CODES, SLOT_FLAGS, SLOT_NUMBERS)
+
+
+def pack(facts: Facts, full: bool) -> Tensor:
+    """float64 [N, C]: all that the tables of a level say of an env-step; full: at that level."""
+    parts = [
+        *(torch.stack([read(facts) for read in part.values()], 1) for part in ENV),
+        torch.stack([facts.result.terms.get(name) for name in (*REWARD_TERMS, "total")], 1),
+        facts.decision.log_probs,
+        facts.decision.value.unsqueeze(1),
+        facts.seen.observed.masks.op,
+        (facts.seen.measured.subset >= 0).sum(1, keepdim=True),
+        *(torch.stack([read(facts) for read in part.values()], 1) for part in SLOT),
+    ]
+    if full:
+        parts += _details(facts)
+    return torch.cat([part.flatten(1).to(STATE_FLOAT) for part in parts], 1)
+
+
+def _details(facts: Facts) -> list[Tensor]:
+    """What the level `full` adds: choices with their masks, and the subsets that were validated."""
+    legal = head_masks(facts.seen.observed.masks, facts.decision.action.op)
+    masks = torch.cat(list(legal.values()), 1)
+    unknown = torch.full_like(masks, torch.nan, dtype=torch.float32)
+    likely = facts.probabilities if facts.probabilities is not None else unknown
+    return [masks, likely, facts.seen.measured.subset, facts.seen.measured.accuracy]
+
+
+def still_played(numbers: np.ndarray) -> np.ndarray:
+    """bool [..., N], of numbers [..., N, C] of `pack`: envs not over before the env-step."""
+    return numbers[..., OVER] == 0
+
+
+def ended(numbers: np.ndarray) -> np.ndarray:
+    """Numbers [N, C] of `pack` of envs whose episodes are all over."""
+    numbers = numbers.copy()
+    numbers[:, OVER] = 1
+    return numbers
+
+
+def unpack(legend: Legend, number: int, steps: np.ndarray, numbers: np.ndarray) -> Played:
+    """Numbers [T, N, C] of `pack` of env-steps `steps` (int [T], from 1) of round `number`."""
+    sizes = dict.fromkeys([name for part in ENV for name in part], 0)  # 0 = one, and no list
+    sizes |= dict.fromkeys([*(f"reward_{name}" for name in REWARD_TERMS), "reward"], 0)
+    sizes |= {"log_probs": len(HEAD_NAMES), "value": 0, "legal": len(OP_NAMES), "subsets": 0}
+    sizes |= {f"slot.{name}": len(legend.slots) for part in SLOT for name in part}
+    num_choices = sum(legend.choices)
+    num_subsets = (numbers.shape[2] - sum(size or 1 for size in sizes.values())) // 2 - num_choices
+    sizes |= {"masks": num_choices, "probabilities": num_choices}  # of the level `full`, as these
+    sizes |= {"subset": num_subsets, "subset_accuracy": num_subsets}
+    places: dict[str, int | slice] = {}
+    begin = 0
+    for name, size in sizes.items():
+        places[name] = slice(begin, begin + size) if size else begin
+        begin += size or 1
+    return Played(legend, number, steps, numbers, places)

@@ -1,0 +1,309 @@
+"""Keeps the env-steps of a run as tables in its folder, by a thread that the run never waits for.
+
+A round's files are written when it is over, and now and then before.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper_soa.config.settings import TrainConfig
+from esper_soa.env.world import World
+from esper_soa.lab.telemetry.console_table import EnvsTable
+from esper_soa.lab.telemetry.events import events_rows
+from esper_soa.lab.telemetry.pack import Facts, ended, pack, still_played, unpack
+from esper_soa.lab.telemetry.rows import (
+    Cost,
+    Legend,
+    choices_rows,
+    slots_rows,
+    steps_rows,
+    subsets_rows,
+)
+from esper_soa.lab.telemetry.schema import CURVE_NAMES, SCHEMA_VERSION, STYLE_NAMES, TABLES
+from esper_soa.lab.telemetry.table_files import FOLDER, table_bytes, table_path, written_at
+from esper_soa.lab.telemetry.worker import Worker
+from esper_soa.nets.model.blueprints import names_by_code
+from esper_soa.nets.model.flops import TrainingFlop
+from esper_soa.runtime.files import LOGGER, Unwritten, write_bytes
+from esper_soa.runtime.json_lines import Json
+from esper_soa.runtime.ranks import Ranks
+from esper_soa.state import ParameterCounts
+from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES, STAGE_NAMES
+
+LIMIT = 256  # env-steps of all envs that may wait for the thread
+# a round in progress is written again after this many times as long as the last time took
+SHARE = 20
+PATIENCE = 60.0  # seconds that a checkpoint waits for the tables of its rounds
+MOST_WAITING = 2**26  # bytes of finished rounds that wait for room on the disk
+MAKERS = {
+    "steps": steps_rows,
+    "slots": slots_rows,
+    "events": events_rows,
+    "choices": choices_rows,
+    "subsets": subsets_rows,
+}
+
+
+class NoRecorder:
+    """Records nothing, and asks the device for nothing."""
+
+    full = False
+    env_steps = 0  # of all envs, of which every table is on the disk
+    given = 0  # env-steps of all envs that were handed over
+
+    @property
+    def dropped(self) -> int:
+        """Env-steps of all envs that some table lacks; known once all is closed."""
+        return self.given - self.env_steps
+
+    def begin(self, number: int) -> None:
+        """Round `number`, from 1, begins."""
+
+    def pack(self, facts: Facts) -> Tensor | None:
+        """What is to be copied to the host of an env-step, float64 [N, C]; None = nothing."""
+        return None
+
+    def emit(self, step: int, numbers: np.ndarray) -> None:
+        """Hand over what `pack` gave for env-step `step`, from 1, once on the host; never waits."""
+
+    def end(self) -> None:
+        """The round is over."""
+
+    def flush(self) -> None:
+        """Wait until the rounds that are over are on the disk."""
+
+    def close(self) -> None:
+        """Write what is left, the round in progress included, and let the thread go."""
+
+
+NO_RECORDER = NoRecorder()
+
+
+# A round, with an env-step of it and its numbers (float64 [N, C]); or with how many env-steps of
+# all envs it lost, where it is over: round 0 where no more will come.
+Item: TypeAlias = tuple[int, int, np.ndarray] | tuple[int, int]
+
+
+class Recorder(NoRecorder):
+    """Records the rounds of a run in its folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        legend: Legend,
+        level: str,
+        interval: float,
+        unwritten: Unwritten,
+        table: EnvsTable | None = None,
+    ) -> None:
+        """interval: least seconds between two writings of a round in progress; table: shown."""
+        self._table = table
+        self.full = level == "full"
+        self._folder = folder
+        self._legend = legend
+        self._interval = interval
+        self._unwritten = unwritten
+        self._tables = written_at(level)
+        # the lists by which bits and lists in the tables are to be read
+        lists = {"ops": OP_NAMES, "slots": legend.slots, "blueprints": legend.blueprints}
+        lists |= {"styles": STYLE_NAMES, "curves": CURVE_NAMES, "stages": STAGE_NAMES}
+        names = json.dumps(lists | {"heads": HEAD_NAMES})
+        self._facts = {"schema": str(SCHEMA_VERSION), "legend": names}
+        self._number = self._lost = 0
+        # of the thread: the round in progress, its numbers by env-step, and when its files are
+        # written again, on the clock
+        self._round = 0
+        self._steps: dict[int, np.ndarray] = {}
+        self._due = 0.0
+        # by round: env-steps of all envs, and files that are to be written, or have no room
+        self._waiting: dict[int, tuple[int, dict[Path, bytes]]] = {}
+        self._on_disk: dict[int, int] = {}  # env-steps of all envs by round
+        self._worker: Worker[Item] = Worker("telemetry", self._handle, LIMIT)
+
+    def begin(self, number: int) -> None:
+        self._number = number
+        self._lost = 0
+
+    def pack(self, facts: Facts) -> Tensor | None:
+        return pack(facts, self.full)
+
+    def emit(self, step: int, numbers: np.ndarray) -> None:
+        if self._table is not None:
+            self._table.show(self._number, step, numbers)
+        env_steps = int(still_played(numbers).sum())
+        self.given += env_steps
+        if not self._worker.emit((self._number, step, numbers)):
+            self._lost += env_steps
+
+    def end(self) -> None:
+        self._worker.insist((self._number, self._lost))
+
+    def flush(self) -> None:
+        done = self._worker.flush(PATIENCE)
+        if not done or self._worker.reason:
+            self._unwritten.reasons[FOLDER] = self._worker.reason or "the disk is too slow"
+
+    def close(self) -> None:
+        self._worker.insist((0, 0))
+        self.flush()
+        self._worker.close(PATIENCE)
+        if self.dropped:
+            reason = self._unwritten.reasons.get(FOLDER) or "the disk was full, or too slow"
+            LOGGER.warning("%s lacks %d env-steps: %s", FOLDER, self.dropped, reason)
+
+    def _handle(self, item: Item) -> None:
+        """In the thread: keep an env-step, or write a round."""
+        if len(item) == 2:
+            number, lost = item
+            if self._steps:
+                facts = {"dropped": str(lost)} if lost else {}
+                self._make({"complete": str(number == self._round).lower()} | facts)
+            self._steps = {}
+            self._write()
+            return
+        now = time.monotonic()
+        number, step, numbers = item
+        if not self._steps or self._round != number:
+            self._round = number
+            self._steps = {}
+            self._due = now + self._interval
+        self._steps[step] = numbers
+        if now > self._due and self._worker.idle:
+            self._make({"complete": "false"})
+            self._write()
+            done = time.monotonic()
+            self._due = done + max(self._interval, SHARE * (done - now))
+
+    def _make(self, facts: dict[str, str]) -> None:
+        """The files of the round in progress as far as it has come."""
+        numbers = np.stack(list(self._steps.values()))
+        played = unpack(self._legend, self._round, np.array(list(self._steps)), numbers)
+        files = {}
+        for table in self._tables:
+            rows = MAKERS[table](played)
+            content = table_bytes(TABLES[table], rows, {"table": table} | self._facts | facts)
+            files[table_path(self._folder, table, self._round)] = content
+        self._waiting[self._round] = (int(still_played(numbers).sum()), files)
+
+    def _write(self) -> None:
+        """Write what waits. What the disk refuses is tried again the next time, but for the oldest
+        rounds, which are given up where all come to more than MOST_WAITING bytes.
+        """
+        with self._unwritten.noting(FOLDER):
+            for number, (env_steps, files) in list(self._waiting.items()):
+                for path in list(files):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    write_bytes(path, files[path])
+                    del files[path]
+                self._on_disk[number] = env_steps
+                self.env_steps = sum(self._on_disk.values())
+                del self._waiting[number]
+        sizes = {number: sum(map(len, one[1].values())) for number, one in self._waiting.items()}
+        for number in sorted(sizes):
+            if sum(sizes.values()) > MOST_WAITING:
+                del self._waiting[number], sizes[number]
+
+
+class Relay(NoRecorder):
+    """Records what several ranks play: each keeps a round's env-steps, the first records all."""
+
+    def __init__(self, recorder: NoRecorder, ranks: Ranks, level: str) -> None:
+        """recorder: of the first rank; it records nothing on others. level: events or full."""
+        self.full = level == "full"
+        self._recorder = recorder
+        self._ranks = ranks
+        self._steps: list[np.ndarray] = []
+
+    def begin(self, number: int) -> None:
+        self._steps = []
+        self._recorder.begin(number)
+
+    def pack(self, facts: Facts) -> Tensor | None:
+        return pack(facts, self.full)
+
+    def emit(self, step: int, numbers: np.ndarray) -> None:
+        self._steps.append(numbers)
+
+    def end(self) -> None:
+        # where others play on
+        left_out = max(self._ranks.of_all(len(self._steps))) - len(self._steps)
+        steps = [*self._steps, *[ended(numbers) for numbers in self._steps[-1:]] * left_out]
+        played = self._ranks.gather_at_first(torch.from_numpy(np.stack(steps, 1)))
+        for step, numbers in enumerate([] if played is None else played.unbind(1), start=1):
+            self._recorder.emit(step, numbers.numpy())
+            if step % (LIMIT // 2) == 0:
+                self._recorder.flush()
+        self._recorder.end()
+
+    def flush(self) -> None:
+        self._recorder.flush()
+
+    def close(self) -> None:
+        self._recorder.close()
+        self.given = self._recorder.given
+        self.env_steps = self._recorder.env_steps
+
+
+@contextmanager
+def recording(
+    cfg: TrainConfig,
+    world: World,
+    folder: Path,
+    unwritten: Unwritten,
+    table: EnvsTable | None = None,
+) -> Iterator[NoRecorder]:
+    """Records the rounds of a run in `folder` while the context lasts; table: shown each step."""
+    level = cfg.telemetry.level
+    ranks = world.ranks
+    recorder = NO_RECORDER
+    if written_at(level) and ranks.first:
+        legend = legend_of(world, cfg.policy.name == "ppo")
+        interval = cfg.telemetry.write_interval
+        recorder = Recorder(folder, legend, level, interval, unwritten, table)
+    if written_at(level) and ranks.count > 1:
+        recorder = Relay(recorder, ranks, level)
+    try:
+        yield recorder
+    finally:
+        recorder.close()
+
+
+def envs_table(cfg: TrainConfig, world: World) -> EnvsTable | None:
+    """The table of envs that telemetry.console asks for; None where it does not."""
+    if cfg.telemetry.console != "envs":
+        return None
+    return EnvsTable(legend_of(world, cfg.policy.name == "ppo"))
+
+
+def legend_of(world: World, learns: bool) -> Legend:
+    """What the tables of a world's runs are read by; learns: whether its policy does."""
+    shape = world.rules.nets.shape
+    counts = world.rules.reward.counts
+    return Legend(
+        slots=tuple(spec.name for spec in shape.slots),
+        blueprints=names_by_code(shape.blueprints),
+        parameters=_cost(counts, 1),
+        train_flop=_cost(world.flop, world.sizes.train_samples),
+        learns=learns,
+        sampled_shapley=world.rules.shapley_orders is not None,
+    )
+
+
+def _cost(one: ParameterCounts | TrainingFlop, times: int) -> Cost:
+    """The cost of `times` as much."""
+    tables = [np.asarray(part.cpu().numpy(), np.float64) * times for part in (one.seed, one.gate)]
+    return Cost(float(one.host) * times, *tables)
+
+
+def recorded(level: str, recorder: NoRecorder, lacking: Mapping[str, int]) -> dict[str, Json]:
+    """What summary.json says of telemetry; lacking: lines that trackers were not given, by name."""
+    dropped = {"tables": recorder.dropped} if recorder.dropped else {}
+    return {"level": level, "env_steps": recorder.env_steps, "dropped": dropped | dict(lacking)}

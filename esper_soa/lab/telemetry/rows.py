@@ -1,0 +1,241 @@
+"""The tables of a round, made of what the device handed over: numbers [T, N, C] of T env-steps and
+N envs. An env makes no rows once its episode has ended early. Needs no torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from esper_soa.lab.telemetry.schema import CURVE_NAMES, REWARD_TERMS, STYLE_NAMES
+from esper_soa.lab.telemetry.table_files import Texts, Values
+from esper_soa.vocabulary import (
+    ALPHA_TARGETS,
+    BLEND_NAMES,
+    HEAD_NAMES,
+    HEADS,
+    LIVE_STAGES,
+    OP_NAMES,
+    RUNNING_STAGES,
+    SPEED_STEPS,
+    STAGE_NAMES,
+    TEMPO_STEPS,
+    Blend,
+    Stage,
+    head_sizes,
+)
+
+# in which a blend has a gate network, if it is GATE
+GATE_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
+EXACT_SEEDS = 4  # up to which Shapley values are known without sampling
+Rows = dict[str, Values]
+
+
+class Cost(NamedTuple):
+    """What a host and what can stand in its slots costs: parameters, or FLOP of an env-step."""
+
+    host: float
+    seed: np.ndarray  # float64 [S, P]
+    gate: np.ndarray  # float64 [S]
+
+
+@dataclass(frozen=True)
+class Legend:
+    """What is the same for all env-steps of a run, and needed to read their numbers."""
+
+    slots: tuple[str, ...]
+    blueprints: tuple[str, ...]  # by code
+    parameters: Cost
+    train_flop: Cost
+    learns: bool  # whether probabilities and values are a policy's own
+    sampled_shapley: bool  # whether there are Shapley values of more than EXACT_SEEDS seeds
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Number of choices of every head."""
+        return head_sizes(len(self.slots), len(self.blueprints))
+
+
+class Played(NamedTuple):
+    """Env-steps of a round, taken apart."""
+
+    legend: Legend
+    round: int
+    steps: np.ndarray  # int [T], from 1, in order
+    numbers: np.ndarray  # float64 [T, N, C]
+    # what the columns C hold: one of an env, or K of its slots (`slot.*`) or of other things
+    places: Mapping[str, int | slice]
+
+    def read(self, name: str) -> np.ndarray:
+        """float64 [T, N] or [T, N, K]."""
+        return self.numbers[:, :, self.places[name]]
+
+    def code(self, name: str) -> np.ndarray:
+        """int64 [T, N] or [T, N, K]."""
+        return self.read(name).astype(np.int64)
+
+    def flag(self, name: str) -> np.ndarray:
+        """bool [T, N] or [T, N, K]."""
+        return self.read(name) > 0
+
+    def rows(self, columns: Mapping[str, Values], where: np.ndarray | None = None) -> Rows:
+        """A table of `columns` of all env-steps that were played ([T, N, ...]), or of the places
+        `where` (bool [T, N, K]) in them ([T, N, K]).
+        """
+        there = ~self.flag("over")
+        at = np.nonzero(there if where is None else where & there[:, :, None])
+        return self.keys(*at[:2]) | {name: values[at] for name, values in columns.items()}
+
+    def keys(self, step: np.ndarray, env: np.ndarray) -> Rows:
+        """What every table begins with, of R rows; step: int [R], places in `steps`."""
+        return {"round": np.full(len(env), self.round), "step": self.steps[step], "env": env}
+
+
+def residents(played: Played, cost: Cost, stages: tuple[int, ...]) -> np.ndarray:
+    """float64 [T, N, S]: what the seed in each slot costs with its gate; 0 outside `stages`."""
+    stage = played.code("slot.stage")
+    blueprint = played.code("slot.blueprint")
+    own = cost.seed[np.arange(len(cost.seed)), np.maximum(blueprint, 0)]
+    gated = (played.code("slot.blend") == Blend.GATE) & np.isin(stage, GATE_STAGES)
+    return np.where(np.isin(stage, stages), own + np.where(gated, cost.gate, 0.0), 0.0)
+
+
+def seed_numbers(played: Played) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [T, N, S] twice: the number of the seed in each slot, before and after the actions.
+
+    By env, from 1 in order of germination; 0 for an empty slot. Env-steps that are missing cost no
+    more than the order of the seeds that were born in them.
+    """
+    occupied = played.code("slot.stage") != Stage.EMPTY
+    after = played.code("slot.stage_after") != Stage.EMPTY
+    age = played.code("slot.seed_age")
+    born = after & ~occupied
+    earlier = np.zeros_like(occupied)
+    earlier[1:] = after[:-1]
+    younger = np.zeros_like(occupied)
+    younger[1:] = occupied[:-1] & occupied[1:] & (age[1:] < age[:-1])
+    unseen = occupied & (~earlier | younger)
+    # [T, 2, N, S]: before the actions of an env-step, and by them
+    births = np.stack((unseen, born), 1)
+    by_slot = births.transpose(0, 1, 3, 2)  # in the order in which seeds are numbered
+    counted = np.cumsum(by_slot.reshape(-1, by_slot.shape[3]), 0).reshape(by_slot.shape)
+    born_last = np.where(births, counted.transpose(0, 1, 3, 2), 0)
+    latest = np.maximum.accumulate(born_last.reshape(-1, *born_last.shape[2:]), 0)
+    latest = latest.reshape(born_last.shape)
+    return np.where(occupied, latest[:, 0], 0), np.where(after, latest[:, 1], 0)
+
+
+def _text(codes: np.ndarray, names: tuple[str, ...], known: np.ndarray) -> Texts:
+    return Texts(np.where(known, codes, -1), names)
+
+
+def _number(values: np.ndarray, known: np.ndarray | bool) -> np.ndarray:
+    """float64: NaN where nothing is known."""
+    return np.where(known, values, np.nan)
+
+
+def steps_rows(played: Played) -> Rows:
+    """The table `steps`."""
+    measured = ("accuracy", "val_loss", "train_loss", "train_accuracy", "committed_accuracy")
+    paid = ("reward", *(f"reward_{name}" for name in REWARD_TERMS))
+    parameters = played.legend.parameters
+    flop = played.legend.train_flop
+    bits = 1 << np.arange(len(OP_NAMES))
+    columns = {name: played.read(name) for name in (*measured, *paid)} | {
+        "parameters": parameters.host + residents(played, parameters, LIVE_STAGES).sum(2),
+        "train_flop": flop.host + residents(played, flop, RUNNING_STAGES).sum(2),
+        "subsets": played.code("subsets"),
+        "total_contribution": _number(
+            played.read("total_contribution"), played.flag("total_known")
+        ),
+        "effective_op": Texts(played.code("effective_op"), OP_NAMES),
+        "success": played.flag("success"),
+        "ops_legal": played.code("legal") @ bits,
+        "panic": played.flag("panic"),
+    }
+    return played.rows(columns | _choice_columns(played))
+
+
+def _choice_columns(played: Played) -> dict[str, Values]:
+    """What was chosen, and how likely it was; null of heads that do not matter for the op."""
+    legend = played.legend
+    op = played.code("op")
+    names = {
+        "slot": legend.slots,
+        "blueprint": legend.blueprints,
+        "style": STYLE_NAMES,
+        "alpha_curve": CURVE_NAMES,
+        "op": OP_NAMES,
+    }
+    numbers = {"tempo": TEMPO_STEPS, "alpha_target": ALPHA_TARGETS, "alpha_speed": SPEED_STEPS}
+    columns: dict[str, Values] = {"value": _number(played.read("value"), legend.learns)}
+    probability = np.exp(played.read("log_probs").astype(np.float32))
+    for place, head in enumerate(HEADS):
+        chosen = played.code(head.name)
+        matters = np.isin(op, head.ops)
+        if head.name in names:
+            columns[head.name] = _text(chosen, names[head.name], matters)
+        else:
+            columns[head.name] = _number(np.asarray(numbers[head.name])[chosen], matters)
+        columns[f"{head.name}_probability"] = _number(
+            probability[:, :, place], matters & legend.learns
+        )
+    return columns
+
+
+def slots_rows(played: Played) -> Rows:
+    """The table `slots`."""
+    legend = played.legend
+    stage = played.code("slot.stage")
+    taken = stage != Stage.EMPTY
+    measured = played.flag("slot.measured")
+    few = measured.sum(2, keepdims=True) <= EXACT_SEEDS
+    shared = measured & (few | legend.sampled_shapley)
+    gradient = played.flag("slot.gradient_measured")
+    always = ("stage_age", "alpha", "alpha_target", "contribution_velocity", "escrow")
+    known = {
+        "contribution": measured,
+        "interaction": measured,
+        "shapley": shared,
+        "shapley_error": shared,
+        "seed_age": taken,
+        "gradient_norm": gradient,
+        "gradient_health": gradient,
+        "gradient_vanishing": gradient,
+        "gradient_exploding": gradient,
+        "gradient_ratio": gradient & played.flag("slot.gradient_ratio_known"),
+    }
+    columns: dict[str, Values] = {name: played.read(f"slot.{name}") for name in always}
+    columns |= {name: _number(played.read(f"slot.{name}"), known[name]) for name in known}
+    gain = played.read("slot.accuracy_current") - played.read("slot.accuracy_initial")
+    columns |= {
+        "slot": Texts(np.broadcast_to(np.arange(stage.shape[2]), stage.shape), legend.slots),
+        "stage": Texts(stage, STAGE_NAMES),
+        "seed": _number(seed_numbers(played)[0], taken),
+        "blueprint": _text(played.code("slot.blueprint"), legend.blueprints, taken),
+        "blend": _text(played.code("slot.blend"), BLEND_NAMES, taken),
+        "parameters": residents(played, legend.parameters, LIVE_STAGES),
+        "accuracy_gain": _number(gain, taken),
+    }
+    return played.rows(columns, stage >= 0)
+
+
+def choices_rows(played: Played) -> Rows:
+    """The table `choices`."""
+    ends = np.cumsum(played.legend.choices)[:-1]
+    legal = np.split(played.flag("masks"), ends, 2)
+    likely = np.split(played.read("probabilities"), ends, 2)
+    known = None if played.legend.learns else 0  # of a policy that does not learn, none
+    columns: dict[str, Values] = {}
+    for name, masks, shares in zip(HEAD_NAMES, legal, likely, strict=True):
+        columns[f"{name}_legal"] = masks
+        columns[f"{name}_probability"] = shares[:, :, :known]
+    return played.rows(columns)
+
+
+def subsets_rows(played: Played) -> Rows:
+    """The table `subsets`."""
+    subset = played.code("subset")
+    columns = {"subset": subset, "accuracy": played.read("subset_accuracy")}
+    return played.rows(columns, subset >= 0)

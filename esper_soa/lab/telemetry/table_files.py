@@ -1,0 +1,145 @@
+"""The files of tables in a run folder, by pyarrow: which rounds there are, making them and reading
+them. A file has one row group; what may be null is null there and NaN here. Needs no torch.
+"""
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow
+from pyarrow import parquet, types
+
+from esper_soa.lab.telemetry.schema import FULL, TABLES
+
+FOLDER = "telemetry"
+FILE = re.compile(r"round_(\d{6,18})\.parquet")
+PACKING = "zstd"
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A column of texts: places in `names` (int, of any shape), -1 for null."""
+
+    codes: np.ndarray
+    names: Sequence[str]
+
+    def __getitem__(self, where: np.ndarray | tuple[np.ndarray, ...]) -> "Texts":
+        return Texts(self.codes[where], self.names)
+
+
+# Numbers [R], or [R, K] of a column of lists; those of a nullable column are null where they are
+# not a number.
+Values: TypeAlias = np.ndarray | Texts
+
+
+class Contents(NamedTuple):
+    """What a file holds."""
+
+    values: dict[str, np.ndarray]  # [R] by column, or [R, K]; null is NaN, and None among texts
+    facts: dict[str, str]
+
+
+def table_bytes(
+    columns: pyarrow.Schema, values: Mapping[str, Values], facts: Mapping[str, str]
+) -> bytes:
+    """The file of a table with `values` by name of column, all of R rows; facts: its metadata."""
+    arrays = [_array(one, values[one.name]) for one in columns]
+    table = pyarrow.Table.from_arrays(arrays, schema=columns.with_metadata(dict(facts)))
+    content = io.BytesIO()
+    parquet.write_table(table, content, compression=PACKING)
+    return content.getvalue()
+
+
+def _array(column: pyarrow.Field, values: Values) -> pyarrow.Array:
+    if isinstance(values, Texts):
+        codes = pyarrow.array(values.codes.astype(np.int32), mask=values.codes < 0)
+        return pyarrow.array(values.names, column.type).take(codes)
+    if types.is_list(column.type):
+        ends = np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]
+        flat = pyarrow.array(values.ravel(), column.type.value_type)
+        return pyarrow.ListArray.from_arrays(ends, flat, type=column.type)
+    unknown = np.isnan(values) if column.nullable else None
+    if types.is_boolean(column.type):
+        values = values > 0
+    return pyarrow.array(values, column.type, mask=unknown, safe=False)
+
+
+def table_from(content: bytes, columns: pyarrow.Schema) -> Contents:
+    """What `table_bytes` made bytes of; ValueError where it did not, or not with these columns."""
+    try:
+        table = parquet.ParquetFile(io.BytesIO(content)).read()
+        facts = {key.decode(): fact.decode() for key, fact in (table.schema.metadata or {}).items()}
+        return Contents({one.name: _numbers(one, table.column(one.name)) for one in columns}, facts)
+    except (pyarrow.ArrowException, LookupError, OSError) as error:
+        raise ValueError(f"not a table of ours ({type(error).__name__}: {error})") from error
+
+
+def _numbers(column: pyarrow.Field, found: pyarrow.ChunkedArray) -> np.ndarray:
+    """The values of a column; nullable numbers as float64 with NaN, texts as objects with None."""
+    if types.is_list(column.type):
+        numbers = found.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        return numbers.reshape(len(found), len(numbers) // max(len(found), 1))
+    if types.is_string(column.type):
+        return np.array(found.to_pylist(), object)
+    if column.nullable:
+        kind = pyarrow.float32() if types.is_boolean(column.type) else pyarrow.float64()
+        return found.cast(kind).to_numpy().astype("<f8")
+    return found.to_numpy()
+
+
+def table_path(folder: Path, table: str, number: int) -> Path:
+    """The file of a table for round `number`, from 1, in the run folder `folder`."""
+    return folder / FOLDER / table / f"round_{number:06d}.parquet"
+
+
+def table_files(folder: Path, table: str) -> dict[int, Path]:
+    """The files of a table by round, in order."""
+    there = folder / FOLDER / table
+    named = [(FILE.fullmatch(path.name), path) for path in there.glob("*")]
+    return dict(sorted((int(match[1]), path) for match, path in named if match))
+
+
+def read_file(path: Path, table: str) -> Contents:
+    """The columns of one file, see read_table, and metadata; ValueError for what is no table."""
+    try:
+        return table_from(path.read_bytes(), TABLES[table])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def read_table(
+    folder: str | Path, table: str, rounds: Sequence[int] | None = None
+) -> dict[str, np.ndarray]:
+    """The columns of a table of a run, its rounds one after the other; `rounds`: those wanted, None
+    = all there are.
+
+    int32, float64, float32 and bool arrays [R], objects for texts, [R, K] for lists; where a column
+    may be null, float64 with NaN, and None among texts. No rows where there are no files. Raises
+    ValueError for what is no such table.
+    """
+    files = table_files(Path(folder), table)
+    wanted = [path for number, path in files.items() if rounds is None or number in rounds]
+    parts = [read_file(path, table).values for path in wanted]
+    whole = [part for part in parts if len(part["round"])] or parts[:1]
+    return {
+        name: np.concatenate([part[name] for part in whole]) if whole else np.zeros(0)
+        for name in TABLES[table].names
+    }
+
+
+def keep_tables(folder: Path, rounds: int) -> None:
+    """Remove the tables after the first `rounds`, which a resumed run makes anew; OSError."""
+    for table in TABLES:
+        for number, path in table_files(folder, table).items():
+            if number > rounds:
+                path.unlink(missing_ok=True)
+
+
+def written_at(level: str) -> list[str]:
+    """The tables that are written at a level of telemetry.level."""
+    tables = list(TABLES) if level in ("events", "full") else []
+    return [name for name in tables if level == "full" or name not in FULL]

@@ -1,0 +1,33 @@
+"""TensorBoard: event files in the folder `tensorboard` of the run, one per process that has played
+it: `tensorboard --logdir runs` shows all runs.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+from esper_soa.lab.telemetry.tracking import Tracked
+
+
+class TensorBoard:
+    """The event file of a run."""
+
+    def __init__(self, tracked: Tracked) -> None:
+        self._writer = SummaryWriter(
+            str(Path(tracked.folder, "tensorboard")), purge_step=tracked.told + 1
+        )
+        self.id = "tensorboard"  # all of the folder is one run there
+
+    def log(self, number: int, numbers: Mapping[str, float]) -> None:
+        """The numbers of round `number`."""
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, number)
+        self._writer.flush()
+
+    def finish(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+open_tracker = TensorBoard

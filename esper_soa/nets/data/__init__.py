@@ -1,0 +1,1 @@
+"""Images, and the batches that an env-step draws from them."""

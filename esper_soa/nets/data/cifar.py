@@ -1,0 +1,187 @@
+"""Reads CIFAR-10 from its official files: python or binary batches, a folder or the .tar.gz.
+
+The files are not trusted: of a pickle only the texts and numbers are read and nothing is carried
+out, archives are read in memory with bounded sizes, and every size and label is checked.
+"""
+
+import gzip
+import io
+import pickletools
+import tarfile
+import zlib
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+import numpy as np
+
+from esper_soa.config.errors import DataError, one_line
+from esper_soa.config.paths import user_path
+from esper_soa.nets.data.image_set import MAX_COMMON, hashes
+
+# Python batches in their order, and what they call themselves; binary ones have no name.
+BATCHES = {f"data_batch_{number}": f"training batch {number} of 5" for number in range(1, 6)}
+BATCHES["test_batch"] = "testing batch 1 of 1"
+PYTHON_NAMES = tuple(BATCHES)
+BINARY_NAMES = tuple(f"{name}.bin" for name in BATCHES)
+PLACES = (
+    "cifar-10-batches-py",
+    "cifar-10-batches-bin",
+    "cifar-10-python.tar.gz",
+    "cifar-10-binary.tar.gz",
+)
+
+NUMBERS = ("INT", "BININT", "BININT1", "BININT2")  # instructions of a pickle
+NUM_CLASSES = 10
+PIXELS = 3 * 32 * 32  # of one image: 1024 red, then green, then blue, row by row
+MAX_FILE_BYTES = 64 << 20  # an official batch has 31 MB
+MAX_ARCHIVE_BYTES = 512 << 20  # unpacked; the official archives have about 180 MB
+_BROKEN_ARCHIVE = (tarfile.TarError, gzip.BadGzipFile, EOFError, ValueError, zlib.error)
+
+Batch = tuple[np.ndarray, np.ndarray]  # images uint8 [M, 32, 32, 3], labels int64 [M] from 0 to 9
+
+
+def read_cifar10(root: str) -> tuple[Batch, Batch, Path]:
+    """All images of the five training batches, in order, those of the test batch, and the folder or
+    archive that was read.
+
+    root: the folder of the batches, a folder that holds one of PLACES, or an archive. Batches may
+    have any number of images. Raises DataError where something is missing, broken, exchanged or not
+    trusted.
+    """
+    path = user_path("data.root", root)
+    try:
+        place = _locate(path)
+        files = _read_archive(place) if place.is_file() else _read_folder(place)
+    except _BROKEN_ARCHIVE as error:
+        raise _fault(f"{path}: not a whole .tar.gz archive ({one_line(error)})") from error
+    except OSError as error:
+        told = f"data.root={one_line(path)}: cannot be read ({one_line(error)}). Check permissions."
+        raise DataError(told) from error
+    binary = not any(name in files for name in PYTHON_NAMES) and bool(files)
+    names = BINARY_NAMES if binary else PYTHON_NAMES
+    missing = [name for name in names if name not in files]
+    if missing:
+        raise _fault(f"{place}: CIFAR-10 is incomplete, without {', '.join(missing)}")
+    parse = parse_binary if binary else parse_pickle
+    *batches, test = (parse(files.pop(name), f"{place}: {name}") for name in names)
+    images = np.concatenate([images for images, _ in batches])
+    trained = set(hashes(images))
+    if len(images) - len(trained) > MAX_COMMON * len(images):
+        raise _fault(f"{place}: training batches hold the same images")
+    common = sum(one in trained for one in hashes(test[0]))
+    if common > MAX_COMMON * len(test[0]):
+        raise _fault(f"{place}: {common} images of test_batch are training images too")
+    return (images, np.concatenate([labels for _, labels in batches])), test, place
+
+
+def _fault(text: str) -> DataError:
+    remedy = "Fetch CIFAR-10 again from its official page, or set data.name=fashion32"
+    return DataError(f"{text}. {remedy} without data.root.")
+
+
+def _locate(root: Path) -> Path:
+    """The folder of batches or the archive that `root` is or holds."""
+    for place in (root, *(root / name for name in PLACES)):
+        if place.is_file() or any((place / name).exists() for name in PYTHON_NAMES + BINARY_NAMES):
+            return place
+    if not root.is_dir():
+        remedy = "Name the place of CIFAR-10, or leave data.root empty."
+        raise DataError(f"data.root={one_line(root)}: no such folder or archive. {remedy}")
+    told = f"holds no CIFAR-10: neither its batch files nor one of {', '.join(PLACES)}"
+    raise _fault(f"data.root={one_line(root)}: {told}")
+
+
+def _read_folder(folder: Path) -> dict[str, bytes]:
+    """Content of the batch files by name."""
+    files = {}
+    for path in (folder / name for name in PYTHON_NAMES + BINARY_NAMES):
+        if path.is_file():
+            with path.open("rb") as stream:
+                files[path.name] = _content(stream, str(path))
+        elif path.exists():
+            _content(None, str(path))
+    return files
+
+
+def _read_archive(path: Path) -> dict[str, bytes]:
+    """Content of the batch files in a .tar or .tar.gz archive by name, wherever they lie in it."""
+    with path.open("rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+    with gzip.open(path) if packed else path.open("rb") as stream:
+        content = stream.read(MAX_ARCHIVE_BYTES + 1)
+    if len(content) > MAX_ARCHIVE_BYTES:
+        raise _fault(f"{path}: unpacks to more than {MAX_ARCHIVE_BYTES >> 20} MiB")
+    files: dict[str, bytes] = {}
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+        for member in archive:
+            name = PurePosixPath(member.name).name
+            if name in files:
+                raise _fault(f"{path}: holds {name} twice")
+            if name in PYTHON_NAMES + BINARY_NAMES:  # a link would be followed
+                opened = archive.extractfile(member) if member.isreg() else None
+                files[name] = _content(opened, f"{path}: {name}")
+    return files
+
+
+def _content(stream: IO[bytes] | None, where: str) -> bytes:
+    content = stream.read(MAX_FILE_BYTES + 1) if stream else b""
+    if stream is None or len(content) > MAX_FILE_BYTES:
+        raise _fault(f"{where} is not a plain file of at most {MAX_FILE_BYTES >> 20} MiB")
+    return content
+
+
+def parse_binary(content: bytes, where: str) -> Batch:
+    """The images of a binary batch: a label byte and PIXELS bytes each."""
+    if not content or len(content) % (1 + PIXELS):
+        told = f"{len(content)} bytes, not a multiple of {1 + PIXELS}"
+        raise _fault(f"{where} has {told}: truncated, or not CIFAR-10")
+    records = np.frombuffer(content, np.uint8).reshape(-1, 1 + PIXELS)
+    return _checked(records[:, 1:], records[:, 0].tolist(), where)
+
+
+def parse_pickle(content: bytes, where: str) -> Batch:
+    """The images of a pickled dict: `data` [M, PIXELS] and `labels`. where: ends in a file's name.
+
+    The instructions of the pickle are not carried out. Labels are the numbers behind the text
+    `labels`; data are the longest text, in the memory of an array of unsigned bytes.
+    """
+    found = [("", False)]  # the texts, and what was said before of Fortran's order
+    labels = []
+    order = False
+    try:
+        for opcode, argument, _ in pickletools.genops(content):
+            text = argument.decode("latin1") if isinstance(argument, bytes) else argument
+            if isinstance(text, str) and text != "latin1":  # as bytes are pickled: text, encoding
+                found.append((text, order))
+            elif opcode.name in ("NEWTRUE", "NEWFALSE"):
+                order = opcode.name == "NEWTRUE"
+            elif found[-1][0] == "labels" and opcode.name in NUMBERS:
+                labels.append(argument)
+        texts = [text for text, _ in found]
+        if "labels" not in texts or "data" not in texts:
+            raise ValueError("lacks `data` or `labels`; CIFAR-100 cannot be used")
+        data, fortran = max(found, key=lambda one: len(one[0]))
+        values = data.encode("latin1")
+        if not {"u1", "uint8"} & set(texts) or len(values) % PIXELS:
+            raise ValueError(f"`data` does not hold unsigned bytes of shape [images, {PIXELS}]")
+    except ValueError as error:
+        told = f"{where} is broken or truncated, or no CIFAR-10 batch ({one_line(error)})"
+        raise _fault(told) from error
+    called = texts[texts.index("batch_label") + 1] if "batch_label" in texts[:-1] else None
+    wanted = BATCHES.get(where.rpartition(" ")[2], called)
+    if called not in (None, wanted):
+        told = f"{one_line(called)!r}, not {wanted!r}"
+        raise _fault(f"{where} calls itself {told}: batch files were exchanged")
+    shape = len(values) // PIXELS, PIXELS
+    pixels = np.frombuffer(values, np.uint8).reshape(shape, order="F" if fortran else "C")
+    return _checked(pixels, labels, where)
+
+
+def _checked(pixels: np.ndarray, labels: list, where: str) -> Batch:
+    """From pixels [M, PIXELS] and M labels."""
+    if len(labels) != len(pixels):
+        raise _fault(f"{where} has {len(pixels)} images but {len(labels)} labels")
+    if any(type(label) is not int or not 0 <= label < NUM_CLASSES for label in labels):
+        raise _fault(f"{where} has a label outside 0 to {NUM_CLASSES - 1}")
+    images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), np.array(labels, np.int64)

@@ -1,0 +1,98 @@
+"""The image sets: CIFAR-10 from files, the embedded fashion32, a synthetic one, own images."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper_soa.config.errors import SettingError
+from esper_soa.config.nets import NPZ, DataConfig
+from esper_soa.nets.data.cifar import read_cifar10
+from esper_soa.nets.data.image_preparation import count_npz, read_npz
+from esper_soa.nets.data.image_set import ImageSet, image_set
+from esper_soa.nets.data.streams import fold, uniform
+
+FASHION32_FILE = Path(__file__).parent / "assets" / "fashion32.npz"
+
+CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR10_STD = (0.2470, 0.2435, 0.2616)
+FASHION32_MEAN = (0.2199,) * 3  # of its training images with their border of 2 black pixels
+FASHION32_STD = (0.3326,) * 3
+
+SYNTHETIC_SEED = 20
+SYNTHETIC_CONTRAST = 0.5  # largest distance of a class pattern from mid-grey, as a share of white
+SYNTHETIC_NOISE = 0.25  # largest distance of a pixel from its class pattern, as a share of white
+
+
+class ImageCount(NamedTuple):
+    """How many images there are."""
+
+    train: int
+    test: int
+
+
+def count_images(cfg: DataConfig) -> ImageCount:
+    """How many images a file of own images holds; 0 of the other sets, whose known size fits."""
+    return ImageCount(*count_npz(cfg) if cfg.own and cfg.root else (0, 0))
+
+
+def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
+    """The image set that the settings ask for.
+
+    data.name=auto takes what data.root is, and then an unusable root is an error; with an empty
+    root it takes fashion32. Raises SettingError or DataError.
+    """
+    if not cfg.root and cfg.name in ("cifar10", "npz"):
+        wanted = "a file like mine.npz" if cfg.own else "the folder or archive of CIFAR-10"
+        raise SettingError("data.root", "", f"{wanted} when data.name={cfg.name}")
+    if cfg.name == "given":
+        remedy = f"A program handed the images over: save them as an {NPZ} for use without it."
+        raise SettingError("data.name", cfg.name, "npz, or another set that can be read", remedy)
+    reason = "asked for by data.name"
+    if cfg.name == "auto":
+        state = "empty" if not cfg.root else f"an {NPZ}" if cfg.own else "set"
+        reason = f"data.name=auto takes it as data.root is {state}"
+    if cfg.own:
+        return read_npz(cfg, reason).to(device)
+    if cfg.root:
+        train, test, place = read_cifar10(cfg.root)
+        text = f"CIFAR-10 from {place} ({reason})"
+        statistics = (CIFAR10_MEAN, CIFAR10_STD)
+        return image_set("cifar10", (*train, *test), statistics, text).to(device)
+    if cfg.name == "synthetic":
+        return synthetic(cfg.synthetic_train, cfg.synthetic_test, device)
+    return _fashion32(reason).to(device)
+
+
+def _fashion32(reason: str) -> ImageSet:
+    """The embedded subset of Fashion-MNIST: 28x28 grey, zero padded to 32x32, in all channels."""
+    arrays = []
+    with np.load(FASHION32_FILE, allow_pickle=False) as file:
+        for part in ("train", "test"):
+            grey = np.pad(file[f"{part}_images"], ((0, 0), (2, 2), (2, 2)))
+            arrays.append(np.repeat(grey[..., None], 3, axis=3))
+            arrays.append(file[f"{part}_labels"].astype(np.int64))
+    text = f"fashion32, the embedded subset of Fashion-MNIST ({reason})"
+    return image_set("fashion32", arrays, (FASHION32_MEAN, FASHION32_STD), text)
+
+
+def synthetic(num_train: int, num_test: int, device: torch.device | str) -> ImageSet:
+    """Ten patterns of 4x4 coloured squares, one per class, under noise; the same for every run."""
+    keys = fold(torch.tensor(SYNTHETIC_SEED), torch.arange(3))
+    colours = uniform(keys[0], torch.arange(10 * 4 * 4 * 3)).view(10, 4, 4, 3) * 2 - 1
+    patterns = 0.5 + SYNTHETIC_CONTRAST * colours.repeat_interleave(8, 1).repeat_interleave(8, 2)
+    arrays = (*_noisy(patterns, keys[1], num_train), *_noisy(patterns, keys[2], num_test))
+    values = arrays[0].reshape(-1, 3) / 255.0
+    statistics = tuple(values.mean(0).tolist()), tuple(values.std(0).tolist())
+    text = "synthetic images, asked for by data.name"
+    return image_set("synthetic", arrays, statistics, text).to(device)
+
+
+def _noisy(patterns: Tensor, key: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """`count` images uint8 [count, 32, 32, 3] of classes 0 to 9 in turn, and their labels."""
+    labels = torch.arange(count) % len(patterns)
+    noise = uniform(key, torch.arange(count * 32 * 32 * 3)).view(count, 32, 32, 3) * 2 - 1
+    images = (patterns[labels] + SYNTHETIC_NOISE * noise).clamp(0, 1) * 255
+    return images.round().to(torch.uint8).numpy(), labels.numpy()

@@ -1,0 +1,342 @@
+"""Own images: from arrays or an .npz to the bytes, labels and normalisation that hosts train on.
+
+Everything is checked, and told in notes: nothing is changed silently.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from esper_soa.config.errors import DataError, check, check_data, one_line
+from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig
+from esper_soa.config.paths import user_path
+from esper_soa.nets.data.image_set import ImageSet, Statistics, image_set
+from esper_soa.nets.data.npz import AT_ONCE, Part, npz_parts
+
+PARTS = ("train", "test", "val")
+KEYS = tuple(f"{name}_{kind}" for name in PARTS for kind in ("images", "labels"))
+CLASS_NAMES = "class_names"  # key of an .npz
+MAX_CLASSES = 100_000  # as task.num_classes
+MAX_IMAGES = 1 << 24  # of a part
+MAX_SIDE = 1024  # pixels
+CHANNELS = ("red", "green", "blue")
+MOST_TOLD = 20  # classes by name
+# pixels of the longer side from which `auto` pads: at least half of what hosts see is image
+PAD_FROM = 24
+# Levels of 256 by which a half is moved up before it is rounded: more than sums of doubles differ
+# from machine to machine.
+NUDGE = 1e-6
+
+
+def read_npz(
+    cfg: DataConfig, reason: str, names: Sequence[str] = (), setting: str = "data.root"
+) -> ImageSet:
+    """The images of the .npz file `cfg.root`, which `setting` names, taken for the `reason`.
+
+    Keys: train_images, train_labels, test_images, test_labels, as in MedMNIST's files; val_images,
+    val_labels may be there, and class_names, which hold where `names` are empty. SettingError or
+    DataError for what cannot be used.
+    """
+    parts = _parts(cfg, setting)
+    own = parts.pop(CLASS_NAMES, None)
+    if own is not None and not names:
+        found = f"{own.name} has shape {list(own.shape)} and type {own.dtype}"
+        listed = len(own.shape) == 1 and own.dtype.kind == "U"
+        check_data(listed, found, "be a list of texts", "Save numpy.array(['cat', 'dog']).")
+        names = own.whole().tolist()
+    images = prepare(parts, cfg, names)
+    with user_path(setting, cfg.root).open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    counts = images.source.rpartition(": ")[2]
+    source = f"own images from {one_line(cfg.root)} (sha256 {sha256[:12]}..., {reason}): {counts}"
+    name = one_line(Path(cfg.root).stem)
+    return images._replace(name=name, source=source, file_sha256=sha256)
+
+
+def count_npz(cfg: DataConfig) -> tuple[int, int]:
+    """How many training and test images the .npz file `cfg.root` has by its headers."""
+    parts = _parts(cfg)
+    sizes = {key[:-7]: sum(part.shape[:1]) for key, part in parts.items() if key in KEYS[::2]}
+    train, test = _parts_used(sizes, cfg)
+    return sum(sizes[name] for name in train), sizes[test]
+
+
+def _parts(cfg: DataConfig, setting: str = "data.root") -> dict[str, Part]:
+    """Images and labels of all parts and names of classes by key."""
+    where = f"{setting}={one_line(cfg.root)}"
+    parts, names = npz_parts(user_path(setting, cfg.root), where, (*KEYS, CLASS_NAMES))
+    missing = [key for key in KEYS[:2] if key not in parts]
+    if not any(key in parts for key in KEYS[2:]):
+        missing += KEYS[2:4]
+    held = ", ".join(map(one_line, names[:8])) or "no arrays"
+    lacks = f"{where}: lacks {', '.join(missing)}"
+    check_data(not missing, lacks, f"have {', '.join(KEYS[:4])}", f"It holds {held}.")
+    return parts
+
+
+def prepare(parts: Mapping[str, Part], cfg: DataConfig, names: Sequence[str] = ()) -> ImageSet:
+    """Images of train_images, train_labels and so on in `parts`, checked and as hosts see them.
+
+    names: of the classes. Mean, deviation and the number of classes are part of what they are.
+    """
+    for name in PARTS:
+        both = [f"{name}_images", f"{name}_labels"]
+        there = [parts[key].name for key in both if key in parts]
+        alone = f"{', '.join(there)} is there alone"
+        check_data(len(there) != 1, alone, f"have both {' and '.join(both)}")
+    images = {name: parts[f"{name}_images"] for name in PARTS if f"{name}_images" in parts}
+    sizes = {name: _check_images(part, cfg) for name, part in images.items()}
+    labels = {name: _labels(parts[f"{name}_labels"], images[name]) for name in images}
+    num_classes = _num_classes(labels, parts, names)
+    train, test = _parts_used(images, cfg)
+    used = {name: images[name] for name in (*train, test)}
+    first = sizes["train"]
+    for name in used:
+        told = f"{_size(*sizes[name])}, but the training images have {_size(*first)}"
+        remedy = "Prepare all parts in one way."
+        check_data(sizes[name] == first, f"{images[name].name}: {told}", "be the same", remedy)
+    setting = f"{cfg.path}resize"
+    inner = inner_size(*first[:2], cfg.resize, setting)
+    shown = {name: _shown(part, cfg.layout, first, inner) for name, part in used.items()}
+    train_images = _joined([shown[name] for name in train])
+    mean, std, told = _normalisation(train_images, cfg, images["train"].name)
+    listed = ", ".join(f"{code} {one_line(name)}" for code, name in enumerate(names[:MOST_TOLD]))
+    more = ", ..." if len(names) > MOST_TOLD else ""
+    notes = (
+        fit_words(first[:2], inner, f"{setting}={cfg.resize}"),
+        *_notes(images, list(used.values()), cfg, first[2]),
+        told,
+        f"{num_classes} classes" + (f": {listed}{more}" if names else ""),
+    )
+    arrays = train_images, _joined([labels[name] for name in train]), shown[test], labels[test]
+    further = repr(((mean, std), num_classes)).encode()
+    text = "own images from arrays, handed over"
+    made = image_set("images", arrays, (mean, std), text, further)
+    return made._replace(num_classes=num_classes, class_names=tuple(names), notes=notes)
+
+
+def _joined(arrays: list[np.ndarray]) -> np.ndarray:
+    """All of them in one; a single one is not copied, as there may be room for one only."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _parts_used(found: Mapping[str, object], cfg: DataConfig) -> tuple[tuple[str, ...], str]:
+    """The parts trained on, and the one tested on; raises SettingError where `val` needs a part."""
+    allowed = "unused where there are no val_images"
+    cfg.require(cfg.val == "unused" or "val" in found, "val", allowed, "Leave it out.")
+    allowed = "for_test where there are no test_images"
+    remedy = "The part val_ is then tested on."
+    cfg.require(cfg.val == "for_test" or "test" in found, "val", allowed, remedy)
+    trained = ("train", "val") if cfg.val == "train" else ("train",)
+    return trained, "val" if cfg.val == "for_test" else "test"
+
+
+def _check_images(part: Part, cfg: DataConfig) -> tuple[int, int, int]:
+    """Height, width and channels of the images; raises DataError for what are no images."""
+    shape = part.shape
+    layout = f"{cfg.path}layout={cfg.layout}"
+    last = cfg.layout == "nhwc"
+    order = f"[images, {'height, width, 1 or 3' if last else '1 or 3, height, width'}]"
+    order = f"be {order}, or [images, height, width]"
+    told = f"{part.name} has shape {list(shape)}"
+    check_data(len(shape) in (3, 4), told, f"{order}, with {layout}")
+    full = shape if len(shape) == 4 else (*shape, 1) if last else (shape[0], 1, *shape[1:])
+    height, width, channels = full[1:] if last else (*full[2:], full[1])
+    if channels not in (1, IMAGE_CHANNELS):
+        told += f", which is {channels} channels with {layout}"
+        check_data(False, told, order, _channel_remedy(shape, cfg))
+    told = f"{part.name} has {shape[0]} images"
+    check_data(1 <= shape[0] <= MAX_IMAGES, told, f"have 1 to {MAX_IMAGES}")
+    told = f"{part.name} has images of {height}x{width} pixels"
+    remedy = f"Hosts see {IMAGE_SIZE}x{IMAGE_SIZE}: give smaller ones."
+    fits = min(height, width) >= 1 and max(height, width) <= MAX_SIDE
+    check_data(fits, told, f"have 1 to {MAX_SIDE} a side", remedy)
+    usable = part.dtype == np.uint8 or part.dtype.kind == "f"
+    allowed = "be uint8, from 0 to 255, or float, from 0 to 1"
+    remedy = "Convert whole numbers from 0 to 255 with .astype(numpy.uint8)."
+    check_data(usable, f"{part.name} has type {part.dtype}", allowed, remedy)
+    return height, width, channels
+
+
+def _channel_remedy(shape: tuple[int, ...], cfg: DataConfig) -> str:
+    other, place, at = ("nchw", "second", 1) if cfg.layout == "nhwc" else ("nhwc", "last", 3)
+    if shape[at] in (1, IMAGE_CHANNELS):
+        return f"Give {cfg.path}layout={other} if channels are the {place} index."
+    if shape[1] == shape[2] == shape[3]:
+        return "Volumes, as in MedMNIST's 3D sets, cannot be used."
+    return "Leave transparency and further channels out."
+
+
+def _labels(part: Part, images: Part) -> np.ndarray:
+    """int64 [M] from whole numbers [M] or [M, 1]."""
+    shape = part.shape
+    told = f"{part.name} has shape {list(shape)}"
+    allowed = "be [images] or [images, 1]"
+    if len(shape) == 2 and shape[1] != 1:
+        remedy = "Sets with several labels per image, as ChestMNIST, cannot be used; "
+        remedy += "of one-hot labels take .argmax(1)."
+        check_data(False, f"{told}, {shape[1]} labels per image", allowed, remedy)
+    check_data(len(shape) in (1, 2), told, allowed)
+    told = f"{part.name} has {shape[0]} labels, but {images.name} has {images.shape[0]} images"
+    check_data(shape[0] == images.shape[0], told, "be as many")
+    allowed = "be whole numbers, the classes from 0 on"
+    told = f"{part.name} has type {part.dtype}"
+    check_data(part.dtype.kind in "iu", told, allowed, "Convert with .astype(numpy.int64).")
+    values = part.whole().reshape(-1)
+    bad = (values < 0) | (values >= MAX_CLASSES)
+    at = int(bad.argmax())
+    allowed = f"be classes from 0 to {MAX_CLASSES - 1} at most"
+    told = f"{part.name} holds {values[at]} at {at}"
+    check_data(not bad[at], told, allowed, "Number them from 0 on.")
+    return values.astype(np.int64)
+
+
+def _num_classes(
+    labels: Mapping[str, np.ndarray], parts: Mapping[str, Part], names: Sequence[str]
+) -> int:
+    """As many as have names, else as the labels of all parts tell, used or not."""
+    last, name = max((int(values.max()), name) for name, values in labels.items())
+    where = parts[f"{name}_labels"].name
+    if not names:
+        check_data(last > 0, f"{where}: all labels are 0", "be of at least 2 classes")
+        return last + 1
+    texts = all(isinstance(one, str) and one.strip() for one in names)
+    different = texts and len(set(names)) == len(names) and 2 <= len(names) <= MAX_CLASSES
+    allowed = f"2 to {MAX_CLASSES} different texts, none empty"
+    check(different, CLASS_NAMES, ", ".join(map(str, names)), allowed)
+    allowed = f"be at most {len(names) - 1}, as {CLASS_NAMES} has {len(names)}"
+    told = f"{where} holds {last}"
+    check_data(last < len(names), told, allowed, "Name every class, or none.")
+    return len(names)
+
+
+def inner_size(height: int, width: int, rule: str, setting: str) -> tuple[int, int]:
+    """Pixels of the 32x32 that images of this size take by `rule`; SettingError names `setting`."""
+    longer = max(height, width)
+    size = IMAGE_SIZE
+    allowed = f"auto, scale or stretch for images of {height}x{width} pixels"
+    fits = rule != "pad" or longer <= size
+    check(fits, setting, rule, allowed, f"Hosts see {size}x{size}.")
+    if rule == "pad" or (rule == "auto" and PAD_FROM <= longer <= size):
+        return height, width
+    if rule == "stretch":
+        return size, size
+    # a half is rounded up; at least one pixel
+    rows, columns = (max(1, (2 * side * size + longer) // (2 * longer)) for side in (height, width))
+    return rows, columns
+
+
+def fit_words(given: tuple[int, int], inner: tuple[int, int], reason: str) -> str:
+    """What `fitted` does to images of the size `given`."""
+    size = IMAGE_SIZE
+    if given == (size, size):
+        return f"{size}x{size} pixels, taken as they are"
+    text = f"{given[0]}x{given[1]} pixels"
+    if inner != given:
+        smaller = " and antialiased" if given[0] > inner[0] or given[1] > inner[1] else ""
+        text += f", scaled to {inner[0]}x{inner[1]} (bilinear{smaller})"
+    if inner != (size, size):
+        text += f", put in the middle of {size}x{size} black pixels"
+    return f"{text} ({reason})"
+
+
+def fitted(images: np.ndarray, inner: tuple[int, int]) -> np.ndarray:
+    """uint8 [M, 32, 32, C] from uint8 [M, H, W, C], scaled to `inner` and put in the middle."""
+    height, width = inner
+    if images.shape[1:3] != inner:
+        planes = torch.tensor(images).permute(0, 3, 1, 2).double()
+        scaled = F.interpolate(planes, inner, mode="bilinear", antialias=True)
+        images = (scaled + 0.5 + NUDGE).floor().byte().permute(0, 2, 3, 1).numpy()
+    top = (IMAGE_SIZE - height) // 2
+    left = (IMAGE_SIZE - width) // 2
+    shown = np.zeros((len(images), IMAGE_SIZE, IMAGE_SIZE, images.shape[3]), np.uint8)
+    shown[:, top : top + height, left : left + width] = images
+    return shown
+
+
+def _shown(
+    part: Part, layout: str, size: tuple[int, int, int], inner: tuple[int, int]
+) -> np.ndarray:
+    """uint8 [M, 32, 32, 3] of the images in `part`; DataError for values that are no brightness."""
+    shown = np.empty((part.shape[0], IMAGE_SIZE, IMAGE_SIZE, IMAGE_CHANNELS), np.uint8)
+    first = 0
+    for rows in part.rows(AT_ONCE):
+        if rows.dtype != np.uint8:
+            rows = _bytes(rows, part.name, first)
+        if rows.ndim == 4 and layout == "nchw":
+            rows = np.moveaxis(rows, 1, 3)
+        shown[first : first + len(rows)] = fitted(rows.reshape(-1, *size), inner)  # grey: to all
+        first += len(rows)
+    return shown
+
+
+def _bytes(values: np.ndarray, name: str, first: int) -> np.ndarray:
+    """Bytes from brightness in [0, 1], to the nearest level; `first`: number of the first image."""
+    bad = ~((values >= 0) & (values <= 1))  # NaN is neither
+    if bad.any():
+        at = np.argwhere(bad)[0]
+        told = f"{name} holds {values[tuple(at)]} in image {first + int(at[0])}"
+        remedy = "Divide by 255, or give uint8, and replace what is not a number."
+        check_data(False, told, "be from 0 to 1", remedy)
+    return np.rint(values.astype(np.float64) * 255).astype(np.uint8)
+
+
+def _normalisation(
+    images: np.ndarray, cfg: DataConfig, name: str
+) -> tuple[Statistics, Statistics, str]:
+    """Mean and deviation per channel as chosen, else of the training images; and words for them."""
+    mean = list(cfg.mean)
+    std = list(cfg.std)
+    end = f", as {cfg.path}mean says"
+    if not mean:
+        levels = np.arange(256)
+        for counts in level_counts(images):
+            total, first, second = (int(counts @ levels**power) for power in range(3))
+            spread = total * second - first**2  # whole numbers: the same on every machine
+            mean.append(first / total / 255)
+            std.append(math.sqrt(spread) / total / 255 if spread else 0.0)
+        still = [name for name, value in zip(CHANNELS, std, strict=True) if not value]
+        if len(still) == IMAGE_CHANNELS:
+            raise DataError(f"{name}: every pixel of the training images is the same.")
+        end = " of the training images"
+        end += f"; {' and '.join(still)} never varies" if still else ""
+        std = [value or 1.0 for value in std]
+    means, stds = (tuple(map(float, one)) * (IMAGE_CHANNELS // len(one)) for one in (mean, std))
+    shown = (", ".join(f"{value:.4f}" for value in values) for values in (means, stds))
+    return means, stds, f"normalised by mean {' and deviation '.join(shown)}{end}"
+
+
+def level_counts(images: np.ndarray) -> np.ndarray:
+    """How often every byte occurs in each channel: int64 [3, 256] of uint8 [M, 32, 32, 3]."""
+    channels = torch.from_numpy(images).unbind(3)
+    return np.stack([channel.flatten().bincount(minlength=256).numpy() for channel in channels])
+
+
+def _size(height: int, width: int, channels: int) -> str:
+    return f"{height}x{width} pixels with {channels} channel{'s' if channels > 1 else ''}"
+
+
+def _notes(
+    images: Mapping[str, Part], used: Sequence[Part], cfg: DataConfig, channels: int
+) -> list[str]:
+    """What becomes of grey images, of floats and of the part val_."""
+    told = ["grey: the one channel is repeated, as hosts have three"] if channels == 1 else []
+    floats = dict.fromkeys(part.dtype.name for part in used if part.dtype.kind == "f")
+    if floats:
+        told.append(f"{' and '.join(floats)} from 0 to 1, rounded to 256 levels")
+    if "val" in images:
+        setting = f"{cfg.path}val={cfg.val}"
+        unseen = images["test"].shape[0] if "test" in images else 0
+        left = f", and the {unseen} of test_ are left out" if unseen else ""
+        purposes = {
+            "train": f"are training images too ({setting})",
+            "for_test": f"are the test images{left} ({setting})",
+            "unused": f"are not used ({setting}; train or for_test would)",
+        }
+        told.append(f"the {images['val'].shape[0]} images of the part val_ {purposes[cfg.val]}")
+    return told

@@ -1,0 +1,124 @@
+"""Reads the arrays of an .npz file, some rows at a time, so that a file may be larger than memory.
+
+The file is not trusted: nothing in it is unpickled, and a header must fit the size of its member.
+"""
+
+import io
+import lzma
+import math
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+
+from esper_soa.config.errors import DataError, check_data, one_line
+from esper_soa.config.registry import RAISED
+
+SUFFIX = ".npy"  # of the members of an .npz
+HEADER_BYTES = 16_384  # read of a member to find its header, which numpy limits to 10,000
+MAX_RATIO = 200  # of the bytes of an array to those of its member, beyond SMALL_BYTES
+SMALL_BYTES = 64 << 20
+AT_ONCE = 4 << 20  # bytes in work at a time
+REMEDY = "Save the arrays anew: numpy.savez('mine.npz', train_images=..., train_labels=..., ...)."
+
+# What zipfile and the readers of headers raise for what is broken, encrypted or too large.
+_OF_READERS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError)
+_BROKEN = (*_OF_READERS, SyntaxError, EOFError, OSError, MemoryError, *RAISED)
+
+
+class Part(NamedTuple):
+    """An array that may be larger than memory."""
+
+    name: str  # what messages call it
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    rows: Callable[[int], Iterator[np.ndarray]]  # parts of whole rows of at most so many bytes
+
+    def whole(self) -> np.ndarray:
+        """All of its values."""
+        return np.concatenate([*self.rows(AT_ONCE), np.empty((0, *self.shape[1:]), self.dtype)])
+
+
+def array_part(name: str, array: np.ndarray) -> Part:
+    """An array in memory."""
+
+    def rows(most_bytes: int) -> Iterator[np.ndarray]:
+        at_once = max(1, most_bytes // max(1, array[:1].nbytes))
+        for first in range(0, len(array), at_once):
+            yield array[first : first + at_once]
+
+    return Part(name, array.shape, array.dtype, rows)
+
+
+def npz_parts(path: Path, where: str, keys: tuple[str, ...]) -> tuple[dict[str, Part], list[str]]:
+    """Those of the arrays `keys` that the .npz file at `path` holds, by key, and the names of all.
+
+    where: what messages call the file. No values are read yet. Raises DataError for what is no file
+    or no plain array.
+    """
+    with _reading(where):
+        if path.exists() and not path.is_file():
+            raise DataError(f"{where}: is not a file. Name the .npz file itself.")
+        with zipfile.ZipFile(path) as archive:
+            found = {one.filename.removesuffix(SUFFIX): one for one in archive.infolist()}
+        there = [key for key in keys if key in found]
+        return {key: _part(path, found[key], f"{where}: {key}") for key in there}, list(found)
+
+
+def _part(path: Path, member: zipfile.ZipInfo, name: str) -> Part:
+    with _reading(name), zipfile.ZipFile(path) as archive, archive.open(member) as stream:
+        begin = io.BytesIO(stream.read(HEADER_BYTES))
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        # version 3, of records with names, is no key
+        shape, fortran, dtype = read[npy.read_magic(begin)](begin)
+    if dtype.hasobject:
+        told = "holds Python objects, which would have to be unpickled and never are"
+        convert = "Give all images one shape and convert: numpy.stack(...).astype(numpy.uint8)."
+        raise DataError(f"{name} {told}. {convert} {REMEDY}")
+    size = member.file_size - begin.tell()
+    if any(side < 0 for side in shape) or math.prod(shape) * dtype.itemsize != size:
+        told = f"the bytes of its shape {one_line(list(shape))} and type {dtype}, but {size}"
+        raise DataError(f"{name} does not have {told}. {REMEDY}")
+    packed = member.compress_size
+    told = f"{name} is {packed} bytes that unpack to {size}"
+    remedy = "Save images with numpy.savez, uncompressed."
+    bounded = size <= SMALL_BYTES + MAX_RATIO * packed
+    check_data(bounded, told, f"be at most {MAX_RATIO} times as many", remedy)
+
+    def rows(most_bytes: int) -> Iterator[np.ndarray]:
+        left = shape[0]
+        row = max(1, math.prod(shape[1:]) * dtype.itemsize)
+        # In Fortran order the first index changes fastest, so that a row is all over the array.
+        whole = fortran and len(shape) > 1
+        at_once = left if whole else max(1, most_bytes // row)
+        with _reading(name), zipfile.ZipFile(path) as file, file.open(member) as stream:
+            stream.read(begin.tell())
+            while left:
+                count = min(left, at_once)
+                values = np.frombuffer(stream.read(count * row), dtype)
+                yield values.reshape((count, *shape[1:]), order="F" if whole else "C")
+                left -= count
+
+    return Part(name, shape, dtype, rows)
+
+
+@contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Raise DataError for what goes wrong with the file in the context."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DataError(f"{where}: there is no such file. Name the .npz file.") from error
+    except PermissionError as error:
+        told = f"{where}: cannot be read ({error.strerror}). Check its permissions."
+        raise DataError(told) from error
+    except _BROKEN as error:
+        told = f"is broken, truncated, encrypted, no .npz or no plain array ({one_line(error)})"
+        raise DataError(f"{where}: {told}. {REMEDY}") from error

@@ -1,0 +1,199 @@
+"""For own images: `esper_soa.images` makes a set, `esper_soa.check_images` looks at one."""
+
+import logging
+from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import TypedDict, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper_soa.config.errors import SettingError, check, one_line
+from esper_soa.config.nets import PREPARATION, DataConfig
+from esper_soa.nets.data.image_preparation import KEYS, level_counts, prepare, read_npz
+from esper_soa.nets.data.image_set import MAX_COMMON, ImageSet, hashes
+from esper_soa.nets.data.npz import array_part
+
+LOGGER = logging.getLogger("esper_soa")
+FEW_IMAGES = 10  # of a class in training, below which there is a finding
+DARK = 15  # of 255: brightest value, up to which there is a finding
+MOST_NAMED = 8  # classes of a finding
+
+Array = np.ndarray | Tensor
+
+
+class Choices(TypedDict, total=False):
+    """What may be chosen for own images; all but the two names as in DataConfig."""
+
+    layout: str  # nhwc (the default): channels last; nchw: channels before height and width
+    resize: str  # auto (the default), pad, scale, stretch: how images come to have 32x32 pixels
+    val: str  # of an .npz: unused (the default), train, for_test: what its part val_ is for
+    # Of values in [0, 1], one or one per channel; those of the training images where left out.
+    mean: list[float]
+    std: list[float]  # as mean
+    class_names: list[str]  # of class 0, 1, ...
+    name: str  # of the set, in tables; that of the file where left out, or "images"
+
+
+@dataclass
+class Arguments(DataConfig, path=""):
+    """The settings of a run, by the names that arguments have."""
+
+
+def images(
+    train: "str | PathLike[str] | Array",
+    train_labels: Array | None = None,
+    test: Array | None = None,
+    test_labels: Array | None = None,
+    **choices: Unpack[Choices],
+) -> ImageSet:
+    """Own images as a set that simulators take, on the CPU.
+
+    train: the path of an .npz with train_images, train_labels, test_images and test_labels (one of
+    MedMNIST's, say), and then nothing else; or training images. train, test: unsigned bytes, or
+    floats from 0 to 1, [images, height, width] or [images, height, width, 1 or 3], [images, 1 or 3,
+    height, width] with layout="nchw"; of one size.
+    train_labels, test_labels: whole numbers [images] or [images, 1], classes from 0 on. Hosts need
+    `task.num_classes` of the set's `num_classes`.
+
+    Grey images are shown in all three channels, and those of another size in 32x32 pixels by the
+    rules of docs/images.md; what was done stands in the set's `notes`, in its repr, and in the log
+    of every run. SettingError or DataError name the argument, what it is and what it must be.
+    """
+    name = choices.pop("name", None)
+    names = choices.pop("class_names", [])
+    check(name is None or isinstance(name, str), "name", name, "a text")
+    check(isinstance(names, list | tuple), "class_names", names, "a list of texts")
+    for choice in choices.keys() - set(PREPARATION):
+        remedy = "There are " + ", ".join(PREPARATION) + "."
+        check(False, choice, "...", "left out: there is no such setting", remedy)
+    cfg = Arguments(name="npz", **choices)  # type: ignore[misc]
+    others = {"train_labels": train_labels, "test": test, "test_labels": test_labels}
+    if isinstance(train, str | PathLike):
+        for argument, value in others.items():
+            allowed = "left out: train is a file, which holds all parts"
+            check(value is None, argument, "...", allowed)
+        cfg.root = fspath(train)
+        made = read_npz(cfg, "handed over", names, "train")
+    else:
+        remedy = "It is for the part val_ of an .npz; join arrays with numpy.concatenate."
+        cfg.require(cfg.val == "unused", "val", "left out with arrays", remedy)
+        given = {"train": train} | others
+        arrays = {argument: _numpy(argument, value) for argument, value in given.items()}
+        parts = [array_part(argument, array) for argument, array in arrays.items()]
+        made = prepare(dict(zip(KEYS, parts, strict=False)), cfg, names)
+    made = made._replace(name=str(name or made.name))
+    LOGGER.info("data     %s", made)
+    return made
+
+
+def _numpy(argument: str, value: object) -> np.ndarray:
+    """The values of an array or tensor; raises SettingError for anything else."""
+    if isinstance(value, Tensor):
+        plain = value.detach().cpu()
+        return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+        allowed = "a numpy array or a torch tensor"
+        remedy = "Lists become one with numpy.stack, masked arrays with .filled(0)."
+        raise SettingError(argument, type(value).__name__, allowed, remedy)
+    return value
+
+
+def check_images(found: "ImageSet | str | PathLike[str]") -> list[str]:
+    """What a set or an .npz file has that spoils results though it can be used, a sentence each; []
+    where nothing.
+
+    Classes without images or with few, or one so frequent that a constant answer scores; images
+    that are in both parts, there twice, or twice under different labels; images of one colour;
+    parts that are not of one brightness.
+    """
+    given = (images(found) if isinstance(found, str | PathLike) else found).to("cpu")
+    train = given.train_images.numpy()
+    test = given.test_images.numpy()
+    return [
+        *_classes(given),
+        *_twice(train, given.train_labels.tolist(), test),
+        *_plain({"training": train, "test": test}),
+        *_brightness(train, test),
+    ]
+
+
+def _classes(given: ImageSet) -> list[str]:
+    count = given.num_classes or 1 + int(max(given.train_labels.max(), given.test_labels.max()))
+    train = given.train_labels.bincount(minlength=count).numpy()
+    test = given.test_labels.bincount(minlength=count).numpy()
+    told = []
+    if not train[0] and not test[0]:
+        told.append("Class 0 has no image: do labels count from 1? They must count from 0.")
+    for bad, what in (
+        (train == 0, "no training image"),
+        (test == 0, "no test image"),
+        ((train > 0) & (train < FEW_IMAGES), f"fewer than {FEW_IMAGES} training images"),
+    ):
+        classes = np.flatnonzero(bad).tolist()
+        if classes:
+            words = ("Class", "has") if len(classes) == 1 else ("Classes", "have")
+            told.append(f"{words[0]} {_named(given, classes)} {words[1]} {what}.")
+    share = test.max() / test.sum()
+    if share > max(0.5, 1.5 / count):
+        answer = "who always answers so is as often right, and accuracy says little"
+        most = _named(given, [int(test.argmax())])
+        told.append(f"{share:.0%} of the test images are of class {most}: {answer}.")
+    return told
+
+
+def _named(given: ImageSet, classes: list[int]) -> str:
+    """'3', or '1 (dog), 2 (eel) and 4 more'."""
+    named = given.class_names
+    first = classes[:MOST_NAMED]
+    shown = [f"{one} ({one_line(named[one])})" if named else str(one) for one in first]
+    more = f" and {len(classes) - MOST_NAMED} more" if len(classes) > MOST_NAMED else ""
+    return ", ".join(shown) + more
+
+
+def _twice(train: np.ndarray, labels: list[int], test: np.ndarray) -> list[str]:
+    told = []
+    found = hashes(train)
+    first = dict(zip(reversed(found), reversed(labels), strict=True))  # labels when first seen
+    again = len(found) - len(first)
+    other = sum(first[one] != label for one, label in zip(found, labels, strict=True))
+    common = sum(one in first for one in hashes(test))
+    if common > MAX_COMMON * len(test):
+        some = f"{common} of {len(test)} test images"
+        told.append(f"{some} are training images too: accuracy will be flattered.")
+    if again > MAX_COMMON * len(train):
+        told.append(f"{again} of {len(train)} training images repeat another one.")
+    if other:
+        told.append(f"{other} training images are there before under another label.")
+    return told
+
+
+def _plain(parts: dict[str, np.ndarray]) -> list[str]:
+    """Images of one colour, within pixels that are not black in all of them: borders are black."""
+    used = np.logical_or(*(part.max(axis=(0, 3)) > 0 for part in parts.values()))
+    rows, columns = (np.flatnonzero(used.any(axis)) for axis in (1, 0))
+    told = []
+    for name, part in parts.items():
+        inner = part[:, rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+        count = int((inner.max(axis=(1, 2)) == inner.min(axis=(1, 2))).all(axis=1).sum())
+        if count:
+            some = f"{count} of {len(part)} {name} images"
+            told.append(f"{some} are of one colour: is something missing?")
+    return told
+
+
+def _brightness(train: np.ndarray, test: np.ndarray) -> list[str]:
+    told = []
+    counts, others = (level_counts(part).sum(0) for part in (train, test))
+    brightest = int(np.flatnonzero(counts).max())
+    if brightest <= DARK:
+        why = "were values from 0 to 1, or class numbers, stored as bytes?"
+        told.append(f"The brightest value of the training images is {brightest} of 255: {why}")
+    levels = np.arange(256) / 255
+    mean = counts @ levels / counts.sum()
+    other = others @ levels / others.sum()
+    if abs(other - mean) > float(np.sqrt(counts @ (levels - mean) ** 2 / counts.sum())):
+        both = f"a mean brightness of {mean:.2f}, test images of {other:.2f}"
+        told.append(f"Training images have {both}: were both prepared in one way?")
+    return told

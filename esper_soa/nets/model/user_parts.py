@@ -1,0 +1,314 @@
+"""Blueprints and hosts of users' own, found by task.blueprints and task.host and looked at before
+anything is built of them; what a run's hosts are then.
+
+What they must be is told by the findings below; conformance.py looks closer.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from esper_soa.config.errors import one_line
+from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, SlotSpec, TaskConfig, enabled_slots
+from esper_soa.config.registry import (
+    BLUEPRINT,
+    HOST,
+    RAISED,
+    Part,
+    find,
+    is_reference,
+    name_in,
+    num_required,
+    refused,
+    told,
+)
+from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints, seed_table
+from esper_soa.nets.model.host import (
+    Block,
+    HostShape,
+    OwnSegment,
+    host_shape,
+    initial_hosts,
+    own_values,
+)
+from esper_soa.nets.model.host_parts import PART_NAMES, ConvBlock, HostChain, Residual, are_parts
+from esper_soa.nets.model.parts import Table
+from esper_soa.nets.model.user_module import OwnChain, OwnModule, made
+from esper_soa.vocabulary import NUM_BLUEPRINTS
+
+PROBE_SEED = 1
+PROBED = 2  # networks, and images of each, that a part is tried on
+TAKEN = re.compile(r"input|r\d+c\d+")  # names of other parts of a grown network
+ARGUMENTS = {BLUEPRINT: "the channels of a slot", HOST: "the number of classes"}
+TOGETHER = "for several networks at once it raises"
+
+
+def task_shape(task: TaskConfig, slots: Sequence[str]) -> HostShape:
+    """Hosts of the task with these slots, a user's own among them, and what can grow in them.
+
+    Raises SettingError where the settings name what is not there or cannot work.
+    """
+    enabled = task_slots(task, slots)
+    return host_shape(task, enabled, task_blueprints(task.blueprints, enabled), task_host(task))
+
+
+def task_slots(task: TaskConfig, names: Sequence[str]) -> tuple[SlotSpec, ...]:
+    """The run's slots, of its host, row-major; `names` in any order. Raises SettingError."""
+    host = task_host(task)
+    return enabled_slots(task, list(names), None if host is None else _offered_slots(host))
+
+
+def task_host(task: TaskConfig) -> HostChain | OwnChain | None:
+    """The user's own host of the task, None without; SettingError where it names no host."""
+    if not is_reference(task.host):
+        return None
+    part = find(HOST, task.host, "task.host")
+    with refused("task.host", task.host, "a host that can be trained") as found:
+        host = host_of(part, name_in(task.host), task.num_classes)
+        found += _findings(host)
+    return host
+
+
+def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> Blueprints:
+    """The package's blueprints, and users' own among `offered` (task.blueprints), which can stand
+    in these slots.
+
+    Own ones have the codes from NUM_BLUEPRINTS on, in the order of `offered`. Raises SettingError,
+    which says what is wrong with one of them.
+    """
+    setting = "task.blueprints"
+    every = list(BLUEPRINTS)
+    sizes = sorted({(spec.channels, spec.size) for spec in slots})
+    for place, reference in enumerate(filter(is_reference, offered)):
+        part = find(BLUEPRINT, reference, setting)
+        with refused(setting, reference, "a blueprint that can stand in the slots") as found:
+            every.append(architecture_of(part, name_in(reference), NUM_BLUEPRINTS + place))
+            for size in sizes:
+                found += blueprint_findings(every[-1], *size)
+    return tuple(every)
+
+
+def architecture_of(part: Part, name: str, code: int) -> Architecture:
+    """What a function or class marked as a blueprint stands for; ValueError where that is none."""
+    given = _given(BLUEPRINT, part, name)
+    if given is part:
+        return Architecture(code, name, (OwnModule(part),), residual=False)  # type: ignore[arg-type]
+    if isinstance(given, Architecture):
+        return replace(given, code=code, name=name)
+    if not are_parts(given):
+        lacking = f"no tuple of parts ({PART_NAMES}) and no Architecture"
+        raise ValueError(f"blueprint {name}: it gives {one_line(given)}, {lacking}")
+    return Architecture(code, name, given)  # type: ignore[arg-type]
+
+
+def host_of(part: Part, name: str, num_classes: int) -> HostChain | OwnChain:
+    """What a function or class marked as a host stands for; ValueError where that is none."""
+    given = _given(HOST, part, name)
+    if given is part:
+        return OwnChain(part, num_classes)  # type: ignore[arg-type]
+    if not isinstance(given, tuple):
+        lacking = "no tuple of segments (ConvBlock, Residual)"
+        raise ValueError(f"host {name}: it gives {one_line(given)}, {lacking}")
+    foreign = [type(one).__name__ for one in given if not isinstance(one, ConvBlock | Residual)]
+    if foreign:
+        lacking = f"it gives a {foreign[0]} among its segments, no ConvBlock and no Residual"
+        raise ValueError(f"host {name}: {lacking}")
+    return HostChain(given)
+
+
+def _given(kind: str, part: Part, name: str) -> object:
+    """What a part gives that is called without an argument; itself where it is called with one."""
+    required = num_required(part)
+    argument = ARGUMENTS[kind]
+    if required > 1:
+        raise ValueError(
+            f"{kind} {name}: it is called with {argument} or with nothing, and wants more"
+        )
+    given = part if required else part()
+    if isinstance(given, nn.Module):
+        raise ValueError(f"{kind} {name}: it gives a module, so it must be called with {argument}")
+    return given
+
+
+def _offered_slots(host: HostChain | OwnChain) -> tuple[SlotSpec, ...]:
+    """Every slot, row-major: r0c{i} behind segment i, before its pool, r1c{i} behind its pool."""
+    found = list[SlotSpec]()
+    blocks = host_shape(TaskConfig(), (), host=host).blocks
+    for place, block in enumerate(blocks):
+        if isinstance(block, OwnSegment) and not block.square:
+            continue
+        depth = place / max(len(blocks) - 1, 1)
+        found.append(SlotSpec(f"r0c{place}", 0, place, block.channels, block.size, depth))
+        if isinstance(block, Block) and block.pooled:
+            half = block.size // 2
+            found.append(SlotSpec(f"r1c{place}", 1, place, block.channels, half, depth))
+    return tuple(sorted(found, key=lambda spec: spec.row))
+
+
+# --- what keeps a part from being trained, in words
+
+
+def tensor_findings(
+    what: str, value: object, shape: Sequence[int], dtype: torch.dtype | None, device: torch.device
+) -> list[str]:
+    """What keeps `value` from being such a tensor; dtype None: of any floating-point numbers."""
+    if not isinstance(value, Tensor):
+        return [f"{what} is a {type(value).__name__}, not a tensor"]
+    found = []
+    if list(value.shape) != list(shape):
+        found.append(f"{what} is of shape {list(value.shape)}, not {list(shape)}")
+    if not value.is_floating_point() if dtype is None else value.dtype != dtype:
+        found.append(f"{what} is of {value.dtype}, not {dtype or 'of floating-point numbers'}")
+    if value.device != device:
+        found.append(f"{what} is on {value.device}, not on {device}")
+    if value.requires_grad:
+        found.append(f"{what} has a gradient, and nobody learns from it")
+    return found
+
+
+def blueprint_findings(blueprint: Architecture, channels: int, size: int) -> list[str]:
+    """What keeps seeds of the blueprint from a slot of these channels, height, width, in words."""
+    part = blueprint.module
+    if part is None:
+        return [] if seed_table(blueprint, channels).total else ["it has no parameters"]
+    x = torch.zeros(PROBED, channels, size, size)
+    found = list[str]()
+    with told(found):
+        module = made(part.make, channels, PROBE_SEED)
+        if isinstance(module, nn.Module):
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                out = module(x.clone())
+            found += _module_findings(module)
+            buffers = ", ".join(name for name, _ in module.named_buffers())
+            if buffers:
+                found.append(f"it keeps buffers ({buffers}), which all networks would share")
+            found += tensor_findings("its output", out, x.shape, x.dtype, x.device)
+        else:
+            found.append(f"it gives a {type(module).__name__}, not an nn.Module")
+    if not found:
+        with told(found, TOGETHER), torch.no_grad():
+            rows = part.initial_rows(channels, torch.arange(PROBED), x.dtype)
+            own = Table(part.parameters(channels, channels)).unpack(rows)
+            part.forward(own, torch.cat([x] * PROBED, dim=1))
+    return [f"with {channels} channels of {size}x{size} pixels {fault}" for fault in found]
+
+
+def _module_findings(module: nn.Module) -> list[str]:
+    """What keeps the parameters of a module, as they are, from being rows of weights."""
+    found = []
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    faults = {
+        "want no gradient, but all are trained": lambda one: not one.requires_grad,
+        "are no floating-point numbers": lambda one: not one.is_floating_point(),
+        "have no shape before a first pass": lambda one: isinstance(one, UninitializedParameter),
+    }
+    for words, wrong in faults.items():
+        names = ", ".join(name for name, one in parameters.items() if wrong(one))
+        if names:
+            found.append(f"its parameters {names} {words}")
+    if not parameters:
+        found.append("it has no parameters")
+    if len(set(map(id, parameters.values()))) < len(parameters):
+        found.append("two of its parameters are one, which rows of weights cannot say")
+    values = (item for part in module.modules() for item in vars(part).items())
+    kept = ", ".join(name for name, one in values if isinstance(one, Tensor))
+    if kept:
+        what = f"tensors that are no parameters or buffers ({kept})"
+        found.append(f"it keeps {what}, which all networks would share")
+    return found
+
+
+def host_findings(host: HostChain | OwnChain) -> tuple[str, ...]:
+    """What keeps hosts like this from being trained, in words."""
+    if isinstance(host, HostChain):
+        fault = host.fault()
+        return (fault,) if fault else ()
+    found = list[str]()
+    with told(found):
+        module = made(host.make, host.classes, PROBE_SEED)
+        found += _chain_findings(module) or _shape_findings(host) or _together_findings(host)
+    return tuple(found)
+
+
+# of a host that several parts of a program ask for
+_findings = lru_cache(maxsize=64)(host_findings)
+
+
+def _chain_findings(module: object) -> list[str]:
+    """What the module is, and what it keeps."""
+    if not isinstance(module, nn.Sequential):
+        kind = type(module).__name__
+        return [f"it gives a {kind}, which is no nn.Sequential: a host is a chain of segments"]
+    if type(module).forward is not nn.Sequential.forward:
+        way = "a host hands images from segment to segment, as nn.Sequential does"
+        return [f"its forward pass is its own: {way}"]
+    if len(module) < 2:
+        way = "the last gives the logits, and seeds stand behind the others"
+        return [f"it has less than two segments: {way}"]
+    found = _module_findings(module)
+    taken = [name for name, _ in module.named_children() if TAKEN.fullmatch(name)]
+    if taken:
+        found.append(f"its segment {taken[0]} has the name of another part of a grown network")
+    if len(set(map(id, module))) < len(module):
+        found.append("two of its segments are one, which rows of weights cannot say")
+    state = module.state_dict(keep_vars=True)
+    passing = ", ".join(name for name, _ in module.named_buffers() if name not in state)
+    if passing:
+        found.append(
+            f"its buffers {passing} are not persistent, so that grown networks would lack them"
+        )
+    return found
+
+
+def _shape_findings(host: OwnChain) -> list[str]:
+    """What comes out of the segments."""
+    *inner, last = host.segments
+    found = []
+    if last.gives != (host.classes,):
+        given = ", ".join(map(str, ("B", *last.gives)))
+        found.append(
+            f"its last segment {last.name} gives [{given}], not logits [B, {host.classes}]"
+        )
+    if not any(one.square for one in inner):
+        lacking = "gives features [B, C, H, H], in which a seed could stand"
+        found.append(f"none of its segments but the last {lacking}")
+    return found
+
+
+def _together_findings(host: OwnChain) -> list[str]:
+    """What the segments of several networks run into at once, in training and in eval mode."""
+    shape = host_shape(TaskConfig(), (), host=host)
+    rows, kept = initial_hosts(shape, torch.arange(PROBED), torch.float32)
+    parameters = shape.parameters.unpack(rows)
+    for training in (True, False):
+        x = torch.zeros(PROBED, PROBED * IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
+        buffers = shape.statistics.unpack(kept.clone())
+        for segment, own, moving in own_values(shape.segments, parameters, buffers):
+            assert isinstance(segment, OwnSegment)
+            what = f"its segment {segment.name}"
+            try:
+                with torch.no_grad():
+                    if training:
+                        x = segment.train(own, [one.reshape(-1) for one in moving], x, PROBED)
+                    else:
+                        x = segment.infer(own, moving, x, PROBED)
+            except RAISED as error:
+                return [f"{what} {_failure(training, error)}"]
+            if x.shape != (PROBED, PROBED * segment.gives[0], *segment.gives[1:]):
+                return [f"{what} gives features of another shape in training than in eval mode"]
+            if not x.is_floating_point():
+                return [f"{what} gives {x.dtype}, no floating-point numbers"]
+    return []
+
+
+def _failure(training: bool, error: BaseException) -> str:
+    if "random operation" in str(error):
+        advice = "which would not be those of an env's own stream: leave it out"
+        return f"draws random numbers (as Dropout does), {advice}"
+    mode = "training" if training else "eval"
+    return f"raises {type(error).__name__} for several networks in {mode} mode: {one_line(error)}"

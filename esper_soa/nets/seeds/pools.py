@@ -1,0 +1,176 @@
+"""Sleeping seeds: memory for every slot of every env, allocated once, and which of them are active.
+
+A slot's row is wide enough for its largest blueprint; the blueprint in residence decides what the
+numbers mean, and the gate network lies at the end. Germination re-initialises a row in place;
+nothing is ever allocated for it. Which seeds are active is the one read of the env state by the
+host, for engines that launch nothing for the others.
+"""
+
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.nets.data import streams
+from esper_soa.nets.model.blueprints import gate_table, initial_seeds, parameter_counts
+from esper_soa.nets.model.host import HostShape, initial_hosts
+from esper_soa.state import ParameterCounts, Ramp, Slots
+from esper_soa.vocabulary import AlphaMode, Blend, Stage
+
+Values = TypeVar("Values")
+
+
+class RowLayout(NamedTuple):
+    """Columns of a slot's row: a seed in [0, seed), a gate in [seed, seed + gate)."""
+
+    seed: int
+    gate: int
+
+
+def row_layout(shape: HostShape, slot: int) -> RowLayout:
+    """Widths of the rows of `slot`."""
+    channels = shape.slots[slot].channels
+    return RowLayout(max(parameter_counts(shape.blueprints, channels)), gate_table(channels).total)
+
+
+def allocate(
+    shape: HostShape, num_envs: int, device: torch.device, dtype: torch.dtype
+) -> TensorDict:
+    """Weights of N envs: host and seeds, each parameters, momentum, (host) running statistics."""
+
+    def rows(width: int) -> Tensor:
+        return torch.zeros(num_envs, width, device=device, dtype=dtype)
+
+    seeds = {}
+    for slot, spec in enumerate(shape.slots):
+        width = sum(row_layout(shape, slot))
+        seeds[spec.name] = {"params": rows(width), "momentum": rows(width)}
+    width = shape.parameters.total
+    host = {"params": rows(width), "momentum": rows(width)}
+    host["statistics"] = rows(shape.statistics.total)
+    return TensorDict({"host": host, "seeds": seeds}, batch_size=[num_envs])
+
+
+def initialise_hosts_(weights: TensorDict, shape: HostShape, keys: Tensor) -> None:
+    """Fresh hosts from streams `keys` (int64 [N]); every seed row and all momentum become zero."""
+    weights.zero_()
+    params = weights["host", "params"]
+    fresh, statistics = initial_hosts(shape, keys, params.dtype)
+    params.copy_(fresh)
+    weights["host", "statistics"].copy_(statistics)
+
+
+def parameter_table(shape: HostShape, device: torch.device) -> ParameterCounts:
+    """Numbers of trainable parameters that rents and reports are computed from."""
+    seed = [parameter_counts(shape.blueprints, spec.channels) for spec in shape.slots]
+    gate = [gate_table(spec.channels).total for spec in shape.slots]
+    return ParameterCounts(
+        shape.parameters.total,
+        torch.tensor(seed, dtype=torch.float64, device=device),
+        torch.tensor(gate, dtype=torch.float64, device=device),
+    )
+
+
+class Seeds(NamedTuple, Generic[Values]):
+    """What stands in the slots and which rows run, [N, S]."""
+
+    running: Values  # bool, takes part in the forward pass
+    stage: Values  # int64
+    blueprint: Values  # int64
+    blend: Values  # int64
+    frozen: Values  # bool, the ramp goes down: weights stay
+    visible: Values  # bool, alpha above 0
+    ablated: Values  # bool, takes part in subset rows
+    newborn: Values  # bool, row is to be initialised
+    fresh_momentum: Values  # bool, momentum row is to be cleared
+    # Bool, of the whole env: passes leave it out, no row of it runs; None = there is none.
+    over: Values | None = None
+
+    def resident(self: "ActiveSeeds", device: torch.device) -> "SlotSeeds":  # type: ignore[misc]
+        """The same seeds on `device`."""
+        return Seeds(*(upload(values, device) for values in self if values is not None))
+
+    def playing(self: "ActiveSeeds", envs: np.ndarray) -> np.ndarray:  # type: ignore[misc]
+        """Those of the env numbers that passes do not leave out."""
+        return envs if self.over is None else envs[~self.over[envs, 0]]
+
+
+SlotSeeds = Seeds[Tensor]  # where the env state lies
+ActiveSeeds = Seeds[np.ndarray]  # on the host
+
+
+def slot_seeds(
+    slots: Slots, ramp: Ramp, ablate_fossils: bool, over: Tensor | None = None
+) -> SlotSeeds:
+    """The seeds of an env state.
+
+    ablate_fossils: fossilised seeds take part in subset rows too (rewards that pay drip need it).
+    over: bool [N], envs that are left out, of which no row runs; None = there are none.
+    """
+    running = slots.running
+    visible = running & (slots.alpha > 0)
+    ablated = visible if ablate_fossils else visible & (slots.stage != Stage.FOSSILIZED)
+    found = SlotSeeds(
+        running,
+        slots.stage,
+        slots.blueprint,
+        slots.blend,
+        ramp.mode == AlphaMode.DOWN,
+        visible,
+        ablated,
+        slots.newborn,
+        slots.fresh_momentum,
+    )
+    if over is None:
+        return found
+    left = over[:, None].expand_as(running)
+    playing = (one & ~left if one.dtype == torch.bool else one for one in found[:-1])
+    return SlotSeeds._make((*playing, left))
+
+
+def read_active_seeds(seeds: SlotSeeds) -> ActiveSeeds:
+    """One packed device-to-host copy: the one read of an env-step."""
+    given = [column for column in seeds if column is not None]
+    columns = torch.stack([column.long() for column in given]).cpu().numpy()
+    flags = [column.dtype == torch.bool for column in given]
+    both = zip(columns, flags, strict=True)
+    return ActiveSeeds(*(found.astype(bool) if flag else found for found, flag in both))
+
+
+def upload(values: np.ndarray, device: torch.device) -> Tensor:
+    """`values` on the device; the host does not wait for the copy."""
+    return torch.as_tensor(values).to(device, non_blocking=True)
+
+
+def claim_(weights: TensorDict, shape: HostShape, active_seeds: ActiveSeeds, keys: Tensor) -> None:
+    """Initialise the rows of newborn seeds and clear the momentum rows that must start afresh.
+
+    keys: int64 [N], streams of this env-step; every slot takes a sub-stream of its own.
+    """
+    for slot, spec in enumerate(shape.slots):
+        pool = weights["seeds", spec.name]
+        for code in np.unique(active_seeds.blueprint[active_seeds.newborn[:, slot], slot]):
+            chosen = active_seeds.newborn[:, slot] & (active_seeds.blueprint[:, slot] == code)
+            rows = upload(np.flatnonzero(chosen), keys.device)
+            multiply = upload(active_seeds.blend[chosen, slot] == Blend.MULTIPLY, keys.device)
+            fresh = _newborn_rows(shape, slot, int(code), keys[rows], multiply, pool)
+            pool["params"].index_copy_(0, rows, fresh)
+        cleared = np.flatnonzero(active_seeds.fresh_momentum[:, slot])
+        if cleared.size:
+            pool["momentum"].index_fill_(0, upload(cleared, keys.device), 0.0)
+
+
+def _newborn_rows(
+    shape: HostShape, slot: int, blueprint: int, keys: Tensor, multiply: Tensor, pool: TensorDict
+) -> Tensor:
+    """Whole rows [m, width]: the seed, zeros up to the gate, a fresh gate."""
+    channels = shape.slots[slot].channels
+    layout = row_layout(shape, slot)
+    dtype = pool["params"].dtype
+    own = streams.fold(keys, slot)
+    kind = shape.blueprint(blueprint)
+    seed = initial_seeds(kind, channels, streams.fold(own, 0), multiply, dtype)
+    gap = seed.new_zeros(seed.shape[0], layout.seed - seed.shape[1])
+    return torch.cat([seed, gap, gate_table(channels).initial(streams.fold(own, 1), dtype)], dim=1)

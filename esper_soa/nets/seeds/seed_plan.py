@@ -1,0 +1,88 @@
+"""What every running seed does in a pass: active seeds decoded once, grouped by what runs alike.
+
+Made once per training and validation pass by the engines; kernels of whole networks read the
+arrays, layers of n networks at once the groups.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper_soa.nets.seeds.pools import ActiveSeeds, upload
+from esper_soa.vocabulary import Blend, Stage
+
+THROUGH = 0  # of SeedPlan.blend: the straight-through pass, behind a host that does not notice
+
+
+class SeedPlan(NamedTuple):
+    """Arrays [N, S] on the host; where `running` is false the others mean nothing."""
+
+    running: np.ndarray  # bool, takes part in the pass
+    blueprint: np.ndarray  # int64
+    blend: np.ndarray  # int64: Blend, or THROUGH
+    detached: np.ndarray  # bool, the seed's input is cut off from the host's graph
+    frozen: np.ndarray  # bool, its weights stay
+    measured: np.ndarray  # bool, gradient statistics are taken (TRAINING and BLENDING)
+
+
+def training_plan(active_seeds: ActiveSeeds, detached_stages: tuple[int, ...]) -> SeedPlan:
+    """Seeds of a training pass; detached_stages: those cut off from their host's graph."""
+    return _plan(active_seeds, active_seeds.running, detached_stages)
+
+
+def validation_plan(active_seeds: ActiveSeeds, detached_stages: tuple[int, ...]) -> SeedPlan:
+    """The seeds of a validation pass, those with an alpha above 0."""
+    return _plan(active_seeds, active_seeds.visible, detached_stages)
+
+
+def _plan(
+    active_seeds: ActiveSeeds, running: np.ndarray, detached_stages: tuple[int, ...]
+) -> SeedPlan:
+    stage = active_seeds.stage
+    frozen = active_seeds.frozen
+    through = stage == Stage.TRAINING
+    blend = np.where(through, THROUGH, active_seeds.blend)
+    measured = (through | (stage == Stage.BLENDING)) & ~frozen
+    detached = np.isin(stage, detached_stages)
+    return SeedPlan(running, active_seeds.blueprint, blend, detached, frozen, measured)
+
+
+class Group(NamedTuple):
+    """Seeds of one slot that run alike, of some networks of a chunk."""
+
+    slot: int
+    blueprint: int
+    blend: int  # Blend, or THROUGH
+    detached: bool
+    frozen: bool
+    measured: bool
+    nets: Tensor | None  # int64 [m], positions within the chunk; None = every network of the chunk
+    rows: Tensor  # int64 [m], env numbers
+
+
+def groups_of(plan: SeedPlan, envs: np.ndarray, device: torch.device) -> list[Group]:
+    """Groups of the running seeds of a chunk with env numbers `envs`, slot by slot."""
+    found = []
+    own = SeedPlan(*(facts[envs] for facts in plan))
+    ways = Blend.GATE + 1
+    kind = own.blueprint * ways + own.blend
+    code = ((kind * 2 + own.detached) * 2 + own.frozen) * 2 + own.measured
+    for slot in range(code.shape[1]):
+        for value in np.unique(code[own.running[:, slot], slot]):
+            nets = np.flatnonzero(own.running[:, slot] & (code[:, slot] == value))
+            place = nets[0], slot
+            found.append(
+                Group(
+                    slot,
+                    int(own.blueprint[place]),
+                    int(own.blend[place]),
+                    bool(own.detached[place]),
+                    bool(own.frozen[place]),
+                    bool(own.measured[place]),
+                    None if nets.size == envs.size else upload(nets, device),
+                    upload(envs[nets], device),
+                )
+            )
+    return found

@@ -1,0 +1,156 @@
+"""Seeds at work in a chunk of networks: rows gathered, blended into the host, written back.
+
+Given groups from seed_plan.py; the engine in torch trains through `TrainingSeeds`, validates
+through its own filler.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.nets import batched
+from esper_soa.nets.forward import gate_forward, seed_added, seed_forward
+from esper_soa.nets.model.blueprints import Architecture, gate_table, seed_table
+from esper_soa.nets.model.host import HostShape
+from esper_soa.nets.model.layers import Layers
+from esper_soa.nets.seeds import blend
+from esper_soa.nets.seeds.pools import row_layout
+from esper_soa.nets.seeds.seed_plan import THROUGH, Group
+from esper_soa.vocabulary import Blend
+
+
+@dataclass
+class ActiveGroup:
+    """A group with its rows in hand; `params` holds the seed and, under GATE, its gate network."""
+
+    group: Group
+    blueprint: Architecture
+    channels: int
+    params: Tensor  # [m, seed + gate]
+    momentum: Tensor  # [m, seed + gate]
+    alpha: Tensor  # [m], in the weights' dtype
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers per parameter tensor, the gate's last."""
+        sizes = seed_table(self.blueprint, self.channels).sizes
+        return sizes + gate_table(self.channels).sizes if self.group.blend == Blend.GATE else sizes
+
+    def grow(self, layers: Layers, seen: Tensor, params: Tensor) -> Tensor:
+        """Output [B, m*C, H, W] of the seeds; `params` [m, seed + gate] may be a graph leaf."""
+        table = seed_table(self.blueprint, self.channels)
+        return seed_forward(layers, self.blueprint, table.unpack(params[:, : table.total]), seen)
+
+    def blend_in(
+        self, layers: Layers, host: Tensor, params: Tensor, pooled: bool = False
+    ) -> Tensor:
+        """[B, m*C, H, W] of the group's networks after the slot; pooled: also behind its pool."""
+        group = self.group
+        table = seed_table(self.blueprint, self.channels)
+        if group.blend == Blend.ADD:
+            own = table.unpack(params[:, : table.total])
+            detached = group.detached
+            return seed_added(layers, self.blueprint, own, host, self.alpha, detached, pooled)
+        seen = host.detach() if group.detached else host
+        seed = self.grow(layers, seen, params)
+        if group.blend == Blend.MULTIPLY:
+            out = blend.multiply(host, seed, seen, self.alpha)
+        else:
+            gates = gate_forward(gate_table(self.channels).unpack(params[:, table.total :]), seen)
+            out = blend.gate(host, seed, gates, self.alpha)
+        return layers.max_pool(out) if pooled else out
+
+
+def fill_slot(
+    layers: Layers,
+    x: Tensor,
+    actives: list[ActiveGroup],
+    params: list[Tensor],
+    num_nets: int,
+    pooled: bool,
+) -> Tensor:
+    """Activations [B, n*C, H, W] after a slot in which groups `actives` stand, with `parameters`.
+
+    pooled: and after a 2x2 max pool.
+    """
+    if len(actives) == 1 and actives[0].group.nets is None and actives[0].group.blend != THROUGH:
+        return actives[0].blend_in(layers, x, params[0], pooled)
+    x = _with_seeds(layers, x, actives, params, num_nets)
+    return layers.max_pool(x) if pooled else x
+
+
+def _with_seeds(
+    layers: Layers, x: Tensor, actives: list[ActiveGroup], params: list[Tensor], num_nets: int
+) -> Tensor:
+    values = []
+    nets = []
+    for active, rows in zip(actives, params, strict=True):
+        group = active.group
+        taken = batched.take_nets(x, group.nets, num_nets)
+        if group.blend == THROUGH:
+            seed = active.grow(layers, taken.detach() if group.detached else taken, rows)
+            x = blend.straight_through(x, seed, group.nets, num_nets)
+            continue
+        values.append(active.blend_in(layers, taken, rows))
+        nets.append(group.nets)
+    if not values:
+        return x
+    places = torch.cat([net for net in nets if net is not None])
+    return batched.put_nets(x, places, num_nets, torch.cat(values, dim=1))
+
+
+def _columns(shape: HostShape, group: Group) -> tuple[int, int, int]:
+    """(seed parameters, start of the gate, end of it); the last two equal without a gate."""
+    channels = shape.slots[group.slot].channels
+    layout = row_layout(shape, group.slot)
+    gate = layout.gate if group.blend == Blend.GATE else 0
+    seed = seed_table(shape.blueprint(group.blueprint), channels).total
+    return seed, layout.seed, layout.seed + gate
+
+
+def gather_rows(weights: TensorDict, shape: HostShape, group: Group, alpha: Tensor) -> ActiveGroup:
+    """The group's rows, copied out of the pool; alpha [N, S] is the env state's."""
+    spec = shape.slots[group.slot]
+    pool = weights["seeds", spec.name]
+    seed, start, end = _columns(shape, group)
+
+    def rows(name: str) -> Tensor:
+        chosen = pool[name].index_select(0, group.rows)
+        return torch.cat([chosen[:, :seed], chosen[:, start:end]], dim=1)
+
+    factor = alpha[:, group.slot].index_select(0, group.rows).to(pool["params"].dtype)
+    own = shape.blueprint(group.blueprint)
+    return ActiveGroup(group, own, spec.channels, rows("params"), rows("momentum"), factor)
+
+
+def scatter_rows_(weights: TensorDict, shape: HostShape, active: ActiveGroup) -> None:
+    """Write the rows back into the pool."""
+    group = active.group
+    pool = weights["seeds", shape.slots[group.slot].name]
+    seed, start, end = _columns(shape, group)
+    for name, rows in (("params", active.params), ("momentum", active.momentum)):
+        pool[name][:, :seed].index_copy_(0, group.rows, rows[:, :seed])
+        if end > start:
+            pool[name][:, start:end].index_copy_(0, group.rows, rows[:, seed:])
+
+
+class TrainingSeeds:
+    """Fills the slots of a training pass; `leaves`: parameters that this pass differentiates."""
+
+    def __init__(self, actives: list[ActiveGroup], num_nets: int) -> None:
+        self.actives = actives
+        self.num_nets = num_nets
+        self.leaves = [
+            active.params.detach().requires_grad_(not active.group.frozen) for active in actives
+        ]
+
+    def occupied(self, slot: int) -> bool:
+        return any(active.group.slot == slot for active in self.actives)
+
+    def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
+        here = [index for index, active in enumerate(self.actives) if active.group.slot == slot]
+        actives = [self.actives[i] for i in here]
+        leaves = [self.leaves[i] for i in here]
+        return fill_slot(layers, x, actives, leaves, self.num_nets, pooled)

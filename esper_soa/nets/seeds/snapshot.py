@@ -1,0 +1,86 @@
+"""The last good weights of every host: kept, and given back to a host that has lost its way.
+
+A snapshot holds hosts with their running statistics and the rows of fossils; it is allocated once,
+among the weights. A pass over all weights costs more than anything else of the state machine, and
+as a rule no env is at stake: on a CPU, which can look at masks for nothing, only those rows move.
+"""
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from esper_soa.nets.model.host import HostShape
+from esper_soa.state import nowhere
+
+HOST_ROWS = ("params", "statistics")
+
+
+def add_snapshot_(weights: TensorDict) -> None:
+    """Give `weights` (pools.allocate) room for one snapshot, all zero, with no fossil in it."""
+    host = weights["host"]
+    seeds = weights["seeds"]
+    size = host.batch_size
+    slots = list(seeds.keys())
+    device = host["params"].device
+    content = {name: torch.zeros_like(host[name]) for name in HOST_ROWS}
+    fossil = torch.zeros(*size, len(slots), dtype=torch.bool, device=device)
+    rows = {slot: torch.zeros_like(seeds[slot, "params"]) for slot in slots}
+    content |= {"fossil": fossil, "seeds": TensorDict(rows, batch_size=size)}
+    weights["snapshot"] = TensorDict(content, batch_size=size)
+
+
+def snapshot_where_(
+    weights: TensorDict, shape: HostShape, where: Tensor, fossil: Tensor, rising: Tensor
+) -> None:
+    """Keep hosts and fossils of the envs `where` (bool [N]); fossil: bool [N, S], who holds one.
+
+    rising: bool [N, S], seeds of any env that may become fossils before the next snapshot; their
+    rows are kept too, but belong to no snapshot. A host with anything in it that is not finite is
+    passed over: what is kept is finite.
+    """
+    host = weights["host"]
+    kept = weights["snapshot"]
+    if not nowhere(where):
+        for name in HOST_ROWS:
+            where = where & host[name].isfinite().all(1)
+    for name in HOST_ROWS:
+        _copy_where_(kept[name], host[name], where)
+    for slot, spec in enumerate(shape.slots):
+        chosen = (where & fossil[:, slot]) | rising[:, slot]
+        _copy_where_(kept["seeds", spec.name], weights["seeds", spec.name, "params"], chosen)
+    _copy_where_(kept["fossil"], fossil, where)
+
+
+def restore_where_(
+    weights: TensorDict, shape: HostShape, where: Tensor, fossil: Tensor, broken: Tensor
+) -> None:
+    """Put the envs `where` (bool [N]) back to their snapshots, all momentum cleared.
+
+    fossil: bool [N, S], slots that hold one. A fossil younger than the snapshot stays as it is,
+    except where weights are `broken` (bool [N]): there it goes back to what it was when it became
+    one, as its own may be NaN. Other seeds do not outlive a rollback; their rows become zero, so
+    that sleeping rows stay finite.
+    """
+    if nowhere(where):
+        return
+    host = weights["host"]
+    kept = weights["snapshot"]
+    for name in HOST_ROWS:
+        _copy_where_(host[name], kept[name], where)
+    host["momentum"].masked_fill_(where[:, None], 0.0)
+    for slot, spec in enumerate(shape.slots):
+        pool = weights["seeds", spec.name]
+        is_fossil = fossil[:, slot]
+        back = where & is_fossil & (kept["fossil"][:, slot] | broken)
+        _copy_where_(pool["params"], kept["seeds", spec.name], back)
+        pool["params"].masked_fill_((where & ~is_fossil)[:, None], 0.0)
+        pool["momentum"].masked_fill_(where[:, None], 0.0)
+
+
+def _copy_where_(target: Tensor, source: Tensor, where: Tensor) -> None:
+    """Rows of `source` [N, P] into `target` where `where` [N]; others stay, to the bit."""
+    if where.device.type == "cpu":
+        rows = where.nonzero().squeeze(1)
+        target[rows] = source[rows]
+    else:
+        torch.where(where[:, None], source, target, out=target)

@@ -1,0 +1,115 @@
+"""Which subsets of blended seeds are validated, and how alpha rows part at the slots on the way.
+
+A host is a chain, so the subsets of seeds form a tree: what lies before the first slot that differs
+is computed once. Envs whose ablated slots agree are validated together.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from esper_soa.config.nets import DEFAULT_ROWS, SubsetRows
+from esper_soa.nets.seeds.pools import ActiveSeeds
+from esper_soa.nets.workers import chunks
+from esper_soa.vocabulary import Stage
+
+EXACT_SLOTS = 4  # up to this many ablated seeds every subset is evaluated
+
+
+@lru_cache(maxsize=4096)
+def subset_codes(
+    ablated: tuple[int, ...], fossils: tuple[int, ...], rows: SubsetRows = DEFAULT_ROWS
+) -> tuple[int, ...]:
+    """Subsets to evaluate, as bit masks over slot numbers; the first has every ablated seed on.
+
+    Up to EXACT_SLOTS seeds all 2^n; beyond, the full set, each leave-one-out, each alone, none, the
+    fossils alone, and what `rows` asks for: n (n - 1) / 2 pairs, and its codes.
+    """
+    full = sum(1 << slot for slot in ablated)
+    if len(ablated) <= EXACT_SLOTS:
+        return tuple(code for code in range(full, -1, -1) if code & full == code)
+    kept = sum(1 << slot for slot in fossils)
+    alone = [1 << slot for slot in ablated]
+    wanted = [full, *(full - one for one in alone), *alone, 0, kept]
+    if rows.pairs:
+        wanted += [1 << one | 1 << other for one, other in combinations(ablated, 2)]
+    wanted += [code & full for code in rows.codes]
+    return tuple(dict.fromkeys(wanted))
+
+
+def max_rows(num_slots: int, rows: SubsetRows = DEFAULT_ROWS) -> int:
+    """Most subset rows that an env with `num_slots` slots can need."""
+    if num_slots <= EXACT_SLOTS:
+        return 2**num_slots
+    pairs = num_slots * (num_slots - 1) // 2 if rows.pairs else 0
+    return min(2**num_slots, max(2**EXACT_SLOTS, 2 * num_slots + 3 + pairs + len(rows.codes)))
+
+
+class Branch(NamedTuple):
+    """What happens to alpha rows at a slot: rows `off` pass by the seed, rows `on` take it in."""
+
+    off: tuple[int, ...]  # rows before the slot that continue without the seed
+    on: tuple[int, ...]  # rows before the slot that continue with it; both may name the same row
+
+
+@lru_cache(maxsize=4096)
+def branch_plan(
+    order: tuple[int, ...], codes: tuple[int, ...]
+) -> tuple[dict[int, Branch], tuple[int, ...]]:
+    """Branches by slot for ablated slots in execution `order`, and the final row of every code."""
+    prefixes = [0]
+    plan = {}
+    mask = 0
+    for slot in order:
+        bit = 1 << slot
+        mask |= bit
+        wanted = {code & mask for code in codes}
+        off = tuple(row for row, prefix in enumerate(prefixes) if prefix in wanted)
+        on = tuple(row for row, prefix in enumerate(prefixes) if prefix | bit in wanted)
+        plan[slot] = Branch(off, on)
+        prefixes = [prefixes[row] for row in off] + [prefixes[row] | bit for row in on]
+    return plan, tuple(prefixes.index(code) for code in codes)
+
+
+class Job(NamedTuple):
+    """Some envs that are validated under the same subset rows."""
+
+    envs: np.ndarray
+    codes: tuple[int, ...]
+    plan: dict[int, Branch]
+    final_rows: tuple[int, ...]
+
+    @property
+    def ablated(self) -> int:
+        """Bit mask of the slots in which the codes differ."""
+        return sum(1 << slot for slot in self.plan)
+
+
+def jobs_of(
+    active_seeds: ActiveSeeds, order: Sequence[int], rows: SubsetRows, size: int
+) -> list[Job]:
+    """Every env in one job of at most `size`, the most work first, so that workers end together.
+
+    order: all slots as the forward pass meets them.
+    """
+    num_slots = active_seeds.stage.shape[1]
+    weight = 1 << np.arange(num_slots)
+    fossil = active_seeds.ablated & (active_seeds.stage == Stage.FOSSILIZED)
+    ablated_bits = active_seeds.ablated @ weight
+    fossil_bits = fossil @ weight
+    patterns = ablated_bits << num_slots | fossil_bits
+    jobs = []
+    for pattern in np.unique(patterns):
+        alike = np.flatnonzero(patterns == pattern)
+        slots = _members(int(ablated_bits[alike[0]]), num_slots)
+        codes = subset_codes(slots, _members(int(fossil_bits[alike[0]]), num_slots), rows)
+        plan, final_rows = branch_plan(tuple(slot for slot in order if slot in slots), codes)
+        jobs += [Job(alike[piece], codes, plan, final_rows) for piece in chunks(alike.size, size)]
+    return sorted(jobs, key=lambda job: -len(job.codes) * job.envs.size)
+
+
+def _members(bits: int, num_slots: int) -> tuple[int, ...]:
+    return tuple(slot for slot in range(num_slots) if bits >> slot & 1)

@@ -1,1 +1,0 @@
-"""Around the kernels: run folder, telemetry, progress, report, checkpoint, device."""

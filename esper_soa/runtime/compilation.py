@@ -1,0 +1,78 @@
+"""Whether the kernels of the state machine are compiled for a run, and where they are kept.
+
+The decision follows from the settings alone, never from what a cache holds: compiled kernels round
+otherwise, and every run of the same settings is to have the same numbers.
+"""
+
+import os
+import tempfile
+from typing import NamedTuple
+
+import torch
+
+from esper_soa.runtime.user_cache import FolderError, cache_folder, open_folder
+
+# the variable by which torch.compile is told where to keep things
+FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+# What benchmarks/kernels.py measures on one core of a CPU for both kernels and 3 slots, with an
+# empty cache. With a full one a start takes a sixth of it; which of the two a start will be is not
+# known from the settings.
+COMPILE_SECONDS = 70.0
+# saved per env-step of all envs: the calls of operations, however many envs there are
+CALL_SECONDS = 0.0055
+ENV_SECONDS = 7e-6  # saved per env and env-step: passes over memory that are fused
+WORTH = 2.0  # times COMPILE_SECONDS that must be saved, as machines differ
+
+
+class Length(NamedTuple):
+    """What a run will play."""
+
+    envs: int  # N
+    env_steps: int  # of all envs together: rounds times env-steps per episode
+
+
+class Compilation(NamedTuple):
+    """Whether the kernels are compiled, and why, in words for logs."""
+
+    wanted: bool
+    reason: str
+
+
+def choose_compilation(setting: str, device: torch.device, length: Length) -> Compilation:
+    """What compute.compile (auto, on, off) means for a run of this length on `device`."""
+    saved = length.env_steps * (CALL_SECONDS + ENV_SECONDS * length.envs)
+    if setting != "auto":
+        wanted = setting == "on"
+        why = f" (compute.compile={setting})"
+    elif device.type != "cpu":
+        wanted = False
+        why = f": what compiling saves on {device.type} was never measured"
+    else:
+        wanted = saved >= WORTH * COMPILE_SECONDS
+        played = f"{length.env_steps} env-steps of {length.envs} envs"
+        why = f": it takes about {COMPILE_SECONDS:.0f} s and saves about {saved:.0f} s in {played}"
+    return Compilation(wanted, f"{'compiled' if wanted else 'not compiled'}{why}")
+
+
+def keep_compiled() -> str:
+    """Have torch.compile keep what it makes in the user's cache, so that later runs need not make
+    it; says where.
+
+    A folder that the user names stays. Ours holds code that is run, so it must be the user's own
+    and closed to others, as that of the native kernels; where it cannot be, torch keeps things in
+    its temporary folder.
+    """
+    named = os.environ.get(FOLDER, "")
+    parent, name = os.path.split(named)
+    # torch, when imported, names its temporary folder there
+    torchs = parent == tempfile.gettempdir() and name.startswith("torchinductor_")
+    if named and not torchs:
+        return f"kept in {named}"
+    try:
+        own = cache_folder()
+        for folder in (own, own / "inductor"):
+            open_folder(folder)
+    except FolderError as error:
+        return f"kept for now, {error}"
+    os.environ[FOLDER] = str(folder)
+    return f"kept in {folder}"

@@ -1,0 +1,114 @@
+"""Standard output and error that a program can lose without dying of it; and what the commands that
+need no Hydra share: help on one screen, and what their errors end with.
+
+The reader of a pipe may go away (`| head -1`), a terminal may be closed, a file may be full: what
+is written then is dropped, and whoever keeps a log says so once. Needs no torch.
+"""
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import TextIO
+
+from esper_soa.config.errors import UserError
+from esper_soa.runtime.signals import stopped_at_once
+
+CLOSED = "it was closed before the start"
+
+
+class Outlet(io.TextIOBase):
+    """A text stream that drops what it can no longer write; `lost` then says why."""
+
+    def __init__(self, stream: TextIO, lost: str = "") -> None:
+        self._stream = stream
+        self.lost = lost  # "" while there is somebody to write to
+        self.told = False  # whether the log has it
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding or "utf-8"
+
+    def isatty(self) -> bool:
+        return not self.lost and self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._lose(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        """Lead the stream's descriptor nowhere: what it still holds must not fail at its end."""
+        self.lost = self.lost or error.strerror or str(error)
+        with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), self._stream.fileno())
+
+
+def outlet(stream: TextIO | None) -> Outlet:
+    """`stream` as an outlet; one that was closed before the start (None) is lost already."""
+    if isinstance(stream, Outlet):
+        return stream
+    if stream is None:
+        return Outlet(open(os.devnull, "w", encoding="utf-8"), CLOSED)  # noqa: SIM115
+    return Outlet(stream)
+
+
+@contextmanager
+def standing_streams() -> Iterator[None]:
+    """Standard output and error as outlets while the context lasts.
+
+    Descriptors 0 to 2 are open from here on: no file of ours gets the number of a closed one.
+    """
+    number = 0
+    while number <= 2:
+        number = os.open(os.devnull, os.O_RDWR)
+    os.close(number)
+    streams = outlet(sys.stdout), outlet(sys.stderr)
+    with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+        try:
+            yield
+        finally:
+            # what is left for the interpreter to write at its end could fail there
+            for stream in streams:
+                stream.flush()
+
+
+def parser(usage: str, purpose: str, words: str) -> argparse.ArgumentParser:
+    """What reads the arguments of a command. usage: one line that begins with its name; words: what
+    each argument is, shown as it stands; arguments are added with help=argparse.SUPPRESS.
+    """
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(usage.split()[0], usage, purpose, words, formatter_class=form)
+
+
+@contextmanager
+def ending_with_status() -> Iterator[None]:
+    """The work of a command; ends the interpreter with 2 for a mistake that we found, 1 for a file
+    that could not be written, each told in one line, and at once when it is asked to stop.
+    """
+    with standing_streams(), stopped_at_once():
+        try:
+            yield
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+        except OSError as error:
+            reason = error.strerror or error
+            print(f"error: {error.filename}: cannot be written ({reason})", file=sys.stderr)
+            sys.exit(1)

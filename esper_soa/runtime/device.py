@@ -1,0 +1,176 @@
+"""From the settings `device` and `compute` to a torch device and a layout of the work on it."""
+
+import ctypes
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from esper_soa.config.errors import SettingError, check
+from esper_soa.nets.extent import INDEXED
+
+# training images of a forward pass on a CPU: fewer cost calls, more fall out of the caches
+CPU_CHUNK_IMAGES = 512
+CPU_EVAL_BATCH = 16
+NATIVE_EVAL_BATCH = 64  # the native kernels work image by image and are asked less often
+GPU_EVAL_BATCH = 256
+THREADS_PER_CORE = 4  # most that may be asked for: more only wait for each other
+# glibc's M_MMAP_MAX, M_TRIM_THRESHOLD and M_ARENA_MAX: no mappings, no trimming, one heap for all
+# threads (those of other threads are trimmed whatever the second says).
+MALLOPT_KEEP = ((-4, 0), (-1, 2**31 - 1), (-8, 1))
+
+
+def resolve_device(setting: str, place: int = 0) -> torch.device:
+    """The device that `setting` (auto, cpu, cuda, cuda:<index>) stands for, with an index on CUDA.
+
+    place: index of the GPU where the setting leaves it open. Raises SettingError where CUDA or the
+    GPU is not there; only `auto` falls back to the CPU.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if setting == "cpu" or (setting == "auto" and count == 0):
+        return torch.device("cpu")
+    if setting == "auto":
+        return torch.device("cuda", place)
+    kind, _, index = setting.partition(":")
+    if kind != "cuda" or not (index.isdigit() or setting == "cuda"):
+        raise SettingError("device", setting, "auto, cpu, cuda or cuda:<index>")
+    if count == 0:
+        why = "torch finds no usable NVIDIA GPU or driver."
+        if torch.version.cuda is None:
+            why = "The installed torch is a CPU build; install a CUDA build of torch."
+        raise SettingError("device", setting, "auto or cpu here", why)
+    shown = f"This machine shows {count} CUDA device(s)."
+    check(int(index or 0) < count, "device", setting, f"below cuda:{count}", shown)
+    return torch.device("cuda", int(index or place))
+
+
+def usable_cores() -> int:
+    """CPU cores that this process may use, at least 1."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def take_device(device: torch.device) -> None:
+    """Have `device` be the current one: captures, events and Triton's launches work on that."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def choose_env_chunk(
+    setting: int,
+    envs: int,
+    batch_size: int,
+    device: torch.device,
+    cores: int = 0,
+    elements: int = 1,
+) -> int:
+    """Envs that are trained together: the setting, or for 0 what suits the device; at most all.
+
+    All on a GPU, as far as no tensor, of which each env has `elements`, gets more than INDEXED of
+    them; raises SettingError for a setting beyond that, and where one env has more. On a CPU as
+    many as have CPU_CHUNK_IMAGES in their batches, such that `cores` (0 = the usable ones) have
+    equal shares. The number of workers plays no part: another one changes no rounding.
+    """
+    if device.type != "cpu":
+        most = INDEXED // elements
+        words = f"A tensor of {device.type} has at most {INDEXED} elements."
+        largest = f"at most {batch_size * INDEXED // elements} with these hosts"
+        check(most > 0, "batch_size", batch_size, largest, words)
+        fits = min(setting, envs) <= most
+        check(fits, "compute.env_chunk", setting, f"at most {most} here", words)
+        return min(setting or envs, envs, most)
+    if setting > 0:
+        return min(setting, envs)
+    cores = cores or usable_cores()
+    most = max(1, CPU_CHUNK_IMAGES // batch_size)
+    shares = -(-envs // (most * cores)) * cores
+    return -(-envs // min(shares, envs))
+
+
+def choose_workers(setting: int, chunks: int, device: torch.device, cores: int = 0) -> int:
+    """Threads that share the chunks of envs: the setting, or for 0 one per usable core of a CPU.
+
+    Never more than there are chunks, and one on a GPU. SettingError for more than make sense.
+    """
+    _check_threads("compute.workers", setting)
+    if device.type != "cpu":
+        allowed = f"0 or 1 on {device.type}"
+        check(setting <= 1, "compute.workers", setting, allowed, "Workers share the CPU's cores.")
+        return 1
+    return min(setting or cores or usable_cores(), chunks)
+
+
+def apply_threads(setting: int) -> int:
+    """Give torch operations outside the workers `setting` CPU threads (0 = one), and return those.
+
+    One, because the operations of policy and state are small, and threads inside an operation wait
+    for each other: one that lost its core to another process holds all of them up, and while idle
+    they keep cores from the workers. Raises SettingError for more than THREADS_PER_CORE per core.
+    """
+    _check_threads("compute.threads", setting)
+    torch.set_num_threads(setting or 1)
+    return torch.get_num_threads()
+
+
+@contextmanager
+def threads(setting: int) -> Iterator[None]:
+    """`apply_threads` in the context; what the caller had is in force again behind it."""
+    before = torch.get_num_threads()
+    try:
+        apply_threads(setting)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _check_threads(setting: str, count: int) -> None:
+    most = THREADS_PER_CORE * usable_cores()
+    remedy = f"That is {THREADS_PER_CORE} per usable core."
+    check(count <= most, setting, count, f"at most {most} here", remedy)
+
+
+def device_name(device: torch.device, workers: int = 1, precision: str = "float32") -> str:
+    """The device in words, for logs, versions.json and the table; `precision`: of the hosts."""
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)}, {precision})"
+    used = f"{_some(workers, 'worker')}, {_some(torch.get_num_threads(), 'thread')}"
+    return f"{device} ({platform.processor() or platform.machine()}, {used}, {precision})"
+
+
+def _some(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def layout_in_words(device: torch.device, workers: int, env_chunk: int) -> str:
+    """How the work on the envs is shared out, and why, for the log."""
+    if device.type != "cpu":
+        return f"all chunks of {env_chunk} envs one after the other, as a GPU fills itself"
+    beside = f"{_some(torch.get_num_threads(), 'thread')} for policy and env state"
+    who = f"{workers} workers of one thread train"
+    work = f"{'1 worker trains' if workers == 1 else who} chunks of {env_chunk} envs"
+    side = "" if workers == 1 else " side by side"
+    return f"{work}{side} ({usable_cores()} usable cores), {beside}"
+
+
+def choose_eval_batch(device: torch.device, native: bool = False, elements: int = 1) -> int:
+    """Validation images per forward pass: few on a CPU, where caches decide.
+
+    elements: of the largest tensor per image, of all envs that are validated together.
+    """
+    if device.type != "cpu":
+        return max(1, min(GPU_EVAL_BATCH, INDEXED // elements))
+    return NATIVE_EVAL_BATCH if native else CPU_EVAL_BATCH
+
+
+def keep_freed_memory(device: torch.device) -> bool:
+    """Let glibc, where it is, keep what torch frees on a CPU; True where it obeys.
+
+    By default it maps and unmaps every activation, a few MB each, and the page faults cost a fifth
+    of a training step with seeds.
+    """
+    if device.type != "cpu" or platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return all(mallopt(option, value) == 1 for option, value in MALLOPT_KEEP)

@@ -1,0 +1,129 @@
+"""Writing to a disk that may be full: texts replaced whole, lines appended whole, and what could
+not be written. A run plays on where a file cannot be, and ends with a failure. Needs no torch.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from esper_soa.config.paths import sync
+
+LOGGER = logging.getLogger("esper_soa")
+
+
+class IncompleteError(Exception):
+    """All was played, but not all could be written."""
+
+
+def reason_of(error: OSError) -> str:
+    """Why, in the system's words."""
+    return error.strerror or str(error) or type(error).__name__
+
+
+class Unwritten:
+    """Files that could not be written, with the reason, until a later attempt succeeds."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+
+    @contextmanager
+    def noting(self, name: str) -> Iterator[None]:
+        """Write the file `name` in the context: a failure is noted, a success takes it back."""
+        try:
+            yield
+        except OSError as error:
+            reason = reason_of(error)
+            if name not in self.reasons:
+                LOGGER.warning("%s could not be written (%s); the run goes on", name, reason)
+            self.reasons[name] = reason
+        else:
+            self.reasons.pop(name, None)
+
+    def __str__(self) -> str:
+        """All of them in one line; empty where all could be written."""
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in self.reasons.items():
+            by_reason.setdefault(reason, []).append(name)
+        told = [(", ".join(names), reason) for reason, names in by_reason.items()]
+        return "; ".join(f"{names} could not be written ({reason})" for names, reason in told)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The name of a file to write in the context, which then becomes `path`; where that fails, the
+    old file stays whole, nothing lies beside it, and the error names `path`.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file `path` by `text`, all or nothing; raises OSError."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`, all or nothing, to survive a power cut; raises OSError."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    sync(path.parent)
+
+
+class LineFile:
+    """Appends lines to a file at once, each whole or not at all.
+
+    Lines that could not be written are kept, and written before the next. The first makes the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._handle: int | None = None
+        self._waiting: list[str] = []
+
+    def write(self, *lines: str) -> None:
+        """Append `lines`, without their ends; raises OSError where any line must wait."""
+        self._waiting.extend(lines)
+        if self._handle is None:
+            self._handle = os.open(
+                self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
+            )
+        end = os.fstat(self._handle).st_size
+        text = "".join(f"{line}\n" for line in self._waiting)
+        left = memoryview(text.encode(errors="backslashreplace"))
+        try:
+            while left:
+                left = left[os.write(self._handle, left) :]
+        except OSError:
+            os.ftruncate(self._handle, end)
+            raise
+        self._waiting.clear()
+
+    def sync(self) -> None:
+        """Make all lines survive a power cut; raises OSError."""
+        if self._handle is not None:
+            os.fsync(self._handle)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ending: object) -> None:
+        self.close()

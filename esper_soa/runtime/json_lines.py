@@ -1,0 +1,85 @@
+"""metrics.jsonl and episodes.jsonl: a line of valid JSON per policy update or episode, readable
+while the run goes on. NaN and infinity, which JSON does not have, become null and are named in the
+line's `non_finite` list. Needs no torch.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from esper_soa.runtime.files import LineFile, write_text
+
+Json: TypeAlias = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+
+
+def finite_json(value: Json, path: str, found: list[str]) -> Json:
+    """`value` with None for every NaN and infinity, whose paths `found` gets.
+
+    Raises TypeError for what JSON cannot hold, tensors among it.
+    """
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        found.append(f"{path[1:]}={value}")
+        return None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): finite_json(one, f"{path}.{key}", found) for key, one in value.items()}
+    if isinstance(value, Sequence):
+        return [finite_json(one, f"{path}[{at}]", found) for at, one in enumerate(value)]
+    kind = type(value).__name__
+    raise TypeError(
+        f"{path[1:]}: a {kind} cannot be written as JSON; give plain numbers, texts or lists"
+    )
+
+
+def finite_record(record: Mapping[str, Json]) -> dict[str, Json]:
+    """`record` as JSON can hold it, with the list `non_finite` where something was replaced."""
+    found: list[str] = []
+    clean = {key: finite_json(value, f".{key}", found) for key, value in record.items()}
+    return clean | {"non_finite": list(found)} if found else clean
+
+
+def json_line(record: Mapping[str, Json]) -> str:
+    """`record` as one line of JSON without the line end."""
+    return json.dumps(finite_record(record), allow_nan=False, separators=(",", ":"))
+
+
+class MetricsWriter(LineFile):
+    """Appends records to a file as lines of JSON, so that a killed run keeps all complete lines."""
+
+    def write(self, *records: Mapping[str, Json]) -> None:  # type: ignore[override]
+        """Append `records`; raises OSError where they must wait for room."""
+        super().write(*map(json_line, records))
+
+
+def keep_rounds(path: Path, rounds: int) -> int:
+    """Cut `path` down to the lines of the first `rounds` rounds, all or nothing; how many remain.
+
+    What comes later, a line that was cut off included, is dropped: a resumed run writes it again.
+    Needs no room on the disk unless something else is between those lines; raises OSError.
+    """
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    kept = [
+        line for line in lines if line.endswith(b"\n") and _round_of(line) in range(1, rounds + 1)
+    ]
+    if kept == lines[: len(kept)]:
+        if len(kept) < len(lines):
+            os.truncate(path, sum(map(len, kept)))
+    else:
+        write_text(path, b"".join(kept).decode("utf-8", "replace"))
+    return len(kept)
+
+
+def _round_of(line: bytes) -> int:
+    """The round that a line is about; 0 where it is no whole line."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return 0
+    number = record.get("round") if isinstance(record, dict) else None
+    return number if isinstance(number, int) else 0

@@ -1,0 +1,254 @@
+"""Whether a run fits into the memory of its device, asked before anything is built.
+
+`check_room` adds up what is known to be needed: a lower bound, so what it refuses could not have
+run; what a run takes indeed is measured by probe.py. `naming_memory` turns an allocation that fails
+all the same into one line.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from esper_soa.config.errors import SettingError
+from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, SubsetRows
+from esper_soa.config.registry import is_reference
+from esper_soa.config.settings import TrainConfig
+from esper_soa.env.observation import NUM_ENV_FEATURES, feature_names
+from esper_soa.env.step import Rules
+from esper_soa.nets.data.batches import HELD, PADDED_BYTES
+from esper_soa.nets.data.datasets import ImageCount
+from esper_soa.nets.engine import WorkSizes
+from esper_soa.nets.extent import activation_elements
+from esper_soa.nets.model.host import HostShape
+from esper_soa.nets.model.user_parts import task_shape
+from esper_soa.nets.seeds.pools import row_layout
+from esper_soa.nets.seeds.subsets import max_rows
+from esper_soa.runtime.device import (
+    choose_env_chunk,
+    choose_eval_batch,
+    choose_workers,
+    usable_cores,
+)
+
+FLOAT = 4  # bytes of a number
+GIB = 2**30
+DRAWN = 16  # bytes of a random number while it is drawn: its place and its hash, both int64
+TRAINED = "activations of the batches in training"
+IMAGE = IMAGE_CHANNELS * IMAGE_SIZE**2
+NO_IMAGES = ImageCount(0, 0)
+LOWER = (
+    "envs, batch_size, steps, train_samples, task.base_channels, policy.network.hidden or "
+    "compute.env_chunk"
+)
+CGROUPS = Path("/sys/fs/cgroup")
+CGROUP_LIMITS = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+ALLOCATION_FAILED = ("allocate memory", "not enough memory", "out of memory")  # torch's words
+
+
+class Need(NamedTuple):
+    """Memory for one thing, and the settings that make it small."""
+
+    what: str
+    size: int  # bytes
+    settings: tuple[str, ...]
+    passing: bool = False  # only for a while, and at another time than the others that pass
+
+
+def at_once(parts: Sequence[Need]) -> int:
+    """Bytes that are needed at the same time: all that lasts, and the most of what passes."""
+    lasting = sum(need.size for need in parts if not need.passing)
+    return lasting + max((need.size for need in parts if need.passing), default=0)
+
+
+def needs(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES) -> list[Need]:
+    """What a run needs, each part at least; `images` are those that are still to be read."""
+    shape = task_shape(cfg.task, cfg.slots)
+    slots = shape.slots
+    narrower = () if is_reference(cfg.task.host) else ("task.base_channels", "task.kernel_size")
+    rows = sum(sum(row_layout(shape, slot)) for slot in range(len(slots)))
+    # parameters, momentum, snapshot
+    weights = 3 * (shape.parameters.total + rows) + 2 * shape.statistics.total
+    synthetic = max(cfg.data.synthetic_train, cfg.data.synthetic_test)
+    drawn = synthetic if cfg.data.name == "synthetic" else 0
+    fewer_drawn = ("data.synthetic_train", "data.synthetic_test")
+    smaller_batches = ("batch_size", "compute.env_chunk", *narrower[:1])
+    hosts = cfg.envs * DRAWN * shape.parameters.total
+    whole = 0 if cfg.data.split else cfg.envs * images.train  # numbers in the order of a whole pass
+    order = 8 * cfg.envs * cfg.train_samples + FLOAT * whole * (whole <= HELD)
+    # as they are and as they are cut from, in training padded, and all mirrored too
+    held = (IMAGE + 2 * PADDED_BYTES) * images.train + 2 * IMAGE * images.test
+    boosts = FLOAT * cfg.envs * (len(slots) * (len(slots) - 1) // 2 * cfg.steps)
+    return [
+        Need("weights", cfg.envs * FLOAT * weights, ("envs", *narrower)),
+        Need(TRAINED, activations(cfg, shape, device), smaller_batches, passing=True),
+        Need("drawing the weights of the hosts", hosts, ("envs", *narrower), passing=True),
+        Need("the order of the images", order, ("train_samples", "envs")),
+        Need("drawing the synthetic images", DRAWN * IMAGE * drawn, fewer_drawn, passing=True),
+        Need("the images", held, ("data.root",)),
+        Need("the boosts of seeds that help each other", boosts, ("steps", "envs", "slots")),
+        *policy_needs(cfg, tuple(slot.name for slot in slots)),
+    ]
+
+
+def together(cfg: TrainConfig, shape: HostShape, device: torch.device) -> tuple[int, int]:
+    """What goes through one pass: envs, and validation images where no native kernels validate; as
+    many as suit the device, every tensor within its bound, see nets/extent.py.
+    """
+    num_slots = len(shape.slots)
+    sampled = tuple(range(cfg.attribution.shapley_samples * num_slots))  # at most as many codes
+    rows = max_rows(num_slots, SubsetRows(cfg.attribution.pairs, sampled))
+    tested = activation_elements(shape, rows)
+    trained = cfg.batch_size * activation_elements(shape)
+    chunk = choose_env_chunk(
+        cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device, elements=max(trained, tested)
+    )
+    return chunk, choose_eval_batch(device, elements=chunk * tested)
+
+
+def activations(cfg: TrainConfig, shape: HostShape, device: torch.device) -> int:
+    """Bytes of what the forward passes that run side by side keep for their gradients."""
+    chunk, _ = together(cfg, shape, device)
+    workers = choose_workers(cfg.compute.workers, -(-cfg.envs // chunk), device, usable_cores())
+    kept = IMAGE + sum(segment.activations for segment in shape.segments)
+    if device.type == "cpu" and cfg.compute.engine != "torch" and shape.own_chain is None:
+        chunk = 1  # the native kernels take network by network
+    return FLOAT * min(workers * chunk, cfg.envs) * cfg.batch_size * kept
+
+
+def policy_needs(cfg: TrainConfig, slots: tuple[str, ...]) -> list[Need]:
+    """Rollout and weights of the learning policy; nothing for a scripted one."""
+    if cfg.policy.name != "ppo":
+        return []
+    network = cfg.policy.network
+    features = len(feature_names(slots))
+    width = network.slot_features
+    half = network.hidden // 2
+    inputs = NUM_ENV_FEATURES + 2 * width
+    weights = network.features * inputs + 8 * network.layers * network.hidden**2
+    envs = -(-cfg.envs // cfg.policy.ppo.minibatches)
+    # Numbers that a row keeps for its gradient: input layer, norm, ReLU; gates, states and norms of
+    # the LSTM; heads.
+    kept = 3 * network.features + 20 * network.layers * network.hidden + 12 * network.hidden
+    # layer, norm and encoding of every slot, and what scores it
+    kept += len(slots) * (3 * width + half)
+    sizes = ("hidden", "layers", "features", "slot_features")
+    smaller = tuple(f"policy.network.{name}" for name in sizes)
+    rollout = cfg.steps * cfg.envs * (FLOAT * features + 8 * (len(slots) + 12))
+    update = FLOAT * cfg.steps * envs * kept
+    return [
+        Need("the rollout", rollout, ("steps", "envs")),
+        Need("the policy", 4 * FLOAT * weights, smaller),  # parameters, gradients, two moments
+        Need("activations of the update", update, ("steps", "envs", *smaller), passing=True),
+    ]
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that the device, or the machine within the limits of its container, has left; None
+    where it does not say.
+
+    On a GPU, the process' own cache counts as free.
+    """
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+    said = _text(Path("/proc/meminfo")).splitlines()
+    left = [1024 * int(line.split()[1]) for line in said if line.startswith("MemAvailable:")]
+    for names in CGROUP_LIMITS:
+        limit, used = [_text(CGROUPS / name).strip() for name in names]
+        if limit.isdigit() and used.isdigit():
+            left.append(int(limit) - int(used))
+    return min(left) if left else None
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="ascii") if path.exists() else ""
+
+
+def check_room(
+    cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES, beside: int = 1
+) -> None:
+    """Raise SettingError where the run needs more memory than is free; it names what needs most.
+    See `needs`.
+
+    beside: processes, with as much work each, that share what is free.
+    """
+    free = free_memory(device)
+    free = None if free is None else free // beside
+    parts = _largest_first(needs(cfg, device, images))
+    total = at_once(parts)
+    if free is None or total <= free:
+        return
+    values = {setting: reduce(getattr, setting.split("."), cfg) for setting in parts[0].settings}
+    remedies = [setting for setting, value in values.items() if value != 1]
+    first = remedies[0]
+    remedy = "Take fewer images than in" if first == "data.root" else "Lower"
+    most = most_envs(cfg, device, free, images)
+    hint = f" At most {most} envs can fit." if 0 < most < cfg.envs else ""
+    why = (
+        f"It needs at least {total / GIB:.1f} GiB ({_listed(parts, 1)}), and {free / GIB:.1f} GiB "
+        f"are free. {remedy} {' or '.join(remedies)}.{hint}"
+    )
+    raise SettingError(first, values[first], f"so small that {device} holds the run", why)
+
+
+def most_envs(
+    cfg: TrainConfig, device: torch.device, free: int, images: ImageCount = NO_IMAGES
+) -> int:
+    """The largest N, at most that of `cfg`, that `needs` no more than `free` bytes; 0 if none."""
+
+    def excess(envs: int) -> int:
+        return at_once(needs(with_envs(cfg, envs), device, images)) - free
+
+    return bisect_right(range(1, cfg.envs + 1), 0, key=excess)
+
+
+def with_envs(cfg: TrainConfig, envs: int) -> TrainConfig:
+    """The settings with N = `envs`, and no more minibatches than those."""
+    ppo = replace(cfg.policy.ppo, minibatches=min(cfg.policy.ppo.minibatches, envs))
+    return replace(cfg, envs=envs, policy=replace(cfg.policy, ppo=ppo))
+
+
+def plan_in_words(cfg: TrainConfig, device: torch.device, rules: Rules) -> str:
+    """What the run needs at least, what needs most of it, and what is free, for the log.
+
+    An engine that keeps what its passes work in says itself how much that is.
+    """
+    kept = rules.engine.kept_bytes(
+        rules.nets, WorkSizes(cfg.envs, cfg.batch_size, cfg.val_samples), device
+    )
+    engine = Need(f"the steps of {rules.engine.chosen.name}", kept, ())
+    parts = _largest_first(
+        [engine if kept and need.what == TRAINED else need for need in needs(cfg, device)]
+    )
+    free = free_memory(device)
+    rest = "what is free is not known" if free is None else f"{free / GIB:.1f} GiB are free"
+    return f"at least {at_once(parts) / GIB:.2f} GiB on {device} ({_listed(parts, 2)}); {rest}"
+
+
+def _largest_first(parts: Sequence[Need]) -> list[Need]:
+    return sorted(parts, key=lambda need: -need.size)
+
+
+def _listed(parts: Sequence[Need], digits: int) -> str:
+    return ", ".join(f"{need.size / GIB:.{digits}f} for {need.what}" for need in parts[:3])
+
+
+@contextmanager
+def naming_memory(fault: type[Exception]) -> Iterator[None]:
+    """Raise `fault` with one line, in place of an allocation that fails within."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        words = str(error)
+        if isinstance(error, RuntimeError) and not any(part in words for part in ALLOCATION_FAILED):
+            raise
+        raise fault(f"out of memory. Lower {LOWER}.") from error

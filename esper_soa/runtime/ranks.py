@@ -1,0 +1,269 @@
+"""The processes that share a run's envs, one per device or group of cores, and what they exchange.
+
+A rank has some of the envs, neighbours by their number, with their weights and state; policy,
+optimiser and normalisers are the same on all, as whatever moves them is summed over all envs first.
+`Ranks` is a process alone, to which nothing of that costs anything; `RankGroup` is one of several.
+Held by the World, and asked by whoever sums over envs. All ranks call the same methods in the same
+order. Which process is which rank is settled in training/start.py.
+"""
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from esper_soa.config.errors import RankLostError, one_line
+
+Value = TypeVar("Value")
+# that a rank waits for the others: of two, one may build while the other compiles
+PATIENCE = timedelta(minutes=30)
+
+
+def share_of(num_envs: int, count: int, rank: int) -> range:
+    """Env numbers of one of `count` ranks: as many as any other has, or one more on the first."""
+    each, more = divmod(num_envs, count)
+    first = rank * each + min(rank, more)
+    return range(first, first + each + (rank < more))
+
+
+def core_group(rank: int, ranks: int) -> list[int]:
+    """The CPU cores of one of the processes here: all that there are, cut into equal groups.
+
+    Where there are fewer cores than processes, several share one.
+    """
+    cores = list(range(os.cpu_count() or 1))
+    if sys.platform == "linux":
+        cores = sorted(os.sched_getaffinity(0))
+    first, end = (len(cores) * edge // ranks for edge in (rank, rank + 1))
+    return cores[first:end] or [cores[first]]
+
+
+def keep_to_cores(rank: int, ranks: int) -> None:
+    """Keep this process, the `rank`-th on its machine, to its cores, before it works (on Linux)."""
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, core_group(rank, ranks))
+
+
+class Ranks:
+    """A process alone: all envs are its own, and what it has of anything is the whole of it."""
+
+    rank = 0
+    count = 1
+    local_rank = 0  # on its machine, and so the number of its GPU
+    beside = 1  # ranks that share the memory of its device, itself included
+    first_env = 0  # the number of its first env
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes."""
+        return self.rank == 0
+
+    def share(self, num_envs: int) -> range:
+        """Numbers of the envs of this rank, n of the N of the run."""
+        return share_of(num_envs, self.count, self.rank)
+
+    def all_envs(self, own: int) -> int:
+        """N, where this rank has n = `own` of them."""
+        return own
+
+    def own(self, entries: Tensor, dim: int = 0) -> Tensor:
+        """What this rank has of something with an entry for each of N envs along `dim`."""
+        return entries
+
+    def own_of(self, envs: Tensor) -> Tensor:
+        """Which of the env numbers int64 [M] are of this rank, int64 [m]."""
+        return envs
+
+    def total(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        """Sums over all ranks of what each has; the gradient back is of this rank's part alone."""
+        return parts
+
+    def total_gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Sums over all ranks, by one reduction of all of them as a flat vector."""
+        return gradients
+
+    def extremes(
+        self, largest: Sequence[Tensor], smallest: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The elementwise largest over all ranks of the former, and smallest of the latter."""
+        return list(largest), list(smallest)
+
+    def gather(self, parts: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
+        """Of each tensor with n entries along `dim`, on one device, that with all N, on every rank.
+
+        Numbers travel as float64: integers beyond 2**53 would be rounded.
+        """
+        return list(parts)
+
+    def of_each(self, numbers: Tensor) -> list[Tensor]:
+        """The numbers of every rank, of one shape on all, in their order."""
+        return [numbers]
+
+    def gather_at_first(self, numbers: Tensor) -> Tensor | None:
+        """On the first rank all N of numbers [n, ...] on the host; None on the others."""
+        return numbers
+
+    def from_first(self, find: Callable[[], Value]) -> Value:
+        """What `find` gives on the first rank, where alone it is called; nothing on a device."""
+        return find()
+
+    def check_same(self, numbers: Tensor) -> None:
+        """Raise RuntimeError where float32 numbers differ between ranks in any bit."""
+
+    def of_all(self, value: Value) -> list[Value]:
+        """The value of every rank, in order; what lies on a device is moved to the host before."""
+        return [value]
+
+    def at_first(self, value: Value) -> list[Value]:
+        """On the first rank what `of_all` gives; nothing on the others."""
+        return [value]
+
+
+ALONE = Ranks()
+
+
+class RankGroup(Ranks):
+    """One of several ranks. What it raises where another one ended or hangs is RankLostError."""
+
+    def __init__(self, num_envs: int, local_rank: int = 0, beside: int = 1) -> None:
+        """Once torch.distributed is initialised; num_envs: N, of the run."""
+        self.num_envs = num_envs
+        self.local_rank = local_rank
+        self.beside = beside
+        self.rank = dist.get_rank()
+        self.count = dist.get_world_size()
+        self.first_env = self.share(num_envs).start
+        with _answered():
+            self._host = dist.new_group(backend="gloo", timeout=PATIENCE)
+
+    def all_envs(self, own: int) -> int:
+        return self.num_envs
+
+    def own(self, entries: Tensor, dim: int = 0) -> Tensor:
+        share = self.share(self.num_envs)
+        return entries.narrow(dim, share.start, len(share))
+
+    def own_of(self, envs: Tensor) -> Tensor:
+        share = self.share(self.num_envs)
+        return envs[(envs >= share.start) & (envs < share.stop)]
+
+    def total(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        flat = torch.cat([part.reshape(-1).double() for part in parts])
+        pieces = _Total.apply(flat, self).split([part.numel() for part in parts])
+        return tuple(
+            piece.view(part.shape).to(part.dtype) for piece, part in zip(pieces, parts, strict=True)
+        )
+
+    def total_gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        flat = self.reduced(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+        pieces = flat.split([gradient.numel() for gradient in gradients])
+        return [piece.view_as(gradient) for piece, gradient in zip(pieces, gradients, strict=True)]
+
+    def extremes(
+        self, largest: Sequence[Tensor], smallest: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        return (
+            self._extreme(largest, dist.ReduceOp.MAX),
+            self._extreme(smallest, dist.ReduceOp.MIN),
+        )
+
+    def gather(self, parts: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
+        rows = [part.movedim(dim, 0) for part in parts]
+        packed = torch.cat([row.reshape(len(row), _width(row)).double() for row in rows], dim=1)
+        shares = [share_of(self.num_envs, self.count, rank) for rank in range(self.count)]
+        most = packed.new_zeros(len(shares[0]), packed.shape[1])
+        most[: len(packed)] = packed
+        rooms = zip(self.of_each(most), shares, strict=True)
+        whole = torch.cat([room[: len(share)] for room, share in rooms])
+        pieces = whole.split([_width(row) for row in rows], dim=1)
+        return [
+            piece.reshape(self.num_envs, *row.shape[1:]).to(row.dtype).movedim(0, dim)
+            for piece, row in zip(pieces, rows, strict=True)
+        ]
+
+    def gather_at_first(self, numbers: Tensor) -> Tensor | None:
+        parts = self.at_first(numbers)
+        return torch.cat(parts) if parts else None
+
+    def from_first(self, find: Callable[[], Value]) -> Value:
+        box = [find() if self.first else None]
+        with _answered():
+            dist.broadcast_object_list(box, src=0, group=self._host)
+        return box[0]  # type: ignore[return-value]
+
+    def check_same(self, numbers: Tensor) -> None:
+        bits = numbers.detach().view(torch.int32).long()
+        places = torch.arange(1, len(bits) + 1, device=bits.device)
+        sums = self.of_each(torch.stack([bits.sum(), (bits * places).sum()]))
+        if not all(torch.equal(one, sums[0]) for one in sums):
+            raise RuntimeError(
+                "the policies of the ranks have drifted apart, which no arithmetic of theirs "
+                "should do"
+            )
+
+    def of_all(self, value: Value) -> list[Value]:
+        boxes: list = [None] * self.count
+        with _answered():
+            dist.all_gather_object(boxes, value, group=self._host)
+        return boxes
+
+    def at_first(self, value: Value) -> list[Value]:
+        boxes: list = [None] * self.count
+        with _answered():
+            dist.gather_object(value, boxes if self.first else None, dst=0, group=self._host)
+        return boxes if self.first else []
+
+    def reduced(
+        self, flat: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+    ) -> Tensor:
+        """`flat` reduced over all ranks; the same bits on each."""
+        flat = flat.detach().clone()
+        with _answered():
+            dist.all_reduce(flat, operation)
+        return flat
+
+    def _extreme(self, parts: Sequence[Tensor], operation: dist.ReduceOp.RedOpType) -> list[Tensor]:
+        if not parts:
+            return []
+        return list(self.reduced(torch.stack(list(parts)), operation).unbind())
+
+    def of_each(self, numbers: Tensor) -> list[Tensor]:
+        room = numbers.contiguous()
+        rooms = [torch.empty_like(room) for _ in range(self.count)]
+        with _answered():
+            dist.all_gather(rooms, room, group=self._host if room.device.type == "cpu" else None)
+        return rooms
+
+
+class _Total(torch.autograd.Function):
+    """Sums over ranks, whose gradient is passed on as it is."""
+
+    @staticmethod
+    def forward(ctx: object, own: Tensor, group: RankGroup) -> Tensor:  # type: ignore[override]
+        return group.reduced(own)
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient, None
+
+
+def _width(rows: Tensor) -> int:
+    return math.prod(rows.shape[1:])
+
+
+@contextmanager
+def _answered() -> Iterator[None]:
+    """Say in our words that another rank does not take part any more."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLostError(
+            f"another rank has ended or does not answer ({one_line(error)})"
+        ) from error

@@ -1,0 +1,151 @@
+"""Watches the diagnostics of policy updates, says when something goes wrong, and what to do.
+
+The names go to metrics.jsonl, the advice to the log. Diagnostics that an update does not report are
+not judged; limits are listed in anomalies.yaml. Needs no torch.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from esper_soa.config.settings import AnomalyConfig
+from esper_soa.vocabulary import HEAD_NAMES
+
+MAX_NAMED = 5  # diagnostics named in one message
+
+
+class Rule(NamedTuple):
+    """A limit on one diagnostic."""
+
+    name: str
+    metric: str
+    limit: str  # the setting, max_... or min_...
+    advice: str
+    patient: bool = False  # only after `patience` updates in a row
+
+
+class Anomaly(NamedTuple):
+    """Something unhealthy that has just begun."""
+
+    name: str
+    message: str
+
+
+RULES = tuple(
+    Rule(name, **rule)
+    for name, rule in yaml.safe_load(
+        Path(__file__).with_name("anomalies.yaml").read_text(encoding="utf-8")
+    ).items()
+)
+
+
+@dataclass
+class WatchState:
+    """What a resumed run needs to go on in the same way."""
+
+    active: list[str] = field(default_factory=list)  # names of what is going on
+    streaks: dict[str, int] = field(default_factory=dict)  # unhealthy updates in a row, by name
+    gradient_mean: float | None = None  # running mean of the gradient norm
+
+
+class Watch(WatchState):
+    """Remembers which anomalies are going on, so that each is told once, when it begins."""
+
+    def __init__(self, cfg: AnomalyConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+
+    def look(self, update: Mapping[str, float]) -> list[Anomaly]:
+        """What has begun with this update; `active` names everything that is going on after it."""
+        if not self.cfg.enabled or not update:
+            return []
+        found = self._skipped(update) + self._limits(update)
+        found += self._entropy(update) + self._gradient_drift(update)
+        new = [anomaly for anomaly in found if anomaly.name not in self.active]
+        self.active = [anomaly.name for anomaly in found]
+        return new
+
+    def state_dict(self) -> dict:
+        """A WatchState as plain values."""
+        return asdict(self)
+
+    def load_state_dict(self, state: WatchState) -> None:
+        """Go on where `state` stood."""
+        vars(self).update(asdict(state))
+
+    def _skipped(self, update: Mapping[str, float]) -> list[Anomaly]:
+        """Updates without a step, and numbers that are not finite in those with one."""
+        lost = update.get("not_finite_steps", 0.0)
+        if not update.get("steps", 1.0):
+            why = "no gradient was finite" if lost else "the policy moved too far before the first"
+            text = f"no gradient step was taken: {why}. If it happens again, lower policy.ppo.lr."
+            return [Anomaly("skipped_update", text)]
+        bad = [name for name, value in update.items() if not math.isfinite(value)]
+        if not bad and not lost:
+            return []
+        what = ", ".join(bad[:MAX_NAMED]) if bad else f"the gradient of {lost:.0f} step(s)"
+        advice = "Look at reward and val_loss of this round in metrics.jsonl; if they are sound, "
+        return [Anomaly("not_finite", f"{what} is not finite. {advice}lower policy.ppo.lr.")]
+
+    def _limits(self, update: Mapping[str, float]) -> list[Anomaly]:
+        found = []
+        for rule in RULES:
+            value = update.get(rule.metric, math.nan)
+            limit = getattr(self.cfg, rule.limit)
+            side = "above" if rule.limit.startswith("max") else "below"
+            over = value > limit if side == "above" else value < limit  # False for NaN
+            if self._streak(rule.name, over) >= (self.cfg.patience if rule.patient else 1):
+                text = (
+                    f"{rule.metric} is {value:.3g}, {side} {limit:g} "
+                    f"(telemetry.anomaly.{rule.limit}). {rule.advice}"
+                )
+                found.append(Anomaly(rule.name, text))
+        return found
+
+    def _entropy(self, update: Mapping[str, float]) -> list[Anomaly]:
+        """Heads that hardly explore; one not in use in this update stays as it was judged."""
+        found = []
+        for head in HEAD_NAMES:
+            name = f"entropy_collapse/{head}"
+            limit = self.cfg.entropy_collapse[head]
+            entropy = update.get(f"entropy/{head}", math.nan)
+            in_use = update.get(f"head_share/{head}", 0.0) > 0
+            recovered = limit * (self.cfg.entropy_recovery if name in self.active else 1.0)
+            if in_use:
+                self._streak(name, entropy < recovered)
+            if self.streaks.get(name, 0) >= self.cfg.patience:
+                low = f"low (limit {limit:g}) for {self.streaks[name]} updates"
+                text = f"entropy/{head} is {entropy:.3g}: {low}"
+                advice = f"Raise policy.ppo.entropy_coef or policy.ppo.probability_floor.{head}."
+                found.append(Anomaly(name, f"{text}. {advice}"))
+        return found
+
+    def _gradient_drift(self, update: Mapping[str, float]) -> list[Anomaly]:
+        """The gradient norm far from its running mean, which is taken from before this update."""
+        norm = update.get("gradient_norm", math.nan)
+        mean = self.gradient_mean
+        if not math.isfinite(norm) or not update.get("steps", 1.0):
+            return []
+        if mean is None:
+            self.gradient_mean = norm
+            return []
+        momentum = self.cfg.gradient_momentum
+        limit = self.cfg.max_gradient_drift
+        self.gradient_mean = momentum * mean + (1 - momentum) * norm
+        drift = abs(norm - mean) / (mean + 1e-8)
+        if drift <= limit:
+            return []
+        text = (
+            f"the gradient norm is {norm:.3g}, its running mean {mean:.3g} (drift {drift:.2f}, "
+            f"above {limit:g}). One update is no harm; if it stays, lower policy.ppo.lr."
+        )
+        return [Anomaly("gradient_drift", text)]
+
+    def _streak(self, name: str, unhealthy: bool) -> int:
+        """Updates in a row, this one included, that were unhealthy."""
+        self.streaks[name] = self.streaks.get(name, 0) + 1 if unhealthy else 0
+        return self.streaks[name]

@@ -1,0 +1,238 @@
+"""Rules, worlds and players from checked settings: what a run is played in, and who plays."""
+
+from copy import copy
+from dataclasses import replace
+
+import torch
+
+from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
+from esper_soa.agent.ppo import Learner
+from esper_soa.agent.protocol import Agent
+from esper_soa.agent.scripted import scripted_policy
+from esper_soa.agent.user_agents import Surroundings, own_agent
+from esper_soa.config.agent import SCRATCH
+from esper_soa.config.nets import SubsetRows, blueprint_names
+from esper_soa.config.registry import is_reference, name_in
+from esper_soa.config.settings import TrainConfig
+from esper_soa.env.attribution import prefix_codes
+from esper_soa.env.reward_records import RewardSettings, RewardSplit
+from esper_soa.env.shapley import arrival_orders
+from esper_soa.env.step import EAGER, Rules, StepKernels, compiled
+from esper_soa.env.user_reward import own_reward
+from esper_soa.env.world import Sizes, World
+from esper_soa.nets.choose import choose_engine
+from esper_soa.nets.data.datasets import ImageSet, count_images, load_images
+from esper_soa.nets.engine import NetsConfig
+from esper_soa.nets.graphs import GRADIENTS, POLICY, STATE, Replay, choose_replay
+from esper_soa.nets.model.blueprints import blueprint_codes, names_by_code, num_codes
+from esper_soa.nets.model.user_parts import task_shape, task_slots
+from esper_soa.nets.precision import choose_precision
+from esper_soa.nets.seeds.pools import parameter_table
+from esper_soa.nets.seeds.subsets import EXACT_SLOTS
+from esper_soa.nets.trial import Trial
+from esper_soa.nets.workers import chunks
+from esper_soa.runtime.compilation import Length, choose_compilation, keep_compiled
+from esper_soa.runtime.device import (
+    choose_eval_batch,
+    choose_workers,
+    keep_freed_memory,
+    take_device,
+)
+from esper_soa.runtime.memory import NO_IMAGES, check_room, together
+from esper_soa.runtime.ranks import ALONE, Ranks
+from esper_soa.state import ParameterCounts
+from esper_soa.training.collect import Player
+from esper_soa.training.pretrained import load_policy, take_over
+from esper_soa.vocabulary import STAGE_NAMES
+
+
+def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> Rules:
+    """All that stays the same during a run, on `device`, the engine of its networks included.
+
+    first_env: the number of the first env, where cfg.envs are a rank's share. Raises SettingError
+    where the settings ask for what cannot run.
+    """
+    trial = trial_of(cfg, device)
+    nets = trial.nets
+    num_slots = len(nets.shape.slots)
+    engine = choose_engine(cfg.compute.engine, trial)
+    if engine.chosen.native:
+        nets = nets._replace(eval_batch=choose_eval_batch(device, native=True))
+    allowed = torch.zeros(num_codes(nets.shape.blueprints), dtype=torch.bool)
+    allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
+    orders, _ = shapley_orders(cfg, num_slots)
+    return Rules(
+        nets=nets,
+        engine=engine,
+        lifecycle=cfg.lifecycle,
+        gates=cfg.gates,
+        signals=cfg.signals,
+        governor=cfg.governor,
+        reward=reward_settings(cfg, parameter_table(nets.shape, device), num_slots, first_env),
+        blueprints=allowed.to(device),
+        max_seeds=cfg.max_seeds,
+        shapley_orders=None if orders is None else orders.to(device),
+        early_stop=cfg.early_stop,
+    )
+
+
+def reward_settings(
+    cfg: TrainConfig, counts: ParameterCounts, num_slots: int, first_env: int
+) -> RewardSettings:
+    """What the rewards of N envs need to know, the first of which has this number.
+
+    Raises SettingError for a user's reward that is none.
+    """
+    device = counts.seed.device
+
+    def of(mode: str, setting: str) -> RewardSettings:
+        own = own_reward(mode, num_slots, cfg.steps, device, setting)
+        return RewardSettings(replace(cfg.reward, mode=mode, split=[]), counts, cfg.steps, own)
+
+    if not cfg.reward.split:
+        return of(cfg.reward.mode, "reward.mode")
+    modes = tuple(dict.fromkeys(cfg.reward.split))
+    places = torch.tensor([modes.index(mode) for mode in cfg.reward.split], device=device)
+    place = places[(first_env + torch.arange(cfg.envs, device=device)) % len(places)]
+    split = RewardSplit(
+        tuple(of(mode, "reward.split") for mode in modes), place, tuple(cfg.reward.split)
+    )
+    return RewardSettings(cfg.reward, counts, cfg.steps, split=split)
+
+
+def trial_of(cfg: TrainConfig, device: torch.device) -> Trial:
+    """Networks and their work on `device`, as any engine but the native kernels gets them."""
+    shape = task_shape(cfg.task, cfg.slots)
+    detached = tuple(STAGE_NAMES.index(stage) for stage in cfg.lifecycle.detached_stages)
+    chunk, eval_batch = together(cfg, shape, device)
+    workers = choose_workers(cfg.compute.workers, len(chunks(cfg.envs, chunk)), device)
+    rows = SubsetRows(cfg.attribution.pairs, shapley_orders(cfg, len(shape.slots))[1])
+    precision = choose_precision(cfg.compute.precision, device).dtype
+    nets = NetsConfig(
+        shape,
+        cfg.task,
+        detached,
+        chunk,
+        eval_batch,
+        rows,
+        workers,
+        precision,
+        cfg.accumulate,
+        cfg.early_stop.enabled,
+    )
+    return Trial(nets, device, cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
+
+
+def rule_player(cfg: TrainConfig, name: str, setting: str) -> Agent:
+    """The decision maker `name` that does not learn here: a scripted one, or one of a user's own.
+
+    setting: where it is named. Raises SettingError where there is none.
+    """
+    if not is_reference(name):
+        return scripted_policy(replace(cfg.policy, name=name), cfg.task.blueprints)
+    slots = task_slots(cfg.task, cfg.slots)
+    names = tuple(map(name_in, blueprint_names(cfg.task.blueprints)))
+    return own_agent(name, setting, Surroundings(slots, names, cfg.steps, cfg.seed))
+
+
+def shapley_orders(cfg: TrainConfig, num_slots: int) -> tuple[torch.Tensor | None, tuple[int, ...]]:
+    """Orders int64 [P, S] for sampled Shapley values, the same all run long, and their subsets.
+
+    None where they are not asked for, and where so few slots have all subsets evaluated.
+    """
+    samples = cfg.attribution.shapley_samples
+    if samples == 0 or num_slots <= EXACT_SLOTS:
+        return None, ()
+    orders = arrival_orders(num_slots, samples, cfg.seed, torch.device("cpu"))
+    return orders, tuple(dict.fromkeys(prefix_codes(orders).flatten().tolist()))
+
+
+def build_world(
+    cfg: TrainConfig,
+    device: torch.device,
+    seed: int | None = None,
+    images: ImageSet | None = None,
+    ranks: Ranks = ALONE,
+) -> World:
+    """N envs with weights and data, of cfg.seed and cfg.data where no others are given.
+
+    Those of this rank of `ranks`. Raises SettingError or DataError for what does not fit together.
+    """
+    # not checked again: what is asked of all envs need not hold for a share of them
+    part = copy(cfg)
+    part.envs = len(ranks.share(cfg.envs))
+    check_room(part, device, count_images(cfg.data) if images is None else NO_IMAGES, ranks.beside)
+    take_device(device)
+    keep_freed_memory(device)
+    rules = build_rules(part, device, ranks.first_env)
+    images = load_images(cfg.data, device) if images is None else images.to(device)
+    sizes = Sizes(part.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
+    own_reward = any(map(is_reference, cfg.reward.modes))
+    replay = choose_replay(cfg.compute.cuda_graphs, device, own_reward, ranks.count)
+    kernels = replaying(build_kernels(cfg, device), replay, device)
+    return World(rules, images, sizes, cfg.data, cfg.seed if seed is None else seed, kernels, ranks)
+
+
+def world_facts(world: World) -> dict[str, object]:
+    """What versions.json says of data, kernels and what of the decisions is replayed."""
+    return {
+        "data": world.images.facts(),
+        "kernels": world.rules.engine.chosen.facts(),
+        "state": world.kernels.reason,
+        "graphs": world.kernels.replay.facts(),
+    }
+
+
+def build_worlds(
+    cfg: TrainConfig, device: torch.device, images: ImageSet | None, ranks: Ranks
+) -> World:
+    """`build_world` on every rank: the first chooses the engine and compiles for the others."""
+    world = build_world(cfg, device, None, images, ranks) if ranks.first else None
+    engine = ranks.from_first(lambda: world.rules.engine.chosen.name if world is not None else "")
+    insisting = replace(cfg, compute=replace(cfg.compute, engine=engine))
+    return world or build_world(insisting, device, None, images, ranks)
+
+
+def build_kernels(cfg: TrainConfig, device: torch.device) -> StepKernels:
+    """The kernels of the state machine as the settings ask for them: compiled or not."""
+    chosen = choose_compilation(
+        cfg.compute.compile, device, Length(cfg.envs, cfg.rounds * cfg.steps)
+    )
+    kernels = EAGER._replace(reason=chosen.reason)
+    if chosen.wanted:
+        reason = f"{chosen.reason}; {keep_compiled()}"
+        # jobs of a sweep share a process: what one compiled is nothing to the next
+        torch.compiler.reset()
+        kernels = compiled()._replace(reason=reason)
+    return kernels
+
+
+def replaying(kernels: StepKernels, replay: Replay, device: torch.device) -> StepKernels:
+    """The kernels, calls kept where `replay` says so, which `build_player` reads for others."""
+    return kernels._replace(replay=replay, steps=replay.steps(STATE, device))
+
+
+def build_player(cfg: TrainConfig, world: World) -> Player:
+    """The decision maker that `policy.name` asks for, with what `policy.init` has learned.
+
+    Raises UserError where that does not fit.
+    """
+    if cfg.policy.name != "ppo":
+        return Player(rule_player(cfg, cfg.policy.name, "policy.name"), None)
+    shape = world.rules.nets.shape
+    names = names_by_code(shape.blueprints)
+    policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, len(names)).to(world.device)
+    imitation = cfg.policy.imitation
+    replay = world.kernels.replay
+    decisions, gradients = (replay.steps(part, world.device) for part in (POLICY, GRADIENTS))
+    ppo = cfg.policy.ppo
+    learner = Learner(
+        policy, ppo, ppo.floor_penalty_rounds, cfg.seed, gradients, imitation, world.ranks
+    )
+    if cfg.policy.init != SCRATCH:
+        take_over(learner, cfg.policy.network, load_policy(cfg.policy.init, world.device), names)
+    teacher = None
+    if imitation.rounds:
+        teacher = rule_player(cfg, imitation.teacher, "policy.imitation.teacher")
+    agent = policy if decisions is None else CapturedPolicy(policy, decisions)
+    return Player(agent, learner, teacher)

@@ -1,0 +1,115 @@
+"""Checkpoints: one sealed file of plain tensors and numbers, read without running foreign code.
+
+What goes in (nested dictionaries and lists of tensors, numbers and texts) comes back the same. Seal
+and atomic replacement are those of sealed.py; within the seal lies what torch.save writes, so
+torch.load reads it too. `misfit` and `unlike` say where what came back is not what is needed.
+"""
+
+import io
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+from esper_soa.config.errors import one_line
+from esper_soa.training.checksum import CheckpointError, read_sealed, write_sealed
+
+# What torch raises for a content that is foreign, under a seal that fits.
+UNREADABLE = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    MemoryError,
+)
+LARGEST = 2**63 - 1
+
+
+def save_checkpoint(path: Path, content: Mapping[str, object]) -> None:
+    """Replace the file `path` by `content`, all or nothing: on a failure the old file stays whole.
+
+    Raises OSError with its reason where the disk is full or the folder cannot be written.
+    """
+    archive = io.BytesIO()
+    torch.save(dict(content), archive)
+    write_sealed(path, archive.getvalue())
+
+
+def load_checkpoint(path: Path, device: torch.device) -> dict:
+    """The content that was saved to `path`, its tensors on `device`.
+
+    Only tensors and plain Python values are read; a file that names any other class is refused.
+    Raises CheckpointError for a file that is missing, damaged, foreign, or of another version.
+    """
+    name = f"checkpoint {one_line(path)}"
+    archive = io.BytesIO(read_sealed(path))
+    try:
+        content = torch.load(archive, map_location=device, weights_only=True)
+    except UNREADABLE as error:
+        reason = f"its content cannot be read or is not trusted ({type(error).__name__})"
+        no_room = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if no_room or "allocate memory" in str(error):
+            reason = f"there is not enough memory on {device} to read it"
+        raise CheckpointError(f"{name}: {reason}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{name}: written by another program")
+    return content
+
+
+def misfit(value: object, kind: object, place: str) -> str:
+    """Where the plain `value` is not of the type `kind` (of lists, dictionaries and records), in
+    words; empty where it is. An int serves as a float.
+    """
+    inside = get_args(kind)
+    parts: Iterable[tuple[object, object, object]] = ()
+    if isinstance(kind, UnionType):
+        return min((misfit(value, one, place) for one in inside), key=len)
+    if is_dataclass(kind) and isinstance(value, dict):
+        hints = get_type_hints(kind)
+        foreign = sorted(hints.keys() ^ value.keys())
+        if foreign:
+            return f"{place} {'lacks' if foreign[0] in hints else 'has'} {foreign[0]}"
+        parts = ((name, value[name], hint) for name, hint in hints.items())
+    elif type(value) is not (get_origin(kind) or kind) and (type(value), kind) != (int, float):
+        return f"{place} is {_kind(value)}"
+    elif inside and isinstance(value, list | dict):
+        named = value.items() if isinstance(value, dict) else enumerate(value)
+        parts = ((name, one, inside[-1]) for name, one in named)
+    return _first(misfit(one, sub, f"{place}.{name}") for name, one, sub in parts)
+
+
+def unlike(value: object, like: object, place: str) -> str:
+    """How `value` is unlike `like` in names, types, shapes, dtypes; finite, counts from 0."""
+    if isinstance(like, Mapping) and isinstance(value, Mapping):
+        foreign = [name for name in (*like, *value) if name not in like or name not in value]
+        if foreign:
+            return f"{place} {'lacks' if foreign[0] in like else 'has'} {foreign[0]}"
+        return _first(unlike(value[name], part, f"{place}.{name}") for name, part in like.items())
+    if not isinstance(like, Tensor) or not isinstance(value, Tensor):
+        if type(value) is type(like) is int and 0 <= value <= LARGEST:  # type: ignore[operator]
+            return ""
+        wanted = "a count" if type(like) is int else _kind(like)
+        return f"{place} is {_kind(value)} where {wanted} is wanted"
+    if (value.shape, value.dtype) != (like.shape, like.dtype):
+        return f"{place} is {_kind(value)} where {_kind(like)} is wanted"
+    finite = bool(torch.isfinite(value).all())
+    return "" if finite else f"{place} holds values that are not finite"
+
+
+def _first(faults: Iterable[str]) -> str:
+    return next(filter(None, faults), "")
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
+    plain = type(value) in (bool, int, float) or value is None
+    return repr(value) if plain else f"a {type(value).__name__}"

@@ -1,0 +1,70 @@
+"""Sealed files: a content, then one line with the version and a SHA-256 of everything before it.
+
+A file appears under its name only when it is whole on the disk, and one changed, missing or added
+bit anywhere is found. Needs no torch.
+"""
+
+import hashlib
+import os
+import re
+import stat
+from pathlib import Path
+
+from esper_soa.config.errors import UserError, one_line
+from esper_soa.runtime.files import reason_of, write_bytes
+
+# 3: the policy's weights are shared by all slots; in 2 their shapes went by the number of slots.
+VERSION = 3
+# A checkpoint of version 1 has this text within its first bytes and no seal at its end.
+FORMAT = b"esper_soa checkpoint"
+HEAD_BYTES = 512
+SEAL = re.compile(rb"\n" + FORMAT + rb" (\d{1,9}) sha256 ([0-9a-f]{64})\n\Z")
+SEAL_BYTES = len(FORMAT) + 92  # at most
+
+
+class CheckpointError(UserError):
+    """A checkpoint is missing, broken, or not one of ours."""
+
+
+def write_sealed(path: Path, content: bytes) -> None:
+    """Replace the file `path` by `content` and its seal, all or nothing; raises OSError."""
+    signed = content + b"\n" + FORMAT + b" %d sha256 " % VERSION
+    write_bytes(path, signed + hashlib.sha256(signed).hexdigest().encode() + b"\n")
+
+
+def read_sealed(path: Path) -> bytes:
+    """The content of the file `path`; raises CheckpointError where its seal does not fit."""
+    name = f"checkpoint {one_line(path)}"
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise CheckpointError(f"{name}: not a file")
+        with path.open("rb") as file:
+            end = file.seek(max(0, file.seek(0, os.SEEK_END) - SEAL_BYTES))
+            seal = SEAL.search(file.read())
+            file.seek(0)
+            whole = file.read(HEAD_BYTES if seal is None else -1)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{name}: there is no such file") from error
+    except OSError as error:
+        raise CheckpointError(f"{name}: cannot be read ({reason_of(error)})") from error
+    version = 1 if seal is None else int(seal[1])
+    if seal is None and FORMAT not in whole:
+        raise CheckpointError(f"{name}: cut off, damaged, or not a checkpoint of this program")
+    if seal and hashlib.sha256(whole[: end + seal.start(2)]).hexdigest() != seal[2].decode():
+        raise CheckpointError(f"{name}: damaged (its content is not what was written)")
+    if seal is None or version != VERSION:
+        age = "an older" if version < VERSION else "a newer"
+        raise CheckpointError(
+            f"{name}: has version {version}, written by {age} version of the program: this one "
+            f"reads version {VERSION}"
+        )
+    return whole[: end + seal.start()]
+
+
+def why_broken(path: Path) -> str | None:
+    """What is wrong with the sealed file `path`, which is named; None where it is whole."""
+    try:
+        read_sealed(path)
+    except CheckpointError as error:
+        return str(error)
+    return None

@@ -1,0 +1,227 @@
+"""Plays one round: an episode of every env under a decision maker, with a learner's rollout.
+
+It reads the device only for the progress bar and the recorder, once the numbers are there, an
+env-step late at the earliest; nobody waits for them.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper_soa.agent.ppo import Learner
+from esper_soa.agent.protocol import Agent, decide, restart
+from esper_soa.agent.rollout import Rollout, Row, new_rollout, with_teacher, write_
+from esper_soa.env.env import Env
+from esper_soa.env.observation import feature_names
+from esper_soa.env.step import Observed, StepResult
+from esper_soa.env.topology import Topology
+from esper_soa.env.world import World
+from esper_soa.lab.telemetry.pack import Facts
+from esper_soa.lab.telemetry.recorder import NO_RECORDER, NoRecorder
+from esper_soa.nets.model.blueprints import names_by_code, num_codes
+from esper_soa.state import Decision, View, select
+from esper_soa.training.metrics import (
+    PROGRESS,
+    Arriving,
+    MetricsAccumulator,
+    RoundResult,
+    read_progress,
+)
+from esper_soa.training.profile import NO_PROFILE, NoProfile
+from esper_soa.training.progress import Progress
+
+
+class Player(NamedTuple):
+    """Who decides, who learns from it, and who is asked what it would have done."""
+
+    agent: Agent
+    learner: Learner | None  # None: nobody
+    teacher: Agent | None = None  # its answers are for the learner alone
+
+
+class Round(NamedTuple):
+    """Which round is played, as what it is shown, and who times it."""
+
+    number: int  # from 0; every random stream of the round follows from it
+    progress: Progress
+    label: str = ""
+    profile: NoProfile = NO_PROFILE
+    topology: Topology | None = None  # seeds that stand in the hosts from the first env-step on
+    recorder: NoRecorder = NO_RECORDER  # keeps its env-steps
+
+
+class Episode:
+    """One episode of every env in progress."""
+
+    def __init__(self, world: World, player: Player, played: Round) -> None:
+        """Fresh hosts of the round."""
+        self.env = Env(world, played.profile)
+        self.player = player
+        self.progress = played.progress
+        self.label = played.label
+        self.profile = played.profile
+        num_envs = world.sizes.num_envs
+        self.env.begin_(played.number, played.topology)
+        self.fresh = self.memory = player.agent.start(num_envs, world.device)
+        self.fresh_teacher = self.teacher_memory = (
+            player.teacher.start(num_envs, world.device) if player.teacher is not None else ()
+        )
+        self.metrics = MetricsAccumulator(
+            world.device,
+            num_envs,
+            world.flop,
+            world.sizes.train_samples,
+            names_by_code(world.rules.nets.shape.blueprints),
+            world.rules.reward,
+            world.kernels,
+        )
+        self.rollout = _rollout(world, player)
+        self.earned: list[Tensor] = []  # raw rewards float64 [N] of every env-step, for the learner
+        self.recorder = played.recorder
+        self.recorder.begin(played.number + 1)
+        self.arriving = deque[Arriving]()  # of env-steps that have not been told of
+        self.played: list[int] = []  # by env-step, the envs whose episode went on
+        self.told = 0  # env-steps of which that was said
+        self.profile.phase_ended("reset")
+
+    def step_(self) -> None:
+        """Play an env-step."""
+        env = self.env
+        phase_ended = self.profile.phase_ended
+        step = self.env.step_number
+        self.played.append(env.playing)
+        seen = env.observe_()
+        self._tell()
+        phase_ended("telemetry")
+        over = seen.observed.state.ending.over if env.world.rules.early_stop.enabled else None
+        memory = restart(self.memory, self.fresh, seen.restarted)
+        before = self.memory
+        decision, memory, probabilities = decide(
+            self.player.agent, seen.view, memory, self.recorder.full
+        )
+        self.memory = memory if over is None else restart(memory, before, over)
+        phase_ended("policy")
+        result = env.apply_action_(decision.action)
+        if self.rollout is not None and self.player.learner is not None:
+            row = _row(seen.observed, decision, result, env.over).replace(reset=seen.restarted)
+            write_(
+                self.rollout,
+                step,
+                row if over is None else select(over, self.rollout.rows[step], row),
+            )
+            self.earned.append(result.terms.total)
+            self._ask_(seen.view, seen.restarted, step)
+        phase_ended("policy")
+        self.metrics.add_(seen.measured, seen.observed, result, over)
+        packed = self.recorder.pack(Facts(seen, decision, result, probabilities))
+        self.arriving.append(read_progress(result.state, packed))
+        phase_ended("telemetry")
+        self.profile.env_step()
+
+    def _tell(self) -> None:
+        """Say what came of the env-steps whose numbers are on the host by now.
+
+        Envs of other ranks count as if as many of them went on as of those here.
+        """
+        num_envs = self.env.num_envs
+        whole = self.env.world.ranks.all_envs(num_envs)
+        while self.arriving and self.arriving[0].here:
+            numbers = self.arriving.popleft().numbers.numpy()
+            if len(numbers) > len(PROGRESS):
+                self.recorder.emit(self.told + 1, numbers[len(PROGRESS) :].reshape(num_envs, -1))
+            played = whole * self.played[self.told] // num_envs
+            self.told += 1
+            self.progress.leave_out(whole - played)
+            self.progress.advance(played, self.label, *numbers[: len(PROGRESS)].tolist())
+
+    def _ask_(self, view: View, reset: Tensor, step: int) -> None:
+        """Record what the teacher would do at `step`, by its own memory; it changes nothing."""
+        teacher = self.player.teacher
+        rollout = self.rollout
+        if teacher is not None and rollout is not None and rollout.taught is not None:
+            memory = restart(self.teacher_memory, self.fresh_teacher, reset)
+            decision, self.teacher_memory = teacher.act(view, memory)
+            rollout.taught[step].update_(decision.action)  # type: ignore[arg-type]
+
+    def finish(self) -> tuple[RoundResult, Rollout | None]:
+        """What the round came to, after it; the rollout is None where nobody learns."""
+        env = self.env
+        state = self.env.state
+        self._leave_out()
+        if self.rollout is not None and self.player.learner is not None:
+            self.player.learner.pay_(self.rollout, torch.stack(self.earned))
+            memory = restart(self.memory, self.fresh, state.guard.panic)
+            self.rollout.bootstrap.copy_(self.player.agent.act(env.after(), memory)[0].value)
+        self.profile.phase_ended("policy")
+        result = self.metrics.read(state, env.world.rules.reward.counts, env.world.ranks)
+        self.arriving[-1].wait()
+        self._tell()
+        self.recorder.end()
+        self.profile.phase_ended("telemetry")
+        return result, self.rollout
+
+    def _leave_out(self) -> None:
+        """Count the env-steps that nobody plays, as every episode has ended early."""
+        world = self.env.world
+        num_envs = self.env.num_envs
+        left = world.rules.max_steps - self.env.step_number
+        if left:
+            self.progress.leave_out(left * world.ranks.all_envs(num_envs))
+            self.metrics.leave_out(left * num_envs)
+            # for rows that stay empty
+            self.earned += [torch.zeros_like(paid) for paid in self.earned[-1:]] * left
+
+
+def play_round(world: World, player: Player, played: Round) -> tuple[RoundResult, Rollout | None]:
+    """One episode of every env, see Episode; the rollout is None where nobody learns."""
+    episode = Episode(world, player, played)
+    while not episode.env.over:
+        episode.step_()
+    return episode.finish()
+
+
+def _rollout(world: World, player: Player) -> Rollout | None:
+    if player.learner is None:
+        return None
+    names = tuple(spec.name for spec in world.rules.nets.shape.slots)
+    rollout = new_rollout(
+        world.rules.max_steps,
+        world.sizes.num_envs,
+        len(names),
+        len(feature_names(names)),
+        world.device,
+        num_codes(world.rules.nets.shape.blueprints),
+    )
+    return with_teacher(rollout) if player.teacher is not None else rollout
+
+
+def _row(observed: Observed, decision: Decision, result: StepResult, last: bool) -> Row:
+    """What the learner keeps of one env-step; an episode is cut, not ended, at its end or early.
+
+    Rows of envs whose episode was over before are not kept. A rollback ends the trajectory. Rewards
+    are filled in once the episode is over.
+    """
+    attribution = observed.attribution
+    panic = observed.state.guard.panic
+    no = torch.zeros_like(panic)
+    valid = result.terms.total.isfinite()
+    cut = torch.ones_like(panic) if last else result.state.ending.over
+    return Row(
+        features=observed.observation.features,
+        blueprints=observed.observation.blueprints,
+        masks=observed.masks,
+        action=decision.action,
+        effective_op=result.outcome.effective_op,
+        log_probs=decision.log_probs,
+        value=decision.value,
+        reward=torch.zeros_like(decision.value),
+        terminal=panic,
+        truncated=cut & ~panic,
+        reset=no,
+        valid=valid,
+        contribution=attribution.contribution.float(),
+        contribution_measured=attribution.measured,
+        batch_size=[valid.shape[0]],
+    )

@@ -1,0 +1,95 @@
+"""What grown hosts are measured against: other decision makers, and networks that do not grow.
+
+A control plays a round again on the same seeds, data order, augmentation and validation images, so
+with as many training images where no episode ends early; every random stream is keyed by seed,
+round, env and env-step, and by nothing that a policy or a size changes.
+"""
+
+from bisect import bisect_left
+from dataclasses import replace
+from typing import TypeAlias
+
+from esper_soa.agent.scripted import WaitPolicy
+from esper_soa.config.env import RewardConfig
+from esper_soa.config.errors import check_choice
+from esper_soa.config.nets import CNN_BLUEPRINT_NAMES, MAX_CHANNELS, TaskConfig
+from esper_soa.config.registry import is_reference
+from esper_soa.config.settings import CONTROLS, TrainConfig
+from esper_soa.env.world import World
+from esper_soa.nets.model.host import host_shape
+from esper_soa.nets.model.user_parts import task_slots
+from esper_soa.training.build import build_world, rule_player
+from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.metrics import RoundResult
+from esper_soa.training.resume import Played
+
+Grown: TypeAlias = RoundResult | Played  # how the hosts ended that the control is set beside
+
+
+def play_control(
+    name: str, cfg: TrainConfig, world: World, grown: Grown, played: Round
+) -> RoundResult:
+    """Play the round of `world`, of `cfg`, as the control `name`: of CONTROLS, or `module:name`.
+
+    wait, random, heuristic and schedule are the scripted policies, with the settings under
+    cfg.policy. static_final is what each host of `grown` ended with, trained from the first
+    env-step on. static_large is the plain host, `widened` to the mean size of the hosts of `grown`;
+    its result is of one slot, which stays empty. Raises SettingError for another name.
+    """
+    if not is_reference(name):
+        check_choice("control", name, CONTROLS)
+    if name == "static_final":
+        waiting = Player(WaitPolicy(), None)
+        return play_round(world, waiting, played._replace(topology=grown.topology))[0]
+    if name == "static_large":
+        size = sum(grown.parameters) / len(grown.parameters)
+        return _play_widened(cfg, world, size, played)
+    return play_round(world, Player(rule_player(cfg, name, "control"), None), played)[0]
+
+
+def _play_widened(cfg: TrainConfig, world: World, parameters: float, played: Round) -> RoundResult:
+    """One round without growth, of hosts that are widened to so many parameters.
+
+    The first slot alone, as memory is kept for what might grow in a slot; for one episode no
+    kernels are compiled and no graphs tried.
+    """
+    first = task_slots(cfg.task, cfg.slots)[0].name
+    plain = _without_own(cfg)
+    task = widened(plain.task, parameters)
+    compute = replace(cfg.compute, compile="off", cuda_graphs="off")
+    wide = replace(plain, task=task, slots=[first], compute=compute)
+    wider = build_world(wide, world.device, world.seed, world.images, world.ranks)
+    return play_round(wider, Player(WaitPolicy(), None), played)[0]
+
+
+def _without_own(cfg: TrainConfig) -> TrainConfig:
+    """The settings without users' own blueprints and rewards, which may not fit width or slot.
+
+    Nothing is germinated in a host that does not grow, and nobody is told what it is paid.
+    """
+    shipped = [name for name in cfg.task.blueprints if not is_reference(name)]
+    if len(shipped) == len(cfg.task.blueprints) and not any(map(is_reference, cfg.reward.modes)):
+        return cfg
+    task = replace(cfg.task, blueprints=shipped or list(CNN_BLUEPRINT_NAMES))
+    return replace(cfg, task=task, reward=RewardConfig(), policy=replace(cfg.policy, name="wait"))
+
+
+def widened(task: TaskConfig, parameters: float) -> TaskConfig:
+    """`task` with base_channels such that its plain host has most nearly so many parameters.
+
+    Never narrower than it is, nor wider than a block may be; of two as near, the narrower.
+    """
+    widths = range(
+        task.base_channels,
+        MAX_CHANNELS * task.base_channels // task.channels(task.num_blocks - 1) + 1,
+    )
+    at = min(bisect_left(widths, parameters, key=lambda width: _size(task, width)), len(widths) - 1)
+    nearest = min(
+        widths[max(at - 1, 0) : at + 1], key=lambda width: abs(_size(task, width) - parameters)
+    )
+    return replace(task, base_channels=nearest)
+
+
+def _size(task: TaskConfig, width: int) -> int:
+    """Parameters of the plain host with `width` base channels."""
+    return host_shape(replace(task, base_channels=width), ()).parameters.total

@@ -1,0 +1,223 @@
+"""Plays episodes on fresh seeds with a trained policy and scripted ones, and compares in pairs.
+
+Task, data, reward and rules are those of the checkpoint. Every policy meets the same hosts on the
+same data: sample i of each is the same env of the same episode.
+"""
+
+import json
+from dataclasses import replace
+from operator import sub
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich import box
+from rich.table import Table
+
+from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.agent.protocol import Agent
+from esper_soa.config.errors import OutOfRoomError, UserError, check, one_line
+from esper_soa.config.settings import EvaluateConfig, TrainConfig, settings_from_mapping
+from esper_soa.env.reward import final_rents
+from esper_soa.env.world import World
+from esper_soa.nets.model.blueprints import num_codes
+from esper_soa.runtime.device import apply_threads, device_name, resolve_device
+from esper_soa.runtime.files import write_text
+from esper_soa.runtime.json_lines import finite_record
+from esper_soa.runtime.memory import naming_memory
+from esper_soa.training.build import build_world, rule_player, world_facts
+from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.final_table import as_text
+from esper_soa.training.progress import LOGGER, Progress, show
+from esper_soa.training.resume import Saved, read_run, restore_policy
+from esper_soa.training.run_folder import RunFolder, find_checkpoint, passed_over, write_versions
+from esper_soa.training.session import Session, session
+from esper_soa.training.statistics import Interval, difference_interval, mean_interval
+
+# Seeds of training are below 2**31: from here on no evaluation meets hosts, orders or draws that
+# training met.
+FRESH_SEEDS = 2**31
+TABLE = "evaluation.txt"  # the table as it is on the console
+
+
+class Scores(NamedTuple):
+    """How one policy did, one number per episode and env, in that order."""
+
+    accuracy: list[float]  # validation accuracy at the last env-step, percent
+    parameters: list[float]  # of host and live seeds at the last env-step
+    net: list[float]  # accuracy minus rent
+    reward: list[float]  # sum over the episode
+
+
+class Verdict(NamedTuple):
+    """A policy's means, and its paired difference in accuracy minus rent from the first."""
+
+    policy: str
+    means: dict[str, Interval]  # by field of Scores
+    lead: Interval | None  # None for the first policy
+
+
+def build_agent(name: str, cfg: TrainConfig, world: World, saved: Saved) -> Agent:
+    """The policy `name`; ppo is the learned one. Raises UserError where there is none."""
+    if name != "ppo":
+        return rule_player(cfg, name, "policies")
+    allowed = f"other than ppo: the checkpoint is of policy {cfg.policy.name}"
+    check(saved.learner is not None, "policies", name, allowed, "It has learned nothing.")
+    shape = world.rules.nets.shape
+    policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, num_codes(shape.blueprints))
+    restore_policy(policy, saved)
+    return policy.to(world.device)
+
+
+def evaluation_settings(saved: Saved, cfg: EvaluateConfig) -> TrainConfig:
+    """Those of the checkpoint's run, with amount, place and way of choosing of the evaluation."""
+    made = settings_from_mapping(saved.settings)
+    name = "auto" if cfg.data_root and made.data.name == "given" else made.data.name
+    data = replace(made.data, name=name, root=cfg.data_root or made.data.root)
+    asked = cfg.compute.precision
+    ppo = replace(made.policy.ppo, minibatches=1)
+    compute = replace(cfg.compute, precision=made.compute.precision if asked == "auto" else asked)
+    return replace(
+        made,
+        name=cfg.name,
+        envs=cfg.envs or made.envs,
+        rounds=cfg.episodes,
+        device=cfg.device,
+        data=data,
+        compute=compute,
+        telemetry=replace(made.telemetry, progress=cfg.progress),
+        policy=replace(made.policy, deterministic=cfg.deterministic, ppo=ppo),
+    )
+
+
+def score(world: World, agent: Agent, episodes: int, progress: Progress, label: str) -> Scores:
+    """Play `episodes` episodes of every env."""
+    scores = Scores([], [], [], [])
+    host = world.rules.reward.counts.host
+    reward = world.rules.reward.config
+    for episode in range(episodes):
+        result, _ = play_round(world, Player(agent, None), Round(episode, progress, label))
+        scores.accuracy.extend(result.accuracies)
+        scores.parameters.extend(result.parameters)
+        scores.reward.extend(result.rewards)
+        scores.net.extend(map(sub, result.accuracies, final_rents(result.parameters, host, reward)))
+    return scores
+
+
+def judge(scores: dict[str, Scores], cfg: EvaluateConfig) -> list[Verdict]:
+    """Means and intervals of every policy, each set against the first."""
+    first = next(iter(scores.values())).net
+    verdicts: list[Verdict] = []
+    for name, found in scores.items():
+        parts = found._asdict().items()
+        means = {field: mean_interval(values, cfg.confidence) for field, values in parts}
+        lead = difference_interval(found.net, first, cfg.confidence) if verdicts else None
+        verdicts.append(Verdict(name, means, lead))
+    return verdicts
+
+
+def verdict_table(verdicts: list[Verdict]) -> Table:
+    """One row per policy."""
+    forms = {"accuracy": ".2f", "parameters": ".0f", "net": ".2f", "reward": "+.2f"}
+    table = Table("policy", box=box.SIMPLE_HEAD)
+    lead = f"accuracy - rent, less {verdicts[0].policy}"
+    for title in ("accuracy (%)", "parameters", "accuracy - rent", "reward", lead):
+        table.add_column(title, justify="right", no_wrap=True)
+    for verdict in verdicts:
+        cells = [shown(verdict.means[field], form) for field, form in forms.items()]
+        cells.append("" if verdict.lead is None else shown(verdict.lead, "+.2f"))
+        table.add_row(verdict.policy, *cells)
+    return table
+
+
+def shown(interval: Interval, form: str) -> str:
+    """'mean [low, high]'."""
+    return f"{interval.mean:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
+
+
+def write_results(
+    path: Path, facts: dict, scores: dict[str, Scores], verdicts: list[Verdict]
+) -> None:
+    """evaluation.json: what was played, means with intervals, and every single number."""
+    policies = {
+        verdict.policy: {
+            "means": {field: interval._asdict() for field, interval in verdict.means.items()},
+            "net_less_first": None if verdict.lead is None else verdict.lead._asdict(),
+            "samples": scores[verdict.policy]._asdict(),
+        }
+        for verdict in verdicts
+    }
+    write_text(path, json.dumps(finite_record(facts | {"policies": policies}), indent=2) + "\n")
+
+
+def evaluate(cfg: EvaluateConfig, folder: RunFolder) -> list[Verdict]:
+    """`evaluate_within`, in a session of its own in `folder`."""
+    with session(folder) as within:
+        return evaluate_within(within, cfg)
+
+
+def evaluate_within(within: Session, cfg: EvaluateConfig) -> list[Verdict]:
+    """Play, compare, write evaluation.json and evaluation.txt and print the table.
+
+    Raises IncompleteError, with everything played and told, where something could not be written.
+    """
+    apply_threads(cfg.compute.threads)
+    device = resolve_device(cfg.device)
+    checkpoint = find_checkpoint(cfg.checkpoint, "checkpoint")
+    saved = read_run(checkpoint, torch.device("cpu"))
+    run = evaluation_settings(saved, cfg)
+    with naming_memory(UserError):
+        world = build_world(run, device, FRESH_SEEDS + cfg.seed)
+    data = announce(within, checkpoint, saved, world)
+    agents = {name: build_agent(name, run, world, saved) for name in cfg.policies}
+    total = len(agents) * cfg.episodes * run.envs * run.steps
+    with within.progress(total, run.telemetry) as progress, naming_memory(OutOfRoomError):
+        scores = {
+            name: score(world, agent, cfg.episodes, progress, name)
+            for name, agent in agents.items()
+        }
+    verdicts = judge(scores, cfg)
+    facts = {
+        "checkpoint": str(checkpoint),
+        "rounds_done": saved.progress.rounds_done,
+        "seed": cfg.seed,
+        "envs": run.envs,
+        "episodes": cfg.episodes,
+        "steps": run.steps,
+        "deterministic": cfg.deterministic,
+        "confidence": cfg.confidence,
+        "data": data,
+    }
+    played = f"{cfg.episodes} episodes of {run.envs} envs and {run.steps} env-steps"
+    title = (
+        f"{run.task.host_name} on {world.images.name}: {played}, means with "
+        f"{cfg.confidence:.0%} t intervals"
+    )
+    text = f"{title}\n{as_text(verdict_table(verdicts))}"
+    with within.unwritten.noting(within.folder.evaluation.name):
+        write_results(within.folder.evaluation, facts, scores, verdicts)
+    with within.unwritten.noting(TABLE):
+        write_text(within.folder.path / TABLE, text)
+    show(within.console, text)
+    LOGGER.info("files    %s", within.folder.path)
+    within.finish()
+    return verdicts
+
+
+def announce(within: Session, checkpoint: Path, saved: Saved, world: World) -> dict[str, str]:
+    """Tell policy and data, write versions.json; returns the identity of the data."""
+    images = world.images
+    nets = world.rules.nets
+    data = {"name": images.name, "source": images.source, "identity": images.identity}
+    precision = str(nets.precision).removeprefix("torch.")
+    with within.unwritten.noting(within.folder.versions.name):
+        place = device_name(world.device, nets.workers, precision)
+        write_versions(within.folder, place, world_facts(world))
+    for damaged in passed_over(checkpoint):
+        LOGGER.warning("policy   %s", damaged)
+    LOGGER.info("policy   %s, after %d rounds", checkpoint, saved.progress.rounds_done)
+    LOGGER.info("data     %s", images.source)
+    if images.identity != saved.data["identity"]:
+        source = one_line(saved.data["source"])
+        LOGGER.warning("data     these are not the images of the checkpoint, which are: %s", source)
+    return data

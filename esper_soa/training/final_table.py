@@ -1,0 +1,229 @@
+"""The end of a run: the table that answers what growing bought, and the same as summary.json.
+
+Given a Summary of plain numbers by the trainer. Needs no torch.
+"""
+
+import io
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from esper_soa.runtime.files import write_text
+from esper_soa.runtime.json_lines import Json, finite_record
+from esper_soa.training.progress import duration, show
+from esper_soa.training.verdict import (
+    CONFIDENCE,
+    HostScore,
+    compare,
+    control_words,
+    shown,
+    verdict,
+)
+
+TEXT_WIDTH = 160  # columns of a table in a file
+SEEDS = ("germinated", "blended", "fossilized", "pruned")  # what happens to seeds
+ROWS = (  # of the table: fields of a HostScore, titles, and how the numbers are written
+    ("accuracy", "accuracy, mean over hosts (%)", ",.2f"),
+    ("best", "accuracy, best host (%)", ",.2f"),
+    ("net", "accuracy - rent, mean over hosts", ",.2f"),
+    ("size", "parameters, mean over hosts", ",.0f"),
+    ("flop", "training {unit}, mean over hosts", ""),
+)
+FLOP_UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
+
+
+@dataclass(frozen=True)
+class Pareto:
+    """The trade-off between accuracy, stability and size over all episodes so far."""
+
+    front_size: int  # distinct episodes that no other one beats
+    # Percent x parameter ratio: area dominated between accuracy 0 and twice the host's size, the
+    # reference's point; 0 where every episode ended larger than that.
+    hypervolume: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Env-steps of the growing hosts per second, and the work in one of them."""
+
+    env_steps: int  # that were played
+    seconds: float  # spent on those env-steps and the policy updates between them
+    train_samples: int  # T per env-step
+    val_samples: int  # V per env-step and alpha row
+    alpha_rows: float  # K, mean number of alpha rows validated per env-step
+
+    @property
+    def eps(self) -> float:
+        """Env-steps per second."""
+        return self.env_steps / self.seconds if self.seconds > 0 else float("nan")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Everything that the final table and summary.json say."""
+
+    name: str
+    task: str
+    policy: str
+    data: str  # name and origin of the data set
+    device: str
+    envs: int
+    rounds: int
+    steps: int
+    grown: HostScore
+    control: HostScore | None  # on the same seeds, data order and images; None where not run
+    test_images: int  # in the data set, of which V are for validation
+    seeds: dict[str, int]  # what happened to them in all envs and rounds, by SEEDS
+    reward: float  # mean over envs of the last round's episode reward
+    speed: Speed
+    wall_seconds: float  # of this process, from start to table, the control included
+    pareto: Pareto
+    # Hosts that lost their way and were put back to a snapshot, in all envs and rounds.
+    rollbacks: int = 0
+    rounds_before: int = 0  # rounds that were done before this process went on with the run
+    env_steps_before: int = 0  # of all envs, in these
+    control_cut_off: int = 0  # env-steps that the control did not play, as episodes had ended early
+    policy_init: str = "none"  # what the policy started from, as policy.init
+    # Level, env-steps recorded by this process, and dropped.
+    telemetry: dict[str, Json] = field(default_factory=dict)
+
+    @property
+    def accuracy(self) -> float:
+        """Validation accuracy of the grown hosts, percent, mean over envs and rounds compared."""
+        return self.grown.accuracy
+
+    @property
+    def played(self) -> int:
+        """Env-steps of the growing hosts that this process has played."""
+        return self.speed.env_steps - self.env_steps_before
+
+    @property
+    def control_env_steps(self) -> int:
+        """Env-steps of the control: an episode of every env a round, as far as it went."""
+        if self.control is None:
+            return 0
+        return self.envs * self.steps * len(self.control.episodes) - self.control_cut_off
+
+
+def write_summary(summary: Summary, path: Path) -> None:
+    """Replace summary.json: the record and what is derived from it, NaN as null; raises OSError."""
+    record = asdict(summary)
+    for key, score in (("grown", summary.grown), ("control", summary.control)):
+        if score is not None:
+            record[key] |= asdict(score.episodes[-1])
+            names = ("accuracy", "net", "best", "size", "flop")
+            record[key] |= {name: getattr(score, name) for name in names}
+    record["speed"]["eps"] = summary.speed.eps
+    record["control_env_steps"] = summary.control_env_steps
+    record["difference"] = record["verdict"] = None
+    if summary.control is not None:
+        found = compare(summary.grown, summary.control)
+        # the bounds of a single pair
+        unknown = dict.fromkeys(("low", "high")) if found.pairs < 2 else {}
+        intervals = {name: getattr(found, name)._asdict() | unknown for name in ("accuracy", "net")}
+        told = {"confidence": CONFIDENCE, "outcome": found.outcome}
+        record["difference"] = told | found._asdict() | intervals
+        record["verdict"] = verdict(found, summary.control.name)
+    write_text(path, json.dumps(finite_record(record), indent=2) + "\n")
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    """Print the final table, and keep it in the log file."""
+    start = f" from {summary.policy_init}" if summary.policy_init != "none" else ""
+    title = f"{summary.name}: {summary.task} on {summary.data}, policy {summary.policy}{start}"
+    show(console, f"{title}, {summary.device}")
+    show(console, as_text(score_table(summary.grown, summary.control)))
+    for line in verdict_lines(summary) + fact_lines(summary):
+        show(console, line)
+
+
+def as_text(table: Table) -> str:
+    """The table as plain lines that are as wide as it needs to be."""
+    page = Console(file=io.StringIO(), width=TEXT_WIDTH)
+    with page.capture() as text:
+        page.print(table)
+    return "".join(f"{line.rstrip()}\n" for line in text.get().splitlines() if line.strip())
+
+
+def score_table(grown: HostScore, control: HostScore | None) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("last env-step")
+    table.add_column("grown", justify="right")
+    if control is not None:
+        table.add_column(control_words(control.name), justify="right")
+        table.add_column("difference", justify="right")
+    size, unit = next((pair for pair in FLOP_UNITS if grown.flop >= pair[0]), FLOP_UNITS[-1])
+    flop_form = ",.3g" if grown.flop < 100 * size else ",.0f"
+    less = {} if control is None else differences(grown, control)
+    for key, title, form in ROWS:
+        scale, form = (size, flop_form) if key == "flop" else (1.0, form)
+        scores = [grown] if control is None else [grown, control]
+        cells = [format(getattr(score, key) / scale, form) for score in scores]
+        if control is not None:
+            cells.append(less[key])
+        table.add_row(title.format(unit=unit), *cells)
+    return table
+
+
+def differences(grown: HostScore, control: HostScore) -> dict[str, str]:
+    """The last cells of the table, by what their rows show."""
+    found = compare(grown, control)
+    return {
+        "accuracy": shown(found.accuracy),
+        "best": format(grown.best - control.best, "+,.2f"),
+        "net": shown(found.net),
+        "size": f"x {found.parameters:.2f}",
+        "flop": f"x {found.train_flop:.2f}",
+    }
+
+
+def verdict_lines(summary: Summary) -> list[str]:
+    """Whether growth paid, and what the numbers of the table were taken on."""
+    count = len(summary.grown.episodes)
+    rounds = f"{count} episodes (the last rounds)" if count > 1 else "1 episode (the last round)"
+    images = f"on V={summary.speed.val_samples} of {summary.test_images:,} test images each"
+    lines = [f"measured {summary.envs} hosts x {rounds}, {images}"]
+    control = summary.control
+    if control is None:
+        return lines
+    found = compare(summary.grown, control)
+    interval = "none, as there is but one pair of hosts to compare"
+    if found.pairs > 1:
+        over = f"{found.pairs} paired differences, over hosts and episodes"
+        interval = f"{CONFIDENCE:.0%} t interval of {over}"
+    played = f"{summary.control_env_steps} env-steps on the same seeds, data order and images"
+    lines += [f"control  {control_words(control.name)}: {played}", f"interval {interval}"]
+    if found.left_out:
+        lines.append(f"left out {found.left_out} pairs with an accuracy that is not finite")
+    return [verdict(found, control.name), *lines]
+
+
+def fact_lines(summary: Summary) -> list[str]:
+    """Seeds, rollbacks if any, reward, trade-off, speed with the work it was measured on, time."""
+    seeds = summary.seeds
+    speed = summary.speed
+    front = f"{summary.pareto.front_size} episodes on the Pareto front"
+    # 0 would not say that nothing was reached, but that all of it lies beyond the reference point.
+    volume = summary.pareto.hypervolume
+    reached = f", hypervolume {volume:.2f}" if volume > 0 else ""
+    played = f"{speed.env_steps} env-steps"
+    if summary.rounds_before:
+        played = f"{summary.played} of {played} (the others before the run was resumed)"
+    if summary.control is not None:
+        played += f" and {summary.control_env_steps} of the control"
+    work = f"T={speed.train_samples}, V={speed.val_samples}, K={speed.alpha_rows:.1f}"
+    told = f"governor {summary.rollbacks} rollbacks to a snapshot"
+    rollbacks = [told] if summary.rollbacks else []
+    return [
+        f"seeds    {seeds['germinated']} germinated, {seeds['blended']} blended, "
+        f"{seeds['fossilized']} fossilised, {seeds['pruned']} pruned",
+        *rollbacks,
+        f"reward   {summary.reward:+.2f} per episode in the last of {summary.rounds} rounds",
+        f"outcome  {front} of accuracy, stability and size{reached}",
+        f"speed    {speed.eps:.1f} env-steps/s at {work} (N={summary.envs})",
+        f"time     {duration(summary.wall_seconds)} for {played}",
+    ]

@@ -1,0 +1,355 @@
+"""What happened during a round, summed on the device and read by the host once, for metrics.jsonl,
+episodes.jsonl and the final table; `read_progress` is the one small copy per env-step that the
+progress bar reads late.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper_soa.env.early_stop import CAUSE_NAMES
+from esper_soa.env.governor import REASON_NAMES
+from esper_soa.env.outcome import (
+    STABILITY_WINDOW,
+    BlueprintStats,
+    Outcomes,
+    count_blueprints,
+    empty_blueprint_stats,
+    outcomes,
+    push_reward,
+)
+from esper_soa.env.parameters import flop_per_image, total_params
+from esper_soa.env.reward_records import RewardSettings
+from esper_soa.env.reward_terms import OWN_TERM, TERM_NAMES
+from esper_soa.env.step import EAGER, Observed, StepKernels, StepResult
+from esper_soa.env.topology import Standing, Topology, standing_of, topology_of
+from esper_soa.nets.model.flops import TrainingFlop
+from esper_soa.runtime.json_lines import Json
+from esper_soa.runtime.ranks import ALONE, Ranks
+from esper_soa.state import STATE_FLOAT, EnvState, Measurements, ParameterCounts, Slots, select
+from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES, Op
+
+LIMIT = "limit"  # what ends an episode that does not end early: its last env-step
+# what the progress bar shows: means over envs, of the episode so far
+PROGRESS = ("accuracy", "reward")
+TRAINING = ("val_loss", "train_loss", "train_accuracy")  # means over envs, at the last env-step
+MEAN_OUTCOMES = ("success", "stability", "param_ratio", "compute_cost")  # fields of Outcomes
+# counts of seeds: of a round, an episode and a blueprint
+COUNTS = ("germinated", "blended", "fossilized", "contributing", "pruned")
+SEED_OUTCOMES = ("germinated", "fossilized", "contributing", "pruned", "unfinished")
+BLUEPRINT_COUNTS = ("germinated", "fossilized", "pruned")
+# What `_sums` adds up over envs, and along which dimension of the rest the envs lie; `terms` are
+# means over env-steps.
+SUMMED = ("env_steps", "left_out", "ops", "successes", "rows", "blueprints")
+PER_ENV = (
+    ("rollbacks", "blended", "cause", "parameters", "flop"),
+    ("training", "ended", "shapley", "topology", "stood", "scored"),
+)
+
+
+class RoundResult(NamedTuple):
+    """One round on the host."""
+
+    accuracies: list[float]  # per env at the last env-step, percent
+    parameters: list[float]  # per env at the last env-step
+    rewards: list[float]  # per env, sum of raw rewards
+    train_flop: list[float]  # per env, FLOP of all training of the episode; see nets/model/flops.py
+    seeds: dict[str, int]  # by COUNTS, and "rollbacks", over all envs
+    alpha_rows: float  # mean number validated per env and env-step
+    env_steps: int  # that were played, over all envs: fewer than N T where episodes ended early
+    points: list[list[float]]  # per env: accuracy, stability, parameter ratio
+    record: dict[str, Json]  # the round's part of a line of metrics.jsonl
+    episodes: list[dict[str, Json]]  # per env, its part of a line of episodes.jsonl
+    topology: Topology  # what every host ended with
+    standing: Standing  # every host as it was last measured
+
+
+class Sums(NamedTuple):
+    """What the env-steps of a round come to, on the device."""
+
+    terms: Tensor  # float64 [terms], of means over envs
+    ops: Tensor  # float64 [ops], how often each took effect
+    successes: Tensor  # float64 [ops]
+    rows: Tensor  # float64 [1], alpha rows that were validated
+    flop: Tensor  # float64 [N]
+    rewards: Tensor  # float64 [N, STABILITY_WINDOW], the last ones
+    blueprints: BlueprintStats
+
+
+class MetricsAccumulator:
+    """Sums over the env-steps of a round of `num_envs` envs, on the device."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        num_envs: int,
+        costs: TrainingFlop,
+        train_samples: int,
+        names: Sequence[str] = BLUEPRINT_NAMES,
+        reward: RewardSettings | None = None,
+        kernels: StepKernels = EAGER,
+    ) -> None:
+        """costs: of training on one image. train_samples: T per env-step. names: of blueprints, by
+        code. reward: what envs are paid by, the package's modes for None.
+        """
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=STATE_FLOAT, device=device)
+
+        self.terms_by_name = {name: name for name in TERM_NAMES}
+        if reward is not None and reward.own_name:
+            self.terms_by_name[reward.own_name] = OWN_TERM
+        self.split = None if reward is None else reward.split
+        self.sums = Sums(
+            zeros(len(self.terms_by_name)),
+            zeros(len(OP_NAMES)),
+            zeros(len(OP_NAMES)),
+            zeros(1),
+            zeros(num_envs),
+            zeros(num_envs, STABILITY_WINDOW),
+            empty_blueprint_stats(device, len(names)),
+        )
+        self.env_steps = 0
+        self.left_out = zeros(1)  # of these, those of envs whose episode was over
+        self.costs = costs
+        self.train_samples = train_samples
+        self.names = names
+        self.kernels = kernels
+        self.shapley = zeros(2, num_envs, 0)  # values and standard errors at the newest env-step
+        self.newest: tuple[EnvState, EnvState] | None = None  # before and after the newest actions
+
+    def add_(
+        self,
+        measured: Measurements,
+        observed: Observed,
+        result: StepResult,
+        over: Tensor | None = None,
+    ) -> None:
+        """Count one env-step of all envs but those whose episode is `over` (bool [N])."""
+        given = self.sums, measured.subset, observed.state.slots, result
+        before = self.sums
+        self.sums = self.kernels.kept("count", self._counted, *given)
+        self.env_steps += measured.subset.shape[0]
+        shapley = torch.stack((observed.attribution.shapley, observed.attribution.shapley_error))
+        newest = observed.state, result.state
+        if over is not None and self.newest is not None:
+            ops = torch.arange(len(OP_NAMES), device=over.device)
+            waited = (ops == Op.WAIT).to(self.sums.ops.dtype)
+            self.sums = self.sums._replace(
+                ops=self.sums.ops - waited * over.sum(),
+                flop=torch.where(over, before.flop, self.sums.flop),
+                rewards=torch.where(over[:, None], before.rewards, self.sums.rewards),
+            )
+            self.left_out = self.left_out + over.sum()
+            shapley = torch.where(over[:, None], self.shapley, shapley)
+            newest = select(over, self.newest[0], newest[0]), newest[1]
+        self.shapley = shapley
+        self.newest = newest
+
+    def leave_out(self, env_steps: int) -> None:
+        """Count env-steps, over all envs, that are not played, as every episode has ended early."""
+        self.env_steps += env_steps
+        self.left_out = self.left_out + env_steps
+
+    def _counted(self, sums: Sums, subset: Tensor, before: Slots, result: StepResult) -> Sums:
+        terms = result.terms
+        outcome = result.outcome
+        choices = torch.arange(len(OP_NAMES), device=subset.device)
+        chosen = outcome.effective_op[:, None] == choices
+        return Sums(
+            terms=sums.terms
+            + torch.stack([terms.get(name).mean() for name in self.terms_by_name.values()]),
+            ops=sums.ops + chosen.sum(0),
+            successes=sums.successes + (chosen & outcome.success[:, None]).sum(0),
+            rows=sums.rows + (subset >= 0).sum(),
+            flop=sums.flop
+            + self.train_samples * flop_per_image(before, self.costs),  # as they were trained
+            rewards=push_reward(sums.rewards, terms.total),
+            blueprints=count_blueprints(sums.blueprints, before, result.state.slots),
+        )
+
+    def read(self, state: EnvState, counts: ParameterCounts, ranks: Ranks = ALONE) -> RoundResult:
+        """One packed copy to the host at the end of a round (`state`), of all ranks' envs."""
+        found = _of_all_envs(_on_host(self._sums(state, counts)), ranks)
+        episodes = Outcomes(*found["ended"])
+        modes = [] if self.split is None else self.split.modes(len(episodes.accuracy))
+        counted = episodes._asdict() | {"blended": found["blended"]}
+        seeds = {name: int(count.sum()) for name, count in counted.items() if name in COUNTS}
+        record = self._record(found, episodes, seeds)
+        if modes:
+            record["reward_split"] = split_record(modes, episodes, found["parameters"])
+        points = torch.stack((episodes.accuracy, episodes.stability, episodes.param_ratio), 1)
+        grown = found["topology"]
+        stood = found["stood"]
+        return RoundResult(
+            accuracies=episodes.accuracy.tolist(),
+            parameters=found["parameters"].tolist(),
+            rewards=episodes.reward.tolist(),
+            train_flop=found["flop"].tolist(),
+            seeds=seeds | {"rollbacks": int(found["rollbacks"].sum())},
+            alpha_rows=float(record["alpha_rows"]),  # type: ignore[arg-type]
+            env_steps=int(found["env_steps"] - found["left_out"]),
+            points=points.tolist(),
+            record=record,
+            episodes=episode_records(episodes, found, modes),
+            topology=Topology(grown[0].long(), grown[1].long(), grown[2]),
+            standing=Standing._make([*stood[:3].long(), stood[3], *found["scored"]]),
+        )
+
+    def _sums(self, state: EnvState, counts: ParameterCounts) -> dict[str, Tensor]:
+        """Everything that is told of the round, on the device."""
+        sums = self.sums
+        totals = state.totals
+        signals = state.signals
+        standing = standing_of(*(self.newest or (state, state)))
+        return {
+            "terms": sums.terms,
+            "env_steps": sums.rows.new_tensor([self.env_steps]),
+            "ops": sums.ops,
+            "successes": sums.successes,
+            "rows": sums.rows,
+            "rollbacks": totals.rollbacks,
+            "blended": totals.blended,
+            "cause": state.ending.cause,
+            "left_out": self.left_out,
+            "training": torch.stack([signals.val_loss, signals.train_loss, signals.train_accuracy]),
+            "parameters": total_params(state.slots, counts),
+            "ended": torch.stack(outcomes(state, sums.rewards, counts, self.costs)),
+            "blueprints": torch.stack(sums.blueprints),
+            "shapley": self.shapley,
+            "flop": sums.flop,
+            "topology": torch.stack(topology_of(state)),
+            "stood": torch.stack(standing[:4]),
+            "scored": torch.stack(standing[4:]),
+        }
+
+    def _record(
+        self, found: Mapping[str, Tensor], episodes: Outcomes, seeds: Mapping[str, int]
+    ) -> dict[str, Json]:
+        """The round's part of a line of metrics.jsonl."""
+        by_reason = dict(zip(REASON_NAMES, map(int, found["rollbacks"].sum(0)), strict=True))
+        return {
+            "accuracy": _spread(episodes.accuracy),
+            **dict(zip(TRAINING, found["training"].mean(1).tolist(), strict=True)),
+            "reward": _spread(episodes.reward),
+            "reward_terms": dict(zip(self.terms_by_name, found["terms"].tolist(), strict=True)),
+            "parameters": float(found["parameters"].mean()),
+            "train_flop": float(found["flop"].mean()),
+            "outcome": {name: float(episodes._asdict()[name].mean()) for name in MEAN_OUTCOMES},
+            "seeds": {name: seeds[name] for name in COUNTS},
+            "blueprints": blueprint_record(BlueprintStats(*found["blueprints"]), self.names),
+            "rollbacks": {"total": sum(by_reason.values())}
+            | {name: by_reason[name] for name in REASON_NAMES[1:]},
+            "ops": dict(zip(OP_NAMES, found["ops"].tolist(), strict=True)),
+            "ops_successful": dict(zip(OP_NAMES, found["successes"].tolist(), strict=True)),
+            "alpha_rows": float(found["rows"]) / float(found["env_steps"] - found["left_out"]),
+        }
+
+
+def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -> dict[str, Json]:
+    """By mode of reward: its envs, and means over them; modes: of every env."""
+    record: dict[str, Json] = {}
+    for mode in dict.fromkeys(modes):
+        mine = torch.tensor([one == mode for one in modes])
+        means = {"accuracy": episodes.accuracy, "reward": episodes.reward, "parameters": parameters}
+        record[mode] = {"envs": int(mine.sum())} | {
+            name: float(values[mine].mean()) for name, values in means.items()
+        }
+    return record
+
+
+def _of_all_envs(found: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+    """The same of all ranks' envs: sums added, means weighted, what is per env joined."""
+    if ranks.count == 1:
+        return found
+    summed = {name: found[name] for name in SUMMED} | {"terms": found["terms"] * found["env_steps"]}
+    each = zip(*ranks.of_all(list(summed.values())), strict=True)
+    whole = {name: torch.stack(parts).sum(0) for name, parts in zip(summed, each, strict=True)}
+    whole["terms"] = whole["terms"] / whole["env_steps"]
+    for dim, names in enumerate(PER_ENV):
+        gathered = ranks.gather([found[name] for name in names], dim)
+        whole |= dict(zip(names, gathered, strict=True))
+    return whole
+
+
+def _on_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same on the host, as float64, by one copy."""
+    packed = torch.cat([part.flatten().to(STATE_FLOAT) for part in parts.values()]).cpu()
+    pieces = packed.split([part.numel() for part in parts.values()])
+    return {
+        name: piece.view(part.shape)
+        for (name, part), piece in zip(parts.items(), pieces, strict=True)
+    }
+
+
+def episode_records(
+    episodes: Outcomes, found: Mapping[str, Tensor], modes: Sequence[str]
+) -> list[dict[str, Json]]:
+    """Lines of episodes.jsonl, one per env; modes: that paid each, where they are split."""
+    told = episodes._asdict()
+    counted = torch.stack([told[name] for name in SEED_OUTCOMES], 1).long().tolist()
+    plain = ("accuracy", "param_ratio", "stability", "reward")
+    columns = {name: told[name].tolist() for name in plain} | {
+        "success": episodes.success.bool().tolist(),
+        "compute_cost": episodes.compute_cost.tolist(),
+        "seeds": [dict(zip(SEED_OUTCOMES, one, strict=True)) for one in counted],
+        "rollbacks": found["rollbacks"].sum(1).long().tolist(),
+        "env_steps": episodes.num_steps.long().tolist(),
+        "shapley": found["shapley"][0].tolist(),
+        "shapley_error": found["shapley"][1].tolist(),
+        "ended_by": [CAUSE_NAMES[code] or LIMIT for code in found["cause"].long().tolist()],
+    }
+    if modes:
+        columns["reward_mode"] = modes
+    return [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
+
+
+def blueprint_record(
+    stats: BlueprintStats, names: Sequence[str] = BLUEPRINT_NAMES
+) -> dict[str, Json]:
+    """Counts and means of each blueprint that was born or ended; a mean of nothing is None."""
+    counts = {key: getattr(stats, key).tolist() for key in BLUEPRINT_COUNTS}
+    means = {key: mean.tolist() for key, mean in stats.means().items()}
+    record: dict[str, Json] = {}
+    for code, name in enumerate(names):
+        counted = {key: int(count[code]) for key, count in counts.items()}
+        if any(counted.values()):
+            record[name] = counted | {
+                key: None if math.isnan(mean[code]) else mean[code] for key, mean in means.items()
+            }
+    return record
+
+
+def _spread(values: Tensor) -> dict[str, float]:
+    return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
+
+
+class Arriving(NamedTuple):
+    """Numbers on their way to the host; nothing of them may be read before they are there."""
+
+    numbers: Tensor  # float64: those of PROGRESS, and behind them what else was packed
+    copied: torch.cuda.Event | None  # happens once they are there; None: they are
+
+    @property
+    def here(self) -> bool:
+        return self.copied is None or self.copied.query()
+
+    def wait(self) -> None:
+        if self.copied is not None:
+            self.copied.synchronize()
+
+
+def read_progress(state: EnvState, packed: Tensor | None = None) -> Arriving:
+    """Those of PROGRESS, then those of `packed`, float64, by a copy that nobody waits for."""
+    values = torch.stack([state.signals.val_accuracy.mean(), state.totals.reward.mean()])
+    if packed is not None:
+        values = torch.cat((values, packed.flatten()))
+    numbers = values.to("cpu", non_blocking=True)
+    copied = None
+    if values.is_cuda:
+        copied = torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(values.device))
+    return Arriving(numbers, copied)

@@ -1,0 +1,258 @@
+"""What a checkpoint of a run holds beside the learner, and the rules for going on from it.
+
+No random state is kept: every random number is a hash of seed, round, env and env-step, so the
+counters are enough to continue bit for bit.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.agent.ppo import Learner
+from esper_soa.config.errors import UserError, one_line
+from esper_soa.config.registry import is_reference
+from esper_soa.config.settings import TrainConfig, flat_settings
+from esper_soa.env.topology import Topology
+from esper_soa.lab.telemetry.table_files import keep_tables
+from esper_soa.nets.data.datasets import ImageSet
+from esper_soa.runtime.files import LOGGER, reason_of
+from esper_soa.runtime.json_lines import keep_rounds
+from esper_soa.state import STATE_FLOAT
+from esper_soa.training.anomaly import WatchState
+from esper_soa.training.checkpoint import CheckpointError, load_checkpoint, misfit, unlike
+from esper_soa.training.metrics import RoundResult
+from esper_soa.training.run_folder import RunFolder, package_versions, rounds_of
+
+# What may be another value in the run that goes on; a name with a dot at the end stands for all
+# settings under it. data.name and data.root may, as the images themselves are compared.
+MAY_CHANGE = (
+    "name",
+    "device",
+    "run_dir",
+    "rounds",
+    "control",
+    "checkpoint_every",
+    "checkpoint_keep",
+    "profile",
+    "report",
+    "resume",
+    "track",
+    "ranks",
+    "restarts",
+    "compute.workers",
+    "compute.threads",
+    "compute.env_chunk",
+    "compute.compile",
+    "compute.engine",
+    "compute.cuda_graphs",
+    "compute.convolutions",  # of earlier versions
+    "telemetry.",
+    "data.name",
+    "data.root",
+)
+ABSENT = "(absent)"
+
+
+@dataclass
+class Played:
+    """How the hosts of a round ended, for its control and the final table."""
+
+    accuracies: list[float]  # per env, percent
+    parameters: list[float]
+    train_flop: list[float]
+    blueprint: list[list[int]]  # per env and slot, as in env/topology.py, and so the next two
+    blend: list[list[int]]
+    alpha: list[list[float]]
+
+    @classmethod
+    def of(cls, result: RoundResult) -> "Played":
+        """The record of a round."""
+        grown = (part.tolist() for part in result.topology)
+        return cls(result.accuracies, result.parameters, result.train_flop, *grown)
+
+    @property
+    def topology(self) -> Topology:
+        """The topology, on the host."""
+        alpha = torch.tensor(self.alpha, dtype=STATE_FLOAT)
+        return Topology(torch.tensor(self.blueprint), torch.tensor(self.blend), alpha)
+
+
+@dataclass
+class Progressed:
+    """What adds up over the rounds of a run, and the last of them."""
+
+    rounds_done: int = 0
+    seconds: float = 0.0  # of collecting and updating
+    alpha_rows: float = 0.0  # sum over rounds of the mean number validated per env-step
+    seeds: dict[str, int] = field(default_factory=dict)  # events by name
+    best_accuracy: float = -math.inf  # percent, mean over envs at the end of the best round
+    # Pareto front: accuracy, stability, parameter ratio.
+    front: list[list[float]] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)  # per env, of the last round
+    # The last rounds, control_rounds of them, oldest first.
+    recent: list[Played] = field(default_factory=list)
+    # Env-steps that were not played, as the episodes of their envs had ended early.
+    cut_off: int = 0
+
+
+@dataclass
+class Saved:
+    """The content of a checkpoint of ours."""
+
+    progress: Progressed
+    settings: dict
+    data: dict[str, str]  # name, source, identity
+    versions: dict[str, str | None]
+    watch: WatchState
+    learner: dict | None
+
+
+def read_run(path: Path, device: torch.device) -> Saved:
+    """The run that was saved to `path`; raises CheckpointError for everything else."""
+    return saved_run(path, load_checkpoint(path, device))
+
+
+def saved_run(path: Path, content: Mapping[str, object]) -> Saved:
+    """The run of a checkpoint's content; raises CheckpointError where it is of none."""
+    parts: dict = dict(content)
+    if isinstance(parts.get("progress"), dict):  # older runs could not end episodes early
+        parts["progress"] = {"cut_off": 0} | parts["progress"]
+    fault = misfit(parts, Saved, "the record")
+    if fault:
+        why = f"is not of a training run ({one_line(fault)})"
+        raise CheckpointError(f"checkpoint {one_line(path)}: {why}")
+    recent = [Played(**played) for played in parts["progress"]["recent"]]
+    progress = Progressed(**parts["progress"] | {"recent": recent})
+    return Saved(**parts | {"progress": progress, "watch": WatchState(**parts["watch"])})
+
+
+def own_blueprints(settings: Mapping[str, object]) -> list[str]:
+    """References of the blueprints of a user's own that settings list."""
+    listed = flat_settings(settings).get("task.blueprints")
+    return list(filter(is_reference, map(str, listed))) if isinstance(listed, list) else []
+
+
+def restore_learner(learner: Learner, saved: Saved, path: Path) -> None:
+    """Give the learner its state back, all or nothing; CheckpointError where it does not fit."""
+    _restore(
+        learner, saved.learner, "learner", f" {one_line(path)}: the learner does not fit this run"
+    )
+
+
+def restore_policy(policy: RecurrentPolicy, saved: Saved) -> None:
+    """Give the policy its weights back, all or nothing; CheckpointError where they do not fit."""
+    weights = (saved.learner or {}).get("policy")
+    _restore(policy, weights, "policy", ": the policy does not fit its own settings")
+
+
+def _restore(part: Learner | RecurrentPolicy, state: object, name: str, told: str) -> None:
+    fault = unlike(state, part.state_dict(), name)
+    if fault:
+        raise CheckpointError(f"checkpoint{told} ({one_line(fault)})")
+    part.load_state_dict(cast(dict, state))
+
+
+def run_content(
+    progress: Progressed, cfg: TrainConfig, images: ImageSet, watch: dict, learner: dict | None
+) -> dict:
+    """What `read_run` reads back. The learner's tensors are held, not copied."""
+    return {
+        "progress": asdict(progress),
+        "settings": asdict(cfg),
+        "data": {"name": images.name, "source": images.source, "identity": images.identity},
+        "versions": package_versions(),
+        "watch": watch,
+        "learner": learner,
+    }
+
+
+def changes(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, str]:
+    """Settings that differ, as "old -> new" by name; one that was not there had today's default."""
+    before = flat_settings(old)
+    after = flat_settings(new)
+    defaults = flat_settings(asdict(TrainConfig()))
+    found = {}
+    for name in [*after, *(name for name in before if name not in after)]:
+        was = before.get(name, defaults.get(name, ABSENT))
+        now = after.get(name, ABSENT)
+        if was != now:
+            found[one_line(name)] = f"{one_line(was)} -> {one_line(now)}"
+    return found
+
+
+def may_change(name: str) -> bool:
+    """Whether a resumed run may have another value for the setting `name`."""
+    return any(name.startswith(free) if free.endswith(".") else name == free for free in MAY_CHANGE)
+
+
+def check_settings(saved: Saved, cfg: TrainConfig) -> list[str]:
+    """The harmless changes; raises UserError, which lists them, for changes that matter."""
+    found = changes(saved.settings, asdict(cfg))
+    matter = [f"  {name}: {change}\n" for name, change in found.items() if not may_change(name)]
+    if matter:
+        free = ", ".join(name + "*" if name.endswith(".") else name for name in MAY_CHANGE)
+        raise UserError(
+            "resume: these settings are not those of the checkpoint:\n"
+            f"{''.join(matter)}  These may change: {free}."
+        )
+    done = saved.progress.rounds_done
+    if cfg.rounds < done:
+        raise UserError(
+            f"rounds={cfg.rounds}: must be at least {done}, which the checkpoint has done already"
+        )
+    own = ("resume", "run_dir")
+    return [f"{name}: {change}" for name, change in found.items() if name not in own]
+
+
+def check_data(saved: Saved, images: ImageSet) -> None:
+    """Raise UserError where the images are not those of the checkpoint."""
+    if saved.data["identity"] != images.identity:
+        raise UserError(
+            "resume: the images are not those of the checkpoint. It was made on "
+            f"{one_line(saved.data['source'])} This is {images.source}"
+        )
+
+
+def version_changes(saved: Saved, folder: RunFolder, engine: str) -> list[str]:
+    """Packages, and the engine, that are others than those of the run so far, and what of it."""
+    before = saved.versions
+    found = [
+        f"{name}: {one_line(before.get(name))} -> {now}: results may differ in rounding"
+        for name, now in package_versions().items()
+        if before.get(name) != now
+    ]
+    try:
+        was = json.loads(folder.versions.read_text(encoding="utf-8"))["kernels"]["engine"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return found  # nothing says which it was
+    if was != engine:
+        remedy = f"compute.engine={one_line(was)} asks for it again"
+        found.append(f"engine: {one_line(was)} -> {engine}: results differ in rounding ({remedy})")
+    return found
+
+
+def cut_back(folder: RunFolder, rounds: int) -> None:
+    """Bring metrics.jsonl, episodes.jsonl, the tables and the checkpoints back to `rounds` rounds.
+
+    Raises UserError where they cannot be written.
+    """
+    try:
+        for path in folder.checkpoints():
+            if rounds_of(path) > rounds:
+                path.unlink(missing_ok=True)
+                again = "is dropped: this run makes its rounds anew"
+                LOGGER.warning("resume   %s %s", path.name, again)
+        keep_tables(folder.path, rounds)
+        keep_rounds(folder.episodes, rounds)
+        if keep_rounds(folder.metrics, rounds) < rounds:
+            LOGGER.warning("resume   metrics.jsonl lacks rounds that the checkpoint has done")
+    except OSError as error:
+        raise UserError(
+            f"resume: {folder.path} cannot be written ({reason_of(error)}). Make room there"
+        ) from error

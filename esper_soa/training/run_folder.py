@@ -1,0 +1,264 @@
+"""The folder of a run: how it is made and found, what lies in it, and the two records that make a
+run repeatable: config.yaml and versions.json. Needs no torch.
+"""
+
+import fcntl
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from esper_soa.config.errors import UserError, one_line
+from esper_soa.config.paths import user_path
+from esper_soa.runtime.files import reason_of, write_text
+from esper_soa.training.checksum import CheckpointError, why_broken
+
+RESULTS = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt")
+NUMBERED = re.compile(r"(?:checkpoint_(\d{6,18})\.pt|(?:best|hosts)_(\d{6,18})\.safetensors)")
+# What a killed process leaves of a file that it was writing.
+LEFTOVER = re.compile(r"[a-z]+(_\d{6,18})?\.[a-z]+\.\d+\.tmp")
+STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
+RUNS = Path("runs")  # where folders are made for which no place is given
+SWEEP = "sweep_"  # before the time in the name of a sweep's folder
+PACKAGES = ("esper-soa", "torch", "tensordict", "numpy", "hydra-core", "rich")
+
+
+@dataclass
+class RunFolder:
+    """Paths of everything that a run leaves behind."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        self.config = self.path / "config.yaml"  # the resolved settings
+        self.overrides = self.path / "overrides.txt"  # of the command line, one a line
+        self.versions = self.path / "versions.json"  # software, machine, device and data
+        self.metrics = self.path / "metrics.jsonl"  # a line per policy update
+        self.episodes = self.path / "episodes.jsonl"  # a line per episode of an env
+        self.summary = self.path / "summary.json"  # the final table
+        self.evaluation = self.path / "evaluation.json"  # what an evaluation found
+        self.best = self.path / "best.pt"  # the policy that played the best round so far
+        self.networks = self.path / "networks"  # the folder of grown networks
+        self.log = self.path / "log.txt"  # what was said on the console, with times
+
+    def network(self, kind: str, number: int) -> Path:
+        """The best host so far, or all hosts (`kind` best, hosts), of round `number`, from 1."""
+        return self.networks / f"{kind}_{number:06d}.safetensors"
+
+    def network_files(self, kind: str) -> list[Path]:
+        """The files of networks of a kind, oldest first."""
+        return _numbered(self.networks, f"{kind}_*.safetensors")
+
+    def checkpoint(self, rounds: int) -> Path:
+        """The checkpoint after `rounds` rounds."""
+        return self.path / f"checkpoint_{rounds:06d}.pt"
+
+    def checkpoints(self) -> list[Path]:
+        """The numbered checkpoints, oldest first."""
+        return _numbered(self.path, "checkpoint_*.pt")
+
+
+def rounds_of(path: Path) -> int:
+    """Rounds done at a numbered checkpoint or file of networks; -1 for another file."""
+    found = NUMBERED.fullmatch(path.name)
+    return int(found[1] or found[2]) if found else -1
+
+
+def _numbered(folder: Path, pattern: str) -> list[Path]:
+    return sorted((path for path in folder.glob(pattern) if rounds_of(path) >= 0), key=rounds_of)
+
+
+def find_checkpoint(given: str, setting: str) -> Path:
+    """The checkpoint `given`, or the newest whole one where it is a run folder.
+
+    Raises UserError, which names `setting`, and for a damaged one the newest whole before it.
+    """
+    path = user_path(setting, given)
+    label = f"{setting}={one_line(given)}"
+    if path.is_dir():
+        found = RunFolder(path).checkpoints()
+        if not found:
+            raise UserError(
+                f"{label}: there is no checkpoint in this folder. Give a checkpoint or a run folder"
+            )
+        return newest_whole(found, label)
+    if not path.exists():
+        raise UserError(f"{label}: there is no such file or folder")
+    path = path.resolve()
+    reason = why_broken(path)
+    if reason is None:
+        return path
+    for older in reversed(RunFolder(path.parent).checkpoints()):
+        newer = rounds_of(older) > rounds_of(path) >= 0
+        if older != path and not newer and why_broken(older) is None:
+            reason += f". The newest whole one before it is {older}"
+            break
+    raise CheckpointError(f"{label}: {reason}")
+
+
+def passed_over(checkpoint: Path) -> list[str]:
+    """What is wrong with damaged checkpoints newer than `checkpoint`; each names both."""
+    found = RunFolder(checkpoint.parent).checkpoints() if rounds_of(checkpoint) >= 0 else []
+    reasons = (why_broken(one) for one in found if rounds_of(one) > rounds_of(checkpoint))
+    return [f"{reason}; {checkpoint.name} is taken" for reason in reasons if reason is not None]
+
+
+def newest_whole(found: list[Path], label: str) -> Path:
+    """The last of `found` that is not damaged; raises CheckpointError where all are."""
+    reasons = []
+    for path in reversed(found):
+        reason = why_broken(path)
+        if reason is None:
+            return path.resolve()
+        reasons.append(reason)
+    more = f" (and {len(reasons) - 1} older ones are no better)" if len(reasons) > 1 else ""
+    raise CheckpointError(f"{label}: {reasons[0]}{more}. Give another run folder")
+
+
+def dated_folders(parent: Path, prefix: str = "") -> list[Path]:
+    """Folders named by `prefix` and time in `parent`, newest first."""
+    paths = parent.glob(f"{prefix}*")
+    found = {path: STAMP.fullmatch(path.name.removeprefix(prefix)) for path in paths}
+    dated = [(stamp[1], int(stamp[2] or 1), path) for path, stamp in found.items() if stamp]
+    return [path for *_, path in sorted(dated, reverse=True)]
+
+
+@contextmanager
+def claimed(folder: RunFolder) -> Iterator[None]:
+    """Keep other processes out of the folder while the context lasts; a killed process lets go.
+
+    What killed processes left half written is removed, and what this one does. Raises UserError
+    where another process writes to the folder, and where nobody can. Nothing else in a folder may
+    be written before it is claimed.
+    """
+    with ExitStack() as held:
+        try:
+            file = held.enter_context((folder.path / ".lock").open("a"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"run_dir={folder.path}: another process is writing to this run"
+            ) from error
+        except OSError as error:
+            raise _unwritable(folder.path, "run_dir", error) from error
+        held.callback(_drop_leftovers, folder)
+        _drop_leftovers(folder)
+        yield
+
+
+def _drop_leftovers(folder: RunFolder) -> None:
+    for path in folder.path.rglob("*.tmp"):
+        if LEFTOVER.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
+def open_run_folder(run_dir: str, name: str) -> RunFolder:
+    """Make `run_dir`, or runs/`name`/<time> where it is empty.
+
+    Raises UserError where the folder cannot be written or already holds the results of a run.
+    """
+    if not run_dir:
+        return RunFolder(_make_dated(RUNS / name))
+    folder = writable(user_path("run_dir", run_dir), "run_dir")
+    names = [*RESULTS, folder.networks.name, *(path.name for path in folder.checkpoints())]
+    found = [name for name in names if (folder.path / name).exists()]
+    if found:
+        raise UserError(
+            f"run_dir={folder.path}: already holds the results of a run ({', '.join(found)}). "
+            "Choose another folder, or go on with resume=auto."
+        )
+    return folder
+
+
+def open_sweep_folder(sweep_dir: str, name: str, resume: bool) -> Path:
+    """Make `sweep_dir`, or runs/`name`/sweep_<time>; to `resume`, the newest of those if any.
+
+    Raises UserError where the folder cannot be made.
+    """
+    parent = RUNS / name
+    if sweep_dir:
+        return writable(user_path("run_dir", sweep_dir), "run_dir").path
+    sweeps = dated_folders(parent, SWEEP) if resume else []
+    return sweeps[0].resolve() if sweeps else _make_dated(parent, SWEEP)
+
+
+def _make_dated(parent: Path, prefix: str = "") -> Path:
+    """Make a folder that nobody else has, `parent`/`prefix`<time>; raises UserError."""
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    path = parent / f"{prefix}{stamp}"
+    number = 1
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return path.resolve()
+        except FileExistsError:
+            number += 1
+            path = parent / f"{prefix}{stamp}_{number}"
+        except OSError as error:
+            raise _unwritable(path, "run_dir", error) from error
+
+
+def writable(path: Path, setting: str) -> RunFolder:
+    """The folder `path`, made where it is new; claiming it shows whether it can be written."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(path, setting, error) from error
+    return RunFolder(path.resolve())
+
+
+def _unwritable(path: Path, setting: str, error: OSError) -> UserError:
+    why = f"cannot be written ({reason_of(error)})"
+    return UserError(f"{setting}={path}: {why}. Choose another with run_dir=...")
+
+
+def write_config(folder: RunFolder, resolved_yaml: str, overrides: list[str] | None = None) -> None:
+    """Write the settings, and the overrides that led to them, which a resumed run keeps."""
+    write_text(folder.config, resolved_yaml)
+    if overrides is not None:
+        write_text(folder.overrides, "".join(f"{line}\n" for line in overrides))
+
+
+def write_versions(folder: RunFolder, device: str, facts: Mapping[str, object]) -> None:
+    """Replace versions.json: software, machine, `device` name, `facts` of data and kernels."""
+    record = {
+        "python": platform.python_version(),
+        "packages": package_versions(),
+        "git": _git_revision(Path(__file__).resolve().parents[2]),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "device": device,
+    }
+    write_text(folder.versions, json.dumps(record | dict(facts), indent=2) + "\n")
+
+
+@cache
+def package_versions() -> dict[str, str | None]:
+    """Versions of the packages that results depend on; None for one that is not installed."""
+    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _git_revision(checkout: Path) -> str | None:
+    """Commit of the checkout, '+changes' where tracked files differ; None outside of one."""
+    if not (checkout / ".git").exists():
+        return None
+    words = ["--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    # without locks: a run that is cut off must not leave the checkout locked
+    command = ["git", "--no-optional-locks", "-C", str(checkout), "describe", *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,156 @@
+"""What surrounds the work in a run folder: the claim on it, the console, the log, and what could
+not be written. Opened before anything is written to the folder. Needs no torch.
+"""
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import TextIO, TypeAlias, cast
+
+from rich.console import Console
+
+from esper_soa.config.errors import PrunedError, RankLostError, UserError
+from esper_soa.config.settings import TelemetryConfig
+from esper_soa.runtime.console import Outlet, outlet
+from esper_soa.runtime.files import LOGGER, IncompleteError, LineFile, Unwritten, reason_of
+from esper_soa.runtime.signals import Interrupted
+from esper_soa.training.progress import Progress, say
+from esper_soa.training.run_folder import RunFolder, claimed
+
+# Rounds played, accuracy of the last in percent: whether to give up.
+Judge: TypeAlias = Callable[[int, float], bool]
+
+
+class Log(logging.Handler):
+    """Appends messages with their times to a file, where they wait until there is room, and prints
+    all but debug messages on the console, above a live bar.
+    """
+
+    def __init__(self, path: Path, console: Console, unwritten: Unwritten) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self._path = path
+        self._lines = LineFile(path)
+        self._console = console
+        self._unwritten = unwritten
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # not by `noting`, whose warning would come back here
+        try:
+            self._lines.write(self.format(record))
+        except OSError as error:
+            self._unwritten.reasons[self._path.name] = reason_of(error)
+        else:
+            self._unwritten.reasons.pop(self._path.name, None)
+        if record.levelno >= logging.INFO:
+            say(self._console, record.getMessage())
+
+    def close(self) -> None:
+        self._lines.close()
+        super().close()
+
+
+class Session:
+    """The work of one process in one folder."""
+
+    def __init__(self, folder: RunFolder, stream: Outlet) -> None:
+        self.folder = folder
+        self.stream = stream
+        self.console = Console(file=cast(TextIO, stream))
+        self.unwritten = Unwritten()
+        self.hopeless: Judge | None = None  # where a search is after the run
+        self.log = Log(folder.log, self.console, self.unwritten)
+        self._begun = folder.log.exists()
+
+    @contextmanager
+    def speaking(self) -> Iterator[None]:
+        """What is said in the context, and what ends it early, goes to console and log."""
+        LOGGER.setLevel(logging.DEBUG)
+        LOGGER.propagate = False
+        LOGGER.addHandler(self.log)
+        try:
+            yield
+        finally:
+            self._log_the_end()
+            LOGGER.removeHandler(self.log)
+
+    def _log_the_end(self) -> None:
+        """Keep what ends the work early in the log, with its traceback where no message of ours.
+
+        A refusal leaves a folder as it is in which a run has begun before.
+        """
+        error = sys.exception()
+        told = isinstance(error, IncompleteError | Interrupted | RankLostError | PrunedError)
+        if told or (isinstance(error, UserError) and not self._begun):
+            LOGGER.debug("ended: %s", error)
+        elif error is not None and not isinstance(error, UserError):
+            LOGGER.debug("ended by an error", exc_info=error)
+
+    def progress(
+        self,
+        total: int,
+        shown: TelemetryConfig,
+        done: int = 0,
+        after_step: Callable[[], None] | None = None,
+    ) -> Progress:
+        """What shows `total` env-steps on the console, as the settings say."""
+        told = after_step or self.look_at_console
+        interval = shown.plain_interval
+        return Progress(total, self.console, shown.progress, interval, done=done, after_step=told)
+
+    def judge(self, rounds: int, accuracies: Sequence[float], save: Callable[[], None]) -> None:
+        """Save and raise PrunedError where `accuracies` (percent) leave no hope for the run."""
+        accuracy = fmean(accuracies)
+        if self.hopeless is not None and self.hopeless(rounds, accuracy):
+            save()
+            raise PrunedError(rounds, accuracy)
+
+    def look_at_console(self) -> None:
+        """Say in the log, once, that nobody reads the console any more."""
+        if self.stream.lost and not self.stream.told:
+            self.stream.told = True
+            gone = "console  is gone (%s): the log alone has what is said"
+            LOGGER.warning(gone, self.stream.lost)
+
+    def finish(self) -> None:
+        """At the end of the work; raises IncompleteError where something is not written."""
+        self.look_at_console()
+        missing = str(self.unwritten)
+        if missing:
+            raise IncompleteError(f"{self.folder.path}: {missing}")
+
+
+@contextmanager
+def session(folder: RunFolder) -> Iterator[Session]:
+    """A session that logs everything that is said, and what ends the work early; or UserError."""
+    with silent_session(folder) as opened, opened.speaking():
+        yield opened
+
+
+@contextmanager
+def silent_session(folder: RunFolder) -> Iterator[Session]:
+    """A session that logs only while it is `speaking`: one of several that take turns in a process.
+
+    Raises UserError where another process works there.
+    """
+    opened = Session(folder, outlet(sys.stdout))
+    with claimed(folder):
+        try:
+            yield opened
+        finally:
+            opened.log.close()
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Without a warning that no user can do anything about, whatever filters (python -W) others
+    were asked for: records of the env state are locked as they are made, in compiled kernels too.
+    """
+    with warnings.catch_warnings():
+        about = r"Using lock_\(\) inside a compiled graph"
+        warnings.filterwarnings("ignore", about, UserWarning, r"tensordict\.utils")
+        yield

@@ -1,0 +1,154 @@
+"""Did growth pay? Grown hosts and those of a control, pair by pair, and a sentence that says so.
+
+A host whose accuracy is not finite is left out, and so is its pair. Needs no torch.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import compress
+from statistics import fmean
+from typing import NamedTuple
+
+from esper_soa.config.registry import name_in
+from esper_soa.training.statistics import Interval, difference_interval
+
+CONFIDENCE = 0.95  # of the intervals
+CONTROL_WORDS = {
+    "wait": "without growth",
+    "random": "random play",
+    "heuristic": "heuristic",
+    "schedule": "schedule",
+    "static_final": "final topology from the start",
+    "static_large": "wider host",
+}
+GAINED = "gained"
+LOST = "lost"
+UNCLEAR = "unclear"
+
+
+def control_words(name: str) -> str:
+    """What tables call a control; an agent of a user's own goes by its name."""
+    return CONTROL_WORDS.get(name, f"agent {name_in(name)}")
+
+
+@dataclass(frozen=True)
+class Episode:
+    """How the hosts of one round stood at the last env-step, one number per env."""
+
+    accuracies: list[float]  # validation accuracy, percent
+    parameters: list[float]  # trainable ones, of the host and the seeds that take part in it
+    nets: list[float]  # accuracies less the rent of the parameters grown, percent points
+    train_flop: list[float]  # of all training of the episode
+
+
+@dataclass(frozen=True)
+class HostScore:
+    """How the hosts did in the last rounds; means are over hosts and episodes."""
+
+    name: str  # of the policy or control
+    episodes: list[Episode]  # oldest first, at least one
+
+    @property
+    def accuracy(self) -> float:
+        """Percent."""
+        return self.mean("accuracies")
+
+    @property
+    def net(self) -> float:
+        """Accuracy less rent, percent points."""
+        return self.mean("nets")
+
+    @property
+    def best(self) -> float:
+        """Accuracy of the best host of all episodes, percent."""
+        return max(self._finite("accuracies"), default=math.nan)
+
+    @property
+    def size(self) -> float:
+        """Number of parameters."""
+        return self.mean("parameters")
+
+    @property
+    def flop(self) -> float:
+        """Training FLOP per host and episode."""
+        return self.mean("train_flop")
+
+    def flat(self, name: str) -> list[float]:
+        """The field `name` of all episodes, one after the other."""
+        return [value for episode in self.episodes for value in vars(episode)[name]]
+
+    def mean(self, name: str) -> float:
+        """Of the finite values of a field; NaN where there are none."""
+        finite = self._finite(name)
+        return fmean(finite) if finite else math.nan
+
+    def _finite(self, name: str) -> list[float]:
+        return [value for value in self.flat(name) if math.isfinite(value)]
+
+
+class Comparison(NamedTuple):
+    """The grown hosts less the control's, same host and same episode; grown over control."""
+
+    accuracy: Interval  # percent points
+    net: Interval  # the same of accuracy less rent
+    pairs: int  # hosts times episodes that both sides have a finite accuracy of
+    left_out: int  # pairs that they have not
+    parameters: float  # ratio of the means
+    train_flop: float
+
+    @property
+    def outcome(self) -> str:
+        """GAINED or LOST where the interval of the accuracy lies on one side of 0, else UNCLEAR."""
+        if self.pairs > 1 and self.accuracy.low > 0:
+            return GAINED
+        return LOST if self.pairs > 1 and self.accuracy.high < 0 else UNCLEAR
+
+
+def compare(grown: HostScore, control: HostScore) -> Comparison:
+    """Paired differences with t intervals; of one pair they are infinite, of none NaN."""
+    pairs = zip(grown.flat("accuracies"), control.flat("accuracies"), strict=True)
+    whole = [math.isfinite(mine) and math.isfinite(other) for mine, other in pairs]
+
+    def difference(name: str) -> Interval:
+        mine, other = (list(compress(one.flat(name), whole)) for one in (grown, control))
+        unknown = Interval(math.nan, math.nan, math.nan)
+        return difference_interval(mine, other, CONFIDENCE) if mine else unknown
+
+    return Comparison(
+        difference("accuracies"),
+        difference("nets"),
+        sum(whole),
+        len(whole) - sum(whole),
+        grown.size / control.size if control.size else math.nan,
+        grown.flop / control.flop if control.flop else math.nan,
+    )
+
+
+def verdict(found: Comparison, control: str) -> str:
+    """One sentence for a reader who has seen nothing else; `control` is its name."""
+    other = f"the control ({control_words(control)})"
+    if found.pairs == 0:
+        return f"Nothing to compare with {other}: no pair of finite accuracies."
+    size = f"{times(found.parameters)} the parameters"
+    told = f"{shown(found.accuracy, 'points')} for {size}"
+    told += f" and {times(found.train_flop)} the training FLOP"
+    if found.pairs == 1:
+        return f"One host in one episode says little, and has no interval: {told}."
+    if found.outcome == UNCLEAR:
+        return f"No difference that this run could show: {told}."
+    if control == "wait":
+        return f"{'Growth paid' if found.outcome == GAINED else 'Growth cost accuracy'}: {told}."
+    where = "ahead of" if found.outcome == GAINED else "behind"
+    return f"The grown hosts end {where} {other}: {told}."
+
+
+def times(ratio: float) -> str:
+    """'4.8 times', '0.97 times'."""
+    return f"{ratio:,.{2 if ratio < 2 else 1}f} times"
+
+
+def shown(interval: Interval, unit: str = "") -> str:
+    """'+2.43 points [+1.10, +3.76]'; without bounds where they are not finite."""
+    mean = f"{interval.mean:+.2f}" + (f" {unit}" if unit else "")
+    bounded = math.isfinite(interval.low) and math.isfinite(interval.high)
+    return f"{mean} [{interval.low:+.2f}, {interval.high:+.2f}]" if bounded else mean
