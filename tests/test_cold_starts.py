@@ -75,7 +75,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
         slow("export", ["run", "format=safetensors", "to=out"], "out/best.safetensors"),
         ("lab.report.write", ["run"], "run/report.html"),
         slow(
-            "compare",
+            "lab.compare.command",
             ["a=policy=wait", "b=policy=random", "seeds=1", "out=study", *SHORT],
             "study/compare.json",
         ),
