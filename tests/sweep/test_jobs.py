@@ -65,6 +65,10 @@ def test_a_job_ends_where_nobody_waits_for_it_any_more(job: JobRecord, tmp_path:
     words = [sys.executable, "-m", "esper_soa.lab.sweep.jobs"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         context = OmegaConf.to_container(HydraConfig.get(), resolve=False)
-        process.stdin.write(pickle.dumps((time.sleep, LONG, context)))
+        started = tmp_path / "started"
+        waits = ["sh", "-c", f"touch {started}; exec sleep {LONG}"]
+        process.stdin.write(pickle.dumps((subprocess.call, waits, context)))
+        process.stdin.flush()
+        wait_until(started.exists)
         process.stdin.close()
     assert read_records(tmp_path)[0].status == STOPPED
