@@ -48,7 +48,7 @@ TYPES = {
     "list<element: float not null>": "FLOAT[]",
     "list<element: bool not null>": "BOOLEAN[]",
 }  # of files, and of SQL
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def tables_of(page: str) -> dict[str, list[list[str]]]:
