@@ -47,8 +47,6 @@ AGAINST_THE_ORDER = {
     ("env.actions", "agent.scripted"),
     ("env.world", "runtime.ranks"),
     ("grown.networks", "training.run_folder"),
-    ("nets.engines.cpu.cache", "runtime.user_cache"),
-    ("nets.engines.cpu.library", "runtime.user_cache"),
     ("training.collect", "lab.telemetry"),
     ("training.command", "lab.sweep"),
     ("training.job", "lab.check_device"),
