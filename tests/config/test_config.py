@@ -19,7 +19,7 @@ from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.nets import host_slots
 from esper_soa.config.paths import config_dir
-from esper_soa.config.ranges import RULE, Items, Range, Table
+from esper_soa.config.ranges import RULE, Items, NumberTable, Range
 from esper_soa.config.settings import (
     EvaluateConfig,
     TrainConfig,
@@ -309,17 +309,17 @@ def test_what_lies_outside_a_range_is_refused_under_the_settings_whole_name(
     for item in fields(settings):
         rule = item.metadata.get(RULE)
         value = vars(settings)[item.name]
-        numbers = rule.rule if isinstance(rule, Items | Table) else rule
+        numbers = rule.rule if isinstance(rule, Items | NumberTable) else rule
         if not isinstance(numbers, Range):
             continue
         below = [numbers.low] if numbers.ends[0] == "(" else [numbers.low - 1]
         above = [numbers.high] if numbers.ends[1] == ")" else [numbers.high + 1]
         for bad in (*below, *above, math.inf, -math.inf, math.nan, 2**63, 10**30):
             wrong = [bad] if isinstance(rule, Items) else bad
-            wrong = {**value, "op": bad} if isinstance(rule, Table) else wrong
+            wrong = {**value, "op": bad} if isinstance(rule, NumberTable) else wrong
             with pytest.raises(SettingError) as raised:
                 replace(settings, **{item.name: wrong})
-            name = f"{path}{item.name}" + (".op" if isinstance(rule, Table) else "")
+            name = f"{path}{item.name}" + (".op" if isinstance(rule, NumberTable) else "")
             assert str(raised.value).startswith(f"{name}={bad}: must be {numbers}")
 
 
