@@ -342,3 +342,14 @@ def test_only_the_chooser_knows_engines_and_engines_not_each_other() -> None:
     own = ast.parse("from esper_soa.nets.engine import Engine")
     assert list(foreign_engines(ast.parse(whole), "nets.engines.cpu.images")) == []
     assert list(foreign_engines(own, "env.step")) == []
+
+
+def test_the_page_for_developers_names_every_room_and_files_that_are_there() -> None:
+    page = (PACKAGE.parent / "docs" / "development.md").read_text(encoding="utf-8")
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    tree = page.split("```")[1]
+    assert rooms <= set(re.findall(r"(\w+)/", tree))
+    files = set(re.findall(r"`([\w/.]+(?:\.(?:py|yaml|md)|/))`", page))
+    assert len(files) > 20
+    above = (PACKAGE, PACKAGE.parent)
+    assert [name for name in files if not any((root / name).exists() for root in above)] == []
