@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from esper_soa.config.arguments import listed_slots, prepared
+from esper_soa.config.arguments import expand_slots, prepare_arguments
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.nets import host_slots
@@ -182,13 +182,13 @@ def test_slots_are_chosen_by_their_number_or_by_name(
 
 
 def test_numbers_of_slots_are_lists_for_hydra_in_sweeps_too() -> None:
-    assert prepared(["slots=1,2,3", "-m", "max_seeds=3"], TrainConfig) == [
+    assert prepare_arguments(["slots=1,2,3", "-m", "max_seeds=3"], TrainConfig) == [
         "-m",
         "slots=[1],[2],[3]",
         "max_seeds=3",
     ]
     kept = ["slots=[r0c0]", "+slots=3", "slots=3x", "steps=3", "slots=[r0c0],[r0c1]"]
-    assert listed_slots(kept) == kept
+    assert expand_slots(kept) == kept
     assert compose_settings("smoke", ["slots=3"]).slots == ["r0c0", "r0c1", "r0c2"]
 
 
