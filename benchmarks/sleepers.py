@@ -99,7 +99,7 @@ def variant(
     validation = data.ValidationImages(tested, shared, torch.float32)
     chunk = choose_env_chunk(options.chunk, options.envs, options.batch, device)
     options.workers = choose_workers(0, len(chunks(options.envs, chunk)), device)
-    eval_batch = choose_eval_batch(device, engine.chosen.native)
+    eval_batch = choose_eval_batch(device)
     detached = (Stage.TRAINING, Stage.BLENDING)
     nets = NetsConfig(shape, TaskConfig(), detached, chunk, eval_batch, workers=options.workers)
     weights = pools.allocate(shape, options.envs, device, torch.float32)

@@ -112,11 +112,13 @@ class Style:
 # Values behind the action heads, indexed by the head's choice.
 STYLE_BLEND = (Blend.ADD, Blend.MULTIPLY, Blend.ADD, Blend.GATE)
 STYLE_CURVE = (Curve.LINEAR, Curve.LINEAR, Curve.SIGMOID, Curve.LINEAR)
+STYLE_NAMES = ("linear_add", "linear_multiply", "sigmoid_add", "gated_gate")
 TEMPO_STEPS = (3, 5, 8)
 ALPHA_TARGETS = (0.5, 0.7, 1.0)
 SPEED_STEPS = (0, 3, 5, 8)
 CURVE_CHOICES = (Curve.LINEAR, Curve.COSINE, Curve.SIGMOID, Curve.SIGMOID, Curve.SIGMOID)
 CURVE_STEEPNESS = (12.0, 12.0, 6.0, 12.0, 24.0)
+CURVE_NAMES = ("linear", "cosine", "sigmoid_6", "sigmoid_12", "sigmoid_24")
 RAMP_STEEPNESS = 12.0
 
 
@@ -130,6 +132,8 @@ class Head(NamedTuple):
     ops: tuple[int, ...]  # for which it matters
     # Masked down to its placeholder where none of these ops is legal; others keep all choices.
     fixed: bool = False
+    # What each choice stands for, in tables; slots and blueprints are those of the run.
+    values: tuple[str, ...] | tuple[float, ...] = ()
 
 
 # The one table of action heads, in the order of actions, masks and log-probabilities. Where the
@@ -143,12 +147,20 @@ HEADS = (
         Style.SIGMOID_ADD,
         (Op.GERMINATE, Op.SET_ALPHA_TARGET),
         fixed=True,
+        values=STYLE_NAMES,
     ),
-    Head("tempo", len(TEMPO_STEPS), 1, (Op.GERMINATE,)),
-    Head("alpha_target", len(ALPHA_TARGETS), 2, (Op.GERMINATE, Op.SET_ALPHA_TARGET), fixed=True),
-    Head("alpha_speed", len(SPEED_STEPS), 0, (Op.SET_ALPHA_TARGET, Op.PRUNE)),
-    Head("alpha_curve", len(CURVE_CHOICES), 0, (Op.SET_ALPHA_TARGET, Op.PRUNE)),
-    Head("op", len(OP_NAMES), Op.WAIT, tuple(range(len(OP_NAMES)))),
+    Head("tempo", len(TEMPO_STEPS), 1, (Op.GERMINATE,), values=TEMPO_STEPS),
+    Head(
+        "alpha_target",
+        len(ALPHA_TARGETS),
+        2,
+        (Op.GERMINATE, Op.SET_ALPHA_TARGET),
+        fixed=True,
+        values=ALPHA_TARGETS,
+    ),
+    Head("alpha_speed", len(SPEED_STEPS), 0, (Op.SET_ALPHA_TARGET, Op.PRUNE), values=SPEED_STEPS),
+    Head("alpha_curve", len(CURVE_CHOICES), 0, (Op.SET_ALPHA_TARGET, Op.PRUNE), values=CURVE_NAMES),
+    Head("op", len(OP_NAMES), Op.WAIT, tuple(range(len(OP_NAMES))), values=OP_NAMES),
 )
 DETAIL_HEADS = HEADS[1:-1]  # what is chosen once op and slot are
 HEAD_NAMES = tuple(head.name for head in HEADS)

@@ -20,3 +20,16 @@ if not torch.cuda.is_available():
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def native(_one_thread: None) -> None:
+    """Native kernels can be had; skips where there is no compiler."""
+    from esper_soa.nets.engines.cpu.proof import choose_native
+    from esper_soa.nets.engines.torch.engine import TorchEngine
+
+    choice = choose_native(torch.device("cpu"), TorchEngine())
+    if not choice.native:
+        # a compiler that refuses the sources is a failure, not a skip
+        assert "no C compiler" in choice.reason
+        pytest.skip(choice.reason)

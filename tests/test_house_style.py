@@ -8,10 +8,18 @@ can be tested.
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
+from imports import (
+    class_names_used_twice,
+    imported_names,
+    imports_against_the_order,
+    module_of,
+    parsed,
+    upward_imports,
+    walked,
+)
 
 PACKAGE = Path(__file__).resolve().parents[1] / "esper_soa"
 FILES = [
@@ -21,22 +29,7 @@ FILES = [
 ]
 MAX_STATEMENTS = 30  # of a function; a kernel of the GPU engine is compiled whole and may have 40
 
-# A module may import from its own layer and from those before it.
-LAYERS = (
-    ("vocabulary",),
-    ("config", "state"),
-    ("nets",),
-    ("env",),
-    ("agent",),
-    ("runtime",),
-    ("grown",),
-    ("training",),
-    ("simulator",),
-    ("adapters",),
-    ("lab",),
-    ("train", "evaluate", "export"),
-)
-# Imports against this order that are still there: (module, what it imports from).
+# Imports against the order of imports.LAYERS that are still there: (module, what it imports from).
 AGAINST_THE_ORDER = {
     ("agent.diagnostics", "runtime.ranks"),
     ("agent.normalize", "runtime.ranks"),
@@ -47,8 +40,6 @@ AGAINST_THE_ORDER = {
     ("env.actions", "agent.scripted"),
     ("env.world", "runtime.ranks"),
     ("grown.networks", "training.run_folder"),
-    ("nets.engines.cpu.cache", "runtime.user_cache"),
-    ("nets.engines.cpu.library", "runtime.user_cache"),
     ("training.collect", "lab.telemetry"),
     ("training.command", "lab.sweep"),
     ("training.job", "lab.check_device"),
@@ -58,6 +49,29 @@ AGAINST_THE_ORDER = {
     ("training.running", "lab.telemetry"),
     ("training.trainer", "lab.report"),
     ("training.trainer", "lab.telemetry"),
+}
+# Class names that more than one class still has.
+USED_TWICE = {
+    "Blend",
+    "Choice",
+    "Crops",
+    "Episode",
+    "Excite",
+    "Group",
+    "GrowthEnv",
+    "Networks",
+    "Played",
+    "Recorder",
+    "Residual",
+    "Rule",
+    "Shown",
+    "SoftNorm",
+    "Squeeze",
+    "Standing",
+    "Start",
+    "Told",
+    "Work",
+    "_Chunk",
 }
 # What an engine is made of is the business of that engine and of whoever chooses between them.
 CHOOSER = "nets.choose"
@@ -69,12 +83,6 @@ CHANGING = {
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Breaches = Iterator[tuple[int, str]]
-
-
-@cache
-def walked(tree: ast.AST) -> tuple[ast.AST, ...]:
-    """All nodes of a tree, which every rule looks at."""
-    return tuple(ast.walk(tree))
 
 
 def functions(tree: ast.Module) -> Iterator[Function]:
@@ -193,38 +201,6 @@ def unranged_settings(tree: ast.Module) -> Breaches:
             yield node.lineno, f"{ast.unparse(node.target)} has no range"
 
 
-def layer_of(module: str) -> int | None:
-    """Number of the layer that `module` (dotted, without the package's own name) belongs to."""
-    part = module.split(".")[0]
-    return next((number for number, layer in enumerate(LAYERS) if part in layer), None)
-
-
-def imported_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """All that is imported from the package, dotted, without the package's own name."""
-    for node in walked(tree):
-        if isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{name.name}" for name in node.names]
-        else:
-            names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
-        own = [name for name in names if name.startswith("esper_soa.")]
-        yield from ((node.lineno, name.removeprefix("esper_soa.")) for name in own)
-
-
-def upward_imports(tree: ast.Module, module: str) -> Iterator[tuple[int, str]]:
-    """Line and name of every import of what stands above the module or in no layer."""
-    own = layer_of(module)
-    for line, name in imported_names(tree):
-        other = layer_of(name)
-        if own is None or other is None or other > own:
-            yield line, name
-
-
-def imports_against_the_order(tree: ast.Module, module: str) -> Breaches:
-    for line, name in upward_imports(tree, module):
-        if (module, ".".join(name.split(".")[:2])) not in AGAINST_THE_ORDER:
-            yield line, f"{module} imports {name}, which stands above it or in no layer"
-
-
 def foreign_engines(tree: ast.Module, module: str) -> Breaches:
     """Imports of parts of an engine by another one, or by a module that does not choose one."""
     engine = ".".join(module.split(".")[:3]) + "."
@@ -238,26 +214,19 @@ def foreign_engines(tree: ast.Module, module: str) -> Breaches:
 RULES = (parallel_assignments, getattr_defaults, unranged_settings)
 
 
-@cache
-def parsed(path: Path) -> tuple[str, ast.Module]:
-    """A file, its text and its tree."""
-    text = path.read_text(encoding="utf-8")
-    return text, ast.parse(text)
-
-
 def breaches_of(path: Path) -> list[str]:
     text, tree = parsed(path)
     name = path.relative_to(PACKAGE.parent).as_posix()
-    module = name.removeprefix("esper_soa/").removesuffix(".py").removesuffix("/__init__")
-    module = module.replace("/", ".")
+    own = path.is_relative_to(PACKAGE)
+    module = module_of(path, PACKAGE if own else PACKAGE.parent)
     kernel = module.startswith("nets.engines.gpu.kernels.")
     found = [*too_long(tree, 40 if kernel else MAX_STATEMENTS), *undescribed_settings(text)]
     if not name.startswith("benchmarks/"):
         found += [breach for rule in RULES for breach in rule(tree)]
     if module.split(".")[0] == "nets":
         found += module_state(tree)
-    if name.startswith("esper_soa/") and module != "__init__":
-        found += [*foreign_engines(tree, module), *imports_against_the_order(tree, module)]
+    if own and module:
+        found += foreign_engines(tree, module)
     found += [
         (number, "fmt: skip: the formatter decides")
         for number, line in enumerate(text.splitlines(), 1)
@@ -348,14 +317,15 @@ def test_imports_point_one_way() -> None:
         ("from esper_soa.nets.data.streams import Stream\nimport esper_soa.state", "env.step", 0),
     ):
         assert len(list(upward_imports(ast.parse(source), module))) == breaches, source
-    needed = {
-        (module, ".".join(name.split(".")[:2]))
-        for module, _ in AGAINST_THE_ORDER
-        for _, name in upward_imports(
-            parsed(PACKAGE.joinpath(*module.split(".")).with_suffix(".py"))[1], module
-        )
-    }
-    assert needed == AGAINST_THE_ORDER
+    assert imports_against_the_order(PACKAGE) == AGAINST_THE_ORDER  # shorten it where one has gone
+
+
+def test_a_class_name_means_one_thing(tmp_path: Path) -> None:
+    """Who reads a name in an error or a doc finds one class of that name."""
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.py").write_text(f"class {name.title()}:\n    class Same: ...\n")
+    assert class_names_used_twice(tmp_path) == {"Same"}
+    assert class_names_used_twice(PACKAGE) == USED_TWICE  # shorten it where one has gone
 
 
 def test_only_the_chooser_knows_engines_and_engines_not_each_other() -> None:
@@ -372,3 +342,14 @@ def test_only_the_chooser_knows_engines_and_engines_not_each_other() -> None:
     own = ast.parse("from esper_soa.nets.engine import Engine")
     assert list(foreign_engines(ast.parse(whole), "nets.engines.cpu.images")) == []
     assert list(foreign_engines(own, "env.step")) == []
+
+
+def test_the_page_for_developers_names_every_room_and_files_that_are_there() -> None:
+    page = (PACKAGE.parent / "docs" / "development.md").read_text(encoding="utf-8")
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    tree = page.split("```")[1]
+    assert rooms <= set(re.findall(r"(\w+)/", tree))
+    files = set(re.findall(r"`([\w/.]+(?:\.(?:py|yaml|md)|/))`", page))
+    assert len(files) > 20
+    above = (PACKAGE, PACKAGE.parent)
+    assert [name for name in files if not any((root / name).exists() for root in above)] == []

@@ -6,8 +6,8 @@ from pathlib import Path
 import parts_of_users
 import pytest
 import torch
-from test_own_parts_runs import with_own
-from test_resume import fresh
+from equal_runs import with_own
+from tiny_runs import fresh
 
 import esper_soa
 from benchmarks.growth_figure import play, timelines

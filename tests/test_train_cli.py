@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from program import finished
 
-from esper_soa.config.arguments import prepared
+from esper_soa.config.arguments import prepare_arguments
 from esper_soa.config.errors import UserError
 from esper_soa.config.settings import TrainConfig
 
@@ -50,7 +50,7 @@ def test_a_mistake_ends_with_its_status_and_message(
 )
 def test_an_unknown_setting_is_told_with_what_may_have_been_meant(override: str, told: str) -> None:
     with pytest.raises(UserError) as raised:
-        prepared([override], TrainConfig)
+        prepare_arguments([override], TrainConfig)
     assert str(raised.value) == f"{override.split('=')[0]}: there is no such setting.{told}"
 
 
@@ -71,7 +71,7 @@ def test_what_settings_hold_and_hydra_knows_passes_with_flags_anywhere() -> None
         "policy@policy=wait",
         "reward.mode=net",
     ]
-    assert prepared([*given, "-m", "envs=0"], TrainConfig) == ["-m", *given, "envs=0"]
+    assert prepare_arguments([*given, "-m", "envs=0"], TrainConfig) == ["-m", *given, "envs=0"]
 
 
 @pytest.mark.parametrize("program", ["train", "evaluate"])

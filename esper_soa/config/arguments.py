@@ -45,13 +45,13 @@ def options() -> dict[str, list[str]]:
     return {group.name: sorted(path.stem for path in group.glob("*.yaml")) for group in groups}
 
 
-def prepared(arguments: Sequence[str], settings: type) -> list[str]:
+def prepare_arguments(arguments: Sequence[str], settings: type) -> list[str]:
     """`arguments`, plain flags first and slots as lists; raises UserError as `check_overrides`."""
     check_overrides(arguments, settings)
-    return sorted(listed_slots(arguments), key=lambda one: one not in LONE_FLAGS)
+    return sorted(expand_slots(arguments), key=lambda one: one not in LONE_FLAGS)
 
 
-def listed_slots(overrides: Sequence[str]) -> list[str]:
+def expand_slots(overrides: Sequence[str]) -> list[str]:
     """`overrides` with the count slots=3 as the list slots=[3] that Hydra's type check asks for."""
     return [
         re.sub(r"(\d+)", r"[\1]", one) if SLOT_COUNTS.fullmatch(one) else one for one in overrides

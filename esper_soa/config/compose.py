@@ -16,7 +16,7 @@ from hydra.version import VersionBase
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
-from esper_soa.config.arguments import check_overrides, listed_slots, options
+from esper_soa.config.arguments import check_overrides, expand_slots, options
 from esper_soa.config.errors import SettingError, UserError, joined, one_line
 from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import TrainConfig, register_schema, settings_from
@@ -49,7 +49,7 @@ def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> Tra
             _hydra_aside(),
             initialize_config_dir(config_dir(), job_name="train", version_base="1.3"),
         ):
-            return settings_from(compose("train", listed_slots(given)))
+            return settings_from(compose("train", expand_slots(given)))
     except (HydraException, OmegaConfBaseException) as error:
         value = str(error.__cause__ or "").split("\n")[0]  # that Hydra could not take
         raise UserError(f"overrides: {one_line(joined(f'{error} {value}'))}") from error
@@ -62,7 +62,9 @@ def _hydra_aside() -> Iterator[None]:
     # (1.3, 2.3).
     instances = Singleton._instances
     store = ConfigStore.instance()
-    held: dict[type, Singleton] = {kind: instances.pop(kind) for kind in ASIDE if kind in instances}
+    saved: dict[type, Singleton] = {
+        kind: instances.pop(kind) for kind in ASIDE if kind in instances
+    }
     places = (store.repo, vars(store))  # into which `register_schema` puts things
     before = [dict(place) for place in places]
     resolvers = dict(BaseContainer._resolvers)
@@ -72,7 +74,7 @@ def _hydra_aside() -> Iterator[None]:
     finally:
         for kind in ASIDE:
             instances.pop(kind, None)
-        instances.update(held)
+        instances.update(saved)
         for place, kept in zip(places, before, strict=True):
             for name in ("train_schema.yaml", "evaluate_schema.yaml", "__deepcopy__"):
                 place.pop(name, None)

@@ -21,6 +21,31 @@ REWARD_MODES = (
     "loss",
     "net",
 )
+# Fields of env/reward_terms.RewardTerms but the total, in the order of a table's columns.
+REWARD_TERMS = (
+    "attribution",
+    "ratio_penalty",
+    "blending_warning",
+    "holding_warning",
+    "pbrs_bonus",
+    "synergy_bonus",
+    "compute_rent",
+    "alpha_shock",
+    "occupancy_rent",
+    "fossilized_rent",
+    "action_shaping",
+    "fossilize_bonus",
+    "drip",
+    "terminal_bonus",
+    "loss_change",
+    "accuracy_change",
+    "own",
+    "escrow_forfeit",
+    "clawback",
+    "auto_prune_penalty",
+    "hindsight_credit",
+    "rollback_penalty",
+)
 PBRS_GAMMA = 0.995  # discount that shaping, clawback and hindsight credit assume
 DRIP_MODES = ("basic", "basic_plus")
 MAX_STABLE_WINDOW = 10

@@ -22,10 +22,10 @@ def joined(value: object) -> str:
 
 def fault_in_words(error: BaseException) -> str:
     """That it fails, and with what, even where the end of a capture then failed as well."""
-    said = f"{type(error).__name__}: {one_line(error)}"
+    message = f"{type(error).__name__}: {one_line(error)}"
     first = error.__context__
     after = f", after {type(first).__name__}: {one_line(first)}" if first is not None else ""
-    return f"it fails with {said}{after}"
+    return f"it fails with {message}{after}"
 
 
 def unknown_setting(key: str, known: Iterable[str]) -> str:

@@ -144,8 +144,8 @@ class DataConfig(Settings, path="data."):
         allowed = f"left out with data.name={self.name}"
         remedy = f"It is for own images: data.root=mine{NPZ}"
         for item in fields(self):
-            heeded = item.name not in PREPARATION or vars(self)[item.name] in ([], item.default)
-            self.require(self.own or heeded, item.name, allowed, remedy)
+            unset = item.name not in PREPARATION or vars(self)[item.name] in ([], item.default)
+            self.require(self.own or unset, item.name, allowed, remedy)
 
     @property
     def own(self) -> bool:

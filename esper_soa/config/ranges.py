@@ -126,7 +126,7 @@ class Items(Rule):
 
 
 @dataclass(frozen=True)
-class Table(Rule):
+class NumberTable(Rule):
     """A number for each of `keys`."""
 
     keys: tuple[str, ...]
@@ -175,7 +175,7 @@ def numbers(default: Sequence[Number], low: float, high: float, least: int = 1) 
 
 def table(default: Mapping[str, float], low: float, high: float) -> dict[str, float]:
     """A field for a number within the range for each key of `default`."""
-    rule = Table(tuple(default), Range(low, high))
+    rule = NumberTable(tuple(default), Range(low, high))
     return field(default_factory=lambda: dict(default), metadata={RULE: rule})
 
 

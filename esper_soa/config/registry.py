@@ -77,8 +77,8 @@ def agent(name: str) -> Mark:
 
 def _marking(kind: str, name: str) -> Mark:
     if re.fullmatch(NAME, name) is None:
-        told = "its name must be of at most 60 letters, digits, '_' and '-'"
-        raise ValueError(f"{kind} {one_line(name)!r}: {told}")
+        reason = "its name must be of at most 60 letters, digits, '_' and '-'"
+        raise ValueError(f"{kind} {one_line(name)!r}: {reason}")
 
     def mark(part: Marked) -> Marked:
         setattr(part, _mark(kind), name)
@@ -106,8 +106,8 @@ def reference_to(kind: str, part: Part) -> str:
     """`module:name` of a part that is marked as of this kind; raises ValueError where it is not."""
     name = marked_name(kind, part)
     if name is None:
-        told = f"is not marked by @esper_soa.{kind}, so that a file could not name it"
-        raise ValueError(f"{part!r} {told}")
+        reason = f"is not marked by @esper_soa.{kind}, so that a file could not name it"
+        raise ValueError(f"{part!r} {reason}")
     return f"{part.__module__}:{name}"
 
 
@@ -127,14 +127,14 @@ def find(kind: str, reference: str, setting: str) -> Part:
         remedy = f'@esper_soa.{kind}("{name}") above a function or class there registers it.'
         raise SettingError(setting, reference, allowed, remedy)
     if len(named) > 1:
-        told = f"{len(named)} of its functions and classes are the {kind} {name}."
-        raise SettingError(setting, reference, f"registered once in {place}", told)
+        reason = f"{len(named)} of its functions and classes are the {kind} {name}."
+        raise SettingError(setting, reference, f"registered once in {place}", reason)
     return named[0]
 
 
 @contextmanager
-def told(found: list[str], what: str = "it raises") -> Iterator[None]:
-    """What code of a user's raises within is one more of the findings."""
+def collect_faults(found: list[str], what: str = "it raises") -> Iterator[None]:
+    """Append to `found` what the user's code raises within the context."""
     try:
         yield
     except RAISED as error:
@@ -142,8 +142,8 @@ def told(found: list[str], what: str = "it raises") -> Iterator[None]:
 
 
 @contextmanager
-def refused(setting: str, reference: str, allowed: str) -> Iterator[list[str]]:
-    """SettingError where one of the findings is put into the list, or ValueError is raised."""
+def raise_faults(setting: str, reference: str, allowed: str) -> Iterator[list[str]]:
+    """Raise SettingError after the context where its list has faults, or on a ValueError within."""
     found: list[str] = []
     try:
         yield found

@@ -304,8 +304,8 @@ def settings_from_mapping(settings: Mapping[str, object]) -> TrainConfig:
     try:
         merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), plain)
     except OmegaConfBaseException as error:
-        told = f"its settings are not those of this program ({joined(error)})"
-        raise UserError(f"checkpoint: {told}") from error
+        reason = f"its settings are not those of this program ({joined(error)})"
+        raise UserError(f"checkpoint: {reason}") from error
     return settings_from(cast(DictConfig, merged))
 
 
@@ -323,8 +323,8 @@ def _checked(composed: DictConfig, kind: type[Kind], schema: str) -> Kind:
             raise error.__cause__ from None
         raise UserError(f"configuration: {joined(error)}") from error
     if not isinstance(settings, kind):
-        told = f"the primary config must list {schema} first in its defaults"
-        raise UserError(f"configuration: {told}")
+        reason = f"the primary config must list {schema} first in its defaults"
+        raise UserError(f"configuration: {reason}")
     return settings
 
 

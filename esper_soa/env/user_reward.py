@@ -14,12 +14,12 @@ from esper_soa.config.errors import check
 from esper_soa.config.registry import (
     REWARD,
     Part,
+    collect_faults,
     find,
     is_reference,
     name_in,
     num_required,
-    refused,
-    told,
+    raise_faults,
 )
 from esper_soa.env.reward_records import OwnReward, RewardInputs
 from esper_soa.env.reward_terms import OWN_TERM, TERM_NAMES
@@ -59,7 +59,7 @@ def own_reward(
     name = name_in(mode)
     allowed = "of another name than the terms of the package"
     check(name not in TERM_NAMES, setting, mode, allowed, "Records tell both by name.")
-    with refused(setting, mode, "a reward") as found:
+    with raise_faults(setting, mode, "a reward") as found:
         found += reward_findings(part, sample_inputs(PROBED_ENVS, num_slots, max_steps, device))
     return OwnReward(name, part)  # type: ignore[arg-type]
 
@@ -78,7 +78,7 @@ def reward_findings(part: Part, inputs: RewardInputs) -> list[str]:
     if num_required(part) != 1:
         return ["it is not called with the inputs alone"]
     found = list[str]()
-    with told(found):
+    with collect_faults(found):
         given = part(inputs)
         parts = given if isinstance(given, Mapping) else {OWN_TERM: given}
         strangers = ", ".join(str(one) for one in parts if one not in (*TERM_NAMES, OWN_TERM))

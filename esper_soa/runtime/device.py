@@ -6,21 +6,35 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 
 from esper_soa.config.errors import SettingError, check
-from esper_soa.nets.extent import INDEXED
+from esper_soa.config.nets import SubsetRows
+from esper_soa.config.settings import TrainConfig
+from esper_soa.nets.extent import INDEXED, activation_elements
+from esper_soa.nets.model.host import HostShape
+from esper_soa.nets.precision import choose_precision
+from esper_soa.nets.seeds.subsets import max_rows
 
 # training images of a forward pass on a CPU: fewer cost calls, more fall out of the caches
 CPU_CHUNK_IMAGES = 512
 CPU_EVAL_BATCH = 16
-NATIVE_EVAL_BATCH = 64  # the native kernels work image by image and are asked less often
 GPU_EVAL_BATCH = 256
 THREADS_PER_CORE = 4  # most that may be asked for: more only wait for each other
 # glibc's M_MMAP_MAX, M_TRIM_THRESHOLD and M_ARENA_MAX: no mappings, no trimming, one heap for all
 # threads (those of other threads are trimmed whatever the second says).
 MALLOPT_KEEP = ((-4, 0), (-1, 2**31 - 1), (-8, 1))
+
+
+class Layout(NamedTuple):
+    """How the networks of a run are laid out on its device: fields of NetsConfig."""
+
+    env_chunk: int  # networks per forward pass
+    eval_batch: int  # validation images per forward pass
+    workers: int  # threads that share the chunks of envs
+    precision: torch.dtype  # of activations
 
 
 def resolve_device(setting: str, place: int = 0) -> torch.device:
@@ -56,6 +70,28 @@ def take_device(device: torch.device) -> None:
     """Have `device` be the current one: captures, events and Triton's launches work on that."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
+
+def choose_layout(cfg: TrainConfig, shape: HostShape, device: torch.device) -> Layout:
+    """What `cfg.compute` means for these hosts on `device`: as much at once as suits it, with every
+    tensor within its bound (nets/extent.py).
+
+    Raises SettingError for settings that the device cannot follow.
+    """
+    num_slots = len(shape.slots)
+    sampled = tuple(range(cfg.attribution.shapley_samples * num_slots))  # at most as many codes
+    rows = max_rows(num_slots, SubsetRows(cfg.attribution.pairs, sampled))
+    tested = activation_elements(shape, rows)
+    trained = cfg.batch_size * activation_elements(shape)
+    chunk = choose_env_chunk(
+        cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device, elements=max(trained, tested)
+    )
+    return Layout(
+        chunk,
+        choose_eval_batch(device, elements=chunk * tested),
+        choose_workers(cfg.compute.workers, -(-cfg.envs // chunk), device),
+        choose_precision(cfg.compute.precision, device).dtype,
+    )
 
 
 def choose_env_chunk(
@@ -154,14 +190,14 @@ def layout_in_words(device: torch.device, workers: int, env_chunk: int) -> str:
     return f"{work}{side} ({usable_cores()} usable cores), {beside}"
 
 
-def choose_eval_batch(device: torch.device, native: bool = False, elements: int = 1) -> int:
+def choose_eval_batch(device: torch.device, elements: int = 1) -> int:
     """Validation images per forward pass: few on a CPU, where caches decide.
 
     elements: of the largest tensor per image, of all envs that are validated together.
     """
     if device.type != "cpu":
         return max(1, min(GPU_EVAL_BATCH, INDEXED // elements))
-    return NATIVE_EVAL_BATCH if native else CPU_EVAL_BATCH
+    return CPU_EVAL_BATCH
 
 
 def keep_freed_memory(device: torch.device) -> bool:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from esper_soa.config.errors import SettingError
-from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, SubsetRows
+from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.observation import NUM_ENV_FEATURES, feature_names
@@ -24,17 +24,10 @@ from esper_soa.env.step import Rules
 from esper_soa.nets.data.batches import HELD, PADDED_BYTES
 from esper_soa.nets.data.datasets import ImageCount
 from esper_soa.nets.engine import WorkSizes
-from esper_soa.nets.extent import activation_elements
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.model.user_parts import task_shape
 from esper_soa.nets.seeds.pools import row_layout
-from esper_soa.nets.seeds.subsets import max_rows
-from esper_soa.runtime.device import (
-    choose_env_chunk,
-    choose_eval_batch,
-    choose_workers,
-    usable_cores,
-)
+from esper_soa.runtime.device import choose_layout
 
 FLOAT = 4  # bytes of a number
 GIB = 2**30
@@ -99,29 +92,14 @@ def needs(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES
     ]
 
 
-def together(cfg: TrainConfig, shape: HostShape, device: torch.device) -> tuple[int, int]:
-    """What goes through one pass: envs, and validation images where no native kernels validate; as
-    many as suit the device, every tensor within its bound, see nets/extent.py.
-    """
-    num_slots = len(shape.slots)
-    sampled = tuple(range(cfg.attribution.shapley_samples * num_slots))  # at most as many codes
-    rows = max_rows(num_slots, SubsetRows(cfg.attribution.pairs, sampled))
-    tested = activation_elements(shape, rows)
-    trained = cfg.batch_size * activation_elements(shape)
-    chunk = choose_env_chunk(
-        cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device, elements=max(trained, tested)
-    )
-    return chunk, choose_eval_batch(device, elements=chunk * tested)
-
-
 def activations(cfg: TrainConfig, shape: HostShape, device: torch.device) -> int:
     """Bytes of what the forward passes that run side by side keep for their gradients."""
-    chunk, _ = together(cfg, shape, device)
-    workers = choose_workers(cfg.compute.workers, -(-cfg.envs // chunk), device, usable_cores())
+    layout = choose_layout(cfg, shape, device)
+    chunk = layout.env_chunk
     kept = IMAGE + sum(segment.activations for segment in shape.segments)
     if device.type == "cpu" and cfg.compute.engine != "torch" and shape.own_chain is None:
         chunk = 1  # the native kernels take network by network
-    return FLOAT * min(workers * chunk, cfg.envs) * cfg.batch_size * kept
+    return FLOAT * min(layout.workers * chunk, cfg.envs) * cfg.batch_size * kept
 
 
 def policy_needs(cfg: TrainConfig, slots: tuple[str, ...]) -> list[Need]:

@@ -26,19 +26,12 @@ from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.graphs import GRADIENTS, POLICY, STATE, Replay, choose_replay
 from esper_soa.nets.model.blueprints import blueprint_codes, names_by_code, num_codes
 from esper_soa.nets.model.user_parts import task_shape, task_slots
-from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.seeds.pools import parameter_table
 from esper_soa.nets.seeds.subsets import EXACT_SLOTS
 from esper_soa.nets.trial import Trial
-from esper_soa.nets.workers import chunks
 from esper_soa.runtime.compilation import Length, choose_compilation, keep_compiled
-from esper_soa.runtime.device import (
-    choose_eval_batch,
-    choose_workers,
-    keep_freed_memory,
-    take_device,
-)
-from esper_soa.runtime.memory import NO_IMAGES, check_room, together
+from esper_soa.runtime.device import choose_layout, keep_freed_memory, take_device
+from esper_soa.runtime.memory import NO_IMAGES, check_room
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.state import ParameterCounts
 from esper_soa.training.collect import Player
@@ -55,15 +48,12 @@ def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> R
     trial = trial_of(cfg, device)
     nets = trial.nets
     num_slots = len(nets.shape.slots)
-    engine = choose_engine(cfg.compute.engine, trial)
-    if engine.chosen.native:
-        nets = nets._replace(eval_batch=choose_eval_batch(device, native=True))
     allowed = torch.zeros(num_codes(nets.shape.blueprints), dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
     orders, _ = shapley_orders(cfg, num_slots)
     return Rules(
         nets=nets,
-        engine=engine,
+        engine=choose_engine(cfg.compute.engine, trial),
         lifecycle=cfg.lifecycle,
         gates=cfg.gates,
         signals=cfg.signals,
@@ -104,21 +94,14 @@ def trial_of(cfg: TrainConfig, device: torch.device) -> Trial:
     """Networks and their work on `device`, as any engine but the native kernels gets them."""
     shape = task_shape(cfg.task, cfg.slots)
     detached = tuple(STAGE_NAMES.index(stage) for stage in cfg.lifecycle.detached_stages)
-    chunk, eval_batch = together(cfg, shape, device)
-    workers = choose_workers(cfg.compute.workers, len(chunks(cfg.envs, chunk)), device)
-    rows = SubsetRows(cfg.attribution.pairs, shapley_orders(cfg, len(shape.slots))[1])
-    precision = choose_precision(cfg.compute.precision, device).dtype
     nets = NetsConfig(
         shape,
         cfg.task,
         detached,
-        chunk,
-        eval_batch,
-        rows,
-        workers,
-        precision,
-        cfg.accumulate,
-        cfg.early_stop.enabled,
+        rows=SubsetRows(cfg.attribution.pairs, shapley_orders(cfg, len(shape.slots))[1]),
+        accumulate=cfg.accumulate,
+        ends_early=cfg.early_stop.enabled,
+        **choose_layout(cfg, shape, device)._asdict(),
     )
     return Trial(nets, device, cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
 

@@ -11,7 +11,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from esper_soa.config.arguments import prepared
+from esper_soa.config.arguments import prepare_arguments
 from esper_soa.config.errors import UserError
 from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import EvaluateConfig, TrainConfig, register_schema
@@ -36,7 +36,7 @@ def run_command(name: str, settings: type[TrainConfig] | type[EvaluateConfig]) -
             look(looks[0], [one for one in given if one not in LOOKS])
             return
         check_plugins(given)
-        sys.argv[1:] = prepared(given, settings)
+        sys.argv[1:] = prepare_arguments(given, settings)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

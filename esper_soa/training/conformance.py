@@ -22,7 +22,7 @@ from esper_soa.config import registry
 from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig, TaskConfig, host_slots
-from esper_soa.config.registry import AGENT, BLUEPRINT, HOST, REWARD, Part, told
+from esper_soa.config.registry import AGENT, BLUEPRINT, HOST, REWARD, Part, collect_faults
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.env import Env, Seen
 from esper_soa.env.reward_records import RewardInputs
@@ -107,7 +107,7 @@ def check_agent(part: Part | str, num_slots: int = 2, envs: int = 4, steps: int 
             raise ValueError("it wants more arguments than the Surroundings")
         world = build_world(_small_run(num_slots, envs, steps), CPU)
         surroundings = Surroundings(world.rules.nets.shape.slots, BLUEPRINT_NAMES, steps, 0)
-        with told(found):
+        with collect_faults(found):
             found += _play_findings(made_agent(made, surroundings), Env(world))
 
 
@@ -199,7 +199,7 @@ def _network_findings(nets: Networks) -> list[str]:
         )
     if not (rows.isfinite().all() and kept.isfinite().all()):
         return [*found, "its initial values are not finite"]
-    with told(found, own_parts.TOGETHER):
+    with collect_faults(found, own_parts.TOGETHER):
         with torch.no_grad():
             found += _pass_findings(nets, rows, kept)
         found += _gradient_findings(nets, rows, kept)
@@ -294,9 +294,9 @@ def _kernel_findings(part: Part, inputs: RewardInputs) -> list[str]:
     """Whether the device can do without the host, and compiled kernels without a break."""
     found = list[str]()
     what = "it reads numbers on the host, or makes tensors elsewhere than its inputs are:"
-    with told(found, what):
+    with collect_faults(found, what):
         _paid(part, inputs.to("meta"))
-    with told(found, "it cannot be compiled as one graph:"):
+    with collect_faults(found, "it cannot be compiled as one graph:"):
         torch.compile(part, backend="eager", fullgraph=True)(inputs.clone())
     return found
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_resume import CPU, assert_equal_runs, fresh, resumed, settings
+from equal_runs import CPU, assert_equal_runs, settings
+from tiny_runs import fresh, resumed
 
 from esper_soa.agent.scripted import HeuristicMemory, HeuristicPolicy, _next_blueprint
 from esper_soa.agent.user_agents import Watched

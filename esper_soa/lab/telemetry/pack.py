@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from esper_soa.agent.distribution import head_masks
+from esper_soa.config.env import REWARD_TERMS
 from esper_soa.env.env import Seen
 from esper_soa.env.step import StepResult
 from esper_soa.lab.telemetry.rows import Legend, Played
-from esper_soa.lab.telemetry.schema import REWARD_TERMS
 from esper_soa.state import STATE_FLOAT, Decision
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
 

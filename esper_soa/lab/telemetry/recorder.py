@@ -27,7 +27,7 @@ from esper_soa.lab.telemetry.rows import (
     steps_rows,
     subsets_rows,
 )
-from esper_soa.lab.telemetry.schema import CURVE_NAMES, SCHEMA_VERSION, STYLE_NAMES, TABLES
+from esper_soa.lab.telemetry.schema import SCHEMA_VERSION, TABLES
 from esper_soa.lab.telemetry.table_files import FOLDER, table_bytes, table_path, written_at
 from esper_soa.lab.telemetry.worker import Worker
 from esper_soa.nets.model.blueprints import names_by_code
@@ -36,7 +36,7 @@ from esper_soa.runtime.files import LOGGER, Unwritten, write_bytes
 from esper_soa.runtime.json_lines import Json
 from esper_soa.runtime.ranks import Ranks
 from esper_soa.state import ParameterCounts
-from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES, STAGE_NAMES
+from esper_soa.vocabulary import CURVE_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, STYLE_NAMES
 
 LIMIT = 256  # env-steps of all envs that may wait for the thread
 # a round in progress is written again after this many times as long as the last time took

@@ -8,19 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from esper_soa.lab.telemetry.schema import CURVE_NAMES, REWARD_TERMS, STYLE_NAMES
+from esper_soa.config.env import REWARD_TERMS
 from esper_soa.lab.telemetry.table_files import Texts, Values
 from esper_soa.vocabulary import (
-    ALPHA_TARGETS,
     BLEND_NAMES,
     HEAD_NAMES,
     HEADS,
     LIVE_STAGES,
     OP_NAMES,
     RUNNING_STAGES,
-    SPEED_STEPS,
     STAGE_NAMES,
-    TEMPO_STEPS,
     Blend,
     Stage,
     head_sizes,
@@ -161,23 +158,17 @@ def _choice_columns(played: Played) -> dict[str, Values]:
     """What was chosen, and how likely it was; null of heads that do not matter for the op."""
     legend = played.legend
     op = played.code("op")
-    names = {
-        "slot": legend.slots,
-        "blueprint": legend.blueprints,
-        "style": STYLE_NAMES,
-        "alpha_curve": CURVE_NAMES,
-        "op": OP_NAMES,
-    }
-    numbers = {"tempo": TEMPO_STEPS, "alpha_target": ALPHA_TARGETS, "alpha_speed": SPEED_STEPS}
+    names = {"slot": legend.slots, "blueprint": legend.blueprints}
     columns: dict[str, Values] = {"value": _number(played.read("value"), legend.learns)}
     probability = np.exp(played.read("log_probs").astype(np.float32))
     for place, head in enumerate(HEADS):
         chosen = played.code(head.name)
         matters = np.isin(op, head.ops)
-        if head.name in names:
-            columns[head.name] = _text(chosen, names[head.name], matters)
+        values = names.get(head.name, head.values)
+        if isinstance(values[0], str):
+            columns[head.name] = _text(chosen, values, matters)
         else:
-            columns[head.name] = _number(np.asarray(numbers[head.name])[chosen], matters)
+            columns[head.name] = _number(np.asarray(values)[chosen], matters)
         columns[f"{head.name}_probability"] = _number(
             probability[:, :, place], matters & legend.learns
         )

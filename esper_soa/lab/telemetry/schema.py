@@ -7,12 +7,10 @@ while SCHEMA_VERSION stays. Needs no torch.
 
 import pyarrow
 
-from esper_soa.vocabulary import HEAD_NAMES
+from esper_soa.config.env import REWARD_TERMS
+from esper_soa.vocabulary import HEAD_NAMES, HEADS
 
 SCHEMA_VERSION = 1
-STYLE_NAMES = ("linear_add", "linear_multiply", "sigmoid_add", "gated_gate")  # by Style
-# by choice of the head alpha_curve
-CURVE_NAMES = ("linear", "cosine", "sigmoid_6", "sigmoid_12", "sigmoid_24")
 TYPES = {
     "int": pyarrow.int32(),
     "float": pyarrow.float64(),
@@ -25,15 +23,6 @@ TYPES |= {
     f"{name}[]": pyarrow.list_(pyarrow.field("element", TYPES[name], nullable=False))
     for name in ("single", "bool")
 }
-# The reward terms are fields of env/reward_terms.RewardTerms; each is a column reward_<field>.
-_TERMS = """
-    attribution ratio_penalty blending_warning holding_warning pbrs_bonus synergy_bonus compute_rent
-    alpha_shock occupancy_rent fossilized_rent action_shaping fossilize_bonus drip terminal_bonus
-    loss_change accuracy_change own escrow_forfeit clawback auto_prune_penalty hindsight_credit
-    rollback_penalty
-"""
-REWARD_TERMS = tuple(_TERMS.split())
-
 
 KEYS = "round int, step int, env int"  # what each row is about: the first columns of every table
 
@@ -46,6 +35,11 @@ def schema_of(columns: str) -> pyarrow.Schema:
     )
 
 
+KINDS_OF_VALUES = {str: "text", int: "int", float: "float"}
+_CHOSEN = ", ".join(
+    f"{head.name} {KINDS_OF_VALUES[type(head.values[0]) if head.values else str]}?"
+    for head in HEADS[:-1]
+)
 _LIKELY = ", ".join(f"{head}_probability single?" for head in HEAD_NAMES)
 _PAID = ", ".join(f"reward_{term} float" for term in REWARD_TERMS)
 _CHOICES = ", ".join(f"{head}_legal bool[], {head}_probability single[]" for head in HEAD_NAMES)
@@ -55,9 +49,8 @@ TABLES = {
         "steps": f"""
             accuracy float, val_loss float?, train_loss float?, train_accuracy float?,
             parameters float, train_flop float, subsets int, total_contribution float?,
-            committed_accuracy float, op text, effective_op text, success bool, slot text?,
-            blueprint text?, style text?, tempo int?, alpha_target float?, alpha_speed int?,
-            alpha_curve text?, ops_legal int, {_LIKELY}, value single?, reward float, {_PAID},
+            committed_accuracy float, op text, effective_op text, success bool, {_CHOSEN},
+            ops_legal int, {_LIKELY}, value single?, reward float, {_PAID},
             panic bool
             """,
         "slots": """

@@ -20,12 +20,12 @@ from esper_soa.config.registry import (
     HOST,
     RAISED,
     Part,
+    collect_faults,
     find,
     is_reference,
     name_in,
     num_required,
-    refused,
-    told,
+    raise_faults,
 )
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints, seed_table
 from esper_soa.nets.model.host import (
@@ -68,7 +68,7 @@ def task_host(task: TaskConfig) -> HostChain | OwnChain | None:
     if not is_reference(task.host):
         return None
     part = find(HOST, task.host, "task.host")
-    with refused("task.host", task.host, "a host that can be trained") as found:
+    with raise_faults("task.host", task.host, "a host that can be trained") as found:
         host = host_of(part, name_in(task.host), task.num_classes)
         found += _findings(host)
     return host
@@ -86,7 +86,7 @@ def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> Bluepr
     sizes = sorted({(spec.channels, spec.size) for spec in slots})
     for place, reference in enumerate(filter(is_reference, offered)):
         part = find(BLUEPRINT, reference, setting)
-        with refused(setting, reference, "a blueprint that can stand in the slots") as found:
+        with raise_faults(setting, reference, "a blueprint that can stand in the slots") as found:
             every.append(architecture_of(part, name_in(reference), NUM_BLUEPRINTS + place))
             for size in sizes:
                 found += blueprint_findings(every[-1], *size)
@@ -178,7 +178,7 @@ def blueprint_findings(blueprint: Architecture, channels: int, size: int) -> lis
         return [] if seed_table(blueprint, channels).total else ["it has no parameters"]
     x = torch.zeros(PROBED, channels, size, size)
     found = list[str]()
-    with told(found):
+    with collect_faults(found):
         module = made(part.make, channels, PROBE_SEED)
         if isinstance(module, nn.Module):
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -191,7 +191,7 @@ def blueprint_findings(blueprint: Architecture, channels: int, size: int) -> lis
         else:
             found.append(f"it gives a {type(module).__name__}, not an nn.Module")
     if not found:
-        with told(found, TOGETHER), torch.no_grad():
+        with collect_faults(found, TOGETHER), torch.no_grad():
             rows = part.initial_rows(channels, torch.arange(PROBED), x.dtype)
             own = Table(part.parameters(channels, channels)).unpack(rows)
             part.forward(own, torch.cat([x] * PROBED, dim=1))
@@ -229,7 +229,7 @@ def host_findings(host: HostChain | OwnChain) -> tuple[str, ...]:
         fault = host.fault()
         return (fault,) if fault else ()
     found = list[str]()
-    with told(found):
+    with collect_faults(found):
         module = made(host.make, host.classes, PROBE_SEED)
         found += _chain_findings(module) or _shape_findings(host) or _together_findings(host)
     return tuple(found)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from esper_soa.config.paths import sync
-from esper_soa.runtime.user_cache import FolderError, cache_folder, open_folder
+from esper_soa.config.user_cache import FolderError, cache_folder, open_folder
 
 DRAFT = "draft-"  # begins the name of a folder in which a compiler works
 DRAFT_SECONDS = 3600.0  # older drafts belong to a process that was killed

@@ -143,7 +143,9 @@ def _tables(shape: HostShape) -> dict[str, np.ndarray]:
     return {name: np.array(values, dtype=np.int64) for name, values in columns.items()}
 
 
-def _networks(shared: Pass[TrainingFeed] | Pass[ValidationFeed], seeds: Seeds) -> records.Networks:
+def _networks(
+    shared: Pass[TrainingFeed] | Pass[ValidationFeed], seeds: Seeds
+) -> records.NativeNetworks:
     """LookupError for networks the kernels were not made for, whose memory they would misread."""
     shape = shared.nets.shape
     weights = shared.weights
@@ -155,7 +157,7 @@ def _networks(shared: Pass[TrainingFeed] | Pass[ValidationFeed], seeds: Seeds) -
     pools = [weights["seeds", spec.name] for spec in shape.slots]
     tables = _tables(shape)
     _, blueprints, parts, _ = tables["programs"].shape
-    record = records.Networks(
+    record = records.NativeNetworks(
         blocks=len(tables["channels"]),
         slots=len(pools),
         classes=shape.num_classes,
@@ -179,7 +181,7 @@ def _networks(shared: Pass[TrainingFeed] | Pass[ValidationFeed], seeds: Seeds) -
 class _Training(NamedTuple):
     """A training pass of N networks; `train_chunk_` may run for different envs at the same time."""
 
-    nets: records.Networks
+    nets: records.NativeNetworks
     rules: tuple[records.Sgd, records.Sgd]  # of the hosts and of the seeds
     feed: TrainingFeed
     num_batches: int
@@ -244,7 +246,7 @@ class _Training(NamedTuple):
 class _Validation(NamedTuple):
     """A validation pass of N networks; `measure` may run for different envs at the same time."""
 
-    nets: records.Networks
+    nets: records.NativeNetworks
     feed: ValidationFeed
 
     def measure(self, job: Job, call: Call) -> tuple[Tensor, Tensor]:

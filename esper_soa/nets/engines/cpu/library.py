@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from esper_soa.config.user_cache import FolderError, cache_folder, open_folder
 from esper_soa.nets.engines.cpu.cache import (
     DRAFT,
     NativeError,
@@ -35,7 +36,6 @@ from esper_soa.nets.engines.cpu.compiler import (
 )
 from esper_soa.nets.engines.cpu.prebuilt import LIBRARIES, choose_prebuilt
 from esper_soa.nets.engines.cpu.processor import Processor, this_processor
-from esper_soa.runtime.user_cache import FolderError, cache_folder, open_folder
 
 COMPILED = "compiled for this CPU"
 KERNELS = ("train_networks", "validate_networks")

@@ -21,7 +21,7 @@ MANIFEST = "manifest.json"
 BUILDER = "native"
 
 
-class Level(NamedTuple):
+class ProcessorLevel(NamedTuple):
     """What a library needs of a processor."""
 
     name: str
@@ -38,16 +38,16 @@ _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 # them in a third of the time of v2. Code that is compiled for one processor is at most 4 % quicker
 # than that of its level, and is not waited for.
 LEVELS = (
-    Level("x86-64-v4", "x86_64", "-march=x86-64-v4", frozenset(_V4)),
-    Level("x86-64-v3", "x86_64", "-march=x86-64-v3", frozenset(_V3)),
-    Level(
+    ProcessorLevel("x86-64-v4", "x86_64", "-march=x86-64-v4", frozenset(_V4)),
+    ProcessorLevel("x86-64-v3", "x86_64", "-march=x86-64-v3", frozenset(_V3)),
+    ProcessorLevel(
         "sandybridge",
         "x86_64",
         "-march=sandybridge",
         frozenset(_V2 | {"aes", "avx", "pclmulqdq", "xsave"}),
     ),
-    Level("x86-64-v2", "x86_64", "-march=x86-64-v2", frozenset(_V2)),
-    Level("armv8-a", "aarch64", "-march=armv8-a", frozenset({"asimd", "fp"})),
+    ProcessorLevel("x86-64-v2", "x86_64", "-march=x86-64-v2", frozenset(_V2)),
+    ProcessorLevel("armv8-a", "aarch64", "-march=armv8-a", frozenset({"asimd", "fp"})),
 )
 
 

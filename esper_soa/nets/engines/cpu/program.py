@@ -8,8 +8,7 @@ import ctypes
 import numpy as np
 
 from esper_soa.nets.model.blueprints import Architecture, Blueprints
-from esper_soa.nets.model.parts import Conv, Depthwise, Excite, SoftNorm, norm_groups
-from esper_soa.nets.model.parts import Part as ModelPart
+from esper_soa.nets.model.parts import Conv, Depthwise, Excite, Part, SoftNorm, norm_groups
 from esper_soa.nets.model.user_module import OwnModule
 
 END, SEED, RELU, DEPTH, NORMED, SQUEEZED = 0, *range(2, 7)  # kinds of layers, as in chain.h
@@ -18,7 +17,7 @@ DEPTH_SIDE = 3  # of the depthwise kernel that parts.c has
 FIELDS = ("kind", "outputs", "kernel", "groups", "hidden", "flags")
 
 
-class Part(ctypes.Structure):
+class NativePart(ctypes.Structure):
     """seed_part of chain.h."""
 
     _fields_ = [(name, ctypes.c_int64) for name in FIELDS]
@@ -64,7 +63,7 @@ def _rows(blueprint: Architecture, channels: int) -> list[Row]:
     ]
 
 
-def _row(part: ModelPart, inputs: int, channels: int, kept: int, flags: int) -> Row:
+def _row(part: Part, inputs: int, channels: int, kept: int, flags: int) -> Row:
     outputs = part.outputs_of(inputs, channels)
     match part:
         case Conv():

@@ -28,8 +28,8 @@ from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 RECORDS: dict[str, type[ctypes.Structure]] = {
     "crops": records.Crops,
     "sgd": records.Sgd,
-    "networks": records.Networks,
-    "seed_part": program.Part,
+    "networks": records.NativeNetworks,
+    "seed_part": program.NativePart,
     "training": records.Training,
     "validation": records.Validation,
 }

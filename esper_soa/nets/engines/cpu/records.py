@@ -35,7 +35,7 @@ class Crops(ctypes.Structure):
     ]
 
 
-class Networks(ctypes.Structure):
+class NativeNetworks(ctypes.Structure):
     """networks of chain.h; `held` is what it points to."""
 
     held: Mapping[str, object]
@@ -62,7 +62,7 @@ class Training(ctypes.Structure):
     """training of train.h."""
 
     _fields_ = [
-        ("nets", Networks),
+        ("nets", NativeNetworks),
         *_all(INTEGER, "count batch accumulate"),
         ("envs", POINTER),
         ("images", Crops),
@@ -77,7 +77,7 @@ class Validation(ctypes.Structure):
     """validation of validate.h."""
 
     _fields_ = [
-        ("nets", Networks),
+        ("nets", NativeNetworks),
         *_all(INTEGER, "count images"),
         ("envs", POINTER),
         ("shared", INTEGER),
@@ -88,7 +88,7 @@ class Validation(ctypes.Structure):
     ]
 
 
-def point(record: Networks, held: Mapping[str, np.ndarray | Tensor]) -> Networks:
+def point(record: NativeNetworks, held: Mapping[str, np.ndarray | Tensor]) -> NativeNetworks:
     """The record, with pointers to what it holds from here on, by field."""
     for name, values in held.items():
         place = values.data_ptr() if isinstance(values, Tensor) else values.ctypes.data

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from esper_soa.nets.engines.gpu.kernels import block
 from esper_soa.nets.engines.gpu.kernels.block import Upstream
-from esper_soa.nets.engines.gpu.kernels.tiles import Layer, Rows, Tile, plane, rows, tile_of
+from esper_soa.nets.engines.gpu.kernels.tiles import (
+    KernelLayer,
+    KernelTile,
+    Rows,
+    plane,
+    rows,
+    tile_of,
+)
 from esper_soa.nets.model.host import HostShape, plain_blocks
 
 COLOURS = 4  # numbers per pixel of an image: three, and a zero so that they are loaded together
@@ -144,10 +151,10 @@ def memory_of(plan: BlockPlan, num_nets: int, batch: int, like: Tensor) -> Block
     )
 
 
-def layer_of(plan: BlockPlan, batch: int) -> Layer:
+def layer_of(plan: BlockPlan, batch: int) -> KernelLayer:
     """Sizes that the kernels are told."""
     sizes = (plan.side, plan.side, plan.inputs, plan.stored, plan.outputs, plan.kernel, plan.pool)
-    return Layer(batch * plan.side**2, *(tl.constexpr(size) for size in sizes))
+    return KernelLayer(batch * plan.side**2, *(tl.constexpr(size) for size in sizes))
 
 
 def forward_(plan: BlockPlan, x: Tensor, weights: Weights, memory: BlockMemory) -> None:
@@ -237,7 +244,7 @@ def evaluate_(
     )
 
 
-def _launch(plan: BlockPlan, batch: int, x: Tensor) -> tuple[Layer, Tile, int]:
+def _launch(plan: BlockPlan, batch: int, x: Tensor) -> tuple[KernelLayer, KernelTile, int]:
     """Sizes, tile sizes and the number of tiles of the full map."""
     layer = layer_of(plan, batch)
     tile = tile_of(layer, layer.num_pixels, x.dtype)

@@ -49,7 +49,7 @@ class ResidentSeeds(NamedTuple):
     training: Tensor  # int32 [N, S], see roster.py
     validation: Tensor  # int32 [N, S]
     codes: Tensor  # int64 [N, R], subset rows, -1 = none
-    levels: list[tree.Level]  # of the subset rows, by slot in execution order
+    levels: list[tree.TreeLevel]  # of the subset rows, by slot in execution order
     ablated: Tensor  # bool [N, S]
 
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper_soa.nets.engines.gpu import program
-from esper_soa.nets.engines.gpu.kernels.seed import VECTORS, Slot, SlotShape
+from esper_soa.nets.engines.gpu.kernels.seed import VECTORS, KernelSlot, SlotShape
 from esper_soa.nets.engines.gpu.kernels.seed_backward import slot_backward_kernel
 from esper_soa.nets.engines.gpu.kernels.seed_forward import slot_branch_kernel, slot_forward_kernel
 from esper_soa.nets.engines.gpu.kernels.seed_weights import Share, seed_weights_kernel
@@ -103,7 +103,7 @@ def slot_of(
     work: WorkPlaces,
     size: tuple[int, int],
     pooled: bool,
-) -> Slot:
+) -> KernelSlot:
     """The record that the kernels read.
 
     roster: int32 [N, S], see roster.py; alpha: float32 [N, S]; params: [N, width] of the slot's
@@ -128,7 +128,7 @@ def slot_of(
         dtype == torch.bfloat16 and triton.knobs.runtime.interpret,
     )
     shape = SlotShape(*(tl.constexpr(number) for number in numbers))
-    return Slot(
+    return KernelSlot(
         roster,
         alpha,
         tl.constexpr(table.number),
@@ -140,14 +140,14 @@ def slot_of(
     )
 
 
-def forward_(slot: Slot, features: Tensor, pooled: Tensor, codes: Tensor) -> None:
+def forward_(slot: KernelSlot, features: Tensor, pooled: Tensor, codes: Tensor) -> None:
     """features [N, B, H*W, C] through the slot, in place; its pool's to pooled, codes."""
     slot_forward_kernel[features.shape[:2]](
         slot, features, pooled, codes, num_warps=_warps(slot), **UNPIPELINED
     )
 
 
-def backward_(slot: Slot, gradient: Tensor, pooled: Tensor, codes: Tensor) -> None:
+def backward_(slot: KernelSlot, gradient: Tensor, pooled: Tensor, codes: Tensor) -> None:
     """gradient of the features behind the slot to that before it, in place; `weights_` reads what
     it leaves.
 
@@ -158,7 +158,7 @@ def backward_(slot: Slot, gradient: Tensor, pooled: Tensor, codes: Tensor) -> No
     )
 
 
-def weights_(slots: tuple[Slot, ...], partials: tuple[Tensor, ...], batch: int) -> None:
+def weights_(slots: tuple[KernelSlot, ...], partials: tuple[Tensor, ...], batch: int) -> None:
     """Gradients of parameters in all slots after backward passes of `batch` images per network.
 
     partials: by slot [N, num_splits, width], of which only the columns of seeds that learn are
@@ -185,7 +185,11 @@ def num_programs(device: torch.device) -> int:
 
 
 def branch_(
-    slot: Slot, source: Tensor, target: Tensor, spare: Tensor, tree: tuple[int, int, Tensor, Tensor]
+    slot: KernelSlot,
+    source: Tensor,
+    target: Tensor,
+    spare: Tensor,
+    tree: tuple[int, int, Tensor, Tensor],
 ) -> None:
     """target [n * rows, B, ., C] = features behind a slot in validation; see slot_branch_kernel."""
     units, batch = target.shape[:2]
@@ -202,5 +206,5 @@ def branch_(
     )
 
 
-def _warps(slot: Slot) -> int:
+def _warps(slot: KernelSlot) -> int:
     return 8 if slot.shape.lanes.value >= 64 else 4

@@ -17,9 +17,9 @@ from esper_soa.nets.data.batches import EnvStepBatches, ImageBank, ImageCrops
 from esper_soa.nets.engine import NetsConfig, TrainingFeed
 from esper_soa.nets.engines.gpu import blocks, slots
 from esper_soa.nets.engines.gpu.blocks import BlockPlan
-from esper_soa.nets.engines.gpu.kernels.head import Answers, Head
+from esper_soa.nets.engines.gpu.kernels.head import Answers, KernelHead
 from esper_soa.nets.engines.gpu.kernels.images import Crops, cut_kernel
-from esper_soa.nets.engines.gpu.kernels.seed import Slot
+from esper_soa.nets.engines.gpu.kernels.seed import KernelSlot
 from esper_soa.nets.engines.gpu.kernels.tiles import EXACT, padded, rows
 from esper_soa.nets.engines.gpu.slots import SlotTable, WorkPlaces
 from esper_soa.nets.engines.gpu.update import TensorTable
@@ -54,7 +54,7 @@ def given_of(crops: ImageCrops, roster: Tensor, alpha: Tensor) -> Given:
 
 
 @dataclass(eq=False)
-class Step:
+class PassStep:
     """The batches of a pass, one after the other: a graphs.StaticStep with one key for a run."""
 
     nets: NetsConfig
@@ -74,7 +74,7 @@ class Step:
         host = self.weights["host"]
         return blocks.weights_of(plan, host["params"], host["statistics"])
 
-    def slot(self, place: tuple[int, int, bool], work: WorkPlaces) -> Slot:
+    def slot(self, place: tuple[int, int, bool], work: WorkPlaces) -> KernelSlot:
         """What the kernels of a slot read; place: slot, side, whether a pool follows."""
         number, side, pooled = place
         params = self.weights["seeds", self.nets.shape.slots[number].name, "params"]
@@ -82,7 +82,7 @@ class Step:
         known = self.given.roster, self.given.alpha
         return slots.slot_of(table, *known, params, work, (side, side), pooled)
 
-    def head(self, features: Tensor) -> Head:
+    def head(self, features: Tensor) -> KernelHead:
         """What the kernels of the classifier read; features: [., B, area, C] of the last block."""
         shape = self.nets.shape
         params = self.weights["host", "params"]
@@ -98,7 +98,7 @@ class Step:
             padded(shape.num_classes),
             min(256, triton.next_power_of_2(area)),
         )
-        return Head(
+        return KernelHead(
             rows(params[:, at:middle]),
             rows(params[:, middle:]),
             labels,

@@ -14,10 +14,10 @@ from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.engines.gpu import blocks, slots, update
 from esper_soa.nets.engines.gpu.blocks import COLOURS, BlockMemory
 from esper_soa.nets.engines.gpu.kernels.head import Answers, head_kernel, head_sums_kernel
-from esper_soa.nets.engines.gpu.kernels.seed import Slot
+from esper_soa.nets.engines.gpu.kernels.seed import KernelSlot
 from esper_soa.nets.engines.gpu.kernels.update import Pool
 from esper_soa.nets.engines.gpu.slots import WorkPlaces
-from esper_soa.nets.engines.gpu.step import Plans, Step, activation_kind, answers_of, cut_
+from esper_soa.nets.engines.gpu.step import PassStep, Plans, activation_kind, answers_of, cut_
 
 
 class TrainSums(NamedTuple):
@@ -29,7 +29,7 @@ class TrainSums(NamedTuple):
     gradients: dict[str, Tensor]  # [N, S]
 
 
-class Memory(NamedTuple):
+class TrainMemory(NamedTuple):
     """All that a batch needs."""
 
     images: Tensor  # [N, B, 1024, COLOURS]
@@ -45,11 +45,11 @@ class Memory(NamedTuple):
 
 
 @dataclass(eq=False)
-class TrainStep(Step):
+class TrainStep(PassStep):
     """The optimiser steps of an env-step, one after the other."""
 
     sums: TrainSums
-    memory: Memory | None = None
+    memory: TrainMemory | None = None
 
     def step_(self, variant: int) -> None:
         """The batches of one optimiser step; with variant 1 gradient statistics are taken."""
@@ -74,7 +74,7 @@ class TrainStep(Step):
             memory.pools, roster, update.rules_of(self.nets.task, self.sums.rates), counter
         )
 
-    def _forward_(self, memory: Memory) -> Tensor:
+    def _forward_(self, memory: TrainMemory) -> Tensor:
         """Features behind the last block."""
         x = memory.images
         for plan in self.plans.blocks:
@@ -87,7 +87,7 @@ class TrainStep(Step):
                 slots.forward_(self.slot(place, memory.places[place[0]]), given, x, codes)
         return x
 
-    def _head_(self, memory: Memory, features: Tensor) -> None:
+    def _head_(self, memory: TrainMemory, features: Tensor) -> None:
         """Loss and right answers, gradients of the classifier and of the last features."""
         head = self.head(features)
         gradient = memory.pooled_gradients[-1]
@@ -98,8 +98,8 @@ class TrainStep(Step):
         sums = self.sums.loss, self.sums.correct
         head_sums_kernel[num_nets, splits](memory.answers, own, width, sums, head)
 
-    def _backward_(self, memory: Memory) -> None:
-        records = dict[int, Slot]()
+    def _backward_(self, memory: TrainMemory) -> None:
+        records = dict[int, KernelSlot]()
         for plan in reversed(self.plans.blocks):
             number = plan.number
             behind = memory.pooled_gradients[number]
@@ -118,7 +118,7 @@ class TrainStep(Step):
             slots.weights_(tuple(records.values()), partials, self.batch)
 
 
-def memory_of(nets: NetsConfig, plans: Plans, weights: TensorDict, batch: int) -> Memory:
+def memory_of(nets: NetsConfig, plans: Plans, weights: TensorDict, batch: int) -> TrainMemory:
     """Memory for batches of B images; of partial sums every column is 0 at first."""
     shape = nets.shape
     params = weights["host", "params"]
@@ -146,4 +146,6 @@ def memory_of(nets: NetsConfig, plans: Plans, weights: TensorDict, batch: int) -
     partials += [rows.new_zeros(num_nets, slots.num_splits(batch), rows.shape[1]) for rows in seeds]
     pools = update.pools_of(weights, shape, plans.slots, partials)
     answers = answers_of(shape, num_nets, batch, images)
-    return Memory(images, own, pooled, codes, places, gradients, behind, partials, pools, answers)
+    return TrainMemory(
+        images, own, pooled, codes, places, gradients, behind, partials, pools, answers
+    )

@@ -15,7 +15,7 @@ from esper_soa.config.nets import SubsetRows
 from esper_soa.nets.seeds.subsets import EXACT_SLOTS, max_rows
 
 
-class Level(NamedTuple):
+class TreeLevel(NamedTuple):
     """The rows behind a slot."""
 
     counts: Tensor  # int32 [N], how many each env has
@@ -85,12 +85,12 @@ def level_rows(num_slots: int, most: int) -> list[int]:
     return [min(most, 2 ** (number + 1)) for number in range(num_slots)]
 
 
-def levels_of(codes: Tensor, order: tuple[int, ...]) -> list[Level]:
+def levels_of(codes: Tensor, order: tuple[int, ...]) -> list[TreeLevel]:
     """The rows behind every slot in execution `order`; codes: int64 [N, R], unequal in an env.
 
     The last level has a row for every code, in their order.
     """
-    levels = list[Level]()
+    levels = list[TreeLevel]()
     mask = 0
     known = codes >= 0
     most = codes.shape[1]
@@ -105,6 +105,6 @@ def levels_of(codes: Tensor, order: tuple[int, ...]) -> list[Level]:
         origins = codes.new_zeros(codes.shape[0], rows + 1)
         came = 2 * before + (codes >> slot & 1)
         origins.scatter_(1, torch.where(first, own, rows), came)
-        levels.append(Level(first.sum(1).int(), origins[:, :rows].int().contiguous()))
+        levels.append(TreeLevel(first.sum(1).int(), origins[:, :rows].int().contiguous()))
         before = own
     return levels

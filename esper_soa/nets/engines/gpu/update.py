@@ -18,7 +18,7 @@ from esper_soa.config.nets import TaskConfig
 from esper_soa.nets.engines.gpu import program
 from esper_soa.nets.engines.gpu.kernels import update
 from esper_soa.nets.engines.gpu.kernels.tiles import EXACT, rows
-from esper_soa.nets.engines.gpu.kernels.update import Measures, Pool, Rules
+from esper_soa.nets.engines.gpu.kernels.update import KernelRules, Measures, Pool
 from esper_soa.nets.engines.gpu.slots import SlotTable
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
 from esper_soa.nets.model.blueprints import gate_table
@@ -97,10 +97,10 @@ def pools_of(
     return tuple(found)
 
 
-def rules_of(task: TaskConfig, rates: Tensor) -> Rules:
+def rules_of(task: TaskConfig, rates: Tensor) -> KernelRules:
     """Rules of all rows; rates: float32 [2] on the device."""
     numbers = task.max_grad_norm, CLIP_EPS, task.momentum, task.weight_decay
-    return Rules(rates, *(tl.constexpr(float(number)) for number in numbers))
+    return KernelRules(rates, *(tl.constexpr(float(number)) for number in numbers))
 
 
 def measures_of(gradients: dict[str, Tensor], shape: HostShape) -> Measures:
@@ -118,7 +118,7 @@ def sum_(pools: tuple[Pool, ...], roster: Tensor, kept: bool = False, share: flo
     )
 
 
-def step_(pools: tuple[Pool, ...], roster: Tensor, rules: Rules, counter: Tensor) -> None:
+def step_(pools: tuple[Pool, ...], roster: Tensor, rules: KernelRules, counter: Tensor) -> None:
     """One step of SGD of all rows that learn; counts the batch."""
     update.step_kernel[_grid(pools)](
         pools, roster, rules, counter, num_pools=len(pools), tile=TILE, **EXACT

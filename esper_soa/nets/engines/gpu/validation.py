@@ -19,20 +19,20 @@ from esper_soa.nets.engines.gpu.kernels.head import (
     head_evaluate_kernel,
 )
 from esper_soa.nets.engines.gpu.slots import WorkPlaces
-from esper_soa.nets.engines.gpu.step import Plans, Step, activation_kind, answers_of, cut_
-from esper_soa.nets.engines.gpu.tree import Level
+from esper_soa.nets.engines.gpu.step import PassStep, Plans, activation_kind, answers_of, cut_
+from esper_soa.nets.engines.gpu.tree import TreeLevel
 
 
 class ValidationSums(NamedTuple):
     """The rows of an env-step, and what it gives; memory of its own."""
 
-    levels: list[Level]  # by slot, in execution order
+    levels: list[TreeLevel]  # by slot, in execution order
     loss: Tensor  # float64 [N], of row 0, sum over images
     correct: Tensor  # int64 [N, R]
     counted: Tensor  # int64 [N], images with a label
 
 
-class Memory(NamedTuple):
+class ValidationMemory(NamedTuple):
     """All that a batch needs."""
 
     images: Tensor  # [1 or N, B, 1024, COLOURS]
@@ -44,11 +44,11 @@ class Memory(NamedTuple):
 
 
 @dataclass(eq=False)
-class ValidationStep(Step):
+class ValidationStep(PassStep):
     """The batches of a validation pass, one after the other."""
 
     sums: ValidationSums
-    memory: Memory | None = None
+    memory: ValidationMemory | None = None
 
     def step_(self, variant: int) -> None:
         """One batch under all subset rows."""
@@ -69,7 +69,7 @@ class ValidationStep(Step):
         evaluation_sums_kernel[units,](memory.answers, sums[1:], tuple(branches), head)
         advance_kernel[1,](given.counter)
 
-    def _forward_(self, memory: Memory) -> tuple[Tensor, Branches]:
+    def _forward_(self, memory: ValidationMemory) -> tuple[Tensor, Branches]:
         """Features behind the last block, and their rows."""
         room = iter(memory.features)
         levels = iter(self.sums.levels)
@@ -101,7 +101,9 @@ class Extent(NamedTuple):
     programs: int  # of slots.branch_
 
 
-def memory_of(nets: NetsConfig, plans: Plans, extent: Extent, device: torch.device) -> Memory:
+def memory_of(
+    nets: NetsConfig, plans: Plans, extent: Extent, device: torch.device
+) -> ValidationMemory:
     """Memory of a step."""
     size = (extent.image_sets, extent.batch, IMAGE_SIZE**2, COLOURS)
     kind = activation_kind(nets)
@@ -126,4 +128,4 @@ def memory_of(nets: NetsConfig, plans: Plans, extent: Extent, device: torch.devi
             spares[number] = images.new_empty(extent.programs, side**2, plan.outputs)
     answers = answers_of(nets.shape, extent.num_nets * last, extent.batch, images)
     one = torch.ones(extent.num_nets, dtype=torch.int32, device=device)
-    return Memory(images, features, places, spares, answers, one)
+    return ValidationMemory(images, features, places, spares, answers, one)

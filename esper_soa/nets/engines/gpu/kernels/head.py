@@ -13,7 +13,7 @@ from torch import Tensor
 from esper_soa.nets.engines.gpu.kernels.tiles import Rows, load_map, start_of, store_map
 
 
-class Head(NamedTuple):
+class KernelHead(NamedTuple):
     """Weights of the classifiers of n networks, and labels; sizes are compile-time constants."""
 
     weight: Rows  # [K, C]

@@ -71,7 +71,7 @@ class SlotShape(NamedTuple):
     widened: tl.constexpr
 
 
-class Slot(NamedTuple):
+class KernelSlot(NamedTuple):
     """A slot of N networks and its work places."""
 
     roster: Tensor  # int32 [N, S]

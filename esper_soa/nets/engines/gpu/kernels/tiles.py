@@ -38,7 +38,7 @@ class Rows(NamedTuple):
     env: int
 
 
-class Layer(NamedTuple):
+class KernelLayer(NamedTuple):
     """Sizes of a same-padded convolution; all but num_pixels are compile-time constants."""
 
     num_pixels: int  # B * H * W
@@ -51,7 +51,7 @@ class Layer(NamedTuple):
     pool: tl.constexpr  # side of the pooling window, 1 = none
 
 
-class Tile(NamedTuple):
+class KernelTile(NamedTuple):
     """How much one program does at a time: compile-time constants, powers of two, at least 16."""
 
     pixels: tl.constexpr
@@ -79,7 +79,7 @@ def rows(values: Tensor) -> Rows:
     return Rows(values, values.stride(0))
 
 
-def tile_of(layer: Layer, num_pixels: int, dtype: torch.dtype) -> Tile:
+def tile_of(layer: KernelLayer, num_pixels: int, dtype: torch.dtype) -> KernelTile:
     """Tile sizes for a layer of which `num_pixels` pixels are to be computed.
 
     float32 products are of the `product_precision`.
@@ -97,7 +97,7 @@ def tile_of(layer: Layer, num_pixels: int, dtype: torch.dtype) -> Tile:
         product_precision(dtype),
         dtype == torch.bfloat16 and triton.knobs.runtime.interpret,
     )
-    return Tile(*(tl.constexpr(number) for number in numbers))
+    return KernelTile(*(tl.constexpr(number) for number in numbers))
 
 
 def product_precision(dtype: torch.dtype) -> str:

@@ -44,7 +44,7 @@ class Pool(NamedTuple):
     gate_at: tl.constexpr
 
 
-class Rules(NamedTuple):
+class KernelRules(NamedTuple):
     """How rows move; see sgd.Rule."""
 
     rates: Tensor  # float32 [2], of hosts and of seeds

@@ -3,8 +3,8 @@ network, the console stays quiet.
 
 Of a run that has ended, one that was killed and a sweep; and the live view of a run that goes on.
 Needs playwright and a Chromium (`pip install playwright && apt install chromium`, or `playwright
-install chromium`); `pytest -m browser tests/report` runs it. Screenshots stay in the folder that
-$ESPER_SOA_SCREENSHOTS names.
+install chromium`); `pytest -m browser tests/lab/report` runs it. Screenshots stay in the folder
+that $ESPER_SOA_SCREENSHOTS names.
 """
 
 import os

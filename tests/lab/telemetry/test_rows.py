@@ -7,12 +7,21 @@ from recorded_world import TRAIN_SAMPLES, Recorded, record
 from torch import Tensor
 
 from esper_soa.agent.distribution import head_masks, relevant_heads
+from esper_soa.config.env import REWARD_TERMS
 from esper_soa.env.parameters import flop_per_image, occupied_params, total_params
 from esper_soa.lab.telemetry.recorder import MAKERS
-from esper_soa.lab.telemetry.schema import CURVE_NAMES, REWARD_TERMS, STYLE_NAMES, TABLES
+from esper_soa.lab.telemetry.schema import TABLES
 from esper_soa.lab.telemetry.table_files import table_bytes, table_from
 from esper_soa.nets.model.flops import training_flop
-from esper_soa.vocabulary import BLEND_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, Stage
+from esper_soa.vocabulary import (
+    BLEND_NAMES,
+    CURVE_NAMES,
+    HEAD_NAMES,
+    OP_NAMES,
+    STAGE_NAMES,
+    STYLE_NAMES,
+    Stage,
+)
 
 STEPS = 36
 

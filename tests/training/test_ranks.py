@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 import warm
+from equal_runs import same
 from program import ENVIRONMENT, PATIENCE, command, finished, lines, started, wait_until
 from pyarrow import parquet
-from test_resume import same
 
 from esper_soa.config.errors import SettingError
 from esper_soa.config.settings import TrainConfig, flat_settings

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from esper_soa.config.errors import OutOfRoomError, UserError
 from esper_soa.config.paths import config_dir
-from esper_soa.config.ranges import RULE, Choice, Items, Range, Table
+from esper_soa.config.ranges import RULE, Choice, Items, NumberTable, Range
 from esper_soa.config.settings import TrainConfig, register_schema, settings_from
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.trainer import run
@@ -57,7 +57,7 @@ def leaves(path: str, settings: object) -> Iterator[Leaf]:
         rule = item.metadata.get(RULE)
         if is_dataclass(value):
             yield from leaves(f"{path}{item.name}.", value)
-        elif isinstance(rule, Table):
+        elif isinstance(rule, NumberTable):
             yield from (
                 (f"{path}{item.name}.{key}", rule.rule, number) for key, number in value.items()
             )

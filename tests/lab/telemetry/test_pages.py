@@ -12,10 +12,10 @@ import pytest
 from tiny_runs import fresh, records, settings
 
 from esper_soa.config.agent import ImitationConfig, NetworkConfig, PolicyConfig, PPOConfig
-from esper_soa.config.env import GatesConfig, RewardConfig
+from esper_soa.config.env import REWARD_TERMS, GatesConfig, RewardConfig
 from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.env.governor import REASON_NAMES
-from esper_soa.lab.telemetry.schema import FULL, KINDS, REWARD_TERMS, TABLES
+from esper_soa.lab.telemetry.schema import FULL, KINDS, TABLES
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, OP_NAMES
 
@@ -48,7 +48,7 @@ TYPES = {
     "list<element: float not null>": "FLOAT[]",
     "list<element: bool not null>": "BOOLEAN[]",
 }  # of files, and of SQL
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def tables_of(page: str) -> dict[str, list[list[str]]]:

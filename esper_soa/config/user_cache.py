@@ -53,11 +53,11 @@ def open_folder(path: Path) -> None:
         found = os.fstat(handle)
         mode = stat.S_IMODE(found.st_mode)
         if found.st_uid != os.geteuid():
-            told = f"belongs to user {found.st_uid}: set XDG_CACHE_HOME to another"
-            raise FolderError(f"the cache folder {path} {told}")
+            reason = f"belongs to user {found.st_uid}: set XDG_CACHE_HOME to another"
+            raise FolderError(f"the cache folder {path} {reason}")
         if mode & 0o022:
-            told = f"others can write in the cache folder {path} (mode {mode:o}): delete it"
-            raise FolderError(told)
+            reason = f"others can write in the cache folder {path} (mode {mode:o}): delete it"
+            raise FolderError(reason)
         if mode & 0o077:
             os.fchmod(handle, mode & 0o700)
     finally:

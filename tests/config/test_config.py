@@ -14,12 +14,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from esper_soa.config.arguments import listed_slots, prepared
+from esper_soa.config.arguments import expand_slots, prepare_arguments
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.nets import host_slots
 from esper_soa.config.paths import config_dir
-from esper_soa.config.ranges import RULE, Items, Range, Table
+from esper_soa.config.ranges import RULE, Items, NumberTable, Range
 from esper_soa.config.settings import (
     EvaluateConfig,
     TrainConfig,
@@ -182,13 +182,13 @@ def test_slots_are_chosen_by_their_number_or_by_name(
 
 
 def test_numbers_of_slots_are_lists_for_hydra_in_sweeps_too() -> None:
-    assert prepared(["slots=1,2,3", "-m", "max_seeds=3"], TrainConfig) == [
+    assert prepare_arguments(["slots=1,2,3", "-m", "max_seeds=3"], TrainConfig) == [
         "-m",
         "slots=[1],[2],[3]",
         "max_seeds=3",
     ]
     kept = ["slots=[r0c0]", "+slots=3", "slots=3x", "steps=3", "slots=[r0c0],[r0c1]"]
-    assert listed_slots(kept) == kept
+    assert expand_slots(kept) == kept
     assert compose_settings("smoke", ["slots=3"]).slots == ["r0c0", "r0c1", "r0c2"]
 
 
@@ -309,17 +309,17 @@ def test_what_lies_outside_a_range_is_refused_under_the_settings_whole_name(
     for item in fields(settings):
         rule = item.metadata.get(RULE)
         value = vars(settings)[item.name]
-        numbers = rule.rule if isinstance(rule, Items | Table) else rule
+        numbers = rule.rule if isinstance(rule, Items | NumberTable) else rule
         if not isinstance(numbers, Range):
             continue
         below = [numbers.low] if numbers.ends[0] == "(" else [numbers.low - 1]
         above = [numbers.high] if numbers.ends[1] == ")" else [numbers.high + 1]
         for bad in (*below, *above, math.inf, -math.inf, math.nan, 2**63, 10**30):
             wrong = [bad] if isinstance(rule, Items) else bad
-            wrong = {**value, "op": bad} if isinstance(rule, Table) else wrong
+            wrong = {**value, "op": bad} if isinstance(rule, NumberTable) else wrong
             with pytest.raises(SettingError) as raised:
                 replace(settings, **{item.name: wrong})
-            name = f"{path}{item.name}" + (".op" if isinstance(rule, Table) else "")
+            name = f"{path}{item.name}" + (".op" if isinstance(rule, NumberTable) else "")
             assert str(raised.value).startswith(f"{name}={bad}: must be {numbers}")
 
 

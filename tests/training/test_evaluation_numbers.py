@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from equal_runs import CPU, settings
 from program import finished
-from test_resume import CPU, fresh, settings
+from tiny_runs import fresh
 from witness import Witnessed, witnessed_round
 
 from esper_soa.agent.policy import RecurrentPolicy

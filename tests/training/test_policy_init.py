@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from equal_runs import assert_equal_runs, content, lines, same, settings
 from program import TINY, finished
-from test_resume import assert_equal_runs, content, fresh, lines, resumed, same, settings
+from tiny_runs import fresh, resumed
 
 from esper_soa.agent.ppo import Learner
 from esper_soa.config.agent import ImitationConfig, NetworkConfig
@@ -31,7 +32,7 @@ FACTS: dict[str, object] = {
 
 
 def starting(init: object, **changed: object) -> TrainConfig:
-    """The small run of test_resume with another seed, from the policy `init`."""
+    """The small run of equal_runs with another seed, from the policy `init`."""
     cfg = settings(seed=7, **changed)
     return replace(cfg, policy=replace(cfg.policy, init=str(init)))
 

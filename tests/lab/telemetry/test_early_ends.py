@@ -145,7 +145,7 @@ def test_questions_about_the_end_are_answered_for_the_end_of_every_env(
     from esper_soa.lab.telemetry.database import open_database
 
     database = open_database([folder])
-    page = (Path(__file__).parents[2] / "docs" / "queries.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "queries.md").read_text()
     questions = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     ends = [
         (number, env, SLOTS[slot], float(alpha))

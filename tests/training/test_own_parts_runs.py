@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_resume import CPU, assert_equal_runs, fresh, lines, resumed, settings
+from equal_runs import CPU, assert_equal_runs, lines, settings, with_own
+from tiny_runs import fresh, resumed
 
 from esper_soa.agent.policy import BLUEPRINT_TABLES
 from esper_soa.config.errors import UserError
@@ -17,15 +18,6 @@ from esper_soa.training.resume import read_run
 from esper_soa.training.run_folder import RunFolder
 
 FACTS: dict[str, object] = {"rounds": 3, "tasks": ["tiny"], "data": ["synthetic"]}
-
-
-def with_own(*names: str, **changed: object) -> TrainConfig:
-    """The small run of test_resume whose hosts grow these blueprints of parts_of_users."""
-    cfg = settings(**{"rounds": 6, "steps": 4} | changed)
-    return replace(
-        cfg,
-        task=replace(cfg.task, blueprints=["norm", *(f"parts_of_users:{name}" for name in names)]),
-    )
 
 
 @pytest.fixture(scope="module")

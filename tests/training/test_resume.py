@@ -10,71 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tiny_runs
-import torch
+from equal_runs import ROUNDS, STEPS, assert_equal_runs, lines, settings
 from lanes import some_of
 from program import PATIENCE, TINY, command, contents, started, wait_until
 from tiny_runs import fresh, records, resumed, signal_at
-from torch import Tensor
 
 from esper_soa.config.agent import PPOConfig
-from esper_soa.config.env import EarlyStopConfig, GatesConfig
+from esper_soa.config.env import EarlyStopConfig
 from esper_soa.config.errors import UserError
 from esper_soa.config.nets import DataConfig
-from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.telemetry.table_files import read_table
 from esper_soa.runtime.signals import Interrupted
-from esper_soa.training.checkpoint import load_checkpoint, save_checkpoint
+from esper_soa.training.checkpoint import save_checkpoint
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.start import resume_start
 from esper_soa.training.trainer import run
-
-CPU = torch.device("cpu")
-TIMINGS = ("eps", "collect_seconds", "update_seconds")
-ROUNDS = 4
-STEPS = 3
-
-
-def settings(player: str = "ppo", **changed: object) -> TrainConfig:
-    given: dict = {"rounds": ROUNDS, "steps": STEPS, "gates": GatesConfig(min_gradient_health=0.3)}
-    return tiny_runs.settings(player, **given | changed)
-
-
-def lines(path: Path) -> list[dict]:
-    """metrics.jsonl without what a clock wrote."""
-    found = records(path / "metrics.jsonl")
-    return [{name: one for name, one in line.items() if name not in TIMINGS} for line in found]
-
-
-def same(one: object, other: object, place: str = "") -> None:
-    """Assert that two contents of checkpoints agree bit for bit."""
-    assert type(one) is type(other), place
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True, msg=place)
-    elif isinstance(one, dict) and isinstance(other, dict):
-        assert one.keys() == other.keys(), place
-        for name, value in one.items():
-            same(value, other[name], f"{place}.{name}")
-    else:
-        assert one == other, place
-
-
-def content(path: Path, rounds: int) -> dict:
-    """What the checkpoint says of the run, without time, place and plan."""
-    saved = load_checkpoint(RunFolder(path).checkpoint(rounds), CPU)
-    del saved["progress"]["seconds"]
-    del saved["settings"]
-    return saved
-
-
-def assert_equal_runs(one: Path, other: Path, rounds: int = ROUNDS) -> None:
-    assert len(lines(one)) == rounds
-    assert lines(one) == lines(other)
-    assert (one / "episodes.jsonl").read_bytes() == (other / "episodes.jsonl").read_bytes()
-    same(content(one, rounds), content(other, rounds))
-    for kind in ("best", "hosts"):
-        mine, its = (RunFolder(path).network_files(kind)[-1] for path in (one, other))
-        assert (mine.name, mine.read_bytes()) == (its.name, its.read_bytes())
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ from esper_soa.training.metrics import MetricsAccumulator
 from esper_soa.training.progress import Progress
 
 META = torch.device("meta")
-PACKAGE = Path(__file__).parents[1] / "esper_soa"
+PACKAGE = Path(__file__).parents[2] / "esper_soa"
 # which seeds run at all decides what is launched; the one read that an env-step waits for
 ACTIVE_SEEDS = "read_active_seeds"
 # A copy of two numbers that is started, not waited for; read one env-step late, for the progress

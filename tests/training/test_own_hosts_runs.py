@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 import warm
+from equal_runs import CPU, assert_equal_runs, lines, settings
 from grown_hosts import score
 from hosts_of_users import SLOTS
 from lanes import some_of
 from program import TINY, finished
-from test_resume import CPU, assert_equal_runs, fresh, lines, resumed, settings
+from tiny_runs import fresh, resumed
 
 import esper_soa
 from esper_soa.config.errors import SettingError, UserError
@@ -24,7 +25,7 @@ from esper_soa.training.resume import read_run
 from esper_soa.training.run_folder import RunFolder
 
 HERE = "hosts_of_users"
-TESTS = Path(__file__).resolve().parent
+TESTS = Path(__file__).resolve().parents[1]
 GIVEN: dict[str, str | int | float] = {
     "control": "none",
     "rounds": 1,
@@ -46,7 +47,7 @@ GIVEN: dict[str, str | int | float] = {
 
 
 def with_host(name: str, **changed: object) -> TrainConfig:
-    """The small run of test_resume with this host of hosts_of_users."""
+    """The small run of equal_runs with this host of hosts_of_users."""
     cfg = settings(**changed)
     return replace(cfg, task=replace(cfg.task, host=f"{HERE}:{name}"))
 

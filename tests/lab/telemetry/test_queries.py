@@ -26,7 +26,7 @@ duckdb = pytest.importorskip("duckdb", reason="extra query")
 from esper_soa.lab import query  # noqa: E402
 from esper_soa.lab.telemetry.database import VIEWS, open_database  # noqa: E402
 
-PAGE = Path(__file__).parents[2] / "docs" / "queries.md"
+PAGE = Path(__file__).parents[3] / "docs" / "queries.md"
 ENVS = 3
 ROUNDS = 2
 STEPS = 24

@@ -1,0 +1,88 @@
+"""What the source of the package says without being run: its imports and its class names."""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+# A module may import from its own layer and from those before it.
+LAYERS = (
+    ("vocabulary",),
+    ("config", "state"),
+    ("nets",),
+    ("env",),
+    ("agent",),
+    ("runtime",),
+    ("grown",),
+    ("training",),
+    ("simulator",),
+    ("adapters",),
+    ("lab",),
+    ("train", "evaluate", "export"),
+)
+
+
+@cache
+def parsed(path: Path) -> tuple[str, ast.Module]:
+    """A file, its text and its tree."""
+    text = path.read_text(encoding="utf-8")
+    return text, ast.parse(text)
+
+
+@cache
+def walked(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """All nodes of a tree, which every rule looks at."""
+    return tuple(ast.walk(tree))
+
+
+def module_of(path: Path, package: Path) -> str:
+    """The dotted name of a file of `package`, without the package's own name; "" for itself."""
+    parts = path.relative_to(package).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def layer_of(module: str) -> int | None:
+    """Number of the layer that `module` (dotted, without the package's own name) belongs to."""
+    part = module.split(".")[0]
+    return next((number for number, layer in enumerate(LAYERS) if part in layer), None)
+
+
+def imported_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """All that is imported from the package, dotted, without the package's own name."""
+    for node in walked(tree):
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{name.name}" for name in node.names]
+        else:
+            names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+        own = [name for name in names if name.startswith("esper_soa.")]
+        yield from ((node.lineno, name.removeprefix("esper_soa.")) for name in own)
+
+
+def upward_imports(tree: ast.Module, module: str) -> Iterator[tuple[int, str]]:
+    """Line and name of every import of what stands above the module or in no layer."""
+    own = layer_of(module)
+    for line, name in imported_names(tree):
+        other = layer_of(name)
+        if own is None or other is None or other > own:
+            yield line, name
+
+
+def imports_against_the_order(package: Path) -> set[tuple[str, str]]:
+    """Modules of `package` beside the modules above them that they import from, to two parts."""
+    paths = {path: module_of(path, package) for path in package.rglob("*.py")}
+    return {
+        (module, ".".join(name.split(".")[:2]))
+        for path, module in paths.items()
+        if module
+        for _, name in upward_imports(parsed(path)[1], module)
+    }
+
+
+def class_names_used_twice(package: Path) -> set[str]:
+    """Names that more than one class of `package` has."""
+    trees = [parsed(path)[1] for path in package.rglob("*.py")]
+    count = Counter(
+        node.name for tree in trees for node in walked(tree) if isinstance(node, ast.ClassDef)
+    )
+    return {name for name, times in count.items() if times > 1}
