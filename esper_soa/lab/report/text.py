@@ -82,7 +82,7 @@ def _of_groups(found: Sequence[Standing], groups: Sequence[Group]) -> str:
 
 
 def bounded(interval: Interval) -> str:
-    """'81.34 [80.66, 82.02]'; without bounds where there are none, or where all values are equal."""
+    """'81.34 [80.66, 82.02]'; without bounds where there are none, or where values are equal."""
     if not interval.has_bounds:
         return f"{interval.mean:.2f}"
     return f"{interval.mean:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
