@@ -232,7 +232,7 @@ def plan_in_words(cfg: TrainConfig, device: torch.device, rules: Rules) -> str:
     )
     free = free_memory(device)
     rest = "what is free is not known" if free is None else f"{free / GIB:.1f} GiB are free"
-    most = f"{parts[0].size / MIB:,.0f} for {parts[0].what}"
+    most = f"{parts[0].size / MIB:,.0f} MiB of it for {parts[0].what}"
     return f"at least {at_once(parts) / MIB:,.0f} MiB on {device} ({most}); {rest}"
 
 
