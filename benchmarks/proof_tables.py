@@ -33,6 +33,7 @@ def proof(records: Records) -> list[str]:
 
 SHORT = {  # players of the README's table, in its words
     LEARNED: "grown by the policy that ships",
+    "schedule": "grown by a fixed schedule",
     "wait": "the same hosts, without growth",
     "static_large": "a plain host of the grown size",
     "static_final": "the grown networks, trained whole from the start",

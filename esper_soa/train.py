@@ -34,7 +34,7 @@ class CallableModule(ModuleType):
     """This module, which is called for runs.train."""
 
     def __call__(self, experiment: str = "", overrides: Sequence[str] = ()) -> "RecordedRun":
-        """See runs.train."""
+        """Train by settings; returns the run (training/runs.py)."""
         from esper_soa.training.runs import train
 
         return train(experiment, overrides)

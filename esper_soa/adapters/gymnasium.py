@@ -111,7 +111,7 @@ class GrowthEnv(gymnasium.Env):
     metadata: Facts = {"render_modes": []}
 
     def __init__(self, experiment: str, actions: str = "joint", **settings: Value) -> None:
-        """As GrowthVectorEnv."""
+        """experiment and settings: as in esper_soa.make; actions: "joint" or "heads"."""
         self.flat = flat_envs(experiment, actions, settings | {"envs": 1})
         self.observation_space = observation_space(self.flat)
         self.action_space = action_space(self.flat)

@@ -88,11 +88,11 @@ class Controller(nn.Module):
         return {name: decision.action.get(name) for name in HEAD_NAMES}
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
-        """As an Agent: memory that the caller keeps."""
+        """Memory of N envs at the start of a trajectory, for a caller that keeps it."""
         return self.policy.start(num_envs, device)
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
-        """As an Agent; what is remembered inside plays no part."""
+        """One action per env and the memory after it; the memory of this object plays no part."""
         return self.policy.act(view, memory)
 
 

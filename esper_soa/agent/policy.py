@@ -370,17 +370,17 @@ class CapturedPolicy:
         self.steps = steps
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
-        """As the policy."""
+        """The policy's memory of N envs at the start of a trajectory."""
         return self.policy.start(num_envs, device)
 
     @torch.no_grad()
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
-        """As the policy."""
+        """One action per env, and the memory after it."""
         return self.act_openly(view, memory)[:2]
 
     @torch.no_grad()
     def act_openly(self, view: View, memory: Memory) -> tuple[Decision, Memory, Tensor]:
-        """As the policy."""
+        """Action, memory after it, and the probability of every choice."""
         parts = (view.observation, view.masks, view.noise, memory)
         return captured_call(self.steps, "act", self.policy.decide_openly, *parts)
 

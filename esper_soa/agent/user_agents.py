@@ -44,14 +44,14 @@ class Watched:
         self.agent = agent
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
-        """As the agent's; raises UserError for what is no memory of N envs."""
+        """The agent's memory; raises UserError for what is no memory of N envs."""
         memory = self.agent.start(num_envs, device)
         self._refuse(memory_faults(memory, num_envs, device))
         return memory
 
     @torch.no_grad()
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
-        """As the agent's; raises UserError for a decision that is none or is not legal."""
+        """The agent's decision and memory; raises UserError for a decision that is not legal."""
         decision, memory = self.agent.act(view, memory)
         faults = decision_faults(decision, view)
         faults += memory_faults(memory, view.noise.shape[0], view.noise.device)

@@ -1,8 +1,8 @@
 """Settings of the decision makers: the recurrent PPO policy and the scripted ones. Needs no torch.
 
-Defaults are the reference's (policy.md 5, 6, 9) except where the README's table of differences says
-otherwise. The numbers behind a default are its range. Coefficients multiply terms of the loss,
-times are in env-steps.
+Defaults are those of the reference, esper-lite (tamiyo/networks/factored_lstm.py,
+simic/agent/ppo_agent.py), except where docs/esper-lite.md says otherwise. The numbers behind a
+default are its range. Coefficients multiply terms of the loss, times are in env-steps.
 """
 
 from dataclasses import dataclass, field
@@ -125,7 +125,7 @@ class ScheduleConfig(Settings, path="policy.schedule."):
 
 @dataclass
 class HeuristicConfig(Settings, path="policy.heuristic."):
-    """Hand-written rules on plateau, stability and contribution (policy.md 9)."""
+    """Rules on plateau, stability and contribution, as esper-lite's tamiyo/heuristic.py."""
 
     plateau_steps_to_germinate: int = number(3, 0, COUNT)  # env-steps in a row without a gain
     min_steps_before_germinate: int = number(5, 0, COUNT)  # env-steps of the episode

@@ -1,8 +1,9 @@
 """Settings of the simulator: lifecycle, gates, signals, governor and reward. Needs no torch.
 
-Defaults are the reference's (lifecycle.md 14, rewards.md A.1, policy.md 4). Units: accuracies,
-contributions and their thresholds in percent points, times and ages in env-steps, terms of the
-reward in its own unit. The numbers behind a default are its range.
+Defaults are those of the reference, esper-lite (leyline/__init__.py, simic/rewards/contribution.py,
+tamiyo/tracker.py). Units: accuracies, contributions and their thresholds in percent points, times
+and ages in env-steps, terms of the reward in its own unit. The numbers behind a default are its
+range.
 """
 
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ NUM_REASONS = 4  # what the governor can see in a loss, "nothing" included
 
 @dataclass
 class GatesConfig(Settings, path="gates."):
-    """Thresholds of the quality gates G1, G2, G3 and G5 (lifecycle.md 2)."""
+    """Thresholds of the quality gates G1, G2, G3 and G5, as esper-lite's kasmina/slot.py."""
 
     permissive: bool = True  # G2 asks for healthy gradients; False: the strict gates
     # Strict G2: accuracy gained in TRAINING.
@@ -70,7 +71,7 @@ class GatesConfig(Settings, path="gates."):
 
 @dataclass
 class LifecycleConfig(Settings, path="lifecycle."):
-    """What moves a seed from stage to stage (lifecycle.md 1)."""
+    """What moves a seed from stage to stage, as esper-lite's kasmina/slot.py."""
 
     auto_forward_g1: bool = False  # GERMINATED -> TRAINING without an action
     auto_forward_g2: bool = False  # TRAINING -> BLENDING
@@ -96,7 +97,7 @@ class LifecycleConfig(Settings, path="lifecycle."):
 
 @dataclass
 class SignalsConfig(Settings, path="signals."):
-    """Plateau and stability counters (policy.md 4)."""
+    """Plateau and stability counters, as esper-lite's tamiyo/tracker.py."""
 
     # Accuracy gained, below which an env-step counts as a plateau.
     plateau_threshold: float = number(0.5, -100, 100)
@@ -110,7 +111,7 @@ class SignalsConfig(Settings, path="signals."):
 
 @dataclass
 class GovernorConfig(Settings, path="governor."):
-    """Loss watch and rollback (rewards.md D)."""
+    """Loss watch and rollback, as esper-lite's tolaria/governor.py."""
 
     # False: nothing is watched, a host that is lost stays lost until its episode ends.
     enabled: bool = True
@@ -148,7 +149,10 @@ class EarlyStopConfig(Settings, path="early_stop."):
 
 @dataclass
 class LossRewardConfig(Settings, path="reward.loss."):
-    """The loss family of rewards (rewards.md A.9), with the values for CIFAR. Losses in nats."""
+    """The loss family of rewards for CIFAR, as esper-lite's simic/rewards/loss_primary.py.
+
+    Losses are in nats.
+    """
 
     loss_delta_weight: float = number(5.0, -WEIGHT, WEIGHT)  # of the fall of the loss
     # Most that one env-step counts, in typical changes.

@@ -33,7 +33,7 @@ PREPARATION = ("layout", "resize", "val", "mean", "std")
 
 @dataclass
 class TaskConfig(Settings, path="task."):
-    """Host architecture and the settings of its training (lifecycle.md 5.1, 5.4, 6.1)."""
+    """Host architecture and the settings of its training, as esper-lite's kasmina/host.py."""
 
     name: str = word("cifar_baseline")  # in words, for the table
     # chain: the blocks that the next four settings describe; they do nothing for a user's own host.
@@ -107,7 +107,7 @@ def lr_factor(schedule: str, step: int, num_steps: int) -> float:
 
 @dataclass
 class DataConfig(Settings, path="data."):
-    """Which images, from where, and how an env-step draws them (runtime.md 2)."""
+    """Which images, from where, and how an env-step draws them."""
 
     # auto: what root holds, CIFAR-10 or an .npz, and without root the embedded fashion32; npz: own
     # images from the file root; given: own images that a program hands over.

@@ -245,7 +245,7 @@ def apply_action(rules: Rules, observed: Observed, action: Action) -> StepResult
 
 
 def _carried_out(rules: Rules, observed: Observed, action: Action) -> StepResult:
-    """`apply_action`, whether or not episodes are over."""
+    """Pay, carry out and pass time for every env, whether or not its episode is over."""
     before = observed.state
     panic = before.guard.panic
     op = lifecycle.effective_op(before.slots, before.ramp, action, rules.lifecycle)
@@ -311,7 +311,7 @@ class StepKernels(NamedTuple):
         return self.kept(name, partial(self._perceive_, rules, weights), state, measured)
 
     def respond(self, rules: Rules, observed: Observed, action: Action) -> StepResult:
-        """`apply_action` as one step, for the rules that it is first called with."""
+        """Pay for the actions and carry them out, for the rules of the first call."""
         return self.kept("respond", partial(self.apply_action, rules), observed, action)
 
     def kept(self, name: Hashable, function: Callable[..., Result], *arguments: object) -> Result:

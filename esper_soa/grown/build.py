@@ -49,7 +49,7 @@ class Grown(NamedTuple):
     tensors: dict[str, Tensor]  # by name, on the CPU, each in memory of its own
 
     def network(self) -> GrownNetwork:
-        """As a module, in eval mode."""
+        """The host as a module, in eval mode."""
         return network_of(self.spec, self.tensors)
 
 

@@ -255,7 +255,7 @@ def choose_replay(setting: str, device: torch.device, own_reward: bool, num_rank
     """
     if setting == "off" or (setting == "auto" and device.type != "cuda"):
         on = "" if setting == "off" else f" on {device.type}"
-        return Replay((), f"nothing is replayed (compute.cuda_graphs={setting}{on})")
+        return Replay((), f"no CUDA graphs (compute.cuda_graphs={setting}{on})")
     words = "CUDA graphs need an NVIDIA GPU."
     allowed = f"auto or off on device={device.type}"
     check(device.type == "cuda", "compute.cuda_graphs", setting, allowed, words)

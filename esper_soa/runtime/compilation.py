@@ -50,7 +50,8 @@ def choose_compilation(setting: str, device: torch.device, length: Length) -> Co
     else:
         wanted = saved >= WORTH * COMPILE_SECONDS
         played = f"{length.env_steps} env-steps of {length.envs} envs"
-        why = f": it takes about {COMPILE_SECONDS:.0f} s and saves about {saved:.0f} s in {played}"
+        gain = f"saves {f'about {saved:.0f}' if saved >= 1 else 'less than 1'} s in {played}"
+        why = f": compiling takes about {COMPILE_SECONDS:.0f} s and {gain}"
     return Compilation(wanted, f"{'compiled' if wanted else 'not compiled'}{why}")
 
 

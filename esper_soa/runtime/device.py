@@ -182,12 +182,11 @@ def _some(count: int, what: str) -> str:
 def layout_in_words(device: torch.device, workers: int, env_chunk: int) -> str:
     """How the work on the envs is shared out, and why, for the log."""
     if device.type != "cpu":
-        return f"all chunks of {env_chunk} envs one after the other, as a GPU fills itself"
+        return f"trains {env_chunk} envs at a time, one such chunk after the other"
     beside = f"{_some(torch.get_num_threads(), 'thread')} for policy and env state"
-    who = f"{workers} workers of one thread train"
-    work = f"{'1 worker trains' if workers == 1 else who} chunks of {env_chunk} envs"
-    side = "" if workers == 1 else " side by side"
-    return f"{work}{side} ({usable_cores()} usable cores), {beside}"
+    who = "1 worker trains" if workers == 1 else f"{workers} workers, each of one thread, train"
+    work = f"{who} {_some(env_chunk, 'env')} at a time"
+    return f"{work} ({usable_cores()} usable cores), {beside}"
 
 
 def choose_eval_batch(device: torch.device, elements: int = 1) -> int:

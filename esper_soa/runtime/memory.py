@@ -30,6 +30,7 @@ from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.runtime.device import choose_layout
 
 FLOAT = 4  # bytes of a number
+MIB = 2**20
 GIB = 2**30
 DRAWN = 16  # bytes of a random number while it is drawn: its place and its hash, both int64
 TRAINED = "activations of the batches in training"
@@ -172,7 +173,7 @@ def check_room(
     most = most_envs(cfg, device, free, images)
     hint = f" At most {most} envs can fit." if 0 < most < cfg.envs else ""
     why = (
-        f"It needs at least {total / GIB:.1f} GiB ({_listed(parts, 1)}), and {free / GIB:.1f} GiB "
+        f"It needs at least {total / GIB:.1f} GiB ({_listed(parts)}), and {free / GIB:.1f} GiB "
         f"are free. {remedy} {' or '.join(remedies)}.{hint}"
     )
     raise SettingError(first, values[first], f"so small that {device} holds the run", why)
@@ -196,7 +197,7 @@ def with_envs(cfg: TrainConfig, envs: int) -> TrainConfig:
 
 
 def plan_in_words(cfg: TrainConfig, device: torch.device, rules: Rules) -> str:
-    """What the run needs at least, what needs most of it, and what is free, for the log.
+    """The memory that a run needs at least, what needs most of it, and what is free, for the log.
 
     An engine that keeps what its passes work in says itself how much that is.
     """
@@ -209,15 +210,16 @@ def plan_in_words(cfg: TrainConfig, device: torch.device, rules: Rules) -> str:
     )
     free = free_memory(device)
     rest = "what is free is not known" if free is None else f"{free / GIB:.1f} GiB are free"
-    return f"at least {at_once(parts) / GIB:.2f} GiB on {device} ({_listed(parts, 2)}); {rest}"
+    most = f"{parts[0].size / MIB:,.0f} MiB of it for {parts[0].what}"
+    return f"at least {at_once(parts) / MIB:,.0f} MiB on {device} ({most}); {rest}"
 
 
 def _largest_first(parts: Sequence[Need]) -> list[Need]:
     return sorted(parts, key=lambda need: -need.size)
 
 
-def _listed(parts: Sequence[Need], digits: int) -> str:
-    return ", ".join(f"{need.size / GIB:.{digits}f} for {need.what}" for need in parts[:3])
+def _listed(parts: Sequence[Need]) -> str:
+    return ", ".join(f"{need.size / GIB:.1f} for {need.what}" for need in parts[:3])
 
 
 @contextmanager

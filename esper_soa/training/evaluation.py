@@ -151,7 +151,7 @@ def write_results(
 
 
 def evaluate(cfg: EvaluateConfig, folder: RunFolder) -> list[Verdict]:
-    """`evaluate_within`, in a session of its own in `folder`."""
+    """Open a session in `folder`, evaluate the policies there, and return how they compare."""
     with session(folder) as within:
         return evaluate_within(within, cfg)
 

@@ -127,7 +127,7 @@ def take_over(
     if fault:
         raise _refusal(learned.init, f"its network does not fit these hosts ({one_line(fault)})")
     learner.take_over(state)
-    LOGGER.info("start    from %s", learned)
+    LOGGER.debug("start    from %s", learned)
     new = ", ".join(name for name in blueprints if name not in known)
     if new:
         LOGGER.info("start    blueprints it does not know begin as the mean of the others: %s", new)

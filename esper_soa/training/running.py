@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from logging import INFO, WARNING
+from logging import DEBUG, WARNING
 from operator import sub
 from pathlib import Path
 from signal import Signals
@@ -133,37 +133,42 @@ class Run:
         take_device(self.device)
 
     def announce(self) -> None:
-        """Say what will be done, on which data and device, and by which kernels."""
+        """Say on the console which data, hosts, policy and memory; the rest goes to the log."""
         cfg = self.cfg
         images = self.world.images
         rules = self.world.rules
         nets = rules.nets
         host = cfg.task.host_name + " of your own" * is_reference(cfg.task.host)
         slots = ", ".join(spec.name for spec in nets.shape.slots)
-        hosts = f"{self.world.sizes.num_envs} x {host}, {rules.reward.counts.host} parameters each"
+        hosts = f"{self.world.sizes.num_envs} x {host}, {rules.reward.counts.host:,} parameters"
+        rounds = f"{cfg.rounds} round{'s' * (cfg.rounds > 1)} of {cfg.steps} env-steps"
         work = (
-            f"{cfg.rounds} rounds of {cfg.steps} env-steps; T={cfg.train_samples} training and "
-            f"V={cfg.val_samples} validation images, batches of {cfg.batch_size}"
+            f"T={cfg.train_samples} training and V={cfg.val_samples} validation images of every "
+            f"host per env-step, in batches of {cfg.batch_size}"
         )
-        for note in (f"{images.name}: {images.source}", *images.notes):
-            LOGGER.info("data     %s", note)
+        start = cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH
+        policy = cfg.policy.name + f" from {start}" * (start != SCRATCH)
+        named = images.source.startswith(images.name)
+        LOGGER.info("data     %s", images.source if named else f"{images.name}: {images.source}")
+        for note in images.notes:
+            LOGGER.debug("data     %s", note)
         for finding in check_images(images) if images.num_classes is not None else ():
             LOGGER.warning("data     %s", finding)
-        LOGGER.info("hosts    %s, slots %s", hosts, slots)
+        LOGGER.info("hosts    %s, slots %s; %s", hosts, slots, rounds)
         for one in nets.shape.blueprints[len(BLUEPRINTS) :]:
             LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
-        LOGGER.info("work     %s", work)
+        LOGGER.debug("work     %s", work)
         modes = "+".join(cfg.reward.modes)
-        LOGGER.info("policy   %s, reward %s, on %s", cfg.policy.name, modes, self.place)
-        LOGGER.info("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
+        LOGGER.info("policy   %s, reward %s, on %s", policy, modes, self.place)
+        LOGGER.debug("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
         LOGGER.info("memory   %s", plan_in_words(cfg, self.device, rules))
-        LOGGER.info("numbers  hosts compute in %s: %s", self.precision.name, self.precision.reason)
+        LOGGER.debug("numbers  hosts compute in %s: %s", self.precision.name, self.precision.reason)
         engine = rules.engine.chosen
-        LOGGER.log(WARNING if engine.fallback else INFO, "kernels  %s", engine.reason)
+        LOGGER.log(WARNING if engine.fallback else DEBUG, "kernels  %s", engine.reason)
         for tried in engine.tried:
-            LOGGER.info("kernels  %s", tried)
-        LOGGER.info("state    %s", self.world.kernels.reason)
-        LOGGER.info("graphs   %s", self.world.kernels.replay.reason)
+            LOGGER.debug("kernels  %s", tried)
+        LOGGER.debug("state    kernels of the env state: %s", self.world.kernels.reason)
+        LOGGER.debug("graphs   %s", self.world.kernels.replay.reason)
         for left_out in self.world.kernels.replay.left_out:
             LOGGER.warning("graphs   %s", left_out)
 

@@ -24,6 +24,11 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    @property
+    def has_bounds(self) -> bool:
+        """Whether the bounds say something: one value has none, and equal values have no spread."""
+        return math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high
+
 
 def mean_interval(values: Sequence[float], confidence: float) -> Interval:
     """The mean and t interval (Student 1908) of `values`: n - 1 degrees of freedom, s / sqrt(n).

@@ -121,7 +121,7 @@ def run(
     checkpoint: Path | None = None,
     images: ImageSet | None = None,
 ) -> Summary:
-    """`run_within`, in a session of its own in `folder`."""
+    """Open a session in `folder`, and run the whole job there."""
     with session(folder) as within:
         return run_within(within, cfg, checkpoint, images)
 

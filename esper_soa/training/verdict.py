@@ -148,7 +148,6 @@ def times(ratio: float) -> str:
 
 
 def shown(interval: Interval, unit: str = "") -> str:
-    """'+2.43 points [+1.10, +3.76]'; without bounds where they are not finite."""
+    """'+2.43 points [+1.10, +3.76]'; without bounds where there are none, or values are equal."""
     mean = f"{interval.mean:+.2f}" + (f" {unit}" if unit else "")
-    bounded = math.isfinite(interval.low) and math.isfinite(interval.high)
-    return f"{mean} [{interval.low:+.2f}, {interval.high:+.2f}]" if bounded else mean
+    return f"{mean} [{interval.low:+.2f}, {interval.high:+.2f}]" if interval.has_bounds else mean

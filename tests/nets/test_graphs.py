@@ -104,7 +104,7 @@ def test_the_setting_is_refused_where_there_is_no_gpu_and_means_nothing_there() 
         settled = choose_replay(setting, CPU, False, 1)
         assert (settled.parts, settled.reason) == (
             (),
-            f"nothing is replayed (compute.cuda_graphs={words})",
+            f"no CUDA graphs (compute.cuda_graphs={words})",
         )
         assert settled.steps(PARTS[0], CPU) is None
     with pytest.raises(SettingError, match=r"compute\.cuda_graphs"):
@@ -313,9 +313,9 @@ def test_what_is_replayed_takes_a_line_of_the_log_and_stands_with_the_versions(
         job.announce()
     lines = (tmp_path / "log.txt").read_text().splitlines()
     told = [line.split(" ", 2)[2] for line in lines if "graphs   " in line]
-    assert told == ["INFO graphs   none", "WARNING graphs   a", "WARNING graphs   b"]
+    assert told == ["DEBUG graphs   none", "WARNING graphs   a", "WARNING graphs   b"]
     (tmp_path / "run").mkdir()
     run(cfg, RunFolder(tmp_path / "run"))
-    words = "nothing is replayed (compute.cuda_graphs=auto on cpu)"
+    words = "no CUDA graphs (compute.cuda_graphs=auto on cpu)"
     written = json.loads((tmp_path / "run" / "versions.json").read_text())["graphs"]
     assert written == {"replayed": "", "reason": words, "left_out": ""}

@@ -46,10 +46,10 @@ def test_auto_compiles_long_runs_on_a_cpu_and_the_others_force(
 
 
 def test_the_choice_says_why() -> None:
-    weighed = "it takes about 70 s and saves about 0 s in 75 env-steps of 8 envs"
+    weighed = "compiling takes about 70 s and saves less than 1 s in 75 env-steps of 8 envs"
     assert choose_compilation("auto", CPU, Length(8, 75)) == (False, f"not compiled: {weighed}")
     words = choose_compilation("auto", CPU, HOUR).reason
-    assert words.startswith("compiled: it takes about 70 s and saves about ")
+    assert words.startswith("compiled: compiling takes about 70 s and saves about ")
     for setting, told in (("off", "not compiled"), ("on", "compiled")):
         found = choose_compilation(setting, CPU, HOUR)
         assert found == (setting == "on", f"{told} (compute.compile={setting})")
@@ -112,7 +112,7 @@ def test_a_second_process_compiles_nothing_anew_and_neither_lets_a_library_speak
             timeout=850,
         )
         assert (done.returncode, done.stderr) == (0, "")
-        said = f"state    compiled (compute.compile=on); kept in {kept}"
+        said = f"state    kernels of the env state: compiled (compute.compile=on); kept in {kept}"
         assert said in (tmp_path / name / "log.txt").read_text()
         return {*kept.rglob("*.so")}
 

@@ -123,9 +123,9 @@ def test_one_operation_has_one_thread_or_as_many_as_asked_for() -> None:
 @pytest.mark.parametrize(
     ("device", "workers", "words"),
     [
-        (CPU, 2, "2 workers of one thread train chunks of 3 envs"),
-        (CPU, 1, "1 worker trains chunks of 3 envs"),
-        (GPU, 1, "a GPU fills itself"),
+        (CPU, 2, "2 workers, each of one thread, train 3 envs at a time"),
+        (CPU, 1, "1 worker trains 3 envs at a time"),
+        (GPU, 1, "trains 3 envs at a time, one such chunk after the other"),
     ],
 )
 def test_the_log_says_how_the_envs_are_shared_out(

@@ -33,7 +33,7 @@ NOTHING = "No difference that this run could show:"
         ("wait", (2.0, 2.5, 3.0), "Growth paid: +2.50 points [+1.26, +3.74] for 1.00 times the "),
         ("wait", (-2.0, -2.5, -3.0), "Growth cost accuracy: -2.50 points [-3.74, -1.26] for"),
         ("wait", (-2.0, 2.5, 3.0), f"{NOTHING} +1.17 points ["),
-        ("wait", (0.0, 0.0), f"{NOTHING} +0.00 points [+0.00, +0.00] for"),
+        ("wait", (0.0, 0.0), f"{NOTHING} +0.00 points for"),
         ("random", (2.0, 2.5, 3.0), "The grown hosts end ahead of the control (random play): +2.5"),
         ("static_large", (-2.0, -2.1), "The grown hosts end behind the control (wider host): -2."),
         ("static_final", (1.0, -1.0), f"{NOTHING} +0.00 points [-12.71, +12.71] for"),

@@ -65,7 +65,7 @@ class Compared(NamedTuple):
         return "no difference shown"
 
     def record(self) -> dict[str, Json]:
-        """As it stands in compare.json."""
+        """The fields of a comparison in compare.json."""
         fields = self._asdict() | self.interval._asdict()
         del fields["interval"], fields["comparisons"]
         told = {"effect": self.effect, "won": self.won, "verdict": self.verdict}

@@ -259,7 +259,7 @@ def plan_table(plan: Plan) -> Table:
     columns = ("", Column(justify="right"), Column(style="dim"))
     table = Table(*columns, title=title, box=box.SIMPLE, title_justify="left", show_header=False)
     table.add_row("memory", in_mib(plan.run_memory), f"{each}{where}; {free}")
-    table.add_row("memory per env", in_mib(plan.per_env, 2), "of more envs")
+    table.add_row("memory per env", in_mib(plan.per_env, 2), "for every further env")
     table.add_row("largest envs", most, "other settings as they are")
     table.add_row("env-steps/s", f"{plan.eps:,.1f}", measured)
     table.add_row("a round", duration(plan.round_seconds), updating)

@@ -1,4 +1,4 @@
-"""Vega, Vega-Lite and vega-embed as one piece of JavaScript, for pages that ask no network.
+"""Vega, Vega-Lite and vega-embed as one piece of JavaScript, for pages that work offline.
 
 It comes out of vl-convert (the extra `report`), which needs seconds to put it together: it is kept
 in the user's cache folder, by vl-convert's version and with its digest. Needs no torch.

@@ -2,16 +2,22 @@
 differ, versions, findings. Needs no torch.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from esper_soa.config.settings import flat_settings
 from esper_soa.lab.compare.comparison import MEASURES, RESULT
 from esper_soa.lab.report.groups import CONFIDENCE, Group, differing, pairs
-from esper_soa.lab.report.run_files import Record, RunRecord, number, read_json
-from esper_soa.lab.report.text import bounded, p_value, told
+from esper_soa.lab.report.run_files import Cell, Record, RunRecord, Table, number, read_json
+from esper_soa.lab.report.text import NOTHING, bounded, p_value, told
 
 MOST_COLUMNS = 12  # runs side by side in the table of differing settings
+# Columns of the table `rounds` that an update is told by, with their titles.
+UPDATE = {
+    "reward": "reward of an episode",
+    "explained_variance": "explained variance of the critic (1 is perfect)",
+    "kl": "divergence from the policy before (nats)",
+}
 PAIRS = "group|other|difference, same seeds (points)|p, exact"
 STUDY = "group|against|measure|difference (points)|seeds won|effect|p, exact|p after Holm|verdict"
 
@@ -48,6 +54,23 @@ def comparisons(groups: Sequence[Group]) -> str:
     """Every pair of groups with its test, or what esper-compare found; empty of one group."""
     study = study_of([run for group in groups for run in group.runs])
     return _card("Comparisons", _study(study) if study else _pairs(groups))
+
+
+def updates(tables: Mapping[str, Table]) -> str:
+    """What the policy updates of runs of one round reported; empty from the second round on, whose
+    numbers are figures.
+    """
+    rounds = tables["rounds"]
+    columns = [rounds.get(name, []) for name in UPDATE]
+    if len({*rounds.get("round", [])}) > 1 or not any(columns):
+        return ""
+    rows = zip(rounds["run"], *columns, strict=True)
+    texts = ([str(run), *(_digits(value) for value in values)] for run, *values in rows)
+    return _card("The policy update", _table("|".join(["run", *UPDATE.values()]), texts))
+
+
+def _digits(value: Cell) -> str:
+    return f"{value:,.4g}" if isinstance(value, int | float) else NOTHING
 
 
 def _card(title: str, content: str) -> str:

@@ -111,12 +111,14 @@ def _stretches(one: Chosen, longest: int) -> Iterator[Row]:
         first = rows[0]
         row, base = one.place(first["env"])
         row |= {name: first[name] for name in ("slot", "stage", "seed", "alpha")}
+        fossil = first["stage"] == "fossilized"  # is not switched off, so that nothing is measured
         yield row | {
             "from": _int(first["step"]) - 1,
             "to": rows[-1]["step"],
             "base": base - one.names.index(str(first["slot"])) - 1,
             "blueprint": first["blueprint"] or "none",
-            **{name: mean_of([row[name] for row in rows]) for name in ("contribution", "shapley")},
+            "contribution": mean_of([row["contribution"] for row in rows]),
+            "shapley": None if fossil else mean_of([row["shapley"] for row in rows]),
         }
 
 

@@ -34,7 +34,7 @@ READ = ("*.json", "*.jsonl", "*.yaml", "telemetry/*/*.parquet")  # of a run fold
 SELF = f"{POLICY}; connect-src 'self'".replace("script-src", "script-src 'self'")
 LIVE = (
     '<div class="state" id="live" role="status" data-stamp="{stamp}" '
-    'data-changed="{changed}"></div>'
+    'data-changed="{changed}" data-ended="{ended}"></div>'
 )
 HELP = f"""\
   RUN...        run folders, or folders that hold some, as a sweep does; new jobs of a sweep come in
@@ -104,7 +104,7 @@ class Server(ThreadingHTTPServer):
         self.read_at = -LEAST_SECONDS
         self.stamp = ""
         self.written = 0.0  # when anything was last written, seconds since 1970
-        self.parts = Parts("", "", "", "")
+        self.parts = Parts("", "", "", "", False)
 
     def look(self) -> tuple[Parts, str]:
         """What there is to be shown, and a stamp that is another one whenever that is; raises
@@ -130,13 +130,15 @@ class Server(ThreadingHTTPServer):
         parts, stamp = self.look()
         changed = max(0, round(time.time() - self.written))  # seconds since something was
         if asked.path == "/":
-            live = LIVE.format(stamp=stamp, changed=changed)
+            ended = str(parts.ended).lower()
+            live = LIVE.format(stamp=stamp, changed=changed, ended=ended)
             keeping = f"<script>{asset('live.js')}</script>\n"
             program = '<script src="/vega.js"></script>'
             return 200, "text/html", framed(parts, program, SELF, live, keeping)
         news: dict[str, object] = {"changed": changed}
         if parse_qs(asked.query).get("since") != [stamp]:
-            news |= {"stamp": stamp, "main": parts.main, "data": json.loads(parts.data)}
+            data = json.loads(parts.data)
+            news |= {"stamp": stamp, "ended": parts.ended, "main": parts.main, "data": data}
         return 200, "application/json", json.dumps(news)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esper_soa.lab.report.bundle import MISSING, available, bundle
-from esper_soa.lab.report.details import comparisons, details
+from esper_soa.lab.report.details import comparisons, details, updates
 from esper_soa.lab.report.groups import Group, groups_of
 from esper_soa.lab.report.run_files import RunRecord, find_runs
 from esper_soa.lab.report.run_tables import packed
@@ -42,6 +42,7 @@ class Parts(NamedTuple):
     links: str  # HTML
     main: str  # HTML
     data: str  # JSON that can stand in a script element
+    ended: bool  # whether all runs have come to their end
 
 
 def page_of(runs: Sequence[RunRecord], program: str) -> str:
@@ -53,17 +54,16 @@ def parts_of(runs: Sequence[RunRecord]) -> Parts:
     """What there is to be shown of runs."""
     groups = groups_of(runs)
     shown = shown_of(groups)
+    more = {"growth": comparisons(groups), "policy": updates(shown.tables)}
     links = "".join(f'<a href="#{one.id}">{escape(one.title)}</a>' for one in shown.sections)
-    body = "".join(
-        _section(section, comparisons(groups) if section.id == "growth" else "")
-        for section in shown.sections
-    )
+    body = "".join(_section(section, more.get(section.id, "")) for section in shown.sections)
     return Parts(
         escape(f"{runs[0].label if len(runs) == 1 else f'{len(runs)} runs'} - esper_soa"),
         links + '<a href="#settings">Settings</a>',
         f"\n{_opening(runs, groups)}{body}{details(runs)}<footer>Written by esper_soa "
-        f"{escape(metadata.version('esper-soa'))}. This file asks no network.</footer>\n",
+        f"{escape(metadata.version('esper-soa'))}. This file works offline.</footer>\n",
         _data(shown),
+        state_of(runs)[1],
     )
 
 

@@ -77,16 +77,18 @@ def _giga(value: float | None) -> float | None:
     return None if value is None else value / GIGA
 
 
-def means_table(rounds: Table) -> Table:
-    """A row per group and round of `rounds_table`: means of its numbers over the group's runs."""
-    held: dict[tuple[Cell, Cell], list[int]] = {}
-    for index, key in enumerate(zip(rounds.get("group", []), rounds.get("round", []), strict=True)):
-        held.setdefault(key, []).append(index)
-    names = [name for name in rounds if name not in ("group", "run", "round")]
+def means_table(table: Table, time: str) -> Table:
+    """A row per group and value of the column `time` (round or step) of a table of runs: means of
+    its numbers over the group's runs.
+    """
+    places: dict[tuple[Cell, Cell], list[int]] = {}
+    for index, key in enumerate(zip(table.get("group", []), table.get(time, []), strict=True)):
+        places.setdefault(key, []).append(index)
+    names = [name for name in table if name not in ("group", "run", time)]
     return table_of(
-        {"group": group, "round": number, "runs": len(rows)}
-        | {name: mean_of([rounds[name][row] for row in rows]) for name in names}
-        for (group, number), rows in held.items()
+        {"group": group, time: number, "runs": len(rows)}
+        | {name: mean_of([table[name][row] for row in rows]) for name in names}
+        for (group, number), rows in places.items()
     )
 
 
@@ -104,10 +106,15 @@ def parts_table(runs: Sequence[RunRecord], name: str) -> Table:
 
 
 def _shapley(run: RunRecord) -> Iterator[Record]:
-    """A record per round: `shapley` of every slot at the end of an episode, mean over hosts."""
+    """A record per round: `shapley` of every slot at the end of an episode, mean over the hosts
+    where it is not 0, as episodes.jsonl has it for what was not measured.
+    """
     for round_, episodes in groupby(sorted(run.episodes, key=round_of), round_of):
         worths = zip_longest(*(numbers(episode, "shapley") for episode in episodes))
-        means = {name: mean_of(worth) for name, worth in zip(run.slots, worths, strict=False)}
+        means = {
+            name: mean_of([value for value in worth if value])
+            for name, worth in zip(run.slots, worths, strict=False)
+        }
         yield {"round": round_, "shapley": means}
 
 

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import yaml
 
-from esper_soa.lab.report import lanes, run_tables
+from esper_soa.lab.report import env_steps, lanes, run_tables
 from esper_soa.lab.report.groups import Group, standings
 from esper_soa.lab.report.run_files import RunRecord, Table
+from esper_soa.lab.report.text import NOTHING
 from esper_soa.runtime.json_lines import Json
 
 ASSETS = files("esper_soa.lab.report") / "assets"
@@ -23,6 +24,8 @@ OF_HOSTS = ("_min", "_max")
 HEIGHT = 220  # pixels; of a lane, and of a row of bars:
 LANE = 19
 ROW = 40
+BAR = 24
+STRIP = 46  # below the axis of a figure, for what happened to seeds
 SAME = ("id", "title", "caption", "table", "choices", "wide")  # of a figure, as charts.yaml has it
 
 
@@ -34,7 +37,7 @@ class Section(NamedTuple):
     words: str
     # By name what page.js reads: SAME (`table`: opened beside it, `choices`: fields of which the
     # reader chooses one value), `spec` in Vega-Lite, `data` (tables that it draws from), and
-    # `columns` of its table, a field and title each.
+    # `columns` of its table: of each the field, the title, and what stands for a missing number.
     figures: list[dict]
 
 
@@ -63,10 +66,11 @@ def shown_of(groups: Sequence[Group]) -> Shown:
     kind = "of several" if len(runs) > 1 else "of one run"
     sections = []
     for section in charts()["sections"]:
+        suited = (_suited(listed, tables) for listed in section["figures"])
         figures = [
             _figure(listed, tables, runs)
-            for listed in section["figures"]
-            if any(tables[listed["data"]].get(listed["value"], []))
+            for listed in suited
+            if listed["kind"] and any(tables[listed["data"]].get(listed["value"], []))
         ]
         drawn = [figure["id"] for figure in figures]
         words = [section["words"], section.get(kind, "")]
@@ -77,14 +81,19 @@ def shown_of(groups: Sequence[Group]) -> Shown:
 
 
 def tables_of(groups: Sequence[Group], runs: Sequence[RunRecord]) -> dict[str, Table]:
-    """Every table by its name."""
+    """Every table by its name; env-steps where there is no second round."""
     rounds = lanes.chosen_rounds(runs)
     lines = run_tables.rounds_table(runs)
+    single = [] if any(len(run.rounds) > 1 for run in runs) else runs
+    steps = env_steps.steps_table(single)
     return {
+        "steps": steps,
+        "step_means": run_tables.means_table(steps, "step"),
+        "fates": env_steps.fates_table(single),
         "standings": run_tables.standings_table(standings(groups) if len(runs) > 1 else []),
         "finals": run_tables.finals_table(runs),
         "rounds": lines,
-        "means": run_tables.means_table(lines),
+        "means": run_tables.means_table(lines, "round"),
         "hosts": run_tables.hosts_table(runs),
         "lanes": lanes.lanes_table(rounds),
         "accuracies": lanes.accuracies_table(rounds),
@@ -92,6 +101,20 @@ def tables_of(groups: Sequence[Group], runs: Sequence[RunRecord]) -> dict[str, T
         "marks": lanes.marks_table(rounds),
         "blueprints": run_tables.blueprints_table(runs),
     } | {name: run_tables.parts_table(runs, name) for name in run_tables.PARTS}
+
+
+def _suited(listed: dict, tables: Mapping[str, Table]) -> dict:
+    """A figure that charts.yaml lists, as it is where only one round has been played: over
+    env-steps, or with bars; `kind` is empty where it would be a single point.
+    """
+    rounds = tables["rounds"].get("round", [])
+    if len(set(rounds)) > 1:
+        return listed
+    if listed["kind"] == "cost":
+        return listed | ({"data": "steps", "x": "step"} if tables["steps"] else {})
+    kind = listed["kind"] if listed.get("x") == "step" else None
+    kind = kind or charts()["of one round"].get(listed["kind"], listed["kind"])
+    return listed | {"kind": kind} | ({"rows": listed["by"]} if kind == "bars" else {})
 
 
 def _figure(listed: dict, tables: Mapping[str, Table], runs: Sequence[RunRecord]) -> dict:
@@ -112,8 +135,11 @@ def _figure(listed: dict, tables: Mapping[str, Table], runs: Sequence[RunRecord]
         "hosts": bool(tables["hosts"]),
         "control": value == "accuracy" and "control" in tables["hosts"].get("hosts", []),
         "told": [name for name in entry["told"] if not name.endswith(left_out)],
+        "way_told": [entry["x"] if name == "round" else name for name in entry["way_told"]],
+        "offset": STRIP if entry["strip"] else 0,
     }
-    height = 50 + ROW * len({*data[entry["rows"]]}) if entry["rows"] else HEIGHT
+    row = BAR if entry["kind"] == "bars" else ROW
+    height = 50 + row * len({*data[entry["rows"]]}) if entry["rows"] else HEIGHT
     if entry["kind"] == "lanes":
         # for as many hosts as there are, or as a screen has
         slots = max((run.slots for run in runs), key=len)
@@ -125,7 +151,10 @@ def _figure(listed: dict, tables: Mapping[str, Table], runs: Sequence[RunRecord]
     return {name: entry[name] for name in SAME} | {
         "spec": spec,
         "data": sorted({layer["data"]["name"] for layer in spec["layer"]}),
-        "columns": [[name, _title(name)] for name in entry["columns"]],
+        "columns": [
+            [name, _title(name), charts()["missing"].get(name, NOTHING)]
+            for name in entry["columns"]
+        ],
     }
 
 

@@ -82,8 +82,8 @@ def _of_groups(found: Sequence[Standing], groups: Sequence[Group]) -> str:
 
 
 def bounded(interval: Interval) -> str:
-    """'81.34 [80.66, 82.02]'; without bounds where they are not finite."""
-    if not math.isfinite(interval.low) or not math.isfinite(interval.high):
+    """'81.34 [80.66, 82.02]'; without bounds where there are none, or where values are equal."""
+    if not interval.has_bounds:
         return f"{interval.mean:.2f}"
     return f"{interval.mean:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 

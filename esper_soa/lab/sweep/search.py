@@ -51,7 +51,7 @@ class Space(NamedTuple):
     fixed: list[str]  # overrides of all trials
 
     def record(self) -> dict[str, object]:
-        """As it stands in the study."""
+        """The fields that the study keeps of it."""
         kept = (one for one in self.fixed if not one.startswith(PASSING))
         searched = {name: str(one) for name, one in self.searched.items()}
         return {"searched": searched, "fixed": sorted(kept)}

@@ -53,7 +53,7 @@ class Layers:
         return F.relu(F.max_pool2d(x, 2) if pooled else x, inplace=True)
 
     def infer_block(self, x: Tensor, weight: Tensor, bias: Tensor, pooled: bool) -> Tensor:
-        """As `train_block` without gradients and norm; x may be [B, I, H, W]."""
+        """Convolution with bias, ReLU and pool; x [B, n*I, H, W], or [B, I, H, W] shared by all."""
         x = self.conv2d(x, weight, bias)
         return F.relu(F.max_pool2d(x, 2) if pooled else x, inplace=True)
 
@@ -94,7 +94,7 @@ class Layers:
         return batched.loss(batched.classify(x, weight, bias).to(weight.dtype), labels)
 
     def sgd_(self, params: Tensor, momentum: Tensor, grad: Tensor, rule: sgd.Rule) -> None:
-        """As sgd.sgd_; all [n, P], a tensor lr []."""
+        """One optimiser step by `rule`, in place; all [n, P], a tensor lr []."""
         sgd.sgd_(params, momentum, grad, rule)
 
 

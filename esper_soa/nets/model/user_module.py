@@ -186,7 +186,7 @@ class OwnSegment(NamedTuple):
     def infer(
         self, parameters: list[Tensor], buffers: list[Tensor], x: Tensor, num_nets: int
     ) -> Tensor:
-        """As `train`, in eval mode: buffers, with a leading [n], stay. x may be images of all."""
+        """The segment in eval mode: buffers, with a leading [n], stay. x may be images of all."""
         return self._run(parameters, buffers, x, num_nets, False)[0]
 
     def _run(

@@ -8,7 +8,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
-from report_runs import PROGRAM, line, make_run, write_lines, write_round
+from report_runs import PROGRAM, line, make_run, summary, write_lines, write_round
 
 from esper_soa.config.errors import UserError
 from esper_soa.lab.report import live
@@ -54,6 +54,10 @@ def test_the_page_has_what_was_written_so_far_and_news_are_told_when_there_are_s
     assert news["stamp"] != stamp
     assert "2 of 4 rounds" in news["main"]
     assert news["data"]["tables"]["rounds"]["accuracy"] == [40.0, 46.5]
+    assert not news["ended"]
+    (run / "summary.json").write_text(json.dumps(summary([50.0])))
+    assert json.loads(asked(server, f"/news?since={stamp}")[1])["ended"]
+    assert 'data-ended="true"' in asked(server, "/")[1]
 
 
 def test_a_job_of_a_sweep_that_begins_later_comes_in(run: Path) -> None:

@@ -79,7 +79,7 @@ def test_every_encoding_and_column_is_a_field_of_its_table(
     assert len(figures) == count
     for figure in figures:
         table = shown.tables[figure["table"]]
-        assert not table or {field for field, _ in figure["columns"]} <= table.keys(), figure["id"]
+        assert not table or {field for field, *_ in figure["columns"]} <= table.keys(), figure["id"]
         assert all(len(cells) == len(next(iter(table.values()))) for cells in table.values())
         for layer in figure["spec"]["layer"]:
             columns = shown.tables[layer["data"]["name"]].keys()
@@ -104,18 +104,20 @@ def fields_in(part: object) -> Iterator[str]:
             yield from fields_in(one)
 
 
-@pytest.mark.parametrize("kind", ["run", "sweep"])
-def test_a_figure_draws_the_number_that_it_is_named_after(
-    places: dict[str, Path], kind: str
-) -> None:
-    drawn = {
-        (one["id"], channel): layer["encoding"][channel].get("field")
-        for section in shown_in(places[kind]).sections
+def fields_drawn(place: Path) -> dict[tuple[str, str], str]:
+    """The field on either axis of every figure; of layers that differ that of the last."""
+    return {
+        (one["id"], channel): layer["encoding"][channel]["field"]
+        for section in shown_in(place).sections
         for one in section.figures
         for layer in one["spec"]["layer"]
         for channel in ("x", "y")
-        if channel in layer["encoding"]
+        if "field" in layer["encoding"].get(channel, {})
     }
+
+
+def test_a_figure_draws_the_number_that_it_is_named_after(places: dict[str, Path]) -> None:
+    drawn = fields_drawn(places["run"])
     assert drawn["cost-parameters", "x"] == "parameters"
     assert drawn["cost-flop", "x"] == "train_gflop"
     assert drawn["cost-flop", "y"] == "accuracy"
@@ -123,6 +125,60 @@ def test_a_figure_draws_the_number_that_it_is_named_after(
     assert drawn["curve-explained_variance", "y"] == "explained_variance"
     assert drawn["ops", "y"] == "share"
     assert drawn["shapley", "x"] == "round"
+
+
+def test_runs_of_one_round_are_drawn_over_env_steps_and_by_bars(places: dict[str, Path]) -> None:
+    drawn = fields_drawn(places["sweep"])
+    shown = shown_in(places["sweep"])
+    assert "round" not in drawn.values(), "an axis of a single round says nothing"
+    growth = [figure["id"] for figure in shown.sections[0].figures]
+    assert growth[1:6] == [
+        "steps-accuracy",
+        "steps-reward",
+        "steps-parameters",
+        "steps-val_loss",
+        "steps-train_loss",
+    ]
+    values = ("accuracy", "step_reward", "parameters", "val_loss", "train_loss")
+    for name, value in zip(growth[1:6], values, strict=True):
+        assert (drawn[name, "x"], drawn[name, "y"]) == ("step", value)
+    assert drawn["cost-flop", "x"] == "train_gflop"
+    assert (drawn["ops", "x"], drawn["ops", "y"]) == ("share", "op")
+    assert (drawn["shapley", "x"], drawn["shapley", "y"]) == ("shapley", "slot")
+    text = page_text(places["sweep"])
+    assert "<td>1</td><td>4.1</td><td>0.3</td><td>0.001</td>" in text, "what the update reported"
+
+
+def test_several_rounds_are_the_axis_and_their_env_steps_are_left_to_the_lanes(
+    places: dict[str, Path],
+) -> None:
+    drawn = fields_drawn(places["run"])
+    assert drawn["curve-accuracy", "x"] == drawn["terms", "x"] == "round"
+    assert not [name for name, _ in drawn if name.startswith("steps-")]
+    assert "The policy update" not in page_text(places["run"])
+
+
+def test_what_was_not_measured_is_said_to_be_so(places: dict[str, Path]) -> None:
+    (lanes,) = (
+        figure
+        for section in shown_in(places["run"]).sections
+        for figure in section.figures
+        if figure["id"] == "lanes"
+    )
+    assert ["shapley", "Shapley value (percent points)", "not measured"] in lanes["columns"]
+    assert ["alpha", "alpha", "–"] in lanes["columns"]
+
+
+def test_an_axis_with_one_value_is_labelled_with_that_value(tmp_path: Path) -> None:
+    library = pytest.importorskip("vl_convert", reason="the extra report is not installed")
+    made = make_run(tmp_path / "run", [line(1, 40.0)])
+    write_table(made, "steps", 1, [{"step": 1, "accuracy": 40.0, "val_loss": 0.511}])
+    data = data_of(page_text(made))
+    (figure,) = (one for one in data["figures"] if one["id"] == "steps-val_loss")
+    sets = {"steps": [{"group": "trial", "run": "run", "step": 1, "val_loss": 0.511}]}
+    sets |= {"step_means": [{"group": "trial", "step": 1, "runs": 1, "val_loss": 0.511}]}
+    drawn = library.vegalite_to_svg(figure["spec"] | {"datasets": sets, "width": 300})
+    assert ">0.511<" in drawn
 
 
 def test_the_page_tells_the_verdict_beside_control_or_other_groups_and_asks_no_network(
@@ -189,7 +245,7 @@ def test_a_figure_of_nothing_but_zeros_is_left_out(run: Path) -> None:
     for number in (1, 2):
         table_path(run, "slots", number).unlink()
     shown = {figure["id"] for figure in data_of(page_text(run))["figures"]}
-    assert {"curve-accuracy", "lanes", "shapley", "ops"} <= shown
+    assert {"steps-accuracy", "lanes", "shapley", "ops"} <= shown
     assert not shown & {"terms", "curve-kl", "entropy", "rollbacks"}
 
 

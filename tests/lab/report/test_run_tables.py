@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from report_runs import line, make_run, summary, write_round, write_table
 
-from esper_soa.lab.report import lanes, run_tables
+from esper_soa.lab.report import env_steps, lanes, run_tables
 from esper_soa.lab.report.run_files import RunRecord, Table, read_round, read_run
 from esper_soa.vocabulary import HEAD_NAMES
 
@@ -30,7 +30,7 @@ def test_rounds_have_what_their_lines_say_and_means_are_over_the_runs_that_have_
     assert found["train_gflop"] == [3.0] * 3
     assert found["kl"] == [0.001] * 3
     other = read_run(make_run(tmp_path / "other", [line(1, 50.0)]))
-    found = run_tables.means_table(run_tables.rounds_table([run, other]))
+    found = run_tables.means_table(run_tables.rounds_table([run, other]), "round")
     assert (found["accuracy"], found["runs"]) == ([45.0, 46.0, 43.0], [2, 1, 1])
 
 
@@ -74,10 +74,43 @@ def test_means_of_blueprints_weigh_the_seeds_that_they_are_means_of(tmp_path: Pa
 def test_shapley_values_are_means_per_slot_of_those_measured(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "a", [line(1, 50.0)]))
     found = parts(run, "shapley")
-    assert (found["slot"], found["shapley"]) == (["r0c0", "r0c1", "r0c2"], [1.0, 2.0, 0.5])
+    assert (found["slot"], found["shapley"]) == (["r0c0", "r0c1", "r0c2"], [1.0, 2.0, 1.0])
     for episode in run.episodes:
         episode["shapley"] = [0.0, 0.0]
     assert not parts(run, "shapley")
+
+
+def test_the_shapley_value_of_a_fossil_is_not_measured(run: RunRecord) -> None:
+    rows = [
+        {"step": 1, "slot": "r0c0", "stage": "blending", "seed": 1, "shapley": 0.0},
+        {"step": 2, "slot": "r0c0", "stage": "fossilized", "seed": 1, "shapley": 0.0},
+    ]
+    write_table(run.path, "slots", 1, rows)
+    write_table(run.path, "steps", 1, [{"step": step, "accuracy": 40.0} for step in (1, 2)])
+    assert lanes.lanes_table(lanes.chosen_rounds([run]))["shapley"] == [0.0, None]
+
+
+def test_env_steps_are_means_over_hosts_and_flop_add_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = read_run(make_run(tmp_path / "one", [line(1, 40.0)]))
+    write_round(run.path, 1, envs=2, steps=6)
+    found = env_steps.steps_table([run])
+    assert found["step"] == [1, 2, 3, 4, 5, 6]
+    assert found["step_reward"][1] == pytest.approx(0.2 - 0.5)
+    assert (found["step_reward_min"][1], found["step_reward_max"][1]) == (-0.8, 0.2)
+    assert found["train_gflop"] == pytest.approx([1.5, 3.0, 4.5, 6.0, 7.5, 9.0])
+    assert found["val_loss"][0] == pytest.approx(2.0 - 0.05 + 0.005)
+    born = env_steps.fates_table([run, run])
+    # host 0 in env-step 2 and host 1 in 3, first slot; second slots in 5 and 6; of two runs
+    assert list(zip(born["step"], born["event"], born["seeds"], strict=True)) == [
+        (2, "germinated", 2),
+        (3, "germinated", 2),
+        (5, "germinated", 2),
+        (6, "germinated", 2),
+    ]
+    monkeypatch.setattr(env_steps, "MOST_ROWS", 5)
+    assert env_steps.steps_table([run])["step"] == [2, 4, 6], "the last env-step stays"
 
 
 def test_hosts_of_the_last_rounds_stand_beside_those_of_the_control(run: RunRecord) -> None:

@@ -5,11 +5,14 @@
   const said = document.getElementById("live");
   let stamp = said.dataset.stamp;
   let changed = Number(said.dataset.changed); // seconds since something was last written
+  let ended = said.dataset.ended === "true"; // all runs
 
   function say(words, lost = false) {
     said.textContent = words;
     said.classList.toggle("unfinished", lost);
   }
+
+  const sayState = () => say(`${ended ? "finished" : "live"}, last written ${shown(changed)} ago`);
 
   function shown(seconds) {
     return seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
@@ -34,15 +37,16 @@
       changed = news.changed;
       if (news.main) {
         stamp = news.stamp;
+        ended = news.ended;
         replace(news);
       }
-      say(`live, last written ${shown(changed)} ago`);
+      sayState();
     } catch {
       say("no answer from esper-watch", true);
     }
     setTimeout(ask, WAIT);
   }
 
-  say(`live, last written ${shown(changed)} ago`);
+  sayState();
   setTimeout(ask, WAIT);
 })();

@@ -1,5 +1,5 @@
 // Draws the figures of a report from the tables in the page, builds the tables behind them when they are opened, and
-// keeps the reader's choice of light or dark. Needs window.vegaEmbed; asks nothing of any network.
+// keeps the reader's choice of light or dark. Needs window.vegaEmbed; loads nothing from the network.
 "use strict";
 (() => {
   const MOST_ROWS = 400; // of a table shown; the file that can be saved has all
@@ -74,7 +74,8 @@
     }
   }
 
-  const shown = (value) => (typeof value === "number" ? value.toLocaleString("en", { maximumSignificantDigits: 6 }) : (value ?? "–"));
+  const shown = (value, missing) =>
+    typeof value === "number" ? value.toLocaleString("en", { maximumSignificantDigits: 6 }) : (value ?? missing);
 
   function cell(kind, text, numeric) {
     const made = document.createElement(kind);
@@ -97,7 +98,7 @@
     const body = table.createTBody();
     for (const row of rows.slice(0, MOST_ROWS)) {
       const line = body.insertRow();
-      figure.columns.forEach(([field], index) => line.append(cell("td", shown(row[field]), numeric[index])));
+      figure.columns.forEach(([field, , missing], index) => line.append(cell("td", shown(row[field], missing), numeric[index])));
     }
     const save = document.createElement("button");
     save.type = "button";

@@ -55,7 +55,7 @@ class ResidentSeeds(NamedTuple):
 
 @dataclass(frozen=True)
 class GpuEngine:
-    """See nets/engine.py for what it does; for hosts without an obstacle (support.py)."""
+    """Trains and validates hosts for which support.py finds no obstacle."""
 
     steps: StepCache = field(default_factory=lambda: StepCache(capture=False))
     chosen: Choice = Choice(False, "Triton kernels for whole networks")

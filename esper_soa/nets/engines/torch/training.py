@@ -121,7 +121,7 @@ class _Chunk:
     def _mean_gradients(
         self, batches: Iterable[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, list[tuple[ActiveGroup, Tensor]]]:
-        """As `_gradients`, of the mean loss of nets.accumulate batches."""
+        """Gradients of host and seeds, of the mean loss of nets.accumulate batches."""
         (host_grad, grads), *others = [
             self._gradients(images, labels) for images, labels in batches
         ]

@@ -2,7 +2,7 @@
 gates.
 
 A `net` is (parameter row, first column, inputs, hidden units, outputs, whether there is a b1).
-Called by the kernels of a slot; every number is a vector [lanes] with zeros beyond what there is.
+Every number is a vector [lanes] with zeros beyond what there is.
 """
 
 import triton

@@ -223,7 +223,10 @@ def tensor_squares(pool, env, first, size, tile: tl.constexpr):
 
 @triton.jit
 def store_measures(measures, host, l2, counts, pool):
-    """As gradients.gradient_statistics; counts: tensors, numbers, vanishing, exploding."""
+    """Write norm, health and ratio of a gradient, by the formulas of nets/gradients.py.
+
+    counts: tensors, numbers, vanishing, exploding.
+    """
     place = host[0] * pool.num_slots + pool.slot
     finite = (l2 - l2) == 0
     vanishing = (counts[2] / counts[0]).to(tl.float64)

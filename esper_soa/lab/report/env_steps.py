@@ -1,0 +1,62 @@
+"""The env-steps of runs of one round: means over hosts, and the seeds that were born or came to an
+end. Of a run that has written several rounds, the newest is read. Needs no torch.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from esper_soa.lab.report.run_files import Row, RunRecord, Table, mean_of, read_round
+from esper_soa.lab.report.run_tables import FATES, GIGA, table_of
+from esper_soa.lab.telemetry.table_files import table_files
+
+MOST_ROWS = 20_000  # of all runs together
+SPREAD = {"accuracy": "accuracy", "step_reward": "reward"}  # columns with extremes, by the table's
+MEANS = ("parameters", "val_loss", "train_loss")
+
+
+def steps_table(runs: Sequence[RunRecord]) -> Table:
+    """A row per run and env-step: means over the hosts that still play, extremes of accuracy and
+    reward, and the training FLOP of a host so far. Rows are left out evenly where there are many.
+    """
+    rows = [list(_steps(run)) for run in runs]
+    every = 1 + sum(map(len, rows)) // MOST_ROWS
+    return table_of(row for of_run in rows for row in of_run[(len(of_run) - 1) % every :: every])
+
+
+def fates_table(runs: Sequence[RunRecord]) -> Table:
+    """A row per env-step and event of FATES: the number of seeds, of all runs and hosts."""
+    counts = Counter(
+        (event["step"], event["kind"])
+        for run in runs
+        for event in _newest(run, "events")
+        if event["kind"] in FATES
+    )
+    return table_of(
+        {"step": step, "event": kind, "seeds": count} for (step, kind), count in counts.items()
+    )
+
+
+def _newest(run: RunRecord, table: str) -> list[Row]:
+    """The rows of a table in the newest round that has been written."""
+    rounds = list(table_files(run.path, table))
+    return read_round(run.path, table, rounds[-1]) if rounds else []
+
+
+def _steps(run: RunRecord) -> Iterator[Row]:
+    by_step: dict[object, list[Row]] = {}
+    for row in _newest(run, "steps"):
+        by_step.setdefault(row["step"], []).append(row)
+    spent = 0.0
+    for hosts in by_step.values():
+        spent += mean_of([host["train_flop"] for host in hosts]) or 0.0
+        row: Row = {"group": run.group, "run": run.label, "step": hosts[0]["step"]}
+        for name, column in SPREAD.items():
+            values = [host[column] for host in hosts]
+            known = [value for value in values if isinstance(value, int | float)]
+            row |= {name: mean_of(known)}
+            row |= {
+                f"{name}_min": min(known, default=None),
+                f"{name}_max": max(known, default=None),
+            }
+        row |= {name: mean_of([host[name] for host in hosts]) for name in MEANS}
+        yield row | {"train_gflop": spent / GIGA}
