@@ -34,7 +34,7 @@ from esper_soa.runtime.ranks import PATIENCE, RankGroup, keep_to_cores
 from esper_soa.runtime.signals import SAVING, Interrupted, reacting
 from esper_soa.training.run_folder import RunFolder, rounds_of
 from esper_soa.training.session import Session, unheard
-from esper_soa.training.start import Place, find_start, place
+from esper_soa.training.start import LaunchedRank, launched_rank, resume_start
 from esper_soa.training.trainer import run_within
 
 # What ends a rank with a message alone, by the word for it in the note that it leaves.
@@ -56,9 +56,9 @@ def train_within(within: Session, cfg: TrainConfig, checkpoint: Path | None) -> 
 
     Raises RankLostError where a rank was lost for good, with the checkpoint to go on from.
     """
-    here = place()
-    if here is not None:
-        return play_rank(within, replace(cfg, resume=cfg.resume or "auto"), checkpoint, here)
+    launched = launched_rank()
+    if launched is not None:
+        return play_rank(within, replace(cfg, resume=cfg.resume or "auto"), checkpoint, launched)
     if cfg.ranks == 1:
         return run_within(within, cfg, checkpoint).accuracy
     check_devices(cfg, cfg.ranks)
@@ -175,27 +175,27 @@ def check_devices(cfg: TrainConfig, ranks: int) -> None:
 def main() -> None:
     """Play the rank this process was started for; the argument is the launcher's scratch folder."""
     scratch = Path(sys.argv[1])
-    here = place()
-    assert here is not None, "this module is run by the launcher of ranks"
+    launched = launched_rank()
+    assert launched is not None, "this module is run by the launcher of ranks"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # all ranks are on this machine
     job = json.loads((scratch / "job.json").read_text(encoding="utf-8"))
     sys.path[:] = job["path"]
     threading.Thread(target=_end_with, args=(job["launcher"],), daemon=True).start()
-    meeting = f"file://{scratch}/store_{here.restarts}"
-    fault = scratch / f"fault_{here.rank}.json"
-    with _telling(fault, here.rank), standing_streams(), unheard():
+    meeting = f"file://{scratch}/store_{launched.restarts}"
+    fault = scratch / f"fault_{launched.rank}.json"
+    with _telling(fault, launched.rank), standing_streams(), unheard():
         cfg = settings_from_yaml(job["settings"])
-        if not here.first:
-            play_beside(cfg, here, meeting)
+        if not launched.first:
+            play_beside(cfg, launched, meeting)
             return
         write_text(scratch / "pid", str(os.getpid()))
         within = Session(RunFolder(Path(job["folder"])), outlet(sys.stdout))
         with within.speaking():
             checkpoint = Path(job["checkpoint"]) if job["checkpoint"] else None
-            if here.restarts:
+            if launched.restarts:
                 cfg = replace(cfg, resume="auto")
-                checkpoint = find_start(cfg, within.folder).checkpoint
-            play_rank(within, cfg, checkpoint, here, meeting)
+                checkpoint = resume_start("auto", str(within.folder.path), cfg.name).checkpoint
+            play_rank(within, cfg, checkpoint, launched, meeting)
 
 
 def _end_with(launcher: int) -> None:
@@ -229,7 +229,7 @@ def _telling(path: Path, rank: int) -> Iterator[None]:
             sys.exit(2 if known == "user" else 1)
 
 
-def play_beside(cfg: TrainConfig, here: Place, meeting: str = "env://") -> float:
+def play_beside(cfg: TrainConfig, launched: LaunchedRank, meeting: str = "env://") -> float:
     """Play a rank other than the first, which says nothing and writes nothing; returns the final
     accuracy (percent). The rest is as of `play_rank`.
     """
@@ -238,32 +238,38 @@ def play_beside(cfg: TrainConfig, here: Place, meeting: str = "env://") -> float
         within = Session(RunFolder(Path(os.devnull)), Outlet(nowhere))
         telemetry = replace(cfg.telemetry, progress="off")
         silent = replace(cfg, report=False, track=[], telemetry=telemetry)
-        return play_rank(within, silent, None, here, meeting)
+        return play_rank(within, silent, None, launched, meeting)
 
 
 def play_rank(
-    within: Session, cfg: TrainConfig, checkpoint: Path | None, here: Place, meeting: str = "env://"
+    within: Session,
+    cfg: TrainConfig,
+    checkpoint: Path | None,
+    launched: LaunchedRank,
+    meeting: str = "env://",
 ) -> float:
     """Play the rank `here` of a run, from `checkpoint` on; returns the final accuracy (percent).
 
     meeting: where ranks find each other, for torch.distributed. Raises RankLostError, with the
     checkpoint to go on from, where another rank does not go on.
     """
-    allowed = f"{here.processes}, the processes that were started"
-    check(cfg.ranks == here.processes, "ranks", cfg.ranks, allowed)
-    check_devices(cfg, here.local_processes)
-    device = resolve_device(cfg.device, here.local_rank)
+    allowed = f"{launched.processes}, the processes that were started"
+    check(cfg.ranks == launched.processes, "ranks", cfg.ranks, allowed)
+    check_devices(cfg, launched.local_processes)
+    device = resolve_device(cfg.device, launched.local_rank)
     if device.type == "cpu":
-        keep_to_cores(here.local_rank, here.local_processes)
+        keep_to_cores(launched.local_rank, launched.local_processes)
     else:
         torch.cuda.set_device(device)
-    if here.restarts:
+    if launched.restarts:
         LOGGER.warning(
-            "ranks    all %d were started again, for the %d. time", here.processes, here.restarts
+            "ranks    all %d were started again, for the %d. time",
+            launched.processes,
+            launched.restarts,
         )
-    _meet(device, here, meeting)
-    beside = here.local_processes if device.type == "cpu" else 1
-    group = RankGroup(cfg.envs, here.local_rank, beside)
+    _meet(device, launched, meeting)
+    beside = launched.local_processes if device.type == "cpu" else 1
+    group = RankGroup(cfg.envs, launched.local_rank, beside)
     try:
         accuracy = run_within(within, cfg, checkpoint, ranks=group).accuracy
         group.of_all(None)  # nobody leaves before all have come to the end
@@ -273,11 +279,11 @@ def play_rank(
     return accuracy
 
 
-def _meet(device: torch.device, here: Place, meeting: str) -> None:
+def _meet(device: torch.device, launched: LaunchedRank, meeting: str) -> None:
     """Connect with the other ranks; raises RankLostError where they cannot be reached."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, meeting, PATIENCE, here.processes, here.rank)
+        dist.init_process_group(backend, meeting, PATIENCE, launched.processes, launched.rank)
     except RuntimeError as error:
         raise RankLostError(
             f"the other ranks cannot be reached ({one_line(error)}). Give torchrun {FRESH_STORE}=1,"

@@ -133,14 +133,16 @@ class Plan(NamedTuple):
         }
 
 
-def show_plan(cfg: TrainConfig, console: Console, as_json: bool = False) -> None:
+def show_plan(cfg: TrainConfig, console: Console) -> None:
     """Print the plan of a run; UserError where it cannot run here, with the setting to lower."""
     plan = make_plan(cfg)
-    if as_json:
-        console.print(json_line(plan.record()), highlight=False, soft_wrap=True)
-    else:
-        console.print(plan_table(plan))
-        console.print(verdict(plan), highlight=False, soft_wrap=True)
+    console.print(plan_table(plan))
+    console.print(verdict(plan), highlight=False, soft_wrap=True)
+
+
+def show_plan_json(cfg: TrainConfig, console: Console) -> None:
+    """As `show_plan`, in one line of JSON."""
+    console.print(json_line(make_plan(cfg).record()), highlight=False, soft_wrap=True)
 
 
 def make_plan(cfg: TrainConfig, seconds: float = PROBE_SECONDS) -> Plan:
