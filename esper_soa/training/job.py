@@ -80,8 +80,8 @@ def _train(composed: DictConfig, folder: RunFolder, hopeless: Judge | None) -> f
     launched = launched_rank()
     if launched is not None and not launched.first:
         with importing_torch():
-            from esper_soa.training.launch import play_beside
-        return play_beside(settings, launched)
+            from esper_soa.training.launch import run_silent_rank
+        return run_silent_rank(settings, launched)
     with session(folder) as within:
         overrides = list(HydraConfig.get().overrides.task)
         checkpoint = begin_run(within, settings, overrides)

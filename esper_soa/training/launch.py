@@ -58,7 +58,7 @@ def train_within(within: Session, cfg: TrainConfig, checkpoint: Path | None) -> 
     """
     launched = launched_rank()
     if launched is not None:
-        return play_rank(within, replace(cfg, resume=cfg.resume or "auto"), checkpoint, launched)
+        return run_rank(within, replace(cfg, resume=cfg.resume or "auto"), checkpoint, launched)
     if cfg.ranks == 1:
         return run_within(within, cfg, checkpoint).accuracy
     check_devices(cfg, cfg.ranks)
@@ -103,9 +103,9 @@ def _launch(folder: RunFolder, cfg: TrainConfig, scratch: Path) -> None:
         with _quiet_launcher(), reacting(react, (SAVING, *STOPS)):
             elastic_launch(config, sys.executable)("-m", "esper_soa.training.launch", str(scratch))
     except SignalException as stop:
-        raise Interrupted(int(stop.sigval), _told(scratch).get("unsaved", "")) from None
+        raise Interrupted(int(stop.sigval), _first_fault(scratch).get("unsaved", "")) from None
     except ChildFailedError as failed:
-        raise _what_failed(failed, folder, cfg, _told(scratch)) from None
+        raise _failure_of(failed, folder, cfg, _first_fault(scratch)) from None
 
 
 @contextmanager
@@ -129,13 +129,13 @@ def _quiet_launcher() -> Iterator[None]:
             del os.environ[FRESH_STORE]
 
 
-def _told(scratch: Path) -> dict:
+def _first_fault(scratch: Path) -> dict:
     """The first fault told by a rank, one of CONSEQUENCES only where alone; empty for none."""
     told = [json.loads(path.read_text(encoding="utf-8")) for path in scratch.glob("fault_*.json")]
     return min(told, key=lambda one: (one["kind"] in CONSEQUENCES, one["time"]), default={})
 
 
-def _what_failed(
+def _failure_of(
     failed: ChildFailedError, folder: RunFolder, cfg: TrainConfig, fault: dict
 ) -> Exception:
     """What ended the run, as one error: the fault that a rank told, or how the first one ended."""
@@ -150,11 +150,11 @@ def _what_failed(
         words = f"rank {rank} of {cfg.ranks} ended with status {failure.exitcode}"
     again = f" {cfg.restarts} restarts were of no avail." if cfg.restarts else ""
     return RankLostError(
-        f"{words}; the others have been ended.{again} {way_on(folder, cfg.rounds)}"
+        f"{words}; the others have been ended.{again} {resume_hint(folder, cfg.rounds)}"
     )
 
 
-def way_on(folder: RunFolder, rounds: int) -> str:
+def resume_hint(folder: RunFolder, rounds: int) -> str:
     """How to go on with the run in `folder`, in words."""
     saved = folder.checkpoints()
     if not saved:
@@ -180,13 +180,13 @@ def main() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # all ranks are on this machine
     job = json.loads((scratch / "job.json").read_text(encoding="utf-8"))
     sys.path[:] = job["path"]
-    threading.Thread(target=_end_with, args=(job["launcher"],), daemon=True).start()
+    threading.Thread(target=_stop_with, args=(job["launcher"],), daemon=True).start()
     meeting = f"file://{scratch}/store_{launched.restarts}"
     fault = scratch / f"fault_{launched.rank}.json"
-    with _telling(fault, launched.rank), standing_streams(), unheard():
+    with _leave_fault(fault, launched.rank), standing_streams(), unheard():
         cfg = settings_from_yaml(job["settings"])
         if not launched.first:
-            play_beside(cfg, launched, meeting)
+            run_silent_rank(cfg, launched, meeting)
             return
         write_text(scratch / "pid", str(os.getpid()))
         within = Session(RunFolder(Path(job["folder"])), outlet(sys.stdout))
@@ -195,10 +195,10 @@ def main() -> None:
             if launched.restarts:
                 cfg = replace(cfg, resume="auto")
                 checkpoint = resume_start("auto", str(within.folder.path), cfg.name).checkpoint
-            play_rank(within, cfg, checkpoint, launched, meeting)
+            run_rank(within, cfg, checkpoint, launched, meeting)
 
 
-def _end_with(launcher: int) -> None:
+def _stop_with(launcher: int) -> None:
     """Ask this process to stop, with a checkpoint, once it is no longer a child of `launcher`."""
     while os.getppid() == launcher:
         time.sleep(1)
@@ -206,7 +206,7 @@ def _end_with(launcher: int) -> None:
 
 
 @contextmanager
-def _telling(path: Path, rank: int) -> Iterator[None]:
+def _leave_fault(path: Path, rank: int) -> Iterator[None]:
     """Leave a note of what ends the context early, for the launcher; what is known by a message
     ends the process with its status.
     """
@@ -229,19 +229,19 @@ def _telling(path: Path, rank: int) -> Iterator[None]:
             sys.exit(2 if known == "user" else 1)
 
 
-def play_beside(cfg: TrainConfig, launched: LaunchedRank, meeting: str = "env://") -> float:
+def run_silent_rank(cfg: TrainConfig, launched: LaunchedRank, meeting: str = "env://") -> float:
     """Play a rank other than the first, which says nothing and writes nothing; returns the final
-    accuracy (percent). The rest is as of `play_rank`.
+    accuracy (percent). The rest is as of `run_rank`.
     """
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         LOGGER.disabled = True
         within = Session(RunFolder(Path(os.devnull)), Outlet(nowhere))
         telemetry = replace(cfg.telemetry, progress="off")
         silent = replace(cfg, report=False, track=[], telemetry=telemetry)
-        return play_rank(within, silent, None, launched, meeting)
+        return run_rank(within, silent, None, launched, meeting)
 
 
-def play_rank(
+def run_rank(
     within: Session,
     cfg: TrainConfig,
     checkpoint: Path | None,
@@ -274,7 +274,7 @@ def play_rank(
         accuracy = run_within(within, cfg, checkpoint, ranks=group).accuracy
         group.of_all(None)  # nobody leaves before all have come to the end
     except RankLostError as error:
-        raise RankLostError(f"{error}. {way_on(within.folder, cfg.rounds)}") from error
+        raise RankLostError(f"{error}. {resume_hint(within.folder, cfg.rounds)}") from error
     dist.destroy_process_group()
     return accuracy
 
