@@ -1,4 +1,4 @@
-"""Starts the ranks of a run and plays one: a process per device, or group of cores, by torch's API.
+"""Starts the ranks of a run and runs one: a process per device, or group of cores, by torch's API.
 
 With ranks=K this process starts K others, each of which runs `main` of this module, and waits:
 where one is lost the launcher ends the others, and starts all again as often as `restarts` says.
@@ -130,15 +130,15 @@ def _quiet_launcher() -> Iterator[None]:
 
 
 def _first_fault(scratch: Path) -> dict:
-    """The first fault told by a rank, one of CONSEQUENCES only where alone; empty for none."""
-    told = [json.loads(path.read_text(encoding="utf-8")) for path in scratch.glob("fault_*.json")]
-    return min(told, key=lambda one: (one["kind"] in CONSEQUENCES, one["time"]), default={})
+    """The first fault of a rank, one of CONSEQUENCES only where alone; empty for none."""
+    faults = [json.loads(path.read_text(encoding="utf-8")) for path in scratch.glob("fault_*.json")]
+    return min(faults, key=lambda one: (one["kind"] in CONSEQUENCES, one["time"]), default={})
 
 
 def _failure_of(
     failed: ChildFailedError, folder: RunFolder, cfg: TrainConfig, fault: dict
 ) -> Exception:
-    """What ended the run, as one error: the fault that a rank told, or how the first one ended."""
+    """What ended the run, as one error: the fault of a rank, or how the first one ended."""
     kind = fault.get("kind", "lost")
     if kind in FAULTS and kind not in CONSEQUENCES:
         return FAULTS[kind](fault["words"])
@@ -173,7 +173,7 @@ def check_devices(cfg: TrainConfig, ranks: int) -> None:
 
 
 def main() -> None:
-    """Play the rank this process was started for; the argument is the launcher's scratch folder."""
+    """Run the rank this process was started for; the argument is the launcher's scratch folder."""
     scratch = Path(sys.argv[1])
     launched = launched_rank()
     assert launched is not None, "this module is run by the launcher of ranks"
@@ -207,8 +207,8 @@ def _stop_with(launcher: int) -> None:
 
 @contextmanager
 def _leave_fault(path: Path, rank: int) -> Iterator[None]:
-    """Leave a note of what ends the context early, for the launcher; what is known by a message
-    ends the process with its status.
+    """Write what ends the context early to `path`, for the launcher; KNOWN_ERRORS end the process
+    with their status.
     """
     path.unlink(missing_ok=True)  # of an earlier start
     try:
@@ -217,21 +217,21 @@ def _leave_fault(path: Path, rank: int) -> Iterator[None]:
         error = sys.exception()
         known = next((word for word, kind in FAULTS.items() if isinstance(error, kind)), "")
         if error is not None:
-            told = {
+            fault = {
                 "kind": known or ("stopped" if isinstance(error, SystemExit) else "error"),
                 "rank": rank,
                 "words": str(error) if known else f"{type(error).__name__}: {error}",
                 "time": time.time(),
                 "unsaved": error.unsaved if isinstance(error, Interrupted) else "",
             }
-            write_text(path, json.dumps(told))
+            write_text(path, json.dumps(fault))
         if known:
             sys.exit(2 if known == "user" else 1)
 
 
 def run_silent_rank(cfg: TrainConfig, launched: LaunchedRank, meeting: str = "env://") -> float:
-    """Play a rank other than the first, which says nothing and writes nothing; returns the final
-    accuracy (percent). The rest is as of `run_rank`.
+    """Run a rank other than the first, which prints and writes nothing; returns the final accuracy
+    (percent). The rest is as of `run_rank`.
     """
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         LOGGER.disabled = True
@@ -248,7 +248,7 @@ def run_rank(
     launched: LaunchedRank,
     meeting: str = "env://",
 ) -> float:
-    """Play the rank `here` of a run, from `checkpoint` on; returns the final accuracy (percent).
+    """Run this process's rank of a run, from `checkpoint` on; returns the final accuracy (percent).
 
     meeting: where ranks find each other, for torch.distributed. Raises RankLostError, with the
     checkpoint to go on from, where another rank does not go on.
