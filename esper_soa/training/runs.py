@@ -125,13 +125,13 @@ def train(experiment: str = "", overrides: Sequence[str] = ()) -> RecordedRun:
     how to go on. Raises UserError for settings that cannot work, OutOfRoomError where memory ran
     out, and IncompleteError, with everything played, where something could not be written.
     """
-    given = [f"+experiment={experiment}"] * bool(experiment) + list(overrides)
+    changes = [f"+experiment={experiment}"] * bool(experiment) + list(overrides)
     settings = compose_settings(experiment, overrides)
     folder = make_run_folder(settings, settings.run_dir)
     threads = torch.get_num_threads()
     try:
         with session(folder) as within, unheard():
-            train_within(within, settings, begin_run(within, settings, given))
+            train_within(within, settings, begin_run(within, settings, changes))
     except Interrupted as stop:
         if stop.number != SIGINT:
             raise
