@@ -1,9 +1,7 @@
-"""The command line of training: `python -m esper_soa.train +experiment=cifar_3seed`, or
-`esper-train`.
+"""The command esper-train: `python -m esper_soa.train +experiment=cifar_3seed`.
 
-Stands in front of command.py, so that a signal is heard while Hydra, which takes half a second, is
-still imported. Once it is imported, Python has the name `esper_soa.train` mean this module, so it
-can be called as that function.
+Once it is imported, Python has the name `esper_soa.train` mean this module, so the module can be
+called as that function.
 """
 
 import sys
@@ -11,9 +9,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from esper_soa.config.arguments import show_help_or_version
-from esper_soa.runtime.console import standing_streams
-from esper_soa.runtime.signals import importing, stopped_at_once
+from esper_soa.training.command import run_command
 
 if TYPE_CHECKING:
     from esper_soa.training.runs import RecordedRun
@@ -21,13 +17,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run the command line; ends the interpreter with the status that command.py documents."""
-    with standing_streams(), stopped_at_once():
-        if show_help_or_version("train"):
-            return
-        with importing():
-            from esper_soa.training.command import TrainConfig, run_command
-
-        run_command("train", TrainConfig)
+    run_command("train")
 
 
 class CallableModule(ModuleType):

@@ -6,10 +6,11 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from program import finished
+from program import ENVIRONMENT, finished
 
 from esper_soa.config.arguments import prepare_arguments
 from esper_soa.config.errors import UserError
+from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import TrainConfig
 
 
@@ -107,3 +108,31 @@ esper_soa.train.main()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stdout.endswith("\n[]\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--plan", "--plan: needs esper_soa.lab, which is not installed"),
+        ("-m seed=1,2", "-m: needs esper_soa.lab, which is not installed"),
+        ("hydra.mode=MULTIRUN", "a sweep needs esper_soa.lab, which is not installed"),
+        ("--cfg job", ""),
+    ],
+)
+def test_what_needs_the_lab_says_so_where_it_is_missing(
+    tmp_path: Path, words: str, told: str
+) -> None:
+    root = Path(config_dir()).parent
+    (tmp_path / "esper_soa").mkdir()
+    for part in [*root.glob("esper_soa/*"), root / "configs", root / "hydra_plugins"]:
+        if part.name != "lab":
+            (tmp_path / part.relative_to(root)).symlink_to(part)
+    done = subprocess.run(
+        [sys.executable, "-m", "esper_soa.train", *words.split()],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert (done.returncode, done.stderr) == ((2, f"error: {told}\n") if told else (0, ""))
+    assert not (tmp_path / "runs").exists()

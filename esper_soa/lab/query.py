@@ -46,9 +46,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 def ask(words: Sequence[str]) -> int:
     """Answer the question among `words`, or list the views; returns the exit status."""
-    given = [word for word in words if word.startswith(tuple(f"{name}=" for name in SETTINGS))]
-    places = [word for word in words if word not in given]
-    settings = SETTINGS | dict(word.split("=", 1) for word in given)
+    named = [word for word in words if word.startswith(tuple(f"{name}=" for name in SETTINGS))]
+    places = [word for word in words if word not in named]
+    settings = SETTINGS | dict(word.split("=", 1) for word in named)
     check_choice("format", settings["format"], FORMATS)
     check(settings["limit"].isdecimal(), "limit", settings["limit"], "a number of rows")
     asks = places and " " in places[-1] and not Path(places[-1]).expanduser().is_dir()

@@ -11,12 +11,15 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from typing import TextIO
+from typing import NoReturn, TextIO
 
-from esper_soa.config.errors import UserError
+from esper_soa.config.errors import OutOfRoomError, RankLostError, UserError
+from esper_soa.runtime.files import IncompleteError
 from esper_soa.runtime.signals import stopped_at_once
 
 CLOSED = "it was closed before the start"
+# Errors of which a user is told the message alone.
+KNOWN_ERRORS = (UserError, IncompleteError, OutOfRoomError, RankLostError)
 
 
 class Outlet(io.TextIOBase):
@@ -89,6 +92,12 @@ def standing_streams() -> Iterator[None]:
                 stream.flush()
 
 
+def exit_with(error: Exception) -> NoReturn:
+    """Print the message of `error`; end the interpreter with 2 for a user's mistake, else 1."""
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2 if isinstance(error, UserError) else 1)
+
+
 def parser(usage: str, purpose: str, words: str) -> argparse.ArgumentParser:
     """What reads the arguments of a command. usage: one line that begins with its name; words: what
     each argument is, shown as it stands; arguments are added with help=argparse.SUPPRESS.
@@ -106,8 +115,7 @@ def ending_with_status() -> Iterator[None]:
         try:
             yield
         except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
+            exit_with(error)
         except OSError as error:
             reason = error.strerror or error
             print(f"error: {error.filename}: cannot be written ({reason})", file=sys.stderr)

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TypeAlias
 
+from esper_soa.config.errors import UserError
+
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 SAVING = signal.SIGUSR2
 Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
@@ -100,6 +102,18 @@ def importing() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
+
+
+@contextmanager
+def importing_torch() -> Iterator[None]:
+    """As `importing`, of torch; UserError where there is no room for the files that it makes."""
+    try:
+        with importing():
+            yield
+    except OSError as error:
+        raise UserError(
+            f"torch cannot be loaded ({error}). TMPDIR=<folder> names one for its files"
+        ) from error
 
 
 class Requests:

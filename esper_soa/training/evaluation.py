@@ -124,13 +124,13 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
     for title in ("accuracy (%)", "parameters", "accuracy - rent", "reward", lead):
         table.add_column(title, justify="right", no_wrap=True)
     for verdict in verdicts:
-        cells = [shown(verdict.means[field], form) for field, form in forms.items()]
-        cells.append("" if verdict.lead is None else shown(verdict.lead, "+.2f"))
+        cells = [interval_text(verdict.means[field], form) for field, form in forms.items()]
+        cells.append("" if verdict.lead is None else interval_text(verdict.lead, "+.2f"))
         table.add_row(verdict.policy, *cells)
     return table
 
 
-def shown(interval: Interval, form: str) -> str:
+def interval_text(interval: Interval, form: str) -> str:
     """'mean [low, high]'."""
     return f"{interval.mean:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
 
@@ -159,7 +159,7 @@ def evaluate(cfg: EvaluateConfig, folder: RunFolder) -> list[Verdict]:
 def evaluate_within(within: Session, cfg: EvaluateConfig) -> list[Verdict]:
     """Play, compare, write evaluation.json and evaluation.txt and print the table.
 
-    Raises IncompleteError, with everything played and told, where something could not be written.
+    Raises IncompleteError, with everything else done, where something could not be written.
     """
     apply_threads(cfg.compute.threads)
     device = resolve_device(cfg.device)
@@ -188,9 +188,9 @@ def evaluate_within(within: Session, cfg: EvaluateConfig) -> list[Verdict]:
         "confidence": cfg.confidence,
         "data": data,
     }
-    played = f"{cfg.episodes} episodes of {run.envs} envs and {run.steps} env-steps"
+    amount = f"{cfg.episodes} episodes of {run.envs} envs and {run.steps} env-steps"
     title = (
-        f"{run.task.host_name} on {world.images.name}: {played}, means with "
+        f"{run.task.host_name} on {world.images.name}: {amount}, means with "
         f"{cfg.confidence:.0%} t intervals"
     )
     text = f"{title}\n{as_text(verdict_table(verdicts))}"

@@ -1,4 +1,4 @@
-"""Starts the ranks of a run and plays one: a process per device, or group of cores, by torch's API.
+"""Starts the ranks of a run and runs one: a process per device, or group of cores, by torch's API.
 
 With ranks=K this process starts K others, each of which runs `main` of this module, and waits:
 where one is lost the launcher ends the others, and starts all again as often as `restarts` says.
@@ -34,7 +34,7 @@ from esper_soa.runtime.ranks import PATIENCE, RankGroup, keep_to_cores
 from esper_soa.runtime.signals import SAVING, Interrupted, reacting
 from esper_soa.training.run_folder import RunFolder, rounds_of
 from esper_soa.training.session import Session, unheard
-from esper_soa.training.start import Place, find_start, place
+from esper_soa.training.start import LaunchedRank, launched_rank, resume_start
 from esper_soa.training.trainer import run_within
 
 # What ends a rank with a message alone, by the word for it in the note that it leaves.
@@ -56,9 +56,9 @@ def train_within(within: Session, cfg: TrainConfig, checkpoint: Path | None) -> 
 
     Raises RankLostError where a rank was lost for good, with the checkpoint to go on from.
     """
-    here = place()
-    if here is not None:
-        return play_rank(within, replace(cfg, resume=cfg.resume or "auto"), checkpoint, here)
+    launched = launched_rank()
+    if launched is not None:
+        return run_rank(within, replace(cfg, resume=cfg.resume or "auto"), checkpoint, launched)
     if cfg.ranks == 1:
         return run_within(within, cfg, checkpoint).accuracy
     check_devices(cfg, cfg.ranks)
@@ -103,9 +103,9 @@ def _launch(folder: RunFolder, cfg: TrainConfig, scratch: Path) -> None:
         with _quiet_launcher(), reacting(react, (SAVING, *STOPS)):
             elastic_launch(config, sys.executable)("-m", "esper_soa.training.launch", str(scratch))
     except SignalException as stop:
-        raise Interrupted(int(stop.sigval), _told(scratch).get("unsaved", "")) from None
+        raise Interrupted(int(stop.sigval), _first_fault(scratch).get("unsaved", "")) from None
     except ChildFailedError as failed:
-        raise _what_failed(failed, folder, cfg, _told(scratch)) from None
+        raise _failure_of(failed, folder, cfg, _first_fault(scratch)) from None
 
 
 @contextmanager
@@ -129,16 +129,16 @@ def _quiet_launcher() -> Iterator[None]:
             del os.environ[FRESH_STORE]
 
 
-def _told(scratch: Path) -> dict:
-    """The first fault told by a rank, one of CONSEQUENCES only where alone; empty for none."""
-    told = [json.loads(path.read_text(encoding="utf-8")) for path in scratch.glob("fault_*.json")]
-    return min(told, key=lambda one: (one["kind"] in CONSEQUENCES, one["time"]), default={})
+def _first_fault(scratch: Path) -> dict:
+    """The first fault of a rank, one of CONSEQUENCES only where alone; empty for none."""
+    faults = [json.loads(path.read_text(encoding="utf-8")) for path in scratch.glob("fault_*.json")]
+    return min(faults, key=lambda one: (one["kind"] in CONSEQUENCES, one["time"]), default={})
 
 
-def _what_failed(
+def _failure_of(
     failed: ChildFailedError, folder: RunFolder, cfg: TrainConfig, fault: dict
 ) -> Exception:
-    """What ended the run, as one error: the fault that a rank told, or how the first one ended."""
+    """What ended the run, as one error: the fault of a rank, or how the first one ended."""
     kind = fault.get("kind", "lost")
     if kind in FAULTS and kind not in CONSEQUENCES:
         return FAULTS[kind](fault["words"])
@@ -150,11 +150,11 @@ def _what_failed(
         words = f"rank {rank} of {cfg.ranks} ended with status {failure.exitcode}"
     again = f" {cfg.restarts} restarts were of no avail." if cfg.restarts else ""
     return RankLostError(
-        f"{words}; the others have been ended.{again} {way_on(folder, cfg.rounds)}"
+        f"{words}; the others have been ended.{again} {resume_hint(folder, cfg.rounds)}"
     )
 
 
-def way_on(folder: RunFolder, rounds: int) -> str:
+def resume_hint(folder: RunFolder, rounds: int) -> str:
     """How to go on with the run in `folder`, in words."""
     saved = folder.checkpoints()
     if not saved:
@@ -173,32 +173,32 @@ def check_devices(cfg: TrainConfig, ranks: int) -> None:
 
 
 def main() -> None:
-    """Play the rank this process was started for; the argument is the launcher's scratch folder."""
+    """Run the rank this process was started for; the argument is the launcher's scratch folder."""
     scratch = Path(sys.argv[1])
-    here = place()
-    assert here is not None, "this module is run by the launcher of ranks"
+    launched = launched_rank()
+    assert launched is not None, "this module is run by the launcher of ranks"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # all ranks are on this machine
     job = json.loads((scratch / "job.json").read_text(encoding="utf-8"))
     sys.path[:] = job["path"]
-    threading.Thread(target=_end_with, args=(job["launcher"],), daemon=True).start()
-    meeting = f"file://{scratch}/store_{here.restarts}"
-    fault = scratch / f"fault_{here.rank}.json"
-    with _telling(fault, here.rank), standing_streams(), unheard():
+    threading.Thread(target=_stop_with, args=(job["launcher"],), daemon=True).start()
+    meeting = f"file://{scratch}/store_{launched.restarts}"
+    fault = scratch / f"fault_{launched.rank}.json"
+    with _leave_fault(fault, launched.rank), standing_streams(), unheard():
         cfg = settings_from_yaml(job["settings"])
-        if not here.first:
-            play_beside(cfg, here, meeting)
+        if not launched.first:
+            run_silent_rank(cfg, launched, meeting)
             return
         write_text(scratch / "pid", str(os.getpid()))
         within = Session(RunFolder(Path(job["folder"])), outlet(sys.stdout))
         with within.speaking():
             checkpoint = Path(job["checkpoint"]) if job["checkpoint"] else None
-            if here.restarts:
+            if launched.restarts:
                 cfg = replace(cfg, resume="auto")
-                checkpoint = find_start(cfg, within.folder).checkpoint
-            play_rank(within, cfg, checkpoint, here, meeting)
+                checkpoint = resume_start("auto", str(within.folder.path), cfg.name).checkpoint
+            run_rank(within, cfg, checkpoint, launched, meeting)
 
 
-def _end_with(launcher: int) -> None:
+def _stop_with(launcher: int) -> None:
     """Ask this process to stop, with a checkpoint, once it is no longer a child of `launcher`."""
     while os.getppid() == launcher:
         time.sleep(1)
@@ -206,9 +206,9 @@ def _end_with(launcher: int) -> None:
 
 
 @contextmanager
-def _telling(path: Path, rank: int) -> Iterator[None]:
-    """Leave a note of what ends the context early, for the launcher; what is known by a message
-    ends the process with its status.
+def _leave_fault(path: Path, rank: int) -> Iterator[None]:
+    """Write what ends the context early to `path`, for the launcher; KNOWN_ERRORS end the process
+    with their status.
     """
     path.unlink(missing_ok=True)  # of an earlier start
     try:
@@ -217,67 +217,73 @@ def _telling(path: Path, rank: int) -> Iterator[None]:
         error = sys.exception()
         known = next((word for word, kind in FAULTS.items() if isinstance(error, kind)), "")
         if error is not None:
-            told = {
+            fault = {
                 "kind": known or ("stopped" if isinstance(error, SystemExit) else "error"),
                 "rank": rank,
                 "words": str(error) if known else f"{type(error).__name__}: {error}",
                 "time": time.time(),
                 "unsaved": error.unsaved if isinstance(error, Interrupted) else "",
             }
-            write_text(path, json.dumps(told))
+            write_text(path, json.dumps(fault))
         if known:
             sys.exit(2 if known == "user" else 1)
 
 
-def play_beside(cfg: TrainConfig, here: Place, meeting: str = "env://") -> float:
-    """Play a rank other than the first, which says nothing and writes nothing; returns the final
-    accuracy (percent). The rest is as of `play_rank`.
+def run_silent_rank(cfg: TrainConfig, launched: LaunchedRank, meeting: str = "env://") -> float:
+    """Run a rank other than the first, which prints and writes nothing; returns the final accuracy
+    (percent). The rest is as of `run_rank`.
     """
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         LOGGER.disabled = True
         within = Session(RunFolder(Path(os.devnull)), Outlet(nowhere))
         telemetry = replace(cfg.telemetry, progress="off")
         silent = replace(cfg, report=False, track=[], telemetry=telemetry)
-        return play_rank(within, silent, None, here, meeting)
+        return run_rank(within, silent, None, launched, meeting)
 
 
-def play_rank(
-    within: Session, cfg: TrainConfig, checkpoint: Path | None, here: Place, meeting: str = "env://"
+def run_rank(
+    within: Session,
+    cfg: TrainConfig,
+    checkpoint: Path | None,
+    launched: LaunchedRank,
+    meeting: str = "env://",
 ) -> float:
-    """Play the rank `here` of a run, from `checkpoint` on; returns the final accuracy (percent).
+    """Run this process's rank of a run, from `checkpoint` on; returns the final accuracy (percent).
 
     meeting: where ranks find each other, for torch.distributed. Raises RankLostError, with the
     checkpoint to go on from, where another rank does not go on.
     """
-    allowed = f"{here.processes}, the processes that were started"
-    check(cfg.ranks == here.processes, "ranks", cfg.ranks, allowed)
-    check_devices(cfg, here.local_processes)
-    device = resolve_device(cfg.device, here.local_rank)
+    allowed = f"{launched.processes}, the processes that were started"
+    check(cfg.ranks == launched.processes, "ranks", cfg.ranks, allowed)
+    check_devices(cfg, launched.local_processes)
+    device = resolve_device(cfg.device, launched.local_rank)
     if device.type == "cpu":
-        keep_to_cores(here.local_rank, here.local_processes)
+        keep_to_cores(launched.local_rank, launched.local_processes)
     else:
         torch.cuda.set_device(device)
-    if here.restarts:
+    if launched.restarts:
         LOGGER.warning(
-            "ranks    all %d were started again, for the %d. time", here.processes, here.restarts
+            "ranks    all %d were started again, for the %d. time",
+            launched.processes,
+            launched.restarts,
         )
-    _meet(device, here, meeting)
-    beside = here.local_processes if device.type == "cpu" else 1
-    group = RankGroup(cfg.envs, here.local_rank, beside)
+    _meet(device, launched, meeting)
+    beside = launched.local_processes if device.type == "cpu" else 1
+    group = RankGroup(cfg.envs, launched.local_rank, beside)
     try:
         accuracy = run_within(within, cfg, checkpoint, ranks=group).accuracy
         group.of_all(None)  # nobody leaves before all have come to the end
     except RankLostError as error:
-        raise RankLostError(f"{error}. {way_on(within.folder, cfg.rounds)}") from error
+        raise RankLostError(f"{error}. {resume_hint(within.folder, cfg.rounds)}") from error
     dist.destroy_process_group()
     return accuracy
 
 
-def _meet(device: torch.device, here: Place, meeting: str) -> None:
+def _meet(device: torch.device, launched: LaunchedRank, meeting: str) -> None:
     """Connect with the other ranks; raises RankLostError where they cannot be reached."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, meeting, PATIENCE, here.processes, here.rank)
+        dist.init_process_group(backend, meeting, PATIENCE, launched.processes, launched.rank)
     except RuntimeError as error:
         raise RankLostError(
             f"the other ranks cannot be reached ({one_line(error)}). Give torchrun {FRESH_STORE}=1,"

@@ -27,7 +27,6 @@ NUMBERED = re.compile(r"(?:checkpoint_(\d{6,18})\.pt|(?:best|hosts)_(\d{6,18})\.
 LEFTOVER = re.compile(r"[a-z]+(_\d{6,18})?\.[a-z]+\.\d+\.tmp")
 STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 RUNS = Path("runs")  # where folders are made for which no place is given
-SWEEP = "sweep_"  # before the time in the name of a sweep's folder
 PACKAGES = ("esper-soa", "torch", "tensordict", "numpy", "hydra-core", "rich")
 
 
@@ -166,7 +165,7 @@ def open_run_folder(run_dir: str, name: str) -> RunFolder:
     Raises UserError where the folder cannot be written or already holds the results of a run.
     """
     if not run_dir:
-        return RunFolder(_make_dated(RUNS / name))
+        return RunFolder(make_dated_folder(RUNS / name))
     folder = writable(user_path("run_dir", run_dir), "run_dir")
     names = [*RESULTS, folder.networks.name, *(path.name for path in folder.checkpoints())]
     found = [name for name in names if (folder.path / name).exists()]
@@ -178,19 +177,7 @@ def open_run_folder(run_dir: str, name: str) -> RunFolder:
     return folder
 
 
-def open_sweep_folder(sweep_dir: str, name: str, resume: bool) -> Path:
-    """Make `sweep_dir`, or runs/`name`/sweep_<time>; to `resume`, the newest of those if any.
-
-    Raises UserError where the folder cannot be made.
-    """
-    parent = RUNS / name
-    if sweep_dir:
-        return writable(user_path("run_dir", sweep_dir), "run_dir").path
-    sweeps = dated_folders(parent, SWEEP) if resume else []
-    return sweeps[0].resolve() if sweeps else _make_dated(parent, SWEEP)
-
-
-def _make_dated(parent: Path, prefix: str = "") -> Path:
+def make_dated_folder(parent: Path, prefix: str = "") -> Path:
     """Make a folder that nobody else has, `parent`/`prefix`<time>; raises UserError."""
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     path = parent / f"{prefix}{stamp}"

@@ -16,16 +16,16 @@ from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import UserError, check, one_line
 from esper_soa.config.nets import blueprint_names
 from esper_soa.config.registry import name_in
-from esper_soa.config.settings import settings_from_mapping, settings_yaml
+from esper_soa.config.settings import settings_from_mapping
 from esper_soa.grown.module_files import load
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.nets.model.user_parts import task_slots
 from esper_soa.runtime.signals import Interrupted
 from esper_soa.training.launch import train_within
 from esper_soa.training.resume import read_run, restore_policy
-from esper_soa.training.run_folder import RunFolder, find_checkpoint, package_versions, write_config
+from esper_soa.training.run_folder import RunFolder, find_checkpoint, package_versions
 from esper_soa.training.session import session, unheard
-from esper_soa.training.start import find_start, folder_for
+from esper_soa.training.start import begin_run, make_run_folder
 
 
 class RecordedRun:
@@ -125,17 +125,13 @@ def train(experiment: str = "", overrides: Sequence[str] = ()) -> RecordedRun:
     how to go on. Raises UserError for settings that cannot work, OutOfRoomError where memory ran
     out, and IncompleteError, with everything played, where something could not be written.
     """
-    given = [f"+experiment={experiment}"] * bool(experiment) + list(overrides)
+    changes = [f"+experiment={experiment}"] * bool(experiment) + list(overrides)
     settings = compose_settings(experiment, overrides)
-    folder = folder_for(settings, settings.run_dir)
+    folder = make_run_folder(settings, settings.run_dir)
     threads = torch.get_num_threads()
     try:
         with session(folder) as within, unheard():
-            start = find_start(settings, folder)
-            if start.checkpoint is None:
-                with within.unwritten.noting(folder.config.name):
-                    write_config(folder, settings_yaml(settings), given)
-            train_within(within, settings, start.checkpoint)
+            train_within(within, settings, begin_run(within, settings, changes))
     except Interrupted as stop:
         if stop.number != SIGINT:
             raise

@@ -30,10 +30,8 @@ class OptunaSweeper(Sweeper):
         """Play what is left of the trials; returns the best accuracy, None where no trial came to
         its end.
         """
-        from esper_soa.lab.sweep.plugins import refused
         from esper_soa.lab.sweep.search import search
 
         if self.config is None or self.launcher is None:
             raise ValueError("setup has not been called")
-        with refused():
-            return search(self.config, arguments, self.launcher)
+        return search(self.config, arguments, self.launcher)

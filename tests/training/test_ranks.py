@@ -22,7 +22,7 @@ from esper_soa.config.errors import SettingError
 from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.runtime.ranks import core_group, share_of
 from esper_soa.training.checkpoint import load_checkpoint
-from esper_soa.training.launch import way_on
+from esper_soa.training.launch import resume_hint
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.trainer import run
 
@@ -339,7 +339,7 @@ def test_ranks_listen_on_loopback_alone_and_end_with_a_checkpoint_when_their_lau
 
 
 def test_what_is_said_of_a_run_without_a_checkpoint(tmp_path: Path) -> None:
-    assert way_on(RunFolder(tmp_path), 3).startswith("No round is saved yet")
+    assert resume_hint(RunFolder(tmp_path), 3).startswith("No round is saved yet")
     RunFolder(tmp_path).checkpoint(2).touch()
     told = f"checkpoint_000002.pt holds 2 of 3 rounds. Go on with resume={tmp_path}"
-    assert way_on(RunFolder(tmp_path), 3) == told
+    assert resume_hint(RunFolder(tmp_path), 3) == told

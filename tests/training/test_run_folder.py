@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from esper_soa.config.errors import UserError
+from esper_soa.lab.sweep.folder import open_sweep_folder
 from esper_soa.training.checksum import CheckpointError, write_sealed
 from esper_soa.training.run_folder import (
     RunFolder,
     claimed,
     find_checkpoint,
     open_run_folder,
-    open_sweep_folder,
     passed_over,
     write_config,
     write_versions,

@@ -39,12 +39,12 @@ from esper_soa.lab.compare.comparison import (
     power_note,
 )
 from esper_soa.lab.report.page import NAME, report_in
+from esper_soa.lab.run_folders import finished_accuracy
 from esper_soa.runtime.console import ending_with_status, parser
 from esper_soa.runtime.files import write_text
 from esper_soa.runtime.json_lines import Json, MetricsWriter, json_line
 from esper_soa.runtime.signals import importing
 from esper_soa.training.run_folder import RunFolder
-from esper_soa.training.start import finished_accuracy
 from esper_soa.training.statistics import mean_interval
 
 GROUP = re.compile(r"[A-Za-z]\w{0,30}")

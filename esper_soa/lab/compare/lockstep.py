@@ -11,13 +11,12 @@ from typing import TypeAlias
 import torch
 
 from esper_soa.config.errors import OutOfRoomError, UserError
-from esper_soa.config.settings import TrainConfig, settings_yaml
+from esper_soa.config.settings import TrainConfig
 from esper_soa.runtime.files import IncompleteError
 from esper_soa.runtime.signals import Interrupted, signals_noted
-from esper_soa.training.run_folder import write_config
 from esper_soa.training.running import Run
 from esper_soa.training.session import silent_session, unheard
-from esper_soa.training.start import find_start, folder_for
+from esper_soa.training.start import begin_run, make_run_folder
 from esper_soa.training.trainer import ended, played, ready
 
 # Is told the round, from 1, and the runs in the order of their turns.
@@ -75,13 +74,9 @@ def _saving(jobs: Mapping[str, Run], playing: str) -> Iterator[None]:
 
 def _turns(settings: TrainConfig, overrides: list[str]) -> Generator[Run, None, None]:
     """The run, once it is ready and after every round; sums it up behind the last."""
-    with silent_session(folder_for(settings, settings.run_dir)) as within:
+    with silent_session(make_run_folder(settings, settings.run_dir)) as within:
         with within.speaking():
-            start = find_start(settings, within.folder)
-            if start.checkpoint is None:
-                with within.unwritten.noting(within.folder.config.name):
-                    write_config(within.folder, settings_yaml(settings), overrides)
-            job = ready(within, settings, start.checkpoint)
+            job = ready(within, settings, begin_run(within, settings, overrides))
         yield job
         with closing(played(job)) as rounds:
             while True:

@@ -25,7 +25,7 @@ from rich.table import Column, Table
 from esper_soa.config.errors import UserError
 from esper_soa.config.paths import user_path
 from esper_soa.config.settings import MAX_ENVS, TrainConfig, settings_yaml
-from esper_soa.lab.plan.probe import Took
+from esper_soa.lab.plan.probe import ProbeResult
 from esper_soa.nets.data.datasets import count_images
 from esper_soa.runtime.device import resolve_device
 from esper_soa.runtime.files import reason_of
@@ -55,7 +55,7 @@ class Plan(NamedTuple):
 
     cfg: TrainConfig
     device: torch.device  # of the first rank
-    took: Took  # by a rank with its share of the envs
+    took: ProbeResult  # by a rank with its share of the envs
     per_env: float  # bytes of memory
     disk: Disk
 
@@ -133,14 +133,16 @@ class Plan(NamedTuple):
         }
 
 
-def show_plan(cfg: TrainConfig, console: Console, as_json: bool = False) -> None:
+def show_plan(cfg: TrainConfig, console: Console) -> None:
     """Print the plan of a run; UserError where it cannot run here, with the setting to lower."""
     plan = make_plan(cfg)
-    if as_json:
-        console.print(json_line(plan.record()), highlight=False, soft_wrap=True)
-    else:
-        console.print(plan_table(plan))
-        console.print(verdict(plan), highlight=False, soft_wrap=True)
+    console.print(plan_table(plan))
+    console.print(verdict(plan), highlight=False, soft_wrap=True)
+
+
+def show_plan_json(cfg: TrainConfig, console: Console) -> None:
+    """As `show_plan`, in one line of JSON."""
+    console.print(json_line(make_plan(cfg).record()), highlight=False, soft_wrap=True)
 
 
 def make_plan(cfg: TrainConfig, seconds: float = PROBE_SECONDS) -> Plan:
@@ -157,10 +159,12 @@ def make_plan(cfg: TrainConfig, seconds: float = PROBE_SECONDS) -> Plan:
             mine = replace(share(cfg), device=str(resolve_device(cfg.device, rank)))
             (folder / f"{rank}.yaml").write_text(settings_yaml(mine), encoding="utf-8")
         with ThreadPoolExecutor(ranks) as pool:
-            found = pool.map(lambda rank: probed(folder, f"{seconds}", rank, ranks), range(ranks))
-            took = slowest([Took(**one) for one in found], free if beside > 1 else None)
+            found = pool.map(
+                lambda rank: run_probe(folder, f"{seconds}", rank, ranks), range(ranks)
+            )
+            took = slowest_rank([ProbeResult(**one) for one in found], free if beside > 1 else None)
         few, many = numbers_of_envs(share(cfg), device)
-        per_env = probed(folder, f"{few},{many}", 0, ranks)["per_env"]
+        per_env = run_probe(folder, f"{few},{many}", 0, ranks)["per_env"]
         disk = disk_of(folder / f"{seconds}_0", cfg)
     return Plan(cfg, device, took, per_env, disk)
 
@@ -172,12 +176,12 @@ def share(cfg: TrainConfig) -> TrainConfig:
     return with_envs(replace(cfg, ranks=1, restarts=0), -(-cfg.envs // cfg.ranks))
 
 
-def slowest(ranks: Sequence[Took], shared: int | None = None) -> Took:
+def slowest_rank(ranks: Sequence[ProbeResult], shared: int | None = None) -> ProbeResult:
     """What the ranks took at most, as each waits for all, and what was left at least.
 
     shared: bytes that were free for all of them before they began; None: each has its own.
     """
-    most = Took(*map(max, zip(*ranks, strict=True)))
+    most = ProbeResult(*map(max, zip(*ranks, strict=True)))
     free = min(took.free for took in ranks)
     return most._replace(
         free=free if shared is None else shared // len(ranks) - most.program,
@@ -194,7 +198,7 @@ def numbers_of_envs(cfg: TrainConfig, device: torch.device) -> tuple[int, int]:
     return few, min(MAX_ENVS, 3 * few)
 
 
-def probed(folder: Path, asked: str, rank: int = 0, ranks: int = 1) -> dict:
+def run_probe(folder: Path, asked: str, rank: int = 0, ranks: int = 1) -> dict:
     """What the probe of a rank says, by the settings in <rank>.yaml; raises UserError where it was
     refused, or ran out of memory.
     """

@@ -39,7 +39,7 @@ KIB = 1024
 FEW_STEPS = 3  # env-steps that are played where only memory is asked for
 
 
-class Took(NamedTuple):
+class ProbeResult(NamedTuple):
     """What a round of the run took."""
 
     program: int  # bytes of the process before anything of the run was built
@@ -175,7 +175,7 @@ def opened(cfg: TrainConfig, folder: RunFolder) -> Iterator[tuple[Session, Run]]
         yield within, Run(cfg, within)
 
 
-def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) -> Took:
+def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) -> ProbeResult:
     """Play and measure a round, then a short one, which shows what memory later rounds add."""
     begun = time.perf_counter()
     free = free_memory(resolve_device(cfg.device))
@@ -191,7 +191,7 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
             leave_report(within)
         reported = time.perf_counter()
     beside = max(0.0, pace.beside)
-    return Took(
+    return ProbeResult(
         program=program,
         host=_memory("VmHWM"),
         device=_on_device(job.device),

@@ -7,7 +7,7 @@ from html import escape
 
 from esper_soa.config.settings import flat_settings
 from esper_soa.lab.compare.comparison import MEASURES, RESULT
-from esper_soa.lab.report.groups import CONFIDENCE, Group, differing, pairs
+from esper_soa.lab.report.groups import CONFIDENCE, RunGroup, differing, pairs
 from esper_soa.lab.report.run_files import Cell, Record, RunRecord, Table, number, read_json
 from esper_soa.lab.report.text import NOTHING, bounded, p_value, told
 
@@ -50,7 +50,7 @@ def details(runs: Sequence[RunRecord]) -> str:
     )
 
 
-def comparisons(groups: Sequence[Group]) -> str:
+def comparisons(groups: Sequence[RunGroup]) -> str:
     """Every pair of groups with its test, or what esper-compare found; empty of one group."""
     study = study_of([run for group in groups for run in group.runs])
     return _card("Comparisons", _study(study) if study else _pairs(groups))
@@ -95,7 +95,7 @@ def _table(titles: str, rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-def _pairs(groups: Sequence[Group]) -> str:
+def _pairs(groups: Sequence[RunGroup]) -> str:
     found = pairs(groups)
     if not found:
         return ""

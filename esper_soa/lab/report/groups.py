@@ -29,7 +29,7 @@ CONFIDENCE = 0.95
 LEVEL = 0.05  # of the tests, all comparisons together
 
 
-class Group(NamedTuple):
+class RunGroup(NamedTuple):
     """Runs of the same overrides but for the seed."""
 
     label: str
@@ -46,7 +46,7 @@ class Group(NamedTuple):
         return [run.accuracy for run in self.runs if run.accuracy is not None]
 
 
-class Standing(NamedTuple):
+class FinishedGroup(NamedTuple):
     """A group by the runs that have come to their end."""
 
     label: str
@@ -70,7 +70,7 @@ class Pair(NamedTuple):
     adjusted: float  # p for all comparisons together (Holm 1979)
 
 
-def groups_of(runs: Sequence[RunRecord]) -> list[Group]:
+def groups_of(runs: Sequence[RunRecord]) -> list[RunGroup]:
     """The runs by their overrides, in the order of their first runs."""
     by_key: dict[tuple[str, ...], list[RunRecord]] = {}
     for run in runs:
@@ -81,7 +81,7 @@ def groups_of(runs: Sequence[RunRecord]) -> list[Group]:
         own = [override for override in key if override not in common]
         names = dict.fromkeys(str(run.settings.get("name", run.label)) for run in members)
         label = ", ".join(own or names)
-        found.append(Group(label, [replace(run, group=label) for run in members]))
+        found.append(RunGroup(label, [replace(run, group=label) for run in members]))
     return found
 
 
@@ -98,14 +98,14 @@ def differing(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
     return {name: values for name, values in found.items() if len(set(values)) > 1}
 
 
-def standings(groups: Sequence[Group]) -> list[Standing]:
+def standings(groups: Sequence[RunGroup]) -> list[FinishedGroup]:
     """Every group that has a run at its end, the highest accuracy first."""
     found = []
     for group in groups:
         ended = group.ended
         gains = [run.gain for run in ended if run.gain is not None]
         if ended:
-            one = Standing(
+            one = FinishedGroup(
                 group.label,
                 len(ended),
                 len(group.runs) - len(ended),
@@ -118,7 +118,7 @@ def standings(groups: Sequence[Group]) -> list[Standing]:
     return sorted(found, key=lambda one: -one.accuracy.mean)
 
 
-def pairs(groups: Sequence[Group]) -> list[Pair]:
+def pairs(groups: Sequence[RunGroup]) -> list[Pair]:
     """All pairs of groups with runs at their end, surest first; p also for all pairs together."""
     both = list(combinations([group for group in groups if group.ended], 2))
     ps = [mann_whitney(one.accuracies, other.accuracies) for one, other in both]
@@ -129,7 +129,7 @@ def pairs(groups: Sequence[Group]) -> list[Pair]:
     return sorted(found, key=lambda pair: pair.p)
 
 
-def _difference(one: Group, other: Group) -> Interval | None:
+def _difference(one: RunGroup, other: RunGroup) -> Interval | None:
     mine, theirs = (
         dict(zip((number(run.settings, "seed") for run in ended), accuracies, strict=True))
         for ended, accuracies in ((group.ended, group.accuracies) for group in (one, other))

@@ -28,7 +28,7 @@ EMPTY = ("empty", "dormant", "unknown")  # stages of a slot that holds nothing
 MARKED = ("germinated", "blended", "fossilized", "pruned", "rollback", "ended_early")
 
 
-class Chosen(NamedTuple):
+class LaneRound(NamedTuple):
     """A round of a run whose env-steps are shown."""
 
     run: RunRecord
@@ -52,7 +52,7 @@ class Chosen(NamedTuple):
         return row, -float(_int(env) % shown * (len(self.names) + HEAD) + HEAD)
 
 
-def chosen_rounds(runs: Sequence[RunRecord]) -> list[Chosen]:
+def chosen_rounds(runs: Sequence[RunRecord]) -> list[LaneRound]:
     """The rounds to be shown, with their tables; of each run the last one first."""
     found = []
     for run in runs[:MOST_RUNS]:
@@ -64,7 +64,7 @@ def chosen_rounds(runs: Sequence[RunRecord]) -> list[Chosen]:
                 hosts = 1 + max(_int(row["env"]) for row in steps)
                 seeds = [row for row in slots if row["stage"] not in EMPTY]
                 names = list(dict.fromkeys([*run.slots, *(str(row["slot"]) for row in slots)]))
-                found.append(Chosen(run, name, seeds, steps, events, hosts, names))
+                found.append(LaneRound(run, name, seeds, steps, events, hosts, names))
     return found
 
 
@@ -87,7 +87,7 @@ def hosts_on_screen(slots: int) -> int:
     return max(1, min(8, ROWS_OF_HOSTS // (slots + HEAD)))
 
 
-def lanes_table(rounds: Sequence[Chosen]) -> Table:
+def lanes_table(rounds: Sequence[LaneRound]) -> Table:
     """A row per stretch of env-steps in which a slot kept seed, stage and alpha; `base` is where
     its lane stands. Stretches are longer where there are many rows: each tells one contribution.
     """
@@ -95,7 +95,7 @@ def lanes_table(rounds: Sequence[Chosen]) -> Table:
     return table_of(row for one in rounds for row in _stretches(one, longest))
 
 
-def _stretches(one: Chosen, longest: int) -> Iterator[Row]:
+def _stretches(one: LaneRound, longest: int) -> Iterator[Row]:
     """The rows of lanes_table of a round; at most `longest` env-steps each."""
     since = count()
 
@@ -122,13 +122,13 @@ def _stretches(one: Chosen, longest: int) -> Iterator[Row]:
         }
 
 
-def accuracies_table(rounds: Sequence[Chosen]) -> Table:
+def accuracies_table(rounds: Sequence[LaneRound]) -> Table:
     """A row per host and env-step: its accuracy, and where it lies in the lane above its slots."""
     every = 1 + sum(len(one.steps) for one in rounds) // MOST_ROWS
     return table_of(row for one in rounds for row in _accuracies(one, every))
 
 
-def _accuracies(one: Chosen, every: int) -> Iterator[Row]:
+def _accuracies(one: LaneRound, every: int) -> Iterator[Row]:
     known = [(row, row["accuracy"]) for row in one.steps]
     values = [value for _, value in known if isinstance(value, int | float)]
     low = min(values, default=0.0)
@@ -143,7 +143,7 @@ def _accuracies(one: Chosen, every: int) -> Iterator[Row]:
             yield begun | {"step": step, "accuracy": value, "y": height}
 
 
-def names_table(rounds: Sequence[Chosen]) -> Table:
+def names_table(rounds: Sequence[LaneRound]) -> Table:
     """A row per host: its name with its last accuracy, and why its episode ended early."""
     rows: list[Row] = []
     for one in rounds:
@@ -157,7 +157,7 @@ def names_table(rounds: Sequence[Chosen]) -> Table:
     return table_of(rows)
 
 
-def marks_table(rounds: Sequence[Chosen]) -> Table:
+def marks_table(rounds: Sequence[LaneRound]) -> Table:
     """A row per event that a lane marks: in the middle of its slot's, or of the whole host beside
     the name.
     """

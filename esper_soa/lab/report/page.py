@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from esper_soa.lab.report.bundle import MISSING, available, bundle
 from esper_soa.lab.report.details import comparisons, details, updates
-from esper_soa.lab.report.groups import Group, groups_of
+from esper_soa.lab.report.groups import RunGroup, groups_of
 from esper_soa.lab.report.run_files import RunRecord, find_runs
 from esper_soa.lab.report.run_tables import packed
-from esper_soa.lab.report.sections import Section, Shown, asset, charts, shown_of
+from esper_soa.lab.report.sections import Drawing, Section, asset, charts, shown_of
 from esper_soa.lab.report.text import state_of, tiles_of, verdict_of
 from esper_soa.lab.telemetry.worker import Failures
 from esper_soa.runtime.files import LOGGER, write_text
@@ -79,7 +79,7 @@ def framed(parts: Parts, program: str, policy: str, live: str = "", more: str = 
     )
 
 
-def _opening(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
+def _opening(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> str:
     """State, verdict and tiles."""
     words, ended = state_of(runs)
     state = f'<span class="state{"" if ended else " unfinished"}">{escape(words)}</span>'
@@ -126,7 +126,7 @@ def _section(section: Section, more: str) -> str:
     )
 
 
-def _data(shown: Shown) -> str:
+def _data(shown: Drawing) -> str:
     """Tables and figures as the page's program reads them; none can end the script element."""
     figures = [figure for section in shown.sections for figure in section.figures]
     wanted = {name for figure in figures for name in (*figure["data"], figure["table"])}

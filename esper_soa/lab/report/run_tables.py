@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, zip_longest
 from typing import TypeAlias
 
-from esper_soa.lab.report.groups import Standing
+from esper_soa.lab.report.groups import FinishedGroup
 from esper_soa.lab.report.run_files import (
     Cell,
     Record,
@@ -206,7 +206,7 @@ def _host_rows(score: Record) -> Iterator[Row]:
             yield {"host": env, "accuracy": accuracy} | sizes
 
 
-def standings_table(found: Sequence[Standing]) -> Table:
+def standings_table(found: Sequence[FinishedGroup]) -> Table:
     """A row per group, the best first; a bound that is not finite is left out."""
     rows: list[Row] = []
     for one in found:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import yaml
 
 from esper_soa.lab.report import env_steps, lanes, run_tables
-from esper_soa.lab.report.groups import Group, standings
+from esper_soa.lab.report.groups import RunGroup, standings
 from esper_soa.lab.report.run_files import RunRecord, Table
 from esper_soa.lab.report.text import NOTHING
 from esper_soa.runtime.json_lines import Json
@@ -41,7 +41,7 @@ class Section(NamedTuple):
     figures: list[dict]
 
 
-class Shown(NamedTuple):
+class Drawing(NamedTuple):
     """Everything that is drawn, and the tables that it is drawn from."""
 
     sections: list[Section]
@@ -59,7 +59,7 @@ def charts() -> dict:
     return dict(yaml.safe_load(asset("charts.yaml")))
 
 
-def shown_of(groups: Sequence[Group]) -> Shown:
+def shown_of(groups: Sequence[RunGroup]) -> Drawing:
     """Everything that a report draws."""
     runs = [run for group in groups for run in group.runs]
     tables = tables_of(groups, runs)
@@ -77,10 +77,10 @@ def shown_of(groups: Sequence[Group]) -> Shown:
         words += [said for name, said in section.get("else", {}).items() if name not in drawn]
         text = " ".join(said for said in words if said)
         sections.append(Section(section["id"], section["title"], text, figures))
-    return Shown(sections, tables)
+    return Drawing(sections, tables)
 
 
-def tables_of(groups: Sequence[Group], runs: Sequence[RunRecord]) -> dict[str, Table]:
+def tables_of(groups: Sequence[RunGroup], runs: Sequence[RunRecord]) -> dict[str, Table]:
     """Every table by its name; env-steps where there is no second round."""
     rounds = lanes.chosen_rounds(runs)
     lines = run_tables.rounds_table(runs)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from esper_soa.lab.report.groups import LEVEL, Group, Standing, pairs, standings
+from esper_soa.lab.report.groups import LEVEL, FinishedGroup, RunGroup, pairs, standings
 from esper_soa.lab.report.run_files import RunRecord, number, part
 from esper_soa.training.progress import duration
 from esper_soa.training.statistics import Interval
@@ -14,7 +14,7 @@ NOTHING = "–"  # what is told where a number is not known
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
-class Tile(NamedTuple):
+class Highlight(NamedTuple):
     """A number that stands out."""
 
     title: str
@@ -22,7 +22,7 @@ class Tile(NamedTuple):
     note: str = ""
 
 
-def verdict_of(groups: Sequence[Group]) -> str:
+def verdict_of(groups: Sequence[RunGroup]) -> str:
     """What came of the runs, in a sentence or two."""
     runs = [run for group in groups for run in group.runs]
     if len(runs) == 1:
@@ -48,7 +48,7 @@ def _of_one(run: RunRecord) -> str:
     return f"{words}; hosts ended the first at {first:.2f} % and the last at {last:.2f} %."
 
 
-def _of_seeds(one: Standing) -> str:
+def _of_seeds(one: FinishedGroup) -> str:
     """Several runs of the same settings."""
     ended = f"{one.runs} runs end at {bounded(one.accuracy)} %"
     if one.gain is None:
@@ -62,7 +62,7 @@ def _of_seeds(one: Standing) -> str:
     return f"No difference from the control that {one.runs} runs could show: {gain}; {ended}."
 
 
-def _of_groups(found: Sequence[Standing], groups: Sequence[Group]) -> str:
+def _of_groups(found: Sequence[FinishedGroup], groups: Sequence[RunGroup]) -> str:
     best, *others = found
     ends = bounded(best.accuracy)
     if not others:
@@ -103,13 +103,13 @@ def state_of(runs: Sequence[RunRecord]) -> tuple[str, bool]:
     return f"{ended} of {len(runs)} runs finished", ended == len(runs)
 
 
-def tiles_of(groups: Sequence[Group]) -> list[Tile]:
+def tiles_of(groups: Sequence[RunGroup]) -> list[Highlight]:
     """The numbers that stand beside the verdict."""
     runs = [run for group in groups for run in group.runs]
     return _tiles_of_one(runs[0]) if len(runs) == 1 else _tiles_of_several(groups, runs)
 
 
-def _tiles_of_one(run: RunRecord) -> list[Tile]:
+def _tiles_of_one(run: RunRecord) -> list[Highlight]:
     """As the final table has them, or as far as the last round says; beside them the control."""
     last = run.rounds[-1] if run.rounds else {}
     grown = part(run.summary, "grown") or {
@@ -120,10 +120,10 @@ def _tiles_of_one(run: RunRecord) -> list[Tile]:
     control = part(run.summary, "control")
     name = control_words(str(control["name"])) if "name" in control else ""
 
-    def tile(title: str, field: str, form: Callable[[float], str]) -> Tile:
+    def tile(title: str, field: str, form: Callable[[float], str]) -> Highlight:
         plain = number(control, field)
         note = "" if plain is None else f"{form(plain)} {name}"
-        return Tile(title, told(number(grown, field), form), note)
+        return Highlight(title, told(number(grown, field), form), note)
 
     germinated, fossilized, pruned = (
         sum(int(number(line, "seeds", fate) or 0) for line in run.rounds)
@@ -138,26 +138,28 @@ def _tiles_of_one(run: RunRecord) -> list[Tile]:
         tile("accuracy, mean over hosts", "accuracy", "{:.2f} %".format),
         tile("parameters of a host", "size", "{:,.0f}".format),
         tile("training of a host", "flop", flop_in_words),
-        Tile("rounds", str(len(run.rounds)), f"of {run.planned}; {work}"),
-        Tile("seeds germinated", f"{germinated:,}", fates),
-        Tile("speed", told(eps, "{:,.1f}".format), pace),
+        Highlight("rounds", str(len(run.rounds)), f"of {run.planned}; {work}"),
+        Highlight("seeds germinated", f"{germinated:,}", fates),
+        Highlight("speed", told(eps, "{:,.1f}".format), pace),
     ]
 
 
-def _tiles_of_several(groups: Sequence[Group], runs: Sequence[RunRecord]) -> list[Tile]:
+def _tiles_of_several(groups: Sequence[RunGroup], runs: Sequence[RunRecord]) -> list[Highlight]:
     found = standings(groups)
     tiles = [
-        Tile("runs", str(len(runs)), f"{sum(run.finished for run in runs)} finished"),
-        Tile("groups", str(len(groups)), "by overrides"),
+        Highlight("runs", str(len(runs)), f"{sum(run.finished for run in runs)} finished"),
+        Highlight("groups", str(len(groups)), "by overrides"),
     ]
     if found:
         best = found[0]
         name = best.label if len(groups) > 1 else "mean over runs"
         title = "highest accuracy" if len(groups) > 1 else "accuracy"
-        tiles.append(Tile(title, f"{best.accuracy.mean:.2f} %", name))
+        tiles.append(Highlight(title, f"{best.accuracy.mean:.2f} %", name))
         if best.gain is not None:
-            tiles.append(Tile("over the control", f"{best.gain.mean:+.2f} points", name))
-        tiles.append(Tile("parameters of a host", told(best.parameters, "{:,.0f}".format), "mean"))
+            tiles.append(Highlight("over the control", f"{best.gain.mean:+.2f} points", name))
+        tiles.append(
+            Highlight("parameters of a host", told(best.parameters, "{:,.0f}".format), "mean")
+        )
     return tiles
 
 

@@ -1,10 +1,10 @@
 """A job of a sweep: in a process of its own, watched by the launcher's, with a record of its end.
 
-Launchers call `play_job`. Hydra's own, joblib's and Ray's give several jobs to one process, so that
-one that is killed would take others along: there a job is `python -m esper_soa.lab.sweep.jobs`, and
-what is left in the launcher's waits for it, hands signals on and notes how it ended. Of submitit
-every job has a process to itself, where it plays, as that is where submitit's handlers requeue it.
-Whichever it is, a job that fails returns None. Needs no torch.
+Launchers call `run_job` in place of the task of the command. Hydra's own, joblib's and Ray's give
+several jobs to one process, so that one that is killed would take others along: there a job is
+`python -m esper_soa.lab.sweep.jobs`, and what is left in the launcher's process waits for it, hands
+signals on and records how it ended. Submitit gives every job a process, where the job runs, as that
+is where submitit's handlers queue it again. A job that fails returns None. Needs no torch.
 """
 
 import json
@@ -18,17 +18,21 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Thread
-from typing import BinaryIO, NamedTuple, TypeAlias, cast
+from typing import BinaryIO, TypeAlias, cast
 
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import setup_globals
 from omegaconf import DictConfig, OmegaConf
 
-from esper_soa.config.errors import OutOfRoomError, PrunedError, RankLostError, UserError, joined
-from esper_soa.lab.sweep.plugins import plays_in_own_process
-from esper_soa.runtime.console import standing_streams
-from esper_soa.runtime.files import IncompleteError, write_text
+from esper_soa.config.errors import PrunedError, UserError, joined
+from esper_soa.config.settings import EvaluateConfig, evaluation_from, settings_from
+from esper_soa.lab.run_folders import finished_accuracy, resumes
+from esper_soa.lab.sweep.folder import check_job
+from esper_soa.lab.sweep.plugins import has_own_process, is_search
+from esper_soa.lab.sweep.resolvers import register_resolvers
+from esper_soa.runtime.console import KNOWN_ERRORS, standing_streams
+from esper_soa.runtime.files import write_text
 from esper_soa.runtime.signals import (
     SAVING,
     STOPPING,
@@ -37,7 +41,8 @@ from esper_soa.runtime.signals import (
     reacting,
     stopped_at_once,
 )
-from esper_soa.training.session import unheard
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.session import Judge
 
 FOLDER = ".jobs"  # of records, in the folder of the sweep
 BEGUN = "begun"
@@ -49,7 +54,11 @@ KILLED = "killed"
 ENDED = (DONE, PRUNED)  # a sweep that goes on leaves such jobs alone
 WAITING = "not begun"  # of a job without a record
 
-Play: TypeAlias = Callable[[DictConfig], float | None]
+# Given the composed settings and, in a search, what decides after a round whether the run ends;
+# returns what the sweeper maximises.
+Task: TypeAlias = Callable[..., float | None]
+
+register_resolvers()  # in every process that runs a job
 
 
 @dataclass(frozen=True)
@@ -66,15 +75,6 @@ class JobRecord:
     def ended(self, status: str, value: float | None = None, message: str = "") -> "JobRecord":
         """The record with what the job came to."""
         return replace(self, status=status, value=value, message=message)
-
-
-class Work(NamedTuple):
-    """What the jobs of a command do; functions of modules, so that other processes get them."""
-
-    # The record of a job that has nothing left to do, given what an earlier call noted; None for
-    # one to be played.
-    settled: Callable[[DictConfig, JobRecord | None], JobRecord | None]
-    play: Play
 
 
 def this_job() -> JobRecord:
@@ -96,49 +96,81 @@ def read_records(sweep: Path, number: int | str = "*") -> dict[int, JobRecord]:
     return {one.number: one for one in sorted(records, key=lambda one: one.number)}
 
 
-def play_job(work: Work, composed: DictConfig) -> float | None:
-    """Do the job that Hydra has begun here; what sweepers maximise, None where it did not end."""
+def run_job(task: Task, composed: DictConfig) -> float | None:
+    """Run the job that Hydra has begun; what sweepers maximise, None where it did not end."""
     sweep = Path(HydraConfig.get().sweep.dir)
     job = this_job()
     try:
-        settled = work.settled(composed, read_records(sweep, job.number).get(job.number))
+        ended = ended_before(composed, job, read_records(sweep, job.number).get(job.number))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        settled = job.ended(FAILED, message=joined(error))
-    keep(sweep, settled or job)
-    if settled is not None:
-        return settled.value
-    if plays_in_own_process(HydraConfig.get()):
-        return play_here(work.play, composed)
-    return watch(work.play, composed, sweep, job)
+        ended = job.ended(FAILED, message=joined(error))
+    keep(sweep, ended or job)
+    if ended is not None:
+        return ended.value
+    if has_own_process(HydraConfig.get()):
+        return run_here(task, composed)
+    return watch(task, composed, sweep, job)
 
 
-def play_here(play: Play, composed: DictConfig) -> float | None:
-    """Play the job in this process and keep its record; raises what is no message of ours."""
+def ended_before(
+    composed: DictConfig, job: JobRecord, before: JobRecord | None
+) -> JobRecord | None:
+    """The record of a job that an earlier call has ended; None for one to be run.
+
+    before: what that call has recorded. Raises UserError for what a job of a sweep cannot have.
+    """
+    if OmegaConf.get_type(composed) is EvaluateConfig:
+        evaluation_from(composed)
+        return None
+    settings = settings_from(composed)
+    check_job(HydraConfig.get(), settings)
+    folder = RunFolder(Path(job.folder))
+    accuracy = finished_accuracy(folder, settings)
+    if accuracy is not None:
+        print(f"job {job.number} is done already: {folder.path}")
+        return job.ended(DONE, accuracy)
+    if before is not None and before.status == PRUNED and resumes(folder, settings):
+        print(f"job {job.number} was {before.message}: {folder.path}")
+        return before
+    return None
+
+
+def run_here(task: Task, composed: DictConfig) -> float | None:
+    """Run the job in this process and keep its record; raises what is no message of ours."""
     job = this_job()
     ended = job
     try:
-        with unheard():
-            ended = job.ended(DONE, play(composed))
+        ended = job.ended(DONE, task(composed, *pruner(composed)))
     except PrunedError as error:
         print(f"job {job.number} is {error}")
         ended = job.ended(PRUNED, error.accuracy, str(error))
-    except (UserError, IncompleteError, OutOfRoomError, RankLostError) as error:
+    except KNOWN_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         ended = job.ended(FAILED, message=joined(error))
     finally:
         cause = sys.exception()
         if ended is job and isinstance(cause, SystemExit):
-            told = joined(cause) if isinstance(cause, Interrupted) else "stopped by the launcher"
-            ended = job.ended(STOPPED, message=told)
+            why = joined(cause) if isinstance(cause, Interrupted) else "stopped by the launcher"
+            ended = job.ended(STOPPED, message=why)
         elif ended is job:
             ended = job.ended(FAILED, message=f"{type(cause).__name__}: {joined(cause)}")
         keep(Path(HydraConfig.get().sweep.dir), ended)
     return ended.value
 
 
-def watch(play: Play, composed: DictConfig, sweep: Path, job: JobRecord) -> float | None:
-    """Play the job in a process of its own; raises Interrupted where asked to stop meanwhile.
+def pruner(composed: DictConfig) -> tuple[Judge, ...]:
+    """What ends hopeless runs of a search early; none in other sweeps, and for several ranks."""
+    hydra = HydraConfig.get()
+    if not is_search(hydra) or composed.ranks > 1:
+        return ()
+    from esper_soa.lab.sweep.search import judge_of  # needs the extra `sweep`
+
+    return (judge_of(hydra, composed.rounds),)
+
+
+def watch(task: Task, composed: DictConfig, sweep: Path, job: JobRecord) -> float | None:
+    """Run the job in a process of its own; raises Interrupted where asked to stop meanwhile.
 
     That process has a session of its own: Ctrl-C reaches it once, from here. The end of its
     standard input tells it that nobody waits for it any more. (Not by multiprocessing, which cannot
@@ -159,7 +191,7 @@ def watch(play: Play, composed: DictConfig, sweep: Path, job: JobRecord) -> floa
 
         with reacting(hand_on, (*STOPPING, SAVING)):
             with suppress(BrokenPipeError):  # of one that ended at once; its status says how
-                pickle.dump((play, composed, context), cast(BinaryIO, process.stdin))
+                pickle.dump((task, composed, context), cast(BinaryIO, process.stdin))
                 cast(BinaryIO, process.stdin).flush()
             status = process.wait()
     record = read_records(sweep, job.number).get(job.number, job)
@@ -182,14 +214,14 @@ def _stop_with_parent() -> None:
 
 
 def main() -> None:
-    """Play the job that standard input holds."""
+    """Run the job that standard input holds."""
     with standing_streams(), stopped_at_once():
         with importing():
-            play, composed, context = pickle.load(sys.stdin.buffer)
+            task, composed, context = pickle.load(sys.stdin.buffer)
         setup_globals()
         HydraConfig.instance().cfg = cast(HydraConf, OmegaConf.create({"hydra": context}))
         Thread(target=_stop_with_parent, daemon=True).start()
-        play_here(play, composed)
+        run_here(task, composed)
 
 
 if __name__ == "__main__":

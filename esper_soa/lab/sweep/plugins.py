@@ -2,14 +2,10 @@
 
 import re
 import shutil
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 from hydra.conf import HydraConf
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from esper_soa.config.errors import UserError, check
@@ -71,27 +67,11 @@ def check_slurm(hydra: DictConfig, named: bool, resume: str) -> None:
         )
 
 
-def in_sweep() -> bool:
-    """Whether the job in progress is one of a sweep."""
-    return HydraConfig.get().mode == RunMode.MULTIRUN
-
-
 def is_search(hydra: HydraConf) -> bool:
     """Whether Optuna chooses the jobs."""
     return hydra.sweeper["_target_"] == f"{OURS}.search.OptunaSweeper"
 
 
-def plays_in_own_process(hydra: HydraConf) -> bool:
+def has_own_process(hydra: HydraConf) -> bool:
     """Whether every job has a process to itself; asked in the job: Hydra composes anew for each."""
     return hydra.launcher["_target_"] in (*OUR_LAUNCHERS, *OUR_LAUNCHERS.values())
-
-
-@contextmanager
-def refused() -> Iterator[None]:
-    """End with the message of a UserError, and status 2: Hydra drops or decorates exceptions."""
-    try:
-        yield
-    except UserError as error:
-        HydraConfig.instance().cfg = None  # there is no sweep to say anything of at the end
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)

@@ -41,7 +41,7 @@ PRUNERS = ("median", "halving", "none")
 # The least of whole numbers among the settings of the search.
 LEAST = {"n_trials": 1, "n_jobs": 1, "startup_trials": 1, "warmup_rounds": 0, "seed": 0}
 # Overrides that may be others when a search goes on.
-PASSING = ("run_dir=", "resume=", "hydra.")
+MAY_CHANGE = ("run_dir=", "resume=", "hydra.")
 
 
 class Space(NamedTuple):
@@ -52,13 +52,13 @@ class Space(NamedTuple):
 
     def record(self) -> dict[str, object]:
         """The fields that the study keeps of it."""
-        kept = (one for one in self.fixed if not one.startswith(PASSING))
+        kept = (one for one in self.fixed if not one.startswith(MAY_CHANGE))
         searched = {name: str(one) for name, one in self.searched.items()}
         return {"searched": searched, "fixed": sorted(kept)}
 
 
 def search(config: DictConfig, arguments: Sequence[str], launcher: Launcher) -> float | None:
-    """Play what is left of a study, made where there is none; returns the best accuracy (percent).
+    """Run what is left of a study, made where there is none; returns the best accuracy (percent).
 
     arguments: the overrides of the command line. Raises UserError for what cannot be searched.
     """
@@ -68,8 +68,8 @@ def search(config: DictConfig, arguments: Sequence[str], launcher: Launcher) -> 
         raise UserError(
             "hydra/sweeper=optuna_search: searches over trainings. Use it with esper-train"
         )
-    given = [f"{key}={value}" for key, value in (settings.params or {}).items()]
-    space = space_of([*given, *arguments])
+    params = [f"{key}={value}" for key, value in (settings.params or {}).items()]
+    space = space_of([*params, *arguments])
     study = open_study(settings, sweep, space, config.resume == "auto")
     OmegaConf.save(config, sweep / "multirun.yaml")
     left = [one.number for one in study.trials if one.state == TrialState.RUNNING]
@@ -77,21 +77,21 @@ def search(config: DictConfig, arguments: Sequence[str], launcher: Launcher) -> 
         count = min(settings.n_jobs, settings.n_trials - len(study.trials))
         left = left or [study.ask(space.searched).number for _ in range(count)]
         batch = first_batch(left, settings.n_jobs)
-        play_trials(study, space, launcher, batch, sweep)
+        run_trials(study, space, launcher, batch, sweep)
         left = left[len(batch) :]
     ended = [one for one in study.trials if one.state == TrialState.COMPLETE]
     if not ended:
         return None
     best = max(ended, key=lambda one: one.value or 0.0)
-    told = f"{len(study.trials)} trials, best is job {best.number}: {best.value:.2f} % accuracy"
-    print(f"search   {told} with", *overrides_of(best.params))
+    found = f"{len(study.trials)} trials, best is job {best.number}: {best.value:.2f} % accuracy"
+    print(f"search   {found} with", *overrides_of(best.params))
     return best.value
 
 
 def space_of(arguments: Sequence[str]) -> Space:
     """What overrides in Hydra's words ask for; UserError where there is nothing to search for."""
-    given = OverridesParser.create().parse_overrides(list(arguments))
-    last = {override.get_key_element(): override for override in given}
+    overrides = OverridesParser.create().parse_overrides(list(arguments))
+    last = {override.get_key_element(): override for override in overrides}
     searched = {key: distribution_of(one) for key, one in last.items() if one.is_sweep_override()}
     if not searched:
         raise UserError(
@@ -184,10 +184,10 @@ def first_batch(numbers: Sequence[int], largest: int) -> list[int]:
     return [number for expected, number in counted if number == expected]
 
 
-def play_trials(
+def run_trials(
     study: optuna.Study, space: Space, launcher: Launcher, numbers: Sequence[int], sweep: Path
 ) -> None:
-    """Play trials with consecutive numbers, and tell the study of those that came to their end."""
+    """Run trials with consecutive numbers, and tell the study of those that came to their end."""
     trials = {one.number: one for one in study.trials}
     jobs = [[*space.fixed, *overrides_of(trials[number].params)] for number in numbers]
     launcher.launch(jobs, initial_job_idx=numbers[0])
@@ -209,12 +209,12 @@ def judge_of(hydra: HydraConf, rounds: int) -> Judge:
     study = load_study(hydra.sweeper, Path(hydra.sweep.dir))
     frozen = study.trials[int(hydra.job.num)]
     trial = Trial(study, frozen._trial_id)
-    told = set(frozen.intermediate_values)
+    reported = set(frozen.intermediate_values)
 
-    def judge(played: int, accuracy: float) -> bool:
-        step = played - 1  # from 0, as pruners count
-        if step not in told:
+    def judge(done: int, accuracy: float) -> bool:
+        step = done - 1  # from 0, as pruners count
+        if step not in reported:
             trial.report(accuracy, step)
-        return played < rounds and trial.should_prune()
+        return done < rounds and trial.should_prune()
 
     return judge

@@ -26,21 +26,23 @@ def launch(
     them has ended; what became of each is in its record.
     """
     cluster = launcher._EXECUTOR
-    given = dict(launcher.params)
-    at_once = {f"{cluster}_{one}": given.pop(one) for one in ("max_num_timeout",) if one in given}
-    executor = submitit.AutoExecutor(given.pop("submitit_folder"), cluster=cluster, **at_once)
+    params = dict(launcher.params)
+    at_start = {
+        f"{cluster}_{one}": params.pop(one) for one in ("max_num_timeout",) if one in params
+    }
+    executor = submitit.AutoExecutor(params.pop("submitit_folder"), cluster=cluster, **at_start)
     shared = set(OmegaConf.structured(BaseQueueConf).keys())
     executor.update_parameters(
-        **{name if name in shared else f"{cluster}_{name}": value for name, value in given.items()}
+        **{name if name in shared else f"{cluster}_{name}": value for name, value in params.items()}
     )
     state = Singleton.get_state()
-    asked = [
+    arguments = [
         (list(one), "hydra.sweep.dir", number, f"job_id_for_{number}", state)
         for number, one in enumerate(overrides, first)
     ]
-    jobs = executor.map_array(launcher, *zip(*asked, strict=True))
-    told = Path(jobs[0].paths.folder).parent
-    print(f"{len(jobs)} jobs are submitted; what they say is in {told}", flush=True)
+    jobs = executor.map_array(launcher, *zip(*arguments, strict=True))
+    log_folder = Path(jobs[0].paths.folder).parent
+    print(f"{len(jobs)} jobs are submitted; what they say is in {log_folder}", flush=True)
     sweep = Path(str(launcher.config.hydra.sweep.dir))
     for number, job in enumerate(jobs, first):
         try:

@@ -37,19 +37,19 @@ def end_sweep(hydra: HydraConf, console: Console) -> bool:
     left = [job for job in jobs if job.status not in ENDED]
     if jobs:
         common = set.intersection(*(set(job.overrides) for job in jobs))
-        # resume=auto may be of another call than that which played some job
+        # resume=auto may be of another call than that which ran some job
         rows = [_row(job, common | {"resume=auto"}) for job in jobs]
         console.print(table(rows))
-        told = f"written to {sweep / RESULT}"
+        where = f"written to {sweep / RESULT}"
         text = json_line({"common": sorted(common), "jobs": rows})
         try:
             write_text(sweep / RESULT, text + "\n")
         except OSError as error:
-            told = f"{RESULT} could not be written ({reason_of(error)})"
+            where = f"{RESULT} could not be written ({reason_of(error)})"
         hint = "; resume=auto plays what is not done" if left else ""
         counts = Counter(job.status for job in jobs).items()
         counted = ", ".join(f"{count} {status}" for status, count in counts)
-        console.print(f"{counted}{hint}; {told}", highlight=False, soft_wrap=True)
+        console.print(f"{counted}{hint}; {where}", highlight=False, soft_wrap=True)
     if left:
         print("failed jobs:", *map(failure_words, left), sep="\n  ", file=sys.stderr)
     return not left and bool(jobs)
@@ -58,17 +58,17 @@ def end_sweep(hydra: HydraConf, console: Console) -> bool:
 def list_jobs(hydra: HydraConf, sweep: Path) -> list[JobRecord]:
     """The jobs that the sweep consists of, with those not begun where they are known beforehand.
 
-    Hydra's own sweeper plays every combination; other numbers are of earlier, larger sweeps.
+    Hydra's own sweeper runs every combination; other numbers are of earlier, larger sweeps.
     """
     found = read_records(sweep)
     if hydra.sweeper["_target_"] != BASIC:
         return list(found.values())
     params = [f"{key}={value}" for key, value in (hydra.sweeper["params"] or {}).items()]
-    given = OverridesParser.create().parse_overrides([*params, *hydra.overrides.task])
-    (jobs,) = BasicSweeper.split_arguments(given, None)
+    overrides = OverridesParser.create().parse_overrides([*params, *hydra.overrides.task])
+    (jobs,) = BasicSweeper.split_arguments(overrides, None)
     return [
-        found.get(number, JobRecord(number, overrides, "", WAITING))
-        for number, overrides in enumerate(jobs)
+        found.get(number, JobRecord(number, combination, "", WAITING))
+        for number, combination in enumerate(jobs)
     ]
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import yaml
 
+from esper_soa.lab.run_folders import find_run_folders, read_settings
 from esper_soa.lab.telemetry.schema import TABLES
 from esper_soa.lab.telemetry.table_files import table_files
-from esper_soa.training.start import find_run_folders, read_settings
 
 try:
     import duckdb

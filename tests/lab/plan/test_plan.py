@@ -24,12 +24,12 @@ from esper_soa.lab.plan.plan import (
     disk_of,
     make_plan,
     plan_table,
-    probed,
+    run_probe,
     share,
-    slowest,
+    slowest_rank,
     verdict,
 )
-from esper_soa.lab.plan.probe import Pace, Took, per_env, round_of, settings_in
+from esper_soa.lab.plan.probe import Pace, ProbeResult, per_env, round_of, settings_in
 from esper_soa.nets.data.batches import ValidationImages
 from esper_soa.runtime.memory import GIB
 from esper_soa.training.build import build_player, build_world
@@ -39,11 +39,11 @@ from esper_soa.training.run_folder import RunFolder
 
 CPU = torch.device("cpu")
 # program, host, device, free; seconds of build, episode, bare episode, update, files, report; steps
-TOOK = Took(400 * MIB, 500 * MIB, 0, GIB, 1.0, 8.0, 4.0, 2.0, 0.5, 3.0, 5)
+TOOK = ProbeResult(400 * MIB, 500 * MIB, 0, GIB, 1.0, 8.0, 4.0, 2.0, 0.5, 3.0, 5)
 DISK = Disk(whole=507, per_round=10, free=10**9)
 
 
-def plan_of(took: Took = TOOK, disk: Disk = DISK, **changed: object) -> Plan:
+def plan_of(took: ProbeResult = TOOK, disk: Disk = DISK, **changed: object) -> Plan:
     return Plan(
         replace(TrainConfig(envs=4, rounds=20, steps=5), **changed), CPU, took, 2.0 * MIB, disk
     )
@@ -76,8 +76,8 @@ def test_ranks_have_a_share_each_and_wait_for_the_slowest() -> None:
     assert plan.eps == pytest.approx(7 * 5 / 10.0)
     wanted = TOOK._replace(update_seconds=2.5, free=GIB // 2, measured_steps=4)
     quick = wanted._replace(host=490 * MIB, episode_seconds=7.0)
-    assert slowest([quick, TOOK]) == slowest([TOOK, quick]) == wanted
-    assert slowest([quick, TOOK], 3 * GIB).free == 3 * GIB // 2 - 400 * MIB
+    assert slowest_rank([quick, TOOK]) == slowest_rank([TOOK, quick]) == wanted
+    assert slowest_rank([quick, TOOK], 3 * GIB).free == 3 * GIB // 2 - 400 * MIB
 
 
 def test_the_disk_of_a_round_is_a_share_of_what_two_have_left(tmp_path: Path) -> None:
@@ -115,14 +115,14 @@ def test_a_plan_of_episodes_that_may_end_early_is_of_those_that_do_not(tmp_path:
     probed_cfg = settings_in(tmp_path / "settings.yaml")
     assert probed_cfg.early_stop.enabled
     ends = {}
-    for name, cfg in (("asked", asked), ("probed", probed_cfg)):
+    for name, cfg in (("asked", asked), ("run_probe", probed_cfg)):
         world = build_world(cfg, CPU)
         quiet = Progress(1, Console(file=io.StringIO()), "off")
         episode = Episode(world, build_player(cfg, world), Round(0, quiet, "", Pace(0.0, 6, CPU)))
         while not episode.env.over:
             episode.step_()
         ends[name] = episode.env.state.signals.step.tolist()
-    assert ends == {"asked": [2, 2], "probed": [6, 6]}
+    assert ends == {"asked": [2, 2], "run_probe": [6, 6]}
 
 
 def test_the_table_says_that_its_duration_is_at_most_that() -> None:
@@ -224,4 +224,4 @@ def test_the_command_line_plans_and_leaves_nothing_behind(tmp_path: Path) -> Non
 def test_a_probe_that_is_refused_says_why(tmp_path: Path) -> None:
     (tmp_path / "0.yaml").write_text("train_samples: 999999\nbatch_size: 27027\nname: x\n")
     with pytest.raises(UserError, match="train_samples=999999: must be at most"):
-        probed(tmp_path, "1")
+        run_probe(tmp_path, "1")

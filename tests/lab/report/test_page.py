@@ -21,7 +21,7 @@ from esper_soa.config.errors import UserError
 from esper_soa.lab.report import bundle, page, write
 from esper_soa.lab.report.groups import groups_of
 from esper_soa.lab.report.run_files import find_runs
-from esper_soa.lab.report.sections import Shown, shown_of
+from esper_soa.lab.report.sections import Drawing, shown_of
 from esper_soa.lab.telemetry.table_files import table_path
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.session import session
@@ -64,7 +64,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in ("run", "sweep", "killed", "empty")}
 
 
-def shown_in(place: Path) -> Shown:
+def shown_in(place: Path) -> Drawing:
     return shown_of(groups_of(find_runs([place])))
 
 

@@ -5,18 +5,20 @@ from pathlib import Path
 import pytest
 from report_runs import make_run, summary
 
-from esper_soa.lab.report.groups import Group, pairs, standings
+from esper_soa.lab.report.groups import RunGroup, pairs, standings
 from esper_soa.lab.report.run_files import read_run
 from esper_soa.lab.report.text import flop_in_words, tiles_of, verdict_of
 
 
-def group(folder: Path, label: str, accuracies: list[float | None], first_seed: int = 0) -> Group:
+def group(
+    folder: Path, label: str, accuracies: list[float | None], first_seed: int = 0
+) -> RunGroup:
     """Runs that end at these accuracies; None has not ended."""
     runs = []
     for seed, accuracy in enumerate(accuracies, first_seed):
         ended = None if accuracy is None else summary([accuracy - 1, accuracy + 1])
         runs.append(read_run(make_run(folder / f"{label}{seed}", seed=seed, ended=ended)))
-    return Group(label, runs)
+    return RunGroup(label, runs)
 
 
 def test_a_run_counts_once_and_those_that_have_not_ended_are_left_out(tmp_path: Path) -> None:

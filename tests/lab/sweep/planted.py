@@ -7,16 +7,16 @@ four rounds; what a trial is worth shows in the first.
 
 import math
 from statistics import NormalDist
+from unittest import mock
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from esper_soa.config.errors import PrunedError
 from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import register_schema
-from esper_soa.lab.sweep.jobs import play_here
-from esper_soa.lab.sweep.search import judge_of
+from esper_soa.lab.sweep import jobs
+from esper_soa.training.session import Judge
 
 ROUNDS = 4
 
@@ -27,25 +27,18 @@ def accuracy(lr: float, reward: str) -> float:
     return 90 * bell.pdf(math.log10(lr)) / bell.pdf(-3) - 20 * (reward != "escrow")
 
 
-def play(composed: DictConfig) -> float:
-    """Four rounds of a trial; raises PrunedError where the search gives it up."""
+@hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")
+def main(composed: DictConfig, hopeless: Judge) -> float:
+    """A trial of four rounds; raises PrunedError where the search gives it up."""
     whole = accuracy(composed.policy.ppo.lr, composed.reward.mode)
-    judge = judge_of(HydraConfig.get(), ROUNDS)
     for played in range(1, ROUNDS + 1):
         reached = whole * played / ROUNDS
-        if judge(played, reached):
+        if hopeless(played, reached):
             raise PrunedError(played, reached)
     return whole
 
 
-register_schema()
-
-
-@hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")
-def main(composed: DictConfig) -> None:
-    """A job of the search."""
-    play_here(play, composed)
-
-
 if __name__ == "__main__":
-    main()
+    register_schema()
+    with mock.patch.object(jobs, "has_own_process", return_value=True):  # one process for all
+        main()

@@ -2,18 +2,20 @@
 
 import json
 import pickle
+from functools import partial
 from pathlib import Path
 
 import pytest
 from lanes import some_of
 from program import TINY, contents, finished
 
+from esper_soa.lab.sweep.jobs import run_job
 from esper_soa.training.command import job
 
 pytestmark = pytest.mark.timeout(900)
 
 ONE = [*TINY, "rounds=1", "control=none", "report=false", "telemetry.progress=off"]
-SWEEP = ["-m", *ONE, "envs=0,2"]
+SWEEP = ["-m", *ONE, "seed=${modulo:7,4}", "envs=0,2"]
 
 
 class Swept:
@@ -73,6 +75,7 @@ def test_the_folders_of_hydra_are_those_of_the_jobs(swept: Swept) -> None:
     assert "- envs=2\n" in (records / "overrides.yaml").read_text()
     assert f"output_dir: {swept.sweep / '1'}\n" in (records / "hydra.yaml").read_text()
     assert "\nenvs: 2\n" in (records / "config.yaml").read_text()
+    assert "\nseed: 3\n" in (swept.sweep / "1" / "config.yaml").read_text()  # in its own process
     assert list((swept.sweep / "0").iterdir()) == []  # no settings, no run
 
 
@@ -158,4 +161,5 @@ def test_a_run_dir_that_is_swept_over_is_refused_job_by_job(tmp_path: Path) -> N
 
 
 def test_what_a_launcher_sends_to_its_processes_can_be_sent() -> None:
-    assert pickle.loads(pickle.dumps(job)) is job
+    sent = pickle.loads(pickle.dumps(partial(run_job, job)))
+    assert (sent.func, sent.args) == (run_job, (job,))

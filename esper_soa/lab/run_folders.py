@@ -1,0 +1,88 @@
+"""Run folders as a user names them: the runs in them, their settings, and whether they have ended.
+
+A run folder is one whose config.yaml has rounds; a folder that holds some, as a sweep does, stands
+for all of them. Needs no torch.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from esper_soa.config.errors import UserError, one_line
+from esper_soa.config.paths import user_path
+from esper_soa.config.settings import TrainConfig, flat_settings
+from esper_soa.training.run_folder import RunFolder
+
+DEPTH = 3  # folders below the given one in which runs are looked for: runs/<name>/<sweep>/<job>
+
+
+def finished_accuracy(folder: RunFolder, settings: TrainConfig) -> float | None:
+    """The final accuracy in `folder`, if the run was of these settings and has ended."""
+    if not folder.summary.is_file() or not resumes(folder, settings):
+        return None
+    try:
+        accuracy = json.loads(folder.summary.read_text(encoding="utf-8"))["grown"]["accuracy"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return accuracy if isinstance(accuracy, float) else None
+
+
+def resumes(folder: RunFolder, settings: TrainConfig) -> bool:
+    """Whether `settings` ask to go on with the run in `folder`, and it was of the same."""
+    if settings.resume != "auto":
+        return False
+    there = read_settings(folder.config)
+    own = {"resume": "", "run_dir": ""}
+    return bool(there) and there | own == flat_settings(asdict(settings)) | own
+
+
+def find_run_folders(given: Sequence[str | Path]) -> dict[str, Path]:
+    """The run folders in `given` by labels: the ends of their paths, the shortest that differ.
+
+    A run that is found twice counts once. Raises UserError where a folder holds none.
+    """
+    paths: list[Path] = []
+    for one in given:
+        found = list(_run_folders(user_path("RUN", str(one)), DEPTH))
+        if not found:
+            why = "holds no run: there is no config.yaml of a run in it or below it"
+            raise UserError(f"RUN={one_line(one)}: {why}")
+        paths += [path for path in found if path not in paths]
+    return dict(zip(_labels(paths), paths, strict=True))
+
+
+def read_settings(path: Path) -> dict[str, object]:
+    """The settings in config.yaml by dotted names; none where it is not there or cannot be read."""
+    try:
+        found = OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, ValueError, OmegaConfBaseException, YAMLError):
+        return {}
+    return flat_settings(cast(dict, found)) if isinstance(found, dict) else {}
+
+
+def _run_folders(place: Path, depth: int) -> Iterator[Path]:
+    """Run folders in `place` and below, in the order of their names, numbers by their value."""
+    if "rounds" in read_settings(RunFolder(place).config):
+        yield place.resolve()
+    elif depth and place.is_dir():
+        below = sorted((one for one in place.iterdir() if one.is_dir()), key=_by_number)
+        for one in below:
+            yield from _run_folders(one, depth - 1)
+
+
+def _by_number(path: Path) -> tuple[int, str]:
+    return (int(path.name) if path.name.isdecimal() else -1, path.name)
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    for depth in range(1, max((len(path.parts) for path in paths), default=1) + 1):
+        ends = ["/".join(path.parts[-depth:]) for path in paths]
+        if len(set(ends)) == len(ends):
+            return ends
+    return [str(path) for path in paths]
