@@ -21,9 +21,9 @@ from esper_soa.nets.model.user_parts import task_slots
 from esper_soa.training.build import build_world, rule_player
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.metrics import RoundResult
-from esper_soa.training.resume import Played
+from esper_soa.training.totals import FinalHosts
 
-Grown: TypeAlias = RoundResult | Played  # how the hosts ended that the control is set beside
+Grown: TypeAlias = RoundResult | FinalHosts  # how the hosts ended that the control is set beside
 
 
 def play_control(

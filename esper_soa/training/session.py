@@ -17,7 +17,7 @@ from esper_soa.config.errors import PrunedError, RankLostError, UserError
 from esper_soa.config.settings import TelemetryConfig
 from esper_soa.runtime.console import Outlet, outlet
 from esper_soa.runtime.files import LOGGER, IncompleteError, LineFile, Unwritten, reason_of
-from esper_soa.runtime.signals import Interrupted
+from esper_soa.runtime.signals import Interrupted, Requests
 from esper_soa.training.progress import Progress, say
 from esper_soa.training.run_folder import RunFolder, claimed
 
@@ -62,7 +62,8 @@ class Session:
         self.stream = stream
         self.console = Console(file=cast(TextIO, stream))
         self.unwritten = Unwritten()
-        self.hopeless: Judge | None = None  # where a search is after the run
+        self.hopeless: Judge | None = None  # of a search that may give the run up
+        self.requests = Requests()  # what signals have asked for
         self.log = Log(folder.log, self.console, self.unwritten)
         self._begun = folder.log.exists()
 

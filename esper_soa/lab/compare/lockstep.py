@@ -18,7 +18,7 @@ from esper_soa.training.run_folder import write_config
 from esper_soa.training.running import Run
 from esper_soa.training.session import silent_session, unheard
 from esper_soa.training.start import find_start, folder_for
-from esper_soa.training.trainer import ended, played, ready
+from esper_soa.training.trainer import finish_run, start_run, train_rounds
 
 # Is told the round, from 1, and the runs in the order of their turns.
 TurnBegins: TypeAlias = Callable[[int, list[str]], None]
@@ -45,10 +45,10 @@ def train_in_turns(
                 jobs[name] = next(turns[name])
         requests = held.enter_context(signals_noted())
         for job in jobs.values():
-            job.requests = requests
+            job.session.requests = requests
         while jobs:
-            behind = min(job.done.rounds_done for job in jobs.values())
-            due = [name for name, job in jobs.items() if job.done.rounds_done == behind]
+            behind = min(job.totals.rounds_done for job in jobs.values())
+            due = [name for name, job in jobs.items() if job.totals.rounds_done == behind]
             due = due[:: -1 if behind % 2 else 1]
             begins = [name for name in due if behind < jobs[name].cfg.rounds]
             if begins:
@@ -68,8 +68,8 @@ def _saving(jobs: Mapping[str, Run], playing: str) -> Iterator[None]:
         yield
     except Interrupted:
         for job in (jobs[name] for name in jobs.keys() - {playing}):
-            with job.within.speaking():
-                job.write()
+            with job.session.speaking():
+                job.output.save()
         raise
 
 
@@ -81,14 +81,14 @@ def _turns(settings: TrainConfig, overrides: list[str]) -> Generator[Run, None, 
             if start.checkpoint is None:
                 with within.unwritten.noting(within.folder.config.name):
                     write_config(within.folder, settings_yaml(settings), overrides)
-            job = ready(within, settings, start.checkpoint)
+            job = start_run(within, settings, start.checkpoint)
         yield job
-        with closing(played(job)) as rounds:
+        with closing(job.output.callbacks), closing(train_rounds(job)) as rounds:
             while True:
                 with within.speaking():
                     job.take_turn()
                     if next(rounds, None) is None:
-                        ended(job)
+                        finish_run(job)
                         return
                 yield job
 
