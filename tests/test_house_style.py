@@ -46,18 +46,12 @@ AGAINST_THE_ORDER = {
     ("env.actions", "agent.distribution"),
     ("env.actions", "agent.scripted"),
     ("env.world", "runtime.ranks"),
-    ("grown.networks", "training.run_folder"),
     ("nets.engines.cpu.cache", "runtime.user_cache"),
     ("nets.engines.cpu.library", "runtime.user_cache"),
-    ("training.collect", "lab.telemetry"),
     ("training.command", "lab.sweep"),
     ("training.job", "lab.check_device"),
     ("training.job", "lab.plan"),
     ("training.job", "lab.sweep"),
-    ("training.resume", "lab.telemetry"),
-    ("training.running", "lab.telemetry"),
-    ("training.trainer", "lab.report"),
-    ("training.trainer", "lab.telemetry"),
 }
 # What an engine is made of is the business of that engine and of whoever chooses between them.
 CHOOSER = "nets.choose"

@@ -145,7 +145,7 @@ def test_a_damaged_best_host_is_passed_over_with_a_warning(folder: RunFolder) ->
     newest = folder.network_files("best")[-1]
     newest.write_bytes(newest.read_bytes()[:100])
     found = NetworkFiles(folder, Unwritten(), settings(), build_world(settings(), CPU))
-    found.go_back(ROUNDS)
+    found.cut_back(ROUNDS)
     assert found.best is None or found.best["round"] < int(newest.stem.removeprefix("best_"))
 
 
@@ -240,7 +240,7 @@ def test_the_best_host_has_the_highest_accuracy_then_the_fewest_parameters(
 ) -> None:
     found = NetworkFiles(RunFolder(tmp_path), Unwritten(), settings(), build_world(settings(), CPU))
     for number, (accuracy, stages) in enumerate(rounds, 1):
-        found.follow(standing(2, accuracy, stages), number)
+        found.save_best(standing(2, accuracy, stages), number)
     assert (found.best and (found.best["round"], found.best["env"])) == best
     files = RunFolder(tmp_path).network_files("best")
     assert [load(path).spec for path in files[-1:]] == ([] if best is None else [found.best])
