@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 # What makes the recorder or callback that a setting asks for.
 LAB = {
     "telemetry.level": "esper_soa.lab.telemetry.recorder:make_recorder",
-    "track": "esper_soa.lab.telemetry.tracking:make_tracking",
-    "report": "esper_soa.lab.report.end:make_report",
+    "track": "esper_soa.lab.telemetry.tracking:Tracking",
+    "report": "esper_soa.lab.report.end:EndReport",
 }
 TABLE_LEVELS = ("events", "full")  # of telemetry.level, at which env-steps are recorded
 
@@ -150,10 +150,10 @@ def make_callbacks(cfg: TrainConfig, own: Sequence[Callback] = ()) -> Callbacks:
     """The callbacks that the settings ask for, and a user's `own`; the report comes last."""
     made = list(own)
     if cfg.track:
-        make = find_in_lab("track", list(cfg.track), "track=[]")
-        made.insert(0, cast(Callback, make(cfg)))
+        tracking = find_in_lab("track", list(cfg.track), "track=[]")
+        made.insert(0, cast(Callback, tracking(cfg.track)))
     if cfg.report:
-        made.append(cast(Callback, find_in_lab("report", "true", "report=false")(cfg)))
+        made.append(cast(Callback, find_in_lab("report", "true", "report=false")()))
     return Callbacks(made)
 
 

@@ -13,6 +13,7 @@ from esper_soa.runtime.json_lines import Json, MetricsWriter
 from esper_soa.training.callbacks import Callback, make_callbacks, make_recorder
 from esper_soa.training.checkpoint import save_checkpoint
 from esper_soa.training.network_files import NetworkFiles
+from esper_soa.training.resume import cut_back
 from esper_soa.training.run_folder import rounds_of
 from esper_soa.training.session import Session
 
@@ -52,6 +53,12 @@ class RunOutput:
             self._lines = {path.name: stack.enter_context(MetricsWriter(path)) for path in paths}
             stack.enter_context(closing(self.recorder))
             yield
+
+    def cut_back(self, rounds: int) -> None:
+        """Drop what later rounds wrote; raises UserError where the folder cannot be written."""
+        if self.writes:
+            cut_back(self.folder, rounds, self.recorder)
+        self.networks.cut_back(rounds)
 
     def log(self, metrics: Mapping[str, Json], episodes: Sequence[Mapping[str, Json]]) -> None:
         """Append the lines of a round to metrics.jsonl and episodes.jsonl."""

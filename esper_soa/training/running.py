@@ -15,7 +15,7 @@ import torch
 from esper_soa.config.agent import SCRATCH
 from esper_soa.config.errors import check
 from esper_soa.config.registry import is_reference
-from esper_soa.config.settings import TrainConfig
+from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.env.reward import final_rents
 from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.nets.data.user_images import check_images
@@ -43,7 +43,7 @@ from esper_soa.training.metrics import RoundResult
 from esper_soa.training.output import RunOutput
 from esper_soa.training.profile import make_profile
 from esper_soa.training.progress import LOGGER, Progress
-from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.run_folder import RunFolder, write_config
 from esper_soa.training.session import Session
 from esper_soa.training.totals import RunTotals, cut_off
 from esper_soa.training.verdict import Episode, HostScore, control_words
@@ -129,9 +129,15 @@ class Run:
         done = self.totals.rounds_done
         self.origin = self.origin._replace(rounds=done, env_steps=self.totals.env_steps(self.cfg))
         LOGGER.info("resume   %s: %d of %d rounds are done", path.name, done, self.cfg.rounds)
+        output.cut_back(done)
         if output.writes:
-            resume.cut_back(self.folder, done, output.recorder)
-        output.networks.cut_back(done)
+            with output.unwritten.noting(self.folder.config.name):
+                write_config(self.folder, settings_yaml(self.cfg))
+        for change in resume.check_settings(saved, self.cfg):
+            LOGGER.info("resume   changed %s", change)
+        engine = self.world.rules.engine.chosen.name
+        for change in resume.version_changes(saved, self.folder, engine):
+            LOGGER.warning("resume   changed %s", change)
 
     def checkpoint(self) -> dict:
         """The content of a checkpoint of this moment; what changes in place is copied."""

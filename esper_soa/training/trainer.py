@@ -12,7 +12,7 @@ from pathlib import Path
 
 from esper_soa.agent.rollout import Rollout
 from esper_soa.config.errors import OutOfRoomError, RankLostError, UserError, check
-from esper_soa.config.settings import TrainConfig, settings_yaml
+from esper_soa.config.settings import TrainConfig
 from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.runtime.device import resolve_device
 from esper_soa.runtime.memory import naming_memory
@@ -24,7 +24,7 @@ from esper_soa.training.callbacks import Callback
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.final_table import Summary, print_summary, write_summary
 from esper_soa.training.progress import LOGGER, Progress
-from esper_soa.training.run_folder import RunFolder, passed_over, write_config, write_versions
+from esper_soa.training.run_folder import RunFolder, passed_over, write_versions
 from esper_soa.training.running import Run, wants_control
 from esper_soa.training.session import Session, session
 
@@ -154,46 +154,25 @@ def start_run(
     check(cfg.ranks == ranks.count, "ranks", cfg.ranks, here, "esper-train starts ranks.")
     checkpoint = ranks.from_first(lambda: checkpoint)
     with naming_memory(UserError):
+        saved = None
         if checkpoint is not None:
-            run = _resumed_run(session, cfg, checkpoint, images, ranks, callbacks)
+            device = resolve_device(cfg.device if ranks.count == 1 else "cpu")
+            saved = ranks.from_first(partial(resume.read_run, checkpoint, device))
+            for damaged in passed_over(checkpoint):
+                LOGGER.warning("resume   %s", damaged)
+            resume.check_settings(saved, cfg)
+        run = Run(cfg, session, saved is not None, images, ranks, callbacks)
+        if saved is not None and checkpoint is not None:
+            run.restore(saved, checkpoint)
+        elif cfg.resume and ranks.first:
+            LOGGER.info("resume   no checkpoint was found: the run starts afresh")
+            run.output.cut_back(0)
         else:
-            run = Run(cfg, session, False, images, ranks, callbacks)
-            if cfg.resume and ranks.first:
-                LOGGER.info("resume   no checkpoint was found: the run starts afresh")
-                resume.cut_back(session.folder, 0, run.output.recorder)
             run.output.networks.cut_back(0)
         if ranks.first:
             with session.unwritten.noting(session.folder.versions.name):
                 write_versions(session.folder, run.origin.place, world_facts(run.world))
     run.announce()
-    return run
-
-
-def _resumed_run(
-    session: Session,
-    cfg: TrainConfig,
-    checkpoint: Path,
-    images: ImageSet | None,
-    ranks: Ranks,
-    callbacks: Sequence[Callback],
-) -> Run:
-    """The run at `checkpoint`, which the first rank reads for all."""
-    folder = session.folder
-    device = resolve_device(cfg.device if ranks.count == 1 else "cpu")
-    saved = ranks.from_first(partial(resume.read_run, checkpoint, device))
-    for damaged in passed_over(checkpoint):
-        LOGGER.warning("resume   %s", damaged)
-    changed = resume.check_settings(saved, cfg)
-    run = Run(cfg, session, True, images, ranks, callbacks)
-    run.restore(saved, checkpoint)
-    if ranks.first:
-        with session.unwritten.noting(folder.config.name):
-            write_config(folder, settings_yaml(cfg))
-    for change in changed:
-        LOGGER.info("resume   changed %s", change)
-    engine = run.world.rules.engine.chosen.name
-    for change in resume.version_changes(saved, folder, engine):
-        LOGGER.warning("resume   changed %s", change)
     return run
 
 

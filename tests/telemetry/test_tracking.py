@@ -59,7 +59,9 @@ def played(folder: Path, trackers: Mapping[str, Opener]) -> tuple[list[dict], di
     """The lines of a run with `trackers`, without times, and what these lack."""
     place = RunFolder(folder)
     with session(place) as within:
-        job = start_run(within, SHORT, callbacks=[Tracking(trackers)])
+        tracking = Tracking([])
+        tracking.openers = dict(trackers)
+        job = start_run(within, SHORT, callbacks=[tracking])
         for _ in train_rounds(job):
             pass
     return timeless(place.metrics), job.output.lost
@@ -124,10 +126,11 @@ def test_a_tracker_that_hangs_is_left_behind(
         held.wait(60)
         return Sink(tracked)
 
-    opened = Tracking({"sink": hang})
+    opened = Tracking([])
+    opened.openers = {"sink": hang}
     opened.start(Tracked(tmp_path, "run", {}), TrackerState(tmp_path, False, Unwritten()))
     for number in (1, 2, 3):
-        opened.log({"round": number, "accuracy": 1.0})
+        opened.on_round_end(None, {"round": number, "accuracy": 1.0})
     assert begun.wait(60)
     monkeypatch.setattr(module, "PATIENCE", 0)
     lost = opened.finish()

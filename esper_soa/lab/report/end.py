@@ -1,6 +1,5 @@
 """The report that a run leaves in its folder at its end, as the setting `report` asks."""
 
-from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.report.page import leave_report
 from esper_soa.training.callbacks import Callback
 from esper_soa.training.final_table import Summary
@@ -12,8 +11,3 @@ class EndReport(Callback):
 
     def on_run_end(self, run: Run, summary: Summary) -> None:
         leave_report(run.session)
-
-
-def make_report(cfg: TrainConfig) -> EndReport:
-    """The callback that writes the report."""
-    return EndReport()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
 from esper_soa.config.errors import UserError
-from esper_soa.config.settings import TrainConfig, flat_settings
+from esper_soa.config.settings import flat_settings
 from esper_soa.lab.telemetry.worker import Worker
 from esper_soa.runtime.files import LOGGER, Unwritten, write_text
 from esper_soa.runtime.json_lines import Json
@@ -118,11 +118,10 @@ class Sender:
 class Tracking(Callback):
     """The trackers of a run."""
 
-    def __init__(self, openers: Mapping[str, Opener]) -> None:
-        """openers: by the names of the trackers."""
-        self._openers = openers
+    def __init__(self, names: Sequence[str]) -> None:
+        """names: of trackers; raises UserError where one is not installed."""
+        self.openers = find_openers(names)
         self._workers: dict[str, Worker[Line]] = {}
-        self._open = False
 
     def on_run_start(self, run: Run) -> None:
         tracked = Tracked(run.folder.path, run.cfg.name, flat_settings(asdict(run.cfg)))
@@ -130,43 +129,31 @@ class Tracking(Callback):
         self.start(tracked, TrackerState(run.folder.path, resumed, run.session.unwritten))
 
     def start(self, tracked: Tracked, state: TrackerState) -> None:
-        """Start a thread for each tracker."""
-        self._open = True
-        self._workers = {
-            name: Worker[Line](f"track {name}", Sender(name, open_, tracked, state), LIMIT)
-            for name, open_ in self._openers.items()
-        }
+        """Give each tracker a thread."""
+        for name, open_ in self.openers.items():
+            sender = Sender(name, open_, tracked, state)
+            self._workers[name] = Worker[Line](f"track {name}", sender, LIMIT)
 
-    def on_round_end(self, run: Run, metrics: Mapping[str, Json]) -> None:
-        self.log(metrics)
-
-    def log(self, metrics: Mapping[str, Json]) -> None:
-        """Send a line of metrics.jsonl to all trackers; never waits."""
+    def on_round_end(self, run: Run | None, metrics: Mapping[str, Json]) -> None:
         for worker in self._workers.values():
             worker.emit((int(str(metrics["round"])), dict(numbers_of(metrics))))
 
     def finish(self) -> dict[str, int]:
-        self.close()
-        return {name: worker.dropped for name, worker in self._workers.items() if worker.dropped}
+        """End all trackers and wait for them, for PATIENCE at most; returns the lines they lack."""
+        workers = self._workers
+        self._workers = {}
+        for worker in workers.values():
+            worker.insist((0, {}))
+        for worker in workers.values():
+            worker.close(PATIENCE / len(workers))
+        lost = {name: worker.dropped for name, worker in workers.items() if worker.dropped}
+        for name, count in lost.items():
+            reason = workers[name].reason or "it is too slow"
+            LOGGER.warning("track    %s lacks %d lines: %s", name, count, reason)
+        return lost
 
     def close(self) -> None:
-        """End all trackers, wait for them, for PATIENCE at most, and log the lines they lack."""
-        if not self._open:
-            return
-        self._open = False
-        for worker in self._workers.values():
-            worker.insist((0, {}))
-        for worker in self._workers.values():
-            worker.close(PATIENCE / len(self._workers))
-        for name, worker in self._workers.items():
-            if worker.dropped:
-                reason = worker.reason or "it is too slow"
-                LOGGER.warning("track    %s lacks %d lines: %s", name, worker.dropped, reason)
-
-
-def make_tracking(cfg: TrainConfig) -> Tracking:
-    """The trackers of the setting `track`; raises UserError where one is not installed."""
-    return Tracking(find_openers(cfg.track))
+        self.finish()
 
 
 def numbers_of(value: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, float]]:
