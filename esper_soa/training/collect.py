@@ -1,4 +1,4 @@
-"""Plays one round: an episode of every env under a decision maker, with a learner's rollout.
+"""Collects one round: an episode of every env under a decision maker, with a learner's rollout.
 
 It reads the device only for the progress bar and the recorder, once the numbers are there, an
 env-step late at the earliest; nobody waits for them.
@@ -147,7 +147,7 @@ class EpisodeRunner:
             rollout.taught[step].update_(decision.action)  # type: ignore[arg-type]
 
     def finish(self) -> tuple[RoundResult, Rollout | None]:
-        """What the round came to, after it; the rollout is None where nobody learns."""
+        """Return the results of the round; the rollout is None where no policy learns."""
         env = self.env
         state = self.env.state
         self._leave_out()
@@ -164,7 +164,7 @@ class EpisodeRunner:
         return result, self.rollout
 
     def _leave_out(self) -> None:
-        """Count the env-steps that nobody plays, as every episode has ended early."""
+        """Count the env-steps left out at the end, as every episode has ended early."""
         world = self.env.world
         num_envs = self.env.num_envs
         left = world.rules.max_steps - self.env.step_number
@@ -176,7 +176,7 @@ class EpisodeRunner:
 
 
 def play_round(world: World, player: Player, request: Round) -> tuple[RoundResult, Rollout | None]:
-    """One episode of every env, see EpisodeRunner; the rollout is None where nobody learns."""
+    """One episode of every env, see EpisodeRunner; the rollout is None where no policy learns."""
     episode = EpisodeRunner(world, player, request)
     while not episode.env.over:
         episode.step_()

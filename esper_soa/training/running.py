@@ -308,5 +308,5 @@ class Run:
 
 
 def wants_control(cfg: TrainConfig) -> bool:
-    """Whether the last rounds are also played by a control; a policy is no control of itself."""
+    """Whether a control repeats the last rounds; a policy is no control of itself."""
     return cfg.control not in ("none", cfg.policy.name)
