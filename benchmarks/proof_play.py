@@ -35,7 +35,7 @@ from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.controls import play_control
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.progress import Progress
-from esper_soa.training.resume import Played
+from esper_soa.training.totals import FinalHosts
 
 EXPERIMENT = "cifar_3seed"
 LEARNED = "learned"
@@ -182,9 +182,9 @@ def play_main(job: Job) -> None:
     units.write(key, {**unit, "seconds": seconds, "load": load})
 
 
-def grown_of(unit: Mapping) -> Played:
+def grown_of(unit: Mapping) -> FinalHosts:
     """What the controls need to know of the learned policy's episode, from its unit."""
-    return Played(unit["accuracy"], unit["parameters"], unit["train_flop"], **unit["topology"])
+    return FinalHosts(unit["accuracy"], unit["parameters"], unit["train_flop"], **unit["topology"])
 
 
 def unit(world: World, result: RoundResult) -> Facts:

@@ -21,7 +21,7 @@ from esper_soa.env.step import EAGER
 from esper_soa.runtime.device import apply_threads, resolve_device
 from esper_soa.state import Decision, EnvState, View
 from esper_soa.training.build import build_player, build_world
-from esper_soa.training.collect import Episode, Player, Round
+from esper_soa.training.collect import EpisodeRunner, Player, Round
 from esper_soa.training.profile import PhaseProfile
 from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import BLUEPRINT_NAMES, AlphaMode, Op, Stage
@@ -164,7 +164,7 @@ class EngineSide:
     def begin(self) -> None:
         """Fresh hosts, whose seeds are born in the next env-step."""
         quiet = Progress(self.cfg.envs * self.cfg.steps, Console(file=io.StringIO()), "off")
-        self.episode = Episode(self.world, self.player, Round(0, quiet, profile=self.profile))
+        self.episode = EpisodeRunner(self.world, self.player, Round(0, quiet, profile=self.profile))
         self.step = 0
         self.episode.env.state = planted(self.episode.env.state, self.cfg)
 

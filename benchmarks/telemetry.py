@@ -31,12 +31,20 @@ from benchmarks.records import Record, check_folder, command_line, finish, origi
 from benchmarks.timing import BenchmarkError, in_turns
 from esper_soa.config.settings import LEVELS, TRACKERS, TrainConfig
 from esper_soa.lab.telemetry.console_table import EnvsTable
-from esper_soa.lab.telemetry.recorder import NO_RECORDER, NoRecorder, Recorder, legend_of
-from esper_soa.lab.telemetry.tracking import Line, Teller, Told, Tracked, numbers_of, openers
+from esper_soa.lab.telemetry.recorder import TableRecorder, legend_of
+from esper_soa.lab.telemetry.tracking import (
+    Line,
+    Sender,
+    Tracked,
+    TrackerState,
+    find_openers,
+    numbers_of,
+)
 from esper_soa.lab.telemetry.worker import Worker
 from esper_soa.runtime.device import apply_threads, resolve_device
 from esper_soa.runtime.files import Unwritten
 from esper_soa.training.build import build_player, build_world
+from esper_soa.training.callbacks import NO_RECORDER, Recorder
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.progress import Progress
 
@@ -51,11 +59,11 @@ class Trackers:
     """All trackers of a run in `folder`, each told by a thread of its own, as a run has them."""
 
     def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
-        told = Told(folder, False, Unwritten())
+        state = TrackerState(folder, False, Unwritten())
         tracked = Tracked(folder, "benchmark", {})
         self._workers = {
-            name: Worker[Line](name, Teller(name, open_, tracked, told), WAITING)
-            for name, open_ in openers(names).items()
+            name: Worker[Line](name, Sender(name, open_, tracked, state), WAITING)
+            for name, open_ in find_openers(names).items()
         }
         self._told = 0
         self.tell({"round": 0.0})
@@ -104,11 +112,11 @@ class Work:
         )
         shown.below = table
         with tempfile.TemporaryDirectory() as folder:
-            recorder: NoRecorder = NO_RECORDER
+            recorder: Recorder = NO_RECORDER
             if side not in ("off", "rounds"):
                 level = "events" if side == SINKS else side
                 legend = legend_of(self.world, learns=True)
-                recorder = Recorder(Path(folder), legend, level, INTERVAL, Unwritten(), table)
+                recorder = TableRecorder(Path(folder), legend, level, INTERVAL, Unwritten(), table)
             wait_for(self.device)
             begun = time.perf_counter()
             with shown as progress:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from esper_soa.simulator import Simulator as Simulator
     from esper_soa.simulator import Step as Step
     from esper_soa.simulator import make as make
+    from esper_soa.training.callbacks import Callback as Callback
     from esper_soa.training.conformance import check_agent as check_agent
     from esper_soa.training.conformance import check_blueprint as check_blueprint
     from esper_soa.training.conformance import check_host as check_host

@@ -10,11 +10,12 @@ from esper_soa.agent.distribution import head_masks
 from esper_soa.config.env import LifecycleConfig, RewardConfig
 from esper_soa.env.env import Seen
 from esper_soa.env.step import Rules
-from esper_soa.lab.telemetry.pack import Facts, pack, unpack
-from esper_soa.lab.telemetry.rows import Cost, Legend, Played
+from esper_soa.lab.telemetry.pack import pack, unpack
+from esper_soa.lab.telemetry.rows import Cost, Legend, RoundRecord
 from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.state import Decision
+from esper_soa.training.callbacks import Facts
 from esper_soa.vocabulary import HEAD_NAMES
 
 TRAIN_SAMPLES = 4
@@ -34,7 +35,7 @@ class Recorded(NamedTuple):
     legend: Legend
     steps: list[EnvStep]
     facts: list[Facts]
-    played: Played
+    played: RoundRecord
     numbers: np.ndarray  # [T, N, C]
 
 

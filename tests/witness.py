@@ -12,7 +12,7 @@ from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.rollout import Rollout
 from esper_soa.env.world import World
 from esper_soa.state import Action, Decision, EnvState, View
-from esper_soa.training.collect import Episode, Player, Round
+from esper_soa.training.collect import EpisodeRunner, Player, Round
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.progress import Progress
 
@@ -65,7 +65,7 @@ def witnessed_round(
     """Play round `number`."""
     witness = Witness(agent)
     quiet = Progress(1, Console(file=io.StringIO()), "off")
-    episode = Episode(world, Player(witness, learner, teacher), Round(number, quiet))
+    episode = EpisodeRunner(world, Player(witness, learner, teacher), Round(number, quiet))
     states = []
     for _ in range(world.rules.max_steps):
         episode.step_()

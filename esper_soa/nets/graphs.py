@@ -97,7 +97,7 @@ class CapturedCall:
         self.given = self.function(*tree_unflatten(self.arguments, self.spec))
 
 
-class Recorder:
+class GraphRecorder:
     """Captures work on one GPU, whichever is current, into graphs that share memory.
 
     Unlike torch.cuda.graph it leaves the cached memory of the allocator as it is: giving it all
@@ -113,7 +113,7 @@ class Recorder:
     def recorded(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """The graph of `work`, recorded, not done; EmptyGraphError where this GPU does nothing."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self.device), warnings.catch_warnings(record=True) as told:
+        with torch.cuda.device(self.device), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.synchronize()
             with torch.cuda.stream(self.stream):
@@ -122,7 +122,7 @@ class Recorder:
                     work()
                 finally:
                     graph.capture_end()
-        for one in told:
+        for one in caught:
             if EMPTY in str(one.message):
                 raise EmptyGraphError(f"a graph captured on {self.device} is empty")
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
@@ -151,7 +151,7 @@ class StepCache(Generic[Step]):
         self.part = part
         self.counts: Counter[str] = Counter()  # plain, captured, replayed, dropped
         self._kept: OrderedDict[Hashable, _Kept[Step]] = OrderedDict()
-        self._recorder = Recorder(device) if capture else None
+        self._recorder = GraphRecorder(device) if capture else None
 
     def run_(self, key: Hashable, fresh: Step, variants: Sequence[int]) -> Step:
         """Do `fresh` once for each of `variants`; the step that is returned has the results."""

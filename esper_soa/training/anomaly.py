@@ -18,7 +18,7 @@ from esper_soa.vocabulary import HEAD_NAMES
 MAX_NAMED = 5  # diagnostics named in one message
 
 
-class Rule(NamedTuple):
+class AnomalyRule(NamedTuple):
     """A limit on one diagnostic."""
 
     name: str
@@ -36,7 +36,7 @@ class Anomaly(NamedTuple):
 
 
 RULES = tuple(
-    Rule(name, **rule)
+    AnomalyRule(name, **rule)
     for name, rule in yaml.safe_load(
         Path(__file__).with_name("anomalies.yaml").read_text(encoding="utf-8")
     ).items()
@@ -53,7 +53,7 @@ class WatchState:
 
 
 class Watch(WatchState):
-    """Remembers which anomalies are going on, so that each is told once, when it begins."""
+    """Remembers which anomalies last, so that each is reported once, when it begins."""
 
     def __init__(self, cfg: AnomalyConfig) -> None:
         super().__init__()

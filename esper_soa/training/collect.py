@@ -1,4 +1,4 @@
-"""Plays one round: an episode of every env under a decision maker, with a learner's rollout.
+"""Collects one round: an episode of every env under a decision maker, with a learner's rollout.
 
 It reads the device only for the progress bar and the recorder, once the numbers are there, an
 env-step late at the earliest; nobody waits for them.
@@ -18,10 +18,9 @@ from esper_soa.env.observation import feature_names
 from esper_soa.env.step import Observed, StepResult
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
-from esper_soa.lab.telemetry.pack import Facts
-from esper_soa.lab.telemetry.recorder import NO_RECORDER, NoRecorder
 from esper_soa.nets.model.blueprints import names_by_code, num_codes
 from esper_soa.state import Decision, View, select
+from esper_soa.training.callbacks import NO_RECORDER, Facts, Recorder
 from esper_soa.training.metrics import (
     PROGRESS,
     Arriving,
@@ -42,28 +41,28 @@ class Player(NamedTuple):
 
 
 class Round(NamedTuple):
-    """Which round is played, as what it is shown, and who times it."""
+    """A round to collect: its number, and what shows, times and records it."""
 
     number: int  # from 0; every random stream of the round follows from it
     progress: Progress
     label: str = ""
     profile: NoProfile = NO_PROFILE
     topology: Topology | None = None  # seeds that stand in the hosts from the first env-step on
-    recorder: NoRecorder = NO_RECORDER  # keeps its env-steps
+    recorder: Recorder = NO_RECORDER
 
 
-class Episode:
+class EpisodeRunner:
     """One episode of every env in progress."""
 
-    def __init__(self, world: World, player: Player, played: Round) -> None:
+    def __init__(self, world: World, player: Player, request: Round) -> None:
         """Fresh hosts of the round."""
-        self.env = Env(world, played.profile)
+        self.env = Env(world, request.profile)
         self.player = player
-        self.progress = played.progress
-        self.label = played.label
-        self.profile = played.profile
+        self.progress = request.progress
+        self.label = request.label
+        self.profile = request.profile
         num_envs = world.sizes.num_envs
-        self.env.begin_(played.number, played.topology)
+        self.env.begin_(request.number, request.topology)
         self.fresh = self.memory = player.agent.start(num_envs, world.device)
         self.fresh_teacher = self.teacher_memory = (
             player.teacher.start(num_envs, world.device) if player.teacher is not None else ()
@@ -79,11 +78,11 @@ class Episode:
         )
         self.rollout = _rollout(world, player)
         self.earned: list[Tensor] = []  # raw rewards float64 [N] of every env-step, for the learner
-        self.recorder = played.recorder
-        self.recorder.begin(played.number + 1)
-        self.arriving = deque[Arriving]()  # of env-steps that have not been told of
-        self.played: list[int] = []  # by env-step, the envs whose episode went on
-        self.told = 0  # env-steps of which that was said
+        self.recorder = request.recorder
+        self.recorder.begin(request.number + 1)
+        self.arriving = deque[Arriving]()  # numbers of env-steps that are not reported yet
+        self.num_playing: list[int] = []  # by env-step, envs whose episode was not over
+        self.num_reported = 0  # env-steps
         self.profile.phase_ended("reset")
 
     def step_(self) -> None:
@@ -91,9 +90,9 @@ class Episode:
         env = self.env
         phase_ended = self.profile.phase_ended
         step = self.env.step_number
-        self.played.append(env.playing)
+        self.num_playing.append(env.playing)
         seen = env.observe_()
-        self._tell()
+        self._report()
         phase_ended("telemetry")
         over = seen.observed.state.ending.over if env.world.rules.early_stop.enabled else None
         memory = restart(self.memory, self.fresh, seen.restarted)
@@ -120,8 +119,8 @@ class Episode:
         phase_ended("telemetry")
         self.profile.env_step()
 
-    def _tell(self) -> None:
-        """Say what came of the env-steps whose numbers are on the host by now.
+    def _report(self) -> None:
+        """Report the env-steps whose numbers are on the host by now.
 
         Envs of other ranks count as if as many of them went on as of those here.
         """
@@ -130,11 +129,13 @@ class Episode:
         while self.arriving and self.arriving[0].here:
             numbers = self.arriving.popleft().numbers.numpy()
             if len(numbers) > len(PROGRESS):
-                self.recorder.emit(self.told + 1, numbers[len(PROGRESS) :].reshape(num_envs, -1))
-            played = whole * self.played[self.told] // num_envs
-            self.told += 1
-            self.progress.leave_out(whole - played)
-            self.progress.advance(played, self.label, *numbers[: len(PROGRESS)].tolist())
+                self.recorder.emit(
+                    self.num_reported + 1, numbers[len(PROGRESS) :].reshape(num_envs, -1)
+                )
+            playing = whole * self.num_playing[self.num_reported] // num_envs
+            self.num_reported += 1
+            self.progress.leave_out(whole - playing)
+            self.progress.advance(playing, self.label, *numbers[: len(PROGRESS)].tolist())
 
     def _ask_(self, view: View, reset: Tensor, step: int) -> None:
         """Record what the teacher would do at `step`, by its own memory; it changes nothing."""
@@ -146,7 +147,7 @@ class Episode:
             rollout.taught[step].update_(decision.action)  # type: ignore[arg-type]
 
     def finish(self) -> tuple[RoundResult, Rollout | None]:
-        """What the round came to, after it; the rollout is None where nobody learns."""
+        """Return the results of the round; the rollout is None where no policy learns."""
         env = self.env
         state = self.env.state
         self._leave_out()
@@ -157,13 +158,13 @@ class Episode:
         self.profile.phase_ended("policy")
         result = self.metrics.read(state, env.world.rules.reward.counts, env.world.ranks)
         self.arriving[-1].wait()
-        self._tell()
+        self._report()
         self.recorder.end()
         self.profile.phase_ended("telemetry")
         return result, self.rollout
 
     def _leave_out(self) -> None:
-        """Count the env-steps that nobody plays, as every episode has ended early."""
+        """Count the env-steps left out at the end, as every episode has ended early."""
         world = self.env.world
         num_envs = self.env.num_envs
         left = world.rules.max_steps - self.env.step_number
@@ -174,9 +175,9 @@ class Episode:
             self.earned += [torch.zeros_like(paid) for paid in self.earned[-1:]] * left
 
 
-def play_round(world: World, player: Player, played: Round) -> tuple[RoundResult, Rollout | None]:
-    """One episode of every env, see Episode; the rollout is None where nobody learns."""
-    episode = Episode(world, player, played)
+def play_round(world: World, player: Player, request: Round) -> tuple[RoundResult, Rollout | None]:
+    """One episode of every env, see EpisodeRunner; the rollout is None where no policy learns."""
+    episode = EpisodeRunner(world, player, request)
     while not episode.env.over:
         episode.step_()
     return episode.finish()

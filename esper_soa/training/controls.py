@@ -21,9 +21,10 @@ from esper_soa.nets.model.user_parts import task_slots
 from esper_soa.training.build import build_world, rule_player
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.metrics import RoundResult
-from esper_soa.training.resume import Played
+from esper_soa.training.totals import FinalHosts
 
-GrownHosts: TypeAlias = RoundResult | Played  # how the hosts ended that the control is set beside
+# Final state of the hosts that a control is compared with.
+GrownHosts: TypeAlias = RoundResult | FinalHosts
 
 
 def play_control(

@@ -20,7 +20,7 @@ from esper_soa.training.verdict import (
     HostScore,
     compare,
     control_words,
-    shown,
+    format_interval,
     verdict,
 )
 
@@ -50,7 +50,7 @@ class Pareto:
 class Speed:
     """Env-steps of the growing hosts per second, and the work in one of them."""
 
-    env_steps: int  # that were played
+    env_steps: int
     seconds: float  # spent on those env-steps and the policy updates between them
     train_samples: int  # T per env-step
     val_samples: int  # V per env-step and alpha row
@@ -97,8 +97,8 @@ class Summary:
         return self.grown.accuracy
 
     @property
-    def played(self) -> int:
-        """Env-steps of the growing hosts that this process has played."""
+    def own_env_steps(self) -> int:
+        """Env-steps of the growing hosts in this process."""
         return self.speed.env_steps - self.env_steps_before
 
     @property
@@ -125,8 +125,8 @@ def write_summary(summary: Summary, path: Path) -> None:
         # the bounds of a single pair
         unknown = dict.fromkeys(("low", "high")) if found.pairs < 2 else {}
         intervals = {name: getattr(found, name)._asdict() | unknown for name in ("accuracy", "net")}
-        told = {"confidence": CONFIDENCE, "outcome": found.outcome}
-        record["difference"] = told | found._asdict() | intervals
+        facts = {"confidence": CONFIDENCE, "outcome": found.outcome}
+        record["difference"] = facts | found._asdict() | intervals
         record["verdict"] = verdict(found, summary.control.name)
     write_text(path, json.dumps(finite_record(record), indent=2) + "\n")
 
@@ -173,9 +173,9 @@ def differences(grown: HostScore, control: HostScore) -> dict[str, str]:
     """The last cells of the table, by what their rows show."""
     found = compare(grown, control)
     return {
-        "accuracy": shown(found.accuracy),
+        "accuracy": format_interval(found.accuracy),
         "best": format(grown.best - control.best, "+,.2f"),
-        "net": shown(found.net),
+        "net": format_interval(found.net),
         "size": f"x {found.parameters:.2f}",
         "flop": f"x {found.train_flop:.2f}",
     }
@@ -195,8 +195,8 @@ def verdict_lines(summary: Summary) -> list[str]:
     if found.pairs > 1:
         over = f"{found.pairs} paired differences, over hosts and episodes"
         interval = f"{CONFIDENCE:.0%} t interval of {over}"
-    played = f"{summary.control_env_steps} env-steps on the same seeds, data order and images"
-    lines += [f"control  {control_words(control.name)}: {played}", f"interval {interval}"]
+    work = f"{summary.control_env_steps} env-steps on the same seeds, data order and images"
+    lines += [f"control  {control_words(control.name)}: {work}", f"interval {interval}"]
     if found.left_out:
         lines.append(f"left out {found.left_out} pairs with an accuracy that is not finite")
     return [verdict(found, control.name), *lines]
@@ -210,14 +210,16 @@ def fact_lines(summary: Summary) -> list[str]:
     # 0 would not say that nothing was reached, but that all of it lies beyond the reference point.
     volume = summary.pareto.hypervolume
     reached = f", hypervolume {volume:.2f}" if volume > 0 else ""
-    played = f"{speed.env_steps} env-steps"
+    env_steps = f"{speed.env_steps} env-steps"
     if summary.rounds_before:
-        played = f"{summary.played} of {played} (the others before the run was resumed)"
+        env_steps = (
+            f"{summary.own_env_steps} of {env_steps} (the others before the run was resumed)"
+        )
     if summary.control is not None:
-        played += f" and {summary.control_env_steps} of the control"
+        env_steps += f" and {summary.control_env_steps} of the control"
     work = f"T={speed.train_samples}, V={speed.val_samples}, K={speed.alpha_rows:.1f}"
-    told = f"governor {summary.rollbacks} rollbacks to a snapshot"
-    rollbacks = [told] if summary.rollbacks else []
+    restored = f"governor {summary.rollbacks} rollbacks to a snapshot"
+    rollbacks = [restored] if summary.rollbacks else []
     return [
         f"seeds    {seeds['germinated']} germinated, {seeds['blended']} blended, "
         f"{seeds['fossilized']} fossilised, {seeds['pruned']} pruned",
@@ -225,5 +227,5 @@ def fact_lines(summary: Summary) -> list[str]:
         f"reward   {summary.reward:+.2f} per episode in the last of {summary.rounds} rounds",
         f"outcome  {front} of accuracy, stability and size{reached}",
         f"speed    {speed.eps:.1f} env-steps/s at {work} (N={summary.envs})",
-        f"time     {duration(summary.wall_seconds)} for {played}",
+        f"time     {duration(summary.wall_seconds)} for {env_steps}",
     ]

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,10 +32,11 @@ from esper_soa.runtime.device import resolve_device
 from esper_soa.runtime.files import LOGGER, IncompleteError, write_text
 from esper_soa.runtime.ranks import PATIENCE, RankGroup, keep_to_cores
 from esper_soa.runtime.signals import SAVING, Interrupted, reacting
+from esper_soa.training.callbacks import Callback
 from esper_soa.training.run_folder import RunFolder, rounds_of
 from esper_soa.training.session import Session, unheard
 from esper_soa.training.start import LaunchedRank, launched_rank, resume_start
-from esper_soa.training.trainer import run_within
+from esper_soa.training.trainer import run_in_session
 
 # What ends a rank with a message alone, by the word for it in the note that it leaves.
 FAULTS: dict[str, type[Exception]] = {
@@ -51,16 +52,24 @@ FRESH_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
-def train_within(within: Session, cfg: TrainConfig, checkpoint: Path | None) -> float:
+def train_within(
+    within: Session,
+    cfg: TrainConfig,
+    checkpoint: Path | None,
+    callbacks: Sequence[Callback] = (),
+) -> float:
     """Run the whole job on as many ranks as the settings say; returns the final accuracy (percent).
 
-    Raises RankLostError where a rank was lost for good, with the checkpoint to go on from.
+    callbacks: called beside those that the settings ask for. Raises RankLostError where a rank was
+    lost for good, with the checkpoint to go on from.
     """
     launched = launched_rank()
+    alone = launched is None and cfg.ranks == 1
+    check(alone or not callbacks, "ranks", cfg.ranks, "1 with callbacks, which one process calls")
     if launched is not None:
         return run_rank(within, replace(cfg, resume=cfg.resume or "auto"), checkpoint, launched)
     if cfg.ranks == 1:
-        return run_within(within, cfg, checkpoint).accuracy
+        return run_in_session(within, cfg, checkpoint, callbacks=callbacks).accuracy
     check_devices(cfg, cfg.ranks)
     with TemporaryDirectory(prefix="esper_ranks_") as scratch:
         job = {
@@ -271,7 +280,7 @@ def run_rank(
     beside = launched.local_processes if device.type == "cpu" else 1
     group = RankGroup(cfg.envs, launched.local_rank, beside)
     try:
-        accuracy = run_within(within, cfg, checkpoint, ranks=group).accuracy
+        accuracy = run_in_session(within, cfg, checkpoint, ranks=group).accuracy
         group.of_all(None)  # nobody leaves before all have come to the end
     except RankLostError as error:
         raise RankLostError(f"{error}. {resume_hint(within.folder, cfg.rounds)}") from error

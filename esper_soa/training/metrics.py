@@ -59,7 +59,7 @@ class RoundResult(NamedTuple):
     train_flop: list[float]  # per env, FLOP of all training of the episode; see nets/model/flops.py
     seeds: dict[str, int]  # by COUNTS, and "rollbacks", over all envs
     alpha_rows: float  # mean number validated per env and env-step
-    env_steps: int  # that were played, over all envs: fewer than N T where episodes ended early
+    env_steps: int  # over all envs: fewer than N T where episodes ended early
     points: list[list[float]]  # per env: accuracy, stability, parameter ratio
     record: dict[str, Json]  # the round's part of a line of metrics.jsonl
     episodes: list[dict[str, Json]]  # per env, its part of a line of episodes.jsonl
@@ -129,9 +129,9 @@ class MetricsAccumulator:
         over: Tensor | None = None,
     ) -> None:
         """Count one env-step of all envs but those whose episode is `over` (bool [N])."""
-        given = self.sums, measured.subset, observed.state.slots, result
+        parts = self.sums, measured.subset, observed.state.slots, result
         before = self.sums
-        self.sums = self.kernels.kept("count", self._counted, *given)
+        self.sums = self.kernels.kept("count", self._counted, *parts)
         self.env_steps += measured.subset.shape[0]
         shapley = torch.stack((observed.attribution.shapley, observed.attribution.shapley_error))
         newest = observed.state, result.state
@@ -200,7 +200,7 @@ class MetricsAccumulator:
         )
 
     def _sums(self, state: EnvState, counts: ParameterCounts) -> dict[str, Tensor]:
-        """Everything that is told of the round, on the device."""
+        """All numbers of the round, on the device."""
         sums = self.sums
         totals = state.totals
         signals = state.signals
@@ -289,10 +289,10 @@ def episode_records(
     episodes: Outcomes, found: Mapping[str, Tensor], modes: Sequence[str]
 ) -> list[dict[str, Json]]:
     """Lines of episodes.jsonl, one per env; modes: that paid each, where they are split."""
-    told = episodes._asdict()
-    counted = torch.stack([told[name] for name in SEED_OUTCOMES], 1).long().tolist()
+    values = episodes._asdict()
+    counted = torch.stack([values[name] for name in SEED_OUTCOMES], 1).long().tolist()
     plain = ("accuracy", "param_ratio", "stability", "reward")
-    columns = {name: told[name].tolist() for name in plain} | {
+    columns = {name: values[name].tolist() for name in plain} | {
         "success": episodes.success.bool().tolist(),
         "compute_cost": episodes.compute_cost.tolist(),
         "seeds": [dict(zip(SEED_OUTCOMES, one, strict=True)) for one in counted],

@@ -123,9 +123,9 @@ class TimedFeed:
     def __getattr__(self, name: str) -> Callable[..., object]:
         method = getattr(self._feed, name)
 
-        def timed(*given: object) -> object:
+        def timed(*args: object) -> object:
             begin = self._profile.clock()
-            found = method(*given)
+            found = method(*args)
             self._profile.fed[threading.get_ident()] += self._profile.clock() - begin
             return found
 
@@ -174,9 +174,9 @@ class TraceProfile(NoProfile):
 def shares(seconds: dict[str, float]) -> str:
     """`training 71.2 %, ...` in the order of PHASES; phases that took no time are left out."""
     total = sum(seconds.values()) or 1.0
-    told = [phase for phase in PHASES if phase in seconds]
-    told += [phase for phase in seconds if phase not in PHASES]
-    return ", ".join(f"{phase} {100 * seconds[phase] / total:.1f} %" for phase in told)
+    names = [phase for phase in PHASES if phase in seconds]
+    names += [phase for phase in seconds if phase not in PHASES]
+    return ", ".join(f"{phase} {100 * seconds[phase] / total:.1f} %" for phase in names)
 
 
 def make_profile(mode: str, device: torch.device, folder: Path) -> NoProfile:

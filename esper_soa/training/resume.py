@@ -5,9 +5,8 @@ counters are enough to continue bit for bit.
 """
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
@@ -18,16 +17,15 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import TrainConfig, flat_settings
-from esper_soa.env.topology import Topology
-from esper_soa.lab.telemetry.table_files import keep_tables
 from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.runtime.files import LOGGER, reason_of
 from esper_soa.runtime.json_lines import keep_rounds
-from esper_soa.state import STATE_FLOAT
+from esper_soa.runtime.versions import package_versions
 from esper_soa.training.anomaly import WatchState
+from esper_soa.training.callbacks import Recorder
 from esper_soa.training.checkpoint import CheckpointError, load_checkpoint, misfit, unlike
-from esper_soa.training.metrics import RoundResult
-from esper_soa.training.run_folder import RunFolder, package_versions, rounds_of
+from esper_soa.training.run_folder import RunFolder, rounds_of
+from esper_soa.training.totals import FinalHosts, RunTotals
 
 # What may be another value in the run that goes on; a name with a dot at the end stands for all
 # settings under it. data.name and data.root may, as the images themselves are compared.
@@ -60,52 +58,10 @@ ABSENT = "(absent)"
 
 
 @dataclass
-class Played:
-    """How the hosts of a round ended, for its control and the final table."""
-
-    accuracies: list[float]  # per env, percent
-    parameters: list[float]
-    train_flop: list[float]
-    blueprint: list[list[int]]  # per env and slot, as in env/topology.py, and so the next two
-    blend: list[list[int]]
-    alpha: list[list[float]]
-
-    @classmethod
-    def of(cls, result: RoundResult) -> "Played":
-        """The record of a round."""
-        grown = (part.tolist() for part in result.topology)
-        return cls(result.accuracies, result.parameters, result.train_flop, *grown)
-
-    @property
-    def topology(self) -> Topology:
-        """The topology, on the host."""
-        alpha = torch.tensor(self.alpha, dtype=STATE_FLOAT)
-        return Topology(torch.tensor(self.blueprint), torch.tensor(self.blend), alpha)
-
-
-@dataclass
-class Progressed:
-    """What adds up over the rounds of a run, and the last of them."""
-
-    rounds_done: int = 0
-    seconds: float = 0.0  # of collecting and updating
-    alpha_rows: float = 0.0  # sum over rounds of the mean number validated per env-step
-    seeds: dict[str, int] = field(default_factory=dict)  # events by name
-    best_accuracy: float = -math.inf  # percent, mean over envs at the end of the best round
-    # Pareto front: accuracy, stability, parameter ratio.
-    front: list[list[float]] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)  # per env, of the last round
-    # The last rounds, control_rounds of them, oldest first.
-    recent: list[Played] = field(default_factory=list)
-    # Env-steps that were not played, as the episodes of their envs had ended early.
-    cut_off: int = 0
-
-
-@dataclass
 class Saved:
     """The content of a checkpoint of ours."""
 
-    progress: Progressed
+    progress: RunTotals
     settings: dict
     data: dict[str, str]  # name, source, identity
     versions: dict[str, str | None]
@@ -127,8 +83,8 @@ def saved_run(path: Path, content: Mapping[str, object]) -> Saved:
     if fault:
         why = f"is not of a training run ({one_line(fault)})"
         raise CheckpointError(f"checkpoint {one_line(path)}: {why}")
-    recent = [Played(**played) for played in parts["progress"]["recent"]]
-    progress = Progressed(**parts["progress"] | {"recent": recent})
+    recent = [FinalHosts(**hosts) for hosts in parts["progress"]["recent"]]
+    progress = RunTotals(**parts["progress"] | {"recent": recent})
     return Saved(**parts | {"progress": progress, "watch": WatchState(**parts["watch"])})
 
 
@@ -151,15 +107,15 @@ def restore_policy(policy: RecurrentPolicy, saved: Saved) -> None:
     _restore(policy, weights, "policy", ": the policy does not fit its own settings")
 
 
-def _restore(part: Learner | RecurrentPolicy, state: object, name: str, told: str) -> None:
+def _restore(part: Learner | RecurrentPolicy, state: object, name: str, label: str) -> None:
     fault = unlike(state, part.state_dict(), name)
     if fault:
-        raise CheckpointError(f"checkpoint{told} ({one_line(fault)})")
+        raise CheckpointError(f"checkpoint{label} ({one_line(fault)})")
     part.load_state_dict(cast(dict, state))
 
 
 def run_content(
-    progress: Progressed, cfg: TrainConfig, images: ImageSet, watch: dict, learner: dict | None
+    progress: RunTotals, cfg: TrainConfig, images: ImageSet, watch: dict, learner: dict | None
 ) -> dict:
     """What `read_run` reads back. The learner's tensors are held, not copied."""
     return {
@@ -237,7 +193,7 @@ def version_changes(saved: Saved, folder: RunFolder, engine: str) -> list[str]:
     return found
 
 
-def cut_back(folder: RunFolder, rounds: int) -> None:
+def cut_back(folder: RunFolder, rounds: int, recorder: Recorder) -> None:
     """Bring metrics.jsonl, episodes.jsonl, the tables and the checkpoints back to `rounds` rounds.
 
     Raises UserError where they cannot be written.
@@ -248,7 +204,7 @@ def cut_back(folder: RunFolder, rounds: int) -> None:
                 path.unlink(missing_ok=True)
                 again = "is dropped: this run makes its rounds anew"
                 LOGGER.warning("resume   %s %s", path.name, again)
-        keep_tables(folder.path, rounds)
+        recorder.cut_back(rounds)
         keep_rounds(folder.episodes, rounds)
         if keep_rounds(folder.metrics, rounds) < rounds:
             LOGGER.warning("resume   metrics.jsonl lacks rounds that the checkpoint has done")

@@ -9,16 +9,15 @@ import platform
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.paths import user_path
 from esper_soa.runtime.files import reason_of, write_text
+from esper_soa.runtime.versions import package_versions
 from esper_soa.training.checksum import CheckpointError, why_broken
 
 RESULTS = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt")
@@ -46,6 +45,7 @@ class RunFolder:
         self.evaluation = self.path / "evaluation.json"  # what an evaluation found
         self.best = self.path / "best.pt"  # the policy that played the best round so far
         self.networks = self.path / "networks"  # the folder of grown networks
+        self.tables = self.path / "telemetry"  # the folder of recorded env-steps
         self.log = self.path / "log.txt"  # what was said on the console, with times
 
     def network(self, kind: str, number: int) -> Path:
@@ -225,16 +225,6 @@ def write_versions(folder: RunFolder, device: str, facts: Mapping[str, object]) 
         "device": device,
     }
     write_text(folder.versions, json.dumps(record | dict(facts), indent=2) + "\n")
-
-
-@cache
-def package_versions() -> dict[str, str | None]:
-    """Versions of the packages that results depend on; None for one that is not installed."""
-    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
-    for name in PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def _git_revision(checkout: Path) -> str | None:

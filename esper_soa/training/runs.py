@@ -21,9 +21,11 @@ from esper_soa.grown.module_files import load
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.nets.model.user_parts import task_slots
 from esper_soa.runtime.signals import Interrupted
+from esper_soa.runtime.versions import package_versions
+from esper_soa.training.callbacks import Callback
 from esper_soa.training.launch import train_within
 from esper_soa.training.resume import read_run, restore_policy
-from esper_soa.training.run_folder import RunFolder, find_checkpoint, package_versions
+from esper_soa.training.run_folder import RunFolder, find_checkpoint
 from esper_soa.training.session import session, unheard
 from esper_soa.training.start import begin_run, make_run_folder
 
@@ -117,8 +119,12 @@ def open_run(path: str | PathLike[str]) -> RecordedRun:
     return RecordedRun(folder.path)
 
 
-def train(experiment: str = "", overrides: Sequence[str] = ()) -> RecordedRun:
+def train(
+    experiment: str = "", overrides: Sequence[str] = (), callbacks: Sequence[Callback] = ()
+) -> RecordedRun:
     """Train as `esper-train +experiment=... overrides...` does, and return the run.
+
+    callbacks: called at the start of the run, after every round and at its end; see Callback.
 
     A caller's own use of Hydra and of torch's threads is left as it is. An interrupt (Ctrl-C, or
     the stop button of a notebook) ends the run with a checkpoint and a KeyboardInterrupt that says
@@ -131,7 +137,7 @@ def train(experiment: str = "", overrides: Sequence[str] = ()) -> RecordedRun:
     threads = torch.get_num_threads()
     try:
         with session(folder) as within, unheard():
-            train_within(within, settings, begin_run(within, settings, changes))
+            train_within(within, settings, begin_run(within, settings, changes), callbacks)
     except Interrupted as stop:
         if stop.number != SIGINT:
             raise

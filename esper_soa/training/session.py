@@ -17,11 +17,11 @@ from esper_soa.config.errors import PrunedError, RankLostError, UserError
 from esper_soa.config.settings import TelemetryConfig
 from esper_soa.runtime.console import Outlet, outlet
 from esper_soa.runtime.files import LOGGER, IncompleteError, LineFile, Unwritten, reason_of
-from esper_soa.runtime.signals import Interrupted
+from esper_soa.runtime.signals import Interrupted, Requests
 from esper_soa.training.progress import Progress, say
 from esper_soa.training.run_folder import RunFolder, claimed
 
-# Rounds played, accuracy of the last in percent: whether to give up.
+# Rounds done, accuracy of the last in percent: whether to give up.
 Judge: TypeAlias = Callable[[int, float], bool]
 
 
@@ -62,7 +62,8 @@ class Session:
         self.stream = stream
         self.console = Console(file=cast(TextIO, stream))
         self.unwritten = Unwritten()
-        self.hopeless: Judge | None = None  # where a search is after the run
+        self.hopeless: Judge | None = None  # of a search that may give the run up
+        self.requests = Requests()  # what signals have asked for
         self.log = Log(folder.log, self.console, self.unwritten)
         self._begun = folder.log.exists()
 
@@ -84,8 +85,8 @@ class Session:
         A refusal leaves a folder as it is in which a run has begun before.
         """
         error = sys.exception()
-        told = isinstance(error, IncompleteError | Interrupted | RankLostError | PrunedError)
-        if told or (isinstance(error, UserError) and not self._begun):
+        brief = isinstance(error, IncompleteError | Interrupted | RankLostError | PrunedError)
+        if brief or (isinstance(error, UserError) and not self._begun):
             LOGGER.debug("ended: %s", error)
         elif error is not None and not isinstance(error, UserError):
             LOGGER.debug("ended by an error", exc_info=error)
@@ -93,14 +94,15 @@ class Session:
     def progress(
         self,
         total: int,
-        shown: TelemetryConfig,
+        telemetry: TelemetryConfig,
         done: int = 0,
         after_step: Callable[[], None] | None = None,
     ) -> Progress:
         """What shows `total` env-steps on the console, as the settings say."""
-        told = after_step or self.look_at_console
-        interval = shown.plain_interval
-        return Progress(total, self.console, shown.progress, interval, done=done, after_step=told)
+        check = after_step or self.look_at_console
+        style = telemetry.progress
+        interval = telemetry.plain_interval
+        return Progress(total, self.console, style, interval, done=done, after_step=check)
 
     def judge(self, rounds: int, accuracies: Sequence[float], save: Callable[[], None]) -> None:
         """Save and raise PrunedError where `accuracies` (percent) leave no hope for the run."""

@@ -95,9 +95,9 @@ def sum_shares(ranks: Sequence[int]) -> np.ndarray:
 
 def _doubled_ranks(values: Sequence[float]) -> list[int]:
     """Twice the ranks from 1, tied values each with the mean of theirs: whole numbers."""
-    given = np.asarray(values, dtype=np.float64)
-    ordered = np.sort(given)
-    return (ordered.searchsorted(given) + ordered.searchsorted(given, "right") + 1).tolist()
+    numbers = np.asarray(values, dtype=np.float64)
+    ordered = np.sort(numbers)
+    return (ordered.searchsorted(numbers) + ordered.searchsorted(numbers, "right") + 1).tolist()
 
 
 def _two_sided(ways: np.ndarray, found: int) -> float:

@@ -1,118 +1,99 @@
-"""The main job: build everything from the settings, then collect, update, log and save, in rounds.
+"""The training loop: build everything from the settings, then collect, update, log and save.
 
 A round is one episode of every env followed by one policy update, where the policy learns. A round
 that is interrupted counts for nothing: the resumed run plays it again from its start.
 """
 
-from collections.abc import Generator
-from contextlib import ExitStack, closing
+import time
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+from esper_soa.agent.rollout import Rollout
 from esper_soa.config.errors import OutOfRoomError, RankLostError, UserError, check
-from esper_soa.config.settings import TrainConfig, settings_yaml
-from esper_soa.lab.report.page import leave_report
-from esper_soa.lab.telemetry.recorder import recording
+from esper_soa.config.settings import TrainConfig
 from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.runtime.device import resolve_device
-from esper_soa.runtime.json_lines import MetricsWriter
 from esper_soa.runtime.memory import naming_memory
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.runtime.signals import signals_noted
 from esper_soa.training import resume
 from esper_soa.training.build import world_facts
+from esper_soa.training.callbacks import Callback
+from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.final_table import Summary, print_summary, write_summary
 from esper_soa.training.progress import LOGGER, Progress
-from esper_soa.training.run_folder import RunFolder, passed_over, write_config, write_versions
+from esper_soa.training.run_folder import RunFolder, passed_over, write_versions
 from esper_soa.training.running import Run, wants_control
 from esper_soa.training.session import Session, session
 
 
-def ready(
-    within: Session,
-    cfg: TrainConfig,
-    checkpoint: Path | None = None,
-    images: ImageSet | None = None,
-    ranks: Ranks = ALONE,
-) -> Run:
-    """A run at its start, or where `checkpoint`, of the first rank, stood, told in the log.
+def train_rounds(run: Run) -> Generator[int, None, None]:
+    """Collect, update, log and save in every round that is left, then play the control's rounds.
 
-    Raises UserError where it cannot go on from there, or memory does not suffice.
+    Yields the number of rounds done after every round. Raises OutOfRoomError where memory runs out.
     """
-    here = f"{ranks.count} here"
-    check(cfg.ranks == ranks.count, "ranks", cfg.ranks, here, "esper-train starts ranks.")
-    checkpoint = ranks.from_first(lambda: checkpoint)
-    with naming_memory(UserError):
-        if checkpoint is not None:
-            job = _resumed(cfg, within, checkpoint, images, ranks)
-        else:
-            if cfg.resume and ranks.first:
-                LOGGER.info("resume   no checkpoint was found: the run starts afresh")
-                resume.cut_back(within.folder, 0)
-            job = Run(cfg, within, images=images, ranks=ranks)
-            job.networks.go_back(0)
-        if job.writes:
-            with within.unwritten.noting(within.folder.versions.name):
-                write_versions(within.folder, job.place, world_facts(job.world))
-    job.announce()
-    return job
+    cfg = run.cfg
+    output = run.output
+    with naming_memory(OutOfRoomError), progress_bar(run) as progress, output.open():
+        output.callbacks.on_run_start(run)
+        for number in range(run.totals.rounds_done, cfg.rounds):
+            label = f"round {number + 1}/{cfg.rounds}"
+            imitates = number < cfg.policy.imitation.rounds
+            player = run.player if imitates else run.player._replace(teacher=None)
 
+            # Collect: an episode of every env.
+            begin = time.monotonic()
+            run.profile.phase_ended("files")
+            request = Round(number, progress, label, run.profile, None, output.recorder)
+            result, rollout = play_round(run.world, player, request)
+            collect_seconds = time.monotonic() - begin
+            run.save_best(result)
+            run.profile.phase_ended("files")
 
-def _resumed(
-    cfg: TrainConfig, within: Session, checkpoint: Path, images: ImageSet | None, ranks: Ranks
-) -> Run:
-    """The run where `checkpoint` stood, which the first rank reads for all."""
-    folder = within.folder
-    device = resolve_device(cfg.device if ranks.count == 1 else "cpu")
-    saved = ranks.from_first(partial(resume.read_run, checkpoint, device))
-    for damaged in passed_over(checkpoint):
-        LOGGER.warning("resume   %s", damaged)
-    changed = resume.check_settings(saved, cfg)
-    job = Run(cfg, within, True, images, ranks)
-    job.restore(saved, checkpoint)
-    if job.writes:
-        with within.unwritten.noting(folder.config.name):
-            write_config(folder, settings_yaml(cfg))
-    for change in changed:
-        LOGGER.info("resume   changed %s", change)
-    engine = job.world.rules.engine.chosen.name
-    for change in resume.version_changes(saved, folder, engine):
-        LOGGER.warning("resume   changed %s", change)
-    return job
+            # Update: the policy learns from it.
+            begin = time.monotonic()
+            update = learn(player, rollout)
+            seconds = {
+                "collect_seconds": collect_seconds,
+                "update_seconds": time.monotonic() - begin,
+            }
+            run.profile.phase_ended("update")
+            run.profile.report(label)
 
+            # Log.
+            metrics, episodes = run.count(result, update, seconds)
+            output.log(metrics, episodes)
+            output.callbacks.on_round_end(run, metrics)
 
-def played(job: Run) -> Generator[int, None, None]:
-    """Play all rounds that are left, each with its line and checkpoint, then the control's.
-
-    Yields after every round the number of rounds done. Raises OutOfRoomError where memory ran out.
-    """
-    cfg = job.cfg
-    noting = job.within.unwritten.noting
-    logged = cfg.telemetry.level != "off" and job.writes
-    paths = (job.folder.episodes, job.folder.metrics) if logged else ()
-    with naming_memory(OutOfRoomError), progress_bar(job) as progress, ExitStack() as opened:
-        files = [opened.enter_context(MetricsWriter(path)) for path in paths]
-        job.recorder = opened.enter_context(
-            recording(cfg, job.world, job.folder.path, job.within.unwritten, job.table)
-        )
-        tracking = opened.enter_context(closing(job.open_tracking()))
-        for number in range(job.done.rounds_done, cfg.rounds):
-            line, played = job.one_round(number, progress)
-            tracking.log(line)
-            for path, file, records in zip(paths, files, (played, [line]), strict=False):
-                with noting(path.name):
-                    file.write(*records)
-                    file.sync()
-            due = bool(cfg.checkpoint_every) and (number + 1) % cfg.checkpoint_every == 0
-            if due or number + 1 == cfg.rounds:
-                job.networks.keep()
-            if due:
-                job.write()
-            job.heed()
-            job.within.judge(number + 1, job.done.recent[-1].accuracies, job.write)
+            # Save.
+            output.save_round(number + 1, result.standing)
+            run.handle_signals()
+            run.session.judge(number + 1, result.accuracies, output.save)
             yield number + 1
-        job.write()
-        job.play_control(progress)
+        output.save()
+        run.play_control(progress)
+        output.lost = output.callbacks.finish()
+
+
+def learn(player: Player, rollout: Rollout | None) -> dict[str, float]:
+    """Update the policy; returns diagnostics. A player with a teacher imitates it."""
+    if player.learner is None or rollout is None:
+        return {}
+    taught = player.teacher is not None
+    return player.learner.imitate(rollout) if taught else player.learner.update(rollout)
+
+
+def progress_bar(run: Run) -> Progress:
+    """The bar over all env-steps of the run, earlier ones and those of the control included."""
+    cfg = run.cfg
+    rounds = cfg.rounds + (min(cfg.control_rounds, cfg.rounds) if wants_control(cfg) else 0)
+    total = rounds * cfg.envs * cfg.steps - run.totals.cut_off
+    done = run.totals.env_steps(cfg)
+    bar = run.session.progress(total, cfg.telemetry, done, run.handle_signals)
+    bar.below = run.output.recorder.table
+    return bar
 
 
 def run(
@@ -121,61 +102,91 @@ def run(
     checkpoint: Path | None = None,
     images: ImageSet | None = None,
 ) -> Summary:
-    """Open a session in `folder`, and run the whole job there."""
-    with session(folder) as within:
-        return run_within(within, cfg, checkpoint, images)
+    """`run_in_session`, in a session of its own in `folder`."""
+    with session(folder) as opened:
+        return run_in_session(opened, cfg, checkpoint, images)
 
 
-def run_within(
-    within: Session,
+def run_in_session(
+    session: Session,
     cfg: TrainConfig,
     checkpoint: Path | None,
     images: ImageSet | None = None,
     ranks: Ranks = ALONE,
+    callbacks: Sequence[Callback] = (),
 ) -> Summary:
-    """Run the whole job, from `checkpoint` on where given; returns what the final table says.
+    """Run the whole job, from `checkpoint` on where given; returns the record of the final table.
 
     images: those that a program hands over, with data.name=given; else cfg.data says which. ranks:
-    the processes that share out its envs, of which the first writes.
+    the processes that share out its envs, of which the first writes. callbacks: those beside the
+    ones that the settings ask for.
 
-    Raises Interrupted where a signal stopped it, after writing a checkpoint; and at its end, with
-    everything played and told, IncompleteError where something could not be written. PrunedError
-    where a search gave it up, and RankLostError where another rank did not go on, after writing a
-    checkpoint. OutOfRoomError where memory ran out.
+    Raises Interrupted where a signal stopped it, after saving a checkpoint; and at its end
+    IncompleteError where something could not be written. PrunedError where a search gave it up, and
+    RankLostError where another rank ended early, after saving a checkpoint. OutOfRoomError where
+    memory ran out.
     """
-    job = ready(within, cfg, checkpoint, images, ranks)
-    try:
-        with signals_noted() as job.requests:
-            for _ in played(job):
-                pass
-    except RankLostError:
-        job.write()
-        raise
-    return ended(job)
+    run = start_run(session, cfg, checkpoint, images, ranks, callbacks)
+    with closing(run.output.callbacks):
+        try:
+            with signals_noted() as session.requests:
+                for _ in train_rounds(run):
+                    pass
+        except RankLostError:
+            run.output.save()
+            raise
+        return finish_run(run)
 
 
-def ended(job: Run) -> Summary:
-    """Sum up a run that is played; raises IncompleteError where something could not be written."""
-    within = job.within
-    job.profile.close()
-    summary = job.summarise()
-    if not job.writes:
+def start_run(
+    session: Session,
+    cfg: TrainConfig,
+    checkpoint: Path | None = None,
+    images: ImageSet | None = None,
+    ranks: Ranks = ALONE,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """A run at its start, or at `checkpoint`, of the first rank; the log says what it will do.
+
+    Raises UserError where it cannot continue from there, or memory does not suffice.
+    """
+    here = f"{ranks.count} here"
+    check(cfg.ranks == ranks.count, "ranks", cfg.ranks, here, "esper-train starts ranks.")
+    checkpoint = ranks.from_first(lambda: checkpoint)
+    with naming_memory(UserError):
+        saved = None
+        if checkpoint is not None:
+            device = resolve_device(cfg.device if ranks.count == 1 else "cpu")
+            saved = ranks.from_first(partial(resume.read_run, checkpoint, device))
+            for damaged in passed_over(checkpoint):
+                LOGGER.warning("resume   %s", damaged)
+            resume.check_settings(saved, cfg)
+        run = Run(cfg, session, saved is not None, images, ranks, callbacks)
+        if saved is not None and checkpoint is not None:
+            run.restore(saved, checkpoint)
+        elif cfg.resume and ranks.first:
+            LOGGER.info("resume   no checkpoint was found: the run starts afresh")
+            run.output.cut_back(0)
+        else:
+            run.output.networks.cut_back(0)
+        if ranks.first:
+            with session.unwritten.noting(session.folder.versions.name):
+                write_versions(session.folder, run.origin.place, world_facts(run.world))
+    run.announce()
+    return run
+
+
+def finish_run(run: Run) -> Summary:
+    """Sum up a run whose rounds are done; IncompleteError where something could not be written."""
+    run.profile.close()
+    summary = run.summarise()
+    session = run.session
+    if not run.output.writes:
         return summary
-    with within.unwritten.noting(within.folder.summary.name):
-        write_summary(summary, within.folder.summary)
-    print_summary(summary, within.console)
-    if job.cfg.report:
-        leave_report(within)
-    LOGGER.info("files    %s", within.folder.path)
-    within.finish()
+    with session.unwritten.noting(run.folder.summary.name):
+        write_summary(summary, run.folder.summary)
+    print_summary(summary, session.console)
+    run.output.callbacks.on_run_end(run, summary)
+    LOGGER.info("files    %s", run.folder.path)
+    session.finish()
     return summary
-
-
-def progress_bar(job: Run) -> Progress:
-    """What shows the env-steps of the run, those done before and those of the control included."""
-    cfg = job.cfg
-    rounds = cfg.rounds + (min(cfg.control_rounds, cfg.rounds) if wants_control(cfg) else 0)
-    total = rounds * cfg.envs * cfg.steps - job.done.cut_off
-    shown = job.within.progress(total, cfg.telemetry, job.env_steps, job.heed)
-    shown.below = job.table
-    return shown

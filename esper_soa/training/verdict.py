@@ -130,16 +130,16 @@ def verdict(found: Comparison, control: str) -> str:
     if found.pairs == 0:
         return f"Nothing to compare with {other}: no pair of finite accuracies."
     size = f"{times(found.parameters)} the parameters"
-    told = f"{shown(found.accuracy, 'points')} for {size}"
-    told += f" and {times(found.train_flop)} the training FLOP"
+    facts = f"{format_interval(found.accuracy, 'points')} for {size}"
+    facts += f" and {times(found.train_flop)} the training FLOP"
     if found.pairs == 1:
-        return f"One host in one episode says little, and has no interval: {told}."
+        return f"One host in one episode says little, and has no interval: {facts}."
     if found.outcome == UNCLEAR:
-        return f"No difference that this run could show: {told}."
+        return f"No difference that this run could show: {facts}."
     if control == "wait":
-        return f"{'Growth paid' if found.outcome == GAINED else 'Growth cost accuracy'}: {told}."
+        return f"{'Growth paid' if found.outcome == GAINED else 'Growth cost accuracy'}: {facts}."
     where = "ahead of" if found.outcome == GAINED else "behind"
-    return f"The grown hosts end {where} {other}: {told}."
+    return f"The grown hosts end {where} {other}: {facts}."
 
 
 def times(ratio: float) -> str:
@@ -147,7 +147,7 @@ def times(ratio: float) -> str:
     return f"{ratio:,.{2 if ratio < 2 else 1}f} times"
 
 
-def shown(interval: Interval, unit: str = "") -> str:
+def format_interval(interval: Interval, unit: str = "") -> str:
     """'+2.43 points [+1.10, +3.76]'; without bounds where there are none, or values are equal."""
     mean = f"{interval.mean:+.2f}" + (f" {unit}" if unit else "")
     return f"{mean} [{interval.low:+.2f}, {interval.high:+.2f}]" if interval.has_bounds else mean

@@ -25,7 +25,7 @@ from esper_soa.nets.choose import ENGINES
 from esper_soa.simulator import Simulator
 from esper_soa.state import Action, EnvState
 from esper_soa.training.build import build_player, build_world, trial_of
-from esper_soa.training.collect import Episode, Player, Round
+from esper_soa.training.collect import EpisodeRunner, Player, Round
 from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import HEAD_NAMES
 
@@ -93,13 +93,13 @@ def stopping(envs: int = 5, **early: float) -> TrainConfig:
     )
 
 
-def episode(cfg: TrainConfig, progress: Progress | None = None) -> Episode:
+def episode(cfg: TrainConfig, progress: Progress | None = None) -> EpisodeRunner:
     world = build_world(cfg, CPU)
     player = build_player(cfg, world) if cfg.policy.name == "ppo" else Player(RandomPolicy(), None)
-    return Episode(world, player, Round(0, progress or quiet_progress()))
+    return EpisodeRunner(world, player, Round(0, progress or quiet_progress()))
 
 
-def played_out(cfg: TrainConfig, progress: Progress | None = None) -> Episode:
+def played_out(cfg: TrainConfig, progress: Progress | None = None) -> EpisodeRunner:
     """An episode after its last env-step."""
     played = episode(cfg, progress)
     while not played.env.over:

@@ -9,7 +9,7 @@ from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.env.env import Env
 from esper_soa.env.world import World
 from esper_soa.training.build import build_world
-from esper_soa.training.collect import Episode, Player, Round
+from esper_soa.training.collect import EpisodeRunner, Player, Round
 from esper_soa.vocabulary import Op
 
 ENVS = 3
@@ -25,7 +25,7 @@ def world() -> World:
 def test_steps_of_an_env_are_the_episode_of_the_trainer_to_the_bit() -> None:
     played = world()
     own = world()
-    episode = Episode(
+    episode = EpisodeRunner(
         played,
         Player(RandomPolicy(), None),
         Round(NUMBER, quiet_progress()),

@@ -16,7 +16,7 @@ from esper_soa.env.world import World
 from esper_soa.nets.seeds import pools
 from esper_soa.state import EnvState
 from esper_soa.training.build import build_world
-from esper_soa.training.collect import Episode, Player, Round
+from esper_soa.training.collect import EpisodeRunner, Player, Round
 from esper_soa.training.metrics import RoundResult
 from esper_soa.vocabulary import AlphaMode, Blend, Blueprint, Op, Stage
 
@@ -114,9 +114,9 @@ def world() -> World:
     return build_world(CFG, CPU)
 
 
-def episode(world: World) -> Episode:
+def episode(world: World) -> EpisodeRunner:
     quiet = quiet_progress()
-    return Episode(world, Player(WaitPolicy(), None), Round(ROUND, quiet, topology=GROWN))
+    return EpisodeRunner(world, Player(WaitPolicy(), None), Round(ROUND, quiet, topology=GROWN))
 
 
 def batches(world: World, step: int, env: int) -> list[tuple[Tensor, Tensor]]:

@@ -13,13 +13,12 @@ from tiny_world import CPU, play_state, tiny_rules
 from esper_soa.config.env import GatesConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import Standing, standing_of
-from esper_soa.grown import networks
 from esper_soa.grown.module_files import load
-from esper_soa.grown.networks import Networks
 from esper_soa.runtime.files import IncompleteError, Unwritten
 from esper_soa.state import STATE_FLOAT
-from esper_soa.training import running, trainer
+from esper_soa.training import network_files, running, trainer
 from esper_soa.training.build import build_world
+from esper_soa.training.network_files import NetworkFiles
 from esper_soa.training.run_folder import RunFolder, rounds_of
 from esper_soa.vocabulary import Stage
 
@@ -145,8 +144,8 @@ def test_a_run_without_a_checkpoint_begins_afresh_and_its_networks_too(
 def test_a_damaged_best_host_is_passed_over_with_a_warning(folder: RunFolder) -> None:
     newest = folder.network_files("best")[-1]
     newest.write_bytes(newest.read_bytes()[:100])
-    found = Networks(folder, Unwritten(), settings(), build_world(settings(), CPU))
-    found.go_back(ROUNDS)
+    found = NetworkFiles(folder, Unwritten(), settings(), build_world(settings(), CPU))
+    found.cut_back(ROUNDS)
     assert found.best is None or found.best["round"] < int(newest.stem.removeprefix("best_"))
 
 
@@ -177,7 +176,7 @@ def test_they_are_there_before_the_control_plays(
 def test_a_best_host_that_could_not_be_written_is_written_after_the_next_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = networks.save
+    plain = network_files.save
     calls = []
 
     def failing(net: object, path: Path) -> None:
@@ -186,7 +185,7 @@ def test_a_best_host_that_could_not_be_written_is_written_after_the_next_round(
             raise OSError(28, "No space left on device")
         plain(net, path)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(networks, "save", failing)
+    monkeypatch.setattr(network_files, "save", failing)
     folder = fresh(settings(rounds=2), tmp_path)
     assert len(calls) == 2
     best = max(line["accuracy"] for line in episodes(folder))
@@ -199,7 +198,7 @@ def test_hosts_that_cannot_be_written_are_named_at_the_end(
     def failing(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(networks, "save_hosts", failing)
+    monkeypatch.setattr(network_files, "save_hosts", failing)
     with pytest.raises(
         IncompleteError, match=r"networks/hosts could not be written \(No space left on device\)"
     ):
@@ -239,9 +238,9 @@ EMPTY = Stage.EMPTY
 def test_the_best_host_has_the_highest_accuracy_then_the_fewest_parameters(
     tmp_path: Path, rounds: list[tuple[list[float], list[int]]], best: tuple[int, int] | None
 ) -> None:
-    found = Networks(RunFolder(tmp_path), Unwritten(), settings(), build_world(settings(), CPU))
+    found = NetworkFiles(RunFolder(tmp_path), Unwritten(), settings(), build_world(settings(), CPU))
     for number, (accuracy, stages) in enumerate(rounds, 1):
-        found.follow(standing(2, accuracy, stages), number)
+        found.save_best(standing(2, accuracy, stages), number)
     assert (found.best and (found.best["round"], found.best["env"])) == best
     files = RunFolder(tmp_path).network_files("best")
     assert [load(path).spec for path in files[-1:]] == ([] if best is None else [found.best])

@@ -21,7 +21,7 @@ from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.model.layers import Layers
 from esper_soa.training.build import build_world, trial_of
-from esper_soa.training.collect import Episode, Player, Round
+from esper_soa.training.collect import EpisodeRunner, Player, Round
 from esper_soa.training.progress import Progress
 
 STEPS = 6
@@ -89,7 +89,7 @@ def test_what_cannot_run_is_refused_by_its_setting(device: str, setting: dict[st
 # --- two at once
 
 
-def begun(engine: str) -> Episode:
+def begun(engine: str) -> EpisodeRunner:
     """An episode in which seeds grow at random."""
     settings = tiny_settings(3, 2, STEPS)
     settings.task = TaskConfig()
@@ -98,7 +98,7 @@ def begun(engine: str) -> Episode:
     settings.compute = ComputeConfig(workers=1, engine=engine)
     world = build_world(settings, CPU)
     quiet = Progress(3 * STEPS, Console(file=io.StringIO()), "off")
-    return Episode(world, Player(RandomPolicy(), None), Round(0, quiet))
+    return EpisodeRunner(world, Player(RandomPolicy(), None), Round(0, quiet))
 
 
 @pytest.mark.usefixtures("native")

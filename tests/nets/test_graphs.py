@@ -26,7 +26,7 @@ from esper_soa.nets.graphs import (
     WARM_UPS,
     CapturedCall,
     EmptyGraphError,
-    Recorder,
+    GraphRecorder,
     Replay,
     StepCache,
     captured_call,
@@ -212,7 +212,7 @@ SECOND = torch.device("cuda", 1)
 def test_work_is_captured_on_its_own_device_and_the_memory_of_the_allocator_stays(
     happened: list[str],
 ) -> None:
-    recorder = Recorder(SECOND)
+    recorder = GraphRecorder(SECOND)
     assert happened == ["enter cuda:1", "leave cuda:1"]
     happened.clear()
     recorder.recorded(lambda: happened.append("work"))
@@ -230,7 +230,7 @@ def test_work_is_captured_on_its_own_device_and_the_memory_of_the_allocator_stay
 
 def test_a_capture_ends_where_its_work_fails(happened: list[str]) -> None:
     with pytest.raises(ZeroDivisionError):
-        Recorder(SECOND).recorded(lambda: 1 // 0)
+        GraphRecorder(SECOND).recorded(lambda: 1 // 0)
     assert "end" in happened
 
 
@@ -260,10 +260,10 @@ def test_an_empty_graph_is_an_error_and_other_warnings_are_told(
 ) -> None:
     stand_in(monkeypatch, EMPTY)
     with pytest.raises(EmptyGraphError, match="captured on cuda:1 is empty"):
-        Recorder(SECOND).recorded(lambda: None)
+        GraphRecorder(SECOND).recorded(lambda: None)
     stand_in(monkeypatch, "something else")
     with pytest.warns(UserWarning, match="something else"):
-        Recorder(SECOND).recorded(lambda: None)
+        GraphRecorder(SECOND).recorded(lambda: None)
 
 
 # --- what a run notices of it

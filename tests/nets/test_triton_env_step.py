@@ -25,7 +25,7 @@ from esper_soa.env.world import Sizes, World
 from esper_soa.nets.data import batches as data
 from esper_soa.nets.data.datasets import synthetic
 from esper_soa.training.build import build_player, build_rules, build_world
-from esper_soa.training.collect import Episode, Player, Round, _rollout, _row
+from esper_soa.training.collect import EpisodeRunner, Player, Round, _rollout, _row
 from esper_soa.training.metrics import MetricsAccumulator
 from esper_soa.training.progress import Progress
 
@@ -65,7 +65,7 @@ def test_a_round_reads_nothing_that_it_would_wait_for_whether_seeds_are_born_or_
     world = build_world(cfg, CPU)
     quiet = Progress(6, Console(file=io.StringIO()), "off")
     assert isinstance(world.rules.engine, GpuEngine)
-    episode = Episode(world, Player(RandomPolicy(), None), Round(0, quiet))
+    episode = EpisodeRunner(world, Player(RandomPolicy(), None), Round(0, quiet))
     states = []
     found = []
     with SyncGuard([READ_PROGRESS, *TABLES]) as guard:

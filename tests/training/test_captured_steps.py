@@ -16,9 +16,9 @@ from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
 from esper_soa.config.agent import NetworkConfig, PPOConfig
 from esper_soa.env.world import World
-from esper_soa.lab.telemetry.recorder import NO_RECORDER, NoRecorder
 from esper_soa.nets.graphs import StaticStep, StepCache, _Kept
 from esper_soa.training.build import build_player, build_world
+from esper_soa.training.callbacks import NO_RECORDER, Recorder
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.progress import Progress
 
@@ -41,7 +41,7 @@ class WatchedSteps(StepCache[StaticStep]):
         assert [buffer.data_ptr() for buffer in kept.step.buffers()] == places
 
 
-class Asking(NoRecorder):
+class Asking(Recorder):
     """Asks for all probabilities, as telemetry.level=full does."""
 
     full = True

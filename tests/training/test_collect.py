@@ -23,7 +23,7 @@ from esper_soa.env.world import World
 from esper_soa.state import Decision, EnvState, View
 from esper_soa.training import collect
 from esper_soa.training.build import build_player, build_world
-from esper_soa.training.collect import Episode, Player, Round
+from esper_soa.training.collect import EpisodeRunner, Player, Round
 from esper_soa.training.metrics import Arriving
 from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import HEAD_NAMES
@@ -65,7 +65,7 @@ def test_numbers_on_their_way_are_told_in_order_once_they_are_there_and_waited_f
     monkeypatch.setattr(
         quiet, "advance", lambda envs, label, accuracy, reward: seen.append(f"{accuracy:g}")
     )
-    episode = Episode(build_world(cfg, CPU), Player(RandomPolicy(), None), Round(0, quiet))
+    episode = EpisodeRunner(build_world(cfg, CPU), Player(RandomPolicy(), None), Round(0, quiet))
     for step in range(5):
         episode.step_()
         if step == 2:

@@ -36,10 +36,10 @@ from esper_soa.training.collect import Round
 from esper_soa.training.controls import play_control
 from esper_soa.training.final_table import Summary
 from esper_soa.training.progress import Progress
-from esper_soa.training.resume import Played, Progressed
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.running import Run
 from esper_soa.training.session import session
+from esper_soa.training.totals import FinalHosts, RunTotals
 from esper_soa.training.trainer import run
 from esper_soa.vocabulary import LIVE_STAGES, Stage
 
@@ -434,8 +434,8 @@ def test_rollbacks_of_all_rounds_stand_in_the_summary(tmp_path: Path) -> None:
     with session(RunFolder(tmp_path)) as within:
         job = Run(settings("wait"), within)
         counts = dict.fromkeys(("germinated", "blended", "fossilized", "pruned"), 0)
-        kept = Played([50.0], [1.0], [1.0], [[-1, -1]], [[1, 1]], [[0.0, 0.0]])
-        job.done = Progressed(1, 1.0, 1.0, counts | {"rollbacks": 3}, 50.0, [], [0.0], [kept])
+        kept = FinalHosts([50.0], [1.0], [1.0], [[-1, -1]], [[1, 1]], [[0.0, 0.0]])
+        job.totals = RunTotals(1, 1.0, 1.0, counts | {"rollbacks": 3}, 50.0, [], [0.0], [kept])
         assert job.summarise().rollbacks == 3
 
 

@@ -17,7 +17,7 @@ from esper_soa.runtime.signals import Interrupted, signals_noted
 from esper_soa.training.running import Run
 from esper_soa.training.session import silent_session, unheard
 from esper_soa.training.start import begin_run, make_run_folder
-from esper_soa.training.trainer import ended, played, ready
+from esper_soa.training.trainer import finish_run, start_run, train_rounds
 
 # Is told the round, from 1, and the runs in the order of their turns.
 TurnBegins: TypeAlias = Callable[[int, list[str]], None]
@@ -44,10 +44,10 @@ def train_in_turns(
                 jobs[name] = next(turns[name])
         requests = held.enter_context(signals_noted())
         for job in jobs.values():
-            job.requests = requests
+            job.session.requests = requests
         while jobs:
-            behind = min(job.done.rounds_done for job in jobs.values())
-            due = [name for name, job in jobs.items() if job.done.rounds_done == behind]
+            behind = min(job.totals.rounds_done for job in jobs.values())
+            due = [name for name, job in jobs.items() if job.totals.rounds_done == behind]
             due = due[:: -1 if behind % 2 else 1]
             begins = [name for name in due if behind < jobs[name].cfg.rounds]
             if begins:
@@ -67,23 +67,23 @@ def _saving(jobs: Mapping[str, Run], playing: str) -> Iterator[None]:
         yield
     except Interrupted:
         for job in (jobs[name] for name in jobs.keys() - {playing}):
-            with job.within.speaking():
-                job.write()
+            with job.session.speaking():
+                job.output.save()
         raise
 
 
 def _turns(settings: TrainConfig, overrides: list[str]) -> Generator[Run, None, None]:
-    """The run, once it is ready and after every round; sums it up behind the last."""
+    """The run, once it is start_run and after every round; sums it up behind the last."""
     with silent_session(make_run_folder(settings, settings.run_dir)) as within:
         with within.speaking():
-            job = ready(within, settings, begin_run(within, settings, overrides))
+            job = start_run(within, settings, begin_run(within, settings, overrides))
         yield job
-        with closing(played(job)) as rounds:
+        with closing(job.output.callbacks), closing(train_rounds(job)) as rounds:
             while True:
                 with within.speaking():
                     job.take_turn()
                     if next(rounds, None) is None:
-                        ended(job)
+                        finish_run(job)
                         return
                 yield job
 

@@ -27,12 +27,13 @@ from esper_soa.nets.data.batches import ValidationImages
 from esper_soa.runtime.device import CPU_EVAL_BATCH, resolve_device
 from esper_soa.runtime.memory import free_memory, naming_memory, with_envs
 from esper_soa.runtime.ranks import keep_to_cores
-from esper_soa.training.collect import Episode, Round
+from esper_soa.training.collect import EpisodeRunner, Round
 from esper_soa.training.profile import NoProfile
 from esper_soa.training.progress import Progress
 from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.running import Run
 from esper_soa.training.session import Session, session
-from esper_soa.training.trainer import Run, played
+from esper_soa.training.trainer import train_rounds
 
 STATUS = Path("/proc/self/status")
 KIB = 1024
@@ -180,10 +181,10 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
     begun = time.perf_counter()
     free = free_memory(resolve_device(cfg.device))
     with opened(cfg, folder) as (within, job):
-        job.cfg = replace(cfg, rounds=min(2, cfg.rounds), control="none")
+        job.cfg = job.output.cfg = replace(cfg, rounds=min(2, cfg.rounds), control="none")
         job.profile = pace = Pace(seconds, cfg.steps, job.device)
         built = time.perf_counter()
-        for _ in played(job):
+        for _ in train_rounds(job):
             pass
         rounds_end = time.perf_counter()
         folder.config.write_text(settings_yaml(job.cfg), encoding="utf-8")
@@ -220,7 +221,7 @@ def most_of_envs(cfg: TrainConfig, folder: Path) -> int:
         pace = Pace(0.0, cfg.steps, job.device)
         pace.next_full = cfg.steps
         pace.full_times.append(0.0)
-        episode = Episode(
+        episode = EpisodeRunner(
             job.world, job.player, Round(0, Progress(1, within.console, "off"), "", pace)
         )
         for _ in range(min(FEW_STEPS, cfg.steps)):

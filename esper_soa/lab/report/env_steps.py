@@ -49,14 +49,14 @@ def _steps(run: RunRecord) -> Iterator[Row]:
     spent = 0.0
     for hosts in by_step.values():
         spent += mean_of([host["train_flop"] for host in hosts]) or 0.0
-        row: Row = {"group": run.group, "run": run.label, "step": hosts[0]["step"]}
+        means: Row = {"group": run.group, "run": run.label, "step": hosts[0]["step"]}
         for name, column in SPREAD.items():
             values = [host[column] for host in hosts]
             known = [value for value in values if isinstance(value, int | float)]
-            row |= {name: mean_of(known)}
-            row |= {
+            means |= {name: mean_of(known)}
+            means |= {
                 f"{name}_min": min(known, default=None),
                 f"{name}_max": max(known, default=None),
             }
-        row |= {name: mean_of([host[name] for host in hosts]) for name in MEANS}
-        yield row | {"train_gflop": spent / GIGA}
+        means |= {name: mean_of([host[name] for host in hosts]) for name in MEANS}
+        yield means | {"train_gflop": spent / GIGA}

@@ -8,7 +8,7 @@ from esper_soa.lab.report.groups import LEVEL, FinishedGroup, RunGroup, pairs, s
 from esper_soa.lab.report.run_files import RunRecord, number, part
 from esper_soa.training.progress import duration
 from esper_soa.training.statistics import Interval
-from esper_soa.training.verdict import control_words, shown
+from esper_soa.training.verdict import control_words, format_interval
 
 NOTHING = "–"  # what is told where a number is not known
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
@@ -53,7 +53,7 @@ def _of_seeds(one: FinishedGroup) -> str:
     ended = f"{one.runs} runs end at {bounded(one.accuracy)} %"
     if one.gain is None:
         return f"{ended}; not all of them have a control to be set beside."
-    gain = shown(one.gain, "points")
+    gain = format_interval(one.gain, "points")
     mean = f"the control, mean of {one.runs} runs; {ended}."
     if one.gain.low > 0:
         return f"Growth paid: {gain} over {mean}"

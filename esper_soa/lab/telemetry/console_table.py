@@ -6,7 +6,7 @@ from rich import box
 from rich.table import Table
 
 from esper_soa.lab.telemetry.pack import unpack
-from esper_soa.lab.telemetry.rows import Legend, Played
+from esper_soa.lab.telemetry.rows import Legend, RoundRecord
 from esper_soa.lab.telemetry.schema import ENDINGS
 from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES
 
@@ -35,14 +35,14 @@ class EnvsTable:
         if self._latest is None:
             return table
         number, step, numbers = self._latest
-        played = unpack(self._legend, number, np.array([step]), numbers[None])
+        record = unpack(self._legend, number, np.array([step]), numbers[None])
         table.title = f"round {number}, env-step {step}"
         for env in range(min(len(numbers), MOST_ENVS)):
-            slots = [self._slot(played, env, slot) for slot in range(len(self._legend.slots))]
+            slots = [self._slot(record, env, slot) for slot in range(len(self._legend.slots))]
             table.add_row(
                 str(env),
-                f"{float(played.read('accuracy')[0, env]):.2f}",
-                *self._turn(played, env),
+                f"{float(record.read('accuracy')[0, env]):.2f}",
+                *self._turn(record, env),
                 *slots,
             )
         left = len(numbers) - MOST_ENVS
@@ -50,18 +50,18 @@ class EnvsTable:
         return table
 
     @staticmethod
-    def _turn(played: Played, env: int) -> tuple[str, str]:
+    def _turn(record: RoundRecord, env: int) -> tuple[str, str]:
         """Reward and op of an env; if its episode ended early no reward, and why it has."""
-        if played.flag("over")[0, env]:
-            return "", f"over: {ENDINGS[int(played.code('ending')[0, env]) - 1]}"
-        op = OP_NAMES[int(played.code("effective_op")[0, env])]
-        return f"{float(played.read('reward')[0, env]):+.3f}", "" if op == "wait" else op
+        if record.flag("over")[0, env]:
+            return "", f"over: {ENDINGS[int(record.code('ending')[0, env]) - 1]}"
+        op = OP_NAMES[int(record.code("effective_op")[0, env])]
+        return f"{float(record.read('reward')[0, env]):+.3f}", "" if op == "wait" else op
 
-    def _slot(self, played: Played, env: int, slot: int) -> str:
+    def _slot(self, record: RoundRecord, env: int, slot: int) -> str:
         """A seed as blueprint, stage, alpha and contribution; nothing for an empty slot."""
 
         def read(name: str) -> float:
-            return float(played.read(f"slot.{name}")[0, env, slot])
+            return float(record.read(f"slot.{name}")[0, env, slot])
 
         stage = int(read("stage"))
         if stage not in LIVE_STAGES:

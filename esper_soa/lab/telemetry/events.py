@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from esper_soa.lab.telemetry.rows import Played, Rows, seed_numbers
+from esper_soa.lab.telemetry.rows import RoundRecord, Rows, seed_numbers
 from esper_soa.lab.telemetry.schema import ENDINGS, KINDS, REASONS
 from esper_soa.lab.telemetry.table_files import Texts
 from esper_soa.vocabulary import LIVE_STAGES, STAGE_NAMES, Op, Stage
@@ -31,14 +31,14 @@ class Event(NamedTuple):
     of_seed: bool = True
 
 
-def seed_events(played: Played) -> list[Event]:
+def seed_events(record: RoundRecord) -> list[Event]:
     """What happened to seeds, in the order in which it happens within an env-step."""
-    before = played.code("slot.stage")
-    after = played.code("slot.stage_after")
-    panic = played.flag("panic")[:, :, None]
-    target = played.code("slot")[:, :, None] == np.arange(before.shape[2])
-    op = played.code("effective_op")[:, :, None]
-    success = played.flag("success")[:, :, None]
+    before = record.code("slot.stage")
+    after = record.code("slot.stage_after")
+    panic = record.flag("panic")[:, :, None]
+    target = record.code("slot")[:, :, None] == np.arange(before.shape[2])
+    op = record.code("effective_op")[:, :, None]
+    success = record.flag("success")[:, :, None]
     asked = {
         code: target & (op == code) & ~panic
         for code in (Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE)
@@ -75,12 +75,12 @@ def _passages(before: np.ndarray, after: np.ndarray, advanced: np.ndarray) -> li
     return found
 
 
-def events_rows(played: Played) -> Rows:
+def events_rows(record: RoundRecord) -> Rows:
     """The table `events`, sorted by env-step, env and order of happening: the governor first, an
     end last. Nothing happens to an env whose episode is over.
     """
     reason, ending, panic, over = (
-        played.code(name)[:, :, None] for name in ("reason", "ending", "panic", "over")
+        record.code(name)[:, :, None] for name in ("reason", "ending", "panic", "over")
     )
     why = np.array([0, *map(CAUSES.index, REASONS)])[reason]
     last = np.array([0, *map(CAUSES.index, ENDINGS)])[ending]
@@ -88,7 +88,7 @@ def events_rows(played: Played) -> Rows:
         Event("diverging", (reason > 0) & (panic == 0), why, of_seed=False),
         Event("panic", panic > 0, why, of_seed=False),
         Event("rollback", panic > 0, why, of_seed=False),
-        *seed_events(played),
+        *seed_events(record),
         Event("ended_early", ending > 0, last, of_seed=False),
     ]
     places = [np.nonzero(one.where & (over == 0)) for one in found]
@@ -102,21 +102,21 @@ def events_rows(played: Played) -> Rows:
     kind = np.repeat([KIND_NAMES.index(one.kind) for one in found], counts)[order]
     gate = np.repeat([one.gate for one in found], counts)[order]
     of_seed = np.repeat([one.of_seed for one in found], counts)[order]
-    return _rows(played, (step[order], env[order], slot[order]), of_seed) | {
+    return _rows(record, (step[order], env[order], slot[order]), of_seed) | {
         "kind": Texts(kind, KIND_NAMES),
         "gate": Texts(gate, GATES),
         "cause": Texts(np.concatenate(causes)[order], CAUSES),
     }
 
 
-def _rows(played: Played, at: tuple[np.ndarray, ...], of_seed: np.ndarray) -> Rows:
+def _rows(record: RoundRecord, at: tuple[np.ndarray, ...], of_seed: np.ndarray) -> Rows:
     """What the columns of env-step and slot say at E events; at: int [E] each, env-step, env and
     slot, which is 0 for events of whole envs; of_seed: bool [E].
     """
-    legend = played.legend
-    blueprint = np.maximum(played.code("slot.blueprint"), played.code("slot.blueprint_after"))
-    gain = played.read("slot.accuracy_current") - played.read("slot.accuracy_initial")
-    measured = played.flag("slot.measured")[at]
+    legend = record.legend
+    blueprint = np.maximum(record.code("slot.blueprint"), record.code("slot.blueprint_after"))
+    gain = record.read("slot.accuracy_current") - record.read("slot.accuracy_initial")
+    measured = record.flag("slot.measured")[at]
 
     def text(codes: np.ndarray, names: tuple[str, ...]) -> Texts:
         return Texts(np.where(of_seed, codes, -1), names)
@@ -124,17 +124,17 @@ def _rows(played: Played, at: tuple[np.ndarray, ...], of_seed: np.ndarray) -> Ro
     def seeds(values: np.ndarray) -> np.ndarray:
         return np.where(of_seed, values[at], np.nan)
 
-    return played.keys(*at[:2]) | {
+    return record.keys(*at[:2]) | {
         "slot": text(at[2], legend.slots),
-        "seed": seeds(np.maximum(*seed_numbers(played))),
+        "seed": seeds(np.maximum(*seed_numbers(record))),
         "blueprint": text(blueprint[at], legend.blueprints),
-        "stage_from": text(played.code("slot.stage")[at], STAGE_NAMES),
-        "stage_to": text(played.code("slot.stage_after")[at], STAGE_NAMES),
-        "seed_age": seeds(played.read("slot.seed_age")),
-        "stage_age": seeds(played.read("slot.stage_age")),
-        "alpha": seeds(played.read("slot.alpha")),
-        "alpha_target": seeds(played.read("slot.alpha_target_after")),
-        "contribution": np.where(measured, seeds(played.read("slot.contribution")), np.nan),
-        "accuracy": played.read("accuracy")[at[:2]],
+        "stage_from": text(record.code("slot.stage")[at], STAGE_NAMES),
+        "stage_to": text(record.code("slot.stage_after")[at], STAGE_NAMES),
+        "seed_age": seeds(record.read("slot.seed_age")),
+        "stage_age": seeds(record.read("slot.stage_age")),
+        "alpha": seeds(record.read("slot.alpha")),
+        "alpha_target": seeds(record.read("slot.alpha_target_after")),
+        "contribution": np.where(measured, seeds(record.read("slot.contribution")), np.nan),
+        "accuracy": record.read("accuracy")[at[:2]],
         "accuracy_gain": seeds(gain),
     }

@@ -4,30 +4,17 @@ the host. Which numbers there are is said here alone. Nothing here waits for the
 
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from esper_soa.agent.distribution import head_masks
-from esper_soa.config.env import REWARD_TERMS
-from esper_soa.env.env import Seen
-from esper_soa.env.step import StepResult
-from esper_soa.lab.telemetry.rows import Legend, Played
-from esper_soa.state import STATE_FLOAT, Decision
+from esper_soa.lab.telemetry.rows import Legend, RoundRecord
+from esper_soa.lab.telemetry.schema import REWARD_TERMS
+from esper_soa.state import STATE_FLOAT
+from esper_soa.training.callbacks import Facts
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
-
-
-class Facts(NamedTuple):
-    """What an env-step showed, what was decided, and what became of it."""
-
-    seen: Seen
-    decision: Decision
-    result: StepResult
-    # Float32 [N, X] of all choices in HEADS order; None = not asked or not known.
-    probabilities: Tensor | None = None
-
 
 Part = Mapping[str, Callable[[Facts], Tensor]]
 
@@ -118,7 +105,7 @@ def ended(numbers: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def unpack(legend: Legend, number: int, steps: np.ndarray, numbers: np.ndarray) -> Played:
+def unpack(legend: Legend, number: int, steps: np.ndarray, numbers: np.ndarray) -> RoundRecord:
     """Numbers [T, N, C] of `pack` of env-steps `steps` (int [T], from 1) of round `number`."""
     sizes = dict.fromkeys([name for part in ENV for name in part], 0)  # 0 = one, and no list
     sizes |= dict.fromkeys([*(f"reward_{name}" for name in REWARD_TERMS), "reward"], 0)
@@ -133,4 +120,4 @@ def unpack(legend: Legend, number: int, steps: np.ndarray, numbers: np.ndarray) 
     for name, size in sizes.items():
         places[name] = slice(begin, begin + size) if size else begin
         begin += size or 1
-    return Played(legend, number, steps, numbers, places)
+    return RoundRecord(legend, number, steps, numbers, places)

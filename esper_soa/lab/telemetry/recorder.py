@@ -5,8 +5,6 @@ A round's files are written when it is over, and now and then before.
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,7 +16,7 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.env.world import World
 from esper_soa.lab.telemetry.console_table import EnvsTable
 from esper_soa.lab.telemetry.events import events_rows
-from esper_soa.lab.telemetry.pack import Facts, ended, pack, still_played, unpack
+from esper_soa.lab.telemetry.pack import ended, pack, still_played, unpack
 from esper_soa.lab.telemetry.rows import (
     Cost,
     Legend,
@@ -28,14 +26,21 @@ from esper_soa.lab.telemetry.rows import (
     subsets_rows,
 )
 from esper_soa.lab.telemetry.schema import SCHEMA_VERSION, TABLES
-from esper_soa.lab.telemetry.table_files import FOLDER, table_bytes, table_path, written_at
+from esper_soa.lab.telemetry.table_files import (
+    FOLDER,
+    keep_tables,
+    table_bytes,
+    table_path,
+    written_at,
+)
 from esper_soa.lab.telemetry.worker import Worker
 from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.runtime.files import LOGGER, Unwritten, write_bytes
-from esper_soa.runtime.json_lines import Json
 from esper_soa.runtime.ranks import Ranks
 from esper_soa.state import ParameterCounts
+from esper_soa.training.callbacks import NO_RECORDER, Facts, Recorder
+from esper_soa.training.session import Session
 from esper_soa.vocabulary import CURVE_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, STYLE_NAMES
 
 LIMIT = 256  # env-steps of all envs that may wait for the thread
@@ -52,47 +57,22 @@ MAKERS = {
 }
 
 
-class NoRecorder:
-    """Records nothing, and asks the device for nothing."""
-
-    full = False
-    env_steps = 0  # of all envs, of which every table is on the disk
-    given = 0  # env-steps of all envs that were handed over
-
-    @property
-    def dropped(self) -> int:
-        """Env-steps of all envs that some table lacks; known once all is closed."""
-        return self.given - self.env_steps
-
-    def begin(self, number: int) -> None:
-        """Round `number`, from 1, begins."""
-
-    def pack(self, facts: Facts) -> Tensor | None:
-        """What is to be copied to the host of an env-step, float64 [N, C]; None = nothing."""
-        return None
-
-    def emit(self, step: int, numbers: np.ndarray) -> None:
-        """Hand over what `pack` gave for env-step `step`, from 1, once on the host; never waits."""
-
-    def end(self) -> None:
-        """The round is over."""
-
-    def flush(self) -> None:
-        """Wait until the rounds that are over are on the disk."""
-
-    def close(self) -> None:
-        """Write what is left, the round in progress included, and let the thread go."""
-
-
-NO_RECORDER = NoRecorder()
-
-
 # A round, with an env-step of it and its numbers (float64 [N, C]); or with how many env-steps of
 # all envs it lost, where it is over: round 0 where no more will come.
 Item: TypeAlias = tuple[int, int, np.ndarray] | tuple[int, int]
 
 
-class Recorder(NoRecorder):
+class TableFolder(Recorder):
+    """The tables of earlier rounds of a run; records nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def cut_back(self, rounds: int) -> None:
+        keep_tables(self._folder, rounds)
+
+
+class TableRecorder(TableFolder):
     """Records the rounds of a run in its folder."""
 
     def __init__(
@@ -105,9 +85,9 @@ class Recorder(NoRecorder):
         table: EnvsTable | None = None,
     ) -> None:
         """interval: least seconds between two writings of a round in progress; table: shown."""
-        self._table = table
+        super().__init__(folder)
+        self.table: EnvsTable | None = table
         self.full = level == "full"
-        self._folder = folder
         self._legend = legend
         self._interval = interval
         self._unwritten = unwritten
@@ -136,10 +116,10 @@ class Recorder(NoRecorder):
         return pack(facts, self.full)
 
     def emit(self, step: int, numbers: np.ndarray) -> None:
-        if self._table is not None:
-            self._table.show(self._number, step, numbers)
+        if self.table is not None:
+            self.table.show(self._number, step, numbers)
         env_steps = int(still_played(numbers).sum())
-        self.given += env_steps
+        self.received += env_steps
         if not self._worker.emit((self._number, step, numbers)):
             self._lost += env_steps
 
@@ -185,10 +165,10 @@ class Recorder(NoRecorder):
     def _make(self, facts: dict[str, str]) -> None:
         """The files of the round in progress as far as it has come."""
         numbers = np.stack(list(self._steps.values()))
-        played = unpack(self._legend, self._round, np.array(list(self._steps)), numbers)
+        record = unpack(self._legend, self._round, np.array(list(self._steps)), numbers)
         files = {}
         for table in self._tables:
-            rows = MAKERS[table](played)
+            rows = MAKERS[table](record)
             content = table_bytes(TABLES[table], rows, {"table": table} | self._facts | facts)
             files[table_path(self._folder, table, self._round)] = content
         self._waiting[self._round] = (int(still_played(numbers).sum()), files)
@@ -212,15 +192,18 @@ class Recorder(NoRecorder):
                 del self._waiting[number], sizes[number]
 
 
-class Relay(NoRecorder):
-    """Records what several ranks play: each keeps a round's env-steps, the first records all."""
+class RankRecorder(Recorder):
+    """Records the envs of several ranks: each keeps a round's env-steps, the first records all."""
 
-    def __init__(self, recorder: NoRecorder, ranks: Ranks, level: str) -> None:
+    def __init__(self, recorder: Recorder, ranks: Ranks, level: str) -> None:
         """recorder: of the first rank; it records nothing on others. level: events or full."""
         self.full = level == "full"
         self._recorder = recorder
         self._ranks = ranks
         self._steps: list[np.ndarray] = []
+
+    def cut_back(self, rounds: int) -> None:
+        self._recorder.cut_back(rounds)
 
     def begin(self, number: int) -> None:
         self._steps = []
@@ -236,8 +219,8 @@ class Relay(NoRecorder):
         # where others play on
         left_out = max(self._ranks.of_all(len(self._steps))) - len(self._steps)
         steps = [*self._steps, *[ended(numbers) for numbers in self._steps[-1:]] * left_out]
-        played = self._ranks.gather_at_first(torch.from_numpy(np.stack(steps, 1)))
-        for step, numbers in enumerate([] if played is None else played.unbind(1), start=1):
+        whole = self._ranks.gather_at_first(torch.from_numpy(np.stack(steps, 1)))
+        for step, numbers in enumerate([] if whole is None else whole.unbind(1), start=1):
             self._recorder.emit(step, numbers.numpy())
             if step % (LIMIT // 2) == 0:
                 self._recorder.flush()
@@ -248,39 +231,24 @@ class Relay(NoRecorder):
 
     def close(self) -> None:
         self._recorder.close()
-        self.given = self._recorder.given
+        self.received = self._recorder.received
         self.env_steps = self._recorder.env_steps
 
 
-@contextmanager
-def recording(
-    cfg: TrainConfig,
-    world: World,
-    folder: Path,
-    unwritten: Unwritten,
-    table: EnvsTable | None = None,
-) -> Iterator[NoRecorder]:
-    """Records the rounds of a run in `folder` while the context lasts; table: shown each step."""
+def make_recorder(cfg: TrainConfig, world: World, session: Session) -> Recorder:
+    """The recorder of a run, as telemetry.level and telemetry.console ask."""
     level = cfg.telemetry.level
     ranks = world.ranks
+    folder = session.folder.path
+    if not written_at(level):
+        return TableFolder(folder)
     recorder = NO_RECORDER
-    if written_at(level) and ranks.first:
+    if ranks.first:
         legend = legend_of(world, cfg.policy.name == "ppo")
+        table = EnvsTable(legend) if cfg.telemetry.console == "envs" else None
         interval = cfg.telemetry.write_interval
-        recorder = Recorder(folder, legend, level, interval, unwritten, table)
-    if written_at(level) and ranks.count > 1:
-        recorder = Relay(recorder, ranks, level)
-    try:
-        yield recorder
-    finally:
-        recorder.close()
-
-
-def envs_table(cfg: TrainConfig, world: World) -> EnvsTable | None:
-    """The table of envs that telemetry.console asks for; None where it does not."""
-    if cfg.telemetry.console != "envs":
-        return None
-    return EnvsTable(legend_of(world, cfg.policy.name == "ppo"))
+        recorder = TableRecorder(folder, legend, level, interval, session.unwritten, table)
+    return RankRecorder(recorder, ranks, level) if ranks.count > 1 else recorder
 
 
 def legend_of(world: World, learns: bool) -> Legend:
@@ -301,9 +269,3 @@ def _cost(one: ParameterCounts | TrainingFlop, times: int) -> Cost:
     """The cost of `times` as much."""
     tables = [np.asarray(part.cpu().numpy(), np.float64) * times for part in (one.seed, one.gate)]
     return Cost(float(one.host) * times, *tables)
-
-
-def recorded(level: str, recorder: NoRecorder, lacking: Mapping[str, int]) -> dict[str, Json]:
-    """What summary.json says of telemetry; lacking: lines that trackers were not given, by name."""
-    dropped = {"tables": recorder.dropped} if recorder.dropped else {}
-    return {"level": level, "env_steps": recorder.env_steps, "dropped": dropped | dict(lacking)}

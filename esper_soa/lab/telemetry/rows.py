@@ -54,7 +54,7 @@ class Legend:
         return head_sizes(len(self.slots), len(self.blueprints))
 
 
-class Played(NamedTuple):
+class RoundRecord(NamedTuple):
     """Env-steps of a round, taken apart."""
 
     legend: Legend
@@ -77,7 +77,7 @@ class Played(NamedTuple):
         return self.read(name) > 0
 
     def rows(self, columns: Mapping[str, Values], where: np.ndarray | None = None) -> Rows:
-        """A table of `columns` of all env-steps that were played ([T, N, ...]), or of the places
+        """A table of `columns` of all env-steps that were record ([T, N, ...]), or of the places
         `where` (bool [T, N, K]) in them ([T, N, K]).
         """
         there = ~self.flag("over")
@@ -89,24 +89,24 @@ class Played(NamedTuple):
         return {"round": np.full(len(env), self.round), "step": self.steps[step], "env": env}
 
 
-def residents(played: Played, cost: Cost, stages: tuple[int, ...]) -> np.ndarray:
+def residents(record: RoundRecord, cost: Cost, stages: tuple[int, ...]) -> np.ndarray:
     """float64 [T, N, S]: what the seed in each slot costs with its gate; 0 outside `stages`."""
-    stage = played.code("slot.stage")
-    blueprint = played.code("slot.blueprint")
+    stage = record.code("slot.stage")
+    blueprint = record.code("slot.blueprint")
     own = cost.seed[np.arange(len(cost.seed)), np.maximum(blueprint, 0)]
-    gated = (played.code("slot.blend") == Blend.GATE) & np.isin(stage, GATE_STAGES)
+    gated = (record.code("slot.blend") == Blend.GATE) & np.isin(stage, GATE_STAGES)
     return np.where(np.isin(stage, stages), own + np.where(gated, cost.gate, 0.0), 0.0)
 
 
-def seed_numbers(played: Played) -> tuple[np.ndarray, np.ndarray]:
+def seed_numbers(record: RoundRecord) -> tuple[np.ndarray, np.ndarray]:
     """int64 [T, N, S] twice: the number of the seed in each slot, before and after the actions.
 
     By env, from 1 in order of germination; 0 for an empty slot. Env-steps that are missing cost no
     more than the order of the seeds that were born in them.
     """
-    occupied = played.code("slot.stage") != Stage.EMPTY
-    after = played.code("slot.stage_after") != Stage.EMPTY
-    age = played.code("slot.seed_age")
+    occupied = record.code("slot.stage") != Stage.EMPTY
+    after = record.code("slot.stage_after") != Stage.EMPTY
+    age = record.code("slot.seed_age")
     born = after & ~occupied
     earlier = np.zeros_like(occupied)
     earlier[1:] = after[:-1]
@@ -132,37 +132,37 @@ def _number(values: np.ndarray, known: np.ndarray | bool) -> np.ndarray:
     return np.where(known, values, np.nan)
 
 
-def steps_rows(played: Played) -> Rows:
+def steps_rows(record: RoundRecord) -> Rows:
     """The table `steps`."""
     measured = ("accuracy", "val_loss", "train_loss", "train_accuracy", "committed_accuracy")
     paid = ("reward", *(f"reward_{name}" for name in REWARD_TERMS))
-    parameters = played.legend.parameters
-    flop = played.legend.train_flop
+    parameters = record.legend.parameters
+    flop = record.legend.train_flop
     bits = 1 << np.arange(len(OP_NAMES))
-    columns = {name: played.read(name) for name in (*measured, *paid)} | {
-        "parameters": parameters.host + residents(played, parameters, LIVE_STAGES).sum(2),
-        "train_flop": flop.host + residents(played, flop, RUNNING_STAGES).sum(2),
-        "subsets": played.code("subsets"),
+    columns = {name: record.read(name) for name in (*measured, *paid)} | {
+        "parameters": parameters.host + residents(record, parameters, LIVE_STAGES).sum(2),
+        "train_flop": flop.host + residents(record, flop, RUNNING_STAGES).sum(2),
+        "subsets": record.code("subsets"),
         "total_contribution": _number(
-            played.read("total_contribution"), played.flag("total_known")
+            record.read("total_contribution"), record.flag("total_known")
         ),
-        "effective_op": Texts(played.code("effective_op"), OP_NAMES),
-        "success": played.flag("success"),
-        "ops_legal": played.code("legal") @ bits,
-        "panic": played.flag("panic"),
+        "effective_op": Texts(record.code("effective_op"), OP_NAMES),
+        "success": record.flag("success"),
+        "ops_legal": record.code("legal") @ bits,
+        "panic": record.flag("panic"),
     }
-    return played.rows(columns | _choice_columns(played))
+    return record.rows(columns | _choice_columns(record))
 
 
-def _choice_columns(played: Played) -> dict[str, Values]:
+def _choice_columns(record: RoundRecord) -> dict[str, Values]:
     """What was chosen, and how likely it was; null of heads that do not matter for the op."""
-    legend = played.legend
-    op = played.code("op")
+    legend = record.legend
+    op = record.code("op")
     names = {"slot": legend.slots, "blueprint": legend.blueprints}
-    columns: dict[str, Values] = {"value": _number(played.read("value"), legend.learns)}
-    probability = np.exp(played.read("log_probs").astype(np.float32))
+    columns: dict[str, Values] = {"value": _number(record.read("value"), legend.learns)}
+    probability = np.exp(record.read("log_probs").astype(np.float32))
     for place, head in enumerate(HEADS):
-        chosen = played.code(head.name)
+        chosen = record.code(head.name)
         matters = np.isin(op, head.ops)
         values = names.get(head.name, head.values)
         if isinstance(values[0], str):
@@ -175,15 +175,15 @@ def _choice_columns(played: Played) -> dict[str, Values]:
     return columns
 
 
-def slots_rows(played: Played) -> Rows:
+def slots_rows(record: RoundRecord) -> Rows:
     """The table `slots`."""
-    legend = played.legend
-    stage = played.code("slot.stage")
+    legend = record.legend
+    stage = record.code("slot.stage")
     taken = stage != Stage.EMPTY
-    measured = played.flag("slot.measured")
+    measured = record.flag("slot.measured")
     few = measured.sum(2, keepdims=True) <= EXACT_SEEDS
     shared = measured & (few | legend.sampled_shapley)
-    gradient = played.flag("slot.gradient_measured")
+    gradient = record.flag("slot.gradient_measured")
     always = ("stage_age", "alpha", "alpha_target", "contribution_velocity", "escrow")
     known = {
         "contribution": measured,
@@ -195,38 +195,38 @@ def slots_rows(played: Played) -> Rows:
         "gradient_health": gradient,
         "gradient_vanishing": gradient,
         "gradient_exploding": gradient,
-        "gradient_ratio": gradient & played.flag("slot.gradient_ratio_known"),
+        "gradient_ratio": gradient & record.flag("slot.gradient_ratio_known"),
     }
-    columns: dict[str, Values] = {name: played.read(f"slot.{name}") for name in always}
-    columns |= {name: _number(played.read(f"slot.{name}"), known[name]) for name in known}
-    gain = played.read("slot.accuracy_current") - played.read("slot.accuracy_initial")
+    columns: dict[str, Values] = {name: record.read(f"slot.{name}") for name in always}
+    columns |= {name: _number(record.read(f"slot.{name}"), known[name]) for name in known}
+    gain = record.read("slot.accuracy_current") - record.read("slot.accuracy_initial")
     columns |= {
         "slot": Texts(np.broadcast_to(np.arange(stage.shape[2]), stage.shape), legend.slots),
         "stage": Texts(stage, STAGE_NAMES),
-        "seed": _number(seed_numbers(played)[0], taken),
-        "blueprint": _text(played.code("slot.blueprint"), legend.blueprints, taken),
-        "blend": _text(played.code("slot.blend"), BLEND_NAMES, taken),
-        "parameters": residents(played, legend.parameters, LIVE_STAGES),
+        "seed": _number(seed_numbers(record)[0], taken),
+        "blueprint": _text(record.code("slot.blueprint"), legend.blueprints, taken),
+        "blend": _text(record.code("slot.blend"), BLEND_NAMES, taken),
+        "parameters": residents(record, legend.parameters, LIVE_STAGES),
         "accuracy_gain": _number(gain, taken),
     }
-    return played.rows(columns, stage >= 0)
+    return record.rows(columns, stage >= 0)
 
 
-def choices_rows(played: Played) -> Rows:
+def choices_rows(record: RoundRecord) -> Rows:
     """The table `choices`."""
-    ends = np.cumsum(played.legend.choices)[:-1]
-    legal = np.split(played.flag("masks"), ends, 2)
-    likely = np.split(played.read("probabilities"), ends, 2)
-    known = None if played.legend.learns else 0  # of a policy that does not learn, none
+    ends = np.cumsum(record.legend.choices)[:-1]
+    legal = np.split(record.flag("masks"), ends, 2)
+    likely = np.split(record.read("probabilities"), ends, 2)
+    known = None if record.legend.learns else 0  # of a policy that does not learn, none
     columns: dict[str, Values] = {}
     for name, masks, shares in zip(HEAD_NAMES, legal, likely, strict=True):
         columns[f"{name}_legal"] = masks
         columns[f"{name}_probability"] = shares[:, :, :known]
-    return played.rows(columns)
+    return record.rows(columns)
 
 
-def subsets_rows(played: Played) -> Rows:
+def subsets_rows(record: RoundRecord) -> Rows:
     """The table `subsets`."""
-    subset = played.code("subset")
-    columns = {"subset": subset, "accuracy": played.read("subset_accuracy")}
-    return played.rows(columns, subset >= 0)
+    subset = record.code("subset")
+    columns = {"subset": subset, "accuracy": record.read("subset_accuracy")}
+    return record.rows(columns, subset >= 0)

@@ -1,29 +1,33 @@
-"""Hands the numbers of every round to trackers of others, each by a thread of its own.
+"""Sends the numbers of every round to trackers such as TensorBoard, each by a thread of its own.
 
-One that is slow, fails or cannot be reached costs what it was not given, which is counted: the run
-waits for it but some seconds at its end. What each was told stands in trackers.json of the run
-folder: a run that goes on is the same run there, and no round is told twice.
+A tracker that is slow, fails or cannot be reached loses lines, which are counted: the run waits for
+it for some seconds at its end. The file trackers.json of the run folder holds what each tracker
+has: a run that is resumed is the same run there, and no round is sent twice.
 """
 
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
 from esper_soa.config.errors import UserError
+from esper_soa.config.settings import flat_settings
 from esper_soa.lab.telemetry.worker import Worker
 from esper_soa.runtime.files import LOGGER, Unwritten, write_text
 from esper_soa.runtime.json_lines import Json
+from esper_soa.training.callbacks import Callback
+from esper_soa.training.running import Run
 
 HOME = "esper_soa.lab.telemetry.trackers"
 LIMIT = 64  # rounds that may wait for a tracker
-# seconds that a run waits at its end for all trackers together to take what they were given
+# seconds that a run waits at its end for all trackers together
 PATIENCE = 30.0
-TOLD = "trackers.json"  # in the run folder
-# The numbers of a round, from 1, that a tracker is to be told; of round 0 that there are no more.
+STATE = "trackers.json"  # in the run folder
+# The number of a round, from 1, and its numbers; round 0 ends the run.
 Line: TypeAlias = tuple[int, Mapping[str, float]]
 
 
@@ -33,14 +37,14 @@ class Tracked(NamedTuple):
     folder: Path
     name: str
     settings: Mapping[str, object]  # by dotted names
-    id: str = ""  # by which the tracker knows the run; "" = it is to make a new one
-    told: int = 0  # the last round that it was told before this process
+    id: str = ""  # of the run at the tracker; "" = make a new one
+    last_round: int = 0  # that it received before this process
 
 
 class Tracker(Protocol):
-    """What takes the numbers; all is called in one thread, and may raise what it likes."""
+    """Takes the numbers; all is called in one thread, and may raise any exception."""
 
-    id: str  # by which it knows the run
+    id: str  # of the run at the tracker
 
     def log(self, number: int, numbers: Mapping[str, float]) -> None:
         """The numbers of round `number`, from 1."""
@@ -49,29 +53,34 @@ class Tracker(Protocol):
         """All has been said."""
 
 
-class Told:
-    """What trackers know of a run, by their names: its id there, and the last round told."""
+Opener: TypeAlias = Callable[[Tracked], Tracker]
 
-    def __init__(self, folder: Path, goes_on: bool, unwritten: Unwritten) -> None:
-        """goes_on: whether the run does; one that starts afresh is a new one to them."""
-        self._path = folder / TOLD
+
+class TrackerState:
+    """The id of a run at each tracker, by the tracker's name, and the last round it received."""
+
+    def __init__(self, folder: Path, resumed: bool, unwritten: Unwritten) -> None:
+        """resumed: whether the run is; one that starts afresh is a new one to all trackers."""
+        self._path = folder / STATE
         self._unwritten = unwritten
         self._lock = threading.Lock()
-        self._known = read_told(self._path) if goes_on else {}
+        self._known = read_state(self._path) if resumed else {}
 
     def of(self, name: str) -> tuple[str, int]:
         """The id and the round; "" and 0 where the tracker does not know the run."""
         return self._known.get(name, ("", 0))
 
-    def note(self, name: str, known: tuple[str, int]) -> None:
-        """Keep what the tracker `name` knows now."""
-        with self._lock, self._unwritten.noting(TOLD):
+    def save(self, name: str, known: tuple[str, int]) -> None:
+        """Save what the tracker `name` knows now."""
+        with self._lock, self._unwritten.noting(STATE):
             self._known[name] = known
-            record = {one: {"id": told[0], "round": told[1]} for one, told in self._known.items()}
+            record = {
+                one: {"id": id_, "round": number} for one, (id_, number) in self._known.items()
+            }
             write_text(self._path, json.dumps(record, indent=2) + "\n")
 
 
-def read_told(path: Path) -> dict[str, tuple[str, int]]:
+def read_state(path: Path) -> dict[str, tuple[str, int]]:
     """The id and the last round by tracker; raises UserError where the file is not ours."""
     try:
         found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -82,63 +91,69 @@ def read_told(path: Path) -> dict[str, tuple[str, int]]:
         ) from error
 
 
-class Teller:
-    """Opens a tracker with the first line that it has not been told; tells it every such line."""
+class Sender:
+    """Opens a tracker with the first line that it lacks; sends it every such line."""
 
-    def __init__(
-        self, name: str, open_: Callable[[Tracked], Tracker], tracked: Tracked, told: Told
-    ) -> None:
+    def __init__(self, name: str, open_: Opener, tracked: Tracked, state: TrackerState) -> None:
         self._name = name
         self._open = open_
-        self._told = told
-        id_, number = told.of(name)
-        self._tracked = tracked._replace(id=id_, told=number)
+        self._state = state
+        id_, number = state.of(name)
+        self._tracked = tracked._replace(id=id_, last_round=number)
         self._tracker: Tracker | None = None
 
     def __call__(self, line: Line) -> None:
-        """Tell the tracker."""
+        """Send a line."""
         number, numbers = line
         if not number:
             if self._tracker is not None:
                 self._tracker.finish()
-        elif number > self._tracked.told:
+        elif number > self._tracked.last_round:
             if self._tracker is None:
                 self._tracker = self._open(self._tracked)
             self._tracker.log(number, numbers)
-            self._told.note(self._name, (self._tracker.id, number))
+            self._state.save(self._name, (self._tracker.id, number))
 
 
-class Tracking:
+class Tracking(Callback):
     """The trackers of a run."""
 
-    def __init__(
-        self, openers: Mapping[str, Callable[[Tracked], Tracker]], tracked: Tracked, told: Told
-    ) -> None:
-        """openers: what opens each tracker, by its name."""
-        self._workers = {
-            name: Worker[Line](f"track {name}", Teller(name, open_, tracked, told), LIMIT)
-            for name, open_ in openers.items()
-        }
+    def __init__(self, names: Sequence[str]) -> None:
+        """names: of trackers; raises UserError where one is not installed."""
+        self.openers = find_openers(names)
+        self._workers: dict[str, Worker[Line]] = {}
 
-    @property
-    def dropped(self) -> dict[str, int]:
-        """Lines that trackers lack, by their names; without those that lack none."""
-        return {name: worker.dropped for name, worker in self._workers.items() if worker.dropped}
+    def on_run_start(self, run: Run) -> None:
+        tracked = Tracked(run.folder.path, run.cfg.name, flat_settings(asdict(run.cfg)))
+        resumed = run.totals.rounds_done > 0
+        self.start(tracked, TrackerState(run.folder.path, resumed, run.session.unwritten))
 
-    def log(self, line: Mapping[str, Json]) -> None:
-        """A line of metrics.jsonl; never waits."""
+    def start(self, tracked: Tracked, state: TrackerState) -> None:
+        """Give each tracker a thread."""
+        for name, open_ in self.openers.items():
+            sender = Sender(name, open_, tracked, state)
+            self._workers[name] = Worker[Line](f"track {name}", sender, LIMIT)
+
+    def on_round_end(self, run: Run | None, metrics: Mapping[str, Json]) -> None:
         for worker in self._workers.values():
-            worker.emit((int(str(line["round"])), dict(numbers_of(line))))
+            worker.emit((int(str(metrics["round"])), dict(numbers_of(metrics))))
 
-    def close(self, seconds: float = PATIENCE) -> None:
-        """Tell all trackers to end, wait for them together, no longer, and say what they lack."""
-        for worker in self._workers.values():
+    def finish(self) -> dict[str, int]:
+        """End all trackers and wait for them, for PATIENCE at most; returns the lines they lack."""
+        workers = self._workers
+        self._workers = {}
+        for worker in workers.values():
             worker.insist((0, {}))
-        for worker in self._workers.values():
-            worker.close(seconds / len(self._workers))
-        for name, count in self.dropped.items():
-            reason = self._workers[name].reason or "it is too slow"
+        for worker in workers.values():
+            worker.close(PATIENCE / len(workers))
+        lost = {name: worker.dropped for name, worker in workers.items() if worker.dropped}
+        for name, count in lost.items():
+            reason = workers[name].reason or "it is too slow"
             LOGGER.warning("track    %s lacks %d lines: %s", name, count, reason)
+        return lost
+
+    def close(self) -> None:
+        self.finish()
 
 
 def numbers_of(value: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -150,7 +165,7 @@ def numbers_of(value: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{name}", float(one)
 
 
-def openers(names: Sequence[str]) -> dict[str, Callable[[Tracked], Tracker]]:
+def find_openers(names: Sequence[str]) -> dict[str, Opener]:
     """What opens the trackers of these names; raises UserError where one is not installed."""
     found = {}
     for name in names:

@@ -32,7 +32,7 @@ class Failures:
 
 
 class Worker(Generic[Item]):
-    """Calls `handle` with each item in a thread of its own."""
+    """Calls `handle` with each item in a thread of its own, which the first item starts."""
 
     def __init__(self, name: str, handle: Callable[[Item], None], limit: int) -> None:
         """limit: items that may wait; name: of the thread."""
@@ -42,7 +42,7 @@ class Worker(Generic[Item]):
         self._failures = Failures()
         self._refused = self._abandoned = 0
         self._gone = False  # whether the thread is
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     @property
     def dropped(self) -> int:
@@ -63,14 +63,14 @@ class Worker(Generic[Item]):
         """Hand over an item, at once; False where dropped: too many wait, or the thread is gone."""
         fits = self._queue.qsize() < self._limit and not self._gone
         if fits:
-            self._queue.put(item)
+            self._put(item)
         else:
             self._refused += 1
         return fits
 
     def insist(self, item: Item) -> None:
         """Hand over an item, at once, however many wait."""
-        self._queue.put(item)
+        self._put(item)
 
     def flush(self, seconds: float) -> bool:
         """Wait until all items are done, but not longer; returns whether they are."""
@@ -81,7 +81,7 @@ class Worker(Generic[Item]):
         """Let the thread end once all is done, and wait for that, but not longer; what is left is
         dropped. May be repeated; returns whether it has ended.
         """
-        self._queue.put(None)
+        self._put(None)
         self._wait(lambda: self._gone, seconds)
         ended = self._gone
         while not self._queue.empty():
@@ -89,6 +89,12 @@ class Worker(Generic[Item]):
         if not ended:
             self._queue.put(None)
         return ended
+
+    def _put(self, item: Item | None) -> None:
+        """Queue an item; the first starts the thread."""
+        if self._thread.ident is None:
+            self._thread.start()
+        self._queue.put(item)
 
     def _wait(self, over: Callable[[], bool], seconds: float) -> None:
         with self._queue.all_tasks_done:

@@ -33,7 +33,7 @@ from esper_soa.lab.plan.probe import Pace, ProbeResult, per_env, round_of, setti
 from esper_soa.nets.data.batches import ValidationImages
 from esper_soa.runtime.memory import GIB
 from esper_soa.training.build import build_player, build_world
-from esper_soa.training.collect import Episode, Round
+from esper_soa.training.collect import EpisodeRunner, Round
 from esper_soa.training.progress import Progress
 from esper_soa.training.run_folder import RunFolder
 
@@ -118,7 +118,9 @@ def test_a_plan_of_episodes_that_may_end_early_is_of_those_that_do_not(tmp_path:
     for name, cfg in (("asked", asked), ("run_probe", probed_cfg)):
         world = build_world(cfg, CPU)
         quiet = Progress(1, Console(file=io.StringIO()), "off")
-        episode = Episode(world, build_player(cfg, world), Round(0, quiet, "", Pace(0.0, 6, CPU)))
+        episode = EpisodeRunner(
+            world, build_player(cfg, world), Round(0, quiet, "", Pace(0.0, 6, CPU))
+        )
         while not episode.env.over:
             episode.step_()
         ends[name] = episode.env.state.signals.step.tolist()

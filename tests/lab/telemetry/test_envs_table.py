@@ -11,7 +11,7 @@ from rich.console import Console
 from esper_soa.config.errors import SettingError
 from esper_soa.config.settings import TelemetryConfig
 from esper_soa.lab.telemetry.console_table import MOST_ENVS, EnvsTable
-from esper_soa.lab.telemetry.recorder import Recorder
+from esper_soa.lab.telemetry.recorder import TableRecorder
 from esper_soa.runtime.files import Unwritten
 from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES, Op
@@ -69,7 +69,7 @@ def test_the_op_is_the_one_that_rewards_go_by() -> None:
 def test_the_recorder_shows_what_it_is_given_and_the_bar_has_it_below(tmp_path: Path) -> None:
     recorded = record(4, steps=3)
     table = EnvsTable(recorded.legend)
-    recorder = Recorder(tmp_path, recorded.legend, "full", 60.0, Unwritten(), table)
+    recorder = TableRecorder(tmp_path, recorded.legend, "full", 60.0, Unwritten(), table)
     recorder.begin(7)
     recorder.emit(1, recorded.numbers[0])
     recorder.close()

@@ -18,7 +18,7 @@ from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.nets import enabled_slots
 from esper_soa.lab.telemetry.pack import pack, unpack
-from esper_soa.lab.telemetry.recorder import Recorder
+from esper_soa.lab.telemetry.recorder import TableRecorder
 from esper_soa.lab.telemetry.table_files import read_table
 from esper_soa.runtime.files import Unwritten
 from esper_soa.training.collect import Player, Round, play_round
@@ -43,7 +43,7 @@ def test_a_recorded_round_reads_the_device_no_more_than_another(
     level: str, learns: bool, tmp_path: Path
 ) -> None:
     world = tiny_world(ENVS, SLOTS, STEPS)
-    recorder = Recorder(tmp_path, made_legend(world.rules, learns), level, 100.0, Unwritten())
+    recorder = TableRecorder(tmp_path, made_legend(world.rules, learns), level, 100.0, Unwritten())
     player = learning() if learns else Player(RandomPolicy(), None)
     with (
         Progress(1, Console(file=io.StringIO()), "off") as quiet,

@@ -13,7 +13,7 @@ import pytest
 from recorded_world import Recorded, record
 
 from esper_soa.lab.telemetry import recorder as module
-from esper_soa.lab.telemetry.recorder import NoRecorder, Recorder, Relay
+from esper_soa.lab.telemetry.recorder import RankRecorder, TableRecorder
 from esper_soa.lab.telemetry.table_files import (
     keep_tables,
     read_file,
@@ -23,6 +23,7 @@ from esper_soa.lab.telemetry.table_files import (
 )
 from esper_soa.runtime.files import Unwritten
 from esper_soa.runtime.ranks import ALONE, Ranks
+from esper_soa.training.callbacks import Recorder
 
 
 @pytest.fixture(scope="module")
@@ -32,18 +33,18 @@ def recorded() -> Recorded:
 
 def made(
     recorded: Recorded, folder: Path, level: str = "events", interval: float = 100.0
-) -> Recorder:
-    return Recorder(folder, recorded.legend, level, interval, Unwritten())
+) -> TableRecorder:
+    return TableRecorder(folder, recorded.legend, level, interval, Unwritten())
 
 
-def columns(recorder: NoRecorder, recorded: Recorded) -> np.ndarray:
+def columns(recorder: Recorder, recorded: Recorded) -> np.ndarray:
     """What the recorder's own level packs of each env-step."""
     packed = [recorder.pack(facts) for facts in recorded.facts]
     return np.stack([one.numpy() for one in packed if one is not None])
 
 
 def play(
-    recorder: NoRecorder, recorded: Recorded, number: int, steps: int = 6, ends: bool = False
+    recorder: Recorder, recorded: Recorded, number: int, steps: int = 6, ends: bool = False
 ) -> None:
     recorder.begin(number)
     for step, numbers in enumerate(columns(recorder, recorded)[:steps], 1):
@@ -147,7 +148,7 @@ def test_a_round_of_ranks_is_handed_over_no_faster_than_it_is_taken(
     held = HeldWriter(monkeypatch)
     monkeypatch.setattr(module, "LIMIT", 4)
     recorder = made(recorded, tmp_path)
-    relay = Relay(recorder, ALONE, "events")
+    relay = RankRecorder(recorder, ALONE, "events")
     play(relay, recorded, 1, steps=1)
     relay.end()
     assert held.begun.wait(60)
@@ -184,7 +185,7 @@ def test_envs_that_are_over_have_no_rows_where_those_of_other_ranks_play_on(
         emit(step, numbers)
 
     monkeypatch.setattr(recorder, "emit", counted)
-    relay = Relay(recorder, Longer(), "full")
+    relay = RankRecorder(recorder, Longer(), "full")
     play(relay, recorded, 1, steps=4, ends=True)
     recorder.close()
     assert given == [1, 2, 3, 4, 5, 6]
@@ -202,7 +203,7 @@ def test_what_the_disk_refuses_is_named_and_written_when_it_can_be(
     def refuse(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    recorder = Recorder(tmp_path, recorded.legend, "events", 100.0, unwritten)
+    recorder = TableRecorder(tmp_path, recorded.legend, "events", 100.0, unwritten)
     monkeypatch.setattr(module, "write_bytes", refuse)
     play(recorder, recorded, 1, ends=True)
     recorder.flush()
@@ -249,7 +250,7 @@ def test_what_waits_for_a_full_disk_is_bounded_and_what_is_given_up_is_counted(
 
 def test_what_still_waits_at_the_end_is_counted(recorded: Recorded, tmp_path: Path) -> None:
     unwritten = Unwritten()
-    recorder = Recorder(tmp_path, recorded.legend, "events", 100.0, unwritten)
+    recorder = TableRecorder(tmp_path, recorded.legend, "events", 100.0, unwritten)
     with disk_that_takes(500):
         play(recorder, recorded, 1, ends=True)
         play(recorder, recorded, 2, steps=3)

@@ -15,7 +15,7 @@ from tiny_runs import fresh, resumed, settings, timeless
 from esper_soa.config.settings import TelemetryConfig, TrainConfig
 from esper_soa.lab.telemetry import recorder
 from esper_soa.lab.telemetry.table_files import read_file, read_table, table_files, table_path
-from esper_soa.training import running
+from esper_soa.training import output
 from esper_soa.training.run_folder import RunFolder
 
 
@@ -95,7 +95,7 @@ def test_a_checkpoint_waits_for_the_tables_of_its_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = recorder.write_bytes
-    save = running.save_checkpoint
+    save = output.save_checkpoint
     seen = []
 
     def slowly(path: Path, content: bytes) -> None:
@@ -108,7 +108,7 @@ def test_a_checkpoint_waits_for_the_tables_of_its_rounds(
         save(path, content)
 
     monkeypatch.setattr(recorder, "write_bytes", slowly)
-    monkeypatch.setattr(running, "save_checkpoint", look)
+    monkeypatch.setattr(output, "save_checkpoint", look)
     fresh(at("events"), tmp_path)
     assert seen == [[1], [1, 2]]
 

@@ -17,13 +17,18 @@ from tiny_runs import TIMES, fresh, records, resumed, settings, timeless
 from esper_soa.config.errors import UserError
 from esper_soa.lab.telemetry import tracking as module
 from esper_soa.lab.telemetry.table_files import read_table
-from esper_soa.lab.telemetry.tracking import TOLD, Told, Tracked, Tracker, Tracking, numbers_of
+from esper_soa.lab.telemetry.tracking import (
+    STATE,
+    Tracked,
+    Tracker,
+    TrackerState,
+    Tracking,
+    numbers_of,
+)
 from esper_soa.runtime.files import Unwritten
-from esper_soa.training import running
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.session import session
-from esper_soa.training.trainer import played as rounds_of
-from esper_soa.training.trainer import ready
+from esper_soa.training.trainer import start_run, train_rounds
 
 Opener = Callable[[Tracked], Tracker]
 SHORT = settings(steps=2, slots=["r0c0"])
@@ -54,11 +59,12 @@ def played(folder: Path, trackers: Mapping[str, Opener]) -> tuple[list[dict], di
     """The lines of a run with `trackers`, without times, and what these lack."""
     place = RunFolder(folder)
     with session(place) as within:
-        job = ready(within, SHORT)
-        job.trackers = dict(trackers)
-        for _ in rounds_of(job):
+        tracking = Tracking([])
+        tracking.openers = dict(trackers)
+        job = start_run(within, SHORT, callbacks=[tracking])
+        for _ in train_rounds(job):
             pass
-    return timeless(place.metrics), job.tracking.dropped
+    return timeless(place.metrics), job.output.lost
 
 
 class Sinks(list[Sink]):
@@ -100,8 +106,8 @@ def test_a_tracker_that_cannot_be_opened_costs_its_lines_alone_which_the_summary
     def refuse(tracked: Tracked) -> Tracker:
         raise OSError("no route to host")
 
-    monkeypatch.setattr(running, "openers", lambda names: {"sink": refuse})
-    fresh(SHORT, tmp_path)
+    monkeypatch.setattr(module, "find_openers", lambda names: {"sink": refuse})
+    fresh(replace(SHORT, track=["wandb"]), tmp_path)
     assert timeless(tmp_path / "metrics.jsonl") == alone[1]
     told = json.loads((tmp_path / "summary.json").read_text())["telemetry"]
     assert told == {"level": "events", "env_steps": 12, "dropped": {"sink": 3}}
@@ -109,7 +115,9 @@ def test_a_tracker_that_cannot_be_opened_costs_its_lines_alone_which_the_summary
     assert lacks in (tmp_path / "log.txt").read_text()
 
 
-def test_a_tracker_that_hangs_is_left_behind(tmp_path: Path) -> None:
+def test_a_tracker_that_hangs_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun = threading.Event()
     held = threading.Event()
 
@@ -118,14 +126,16 @@ def test_a_tracker_that_hangs_is_left_behind(tmp_path: Path) -> None:
         held.wait(60)
         return Sink(tracked)
 
-    told = Told(tmp_path, False, Unwritten())
-    opened = Tracking({"sink": hang}, Tracked(tmp_path, "run", {}), told)
+    opened = Tracking([])
+    opened.openers = {"sink": hang}
+    opened.start(Tracked(tmp_path, "run", {}), TrackerState(tmp_path, False, Unwritten()))
     for number in (1, 2, 3):
-        opened.log({"round": number, "accuracy": 1.0})
+        opened.on_round_end(None, {"round": number, "accuracy": 1.0})
     assert begun.wait(60)
-    opened.close(seconds=0)
+    monkeypatch.setattr(module, "PATIENCE", 0)
+    lost = opened.finish()
     assert not held.is_set()
-    assert opened.dropped == {"sink": 3}, "two rounds, and that there are no more"
+    assert lost == {"sink": 3}, "two rounds, and that there are no more"
     held.set()
 
 
@@ -137,7 +147,7 @@ def test_a_missing_package_is_told_with_the_extra_to_install(
         monkeypatch.setitem(sys.modules, hidden, None)
     monkeypatch.delitem(sys.modules, f"{module.HOME}.{name}", raising=False)
     with pytest.raises(UserError, match=re.escape(f"pip install 'esper-soa[{name}]'")):
-        module.openers([name])
+        module.find_openers([name])
 
 
 @pytest.mark.slow
@@ -177,8 +187,8 @@ def test_a_tracker_is_told_every_number_of_every_round_once_also_where_a_run_goe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sinks = Sinks()
-    monkeypatch.setattr(running, "openers", lambda names: {"sink": sinks.opener()})
-    played = goes_on(tmp_path)
+    monkeypatch.setattr(module, "find_openers", lambda names: {"sink": sinks.opener()})
+    played = goes_on(tmp_path, ["wandb"])
     told = [one for sink in sinks for one in sink.told]
     assert [number for number, _ in told] == [line["round"] for line in played] == [1, 2, 3, 4]
     for (number, numbers), line in zip(told, played, strict=True):
@@ -189,21 +199,21 @@ def test_a_tracker_is_told_every_number_of_every_round_once_also_where_a_run_goe
         assert numbers["accuracy/mean"] == line["accuracy"]["mean"]
         assert numbers["update/entropy/op"] == line["update"]["entropy/op"]
     assert [sink.finished for sink in sinks] == [1, 1]
-    assert [(sink.tracked.id, sink.tracked.told) for sink in sinks] == [("", 0), ("new", 3)]
+    assert [(sink.tracked.id, sink.tracked.last_round) for sink in sinks] == [("", 0), ("new", 3)]
     assert (sinks[0].tracked.folder, sinks[0].tracked.settings["rounds"]) == (tmp_path, 3)
-    assert json.loads((tmp_path / TOLD).read_text()) == {"sink": {"id": "new", "round": 4}}
+    assert json.loads((tmp_path / STATE).read_text()) == {"sink": {"id": "new", "round": 4}}
 
 
 def test_a_run_that_starts_afresh_is_a_new_run_and_a_file_that_is_not_ours_is_refused(
     tmp_path: Path,
 ) -> None:
-    Told(tmp_path, False, Unwritten()).note("sink", ("old", 3))
-    assert Told(tmp_path, True, Unwritten()).of("sink") == ("old", 3)
-    assert Told(tmp_path, False, Unwritten()).of("sink") == ("", 0)
+    TrackerState(tmp_path, False, Unwritten()).save("sink", ("old", 3))
+    assert TrackerState(tmp_path, True, Unwritten()).of("sink") == ("old", 3)
+    assert TrackerState(tmp_path, False, Unwritten()).of("sink") == ("", 0)
     for text in ("no JSON", "[1]", '{"x": {"id": "x"}}', '{"x": {"id": "x", "round": "y"}}'):
-        (tmp_path / TOLD).write_text(text)
+        (tmp_path / STATE).write_text(text)
         with pytest.raises(UserError, match=r"trackers\.json: cannot be read"):
-            Told(tmp_path, True, Unwritten())
+            TrackerState(tmp_path, True, Unwritten())
 
 
 def test_tensorboard_has_every_step_once_after_a_run_has_gone_on(tmp_path: Path) -> None:

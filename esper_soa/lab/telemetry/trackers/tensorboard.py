@@ -15,7 +15,7 @@ class TensorBoard:
 
     def __init__(self, tracked: Tracked) -> None:
         self._writer = SummaryWriter(
-            str(Path(tracked.folder, "tensorboard")), purge_step=tracked.told + 1
+            str(Path(tracked.folder, "tensorboard")), purge_step=tracked.last_round + 1
         )
         self.id = "tensorboard"  # all of the folder is one run there
 

@@ -1,0 +1,17 @@
+"""Versions of the packages that results depend on. Needs no torch."""
+
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
+
+PACKAGES = ("esper-soa", "torch", "tensordict", "numpy", "hydra-core", "rich")
+
+
+@cache
+def package_versions() -> dict[str, str | None]:
+    """Version by package; None for one that is not installed."""
+    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

@@ -1,0 +1,169 @@
+"""What watches a run: callbacks, called when it starts, after every round and when it ends, and the
+recorder of its env-steps. Settings name those of esper_soa.lab, which only they import.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import numpy as np
+from rich.console import RenderableType
+from torch import Tensor
+
+from esper_soa.config.errors import UserError, one_line
+from esper_soa.config.settings import TrainConfig
+from esper_soa.env.env import Seen
+from esper_soa.env.step import StepResult
+from esper_soa.env.world import World
+from esper_soa.runtime.json_lines import Json
+from esper_soa.state import Decision
+from esper_soa.training.session import Session
+
+if TYPE_CHECKING:
+    from esper_soa.training.final_table import Summary
+    from esper_soa.training.running import Run
+
+# What makes the recorder or callback that a setting asks for.
+LAB = {
+    "telemetry.level": "esper_soa.lab.telemetry.recorder:make_recorder",
+    "track": "esper_soa.lab.telemetry.tracking:Tracking",
+    "report": "esper_soa.lab.report.end:EndReport",
+}
+TABLE_LEVELS = ("events", "full")  # of telemetry.level, at which env-steps are recorded
+
+
+class Facts(NamedTuple):
+    """What an env-step showed, what was decided, and what became of it."""
+
+    seen: Seen
+    decision: Decision
+    result: StepResult
+    # Float32 [N, X] of all choices in HEADS order; None = not asked or not known.
+    probabilities: Tensor | None = None
+
+
+class Recorder:
+    """Records the env-steps of a run. This one records nothing, and asks the device for nothing."""
+
+    full = False  # whether `pack` reads the probabilities of all choices
+    env_steps = 0  # of all envs, of which every table is on the disk
+    received = 0  # env-steps of all envs that were handed over
+    table: RenderableType | None = None  # shown below the progress bar
+
+    @property
+    def dropped(self) -> int:
+        """Env-steps of all envs that some table lacks; known once all is closed."""
+        return self.received - self.env_steps
+
+    def cut_back(self, rounds: int) -> None:
+        """Drop what is recorded after the first `rounds` rounds, which the run repeats; OSError."""
+
+    def begin(self, number: int) -> None:
+        """Begin round `number`, from 1."""
+
+    def pack(self, facts: Facts) -> Tensor | None:
+        """Numbers of an env-step to copy to the host, float64 [N, C]; None = nothing."""
+        return None
+
+    def emit(self, step: int, numbers: np.ndarray) -> None:
+        """Take what `pack` returned for env-step `step`, from 1, once on the host; never waits."""
+
+    def end(self) -> None:
+        """End the round."""
+
+    def flush(self) -> None:
+        """Wait until all complete rounds are on the disk."""
+
+    def close(self) -> None:
+        """Write what is left, the round in progress included, and end the thread."""
+
+
+NO_RECORDER = Recorder()
+
+
+class Callback:
+    """Watches a run: a subclass overrides the methods that it needs. An exception ends the run.
+
+    The run has `cfg` (its settings), `folder` (paths of its files), `world` (hosts and data),
+    `player` (the policy) and `totals` (what all rounds so far add up to).
+    """
+
+    def on_run_start(self, run: "Run") -> None:
+        """Before the first round of this process; a resumed run has `totals.rounds_done` > 0."""
+
+    def on_round_end(self, run: "Run", metrics: Mapping[str, Json]) -> None:
+        """After the update of a round; metrics: its line of metrics.jsonl."""
+
+    def finish(self) -> Mapping[str, int]:
+        """After the last round: write what waits. Returns the lines lost, by name, if any."""
+        return {}
+
+    def on_run_end(self, run: "Run", summary: "Summary") -> None:
+        """After summary.json is written; not for a run that was interrupted."""
+
+    def close(self) -> None:
+        """Last of all, also for a run that was interrupted."""
+
+
+class Callbacks(Callback):
+    """Several callbacks, called in order; all are closed where one fails."""
+
+    def __init__(self, members: Sequence[Callback]) -> None:
+        self.members = members
+
+    def on_run_start(self, run: "Run") -> None:
+        for one in self.members:
+            one.on_run_start(run)
+
+    def on_round_end(self, run: "Run", metrics: Mapping[str, Json]) -> None:
+        for one in self.members:
+            one.on_round_end(run, metrics)
+
+    def finish(self) -> dict[str, int]:
+        return {name: count for one in self.members for name, count in one.finish().items()}
+
+    def on_run_end(self, run: "Run", summary: "Summary") -> None:
+        for one in self.members:
+            one.on_run_end(run, summary)
+
+    def close(self) -> None:
+        with ExitStack() as stack:
+            for one in reversed(self.members):
+                stack.callback(one.close)
+
+
+def find_in_lab(setting: str, value: object, without: str) -> Callable[..., object]:
+    """What LAB names for `setting`; raises UserError where it is not installed.
+
+    without: a setting that needs no lab.
+    """
+    module, name = LAB[setting].split(":")
+    try:
+        return cast(Callable[..., object], getattr(import_module(module), name))
+    except ModuleNotFoundError as error:
+        needs = f"{setting}={one_line(value)} needs {error.name}, which is not installed"
+        raise UserError(f"{needs}. Take {without}") from error
+
+
+def make_callbacks(cfg: TrainConfig, own: Sequence[Callback] = ()) -> Callbacks:
+    """The callbacks that the settings ask for, and a user's `own`; the report comes last."""
+    made = list(own)
+    if cfg.track:
+        tracking = find_in_lab("track", list(cfg.track), "track=[]")
+        made.insert(0, cast(Callback, tracking(cfg.track)))
+    if cfg.report:
+        made.append(cast(Callback, find_in_lab("report", "true", "report=false")()))
+    return Callbacks(made)
+
+
+def make_recorder(cfg: TrainConfig, world: World, session: Session) -> Recorder:
+    """The recorder that telemetry.level asks for.
+
+    A folder that has tables needs it at any level: a resumed run cuts them back.
+    """
+    level = cfg.telemetry.level
+    if level not in TABLE_LEVELS and not session.folder.tables.exists():
+        return NO_RECORDER
+    make = find_in_lab("telemetry.level", level, "telemetry.level=rounds and another run_dir")
+    return cast(Recorder, make(cfg, world, session))

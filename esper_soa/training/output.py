@@ -1,0 +1,100 @@
+"""What a run writes to its folder: lines of JSON, checkpoints, networks and recorded env-steps.
+
+Only the first rank writes. What cannot be written is noted, and the run continues.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+
+from esper_soa.config.settings import TrainConfig
+from esper_soa.env.topology import Standing
+from esper_soa.env.world import World
+from esper_soa.runtime.json_lines import Json, MetricsWriter
+from esper_soa.training.callbacks import Callback, make_callbacks, make_recorder
+from esper_soa.training.checkpoint import save_checkpoint
+from esper_soa.training.network_files import NetworkFiles
+from esper_soa.training.resume import cut_back
+from esper_soa.training.run_folder import rounds_of
+from esper_soa.training.session import Session
+
+NEWEST = "the newest checkpoint"  # its name in messages
+
+
+class RunOutput:
+    """The files of a run, and the callbacks that watch it."""
+
+    def __init__(
+        self,
+        cfg: TrainConfig,
+        session: Session,
+        world: World,
+        writes: bool,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        """writes: whether this is the first rank. callbacks: those beside the settings' own."""
+        self.cfg = cfg
+        self.folder = session.folder
+        self.unwritten = session.unwritten
+        self.writes = writes
+        self.networks = NetworkFiles(self.folder, self.unwritten, cfg, world)
+        self.callbacks = make_callbacks(cfg, callbacks)
+        self.recorder = make_recorder(cfg, world, session)
+        self.checkpoint: dict = {}  # content of a checkpoint after the last round
+        self.saved = -1  # rounds done at the newest checkpoint that this process wrote
+        self.lost: dict[str, int] = {}  # lines that callbacks lack, by name
+        self._lines: dict[str, MetricsWriter] = {}  # open files by name
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Open the recorder and the files of lines for the rounds in the context."""
+        writes_lines = self.cfg.telemetry.level != "off" and self.writes
+        paths = (self.folder.episodes, self.folder.metrics) if writes_lines else ()
+        with ExitStack() as stack:
+            self._lines = {path.name: stack.enter_context(MetricsWriter(path)) for path in paths}
+            stack.enter_context(closing(self.recorder))
+            yield
+
+    def cut_back(self, rounds: int) -> None:
+        """Drop what later rounds wrote; raises UserError where the folder cannot be written."""
+        if self.writes:
+            cut_back(self.folder, rounds, self.recorder)
+        self.networks.cut_back(rounds)
+
+    def log(self, metrics: Mapping[str, Json], episodes: Sequence[Mapping[str, Json]]) -> None:
+        """Append the lines of a round to metrics.jsonl and episodes.jsonl."""
+        for (name, file), records in zip(self._lines.items(), (episodes, [metrics]), strict=False):
+            with self.unwritten.noting(name):
+                file.write(*records)
+                file.sync()
+
+    def save_best(self) -> None:
+        """Save the policy of the best round so far, as it was before the update."""
+        if self.writes:
+            with self.unwritten.noting(self.folder.best.name):
+                save_checkpoint(self.folder.best, self.checkpoint)
+
+    def save_round(self, number: int, standing: Standing) -> None:
+        """Save what is due after round `number`, from 1, which ended with these hosts."""
+        every = self.cfg.checkpoint_every
+        due = bool(every) and number % every == 0
+        self.networks.save_best(standing, number)
+        if due or number == self.cfg.rounds:
+            self.networks.save_hosts()
+        if due:
+            self.save()
+
+    def save(self) -> None:
+        """Save the checkpoint of the rounds done, once, and drop those that are too old.
+
+        A full disk costs the checkpoint, not the run; older ones stay.
+        """
+        path = self.folder.checkpoint(self.checkpoint["progress"]["rounds_done"])
+        if self.saved == rounds_of(path) or not self.writes:
+            return
+        self.recorder.flush()
+        with self.unwritten.noting(NEWEST):
+            save_checkpoint(path, self.checkpoint)
+            self.saved = rounds_of(path)
+            for old in self.folder.checkpoints()[: -self.cfg.checkpoint_keep]:
+                old.unlink(missing_ok=True)
+            self.networks.tidy()

@@ -1,0 +1,150 @@
+"""A run calls callbacks at its start, after every round and at its end, and needs no lab."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from program import ENVIRONMENT, TINY
+from tiny_runs import fresh, records, resumed, settings
+
+from esper_soa.config.errors import UserError
+from esper_soa.config.settings import TelemetryConfig
+from esper_soa.lab.telemetry.table_files import table_files
+from esper_soa.training import callbacks as module
+from esper_soa.training import runs
+from esper_soa.training.callbacks import Callback, make_callbacks
+from esper_soa.training.final_table import Summary
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.running import Run
+from esper_soa.training.session import session
+from esper_soa.training.trainer import run_in_session
+
+PACKAGE = Path(__file__).resolve().parents[1] / "esper_soa"
+SHORT = settings("wait", rounds=2, steps=1)
+
+
+class Listing(Callback):
+    """Lists the calls."""
+
+    def __init__(self, fails_in: int = 0) -> None:
+        self.fails_in = fails_in
+        self.calls: list[tuple] = []
+
+    def on_run_start(self, run: Run) -> None:
+        self.calls.append(("start", run.totals.rounds_done))
+
+    def on_round_end(self, run: Run, metrics: Mapping) -> None:
+        self.calls.append(("round", metrics["round"], records(run.folder.metrics)[-1] == metrics))
+        if self.fails_in == metrics["round"]:
+            raise ArithmeticError("of the user")
+
+    def finish(self) -> dict[str, int]:
+        self.calls.append(("finish",))
+        return {"listing": 7}
+
+    def on_run_end(self, run: Run, summary: Summary) -> None:
+        dropped = summary.telemetry["dropped"]
+        self.calls.append(("end", run.folder.summary.exists(), dropped))
+
+    def close(self) -> None:
+        self.calls.append(("close",))
+
+
+def called(listing: Listing, folder: Path, resume: Path | None = None) -> list[tuple]:
+    with session(RunFolder(folder)) as opened:
+        run_in_session(opened, SHORT, resume, callbacks=[listing])
+    return listing.calls
+
+
+ROUNDS = [("round", 1, True), ("round", 2, True)]
+END = [("finish",), ("end", True, {"listing": 7}), ("close",)]
+
+
+def test_callbacks_are_called_in_order_and_closed_where_one_fails(tmp_path: Path) -> None:
+    failing = Listing(fails_in=2)
+    with pytest.raises(ArithmeticError, match="of the user"):
+        called(failing, tmp_path)
+    assert failing.calls == [("start", 0), *ROUNDS, ("close",)]
+    checkpoint = RunFolder(tmp_path).checkpoint(1)
+    assert called(Listing(), tmp_path, checkpoint) == [("start", 1), ROUNDS[1], *END]
+
+
+def test_all_callbacks_are_closed_where_one_cannot_be() -> None:
+    class Broken(Callback):
+        def close(self) -> None:
+            raise OSError("no")
+
+    first = Listing()
+    last = Listing()
+    both = module.Callbacks([first, Broken(), last])
+    with pytest.raises(OSError, match="no"):
+        both.close()
+    assert first.calls == last.calls == [("close",)]
+
+
+def test_a_run_that_is_resumed_without_tables_drops_those_of_later_rounds(tmp_path: Path) -> None:
+    fresh(SHORT, tmp_path)
+    assert list(table_files(tmp_path, "steps")) == [1, 2]
+    plain = replace(SHORT, telemetry=TelemetryConfig(level="rounds", progress="off"))
+    resumed(plain, tmp_path, "checkpoint_000001.pt")
+    assert list(table_files(tmp_path, "steps")) == [1]
+
+
+def test_a_run_of_several_ranks_takes_no_callbacks(tmp_path: Path) -> None:
+    words = ["envs=2", "ranks=2", f"run_dir={tmp_path}/run"]
+    with pytest.raises(UserError, match=r"ranks=2: must be 1 with callbacks"):
+        runs.train("smoke", words, [Listing()])
+
+
+def test_a_setting_that_needs_the_lab_is_named_where_that_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "esper_soa.lab.report.end", None)
+    with pytest.raises(UserError, match=r"^report=true needs esper_soa\.lab.*Take report=false"):
+        make_callbacks(settings(report=True))
+
+
+WITHOUT_LAB = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import esper_soa
+
+assert not Path(esper_soa.__file__).with_name("lab").exists()
+*tiny, tables, report = sys.argv[1:]
+for setting, other in ((tables, "report=false"), (report, "telemetry.level=rounds")):
+    try:
+        esper_soa.train("smoke", [*tiny, setting, other])
+    except esper_soa.UserError as error:
+        assert str(error).startswith(f"{setting} needs esper_soa.lab"), error
+    else:
+        sys.exit(f"{setting} was accepted")
+tiny += ["telemetry.level=rounds", "report=false"]
+esper_soa.train("smoke", [*tiny, "rounds=1", "resume=auto"])
+run = esper_soa.train("smoke", [*tiny, "resume=auto"])
+assert [line["round"] for line in run.metrics()] == [1, 2]
+assert run.export().spec["accuracy"] is not None
+"""
+
+
+@pytest.mark.slow
+def test_a_copy_of_the_package_without_the_lab_trains_resumes_and_exports(tmp_path: Path) -> None:
+    ignore = shutil.ignore_patterns("lab", "__pycache__")
+    shutil.copytree(PACKAGE, tmp_path / "esper_soa", ignore=ignore)
+    shutil.copytree(PACKAGE.parent / "configs", tmp_path / "configs")
+    shutil.copy(PACKAGE.parent / "pyproject.toml", tmp_path)
+    (tmp_path / "work").mkdir()
+    needs = ("telemetry.level=events", "report=true")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_LAB, *TINY[1:], "run_dir=run", *needs],
+        cwd=tmp_path / "work",
+        env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
