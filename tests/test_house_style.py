@@ -333,3 +333,13 @@ def test_the_page_for_developers_names_every_room_and_files_that_are_there() -> 
     assert len(files) > 20
     above = (PACKAGE, PACKAGE.parent)
     assert [name for name in files if not any((root / name).exists() for root in above)] == []
+
+
+def test_tests_stand_in_the_rooms_that_they_test() -> None:
+    tests = PACKAGE.parent / "tests"
+    for folder in {path.parent for path in tests.rglob("test_*.py")} - {
+        tests,
+        tests / "benchmarks",
+    }:
+        room = PACKAGE / folder.relative_to(tests)
+        assert (room / "__init__.py").exists(), f"{folder}: the package has no {room}"
