@@ -301,7 +301,9 @@ def test_the_plan_of_a_run_counts_what_its_engine_keeps() -> None:
         plan_in_words(cfg, CPU, rules._replace(engine=one)) for one in (rules.engine, GpuEngine())
     )
     assert "for the steps of" not in plain
-    assert re.search(r"at least 1,[4-9]\d\d MiB on cpu \(1,[3-9]\d\d MiB of it for the steps of torch", kept)
+    assert re.search(
+        r"at least 1,[4-9]\d\d MiB on cpu \(1,[3-9]\d\d MiB of it for the steps of torch", kept
+    )
 
 
 # --- what the kernels are told

@@ -10,7 +10,7 @@ from esper_soa.training.progress import duration
 from esper_soa.training.statistics import Interval
 from esper_soa.training.verdict import control_words, shown
 
-NOTHING = "–"  # what is told where a number is not known
+NOTHING = "–"  # stands where a number is not known
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
@@ -123,7 +123,7 @@ def _tiles_of_one(run: RunRecord) -> list[Tile]:
     def tile(title: str, field: str, form: Callable[[float], str]) -> Tile:
         plain = number(control, field)
         note = "" if plain is None else f"{form(plain)} {name}"
-        return Tile(title, told(number(grown, field), form), note)
+        return Tile(title, format_number(number(grown, field), form), note)
 
     germinated, fossilized, pruned = (
         sum(int(number(line, "seeds", fate) or 0) for line in run.rounds)
@@ -140,7 +140,7 @@ def _tiles_of_one(run: RunRecord) -> list[Tile]:
         tile("training of a host", "flop", flop_in_words),
         Tile("rounds", str(len(run.rounds)), f"of {run.planned}; {work}"),
         Tile("seeds germinated", f"{germinated:,}", fates),
-        Tile("speed", told(eps, "{:,.1f}".format), pace),
+        Tile("speed", format_number(eps, "{:,.1f}".format), pace),
     ]
 
 
@@ -157,7 +157,9 @@ def _tiles_of_several(groups: Sequence[Group], runs: Sequence[RunRecord]) -> lis
         tiles.append(Tile(title, f"{best.accuracy.mean:.2f} %", name))
         if best.gain is not None:
             tiles.append(Tile("over the control", f"{best.gain.mean:+.2f} points", name))
-        tiles.append(Tile("parameters of a host", told(best.parameters, "{:,.0f}".format), "mean"))
+        tiles.append(
+            Tile("parameters of a host", format_number(best.parameters, "{:,.0f}".format), "mean")
+        )
     return tiles
 
 
@@ -167,6 +169,6 @@ def flop_in_words(value: float) -> str:
     return f"{value / 1000**power:,.3g} {PREFIXES[power]}FLOP"
 
 
-def told(value: float | None, form: Callable[[float], str]) -> str:
+def format_number(value: float | None, form: Callable[[float], str]) -> str:
     """A number in its form; NOTHING where it is not known."""
     return NOTHING if value is None else form(value)
