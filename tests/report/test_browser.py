@@ -227,7 +227,7 @@ def test_a_long_run_of_many_envs_is_a_small_file_that_opens_at_once(
 def test_a_page_of_a_run_follows_it_and_outlives_its_end(
     browser: sync_api.Browser, tmp_path: Path
 ) -> None:
-    run = make_run(tmp_path / "run", rounds(1))
+    run = make_run(tmp_path / "run", rounds(2))
     write_round(run, 1, envs=2, steps=8)
     with Server([str(run)], bundle(), 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
