@@ -189,7 +189,13 @@ def test_lanes_are_those_of_the_round_that_is_chosen(
 def lane_in_words(row: dict) -> str:
     """What is read out of a stretch of a lane."""
     worth = row["contribution"]
-    points = "" if worth is None else f", contribution {worth:+.2f} points".replace("-", "\u2212")
+    share = row["shapley"]
+    points = "" if worth is None else f", contribution {worth:+.2f} points"
+    if share is not None:
+        points += f", Shapley value {share:+.2f} points"
+    elif row["stage"] == "fossilized":
+        points += ", Shapley value not measured"
+    points = points.replace("-", "\u2212")
     return (
         f"host {row['host']}, {row['slot']}: {row['blueprint']}, {row['stage']}, env-steps "
         f"{row['from']} to {row['to']}, alpha {row['alpha']:.2f}{points}"
