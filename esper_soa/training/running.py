@@ -161,39 +161,46 @@ class Run:
         cfg = self.cfg
         images = self.world.images
         rules = self.world.rules
-        nets = rules.nets
+        shape = rules.nets.shape
         host = cfg.task.host_name + " of your own" * is_reference(cfg.task.host)
-        slots = ", ".join(spec.name for spec in nets.shape.slots)
+        slots = ", ".join(spec.name for spec in shape.slots)
         hosts = f"{self.world.sizes.num_envs} x {host}, {rules.reward.counts.host:,} parameters"
         rounds = f"{cfg.rounds} round{'s' * (cfg.rounds > 1)} of {cfg.steps} env-steps"
+        start = cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH
+        policy = cfg.policy.name + f" from {start}" * (start != SCRATCH)
+        modes = "+".join(cfg.reward.modes)
+        named = images.source.startswith(images.name)
+        LOGGER.info("data     %s", images.source if named else f"{images.name}: {images.source}")
+        for finding in check_images(images) if images.num_classes is not None else ():
+            LOGGER.warning("data     %s", finding)
+        LOGGER.info("hosts    %s, slots %s; %s", hosts, slots, rounds)
+        for one in shape.blueprints[len(BLUEPRINTS) :]:
+            LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
+        LOGGER.info("policy   %s, reward %s, on %s", policy, modes, self.origin.place)
+        LOGGER.info("memory   %s", plan_in_words(cfg, self.device, rules))
+        self.log_details()
+
+    def log_details(self) -> None:
+        """Write to the log how images are prepared, the work, and what computes it."""
+        cfg = self.cfg
+        nets = self.world.rules.nets
+        engine = self.world.rules.engine.chosen
+        replay = self.world.kernels.replay
         work = (
             f"T={cfg.train_samples} training and V={cfg.val_samples} validation images of every "
             f"host per env-step, in batches of {cfg.batch_size}"
         )
-        start = cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH
-        policy = cfg.policy.name + f" from {start}" * (start != SCRATCH)
-        named = images.source.startswith(images.name)
-        LOGGER.info("data     %s", images.source if named else f"{images.name}: {images.source}")
-        for note in images.notes:
+        for note in self.world.images.notes:
             LOGGER.debug("data     %s", note)
-        for finding in check_images(images) if images.num_classes is not None else ():
-            LOGGER.warning("data     %s", finding)
-        LOGGER.info("hosts    %s, slots %s; %s", hosts, slots, rounds)
-        for one in nets.shape.blueprints[len(BLUEPRINTS) :]:
-            LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
         LOGGER.debug("work     %s", work)
-        modes = "+".join(cfg.reward.modes)
-        LOGGER.info("policy   %s, reward %s, on %s", policy, modes, self.origin.place)
         LOGGER.debug("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
-        LOGGER.info("memory   %s", plan_in_words(cfg, self.device, rules))
         LOGGER.debug("numbers  hosts compute in %s: %s", self.precision.name, self.precision.reason)
-        engine = rules.engine.chosen
         LOGGER.log(WARNING if engine.fallback else DEBUG, "kernels  %s", engine.reason)
         for tried in engine.tried:
             LOGGER.debug("kernels  %s", tried)
         LOGGER.debug("state    kernels of the env state: %s", self.world.kernels.reason)
-        LOGGER.debug("graphs   %s", self.world.kernels.replay.reason)
-        for left_out in self.world.kernels.replay.left_out:
+        LOGGER.debug("graphs   %s", replay.reason)
+        for left_out in replay.left_out:
             LOGGER.warning("graphs   %s", left_out)
 
     def save_best(self, result: RoundResult) -> None:

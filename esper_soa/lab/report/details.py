@@ -1,4 +1,4 @@
-"""What is told in words and tables alone: every comparison with its test, settings and how they
+"""The words and tables of a report: every comparison with its test, settings and how they
 differ, versions, findings. Needs no torch.
 """
 
@@ -9,10 +9,10 @@ from esper_soa.config.settings import flat_settings
 from esper_soa.lab.compare.comparison import MEASURES, RESULT
 from esper_soa.lab.report.groups import CONFIDENCE, RunGroup, differing, pairs
 from esper_soa.lab.report.run_files import Cell, Record, RunRecord, Table, number, read_json
-from esper_soa.lab.report.text import NOTHING, bounded, p_value, told
+from esper_soa.lab.report.text import NOTHING, bounded, format_number, p_value
 
 MOST_COLUMNS = 12  # runs side by side in the table of differing settings
-# Columns of the table `rounds` that an update is told by, with their titles.
+# Columns of the table `rounds` that describe an update, with their titles.
 UPDATE = {
     "reward": "reward of an episode",
     "explained_variance": "explained variance of the critic (1 is perfect)",
@@ -96,8 +96,8 @@ def _table(titles: str, rows: Iterable[Sequence[str]]) -> str:
 
 
 def _pairs(groups: Sequence[RunGroup]) -> str:
-    found = pairs(groups)
-    if not found:
+    compared = pairs(groups)
+    if not compared:
         return ""
     rows = [
         (
@@ -107,14 +107,14 @@ def _pairs(groups: Sequence[RunGroup]) -> str:
             p_value(pair.p),
             p_value(pair.adjusted),
         )
-        for pair in found
+        for pair in compared
     ]
     words = (
         f"Differences are paired by seed, with intervals of {CONFIDENCE:.0%} (Student's t). p is "
         "the exact test of Mann and Whitney, and in the last column corrected after Holm for the "
-        f"number of comparisons, {len(found)}."
+        f"number of comparisons, {len(compared)}."
     )
-    return _about(words) + _table(f"{PAIRS}|p of {len(found)} together", rows)
+    return _about(words) + _table(f"{PAIRS}|p of {len(compared)} together", rows)
 
 
 def study_of(runs: Sequence[RunRecord]) -> Record:
@@ -125,8 +125,8 @@ def study_of(runs: Sequence[RunRecord]) -> Record:
 
 def _listed(record: Record, name: str) -> list:
     """The list under `name`; empty where there is none."""
-    found = record.get(name)
-    return found if isinstance(found, list) else []
+    value = record.get(name)
+    return value if isinstance(value, list) else []
 
 
 def _study(study: Record) -> str:
@@ -146,13 +146,14 @@ def _study(study: Record) -> str:
 
 def _study_row(row: Record) -> tuple[str, ...]:
     names = ("mean", "low", "high", "effect")
-    mean, low, high, effect = (told(number(row, name), "{:+.2f}".format) for name in names)
+    mean, low, high, effect = (format_number(number(row, name), "{:+.2f}".format) for name in names)
+    won = format_number(number(row, "won"), "{:.0f}".format)
     return (
         str(row.get("group", "")),
         str(row.get("reference", "")),
         _measure(row),
         f"{mean} [{low}, {high}]",
-        f"{told(number(row, 'won'), '{:.0f}'.format)} of {len(_listed(row, 'differences'))}",
+        f"{won} of {len(_listed(row, 'differences'))}",
         effect,
         p_value(number(row, "p") or 0.0),
         p_value(number(row, "corrected") or 0.0),
@@ -176,26 +177,26 @@ def _differing(runs: Sequence[RunRecord]) -> str:
 
 def _anomalies(runs: Sequence[RunRecord]) -> str:
     """The rounds in which an update looked wrong."""
-    found = []
+    rows = []
     for run in runs:
         rounds: dict[str, list[str]] = {}
         for line in run.rounds:
             for name in _listed(line, "anomalies"):
                 rounds.setdefault(str(name), []).append(str(line.get("round", "?")))
-        found += [(run.label, name, ", ".join(where)) for name, where in rounds.items()]
-    table = _shared("finding|in rounds|runs", found, len(runs))
+        rows += [(run.label, name, ", ".join(where)) for name, where in rounds.items()]
+    table = _shared("finding|in rounds|runs", rows, len(runs))
     return table and _about("The log of a run says what each means and what to do.") + table
 
 
-def _shared(titles: str, found: Iterable[tuple[str, str, str]], given: int) -> str:
+def _shared(titles: str, findings: Iterable[tuple[str, str, str]], total: int) -> str:
     """A table of labels with a name and a value: name, value and the labels that share both, of
-    `given`.
+    `total`.
     """
     rows: dict[tuple[str, str], list[str]] = {}
-    for label, name, value in found:
+    for label, name, value in findings:
         rows.setdefault((name, value), []).append(label)
     shared = [
-        (name, value, "all" if len(labels) == given else ", ".join(labels))
+        (name, value, "all" if len(labels) == total else ", ".join(labels))
         for (name, value), labels in sorted(rows.items(), key=lambda row: row[0][0])
     ]
     return _table(titles, shared)

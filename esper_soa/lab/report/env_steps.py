@@ -44,8 +44,8 @@ def _newest(run: RunRecord, table: str) -> list[Row]:
 
 def _steps(run: RunRecord) -> Iterator[Row]:
     by_step: dict[object, list[Row]] = {}
-    for row in _newest(run, "steps"):
-        by_step.setdefault(row["step"], []).append(row)
+    for host in _newest(run, "steps"):
+        by_step.setdefault(host["step"], []).append(host)
     spent = 0.0
     for hosts in by_step.values():
         spent += mean_of([host["train_flop"] for host in hosts]) or 0.0

@@ -151,9 +151,9 @@ def names_table(rounds: Sequence[LaneRound]) -> Table:
         early = {row["env"]: row["cause"] for row in one.events if row["kind"] == "ended_early"}
         for env, accuracy in ended.items():
             row, base = one.place(env)
-            told = f"{accuracy:.1f} %" if isinstance(accuracy, int | float) else "not finite"
-            told += f", ended early: {early[env]}" if env in early else ""
-            rows.append(row | {"y": base + 0.95, "words": f"host {env}: {told}"})
+            words = f"{accuracy:.1f} %" if isinstance(accuracy, int | float) else "not finite"
+            words += f", ended early: {early[env]}" if env in early else ""
+            rows.append(row | {"y": base + 0.95, "words": f"host {env}: {words}"})
     return table_of(rows)
 
 

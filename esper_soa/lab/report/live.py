@@ -86,7 +86,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002, its name in http.server
-        """Questions come every other second, and are not told."""
+        """Requests come every other second, and are not logged."""
 
 
 class Server(ThreadingHTTPServer):
@@ -147,14 +147,14 @@ def main(arguments: list[str] | None = None) -> None:
     usage = f"esper-watch RUN... [port={PORT}]"
     words = parser(usage, "Show runs in a browser of this machine as they go on.", HELP)
     words.add_argument("runs", metavar="RUN", nargs="+", help=argparse.SUPPRESS)
-    given = words.parse_args(arguments).runs
+    targets = words.parse_args(arguments).runs
     with ending_with_status(), suppress(Interrupted):
-        watch([one for one in given if not one.startswith("port=")], port_of(given))
+        watch([one for one in targets if not one.startswith("port=")], port_of(targets))
 
 
-def port_of(given: Sequence[str]) -> int:
+def port_of(targets: Sequence[str]) -> int:
     """The port that is asked for; raises SettingError for what is none."""
-    named = [one.removeprefix("port=") for one in given if one.startswith("port=")]
+    named = [one.removeprefix("port=") for one in targets if one.startswith("port=")]
     value = [str(PORT), *named][-1]
     check(value.isdecimal() and int(value) < 2**16, "port", value, "a number from 0 to 65535")
     return int(value)

@@ -130,12 +130,12 @@ def _data(shown: Drawing) -> str:
     """Tables and figures as the page's program reads them; none can end the script element."""
     figures = [figure for section in shown.sections for figure in section.figures]
     wanted = {name for figure in figures for name in (*figure["data"], figure["table"])}
-    told = {
+    data = {
         "figures": figures,
         "tables": {name: packed(shown.tables[name]) for name in sorted(wanted)},
         "config": charts()["config"],
     }
-    text = json.dumps(told, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 
 

@@ -41,9 +41,9 @@ FATES = ("germinated", "fossilized", "pruned")
 
 def table_of(rows: Iterable[Row]) -> Table:
     """The columns of `rows`; a row that lacks a column has None there."""
-    held = list(rows)
-    names = dict.fromkeys(name for row in held for name in row)
-    return {name: [_rounded(row.get(name)) for row in held] for name in names}
+    listed = list(rows)
+    names = dict.fromkeys(name for row in listed for name in row)
+    return {name: [_rounded(row.get(name)) for row in listed] for name in names}
 
 
 def _rounded(value: Cell) -> Cell:

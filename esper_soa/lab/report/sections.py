@@ -18,7 +18,7 @@ from esper_soa.runtime.json_lines import Json
 
 ASSETS = files("esper_soa.lab.report") / "assets"
 NUM_COLOURS = 12  # of page.css: --c1 to --c12
-# Fields that are told of several runs alone, and of the spread of one.
+# Fields of tooltips: of several runs alone, and of the spread of one run.
 OF_SEVERAL = ("group", "runs")
 OF_HOSTS = ("_min", "_max")
 HEIGHT = 220  # pixels; of a lane, and of a row of bars:
@@ -134,8 +134,8 @@ def _figure(listed: dict, tables: Mapping[str, Table], runs: Sequence[RunRecord]
         "high": f"{value}_max",
         "hosts": bool(tables["hosts"]),
         "control": value == "accuracy" and "control" in tables["hosts"].get("hosts", []),
-        "told": [name for name in entry["told"] if not name.endswith(left_out)],
-        "way_told": [entry["x"] if name == "round" else name for name in entry["way_told"]],
+        "tooltip": [name for name in entry["tooltip"] if not name.endswith(left_out)],
+        "way_tooltip": [entry["x"] if name == "round" else name for name in entry["way_tooltip"]],
         "offset": STRIP if entry["strip"] else 0,
     }
     row = BAR if entry["kind"] == "bars" else ROW
@@ -193,9 +193,9 @@ def chart(kind: str, description: str, height: int, values: Mapping[str, Json]) 
 def _filled(template: Json, values: Mapping[str, Json]) -> Json:
     if isinstance(template, dict):
         filled = {name: _filled(part, values) for name, part in template.items()}
-        told = filled.get("tooltip")
-        if isinstance(told, list):
-            filled["tooltip"] = [_told(name) for name in told]
+        fields = filled.get("tooltip")
+        if isinstance(fields, list):
+            filled["tooltip"] = [_tooltip(name) for name in fields]
         return filled
     if isinstance(template, list):
         return [_filled(part, values) for part in template]
@@ -204,7 +204,7 @@ def _filled(template: Json, values: Mapping[str, Json]) -> Json:
     return template
 
 
-def _told(name: str) -> dict:
+def _tooltip(name: str) -> dict:
     """What the pointer tells of a field."""
     title, *form = charts()["fields"][name]
     return {"field": name, "title": title} | ({"format": form[0]} if form else {})

@@ -10,7 +10,7 @@ from esper_soa.training.progress import duration
 from esper_soa.training.statistics import Interval
 from esper_soa.training.verdict import control_words, format_interval
 
-NOTHING = "–"  # what is told where a number is not known
+NOTHING = "–"  # stands where a number is not known
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
@@ -123,7 +123,7 @@ def _tiles_of_one(run: RunRecord) -> list[Highlight]:
     def tile(title: str, field: str, form: Callable[[float], str]) -> Highlight:
         plain = number(control, field)
         note = "" if plain is None else f"{form(plain)} {name}"
-        return Highlight(title, told(number(grown, field), form), note)
+        return Highlight(title, format_number(number(grown, field), form), note)
 
     germinated, fossilized, pruned = (
         sum(int(number(line, "seeds", fate) or 0) for line in run.rounds)
@@ -140,7 +140,7 @@ def _tiles_of_one(run: RunRecord) -> list[Highlight]:
         tile("training of a host", "flop", flop_in_words),
         Highlight("rounds", str(len(run.rounds)), f"of {run.planned}; {work}"),
         Highlight("seeds germinated", f"{germinated:,}", fates),
-        Highlight("speed", told(eps, "{:,.1f}".format), pace),
+        Highlight("speed", format_number(eps, "{:,.1f}".format), pace),
     ]
 
 
@@ -158,7 +158,7 @@ def _tiles_of_several(groups: Sequence[RunGroup], runs: Sequence[RunRecord]) -> 
         if best.gain is not None:
             tiles.append(Highlight("over the control", f"{best.gain.mean:+.2f} points", name))
         tiles.append(
-            Highlight("parameters of a host", told(best.parameters, "{:,.0f}".format), "mean")
+            Highlight("parameters of a host", format_number(best.parameters, "{:,.0f}".format), "mean")
         )
     return tiles
 
@@ -169,6 +169,6 @@ def flop_in_words(value: float) -> str:
     return f"{value / 1000**power:,.3g} {PREFIXES[power]}FLOP"
 
 
-def told(value: float | None, form: Callable[[float], str]) -> str:
+def format_number(value: float | None, form: Callable[[float], str]) -> str:
     """A number in its form; NOTHING where it is not known."""
     return NOTHING if value is None else form(value)

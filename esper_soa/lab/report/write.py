@@ -18,7 +18,7 @@ from esper_soa.runtime.files import write_text
 HELP = f"""\
   RUN...           run folders, or folders that hold some, as a sweep does; a run that was killed
                    or still goes on is shown as far as it is
-  -o {NAME}   the file to write; where it is not given, {NAME} in the folder if there
+  -o {NAME}   the file to write; by default {NAME} in the folder if there
                    is one RUN, else here
 
   esper-report runs/cifar_3seed/2026-01-31_12-00-00
@@ -32,13 +32,13 @@ def main(arguments: list[str] | None = None) -> None:
     words = parser(usage, "Write one HTML file that shows what runs did.", HELP)
     words.add_argument("runs", metavar="RUN", nargs="+", help=argparse.SUPPRESS)
     words.add_argument("-o", dest="out", default="", help=argparse.SUPPRESS)
-    given = words.parse_args(arguments)
+    options = words.parse_args(arguments)
     with ending_with_status():
-        path = Path(NAME) if len(given.runs) > 1 else user_path("RUN", given.runs[0]) / NAME
-        if given.out:
-            path = user_path("-o", given.out)
+        path = Path(NAME) if len(options.runs) > 1 else user_path("RUN", options.runs[0]) / NAME
+        if options.out:
+            path = user_path("-o", options.out)
         check(not path.exists() or path.is_file(), "-o", path, "a file, which is replaced")
-        write_text(path, page_of(find_runs(given.runs), bundle()))
+        write_text(path, page_of(find_runs(options.runs), bundle()))
         print(path)
 
 

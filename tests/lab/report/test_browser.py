@@ -189,7 +189,13 @@ def test_lanes_are_those_of_the_round_that_is_chosen(
 def lane_in_words(row: dict) -> str:
     """What is read out of a stretch of a lane."""
     worth = row["contribution"]
-    points = "" if worth is None else f", contribution {worth:+.2f} points".replace("-", "\u2212")
+    share = row["shapley"]
+    points = "" if worth is None else f", contribution {worth:+.2f} points"
+    if share is not None:
+        points += f", Shapley value {share:+.2f} points"
+    elif row["stage"] == "fossilized":
+        points += ", Shapley value not measured"
+    points = points.replace("-", "\u2212")
     return (
         f"host {row['host']}, {row['slot']}: {row['blueprint']}, {row['stage']}, env-steps "
         f"{row['from']} to {row['to']}, alpha {row['alpha']:.2f}{points}"
@@ -227,7 +233,7 @@ def test_a_long_run_of_many_envs_is_a_small_file_that_opens_at_once(
 def test_a_page_of_a_run_follows_it_and_outlives_its_end(
     browser: sync_api.Browser, tmp_path: Path
 ) -> None:
-    run = make_run(tmp_path / "run", rounds(1))
+    run = make_run(tmp_path / "run", rounds(2))
     write_round(run, 1, envs=2, steps=8)
     with Server([str(run)], bundle(), 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
