@@ -23,11 +23,11 @@ from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.resume import Played
 
-GrownHosts: TypeAlias = RoundResult | Played  # how the hosts ended that the control is set beside
+Grown: TypeAlias = RoundResult | Played  # how the hosts ended that the control is set beside
 
 
 def play_control(
-    name: str, cfg: TrainConfig, world: World, grown: GrownHosts, played: Round
+    name: str, cfg: TrainConfig, world: World, grown: Grown, played: Round
 ) -> RoundResult:
     """Play the round of `world`, of `cfg`, as the control `name`: of CONTROLS, or `module:name`.
 

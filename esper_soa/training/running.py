@@ -44,7 +44,7 @@ from esper_soa.training.anomaly import Watch
 from esper_soa.training.build import build_player, build_worlds
 from esper_soa.training.checkpoint import save_checkpoint
 from esper_soa.training.collect import Round, play_round
-from esper_soa.training.controls import GrownHosts, play_control
+from esper_soa.training.controls import Grown, play_control
 from esper_soa.training.final_table import SEEDS, Pareto, Speed, Summary
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.profile import make_profile
@@ -306,7 +306,7 @@ class Run:
         self.control_cut_off = sum(map(self.cut_off, played))
         self.control = self.score(cfg.control, played)
 
-    def score(self, name: str, played: Sequence[GrownHosts]) -> HostScore:
+    def score(self, name: str, played: Sequence[Grown]) -> HostScore:
         """The rounds of the player `name` for the final table; all pay rent by the run's host."""
         reward = self.world.rules.reward
         episodes = []
