@@ -25,11 +25,11 @@ from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Sign
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from esper_soa.config.errors import OutOfRoomError, RankLostError, UserError, check, one_line
+from esper_soa.config.errors import RankLostError, UserError, check, one_line
 from esper_soa.config.settings import TrainConfig, settings_from_yaml, settings_yaml
-from esper_soa.runtime.console import Outlet, outlet, standing_streams
+from esper_soa.runtime.console import KNOWN_ERRORS, Outlet, outlet, standing_streams
 from esper_soa.runtime.device import resolve_device
-from esper_soa.runtime.files import LOGGER, IncompleteError, write_text
+from esper_soa.runtime.files import LOGGER, write_text
 from esper_soa.runtime.ranks import PATIENCE, RankGroup, keep_to_cores
 from esper_soa.runtime.signals import SAVING, Interrupted, reacting
 from esper_soa.training.callbacks import Callback
@@ -38,14 +38,11 @@ from esper_soa.training.session import Session, unheard
 from esper_soa.training.start import LaunchedRank, launched_rank, resume_start
 from esper_soa.training.trainer import run_in_session
 
-# What ends a rank with a message alone, by the word for it in the note that it leaves.
-FAULTS: dict[str, type[Exception]] = {
-    "user": UserError,
-    "room": OutOfRoomError,
-    "incomplete": IncompleteError,
-    "lost": RankLostError,
-}
-CONSEQUENCES = ("lost", "stopped")  # of what happened to another rank, or to the launcher
+# Errors of a rank that the launcher raises again, by their name in the file that the rank leaves.
+FAULTS = {kind.__name__: kind for kind in KNOWN_ERRORS}
+STOPPED = "stopped"
+# of what happened to another rank, or to the launcher
+CONSEQUENCES = (RankLostError.__name__, STOPPED)
 # that torch's launcher takes
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FRESH_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -148,7 +145,7 @@ def _failure_of(
     failed: ChildFailedError, folder: RunFolder, cfg: TrainConfig, fault: dict
 ) -> Exception:
     """What ended the run, as one error: the fault of a rank, or how the first one ended."""
-    kind = fault.get("kind", "lost")
+    kind = fault.get("kind", STOPPED)
     if kind in FAULTS and kind not in CONSEQUENCES:
         return FAULTS[kind](fault["words"])
     rank, failure = failed.get_first_failure()
@@ -224,10 +221,10 @@ def _leave_fault(path: Path, rank: int) -> Iterator[None]:
         yield
     finally:
         error = sys.exception()
-        known = next((word for word, kind in FAULTS.items() if isinstance(error, kind)), "")
+        known = next((name for name, kind in FAULTS.items() if isinstance(error, kind)), "")
         if error is not None:
             fault = {
-                "kind": known or ("stopped" if isinstance(error, SystemExit) else "error"),
+                "kind": known or (STOPPED if isinstance(error, SystemExit) else "error"),
                 "rank": rank,
                 "words": str(error) if known else f"{type(error).__name__}: {error}",
                 "time": time.time(),
@@ -235,7 +232,7 @@ def _leave_fault(path: Path, rank: int) -> Iterator[None]:
             }
             write_text(path, json.dumps(fault))
         if known:
-            sys.exit(2 if known == "user" else 1)
+            sys.exit(2 if isinstance(error, UserError) else 1)
 
 
 def run_silent_rank(cfg: TrainConfig, launched: LaunchedRank, meeting: str = "env://") -> float:

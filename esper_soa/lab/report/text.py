@@ -158,7 +158,9 @@ def _tiles_of_several(groups: Sequence[RunGroup], runs: Sequence[RunRecord]) -> 
         if best.gain is not None:
             tiles.append(Highlight("over the control", f"{best.gain.mean:+.2f} points", name))
         tiles.append(
-            Highlight("parameters of a host", format_number(best.parameters, "{:,.0f}".format), "mean")
+            Highlight(
+                "parameters of a host", format_number(best.parameters, "{:,.0f}".format), "mean"
+            )
         )
     return tiles
 
