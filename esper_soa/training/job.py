@@ -43,7 +43,7 @@ from esper_soa.training.run_folder import (
     open_sweep_folder,
     write_config,
 )
-from esper_soa.training.session import Session, session, unheard
+from esper_soa.training.session import Session, quiet_warnings, session
 from esper_soa.training.start import find_start, finished_accuracy, folder_for, goes_on_in, place
 
 HYDRA_FOLDER = ".hydra"  # what Hydra keeps of a job, under the names that its tools expect
@@ -109,7 +109,7 @@ def run_job(composed: DictConfig) -> float | None:
     if in_sweep():
         return play_job(work, composed)
     try:
-        with unheard():
+        with quiet_warnings():
             return work.play(composed)
     except (UserError, IncompleteError, OutOfRoomError, RankLostError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -186,9 +186,9 @@ def keep_settings(within: Session, resolved_yaml: str, composed: DictConfig) -> 
         "hydra.yaml": OmegaConf.to_yaml(OmegaConf.create({"hydra": context})),
         "overrides.yaml": OmegaConf.to_yaml(context.overrides.task),
     }
-    with within.unwritten.noting("config.yaml"):
+    with within.unwritten.attempt("config.yaml"):
         write_config(within.folder, resolved_yaml, list(context.overrides.task))
-    with within.unwritten.noting(HYDRA_FOLDER):
+    with within.unwritten.attempt(HYDRA_FOLDER):
         folder.mkdir(exist_ok=True)
         for name, text in records.items():
             write_text(folder / name, text)

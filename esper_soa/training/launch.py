@@ -34,7 +34,7 @@ from esper_soa.runtime.ranks import PATIENCE, RankGroup, keep_to_cores
 from esper_soa.runtime.signals import SAVING, Interrupted, reacting
 from esper_soa.training.callbacks import Callback
 from esper_soa.training.run_folder import RunFolder, rounds_of
-from esper_soa.training.session import Session, unheard
+from esper_soa.training.session import Session, quiet_warnings
 from esper_soa.training.start import Place, find_start, place
 from esper_soa.training.trainer import run_in_session
 
@@ -192,7 +192,7 @@ def main() -> None:
     threading.Thread(target=_end_with, args=(job["launcher"],), daemon=True).start()
     meeting = f"file://{scratch}/store_{here.restarts}"
     fault = scratch / f"fault_{here.rank}.json"
-    with _telling(fault, here.rank), standing_streams(), unheard():
+    with _telling(fault, here.rank), standing_streams(), quiet_warnings():
         cfg = settings_from_yaml(job["settings"])
         if not here.first:
             play_beside(cfg, here, meeting)

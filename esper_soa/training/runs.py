@@ -26,7 +26,7 @@ from esper_soa.training.callbacks import Callback
 from esper_soa.training.launch import train_within
 from esper_soa.training.resume import read_run, restore_policy
 from esper_soa.training.run_folder import RunFolder, find_checkpoint, write_config
-from esper_soa.training.session import session, unheard
+from esper_soa.training.session import quiet_warnings, session
 from esper_soa.training.start import find_start, folder_for
 
 
@@ -136,10 +136,10 @@ def train(
     folder = folder_for(settings, settings.run_dir)
     threads = torch.get_num_threads()
     try:
-        with session(folder) as within, unheard():
+        with session(folder) as within, quiet_warnings():
             start = find_start(settings, folder)
             if start.checkpoint is None:
-                with within.unwritten.noting(folder.config.name):
+                with within.unwritten.attempt(folder.config.name):
                     write_config(folder, settings_yaml(settings), given)
             train_within(within, settings, start.checkpoint, callbacks)
     except Interrupted as stop:

@@ -36,7 +36,7 @@ SUFFIX = ".policy"  # beside each lies its card, NAME.md
 DEPTH = 3  # folders below the given one in which runs are looked for: runs/<name>/<sweep>/<job>
 
 
-class Start(NamedTuple):
+class RunStart(NamedTuple):
     """Where a run begins: afresh, or after a checkpoint in the folder that holds it."""
 
     folder: RunFolder
@@ -93,7 +93,7 @@ def folder_for(settings: TrainConfig, asked: str) -> RunFolder:
     return writable(path, "run_dir")
 
 
-def find_start(settings: TrainConfig, folder: RunFolder) -> Start:
+def find_start(settings: TrainConfig, folder: RunFolder) -> RunStart:
     """Where the run in `folder` begins; asked for once nobody else can write there.
 
     Where a launcher has started its ranks, maybe again, at the newest checkpoint that there is.
@@ -103,10 +103,10 @@ def find_start(settings: TrainConfig, folder: RunFolder) -> Start:
     resume = "auto" if restarted else settings.resume
     if resume:
         return resume_start(resume, str(folder.path), settings.name)
-    return Start(open_run_folder(str(folder.path), settings.name), None)
+    return RunStart(open_run_folder(str(folder.path), settings.name), None)
 
 
-def resume_start(resume: str, run_dir: str, name: str) -> Start:
+def resume_start(resume: str, run_dir: str, name: str) -> RunStart:
     """Where to go on: `resume` is a checkpoint, a run folder, or auto.
 
     auto takes the newest checkpoint in `run_dir`, or without one in the newest folder of
@@ -121,15 +121,15 @@ def resume_start(resume: str, run_dir: str, name: str) -> Start:
                 f"run_dir={one_line(run_dir)}: a resumed run goes on in the folder of its "
                 f"checkpoint, {path.parent}. Leave run_dir out."
             )
-        return Start(writable(path.parent, "resume"), path)
+        return RunStart(writable(path.parent, "resume"), path)
     for folder in [given] if run_dir else dated_folders(RUNS / name):
         found = RunFolder(folder).checkpoints()
         if found:
-            return Start(writable(folder, "run_dir"), newest_whole(found, "resume=auto"))
+            return RunStart(writable(folder, "run_dir"), newest_whole(found, "resume=auto"))
     ended = any((given / result).exists() for result in ("summary.json", "evaluation.json"))
     if run_dir and not ended:  # left by a run that ended before its first checkpoint
-        return Start(writable(given, "run_dir"), None)
-    return Start(open_run_folder(run_dir, name), None)
+        return RunStart(writable(given, "run_dir"), None)
+    return RunStart(open_run_folder(run_dir, name), None)
 
 
 def finished_accuracy(folder: RunFolder, settings: TrainConfig) -> float | None:

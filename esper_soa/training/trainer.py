@@ -170,7 +170,7 @@ def start_run(
         else:
             run.output.networks.cut_back(0)
         if ranks.first:
-            with session.unwritten.noting(session.folder.versions.name):
+            with session.unwritten.attempt(session.folder.versions.name):
                 write_versions(session.folder, run.origin.place, world_facts(run.world))
     run.announce()
     return run
@@ -183,7 +183,7 @@ def finish_run(run: Run) -> Summary:
     session = run.session
     if not run.output.writes:
         return summary
-    with session.unwritten.noting(run.folder.summary.name):
+    with session.unwritten.attempt(run.folder.summary.name):
         write_summary(summary, run.folder.summary)
     print_summary(summary, session.console)
     run.output.callbacks.on_run_end(run, summary)

@@ -16,7 +16,7 @@ from esper_soa.runtime.files import IncompleteError
 from esper_soa.runtime.signals import Interrupted, signals_noted
 from esper_soa.training.run_folder import write_config
 from esper_soa.training.running import Run
-from esper_soa.training.session import silent_session, unheard
+from esper_soa.training.session import quiet_warnings, silent_session
 from esper_soa.training.start import find_start, folder_for
 from esper_soa.training.trainer import finish_run, start_run, train_rounds
 
@@ -37,7 +37,7 @@ def train_in_turns(
     turns = dict[str, Generator[Run, None, None]]()
     jobs = dict[str, Run]()  # that have not come to their end
     threads = torch.get_num_threads()
-    with ExitStack() as held, unheard():
+    with ExitStack() as held, quiet_warnings():
         held.callback(torch.set_num_threads, threads)
         for name, (settings, overrides) in runs.items():
             turns[name] = held.enter_context(closing(_turns(settings, overrides)))
@@ -79,7 +79,7 @@ def _turns(settings: TrainConfig, overrides: list[str]) -> Generator[Run, None, 
         with within.speaking():
             start = find_start(settings, within.folder)
             if start.checkpoint is None:
-                with within.unwritten.noting(within.folder.config.name):
+                with within.unwritten.attempt(within.folder.config.name):
                     write_config(within.folder, settings_yaml(settings), overrides)
             job = start_run(within, settings, start.checkpoint)
         yield job

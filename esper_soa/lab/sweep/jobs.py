@@ -37,7 +37,7 @@ from esper_soa.runtime.signals import (
     reacting,
     stopped_at_once,
 )
-from esper_soa.training.session import unheard
+from esper_soa.training.session import quiet_warnings
 
 FOLDER = ".jobs"  # of records, in the folder of the sweep
 BEGUN = "begun"
@@ -118,7 +118,7 @@ def play_here(play: Play, composed: DictConfig) -> float | None:
     job = this_job()
     ended = job
     try:
-        with unheard():
+        with quiet_warnings():
             ended = job.ended(DONE, play(composed))
     except PrunedError as error:
         print(f"job {job.number} is {error}")
