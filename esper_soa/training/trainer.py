@@ -34,13 +34,12 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
 
     Yields the number of rounds done after every round. Raises OutOfRoomError where memory runs out.
     """
-    cfg = run.cfg
     output = run.output
     with naming_memory(OutOfRoomError), progress_bar(run) as progress, output.open():
         output.callbacks.on_run_start(run)
-        for number in range(run.totals.rounds_done, cfg.rounds):
-            label = f"round {number + 1}/{cfg.rounds}"
-            imitates = number < cfg.policy.imitation.rounds
+        for number in range(run.totals.rounds_done, run.cfg.rounds):
+            label = f"round {number + 1}/{run.cfg.rounds}"
+            imitates = number < run.cfg.policy.imitation.rounds
             player = run.player if imitates else run.player._replace(teacher=None)
 
             # Collect: an episode of every env.
@@ -55,6 +54,7 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
             # Update: the policy learns from it.
             begin = time.monotonic()
             update = learn(player, rollout)
+            del rollout  # its memory is for that of the next round
             seconds = {
                 "collect_seconds": collect_seconds,
                 "update_seconds": time.monotonic() - begin,
