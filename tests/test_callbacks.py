@@ -1,8 +1,10 @@
 """A run calls callbacks at its start, after every round and at its end, and needs no lab."""
 
+import gc
 import shutil
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from esper_soa.config.errors import UserError
 from esper_soa.config.settings import TelemetryConfig
 from esper_soa.lab.telemetry.table_files import table_files
 from esper_soa.training import callbacks as module
-from esper_soa.training import runs
+from esper_soa.training import runs, trainer
 from esper_soa.training.callbacks import Callback, make_callbacks
 from esper_soa.training.final_table import Summary
 from esper_soa.training.run_folder import RunFolder
@@ -92,6 +94,24 @@ def test_a_run_that_is_resumed_without_tables_drops_those_of_later_rounds(tmp_pa
     plain = replace(SHORT, telemetry=TelemetryConfig(level="rounds", progress="off"))
     resumed(plain, tmp_path, "checkpoint_000001.pt")
     assert list(table_files(tmp_path, "steps")) == [1]
+
+
+def test_a_rollout_is_gone_before_the_next_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollouts = list[weakref.ref]()
+    play = trainer.play_round
+
+    def watched(*args: object) -> tuple:
+        gc.collect()
+        assert not [one for one in rollouts if one() is not None]
+        result, rollout = play(*args)
+        rollouts.append(weakref.ref(rollout.rows.features))
+        return result, rollout
+
+    monkeypatch.setattr(trainer, "play_round", watched)
+    fresh(settings(rounds=2, steps=1), tmp_path)
+    assert len(rollouts) == 2
 
 
 def test_a_run_of_several_ranks_takes_no_callbacks(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ class Unwritten:
         self.reasons: dict[str, str] = {}
 
     @contextmanager
-    def noting(self, name: str) -> Iterator[None]:
+    def attempt(self, name: str) -> Iterator[None]:
         """Write the file `name` in the context: a failure is noted, a success takes it back."""
         try:
             yield

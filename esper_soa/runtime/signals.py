@@ -1,4 +1,4 @@
-"""Signals: what stops a program that is setting up, and what a run heeds between two env-steps.
+"""Signals: what stops a program that is setting up, and what a run handles between two env-steps.
 
 While a program sets up, SIGINT and SIGTERM end it at once. While rounds are played they ask for a
 checkpoint and the end, and SIGUSR2 for a checkpoint alone, so that nothing is ever cut in the
@@ -134,11 +134,11 @@ class Requests:
             self.stop = number
 
     def waiting(self) -> list[int]:
-        """The signals that nobody has heeded, the one that asks for the end last."""
+        """The signals that wait, the one that asks for the end last."""
         return [int(SAVING)] * self.save + [self.stop] * bool(self.stop)
 
-    def heeded(self, number: int) -> bool:
-        """The checkpoint is written: call another program's handler; whether there was one."""
+    def handle(self, number: int) -> bool:
+        """After the checkpoint: call another program's handler; returns whether there was one."""
         if number == SAVING:
             self.save = False
         else:

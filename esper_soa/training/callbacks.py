@@ -165,5 +165,6 @@ def make_recorder(cfg: TrainConfig, world: World, session: Session) -> Recorder:
     level = cfg.telemetry.level
     if level not in TABLE_LEVELS and not session.folder.tables.exists():
         return NO_RECORDER
-    make = find_in_lab("telemetry.level", level, "telemetry.level=rounds and another run_dir")
+    other = "telemetry.level=rounds" if level in TABLE_LEVELS else "another run_dir"
+    make = find_in_lab("telemetry.level", level, other)
     return cast(Recorder, make(cfg, world, session))

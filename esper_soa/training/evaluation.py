@@ -194,9 +194,9 @@ def evaluate_within(within: Session, cfg: EvaluateConfig) -> list[Verdict]:
         f"{cfg.confidence:.0%} t intervals"
     )
     text = f"{title}\n{as_text(verdict_table(verdicts))}"
-    with within.unwritten.noting(within.folder.evaluation.name):
+    with within.unwritten.attempt(within.folder.evaluation.name):
         write_results(within.folder.evaluation, facts, scores, verdicts)
-    with within.unwritten.noting(TABLE):
+    with within.unwritten.attempt(TABLE):
         write_text(within.folder.path / TABLE, text)
     show(within.console, text)
     LOGGER.info("files    %s", within.folder.path)
@@ -210,7 +210,7 @@ def announce(within: Session, checkpoint: Path, saved: Saved, world: World) -> d
     nets = world.rules.nets
     data = {"name": images.name, "source": images.source, "identity": images.identity}
     precision = str(nets.precision).removeprefix("torch.")
-    with within.unwritten.noting(within.folder.versions.name):
+    with within.unwritten.attempt(within.folder.versions.name):
         place = device_name(world.device, nets.workers, precision)
         write_versions(within.folder, place, world_facts(world))
     for damaged in passed_over(checkpoint):

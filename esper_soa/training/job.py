@@ -18,7 +18,7 @@ from esper_soa.runtime.console import KNOWN_ERRORS, exit_with
 from esper_soa.runtime.files import write_text
 from esper_soa.runtime.signals import importing_torch
 from esper_soa.training.run_folder import RunFolder, find_checkpoint, open_run_folder, write_config
-from esper_soa.training.session import Judge, Session, session, unheard
+from esper_soa.training.session import Judge, Session, quiet_warnings, session
 from esper_soa.training.start import asked_folder, begin_run, launched_rank, make_run_folder
 
 HYDRA_FOLDER = ".hydra"  # what Hydra keeps of a job, under the names that its tools expect
@@ -68,7 +68,7 @@ def run_job(composed: DictConfig, hopeless: Judge | None = None) -> float | None
     the final validation accuracy (percent) of a training. Raises KNOWN_ERRORS.
     """
     folder = RunFolder(Path(HydraConfig.get().runtime.output_dir))
-    with unheard():
+    with quiet_warnings():
         if OmegaConf.get_type(composed) is EvaluateConfig:
             _evaluate(composed, folder)
             return None
@@ -98,7 +98,7 @@ def _evaluate(composed: DictConfig, folder: RunFolder) -> None:
     with session(folder) as within:
         open_run_folder(str(folder.path), settings.name)
         overrides = list(HydraConfig.get().overrides.task)
-        with within.unwritten.noting("config.yaml"):
+        with within.unwritten.attempt("config.yaml"):
             write_config(folder, OmegaConf.to_yaml(composed, resolve=True), overrides)
         _keep_hydra_records(within, composed, overrides)
         with importing_torch():
@@ -115,7 +115,7 @@ def _keep_hydra_records(within: Session, composed: DictConfig, overrides: Sequen
         "hydra.yaml": OmegaConf.create({"hydra": HydraConfig.get()}),
         "overrides.yaml": OmegaConf.create(list(overrides)),
     }
-    with within.unwritten.noting(HYDRA_FOLDER):
+    with within.unwritten.attempt(HYDRA_FOLDER):
         folder.mkdir(exist_ok=True)
         for name, record in records.items():
             write_text(folder / name, OmegaConf.to_yaml(record))

@@ -34,7 +34,7 @@ from esper_soa.runtime.ranks import PATIENCE, RankGroup, keep_to_cores
 from esper_soa.runtime.signals import SAVING, Interrupted, reacting
 from esper_soa.training.callbacks import Callback
 from esper_soa.training.run_folder import RunFolder, rounds_of
-from esper_soa.training.session import Session, unheard
+from esper_soa.training.session import Session, quiet_warnings
 from esper_soa.training.start import LaunchedRank, launched_rank, resume_start
 from esper_soa.training.trainer import run_in_session
 
@@ -189,7 +189,7 @@ def main() -> None:
     threading.Thread(target=_stop_with, args=(job["launcher"],), daemon=True).start()
     meeting = f"file://{scratch}/store_{launched.restarts}"
     fault = scratch / f"fault_{launched.rank}.json"
-    with _leave_fault(fault, launched.rank), standing_streams(), unheard():
+    with _leave_fault(fault, launched.rank), standing_streams(), quiet_warnings():
         cfg = settings_from_yaml(job["settings"])
         if not launched.first:
             run_silent_rank(cfg, launched, meeting)

@@ -77,7 +77,7 @@ class NetworkFiles:
                 self.best = first.spec
                 self.unsaved = first
         if self.unsaved is not None and self.ranks.first:
-            with self.unwritten.noting(BEST):
+            with self.unwritten.attempt(BEST):
                 save(self.unsaved.network(), self._path("best", self.unsaved.spec["round"]))
                 self.unsaved = None
 
@@ -88,7 +88,7 @@ class NetworkFiles:
         standing, number = self.newest
         parts = self.ranks.at_first(self.own_hosts(standing, number, range(len(standing.accuracy))))
         if self.ranks.first:
-            with self.unwritten.noting(HOSTS):
+            with self.unwritten.attempt(HOSTS):
                 save_hosts(list(chain(*parts)), self._path("hosts", number))
 
     def tidy(self) -> None:

@@ -63,14 +63,14 @@ class RunOutput:
     def log(self, metrics: Mapping[str, Json], episodes: Sequence[Mapping[str, Json]]) -> None:
         """Append the lines of a round to metrics.jsonl and episodes.jsonl."""
         for (name, file), records in zip(self._lines.items(), (episodes, [metrics]), strict=False):
-            with self.unwritten.noting(name):
+            with self.unwritten.attempt(name):
                 file.write(*records)
                 file.sync()
 
     def save_best(self) -> None:
         """Save the policy of the best round so far, as it was before the update."""
         if self.writes:
-            with self.unwritten.noting(self.folder.best.name):
+            with self.unwritten.attempt(self.folder.best.name):
                 save_checkpoint(self.folder.best, self.checkpoint)
 
     def save_round(self, number: int, standing: Standing) -> None:
@@ -92,7 +92,7 @@ class RunOutput:
         if self.saved == rounds_of(path) or not self.writes:
             return
         self.recorder.flush()
-        with self.unwritten.noting(NEWEST):
+        with self.unwritten.attempt(NEWEST):
             save_checkpoint(path, self.checkpoint)
             self.saved = rounds_of(path)
             for old in self.folder.checkpoints()[: -self.cfg.checkpoint_keep]:

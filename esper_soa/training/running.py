@@ -131,7 +131,7 @@ class Run:
         LOGGER.info("resume   %s: %d of %d rounds are done", path.name, done, self.cfg.rounds)
         output.cut_back(done)
         if output.writes:
-            with output.unwritten.noting(self.folder.config.name):
+            with output.unwritten.attempt(self.folder.config.name):
                 write_config(self.folder, settings_yaml(self.cfg))
         for change in resume.check_settings(saved, self.cfg):
             LOGGER.info("resume   changed %s", change)
@@ -254,7 +254,7 @@ class Run:
             way_on = f"Go on with resume={self.folder.path}"
             saved = f"{done} of {self.cfg.rounds} rounds are saved. {way_on}"
             LOGGER.info("%s: %s", Signals(number).name, stop.unsaved or saved)
-            if not requests.heeded(number) and number in STOPPING:
+            if not requests.handle(number) and number in STOPPING:
                 raise stop
 
     def play_control(self, progress: Progress) -> None:

@@ -26,7 +26,7 @@ from esper_soa.training.callbacks import Callback
 from esper_soa.training.launch import train_within
 from esper_soa.training.resume import read_run, restore_policy
 from esper_soa.training.run_folder import RunFolder, find_checkpoint
-from esper_soa.training.session import session, unheard
+from esper_soa.training.session import quiet_warnings, session
 from esper_soa.training.start import begin_run, make_run_folder
 
 
@@ -136,7 +136,7 @@ def train(
     folder = make_run_folder(settings, settings.run_dir)
     threads = torch.get_num_threads()
     try:
-        with session(folder) as within, unheard():
+        with session(folder) as within, quiet_warnings():
             train_within(within, settings, begin_run(within, settings, changes), callbacks)
     except Interrupted as stop:
         if stop.number != SIGINT:

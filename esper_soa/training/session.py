@@ -39,7 +39,7 @@ class Log(logging.Handler):
         self._unwritten = unwritten
 
     def emit(self, record: logging.LogRecord) -> None:
-        # not by `noting`, whose warning would come back here
+        # not by `attempt`, whose warning would come back here
         try:
             self._lines.write(self.format(record))
         except OSError as error:
@@ -148,7 +148,7 @@ def silent_session(folder: RunFolder) -> Iterator[Session]:
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
+def quiet_warnings() -> Iterator[None]:
     """Without a warning that no user can do anything about, whatever filters (python -W) others
     were asked for: records of the env state are locked as they are made, in compiled kernels too.
     """

@@ -118,7 +118,7 @@ def begin_run(session: "Session", settings: TrainConfig, overrides: Sequence[str
     else:
         open_run_folder(str(folder.path), settings.name)
     if checkpoint is None:
-        with session.unwritten.noting(folder.config.name):
+        with session.unwritten.attempt(folder.config.name):
             write_config(folder, settings_yaml(settings), list(overrides))
     return checkpoint
 

@@ -34,13 +34,12 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
 
     Yields the number of rounds done after every round. Raises OutOfRoomError where memory runs out.
     """
-    cfg = run.cfg
     output = run.output
     with naming_memory(OutOfRoomError), progress_bar(run) as progress, output.open():
         output.callbacks.on_run_start(run)
-        for number in range(run.totals.rounds_done, cfg.rounds):
-            label = f"round {number + 1}/{cfg.rounds}"
-            imitates = number < cfg.policy.imitation.rounds
+        for number in range(run.totals.rounds_done, run.cfg.rounds):
+            label = f"round {number + 1}/{run.cfg.rounds}"
+            imitates = number < run.cfg.policy.imitation.rounds
             player = run.player if imitates else run.player._replace(teacher=None)
 
             # Collect: an episode of every env.
@@ -55,6 +54,7 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
             # Update: the policy learns from it.
             begin = time.monotonic()
             update = learn(player, rollout)
+            del rollout  # its memory is for that of the next round
             seconds = {
                 "collect_seconds": collect_seconds,
                 "update_seconds": time.monotonic() - begin,
@@ -170,7 +170,7 @@ def start_run(
         else:
             run.output.networks.cut_back(0)
         if ranks.first:
-            with session.unwritten.noting(session.folder.versions.name):
+            with session.unwritten.attempt(session.folder.versions.name):
                 write_versions(session.folder, run.origin.place, world_facts(run.world))
     run.announce()
     return run
@@ -183,7 +183,7 @@ def finish_run(run: Run) -> Summary:
     session = run.session
     if not run.output.writes:
         return summary
-    with session.unwritten.noting(run.folder.summary.name):
+    with session.unwritten.attempt(run.folder.summary.name):
         write_summary(summary, run.folder.summary)
     print_summary(summary, session.console)
     run.output.callbacks.on_run_end(run, summary)

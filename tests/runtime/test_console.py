@@ -11,7 +11,7 @@ import pytest
 import warm
 from program import ENVIRONMENT, PATIENCE, TINY, command
 
-from esper_soa.training.session import unheard
+from esper_soa.training.session import quiet_warnings
 
 TOLD = (
     "accuracy, mean over hosts (%)",
@@ -168,7 +168,7 @@ def test_of_the_warnings_of_libraries_only_those_are_unheard_that_are_named(
 ) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with unheard():
+        with quiet_warnings():
             warnings.warn_explicit(message, category, "utils.py", 1, module)
     assert len(caught) == heard
 

@@ -90,19 +90,19 @@ def test_what_could_not_be_written_is_named_by_reason_until_it_is(
     unwritten = Unwritten()
     assert str(unwritten) == ""
     for name, reason in (("a", "full"), ("b", "too large"), ("c", "full"), ("c", "full")):
-        with unwritten.noting(name):
+        with unwritten.attempt(name):
             raise OSError(28, reason)
     told = "a, c could not be written (full); b could not be written (too large)"
     assert str(unwritten) == told
     assert len(caplog.records) == 3  # each file once
-    with unwritten.noting("a"):
+    with unwritten.attempt("a"):
         pass
-    with unwritten.noting("b"):
+    with unwritten.attempt("b"):
         raise OSError("no room")
     told = "b could not be written (no room); c could not be written (full)"
     assert str(unwritten) == told
 
 
 def test_what_is_no_error_of_files_is_not_kept_back() -> None:
-    with pytest.raises(ValueError, match="other"), Unwritten().noting("a"):
+    with pytest.raises(ValueError, match="other"), Unwritten().attempt("a"):
         raise ValueError("other")

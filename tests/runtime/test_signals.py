@@ -86,8 +86,8 @@ def test_a_handler_of_another_program_is_called_once_the_request_is_heeded() -> 
             send(signal.SIGTERM, signal.SIGTERM, signal.SIGUSR2)
             assert requests.waiting() == [signal.SIGUSR2, signal.SIGTERM]
             assert called == []
-            assert requests.heeded(signal.SIGUSR2)
-            assert requests.heeded(signal.SIGTERM)
+            assert requests.handle(signal.SIGUSR2)
+            assert requests.handle(signal.SIGTERM)
             assert requests.waiting() == []
             assert called == [signal.SIGUSR2, signal.SIGTERM]
         assert signal.getsignal(signal.SIGTERM) is of_the_launcher
@@ -103,11 +103,11 @@ def test_without_such_a_handler_there_is_nobody_to_call() -> None:
         signals_noted() as requests,
     ):
         send(signal.SIGTERM, signal.SIGUSR2)
-        assert not requests.heeded(signal.SIGTERM)
-        assert not requests.heeded(signal.SIGUSR2)
+        assert not requests.handle(signal.SIGTERM)
+        assert not requests.handle(signal.SIGUSR2)
     with stopped_at_once(), signals_noted() as requests:  # the entry point's handlers are our own
         send(signal.SIGTERM)
-        assert not requests.heeded(signal.SIGTERM)
+        assert not requests.handle(signal.SIGTERM)
 
 
 LAUNCHER = """

@@ -15,7 +15,7 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.runtime.files import IncompleteError
 from esper_soa.runtime.signals import Interrupted, signals_noted
 from esper_soa.training.running import Run
-from esper_soa.training.session import silent_session, unheard
+from esper_soa.training.session import quiet_warnings, silent_session
 from esper_soa.training.start import begin_run, make_run_folder
 from esper_soa.training.trainer import finish_run, start_run, train_rounds
 
@@ -36,7 +36,7 @@ def train_in_turns(
     turns = dict[str, Generator[Run, None, None]]()
     jobs = dict[str, Run]()  # that have not come to their end
     threads = torch.get_num_threads()
-    with ExitStack() as held, unheard():
+    with ExitStack() as held, quiet_warnings():
         held.callback(torch.set_num_threads, threads)
         for name, (settings, overrides) in runs.items():
             turns[name] = held.enter_context(closing(_turns(settings, overrides)))

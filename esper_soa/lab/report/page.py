@@ -160,7 +160,7 @@ def leave_report(within: Session) -> None:
     """Write the report of the run that has ended in the session's folder; one that cannot be made
     fails nothing: why is said in one line.
     """
-    with within.unwritten.noting(NAME):
+    with within.unwritten.attempt(NAME):
         missing = report_in(within.folder.path)
         if missing:
             LOGGER.log(WARNING if available() else INFO, "report   %s", missing)

@@ -177,7 +177,7 @@ class TableRecorder(TableFolder):
         """Write what waits. What the disk refuses is tried again the next time, but for the oldest
         rounds, which are given up where all come to more than MOST_WAITING bytes.
         """
-        with self._unwritten.noting(FOLDER):
+        with self._unwritten.attempt(FOLDER):
             for number, (env_steps, files) in list(self._waiting.items()):
                 for path in list(files):
                     path.parent.mkdir(parents=True, exist_ok=True)

@@ -72,7 +72,7 @@ class TrackerState:
 
     def save(self, name: str, known: tuple[str, int]) -> None:
         """Save what the tracker `name` knows now."""
-        with self._lock, self._unwritten.noting(STATE):
+        with self._lock, self._unwritten.attempt(STATE):
             self._known[name] = known
             record = {
                 one: {"id": id_, "round": number} for one, (id_, number) in self._known.items()
