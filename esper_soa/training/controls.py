@@ -28,7 +28,7 @@ GrownHosts: TypeAlias = RoundResult | FinalHosts
 
 
 def play_control(
-    name: str, cfg: TrainConfig, world: World, grown: Grown, played: Round
+    name: str, cfg: TrainConfig, world: World, grown: GrownHosts, played: Round
 ) -> RoundResult:
     """Play the round of `world`, of `cfg`, as the control `name`: of CONTROLS, or `module:name`.
 
