@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from tiny_world import CPU, EnvStep, play_state, random_numbers, tiny_rules
 
-from esper_soa.agent.distribution import head_masks
 from esper_soa.config.env import LifecycleConfig, RewardConfig
 from esper_soa.env.env import Seen
+from esper_soa.env.legal import head_masks
 from esper_soa.env.step import Rules
 from esper_soa.lab.telemetry.pack import Facts, pack, unpack
 from esper_soa.lab.telemetry.rows import Cost, Legend, Played

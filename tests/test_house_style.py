@@ -38,14 +38,6 @@ LAYERS = (
 )
 # Imports against this order that are still there: (module, what it imports from).
 AGAINST_THE_ORDER = {
-    ("agent.diagnostics", "runtime.ranks"),
-    ("agent.normalize", "runtime.ranks"),
-    ("agent.objective", "runtime.ranks"),
-    ("agent.policy", "runtime.ranks"),
-    ("agent.ppo", "runtime.ranks"),
-    ("env.actions", "agent.distribution"),
-    ("env.actions", "agent.scripted"),
-    ("env.world", "runtime.ranks"),
     ("grown.networks", "training.run_folder"),
     ("nets.engines.cpu.cache", "runtime.user_cache"),
     ("nets.engines.cpu.library", "runtime.user_cache"),

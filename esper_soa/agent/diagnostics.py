@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from esper_soa.agent.losses import Mean, Means, gradient_norm, largest
 from esper_soa.agent.rollout import Told
-from esper_soa.runtime.ranks import Ranks
+from esper_soa.env.reduction import Reduction
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
 
 Metrics = dict[str, Tensor]
@@ -134,13 +134,13 @@ def passed_over(metrics: Metrics) -> Metrics:
     return metrics | {"go": no, "looked_at": no, "not_finite": no}
 
 
-def over_ranks(history: list[Metrics], ranks: Ranks) -> list[Metrics]:
-    """Every pass with the extremes of all ranks; all else is the same on each already."""
+def with_extremes(history: list[Metrics], reduction: Reduction) -> list[Metrics]:
+    """Every pass with the extremes over all envs; all else is over all of them already."""
     above, below = ([name for name in names if name in history[0]] for names in (LARGEST, SMALLEST))
     columns = (
         [torch.stack([one[name] for one in history]) for name in names] for names in (above, below)
     )
-    highest, lowest = ranks.extremes(*columns)
+    highest, lowest = reduction.extremes(*columns)
     found = dict(zip([*above, *below], [*highest, *lowest], strict=True))
     return [
         one | {name: column[at] for name, column in found.items()} for at, one in enumerate(history)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.runtime.ranks import ALONE, Ranks
+from esper_soa.env.reduction import ALL_ENVS, Reduction
 
 OBSERVATION_PRIOR = 1e-4  # rows that the initial mean 0 and variance 1 stand for
 VARIANCE_EPSILON = 1e-4
@@ -94,11 +94,15 @@ def normalize_observation(moments: Moments, features: Tensor, clip: float) -> Te
 
 
 def update_observation(
-    moments: Moments, features: Tensor, valid: Tensor, momentum: float, ranks: Ranks = ALONE
+    moments: Moments,
+    features: Tensor,
+    valid: Tensor,
+    momentum: float,
+    reduction: Reduction = ALL_ENVS,
 ) -> Moments:
-    """Moments after raw features [T, N, F] of a rollout, where valid [T, N], of all ranks."""
+    """Moments after raw features [T, n, F] of a rollout, where valid [T, n], over all envs."""
     batch = batch_moments(features.flatten(0, 1), valid.flatten())
-    together, *others = map(Moments, *map(ranks.of_each, batch))
+    together, *others = map(Moments, *map(reduction.all_gather, batch))
     for other in others:
         together = merge(together, other)
     return follow(moments, together, momentum)

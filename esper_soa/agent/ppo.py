@@ -1,8 +1,9 @@
 """The learner: proximal policy optimisation of the recurrent policy, or imitation of a teacher, one
 rollout at a time.
 
-Whether a gradient step is taken is decided on the device. Where ranks share out the envs, all take
-the steps that one with all envs would take, and the gradient is summed over them.
+Whether a gradient step is taken is decided on the device. Where several
+processes share the envs, each takes the steps that one with all envs would take: gradients are
+summed over them (env/reduction.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -30,9 +31,9 @@ from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.rollout import Rollout, Told
 from esper_soa.config.agent import ImitationConfig, PPOConfig
 from esper_soa.config.errors import check
+from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.nets.data.streams import DROPOUT, MINIBATCH, stream_keys, uniform
 from esper_soa.nets.graphs import StepCache, captured_call
-from esper_soa.runtime.ranks import ALONE, Ranks
 
 KL_MARGIN = 1.5  # times target_kl, above which the remaining epochs are dropped
 MAX_SKIPPED = 3  # consecutive updates without a finite gradient before the run is given up
@@ -62,13 +63,13 @@ class Learner:
         seed: int,
         steps: StepCache | None = None,
         imitation: ImitationConfig | None = None,
-        ranks: Ranks = ALONE,
+        reduction: Reduction = ALL_ENVS,
     ) -> None:
-        """steps: replays gradient steps as CUDA graphs, static buffers; ranks: who has the envs."""
+        """steps: replays gradient steps as CUDA graphs, static buffers; reduction: over all envs."""
         self.policy = policy
-        self.ranks = ranks
-        # what is reduced over ranks is not captured
-        self.steps = steps if ranks.count == 1 else None
+        self.reduction = reduction
+        # what several processes reduce is not captured
+        self.steps = steps if reduction.count == 1 else None
         self.config = config
         self.imitation = imitation or ImitationConfig()
         self.total_updates = total_updates
@@ -97,12 +98,12 @@ class Learner:
         """
         rows = rollout.rows
         limit = self.config.reward_clip
-        raw, sampled = self.ranks.gather([earned, rows.valid & ~rows.terminal], dim=1)
+        raw, sampled = self.reduction.gather([earned, rows.valid & ~rows.terminal], dim=1)
         scaled = torch.stack(
             [self.scale_rewards_(*step) for step in zip(raw, sampled, strict=True)]
         )
         penalty = earned.clamp(-limit, limit).float()
-        rows.reward.copy_(torch.where(rows.terminal, penalty, self.ranks.own(scaled, dim=1)))
+        rows.reward.copy_(torch.where(rows.terminal, penalty, self.reduction.own(scaled, dim=1)))
 
     def update(self, rollout: Rollout) -> dict[str, float]:
         """Learn from one rollout by PPO; returns the diagnostics of docs/metrics.md.
@@ -114,7 +115,7 @@ class Learner:
             self.adam = adam_state(flatten(self.parameters))
         config = self.config
         weights = self._weights()
-        loss = partial(total_loss, config=config, tables=self.tables, ranks=self.ranks)
+        loss = partial(total_loss, config=config, tables=self.tables, reduction=self.reduction)
         return self._learn_(
             rollout, Course("update", loss, config.epochs, config.lr, config.target_kl, weights)
         )
@@ -127,7 +128,7 @@ class Learner:
         """
         if rollout.taught is None:
             raise ValueError("a rollout without a teacher cannot be imitated")
-        loss = partial(imitation_loss, config=self.config, ranks=self.ranks)
+        loss = partial(imitation_loss, config=self.config, reduction=self.reduction)
         weights = self._weights()._replace(entropy=0.0, floor_penalty=0.0)
         return self._learn_(
             rollout, Course("imitate", loss, self.imitation.epochs, self.imitation.lr, 0.0, weights)
@@ -138,14 +139,14 @@ class Learner:
 
     def _learn_(self, rollout: Rollout, course: Course) -> dict[str, float]:
         """All passes over a rollout, then its observations; returns the diagnostics."""
-        num_envs = self.ranks.all_envs(rollout.bootstrap.shape[0])
+        num_envs = self.reduction.all_envs(rollout.bootstrap.shape[0])
         check(
             self.config.minibatches <= num_envs,
             "policy.ppo.minibatches",
             self.config.minibatches,
             f"at most the number of envs, {num_envs}",
         )
-        starts = segment_starts(*self.ranks.gather([rollout.rows.reset], dim=1))
+        starts = segment_starts(*self.reduction.gather([rollout.rows.reset], dim=1))
         batch, summary = self._prepare_(rollout)
         if rollout.taught is not None:
             batch = batch._replace(rows=batch.rows.replace(action=rollout.taught))
@@ -164,17 +165,19 @@ class Learner:
                 if self._ended(stopped):
                     history.append(diagnostics.passed_over(history[-1]))
                     continue
-                own = self.ranks.own_of(envs)
+                own = self.reduction.own_of(envs)
                 noise = self._noise(rollout, own, epoch)
-                part = batch.of(own - self.ranks.first_env)
+                part = batch.of(own - self.reduction.first_env)
                 metrics, stopped, self.adam = step(part, noise, on_device, stopped, self.adam)
                 history.append(metrics)
-        self.ranks.check_same(flatten(self.parameters))
+        self.reduction.check_same(flatten(self.parameters))
         rows = rollout.rows
         self.policy.follow_observations_(
-            rows.features, rows.valid, self.config.observation_momentum, self.ranks
+            rows.features, rows.valid, self.config.observation_momentum, self.reduction
         )
-        report = read_back(diagnostics.over_ranks(history, self.ranks), summary, course.epochs)
+        report = read_back(
+            diagnostics.with_extremes(history, self.reduction), summary, course.epochs
+        )
         report |= {f"coefficient/{name}": value for name, value in course.weights._asdict().items()}
         report |= {
             "learning_rate": course.lr,
@@ -185,7 +188,7 @@ class Learner:
 
     def _prepare_(self, rollout: Rollout) -> tuple[Batch, Metrics]:
         """Advantages with the value scale of before, targets with that of after all returns."""
-        told = Told(*self.ranks.gather(Told.of(rollout), dim=1))
+        told = Told(*self.reduction.gather(Told.of(rollout), dim=1))
         scale = normalize.value_scale(self.value).float()
         values = told.value * scale
         valid = told.valid
@@ -211,7 +214,7 @@ class Learner:
         summary |= diagnostics.calibration(values, returns, valid, reward_scale)
         summary |= diagnostics.spread("advantage", advantages, valid)
         summary |= diagnostics.play(told)
-        own = partial(self.ranks.own, dim=1)
+        own = partial(self.reduction.own, dim=1)
         return Batch(
             rollout.rows, own(normalize_advantages(advantages, valid)), own(returns / new_scale)
         ), summary
@@ -258,7 +261,7 @@ class Learner:
         loss, metrics = course.loss(evaluation, batch, weights=weights)
         with full_precision():
             own = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-        gradients = self.ranks.total_gradients(own)
+        gradients = self.reduction.total_gradients(own)
         norm = losses.gradient_norm(list(gradients))
         finite = loss.detach().isfinite() & norm.isfinite()
         looked_at = ~stopped

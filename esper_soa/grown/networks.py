@@ -18,6 +18,7 @@ from esper_soa.env.world import World
 from esper_soa.grown.build import Grown, Pixels, Residents, grown_hosts
 from esper_soa.grown.module_files import ModuleFileError, load, save, save_hosts
 from esper_soa.runtime.files import LOGGER, Unwritten
+from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.training.run_folder import RunFolder, package_versions, rounds_of
 
 BEST = "networks/best"  # what files are called that could not be written
@@ -28,14 +29,19 @@ class Networks:
     """Writes the folder. A best host that cannot be written waits for the next round."""
 
     def __init__(
-        self, folder: RunFolder, unwritten: Unwritten, cfg: TrainConfig, world: World
+        self,
+        folder: RunFolder,
+        unwritten: Unwritten,
+        cfg: TrainConfig,
+        world: World,
+        ranks: Ranks = ALONE,
     ) -> None:
         """At the start of a run: no host has been seen."""
         self.folder = folder
         self.unwritten = unwritten
         self.cfg = cfg
         self.world = world
-        self.ranks = world.ranks
+        self.ranks = ranks
         self.best: dict | None = None  # spec of the best host so far
         self.waiting: Grown | None = None  # it, where it is not written yet
         self.newest: tuple[Standing, int] | None = None  # round that was played last, its number
@@ -126,7 +132,7 @@ def measured_hosts(
         "precision": str(world.rules.nets.precision).removeprefix("torch."),
         "version": package_versions()["esper-soa"],
     }
-    rows = [env - world.ranks.first_env for env in envs]
+    rows = [env - world.reduction.first_env for env in envs]
     columns = [part.tolist() for part in standing[:4]]
     mine = [Residents(*(column[env] for column in columns)) for env in envs]
     pixels = Pixels(images.mean, images.std)

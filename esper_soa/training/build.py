@@ -227,7 +227,7 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     decisions, gradients = (replay.steps(part, world.device) for part in (POLICY, GRADIENTS))
     ppo = cfg.policy.ppo
     learner = Learner(
-        policy, ppo, ppo.floor_penalty_rounds, cfg.seed, gradients, imitation, world.ranks
+        policy, ppo, ppo.floor_penalty_rounds, cfg.seed, gradients, imitation, world.reduction
     )
     if cfg.policy.init != SCRATCH:
         take_over(learner, cfg.policy.network, load_policy(cfg.policy.init, world.device), names)

@@ -123,10 +123,10 @@ class Episode:
     def _tell(self) -> None:
         """Say what came of the env-steps whose numbers are on the host by now.
 
-        Envs of other ranks count as if as many of them went on as of those here.
+        Envs of other processes count as if as many of them went on as of those here.
         """
         num_envs = self.env.num_envs
-        whole = self.env.world.ranks.all_envs(num_envs)
+        whole = self.env.world.reduction.all_envs(num_envs)
         while self.arriving and self.arriving[0].here:
             numbers = self.arriving.popleft().numbers.numpy()
             if len(numbers) > len(PROGRESS):
@@ -155,7 +155,7 @@ class Episode:
             memory = restart(self.memory, self.fresh, state.guard.panic)
             self.rollout.bootstrap.copy_(self.player.agent.act(env.after(), memory)[0].value)
         self.profile.phase_ended("policy")
-        result = self.metrics.read(state, env.world.rules.reward.counts, env.world.ranks)
+        result = self.metrics.read(state, env.world.rules.reward.counts, env.world.reduction)
         self.arriving[-1].wait()
         self._tell()
         self.recorder.end()
@@ -168,7 +168,7 @@ class Episode:
         num_envs = self.env.num_envs
         left = world.rules.max_steps - self.env.step_number
         if left:
-            self.progress.leave_out(left * world.ranks.all_envs(num_envs))
+            self.progress.leave_out(left * world.reduction.all_envs(num_envs))
             self.metrics.leave_out(left * num_envs)
             # for rows that stay empty
             self.earned += [torch.zeros_like(paid) for paid in self.earned[-1:]] * left

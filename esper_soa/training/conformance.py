@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.agent.distribution import illegal_choices
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.user_agents import Surroundings, decision_faults, made_agent, memory_faults
 from esper_soa.config import registry
@@ -25,6 +24,7 @@ from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig, TaskCo
 from esper_soa.config.registry import AGENT, BLUEPRINT, HOST, REWARD, Part, told
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.env import Env, Seen
+from esper_soa.env.legal import illegal_choices
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.env.user_reward import reward_findings, sample_inputs
 from esper_soa.nets.data import streams

@@ -22,13 +22,13 @@ from esper_soa.env.outcome import (
     push_reward,
 )
 from esper_soa.env.parameters import flop_per_image, total_params
+from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.reward_terms import OWN_TERM, TERM_NAMES
 from esper_soa.env.step import EAGER, Observed, StepKernels, StepResult
 from esper_soa.env.topology import Standing, Topology, standing_of, topology_of
 from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.runtime.json_lines import Json
-from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.state import STATE_FLOAT, EnvState, Measurements, ParameterCounts, Slots, select
 from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES, Op
 
@@ -171,9 +171,11 @@ class MetricsAccumulator:
             blueprints=count_blueprints(sums.blueprints, before, result.state.slots),
         )
 
-    def read(self, state: EnvState, counts: ParameterCounts, ranks: Ranks = ALONE) -> RoundResult:
-        """One packed copy to the host at the end of a round (`state`), of all ranks' envs."""
-        found = _of_all_envs(_on_host(self._sums(state, counts)), ranks)
+    def read(
+        self, state: EnvState, counts: ParameterCounts, reduction: Reduction = ALL_ENVS
+    ) -> RoundResult:
+        """One packed copy to the host at the end of a round (`state`), of all envs of the run."""
+        found = _of_all_envs(_on_host(self._sums(state, counts)), reduction)
         episodes = Outcomes(*found["ended"])
         modes = [] if self.split is None else self.split.modes(len(episodes.accuracy))
         counted = episodes._asdict() | {"blended": found["blended"]}
@@ -261,16 +263,15 @@ def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -
     return record
 
 
-def _of_all_envs(found: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
-    """The same of all ranks' envs: sums added, means weighted, what is per env joined."""
-    if ranks.count == 1:
+def _of_all_envs(found: dict[str, Tensor], reduction: Reduction) -> dict[str, Tensor]:
+    """The same of all envs of the run: sums added, means weighted, what is per env joined."""
+    if reduction.count == 1:
         return found
     summed = {name: found[name] for name in SUMMED} | {"terms": found["terms"] * found["env_steps"]}
-    each = zip(*ranks.of_all(list(summed.values())), strict=True)
-    whole = {name: torch.stack(parts).sum(0) for name, parts in zip(summed, each, strict=True)}
+    whole = {name: torch.stack(reduction.all_gather(part)).sum(0) for name, part in summed.items()}
     whole["terms"] = whole["terms"] / whole["env_steps"]
     for dim, names in enumerate(PER_ENV):
-        gathered = ranks.gather([found[name] for name in names], dim)
+        gathered = reduction.gather([found[name] for name in names], dim)
         whole |= dict(zip(names, gathered, strict=True))
     return whole
 

@@ -76,6 +76,7 @@ class Run:
         self.cfg = cfg
         self.within = within
         self.folder = within.folder
+        self.ranks = ranks
         self.writes = ranks.first
         self.requests = Requests()
         self.started = time.monotonic()
@@ -88,7 +89,7 @@ class Run:
         self.player = build_player(own, self.world)
         self.watch = Watch(cfg.telemetry.anomaly)
         self.profile = make_profile(cfg.profile, self.device, self.folder.path)
-        self.networks = Networks(self.folder, within.unwritten, cfg, self.world)
+        self.networks = Networks(self.folder, within.unwritten, cfg, self.world, ranks)
         self.recorder: NoRecorder = NO_RECORDER
         self.table = envs_table(cfg, self.world)
         self.trackers = openers(cfg.track)
@@ -300,7 +301,9 @@ class Run:
         recent = self.done.recent
         label = control_words(cfg.control)
         played = [
-            play_control(cfg.control, cfg, self.world, grown, Round(number, progress, label))
+            play_control(
+                cfg.control, cfg, self.world, grown, Round(number, progress, label), self.ranks
+            )
             for number, grown in enumerate(recent, self.done.rounds_done - len(recent))
         ]
         self.control_cut_off = sum(map(self.cut_off, played))

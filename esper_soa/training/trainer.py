@@ -93,7 +93,7 @@ def played(job: Run) -> Generator[int, None, None]:
     with naming_memory(OutOfRoomError), progress_bar(job) as progress, ExitStack() as opened:
         files = [opened.enter_context(MetricsWriter(path)) for path in paths]
         job.recorder = opened.enter_context(
-            recording(cfg, job.world, job.folder.path, job.within.unwritten, job.table)
+            recording(cfg, job.world, job.folder.path, job.within.unwritten, job.table, job.ranks)
         )
         tracking = opened.enter_context(closing(job.open_tracking()))
         for number in range(job.done.rounds_done, cfg.rounds):

@@ -6,7 +6,7 @@ import torch
 from recorded_world import TRAIN_SAMPLES, Recorded, record
 from torch import Tensor
 
-from esper_soa.agent.distribution import head_masks, relevant_heads
+from esper_soa.env.legal import head_masks, relevant_heads
 from esper_soa.env.parameters import flop_per_image, occupied_params, total_params
 from esper_soa.lab.telemetry.recorder import MAKERS
 from esper_soa.lab.telemetry.schema import CURVE_NAMES, REWARD_TERMS, STYLE_NAMES, TABLES

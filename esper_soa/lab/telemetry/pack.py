@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.agent.distribution import head_masks
 from esper_soa.env.env import Seen
+from esper_soa.env.legal import head_masks
 from esper_soa.env.step import StepResult
 from esper_soa.lab.telemetry.rows import Legend, Played
 from esper_soa.lab.telemetry.schema import REWARD_TERMS

@@ -34,7 +34,7 @@ from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.runtime.files import LOGGER, Unwritten, write_bytes
 from esper_soa.runtime.json_lines import Json
-from esper_soa.runtime.ranks import Ranks
+from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.state import ParameterCounts
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES, STAGE_NAMES
 
@@ -259,10 +259,10 @@ def recording(
     folder: Path,
     unwritten: Unwritten,
     table: EnvsTable | None = None,
+    ranks: Ranks = ALONE,
 ) -> Iterator[NoRecorder]:
     """Records the rounds of a run in `folder` while the context lasts; table: shown each step."""
     level = cfg.telemetry.level
-    ranks = world.ranks
     recorder = NO_RECORDER
     if written_at(level) and ranks.first:
         legend = legend_of(world, cfg.policy.name == "ppo")
