@@ -65,7 +65,7 @@ class Learner:
         imitation: ImitationConfig | None = None,
         reduction: Reduction = ALL_ENVS,
     ) -> None:
-        """steps: replays gradient steps as CUDA graphs, static buffers; reduction: over all envs."""
+        """steps: replays gradient steps as CUDA graphs. reduction: over the envs of the run."""
         self.policy = policy
         self.reduction = reduction
         # what several processes reduce is not captured

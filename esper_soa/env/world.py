@@ -1,7 +1,7 @@
 """N envs with weights and data: fresh hosts when a round starts, and the work of env-steps.
 
 Everything random is keyed by seed, round, env and env-step, so a round can be played again, by
-another policy, on the same hosts and data. A process may have some of the envs of a run: `reduction` says which.
+another policy, on the same hosts and data. `reduction` says which envs of a run a process has.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper_soa.config.nets import DataConfig, lr_factor
 from esper_soa.env.reduction import ALL_ENVS, Reduction
-from esper_soa.env.step import EAGER, Rules, StepKernels, Work, initial_state
+from esper_soa.env.step import EAGER, EnvRules, StepData, StepKernels, initial_state
 from esper_soa.env.topology import Topology, plant
 from esper_soa.nets.data import batches as data
 from esper_soa.nets.data import streams
@@ -38,7 +38,7 @@ class World:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: EnvRules,
         images: ImageSet,
         sizes: Sizes,
         cfg: DataConfig,
@@ -114,7 +114,7 @@ class World:
             self._keys[purpose] = streams.stream_keys(self.seed, purpose, (self.round,), self.envs)
         return self._keys[purpose]
 
-    def work(self, step: int) -> Work:
+    def work(self, step: int) -> StepData:
         """The data of env-step `step` (from 0) of this round."""
         sizes = self.sizes
         start = step * sizes.train_samples
@@ -129,7 +129,7 @@ class World:
         )
         factor = lr_factor(self.rules.nets.task.lr_schedule, step, self.rules.max_steps)
         count = sizes.train_samples // sizes.batch_size
-        return Work(batches, count, self.validation, self.seed_keys(step), factor)
+        return StepData(batches, count, self.validation, self.seed_keys(step), factor)
 
     def seed_keys(self, step: int) -> Tensor:
         """int64 [N]: the streams that seeds which are new at env-step `step` draw weights from."""

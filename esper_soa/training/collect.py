@@ -91,31 +91,29 @@ class Episode:
         env = self.env
         phase_ended = self.profile.phase_ended
         step = self.env.step_number
-        self.played.append(env.playing)
-        seen = env.observe_()
+        self.played.append(env.num_playing)
+        observed = env.observe_()
         self._tell()
         phase_ended("telemetry")
-        over = seen.observed.state.ending.over if env.world.rules.early_stop.enabled else None
-        memory = restart(self.memory, self.fresh, seen.restarted)
+        ended = observed.ended
+        memory = restart(self.memory, self.fresh, observed.restarted)
         before = self.memory
         decision, memory, probabilities = decide(
-            self.player.agent, seen.view, memory, self.recorder.full
+            self.player.agent, observed.view, memory, self.recorder.full
         )
-        self.memory = memory if over is None else restart(memory, before, over)
+        self.memory = memory if ended is None else restart(memory, before, ended)
         phase_ended("policy")
         result = env.apply_action_(decision.action)
         if self.rollout is not None and self.player.learner is not None:
-            row = _row(seen.observed, decision, result, env.over).replace(reset=seen.restarted)
-            write_(
-                self.rollout,
-                step,
-                row if over is None else select(over, self.rollout.rows[step], row),
-            )
+            row = _row(observed, decision, result, env.truncated)
+            if ended is not None:
+                row = select(ended, self.rollout.rows[step], row)
+            write_(self.rollout, step, row)
             self.earned.append(result.terms.total)
-            self._ask_(seen.view, seen.restarted, step)
+            self._ask_(observed.view, observed.restarted, step)
         phase_ended("policy")
-        self.metrics.add_(seen.measured, seen.observed, result, over)
-        packed = self.recorder.pack(Facts(seen, decision, result, probabilities))
+        self.metrics.add_(observed, result)
+        packed = self.recorder.pack(Facts(observed, decision, result, probabilities))
         self.arriving.append(read_progress(result.state, packed))
         phase_ended("telemetry")
         self.profile.env_step()
@@ -197,29 +195,28 @@ def _rollout(world: World, player: Player) -> Rollout | None:
     return with_teacher(rollout) if player.teacher is not None else rollout
 
 
-def _row(observed: Observed, decision: Decision, result: StepResult, last: bool) -> Row:
-    """What the learner keeps of one env-step; an episode is cut, not ended, at its end or early.
+def _row(observed: Observed, decision: Decision, result: StepResult, truncated: Tensor) -> Row:
+    """What the learner keeps of one env-step.
 
-    Rows of envs whose episode was over before are not kept. A rollback ends the trajectory. Rewards
-    are filled in once the episode is over.
+    truncated: bool [N], episodes that are cut here. A rollback ends the trajectory. Rewards are
+    filled in once the episode is over.
     """
+    view = observed.view
     attribution = observed.attribution
-    panic = observed.state.guard.panic
-    no = torch.zeros_like(panic)
+    panic = view.state.guard.panic
     valid = result.terms.total.isfinite()
-    cut = torch.ones_like(panic) if last else result.state.ending.over
     return Row(
-        features=observed.observation.features,
-        blueprints=observed.observation.blueprints,
-        masks=observed.masks,
+        features=view.observation.features,
+        blueprints=view.observation.blueprints,
+        masks=view.masks,
         action=decision.action,
         effective_op=result.outcome.effective_op,
         log_probs=decision.log_probs,
         value=decision.value,
         reward=torch.zeros_like(decision.value),
         terminal=panic,
-        truncated=cut & ~panic,
-        reset=no,
+        truncated=truncated & ~panic,
+        reset=observed.restarted,
         valid=valid,
         contribution=attribution.contribution.float(),
         contribution_measured=attribution.measured,

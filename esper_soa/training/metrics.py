@@ -29,7 +29,7 @@ from esper_soa.env.step import EAGER, Observed, StepKernels, StepResult
 from esper_soa.env.topology import Standing, Topology, standing_of, topology_of
 from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.runtime.json_lines import Json
-from esper_soa.state import STATE_FLOAT, EnvState, Measurements, ParameterCounts, Slots, select
+from esper_soa.state import STATE_FLOAT, EnvState, ParameterCounts, Slots, select
 from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES, Op
 
 LIMIT = "limit"  # what ends an episode that does not end early: its last env-step
@@ -121,31 +121,28 @@ class MetricsAccumulator:
         self.shapley = zeros(2, num_envs, 0)  # values and standard errors at the newest env-step
         self.newest: tuple[EnvState, EnvState] | None = None  # before and after the newest actions
 
-    def add_(
-        self,
-        measured: Measurements,
-        observed: Observed,
-        result: StepResult,
-        over: Tensor | None = None,
-    ) -> None:
-        """Count one env-step of all envs but those whose episode is `over` (bool [N])."""
-        given = self.sums, measured.subset, observed.state.slots, result
+    def add_(self, observed: Observed, result: StepResult) -> None:
+        """Count one env-step of all envs but those whose episode has ended before it."""
+        state = observed.view.state
+        subset = observed.measured.subset
+        given = self.sums, subset, state.slots, result
         before = self.sums
         self.sums = self.kernels.kept("count", self._counted, *given)
-        self.env_steps += measured.subset.shape[0]
+        self.env_steps += subset.shape[0]
         shapley = torch.stack((observed.attribution.shapley, observed.attribution.shapley_error))
-        newest = observed.state, result.state
-        if over is not None and self.newest is not None:
-            ops = torch.arange(len(OP_NAMES), device=over.device)
+        newest = state, result.state
+        ended = observed.ended
+        if ended is not None and self.newest is not None:
+            ops = torch.arange(len(OP_NAMES), device=ended.device)
             waited = (ops == Op.WAIT).to(self.sums.ops.dtype)
             self.sums = self.sums._replace(
-                ops=self.sums.ops - waited * over.sum(),
-                flop=torch.where(over, before.flop, self.sums.flop),
-                rewards=torch.where(over[:, None], before.rewards, self.sums.rewards),
+                ops=self.sums.ops - waited * ended.sum(),
+                flop=torch.where(ended, before.flop, self.sums.flop),
+                rewards=torch.where(ended[:, None], before.rewards, self.sums.rewards),
             )
-            self.left_out = self.left_out + over.sum()
-            shapley = torch.where(over[:, None], self.shapley, shapley)
-            newest = select(over, self.newest[0], newest[0]), newest[1]
+            self.left_out = self.left_out + ended.sum()
+            shapley = torch.where(ended[:, None], self.shapley, shapley)
+            newest = select(ended, self.newest[0], newest[0]), newest[1]
         self.shapley = shapley
         self.newest = newest
 

@@ -118,12 +118,11 @@ def launches_of_an_env_step(
     for step in range(2):
         launches.take()
         launches.steps.clear()
-        seen = env.observe_()
-        decision, memory = agent.act(seen.view, restart(memory, fresh, seen.restarted))
+        observed = env.observe_()
+        decision, memory = agent.act(observed.view, restart(memory, fresh, observed.restarted))
         result = env.apply_action_(decision.action)
-        row = _row(seen.observed, decision, result, env.over)
-        write_(rollout, step, row.replace(reset=seen.restarted))
-        metrics.add_(seen.measured, seen.observed, result)
+        write_(rollout, step, _row(observed, decision, result, env.truncated))
+        metrics.add_(observed, result)
     return launches.take(), launches.steps
 
 

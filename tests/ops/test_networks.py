@@ -250,7 +250,7 @@ def test_the_best_host_has_the_highest_accuracy_then_the_fewest_parameters(
 def test_a_host_that_was_rolled_back_stands_as_that_left_it_without_an_accuracy() -> None:
     seen = 0
     for played in play_state(tiny_rules(3, 20), 64, 5):
-        before = played.observed.state
+        before = played.view.state
         after = played.result.state
         stood = standing_of(before, after)
         panic = before.guard.panic
