@@ -32,7 +32,7 @@ from esper_soa.env.actions import Given, check_action, read_action
 from esper_soa.env.env import Env
 from esper_soa.env.joint import JointActions
 from esper_soa.env.step import Observed, StepResult
-from esper_soa.env.topology import Standing, standing_of
+from esper_soa.env.topology import HostStates, host_states
 from esper_soa.grown.networks import measured_hosts
 from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.nets.model.blueprints import names_by_code
@@ -124,7 +124,7 @@ class Simulator:
         self.env = Env(self.world)
         self.joint = JointActions(len(self.slots), self.world.rules.blueprints)
         self._observed: Observed | None = None  # what the next action answers; None: reset is due
-        self._standing: Standing | None = None  # the hosts as they were last measured
+        self._hosts: HostStates | None = None  # the hosts as they were last measured
 
     @property
     def num_envs(self) -> int:
@@ -149,12 +149,12 @@ class Simulator:
         if seed is not None:
             self._build(seed)
             self._next_round = 0
-        self._observed = self._standing = None
+        self._observed = self._hosts = None
         with threads(self.settings.compute.threads):
             observed = self.env.reset(self._next_round)
         self._observed = observed
         before = observed.view.state
-        self._standing = standing_of(before, before)
+        self._hosts = host_states(before, before)
         self._next_round += 1
         return observed.view.observation, self._info(observed.view, observed.restarted)
 
@@ -211,12 +211,12 @@ class Simulator:
         Raises IndexError for a number that is no env, RuntimeError before `reset`.
         """
         self._check_env(env)
-        if self._standing is None:
+        if self._hosts is None:
             raise RuntimeError(
                 "nothing has been measured since the last reset: call reset, or play an episode"
             )
         number = self.world.round + 1
-        hosts = measured_hosts(self.world, self.settings, self._standing, number, [env])
+        hosts = measured_hosts(self.world, self.settings, self._hosts, number, [env])
         return hosts[0].network()
 
     def _check_env(self, env: int) -> None:
@@ -225,12 +225,12 @@ class Simulator:
 
     def _play(self, observed: Observed, action: Action) -> tuple[StepResult, Observed | None]:
         """Carry out what answers `observed`, and the next env-step; interrupted, a reset is due."""
-        self._observed = self._standing = None
+        self._observed = self._hosts = None
         with threads(self.settings.compute.threads):
             result, after = self.env.step(action)
         self._observed = after
         before = (after or observed).view.state
-        self._standing = standing_of(before, before if after is not None else result.state)
+        self._hosts = host_states(before, before if after is not None else result.state)
         return result, after
 
     def seeds(self, env: int) -> list[Seed]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from esper_soa.agent.losses import Mean, Means, gradient_norm, largest
-from esper_soa.agent.rollout import Told
+from esper_soa.agent.rollout import GatheredRollout
 from esper_soa.env.reduction import Reduction
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
 
@@ -114,17 +114,17 @@ def calibration(values: Tensor, returns: Tensor, valid: Tensor, unit: Tensor) ->
     }
 
 
-def play(told: Told) -> Metrics:
+def play(rollout: GatheredRollout) -> Metrics:
     """What was done in the rollout."""
-    valid = told.valid
-    op = told.effective_op
+    valid = rollout.valid
+    op = rollout.effective_op
     shares = {
         f"op_share/{name}": _mean((op == code).float(), valid) for code, name in enumerate(OP_NAMES)
     }
     return {
         "valid_rows": valid.sum(),
-        "forced_share": _mean(told.forced.float(), valid),
-        "vetoed_share": _mean((op != told.op).float(), valid),
+        "forced_share": _mean(rollout.forced.float(), valid),
+        "vetoed_share": _mean((op != rollout.op).float(), valid),
     } | shares
 
 

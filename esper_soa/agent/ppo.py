@@ -28,7 +28,7 @@ from esper_soa.agent.objective import (
 )
 from esper_soa.agent.optimizer import AdamState, adam_state, adam_step, flatten, write_parameters_
 from esper_soa.agent.policy import RecurrentPolicy
-from esper_soa.agent.rollout import Rollout, Told
+from esper_soa.agent.rollout import GatheredRollout, Rollout
 from esper_soa.config.agent import ImitationConfig, PPOConfig
 from esper_soa.config.errors import check
 from esper_soa.env.reduction import ALL_ENVS, Reduction
@@ -188,15 +188,15 @@ class Learner:
 
     def _prepare_(self, rollout: Rollout) -> tuple[Batch, Metrics]:
         """Advantages with the value scale of before, targets with that of after all returns."""
-        told = Told(*self.reduction.gather(Told.of(rollout), dim=1))
+        gathered = GatheredRollout(*self.reduction.gather(GatheredRollout.of(rollout), dim=1))
         scale = normalize.value_scale(self.value).float()
-        values = told.value * scale
-        valid = told.valid
-        bootstrap = torch.where(told.truncated.any(0), told.bootstrap[0] * scale, 0.0)
+        values = gathered.value * scale
+        valid = gathered.valid
+        bootstrap = torch.where(gathered.truncated.any(0), gathered.bootstrap[0] * scale, 0.0)
         advantages, returns, differences = gae(
-            told.reward,
+            gathered.reward,
             values,
-            told.terminal,
+            gathered.terminal,
             valid,
             bootstrap,
             self.config.gamma,
@@ -213,7 +213,7 @@ class Learner:
         }
         summary |= diagnostics.calibration(values, returns, valid, reward_scale)
         summary |= diagnostics.spread("advantage", advantages, valid)
-        summary |= diagnostics.play(told)
+        summary |= diagnostics.play(gathered)
         own = partial(self.reduction.own, dim=1)
         return Batch(
             rollout.rows, own(normalize_advantages(advantages, valid)), own(returns / new_scale)

@@ -48,8 +48,8 @@ class Rollout(NamedTuple):
     taught: Action | None = None
 
 
-class Told(NamedTuple):
-    """What is worked out from all envs of a rollout at once, whoever plays them: [T, N]."""
+class GatheredRollout(NamedTuple):
+    """What advantages and diagnostics need of all envs of a rollout, [T, N]."""
 
     reward: Tensor  # and what follows as in Row
     value: Tensor
@@ -62,8 +62,8 @@ class Told(NamedTuple):
     bootstrap: Tensor  # [1, N], as in Rollout
 
     @classmethod
-    def of(cls, rollout: Rollout) -> "Told":
-        """What a rollout tells of its envs."""
+    def of(cls, rollout: Rollout) -> "GatheredRollout":
+        """The part of one process: a rollout of its envs."""
         rows = rollout.rows
         same = (getattr(rows, name) for name in cls._fields[:-2])
         return cls._make([*same, rows.action.op, rollout.bootstrap.unsqueeze(0)])

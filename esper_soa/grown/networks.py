@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from esper_soa.config.settings import TrainConfig
-from esper_soa.env.topology import Standing
+from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
 from esper_soa.grown.build import Grown, Pixels, Residents, grown_hosts
 from esper_soa.grown.module_files import ModuleFileError, load, save, save_hosts
@@ -44,7 +44,7 @@ class Networks:
         self.ranks = ranks
         self.best: dict | None = None  # spec of the best host so far
         self.waiting: Grown | None = None  # it, where it is not written yet
-        self.newest: tuple[Standing, int] | None = None  # round that was played last, its number
+        self.newest: tuple[HostStates, int] | None = None  # round that was played last, its number
 
     def go_back(self, rounds: int) -> None:
         """The run goes on after `rounds` rounds: later files go, the best host is that of then."""
@@ -65,19 +65,19 @@ class Networks:
             LOGGER.warning("networks %s", gone)
         return None
 
-    def follow(self, standing: Standing, number: int) -> None:
+    def follow(self, states: HostStates, number: int) -> None:
         """Round `number` (from 1) has ended with these hosts: write the run's best if it is here.
 
         That is: a higher validation accuracy, or the same with fewer parameters; of equals the
         earlier, then the lower env. A host that was rolled back at its last env-step has no
         accuracy, and is never the best.
         """
-        self.newest = standing, number
-        accuracies = standing.accuracy.nan_to_num(nan=-math.inf).tolist()
+        self.newest = states, number
+        accuracies = states.accuracy.nan_to_num(nan=-math.inf).tolist()
         highest = max(accuracies)
         if highest > -math.inf and (self.best is None or highest >= self.best["accuracy"]):
             envs = [env for env, accuracy in enumerate(accuracies) if accuracy == highest]
-            found = self.ranks.of_all(self.own_hosts(standing, number, envs))
+            found = self.ranks.of_all(self.own_hosts(states, number, envs))
             first = min(chain(*found), key=lambda host: host.spec["parameters"])
             if self.best is None or _rank(first.spec) > _rank(self.best):
                 self.best = first.spec
@@ -91,8 +91,8 @@ class Networks:
         """Write all hosts of the newest round, as long as they are what they were then."""
         if self.newest is None:
             return
-        standing, number = self.newest
-        parts = self.ranks.at_first(self.own_hosts(standing, number, range(len(standing.accuracy))))
+        states, number = self.newest
+        parts = self.ranks.at_first(self.own_hosts(states, number, range(len(states.accuracy))))
         if self.ranks.first:
             with self.unwritten.noting(HOSTS):
                 save_hosts(list(chain(*parts)), self._path("hosts", number))
@@ -105,10 +105,10 @@ class Networks:
             for path in [path for path in files if rounds_of(path) <= oldest][:-1]:
                 path.unlink(missing_ok=True)
 
-    def own_hosts(self, standing: Standing, number: int, envs: Sequence[int]) -> list[Grown]:
+    def own_hosts(self, states: HostStates, number: int, envs: Sequence[int]) -> list[Grown]:
         """Those of these hosts of round `number` (from 1) that this rank has."""
-        own = [env for env in envs if env in self.ranks.share(len(standing.accuracy))]
-        return measured_hosts(self.world, self.cfg, standing, number, own) if own else []
+        own = [env for env in envs if env in self.ranks.share(len(states.accuracy))]
+        return measured_hosts(self.world, self.cfg, states, number, own) if own else []
 
     def _path(self, kind: str, number: int) -> Path:
         self.folder.networks.mkdir(exist_ok=True)
@@ -116,11 +116,11 @@ class Networks:
 
 
 def measured_hosts(
-    world: World, cfg: TrainConfig, standing: Standing, number: int, envs: Sequence[int]
+    world: World, cfg: TrainConfig, states: HostStates, number: int, envs: Sequence[int]
 ) -> list[Grown]:
     """These hosts of the world, as they were last measured, with a spec that says so.
 
-    envs: their numbers among all that `standing` tells of.
+    envs: their numbers among all that `states` tells of.
     """
     images = world.images
     facts = {
@@ -133,12 +133,12 @@ def measured_hosts(
         "version": package_versions()["esper-soa"],
     }
     rows = [env - world.reduction.first_env for env in envs]
-    columns = [part.tolist() for part in standing[:4]]
+    columns = [part.tolist() for part in states[:4]]
     mine = [Residents(*(column[env] for column in columns)) for env in envs]
     pixels = Pixels(images.mean, images.std)
     found = grown_hosts(world.rules.nets.shape, world.weights, rows, mine, pixels)
     for env, host in zip(envs, found, strict=True):
-        scores = (float(part[env]) for part in (standing.accuracy, standing.loss))
+        scores = (float(part[env]) for part in (states.accuracy, states.loss))
         accuracy, loss = (None if math.isnan(one) else one for one in scores)
         host.spec.update(facts | {"env": env, "accuracy": accuracy, "loss": loss})
     return found

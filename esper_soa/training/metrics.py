@@ -26,7 +26,7 @@ from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.reward_terms import OWN_TERM, TERM_NAMES
 from esper_soa.env.step import EAGER, Observed, StepKernels, StepResult
-from esper_soa.env.topology import Standing, Topology, standing_of, topology_of
+from esper_soa.env.topology import HostStates, Topology, host_states, topology_of
 from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.runtime.json_lines import Json
 from esper_soa.state import STATE_FLOAT, EnvState, ParameterCounts, Slots, select
@@ -64,7 +64,7 @@ class RoundResult(NamedTuple):
     record: dict[str, Json]  # the round's part of a line of metrics.jsonl
     episodes: list[dict[str, Json]]  # per env, its part of a line of episodes.jsonl
     topology: Topology  # what every host ended with
-    standing: Standing  # every host as it was last measured
+    hosts: HostStates  # every host as it was last measured
 
 
 class Sums(NamedTuple):
@@ -195,7 +195,7 @@ class MetricsAccumulator:
             record=record,
             episodes=episode_records(episodes, found, modes),
             topology=Topology(grown[0].long(), grown[1].long(), grown[2]),
-            standing=Standing._make([*stood[:3].long(), stood[3], *found["scored"]]),
+            hosts=HostStates._make([*stood[:3].long(), stood[3], *found["scored"]]),
         )
 
     def _sums(self, state: EnvState, counts: ParameterCounts) -> dict[str, Tensor]:
@@ -203,7 +203,7 @@ class MetricsAccumulator:
         sums = self.sums
         totals = state.totals
         signals = state.signals
-        standing = standing_of(*(self.newest or (state, state)))
+        hosts = host_states(*(self.newest or (state, state)))
         return {
             "terms": sums.terms,
             "env_steps": sums.rows.new_tensor([self.env_steps]),
@@ -221,8 +221,8 @@ class MetricsAccumulator:
             "shapley": self.shapley,
             "flop": sums.flop,
             "topology": torch.stack(topology_of(state)),
-            "stood": torch.stack(standing[:4]),
-            "scored": torch.stack(standing[4:]),
+            "stood": torch.stack(hosts[:4]),
+            "scored": torch.stack(hosts[4:]),
         }
 
     def _record(

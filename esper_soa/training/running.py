@@ -195,7 +195,7 @@ class Run:
             LOGGER.warning("round %d  %s: %s", number + 1, anomaly.name, anomaly.message)
         seconds = collect_seconds + update_seconds
         self.count(result, seconds)
-        self.networks.follow(result.standing, self.done.rounds_done)
+        self.networks.follow(result.hosts, self.done.rounds_done)
         line: dict[str, Json] = {
             "round": number + 1,
             "env_steps": self.env_steps,
