@@ -174,7 +174,7 @@ class Simulator:
         obeyed, illegal = check_action(given, observed.view.masks, self.raising)
         result, after = self._play(observed, obeyed)
         panic = observed.view.state.guard.panic
-        view = self.env.after() if after is None else after.view
+        view = self.env.current_view() if after is None else after.view
         info = self._info(view, panic if after is None else after.restarted)
         info = info._replace(illegal=illegal)
         return view.observation, result.terms.total, panic, self.env.truncated, info

@@ -114,7 +114,7 @@ def calibration(values: Tensor, returns: Tensor, valid: Tensor, unit: Tensor) ->
     }
 
 
-def play(rollout: GatheredRollout) -> Metrics:
+def action_shares(rollout: GatheredRollout) -> Metrics:
     """What was done in the rollout."""
     valid = rollout.valid
     op = rollout.effective_op
@@ -128,7 +128,7 @@ def play(rollout: GatheredRollout) -> Metrics:
     } | shares
 
 
-def passed_over(metrics: Metrics) -> Metrics:
+def skipped_pass(metrics: Metrics) -> Metrics:
     """History of a pass that was not made, after one with these `metrics`, which stopped."""
     no = torch.zeros_like(metrics["stopped"])
     return metrics | {"go": no, "looked_at": no, "not_finite": no}

@@ -75,7 +75,7 @@ def merge(old: Moments, batch: Moments) -> Moments:
     )
 
 
-def follow(old: Moments, batch: Moments, momentum: float) -> Moments:
+def merge_moving(old: Moments, batch: Moments, momentum: float) -> Moments:
     """Exponential moments: the batch gets the weight 1 - momentum; count 0 changes nothing."""
     weight = 1 - momentum
     delta = batch.mean - old.mean
@@ -105,7 +105,7 @@ def update_observation(
     together, *others = map(Moments, *map(reduction.all_gather, batch))
     for other in others:
         together = merge(together, other)
-    return follow(moments, together, momentum)
+    return merge_moving(moments, together, momentum)
 
 
 def update_reward(stats: RewardStats, rewards: Tensor, valid: Tensor) -> RewardStats:
@@ -136,7 +136,7 @@ def update_value(moments: Moments, returns: Tensor, valid: Tensor) -> Moments:
     """Moments after raw returns [...]: exact for MIN_RETURNS, then exponential (VALUE_MOMENTUM)."""
     batch = batch_moments(returns.double().flatten(), valid.flatten())
     exact = merge(moments, batch)
-    moving = follow(moments, batch, VALUE_MOMENTUM)
+    moving = merge_moving(moments, batch, VALUE_MOMENTUM)
     early = moments.seen < MIN_RETURNS
     return Moments(
         torch.where(early, exact.mean, moving.mean),

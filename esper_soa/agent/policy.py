@@ -193,7 +193,7 @@ class RecurrentPolicy(nn.Module):
         for old, new in zip(self.observation_moments, moments, strict=True):
             old.copy_(new)
 
-    def follow_observations_(
+    def update_observations_(
         self,
         features: Tensor,
         valid: Tensor,

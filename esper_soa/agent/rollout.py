@@ -24,7 +24,7 @@ class Row(TensorClass["tensor_only", "frozen"]):  # type: ignore[type-arg, name-
     effective_op: Tensor  # int64 [N], the op, or WAIT where it was not applicable
     log_probs: Tensor  # float32 [N, 8]
     value: Tensor  # float32 [N], in units of normalised return
-    reward: Tensor  # float32 [N], normalised; 0 until the episode is over, see Learner.pay_
+    reward: Tensor  # float32 [N], normalised; see Learner.fill_rewards_
     terminal: Tensor  # bool [N], the trajectory ends here for good
     # Bool [N], the episode is cut here; the value of the next state stands for the rest.
     truncated: Tensor

@@ -27,7 +27,7 @@ class Observer:
         return data
 
 
-NOBODY = Observer()
+NO_OBSERVER = Observer()
 
 
 class Env:
@@ -36,7 +36,7 @@ class Env:
     Every random number of a round follows from the world's seed, the round, the env and env-step.
     """
 
-    def __init__(self, world: World, observer: Observer = NOBODY) -> None:
+    def __init__(self, world: World, observer: Observer = NO_OBSERVER) -> None:
         """observer: hears of the phases that end."""
         self.world = world
         self.observer = observer
@@ -91,7 +91,7 @@ class Env:
         observer.phase_ended("data")
         state, measured = measure_(rules, world.weights, self.state, data, observer.phase_ended)
         restarted = state.guard.panic
-        measured, recorded = world.kernels.perceive_(rules, world.weights, state, measured)
+        measured, recorded = world.kernels.guard_and_observe_(rules, world.weights, state, measured)
         observer.phase_ended("state")
         state, attribution, masks, observation = recorded
         view = self._view(state, masks, observation)
@@ -118,7 +118,7 @@ class Env:
         self.observer.phase_ended("state")
         return result
 
-    def after(self) -> View:
+    def current_view(self) -> View:
         """What a policy would be given now, unmeasured: for the value of what lies behind."""
         masks, observation = look(self.world.rules, self.state)
         return self._view(self.state, masks, observation)

@@ -59,7 +59,7 @@ from esper_soa.state import (
     Totals,
     View,
     initial,
-    nowhere,
+    known_false,
     select,
 )
 from esper_soa.vocabulary import Op, Stage
@@ -283,14 +283,14 @@ def _carry_out(
     due = state.guard.snapshot_due | (outcome.fossilized & ~panic)
     guard = state.guard.replace(snapshot_due=due)
     state = state.replace(slots=slots, ramp=ramp, signals=signals, guard=guard)
-    if nowhere(panic):
+    if known_false(panic):
         return StepResult(_count(before, state, outcome), terms, outcome)
-    sunk, penalty = roll_back(before, rules.governor, rules.reward.config.auto_prune_penalty)
+    restored, penalty = roll_back(before, rules.governor, rules.reward.config.auto_prune_penalty)
     state = state.replace(
-        slots=select(panic, sunk.slots, state.slots),
-        ramp=select(panic, sunk.ramp, state.ramp),
-        signals=select(panic, sunk.signals, state.signals),
-        totals=select(panic, sunk.totals, state.totals),
+        slots=select(panic, restored.slots, state.slots),
+        ramp=select(panic, restored.ramp, state.ramp),
+        signals=select(panic, restored.signals, state.signals),
+        totals=select(panic, restored.totals, state.totals),
     )
     outcome = select(panic, _nothing_done(outcome), outcome)
     return StepResult(_count(before, state, outcome), select(panic, penalty, terms), outcome)
@@ -316,7 +316,7 @@ def _count(before: EnvState, after: EnvState, outcome: ActionOutcome) -> EnvStat
 
 
 class StepKernels(NamedTuple):
-    """The kernels of an env-step as a run calls them; env.py calls `perceive_` and `respond`."""
+    """The kernels of an env-step; env.py calls `guard_and_observe_` and `respond`."""
 
     record_and_observe: Callable[[EnvRules, EnvState, Measurements], Recorded]
     apply_action: Callable[[EnvRules, EnvState, Attribution, Action], StepResult]
@@ -325,26 +325,26 @@ class StepKernels(NamedTuple):
     steps: StepCache | None = None
     replay: Replay = Replay()  # what else of the run is replayed, and why
 
-    def perceive_(
+    def guard_and_observe_(
         self, rules: EnvRules, weights: TensorDict, state: EnvState, measured: Measurements
     ) -> tuple[Measurements, Recorded]:
         """What was measured, guarded, and what it shows; for the rules it is first called with."""
         name = "perceive", weights["host", "params"].data_ptr()
-        return self.kept(name, partial(self._perceive_, rules, weights), state, measured)
+        return self.call(name, partial(self._guard_and_observe_, rules, weights), state, measured)
 
     def respond(self, rules: EnvRules, observed: Observed, action: Action) -> StepResult:
         """`apply_action` as one step, for the rules that it is first called with."""
         before = observed.view.state
         kernel = partial(self.apply_action, rules)
-        return self.kept("respond", kernel, before, observed.attribution, action)
+        return self.call("respond", kernel, before, observed.attribution, action)
 
-    def kept(self, name: Hashable, function: Callable[..., Result], *arguments: object) -> Result:
+    def call(self, name: Hashable, function: Callable[..., Result], *arguments: object) -> Result:
         """function(*arguments), kept where steps are; `name` says what is not in the arguments."""
         if self.steps is None:
             return function(*arguments)
         return captured_call(self.steps, name, function, *arguments)
 
-    def _perceive_(
+    def _guard_and_observe_(
         self, rules: EnvRules, weights: TensorDict, state: EnvState, measured: Measurements
     ) -> tuple[Measurements, Recorded]:
         state, measured = guard_(rules, weights, state, measured)

@@ -149,9 +149,9 @@ class Episode:
         state = self.env.state
         self._leave_out()
         if self.rollout is not None and self.player.learner is not None:
-            self.player.learner.pay_(self.rollout, torch.stack(self.earned))
+            self.player.learner.fill_rewards_(self.rollout, torch.stack(self.earned))
             memory = restart(self.memory, self.fresh, state.guard.panic)
-            self.rollout.bootstrap.copy_(self.player.agent.act(env.after(), memory)[0].value)
+            self.rollout.bootstrap.copy_(self.player.agent.act(env.current_view(), memory)[0].value)
         self.profile.phase_ended("policy")
         result = self.metrics.read(state, env.world.rules.reward.counts, env.world.reduction)
         self.arriving[-1].wait()

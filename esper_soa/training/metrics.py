@@ -127,7 +127,7 @@ class MetricsAccumulator:
         subset = observed.measured.subset
         given = self.sums, subset, state.slots, result
         before = self.sums
-        self.sums = self.kernels.kept("count", self._counted, *given)
+        self.sums = self.kernels.call("count", self._counted, *given)
         self.env_steps += subset.shape[0]
         shapley = torch.stack((observed.attribution.shapley, observed.attribution.shapley_error))
         newest = state, result.state

@@ -250,7 +250,7 @@ def test_rows_behind_an_early_end_do_not_count_and_the_last_one_is_cut_off() -> 
         played.step_()
         now = played.env.state.ending.over & ~before
         ends[now] = step + 1
-        after = played.player.agent.act(played.env.after(), played.memory)[0].value
+        after = played.player.agent.act(played.env.current_view(), played.memory)[0].value
         values.append(after)
     _, rollout = played.finish()
     assert rollout is not None
