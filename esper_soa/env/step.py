@@ -205,19 +205,15 @@ def guard_(
     before = state
     state, due = watch(state, measured.val_loss, shape.num_classes, rules.governor)
     if ended is not None:
-        state = select(ended, _at_rest(before), state)
+        state = select(ended, before, state)
+        rest = {name: state.guard.get(name) * ~ended for name in ("panic", "reason")}
+        state = state.replace(guard=state.guard.replace(**rest))
         due = due & ~ended
     guard = state.guard
     rising = (stage == Stage.HOLDING) & ~guard.panic[:, None]
     snapshot_where_(weights, shape, due, fossil, rising)
     restore_where_(weights, shape, guard.panic, fossil, guard.reason == PanicReason.NOT_FINITE)
     return state, quarantine(measured, state)
-
-
-def _at_rest(state: EnvState) -> EnvState:
-    panic = torch.zeros_like(state.guard.panic)
-    reason = torch.zeros_like(state.guard.reason)
-    return state.replace(guard=state.guard.replace(panic=panic, reason=reason))
 
 
 def record_and_observe(rules: EnvRules, state: EnvState, measured: Measurements) -> Recorded:
@@ -329,8 +325,15 @@ class StepKernels(NamedTuple):
         self, rules: EnvRules, weights: TensorDict, state: EnvState, measured: Measurements
     ) -> tuple[Measurements, Recorded]:
         """What was measured, guarded, and what it shows; for the rules it is first called with."""
-        name = "perceive", weights["host", "params"].data_ptr()
-        return self.call(name, partial(self._guard_and_observe_, rules, weights), state, measured)
+
+        def guard_and_record(
+            state: EnvState, measured: Measurements
+        ) -> tuple[Measurements, Recorded]:
+            state, measured = guard_(rules, weights, state, measured)
+            return measured, self.record_and_observe(rules, state, measured)
+
+        name = "observe", weights["host", "params"].data_ptr()
+        return self.call(name, guard_and_record, state, measured)
 
     def respond(self, rules: EnvRules, observed: Observed, action: Action) -> StepResult:
         """`apply_action` as one step, for the rules that it is first called with."""
@@ -343,12 +346,6 @@ class StepKernels(NamedTuple):
         if self.steps is None:
             return function(*arguments)
         return captured_call(self.steps, name, function, *arguments)
-
-    def _guard_and_observe_(
-        self, rules: EnvRules, weights: TensorDict, state: EnvState, measured: Measurements
-    ) -> tuple[Measurements, Recorded]:
-        state, measured = guard_(rules, weights, state, measured)
-        return measured, self.record_and_observe(rules, state, measured)
 
 
 EAGER = StepKernels(record_and_observe, apply_action)

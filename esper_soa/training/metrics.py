@@ -30,7 +30,7 @@ from esper_soa.env.topology import HostStates, Topology, host_states, topology_o
 from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.runtime.json_lines import Json
 from esper_soa.state import STATE_FLOAT, EnvState, ParameterCounts, Slots, select
-from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES, Op
+from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES
 
 LIMIT = "limit"  # what ends an episode that does not end early: its last env-step
 # what the progress bar shows: means over envs, of the episode so far
@@ -125,46 +125,44 @@ class MetricsAccumulator:
         """Count one env-step of all envs but those whose episode has ended before it."""
         state = observed.view.state
         subset = observed.measured.subset
-        given = self.sums, subset, state.slots, result
-        before = self.sums
+        ended = observed.ended
+        given = self.sums, subset, state.slots, result, ended
         self.sums = self.kernels.call("count", self._counted, *given)
         self.env_steps += subset.shape[0]
         shapley = torch.stack((observed.attribution.shapley, observed.attribution.shapley_error))
-        newest = state, result.state
-        ended = observed.ended
         if ended is not None and self.newest is not None:
-            ops = torch.arange(len(OP_NAMES), device=ended.device)
-            waited = (ops == Op.WAIT).to(self.sums.ops.dtype)
-            self.sums = self.sums._replace(
-                ops=self.sums.ops - waited * ended.sum(),
-                flop=torch.where(ended, before.flop, self.sums.flop),
-                rewards=torch.where(ended[:, None], before.rewards, self.sums.rewards),
-            )
             self.left_out = self.left_out + ended.sum()
             shapley = torch.where(ended[:, None], self.shapley, shapley)
-            newest = select(ended, self.newest[0], newest[0]), newest[1]
+            state = select(ended, self.newest[0], state)
         self.shapley = shapley
-        self.newest = newest
+        self.newest = state, result.state
 
     def leave_out(self, env_steps: int) -> None:
         """Count env-steps, over all envs, that are not played, as every episode has ended early."""
         self.env_steps += env_steps
         self.left_out = self.left_out + env_steps
 
-    def _counted(self, sums: Sums, subset: Tensor, before: Slots, result: StepResult) -> Sums:
+    def _counted(
+        self, sums: Sums, subset: Tensor, before: Slots, result: StepResult, ended: Tensor | None
+    ) -> Sums:
         terms = result.terms
         outcome = result.outcome
         choices = torch.arange(len(OP_NAMES), device=subset.device)
         chosen = outcome.effective_op[:, None] == choices
+        flop = self.train_samples * flop_per_image(before, self.costs)  # as they were trained
+        rewards = push_reward(sums.rewards, terms.total)
+        if ended is not None:
+            chosen = chosen & ~ended[:, None]
+            flop = torch.where(ended, 0.0, flop)
+            rewards = torch.where(ended[:, None], sums.rewards, rewards)
         return Sums(
             terms=sums.terms
             + torch.stack([terms.get(name).mean() for name in self.terms_by_name.values()]),
             ops=sums.ops + chosen.sum(0),
             successes=sums.successes + (chosen & outcome.success[:, None]).sum(0),
             rows=sums.rows + (subset >= 0).sum(),
-            flop=sums.flop
-            + self.train_samples * flop_per_image(before, self.costs),  # as they were trained
-            rewards=push_reward(sums.rewards, terms.total),
+            flop=sums.flop + flop,
+            rewards=rewards,
             blueprints=count_blueprints(sums.blueprints, before, result.state.slots),
         )
 

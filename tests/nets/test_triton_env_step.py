@@ -169,7 +169,7 @@ def test_an_env_step_launches_little_as_blocks_and_slots_alone_say(
     assert 4 + task.num_blocks + num_slots == validation
     assert [step.name for step in others] == [
         "claimed",
-        "perceive",
+        "guard_and_record",
         "decide_openly",
         "apply_action",
         "counted",
