@@ -62,7 +62,7 @@ class RandomPolicy(_Memoryless):
         op = uniform_choice(view.masks.op, noise["op"])
         offered = head_masks(view.masks, op)
         heads = {name: uniform_choice(offered[name], noise[name]) for name in HEAD_NAMES}
-        return unlearned(_action(heads | {"op": op})), memory
+        return unlearned(Action.from_dict(heads | {"op": op}, batch_size=op.shape)), memory
 
 
 class WaitPolicy(_Memoryless):
@@ -263,15 +263,8 @@ def _next_blueprint(
 def seed_action(op: Tensor, slot: Tensor, blueprint: Tensor) -> Action:
     """`op` on `slot` [N], `blueprint` for GERMINATE, the placeholder choice in every other head."""
     placeholders = {head.name: torch.full_like(op, head.placeholder) for head in HEADS}
-    return _action(
-        placeholders | {"op": op, "slot": slot, "blueprint": blueprint.clamp(min=Blueprint.NOOP)}
-    )
-
-
-def _action(heads: dict[str, Tensor]) -> Action:
-    return Action.from_dict(
-        {name: heads[name] for name in HEAD_NAMES}, batch_size=heads["op"].shape
-    )
+    chosen = {"op": op, "slot": slot, "blueprint": blueprint.clamp(min=Blueprint.NOOP)}
+    return Action.from_dict(placeholders | chosen, batch_size=op.shape)
 
 
 def unlearned(action: Action) -> Decision:

@@ -64,12 +64,7 @@ from esper_soa.state import (
 )
 from esper_soa.vocabulary import Op, Stage
 
-PhaseEnded = Callable[[str], None]  # is told which phase has just ended
 Result = TypeVar("Result")
-
-
-def untimed(phase: str) -> None:
-    """An end of a phase that nobody times."""
 
 
 class EnvRules(NamedTuple):
@@ -159,9 +154,12 @@ def measure_(
     weights: TensorDict,
     state: EnvState,
     data: StepData,
-    phase_ended: PhaseEnded = untimed,
+    phase_ended: Callable[[str], None] = lambda phase: None,
 ) -> tuple[EnvState, Measurements]:
-    """Initialise newborn seeds, train every network, validate under every subset row needed."""
+    """Initialise newborn seeds, train every network, validate under every subset row needed.
+
+    phase_ended: hears the name of each phase as it ends.
+    """
     slots = state.slots
     nets = rules.nets
     engine = rules.engine
