@@ -29,10 +29,10 @@ from esper_soa.config.errors import UserError, check
 from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import POLICIES, TrainConfig
 from esper_soa.env.actions import Given, check_action, read_action
-from esper_soa.env.env import Env, Seen
+from esper_soa.env.env import Env
 from esper_soa.env.joint import JointActions
-from esper_soa.env.step import StepResult
-from esper_soa.env.topology import Standing, standing_of
+from esper_soa.env.step import Observed, StepResult
+from esper_soa.env.topology import HostStates, host_states
 from esper_soa.grown.networks import measured_hosts
 from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.nets.model.blueprints import names_by_code
@@ -123,8 +123,8 @@ class Simulator:
         self._images = self.world.images
         self.env = Env(self.world)
         self.joint = JointActions(len(self.slots), self.world.rules.blueprints)
-        self._seen: Seen | None = None  # what the next action answers; None: reset is due
-        self._standing: Standing | None = None  # the hosts as they were last measured
+        self._observed: Observed | None = None  # what the next action answers; None: reset is due
+        self._hosts: HostStates | None = None  # the hosts as they were last measured
 
     @property
     def num_envs(self) -> int:
@@ -149,14 +149,14 @@ class Simulator:
         if seed is not None:
             self._build(seed)
             self._next_round = 0
-        self._seen = self._standing = None
+        self._observed = self._hosts = None
         with threads(self.settings.compute.threads):
-            seen = self.env.reset(self._next_round)
-        self._seen = seen
-        before = seen.observed.state
-        self._standing = standing_of(before, before)
+            observed = self.env.reset(self._next_round)
+        self._observed = observed
+        before = observed.view.state
+        self._hosts = host_states(before, before)
         self._next_round += 1
-        return seen.view.observation, self._info(seen.view, seen.restarted)
+        return observed.view.observation, self._info(observed.view, observed.restarted)
 
     def step(self, action: Given) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         """Carry out an action [N] and play on to the next decision.
@@ -167,31 +167,31 @@ class Simulator:
         for this env, which waits unpaid until it is for all) and Info. An illegal action becomes
         WAIT and is told in `illegal`, or raises ValueError. Raises RuntimeError before `reset`.
         """
-        if self._seen is None:
+        if self._observed is None:
             raise RuntimeError("the episode is over, was interrupted or has not begun: call reset")
-        seen = self._seen
+        observed = self._observed
         given = read_action(action, self.num_envs, self.joint)
-        obeyed, illegal = check_action(given, seen.view.masks, self.raising)
-        result, after = self._play(seen, obeyed)
-        panic = seen.observed.state.guard.panic
-        over = torch.full_like(panic, after is None) | result.state.ending.over
-        view = self.env.after() if after is None else after.view
+        obeyed, illegal = check_action(given, observed.view.masks, self.raising)
+        result, after = self._play(observed, obeyed)
+        panic = observed.view.state.guard.panic
+        view = self.env.current_view() if after is None else after.view
         info = self._info(view, panic if after is None else after.restarted)
         info = info._replace(illegal=illegal)
-        return view.observation, result.terms.total, panic, over, info
+        return view.observation, result.terms.total, panic, self.env.truncated, info
 
     def episode(self) -> Iterator[Step]:
         """Play the next round with the policy, env-step by env-step."""
         self.reset()
         agent = self.agent
-        seen = self._seen
+        observed = self._observed
         fresh = memory = agent.start(self.num_envs, self.device)
-        while seen is not None:
+        while observed is not None:
             number = self.env.step_number
             with threads(self.settings.compute.threads):
-                decision, memory = agent.act(seen.view, restart(memory, fresh, seen.restarted))
-            result, after = self._play(seen, decision.action)
-            before = seen.observed
+                memory = restart(memory, fresh, observed.restarted)
+                decision, memory = agent.act(observed.view, memory)
+            result, after = self._play(observed, decision.action)
+            before = observed.view
             yield Step(
                 number,
                 before.observation,
@@ -203,7 +203,7 @@ class Simulator:
                 after is None,
                 result.state,
             )
-            seen = after
+            observed = after
 
     def export(self, env: int) -> GrownNetwork:
         """A host as last measured, in eval mode: images [B, 3, 32, 32] in [0, 1] to logits.
@@ -211,26 +211,26 @@ class Simulator:
         Raises IndexError for a number that is no env, RuntimeError before `reset`.
         """
         self._check_env(env)
-        if self._standing is None:
+        if self._hosts is None:
             raise RuntimeError(
                 "nothing has been measured since the last reset: call reset, or play an episode"
             )
         number = self.world.round + 1
-        hosts = measured_hosts(self.world, self.settings, self._standing, number, [env])
+        hosts = measured_hosts(self.world, self.settings, self._hosts, number, [env])
         return hosts[0].network()
 
     def _check_env(self, env: int) -> None:
         if not 0 <= env < self.num_envs:
             raise IndexError(f"env {env}: there are {self.num_envs}, from 0")
 
-    def _play(self, seen: Seen, action: Action) -> tuple[StepResult, Seen | None]:
-        """Carry out what answers `seen`, and the next env-step; interrupted, a reset is due."""
-        self._seen = self._standing = None
+    def _play(self, observed: Observed, action: Action) -> tuple[StepResult, Observed | None]:
+        """Carry out what answers `observed`, and the next env-step; interrupted, a reset is due."""
+        self._observed = self._hosts = None
         with threads(self.settings.compute.threads):
             result, after = self.env.step(action)
-        self._seen = after
-        before = (after or seen).observed.state
-        self._standing = standing_of(before, before if after is not None else result.state)
+        self._observed = after
+        before = (after or observed).view.state
+        self._hosts = host_states(before, before if after is not None else result.state)
         return result, after
 
     def seeds(self, env: int) -> list[Seed]:

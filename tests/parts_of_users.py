@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 import esper_soa
 from esper_soa.agent.protocol import Memory
-from esper_soa.agent.scripted import obey, seed_action, uniform_choice, unlearned
+from esper_soa.agent.scripted import seed_action, uniform_choice, unlearned
 from esper_soa.agent.user_agents import Surroundings
+from esper_soa.env.legal import obey
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.nets.model.blueprints import Architecture
 from esper_soa.nets.model.parts import NARROW, Conv, Part, SoftNorm

@@ -12,7 +12,7 @@ from tiny_runs import fresh
 import esper_soa
 from benchmarks.growth_figure import play, timelines
 from esper_soa.adapters.flat import FlatEnvs
-from esper_soa.agent.distribution import illegal_heads
+from esper_soa.env.legal import illegal_heads
 from esper_soa.simulator import Simulator, make
 from esper_soa.state import Action
 from esper_soa.training.runs import RecordedRun

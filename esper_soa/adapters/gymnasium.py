@@ -11,7 +11,7 @@ Importing this module registers an id for every experiment that ships.
 import numpy as np
 import torch
 
-from esper_soa.adapters.flat import FlatEnvs, Shown, Turn, flat_envs
+from esper_soa.adapters.flat import FlatEnvs, FlatObservation, Turn, flat_envs
 from esper_soa.config.compose import experiments
 from esper_soa.simulator import Info, Value
 
@@ -42,7 +42,7 @@ def action_space(envs: FlatEnvs) -> spaces.Space:
     return spaces.MultiDiscrete(list(envs.head_sizes))
 
 
-def arrays(shown: Shown) -> Arrays:
+def arrays(shown: FlatObservation) -> Arrays:
     """An observation of N envs."""
     return {
         "features": shown.features.cpu().numpy(),

@@ -10,7 +10,7 @@ rollout = env.rollout(75)
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from esper_soa.adapters.flat import Shown, flat_envs
+from esper_soa.adapters.flat import FlatObservation, flat_envs
 from esper_soa.simulator import Info, Value
 
 try:
@@ -96,7 +96,7 @@ class GrowthEnv(EnvBase):
         }
         return told.update({name: values[:, None] for name, values in numbers.items()})
 
-    def _told(self, shown: Shown, info: Info) -> TensorDict:
+    def _told(self, shown: FlatObservation, info: Info) -> TensorDict:
         found = {
             "features": shown.features,
             "action_mask": shown.action_mask,

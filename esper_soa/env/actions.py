@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.agent.distribution import illegal_choices
-from esper_soa.agent.scripted import obey
 from esper_soa.env.joint import JointActions
+from esper_soa.env.legal import illegal_choices, obey
 from esper_soa.state import Action, Masks
 from esper_soa.vocabulary import HEAD_NAMES, HEADS
 

@@ -17,7 +17,7 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.env.attribution import prefix_codes
 from esper_soa.env.reward_records import RewardSettings, RewardSplit
 from esper_soa.env.shapley import arrival_orders
-from esper_soa.env.step import EAGER, Rules, StepKernels, compiled
+from esper_soa.env.step import EAGER, EnvRules, StepKernels, compiled
 from esper_soa.env.user_reward import own_reward
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.choose import choose_engine
@@ -39,7 +39,7 @@ from esper_soa.training.pretrained import load_policy, take_over
 from esper_soa.vocabulary import STAGE_NAMES
 
 
-def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> Rules:
+def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> EnvRules:
     """All that stays the same during a run, on `device`, the engine of its networks included.
 
     first_env: the number of the first env, where cfg.envs are a rank's share. Raises SettingError
@@ -51,7 +51,7 @@ def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> R
     allowed = torch.zeros(num_codes(nets.shape.blueprints), dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
     orders, _ = shapley_orders(cfg, num_slots)
-    return Rules(
+    return EnvRules(
         nets=nets,
         engine=choose_engine(cfg.compute.engine, trial),
         lifecycle=cfg.lifecycle,
@@ -210,7 +210,7 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     decisions, gradients = (replay.steps(part, world.device) for part in (POLICY, GRADIENTS))
     ppo = cfg.policy.ppo
     learner = Learner(
-        policy, ppo, ppo.floor_penalty_rounds, cfg.seed, gradients, imitation, world.ranks
+        policy, ppo, ppo.floor_penalty_rounds, cfg.seed, gradients, imitation, world.reduction
     )
     if cfg.policy.init != SCRATCH:
         take_over(learner, cfg.policy.network, load_policy(cfg.policy.init, world.device), names)

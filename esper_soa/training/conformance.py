@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.agent.distribution import illegal_choices
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.user_agents import Surroundings, decision_faults, made_agent, memory_faults
 from esper_soa.config import registry
@@ -24,8 +23,10 @@ from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig, TaskConfig, host_slots
 from esper_soa.config.registry import AGENT, BLUEPRINT, HOST, REWARD, Part, collect_faults
 from esper_soa.config.settings import ComputeConfig, TrainConfig
-from esper_soa.env.env import Env, Seen
+from esper_soa.env.env import Env
+from esper_soa.env.legal import illegal_choices
 from esper_soa.env.reward_records import RewardInputs
+from esper_soa.env.step import Observed
 from esper_soa.env.user_reward import reward_findings, sample_inputs
 from esper_soa.nets.data import streams
 from esper_soa.nets.forward import seed_forward
@@ -327,16 +328,16 @@ def _play_findings(agent: Agent, env: Env) -> list[str]:
     """What an episode shows, up to the first env-step at which something is wrong."""
     num_envs = env.num_envs
     memory = agent.start(num_envs, CPU)
-    seen: Seen | None = env.reset()
+    observed: Observed | None = env.reset()
     found = memory_faults(memory, num_envs, CPU)
-    while seen is not None and not found:
-        view = seen.view
+    while observed is not None and not found:
+        view = observed.view
         first = agent.act(view.clone(), _copied(memory))
         found = _step_findings(first, view) or _conduct_findings(agent, view, memory, first)
         found = [f"at env-step {int(view.state.signals.step[0])}: {fault}" for fault in found]
         if not found:
             memory = first[1]
-            (_, seen) = env.step(first[0].action)
+            _, observed = env.step(first[0].action)
     return found
 
 

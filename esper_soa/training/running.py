@@ -91,13 +91,14 @@ class Run:
         own = replace(cfg, policy=replace(cfg.policy, init=SCRATCH)) if resumed else cfg
         self.cfg = cfg
         self.session = session
+        self.ranks = ranks
         self.world = build_worlds(cfg, device, images, ranks)
         self.player = build_player(own, self.world)
         self.watch = Watch(cfg.telemetry.anomaly)
         self.profile = make_profile(cfg.profile, device, self.folder.path)
         self.totals = RunTotals()
         self.control: Control | None = None
-        self.output = RunOutput(cfg, session, self.world, ranks.first, callbacks)
+        self.output = RunOutput(cfg, session, self.world, ranks, callbacks)
         workers = self.world.rules.nets.workers
         self.origin = Origin(begin, device_name(device, workers, self.precision.name))
         self.output.checkpoint = self.checkpoint()
@@ -265,7 +266,9 @@ class Run:
         recent = self.totals.recent
         label = control_words(cfg.control)
         results = [
-            play_control(cfg.control, cfg, self.world, hosts, Round(number, progress, label))
+            play_control(
+                cfg.control, cfg, self.world, hosts, Round(number, progress, label), self.ranks
+            )
             for number, hosts in enumerate(recent, self.totals.rounds_done - len(recent))
         ]
         missing = sum(cut_off(result, cfg) for result in results)

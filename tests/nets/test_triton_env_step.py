@@ -118,12 +118,11 @@ def launches_of_an_env_step(
     for step in range(2):
         launches.take()
         launches.steps.clear()
-        seen = env.observe_()
-        decision, memory = agent.act(seen.view, restart(memory, fresh, seen.restarted))
+        observed = env.observe_()
+        decision, memory = agent.act(observed.view, restart(memory, fresh, observed.restarted))
         result = env.apply_action_(decision.action)
-        row = _row(seen.observed, decision, result, env.over)
-        write_(rollout, step, row.replace(reset=seen.restarted))
-        metrics.add_(seen.measured, seen.observed, result)
+        write_(rollout, step, _row(observed, decision, result, env.truncated))
+        metrics.add_(observed, result)
     return launches.take(), launches.steps
 
 
@@ -170,7 +169,7 @@ def test_an_env_step_launches_little_as_blocks_and_slots_alone_say(
     assert 4 + task.num_blocks + num_slots == validation
     assert [step.name for step in others] == [
         "claimed",
-        "perceive",
+        "guard_and_record",
         "decide_openly",
         "apply_action",
         "counted",

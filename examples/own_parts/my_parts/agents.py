@@ -7,8 +7,9 @@ from torch import Tensor
 
 import esper_soa
 from esper_soa.agent.protocol import Memory
-from esper_soa.agent.scripted import obey, seed_action, unlearned
+from esper_soa.agent.scripted import seed_action, unlearned
 from esper_soa.agent.user_agents import Surroundings
+from esper_soa.env.legal import obey
 from esper_soa.state import Decision, View
 from esper_soa.vocabulary import Op
 
