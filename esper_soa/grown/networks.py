@@ -15,7 +15,7 @@ from pathlib import Path
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import Standing
 from esper_soa.env.world import World
-from esper_soa.grown.build import Grown, Pixels, Residents, grown_hosts
+from esper_soa.grown.build import GrownHost, Pixels, Residents, grown_hosts
 from esper_soa.grown.module_files import ModuleFileError, load, save, save_hosts
 from esper_soa.runtime.files import LOGGER, Unwritten
 from esper_soa.training.run_folder import RunFolder, package_versions, rounds_of
@@ -37,7 +37,7 @@ class Networks:
         self.world = world
         self.ranks = world.ranks
         self.best: dict | None = None  # spec of the best host so far
-        self.waiting: Grown | None = None  # it, where it is not written yet
+        self.waiting: GrownHost | None = None  # it, where it is not written yet
         self.newest: tuple[Standing, int] | None = None  # round that was played last, its number
 
     def go_back(self, rounds: int) -> None:
@@ -99,7 +99,7 @@ class Networks:
             for path in [path for path in files if rounds_of(path) <= oldest][:-1]:
                 path.unlink(missing_ok=True)
 
-    def own_hosts(self, standing: Standing, number: int, envs: Sequence[int]) -> list[Grown]:
+    def own_hosts(self, standing: Standing, number: int, envs: Sequence[int]) -> list[GrownHost]:
         """Those of these hosts of round `number` (from 1) that this rank has."""
         own = [env for env in envs if env in self.ranks.share(len(standing.accuracy))]
         return measured_hosts(self.world, self.cfg, standing, number, own) if own else []
@@ -111,7 +111,7 @@ class Networks:
 
 def measured_hosts(
     world: World, cfg: TrainConfig, standing: Standing, number: int, envs: Sequence[int]
-) -> list[Grown]:
+) -> list[GrownHost]:
     """These hosts of the world, as they were last measured, with a spec that says so.
 
     envs: their numbers among all that `standing` tells of.
