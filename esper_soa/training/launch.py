@@ -27,7 +27,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from esper_soa.config.errors import OutOfRoomError, RankLostError, UserError, check, one_line
 from esper_soa.config.settings import TrainConfig, settings_from_yaml, settings_yaml
-from esper_soa.runtime.console import Outlet, outlet, standing_streams
+from esper_soa.runtime.console import Outlet, standing_streams
 from esper_soa.runtime.device import resolve_device
 from esper_soa.runtime.files import LOGGER, IncompleteError, write_text
 from esper_soa.runtime.ranks import PATIENCE, RankGroup, keep_to_cores
@@ -69,6 +69,7 @@ def train_within(within: Session, cfg: TrainConfig, checkpoint: Path | None) -> 
             "checkpoint": str(checkpoint or ""),
             "path": sys.path,
             "settings": settings_yaml(cfg),
+            "verbose": within.verbose,
         }
         write_text(Path(scratch, "job.json"), json.dumps(job))
         _launch(within.folder, cfg, Path(scratch))
@@ -189,7 +190,7 @@ def main() -> None:
             play_beside(cfg, here, meeting)
             return
         write_text(scratch / "pid", str(os.getpid()))
-        within = Session(RunFolder(Path(job["folder"])), outlet(sys.stdout))
+        within = Session(RunFolder(Path(job["folder"])), job["verbose"])
         with within.speaking():
             checkpoint = Path(job["checkpoint"]) if job["checkpoint"] else None
             if here.restarts:
@@ -235,7 +236,7 @@ def play_beside(cfg: TrainConfig, here: Place, meeting: str = "env://") -> float
     """
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         LOGGER.disabled = True
-        within = Session(RunFolder(Path(os.devnull)), Outlet(nowhere))
+        within = Session(RunFolder(Path(os.devnull)), 0, Outlet(nowhere))
         telemetry = replace(cfg.telemetry, progress="off")
         silent = replace(cfg, report=False, track=[], telemetry=telemetry)
         return play_rank(within, silent, None, here, meeting)

@@ -41,12 +41,13 @@ from esper_soa.runtime.signals import STOPPING, Interrupted, Requests
 from esper_soa.state import STATE_FLOAT
 from esper_soa.training import resume
 from esper_soa.training.anomaly import Watch
-from esper_soa.training.build import build_player, build_worlds
+from esper_soa.training.build import build_worlds
 from esper_soa.training.checkpoint import save_checkpoint
 from esper_soa.training.collect import Round, play_round
 from esper_soa.training.controls import Grown, play_control
 from esper_soa.training.final_table import SEEDS, Pareto, Speed, Summary
 from esper_soa.training.metrics import RoundResult
+from esper_soa.training.players import build_player
 from esper_soa.training.profile import make_profile
 from esper_soa.training.progress import LOGGER, Progress
 from esper_soa.training.run_folder import rounds_of
