@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from esper_soa.training.conformance import check_blueprint as check_blueprint
     from esper_soa.training.conformance import check_host as check_host
     from esper_soa.training.conformance import check_reward as check_reward
-    from esper_soa.training.runs import Evaluation as Evaluation
+    from esper_soa.training.runs import NetworkScore as NetworkScore
     from esper_soa.training.runs import RecordedRun as RecordedRun
     from esper_soa.training.runs import open_run as open_run
     from esper_soa.training.runs import train as train

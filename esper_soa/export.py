@@ -94,7 +94,7 @@ def write_network(run: str, settings: dict[str, str]) -> None:
         print(path)
 
 
-class CallableModule(ModuleType):
+class CallableCommand(ModuleType):
     """This module, called as formats.export."""
 
     def __call__(self, *arguments: object, **options: object) -> Path:
@@ -107,4 +107,4 @@ class CallableModule(ModuleType):
 if __name__ == "__main__":
     main()
 else:
-    sys.modules[__name__].__class__ = CallableModule
+    sys.modules[__name__].__class__ = CallableCommand

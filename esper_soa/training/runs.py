@@ -48,7 +48,7 @@ SPLITS = ("train", "validation", "test")
 AT_ONCE = 256  # images per forward pass of `evaluate`
 
 
-class Evaluation(NamedTuple):
+class NetworkScore(NamedTuple):
     """How well a network classifies images."""
 
     accuracy: float  # percent
@@ -138,7 +138,7 @@ class RecordedRun:
         return order[order >= 0]
 
     @torch.no_grad()
-    def evaluate(self, net: nn.Module) -> Evaluation:
+    def evaluate(self, net: nn.Module) -> NetworkScore:
         """Accuracy and loss of `net`, in eval mode, on the validation images of the run.
 
         net: images [B, 3, 32, 32] in [0, 1] to logits [B, classes], on any device. For a host of
@@ -155,7 +155,7 @@ class RecordedRun:
             net.train(training)
         logits = torch.cat(parts).double()
         correct = int((logits.argmax(1) == labels).sum())
-        return Evaluation(100.0 * correct / len(labels), float(cross_entropy(logits, labels)))
+        return NetworkScore(100.0 * correct / len(labels), float(cross_entropy(logits, labels)))
 
     def export(self, env: int | str = "best") -> GrownNetwork:
         """A host as a module in eval mode: images [B, 3, 32, 32] in [0, 1] to logits [B, classes].
