@@ -37,7 +37,6 @@ USED_TWICE = {
     "Choice",
     "Crops",
     "Excite",
-    "GrowthEnv",
     "Residual",
     "Rule",
     "SoftNorm",

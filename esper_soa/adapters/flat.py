@@ -49,7 +49,8 @@ class FlatEnvs:
         """actions: "joint" for joint actions [N], "heads" for choices [N, 8], heads in order.
 
         Heads are masked one by one: a choice of every head may be legal, and all of them together
-        not. Such an action becomes WAIT. Joint actions have no such combinations.
+        not. Such an action becomes WAIT. Joint actions have no such combinations. sim: one with
+        illegal="wait", as agents of other libraries try what is illegal.
         """
         check(actions in ACTIONS, "actions", actions, " or ".join(ACTIONS))
         early = sim.settings.early_stop
@@ -120,6 +121,6 @@ def _head_masks(masks: Masks) -> Tensor:
 
 
 def flat_envs(experiment: str, actions: str, settings: Mapping[str, Value]) -> FlatEnvs:
-    """Envs of `make(experiment, **settings)`, without a policy of their own; UserError as there."""
+    """Envs of `make(experiment, illegal="wait", **settings)`; raises UserError as there."""
     settled = with_policy(play_settings(experiment, (), settings), "wait")
-    return FlatEnvs(Simulator(settled), actions)
+    return FlatEnvs(Simulator(settled, illegal="wait"), actions)

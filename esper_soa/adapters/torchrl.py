@@ -2,8 +2,8 @@
 
 from torchrl.envs import TransformedEnv
 from torchrl.envs.transforms import ActionMask
-from esper_soa.adapters.torchrl import GrowthEnv
-env = TransformedEnv(GrowthEnv("cifar_3seed", envs=16), ActionMask())
+from esper_soa.adapters.torchrl import TorchRLGrowthEnv
+env = TransformedEnv(TorchRLGrowthEnv("cifar_3seed", envs=16), ActionMask())
 rollout = env.rollout(75)
 """
 
@@ -22,7 +22,7 @@ except ImportError as error:
     ) from error
 
 
-class GrowthEnv(EnvBase):
+class TorchRLGrowthEnv(EnvBase):
     """N hosts, batch size [N]. A rollback terminates one env, which goes on from its snapshot when
     it is reset; the last env-step truncates all, and then they begin the next round together.
     """

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
-from esper_soa.grown.build import Grown, Pixels, Residents, grown_hosts
+from esper_soa.grown.build import GrownHost, Pixels, Residents, grown_hosts
 from esper_soa.runtime.versions import package_versions
 
 
 def measured_hosts(
     world: World, cfg: TrainConfig, states: HostStates, number: int, envs: Sequence[int]
-) -> list[Grown]:
+) -> list[GrownHost]:
     """These hosts of the world, as they were last measured, with a spec that says so.
 
     envs: their numbers among all that `states` tells of.

@@ -14,7 +14,7 @@ from pathlib import Path
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
-from esper_soa.grown.build import Grown
+from esper_soa.grown.build import GrownHost
 from esper_soa.grown.module_files import ModuleFileError, load, save, save_hosts
 from esper_soa.grown.networks import measured_hosts
 from esper_soa.runtime.files import LOGGER, Unwritten
@@ -43,7 +43,7 @@ class NetworkFiles:
         self.world = world
         self.ranks = ranks
         self.best: dict | None = None  # spec of the best host so far
-        self.unsaved: Grown | None = None  # it, where it is not written yet
+        self.unsaved: GrownHost | None = None  # it, where it is not written yet
         self.newest: tuple[HostStates, int] | None = None  # the last round, and its number
 
     def cut_back(self, rounds: int) -> None:
@@ -105,7 +105,7 @@ class NetworkFiles:
             for path in [path for path in files if rounds_of(path) <= oldest][:-1]:
                 path.unlink(missing_ok=True)
 
-    def own_hosts(self, states: HostStates, number: int, envs: Sequence[int]) -> list[Grown]:
+    def own_hosts(self, states: HostStates, number: int, envs: Sequence[int]) -> list[GrownHost]:
         """Those of these hosts of round `number` (from 1) that this rank has."""
         own = [env for env in envs if env in self.ranks.share(len(states.accuracy))]
         return measured_hosts(self.world, self.cfg, states, number, own) if own else []

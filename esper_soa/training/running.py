@@ -34,13 +34,14 @@ from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.runtime.signals import STOPPING, Interrupted
 from esper_soa.training import resume
 from esper_soa.training.anomaly import Watch
-from esper_soa.training.build import build_player, build_worlds
+from esper_soa.training.build import build_worlds
 from esper_soa.training.callbacks import Callback
 from esper_soa.training.collect import Round
 from esper_soa.training.controls import GrownHosts, play_control
 from esper_soa.training.final_table import SEEDS, Speed, Summary
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.output import RunOutput
+from esper_soa.training.players import build_player
 from esper_soa.training.profile import make_profile
 from esper_soa.training.progress import LOGGER, Progress
 from esper_soa.training.run_folder import RunFolder, write_config

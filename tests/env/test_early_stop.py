@@ -24,8 +24,9 @@ from esper_soa.env.step import initial_state
 from esper_soa.nets.choose import ENGINES
 from esper_soa.simulator import Simulator
 from esper_soa.state import Action, EnvState
-from esper_soa.training.build import build_player, build_world, trial_of
+from esper_soa.training.build import build_world, trial_of
 from esper_soa.training.collect import EpisodeRunner, Player, Round
+from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import HEAD_NAMES
 

@@ -24,9 +24,10 @@ from esper_soa.env.step import EAGER
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.data import batches as data
 from esper_soa.nets.data.datasets import synthetic
-from esper_soa.training.build import build_player, build_rules, build_world
+from esper_soa.training.build import build_rules, build_world
 from esper_soa.training.collect import EpisodeRunner, Player, Round, _rollout, _row
 from esper_soa.training.metrics import MetricsAccumulator
+from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")

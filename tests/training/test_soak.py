@@ -19,8 +19,9 @@ from esper_soa.env.step import StepData
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.data.datasets import load_images
 from esper_soa.runtime.device import keep_freed_memory
-from esper_soa.training.build import build_player, build_rules
+from esper_soa.training.build import build_rules
 from esper_soa.training.collect import Round, play_round
+from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
 
 MIB = 2**20
