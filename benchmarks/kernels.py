@@ -21,7 +21,7 @@ from benchmarks.records import Record, check_folder, command_line, finish, origi
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.errors import UserError
 from esper_soa.config.settings import TrainConfig
-from esper_soa.env.step import EAGER, Rules, StepKernels, compiled, initial_state
+from esper_soa.env.step import EAGER, EnvRules, StepKernels, compiled, initial_state
 from esper_soa.nets.data import streams
 from esper_soa.runtime.device import (
     apply_threads,
@@ -92,26 +92,23 @@ def measure(slots: Slots, made: Made) -> Measurements:
     )
 
 
-def turn(kernels: StepKernels, rules: Rules, state: EnvState, made: Made) -> tuple[EnvState, float]:
+def turn(
+    kernels: StepKernels, rules: EnvRules, state: EnvState, made: Made
+) -> tuple[EnvState, float]:
     """One env-step under random legal actions, and the seconds of the two kernels alone."""
     measured = measure(state.slots, made)
     device = made.loss.device
     wait_for(device)
     begun = time.perf_counter()
-    observed = kernels.record_and_observe(rules, state, measured)
+    recorded = kernels.record_and_observe(rules, state, measured)
     wait_for(device)
     seconds = time.perf_counter() - begun
-    view = View(
-        state=observed.state,
-        observation=observed.observation,
-        masks=observed.masks,
-        noise=made.noise,
-        batch_size=made.loss.shape,
-    )
+    state, attribution, masks, observation = recorded
+    view = View(state, observation, masks, made.noise, batch_size=made.loss.shape)
     decision, _ = RandomPolicy().act(view, ())
     wait_for(device)
     begun = time.perf_counter()
-    state = kernels.apply_action(rules, observed, decision.action).state
+    state = kernels.apply_action(rules, state, attribution, decision.action).state
     wait_for(device)
     return state, seconds + time.perf_counter() - begun
 

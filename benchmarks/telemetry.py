@@ -43,9 +43,10 @@ from esper_soa.lab.telemetry.tracking import (
 from esper_soa.lab.telemetry.worker import Worker
 from esper_soa.runtime.device import apply_threads, resolve_device
 from esper_soa.runtime.files import Unwritten
-from esper_soa.training.build import build_player, build_world
+from esper_soa.training.build import build_world
 from esper_soa.training.callbacks import NO_RECORDER, Recorder
 from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
 
 CONF = Path(__file__).parent / "conf"

@@ -21,27 +21,68 @@ from esper_soa.config.registry import reward as reward
 
 if TYPE_CHECKING:
     from esper_soa.agent.controller import Controller as Controller
+    from esper_soa.agent.protocol import Agent as Agent
+    from esper_soa.agent.scripted import seed_action as seed_action
+    from esper_soa.agent.scripted import unlearned as unlearned
+    from esper_soa.agent.user_agents import Surroundings as Surroundings
     from esper_soa.config.compose import compose_settings as compose_settings
     from esper_soa.config.compose import experiments as experiments
+    from esper_soa.config.errors import DataError as DataError
+    from esper_soa.config.errors import OutOfRoomError as OutOfRoomError
+    from esper_soa.config.errors import SettingError as SettingError
     from esper_soa.config.errors import UserError as UserError
+    from esper_soa.config.settings import TrainConfig as TrainConfig
+    from esper_soa.env.legal import obey as obey
+    from esper_soa.env.reward_records import RewardInputs as RewardInputs
+    from esper_soa.grown.formats import export as export
+    from esper_soa.grown.module_files import ModuleFileError as ModuleFileError
     from esper_soa.grown.module_files import load as load
     from esper_soa.grown.module_files import save as save
+    from esper_soa.nets.data.image_set import ImageSet as ImageSet
     from esper_soa.nets.data.user_images import check_images as check_images
     from esper_soa.nets.data.user_images import images as images
+    from esper_soa.nets.model.blueprints import Architecture as Architecture
+    from esper_soa.nets.model.host_parts import ConvBlock as ConvBlock
+    from esper_soa.nets.model.host_parts import HostPart as HostPart
+    from esper_soa.nets.model.host_parts import Residual as Residual
     from esper_soa.nets.model.modules import GrownNetwork as GrownNetwork
+    from esper_soa.nets.model.parts import CHANNELS as CHANNELS
+    from esper_soa.nets.model.parts import NARROW as NARROW
+    from esper_soa.nets.model.parts import REDUCED as REDUCED
+    from esper_soa.nets.model.parts import Conv as Conv
+    from esper_soa.nets.model.parts import Depthwise as Depthwise
+    from esper_soa.nets.model.parts import Excite as Excite
+    from esper_soa.nets.model.parts import Part as Part
+    from esper_soa.nets.model.parts import SoftNorm as SoftNorm
+    from esper_soa.nets.model.parts import Squeeze as Squeeze
+    from esper_soa.nets.model.parts import Start as Start
+    from esper_soa.nets.model.parts import Width as Width
+    from esper_soa.runtime.files import IncompleteError as IncompleteError
     from esper_soa.simulator import Info as Info
     from esper_soa.simulator import Seed as Seed
     from esper_soa.simulator import Simulator as Simulator
     from esper_soa.simulator import Step as Step
     from esper_soa.simulator import make as make
+    from esper_soa.state import Action as Action
+    from esper_soa.state import Decision as Decision
+    from esper_soa.state import EnvState as EnvState
+    from esper_soa.state import Masks as Masks
+    from esper_soa.state import Observation as Observation
+    from esper_soa.state import View as View
     from esper_soa.training.callbacks import Callback as Callback
+    from esper_soa.training.conformance import ConformanceError as ConformanceError
     from esper_soa.training.conformance import check_agent as check_agent
     from esper_soa.training.conformance import check_blueprint as check_blueprint
     from esper_soa.training.conformance import check_host as check_host
     from esper_soa.training.conformance import check_reward as check_reward
+    from esper_soa.training.runs import NetworkScore as NetworkScore
     from esper_soa.training.runs import RecordedRun as RecordedRun
     from esper_soa.training.runs import open_run as open_run
     from esper_soa.training.runs import train as train
+    from esper_soa.vocabulary import Blueprint as Blueprint
+    from esper_soa.vocabulary import Op as Op
+    from esper_soa.vocabulary import Stage as Stage
+    from esper_soa.vocabulary import Style as Style
 
 
 @functools.cache

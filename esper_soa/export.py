@@ -1,18 +1,22 @@
 """The command line that takes a network out of a run: `esper-export RUN env=best format=onnx`.
 
 Also `python -m esper_soa.export`. Exit status: 0 done, 1 a file not written, 2 a user's mistake.
+Once it is imported, Python has the name `esper_soa.export` mean this module, so it can be called as
+that function, grown/formats.export.
 """
 
 import argparse
+import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
-from esper_soa.config.errors import UserError, check
+from esper_soa.config.errors import SettingError, UserError, check, one_line
 from esper_soa.config.paths import user_path
 from esper_soa.runtime.console import ending_with_status, parser
 from esper_soa.runtime.signals import importing
 
-# and what they are where they are not given
-SETTINGS = {"env": "best", "format": "safetensors", "to": "."}
+SETTINGS = {"env": "best", "format": "safetensors", "to": ".", "import": ""}  # with defaults
 HELP = """\
   RUN                a run folder, or a file that esper_soa.save wrote
   env=best           the host with the highest validation accuracy of the run, or the number of one
@@ -20,6 +24,8 @@ HELP = """\
   format=safetensors one or more of safetensors, pt2 (torch.export), onnx (needs esper-soa[onnx]),
                      code (one Python file that needs torch alone), with commas between
   to=.               folder that the files are written to
+  import=            modules of your own parts, with commas between: a network that holds such
+                     parts cannot be made without (PYTHONPATH says where they lie)
 
   esper-export runs/cifar_3seed/2026-01-31_12-00-00 format=safetensors,pt2,onnx,code
 """
@@ -27,13 +33,13 @@ HELP = """\
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; ends the interpreter with its status where that is not 0."""
-    usage = "esper-export RUN [env=best] [format=safetensors] [to=.]"
+    usage = "esper-export RUN [env=best] [format=safetensors] [to=.] [import=MODULE]"
     words = parser(usage, "Take a grown network out of a run.", HELP)
     words.add_argument("run", metavar="RUN", help=argparse.SUPPRESS)
     words.add_argument("settings", nargs="*", help=argparse.SUPPRESS)
     given = words.parse_args(arguments)
     with ending_with_status():
-        export(given.run, settings_of(given.settings))
+        write_network(given.run, settings_of(given.settings))
 
 
 def settings_of(given: list[str]) -> dict[str, str]:
@@ -45,7 +51,18 @@ def settings_of(given: list[str]) -> dict[str, str]:
     return SETTINGS | {name: value for name, _, value in named}
 
 
-def export(run: str, settings: dict[str, str]) -> None:
+def import_parts(modules: list[str]) -> None:
+    """Import modules of users' parts; raises UserError for one that cannot be imported."""
+    for module in modules:
+        try:
+            import_module(module)
+        except ImportError as error:
+            allowed = f"a module that can be imported ({one_line(error)})"
+            remedy = "PYTHONPATH=<folder> says where it lies."
+            raise SettingError("import", module, allowed, remedy) from error
+
+
+def write_network(run: str, settings: dict[str, str]) -> None:
     """Write the network of `run` in all the formats, and print the paths."""
     with importing():
         from esper_soa.grown.formats import FORMATS
@@ -56,6 +73,7 @@ def export(run: str, settings: dict[str, str]) -> None:
     for name in wanted:
         known = f"one or more of {', '.join(FORMATS)}, with commas between"
         check(name in FORMATS, "format", name, known)
+    import_parts(list(filter(None, settings["import"].split(","))))
     env: int | str = int(settings["env"]) if settings["env"].isdecimal() else settings["env"]
     place = user_path("RUN", run)
     folder = user_path("to", settings["to"])
@@ -76,5 +94,17 @@ def export(run: str, settings: dict[str, str]) -> None:
         print(path)
 
 
+class CallableCommand(ModuleType):
+    """This module, called as formats.export."""
+
+    def __call__(self, *arguments: object, **options: object) -> Path:
+        """See formats.export."""
+        from esper_soa.grown.formats import export
+
+        return export(*arguments, **options)  # type: ignore[arg-type]
+
+
 if __name__ == "__main__":
     main()
+else:
+    sys.modules[__name__].__class__ = CallableCommand

@@ -5,7 +5,8 @@
         print(step.number, step.accuracy.mean(), step.reward.mean())
 
     observation, info = sim.reset()
-    observation, reward, terminated, truncated, info = sim.step({"op": 1, "blueprint": 1})
+    action = {"op": "germinate", "slot": "r0c0", "blueprint": "conv_light"}
+    observation, reward, terminated, truncated, info = sim.step(action)
     net = sim.export(3)    # host 3 as a plain module
 
 Everything random follows from the seed, the round, the env and the env-step: round i of a simulator
@@ -15,7 +16,8 @@ process.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from hydra.core.override_parser.types import Quote, QuotedString
@@ -28,33 +30,37 @@ from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import UserError, check
 from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import POLICIES, TrainConfig
-from esper_soa.env.actions import Given, check_action, read_action
-from esper_soa.env.env import Env, Seen
+from esper_soa.env.actions import ActionLike, check_action, choice_names, read_action
+from esper_soa.env.env import Env
 from esper_soa.env.joint import JointActions
-from esper_soa.env.step import StepResult
-from esper_soa.env.topology import Standing, standing_of
-from esper_soa.grown.networks import measured_hosts
+from esper_soa.env.step import Observed, StepResult
+from esper_soa.env.topology import HostStates, host_states
 from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.nets.model.blueprints import names_by_code
-from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.runtime.device import resolve_device, threads
 from esper_soa.runtime.memory import naming_memory
 from esper_soa.state import Action, EnvState, Masks, Observation, View
-from esper_soa.training.build import build_player, build_world
+from esper_soa.training.build import build_world, rule_player
 from esper_soa.vocabulary import STAGE_NAMES
 
+if TYPE_CHECKING:
+    from esper_soa.nets.model.modules import GrownNetwork
+
+# What few simulators need is imported where they ask for it: learned policies, exported hosts.
+PLAYERS = "esper_soa.training.players"
+NETWORKS = "esper_soa.grown.networks"
 # nothing is learned here, so that any number of envs will do
 NO_LEARNER = ("policy.ppo.minibatches=1",)
 Value = str | int | float | bool
-ILLEGAL = ("wait", "raise")  # what becomes of an illegal action
+ILLEGAL = ("raise", "wait")  # what an illegal action leads to
 
 
 class Info(NamedTuple):
-    """What a step tells beside observation and reward, of N envs."""
+    """Facts of a step of N envs beside observation and reward."""
 
     masks: Masks  # the choices that are legal now
     accuracy: Tensor  # float64 [N], validation accuracy at the newest measurement, percent
-    illegal: Tensor  # bool [N]: the last action was not legal, and the env waited instead
+    illegal: Tensor  # bool [N]: the last action was illegal, and the env waited (illegal="wait")
     # Bool [N]: rolled back at the last env-step, so that a trajectory begins here.
     restarted: Tensor
     round: int  # from 0
@@ -62,7 +68,7 @@ class Info(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One env-step of N envs as a policy played it."""
+    """One env-step of N envs in an episode of the policy."""
 
     number: int  # from 0
     observation: Observation
@@ -77,7 +83,7 @@ class Step(NamedTuple):
 
 
 class Seed(NamedTuple):
-    """One live seed of an env, in words."""
+    """One live seed of an env; stage and blueprint are names."""
 
     slot: str
     stage: str
@@ -96,35 +102,40 @@ class Simulator:
         settings: TrainConfig,
         agent: Agent | None = None,
         images: ImageSet | None = None,
-        illegal: str = "wait",
+        illegal: str = "raise",
     ) -> None:
-        """agent: who plays `episode`; None takes that of the settings. images: instead of theirs.
+        """agent: the policy of `episode`; None: that of the settings. images: instead of theirs.
 
-        Raises UserError for what does not fit together.
+        illegal: "raise" or "wait"; see `make`. Raises UserError for what does not fit together.
         """
         check(illegal in ILLEGAL, "illegal", illegal, " or ".join(ILLEGAL))
         self.settings = settings
-        self.raising = illegal == "raise"
+        self.strict = illegal == "raise"
         self.device = resolve_device(settings.device)
         self._images = None if images is None else images.to(self.device)
         self._build(settings.seed)
         self._next_round = 0
+        name = settings.policy.name
         if agent is not None:
             self.agent: Agent = Watched("policy", agent)
-            return
-        player = build_player(self.settings, self.world)
-        if player.learner is not None:
+        elif name != "ppo":
+            self.agent = rule_player(settings, name, "policy.name")
+        else:
+            player = import_module(PLAYERS).build_player(settings, self.world)
             player.learner.policy.eval()
-        self.agent = player.agent
+            self.agent = player.agent
 
     def _build(self, seed: int) -> None:
         with naming_memory(UserError):
             self.world = build_world(self.settings, self.device, seed, self._images)
         self._images = self.world.images
         self.env = Env(self.world)
-        self.joint = JointActions(len(self.slots), self.world.rules.blueprints)
-        self._seen: Seen | None = None  # what the next action answers; None: reset is due
-        self._standing: Standing | None = None  # the hosts as they were last measured
+        legal = self.world.rules.blueprints
+        self.joint = JointActions(len(self.slots), legal)
+        blueprints = names_by_code(self.world.rules.nets.shape.blueprints)
+        self.names = choice_names(self.slots, blueprints, legal)  # that actions may use, by head
+        self._observed: Observed | None = None  # what the next action answers; None: reset is due
+        self._hosts: HostStates | None = None  # the hosts as they were last measured
 
     @property
     def num_envs(self) -> int:
@@ -149,49 +160,56 @@ class Simulator:
         if seed is not None:
             self._build(seed)
             self._next_round = 0
-        self._seen = self._standing = None
+        self._observed = self._hosts = None
         with threads(self.settings.compute.threads):
-            seen = self.env.reset(self._next_round)
-        self._seen = seen
-        before = seen.observed.state
-        self._standing = standing_of(before, before)
+            observed = self.env.reset(self._next_round)
+        self._observed = observed
+        before = observed.view.state
+        self._hosts = host_states(before, before)
         self._next_round += 1
-        return seen.view.observation, self._info(seen.view, seen.restarted)
+        return observed.view.observation, self._info(observed.view, observed.restarted)
 
-    def step(self, action: Given) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
+    def step(self, action: ActionLike) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
         """Carry out an action [N] and play on to the next decision.
 
-        action: see actions.read_action. Returns the observation, the reward float64 [N], terminated
-        bool [N] (the env was rolled back: its trajectory ends, and it goes on from its snapshot),
-        truncated bool [N] (the episode is over: for all, and `reset` comes next; with `early_stop`
-        for this env, which waits unpaid until it is for all) and Info. An illegal action becomes
-        WAIT and is told in `illegal`, or raises ValueError. Raises RuntimeError before `reset`.
+        action: choices by head, each a name, a number or a sequence of N of them, as in
+        {"op": ["germinate", "wait"], "slot": "r0c0", "blueprint": "conv_light"}; or an Action, rows
+        int [N, 8] of heads, or numbers int [N] of joint actions.
+
+        Returns the observation, the reward float64 [N], terminated bool [N] (the env was rolled
+        back: its trajectory ends, and it goes on from its snapshot), truncated bool [N] (the
+        episode is over: for all, and `reset` comes next; with `early_stop` for this env, which
+        waits unpaid until it is for all) and Info.
+
+        Raises ValueError for names and numbers that are no choices, and for an illegal action,
+        before anything is played (with illegal="wait" the env waits instead, and Info.illegal says
+        so); RuntimeError before `reset`.
         """
-        if self._seen is None:
+        if self._observed is None:
             raise RuntimeError("the episode is over, was interrupted or has not begun: call reset")
-        seen = self._seen
-        given = read_action(action, self.num_envs, self.joint)
-        obeyed, illegal = check_action(given, seen.view.masks, self.raising)
-        result, after = self._play(seen, obeyed)
-        panic = seen.observed.state.guard.panic
-        over = torch.full_like(panic, after is None) | result.state.ending.over
-        view = self.env.after() if after is None else after.view
+        observed = self._observed
+        choices = read_action(action, self.num_envs, self.joint, self.names)
+        legal, illegal = check_action(choices, observed.view.masks, self.strict)
+        result, after = self._play(observed, legal)
+        panic = observed.view.state.guard.panic
+        view = self.env.current_view() if after is None else after.view
         info = self._info(view, panic if after is None else after.restarted)
         info = info._replace(illegal=illegal)
-        return view.observation, result.terms.total, panic, over, info
+        return view.observation, result.terms.total, panic, self.env.truncated, info
 
     def episode(self) -> Iterator[Step]:
         """Play the next round with the policy, env-step by env-step."""
         self.reset()
         agent = self.agent
-        seen = self._seen
+        observed = self._observed
         fresh = memory = agent.start(self.num_envs, self.device)
-        while seen is not None:
+        while observed is not None:
             number = self.env.step_number
             with threads(self.settings.compute.threads):
-                decision, memory = agent.act(seen.view, restart(memory, fresh, seen.restarted))
-            result, after = self._play(seen, decision.action)
-            before = seen.observed
+                memory = restart(memory, fresh, observed.restarted)
+                decision, memory = agent.act(observed.view, memory)
+            result, after = self._play(observed, decision.action)
+            before = observed.view
             yield Step(
                 number,
                 before.observation,
@@ -203,34 +221,36 @@ class Simulator:
                 after is None,
                 result.state,
             )
-            seen = after
+            observed = after
 
-    def export(self, env: int) -> GrownNetwork:
+    def export(self, env: int) -> "GrownNetwork":
         """A host as last measured, in eval mode: images [B, 3, 32, 32] in [0, 1] to logits.
 
         Raises IndexError for a number that is no env, RuntimeError before `reset`.
         """
         self._check_env(env)
-        if self._standing is None:
+        if self._hosts is None:
             raise RuntimeError(
                 "nothing has been measured since the last reset: call reset, or play an episode"
             )
         number = self.world.round + 1
-        hosts = measured_hosts(self.world, self.settings, self._standing, number, [env])
-        return hosts[0].network()
+        measured_hosts = import_module(NETWORKS).measured_hosts
+        (host,) = measured_hosts(self.world, self.settings, self._hosts, number, [env])
+        network: GrownNetwork = host.network()
+        return network
 
     def _check_env(self, env: int) -> None:
         if not 0 <= env < self.num_envs:
             raise IndexError(f"env {env}: there are {self.num_envs}, from 0")
 
-    def _play(self, seen: Seen, action: Action) -> tuple[StepResult, Seen | None]:
-        """Carry out what answers `seen`, and the next env-step; interrupted, a reset is due."""
-        self._seen = self._standing = None
+    def _play(self, observed: Observed, action: Action) -> tuple[StepResult, Observed | None]:
+        """Carry out what answers `observed`, and the next env-step; interrupted, a reset is due."""
+        self._observed = self._hosts = None
         with threads(self.settings.compute.threads):
             result, after = self.env.step(action)
-        self._seen = after
-        before = (after or seen).observed.state
-        self._standing = standing_of(before, before if after is not None else result.state)
+        self._observed = after
+        before = (after or observed).view.state
+        self._hosts = host_states(before, before if after is not None else result.state)
         return result, after
 
     def seeds(self, env: int) -> list[Seed]:
@@ -262,7 +282,7 @@ def make(
     *,
     policy: str | Agent | None = None,
     data: ImageSet | None = None,
-    illegal: str = "wait",
+    illegal: str = "raise",
     overrides: Sequence[str] = (),
     **settings: Value,
 ) -> Simulator:
@@ -273,8 +293,8 @@ def make(
     what the experiment names. An Agent's illegal action is a UserError.
     data: images instead of those that data.name asks for; task.num_classes follows them unless it
     is overridden.
-    illegal: what becomes of an illegal action: it becomes WAIT and is told ("wait"), or ValueError
-    ("raise").
+    illegal: what an illegal action of `step` leads to: "raise", ValueError; "wait", the env waits,
+    and Info.illegal says so.
     overrides: in Hydra's words, such as "task=cifar_impaired" or "reward.mode=net".
     settings: of the top level, by name: envs=16, seed=3, device="cuda", slots="[r0c0,r0c1]".
 

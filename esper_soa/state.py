@@ -56,7 +56,7 @@ def stage_in(stage: Tensor, stages: tuple[int, ...]) -> Tensor:
     return found
 
 
-def nowhere(where: Tensor) -> bool:
+def known_false(where: Tensor) -> bool:
     """Whether `where` (bool) is known to be False throughout: on a CPU alone, where looking costs
     nothing, and not in code that is compiled, which is the same for all.
     """

@@ -5,7 +5,6 @@ called as that function.
 """
 
 import sys
-from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -23,11 +22,11 @@ def main() -> None:
 class CallableModule(ModuleType):
     """This module, which is called for runs.train."""
 
-    def __call__(self, experiment: str = "", overrides: Sequence[str] = ()) -> "RecordedRun":
-        """Train by settings; returns the run (training/runs.py)."""
+    def __call__(self, *arguments: object, **options: object) -> "RecordedRun":
+        """See runs.train."""
         from esper_soa.training.runs import train
 
-        return train(experiment, overrides)
+        return train(*arguments, **options)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

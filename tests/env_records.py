@@ -8,7 +8,7 @@ import torch
 from tiny_world import CPU, tiny_rules
 from torch import Tensor
 
-from esper_soa.env.step import Rules, initial_state
+from esper_soa.env.step import EnvRules, initial_state
 from esper_soa.state import EnvState, Record
 
 rules_of = cache(tiny_rules)
@@ -32,5 +32,5 @@ def empty_state(
     num_envs: int, num_slots: int, max_steps: int, device: torch.device = CPU
 ) -> EnvState:
     """Envs before their first env-step."""
-    rules: Rules = rules_of(num_slots, max_steps)
+    rules: EnvRules = rules_of(num_slots, max_steps)
     return initial_state(rules, num_envs, device)

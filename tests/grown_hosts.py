@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
-from esper_soa.grown.build import Grown, Pixels, Residents, grown_hosts
+from esper_soa.grown.build import GrownHost, Pixels, Residents, grown_hosts
 from esper_soa.nets.engine import ValidationReport
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.nets.seeds.pools import slot_seeds
@@ -58,7 +58,7 @@ class Measured(NamedTuple):
             )
         )
 
-    def hosts(self, envs: list[int]) -> list[Grown]:
+    def hosts(self, envs: list[int]) -> list[GrownHost]:
         """These hosts by themselves."""
         pixels = Pixels(self.world.images.mean, self.world.images.std)
         shape = self.world.rules.nets.shape

@@ -25,9 +25,9 @@ from esper_soa.config.env import (
 from esper_soa.config.nets import TaskConfig, enabled_slots
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.step import (
-    Rules,
+    EnvRules,
+    StepData,
     StepResult,
-    Work,
     apply_action,
     guard_,
     initial_state,
@@ -92,12 +92,12 @@ class Setting:
             min_prune_age=7,
         )
 
-    def rules(self) -> Rules:
+    def rules(self) -> EnvRules:
         """The engine's rules."""
         shape = host_shape(self.task, enabled_slots(self.task, self.slots))
         detached = tuple(STAGE_NAMES.index(stage) for stage in self.lifecycle.detached_stages)
         counts = pools.parameter_table(shape, torch.device("cpu"))
-        return Rules(
+        return EnvRules(
             nets=NetsConfig(
                 shape,
                 self.task,
@@ -312,7 +312,7 @@ class StackedEnvs:
             self.rules,
             self.weights,
             self.state,
-            Work(feed, self.setting.num_batches, feed, self.seed_keys()),
+            StepData(feed, self.setting.num_batches, feed, self.seed_keys()),
         )
         if self.setting.governed:
             self.state, measured = guard_(self.rules, self.weights, self.state, measured)
@@ -323,9 +323,8 @@ class StackedEnvs:
         heads = [torch.tensor(head) for head in zip(*actions, strict=True)]
         names = ScalarAction._fields
         action = Action(**dict(zip(names, heads, strict=True)), batch_size=[len(actions)])
-        result = apply_action(
-            self.rules, record_and_observe(self.rules, self.state, measured), action
-        )
+        recorded = record_and_observe(self.rules, self.state, measured)
+        result = apply_action(self.rules, *recorded[:2], action)
         for script, one, success in zip(
             self.scripts, actions, result.outcome.success.tolist(), strict=True
         ):

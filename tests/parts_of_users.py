@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 import esper_soa
 from esper_soa.agent.protocol import Memory
-from esper_soa.agent.scripted import obey, seed_action, uniform_choice, unlearned
+from esper_soa.agent.scripted import seed_action, uniform_choice, unlearned
 from esper_soa.agent.user_agents import Surroundings
+from esper_soa.env.legal import obey
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.nets.model.blueprints import Architecture
 from esper_soa.nets.model.parts import NARROW, Conv, Part, SoftNorm
@@ -330,3 +331,29 @@ class Demanding(Eager):
 class Stumbling(Eager):
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         raise KeyError("memory")
+
+
+@esper_soa.agent("hopeless")
+class Hopeless(Eager):
+    """Illegal at every env-step, drawn by torch, and not finite, all at once; then it stumbles."""
+
+    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        if int(view.state.signals.step[0]) == 3:
+            raise KeyError("step")
+        decision, after = super().act(view, memory)
+        action = decision.action.replace(op=torch.full_like(decision.action.op, 9))
+        value = torch.rand(()) + torch.full_like(decision.value, torch.inf)
+        drawn = torch.randint(0, 2**31, memory[0].shape)
+        return decision.replace(action=action, value=value), (drawn,)
+
+
+@esper_soa.blueprint("mess")
+class Mess(Pointwise):
+    """Keeps a tensor that is no parameter, and its output is not finite."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.scale = torch.ones(channels, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log(super().forward(x) - 100) * self.scale

@@ -6,10 +6,9 @@ import numpy as np
 import torch
 from tiny_world import CPU, EnvStep, play_state, random_numbers, tiny_rules
 
-from esper_soa.agent.distribution import head_masks
 from esper_soa.config.env import LifecycleConfig, RewardConfig
-from esper_soa.env.env import Seen
-from esper_soa.env.step import Rules
+from esper_soa.env.legal import head_masks
+from esper_soa.env.step import EnvRules
 from esper_soa.lab.telemetry.pack import pack, unpack
 from esper_soa.lab.telemetry.rows import Cost, Legend, RoundRecord
 from esper_soa.nets.model.blueprints import names_by_code
@@ -31,7 +30,7 @@ BY_ITSELF = LifecycleConfig(
 class Recorded(NamedTuple):
     """An episode as it was played and as it was packed."""
 
-    rules: Rules
+    rules: EnvRules
     legend: Legend
     steps: list[EnvStep]
     facts: list[Facts]
@@ -39,7 +38,7 @@ class Recorded(NamedTuple):
     numbers: np.ndarray  # [T, N, C]
 
 
-def made_legend(rules: Rules, learns: bool = True) -> Legend:
+def made_legend(rules: EnvRules, learns: bool = True) -> Legend:
     """The legend of hosts with these rules."""
     shape = rules.nets.shape
     counts = rules.reward.counts
@@ -64,12 +63,9 @@ def facts_of(step: EnvStep, seed: int) -> Facts:
     log_probs = -random_numbers(seed, 1, torch.empty(num_envs, len(HEAD_NAMES))).float()
     value = random_numbers(seed, 2, torch.empty(num_envs)).float()
     decision = Decision(action=step.action, log_probs=log_probs, value=value, batch_size=[num_envs])
-    restarted = torch.zeros(num_envs, dtype=torch.bool)
-    choices = torch.cat(list(head_masks(step.observed.masks, step.action.op).values()), 1)
+    choices = torch.cat(list(head_masks(step.view.masks, step.action.op).values()), 1)
     likely = random_numbers(seed, 3, choices).float()
-    return Facts(
-        Seen(step.view, step.observed, step.trusted, restarted), decision, step.result, likely
-    )
+    return Facts(step.observed, decision, step.result, likely)
 
 
 def record(

@@ -10,10 +10,10 @@ import warm
 from program import TINY, command, finished
 
 import esper_soa
-from esper_soa import export
 from esper_soa.agent.controller import Controller, controller_spec
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.export import main
 from esper_soa.grown.module_files import digest
 
 
@@ -43,9 +43,9 @@ def test_one_host_of_the_last_round_and_a_file_again(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    export.main([str(run), "env=1", "format=safetensors"])
+    main([str(run), "env=1", "format=safetensors"])
     assert capsys.readouterr().out == "host_1.safetensors\n"
-    export.main(["host_1.safetensors", "format=pt2", "to=more"])
+    main(["host_1.safetensors", "format=pt2", "to=more"])
     assert capsys.readouterr().out == "more/host_1.pt2\n"
     program = torch.export.load(tmp_path / "more" / "host_1.pt2").module()
     given = torch.rand(3, 3, 32, 32)
@@ -58,8 +58,12 @@ def test_one_host_of_the_last_round_and_a_file_again(
         (["RUN", "format=h5"], "format=h5: must be one or more of safetensors, pt2, onnx, code"),
         (["RUN", "env=9"], "env=9: must be 0 to 1, the hosts in it"),
         (["RUN", "env=worst"], "env=worst: must be best, or the number of a host"),
-        (["RUN", "environment=1"], "environment=1: must be one of env=, format=, to="),
-        (["RUN", "best"], "best='': must be one of env=, format=, to="),
+        (["RUN", "environment=1"], "environment=1: must be one of env=, format=, to=, import="),
+        (["RUN", "best"], "best='': must be one of env=, format=, to=, import="),
+        (
+            ["RUN", "import=my_parts"],
+            "import=my_parts: must be a module that can be imported",
+        ),
         (["nowhere"], "nowhere: is not the folder of a run"),
         (["policy.safetensors"], "holds a policy, which other programs cannot play"),
     ],
@@ -77,7 +81,7 @@ def test_a_mistake_is_one_line_and_status_2(
     config = PolicyConfig(network=NetworkConfig(hidden=8, features=8))
     esper_soa.save(Controller(controller_spec(config, slots)), "policy.safetensors")
     with pytest.raises(SystemExit) as caught:
-        export.main([str(run) if given == "RUN" else given for given in arguments])
+        main([str(run) if given == "RUN" else given for given in arguments])
     assert caught.value.code == 2
     said = capsys.readouterr()
     assert said.err.startswith("error: ")
@@ -91,7 +95,7 @@ def test_a_folder_that_cannot_be_written_is_status_1(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(SystemExit) as caught:
-        export.main([str(run), f"to={tmp_path / 'file'}"])
+        main([str(run), f"to={tmp_path / 'file'}"])
     assert caught.value.code == 1
     assert "cannot be written (File exists)" in capsys.readouterr().err
 
@@ -104,5 +108,5 @@ def test_help_says_all_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    for word in ("env=best", "format=safetensors", "to=.", "esper-soa[onnx]", "code"):
+    for word in ("env=best", "format=safetensors", "to=.", "esper-soa[onnx]", "code", "import="):
         assert word in done.stdout

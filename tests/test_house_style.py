@@ -30,23 +30,13 @@ FILES = [
 MAX_STATEMENTS = 30  # of a function; a kernel of the GPU engine is compiled whole and may have 40
 
 # Imports against the order of imports.LAYERS that are still there: (module, what it imports from).
-AGAINST_THE_ORDER = {
-    ("agent.diagnostics", "runtime.ranks"),
-    ("agent.normalize", "runtime.ranks"),
-    ("agent.objective", "runtime.ranks"),
-    ("agent.policy", "runtime.ranks"),
-    ("agent.ppo", "runtime.ranks"),
-    ("env.actions", "agent.distribution"),
-    ("env.actions", "agent.scripted"),
-    ("env.world", "runtime.ranks"),
-}
+AGAINST_THE_ORDER: set[tuple[str, str]] = set()
 # Class names that more than one class still has.
 USED_TWICE = {
     "Blend",
     "Choice",
     "Crops",
     "Excite",
-    "GrowthEnv",
     "Residual",
     "Rule",
     "SoftNorm",

@@ -12,7 +12,7 @@ from tiny_runs import fresh
 import esper_soa
 from benchmarks.growth_figure import play, timelines
 from esper_soa.adapters.flat import FlatEnvs
-from esper_soa.agent.distribution import illegal_heads
+from esper_soa.env.legal import illegal_heads
 from esper_soa.simulator import Simulator, make
 from esper_soa.state import Action
 from esper_soa.training.runs import RecordedRun
@@ -40,7 +40,7 @@ def test_seeds_of_own_blueprints_are_called_by_their_names() -> None:
 
 
 def test_heads_of_flat_envs_have_a_choice_for_every_blueprint() -> None:
-    envs = FlatEnvs(own_simulator(), "heads")
+    envs = FlatEnvs(own_simulator(illegal="wait"), "heads")
     shown, _ = envs.reset()
     assert envs.head_sizes[1] == CODES
     assert shown.action_mask.shape == (3, envs.num_actions) == (3, sum(envs.head_sizes))

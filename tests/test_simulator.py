@@ -17,11 +17,13 @@ from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.config.settings import TrainConfig
 from esper_soa.simulator import Simulator, Step
 from esper_soa.state import Decision, View
-from esper_soa.training.build import build_player, build_world
+from esper_soa.training.build import build_world
 from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.players import build_player
 from esper_soa.vocabulary import HEAD_NAMES, Op
 
 ENVS = 3
+MOST_MODULES = 100  # of the package, that a reader of the simulator meets
 STEPS = 6
 TINY = (
     "task=cifar_minimal",
@@ -109,11 +111,12 @@ def test_simulators_live_side_by_side_and_leave_torch_its_threads() -> None:
 
 def test_actions_come_as_records_names_rows_or_numbers() -> None:
     germinate = {"op": Op.GERMINATE, "slot": 1, "blueprint": [3, 1, 3]}
+    named = {"op": "germinate", "slot": "r0c1", "blueprint": ["norm", "conv_light", "norm"]}
     rows = np.array([[1, code, 2, 1, 2, 0, 0, Op.GERMINATE] for code in (3, 1, 3)])
     sim = make()
     numbers = [sim.joint.rows.tolist().index(row) for row in rows.tolist()]
     found = []
-    for given in (germinate, rows, torch.from_numpy(rows), numbers):
+    for given in (germinate, named, rows, torch.from_numpy(rows), numbers):
         sim.reset(seed=0)
         found.append((sim.step(given)[1], sim.state))
         names = [seed.blueprint for env in range(ENVS) for seed in sim.seeds(env)]
@@ -147,8 +150,8 @@ ILLEGAL = [
 
 @pytest.fixture(scope="module")
 def both() -> Pair:
-    """One that waits instead of an illegal action, and one that raises."""
-    return make(), make(illegal="raise")
+    """One that waits instead of an illegal action, and one that raises, as is the default."""
+    return make(illegal="wait"), make()
 
 
 @pytest.mark.parametrize(("action", "words"), ILLEGAL)
@@ -184,6 +187,11 @@ def test_choices_that_the_op_does_not_read_do_not_matter(both: Pair) -> None:
         ({"op": 1.0}, "op must be integers"),
         ({"op": [True, False, True]}, "op must be integers"),
         ({"op": [0, 1]}, "one for each of 3 envs"),
+        ({"op": ["wait", "wait"]}, "one for each of 3 envs"),
+        ({"op": "germinat"}, "op='germinat': must be one of wait, germinate, set_alpha_target, "),
+        ({"slot": ["r0c1", "r9c9", 0]}, "slot='r9c9': must be one of r0c0, r0c1$"),
+        ({"blueprint": "lora"}, "blueprint='lora': must be one of conv_light, attention"),
+        ({"tempo": "fast"}, "tempo='fast': must be a number"),
         ([0, 1], r"\[3\] of joint actions"),
         ([0, 1, 10**9], "joint actions are 0 to"),
     ],
@@ -195,7 +203,7 @@ def test_what_is_no_action_is_refused(action: object, words: str, both: Pair) ->
 
 
 def test_a_host_that_breaks_down_ends_its_trajectory_and_goes_on() -> None:
-    sim = make(illegal="raise")
+    sim = make()
     sim.reset()
     sim.world.weights["host", "params"][1] = torch.nan
     ends = []
@@ -237,7 +245,7 @@ def test_an_agent_begins_anew_with_a_host_that_was_rolled_back() -> None:
 
 
 def test_a_host_that_is_rolled_back_at_the_end_stands_without_what_it_has_lost() -> None:
-    sim = make(illegal="raise", steps=10, overrides=(*TINY, "gates=permissive"))
+    sim = make(steps=10, overrides=(*TINY, "gates=permissive"))
     _, info = sim.reset()
     for number in range(10):
         germinates = number == 0
@@ -282,7 +290,7 @@ def interrupted(_: object) -> None:
 def test_settings_are_checked_as_on_the_command_line() -> None:
     with pytest.raises(esper_soa.UserError, match="Did you mean envs"):
         esper_soa.make("smoke", env=3)
-    with pytest.raises(esper_soa.UserError, match="illegal=skip: must be wait or raise"):
+    with pytest.raises(esper_soa.UserError, match="illegal=skip: must be raise or wait"):
         make(illegal="skip")
     with pytest.raises(esper_soa.UserError, match="policy.init=nobody"):
         make(policy="nobody")
@@ -295,6 +303,15 @@ def test_the_package_offers_its_names_and_imports_torch_only_when_asked() -> Non
     assert all(getattr(esper_soa, name) for name in esper_soa.__all__)
     with pytest.raises(AttributeError, match="no attribute 'mak'"):
         esper_soa.mak  # noqa: B018
+
+
+def test_a_simulator_reaches_few_modules_and_no_part_of_the_lab() -> None:
+    code = "import sys, esper_soa.simulator; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    reached = [one for one in done.stdout.split() if one.partition(".")[0] == "esper_soa"]
+    assert len(reached) <= MOST_MODULES, reached
+    for part in ("lab", "nets.engines.cpu", "nets.engines.gpu", "agent.ppo", "training.collect"):
+        assert [one for one in reached if one.startswith(f"esper_soa.{part}")] == []
 
 
 def test_images_of_a_users_own_take_the_place_of_those_of_the_settings() -> None:

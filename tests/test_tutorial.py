@@ -34,7 +34,7 @@ def test_the_reference_has_every_public_name_where_it_is() -> None:
     places = [line.split()[1].rpartition(".") for line in lines if line.startswith("::: ")]
     assert sorted(name for *_, name in places) == sorted({*esper_soa.__all__} - {"__version__"})
     for module, _, name in places:
-        assert callable(getattr(import_module(module), name))
+        assert hasattr(import_module(module), name), name
 
 
 @pytest.mark.slow
@@ -45,5 +45,5 @@ def test_the_cells_of_the_tutorial_run_from_top_to_bottom(tmp_path: Path) -> Non
     done = warm.run([sys.executable, "tutorial.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "legal joint actions: 757 of 1543" in done.stdout
-    assert "illegal: [True, True, True, True]" in done.stdout
+    assert "illegal: env 0: op fossilize is not legal; legal are wait, " in done.stdout
     assert (tmp_path / "host.safetensors").is_file()

@@ -22,8 +22,9 @@ from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.governor import quarantine, watch
 from esper_soa.env.step import (
+    EnvRules,
     Observed,
-    Rules,
+    Recorded,
     StepResult,
     apply_action,
     initial_state,
@@ -89,7 +90,7 @@ def tiny_settings(
 
 def tiny_rules(
     num_slots: int, steps: int, reward: RewardConfig | None = None, device: torch.device = CPU
-) -> Rules:
+) -> EnvRules:
     """The rules of `tiny_settings`, on `device`."""
     return build_rules(tiny_settings(1, num_slots, steps, reward), device)
 
@@ -149,7 +150,7 @@ def subset_rows(slots: Slots, ablated: Tensor) -> Tensor:
     )
 
 
-def made_up(rules: Rules, state: EnvState, seed: int) -> Measurements:
+def made_up(rules: EnvRules, state: EnvState, seed: int) -> Measurements:
     """Measurements of the seeds in `state` with random numbers: healthy gradients mostly, here and
     there a NaN loss.
     """
@@ -190,35 +191,49 @@ class EnvStep(NamedTuple):
 
     measured: Measurements
     before: EnvState  # with the verdict of the loss watch
-    trusted: Measurements  # without those of envs that panic
     observed: Observed
-    view: View
     action: Action
     result: StepResult
 
+    @property
+    def view(self) -> View:
+        """What the agent saw."""
+        return self.observed.view
 
-def view_of(observed: Observed, seed: int) -> View:
+    @property
+    def trusted(self) -> Measurements:
+        """What was measured, without that of envs that panic."""
+        return self.observed.measured
+
+
+def view_of(recorded: Recorded, seed: int) -> View:
     """What an agent is shown, with its noise."""
-    num_envs = observed.masks.op.shape[0]
-    pattern = observed.observation.features.new_empty(num_envs, 8, dtype=STATE_FLOAT)
+    state, _, masks, observation = recorded
+    num_envs = masks.op.shape[0]
+    pattern = observation.features.new_empty(num_envs, 8, dtype=STATE_FLOAT)
     noise = random_numbers(seed, 0, pattern).float()
-    return View(
-        state=observed.state,
-        observation=observed.observation,
-        masks=observed.masks,
-        noise=noise,
-        batch_size=[num_envs],
-    )
+    return View(state, observation, masks, noise, batch_size=[num_envs])
 
 
-def guarded(rules: Rules, state: EnvState, measured: Measurements) -> tuple[EnvState, Measurements]:
+def observed_of(recorded: Recorded, trusted: Measurements, seed: int) -> Observed:
+    """What `Env.observe_` would give."""
+    return Observed(view_of(recorded, seed), recorded[1], trusted, recorded[0].guard.panic)
+
+
+def guarded(
+    rules: EnvRules, state: EnvState, measured: Measurements
+) -> tuple[EnvState, Measurements]:
     """What `guard_` does to the env state; there are no weights to be restored."""
     state, _ = watch(state, measured.val_loss, rules.nets.shape.num_classes, rules.governor)
     return state, quarantine(measured, state)
 
 
 def play_state(
-    rules: Rules, num_envs: int, seed: int, agent: Agent | None = None, device: torch.device = CPU
+    rules: EnvRules,
+    num_envs: int,
+    seed: int,
+    agent: Agent | None = None,
+    device: torch.device = CPU,
 ) -> Iterator[EnvStep]:
     """One episode of N envs on made-up measurements; random legal play where no agent is given."""
     player = agent or RandomPolicy()
@@ -230,9 +245,9 @@ def play_state(
         before = state.replace(slots=state.slots.replace(newborn=nothing, fresh_momentum=nothing))
         measured = made_up(rules, before, step_seed)
         before, trusted = guarded(rules, before, measured)
-        observed = record_and_observe(rules, before, trusted)
-        view = view_of(observed, step_seed)
-        decision, memory = player.act(view, memory)
-        result = apply_action(rules, observed, decision.action)
-        yield EnvStep(measured, before, trusted, observed, view, decision.action, result)
+        recorded = record_and_observe(rules, before, trusted)
+        observed = observed_of(recorded, trusted, step_seed)
+        decision, memory = player.act(observed.view, memory)
+        result = apply_action(rules, *recorded[:2], decision.action)
+        yield EnvStep(measured, before, observed, decision.action, result)
         state = result.state

@@ -20,7 +20,7 @@ from esper_soa.vocabulary import HEAD_NAMES, HEADS, Blueprint, head_sizes
 ACTIONS = ("joint", "heads")  # one number per env, or one choice per head
 
 
-class Shown(NamedTuple):
+class FlatObservation(NamedTuple):
     """What an agent is shown of N envs."""
 
     # Float32 [N, F]: those of the policy, then one-hot which blueprint stands in each slot.
@@ -32,8 +32,8 @@ class Shown(NamedTuple):
 class Turn(NamedTuple):
     """What came of an action."""
 
-    shown: Shown  # where a trajectory ended, the first of the next
-    last: Shown  # where a trajectory ended, what it showed last; else as `shown`
+    shown: FlatObservation  # where a trajectory ended, the first of the next
+    last: FlatObservation  # where a trajectory ended, what it showed last; else as `shown`
     reward: Tensor  # float64 [N]
     terminated: Tensor  # bool [N]
     truncated: Tensor  # bool [N]
@@ -49,7 +49,8 @@ class FlatEnvs:
         """actions: "joint" for joint actions [N], "heads" for choices [N, 8], heads in order.
 
         Heads are masked one by one: a choice of every head may be legal, and all of them together
-        not. Such an action becomes WAIT. Joint actions have no such combinations.
+        not. Such an action becomes WAIT. Joint actions have no such combinations. sim: one with
+        illegal="wait", as agents of other libraries try what is illegal.
         """
         check(actions in ACTIONS, "actions", actions, " or ".join(ACTIONS))
         early = sim.settings.early_stop
@@ -70,9 +71,9 @@ class FlatEnvs:
         self.head_sizes = head_sizes(len(sim.slots), len(sim.world.rules.blueprints))
         # entries of the mask
         self.num_actions = len(sim.joint) if self.joint else sum(self.head_sizes)
-        self.shown: Shown | None = None
+        self.shown: FlatObservation | None = None
 
-    def reset(self, seed: int | None = None) -> tuple[Shown, Info]:
+    def reset(self, seed: int | None = None) -> tuple[FlatObservation, Info]:
         """Begin the next round, or round 0 of `seed`."""
         observation, info = self.sim.reset(seed)
         self.shown = self._show(observation, info.masks)
@@ -92,7 +93,7 @@ class FlatEnvs:
         if bool(terminated.any()):
             where = terminated[:, None]
             ended = zip(before, shown, strict=True)
-            last = Shown(*(torch.where(where, old, new) for old, new in ended))
+            last = FlatObservation(*(torch.where(where, old, new) for old, new in ended))
         if go_on and over:
             started, fresh = self.sim.reset()
             shown = self._show(started, fresh.masks)
@@ -100,12 +101,14 @@ class FlatEnvs:
         self.shown = shown
         return Turn(shown, last, reward, terminated, truncated & ~terminated, info, over)
 
-    def _show(self, observation: Observation, masks: Masks) -> Shown:
+    def _show(self, observation: Observation, masks: Masks) -> FlatObservation:
         standing = observation.blueprints[:, :, None] == self.codes
         features = torch.cat(
             (observation.features, standing.flatten(1).to(observation.features.dtype)), 1
         )
-        return Shown(features, self.sim.joint.mask(masks) if self.joint else _head_masks(masks))
+        return FlatObservation(
+            features, self.sim.joint.mask(masks) if self.joint else _head_masks(masks)
+        )
 
 
 def _head_masks(masks: Masks) -> Tensor:
@@ -118,6 +121,6 @@ def _head_masks(masks: Masks) -> Tensor:
 
 
 def flat_envs(experiment: str, actions: str, settings: Mapping[str, Value]) -> FlatEnvs:
-    """Envs of `make(experiment, **settings)`, without a policy of their own; UserError as there."""
+    """Envs of `make(experiment, illegal="wait", **settings)`; raises UserError as there."""
     settled = with_policy(play_settings(experiment, (), settings), "wait")
-    return FlatEnvs(Simulator(settled), actions)
+    return FlatEnvs(Simulator(settled, illegal="wait"), actions)

@@ -11,7 +11,7 @@ Importing this module registers an id for every experiment that ships.
 import numpy as np
 import torch
 
-from esper_soa.adapters.flat import FlatEnvs, Shown, Turn, flat_envs
+from esper_soa.adapters.flat import FlatEnvs, FlatObservation, Turn, flat_envs
 from esper_soa.config.compose import experiments
 from esper_soa.simulator import Info, Value
 
@@ -42,7 +42,7 @@ def action_space(envs: FlatEnvs) -> spaces.Space:
     return spaces.MultiDiscrete(list(envs.head_sizes))
 
 
-def arrays(shown: Shown) -> Arrays:
+def arrays(shown: FlatObservation) -> Arrays:
     """An observation of N envs."""
     return {
         "features": shown.features.cpu().numpy(),
@@ -51,7 +51,7 @@ def arrays(shown: Shown) -> Arrays:
 
 
 def facts(info: Info) -> Facts:
-    """What is told beside it, of N envs: accuracy (percent), illegal last action, round."""
+    """Info of N envs: accuracy (percent), illegal last action, round, env-step."""
     return {
         "accuracy": info.accuracy.cpu().numpy(),
         "illegal": info.illegal.cpu().numpy(),
@@ -85,7 +85,7 @@ class GrowthVectorEnv(VectorEnv):
         return arrays(shown), facts(info)
 
     def step(self, actions: np.ndarray) -> tuple[Arrays, np.ndarray, np.ndarray, np.ndarray, Facts]:
-        """Carry out an action per env; an illegal one becomes WAIT and is told in info."""
+        """Carry out an action per env; an illegal one becomes WAIT, and info says so."""
         turn = self.flat.step(torch.as_tensor(np.asarray(actions), device=self.flat.sim.device))
         ended = turn.terminated.cpu().numpy(), turn.truncated.cpu().numpy()
         told = facts(turn.info)
@@ -130,7 +130,7 @@ class GrowthEnv(gymnasium.Env):
         return _only(arrays(shown)), _only(facts(info))
 
     def step(self, action: int | np.ndarray) -> tuple[Arrays, float, bool, bool, Facts]:
-        """Carry out an action; an illegal one becomes WAIT and is told in info."""
+        """Carry out an action; an illegal one becomes WAIT, and info says so."""
         turn = self.flat.step(
             torch.as_tensor(np.asarray([action]), device=self.flat.sim.device), go_on=False
         )

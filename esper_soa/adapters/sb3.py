@@ -63,7 +63,7 @@ class GrowthVecEnv(VecEnv):
         self.waiting = actions
 
     def step_wait(self) -> tuple[Arrays, np.ndarray, np.ndarray, list[dict]]:
-        """Carry out an action per env; an illegal one becomes WAIT and is told in info."""
+        """Carry out an action per env; an illegal one becomes WAIT, and info says so."""
         if self.waiting is None:
             raise RuntimeError("call step_async first")
         actions = self.waiting

@@ -2,15 +2,15 @@
 
 from torchrl.envs import TransformedEnv
 from torchrl.envs.transforms import ActionMask
-from esper_soa.adapters.torchrl import GrowthEnv
-env = TransformedEnv(GrowthEnv("cifar_3seed", envs=16), ActionMask())
+from esper_soa.adapters.torchrl import TorchRLGrowthEnv
+env = TransformedEnv(TorchRLGrowthEnv("cifar_3seed", envs=16), ActionMask())
 rollout = env.rollout(75)
 """
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from esper_soa.adapters.flat import Shown, flat_envs
+from esper_soa.adapters.flat import FlatObservation, flat_envs
 from esper_soa.simulator import Info, Value
 
 try:
@@ -22,7 +22,7 @@ except ImportError as error:
     ) from error
 
 
-class GrowthEnv(EnvBase):
+class TorchRLGrowthEnv(EnvBase):
     """N hosts, batch size [N]. A rollback terminates one env, which goes on from its snapshot when
     it is reset; the last env-step truncates all, and then they begin the next round together.
     """
@@ -96,7 +96,7 @@ class GrowthEnv(EnvBase):
         }
         return told.update({name: values[:, None] for name, values in numbers.items()})
 
-    def _told(self, shown: Shown, info: Info) -> TensorDict:
+    def _told(self, shown: FlatObservation, info: Info) -> TensorDict:
         found = {
             "features": shown.features,
             "action_mask": shown.action_mask,

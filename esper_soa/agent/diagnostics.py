@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from esper_soa.agent.losses import Mean, Means, gradient_norm, largest
-from esper_soa.agent.rollout import Told
-from esper_soa.runtime.ranks import Ranks
+from esper_soa.agent.rollout import GatheredRollout
+from esper_soa.env.reduction import Reduction
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
 
 Metrics = dict[str, Tensor]
@@ -114,33 +114,33 @@ def calibration(values: Tensor, returns: Tensor, valid: Tensor, unit: Tensor) ->
     }
 
 
-def play(told: Told) -> Metrics:
+def action_shares(rollout: GatheredRollout) -> Metrics:
     """What was done in the rollout."""
-    valid = told.valid
-    op = told.effective_op
+    valid = rollout.valid
+    op = rollout.effective_op
     shares = {
         f"op_share/{name}": _mean((op == code).float(), valid) for code, name in enumerate(OP_NAMES)
     }
     return {
         "valid_rows": valid.sum(),
-        "forced_share": _mean(told.forced.float(), valid),
-        "vetoed_share": _mean((op != told.op).float(), valid),
+        "forced_share": _mean(rollout.forced.float(), valid),
+        "vetoed_share": _mean((op != rollout.op).float(), valid),
     } | shares
 
 
-def passed_over(metrics: Metrics) -> Metrics:
+def skipped_pass(metrics: Metrics) -> Metrics:
     """History of a pass that was not made, after one with these `metrics`, which stopped."""
     no = torch.zeros_like(metrics["stopped"])
     return metrics | {"go": no, "looked_at": no, "not_finite": no}
 
 
-def over_ranks(history: list[Metrics], ranks: Ranks) -> list[Metrics]:
-    """Every pass with the extremes of all ranks; all else is the same on each already."""
+def with_extremes(history: list[Metrics], reduction: Reduction) -> list[Metrics]:
+    """Every pass with the extremes over all envs; all else is over all of them already."""
     above, below = ([name for name in names if name in history[0]] for names in (LARGEST, SMALLEST))
     columns = (
         [torch.stack([one[name] for one in history]) for name in names] for names in (above, below)
     )
-    highest, lowest = ranks.extremes(*columns)
+    highest, lowest = reduction.extremes(*columns)
     found = dict(zip([*above, *below], [*highest, *lowest], strict=True))
     return [
         one | {name: column[at] for name, column in found.items()} for at, one in enumerate(history)

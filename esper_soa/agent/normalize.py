@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.runtime.ranks import ALONE, Ranks
+from esper_soa.env.reduction import ALL_ENVS, Reduction
 
 OBSERVATION_PRIOR = 1e-4  # rows that the initial mean 0 and variance 1 stand for
 VARIANCE_EPSILON = 1e-4
@@ -75,7 +75,7 @@ def merge(old: Moments, batch: Moments) -> Moments:
     )
 
 
-def follow(old: Moments, batch: Moments, momentum: float) -> Moments:
+def merge_moving(old: Moments, batch: Moments, momentum: float) -> Moments:
     """Exponential moments: the batch gets the weight 1 - momentum; count 0 changes nothing."""
     weight = 1 - momentum
     delta = batch.mean - old.mean
@@ -94,14 +94,18 @@ def normalize_observation(moments: Moments, features: Tensor, clip: float) -> Te
 
 
 def update_observation(
-    moments: Moments, features: Tensor, valid: Tensor, momentum: float, ranks: Ranks = ALONE
+    moments: Moments,
+    features: Tensor,
+    valid: Tensor,
+    momentum: float,
+    reduction: Reduction = ALL_ENVS,
 ) -> Moments:
-    """Moments after raw features [T, N, F] of a rollout, where valid [T, N], of all ranks."""
+    """Moments after raw features [T, n, F] of a rollout, where valid [T, n], over all envs."""
     batch = batch_moments(features.flatten(0, 1), valid.flatten())
-    together, *others = map(Moments, *map(ranks.of_each, batch))
+    together, *others = map(Moments, *map(reduction.all_gather, batch))
     for other in others:
         together = merge(together, other)
-    return follow(moments, together, momentum)
+    return merge_moving(moments, together, momentum)
 
 
 def update_reward(stats: RewardStats, rewards: Tensor, valid: Tensor) -> RewardStats:
@@ -132,7 +136,7 @@ def update_value(moments: Moments, returns: Tensor, valid: Tensor) -> Moments:
     """Moments after raw returns [...]: exact for MIN_RETURNS, then exponential (VALUE_MOMENTUM)."""
     batch = batch_moments(returns.double().flatten(), valid.flatten())
     exact = merge(moments, batch)
-    moving = follow(moments, batch, VALUE_MOMENTUM)
+    moving = merge_moving(moments, batch, VALUE_MOMENTUM)
     early = moments.seen < MIN_RETURNS
     return Moments(
         torch.where(early, exact.mean, moving.mean),

@@ -1,6 +1,6 @@
 """What a gradient step makes small: the loss of PPO and that of imitation, of a minibatch.
 
-The terms are those of losses.py. Where ranks share out the envs, means are over all of them.
+The terms are those of losses.py. Means are over all envs, those of other processes too.
 """
 
 from typing import NamedTuple
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from esper_soa.agent import diagnostics, losses
 from esper_soa.agent.diagnostics import Metrics, by_head
-from esper_soa.agent.distribution import available_heads, open_heads, relevant_heads
 from esper_soa.agent.losses import Means
 from esper_soa.agent.policy import Evaluation
 from esper_soa.agent.rollout import Row
 from esper_soa.config.agent import PPOConfig
-from esper_soa.runtime.ranks import ALONE, Ranks
+from esper_soa.env.legal import available_heads, open_heads, relevant_heads
+from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.vocabulary import HEAD_NAMES
 
 Q_SHARE = 0.5  # weight of the Q loss over that of the value loss
@@ -85,12 +85,12 @@ def total_loss(
     config: PPOConfig,
     weights: Coefficients,
     tables: HeadTables,
-    ranks: Ranks = ALONE,
+    reduction: Reduction = ALL_ENVS,
 ) -> tuple[Tensor, Metrics]:
     """Loss of a gradient step and its parts; forced env-steps train the critics only, weigh less.
 
     A head counts where the effective op made it matter, so a vetoed action is not credited. Means
-    are over the minibatches of all ranks; the gradient is the share of this one.
+    are over all envs of the minibatch; the gradient is the share of this process.
     """
     rows = batch.rows
     log_ratio = losses.clamped_log_ratio(evaluation.log_probs, rows.log_probs)
@@ -98,7 +98,7 @@ def total_loss(
         policy_means(evaluation, log_ratio, batch, config.clip_ratio)
         | critic_means(evaluation, batch, config, torch.ones_like(rows.valid))
         | diagnostics.memory_means(evaluation.hidden, evaluation.cell, rows.valid),
-        ranks.total,
+        reduction.total,
     )
     policy = -means["surrogate"].value.sum()
     critics, metrics = critic_losses(means, weights)
@@ -147,7 +147,7 @@ def imitation_loss(
     batch: Batch,
     config: PPOConfig,
     weights: Coefficients,
-    ranks: Ranks = ALONE,
+    reduction: Reduction = ALL_ENVS,
 ) -> tuple[Tensor, Metrics]:
     """The loss of one gradient step towards a teacher, whose choices the rows hold as their action,
     and its parts.
@@ -170,7 +170,7 @@ def imitation_loss(
         }
         | critic_means(evaluation, batch, config, rows.action.op == rows.effective_op)
         | diagnostics.memory_means(evaluation.hidden, evaluation.cell, rows.valid),
-        ranks.total,
+        reduction.total,
     )
     cross_entropy = -means["chosen"].value
     critics, metrics = critic_losses(means, weights)

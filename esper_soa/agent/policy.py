@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from esper_soa.agent.distribution import (
     choose,
     entropy,
-    head_masks,
     log_prob_of,
     masked_log_probs,
 )
@@ -38,9 +37,10 @@ from esper_soa.agent.slots import (
 )
 from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.nets import SlotSpec
+from esper_soa.env.legal import head_masks
 from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
+from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.nets.graphs import StepCache, captured_call
-from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.state import Action, Decision, Masks, Observation, View
 from esper_soa.vocabulary import CNN_BLUEPRINTS, HEAD_NAMES, HEADS, NUM_BLUEPRINTS, OP_NAMES
 
@@ -193,20 +193,24 @@ class RecurrentPolicy(nn.Module):
         for old, new in zip(self.observation_moments, moments, strict=True):
             old.copy_(new)
 
-    def follow_observations_(
-        self, features: Tensor, valid: Tensor, momentum: float, ranks: Ranks = ALONE
+    def update_observations_(
+        self,
+        features: Tensor,
+        valid: Tensor,
+        momentum: float,
+        reduction: Reduction = ALL_ENVS,
     ) -> None:
-        """Move the statistics with a rollout of raw features [T, N, 23 + 31 S], valid [T, N].
+        """Move the statistics with a rollout of raw features [T, n, 23 + 31 S], valid [T, n].
 
         A slot's feature has one mean and variance for all slots. Rows are counted once, however
-        many slots they have. Those of all ranks are.
+        many slots they have. Rows of all envs count.
         """
         env_moments, slot_moments = self._part_moments()
         env, slots = self._split(features)
         each = valid.unsqueeze(-1).expand(slots.shape[:-1])
-        env_moments = update_observation(env_moments, env, valid, momentum, ranks)
+        env_moments = update_observation(env_moments, env, valid, momentum, reduction)
         slot_moments = update_observation(
-            slot_moments, slots.flatten(1, 2), each.flatten(1), momentum, ranks
+            slot_moments, slots.flatten(1, 2), each.flatten(1), momentum, reduction
         )
         mean = torch.cat([env_moments.mean, slot_moments.mean])
         var = torch.cat([env_moments.var, slot_moments.var])

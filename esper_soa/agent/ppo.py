@@ -1,8 +1,9 @@
 """The learner: proximal policy optimisation of the recurrent policy, or imitation of a teacher, one
 rollout at a time.
 
-Whether a gradient step is taken is decided on the device. Where ranks share out the envs, all take
-the steps that one with all envs would take, and the gradient is summed over them.
+Whether a gradient step is taken is decided on the device. Where several
+processes share the envs, each takes the steps that one with all envs would take: gradients are
+summed over them (env/reduction.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -27,12 +28,12 @@ from esper_soa.agent.objective import (
 )
 from esper_soa.agent.optimizer import AdamState, adam_state, adam_step, flatten, write_parameters_
 from esper_soa.agent.policy import RecurrentPolicy
-from esper_soa.agent.rollout import Rollout, Told
+from esper_soa.agent.rollout import GatheredRollout, Rollout
 from esper_soa.config.agent import ImitationConfig, PPOConfig
 from esper_soa.config.errors import check
+from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.nets.data.streams import DROPOUT, MINIBATCH, stream_keys, uniform
 from esper_soa.nets.graphs import StepCache, captured_call
-from esper_soa.runtime.ranks import ALONE, Ranks
 
 KL_MARGIN = 1.5  # times target_kl, above which the remaining epochs are dropped
 MAX_SKIPPED = 3  # consecutive updates without a finite gradient before the run is given up
@@ -40,7 +41,7 @@ MAX_SKIPPED = 3  # consecutive updates without a finite gradient before the run 
 Nested = Mapping[str, "Tensor | int | Nested"]
 
 
-class Course(NamedTuple):
+class UpdatePlan(NamedTuple):
     """How an update goes over its rollout."""
 
     name: str
@@ -62,13 +63,13 @@ class Learner:
         seed: int,
         steps: StepCache | None = None,
         imitation: ImitationConfig | None = None,
-        ranks: Ranks = ALONE,
+        reduction: Reduction = ALL_ENVS,
     ) -> None:
-        """steps: replays gradient steps as CUDA graphs, static buffers; ranks: who has the envs."""
+        """steps: replays gradient steps as CUDA graphs. reduction: over the envs of the run."""
         self.policy = policy
-        self.ranks = ranks
-        # what is reduced over ranks is not captured
-        self.steps = steps if ranks.count == 1 else None
+        self.reduction = reduction
+        # what several processes reduce is not captured
+        self.steps = steps if reduction.count == 1 else None
         self.config = config
         self.imitation = imitation or ImitationConfig()
         self.total_updates = total_updates
@@ -89,20 +90,20 @@ class Learner:
         scaled = normalize.normalize_reward(self.reward, rewards, self.config.reward_clip)
         return torch.where(valid, scaled, 0.0).float()
 
-    def pay_(self, rollout: Rollout, earned: Tensor) -> None:
-        """Fill in the rewards of a rollout, normalised, from what was earned: float64 [T, n], raw.
+    def fill_rewards_(self, rollout: Rollout, rewards: Tensor) -> None:
+        """Fill in the rewards of a rollout, normalised, from `rewards` float64 [T, n], raw.
 
         Statistics and scale are those of each env-step, over all envs. The penalty of a rollback,
         which ends the trajectory, is a reward as it stands, no sample of what rewards are like.
         """
         rows = rollout.rows
         limit = self.config.reward_clip
-        raw, sampled = self.ranks.gather([earned, rows.valid & ~rows.terminal], dim=1)
+        raw, sampled = self.reduction.gather([rewards, rows.valid & ~rows.terminal], dim=1)
         scaled = torch.stack(
             [self.scale_rewards_(*step) for step in zip(raw, sampled, strict=True)]
         )
-        penalty = earned.clamp(-limit, limit).float()
-        rows.reward.copy_(torch.where(rows.terminal, penalty, self.ranks.own(scaled, dim=1)))
+        penalty = rewards.clamp(-limit, limit).float()
+        rows.reward.copy_(torch.where(rows.terminal, penalty, self.reduction.own(scaled, dim=1)))
 
     def update(self, rollout: Rollout) -> dict[str, float]:
         """Learn from one rollout by PPO; returns the diagnostics of docs/metrics.md.
@@ -114,9 +115,9 @@ class Learner:
             self.adam = adam_state(flatten(self.parameters))
         config = self.config
         weights = self._weights()
-        loss = partial(total_loss, config=config, tables=self.tables, ranks=self.ranks)
+        loss = partial(total_loss, config=config, tables=self.tables, reduction=self.reduction)
         return self._learn_(
-            rollout, Course("update", loss, config.epochs, config.lr, config.target_kl, weights)
+            rollout, UpdatePlan("update", loss, config.epochs, config.lr, config.target_kl, weights)
         )
 
     def imitate(self, rollout: Rollout) -> dict[str, float]:
@@ -127,57 +128,57 @@ class Learner:
         """
         if rollout.taught is None:
             raise ValueError("a rollout without a teacher cannot be imitated")
-        loss = partial(imitation_loss, config=self.config, ranks=self.ranks)
+        loss = partial(imitation_loss, config=self.config, reduction=self.reduction)
         weights = self._weights()._replace(entropy=0.0, floor_penalty=0.0)
-        return self._learn_(
-            rollout, Course("imitate", loss, self.imitation.epochs, self.imitation.lr, 0.0, weights)
-        )
+        config = self.imitation
+        plan = UpdatePlan("imitate", loss, config.epochs, config.lr, 0.0, weights)
+        return self._learn_(rollout, plan)
 
     def _weights(self) -> Coefficients:
         return coefficients(self.config, self.train_steps, self.total_updates)
 
-    def _learn_(self, rollout: Rollout, course: Course) -> dict[str, float]:
+    def _learn_(self, rollout: Rollout, plan: UpdatePlan) -> dict[str, float]:
         """All passes over a rollout, then its observations; returns the diagnostics."""
-        num_envs = self.ranks.all_envs(rollout.bootstrap.shape[0])
+        num_envs = self.reduction.all_envs(rollout.bootstrap.shape[0])
         check(
             self.config.minibatches <= num_envs,
             "policy.ppo.minibatches",
             self.config.minibatches,
             f"at most the number of envs, {num_envs}",
         )
-        starts = segment_starts(*self.ranks.gather([rollout.rows.reset], dim=1))
+        starts = segment_starts(*self.reduction.gather([rollout.rows.reset], dim=1))
         batch, summary = self._prepare_(rollout)
         if rollout.taught is not None:
             batch = batch._replace(rows=batch.rows.replace(action=rollout.taught))
         on_device = Coefficients(
-            *torch.tensor(course.weights, dtype=torch.float32)
+            *torch.tensor(plan.weights, dtype=torch.float32)
             .to(self.device, non_blocking=True)
             .unbind()
         )
-        step = partial(self._step_, course, starts)
+        step = partial(self._step_, plan, starts)
         if self.steps is not None:
-            step = partial(captured_call, self.steps, (course.name, *starts), step)
+            step = partial(captured_call, self.steps, (plan.name, *starts), step)
         stopped = torch.zeros((), dtype=torch.bool, device=self.device)
         history: list[Metrics] = []
-        for epoch in range(course.epochs):
+        for epoch in range(plan.epochs):
             for envs in self._minibatches(num_envs, epoch):
                 if self._ended(stopped):
-                    history.append(diagnostics.passed_over(history[-1]))
+                    history.append(diagnostics.skipped_pass(history[-1]))
                     continue
-                own = self.ranks.own_of(envs)
+                own = self.reduction.own_of(envs)
                 noise = self._noise(rollout, own, epoch)
-                part = batch.of(own - self.ranks.first_env)
+                part = batch.of(own - self.reduction.first_env)
                 metrics, stopped, self.adam = step(part, noise, on_device, stopped, self.adam)
                 history.append(metrics)
-        self.ranks.check_same(flatten(self.parameters))
+        self.reduction.check_same(flatten(self.parameters))
         rows = rollout.rows
-        self.policy.follow_observations_(
-            rows.features, rows.valid, self.config.observation_momentum, self.ranks
+        self.policy.update_observations_(
+            rows.features, rows.valid, self.config.observation_momentum, self.reduction
         )
-        report = read_back(diagnostics.over_ranks(history, self.ranks), summary, course.epochs)
-        report |= {f"coefficient/{name}": value for name, value in course.weights._asdict().items()}
+        report = read_back(diagnostics.with_extremes(history, self.reduction), summary, plan.epochs)
+        report |= {f"coefficient/{name}": value for name, value in plan.weights._asdict().items()}
         report |= {
-            "learning_rate": course.lr,
+            "learning_rate": plan.lr,
             "epochs_done": report["steps"] / self.config.minibatches,
         }
         self._count_(report)
@@ -185,15 +186,15 @@ class Learner:
 
     def _prepare_(self, rollout: Rollout) -> tuple[Batch, Metrics]:
         """Advantages with the value scale of before, targets with that of after all returns."""
-        told = Told(*self.ranks.gather(Told.of(rollout), dim=1))
+        gathered = GatheredRollout(*self.reduction.gather(GatheredRollout.of(rollout), dim=1))
         scale = normalize.value_scale(self.value).float()
-        values = told.value * scale
-        valid = told.valid
-        bootstrap = torch.where(told.truncated.any(0), told.bootstrap[0] * scale, 0.0)
+        values = gathered.value * scale
+        valid = gathered.valid
+        bootstrap = torch.where(gathered.truncated.any(0), gathered.bootstrap[0] * scale, 0.0)
         advantages, returns, differences = gae(
-            told.reward,
+            gathered.reward,
             values,
-            told.terminal,
+            gathered.terminal,
             valid,
             bootstrap,
             self.config.gamma,
@@ -210,8 +211,8 @@ class Learner:
         }
         summary |= diagnostics.calibration(values, returns, valid, reward_scale)
         summary |= diagnostics.spread("advantage", advantages, valid)
-        summary |= diagnostics.play(told)
-        own = partial(self.ranks.own, dim=1)
+        summary |= diagnostics.action_shares(gathered)
+        own = partial(self.reduction.own, dim=1)
         return Batch(
             rollout.rows, own(normalize_advantages(advantages, valid)), own(returns / new_scale)
         ), summary
@@ -240,7 +241,7 @@ class Learner:
 
     def _step_(
         self,
-        course: Course,
+        plan: UpdatePlan,
         starts: list[int],
         batch: Batch,
         noise: Tensor,
@@ -255,19 +256,19 @@ class Learner:
         moments afterwards.
         """
         evaluation = self.policy.evaluate(batch.rows, starts, noise)
-        loss, metrics = course.loss(evaluation, batch, weights=weights)
+        loss, metrics = plan.loss(evaluation, batch, weights=weights)
         with full_precision():
             own = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-        gradients = self.ranks.total_gradients(own)
+        gradients = self.reduction.total_gradients(own)
         norm = losses.gradient_norm(list(gradients))
         finite = loss.detach().isfinite() & norm.isfinite()
         looked_at = ~stopped
-        if course.target_kl > 0:
-            stopped = stopped | (metrics["approx_kl"] > KL_MARGIN * course.target_kl)
+        if plan.target_kl > 0:
+            stopped = stopped | (metrics["approx_kl"] > KL_MARGIN * plan.target_kl)
         go = finite & ~stopped
         flat = flatten(gradients) * losses.scale_for_clip(norm, self.config.max_grad_norm)
         moved, adam = adam_step(
-            flatten(self.parameters), flat, adam, course.lr, self.config.adam_eps, go
+            flatten(self.parameters), flat, adam, plan.lr, self.config.adam_eps, go
         )
         write_parameters_(self.parameters, moved)
         metrics |= diagnostics.gradient_norms(
@@ -309,16 +310,16 @@ class Learner:
     def take_over(self, state: Mapping) -> None:
         """Begin with policy and normalisers of another's state; Adam and counters stay new."""
         self.policy.load_state_dict(state["policy"])
-        self.reward = RewardStats(**self._here(state["reward"]))
-        self.value = Moments(**self._here(state["value"]))
+        self.reward = RewardStats(**self._to_device(state["reward"]))
+        self.value = Moments(**self._to_device(state["value"]))
 
     def load_state_dict(self, state: Mapping) -> None:
         """Go on with what `state_dict` gave, onto this learner's device."""
         self.take_over(state)
-        self.adam = AdamState(**self._here(state["adam"]))
+        self.adam = AdamState(**self._to_device(state["adam"]))
         self.rounds = state["rounds"]
         self.train_steps = state["train_steps"]
         self.skipped = state["skipped"]
 
-    def _here(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _to_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}

@@ -24,7 +24,7 @@ class Row(TensorClass["tensor_only", "frozen"]):  # type: ignore[type-arg, name-
     effective_op: Tensor  # int64 [N], the op, or WAIT where it was not applicable
     log_probs: Tensor  # float32 [N, 8]
     value: Tensor  # float32 [N], in units of normalised return
-    reward: Tensor  # float32 [N], normalised; 0 until the episode is over, see Learner.pay_
+    reward: Tensor  # float32 [N], normalised; see Learner.fill_rewards_
     terminal: Tensor  # bool [N], the trajectory ends here for good
     # Bool [N], the episode is cut here; the value of the next state stands for the rest.
     truncated: Tensor
@@ -48,8 +48,8 @@ class Rollout(NamedTuple):
     taught: Action | None = None
 
 
-class Told(NamedTuple):
-    """What is worked out from all envs of a rollout at once, whoever plays them: [T, N]."""
+class GatheredRollout(NamedTuple):
+    """What advantages and diagnostics need of all envs of a rollout, [T, N]."""
 
     reward: Tensor  # and what follows as in Row
     value: Tensor
@@ -62,8 +62,8 @@ class Told(NamedTuple):
     bootstrap: Tensor  # [1, N], as in Rollout
 
     @classmethod
-    def of(cls, rollout: Rollout) -> "Told":
-        """What a rollout tells of its envs."""
+    def of(cls, rollout: Rollout) -> "GatheredRollout":
+        """The part of one process: a rollout of its envs."""
         rows = rollout.rows
         same = (getattr(rows, name) for name in cls._fields[:-2])
         return cls._make([*same, rows.action.op, rollout.bootstrap.unsqueeze(0)])

@@ -1,7 +1,7 @@
 """Decision makers that follow rules, not learning: random, wait, a fixed schedule, a heuristic.
 
-Every choice obeys the masks. Agents of users' own are written with `seed_action`, `obey` and
-`unlearned`.
+Every choice obeys the masks. Agents of users' own are written with `seed_action`, `unlearned`
+and `env.legal.obey`.
 """
 
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.agent.distribution import head_masks, illegal_heads, relevant_heads
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.config.agent import HeuristicConfig, PolicyConfig, ScheduleConfig
 from esper_soa.config.errors import SettingError, check, check_choice
 from esper_soa.config.nets import blueprint_names
+from esper_soa.env.legal import first_choice, head_masks, obey
 from esper_soa.env.lifecycle import ALPHA_TOLERANCE
 from esper_soa.env.masks import ADVANCES, stage_allows
-from esper_soa.state import Action, Decision, EnvState, Masks, View
+from esper_soa.state import Action, Decision, EnvState, View
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, HEADS, AlphaMode, Blueprint, Op, Stage
 
 FORGOTTEN_PENALTY = 0.1  # a blueprint's penalty that decays below this is dropped
@@ -38,32 +38,11 @@ def scripted_policy(cfg: PolicyConfig, blueprints: Sequence[str]) -> Agent:
     raise SettingError("policy.name", cfg.name, allowed, "It is not a scripted policy.")
 
 
-def first_choice(mask: Tensor) -> Tensor:
-    """Index int64 [...] of the first True of mask [..., C]; 0 where there is none."""
-    return mask.to(torch.int64).argmax(-1)
-
-
 def uniform_choice(mask: Tensor, noise: Tensor) -> Tensor:
     """Index int64 [...] drawn uniformly from True of mask [..., C] by `noise` [...] in [0, 1)."""
     num_legal = mask.sum(-1)
     rank = (noise * num_legal).to(torch.int64).clamp(max=num_legal - 1)
     return (mask.cumsum(-1) <= rank.unsqueeze(-1)).sum(-1)
-
-
-def obey(want: Action, masks: Masks) -> tuple[Action, Tensor]:
-    """`want` where every choice that matters is legal, else WAIT; and bool [N], where it was legal.
-
-    Heads that the op makes irrelevant take their placeholders; choices may be any numbers.
-    """
-    legal = ~illegal_heads(want, masks).any(-1)
-    op = torch.where(legal, want.op, Op.WAIT)
-    relevant = relevant_heads(op).unbind(-1)
-    offered = head_masks(masks, op)
-    heads = {
-        name: torch.where(matters, want.get(name), first_choice(offered[name]))
-        for matters, name in zip(relevant, HEAD_NAMES, strict=True)
-    }
-    return _action(heads | {"op": op}), legal
 
 
 class _Memoryless:
@@ -83,7 +62,7 @@ class RandomPolicy(_Memoryless):
         op = uniform_choice(view.masks.op, noise["op"])
         offered = head_masks(view.masks, op)
         heads = {name: uniform_choice(offered[name], noise[name]) for name in HEAD_NAMES}
-        return unlearned(_action(heads | {"op": op})), memory
+        return unlearned(Action.from_dict(heads | {"op": op}, batch_size=op.shape)), memory
 
 
 class WaitPolicy(_Memoryless):
@@ -284,15 +263,8 @@ def _next_blueprint(
 def seed_action(op: Tensor, slot: Tensor, blueprint: Tensor) -> Action:
     """`op` on `slot` [N], `blueprint` for GERMINATE, the placeholder choice in every other head."""
     placeholders = {head.name: torch.full_like(op, head.placeholder) for head in HEADS}
-    return _action(
-        placeholders | {"op": op, "slot": slot, "blueprint": blueprint.clamp(min=Blueprint.NOOP)}
-    )
-
-
-def _action(heads: dict[str, Tensor]) -> Action:
-    return Action.from_dict(
-        {name: heads[name] for name in HEAD_NAMES}, batch_size=heads["op"].shape
-    )
+    chosen = {"op": op, "slot": slot, "blueprint": blueprint.clamp(min=Blueprint.NOOP)}
+    return Action.from_dict(placeholders | chosen, batch_size=op.shape)
 
 
 def unlearned(action: Action) -> Decision:

@@ -1,39 +1,57 @@
-"""Actions as a caller gives them, as a record, heads by name, rows of heads or numbers of joint
-actions; legality: nothing illegal reaches an env.
+"""Actions as a caller gives them: a record, heads by name, rows of heads or numbers of joint
+actions. Illegal ones reach no env.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.agent.distribution import illegal_choices
-from esper_soa.agent.scripted import obey
 from esper_soa.env.joint import JointActions
+from esper_soa.env.legal import illegal_choices, obey
 from esper_soa.state import Action, Masks
-from esper_soa.vocabulary import HEAD_NAMES, HEADS
+from esper_soa.vocabulary import HEAD_NAMES, HEADS, OP_NAMES, Style, names_of
 
-Given = Action | Mapping[str, object] | Tensor | np.ndarray
+ActionLike = Action | Mapping[str, object] | Tensor | np.ndarray
+ChoiceNames = Mapping[str, Mapping[str, int]]  # by head: its choices that have a name
 
 
-def read_action(given: Given, num_envs: int, joint: JointActions) -> Action:
-    """The Action [N] that `given` stands for.
+def choice_names(slots: Sequence[str], blueprints: Sequence[str], legal: Tensor) -> ChoiceNames:
+    """Names that an action may use; blueprints: by code, legal: bool [P], may be germinated."""
+    codes = legal.nonzero().flatten().tolist()
+    return {
+        "slot": {name: slot for slot, name in enumerate(slots)},
+        "blueprint": {blueprints[code]: code for code in codes},
+        "style": {name: style for style, name in enumerate(names_of(Style))},
+        "op": {name: op for op, name in enumerate(OP_NAMES)},
+    }
 
-    given: an Action; choices by head name, numbers or int [N], where heads that are left out keep
-    their placeholders; int [N, 8] in HEADS order; or int [N] of joint actions. Raises ValueError
-    for other shapes, types and names.
+
+def read_action(
+    action: ActionLike, num_envs: int, joint: JointActions, names: ChoiceNames
+) -> Action:
+    """`action` as a record [N].
+
+    action: an Action; choices by head, one for all envs or a sequence [N], each a number or a name
+    of `names`, where heads that are left out keep their placeholders; int [N, 8] in HEADS order; or
+    int [N] of joint actions. Raises ValueError for other shapes, types and names.
     """
-    if isinstance(given, Action):
-        heads: dict[str, object] = {name: given.get(name) for name in HEAD_NAMES}
-    elif isinstance(given, Mapping):
-        unknown = set(given) - set(HEAD_NAMES)
+    if isinstance(action, Action):
+        heads: dict[str, object] = {name: action.get(name) for name in HEAD_NAMES}
+    elif isinstance(action, Mapping):
+        unknown = set(action) - set(HEAD_NAMES)
         if unknown:
-            named = ", ".join(sorted(map(str, unknown)))
-            raise ValueError(f"action heads are {', '.join(HEAD_NAMES)}, not {named}")
-        heads = {head.name: given.get(head.name, head.placeholder) for head in HEADS}
+            listed = ", ".join(sorted(map(str, unknown)))
+            raise ValueError(f"action heads are {', '.join(HEAD_NAMES)}, not {listed}")
+        heads = {
+            head.name: _numbers(head.name, action[head.name], names.get(head.name, {}))
+            if head.name in action
+            else head.placeholder
+            for head in HEADS
+        }
     else:
-        rows = _integers("actions", given, joint.rows.device)
+        rows = _integers("actions", action, joint.rows.device)
         if rows.shape == (num_envs,):
             return joint.action(rows)
         if rows.shape != (num_envs, len(HEADS)):
@@ -55,19 +73,36 @@ def read_action(given: Given, num_envs: int, joint: JointActions) -> Action:
     )
 
 
+def _numbers(head: str, value: object, names: Mapping[str, int]) -> object:
+    """`value` with the number of the choice for each name."""
+    if isinstance(value, str):
+        if value not in names:
+            allowed = (
+                f"one of {', '.join(names)}" if names else "a number: its choices have no names"
+            )
+            raise ValueError(f"{head}={value!r}: must be {allowed}")
+        return names[value]
+    if isinstance(value, np.ndarray) and value.dtype.kind == "U":
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_numbers(head, one, names) for one in value]
+    return value
+
+
 def _integers(name: str, value: object, device: torch.device) -> Tensor:
-    found = torch.as_tensor(value, device=device)  # type: ignore[arg-type]
-    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
-        raise ValueError(f"{name} must be integers, not {found.dtype}")
-    return found.to(torch.int64)
+    numbers = torch.as_tensor(value, device=device)  # type: ignore[arg-type]
+    if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
+        raise ValueError(f"{name} must be integers, not {numbers.dtype}")
+    return numbers.to(torch.int64)
 
 
-def check_action(action: Action, masks: Masks, raising: bool) -> tuple[Action, Tensor]:
-    """`action` with WAIT in the envs where it is not legal, and bool [N], these; ValueError for one
-    where `raising`.
+def check_action(action: Action, masks: Masks, strict: bool) -> tuple[Action, Tensor]:
+    """`action` with WAIT in the envs where it is illegal, and bool [N], true there.
+
+    strict: raise ValueError for an illegal action instead.
     """
-    obeyed, legal = obey(action, masks)
-    faults = illegal_choices(action, masks) if raising else []
+    legal_action, legal = obey(action, masks)
+    faults = illegal_choices(action, masks) if strict else []
     if faults:
         raise ValueError(faults[0])
-    return obeyed, ~legal
+    return legal_action, ~legal

@@ -13,7 +13,7 @@ from esper_soa.config.env import NUM_REASONS, GovernorConfig
 from esper_soa.env.lifecycle import prune_now
 from esper_soa.env.masks import choices_left
 from esper_soa.env.reward_terms import RewardTerms, add_terms, no_terms
-from esper_soa.state import EnvState, Guard, Masks, Measurements, nowhere
+from esper_soa.state import EnvState, Guard, Masks, Measurements, known_false
 from esper_soa.vocabulary import HEADS, Op, names_of
 
 # mean loss below this share of the chance loss: the host had learned something
@@ -62,7 +62,7 @@ def quarantine(measured: Measurements, state: EnvState) -> Measurements:
     """
     panic = state.guard.panic
     signals = state.signals
-    if nowhere(panic):
+    if known_false(panic):
         return measured
     trusted = ~panic[:, None]
     return measured.replace(
@@ -77,7 +77,7 @@ def quarantine(measured: Measurements, state: EnvState) -> Measurements:
 
 def only_wait(masks: Masks, where: Tensor) -> Masks:
     """`masks` that leave the envs `where` (bool [N]) nothing but WAIT."""
-    if nowhere(where):
+    if known_false(where):
         return masks
     left = ~where[:, None] | (torch.arange(masks.op.shape[1], device=where.device) == Op.WAIT)
     op = masks.op & left

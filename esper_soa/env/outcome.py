@@ -184,18 +184,18 @@ def count_blueprints(stats: BlueprintStats, before: Slots, after: Slots) -> Blue
     blended = fossil & before.blending_started
     measured = fossil & before.contribution_known
     return stats._replace(
-        germinated=_added(stats.germinated, after.blueprint, born),
-        fossilized=_added(stats.fossilized, before.blueprint, fossil),
-        pruned=_added(stats.pruned, before.blueprint, removed),
-        gain=_added(stats.gain, before.blueprint, fossil, gain),
-        churn=_added(stats.churn, before.blueprint, removed, gain),
-        blending_gain=_added(stats.blending_gain, before.blueprint, blended, blending),
-        contribution=_added(stats.contribution, before.blueprint, measured, before.contribution),
-        measured=_added(stats.measured, before.blueprint, measured),
+        germinated=_add(stats.germinated, after.blueprint, born),
+        fossilized=_add(stats.fossilized, before.blueprint, fossil),
+        pruned=_add(stats.pruned, before.blueprint, removed),
+        gain=_add(stats.gain, before.blueprint, fossil, gain),
+        churn=_add(stats.churn, before.blueprint, removed, gain),
+        blending_gain=_add(stats.blending_gain, before.blueprint, blended, blending),
+        contribution=_add(stats.contribution, before.blueprint, measured, before.contribution),
+        measured=_add(stats.measured, before.blueprint, measured),
     )
 
 
-def _added(sums: Tensor, blueprint: Tensor, where: Tensor, amount: Tensor | None = None) -> Tensor:
+def _add(sums: Tensor, blueprint: Tensor, where: Tensor, amount: Tensor | None = None) -> Tensor:
     """`sums` [P] and, by blueprint, `amount` [N, S], or ones, of slots `where` (bool [N, S])."""
     codes = torch.arange(sums.shape[0], device=blueprint.device)
     chosen = where.unsqueeze(-1) & (blueprint.unsqueeze(-1) == codes)

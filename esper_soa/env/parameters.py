@@ -15,17 +15,17 @@ GATE_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 
 def occupied_params(slots: Slots, counts: ParameterCounts) -> Tensor:
     """Parameters of the live seed in each slot, gate included: float64 [N, S], 0 without one."""
-    return torch.where(slots.live, _of_residents(slots, counts.seed, counts.gate), 0.0)
+    return torch.where(slots.live, _per_slot(slots, counts.seed, counts.gate), 0.0)
 
 
 def flop_per_image(slots: Slots, costs: TrainingFlop) -> Tensor:
     """FLOP of training on one image: float64 [N], of host, running seeds and their gates."""
     return costs.host + torch.where(
-        slots.running, _of_residents(slots, costs.seed, costs.gate), 0.0
+        slots.running, _per_slot(slots, costs.seed, costs.gate), 0.0
     ).sum(1)
 
 
-def _of_residents(slots: Slots, seed: Tensor, gate: Tensor) -> Tensor:
+def _per_slot(slots: Slots, seed: Tensor, gate: Tensor) -> Tensor:
     """`seed` [S, P] of each slot's blueprint, plus `gate` [S] where it has one: float64 [N, S]."""
     rows = seed.to(STATE_FLOAT).unsqueeze(0).expand(slots.stage.shape[0], -1, -1)
     own = rows.gather(2, slots.blueprint.clamp(min=0).unsqueeze(2)).squeeze(2)

@@ -59,17 +59,17 @@ def reward(
     as it would be if all envs were paid by its mode.
     """
     if settings.split is None:
-        return _paid(state, attribution, action, op, settings)
-    terms, paid = _paid(state, attribution, action, op, settings.split.settings[0])
+        return _pay(state, attribution, action, op, settings)
+    terms, paid = _pay(state, attribution, action, op, settings.split.settings[0])
     for place, other in enumerate(settings.split.settings[1:], 1):
         mine = settings.split.place == place
-        other_terms, other_paid = _paid(state, attribution, action, op, other)
+        other_terms, other_paid = _pay(state, attribution, action, op, other)
         terms = select(mine, other_terms, terms)
         paid = select(mine, other_paid, paid)
     return terms, paid
 
 
-def _paid(
+def _pay(
     state: EnvState, attribution: Attribution, action: Action, op: Tensor, settings: RewardSettings
 ) -> tuple[RewardTerms, EnvState]:
     inputs = reward_inputs(state, attribution, action, op, settings)

@@ -57,21 +57,17 @@ from esper_soa.state import (
     Signals,
     Slots,
     Totals,
+    View,
     initial,
-    nowhere,
+    known_false,
     select,
 )
 from esper_soa.vocabulary import Op, Stage
 
-PhaseEnded = Callable[[str], None]  # is told which phase has just ended
 Result = TypeVar("Result")
 
 
-def untimed(phase: str) -> None:
-    """An end of a phase that nobody times."""
-
-
-class Rules(NamedTuple):
+class EnvRules(NamedTuple):
     """Everything that stays the same during a run."""
 
     nets: NetsConfig
@@ -92,8 +88,15 @@ class Rules(NamedTuple):
         """Env-steps per episode."""
         return self.reward.max_steps
 
+    def ended(self, state: EnvState) -> Tensor | None:
+        """bool [N], envs whose episode has ended early; None where none can, at no cost.
 
-class Work(NamedTuple):
+        The one mask that says so. What follows keeps these envs as they are with `keep`.
+        """
+        return state.ending.over if self.early_stop.enabled else None
+
+
+class StepData(NamedTuple):
     """The data of one env-step and the streams that newborn seeds draw from."""
 
     training: TrainingFeed
@@ -104,12 +107,13 @@ class Work(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """What an env-step showed, before anybody decided anything."""
+    """What an env-step shows of N envs, before their actions."""
 
-    state: EnvState
+    view: View  # what a policy gets
     attribution: Attribution
-    masks: Masks
-    observation: Observation
+    measured: Measurements  # without those of envs that are rolled back
+    restarted: Tensor  # bool [N]: rolled back an env-step ago, so a new trajectory begins here
+    ended: Tensor | None = None  # bool [N], see `EnvRules.ended`
 
 
 class StepResult(NamedTuple):
@@ -120,7 +124,10 @@ class StepResult(NamedTuple):
     outcome: ActionOutcome
 
 
-def initial_state(rules: Rules, num_envs: int, device: torch.device) -> EnvState:
+Recorded = tuple[EnvState, Attribution, Masks, Observation]  # of `record_and_observe`
+
+
+def initial_state(rules: EnvRules, num_envs: int, device: torch.device) -> EnvState:
     """The env state of N fresh envs."""
     envs = (num_envs,)
     num_slots = len(rules.nets.shape.slots)
@@ -143,24 +150,31 @@ def initial_state(rules: Rules, num_envs: int, device: torch.device) -> EnvState
 
 
 def measure_(
-    rules: Rules, weights: TensorDict, state: EnvState, work: Work, ended: PhaseEnded = untimed
+    rules: EnvRules,
+    weights: TensorDict,
+    state: EnvState,
+    data: StepData,
+    phase_ended: Callable[[str], None] = lambda phase: None,
 ) -> tuple[EnvState, Measurements]:
-    """Initialise newborn seeds, train every network, validate under every subset row needed."""
+    """Initialise newborn seeds, train every network, validate under every subset row needed.
+
+    phase_ended: hears the name of each phase as it ends.
+    """
     slots = state.slots
     nets = rules.nets
     engine = rules.engine
-    over = state.ending.over if rules.early_stop.enabled else None
-    seeds = slot_seeds(slots, state.ramp, rules.reward.config.drip_fraction > 0, over)
-    active_seeds = engine.claim_(nets, weights, seeds, work.seed_keys)
+    ablate_fossils = rules.reward.config.drip_fraction > 0
+    seeds = slot_seeds(slots, state.ramp, ablate_fossils, rules.ended(state))
+    active_seeds = engine.claim_(nets, weights, seeds, data.seed_keys)
     none = torch.zeros_like(slots.newborn)
     state = state.replace(slots=slots.replace(newborn=none, fresh_momentum=none))
-    ended("state")
+    phase_ended("state")
     trained = engine.train_(
-        nets, weights, slots.alpha, active_seeds, work.training, work.num_batches, work.lr_factor
+        nets, weights, slots.alpha, active_seeds, data.training, data.num_batches, data.lr_factor
     )
-    ended("training")
-    tested = engine.validate(nets, weights, slots.alpha, active_seeds, work.validation)
-    ended("validation")
+    phase_ended("training")
+    tested = engine.validate(nets, weights, slots.alpha, active_seeds, data.validation)
+    phase_ended("validation")
     return state, Measurements(
         train_loss=trained.loss,
         train_accuracy=trained.accuracy,
@@ -174,9 +188,9 @@ def measure_(
 
 
 def guard_(
-    rules: Rules, weights: TensorDict, state: EnvState, measured: Measurements
+    rules: EnvRules, weights: TensorDict, state: EnvState, measured: Measurements
 ) -> tuple[EnvState, Measurements]:
-    """Snapshot healthy hosts, and put those that have lost their way back to their snapshots.
+    """Snapshot healthy hosts, and put those that diverge back to their snapshots.
 
     Returns the state with verdicts in `guard`, measurements without those of panicking envs.
     """
@@ -185,12 +199,14 @@ def guard_(
     shape = rules.nets.shape
     stage = state.slots.stage
     fossil = stage == Stage.FOSSILIZED
+    ended = rules.ended(state)
     before = state
     state, due = watch(state, measured.val_loss, shape.num_classes, rules.governor)
-    if rules.early_stop.enabled:
-        over = before.ending.over
-        state = select(over, _at_rest(before), state)
-        due = due & ~over
+    if ended is not None:
+        state = select(ended, before, state)
+        rest = {name: state.guard.get(name) * ~ended for name in ("panic", "reason")}
+        state = state.replace(guard=state.guard.replace(**rest))
+        due = due & ~ended
     guard = state.guard
     rising = (stage == Stage.HOLDING) & ~guard.panic[:, None]
     snapshot_where_(weights, shape, due, fossil, rising)
@@ -198,14 +214,9 @@ def guard_(
     return state, quarantine(measured, state)
 
 
-def _at_rest(state: EnvState) -> EnvState:
-    panic = torch.zeros_like(state.guard.panic)
-    reason = torch.zeros_like(state.guard.reason)
-    return state.replace(guard=state.guard.replace(panic=panic, reason=reason))
-
-
-def record_and_observe(rules: Rules, state: EnvState, measured: Measurements) -> Observed:
+def record_and_observe(rules: EnvRules, state: EnvState, measured: Measurements) -> Recorded:
     """Attribute, record and observe: the state on which the next actions are decided and paid."""
+    ended = rules.ended(state)
     before = state
     idle = state.guard.panic
     attribution = attribute(measured, state.slots, rules.shapley_orders)
@@ -214,14 +225,14 @@ def record_and_observe(rules: Rules, state: EnvState, measured: Measurements) ->
     slots = lifecycle.record_accuracy(slots, signals.val_accuracy)
     slots = record_gradients(slots, measured.gradients)
     state = record_boosts(state.replace(slots=slots, signals=signals), attribution)
-    if rules.early_stop.enabled:
-        state = select(before.ending.over, before, state)
-        idle = idle | before.ending.over
+    if ended is not None:
+        state = select(ended, before, state)
+        idle = idle | ended
     masks, observation = look(rules, state)
-    return Observed(state, attribution, only_wait(masks, idle), observation)
+    return state, attribution, only_wait(masks, idle), observation
 
 
-def look(rules: Rules, state: EnvState) -> tuple[Masks, Observation]:
+def look(rules: EnvRules, state: EnvState) -> tuple[Masks, Observation]:
     """Legal choices and observation of a recorded state."""
     masks = action_masks(
         state.slots, state.ramp, rules.blueprints, rules.max_seeds, rules.lifecycle
@@ -229,27 +240,32 @@ def look(rules: Rules, state: EnvState) -> tuple[Masks, Observation]:
     return masks, observe(state, rules.max_steps)
 
 
-def apply_action(rules: Rules, observed: Observed, action: Action) -> StepResult:
+def apply_action(
+    rules: EnvRules, before: EnvState, attribution: Attribution, action: Action
+) -> StepResult:
     """Pay for the state the actions were taken in, carry them out, pass time; roll back who panics.
 
-    Nothing happens to an env whose episode is over, and it is paid nothing.
+    Nothing happens to an env whose episode has ended early, and it is paid nothing.
     """
-    result = _carried_out(rules, observed, action)
-    if not rules.early_stop.enabled:
+    result = _carry_out(rules, before, attribution, action)
+    ended = rules.ended(before)
+    if ended is None:
         return result
-    before = observed.state
-    over = observed.state.ending.over
-    state = select(over, before, advance(result.state, rules.early_stop, rules.max_steps))
-    terms = select(over, no_terms(result.terms.total), result.terms)
-    return StepResult(state, terms, select(over, _nothing_done(result.outcome), result.outcome))
+    after = advance(result.state, rules.early_stop, rules.max_steps)
+    return StepResult(
+        select(ended, before, after),
+        select(ended, no_terms(result.terms.total), result.terms),
+        select(ended, _nothing_done(result.outcome), result.outcome),
+    )
 
 
-def _carried_out(rules: Rules, observed: Observed, action: Action) -> StepResult:
-    """Pay, carry out and pass time for every env, whether or not its episode is over."""
-    before = observed.state
+def _carry_out(
+    rules: EnvRules, before: EnvState, attribution: Attribution, action: Action
+) -> StepResult:
+    """`apply_action` in every env, those that have ended early too."""
     panic = before.guard.panic
     op = lifecycle.effective_op(before.slots, before.ramp, action, rules.lifecycle)
-    terms, state = reward(before, observed.attribution, action, op, rules.reward)
+    terms, state = reward(before, attribution, action, op, rules.reward)
     slots, ramp, outcome = lifecycle.apply(
         state.slots, state.ramp, action, state.signals.val_accuracy, rules.lifecycle, rules.gates
     )
@@ -261,14 +277,14 @@ def _carried_out(rules: Rules, observed: Observed, action: Action) -> StepResult
     due = state.guard.snapshot_due | (outcome.fossilized & ~panic)
     guard = state.guard.replace(snapshot_due=due)
     state = state.replace(slots=slots, ramp=ramp, signals=signals, guard=guard)
-    if nowhere(panic):
+    if known_false(panic):
         return StepResult(_count(before, state, outcome), terms, outcome)
-    sunk, penalty = roll_back(before, rules.governor, rules.reward.config.auto_prune_penalty)
+    restored, penalty = roll_back(before, rules.governor, rules.reward.config.auto_prune_penalty)
     state = state.replace(
-        slots=select(panic, sunk.slots, state.slots),
-        ramp=select(panic, sunk.ramp, state.ramp),
-        signals=select(panic, sunk.signals, state.signals),
-        totals=select(panic, sunk.totals, state.totals),
+        slots=select(panic, restored.slots, state.slots),
+        ramp=select(panic, restored.ramp, state.ramp),
+        signals=select(panic, restored.signals, state.signals),
+        totals=select(panic, restored.totals, state.totals),
     )
     outcome = select(panic, _nothing_done(outcome), outcome)
     return StepResult(_count(before, state, outcome), select(panic, penalty, terms), outcome)
@@ -294,37 +310,40 @@ def _count(before: EnvState, after: EnvState, outcome: ActionOutcome) -> EnvStat
 
 
 class StepKernels(NamedTuple):
-    """The kernels of an env-step as a run calls them; env.py calls `perceive_` and `respond`."""
+    """The kernels of an env-step; env.py calls `guard_and_observe_` and `respond`."""
 
-    record_and_observe: Callable[[Rules, EnvState, Measurements], Observed]
-    apply_action: Callable[[Rules, Observed, Action], StepResult]
+    record_and_observe: Callable[[EnvRules, EnvState, Measurements], Recorded]
+    apply_action: Callable[[EnvRules, EnvState, Attribution, Action], StepResult]
     reason: str = "not compiled"  # why it is these, in words for logs
     # Keeps calls on static buffers and replays them as CUDA graphs; None: as they are.
     steps: StepCache | None = None
     replay: Replay = Replay()  # what else of the run is replayed, and why
 
-    def perceive_(
-        self, rules: Rules, weights: TensorDict, state: EnvState, measured: Measurements
-    ) -> tuple[Measurements, Observed]:
+    def guard_and_observe_(
+        self, rules: EnvRules, weights: TensorDict, state: EnvState, measured: Measurements
+    ) -> tuple[Measurements, Recorded]:
         """What was measured, guarded, and what it shows; for the rules it is first called with."""
-        name = "perceive", weights["host", "params"].data_ptr()
-        return self.kept(name, partial(self._perceive_, rules, weights), state, measured)
 
-    def respond(self, rules: Rules, observed: Observed, action: Action) -> StepResult:
-        """Pay for the actions and carry them out, for the rules of the first call."""
-        return self.kept("respond", partial(self.apply_action, rules), observed, action)
+        def guard_and_record(
+            state: EnvState, measured: Measurements
+        ) -> tuple[Measurements, Recorded]:
+            state, measured = guard_(rules, weights, state, measured)
+            return measured, self.record_and_observe(rules, state, measured)
 
-    def kept(self, name: Hashable, function: Callable[..., Result], *arguments: object) -> Result:
+        name = "observe", weights["host", "params"].data_ptr()
+        return self.call(name, guard_and_record, state, measured)
+
+    def respond(self, rules: EnvRules, observed: Observed, action: Action) -> StepResult:
+        """`apply_action` as one step, for the rules that it is first called with."""
+        before = observed.view.state
+        kernel = partial(self.apply_action, rules)
+        return self.call("respond", kernel, before, observed.attribution, action)
+
+    def call(self, name: Hashable, function: Callable[..., Result], *arguments: object) -> Result:
         """function(*arguments), kept where steps are; `name` says what is not in the arguments."""
         if self.steps is None:
             return function(*arguments)
         return captured_call(self.steps, name, function, *arguments)
-
-    def _perceive_(
-        self, rules: Rules, weights: TensorDict, state: EnvState, measured: Measurements
-    ) -> tuple[Measurements, Observed]:
-        state, measured = guard_(rules, weights, state, measured)
-        return measured, self.record_and_observe(rules, state, measured)
 
 
 EAGER = StepKernels(record_and_observe, apply_action)

@@ -26,7 +26,7 @@ class Topology(NamedTuple):
         return self.blueprint != Blueprint.NONE
 
 
-class Standing(NamedTuple):
+class HostStates(NamedTuple):
     """N hosts as last measured, before the last actions took effect; weights still the same.
 
     A host that was rolled back at the last env-step stands as that left it, unmeasured.
@@ -40,13 +40,13 @@ class Standing(NamedTuple):
     loss: Tensor  # float64 [N]
 
 
-def standing_of(before: EnvState, after: EnvState) -> Standing:
+def host_states(before: EnvState, after: EnvState) -> HostStates:
     """The hosts at an env-step: state before the actions, measurements in it, and after them."""
     panic = before.guard.panic
     slots = select(panic, after.slots, before.slots)
     accuracy = torch.where(panic, torch.nan, before.signals.val_accuracy)
     loss = torch.where(panic, torch.nan, before.signals.val_loss)
-    return Standing(slots.stage, slots.blueprint, slots.blend, slots.alpha, accuracy, loss)
+    return HostStates(slots.stage, slots.blueprint, slots.blend, slots.alpha, accuracy, loss)
 
 
 def topology_of(state: EnvState) -> Topology:

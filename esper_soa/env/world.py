@@ -1,7 +1,7 @@
 """N envs with weights and data: fresh hosts when a round starts, and the work of env-steps.
 
 Everything random is keyed by seed, round, env and env-step, so a round can be played again, by
-another policy, on the same hosts and data. Ranks have worlds of their own envs, by their numbers.
+another policy, on the same hosts and data. `reduction` says which envs of a run a process has.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.nets import DataConfig, lr_factor
-from esper_soa.env.step import EAGER, Rules, StepKernels, Work, initial_state
+from esper_soa.env.reduction import ALL_ENVS, Reduction
+from esper_soa.env.step import EAGER, EnvRules, StepData, StepKernels, initial_state
 from esper_soa.env.topology import Topology, plant
 from esper_soa.nets.data import batches as data
 from esper_soa.nets.data import streams
@@ -19,7 +20,6 @@ from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.snapshot import add_snapshot_, snapshot_where_
-from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.state import EnvState
 from esper_soa.vocabulary import HEADS, Stage
 
@@ -38,22 +38,22 @@ class World:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: EnvRules,
         images: ImageSet,
         sizes: Sizes,
         cfg: DataConfig,
         seed: int,
         kernels: StepKernels = EAGER,
-        ranks: Ranks = ALONE,
+        reduction: Reduction = ALL_ENVS,
     ) -> None:
         self.rules = rules
         self.images = images
         self.seed = seed
         self.kernels = kernels
-        self.ranks = ranks
+        self.reduction = reduction
         data.check_classes(images, rules.nets.shape.num_classes)
         self.augment = cfg.augment
-        together = ranks.all_envs(sizes.num_envs)
+        together = reduction.all_envs(sizes.num_envs)
         self.split: data.Split | None = None
         if not cfg.split:
             data.check_work(images, sizes.train_samples, sizes.val_samples)
@@ -64,7 +64,7 @@ class World:
         self.sizes = sizes
         self.device = images.train_images.device
         self.flop = training_flop(rules.nets.shape, self.device)
-        self.envs = ranks.first_env + torch.arange(sizes.num_envs, device=self.device)
+        self.envs = reduction.first_env + torch.arange(sizes.num_envs, device=self.device)
         self.weights = pools.allocate(rules.nets.shape, sizes.num_envs, self.device, torch.float32)
         add_snapshot_(self.weights)
         if rules.nets.precision == torch.float16:
@@ -83,7 +83,7 @@ class World:
     def start_round(self, number: int, topology: Topology | None = None) -> EnvState:
         """Fresh hosts, a snapshot of them and a fresh state for round `number`, from 0.
 
-        With a `topology`, of the envs of all ranks, its seeds are there from the start, and in the
+        With a `topology`, of all envs of the run, its seeds are there from the start, and in the
         snapshot; the first env-step gives them the same weights again.
         """
         self._enter_round(number)
@@ -91,7 +91,7 @@ class World:
         reset_loss_scales_(self.weights)
         state = initial_state(self.rules, self.sizes.num_envs, self.device)
         if topology is not None:
-            state = plant(state, Topology(*map(self.ranks.own, topology)))
+            state = plant(state, Topology(*map(self.reduction.own, topology)))
             seeds = pools.slot_seeds(state.slots, state.ramp, ablate_fossils=False)
             self.rules.engine.claim_(self.rules.nets, self.weights, seeds, self.seed_keys(0))
         everyone = torch.ones_like(self.envs, dtype=torch.bool)
@@ -105,7 +105,7 @@ class World:
         self._keys = dict[int, Tensor]()
         size = len(self.images.train_labels)
         self.order = data.OrderBook(
-            self.keys(streams.DATA_ORDER), size, self.ranks.all_envs(self.sizes.num_envs)
+            self.keys(streams.DATA_ORDER), size, self.reduction.all_envs(self.sizes.num_envs)
         )
 
     def keys(self, purpose: int) -> Tensor:
@@ -114,7 +114,7 @@ class World:
             self._keys[purpose] = streams.stream_keys(self.seed, purpose, (self.round,), self.envs)
         return self._keys[purpose]
 
-    def work(self, step: int) -> Work:
+    def work(self, step: int) -> StepData:
         """The data of env-step `step` (from 0) of this round."""
         sizes = self.sizes
         start = step * sizes.train_samples
@@ -129,7 +129,7 @@ class World:
         )
         factor = lr_factor(self.rules.nets.task.lr_schedule, step, self.rules.max_steps)
         count = sizes.train_samples // sizes.batch_size
-        return Work(batches, count, self.validation, self.seed_keys(step), factor)
+        return StepData(batches, count, self.validation, self.seed_keys(step), factor)
 
     def seed_keys(self, step: int) -> Tensor:
         """int64 [N]: the streams that seeds which are new at env-step `step` draw weights from."""
@@ -147,10 +147,10 @@ class World:
             return self.order.draw(step * sizes.train_samples, sizes.train_samples)
         first = torch.zeros_like(self.envs[:1])
         shared = streams.stream_keys(self.seed, streams.DATA_ORDER, (self.round,), first)
-        return self.ranks.own(data.split_training_order(shared, num_train, step, self.split))
+        return self.reduction.own(data.split_training_order(shared, num_train, step, self.split))
 
     def _validation_order(self) -> Tensor:
         num_test = len(self.images.test_labels)
         if self.split is None:
             return data.validation_order(num_test, self.sizes.val_samples, self.seed, self.device)
-        return self.ranks.own(data.split_validation_order(num_test, self.split, self.device))
+        return self.reduction.own(data.split_validation_order(num_test, self.split, self.device))

@@ -42,7 +42,7 @@ class Pixels(NamedTuple):
     std: Sequence[float]
 
 
-class Grown(NamedTuple):
+class GrownHost(NamedTuple):
     """A host by itself."""
 
     spec: dict  # see modules.GrownNetwork
@@ -120,7 +120,7 @@ def grown_hosts(
     envs: Sequence[int],
     residents: Sequence[Residents],
     pixels: Pixels,
-) -> list[Grown]:
+) -> list[GrownHost]:
     """The hosts of the env numbers `envs`, on the CPU; `residents` of each. Raises ValueError for
     layers that are not what the tables of parameters say.
     """
@@ -149,7 +149,7 @@ def _plain(layers: Sequence[Layer]) -> list[dict]:
     return [layer._asdict() for layer in layers]
 
 
-def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) -> Grown:
+def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) -> GrownHost:
     """The one host in `rows`; net: one without numbers that is built like it."""
     places = [part["name"] for part in spec["host"]]
     modules = {place: net.get_submodule(place) for place in places}
@@ -180,7 +180,7 @@ def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) ->
         tensors[f"{seed['slot']}.blend.alpha"] = torch.tensor(seed["alpha"])
     for name in ("mean", "std"):
         tensors[f"input.{name}"] = torch.tensor(spec["input"][name]).view(-1, 1, 1)
-    return Grown(spec, tensors)
+    return GrownHost(spec, tensors)
 
 
 def _named(named: Iterable[tuple[str, Tensor]], table: Table, rows: Tensor) -> dict[str, Tensor]:

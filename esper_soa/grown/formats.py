@@ -12,13 +12,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from os import PathLike
 from pathlib import Path
 from pprint import pformat
 from typing import TypeAlias
 
 import torch
 
-from esper_soa.config.errors import UserError
+from esper_soa.config.errors import UserError, check
 from esper_soa.grown.module_files import save
 from esper_soa.nets.model import modules
 from esper_soa.nets.model.modules import GrownNetwork
@@ -61,7 +62,7 @@ def save_onnx(net: GrownNetwork, path: Path) -> None:
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise UserError(f"format=onnx: needs {' and '.join(missing)}. Install esper-soa[onnx]")
-    with _unheard():
+    with _without_notes_of_the_exporter():
         program = torch.onnx.export(
             net,
             **_traced(net),
@@ -78,9 +79,9 @@ def save_onnx(net: GrownNetwork, path: Path) -> None:
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
-    """Without what the exporter says of itself, and no user can do anything about: packages that it
-    could also export, and names of torch that it uses and should not.
+def _without_notes_of_the_exporter() -> Iterator[None]:
+    """Silence torch's exporter on what no user can change: packages that it could also export, and
+    names of torch that it uses and should not.
     """
     logger = logging.getLogger(REGISTRATION)
     before = logger.level
@@ -112,15 +113,39 @@ def save_code(net: GrownNetwork, path: Path) -> None:
 
 
 def _traced(net: GrownNetwork) -> dict:
-    """What a program is traced with: two images, as one would be taken for a constant."""
+    """Inputs to trace a program with: two images, as one would be taken for a constant."""
     images = torch.zeros(2, *net.spec["input"]["shape"])
     return {"args": (images,), "dynamic_shapes": ({0: torch.export.Dim("batch")},)}
 
 
 Writer: TypeAlias = Callable[[GrownNetwork, Path], None]
-FORMATS: dict[str, tuple[str, Writer]] = {  # endings, and who writes them
+FORMATS: dict[str, tuple[str, Writer]] = {  # file name ending and writer
     "safetensors": (".safetensors", save),
     "pt2": (".pt2", save_pt2),
     "onnx": (".onnx", save_onnx),
     "code": (".py", save_code),
 }
+
+
+def export(net: GrownNetwork, target: str | PathLike[str], to: str | PathLike[str] = ".") -> Path:
+    """Write `net` as esper-export does; returns the path of the file.
+
+    target: a file whose ending names the format (.safetensors, .pt2, .onnx, .py); or the format
+    (safetensors, pt2, onnx, code), whose file is `to`/host_<env of net.spec><ending>. The folder is
+    made where it is new. Raises UserError for another format, and for what is no grown network;
+    OSError where the file cannot be written.
+    """
+    if not isinstance(net, GrownNetwork):
+        raise UserError(f"a {type(net).__name__} is no grown network, as run.export() returns them")
+    name = str(target)
+    path = Path(target)
+    if name in FORMATS:
+        path = Path(to, f"host_{net.spec['env']}{FORMATS[name][0]}")
+    else:
+        known = {ending: name for name, (ending, _) in FORMATS.items()}
+        allowed = f"a file ending in {', '.join(known)}, or a format: {', '.join(FORMATS)}"
+        check(path.suffix in known, "target", name, allowed)
+        name = known[path.suffix]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    FORMATS[name][1](net, path)
+    return path

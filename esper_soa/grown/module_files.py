@@ -18,7 +18,7 @@ from torch import Tensor
 
 from esper_soa.agent.controller import Controller, controller_of
 from esper_soa.config.errors import UserError, one_line
-from esper_soa.grown.build import Grown
+from esper_soa.grown.build import GrownHost
 from esper_soa.nets.model.modules import GrownNetwork, network_of
 from esper_soa.runtime.files import write_bytes
 
@@ -57,7 +57,7 @@ def save(module: Module, path: str | PathLike[str]) -> None:
     _write(Path(path), [_entry(kind, module.spec, tensors)], tensors)
 
 
-def save_hosts(hosts: Sequence[Grown], path: Path) -> None:
+def save_hosts(hosts: Sequence[GrownHost], path: Path) -> None:
     """Replace the file `path` by the hosts 0, 1, ... of a run; all or nothing. Raises OSError."""
     entries = []
     tensors = dict[str, Tensor]()

@@ -4,18 +4,18 @@ import math
 from collections.abc import Sequence
 
 from esper_soa.config.settings import TrainConfig
-from esper_soa.env.topology import Standing
+from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
-from esper_soa.grown.build import Grown, Pixels, Residents, grown_hosts
+from esper_soa.grown.build import GrownHost, Pixels, Residents, grown_hosts
 from esper_soa.runtime.versions import package_versions
 
 
 def measured_hosts(
-    world: World, cfg: TrainConfig, standing: Standing, number: int, envs: Sequence[int]
-) -> list[Grown]:
+    world: World, cfg: TrainConfig, states: HostStates, number: int, envs: Sequence[int]
+) -> list[GrownHost]:
     """These hosts of the world, as they were last measured, with a spec that says so.
 
-    envs: their numbers among all that `standing` tells of.
+    envs: their numbers among all that `states` tells of.
     """
     images = world.images
     facts = {
@@ -27,13 +27,13 @@ def measured_hosts(
         "precision": str(world.rules.nets.precision).removeprefix("torch."),
         "version": package_versions()["esper-soa"],
     }
-    rows = [env - world.ranks.first_env for env in envs]
-    columns = [part.tolist() for part in standing[:4]]
+    rows = [env - world.reduction.first_env for env in envs]
+    columns = [part.tolist() for part in states[:4]]
     mine = [Residents(*(column[env] for column in columns)) for env in envs]
     pixels = Pixels(images.mean, images.std)
     found = grown_hosts(world.rules.nets.shape, world.weights, rows, mine, pixels)
     for env, host in zip(envs, found, strict=True):
-        scores = (float(part[env]) for part in (standing.accuracy, standing.loss))
+        scores = (float(part[env]) for part in (states.accuracy, states.loss))
         accuracy, loss = (None if math.isnan(one) else one for one in scores)
         host.spec.update(facts | {"env": env, "accuracy": accuracy, "loss": loss})
     return found

@@ -1,4 +1,5 @@
 """Chooses the engine of a run, from its settings, device and hosts: the only file that knows them.
+An engine is imported where it may be chosen.
 
 What was chosen is an object that the rules of the run hold: two runs of a process may differ. On a
 CPU the native kernels are taken wherever they are proven, without a timing. On a GPU engines are
@@ -7,18 +8,18 @@ tried (trial.py).
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
+from types import ModuleType
 from typing import NamedTuple
 
 from esper_soa.config.errors import SettingError
 from esper_soa.config.registry import name_in
 from esper_soa.nets.engine import Choice, Engine
-from esper_soa.nets.engines.cpu.engine import CpuEngine, obstacle
-from esper_soa.nets.engines.cpu.proof import NAME, choose_native
-from esper_soa.nets.engines.gpu import support as gpu
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.trial import Trial, Tried, try_engines
 
+NATIVE = "native"  # the kernels in C
 REFERENCE = "torch"  # the engine that says what the others must come to
 # Torch computes for a GPU where it takes less than this share of the time of kernels that agree
 # with it: so clear a difference is the same at every start, and so are the numbers of the run.
@@ -33,6 +34,14 @@ class Kind(NamedTuple):
     tried_on: str  # kind of device on which `auto` tries it; "" = any
 
 
+def _cpu(module: str) -> ModuleType:
+    return import_module(f"esper_soa.nets.engines.cpu.{module}")
+
+
+def _gpu() -> ModuleType:
+    return import_module("esper_soa.nets.engines.gpu.support")
+
+
 def _blueprints(trial: Trial) -> list[str]:
     return [name_in(one) for one in trial.nets.task.blueprints]
 
@@ -40,8 +49,11 @@ def _blueprints(trial: Trial) -> list[str]:
 def _native(trial: Trial) -> Choice:
     """The native kernels where they can compute, else torch."""
     nets = trial.nets
-    why_not = obstacle(nets.task.host_name, nets.shape, _blueprints(trial))
-    return choose_native(trial.device, TorchEngine(), nets.precision, why_not)
+    why_not = _cpu("engine").obstacle(nets.task.host_name, nets.shape, _blueprints(trial))
+    chosen: Choice = _cpu("proof").choose_native(
+        trial.device, TorchEngine(), nets.precision, why_not
+    )
+    return chosen
 
 
 def _native_obstacle(trial: Trial) -> str:
@@ -53,9 +65,11 @@ def _triton_obstacle(trial: Trial) -> str:
     nets = trial.nets
     if nets.ends_early:
         return "the kernels cannot leave out the envs whose episode has ended early (early_stop)"
-    return gpu.unavailable_reason(trial.device) or gpu.obstacle(
+    support = _gpu()
+    reason: str = support.unavailable_reason(trial.device) or support.obstacle(
         nets.shape, _blueprints(trial), nets.precision, trial.batch_size
     )
+    return reason
 
 
 def _graphs_obstacle(trial: Trial) -> str:
@@ -64,14 +78,20 @@ def _graphs_obstacle(trial: Trial) -> str:
     return _triton_obstacle(trial) or graphs
 
 
+def _native_engine(_: Trial, chosen: Choice) -> Engine:
+    engine: Engine = _cpu("engine").CpuEngine(chosen)
+    return engine
+
+
 def _triton(trial: Trial, chosen: Choice, capture: bool) -> Engine:
-    return gpu.loaded_engine(StepCache(capture, device=trial.device), chosen)
+    engine: Engine = _gpu().loaded_engine(StepCache(capture, device=trial.device), chosen)
+    return engine
 
 
 # By the names in config.ENGINES.
 ENGINES = {
-    "native": Kind(_native_obstacle, lambda _, chosen: CpuEngine(chosen), "cpu"),
-    "torch": Kind(lambda _: "", lambda _, chosen: TorchEngine(chosen=chosen), ""),
+    NATIVE: Kind(_native_obstacle, _native_engine, "cpu"),
+    REFERENCE: Kind(lambda _: "", lambda _, chosen: TorchEngine(chosen=chosen), ""),
     "triton": Kind(_triton_obstacle, partial(_triton, capture=False), "cuda"),
     "triton_graphs": Kind(_graphs_obstacle, partial(_triton, capture=True), "cuda"),
 }
@@ -95,7 +115,7 @@ def _insisted(name: str, trial: Trial) -> Choice:
     if reason:
         told = f"{reason[0].upper()}{reason[1:]}."
         raise SettingError("compute.engine", name, "auto or torch here", told)
-    if name == NAME:
+    if name == NATIVE:
         return _native(trial)
     words = "plain torch" if name == REFERENCE else name
     return Choice(False, f"{words} (compute.engine={name})", name=name)

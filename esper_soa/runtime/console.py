@@ -72,6 +72,11 @@ def outlet(stream: TextIO | None) -> Outlet:
     return Outlet(stream)
 
 
+def no_outlet() -> Outlet:
+    """A stream that drops everything."""
+    return Outlet(open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
 @contextmanager
 def standing_streams() -> Iterator[None]:
     """Standard output and error as outlets while the context lasts.

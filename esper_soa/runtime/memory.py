@@ -20,7 +20,7 @@ from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.observation import NUM_ENV_FEATURES, feature_names
-from esper_soa.env.step import Rules
+from esper_soa.env.step import EnvRules
 from esper_soa.nets.data.batches import HELD, PADDED_BYTES
 from esper_soa.nets.data.datasets import ImageCount
 from esper_soa.nets.engine import WorkSizes
@@ -196,7 +196,7 @@ def with_envs(cfg: TrainConfig, envs: int) -> TrainConfig:
     return replace(cfg, envs=envs, policy=replace(cfg.policy, ppo=ppo))
 
 
-def plan_in_words(cfg: TrainConfig, device: torch.device, rules: Rules) -> str:
+def plan_in_words(cfg: TrainConfig, device: torch.device, rules: EnvRules) -> str:
     """The memory that a run needs at least, what needs most of it, and what is free, for the log.
 
     An engine that keeps what its passes work in says itself how much that is.

@@ -3,8 +3,8 @@
 A rank has some of the envs, neighbours by their number, with their weights and state; policy,
 optimiser and normalisers are the same on all, as whatever moves them is summed over all envs first.
 `Ranks` is a process alone, to which nothing of that costs anything; `RankGroup` is one of several.
-Held by the World, and asked by whoever sums over envs. All ranks call the same methods in the same
-order. Which process is which rank is settled in training/start.py.
+Both are a `Reduction`, which is all that env and agent see of them. Which process is which rank is
+settled in training/start.py.
 """
 
 import math
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from esper_soa.config.errors import RankLostError, one_line
+from esper_soa.env.reduction import Reduction
 
 Value = TypeVar("Value")
 # that a rank waits for the others: of two, one may build while the other compiles
@@ -51,14 +52,12 @@ def keep_to_cores(rank: int, ranks: int) -> None:
         os.sched_setaffinity(0, core_group(rank, ranks))
 
 
-class Ranks:
-    """A process alone: all envs are its own, and what it has of anything is the whole of it."""
+class Ranks(Reduction):
+    """A process alone, which has all envs; what only a run of several processes asks."""
 
     rank = 0
-    count = 1
     local_rank = 0  # on its machine, and so the number of its GPU
     beside = 1  # ranks that share the memory of its device, itself included
-    first_env = 0  # the number of its first env
 
     @property
     def first(self) -> bool:
@@ -69,43 +68,6 @@ class Ranks:
         """Numbers of the envs of this rank, n of the N of the run."""
         return share_of(num_envs, self.count, self.rank)
 
-    def all_envs(self, own: int) -> int:
-        """N, where this rank has n = `own` of them."""
-        return own
-
-    def own(self, entries: Tensor, dim: int = 0) -> Tensor:
-        """What this rank has of something with an entry for each of N envs along `dim`."""
-        return entries
-
-    def own_of(self, envs: Tensor) -> Tensor:
-        """Which of the env numbers int64 [M] are of this rank, int64 [m]."""
-        return envs
-
-    def total(self, *parts: Tensor) -> tuple[Tensor, ...]:
-        """Sums over all ranks of what each has; the gradient back is of this rank's part alone."""
-        return parts
-
-    def total_gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Sums over all ranks, by one reduction of all of them as a flat vector."""
-        return gradients
-
-    def extremes(
-        self, largest: Sequence[Tensor], smallest: Sequence[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """The elementwise largest over all ranks of the former, and smallest of the latter."""
-        return list(largest), list(smallest)
-
-    def gather(self, parts: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
-        """Of each tensor with n entries along `dim`, on one device, that with all N, on every rank.
-
-        Numbers travel as float64: integers beyond 2**53 would be rounded.
-        """
-        return list(parts)
-
-    def of_each(self, numbers: Tensor) -> list[Tensor]:
-        """The numbers of every rank, of one shape on all, in their order."""
-        return [numbers]
-
     def gather_at_first(self, numbers: Tensor) -> Tensor | None:
         """On the first rank all N of numbers [n, ...] on the host; None on the others."""
         return numbers
@@ -113,9 +75,6 @@ class Ranks:
     def from_first(self, find: Callable[[], Value]) -> Value:
         """What `find` gives on the first rank, where alone it is called; nothing on a device."""
         return find()
-
-    def check_same(self, numbers: Tensor) -> None:
-        """Raise RuntimeError where float32 numbers differ between ranks in any bit."""
 
     def of_all(self, value: Value) -> list[Value]:
         """The value of every rank, in order; what lies on a device is moved to the host before."""
@@ -180,7 +139,7 @@ class RankGroup(Ranks):
         shares = [share_of(self.num_envs, self.count, rank) for rank in range(self.count)]
         most = packed.new_zeros(len(shares[0]), packed.shape[1])
         most[: len(packed)] = packed
-        rooms = zip(self.of_each(most), shares, strict=True)
+        rooms = zip(self.all_gather(most), shares, strict=True)
         whole = torch.cat([room[: len(share)] for room, share in rooms])
         pieces = whole.split([_width(row) for row in rows], dim=1)
         return [
@@ -201,7 +160,7 @@ class RankGroup(Ranks):
     def check_same(self, numbers: Tensor) -> None:
         bits = numbers.detach().view(torch.int32).long()
         places = torch.arange(1, len(bits) + 1, device=bits.device)
-        sums = self.of_each(torch.stack([bits.sum(), (bits * places).sum()]))
+        sums = self.all_gather(torch.stack([bits.sum(), (bits * places).sum()]))
         if not all(torch.equal(one, sums[0]) for one in sums):
             raise RuntimeError(
                 "the policies of the ranks have drifted apart, which no arithmetic of theirs "
@@ -234,7 +193,7 @@ class RankGroup(Ranks):
             return []
         return list(self.reduced(torch.stack(list(parts)), operation).unbind())
 
-    def of_each(self, numbers: Tensor) -> list[Tensor]:
+    def all_gather(self, numbers: Tensor) -> list[Tensor]:
         room = numbers.contiguous()
         rooms = [torch.empty_like(room) for _ in range(self.count)]
         with _answered():

@@ -1,30 +1,27 @@
-"""Rules, worlds and players from checked settings: what a run is played in, and who plays."""
+"""Rules, worlds and scripted players from checked settings."""
 
 from copy import copy
 from dataclasses import replace
 
 import torch
 
-from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
-from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import scripted_policy
 from esper_soa.agent.user_agents import Surroundings, own_agent
-from esper_soa.config.agent import SCRATCH
 from esper_soa.config.nets import SubsetRows, blueprint_names
 from esper_soa.config.registry import is_reference, name_in
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.attribution import prefix_codes
 from esper_soa.env.reward_records import RewardSettings, RewardSplit
 from esper_soa.env.shapley import arrival_orders
-from esper_soa.env.step import EAGER, Rules, StepKernels, compiled
+from esper_soa.env.step import EAGER, EnvRules, StepKernels, compiled
 from esper_soa.env.user_reward import own_reward
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.data.datasets import ImageSet, count_images, load_images
 from esper_soa.nets.engine import NetsConfig
-from esper_soa.nets.graphs import GRADIENTS, POLICY, STATE, Replay, choose_replay
-from esper_soa.nets.model.blueprints import blueprint_codes, names_by_code, num_codes
+from esper_soa.nets.graphs import STATE, Replay, choose_replay
+from esper_soa.nets.model.blueprints import blueprint_codes, num_codes
 from esper_soa.nets.model.user_parts import task_shape, task_slots
 from esper_soa.nets.seeds.pools import parameter_table
 from esper_soa.nets.seeds.subsets import EXACT_SLOTS
@@ -34,12 +31,10 @@ from esper_soa.runtime.device import choose_layout, keep_freed_memory, take_devi
 from esper_soa.runtime.memory import NO_IMAGES, check_room
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.state import ParameterCounts
-from esper_soa.training.collect import Player
-from esper_soa.training.pretrained import load_policy, take_over
 from esper_soa.vocabulary import STAGE_NAMES
 
 
-def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> Rules:
+def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> EnvRules:
     """All that stays the same during a run, on `device`, the engine of its networks included.
 
     first_env: the number of the first env, where cfg.envs are a rank's share. Raises SettingError
@@ -51,7 +46,7 @@ def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> R
     allowed = torch.zeros(num_codes(nets.shape.blueprints), dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
     orders, _ = shapley_orders(cfg, num_slots)
-    return Rules(
+    return EnvRules(
         nets=nets,
         engine=choose_engine(cfg.compute.engine, trial),
         lifecycle=cfg.lifecycle,
@@ -191,31 +186,5 @@ def build_kernels(cfg: TrainConfig, device: torch.device) -> StepKernels:
 
 
 def replaying(kernels: StepKernels, replay: Replay, device: torch.device) -> StepKernels:
-    """The kernels, calls kept where `replay` says so, which `build_player` reads for others."""
+    """The kernels, calls kept where `replay` says so, which players.py reads for others."""
     return kernels._replace(replay=replay, steps=replay.steps(STATE, device))
-
-
-def build_player(cfg: TrainConfig, world: World) -> Player:
-    """The decision maker that `policy.name` asks for, with what `policy.init` has learned.
-
-    Raises UserError where that does not fit.
-    """
-    if cfg.policy.name != "ppo":
-        return Player(rule_player(cfg, cfg.policy.name, "policy.name"), None)
-    shape = world.rules.nets.shape
-    names = names_by_code(shape.blueprints)
-    policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, len(names)).to(world.device)
-    imitation = cfg.policy.imitation
-    replay = world.kernels.replay
-    decisions, gradients = (replay.steps(part, world.device) for part in (POLICY, GRADIENTS))
-    ppo = cfg.policy.ppo
-    learner = Learner(
-        policy, ppo, ppo.floor_penalty_rounds, cfg.seed, gradients, imitation, world.ranks
-    )
-    if cfg.policy.init != SCRATCH:
-        take_over(learner, cfg.policy.network, load_policy(cfg.policy.init, world.device), names)
-    teacher = None
-    if imitation.rounds:
-        teacher = rule_player(cfg, imitation.teacher, "policy.imitation.teacher")
-    agent = policy if decisions is None else CapturedPolicy(policy, decisions)
-    return Player(agent, learner, teacher)

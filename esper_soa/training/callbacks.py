@@ -13,10 +13,10 @@ from torch import Tensor
 
 from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.settings import TrainConfig
-from esper_soa.env.env import Seen
-from esper_soa.env.step import StepResult
+from esper_soa.env.step import Observed, StepResult
 from esper_soa.env.world import World
 from esper_soa.runtime.json_lines import Json
+from esper_soa.runtime.ranks import Ranks
 from esper_soa.state import Decision
 from esper_soa.training.session import Session
 
@@ -36,7 +36,7 @@ TABLE_LEVELS = ("events", "full")  # of telemetry.level, at which env-steps are 
 class Facts(NamedTuple):
     """What an env-step showed, what was decided, and what became of it."""
 
-    seen: Seen
+    observed: Observed
     decision: Decision
     result: StepResult
     # Float32 [N, X] of all choices in HEADS order; None = not asked or not known.
@@ -157,7 +157,7 @@ def make_callbacks(cfg: TrainConfig, own: Sequence[Callback] = ()) -> Callbacks:
     return Callbacks(made)
 
 
-def make_recorder(cfg: TrainConfig, world: World, session: Session) -> Recorder:
+def make_recorder(cfg: TrainConfig, world: World, session: Session, ranks: Ranks) -> Recorder:
     """The recorder that telemetry.level asks for.
 
     A folder that has tables needs it at any level: a resumed run cuts them back.
@@ -167,4 +167,4 @@ def make_recorder(cfg: TrainConfig, world: World, session: Session) -> Recorder:
         return NO_RECORDER
     other = "telemetry.level=rounds" if level in TABLE_LEVELS else "another run_dir"
     make = find_in_lab("telemetry.level", level, other)
-    return cast(Recorder, make(cfg, world, session))
+    return cast(Recorder, make(cfg, world, session, ranks))

@@ -90,31 +90,29 @@ class EpisodeRunner:
         env = self.env
         phase_ended = self.profile.phase_ended
         step = self.env.step_number
-        self.num_playing.append(env.playing)
-        seen = env.observe_()
+        self.num_playing.append(env.num_playing)
+        observed = env.observe_()
         self._report()
         phase_ended("telemetry")
-        over = seen.observed.state.ending.over if env.world.rules.early_stop.enabled else None
-        memory = restart(self.memory, self.fresh, seen.restarted)
+        ended = observed.ended
+        memory = restart(self.memory, self.fresh, observed.restarted)
         before = self.memory
         decision, memory, probabilities = decide(
-            self.player.agent, seen.view, memory, self.recorder.full
+            self.player.agent, observed.view, memory, self.recorder.full
         )
-        self.memory = memory if over is None else restart(memory, before, over)
+        self.memory = memory if ended is None else restart(memory, before, ended)
         phase_ended("policy")
         result = env.apply_action_(decision.action)
         if self.rollout is not None and self.player.learner is not None:
-            row = _row(seen.observed, decision, result, env.over).replace(reset=seen.restarted)
-            write_(
-                self.rollout,
-                step,
-                row if over is None else select(over, self.rollout.rows[step], row),
-            )
+            row = _row(observed, decision, result, env.truncated)
+            if ended is not None:
+                row = select(ended, self.rollout.rows[step], row)
+            write_(self.rollout, step, row)
             self.earned.append(result.terms.total)
-            self._ask_(seen.view, seen.restarted, step)
+            self._ask_(observed.view, observed.restarted, step)
         phase_ended("policy")
-        self.metrics.add_(seen.measured, seen.observed, result, over)
-        packed = self.recorder.pack(Facts(seen, decision, result, probabilities))
+        self.metrics.add_(observed, result)
+        packed = self.recorder.pack(Facts(observed, decision, result, probabilities))
         self.arriving.append(read_progress(result.state, packed))
         phase_ended("telemetry")
         self.profile.env_step()
@@ -122,10 +120,10 @@ class EpisodeRunner:
     def _report(self) -> None:
         """Report the env-steps whose numbers are on the host by now.
 
-        Envs of other ranks count as if as many of them went on as of those here.
+        Envs of other processes count as if as many of them went on as of those here.
         """
         num_envs = self.env.num_envs
-        whole = self.env.world.ranks.all_envs(num_envs)
+        whole = self.env.world.reduction.all_envs(num_envs)
         while self.arriving and self.arriving[0].here:
             numbers = self.arriving.popleft().numbers.numpy()
             if len(numbers) > len(PROGRESS):
@@ -152,11 +150,11 @@ class EpisodeRunner:
         state = self.env.state
         self._leave_out()
         if self.rollout is not None and self.player.learner is not None:
-            self.player.learner.pay_(self.rollout, torch.stack(self.earned))
+            self.player.learner.fill_rewards_(self.rollout, torch.stack(self.earned))
             memory = restart(self.memory, self.fresh, state.guard.panic)
-            self.rollout.bootstrap.copy_(self.player.agent.act(env.after(), memory)[0].value)
+            self.rollout.bootstrap.copy_(self.player.agent.act(env.current_view(), memory)[0].value)
         self.profile.phase_ended("policy")
-        result = self.metrics.read(state, env.world.rules.reward.counts, env.world.ranks)
+        result = self.metrics.read(state, env.world.rules.reward.counts, env.world.reduction)
         self.arriving[-1].wait()
         self._report()
         self.recorder.end()
@@ -169,7 +167,7 @@ class EpisodeRunner:
         num_envs = self.env.num_envs
         left = world.rules.max_steps - self.env.step_number
         if left:
-            self.progress.leave_out(left * world.ranks.all_envs(num_envs))
+            self.progress.leave_out(left * world.reduction.all_envs(num_envs))
             self.metrics.leave_out(left * num_envs)
             # for rows that stay empty
             self.earned += [torch.zeros_like(paid) for paid in self.earned[-1:]] * left
@@ -198,29 +196,28 @@ def _rollout(world: World, player: Player) -> Rollout | None:
     return with_teacher(rollout) if player.teacher is not None else rollout
 
 
-def _row(observed: Observed, decision: Decision, result: StepResult, last: bool) -> Row:
-    """What the learner keeps of one env-step; an episode is cut, not ended, at its end or early.
+def _row(observed: Observed, decision: Decision, result: StepResult, truncated: Tensor) -> Row:
+    """What the learner keeps of one env-step.
 
-    Rows of envs whose episode was over before are not kept. A rollback ends the trajectory. Rewards
-    are filled in once the episode is over.
+    truncated: bool [N], episodes that are cut here. A rollback ends the trajectory. Rewards are
+    filled in once the episode is over.
     """
+    view = observed.view
     attribution = observed.attribution
-    panic = observed.state.guard.panic
-    no = torch.zeros_like(panic)
+    panic = view.state.guard.panic
     valid = result.terms.total.isfinite()
-    cut = torch.ones_like(panic) if last else result.state.ending.over
     return Row(
-        features=observed.observation.features,
-        blueprints=observed.observation.blueprints,
-        masks=observed.masks,
+        features=view.observation.features,
+        blueprints=view.observation.blueprints,
+        masks=view.masks,
         action=decision.action,
         effective_op=result.outcome.effective_op,
         log_probs=decision.log_probs,
         value=decision.value,
         reward=torch.zeros_like(decision.value),
         terminal=panic,
-        truncated=cut & ~panic,
-        reset=no,
+        truncated=truncated & ~panic,
+        reset=observed.restarted,
         valid=valid,
         contribution=attribution.contribution.float(),
         contribution_measured=attribution.measured,

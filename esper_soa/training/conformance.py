@@ -1,52 +1,51 @@
-"""Whether parts of users' own are what a run takes them for: every finding in words, in one error.
+"""Checks users' own parts: one error lists all faults of a part.
 
 For users' tests and notebooks: `esper_soa.check_blueprint("my_parts.seeds:twin")`, or the function
-or class itself. What a run looks at while it is built (nets/model/user_parts.py,
-env/user_reward.py, agent/user_agents.py) is looked at here too, and more than that: what begins or
-comes out not finite, what envs share, what depends on chance, and where gradients go.
+or class itself. Checks all that a run checks while it is built (nets/model/user_parts.py,
+env/user_reward.py, agent/user_agents.py), and more: initial values and outputs that are not finite,
+what envs share, what depends on chance, and where gradients go. A fault hides no other, unless the
+other cannot be measured.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from esper_soa.agent.distribution import illegal_choices
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.user_agents import Surroundings, decision_faults, made_agent, memory_faults
 from esper_soa.config import registry
 from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.config.errors import UserError, one_line
-from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig, TaskConfig, host_slots
+from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
 from esper_soa.config.registry import AGENT, BLUEPRINT, HOST, REWARD, Part, collect_faults
 from esper_soa.config.settings import ComputeConfig, TrainConfig
-from esper_soa.env.env import Env, Seen
+from esper_soa.env.env import Env
+from esper_soa.env.legal import illegal_choices, obey
 from esper_soa.env.reward_records import RewardInputs
+from esper_soa.env.step import Observed
 from esper_soa.env.user_reward import reward_findings, sample_inputs
-from esper_soa.nets.data import streams
-from esper_soa.nets.forward import seed_forward
-from esper_soa.nets.model import host as hosts
 from esper_soa.nets.model import user_parts as own_parts
-from esper_soa.nets.model.blueprints import Architecture, initial_seeds, seed_table
-from esper_soa.nets.model.layers import PLAIN
-from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.state import Decision, View
 from esper_soa.training.build import build_world
+from esper_soa.training.conformance_networks import (
+    RAISES,
+    host_networks,
+    seed_networks,
+    training_findings,
+)
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, NUM_BLUEPRINTS
 
 CPU = torch.device("cpu")
-NETS = 3  # networks and images that a blueprint is tried on
-IMAGES = 4
+ENVS = 5  # of the inputs of a reward
 SAMPLES = 20  # sets of inputs that a reward is tried on
-SETTLED = 1e-6  # relative difference of an image's features that rounding may make
 
 
 class ConformanceError(UserError):
-    """A part of a user's own that a run could not take; `findings` says why, one by one."""
+    """A user's own part that a run cannot use; `findings` lists its faults."""
 
     def __init__(self, kind: str, name: str, findings: Sequence[str]) -> None:
         self.findings = tuple(findings)
@@ -61,13 +60,14 @@ def check_blueprint(part: Part | str, channels: Sequence[int] = (4, 24), size: i
     part: what @esper_soa.blueprint marks, or `module:name`. channels: of the slots to try it in,
     which have `size` x `size` pixels.
     """
-    with _looking(BLUEPRINT, part) as (name, made, found):
+    with _checking(BLUEPRINT, part) as (name, made, found):
         blueprint = own_parts.architecture_of(made, name, NUM_BLUEPRINTS)
         for width in channels:
-            found += own_parts.blueprint_findings(blueprint, width, size) or [
-                f"with {width} channels {one}"
-                for one in _network_findings(_seeds(blueprint, width, size))
-            ]
+            faults = own_parts.blueprint_findings(blueprint, width, size)
+            trained = training_findings(
+                partial(seed_networks, blueprint, width, size), bool(faults)
+            )
+            found += [*faults, *(f"with {width} channels {one}" for one in trained)]
 
 
 def check_host(part: Part | str, classes: int = 10) -> None:
@@ -75,10 +75,10 @@ def check_host(part: Part | str, classes: int = 10) -> None:
 
     part: what @esper_soa.host marks, or `module:name`.
     """
-    with _looking(HOST, part) as (name, made, found):
+    with _checking(HOST, part) as (name, made, found):
         host = own_parts.host_of(made, name, classes)
-        shape = partial(hosts.host_shape, TaskConfig(num_classes=classes), (), host=host)
-        found += own_parts.host_findings(host) or _network_findings(_hosts(shape()))
+        faults = own_parts.host_findings(host)
+        found += [*faults, *training_findings(partial(host_networks, host, classes), bool(faults))]
 
 
 def check_reward(part: Part | str, num_slots: int = 3, max_steps: int = 20) -> None:
@@ -87,13 +87,14 @@ def check_reward(part: Part | str, num_slots: int = 3, max_steps: int = 20) -> N
 
     part: what @esper_soa.reward marks, or `module:name`. max_steps: env-steps of an episode.
     """
-    with _looking(REWARD, part) as (_, made, found):
-        sizes = NETS + 2, num_slots, max_steps, CPU
+    with _checking(REWARD, part) as (_, made, found):
+        sizes = ENVS, num_slots, max_steps, CPU
         samples = [sample_inputs(*sizes, seed) for seed in range(SAMPLES)]
-        found += reward_findings(made, samples[0].clone()) or [
-            *_value_findings(made, samples),
-            *_kernel_findings(made, samples[0]),
-        ]
+        found += reward_findings(made, samples[0].clone())
+        if registry.num_required(made) == 1 and not any(RAISES in one for one in found):
+            if _paid(made, samples[0].clone()).shape == samples[0].op.shape:
+                found += _value_findings(made, samples)
+            found += _kernel_findings(made, samples[0])
 
 
 def check_agent(part: Part | str, num_slots: int = 2, envs: int = 4, steps: int = 16) -> None:
@@ -102,18 +103,18 @@ def check_agent(part: Part | str, num_slots: int = 2, envs: int = 4, steps: int 
 
     part: what @esper_soa.agent marks, or `module:name`.
     """
-    with _looking(AGENT, part) as (_, made, found):
+    with _checking(AGENT, part) as (_, made, found):
         if registry.num_required(made) > 1:
             raise ValueError("it wants more arguments than the Surroundings")
         world = build_world(_small_run(num_slots, envs, steps), CPU)
         surroundings = Surroundings(world.rules.nets.shape.slots, BLUEPRINT_NAMES, steps, 0)
         with collect_faults(found):
-            found += _play_findings(made_agent(made, surroundings), Env(world))
+            found.extend(_play_findings(made_agent(made, surroundings), Env(world)))
 
 
 @contextmanager
-def _looking(kind: str, part: Part | str) -> Iterator[tuple[str, Part, list[str]]]:
-    """Name of a part, the part, a list for findings, which are raised at the end, all at once."""
+def _checking(kind: str, part: Part | str) -> Iterator[tuple[str, Part, list[str]]]:
+    """Name of a part, the part, and a list for findings, which raise one error at the end."""
     made = registry.find(kind, part, f"check_{kind}") if isinstance(part, str) else part
     marked = registry.marked_name(kind, made)
     found = [] if marked else [f'nothing marks it: @esper_soa.{kind}("name") belongs above it']
@@ -124,130 +125,6 @@ def _looking(kind: str, part: Part | str) -> Iterator[tuple[str, Part, list[str]
         found.append(one_line(error))
     if found:
         raise ConformanceError(kind, name, list(dict.fromkeys(found)))
-
-
-# --- blueprints and hosts
-
-
-class Networks(NamedTuple):
-    """How networks of several envs at once are tried, seeds and hosts alike."""
-
-    size: tuple[int, ...]  # of inputs, [B, H, W, n*C]
-    start: Callable[[], tuple[Tensor, Tensor]]  # fresh rows of parameters and of buffers [n, ...]
-    outputs: Callable[[Tensor, Tensor, Tensor], Tensor]  # [B, n, ...] of rows, buffers, inputs
-    # A number [n] per network to differentiate, and buffers behind the pass.
-    train: Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]
-
-    def inputs(self, seed: int) -> Tensor:
-        """[B, n*C, H, W] of numbers in [-1, 1)."""
-        keys = streams.stream_keys(seed, streams.SEED_INIT, (1,), torch.tensor(0))
-        numbers = streams.uniform(keys, torch.arange(math.prod(self.size)))
-        return (2 * numbers - 1).view(self.size).permute(0, 3, 1, 2)
-
-
-def _seeds(blueprint: Architecture, channels: int, size: int) -> Networks:
-    """Seeds in slots of these channels, height and width."""
-    keys = streams.stream_keys(0, streams.SEED_INIT, (0,), torch.arange(NETS))
-    blends = torch.zeros(NETS, dtype=torch.bool)
-    table = seed_table(blueprint, channels)
-
-    def start() -> tuple[Tensor, Tensor]:
-        rows = initial_seeds(blueprint, channels, keys, blends, torch.float32)
-        return rows, torch.zeros(NETS, 0)
-
-    def outputs(rows: Tensor, kept: Tensor, x: Tensor) -> Tensor:
-        return seed_forward(PLAIN, blueprint, table.unpack(rows), x).unflatten(1, (NETS, channels))
-
-    def train(rows: Tensor, kept: Tensor) -> tuple[Tensor, list[Tensor]]:
-        target = nets.inputs(3).unflatten(1, (NETS, channels))
-        return (outputs(rows, kept, nets.inputs(1)) * target).sum((0, 2, 3, 4)), []
-
-    nets = Networks((IMAGES, size, size, NETS * channels), start, outputs, train)
-    return nets
-
-
-def _hosts(shape: hosts.HostShape) -> Networks:
-    """Hosts without seeds."""
-    keys = streams.stream_keys(0, streams.HOST_INIT, (0,), torch.arange(NETS))
-    labels = torch.arange(IMAGES)[:, None].expand(-1, NETS) % shape.num_classes
-    filler = TrainingSeeds([], NETS)
-
-    def outputs(rows: Tensor, kept: Tensor, x: Tensor) -> Tensor:
-        parameters = shape.parameters.unpack(rows)
-        folded = hosts.fold_batch_norm(shape, parameters, shape.statistics.unpack(kept))
-        return hosts.evaluate_forward(PLAIN, shape, folded, x, filler)
-
-    def train(rows: Tensor, kept: Tensor) -> tuple[Tensor, list[Tensor]]:
-        statistics = [one.flatten().clone() for one in shape.statistics.unpack(kept)]
-        parameters = shape.parameters.unpack(rows)
-        batch = nets.inputs(1), labels
-        return hosts.train_loss(PLAIN, shape, parameters, statistics, batch, filler)[0], statistics
-
-    start = partial(hosts.initial_hosts, shape, keys, torch.float32)
-    size = (IMAGES, IMAGE_SIZE, IMAGE_SIZE, NETS * IMAGE_CHANNELS)
-    nets = Networks(size, start, outputs, train)
-    return nets
-
-
-def _network_findings(nets: Networks) -> list[str]:
-    """What networks of several envs at once do that they must not."""
-    rows, kept = nets.start()
-    found = []
-    if not all(map(torch.equal, nets.start(), (rows, kept))):
-        found.append(
-            "its initial values differ though the env is the same: it has other draws than torch's"
-        )
-    if not (rows.isfinite().all() and kept.isfinite().all()):
-        return [*found, "its initial values are not finite"]
-    with collect_faults(found, own_parts.TOGETHER):
-        with torch.no_grad():
-            found += _pass_findings(nets, rows, kept)
-        found += _gradient_findings(nets, rows, kept)
-    return found
-
-
-def _pass_findings(nets: Networks, rows: Tensor, kept: Tensor) -> list[str]:
-    """Chance, numbers that are not finite, networks or images of a batch that know one another."""
-    x = nets.inputs(1)
-    other = nets.inputs(2)
-    channels = x.shape[1] // NETS
-    out = nets.outputs(rows, kept, x)
-    found = []
-    if not torch.equal(out, nets.outputs(rows, kept, x)):
-        found.append("a second pass gives something else: it keeps state or draws random numbers")
-    if not out.isfinite().all():
-        found.append("its output is not finite")
-    others = torch.cat([rows[:1], 2 * rows[1:] + 0.1])
-    elsewhere = torch.cat([x[:, :channels], other[:, channels:]], dim=1)
-    elsewhere = elsewhere.contiguous(memory_format=torch.channels_last)
-    if not torch.equal(nets.outputs(others, kept, elsewhere)[:, 0], out[:, 0]):
-        found.append("the output of env 0 depends on the networks of other envs")
-    images = torch.cat([x[:1], other[1:]]).contiguous(memory_format=torch.channels_last)
-    alone = nets.outputs(rows, kept, images)[0]
-    if (alone - out[0]).abs().max() > SETTLED * out[0].abs().max().clamp(min=1):
-        found.append("the output of an image depends on the other images of its batch")
-    return found
-
-
-def _gradient_findings(nets: Networks, rows: Tensor, kept: Tensor) -> list[str]:
-    """Where gradients and running buffers go in a training pass."""
-    leaf = rows.clone().requires_grad_()
-    losses, statistics = nets.train(leaf, kept)
-    if not losses.requires_grad:
-        return ["no gradient reaches its parameters: its output is cut off from them"]
-    (gradient,) = torch.autograd.grad(losses[0], [leaf])
-    found = []
-    if not gradient.isfinite().all():
-        found.append("the gradient of its parameters is not finite")
-    if gradient[1:].any():
-        found.append("a gradient reaches parameters of env 1 from the output of env 0")
-    if not gradient[0].any():
-        found.append(
-            "the gradient of all of its parameters is 0 as it begins: it could never learn"
-        )
-    if not all(one.isfinite().all() for one in statistics):
-        found.append("its buffers are not finite after a training pass")
-    return found
 
 
 # --- rewards
@@ -323,31 +200,47 @@ def _small_run(num_slots: int, envs: int, steps: int) -> TrainConfig:
     )
 
 
-def _play_findings(agent: Agent, env: Env) -> list[str]:
-    """What an episode shows, up to the first env-step at which something is wrong."""
+def _play_findings(agent: Agent, env: Env) -> Iterator[str]:
+    """Faults of an episode, each at the env-step that first shows it. The episode goes on with WAIT
+    for illegal actions, and ends early at what is no action or no memory.
+    """
     num_envs = env.num_envs
     memory = agent.start(num_envs, CPU)
-    seen: Seen | None = env.reset()
-    found = memory_faults(memory, num_envs, CPU)
-    while seen is not None and not found:
-        view = seen.view
+    observed: Observed | None = env.reset()
+    known = set[str]()
+    fatal = memory_faults(memory, num_envs, CPU)
+    yield from fatal
+    while observed is not None and not fatal:
+        view = observed.view
         first = agent.act(view.clone(), _copied(memory))
-        found = _step_findings(first, view) or _conduct_findings(agent, view, memory, first)
-        found = [f"at env-step {int(view.state.signals.step[0])}: {fault}" for fault in found]
-        if not found:
+        faults = decision_faults(first[0], view)
+        fatal = [one for one in faults if one.startswith(("its decision", "its action"))]
+        fatal += memory_faults(first[1], num_envs, CPU)
+        faults = [one for one in faults if one not in fatal] + fatal
+        if not fatal:
+            faults += _step_findings(first[0], view)
+            faults += _conduct_findings(agent, view, memory, first)
+        new = {_kind(fault): fault for fault in reversed(faults) if _kind(fault) not in known}
+        known |= new.keys()
+        step = int(view.state.signals.step[0])
+        yield from (f"at env-step {step}: {fault}" for fault in reversed(new.values()))
+        if not fatal:
             memory = first[1]
-            (_, seen) = env.step(first[0].action)
-    return found
+            _, observed = env.step(obey(first[0].action, view.masks)[0])
 
 
-def _step_findings(first: tuple[Decision, Memory], view: View) -> list[str]:
-    """What is wrong with a decision and the memory behind it as they are."""
-    decision, memory = first
-    found = decision_faults(decision, view) + memory_faults(memory, view.shape[0], CPU)
-    return found or illegal_choices(decision.action, view.masks) + [
+def _kind(fault: str) -> str:
+    """Faults of one kind: of illegal choices, those of one head."""
+    illegal = re.match(r"env \d+: (\w+) .* is not legal", fault)
+    return f"{illegal[1]} is not legal" if illegal else fault
+
+
+def _step_findings(decision: Decision, view: View) -> list[str]:
+    """Choices that are illegal, and numbers that are not finite."""
+    return illegal_choices(decision.action, view.masks) + [
         f"its {name} is not finite"
         for name in ("log_probs", "value")
-        if not getattr(decision, name).isfinite().all()
+        if not torch.as_tensor(getattr(decision, name)).isfinite().all()
     ]
 
 

@@ -18,6 +18,7 @@ from esper_soa.config.settings import CONTROLS, TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.model.user_parts import task_slots
+from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.training.build import build_world, rule_player
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.metrics import RoundResult
@@ -28,7 +29,12 @@ GrownHosts: TypeAlias = RoundResult | FinalHosts
 
 
 def play_control(
-    name: str, cfg: TrainConfig, world: World, grown: GrownHosts, played: Round
+    name: str,
+    cfg: TrainConfig,
+    world: World,
+    grown: GrownHosts,
+    played: Round,
+    ranks: Ranks = ALONE,
 ) -> RoundResult:
     """Play the round of `world`, of `cfg`, as the control `name`: of CONTROLS, or `module:name`.
 
@@ -44,11 +50,13 @@ def play_control(
         return play_round(world, waiting, played._replace(topology=grown.topology))[0]
     if name == "static_large":
         size = sum(grown.parameters) / len(grown.parameters)
-        return _play_widened(cfg, world, size, played)
+        return _play_widened(cfg, world, size, played, ranks)
     return play_round(world, Player(rule_player(cfg, name, "control"), None), played)[0]
 
 
-def _play_widened(cfg: TrainConfig, world: World, parameters: float, played: Round) -> RoundResult:
+def _play_widened(
+    cfg: TrainConfig, world: World, parameters: float, played: Round, ranks: Ranks
+) -> RoundResult:
     """One round without growth, of hosts that are widened to so many parameters.
 
     The first slot alone, as memory is kept for what might grow in a slot; for one episode no
@@ -59,7 +67,7 @@ def _play_widened(cfg: TrainConfig, world: World, parameters: float, played: Rou
     task = widened(plain.task, parameters)
     compute = replace(cfg.compute, compile="off", cuda_graphs="off")
     wide = replace(plain, task=task, slots=[first], compute=compute)
-    wider = build_world(wide, world.device, world.seed, world.images, world.ranks)
+    wider = build_world(wide, world.device, world.seed, world.images, ranks)
     return play_round(wider, Player(WaitPolicy(), None), played)[0]
 
 

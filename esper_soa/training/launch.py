@@ -27,7 +27,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from esper_soa.config.errors import RankLostError, UserError, check, one_line
 from esper_soa.config.settings import TrainConfig, settings_from_yaml, settings_yaml
-from esper_soa.runtime.console import KNOWN_ERRORS, Outlet, outlet, standing_streams
+from esper_soa.runtime.console import KNOWN_ERRORS, Outlet, standing_streams
 from esper_soa.runtime.device import resolve_device
 from esper_soa.runtime.files import LOGGER, write_text
 from esper_soa.runtime.ranks import PATIENCE, RankGroup, keep_to_cores
@@ -75,6 +75,7 @@ def train_within(
             "checkpoint": str(checkpoint or ""),
             "path": sys.path,
             "settings": settings_yaml(cfg),
+            "verbose": within.verbose,
         }
         write_text(Path(scratch, "job.json"), json.dumps(job))
         _launch(within.folder, cfg, Path(scratch))
@@ -195,7 +196,7 @@ def main() -> None:
             run_silent_rank(cfg, launched, meeting)
             return
         write_text(scratch / "pid", str(os.getpid()))
-        within = Session(RunFolder(Path(job["folder"])), outlet(sys.stdout))
+        within = Session(RunFolder(Path(job["folder"])), job["verbose"])
         with within.speaking():
             checkpoint = Path(job["checkpoint"]) if job["checkpoint"] else None
             if launched.restarts:
@@ -241,7 +242,7 @@ def run_silent_rank(cfg: TrainConfig, launched: LaunchedRank, meeting: str = "en
     """
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         LOGGER.disabled = True
-        within = Session(RunFolder(Path(os.devnull)), Outlet(nowhere))
+        within = Session(RunFolder(Path(os.devnull)), 0, Outlet(nowhere))
         telemetry = replace(cfg.telemetry, progress="off")
         silent = replace(cfg, report=False, track=[], telemetry=telemetry)
         return run_rank(within, silent, None, launched, meeting)

@@ -22,15 +22,15 @@ from esper_soa.env.outcome import (
     push_reward,
 )
 from esper_soa.env.parameters import flop_per_image, total_params
+from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.reward_terms import OWN_TERM, TERM_NAMES
 from esper_soa.env.step import EAGER, Observed, StepKernels, StepResult
-from esper_soa.env.topology import Standing, Topology, standing_of, topology_of
+from esper_soa.env.topology import HostStates, Topology, host_states, topology_of
 from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.runtime.json_lines import Json
-from esper_soa.runtime.ranks import ALONE, Ranks
-from esper_soa.state import STATE_FLOAT, EnvState, Measurements, ParameterCounts, Slots, select
-from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES, Op
+from esper_soa.state import STATE_FLOAT, EnvState, ParameterCounts, Slots, select
+from esper_soa.vocabulary import BLUEPRINT_NAMES, OP_NAMES
 
 LIMIT = "limit"  # what ends an episode that does not end early: its last env-step
 # what the progress bar shows: means over envs, of the episode so far
@@ -64,7 +64,7 @@ class RoundResult(NamedTuple):
     record: dict[str, Json]  # the round's part of a line of metrics.jsonl
     episodes: list[dict[str, Json]]  # per env, its part of a line of episodes.jsonl
     topology: Topology  # what every host ended with
-    standing: Standing  # every host as it was last measured
+    hosts: HostStates  # every host as it was last measured
 
 
 class Sums(NamedTuple):
@@ -121,59 +121,56 @@ class MetricsAccumulator:
         self.shapley = zeros(2, num_envs, 0)  # values and standard errors at the newest env-step
         self.newest: tuple[EnvState, EnvState] | None = None  # before and after the newest actions
 
-    def add_(
-        self,
-        measured: Measurements,
-        observed: Observed,
-        result: StepResult,
-        over: Tensor | None = None,
-    ) -> None:
-        """Count one env-step of all envs but those whose episode is `over` (bool [N])."""
-        parts = self.sums, measured.subset, observed.state.slots, result
-        before = self.sums
-        self.sums = self.kernels.kept("count", self._counted, *parts)
-        self.env_steps += measured.subset.shape[0]
+    def add_(self, observed: Observed, result: StepResult) -> None:
+        """Count one env-step of all envs but those whose episode has ended before it."""
+        state = observed.view.state
+        subset = observed.measured.subset
+        ended = observed.ended
+        parts = self.sums, subset, state.slots, result, ended
+        self.sums = self.kernels.call("count", self._counted, *parts)
+        self.env_steps += subset.shape[0]
         shapley = torch.stack((observed.attribution.shapley, observed.attribution.shapley_error))
-        newest = observed.state, result.state
-        if over is not None and self.newest is not None:
-            ops = torch.arange(len(OP_NAMES), device=over.device)
-            waited = (ops == Op.WAIT).to(self.sums.ops.dtype)
-            self.sums = self.sums._replace(
-                ops=self.sums.ops - waited * over.sum(),
-                flop=torch.where(over, before.flop, self.sums.flop),
-                rewards=torch.where(over[:, None], before.rewards, self.sums.rewards),
-            )
-            self.left_out = self.left_out + over.sum()
-            shapley = torch.where(over[:, None], self.shapley, shapley)
-            newest = select(over, self.newest[0], newest[0]), newest[1]
+        if ended is not None and self.newest is not None:
+            self.left_out = self.left_out + ended.sum()
+            shapley = torch.where(ended[:, None], self.shapley, shapley)
+            state = select(ended, self.newest[0], state)
         self.shapley = shapley
-        self.newest = newest
+        self.newest = state, result.state
 
     def leave_out(self, env_steps: int) -> None:
         """Count env-steps, over all envs, that are not played, as every episode has ended early."""
         self.env_steps += env_steps
         self.left_out = self.left_out + env_steps
 
-    def _counted(self, sums: Sums, subset: Tensor, before: Slots, result: StepResult) -> Sums:
+    def _counted(
+        self, sums: Sums, subset: Tensor, before: Slots, result: StepResult, ended: Tensor | None
+    ) -> Sums:
         terms = result.terms
         outcome = result.outcome
         choices = torch.arange(len(OP_NAMES), device=subset.device)
         chosen = outcome.effective_op[:, None] == choices
+        flop = self.train_samples * flop_per_image(before, self.costs)  # as they were trained
+        rewards = push_reward(sums.rewards, terms.total)
+        if ended is not None:
+            chosen = chosen & ~ended[:, None]
+            flop = torch.where(ended, 0.0, flop)
+            rewards = torch.where(ended[:, None], sums.rewards, rewards)
         return Sums(
             terms=sums.terms
             + torch.stack([terms.get(name).mean() for name in self.terms_by_name.values()]),
             ops=sums.ops + chosen.sum(0),
             successes=sums.successes + (chosen & outcome.success[:, None]).sum(0),
             rows=sums.rows + (subset >= 0).sum(),
-            flop=sums.flop
-            + self.train_samples * flop_per_image(before, self.costs),  # as they were trained
-            rewards=push_reward(sums.rewards, terms.total),
+            flop=sums.flop + flop,
+            rewards=rewards,
             blueprints=count_blueprints(sums.blueprints, before, result.state.slots),
         )
 
-    def read(self, state: EnvState, counts: ParameterCounts, ranks: Ranks = ALONE) -> RoundResult:
-        """One packed copy to the host at the end of a round (`state`), of all ranks' envs."""
-        found = _of_all_envs(_on_host(self._sums(state, counts)), ranks)
+    def read(
+        self, state: EnvState, counts: ParameterCounts, reduction: Reduction = ALL_ENVS
+    ) -> RoundResult:
+        """One packed copy to the host at the end of a round (`state`), of all envs of the run."""
+        found = _of_all_envs(_on_host(self._sums(state, counts)), reduction)
         episodes = Outcomes(*found["ended"])
         modes = [] if self.split is None else self.split.modes(len(episodes.accuracy))
         counted = episodes._asdict() | {"blended": found["blended"]}
@@ -196,7 +193,7 @@ class MetricsAccumulator:
             record=record,
             episodes=episode_records(episodes, found, modes),
             topology=Topology(grown[0].long(), grown[1].long(), grown[2]),
-            standing=Standing._make([*stood[:3].long(), stood[3], *found["scored"]]),
+            hosts=HostStates._make([*stood[:3].long(), stood[3], *found["scored"]]),
         )
 
     def _sums(self, state: EnvState, counts: ParameterCounts) -> dict[str, Tensor]:
@@ -204,7 +201,7 @@ class MetricsAccumulator:
         sums = self.sums
         totals = state.totals
         signals = state.signals
-        standing = standing_of(*(self.newest or (state, state)))
+        hosts = host_states(*(self.newest or (state, state)))
         return {
             "terms": sums.terms,
             "env_steps": sums.rows.new_tensor([self.env_steps]),
@@ -222,8 +219,8 @@ class MetricsAccumulator:
             "shapley": self.shapley,
             "flop": sums.flop,
             "topology": torch.stack(topology_of(state)),
-            "stood": torch.stack(standing[:4]),
-            "scored": torch.stack(standing[4:]),
+            "stood": torch.stack(hosts[:4]),
+            "scored": torch.stack(hosts[4:]),
         }
 
     def _record(
@@ -261,16 +258,15 @@ def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -
     return record
 
 
-def _of_all_envs(found: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
-    """The same of all ranks' envs: sums added, means weighted, what is per env joined."""
-    if ranks.count == 1:
+def _of_all_envs(found: dict[str, Tensor], reduction: Reduction) -> dict[str, Tensor]:
+    """The same of all envs of the run: sums added, means weighted, what is per env joined."""
+    if reduction.count == 1:
         return found
     summed = {name: found[name] for name in SUMMED} | {"terms": found["terms"] * found["env_steps"]}
-    each = zip(*ranks.of_all(list(summed.values())), strict=True)
-    whole = {name: torch.stack(parts).sum(0) for name, parts in zip(summed, each, strict=True)}
+    whole = {name: torch.stack(reduction.all_gather(part)).sum(0) for name, part in summed.items()}
     whole["terms"] = whole["terms"] / whole["env_steps"]
     for dim, names in enumerate(PER_ENV):
-        gathered = ranks.gather([found[name] for name in names], dim)
+        gathered = reduction.gather([found[name] for name in names], dim)
         whole |= dict(zip(names, gathered, strict=True))
     return whole
 

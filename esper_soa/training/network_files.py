@@ -12,12 +12,13 @@ from itertools import chain
 from pathlib import Path
 
 from esper_soa.config.settings import TrainConfig
-from esper_soa.env.topology import Standing
+from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
-from esper_soa.grown.build import Grown
+from esper_soa.grown.build import GrownHost
 from esper_soa.grown.module_files import ModuleFileError, load, save, save_hosts
 from esper_soa.grown.networks import measured_hosts
 from esper_soa.runtime.files import LOGGER, Unwritten
+from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.training.run_folder import RunFolder, rounds_of
 
 BEST = "networks/best"  # what files are called that could not be written
@@ -28,17 +29,22 @@ class NetworkFiles:
     """Writes the folder. A best host that cannot be written waits for the next round."""
 
     def __init__(
-        self, folder: RunFolder, unwritten: Unwritten, cfg: TrainConfig, world: World
+        self,
+        folder: RunFolder,
+        unwritten: Unwritten,
+        cfg: TrainConfig,
+        world: World,
+        ranks: Ranks = ALONE,
     ) -> None:
         """At the start of a run: no host has been seen."""
         self.folder = folder
         self.unwritten = unwritten
         self.cfg = cfg
         self.world = world
-        self.ranks = world.ranks
+        self.ranks = ranks
         self.best: dict | None = None  # spec of the best host so far
-        self.unsaved: Grown | None = None  # it, where it is not written yet
-        self.newest: tuple[Standing, int] | None = None  # the last round, and its number
+        self.unsaved: GrownHost | None = None  # it, where it is not written yet
+        self.newest: tuple[HostStates, int] | None = None  # the last round, and its number
 
     def cut_back(self, rounds: int) -> None:
         """Resume after `rounds` rounds: drop later files, and find the best host of that time."""
@@ -59,19 +65,19 @@ class NetworkFiles:
             LOGGER.warning("networks %s", gone)
         return None
 
-    def save_best(self, standing: Standing, number: int) -> None:
+    def save_best(self, states: HostStates, number: int) -> None:
         """Round `number` (from 1) has ended with these hosts: write the run's best if it is here.
 
         That is: a higher validation accuracy, or the same with fewer parameters; of equals the
         earlier, then the lower env. A host that was rolled back at its last env-step has no
         accuracy, and is never the best.
         """
-        self.newest = standing, number
-        accuracies = standing.accuracy.nan_to_num(nan=-math.inf).tolist()
+        self.newest = states, number
+        accuracies = states.accuracy.nan_to_num(nan=-math.inf).tolist()
         highest = max(accuracies)
         if highest > -math.inf and (self.best is None or highest >= self.best["accuracy"]):
             envs = [env for env, accuracy in enumerate(accuracies) if accuracy == highest]
-            found = self.ranks.of_all(self.own_hosts(standing, number, envs))
+            found = self.ranks.of_all(self.own_hosts(states, number, envs))
             first = min(chain(*found), key=lambda host: host.spec["parameters"])
             if self.best is None or _rank(first.spec) > _rank(self.best):
                 self.best = first.spec
@@ -85,8 +91,8 @@ class NetworkFiles:
         """Write all hosts of the newest round, as long as they are what they were then."""
         if self.newest is None:
             return
-        standing, number = self.newest
-        parts = self.ranks.at_first(self.own_hosts(standing, number, range(len(standing.accuracy))))
+        states, number = self.newest
+        parts = self.ranks.at_first(self.own_hosts(states, number, range(len(states.accuracy))))
         if self.ranks.first:
             with self.unwritten.attempt(HOSTS):
                 save_hosts(list(chain(*parts)), self._path("hosts", number))
@@ -99,10 +105,10 @@ class NetworkFiles:
             for path in [path for path in files if rounds_of(path) <= oldest][:-1]:
                 path.unlink(missing_ok=True)
 
-    def own_hosts(self, standing: Standing, number: int, envs: Sequence[int]) -> list[Grown]:
+    def own_hosts(self, states: HostStates, number: int, envs: Sequence[int]) -> list[GrownHost]:
         """Those of these hosts of round `number` (from 1) that this rank has."""
-        own = [env for env in envs if env in self.ranks.share(len(standing.accuracy))]
-        return measured_hosts(self.world, self.cfg, standing, number, own) if own else []
+        own = [env for env in envs if env in self.ranks.share(len(states.accuracy))]
+        return measured_hosts(self.world, self.cfg, states, number, own) if own else []
 
     def _path(self, kind: str, number: int) -> Path:
         self.folder.networks.mkdir(exist_ok=True)

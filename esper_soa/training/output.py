@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
 from esper_soa.config.settings import TrainConfig
-from esper_soa.env.topology import Standing
+from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
 from esper_soa.runtime.json_lines import Json, MetricsWriter
+from esper_soa.runtime.ranks import Ranks
 from esper_soa.training.callbacks import Callback, make_callbacks, make_recorder
 from esper_soa.training.checkpoint import save_checkpoint
 from esper_soa.training.network_files import NetworkFiles
@@ -28,17 +29,17 @@ class RunOutput:
         cfg: TrainConfig,
         session: Session,
         world: World,
-        writes: bool,
+        ranks: Ranks,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """writes: whether this is the first rank. callbacks: those beside the settings' own."""
+        """callbacks: those beside the settings' own."""
         self.cfg = cfg
         self.folder = session.folder
         self.unwritten = session.unwritten
-        self.writes = writes
-        self.networks = NetworkFiles(self.folder, self.unwritten, cfg, world)
+        self.writes = ranks.first
+        self.networks = NetworkFiles(self.folder, self.unwritten, cfg, world, ranks)
         self.callbacks = make_callbacks(cfg, callbacks)
-        self.recorder = make_recorder(cfg, world, session)
+        self.recorder = make_recorder(cfg, world, session, ranks)
         self.checkpoint: dict = {}  # content of a checkpoint after the last round
         self.saved = -1  # rounds done at the newest checkpoint that this process wrote
         self.lost: dict[str, int] = {}  # lines that callbacks lack, by name
@@ -73,11 +74,11 @@ class RunOutput:
             with self.unwritten.attempt(self.folder.best.name):
                 save_checkpoint(self.folder.best, self.checkpoint)
 
-    def save_round(self, number: int, standing: Standing) -> None:
+    def save_round(self, number: int, hosts: HostStates) -> None:
         """Save what is due after round `number`, from 1, which ended with these hosts."""
         every = self.cfg.checkpoint_every
         due = bool(every) and number % every == 0
-        self.networks.save_best(standing, number)
+        self.networks.save_best(hosts, number)
         if due or number == self.cfg.rounds:
             self.networks.save_hosts()
         if due:

@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, _ExperimentalConfig
 
 from esper_soa.env.env import Observer
-from esper_soa.env.step import Work
+from esper_soa.env.step import StepData
 from esper_soa.nets.engine import TrainingFeed, ValidationFeed
 from esper_soa.training.progress import LOGGER
 
@@ -83,13 +83,13 @@ class PhaseProfile(NoProfile):
         self.fed.clear()
         self.begin = now
 
-    def watch(self, work: Work) -> Work:
-        """The same work; on a CPU both feeds report to this profile."""
+    def watch(self, data: StepData) -> StepData:
+        """The same data; on a CPU both feeds report to this profile."""
         if self.cuda:
-            return work
-        training = cast(TrainingFeed, TimedFeed(work.training, self))
-        validation = cast(ValidationFeed, TimedFeed(work.validation, self))
-        return work._replace(training=training, validation=validation)
+            return data
+        training = cast(TrainingFeed, TimedFeed(data.training, self))
+        validation = cast(ValidationFeed, TimedFeed(data.validation, self))
+        return data._replace(training=training, validation=validation)
 
     def take(self) -> dict[str, float]:
         """Seconds by phase; counting begins anew."""

@@ -15,6 +15,7 @@ from rich.progress import Progress as RichProgress
 from esper_soa.runtime.files import LOGGER
 
 WINDOW = 50  # reports over which the speed is averaged
+PRINTED = {"printed": True}  # marks records of the log that are on the console already
 
 
 def say(console: Console, text: str) -> None:
@@ -26,7 +27,7 @@ def show(console: Console, text: str) -> None:
     """Print lines on the console alone, and keep them in the log file where there is one."""
     for line in text.splitlines():
         say(console, line)
-        LOGGER.debug("%s", line)
+        LOGGER.debug("%s", line, extra=PRINTED)
 
 
 def duration(seconds: float) -> str:

@@ -34,13 +34,14 @@ from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.runtime.signals import STOPPING, Interrupted
 from esper_soa.training import resume
 from esper_soa.training.anomaly import Watch
-from esper_soa.training.build import build_player, build_worlds
+from esper_soa.training.build import build_worlds
 from esper_soa.training.callbacks import Callback
 from esper_soa.training.collect import Round
 from esper_soa.training.controls import GrownHosts, play_control
 from esper_soa.training.final_table import SEEDS, Speed, Summary
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.output import RunOutput
+from esper_soa.training.players import build_player
 from esper_soa.training.profile import make_profile
 from esper_soa.training.progress import LOGGER, Progress
 from esper_soa.training.run_folder import RunFolder, write_config
@@ -91,13 +92,14 @@ class Run:
         own = replace(cfg, policy=replace(cfg.policy, init=SCRATCH)) if resumed else cfg
         self.cfg = cfg
         self.session = session
+        self.ranks = ranks
         self.world = build_worlds(cfg, device, images, ranks)
         self.player = build_player(own, self.world)
         self.watch = Watch(cfg.telemetry.anomaly)
         self.profile = make_profile(cfg.profile, device, self.folder.path)
         self.totals = RunTotals()
         self.control: Control | None = None
-        self.output = RunOutput(cfg, session, self.world, ranks.first, callbacks)
+        self.output = RunOutput(cfg, session, self.world, ranks, callbacks)
         workers = self.world.rules.nets.workers
         self.origin = Origin(begin, device_name(device, workers, self.precision.name))
         self.output.checkpoint = self.checkpoint()
@@ -265,7 +267,9 @@ class Run:
         recent = self.totals.recent
         label = control_words(cfg.control)
         results = [
-            play_control(cfg.control, cfg, self.world, hosts, Round(number, progress, label))
+            play_control(
+                cfg.control, cfg, self.world, hosts, Round(number, progress, label), self.ranks
+            )
             for number, hosts in enumerate(recent, self.totals.rounds_done - len(recent))
         ]
         missing = sum(cut_off(result, cfg) for result in results)

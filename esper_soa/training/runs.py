@@ -1,23 +1,32 @@
-"""The package from Python: train, open a run that there is, and take out of it what it has found.
+"""The package from Python: train a run, open one, and read its results, images and networks.
 
-A run is known by its folder alone: one from elsewhere, or still going on, is opened too.
+A run is its folder: one from another machine, or one in progress, can be opened too.
 """
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from signal import SIGINT
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from esper_soa.agent.controller import Controller, controller_spec
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import UserError, check, one_line
 from esper_soa.config.nets import blueprint_names
 from esper_soa.config.registry import name_in
-from esper_soa.config.settings import settings_from_mapping
+from esper_soa.config.settings import TrainConfig, settings_from_mapping, settings_from_yaml
 from esper_soa.grown.module_files import load
+from esper_soa.nets.data import batches
+from esper_soa.nets.data.datasets import load_images
+from esper_soa.nets.data.image_set import ImageSet
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.nets.model.user_parts import task_slots
 from esper_soa.runtime.signals import Interrupted
@@ -29,9 +38,22 @@ from esper_soa.training.run_folder import RunFolder, find_checkpoint
 from esper_soa.training.session import quiet_warnings, session
 from esper_soa.training.start import begin_run, make_run_folder
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+SPLITS = ("train", "validation", "test")
+AT_ONCE = 256  # images per forward pass of `evaluate`
+
+
+class NetworkScore(NamedTuple):
+    """How well a network classifies images."""
+
+    accuracy: float  # percent
+    loss: float  # mean cross-entropy
+
 
 class RecordedRun:
-    """A run, by what lies in its folder."""
+    """A run, by the files in its folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path  # of the folder
@@ -52,6 +74,85 @@ class RecordedRun:
     def episodes(self) -> list[dict]:
         """episodes.jsonl: a record per host of every round that is done."""
         return [json.loads(line) for line in self._text(self.folder.episodes).splitlines()]
+
+    def steps(self) -> "DataFrame":
+        """The table `steps` of docs/telemetry.md: a row per round, env-step and env.
+
+        Raises UserError where pandas is not installed, or the run has written no such table
+        (telemetry.level=off or rounds).
+        """
+        files = list(self.path.glob("telemetry/steps/round_*.parquet"))
+        if find_spec("pandas") is None:
+            raise UserError("steps: needs pandas. Install esper-soa[pandas]")
+        if not files:
+            why = "the run had telemetry.level=off or rounds, or no round is done"
+            raise UserError(f"{self.path}: there is no table of env-steps: {why}")
+        files.sort(key=lambda file: (len(file.name), file.name))
+        tables = [import_module("pyarrow.parquet").read_table(file) for file in files]
+        frame: DataFrame = import_module("pyarrow").concat_tables(tables).to_pandas()
+        return frame
+
+    @cached_property
+    def settings(self) -> TrainConfig:
+        """The settings of the run."""
+        return settings_from_yaml(self.folder.config.read_text(encoding="utf-8"))
+
+    @cached_property
+    def _image_set(self) -> ImageSet:
+        """The images of the run; UserError where there are others now."""
+        images = load_images(self.settings.data, "cpu")
+        text = self._text(self.folder.versions, "the run has not begun")
+        wanted = json.loads(text)["data"]["identity"]
+        if images.identity != wanted:
+            raise UserError(f"{self.path}: its images are not there any more: {images.source}")
+        return images
+
+    def images(self, split: str = "validation", env: int = 0) -> tuple[Tensor, Tensor]:
+        """Images float32 [B, 3, 32, 32] in [0, 1], RGB, and labels int64 [B], on the CPU.
+
+        split: "train" or "test", that whole part of the data set; "validation", the test images
+        that the run measures hosts on. env: the host whose validation images these are, where
+        data.split=true gives each host its own. Raises UserError for another split, and where the
+        data is not what it was.
+        """
+        check(split in SPLITS, "split", split, " or ".join(SPLITS))
+        images = self._image_set
+        if split == "train":
+            return images.train_images.permute(0, 3, 1, 2) / 255, images.train_labels
+        every = torch.arange(len(images.test_labels))
+        chosen = self._validation_order(images, env) if split == "validation" else every
+        return images.test_images[chosen].permute(0, 3, 1, 2) / 255, images.test_labels[chosen]
+
+    def _validation_order(self, images: ImageSet, env: int) -> Tensor:
+        """Test images int64 [V] that host `env` is measured on."""
+        cfg = self.settings
+        num_test = len(images.test_labels)
+        if not cfg.data.split:
+            return batches.validation_order(num_test, cfg.val_samples, cfg.seed)
+        check(0 <= env < cfg.envs, "env", env, f"0 to {cfg.envs - 1}")
+        shares = batches.split_sizes(images, cfg.batch_size, cfg.envs, cfg.accumulate)
+        order = batches.split_validation_order(num_test, shares)[env]
+        return order[order >= 0]
+
+    @torch.no_grad()
+    def evaluate(self, net: nn.Module) -> NetworkScore:
+        """Accuracy and loss of `net`, in eval mode, on the validation images of the run.
+
+        net: images [B, 3, 32, 32] in [0, 1] to logits [B, classes], on any device. For a host of
+        this run, as `export` gives it, these are the accuracy of its `spec`, and its loss to 1e-5.
+        Raises UserError where the data is not what it was.
+        """
+        images, labels = self.images(env=net.spec["env"] if isinstance(net, GrownNetwork) else 0)
+        device = next((one.device for one in net.parameters()), labels.device)
+        training = net.training
+        net.eval()
+        try:
+            parts = [net(part.to(device)).cpu() for part in images.split(AT_ONCE)]
+        finally:
+            net.train(training)
+        logits = torch.cat(parts).double()
+        correct = int((logits.argmax(1) == labels).sum())
+        return NetworkScore(100.0 * correct / len(labels), float(cross_entropy(logits, labels)))
 
     def export(self, env: int | str = "best") -> GrownNetwork:
         """A host as a module in eval mode: images [B, 3, 32, 32] in [0, 1] to logits [B, classes].
@@ -120,24 +221,31 @@ def open_run(path: str | PathLike[str]) -> RecordedRun:
 
 
 def train(
-    experiment: str = "", overrides: Sequence[str] = (), callbacks: Sequence[Callback] = ()
+    experiment: str = "",
+    overrides: Sequence[str] = (),
+    callbacks: Sequence[Callback] = (),
+    *,
+    verbose: int = 1,
 ) -> RecordedRun:
     """Train as `esper-train +experiment=... overrides...` does, and return the run.
 
     callbacks: called at the start of the run, after every round and at its end; see Callback.
+    verbose: what the console shows: 0 nothing, 1 progress, messages and the final table, 2 debug
+    messages too. log.txt in the folder of the run has all of them.
 
     A caller's own use of Hydra and of torch's threads is left as it is. An interrupt (Ctrl-C, or
     the stop button of a notebook) ends the run with a checkpoint and a KeyboardInterrupt that says
     how to go on. Raises UserError for settings that cannot work, OutOfRoomError where memory ran
     out, and IncompleteError, with everything played, where something could not be written.
     """
+    check(verbose in (0, 1, 2), "verbose", verbose, "0, 1 or 2")
     changes = [f"+experiment={experiment}"] * bool(experiment) + list(overrides)
     settings = compose_settings(experiment, overrides)
     folder = make_run_folder(settings, settings.run_dir)
     threads = torch.get_num_threads()
     try:
-        with session(folder) as within, quiet_warnings():
-            train_within(within, settings, begin_run(within, settings, changes), callbacks)
+        with session(folder, verbose) as opened, quiet_warnings():
+            train_within(opened, settings, begin_run(opened, settings, changes), callbacks)
     except Interrupted as stop:
         if stop.number != SIGINT:
             raise

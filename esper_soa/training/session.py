@@ -15,10 +15,10 @@ from rich.console import Console
 
 from esper_soa.config.errors import PrunedError, RankLostError, UserError
 from esper_soa.config.settings import TelemetryConfig
-from esper_soa.runtime.console import Outlet, outlet
+from esper_soa.runtime.console import Outlet, no_outlet, outlet
 from esper_soa.runtime.files import LOGGER, IncompleteError, LineFile, Unwritten, reason_of
 from esper_soa.runtime.signals import Interrupted, Requests
-from esper_soa.training.progress import Progress, say
+from esper_soa.training.progress import PRINTED, Progress, say
 from esper_soa.training.run_folder import RunFolder, claimed
 
 # Rounds done, accuracy of the last in percent: whether to give up.
@@ -27,11 +27,12 @@ Judge: TypeAlias = Callable[[int, float], bool]
 
 class Log(logging.Handler):
     """Appends messages with their times to a file, where they wait until there is room, and prints
-    all but debug messages on the console, above a live bar.
+    those of `level` and above on the console, above a live bar.
     """
 
-    def __init__(self, path: Path, console: Console, unwritten: Unwritten) -> None:
+    def __init__(self, path: Path, console: Console, unwritten: Unwritten, level: int) -> None:
         super().__init__()
+        self._console_level = level
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self._path = path
         self._lines = LineFile(path)
@@ -46,7 +47,7 @@ class Log(logging.Handler):
             self._unwritten.reasons[self._path.name] = reason_of(error)
         else:
             self._unwritten.reasons.pop(self._path.name, None)
-        if record.levelno >= logging.INFO:
+        if record.levelno >= self._console_level and not PRINTED.items() <= vars(record).items():
             say(self._console, record.getMessage())
 
     def close(self) -> None:
@@ -57,14 +58,18 @@ class Log(logging.Handler):
 class Session:
     """The work of one process in one folder."""
 
-    def __init__(self, folder: RunFolder, stream: Outlet) -> None:
+    def __init__(self, folder: RunFolder, verbose: int = 1, stream: Outlet | None = None) -> None:
+        """verbose: see `session`. stream: of the console; None: standard output."""
+        stream = stream or (outlet(sys.stdout) if verbose else no_outlet())
         self.folder = folder
+        self.verbose = verbose
         self.stream = stream
         self.console = Console(file=cast(TextIO, stream))
         self.unwritten = Unwritten()
         self.hopeless: Judge | None = None  # of a search that may give the run up
         self.requests = Requests()  # what signals have asked for
-        self.log = Log(folder.log, self.console, self.unwritten)
+        level = logging.DEBUG if verbose > 1 else logging.INFO
+        self.log = Log(folder.log, self.console, self.unwritten, level)
         self._begun = folder.log.exists()
 
     @contextmanager
@@ -127,19 +132,23 @@ class Session:
 
 
 @contextmanager
-def session(folder: RunFolder) -> Iterator[Session]:
-    """A session that logs everything that is said, and what ends the work early; or UserError."""
-    with silent_session(folder) as opened, opened.speaking():
+def session(folder: RunFolder, verbose: int = 1) -> Iterator[Session]:
+    """A session that logs all messages, and what ends the work early; or UserError.
+
+    verbose: what the console shows: 0 nothing, 1 progress, messages and tables, 2 debug messages
+    too.
+    """
+    with silent_session(folder, verbose) as opened, opened.speaking():
         yield opened
 
 
 @contextmanager
-def silent_session(folder: RunFolder) -> Iterator[Session]:
+def silent_session(folder: RunFolder, verbose: int = 1) -> Iterator[Session]:
     """A session that logs only while it is `speaking`: one of several that take turns in a process.
 
     Raises UserError where another process works there.
     """
-    opened = Session(folder, outlet(sys.stdout))
+    opened = Session(folder, verbose)
     with claimed(folder):
         try:
             yield opened

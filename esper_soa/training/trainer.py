@@ -68,7 +68,7 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
             output.callbacks.on_round_end(run, metrics)
 
             # Save.
-            output.save_round(number + 1, result.standing)
+            output.save_round(number + 1, result.hosts)
             run.handle_signals()
             run.session.judge(number + 1, result.accuracies, output.save)
             yield number + 1

@@ -112,7 +112,7 @@ def test_what_it_shows_last_is_what_its_value_is_read_on() -> None:
         envs.reset()
         for _ in range(3):
             turn = envs.step(WAIT[:1], go_on=False)
-        after = envs.sim.env.after()
+        after = envs.sim.env.current_view()
         assert torch.equal(
             turn.last.features[:, : after.observation.features.shape[1]], after.observation.features
         )

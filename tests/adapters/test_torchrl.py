@@ -12,7 +12,7 @@ envs = pytest.importorskip("torchrl.envs")
 
 
 def growth():
-    return adapter.GrowthEnv(EXPERIMENT, envs=ENVS, seed=SEED, **SIZES)
+    return adapter.TorchRLGrowthEnv(EXPERIMENT, envs=ENVS, seed=SEED, **SIZES)
 
 
 def masked():
@@ -70,7 +70,7 @@ def test_a_breakdown_ends_one_trajectory_which_goes_on() -> None:
 
 def test_an_env_on_its_own_may_end_early() -> None:
     env = envs.TransformedEnv(
-        adapter.GrowthEnv(EXPERIMENT, envs=1, seed=SEED, **SIZES, **PLATEAU),
+        adapter.TorchRLGrowthEnv(EXPERIMENT, envs=1, seed=SEED, **SIZES, **PLATEAU),
         envs.transforms.ActionMask(),
     )
     rollout = env.rollout(9, break_when_any_done=False)

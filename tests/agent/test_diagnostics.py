@@ -3,14 +3,14 @@ import torch
 from agent_world import IMITATION, LISTED, kind, learner_of, random_rollout
 
 from esper_soa.agent.diagnostics import (
+    action_shares,
     calibration,
     memory_health,
     memory_means,
-    play,
     read_back,
     spread,
 )
-from esper_soa.agent.rollout import Told
+from esper_soa.agent.rollout import GatheredRollout
 from esper_soa.vocabulary import HEAD_NAMES, Op
 
 
@@ -117,7 +117,9 @@ def test_play_tells_what_was_done():
     rows.action.op.copy_(torch.tensor([[Op.WAIT, Op.PRUNE], [Op.PRUNE, Op.ADVANCE]]))
     rows.effective_op.copy_(torch.tensor([[Op.WAIT, Op.WAIT], [Op.PRUNE, Op.ADVANCE]]))
     rows.valid[1, 1] = False
-    report = {name: value.item() for name, value in play(Told.of(rollout)).items()}
+    report = {
+        name: value.item() for name, value in action_shares(GatheredRollout.of(rollout)).items()
+    }
     third = pytest.approx(1 / 3)
     assert report["valid_rows"] == 3
     assert report["forced_share"] == report["vetoed_share"] == report["op_share/prune"] == third

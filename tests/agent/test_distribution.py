@@ -1,14 +1,12 @@
 import torch
 
 from esper_soa.agent.distribution import (
-    available_heads,
     choose,
     entropy,
-    head_masks,
     log_prob_of,
     masked_log_probs,
-    relevant_heads,
 )
+from esper_soa.env.legal import available_heads, head_masks, relevant_heads
 from esper_soa.state import Masks
 from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes
 

@@ -14,8 +14,9 @@ from esper_soa.agent.rollout import Rollout
 from esper_soa.config.agent import NetworkConfig, PPOConfig
 from esper_soa.config.env import GovernorConfig
 from esper_soa.config.settings import TrainConfig
-from esper_soa.training.build import build_player, build_world
+from esper_soa.training.build import build_world
 from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
 
 ENVS = 3

@@ -75,7 +75,7 @@ def test_two_updates_are_those_of_the_library_optimiser_with_the_settings(limit:
         torch.testing.assert_close(
             flatten(learner.parameters), flatten(theirs.policy.parameters()), rtol=0, atol=2e-6
         )
-        theirs.policy.follow_observations_(rollout.rows.features, rollout.rows.valid, 0.99)
+        theirs.policy.update_observations_(rollout.rows.features, rollout.rows.valid, 0.99)
         assert torch.equal(learner.policy.mean, theirs.policy.mean)
         assert torch.equal(learner.policy.var, theirs.policy.var)
     assert learner.adam.steps.item() == 8

@@ -6,15 +6,15 @@ import torch.nn.functional as F
 from agent_world import LISTED, kind, random_rollout, small_policy
 from torch import Tensor
 
-from esper_soa.agent.distribution import head_masks, relevant_heads
 from esper_soa.agent.lstm import segment_starts
 from esper_soa.agent.objective import Batch, Coefficients, imitation_loss
 from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.policy import Evaluation
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout, new_rollout
-from esper_soa.agent.scripted import first_choice, uniform_choice
+from esper_soa.agent.scripted import uniform_choice
 from esper_soa.config.agent import ImitationConfig, PPOConfig
+from esper_soa.env.legal import first_choice, head_masks, relevant_heads
 from esper_soa.nets.graphs import StepCache
 from esper_soa.state import Action
 from esper_soa.vocabulary import HEAD_NAMES, Op

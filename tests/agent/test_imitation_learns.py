@@ -21,8 +21,9 @@ from esper_soa.config.agent import (
     ScheduleConfig,
 )
 from esper_soa.config.settings import TrainConfig
-from esper_soa.training.build import build_player, build_world
+from esper_soa.training.build import build_world
 from esper_soa.training.collect import Round, play_round
+from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
 

@@ -7,9 +7,9 @@ import torch
 from agent_world import first_decision, small_policy, some_slots, width_of
 from torch import Tensor, nn
 
-from esper_soa.agent.distribution import relevant_heads
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
+from esper_soa.env.legal import relevant_heads
 from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes
 
 NUM_SLOTS = 3

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from esper_soa.agent import losses
-from esper_soa.agent.distribution import available_heads, relevant_heads
 from esper_soa.agent.objective import Batch, Coefficients, coefficients, head_tables, total_loss
 from esper_soa.agent.policy import Evaluation
 from esper_soa.agent.rollout import new_rollout
 from esper_soa.config.agent import PPOConfig
+from esper_soa.env.legal import available_heads, relevant_heads
 from esper_soa.vocabulary import HEAD_NAMES, Op
 
 CPU = torch.device("cpu")

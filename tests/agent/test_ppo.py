@@ -12,7 +12,7 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout, Row
 from esper_soa.config.agent import ImitationConfig, PPOConfig
 from esper_soa.config.errors import SettingError
-from esper_soa.runtime.ranks import Ranks
+from esper_soa.env.reduction import Reduction
 from esper_soa.vocabulary import Op
 
 
@@ -127,17 +127,17 @@ def test_a_resumed_learner_goes_on_bit_for_bit():
 
 
 @pytest.mark.parametrize("taught", [False, True])
-def test_a_gradient_step_asks_the_other_ranks_for_one_sum_of_means_and_one_of_gradients(
+def test_a_gradient_step_asks_other_processes_for_one_sum_of_means_and_one_of_gradients(
     taught: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = Counter[str]()
     for name in ("total", "total_gradients", "extremes"):
 
-        def counted(*given: object, name: str = name, plain: Callable = getattr(Ranks, name)):
+        def counted(*given: object, name: str = name, plain: Callable = getattr(Reduction, name)):
             asked[name] += 1
             return plain(*given)
 
-        monkeypatch.setattr(Ranks, name, counted)
+        monkeypatch.setattr(Reduction, name, counted)
     ppo = PPOConfig(epochs=2, minibatches=3, target_kl=0.0)
     learner = Learner(small_policy(2), ppo, 100, 0, imitation=ImitationConfig(epochs=2))
     rollout = random_rollout(learner.policy, 4, 3, seed=0)

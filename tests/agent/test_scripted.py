@@ -4,7 +4,6 @@ import pytest
 import torch
 from env_records import empty_state, with_values
 
-from esper_soa.agent.distribution import head_masks
 from esper_soa.agent.scripted import (
     HeuristicMemory,
     HeuristicPolicy,
@@ -12,13 +11,13 @@ from esper_soa.agent.scripted import (
     SchedulePolicy,
     WaitPolicy,
     decay_penalties,
-    obey,
     scripted_policy,
     uniform_choice,
 )
 from esper_soa.config.agent import HeuristicConfig, PolicyConfig, ScheduleConfig
 from esper_soa.config.env import LifecycleConfig
 from esper_soa.config.errors import SettingError
+from esper_soa.env.legal import head_masks, obey
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
 from esper_soa.state import Action, View

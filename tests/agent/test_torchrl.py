@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from esper_soa.agent import losses
 from esper_soa.agent.advantages import gae
-from esper_soa.agent.distribution import relevant_heads
+from esper_soa.env.legal import relevant_heads
 from esper_soa.vocabulary import HEAD_NAMES, Op
 
 functional = pytest.importorskip(

@@ -17,8 +17,9 @@ from benchmarks import ship
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.config.errors import UserError
 from esper_soa.training import start
-from esper_soa.training.build import build_player, build_world
+from esper_soa.training.build import build_world
 from esper_soa.training.checkpoint import load_checkpoint
+from esper_soa.training.players import build_player
 from esper_soa.training.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -168,7 +168,7 @@ def test_a_host_with_more_than_four_seeds_has_interactions_and_sampled_values() 
     state, measured = measure_(
         world.rules, world.weights, state.replace(slots=slots), world.work(0)
     )
-    found = record_and_observe(world.rules, state, measured).attribution
+    _, found, _, _ = record_and_observe(world.rules, state, measured)
     assert torch.equal(measured.ablated, present)
     assert (measured.subset >= 0).sum(1).tolist()[2] == 16
     assert found.total.any()

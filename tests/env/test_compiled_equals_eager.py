@@ -13,8 +13,8 @@ from torch._dynamo.utils import counters
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.env import REWARD_MODES, EarlyStopConfig, RewardConfig
 from esper_soa.env.step import (
-    Observed,
-    Rules,
+    EnvRules,
+    Recorded,
     StepKernels,
     StepResult,
     apply_action,
@@ -63,13 +63,15 @@ def assert_same(mine: EnvState, theirs: EnvState, where: str, rounding: float) -
 
 
 def assert_agree(
-    mine: Observed | StepResult, theirs: Observed | StepResult, where: str, rounding: float
+    mine: Recorded | StepResult, theirs: Recorded | StepResult, where: str, rounding: float
 ) -> None:
-    for name, value in mine._asdict().items():
-        assert_same(value, getattr(theirs, name), f"{where} {name}", rounding)
+    for place, (value, other) in enumerate(zip(mine, theirs, strict=True)):
+        assert_same(value, other, f"{where} {place}", rounding)
 
 
-def play_both(kernels: StepKernels, rules: Rules, num_envs: int, rounding: float = 0.0) -> Tensor:
+def play_both(
+    kernels: StepKernels, rules: EnvRules, num_envs: int, rounding: float = 0.0
+) -> Tensor:
     """Play an episode with `kernels`, checking every env-step against eager; returns the successes
     by op, int64 [6].
 
@@ -82,12 +84,12 @@ def play_both(kernels: StepKernels, rules: Rules, num_envs: int, rounding: float
         nothing = torch.zeros_like(state.slots.newborn)
         state = state.replace(slots=state.slots.replace(newborn=nothing, fresh_momentum=nothing))
         state, measured = guarded(rules, state, made_up(rules, state, step))
-        observed = kernels.record_and_observe(rules, state, measured)
+        recorded = kernels.record_and_observe(rules, state, measured)
         where = f"env-step {step}:"
-        assert_agree(observed, record_and_observe(rules, state, measured), where, rounding)
-        action = agent.act(view_of(observed, step), ())[0].action
-        result = kernels.apply_action(rules, observed, action)
-        assert_agree(result, apply_action(rules, observed, action), where, rounding)
+        assert_agree(recorded, record_and_observe(rules, state, measured), where, rounding)
+        action = agent.act(view_of(recorded, step), ())[0].action
+        result = kernels.apply_action(rules, *recorded[:2], action)
+        assert_agree(result, apply_action(rules, *recorded[:2], action), where, rounding)
         successes += torch.bincount(action.op[result.outcome.success], minlength=6)
         state = result.state
         if step == 0:

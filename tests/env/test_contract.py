@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from tiny_world import EnvStep, play_state, tiny_rules, tiny_settings, tiny_world, view_of
+from tiny_world import EnvStep, observed_of, play_state, tiny_rules, tiny_settings, tiny_world
 
 from esper_soa.agent.scripted import HeuristicPolicy, RandomPolicy, SchedulePolicy
 from esper_soa.config.env import REWARD_MODES, RewardConfig
@@ -99,16 +99,16 @@ def assert_env_step_holds(step: EnvStep, num_slots: int) -> None:
     assert_rows_hold(step.measured, step.before)
     assert torch.equal(observed.attribution.measured, step.trusted.ablated)
     assert_finite(observed.attribution.to_tensordict())
-    assert_masks_hold(observed.masks, num_slots)
-    assert_action_obeys(observed.masks, step.action)
-    assert observed.observation.features.dtype == torch.float32
-    assert_finite(observed.observation.to_tensordict())
+    assert_masks_hold(observed.view.masks, num_slots)
+    assert_action_obeys(observed.view.masks, step.action)
+    assert observed.view.observation.features.dtype == torch.float32
+    assert_finite(observed.view.observation.to_tensordict())
     assert_finite(result.terms.to_tensordict())
     # looking changes no stage
-    assert torch.equal(step.before.slots.stage, observed.state.slots.stage)
-    assert_state_holds(observed.state)
+    assert torch.equal(step.before.slots.stage, observed.view.state.slots.stage)
+    assert_state_holds(observed.view.state)
     assert_state_holds(result.state)
-    assert_transitions_hold(observed.state, result.state)
+    assert_transitions_hold(observed.view.state, result.state)
 
 
 def assert_transitions_hold(before: EnvState, after: EnvState) -> None:
@@ -138,10 +138,10 @@ def test_random_legal_play_keeps_the_contract_of_the_state(
     rollbacks = 0
     for step in play_state(tiny_rules(num_slots, steps), num_envs, seed=num_slots):
         first = first or layout(step.before)
-        assert layout(step.observed.state) == first
+        assert layout(step.view.state) == first
         assert layout(step.result.state) == first
         assert_env_step_holds(step, num_slots)
-        stages.append(step.observed.state.slots.stage)
+        stages.append(step.view.state.slots.stage)
         rollbacks += int(step.before.guard.panic.sum())
         ops |= set(step.action.op[step.result.outcome.success].tolist())
     if num_envs > 1:
@@ -183,12 +183,12 @@ def test_random_legal_play_keeps_the_contract_of_the_whole_world(
     for index in range(steps):
         before, measured = measure_(rules, world.weights, state, world.work(index))
         before, trusted = guard_(rules, world.weights, before, measured)
-        observed = record_and_observe(rules, before, trusted)
-        view = view_of(observed, 7 * index)
-        decision, _ = agent.act(view, ())
-        result = apply_action(rules, observed, decision.action)
+        recorded = record_and_observe(rules, before, trusted)
+        observed = observed_of(recorded, trusted, 7 * index)
+        decision, _ = agent.act(observed.view, ())
+        result = apply_action(rules, *recorded[:2], decision.action)
         assert layout(result.state) == shape
-        step = EnvStep(measured, before, trusted, observed, view, decision.action, result)
+        step = EnvStep(measured, before, observed, decision.action, result)
         assert_env_step_holds(step, num_slots)
         assert_finite(world.weights)
         state = result.state

@@ -24,8 +24,9 @@ from esper_soa.env.step import initial_state
 from esper_soa.nets.choose import ENGINES
 from esper_soa.simulator import Simulator
 from esper_soa.state import Action, EnvState
-from esper_soa.training.build import build_player, build_world, trial_of
+from esper_soa.training.build import build_world, trial_of
 from esper_soa.training.collect import EpisodeRunner, Player, Round
+from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import HEAD_NAMES
 
@@ -233,6 +234,18 @@ def test_a_bar_counts_the_env_steps_that_are_played_and_ends_full(
     assert f"{result.env_steps}/{result.env_steps} env-steps" in line
 
 
+def test_an_env_that_a_rollback_has_ended_is_terminated_once() -> None:
+    sim = Simulator(stopping(2, patience=0, rollbacks=1, min_steps=1), RandomPolicy())
+    sim.reset()
+    sim.world.weights["host", "params"][0] = torch.nan
+    found = [sim.step(waiting(2))[2:4] for _ in range(STEPS)]
+    terminated = torch.stack([one for one, _ in found])
+    truncated = torch.stack([one for _, one in found])
+    assert terminated.sum(0).tolist() == [1, 0]
+    assert truncated[:, 0].tolist() == terminated[:, 0].cummax(0).values.tolist()
+    assert truncated[:, 1].tolist() == [False] * (STEPS - 1) + [True]
+
+
 # --- what a learner is given
 
 
@@ -250,7 +263,7 @@ def test_rows_behind_an_early_end_do_not_count_and_the_last_one_is_cut_off() -> 
         played.step_()
         now = played.env.state.ending.over & ~before
         ends[now] = step + 1
-        after = played.player.agent.act(played.env.after(), played.memory)[0].value
+        after = played.player.agent.act(played.env.current_view(), played.memory)[0].value
         values.append(after)
     _, rollout = played.finish()
     assert rollout is not None

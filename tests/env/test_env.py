@@ -51,7 +51,7 @@ def test_steps_of_an_env_are_the_episode_of_the_trainer_to_the_bit() -> None:
 def test_a_round_is_the_same_whatever_was_played_before_it_and_another_one_is_not() -> None:
     env = Env(world())
     first = env.reset(NUMBER).measured
-    env.step(WaitPolicy().act(env.after(), ())[0].action)
+    env.step(WaitPolicy().act(env.current_view(), ())[0].action)
     again = env.reset(NUMBER).measured
     other = env.reset(NUMBER + 1).measured
     assert (first == again).all()

@@ -25,7 +25,7 @@ from esper_soa.config.env import GovernorConfig
 from esper_soa.config.nets import TaskConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.governor import REASON_NAMES, PanicReason
-from esper_soa.env.step import Work
+from esper_soa.env.step import StepData
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.data.datasets import load_images
 from esper_soa.state import Decision, EnvState, View
@@ -114,7 +114,7 @@ class FaultyWorld(World):
         )
         self.faults = faults
 
-    def work(self, step: int) -> Work:
+    def work(self, step: int) -> StepData:
         for envs, damage in self.faults.get(step, []):
             params = self.weights["host", "params"]
             params[envs] = damage(params[envs])

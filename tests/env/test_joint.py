@@ -6,8 +6,8 @@ import pytest
 import torch
 from tiny_world import play_state, tiny_rules
 
-from esper_soa.agent.scripted import obey
 from esper_soa.env.joint import JointActions
+from esper_soa.env.legal import obey
 from esper_soa.vocabulary import HEAD_NAMES, Op
 
 

@@ -13,7 +13,7 @@ from esper_soa.config.env import GovernorConfig, RewardConfig
 from esper_soa.config.errors import SettingError
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.env.reward_terms import TERM_NAMES
-from esper_soa.env.step import Rules, apply_action
+from esper_soa.env.step import EnvRules, apply_action
 from esper_soa.env.user_reward import sample_inputs
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.state import STATE_FLOAT
@@ -26,7 +26,7 @@ NUM_SLOTS = 3
 STEPS = 25
 
 
-def rules_of(name: str, **reward: object) -> Rules:
+def rules_of(name: str, **reward: object) -> EnvRules:
     return tiny_rules(NUM_SLOTS, STEPS, RewardConfig(mode=f"{HERE}:{name}", **reward))  # type: ignore[arg-type]
 
 
@@ -34,7 +34,7 @@ def test_an_own_reward_is_paid_as_it_is_at_every_env_step() -> None:
     rules = rules_of("gain")
     paid = 0
     for step in play_state(rules, NUM_ENVS, seed=5):
-        state = step.observed.state
+        state = step.view.state
         terms = step.result.terms
         signals = state.signals
         calm = ~state.guard.panic
@@ -55,12 +55,13 @@ def test_what_a_seed_has_done_for_a_fossil_is_no_part_of_an_own_reward() -> None
     paid = []
     for rules in (rules_of("gain"), tiny_rules(NUM_SLOTS, STEPS)):
         step = next(play_state(rules, NUM_ENVS, seed=5))
-        totals = step.observed.state.totals
+        totals = step.view.state.totals
         waiting = totals.replace(pending_hindsight=totals.pending_hindsight + 3)
-        observed = step.observed._replace(state=step.observed.state.replace(totals=waiting))
+        state = step.view.state.replace(totals=waiting)
         paid.append(
             (
-                apply_action(rules, observed, step.action).terms.total - step.result.terms.total
+                apply_action(rules, state, step.observed.attribution, step.action).terms.total
+                - step.result.terms.total
             ).tolist()
         )
     assert paid == [[0.0] * NUM_ENVS, [3.0] * NUM_ENVS]
@@ -75,7 +76,7 @@ def test_terms_of_an_own_reward_are_told_under_its_name_and_those_of_the_package
     )
     totals = torch.zeros(NUM_ENVS, dtype=STATE_FLOAT)
     for step in play_state(rules, NUM_ENVS, seed=5):
-        metrics.add_(step.trusted, step.observed, step.result)
+        metrics.add_(step.observed, step.result)
         totals += step.result.terms.total
     told = metrics.read(step.result.state, rules.reward.counts).record["reward_terms"]
     assert isinstance(told, dict)
@@ -94,7 +95,7 @@ def test_settings_that_make_the_inputs_apply_to_an_own_reward_and_those_of_modes
     plain = episode()
     assert episode(pbrs_weight=2.0, scored_slots="target", disable_terminal_reward=True) == plain
     rented = [
-        step.observed.state.slots.alpha.sum()
+        step.view.state.slots.alpha.sum()
         for step in play_state(rules_of("parts"), NUM_ENVS, seed=2)
     ]  # an episode in which there is something to be paid for
     assert sum(map(float, rented)) > 0
@@ -105,7 +106,7 @@ def test_an_own_reward_is_part_of_the_compiled_kernel() -> None:
     rules = rules_of("parts")
     kernel = torch.compile(apply_action, backend="eager", fullgraph=True, dynamic=False)
     for step in list(play_state(rules, NUM_ENVS, seed=5))[:6]:
-        compiled = kernel(rules, step.observed, step.action)
+        compiled = kernel(rules, step.view.state, step.observed.attribution, step.action)
         assert torch.equal(compiled.terms.total, step.result.terms.total)
         assert torch.equal(compiled.terms.own, step.result.terms.own)
 

@@ -14,7 +14,7 @@ import esper_soa
 from esper_soa.config.env import RewardConfig
 from esper_soa.config.errors import UserError
 from esper_soa.env.reward_terms import RewardTerms
-from esper_soa.env.step import Rules, StepResult, compiled
+from esper_soa.env.step import EnvRules, StepResult, compiled
 from esper_soa.state import Slots, Totals
 from esper_soa.training.build import build_rules
 
@@ -34,7 +34,7 @@ TINY = [
 ]
 
 
-def rules_of(*modes: str) -> Rules:
+def rules_of(*modes: str) -> EnvRules:
     """Of one mode for all envs, or of several by turns."""
     reward = RewardConfig(mode=modes[0]) if len(modes) == 1 else RewardConfig(split=list(modes))
     return build_rules(replace(tiny_settings(NUM_ENVS, NUM_SLOTS, STEPS), reward=reward), CPU)
@@ -69,7 +69,8 @@ def test_a_split_is_part_of_the_compiled_kernel() -> None:
     rules = rules_of("shaped", "net")
     kernels = compiled()
     step = next(play_state(rules, NUM_ENVS, seed=5))
-    again = kernels.apply_action(rules, step.observed, step.action)
+    attribution = step.observed.attribution
+    again = kernels.apply_action(rules, step.view.state, attribution, step.action)
     torch.testing.assert_close(again.terms.total, step.result.terms.total)
 
 

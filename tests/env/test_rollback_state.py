@@ -13,7 +13,7 @@ from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.config.env import GovernorConfig
 from esper_soa.config.errors import SettingError
 from esper_soa.env.governor import quarantine, watch
-from esper_soa.env.step import Rules, StepResult, apply_action, record_and_observe
+from esper_soa.env.step import EnvRules, StepResult, apply_action, record_and_observe
 from esper_soa.state import EnvState, Masks, Measurements
 from esper_soa.vocabulary import Op, Stage
 
@@ -21,7 +21,7 @@ STAGES = (Stage.TRAINING, Stage.FOSSILIZED, Stage.BLENDING, Stage.EMBARGOED)
 ALPHAS = (0.0, 1.0, 0.5, 0.0)
 
 
-def grown_state(rules: Rules, num_envs: int) -> EnvState:
+def grown_state(rules: EnvRules, num_envs: int) -> EnvState:
     """Envs alike, at env-step 1, with one slot in each of STAGES."""
     state = next(play_state(rules, num_envs, seed=3, agent=WaitPolicy())).result.state
     slots = with_values(
@@ -38,7 +38,7 @@ def grown_state(rules: Rules, num_envs: int) -> EnvState:
 
 
 def env_step(
-    rules: Rules, state: EnvState, losses: list[float], seed: int = 5
+    rules: EnvRules, state: EnvState, losses: list[float], seed: int = 5
 ) -> tuple[Measurements, StepResult, Masks]:
     """One env-step with the validation losses given; random play."""
     measured = made_up(rules, state, seed).replace(
@@ -46,9 +46,9 @@ def env_step(
     )
     state, _ = watch(state, measured.val_loss, 10, rules.governor)
     measured = quarantine(measured, state)
-    observed = record_and_observe(rules, state, measured)
-    decision, _ = RandomPolicy().act(view_of(observed, seed), ())
-    return measured, apply_action(rules, observed, decision.action), observed.masks
+    recorded = record_and_observe(rules, state, measured)
+    decision, _ = RandomPolicy().act(view_of(recorded, seed), ())
+    return measured, apply_action(rules, *recorded[:2], decision.action), recorded[2]
 
 
 def test_a_rollback_prunes_every_seed_but_fossils_and_lets_no_time_pass() -> None:

@@ -12,7 +12,7 @@ from tiny_world import CPU, play_state, tiny_rules
 
 from esper_soa.config.env import GatesConfig
 from esper_soa.config.settings import TrainConfig
-from esper_soa.env.topology import Standing, standing_of
+from esper_soa.env.topology import HostStates, host_states
 from esper_soa.grown.module_files import load
 from esper_soa.runtime.files import IncompleteError, Unwritten
 from esper_soa.state import STATE_FLOAT
@@ -209,12 +209,12 @@ def test_hosts_that_cannot_be_written_are_named_at_the_end(
 # --- which host is the best
 
 
-def standing(world_slots: int, accuracy: list[float], stages: list[int]) -> Standing:
+def hosts_of(world_slots: int, accuracy: list[float], stages: list[int]) -> HostStates:
     """Hosts with a seed of conv_heavy in one slot, in these stages, and these accuracies."""
     stage = torch.tensor(stages)[:, None].expand(-1, world_slots)
     scores = torch.tensor(accuracy, dtype=STATE_FLOAT)
     none = torch.ones_like(stage)
-    return Standing(stage, 7 * none, none, none.to(STATE_FLOAT), scores, scores / 100)
+    return HostStates(stage, 7 * none, none, none.to(STATE_FLOAT), scores, scores / 100)
 
 
 NAN = float("nan")
@@ -240,7 +240,7 @@ def test_the_best_host_has_the_highest_accuracy_then_the_fewest_parameters(
 ) -> None:
     found = NetworkFiles(RunFolder(tmp_path), Unwritten(), settings(), build_world(settings(), CPU))
     for number, (accuracy, stages) in enumerate(rounds, 1):
-        found.save_best(standing(2, accuracy, stages), number)
+        found.save_best(hosts_of(2, accuracy, stages), number)
     assert (found.best and (found.best["round"], found.best["env"])) == best
     files = RunFolder(tmp_path).network_files("best")
     assert [load(path).spec for path in files[-1:]] == ([] if best is None else [found.best])
@@ -249,9 +249,9 @@ def test_the_best_host_has_the_highest_accuracy_then_the_fewest_parameters(
 def test_a_host_that_was_rolled_back_stands_as_that_left_it_without_an_accuracy() -> None:
     seen = 0
     for played in play_state(tiny_rules(3, 20), 64, 5):
-        before = played.observed.state
+        before = played.view.state
         after = played.result.state
-        stood = standing_of(before, after)
+        stood = host_states(before, after)
         panic = before.guard.panic
         assert torch.equal(stood.accuracy.isnan(), panic)
         assert torch.equal(stood.stage[panic], after.slots.stage[panic])

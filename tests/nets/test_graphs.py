@@ -33,7 +33,8 @@ from esper_soa.nets.graphs import (
     choose_replay,
     copy_all_,
 )
-from esper_soa.training.build import build_player, build_world, replaying
+from esper_soa.training.build import build_world, replaying
+from esper_soa.training.players import build_player
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.running import Run
 from esper_soa.training.session import session

@@ -19,7 +19,7 @@ from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import DataConfig, SubsetRows, TaskConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
-from esper_soa.env.step import Work, initial_state
+from esper_soa.env.step import StepData, initial_state
 from esper_soa.env.world import World
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.data.batches import cut_batch, training_crops
@@ -92,7 +92,7 @@ def some_seeds(num_envs: int, num_slots: int, seed: int, running: float = 0.8) -
 
 
 def play(
-    world: World, engine: Engine, seeds: ActiveSeeds, given: Work | None = None
+    world: World, engine: Engine, seeds: ActiveSeeds, given: StepData | None = None
 ) -> tuple[TrainReport, ValidationReport]:
     work = given or world.work(0)
     nets = world.rules.nets

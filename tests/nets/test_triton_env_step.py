@@ -24,9 +24,10 @@ from esper_soa.env.step import EAGER
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.data import batches as data
 from esper_soa.nets.data.datasets import synthetic
-from esper_soa.training.build import build_player, build_rules, build_world
+from esper_soa.training.build import build_rules, build_world
 from esper_soa.training.collect import EpisodeRunner, Player, Round, _rollout, _row
 from esper_soa.training.metrics import MetricsAccumulator
+from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
@@ -118,12 +119,11 @@ def launches_of_an_env_step(
     for step in range(2):
         launches.take()
         launches.steps.clear()
-        seen = env.observe_()
-        decision, memory = agent.act(seen.view, restart(memory, fresh, seen.restarted))
+        observed = env.observe_()
+        decision, memory = agent.act(observed.view, restart(memory, fresh, observed.restarted))
         result = env.apply_action_(decision.action)
-        row = _row(seen.observed, decision, result, env.over)
-        write_(rollout, step, row.replace(reset=seen.restarted))
-        metrics.add_(seen.measured, seen.observed, result)
+        write_(rollout, step, _row(observed, decision, result, env.truncated))
+        metrics.add_(observed, result)
     return launches.take(), launches.steps
 
 
@@ -170,7 +170,7 @@ def test_an_env_step_launches_little_as_blocks_and_slots_alone_say(
     assert 4 + task.num_blocks + num_slots == validation
     assert [step.name for step in others] == [
         "claimed",
-        "perceive",
+        "guard_and_record",
         "decide_openly",
         "apply_action",
         "counted",

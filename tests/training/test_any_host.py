@@ -10,8 +10,9 @@ from witness import witnessed_round
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.slots import place_table
 from esper_soa.config.agent import NetworkConfig, PPOConfig
-from esper_soa.training.build import build_player, build_world
+from esper_soa.training.build import build_world
 from esper_soa.training.evaluation import build_agent
+from esper_soa.training.players import build_player
 from esper_soa.training.resume import read_run
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.trainer import run

@@ -17,9 +17,10 @@ from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
 from esper_soa.config.agent import NetworkConfig, PPOConfig
 from esper_soa.env.world import World
 from esper_soa.nets.graphs import StaticStep, StepCache, _Kept
-from esper_soa.training.build import build_player, build_world
+from esper_soa.training.build import build_world
 from esper_soa.training.callbacks import NO_RECORDER, Recorder
 from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
 
 STEPS = 5

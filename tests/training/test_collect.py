@@ -22,9 +22,10 @@ from esper_soa.env.step import look
 from esper_soa.env.world import World
 from esper_soa.state import Decision, EnvState, View
 from esper_soa.training import collect
-from esper_soa.training.build import build_player, build_world
+from esper_soa.training.build import build_world
 from esper_soa.training.collect import EpisodeRunner, Player, Round
 from esper_soa.training.metrics import Arriving
+from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import HEAD_NAMES
 

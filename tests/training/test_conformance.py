@@ -42,6 +42,7 @@ FAULTY: dict[str, dict[str, list[str]]] = {
         "keyword": [WITH + "it raises TypeError: .* takes 0 positional arguments"],
         "leaking": [WITH + "a gradient reaches parameters of env 1 from the output of env 0"],
         "silent": [WITH + "the gradient of all of its parameters is 0 as it begins"],
+        "mess": [WITH + "it keeps tensors", WITH + "its output is not finite"],
         "shrinking": ["with 4 channels of 8x8", "with 24 channels of 8x8"],
     },
     "host": {
@@ -76,6 +77,12 @@ FAULTY: dict[str, dict[str, list[str]]] = {
         "mute": ["it raises AttributeError: 'Mute' object has no attribute 'act'"],
         "demanding": ["it wants more arguments than the Surroundings"],
         "stumbling": ["it raises KeyError: 'memory'"],
+        "hopeless": [
+            FIRST + "env 0: op 9 is not legal",
+            FIRST + "its value is not finite",
+            FIRST + "for the same view and memory it decides something else",
+            "it raises KeyError: 'step'",
+        ],
     },
 }
 
@@ -96,6 +103,7 @@ def test_a_faulty_part_is_found_out_with_all_findings_at_once(kind: str, name: s
     found = error.value.findings
     assert isinstance(error.value, UserError)
     assert all(f"\n  - {finding}" in str(error.value) for finding in found)
+    assert len(found) == len(set(found)) < 12
     for words in FAULTY[kind][name]:
         assert any(re.match(words, one) for one in found), found
 

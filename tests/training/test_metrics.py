@@ -26,7 +26,7 @@ def played(seed: int) -> tuple[RoundResult, list[EnvStep]]:
     steps = []
     metrics = MetricsAccumulator(CPU, NUM_ENVS, training_flop(rules.nets.shape, CPU), TRAIN_SAMPLES)
     for step in play_state(rules, NUM_ENVS, seed):
-        metrics.add_(step.trusted, step.observed, step.result)
+        metrics.add_(step.observed, step.result)
         steps.append(step)
     return metrics.read(steps[-1].result.state, rules.reward.counts), steps
 
@@ -73,7 +73,7 @@ def test_ops_successes_and_rows_are_those_of_every_env_step_waiting_included() -
     successes = Counter[int]()
     rows = 0
     for step in steps:
-        panic = step.observed.state.guard.panic.tolist()
+        panic = step.view.state.guard.panic.tolist()
         for env, op in enumerate(step.action.op.tolist()):
             took_effect = Op.WAIT if panic[env] else op
             chosen[took_effect] += 1
@@ -97,7 +97,7 @@ def test_reward_terms_are_sums_over_env_steps_of_means_over_envs() -> None:
     mean = sum(result.rewards) / NUM_ENVS
     spread = {"mean": mean, "min": min(result.rewards), "max": max(result.rewards)}
     assert result.record["reward"] == pytest.approx(spread)
-    accuracy = steps[-1].observed.state.signals.val_accuracy
+    accuracy = steps[-1].view.state.signals.val_accuracy
     assert result.record["accuracy"]["max"] == accuracy.max()
     assert result.accuracies == accuracy.tolist()
 
@@ -130,7 +130,7 @@ def test_rollbacks_are_counted_by_reason_and_by_env() -> None:
         by_env = [0] * NUM_ENVS
         own = Counter[str]()
         for step in steps:
-            guard = step.observed.state.guard
+            guard = step.view.state.guard
             for env in range(NUM_ENVS):
                 by_env[env] += guard.panic[env].item()
                 own[REASON_NAMES[guard.reason[env]]] += guard.panic[env].item()
@@ -178,7 +178,7 @@ def calls_of_a_reading(num_envs: int) -> int:
     counted = 0
     metrics = MetricsAccumulator(CPU, num_envs, training_flop(rules.nets.shape, CPU), TRAIN_SAMPLES)
     for step in play_state(rules, num_envs, seed=0):
-        metrics.add_(step.trusted, step.observed, step.result)
+        metrics.add_(step.observed, step.result)
 
     def count(frame: object, event: str, argument: object) -> None:
         nonlocal counted

@@ -145,8 +145,8 @@ def test_no_kernel_of_an_env_step_waits_for_the_device(mode: str) -> None:
     for step in play_state(rules, 4, seed=5):
         with SyncGuard():
             before, trusted = guarded(rules, step.before, step.measured)
-            observed = record_and_observe(rules, before, trusted)
-            apply_action(rules, observed, step.action)
+            recorded = record_and_observe(rules, before, trusted)
+            apply_action(rules, *recorded[:2], step.action)
 
 
 def test_counting_a_round_waits_for_the_device_only_at_its_end() -> None:
@@ -154,7 +154,7 @@ def test_counting_a_round_waits_for_the_device_only_at_its_end() -> None:
     metrics = MetricsAccumulator(CPU, 3, training_flop(rules.nets.shape, CPU), 4)
     for step in play_state(rules, 3, seed=1):
         with SyncGuard():
-            metrics.add_(step.trusted, step.observed, step.result)
+            metrics.add_(step.observed, step.result)
     with SyncGuard(METRICS) as guard:
         metrics.read(step.result.state, rules.reward.counts)
     assert [sync.operation for sync in guard.log].count("Tensor.cpu") == 1
@@ -209,9 +209,9 @@ def test_training_and_validation_read_the_active_seeds_and_nothing_else() -> Non
         seeds += int(state.slots.running.sum())
         with SyncGuard():
             state, measured = guard_(world.rules, world.weights, state, measured)
-        observed = record_and_observe(world.rules, state, measured)
-        decision, _ = agent.act(view_of(observed, index), ())
-        state = apply_action(world.rules, observed, decision.action).state
+        recorded = record_and_observe(world.rules, state, measured)
+        decision, _ = agent.act(view_of(recorded, index), ())
+        state = apply_action(world.rules, *recorded[:2], decision.action).state
     assert seeds, "no seed was trained: the test says nothing"
     assert newborn, "no seed was initialised under the guard"
 
@@ -263,10 +263,10 @@ def test_an_env_step_runs_on_a_device_that_holds_no_values(mode: str) -> None:
     rules = tiny_rules(3, 1, RewardConfig(mode=mode), META)
     metrics = MetricsAccumulator(META, 2, training_flop(rules.nets.shape, META), 4)
     for step in play_state(rules, 2, seed=0, device=META):
-        metrics.add_(step.trusted, step.observed, step.result)
+        metrics.add_(step.observed, step.result)
         assert_on(META, step.result.state.to_tensordict())
         assert_on(META, step.result.terms.to_tensordict())
-        assert_on(META, step.observed.observation.to_tensordict())
+        assert_on(META, step.view.observation.to_tensordict())
     masks, _ = look(rules, step.result.state)
     assert_on(META, masks.to_tensordict())
 

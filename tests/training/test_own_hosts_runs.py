@@ -17,6 +17,7 @@ from tiny_runs import fresh, resumed
 import esper_soa
 from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.settings import EvaluateConfig, TrainConfig
+from esper_soa.export import main as export_command
 from esper_soa.grown.formats import save_code, save_pt2
 from esper_soa.simulator import Simulator
 from esper_soa.training.build import build_world
@@ -148,6 +149,18 @@ def test_the_code_of_a_host_of_parts_stands_alone_and_that_of_modules_needs_them
     if imported:
         done = warm.run([*command[:2], code], cwd=tmp_path, capture_output=True, text=True)
         assert "import hosts_of_users first" in done.stderr
+
+
+def test_the_command_imports_the_modules_that_a_network_needs(
+    played: dict[str, Simulator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = str(tmp_path / "host.safetensors")
+    esper_soa.save(played["staged"].export(0), file)
+    monkeypatch.delitem(sys.modules, "hosts_of_users")
+    with pytest.raises(SystemExit):
+        export_command([file, "format=pt2", f"to={tmp_path}"])
+    export_command([file, "format=pt2", f"to={tmp_path}", "import=hosts_of_users"])
+    assert (tmp_path / "host.pt2").is_file()
 
 
 def test_the_policy_of_a_run_comes_out_with_the_slots_of_its_host(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from tiny_runs import fresh, resumed
 from esper_soa.agent.policy import BLUEPRINT_TABLES
 from esper_soa.config.errors import UserError
 from esper_soa.config.settings import EvaluateConfig, TrainConfig
-from esper_soa.training.build import build_player, build_world
+from esper_soa.training.build import build_world
 from esper_soa.training.evaluation import build_agent, evaluation_settings
+from esper_soa.training.players import build_player
 from esper_soa.training.pretrained import load_policy, save_policy
 from esper_soa.training.resume import read_run
 from esper_soa.training.run_folder import RunFolder

@@ -16,9 +16,10 @@ from esper_soa.config.agent import ImitationConfig, NetworkConfig
 from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.settings import TrainConfig
 from esper_soa.training import start
-from esper_soa.training.build import build_player, build_world
+from esper_soa.training.build import build_world
 from esper_soa.training.checkpoint import load_checkpoint, save_checkpoint
 from esper_soa.training.checksum import CheckpointError
+from esper_soa.training.players import build_player
 from esper_soa.training.pretrained import FORMAT, save_policy
 from esper_soa.training.resume import read_run
 from esper_soa.training.run_folder import RunFolder

@@ -30,11 +30,12 @@ from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.config.settings import TelemetryConfig, TrainConfig
 from esper_soa.env.world import World
 from esper_soa.state import EnvState
-from esper_soa.training.build import build_player, build_world
+from esper_soa.training.build import build_world
 from esper_soa.training.checkpoint import load_checkpoint
 from esper_soa.training.collect import Round
 from esper_soa.training.controls import play_control
 from esper_soa.training.final_table import Summary
+from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.running import Run

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,77 @@ def test_a_run_is_opened_by_its_folder(
     assert opened.path == done.path
     assert opened.summary == done.summary
     assert opened.export(2).spec["env"] == 2
+
+
+def test_a_host_is_evaluated_to_the_digit_of_its_run(done: esper_soa.RecordedRun) -> None:
+    for net in (done.export(), done.export(1)):
+        found = done.evaluate(net.train())
+        assert net.training
+        assert found.accuracy == net.spec["accuracy"]
+        assert found.loss == pytest.approx(net.spec["loss"], abs=1e-5)
+    images, labels = done.images()
+    assert (images.shape, labels.shape) == ((8, 3, 32, 32), (8,))
+    assert [len(done.images(split)[1]) for split in ("train", "test")] == [32, 16]
+    assert done.images("test")[0].min() >= 0
+    assert done.images("test")[0].max() <= 1
+    with pytest.raises(UserError, match="split=val: must be train or validation or test"):
+        done.images("val")
+
+
+def test_hosts_with_validation_images_of_their_own_are_evaluated_on_those(tmp_path: Path) -> None:
+    own = ["rounds=1", "data.split=true", "batch_size=4", "policy=random", f"run_dir={tmp_path}/r"]
+    run = esper_soa.train("smoke", [*TINY, *own], verbose=0)
+    for env in range(3):
+        net = run.export(env)
+        assert run.evaluate(net).accuracy == net.spec["accuracy"]
+    every = torch.cat([run.images(env=env)[1] for env in range(3)])
+    assert sorted(every.tolist()) == sorted(run.images("test")[1].tolist())
+
+
+def test_the_env_steps_of_a_run_are_a_data_frame(done: esper_soa.RecordedRun) -> None:
+    if find_spec("pandas") is None:
+        with pytest.raises(UserError, match=r"needs pandas\. Install esper-soa\[pandas\]"):
+            done.steps()
+        return
+    frame = done.steps()
+    assert len(frame) == 3 * 8 * 3
+    ends = frame[frame["step"] == frame["step"].max()]
+    told = [line["accuracy"] for line in done.episodes()]
+    assert ends.sort_values(["round", "env"])["accuracy"].tolist() == told
+
+
+@pytest.mark.parametrize("verbose", [0, 1, 2])
+def test_the_console_shows_as_much_as_is_asked_for_and_the_log_all(
+    verbose: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = ["rounds=1", "steps=2", "policy=wait", "report=false", f"run_dir={tmp_path / 'run'}"]
+    with pytest.raises(UserError, match="verbose=3: must be 0, 1 or 2"):
+        esper_soa.train("smoke", [*TINY, *tiny], verbose=3)
+    run = esper_soa.train("smoke", [*TINY, *tiny], verbose=verbose)
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert bool(printed.out) == (verbose > 0)
+    assert printed.out.count("accuracy, best host (%)") <= 1
+    log = (run.path / "log.txt").read_text()
+    assert "hosts    " in log
+    assert "accuracy, best host (%)" in log
+
+
+def test_a_network_is_exported_by_the_ending_of_its_file_or_by_its_format(
+    done: esper_soa.RecordedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = done.export(1)
+    path = esper_soa.export(net, tmp_path / "new" / "host.safetensors")
+    assert path == tmp_path / "new" / "host.safetensors"
+    assert digest(esper_soa.load(path).state_dict()) == digest(net.state_dict())
+    monkeypatch.chdir(tmp_path)
+    import_module("esper_soa.export")  # from here on the module, which is called as the function
+
+    assert esper_soa.export(net, "code", to="out") == Path("out", "host_1.py")
+    with pytest.raises(UserError, match="target=host.h5: must be a file ending in .safetensors, "):
+        esper_soa.export(net, "host.h5")
+    with pytest.raises(UserError, match="a Linear is no grown network"):
+        esper_soa.export(torch.nn.Linear(1, 1), "host.pt2")
 
 
 def test_what_is_not_there_is_said(done: esper_soa.RecordedRun, tmp_path: Path) -> None:

@@ -15,12 +15,13 @@ from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import TelemetryConfig, TrainConfig
-from esper_soa.env.step import Work
+from esper_soa.env.step import StepData
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.data.datasets import load_images
 from esper_soa.runtime.device import keep_freed_memory
-from esper_soa.training.build import build_player, build_rules
+from esper_soa.training.build import build_rules
 from esper_soa.training.collect import Round, play_round
+from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
 
 MIB = 2**20
@@ -41,7 +42,7 @@ class Reading(NamedTuple):
 class FaultyWorld(World):
     """At every third env-step one host's weights turn into NaN before they are trained."""
 
-    def work(self, step: int) -> Work:
+    def work(self, step: int) -> StepData:
         if step % 3 == 2:
             params = self.weights["host", "params"]
             params[step % params.shape[0]] = math.nan

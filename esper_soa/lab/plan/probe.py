@@ -21,7 +21,7 @@ import torch
 from esper_soa.agent.rollout import write_
 from esper_soa.config.errors import OutOfRoomError, UserError
 from esper_soa.config.settings import TrainConfig, settings_from_yaml, settings_yaml
-from esper_soa.env.step import Work
+from esper_soa.env.step import StepData
 from esper_soa.lab.report.page import leave_report
 from esper_soa.nets.data.batches import ValidationImages
 from esper_soa.runtime.device import CPU_EVAL_BATCH, resolve_device
@@ -101,13 +101,13 @@ class Pace(NoProfile):
             self.beside += seconds
         self.step_began = now if phase == "reset" else self.step_began
 
-    def watch(self, work: Work) -> Work:
-        """The work, or little of it."""
+    def watch(self, data: StepData) -> StepData:
+        """The data, or little of them."""
         self.full = self.every or (self.rounds == 0 and len(self.paces) >= self.next_full)
-        if self.full or not isinstance(work.validation, ValidationImages):
-            return work
-        few = work.validation._replace(order=work.validation.order[..., :CPU_EVAL_BATCH])
-        return work._replace(num_batches=1, validation=few)
+        if self.full or not isinstance(data.validation, ValidationImages):
+            return data
+        few = data.validation._replace(order=data.validation.order[..., :CPU_EVAL_BATCH])
+        return data._replace(num_batches=1, validation=few)
 
     def env_step(self) -> None:
         """An env-step has been played: which one is the next to be played in full?"""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.agent.distribution import head_masks
+from esper_soa.env.legal import head_masks
 from esper_soa.lab.telemetry.rows import Legend, RoundRecord
 from esper_soa.lab.telemetry.schema import REWARD_TERMS
 from esper_soa.state import STATE_FLOAT
@@ -28,39 +28,39 @@ def _at(path: str, names: str) -> Part:
 ENV_CODES: Part = {
     **_at("decision.action", " ".join(HEAD_NAMES)),
     **_at("result.outcome", "effective_op"),
-    **_at("seen.observed.state.guard", "reason"),
+    **_at("observed.view.state.guard", "reason"),
     "ending": lambda one: one.result.state.ending.cause,
 }
 ENV_FLAGS: Part = {
-    **_at("seen.observed.state.ending", "over"),
+    **_at("observed.view.state.ending", "over"),
     **_at("result.outcome", "success"),
-    **_at("seen.observed.state.guard", "panic"),
-    **_at("seen.observed.attribution", "total_known"),
+    **_at("observed.view.state.guard", "panic"),
+    **_at("observed.attribution", "total_known"),
 }
 ENV_NUMBERS: Part = {
-    "accuracy": lambda one: one.seen.observed.state.signals.val_accuracy,
-    **_at("seen.measured", "val_loss train_loss train_accuracy"),
-    "total_contribution": lambda one: one.seen.observed.attribution.total,
-    "committed_accuracy": lambda one: one.seen.observed.attribution.committed,
+    "accuracy": lambda one: one.observed.view.state.signals.val_accuracy,
+    **_at("observed.measured", "val_loss train_loss train_accuracy"),
+    "total_contribution": lambda one: one.observed.attribution.total,
+    "committed_accuracy": lambda one: one.observed.attribution.committed,
 }
 OVER = len(ENV_CODES) + list(ENV_FLAGS).index("over")  # column of `pack`
 # [N, S] each.
-SLOTS = "seen.observed.state.slots"  # before the action
+SLOTS = "observed.view.state.slots"  # before the action
 SLOT_CODES: Part = {
     **_at(SLOTS, "stage stage_age seed_age blueprint blend"),
     "stage_after": lambda one: one.result.state.slots.stage,
     "blueprint_after": lambda one: one.result.state.slots.blueprint,
 }
 SLOT_FLAGS: Part = {
-    **_at("seen.observed.attribution", "measured"),
-    "gradient_measured": lambda one: one.seen.measured.gradients.measured,
+    **_at("observed.attribution", "measured"),
+    "gradient_measured": lambda one: one.observed.measured.gradients.measured,
     **_at(SLOTS, "gradient_ratio_known gradient_vanishing gradient_exploding"),
 }
 SLOT_NUMBERS: Part = {
-    "alpha_target": lambda one: one.seen.observed.state.ramp.target,
+    "alpha_target": lambda one: one.observed.view.state.ramp.target,
     "alpha_target_after": lambda one: one.result.state.ramp.target,
-    **_at("seen.observed.attribution", "contribution shapley shapley_error"),
-    "interaction": lambda one: one.seen.observed.attribution.interaction_sum,
+    **_at("observed.attribution", "contribution shapley shapley_error"),
+    "interaction": lambda one: one.observed.attribution.interaction_sum,
     **_at(SLOTS, "alpha contribution_velocity accuracy_initial accuracy_current"),
     **_at(SLOTS, "gradient_norm gradient_ratio gradient_health escrow"),
 }
@@ -75,8 +75,8 @@ def pack(facts: Facts, full: bool) -> Tensor:
         torch.stack([facts.result.terms.get(name) for name in (*REWARD_TERMS, "total")], 1),
         facts.decision.log_probs,
         facts.decision.value.unsqueeze(1),
-        facts.seen.observed.masks.op,
-        (facts.seen.measured.subset >= 0).sum(1, keepdim=True),
+        facts.observed.view.masks.op,
+        (facts.observed.measured.subset >= 0).sum(1, keepdim=True),
         *(torch.stack([read(facts) for read in part.values()], 1) for part in SLOT),
     ]
     if full:
@@ -86,11 +86,11 @@ def pack(facts: Facts, full: bool) -> Tensor:
 
 def _details(facts: Facts) -> list[Tensor]:
     """What the level `full` adds: choices with their masks, and the subsets that were validated."""
-    legal = head_masks(facts.seen.observed.masks, facts.decision.action.op)
+    legal = head_masks(facts.observed.view.masks, facts.decision.action.op)
     masks = torch.cat(list(legal.values()), 1)
     unknown = torch.full_like(masks, torch.nan, dtype=torch.float32)
     likely = facts.probabilities if facts.probabilities is not None else unknown
-    return [masks, likely, facts.seen.measured.subset, facts.seen.measured.accuracy]
+    return [masks, likely, facts.observed.measured.subset, facts.observed.measured.accuracy]
 
 
 def still_played(numbers: np.ndarray) -> np.ndarray:

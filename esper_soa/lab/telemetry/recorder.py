@@ -37,7 +37,7 @@ from esper_soa.lab.telemetry.worker import Worker
 from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.runtime.files import LOGGER, Unwritten, write_bytes
-from esper_soa.runtime.ranks import Ranks
+from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.state import ParameterCounts
 from esper_soa.training.callbacks import NO_RECORDER, Facts, Recorder
 from esper_soa.training.session import Session
@@ -235,10 +235,11 @@ class RankRecorder(Recorder):
         self.env_steps = self._recorder.env_steps
 
 
-def make_recorder(cfg: TrainConfig, world: World, session: Session) -> Recorder:
+def make_recorder(
+    cfg: TrainConfig, world: World, session: Session, ranks: Ranks = ALONE
+) -> Recorder:
     """The recorder of a run, as telemetry.level and telemetry.console ask."""
     level = cfg.telemetry.level
-    ranks = world.ranks
     folder = session.folder.path
     if not written_at(level):
         return TableFolder(folder)

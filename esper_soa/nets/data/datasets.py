@@ -1,5 +1,6 @@
 """The image sets: CIFAR-10 from files, the embedded fashion32, a synthetic one, own images."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,11 +10,12 @@ from torch import Tensor
 
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import NPZ, DataConfig
-from esper_soa.nets.data.cifar import read_cifar10
-from esper_soa.nets.data.image_preparation import count_npz, read_npz
 from esper_soa.nets.data.image_set import ImageSet, image_set
 from esper_soa.nets.data.streams import fold, uniform
 
+# The readers of files, imported where one is asked for.
+CIFAR = "esper_soa.nets.data.cifar"
+OWN_IMAGES = "esper_soa.nets.data.image_preparation"
 FASHION32_FILE = Path(__file__).parent / "assets" / "fashion32.npz"
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
@@ -35,7 +37,8 @@ class ImageCount(NamedTuple):
 
 def count_images(cfg: DataConfig) -> ImageCount:
     """How many images a file of own images holds; 0 of the other sets, whose known size fits."""
-    return ImageCount(*count_npz(cfg) if cfg.own and cfg.root else (0, 0))
+    own = cfg.own and cfg.root
+    return ImageCount(*import_module(OWN_IMAGES).count_npz(cfg) if own else (0, 0))
 
 
 def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
@@ -55,9 +58,10 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
         state = "empty" if not cfg.root else f"an {NPZ}" if cfg.own else "set"
         reason = f"data.name=auto takes it as data.root is {state}"
     if cfg.own:
-        return read_npz(cfg, reason).to(device)
+        own: ImageSet = import_module(OWN_IMAGES).read_npz(cfg, reason)
+        return own.to(device)
     if cfg.root:
-        train, test, place = read_cifar10(cfg.root)
+        train, test, place = import_module(CIFAR).read_cifar10(cfg.root)
         text = f"CIFAR-10 from {place} ({reason})"
         statistics = (CIFAR10_MEAN, CIFAR10_STD)
         return image_set("cifar10", (*train, *test), statistics, text).to(device)

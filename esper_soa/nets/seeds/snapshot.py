@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets.model.host import HostShape
-from esper_soa.state import nowhere
+from esper_soa.state import known_false
 
 HOST_ROWS = ("params", "statistics")
 
@@ -40,7 +40,7 @@ def snapshot_where_(
     """
     host = weights["host"]
     kept = weights["snapshot"]
-    if not nowhere(where):
+    if not known_false(where):
         for name in HOST_ROWS:
             where = where & host[name].isfinite().all(1)
     for name in HOST_ROWS:
@@ -61,7 +61,7 @@ def restore_where_(
     one, as its own may be NaN. Other seeds do not outlive a rollback; their rows become zero, so
     that sleeping rows stay finite.
     """
-    if nowhere(where):
+    if known_false(where):
         return
     host = weights["host"]
     kept = weights["snapshot"]

@@ -6,12 +6,9 @@ import torch
 from torch import Tensor
 
 import esper_soa
-from esper_soa.agent.protocol import Memory
-from esper_soa.agent.scripted import obey, seed_action, unlearned
-from esper_soa.agent.user_agents import Surroundings
-from esper_soa.state import Decision, View
-from esper_soa.vocabulary import Op
+from esper_soa import Decision, Op, Surroundings, View, obey, seed_action, unlearned
 
+Memory = tuple[Tensor, ...]
 NEEDED = 0.5  # percent points of contribution that make a seed worth keeping
 
 

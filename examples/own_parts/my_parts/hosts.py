@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import esper_soa
-from esper_soa.nets.model.host_parts import ConvBlock, HostPart
+from esper_soa import ConvBlock, HostPart
 
 
 @esper_soa.host("funnel")

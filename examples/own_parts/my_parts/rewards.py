@@ -5,7 +5,7 @@ float64.
 from torch import Tensor
 
 import esper_soa
-from esper_soa.env.reward_records import RewardInputs
+from esper_soa import RewardInputs
 
 PRICE = 0.02  # percent points per env-step, of a host that has doubled
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import esper_soa
-from esper_soa.nets.model.parts import NARROW, Conv, Part
+from esper_soa import NARROW, Conv, Part
 
 
 @esper_soa.blueprint("twin")

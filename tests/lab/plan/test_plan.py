@@ -32,8 +32,9 @@ from esper_soa.lab.plan.plan import (
 from esper_soa.lab.plan.probe import Pace, ProbeResult, per_env, round_of, settings_in
 from esper_soa.nets.data.batches import ValidationImages
 from esper_soa.runtime.memory import GIB
-from esper_soa.training.build import build_player, build_world
+from esper_soa.training.build import build_world
 from esper_soa.training.collect import EpisodeRunner, Round
+from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
 from esper_soa.training.run_folder import RunFolder
 

@@ -201,7 +201,7 @@ def test_the_live_view_says_which_envs_are_over() -> None:
     with console.capture() as told:
         console.print(table)
     rows = [line.split() for line in told.get().splitlines() if line.strip()[:1].isdigit()]
-    accuracies = recorded.steps[0].observed.state.signals.val_accuracy.tolist()
+    accuracies = recorded.steps[0].view.state.signals.val_accuracy.tolist()
     assert [row[:2] for row in rows] == [[str(n), f"{one:.2f}"] for n, one in enumerate(accuracies)]
     assert rows[1][2:4] == ["over:", "diverged"]
     assert "over:" not in rows[0]

@@ -33,8 +33,8 @@ def test_rows_say_what_every_env_was_and_did() -> None:
         lines = text_of(table)
         assert lines[0].strip() == f"round 2, env-step {at + 1}"
         assert lines[-1].strip() == "and 2 more"
-        observed = recorded.steps[at].observed
-        state = observed.state
+        state = recorded.steps[at].view.state
+        attribution = recorded.steps[at].observed.attribution
         outcome = recorded.steps[at].result
         rows = [line for line in lines if line.strip()[:1].isdigit()]
         assert [int(row.split()[0]) for row in rows] == list(range(MOST_ENVS))
@@ -48,8 +48,8 @@ def test_rows_say_what_every_env_was_and_did() -> None:
                     continue
                 name = recorded.legend.blueprints[int(state.slots.blueprint[env, slot])]
                 words = f"{name} {STAGE_NAMES[stage]} {float(state.slots.alpha[env, slot]):.2f}"
-                if observed.attribution.measured[env, slot]:
-                    words += f" {float(observed.attribution.contribution[env, slot]):+.1f}"
+                if attribution.measured[env, slot]:
+                    words += f" {float(attribution.contribution[env, slot]):+.1f}"
                 assert words in re.split(r"\s{2,}", row.strip())
                 seen += 1
     assert seen > 20

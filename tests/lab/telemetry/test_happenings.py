@@ -70,7 +70,7 @@ def test_the_last_event_of_a_slot_says_where_it_stands_next(
     names = recorded.legend.slots
     changes = 0
     for number, step in enumerate(recorded.steps, 1):
-        before = step.observed.state.slots.stage.tolist()
+        before = step.view.state.slots.stage.tolist()
         after = step.result.state.slots.stage.tolist()
         for env, stages in enumerate(zip(before, after, strict=True)):
             for slot, (was, now) in enumerate(zip(*stages, strict=True)):

@@ -80,10 +80,10 @@ def test_every_number_is_unpacked_as_what_it_was() -> None:
     """Every field has numbers of its own, so that none can stand for another."""
     (step,) = play_state(tiny_rules(SLOTS, 1), ENVS, seed=0)
     facts = facts_of(step, 0)
-    state = step.observed.state
+    state = step.view.state
     after = step.result.state
     attribution = step.observed.attribution
-    measured = facts.seen.measured
+    measured = facts.observed.measured
     records = [state.signals, state.slots, state.ramp, state.guard, attribution, measured]
     records += [after.slots, after.ramp, step.result.outcome, step.result.terms]
     fields = [record.get(name) for record in records for name in record.keys(leaves_only=True)]
@@ -123,7 +123,7 @@ def test_every_number_is_unpacked_as_what_it_was() -> None:
         "slot.alpha_target_after": after.ramp.target,
         "slot.interaction": attribution.interaction_sum,
         "subset_accuracy": step.trusted.accuracy,
-        "legal": step.observed.masks.op,
+        "legal": step.view.masks.op,
     }
     for name, tensor in expected.items():
         assert packed.read(name)[0].tolist() == tensor.double().tolist(), name

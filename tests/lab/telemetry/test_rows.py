@@ -6,8 +6,8 @@ import torch
 from recorded_world import TRAIN_SAMPLES, Recorded, record
 from torch import Tensor
 
-from esper_soa.agent.distribution import head_masks, relevant_heads
 from esper_soa.config.env import REWARD_TERMS
+from esper_soa.env.legal import head_masks, relevant_heads
 from esper_soa.env.parameters import flop_per_image, occupied_params, total_params
 from esper_soa.lab.telemetry.recorder import MAKERS
 from esper_soa.lab.telemetry.schema import TABLES
@@ -59,7 +59,7 @@ def test_measurements_and_rewards_are_those_of_training(recorded: Recorded) -> N
     table = read(recorded, "steps")
     steps = recorded.steps
     assert any(step.before.guard.panic.any() for step in steps), "no panic: the test says less"
-    assert_column(table["accuracy"], [step.observed.state.signals.val_accuracy for step in steps])
+    assert_column(table["accuracy"], [step.view.state.signals.val_accuracy for step in steps])
     for name in ("val_loss", "train_loss", "train_accuracy"):
         assert_column(table[name], [step.trusted.get(name) for step in steps])
     assert_column(table["reward"], [step.result.terms.total for step in steps])
@@ -79,7 +79,7 @@ def test_measurements_and_rewards_are_those_of_training(recorded: Recorded) -> N
 def test_sizes_and_costs_are_those_that_rent_and_metrics_go_by(recorded: Recorded) -> None:
     counts = recorded.rules.reward.counts
     flop = training_flop(recorded.rules.nets.shape, torch.device("cpu"))
-    slots = [step.observed.state.slots for step in recorded.steps]
+    slots = [step.view.state.slots for step in recorded.steps]
     table = read(recorded, "steps")
     assert_column(table["parameters"], [total_params(one, counts) for one in slots])
     assert_column(table["train_flop"], [TRAIN_SAMPLES * flop_per_image(one, flop) for one in slots])
@@ -135,12 +135,12 @@ def test_masks_and_probabilities_are_those_of_the_policy(recorded: Recorded) -> 
         )
         np.testing.assert_allclose(table[f"{name}_probability"], wanted, rtol=1e-6)
     assert_column(table["value"], [one.decision.value for one in facts])
-    legal = torch.stack([step.observed.masks.op for step in recorded.steps]).flatten(0, 1)
+    legal = torch.stack([step.view.masks.op for step in recorded.steps]).flatten(0, 1)
     assert table["ops_legal"].tolist() == [
         sum(1 << op for op in range(6) if row[op]) for row in legal.tolist()
     ]
     choices = read(recorded, "choices")
-    masks = [head_masks(step.observed.masks, step.action.op) for step in recorded.steps]
+    masks = [head_masks(step.view.masks, step.action.op) for step in recorded.steps]
     for name in HEAD_NAMES:
         wanted = torch.cat([one[name] for one in masks])
         np.testing.assert_array_equal(choices[f"{name}_legal"], wanted.numpy())
@@ -153,7 +153,7 @@ def test_masks_and_probabilities_are_those_of_the_policy(recorded: Recorded) -> 
 def test_slots_are_those_that_were_trained_and_measured(recorded: Recorded) -> None:
     table = read(recorded, "slots")
     attribution = [step.observed.attribution for step in recorded.steps]
-    slots = [step.observed.state.slots for step in recorded.steps]
+    slots = [step.view.state.slots for step in recorded.steps]
     taken = [one.stage != Stage.EMPTY for one in slots]
     everywhere = [torch.ones_like(one) for one in taken]
     assert table["stage"].tolist() == names_of(
@@ -166,9 +166,7 @@ def test_slots_are_those_that_were_trained_and_measured(recorded: Recorded) -> N
     for name in ("stage_age", "alpha", "contribution_velocity", "escrow"):
         assert_column(table[name], [one.get(name) for one in slots])
     assert_column(table["seed_age"], [one.seed_age for one in slots], taken)
-    assert_column(
-        table["alpha_target"], [step.observed.state.ramp.target for step in recorded.steps]
-    )
+    assert_column(table["alpha_target"], [step.view.state.ramp.target for step in recorded.steps])
     assert_column(table["accuracy_gain"], [one.total_improvement for one in slots], taken)
     measured = [one.measured for one in attribution]
     for field in ("contribution", "interaction_sum", "shapley", "shapley_error"):

@@ -1,0 +1,118 @@
+"""What is legal: which heads an op makes relevant, and which choices of an action its masks offer.
+
+The one rule for every decision maker; masks.py says what the masks are.
+"""
+
+import torch
+from torch import Tensor
+
+from esper_soa.env.masks import matters_for_some
+from esper_soa.state import Action, Masks, stage_in
+from esper_soa.vocabulary import DETAIL_HEADS, HEAD_NAMES, HEADS, OP_NAMES, Op
+
+
+def head_masks(masks: Masks, op: Tensor) -> dict[str, Tensor]:
+    """Legal choices bool [..., C] of every head, in HEADS order, once the op int64 [...] is chosen.
+
+    A head that the op makes irrelevant keeps exactly one choice, its placeholder: log-probability
+    and entropy are 0.
+    """
+    row = op[..., None, None].expand(*op.shape, 1, masks.slot_by_op.shape[-1])
+    slot = masks.slot_by_op.gather(-2, row).squeeze(-2)
+    first = slot & (slot.cumsum(-1) == 1)
+    chosen = {"slot": torch.where((op == Op.WAIT)[..., None], first, slot)}
+    for head in DETAIL_HEADS:
+        legal = masks.get(head.name)
+        placeholder = torch.arange(legal.shape[-1], device=op.device) == head.placeholder
+        chosen[head.name] = torch.where(stage_in(op, head.ops)[..., None], legal, placeholder)
+    chosen["op"] = masks.op
+    return chosen
+
+
+def relevant_heads(op: Tensor) -> Tensor:
+    """bool [..., 8], in HEADS order: the heads that matter for the op int64 [...]."""
+    return torch.stack([stage_in(op, head.ops) for head in HEADS], dim=-1)
+
+
+def open_heads(masks: Masks, op: Tensor) -> Tensor:
+    """bool [..., 8], in HEADS order: heads with more than one legal choice for op int64 [...]."""
+    return torch.stack([mask.sum(-1) > 1 for mask in head_masks(masks, op).values()], dim=-1)
+
+
+def available_heads(op_mask: Tensor) -> Tensor:
+    """bool [..., 8] in HEADS order: heads that a legal op of op_mask bool [..., 6] makes matter."""
+    return torch.stack([matters_for_some(head, op_mask) for head in HEADS], dim=-1)
+
+
+def illegal_heads(action: Action, masks: Masks) -> Tensor:
+    """bool [N, 8] in HEADS order: the head matters, its choice is not offered; or an illegal op.
+
+    Choices may be any numbers.
+    """
+    op = action.op.clamp(0, masks.op.shape[-1] - 1)
+    legal_op = _offered(masks.op, action.op)
+    offered = head_masks(masks, op)
+    relevant = relevant_heads(op).unbind(-1)
+    heads = [
+        matters & legal_op & ~_offered(offered[name], action.get(name))
+        for matters, name in zip(relevant, HEAD_NAMES, strict=True)
+    ]
+    heads[HEAD_NAMES.index("op")] = ~legal_op
+    return torch.stack(heads, dim=-1)
+
+
+def _offered(mask: Tensor, choice: Tensor) -> Tensor:
+    """bool [N]: choice int64 [N] is one of those that mask [N, C] offers."""
+    inside = choice.clamp(0, mask.shape[-1] - 1)
+    return (inside == choice) & mask.gather(-1, inside.unsqueeze(-1)).squeeze(-1)
+
+
+def illegal_choices(action: Action, masks: Masks) -> list[str]:
+    """The first choice of every head that is not legal, in words; heads that the op makes
+    irrelevant may say anything.
+
+    Read by the host.
+    """
+    rows = illegal_heads(action, masks)
+    if not bool(rows.any()):
+        return []
+    offered = head_masks(masks, action.op.clamp(0, len(OP_NAMES) - 1))
+    found = []
+    for head, name in enumerate(HEAD_NAMES):
+        envs = rows[:, head].nonzero().flatten().tolist()
+        if envs:
+            choice = int(action.get(name)[envs[0]])
+            op = int(action.op[envs[0]])
+            numbers = offered[name][envs[0]].nonzero().flatten().tolist()
+            legal = [_word(name, one) for one in numbers]
+            what = f"op {_word('op', op)}"
+            if name != "op":
+                what = f"{name} {choice} for {what}"
+            found.append(f"env {envs[0]}: {what} is not legal; legal are {', '.join(legal)}")
+    return found
+
+
+def _word(head: str, choice: int) -> str:
+    """A choice as people call it: an op by its name, where it has one."""
+    return OP_NAMES[choice] if head == "op" and 0 <= choice < len(OP_NAMES) else str(choice)
+
+
+def first_choice(mask: Tensor) -> Tensor:
+    """Index int64 [...] of the first True of mask [..., C]; 0 where there is none."""
+    return mask.to(torch.int64).argmax(-1)
+
+
+def obey(want: Action, masks: Masks) -> tuple[Action, Tensor]:
+    """`want` where every choice that matters is legal, else WAIT; and bool [N], where it was legal.
+
+    Heads that the op makes irrelevant take their placeholders; choices may be any numbers.
+    """
+    legal = ~illegal_heads(want, masks).any(-1)
+    op = torch.where(legal, want.op, Op.WAIT)
+    relevant = relevant_heads(op).unbind(-1)
+    offered = head_masks(masks, op)
+    heads = {
+        name: torch.where(matters, want.get(name), first_choice(offered[name]))
+        for matters, name in zip(relevant, HEAD_NAMES, strict=True)
+    }
+    return Action.from_dict(heads | {"op": op}, batch_size=op.shape), legal

@@ -1,0 +1,158 @@
+"""Checks networks of users' own blueprints and hosts: several at once, as a run has them."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig
+from esper_soa.config.registry import collect_faults
+from esper_soa.nets.data import streams
+from esper_soa.nets.forward import seed_forward
+from esper_soa.nets.model import host as hosts
+from esper_soa.nets.model import user_parts as own_parts
+from esper_soa.nets.model.blueprints import Architecture, initial_seeds, seed_table
+from esper_soa.nets.model.host_parts import HostChain
+from esper_soa.nets.model.layers import PLAIN
+from esper_soa.nets.model.user_module import OwnChain
+from esper_soa.nets.seeds.seeds import TrainingSeeds
+
+NETS = 3  # networks and images of a trial
+IMAGES = 4
+TOLERANCE = 1e-6  # relative difference of an image's features that rounding may make
+RAISES = "it raises"
+
+
+class Networks(NamedTuple):
+    """How networks of several envs at once are tried, seeds and hosts alike."""
+
+    size: tuple[int, ...]  # of inputs, [B, H, W, n*C]
+    start: Callable[[], tuple[Tensor, Tensor]]  # fresh rows of parameters and of buffers [n, ...]
+    outputs: Callable[[Tensor, Tensor, Tensor], Tensor]  # [B, n, ...] of rows, buffers, inputs
+    # A number [n] per network to differentiate, and buffers behind the pass.
+    train: Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]
+
+    def inputs(self, seed: int) -> Tensor:
+        """[B, n*C, H, W] of numbers in [-1, 1)."""
+        keys = streams.stream_keys(seed, streams.SEED_INIT, (1,), torch.tensor(0))
+        numbers = streams.uniform(keys, torch.arange(math.prod(self.size)))
+        return (2 * numbers - 1).view(self.size).permute(0, 3, 1, 2)
+
+
+def seed_networks(blueprint: Architecture, channels: int, size: int) -> Networks:
+    """Seeds in slots of these channels, height and width."""
+    keys = streams.stream_keys(0, streams.SEED_INIT, (0,), torch.arange(NETS))
+    blends = torch.zeros(NETS, dtype=torch.bool)
+    table = seed_table(blueprint, channels)
+
+    def start() -> tuple[Tensor, Tensor]:
+        rows = initial_seeds(blueprint, channels, keys, blends, torch.float32)
+        return rows, torch.zeros(NETS, 0)
+
+    def outputs(rows: Tensor, kept: Tensor, x: Tensor) -> Tensor:
+        return seed_forward(PLAIN, blueprint, table.unpack(rows), x).unflatten(1, (NETS, channels))
+
+    def train(rows: Tensor, kept: Tensor) -> tuple[Tensor, list[Tensor]]:
+        target = nets.inputs(3).unflatten(1, (NETS, channels))
+        return (outputs(rows, kept, nets.inputs(1)) * target).sum((0, 2, 3, 4)), []
+
+    nets = Networks((IMAGES, size, size, NETS * channels), start, outputs, train)
+    return nets
+
+
+def host_networks(host: HostChain | OwnChain, classes: int) -> Networks:
+    """Hosts without seeds."""
+    shape = hosts.host_shape(TaskConfig(num_classes=classes), (), host=host)
+    keys = streams.stream_keys(0, streams.HOST_INIT, (0,), torch.arange(NETS))
+    labels = torch.arange(IMAGES)[:, None].expand(-1, NETS) % shape.num_classes
+    filler = TrainingSeeds([], NETS)
+
+    def outputs(rows: Tensor, kept: Tensor, x: Tensor) -> Tensor:
+        parameters = shape.parameters.unpack(rows)
+        folded = hosts.fold_batch_norm(shape, parameters, shape.statistics.unpack(kept))
+        return hosts.evaluate_forward(PLAIN, shape, folded, x, filler)
+
+    def train(rows: Tensor, kept: Tensor) -> tuple[Tensor, list[Tensor]]:
+        statistics = [one.flatten().clone() for one in shape.statistics.unpack(kept)]
+        parameters = shape.parameters.unpack(rows)
+        batch = nets.inputs(1), labels
+        return hosts.train_loss(PLAIN, shape, parameters, statistics, batch, filler)[0], statistics
+
+    start = partial(hosts.initial_hosts, shape, keys, torch.float32)
+    size = (IMAGES, IMAGE_SIZE, IMAGE_SIZE, NETS * IMAGE_CHANNELS)
+    nets = Networks(size, start, outputs, train)
+    return nets
+
+
+def training_findings(make: Callable[[], Networks], faulty: bool) -> list[str]:
+    """Faults of networks that `make` makes. Where the part is known to be `faulty`, errors of its
+    networks may follow from that: they are left out.
+    """
+    found = list[str]()
+    with collect_faults(found):
+        found += _network_findings(make())
+    return [one for one in found if not (faulty and one.startswith((own_parts.TOGETHER, RAISES)))]
+
+
+def _network_findings(nets: Networks) -> list[str]:
+    """Faults of networks of several envs at once."""
+    rows, kept = nets.start()
+    found = []
+    if not all(map(torch.equal, nets.start(), (rows, kept))):
+        found.append(
+            "its initial values differ though the env is the same: it has other draws than torch's"
+        )
+    if not (rows.isfinite().all() and kept.isfinite().all()):
+        return [*found, "its initial values are not finite"]
+    with collect_faults(found, own_parts.TOGETHER), torch.no_grad():
+        found += _pass_findings(nets, rows, kept)
+    with collect_faults(found, own_parts.TOGETHER):
+        found += _gradient_findings(nets, rows, kept)
+    return found
+
+
+def _pass_findings(nets: Networks, rows: Tensor, kept: Tensor) -> list[str]:
+    """Chance, numbers that are not finite, networks or images of a batch that know one another."""
+    x = nets.inputs(1)
+    other = nets.inputs(2)
+    channels = x.shape[1] // NETS
+    out = nets.outputs(rows, kept, x)
+    found = []
+    if not torch.equal(out, nets.outputs(rows, kept, x)):
+        found.append("a second pass gives something else: it keeps state or draws random numbers")
+    if not out.isfinite().all():
+        found.append("its output is not finite")
+    others = torch.cat([rows[:1], 2 * rows[1:] + 0.1])
+    elsewhere = torch.cat([x[:, :channels], other[:, channels:]], dim=1)
+    elsewhere = elsewhere.contiguous(memory_format=torch.channels_last)
+    if not torch.equal(nets.outputs(others, kept, elsewhere)[:, 0], out[:, 0]):
+        found.append("the output of env 0 depends on the networks of other envs")
+    images = torch.cat([x[:1], other[1:]]).contiguous(memory_format=torch.channels_last)
+    alone = nets.outputs(rows, kept, images)[0]
+    if (alone - out[0]).abs().max() > TOLERANCE * out[0].abs().max().clamp(min=1):
+        found.append("the output of an image depends on the other images of its batch")
+    return found
+
+
+def _gradient_findings(nets: Networks, rows: Tensor, kept: Tensor) -> list[str]:
+    """Where gradients and running buffers go in a training pass."""
+    leaf = rows.clone().requires_grad_()
+    losses, statistics = nets.train(leaf, kept)
+    if not losses.requires_grad:
+        return ["no gradient reaches its parameters: its output is cut off from them"]
+    (gradient,) = torch.autograd.grad(losses[0], [leaf])
+    found = []
+    if not gradient.isfinite().all():
+        found.append("the gradient of its parameters is not finite")
+    if gradient[1:].any():
+        found.append("a gradient reaches parameters of env 1 from the output of env 0")
+    if not gradient[0].any():
+        found.append(
+            "the gradient of all of its parameters is 0 as it begins: it could never learn"
+        )
+    if not all(one.isfinite().all() for one in statistics):
+        found.append("its buffers are not finite after a training pass")
+    return found
