@@ -5,8 +5,9 @@ Many kernels of libraries index with 32 bits, so no tensor of a pass on a GPU ma
 INDEXED elements.
 """
 
-from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
-from esper_soa.nets.model.host import HostShape, slots_of
+import math
+
+from esper_soa.nets.model.host import HostShape
 
 INDEXED = 2**31 - 1
 
@@ -17,13 +18,14 @@ def activation_elements(shape: HostShape, rows: int = 1) -> int:
     rows: alpha rows at its end, at most; every slot on the way may double them.
     """
     held = 1
-    largest = IMAGE_CHANNELS * IMAGE_SIZE**2
+    largest = math.prod(shape.input_shape)
     for segment in shape.segments:
         largest = max(largest, held * segment.activations)
-        for slot in slots_of(segment):
+        for slot in segment.slots:
             if slot >= 0:
                 held = min(2 * held, rows)
                 spec = shape.slots[slot]
-                widest = max(max(one.widths(spec.channels)) for one in shape.blueprints)
-                largest = max(largest, held * spec.size**2 * widest)
+                fitting = (one for one in shape.blueprints if one.fits(spec))
+                widest = max(max(one.widths(spec.channels)) for one in fitting)
+                largest = max(largest, held * spec.positions * widest)
     return largest

@@ -119,7 +119,7 @@ def activations(cfg: TrainConfig, shape: HostShape, device: torch.device) -> int
     chunk, _ = together(cfg, shape, device)
     workers = choose_workers(cfg.compute.workers, -(-cfg.envs // chunk), device, usable_cores())
     kept = IMAGE + sum(segment.activations for segment in shape.segments)
-    if device.type == "cpu" and cfg.compute.engine != "torch" and shape.own_chain is None:
+    if device.type == "cpu" and cfg.compute.engine != "torch" and shape.modules is None:
         chunk = 1  # the native kernels take network by network
     return FLOAT * min(workers * chunk, cfg.envs) * cfg.batch_size * kept
 

@@ -1,5 +1,6 @@
 """Hosts of users' own: named by the setting, found, run as what they say, refused in words."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -177,7 +178,7 @@ def test_parameters_and_flop_are_counted() -> None:
 
 def test_the_head_of_a_chain_has_as_many_logits_as_the_task_has_classes() -> None:
     shape = task_shape(task("staged", num_classes=7), ["r0c0"])
-    assert (shape.num_classes, shape.head is not None and shape.head.gives) == (7, (7,))
+    assert (shape.num_classes, shape.head.output_shape) == (7, (7,))
 
 
 # --- slots
@@ -308,18 +309,22 @@ def test_blocks_of_different_kernels_go_to_the_kernels_in_c_and_mean_the_same_th
 
 
 @pytest.mark.usefixtures("native")
-@pytest.mark.parametrize(("name", "segments"), [("refined", "1, 3"), ("staged", "0, 1, 2, 3")])
+@pytest.mark.parametrize(
+    ("name", "segments"),
+    [
+        ("refined", "1 (residual), 3 (residual)"),
+        ("staged", ", ".join(f"{place} (user_module)" for place in range(4))),
+    ],
+)
 def test_the_kernels_in_c_step_aside_for_other_segments_and_say_so(
     name: str, segments: str
 ) -> None:
     chosen = build_rules(settings(name), CPU).engine.chosen
     assert (chosen.native, chosen.fallback) == (False, True)
-    words = (
-        f"there is none for the host {name}: no blocks of the package are its segments {segments}"
-    )
+    words = f"there is none for segments of the host {name}: {segments}"
     assert chosen.reason == f"plain torch, slower: no native kernels, {words}"
     with pytest.raises(
-        SettingError, match=f"compute.engine=native: must be auto or torch here.*{words}"
+        SettingError, match=f"compute.engine=native: must be auto or torch here.*{re.escape(words)}"
     ):
         build_rules(settings(name, compute=ComputeConfig(engine="native")), CPU)
 
