@@ -62,6 +62,8 @@ class Table(NamedTuple):
 
     def initial(self, keys: Tensor, dtype: torch.dtype) -> Tensor:
         """Fresh rows [n, total] from the random streams `keys` (int64 [n])."""
+        if not self.parameters:
+            return torch.zeros(keys.shape[0], 0, dtype=dtype, device=keys.device)
         bound = self.spread([one.bound for one in self.parameters], keys.device).to(dtype)
         value = self.spread([one.value for one in self.parameters], keys.device).to(dtype)
         counters = torch.arange(self.total, device=keys.device)
