@@ -454,8 +454,10 @@ def test_the_engine_refuses_networks_that_it_was_not_made_for() -> None:
     nets = world.rules.nets
     runs = world.rules.engine
     work = world.work(0)
-    blocks = nets.shape.body
-    odd = nets._replace(shape=nets.shape._replace(body=(replace(blocks[0], kernel=5), *blocks[1:])))
+    blocks = nets.shape.segments
+    odd = nets._replace(
+        shape=nets.shape._replace(segments=(replace(blocks[0], kernel=5), *blocks[1:]))
+    )
     for given, weights in ((odd, world.weights), (nets, world.weights.to(torch.float64))):
         with pytest.raises(LookupError, match="no native kernels for torch.float"):
             runs.train_(given, weights, alphas(active_seeds), active_seeds, work.training, 1)
@@ -688,18 +690,19 @@ def test_a_host_that_is_no_plain_chain_is_refused_by_name() -> None:
     more = Table((*parameters, Parameter((8,))))
     fewer = Table((*parameters[:3], *parameters[4:]))
     projected = Table((*parameters[:-2], Parameter((10, 64)), *parameters[-1:]))
-    before = replace(shape.body[0], slot_after_pool=0)
-    one_pixel = tuple(replace(block, pooled=True) for block in deep.body)
+    before = replace(shape.segments[0], slot_after_pool=0)
+    one_pixel = tuple(replace(block, pooled=True) for block in deep.segments[:-1])
+    fewer_classes = replace(shape.segments[-1], classes=9)
     for other in (
         shape._replace(parameters=more),
         shape._replace(parameters=fewer),
         shape._replace(parameters=projected),
         shape._replace(statistics=Table(shape.statistics.parameters[2:])),
-        shape._replace(body=(shape.body[0], *shape.body)),
-        shape._replace(body=(before, *shape.body[1:])),
+        shape._replace(segments=(shape.segments[0], *shape.segments)),
+        shape._replace(segments=(before, *shape.segments[1:])),
         shape._replace(slots=shape.slots[::-1]),
-        shape._replace(head=replace(shape.head, classes=9)),
-        deep._replace(body=one_pixel),
+        shape._replace(segments=(*shape.segments[:-1], fewer_classes)),
+        deep._replace(segments=(*one_pixel, deep.segments[-1])),
     ):
         why = engine.obstacle("strange", other, names)
         assert why.startswith("the hosts of strange are no plain chain")
@@ -712,8 +715,8 @@ def test_the_kernels_know_segments_by_their_kind() -> None:
         kind = "strided"
 
     shape = made(TASKS[0]).rules.nets.shape
-    strided = StridedSegment(**vars(shape.body[0]))
-    other = shape._replace(body=(strided, *shape.body[1:]))
+    strided = StridedSegment(**vars(shape.segments[0]))
+    other = shape._replace(segments=(strided, *shape.segments[1:]))
     why = "there is none for segments of the host plain: 0 (strided)"
     assert engine.obstacle("plain", other, list(TaskConfig().blueprints)) == why
     assert not engine.is_chain(other)

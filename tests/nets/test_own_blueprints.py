@@ -212,6 +212,7 @@ FAULTS = {
     "greedy": "it is called with the channels of a slot or with nothing, and wants more",
     "counting": "it keeps buffers .running_mean, running_var, num_batches_tracked., which all",
     "empty": "with 2 channels of 32x32 pixels it has no parameters",
+    "flat": "it takes vectors, which no slot has",
     "frozen": "its parameters weight want no gradient",
     "shrinking": r"its output is of shape \[2, 2, 30, 30\], not \[2, 2, 32",
     "half": "its output is of torch.bfloat16, not torch.float32",

@@ -178,7 +178,7 @@ def test_parameters_and_flop_are_counted() -> None:
 
 def test_the_head_of_a_chain_has_as_many_logits_as_the_task_has_classes() -> None:
     shape = task_shape(task("staged", num_classes=7), ["r0c0"])
-    assert (shape.num_classes, shape.head.output_shape) == (7, (7,))
+    assert (shape.num_classes, shape.segments[-1].output_shape) == (7, (7,))
 
 
 # --- slots
@@ -336,9 +336,9 @@ FAULTS = {
     "nowhere:mine": r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where",
     "missing": r"a host that hosts_of_users registers \(bare, .*\). @esper_soa.host\(\"missing\"\)",
     "unmarked": "a host that hosts_of_users registers",
-    "empty": "its first segment must be a ConvBlock",
+    "empty": "it has less than two segments",
     "headless": "its first segment must be a ConvBlock: images have 3 channels",
-    "lonely": "it has one segment",
+    "lonely": "it has less than two segments",
     "tiny": "its segment 5 pools features of one pixel",
     "even": "a block with a kernel of 4 pixels: must be odd",
     "wider": "its parts turn 1 channels into 8",

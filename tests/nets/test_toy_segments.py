@@ -2,7 +2,7 @@
 and validated by the engine in torch with seeds in its slot.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -108,8 +108,9 @@ SLOT = SlotSpec("r0c1", 0, 1, HIDDEN)
 
 
 def toy_shape() -> HostShape:
-    body = (Dense(INPUTS, HIDDEN), Dense(HIDDEN, HIDDEN, residual=True, slot=0))
-    return chain_shape(body, MeanLinear((HIDDEN,), CLASSES), (SLOT,), (*BLUEPRINTS, PERCEPTRON))
+    inner = Dense(HIDDEN, HIDDEN, residual=True, slot=0)
+    segments = (Dense(INPUTS, HIDDEN), inner, MeanLinear((HIDDEN,), CLASSES))
+    return chain_shape(segments, (SLOT,), (*BLUEPRINTS, PERCEPTRON))
 
 
 class Vectors:
@@ -228,7 +229,7 @@ def test_a_seed_of_another_topology_is_not_born() -> None:
 def test_segments_that_do_not_fit_make_no_chain() -> None:
     shape = toy_shape()
     with pytest.raises(ValueError, match=r"segment 2 of the host takes features \[7\], not \[12\]"):
-        chain_shape(shape.body, replace(shape.head, input_shape=(7,)), shape.slots)
+        chain_shape((*shape.segments[:-1], MeanLinear((7,), CLASSES)), shape.slots)
 
 
 def test_engines_with_kernels_of_their_own_name_the_kind_that_they_do_not_know() -> None:

@@ -1,4 +1,4 @@
-"""What every seed module is, told once: a tuple of parts.
+"""What every seed module is, as data: a tuple of parts.
 
 A seed maps features of C channels to features of the same shape; everything else follows from its
 entry here. Deliberate difference from the reference: where a zero initialisation would give a seed
@@ -33,7 +33,7 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint
 
 @dataclass(frozen=True)
 class Architecture:
-    """One blueprint. ValueError for parts that do not give as many channels as they are given.
+    """One blueprint. ValueError for parts that change the number of channels.
 
     An nn.Module of a user's is a part that stands alone.
     """
@@ -51,7 +51,7 @@ class Architecture:
             if last != channels:
                 raise ValueError(
                     f"blueprint {self.name}: its parts turn {channels} channels into {last}; the "
-                    "last must give as many as the first is given"
+                    "last must give as many as the first takes"
                 )
 
     def widths(self, channels: int) -> list[int]:

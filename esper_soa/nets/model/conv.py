@@ -11,7 +11,14 @@ from torch import Tensor
 from esper_soa.config.nets import IMAGE_SIZE, MAX_CHANNELS
 from esper_soa.nets import batched
 from esper_soa.nets.model.parts import SPREAD, LayerSpec, Parameter, convolution, norm_parameters
-from esper_soa.nets.model.segments import FeatureShape, Forward, PlainPart, Segment, SlotNumbers
+from esper_soa.nets.model.segments import (
+    FeatureShape,
+    Forward,
+    PlainPart,
+    Segment,
+    SlotNumbers,
+    Values,
+)
 
 CONV_BLOCK = "conv_block"
 
@@ -26,8 +33,6 @@ class ConvBlock:
     channels: int  # of its output
     kernel: int = 3  # pixels along a side, odd
     pool: bool = False
-
-    takes_inputs = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.channels <= MAX_CHANNELS:
@@ -106,19 +111,17 @@ class ConvSegment:
         """Numbers before its pool."""
         return self.channels * self.size**2
 
-    def train(
-        self, run: Forward, parameters: list[Tensor], statistics: list[Tensor], x: Tensor
-    ) -> Tensor:
-        kernel, scale, shift = parameters
-        mean, variance = statistics
+    def train(self, run: Forward, values: Values, x: Tensor) -> Tensor:
+        kernel, scale, shift = values.parameters
+        mean, variance = values.statistics
         norm = (scale, shift)
         x = run.layers.train_block(x, kernel, norm, (mean, variance), self._pools_early(run))
         return self._through_slots(run, x)
 
-    def fold(self, parameters: list[Tensor], statistics: list[Tensor]) -> list[Tensor]:
+    def fold(self, values: Values) -> list[Tensor]:
         """Kernel and bias of a convolution that is its batch norm as well."""
-        kernel, scale, shift = parameters
-        mean, variance = statistics
+        kernel, scale, shift = values.parameters
+        mean, variance = values.statistics
         gain = scale * torch.rsqrt(variance + batched.NORM_EPS)
         return [kernel * gain[:, :, None, None, None], shift - mean * gain]
 

@@ -1,7 +1,7 @@
 """What training costs in FLOP: one image through a host, and through every seed and gate that can
 stand in its slots.
 
-Counted from what hosts and blueprints are told to be, so the same whichever kernels compute it: 2
+Counted from the description of hosts and blueprints, whichever kernels compute them: 2
 FLOP per multiplication and addition of convolutions and matrix products, padding counted as pixels;
 norms, activations and pools are not counted.
 """

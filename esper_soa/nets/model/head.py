@@ -41,17 +41,6 @@ class MeanLinear(StatelessSegment):
     def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
         return batched.classify(x, *folded)
 
-    def loss(
-        self,
-        run: Forward,
-        parameters: list[Tensor],
-        statistics: list[Tensor],
-        x: Tensor,
-        labels: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        weight, bias = parameters
-        return run.layers.classifier_loss(x, weight, bias, labels)
-
     def plain_parts(self) -> list[PlainPart]:
         sizes = {"in_features": self.input_shape[0], "out_features": self.classes}
         layers = [

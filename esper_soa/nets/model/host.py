@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.nets import SlotSpec, TaskConfig
+from esper_soa.nets import batched
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints
 from esper_soa.nets.model.host_parts import HostChain
 from esper_soa.nets.model.layers import Layers
@@ -18,10 +19,10 @@ from esper_soa.nets.model.parts import Table
 from esper_soa.nets.model.segments import (
     FeatureShape,
     Forward,
-    Head,
     Segment,
     SlotFiller,
     SlotNumbers,
+    Values,
 )
 
 
@@ -30,24 +31,17 @@ class InitialRows(Protocol):
 
     def initial_rows(self, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Rows of parameters and running statistics [n, ...] from streams `keys` (int64 [n])."""
-        ...
 
 
 class HostShape(NamedTuple):
     """Everything static about the hosts of a run."""
 
-    body: tuple[Segment, ...]  # in the order of the forward pass
-    head: Head  # behind them
+    segments: tuple[Segment, ...]  # in the order of the forward pass; the last gives the logits
     slots: tuple[SlotSpec, ...]
     parameters: Table
     statistics: Table
     blueprints: Blueprints = BLUEPRINTS  # what can grow in the slots
     modules: InitialRows | None = None  # a user's modules that the hosts are made of
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """The body and the head."""
-        return *self.body, self.head
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -61,7 +55,7 @@ class HostShape(NamedTuple):
 
     @property
     def num_classes(self) -> int:
-        return self.head.output_shape[0]
+        return self.segments[-1].output_shape[0]
 
     @property
     def execution_order(self) -> tuple[int, ...]:
@@ -88,11 +82,9 @@ class Host(Protocol):
     @property
     def modules(self) -> InitialRows | None:
         """As of HostShape."""
-        ...
 
-    def segments(self, slots: SlotNumbers) -> tuple[tuple[Segment, ...], Head]:
-        """The segments with their slots, and the head."""
-        ...
+    def segments(self, slots: SlotNumbers) -> tuple[Segment, ...]:
+        """The segments with their slots; the last gives the logits."""
 
 
 def host_shape(
@@ -107,13 +99,11 @@ def host_shape(
     """
     numbers = {(spec.row, spec.block): index for index, spec in enumerate(slots)}
     host = HostChain.of_task(task) if host is None else host
-    body, head = host.segments(numbers)
-    return chain_shape(body, head, slots, blueprints, host.modules)
+    return chain_shape(host.segments(numbers), slots, blueprints, host.modules)
 
 
 def chain_shape(
-    body: Sequence[Segment],
-    head: Head,
+    segments: Sequence[Segment],
     slots: tuple[SlotSpec, ...],
     blueprints: Blueprints = BLUEPRINTS,
     modules: InitialRows | None = None,
@@ -121,12 +111,11 @@ def chain_shape(
     """The hosts that these segments make; ValueError where one does not take what the one before
     it gives.
     """
-    segments = (*body, head)
     for number, (one, behind) in enumerate(zip(segments[:-1], segments[1:], strict=True), 1):
         if one.output_shape != behind.input_shape:
             shapes = f"{list(behind.input_shape)}, not {list(one.output_shape)}"
             raise ValueError(f"segment {number} of the host takes features {shapes}")
-    return HostShape(tuple(body), head, slots, *host_tables(segments), blueprints, modules)
+    return HostShape(tuple(segments), slots, *host_tables(segments), blueprints, modules)
 
 
 def host_tables(segments: Sequence[Segment]) -> tuple[Table, Table]:
@@ -148,18 +137,16 @@ def initial_hosts(shape: HostShape, keys: Tensor, dtype: torch.dtype) -> tuple[T
     return shape.parameters.initial(keys, dtype), shape.statistics.initial(keys, dtype)
 
 
-def split_tensors(
+def split_values(
     segments: Sequence[Segment], parameters: list[Tensor], statistics: list[Tensor]
-) -> Iterator[tuple[Segment, list[Tensor], list[Tensor]]]:
-    """Every segment with its own parameters and statistics."""
-    at = 0
-    kept_at = 0
+) -> Iterator[tuple[Segment, Values]]:
+    """Every segment with its own tensors."""
     for segment in segments:
-        end = at + len(segment.parameters)
-        kept_end = kept_at + len(segment.statistics)
-        yield segment, parameters[at:end], statistics[kept_at:kept_end]
-        at = end
-        kept_at = kept_end
+        count = len(segment.parameters)
+        kept = len(segment.statistics)
+        yield segment, Values(parameters[:count], statistics[:kept])
+        parameters = parameters[count:]
+        statistics = statistics[kept:]
 
 
 def train_segments(
@@ -173,9 +160,9 @@ def train_segments(
     """Logits [B, n, classes] of x [B, n*C, ...] by batch statistics; running ones [n * numbers]
     move in place.
     """
-    run = Forward(layers, filler, *_nets_and_dtype(parameters))
-    for segment, own, running in split_tensors(shape.segments, parameters, statistics):
-        x = segment.train(run, own, running, x)
+    run = Forward(layers, filler, parameters[0].shape[0])
+    for segment, values in split_values(shape.segments, parameters, statistics):
+        x = segment.train(run, values, x)
     return x
 
 
@@ -188,32 +175,25 @@ def train_loss(
     filler: SlotFiller,
 ) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy, right answers int64, both [n], of inputs [B, n*C, ...], labels [B, n]."""
-    x, labels = batch
-    run = Forward(layers, filler, *_nets_and_dtype(parameters))
-    *body, (_, own, running) = split_tensors(shape.segments, parameters, statistics)
-    for segment, mine, moving in body:
-        x = segment.train(run, mine, moving, x)
-    return shape.head.loss(run, own, running, x, labels)
+    inputs, labels = batch
+    logits = train_segments(layers, shape, parameters, statistics, inputs, filler)
+    return batched.loss(logits.to(parameters[0].dtype), labels)
 
 
 def fold_batch_norm(
     shape: HostShape, parameters: list[Tensor], statistics: list[Tensor]
 ) -> list[list[Tensor]]:
     """The tensors of every segment for `evaluate_forward`, running statistics folded in."""
-    every = split_tensors(shape.segments, parameters, statistics)
-    return [segment.fold(own, running) for segment, own, running in every]
+    every = split_values(shape.segments, parameters, statistics)
+    return [segment.fold(values) for segment, values in every]
 
 
 def evaluate_forward(
     layers: Layers, shape: HostShape, folded: list[list[Tensor]], x: Tensor, filler: SlotFiller
 ) -> Tensor:
     """Logits [rows * B, n, classes] with running statistics; `filler` may multiply alpha rows."""
-    run = Forward(layers, filler, *_nets_and_dtype([one for own in folded for one in own]))
+    num_nets = next(one.shape[0] for own in folded for one in own)
+    run = Forward(layers, filler, num_nets)
     for segment, own in zip(shape.segments, folded, strict=True):
         x = segment.infer(run, own, x)
     return x
-
-
-def _nets_and_dtype(tensors: list[Tensor]) -> tuple[int, torch.dtype]:
-    """Number of networks and dtype of parameters [n, ...]."""
-    return tensors[0].shape[0], tensors[0].dtype

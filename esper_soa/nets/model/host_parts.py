@@ -9,7 +9,7 @@ from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig
 from esper_soa.nets.model.conv import ConvBlock
 from esper_soa.nets.model.head import MeanLinear
 from esper_soa.nets.model.residual import Residual
-from esper_soa.nets.model.segments import FeatureShape, Head, HostPart, Segment, SlotNumbers
+from esper_soa.nets.model.segments import FeatureShape, HostPart, Segment, SlotNumbers
 
 HOST_PARTS = (ConvBlock, Residual)  # of which a user's tuple may be made
 IMAGE_SHAPE: FeatureShape = (IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
@@ -32,25 +32,19 @@ class HostChain:
         blocks = tuple(ConvBlock(task.channels(i), kernel, task.pooled(i)) for i in count)
         return cls(blocks, task.num_classes)
 
-    def segments(self, slots: SlotNumbers) -> tuple[tuple[Segment, ...], Head]:
-        """The segments with their slots, and the head; ValueError where one cannot stand in its
-        place.
-        """
+    def segments(self, slots: SlotNumbers) -> tuple[Segment, ...]:
+        """The segments in their places; ValueError where one cannot stand there."""
         shape = IMAGE_SHAPE
-        body = list[Segment]()
+        found = list[Segment]()
         for number, part in enumerate(self.parts):
-            body.append(part.segment(number, shape, slots))
-            shape = body[-1].output_shape
-        return tuple(body), MeanLinear(shape, self.classes)
+            found.append(part.segment(number, shape, slots))
+            shape = found[-1].output_shape
+        return *found, MeanLinear(shape, self.classes)
 
     def fault(self) -> str:
         """What is wrong with the chain as a whole, in words; "" where nothing is."""
-        if not self.parts or not self.parts[0].takes_inputs:
-            return "its first segment must be a ConvBlock: images have 3 channels"
-        if len(self.parts) < 2:
-            return "it has one segment: two or more make a chain"
         try:
             self.segments({})
         except ValueError as error:
             return str(error)
-        return ""
+        return "" if len(self.parts) > 1 else "it has less than two segments"

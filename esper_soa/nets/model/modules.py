@@ -191,8 +191,8 @@ def layer_of(layer: dict, role: str = "") -> nn.Module:
     for name, value in arguments.items():
         values = value if isinstance(value, list) else [value]
         if not all(isinstance(one, int | float) for one in values):
-            told = f"{name}={value!r}, which is no number"
-            raise ValueError(f"a layer of the kind {kind} with {told}")
+            fault = f"{name}={value!r}, which is no number"
+            raise ValueError(f"a layer of the kind {kind} with {fault}")
     return KINDS[kind](**arguments)
 
 
@@ -206,15 +206,15 @@ def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
     wanted = USER_ARGUMENTS[role]
     counts: list[int] = [one for one in map(arguments.get, wanted) if type(one) is int]
     if set(arguments) != set(wanted) or len(counts) < len(wanted) or min(counts) < 0:
-        told = f"it takes {' and '.join(wanted)}, whole numbers"
-        raise ValueError(f"a part of the kind {kind} with {arguments}: {told}")
+        fault = f"it takes {' and '.join(wanted)}, whole numbers"
+        raise ValueError(f"a part of the kind {kind} with {arguments}: {fault}")
     if place not in sys.modules:
         raise ValueError(f"a part that {kind} makes: import {place} first")
     there = (part for part in vars(sys.modules[place]).values() if hasattr(part, "__dict__"))
     marked = {id(part): part for part in there if vars(part).get(MARK + role) == name}
     if len(marked) != 1:
-        told = f"{place} has {len(marked)} parts marked as the {role} {name}, not one"
-        raise ValueError(f"a part that {kind} makes: {told}")
+        fault = f"{place} has {len(marked)} parts marked as the {role} {name}, not one"
+        raise ValueError(f"a part that {kind} makes: {fault}")
     made: nn.Module = next(iter(marked.values()))(counts[0])
     if len(counts) == 1:
         return made

@@ -192,7 +192,7 @@ class Conv(ImagePart):
 
 
 class SameWidth:
-    """Gives as many channels as it is given."""
+    """Gives as many channels as it takes."""
 
     def outputs_of(self, inputs: int, channels: int) -> int:
         return inputs

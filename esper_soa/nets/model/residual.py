@@ -29,8 +29,6 @@ class Residual:
 
     parts: tuple[Part, ...]
 
-    takes_inputs = False
-
     def __post_init__(self) -> None:
         if not are_parts(self.parts):
             allowed = f"must be of a tuple of parts ({PART_NAMES})"
@@ -45,7 +43,9 @@ class Residual:
     def segment(
         self, number: int, input_shape: FeatureShape, slots: SlotNumbers
     ) -> "ResidualSegment":
-        """The segment in its place."""
+        """The segment in its place; ValueError where it is the first."""
+        if number == 0:
+            raise ValueError("its first segment must be a ConvBlock: images have 3 channels")
         return ResidualSegment(number, self.architecture, input_shape, slots.get((0, number), -1))
 
 

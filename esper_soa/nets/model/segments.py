@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from esper_soa.nets.model.layers import Layers
@@ -24,14 +23,12 @@ class SlotFiller(Protocol):
 
     def occupied(self, slot: int) -> bool:
         """False: the slot is a pass-through for all networks of this pass."""
-        ...
 
     def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
         """Activations after the slot, by `layers`, and after a 2x2 max pool where `pooled`.
 
-        May return more alpha rows along the batch axis than it was given.
+        May return more alpha rows along the batch axis than x has.
         """
-        ...
 
 
 class Forward(NamedTuple):
@@ -40,7 +37,6 @@ class Forward(NamedTuple):
     layers: Layers
     filler: SlotFiller | None  # None: all slots are empty
     num_nets: int
-    dtype: torch.dtype  # of the parameters
 
     def occupied(self, slot: int) -> bool:
         """Whether a seed of any network stands in the slot; False for slot -1."""
@@ -65,90 +61,70 @@ class PlainPart(NamedTuple):
     counts_batches: bool = False  # whether rows hold num_batches_tracked of batch norms
 
 
+class Values(NamedTuple):
+    """The tensors of a segment of n networks."""
+
+    parameters: list[Tensor]  # [n, *shape]
+    statistics: list[
+        Tensor
+    ]  # [n * numbers] in training, where they move in place, else [n, *shape]
+
+
 class Segment(Protocol):
     """One segment of the hosts of a run: its shape, its numbers and what it computes.
 
-    Activations are [B, n*C, ...]. Parameters are tensors [n, *shape]. Everything here is static, so
-    that equal segments are equal and can be hashed.
+    Activations are [B, n*C, ...]; the last segment gives logits [B, n, classes]. Segments are
+    static: equal ones are equal and can be hashed.
     """
 
     @property
     def kind(self) -> str:
         """Name by which engines know what it computes."""
-        ...
 
     @property
     def input_shape(self) -> FeatureShape: ...
 
     @property
     def output_shape(self) -> FeatureShape:
-        """Shape behind its last slot; (classes,) of the head."""
-        ...
+        """Shape behind its last slot; (classes,) of the last segment."""
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Parameter tensors of one network, in row order."""
-        ...
 
     @property
     def statistics(self) -> tuple[Parameter, ...]:
         """Running statistics of one network, which training moves without a gradient."""
-        ...
 
     @property
     def slots(self) -> tuple[int, ...]:
         """Numbers of its slots in the order of the forward pass, -1 where one is not enabled."""
-        ...
 
     @property
     def slot_shapes(self) -> tuple[FeatureShape, ...]:
         """Shape of the features in each slot that it offers, by row."""
-        ...
 
     @property
     def products(self) -> int:
         """Multiplications of a sample, padding counted."""
-        ...
 
     @property
     def activations(self) -> int:
         """Numbers of a sample that its own layers give and the backward pass keeps."""
-        ...
 
-    def train(
-        self, run: Forward, parameters: list[Tensor], statistics: list[Tensor], x: Tensor
-    ) -> Tensor:
-        """Activations behind its slots; statistics [n * numbers] move in place."""
-        ...
+    def train(self, run: Forward, values: Values, x: Tensor) -> Tensor:
+        """Activations behind its slots."""
 
-    def fold(self, parameters: list[Tensor], statistics: list[Tensor]) -> list[Tensor]:
-        """The tensors that `infer` takes; statistics [n, *shape]."""
-        ...
+    def fold(self, values: Values) -> list[Tensor]:
+        """The tensors that `infer` takes."""
 
     def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
-        """As `train`, with running statistics. A first segment may be given x [B, C, ...], the same
+        """As `train`, with running statistics. The first segment may get x [B, C, ...], the same
         samples for every network.
         """
-        ...
 
     def plain_parts(self) -> list[PlainPart]:
         """The modules of one network, in the order of `parameters` and `statistics`."""
-        ...
-
-
-class Head(Segment, Protocol):
-    """The last segment: `train` and `infer` give logits [B, n, classes]."""
-
-    def loss(
-        self,
-        run: Forward,
-        parameters: list[Tensor],
-        statistics: list[Tensor],
-        x: Tensor,
-        labels: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Mean cross-entropy, right answers int64, both [n], for labels [B, n], training."""
-        ...
 
 
 class StatelessSegment(ABC):
@@ -159,23 +135,15 @@ class StatelessSegment(ABC):
     @abstractmethod
     def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor: ...
 
-    def train(
-        self, run: Forward, parameters: list[Tensor], statistics: list[Tensor], x: Tensor
-    ) -> Tensor:
-        return self.infer(run, parameters, x)
+    def train(self, run: Forward, values: Values, x: Tensor) -> Tensor:
+        return self.infer(run, values.parameters, x)
 
-    def fold(self, parameters: list[Tensor], statistics: list[Tensor]) -> list[Tensor]:
-        return parameters
+    def fold(self, values: Values) -> list[Tensor]:
+        return values.parameters
 
 
 class HostPart(Protocol):
     """A segment as users write it: what does not follow from its place in a host."""
 
-    @property
-    def takes_inputs(self) -> bool:
-        """Whether it can be the first segment of a host."""
-        ...
-
     def segment(self, number: int, input_shape: FeatureShape, slots: SlotNumbers) -> Segment:
-        """The segment with this number in its host, given features of `input_shape`."""
-        ...
+        """The segment with this number in its host; ValueError where it cannot stand there."""

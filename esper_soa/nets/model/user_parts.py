@@ -35,7 +35,7 @@ from esper_soa.config.registry import (
     told,
 )
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints, seed_table
-from esper_soa.nets.model.host import HostShape, host_shape, initial_hosts, split_tensors
+from esper_soa.nets.model.host import HostShape, host_shape, initial_hosts, split_values
 from esper_soa.nets.model.host_parts import HOST_PARTS, HostChain
 from esper_soa.nets.model.layers import PLAIN
 from esper_soa.nets.model.parts import PART_NAMES, Table, are_parts
@@ -150,7 +150,7 @@ def offered_slot(row: int, place: int, shape: FeatureShape, depth: float) -> Slo
 
 def _offered_slots(host: HostChain | UserHost) -> tuple[SlotSpec, ...]:
     """Every slot, row-major: r0c{i} behind segment i, before its pool, r1c{i} behind its pool."""
-    body, _ = host.segments({})
+    *body, _ = host.segments({})
     found = [
         offered_slot(row, place, shape, place / max(len(body) - 1, 1))
         for place, segment in enumerate(body)
@@ -292,20 +292,21 @@ def _shape_findings(host: UserHost) -> list[str]:
 def _together_findings(host: UserHost) -> list[str]:
     """What the segments of several networks run into at once, in training and in eval mode."""
     shape = host_shape(TaskConfig(), (), host=host)
-    run = Forward(PLAIN, None, PROBED, torch.float32)
+    run = Forward(PLAIN, None, PROBED)
     rows, kept = initial_hosts(shape, torch.arange(PROBED), torch.float32)
     parameters = shape.parameters.unpack(rows)
     for training in (True, False):
         x = torch.zeros(PROBED, PROBED * IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
         buffers = shape.statistics.unpack(kept.clone())
-        for segment, own, moving in split_tensors(host.children, parameters, buffers):
+        buffers = [one.reshape(-1) for one in buffers] if training else buffers
+        for segment, values in split_values(host.children, parameters, buffers):
             what = f"its segment {segment.plain_parts()[0].name}"
             try:
                 with torch.no_grad():
                     if training:
-                        x = segment.train(run, own, [one.reshape(-1) for one in moving], x)
+                        x = segment.train(run, values, x)
                     else:
-                        x = segment.infer(run, segment.fold(own, moving), x)
+                        x = segment.infer(run, segment.fold(values), x)
             except RAISED as error:
                 return [f"{what} {_failure(training, error)}"]
             channels, *axes = segment.output_shape

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.config.registry import HOST, reference_to
-from esper_soa.nets import batched
 from esper_soa.nets.model.parts import Arguments, LayerSpec, Parameter
-from esper_soa.nets.model.segments import FeatureShape, Forward, Head, PlainPart, SlotNumbers
+from esper_soa.nets.model.segments import FeatureShape, Forward, PlainPart, SlotNumbers, Values
 from esper_soa.nets.model.user_module import (
     SKELETON_SEED,
     Factory,
@@ -59,20 +58,18 @@ class UserSegment:
     def activations(self) -> int:
         return math.prod(self.output_shape)
 
-    def train(
-        self, run: Forward, parameters: list[Tensor], statistics: list[Tensor], x: Tensor
-    ) -> Tensor:
+    def train(self, run: Forward, values: Values, x: Tensor) -> Tensor:
         # Copies: a batch norm keeps its buffers for the backward pass, and must not see them move
         # once more.
-        rows = zip(statistics, self.statistics, strict=True)
-        buffers = [one.view(run.num_nets, *buffer.shape).clone() for one, buffer in rows]
-        out, moved = self._call(run, parameters, buffers, x, True)
-        for target, values in zip(statistics, moved, strict=True):
-            target.copy_(values.reshape(-1))
+        rows = zip(values.statistics, self.statistics, strict=True)
+        buffers = [one.view(run.num_nets, *like.shape).clone() for one, like in rows]
+        out, moved = self._call(run, values.parameters, buffers, x, True)
+        for target, buffer in zip(values.statistics, moved, strict=True):
+            target.copy_(buffer.reshape(-1))
         return run.fill(self.slot, out)
 
-    def fold(self, parameters: list[Tensor], statistics: list[Tensor]) -> list[Tensor]:
-        return parameters + statistics
+    def fold(self, values: Values) -> list[Tensor]:
+        return values.parameters + values.statistics
 
     def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
         count = len(self.parameters)
@@ -109,10 +106,8 @@ class UserSegment:
 class UserHead(UserSegment):
     """The last child of a user's host, which gives the logits."""
 
-    def train(
-        self, run: Forward, parameters: list[Tensor], statistics: list[Tensor], x: Tensor
-    ) -> Tensor:
-        return self._logits(super().train(run, parameters, statistics, x))
+    def train(self, run: Forward, values: Values, x: Tensor) -> Tensor:
+        return self._logits(super().train(run, values, x))
 
     def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
         return self._logits(super().infer(run, folded, x))
@@ -120,17 +115,6 @@ class UserHead(UserSegment):
     def _logits(self, x: Tensor) -> Tensor:
         """x [B, n*classes] as [B, n, classes]."""
         return x.unflatten(1, (-1, self.host.classes))
-
-    def loss(
-        self,
-        run: Forward,
-        parameters: list[Tensor],
-        statistics: list[Tensor],
-        x: Tensor,
-        labels: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        logits = self.train(run, parameters, statistics, x)
-        return batched.loss(logits.to(run.dtype), labels)
 
 
 @dataclass(frozen=True)
@@ -149,11 +133,11 @@ class UserHost:
         """Its segments without slots, in order; the last gives the logits."""
         return _children(self)
 
-    def segments(self, slots: SlotNumbers) -> tuple[tuple[UserSegment, ...], Head]:
-        """The segments with their slots, and the head."""
+    def segments(self, slots: SlotNumbers) -> tuple[UserSegment, ...]:
+        """The segments with their slots; the last is the head."""
         *body, last = self.children
         placed = (replace(one, slot=slots.get((0, one.number), -1)) for one in body)
-        return tuple(placed), UserHead(**vars(last))
+        return *placed, UserHead(**vars(last))
 
     def initial_rows(self, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Fresh rows of parameters and of buffers [n, ...]; as of UserModule."""

@@ -56,7 +56,7 @@ def is_chain(shape: HostShape) -> bool:
 
     No pool may meet an odd side, of which the kernels would leave a line out.
     """
-    blocks = conv_segments(shape.body)
+    blocks = conv_segments(shape.segments)
     if shape.kinds != (*[CONV_BLOCK] * len(blocks), MEAN_LINEAR):
         return False
     parameters, statistics = host_tables(shape.segments)
@@ -122,7 +122,7 @@ def _blends(plan: SeedPlan) -> np.ndarray:
 @lru_cache(maxsize=64)
 def _tables(shape: HostShape) -> dict[str, np.ndarray]:
     """What is the same for all networks with these hosts, by field of the record."""
-    blocks = conv_segments(shape.body)
+    blocks = conv_segments(shape.segments)
     widths = [spec.channels for spec in shape.slots]
     columns = {
         "channels": [block.channels for block in blocks],

@@ -65,7 +65,7 @@ def block_plans(shape: HostShape) -> list[BlockPlan]:
     plans = list[BlockPlan]()
     weight_at = 0
     statistics_at = 0
-    for number, one in enumerate(conv_segments(shape.body)):
+    for number, one in enumerate(conv_segments(shape.segments)):
         early = one.pooled and one.slot_before_pool < 0
         plans.append(
             BlockPlan(
@@ -91,7 +91,7 @@ def block_plans(shape: HostShape) -> list[BlockPlan]:
 def num_splits(batch: int, shape: HostShape) -> int:
     """Parts of the sums over the pixels of a batch: a function of the batch alone."""
     return max(
-        1, min(MOST_SPLITS, batch * conv_segments(shape.body)[0].size ** 2 // PIXELS_PER_SPLIT)
+        1, min(MOST_SPLITS, batch * conv_segments(shape.segments)[0].size ** 2 // PIXELS_PER_SPLIT)
     )
 
 

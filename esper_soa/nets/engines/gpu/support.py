@@ -55,7 +55,7 @@ def obstacle(
         return f"there is none for segments of the hosts: {foreign}"
     known = {one.name for one in shape.blueprints if program.runs(one)}
     unknown = [one for one in blueprints if one not in known]
-    widths = [one.channels for one in conv_segments(shape.body)]
+    widths = [one.channels for one in conv_segments(shape.segments)]
     widths += [
         program.widest(program.programs(shape.blueprints, spec.channels)) for spec in shape.slots
     ]
