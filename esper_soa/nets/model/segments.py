@@ -1,8 +1,9 @@
 """The segments that hosts are chains of: what every kind of segment offers, for n networks at once.
 
 A kind is a class in a file of its own: conv.py, residual.py, head.py, user_segment.py. host.py and
-the export of networks know this protocol alone; an engine with kernels of its own asks a segment
-for its `kind` and refuses kinds that it does not know.
+the export of networks know this protocol alone, so a new kind is a new file; where users may write
+it in a host's tuple, host_parts.py names it. An engine with kernels of its own asks a segment for
+its `kind` and refuses kinds that it does not know.
 """
 
 from abc import ABC, abstractmethod
@@ -65,9 +66,8 @@ class Values(NamedTuple):
     """The tensors of a segment of n networks."""
 
     parameters: list[Tensor]  # [n, *shape]
-    statistics: list[
-        Tensor
-    ]  # [n * numbers] in training, where they move in place, else [n, *shape]
+    # [n, *shape]; in training [n * numbers], which move in place
+    statistics: list[Tensor]
 
 
 class Segment(Protocol):

@@ -35,11 +35,11 @@ from esper_soa.config.registry import (
     told,
 )
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints, seed_table
-from esper_soa.nets.model.host import HostShape, host_shape, initial_hosts, split_values
+from esper_soa.nets.model.host import Host, HostShape, host_shape, initial_hosts, split_values
 from esper_soa.nets.model.host_parts import HOST_PARTS, HostChain
 from esper_soa.nets.model.layers import PLAIN
 from esper_soa.nets.model.parts import PART_NAMES, Table, are_parts
-from esper_soa.nets.model.segments import FeatureShape, Forward
+from esper_soa.nets.model.segments import Forward
 from esper_soa.nets.model.user_module import UserModule, made
 from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.vocabulary import NUM_BLUEPRINTS
@@ -142,18 +142,13 @@ def _result_of(kind: str, part: Part, name: str) -> object:
     return result
 
 
-def offered_slot(row: int, place: int, shape: FeatureShape, depth: float) -> SlotSpec:
-    """The slot of a row behind segment `place`, in features of `shape`."""
-    size = shape[1] if len(shape) > 1 else 0
-    return SlotSpec(f"r{row}c{place}", row, place, shape[0], size, depth)
-
-
-def _offered_slots(host: HostChain | UserHost) -> tuple[SlotSpec, ...]:
+def _offered_slots(host: Host) -> tuple[SlotSpec, ...]:
     """Every slot, row-major: r0c{i} behind segment i, before its pool, r1c{i} behind its pool."""
     *body, _ = host.segments({})
+    last = max(len(body) - 1, 1)
     found = [
-        offered_slot(row, place, shape, place / max(len(body) - 1, 1))
-        for place, segment in enumerate(body)
+        SlotSpec(f"r{row}c{at}", row, at, shape[0], shape[1] if shape[1:] else 0, at / last)
+        for at, segment in enumerate(body)
         for row, shape in enumerate(segment.slot_shapes)
     ]
     return tuple(sorted(found, key=lambda spec: spec.row))
