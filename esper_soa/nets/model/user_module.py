@@ -25,7 +25,7 @@ GENERATOR_USED = threading.Lock()  # torch's generator is one for all threads
 SKELETON_SEED = 0  # of the module that others' parameters are put into; its own are never used
 
 
-def made(make: Factory, size: int, seed: int) -> nn.Module:
+def make_module(make: Factory, size: int, seed: int) -> nn.Module:
     """make(size), its draws from `seed` (int64); torch's own generator is left as it was."""
     with GENERATOR_USED, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -38,7 +38,7 @@ def skeleton(make: Factory, size: int, training: bool | None, thread: int) -> nn
 
     training: its mode, as it was made where None.
     """
-    module = made(make, size, SKELETON_SEED)
+    module = make_module(make, size, SKELETON_SEED)
     return module if training is None else module.train(training)
 
 
@@ -112,7 +112,7 @@ class UserModule(SameWidth):
         """Fresh rows [m, parameters] from streams `keys` (int64 [m]): the module's own start, its
         draws by the stream. The keys are read by the host.
         """
-        modules = [made(self.make, channels, key) for key in keys.tolist()]
+        modules = [make_module(self.make, channels, key) for key in keys.tolist()]
         return rows_of(modules, dtype)[0].to(keys.device)
 
     def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
@@ -127,4 +127,4 @@ class UserModule(SameWidth):
 
 @lru_cache(maxsize=256)
 def _seed_products(make: Factory, shape: tuple[int, ...]) -> int:
-    return count_products(made(make, shape[0], SKELETON_SEED), torch.zeros(1, *shape))[1]
+    return count_products(make_module(make, shape[0], SKELETON_SEED), torch.zeros(1, *shape))[1]

@@ -40,7 +40,7 @@ from esper_soa.nets.model.host_parts import HOST_PARTS, HostChain
 from esper_soa.nets.model.layers import PLAIN
 from esper_soa.nets.model.parts import PART_NAMES, Table, are_parts
 from esper_soa.nets.model.segments import Forward
-from esper_soa.nets.model.user_module import UserModule, made
+from esper_soa.nets.model.user_module import UserModule, make_module
 from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.vocabulary import NUM_BLUEPRINTS
 
@@ -183,7 +183,7 @@ def blueprint_findings(blueprint: Architecture, channels: int, size: int) -> lis
     x = torch.zeros(PROBED, channels, *[size] * (2 if part.topology == IMAGES else 0))
     found = list[str]()
     with told(found):
-        module = made(part.make, channels, PROBE_SEED)
+        module = make_module(part.make, channels, PROBE_SEED)
         if isinstance(module, nn.Module):
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 out = module(x.clone())
@@ -234,7 +234,7 @@ def host_findings(host: HostChain | UserHost) -> tuple[str, ...]:
         return (fault,) if fault else ()
     found = list[str]()
     with told(found):
-        module = made(host.make, host.classes, PROBE_SEED)
+        module = make_module(host.make, host.classes, PROBE_SEED)
         found += _chain_findings(module) or _shape_findings(host) or _together_findings(host)
     return tuple(found)
 

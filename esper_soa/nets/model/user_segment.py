@@ -21,7 +21,7 @@ from esper_soa.nets.model.user_module import (
     Factory,
     call_networks,
     count_products,
-    made,
+    make_module,
     rows_of,
     skeleton,
 )
@@ -141,7 +141,7 @@ class UserHost:
 
     def initial_rows(self, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Fresh rows of parameters and of buffers [n, ...]; as of UserModule."""
-        modules = [made(self.make, self.classes, key) for key in keys.tolist()]
+        modules = [make_module(self.make, self.classes, key) for key in keys.tolist()]
         parameters, buffers = rows_of(modules, dtype)
         return parameters.to(keys.device), buffers.to(keys.device)
 
@@ -149,7 +149,7 @@ class UserHost:
 @lru_cache(maxsize=256)
 def _children(host: UserHost) -> tuple[UserSegment, ...]:
     """The children of the host in eval mode, with one image."""
-    module = made(host.make, host.classes, SKELETON_SEED)
+    module = make_module(host.make, host.classes, SKELETON_SEED)
     if not isinstance(module, nn.Sequential):
         raise TypeError(f"{type(module).__name__} is no nn.Sequential")
     x = torch.zeros(1, IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
