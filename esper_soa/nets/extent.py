@@ -5,8 +5,7 @@ Many kernels of libraries index with 32 bits, so no tensor of a pass on a GPU ma
 INDEXED elements.
 """
 
-import math
-
+from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.model.host import HostShape
 
 INDEXED = 2**31 - 1
@@ -18,7 +17,7 @@ def activation_elements(shape: HostShape, rows: int = 1) -> int:
     rows: alpha rows at its end, at most; every slot on the way may double them.
     """
     held = 1
-    largest = math.prod(shape.input_shape)
+    largest = IMAGE_CHANNELS * IMAGE_SIZE**2
     for segment in shape.segments:
         largest = max(largest, held * segment.activations)
         for slot in segment.slots:

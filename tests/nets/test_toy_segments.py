@@ -17,7 +17,6 @@ from esper_soa.nets.engine import NetsConfig, ValidationReport
 from esper_soa.nets.engines.cpu import engine as cpu_engine
 from esper_soa.nets.engines.gpu import support as gpu_support
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.nets.extent import activation_elements
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.head import MeanLinear
@@ -218,7 +217,6 @@ def test_costs_follow_from_the_segments() -> None:
     assert counted[NUM_BLUEPRINTS] == 6 * HIDDEN * HIDDEN
     assert sum(counted) == counted[NUM_BLUEPRINTS]  # the others take images
     assert pools.row_layout(shape, 0).seed == 13 * HIDDEN
-    assert activation_elements(shape) == HIDDEN
 
 
 def test_a_seed_of_another_topology_is_not_born() -> None:
