@@ -6,7 +6,7 @@ INDEXED elements.
 """
 
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
-from esper_soa.nets.model.host import HostShape, slots_of
+from esper_soa.nets.model.host import HostShape
 
 INDEXED = 2**31 - 1
 
@@ -20,10 +20,11 @@ def activation_elements(shape: HostShape, rows: int = 1) -> int:
     largest = IMAGE_CHANNELS * IMAGE_SIZE**2
     for segment in shape.segments:
         largest = max(largest, held * segment.activations)
-        for slot in slots_of(segment):
+        for slot in segment.slots:
             if slot >= 0:
                 held = min(2 * held, rows)
                 spec = shape.slots[slot]
-                widest = max(max(one.widths(spec.channels)) for one in shape.blueprints)
-                largest = max(largest, held * spec.size**2 * widest)
+                fitting = (one for one in shape.blueprints if one.fits(spec))
+                widest = max(max(one.widths(spec.channels)) for one in fitting)
+                largest = max(largest, held * spec.positions * widest)
     return largest

@@ -98,7 +98,7 @@ def activations(cfg: TrainConfig, shape: HostShape, device: torch.device) -> int
     layout = choose_layout(cfg, shape, device)
     chunk = layout.env_chunk
     kept = IMAGE + sum(segment.activations for segment in shape.segments)
-    if device.type == "cpu" and cfg.compute.engine != "torch" and shape.own_chain is None:
+    if device.type == "cpu" and cfg.compute.engine != "torch" and shape.modules is None:
         chunk = 1  # the native kernels take network by network
     return FLOAT * min(layout.workers * chunk, cfg.envs) * cfg.batch_size * kept
 

@@ -4,6 +4,7 @@ seed in every stage.
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -170,7 +171,8 @@ def test_the_layers_of_a_blueprint_have_the_parameters_of_its_table(
 def test_a_layer_that_is_not_what_its_part_says_is_refused(plain: Measured) -> None:
     pixels = Pixels(plain.world.images.mean, plain.world.images.std)
     shape = plain.world.rules.nets.shape
-    narrow = shape._replace(num_classes=9)
+    *blocks, head = shape.segments
+    narrow = shape._replace(segments=(*blocks, replace(head, classes=9)))
     with pytest.raises(
         ValueError, match=r"classifier.linear.weight: a parameter \[10, 8\] for a layer"
     ):

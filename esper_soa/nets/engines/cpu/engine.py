@@ -19,7 +19,9 @@ from esper_soa.nets.engine import TrainingFeed, ValidationFeed
 from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
 from esper_soa.nets.model.blueprints import GATE, num_codes
-from esper_soa.nets.model.host import Block, HostShape, host_tables, plain_blocks
+from esper_soa.nets.model.conv import CONV_BLOCK, conv_segments
+from esper_soa.nets.model.head import MEAN_LINEAR
+from esper_soa.nets.model.host import HostShape, foreign_segments, host_tables
 from esper_soa.nets.model.parts import Table
 from esper_soa.nets.passes import Gradients, Measure, Pass, PieceEngine, TrainChunk
 from esper_soa.nets.seeds.pools import row_layout
@@ -30,10 +32,7 @@ from esper_soa.nets.workers import Call
 from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Blend
 
-# All that chain.h knows of a host and of a block: who adds a field here has to write it there.
-_HOST_FIELDS = ("blocks", "num_classes", "slots", "parameters", "statistics", "blueprints", "head")
-_PLACES = ("slot_before_pool", "slot_after_pool")
-_BLOCK_FIELDS = ("channels", "pooled", *_PLACES, "inputs", "kernel", "size")
+KINDS = (CONV_BLOCK, MEAN_LINEAR)  # of segments, which chain.h has
 
 
 def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
@@ -42,12 +41,9 @@ def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
     unknown = [one for one in blueprints if one not in known]
     if unknown:
         return f"there is none for the blueprint {', '.join(unknown)}"
-    foreign = [str(place) for place, one in enumerate(shape.segments) if not isinstance(one, Block)]
+    foreign = foreign_segments(shape, KINDS)
     if foreign:
-        return (
-            f"there is none for the host {name}: no blocks of the package are its segments "
-            f"{', '.join(foreign)}"
-        )
+        return f"there is none for segments of the host {name}: {foreign}"
     if not is_chain(shape):
         return f"the hosts of {name} are no plain chain of convolutions, batch norms and pools"
     return ""
@@ -60,12 +56,10 @@ def is_chain(shape: HostShape) -> bool:
 
     No pool may meet an odd side, of which the kernels would leave a line out.
     """
-    if HostShape._fields != _HOST_FIELDS or Block._fields != _BLOCK_FIELDS:
+    blocks = conv_segments(shape.segments)
+    if shape.kinds != (*[CONV_BLOCK] * len(blocks), MEAN_LINEAR):
         return False
-    blocks = plain_blocks(shape)
-    if len(blocks) != len(shape.segments):
-        return False
-    parameters, statistics = host_tables(blocks, shape.num_classes)
+    parameters, statistics = host_tables(shape.segments)
     given = (IMAGE_CHANNELS, IMAGE_SIZE)
     for block in blocks:
         if (block.inputs, block.size) != given:
@@ -128,7 +122,7 @@ def _blends(plan: SeedPlan) -> np.ndarray:
 @lru_cache(maxsize=64)
 def _tables(shape: HostShape) -> dict[str, np.ndarray]:
     """What is the same for all networks with these hosts, by field of the record."""
-    blocks = plain_blocks(shape)
+    blocks = conv_segments(shape.segments)
     widths = [spec.channels for spec in shape.slots]
     columns = {
         "channels": [block.channels for block in blocks],
@@ -153,7 +147,7 @@ def _networks(
     params = host["params"]
     ours = params.device.type == "cpu" and params.dtype == torch.float32 and params.dim() == 2
     if not (is_chain(shape) and ours):
-        raise LookupError(f"no native kernels for {params.dtype} networks of blocks {shape.blocks}")
+        raise LookupError(f"no native kernels for {params.dtype} networks of {shape.segments}")
     pools = [weights["seeds", spec.name] for spec in shape.slots]
     tables = _tables(shape)
     _, blueprints, parts, _ = tables["programs"].shape

@@ -114,7 +114,7 @@ def answers_of(shape: HostShape, num_nets: int, batch: int, like: Tensor) -> Ans
     size = (num_nets, batch)
     wide = like.new_empty(0, dtype=torch.float32)
     return Answers(
-        wide.new_empty(*size, padded(shape.classifier_inputs)),
+        wide.new_empty(*size, padded(shape.segments[-1].input_shape[0])),
         wide.new_empty(*size, padded(shape.num_classes)),
         wide.new_empty(size),
         torch.empty(size, dtype=torch.int32, device=like.device),

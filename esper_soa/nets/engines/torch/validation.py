@@ -84,6 +84,7 @@ class _Chunk:
         host = job.weights["host"]
         params = shape.parameters.unpack(host["params"].index_select(0, self.env_numbers))
         statistics = shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
+        self.dtype = host["params"].dtype
         self.folded = fold_batch_norm(shape, params, statistics)
         groups = groups_of(job.plan, envs, device)
         self.actives = [gather_rows(job.weights, shape, group, job.alpha) for group in groups]
@@ -104,7 +105,7 @@ class _Chunk:
             with autocast(nets.precision, images.device):
                 inputs = as_input(images, nets.precision)
                 logits = evaluate_forward(self.job.layers, nets.shape, self.folded, inputs, seeds)
-            logits = logits.to(self.folded[0].dtype).unflatten(0, (-1, labels.shape[0]))
+            logits = logits.to(self.dtype).unflatten(0, (-1, labels.shape[0]))
             matching = (logits.argmax(-1) == targets).sum(1)
             correct += torch.stack([matching[row] for row in rows])
             main = logits[rows[0]].flatten(0, 1)
