@@ -17,6 +17,7 @@ from esper_soa.env.topology import Standing
 from esper_soa.env.world import World
 from esper_soa.grown.build import Grown, Pixels, Residents, grown_hosts
 from esper_soa.grown.module_files import ModuleFileError, load, save, save_hosts
+from esper_soa.nets.data.image_set import images_of
 from esper_soa.runtime.files import LOGGER, Unwritten
 from esper_soa.training.run_folder import RunFolder, package_versions, rounds_of
 
@@ -116,7 +117,7 @@ def measured_hosts(
 
     envs: their numbers among all that `standing` tells of.
     """
-    images = world.images
+    images = images_of(world.data)
     facts = {
         "task": cfg.task.host_name,
         "round": number,

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from esper_soa.config.errors import SettingError
 from esper_soa.config.registry import name_in
-from esper_soa.nets.engine import Choice, Engine
+from esper_soa.nets.data.images import CROPS
+from esper_soa.nets.engine import Engine, EngineChoice
 from esper_soa.nets.engines.cpu.engine import CpuEngine, obstacle
 from esper_soa.nets.engines.cpu.proof import NAME, choose_native
 from esper_soa.nets.engines.gpu import support as gpu
@@ -28,16 +29,24 @@ CLEARLY = 0.5
 class Kind(NamedTuple):
     """An engine that compute.engine may name."""
 
-    obstacle: Callable[[Trial], str]  # why it cannot run; "" where it can
-    make: Callable[[Trial, Choice], Engine]
+    obstacle: Callable[[Trial], str]  # why it cannot run the networks; "" where it can
+    make: Callable[[Trial, EngineChoice], Engine]
     tried_on: str  # kind of device on which `auto` tries it; "" = any
+    cuts: str = ""  # how it cuts batches itself, which the samples must offer; "": it does not
+
+    def refusal(self, trial: Trial) -> str:
+        """Why it cannot run these networks on these samples; "" where it can."""
+        spec = trial.spec
+        if self.cuts and self.cuts not in spec.cuts:
+            return f"the kernels cut their batches themselves, and {spec.name} offer no {self.cuts}"
+        return self.obstacle(trial)
 
 
 def _blueprints(trial: Trial) -> list[str]:
     return [name_in(one) for one in trial.nets.task.blueprints]
 
 
-def _native(trial: Trial) -> Choice:
+def _native(trial: Trial) -> EngineChoice:
     """The native kernels where they can compute, else torch."""
     nets = trial.nets
     why_not = obstacle(nets.task.host_name, nets.shape, _blueprints(trial))
@@ -64,16 +73,16 @@ def _graphs_obstacle(trial: Trial) -> str:
     return _triton_obstacle(trial) or graphs
 
 
-def _triton(trial: Trial, chosen: Choice, capture: bool) -> Engine:
+def _triton(trial: Trial, chosen: EngineChoice, capture: bool) -> Engine:
     return gpu.loaded_engine(StepCache(capture, device=trial.device), chosen)
 
 
 # By the names in config.ENGINES.
 ENGINES = {
-    "native": Kind(_native_obstacle, lambda _, chosen: CpuEngine(chosen), "cpu"),
+    "native": Kind(_native_obstacle, lambda _, chosen: CpuEngine(chosen), "cpu", CROPS),
     "torch": Kind(lambda _: "", lambda _, chosen: TorchEngine(chosen=chosen), ""),
-    "triton": Kind(_triton_obstacle, partial(_triton, capture=False), "cuda"),
-    "triton_graphs": Kind(_graphs_obstacle, partial(_triton, capture=True), "cuda"),
+    "triton": Kind(_triton_obstacle, partial(_triton, capture=False), "cuda", CROPS),
+    "triton_graphs": Kind(_graphs_obstacle, partial(_triton, capture=True), "cuda", CROPS),
 }
 
 
@@ -89,28 +98,28 @@ def choose_engine(setting: str, trial: Trial) -> Engine:
     return ENGINES[chosen.name].make(trial, chosen)
 
 
-def _insisted(name: str, trial: Trial) -> Choice:
+def _insisted(name: str, trial: Trial) -> EngineChoice:
     """The engine of that name."""
-    reason = ENGINES[name].obstacle(trial)
+    reason = ENGINES[name].refusal(trial)
     if reason:
         told = f"{reason[0].upper()}{reason[1:]}."
         raise SettingError("compute.engine", name, "auto or torch here", told)
     if name == NAME:
         return _native(trial)
     words = "plain torch" if name == REFERENCE else name
-    return Choice(False, f"{words} (compute.engine={name})", name=name)
+    return EngineChoice(False, f"{words} (compute.engine={name})", name=name)
 
 
-def weighed(trial: Trial) -> Choice:
+def weighed(trial: Trial) -> EngineChoice:
     """What computes on a GPU, of the engines that agree with torch when they are tried there."""
     found = tried_engines(trial)
     words = tuple(one.words() for one in found)
     best = preferred(found)
     if best is None:
         reason = "plain torch, although it failed when it was tried"
-        return Choice(False, reason, fallback=True, tried=words)
+        return EngineChoice(False, reason, fallback=True, tried=words)
     reason = f"{best.name}, as compared with torch and timed on {trial.device}"
-    return Choice(False, reason, name=best.name, tried=words)
+    return EngineChoice(False, reason, name=best.name, tried=words)
 
 
 def preferred(found: Sequence[Tried]) -> Tried | None:
@@ -125,8 +134,10 @@ def preferred(found: Sequence[Tried]) -> Tried | None:
 def tried_engines(trial: Trial) -> list[Tried]:
     """What became of every engine `auto` may take on this device; those that cannot run too."""
     kinds = [name for name, kind in ENGINES.items() if kind.tried_on in ("", trial.device.type)]
-    obstacles = {name: ENGINES[name].obstacle(trial) for name in kinds}
+    obstacles = {name: ENGINES[name].refusal(trial) for name in kinds}
     fit = [name for name in kinds if not obstacles[name]]
-    makers = {name: partial(ENGINES[name].make, trial, Choice(False, "tried")) for name in fit}
+    makers = {
+        name: partial(ENGINES[name].make, trial, EngineChoice(False, "tried")) for name in fit
+    }
     found = {one.name: one for one in try_engines(trial, TorchEngine, REFERENCE, makers)}
     return [found.get(name) or Tried(name, obstacles[name]) for name in kinds]

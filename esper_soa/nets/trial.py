@@ -15,9 +15,14 @@ from torch import Tensor
 
 from esper_soa.config.errors import UserError, fault_in_words, one_line
 from esper_soa.config.registry import RAISED
-from esper_soa.nets.data import batches as data
 from esper_soa.nets.data import streams
-from esper_soa.nets.data.datasets import synthetic
+from esper_soa.nets.data.batches import (
+    BatchSource,
+    Draw,
+    SampleSpec,
+    TrainingFeed,
+    ValidationFeed,
+)
 from esper_soa.nets.engine import Engine, NetsConfig
 from esper_soa.nets.graphs import WARM_UPS
 from esper_soa.nets.model.blueprints import blueprint_codes
@@ -31,11 +36,11 @@ from esper_soa.vocabulary import RUNNING_STAGES, Blend, Stage
 # kernel is off by about 1.
 ROUNDING = 1e-2
 TIMES = 2.0
-FLIPPED = 2.5  # validation images whose answer may be another by rounding
+FLIPPED = 2.5  # validation samples whose answer may be another by rounding
 BATCHES = 3  # training batches of a pass
 TIMED = 2  # last passes, of which the quicker counts
 PASSES = WARM_UPS + 1 + TIMED  # the one between them captures
-IMAGES = 512  # to train on
+SAMPLES = 512  # to train on
 SEED = 2**31  # of what is tried, which no run has
 # What engines, their compilers and the device may raise.
 FAULTS = (ImportError, OSError, *RAISED)
@@ -50,6 +55,9 @@ class Trial(NamedTuple):
     batch_size: int  # B
     train_samples: int  # T
     val_samples: int  # V
+    spec: SampleSpec  # of the run's samples
+    # Makes so many training and test samples of that kind, on which engines are tried.
+    example: Callable[[int, int, torch.device], BatchSource]
 
 
 class Tried(NamedTuple):
@@ -119,8 +127,8 @@ def distances(found: Results, wanted: Results, val_samples: int) -> Distances:
     """How far apart results are, relative to the norm of a network's: of the worst network, and of
     all in the mean.
 
-    Accuracies count as the share of images beyond FLIPPED; other subsets than those of `wanted` are
-    infinitely far.
+    Accuracies count as the share of samples beyond FLIPPED; other subsets than those of `wanted`
+    are infinitely far.
     """
     apart = Distances()
     for name, right in wanted.items():
@@ -138,14 +146,14 @@ def distances(found: Results, wanted: Results, val_samples: int) -> Distances:
 
 
 class _Ground:
-    """Networks with a mixture of seeds, and images, on which every engine does the same work."""
+    """Networks with a mixture of seeds, and samples, on which every engine does the same work."""
 
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
         device = self.device = trial.device
         nets = trial.nets
         self.val_samples = min(trial.val_samples, trial.nets.eval_batch)
-        self.images = synthetic(IMAGES, max(self.val_samples, 1), device)
+        self.samples = trial.example(SAMPLES, max(self.val_samples, 1), device)
         envs = torch.arange(trial.envs, device=device)
         self.keys = streams.stream_keys(SEED, streams.HOST_INIT, (0,), envs)
         self.weights = pools.allocate(nets.shape, trial.envs, device, torch.float32)
@@ -189,15 +197,14 @@ class _Ground:
         peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else 0
         return leaves | reports, (seconds, peak)
 
-    def _feeds(self) -> tuple[data.EnvStepBatches, data.ValidationImages]:
+    def _feeds(self) -> tuple[TrainingFeed, ValidationFeed]:
         batch_size = self.trial.batch_size
         places = torch.arange(BATCHES * batch_size, device=self.device)
-        order = streams.integers(self.keys[:, None], places, IMAGES)
-        bank = data.training_bank(self.images)
+        order = streams.integers(self.keys[:, None], places, SAMPLES)
+        draw = Draw(order, self.keys, 0, batch_size, True)
+        drawn = torch.arange(self.val_samples, device=self.device)
         dtype = torch.float32
-        training = data.EnvStepBatches(bank, order, self.keys, 0, batch_size, True, dtype)
-        seen = torch.arange(self.val_samples, device=self.device)
-        return training, data.ValidationImages(data.evaluation_bank(self.images), seen, dtype)
+        return self.samples.training(draw, dtype), self.samples.validation(drawn, dtype)
 
 
 def mixture(trial: Trial) -> pools.ActiveSeeds:

@@ -102,7 +102,7 @@ class Run:
 
     def restore(self, saved: resume.Saved, path: Path) -> None:
         """Go on where `saved` stood; the folder is brought back to that round."""
-        resume.check_data(saved, self.world.images)
+        resume.check_data(saved, self.world.data)
         if self.player.learner is not None:
             resume.restore_learner(self.player.learner, saved, path)
         self.done = saved.progress
@@ -124,7 +124,7 @@ class Run:
             copies = {name: weight.clone() for name, weight in weights.items()}
             state = learner.state_dict() | {"policy": copies}
         return resume.run_content(
-            self.done, self.cfg, self.world.images, self.watch.state_dict(), state
+            self.done, self.cfg, self.world.data, self.watch.state_dict(), state
         )
 
     def take_turn(self) -> None:
@@ -135,7 +135,7 @@ class Run:
     def announce(self) -> None:
         """Say what will be done, on which data and device, and by which kernels."""
         cfg = self.cfg
-        images = self.world.images
+        data = self.world.data
         rules = self.world.rules
         nets = rules.nets
         host = cfg.task.host_name + " of your own" * is_reference(cfg.task.host)
@@ -145,10 +145,11 @@ class Run:
             f"{cfg.rounds} rounds of {cfg.steps} env-steps; T={cfg.train_samples} training and "
             f"V={cfg.val_samples} validation images, batches of {cfg.batch_size}"
         )
-        for note in (f"{images.name}: {images.source}", *images.notes):
+        for note in (f"{data.name}: {data.source}", *data.notes):
             LOGGER.info("data     %s", note)
-        for finding in check_images(images) if images.num_classes is not None else ():
-            LOGGER.warning("data     %s", finding)
+        if isinstance(data, ImageSet) and data.num_classes is not None:
+            for finding in check_images(data):
+                LOGGER.warning("data     %s", finding)
         LOGGER.info("hosts    %s, slots %s", hosts, slots)
         for one in nets.shape.blueprints[len(BLUEPRINTS) :]:
             LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
@@ -326,14 +327,14 @@ class Run:
             name=cfg.name,
             task=cfg.task.host_name,
             policy=cfg.policy.name,
-            data=f"{self.world.images.name} ({self.world.images.source})",
+            data=f"{self.world.data.name} ({self.world.data.source})",
             device=self.place,
             envs=cfg.envs,
             rounds=cfg.rounds,
             steps=cfg.steps,
             grown=self.score(cfg.policy.name, done.recent),
             control=self.control,
-            test_images=len(self.world.images.test_labels),
+            test_images=self.world.data.num_test,
             seeds={name: done.seeds[name] for name in SEEDS},
             reward=sum(done.rewards) / len(done.rewards),
             speed=Speed(self.env_steps, done.seconds, cfg.train_samples, cfg.val_samples, rows),

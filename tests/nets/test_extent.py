@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.nets import TaskConfig, enabled_slots
 from esper_soa.config.settings import ComputeConfig
+from esper_soa.nets.data.images import IMAGES
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.extent import INDEXED, activation_elements
 from esper_soa.nets.model.blueprints import BLUEPRINTS
@@ -43,7 +44,9 @@ class Largest(TorchDispatchMode):
 
 
 def shape_of(task: TaskConfig, slots: list[str]) -> int:
-    return activation_elements(host_shape(task, enabled_slots(task, slots), BLUEPRINTS))
+    return activation_elements(
+        host_shape(task, enabled_slots(task, slots), BLUEPRINTS), IMAGES.elements
+    )
 
 
 def test_the_largest_is_that_of_the_first_block_or_the_images() -> None:
@@ -55,7 +58,7 @@ def test_the_largest_is_that_of_the_first_block_or_the_images() -> None:
         TaskConfig(), enabled_slots(TaskConfig(), ["r0c0", "r0c1", "r0c2"]), BLUEPRINTS
     )
     assert (
-        activation_elements(wide, 8) == 2 * 8 * 32 * 32
+        activation_elements(wide, IMAGES.elements, 8) == 2 * 8 * 32 * 32
     )  # 2 rows of 8 channels, 4 of 16 and 8 of 32
 
 
@@ -90,11 +93,11 @@ def test_a_pass_makes_no_larger_tensor(batch_size: int) -> None:
     nets = trial.nets._replace(env_chunk=4)
     with Largest() as trained:
         TorchEngine().train_(nets, ground.weights, ground.alpha, ground.seeds, training, 1)
-    assert trained.elements <= 4 * batch_size * activation_elements(nets.shape)
+    assert trained.elements <= 4 * batch_size * activation_elements(nets.shape, IMAGES.elements)
     with Largest() as tested:
         TorchEngine().validate(nets, ground.weights, ground.alpha, ground.seeds, validation)
     images = min(nets.eval_batch, ground.val_samples)
-    bound = 4 * images * activation_elements(nets.shape, 8)
+    bound = 4 * images * activation_elements(nets.shape, IMAGES.elements, 8)
     assert bound / 4 < tested.elements <= bound
 
 

@@ -6,6 +6,7 @@ Everything is checked, and told in notes: nothing is changed silently.
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ from torch.nn import functional as F
 from esper_soa.config.errors import DataError, check, check_data, one_line
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig
 from esper_soa.config.paths import user_path
-from esper_soa.nets.data.image_set import ImageSet, Statistics, image_set
-from esper_soa.nets.data.npz import AT_ONCE, Part, npz_parts
+from esper_soa.nets.data.image_set import ImageSet, image_set
+from esper_soa.nets.data.images import Statistics
+from esper_soa.nets.data.npz import AT_ONCE, LazyArray, npz_arrays
 
 PARTS = ("train", "test", "val")
 KEYS = tuple(f"{name}_{kind}" for name in PARTS for kind in ("images", "labels"))
@@ -55,7 +57,7 @@ def read_npz(
     counts = images.source.rpartition(": ")[2]
     source = f"own images from {one_line(cfg.root)} (sha256 {sha256[:12]}..., {reason}): {counts}"
     name = one_line(Path(cfg.root).stem)
-    return images._replace(name=name, source=source, file_sha256=sha256)
+    return replace(images, name=name, source=source, file_sha256=sha256)
 
 
 def count_npz(cfg: DataConfig) -> tuple[int, int]:
@@ -66,10 +68,10 @@ def count_npz(cfg: DataConfig) -> tuple[int, int]:
     return sum(sizes[name] for name in train), sizes[test]
 
 
-def _parts(cfg: DataConfig, setting: str = "data.root") -> dict[str, Part]:
+def _parts(cfg: DataConfig, setting: str = "data.root") -> dict[str, LazyArray]:
     """Images and labels of all parts and names of classes by key."""
     where = f"{setting}={one_line(cfg.root)}"
-    parts, names = npz_parts(user_path(setting, cfg.root), where, (*KEYS, CLASS_NAMES))
+    parts, names = npz_arrays(user_path(setting, cfg.root), where, (*KEYS, CLASS_NAMES))
     missing = [key for key in KEYS[:2] if key not in parts]
     if not any(key in parts for key in KEYS[2:]):
         missing += KEYS[2:4]
@@ -79,7 +81,7 @@ def _parts(cfg: DataConfig, setting: str = "data.root") -> dict[str, Part]:
     return parts
 
 
-def prepare(parts: Mapping[str, Part], cfg: DataConfig, names: Sequence[str] = ()) -> ImageSet:
+def prepare(parts: Mapping[str, LazyArray], cfg: DataConfig, names: Sequence[str] = ()) -> ImageSet:
     """Images of train_images, train_labels and so on in `parts`, checked and as hosts see them.
 
     names: of the classes. Mean, deviation and the number of classes are part of what they are.
@@ -117,7 +119,7 @@ def prepare(parts: Mapping[str, Part], cfg: DataConfig, names: Sequence[str] = (
     further = repr(((mean, std), num_classes)).encode()
     text = "own images from arrays, handed over"
     made = image_set("images", arrays, (mean, std), text, further)
-    return made._replace(num_classes=num_classes, class_names=tuple(names), notes=notes)
+    return replace(made, num_classes=num_classes, class_names=tuple(names), notes=notes)
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:
@@ -136,7 +138,7 @@ def _parts_used(found: Mapping[str, object], cfg: DataConfig) -> tuple[tuple[str
     return trained, "val" if cfg.val == "for_test" else "test"
 
 
-def _check_images(part: Part, cfg: DataConfig) -> tuple[int, int, int]:
+def _check_images(part: LazyArray, cfg: DataConfig) -> tuple[int, int, int]:
     """Height, width and channels of the images; raises DataError for what are no images."""
     shape = part.shape
     layout = f"{cfg.path}layout={cfg.layout}"
@@ -172,7 +174,7 @@ def _channel_remedy(shape: tuple[int, ...], cfg: DataConfig) -> str:
     return "Leave transparency and further channels out."
 
 
-def _labels(part: Part, images: Part) -> np.ndarray:
+def _labels(part: LazyArray, images: LazyArray) -> np.ndarray:
     """int64 [M] from whole numbers [M] or [M, 1]."""
     shape = part.shape
     told = f"{part.name} has shape {list(shape)}"
@@ -197,7 +199,7 @@ def _labels(part: Part, images: Part) -> np.ndarray:
 
 
 def _num_classes(
-    labels: Mapping[str, np.ndarray], parts: Mapping[str, Part], names: Sequence[str]
+    labels: Mapping[str, np.ndarray], parts: Mapping[str, LazyArray], names: Sequence[str]
 ) -> int:
     """As many as have names, else as the labels of all parts tell, used or not."""
     last, name = max((int(values.max()), name) for name, values in labels.items())
@@ -260,7 +262,7 @@ def fitted(images: np.ndarray, inner: tuple[int, int]) -> np.ndarray:
 
 
 def _shown(
-    part: Part, layout: str, size: tuple[int, int, int], inner: tuple[int, int]
+    part: LazyArray, layout: str, size: tuple[int, int, int], inner: tuple[int, int]
 ) -> np.ndarray:
     """uint8 [M, 32, 32, 3] of the images in `part`; DataError for values that are no brightness."""
     shown = np.empty((part.shape[0], IMAGE_SIZE, IMAGE_SIZE, IMAGE_CHANNELS), np.uint8)
@@ -322,7 +324,7 @@ def _size(height: int, width: int, channels: int) -> str:
 
 
 def _notes(
-    images: Mapping[str, Part], used: Sequence[Part], cfg: DataConfig, channels: int
+    images: Mapping[str, LazyArray], used: Sequence[LazyArray], cfg: DataConfig, channels: int
 ) -> list[str]:
     """What becomes of grey images, of floats and of the part val_."""
     told = ["grey: the one channel is repeated, as hosts have three"] if channels == 1 else []

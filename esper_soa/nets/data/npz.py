@@ -33,7 +33,7 @@ _OF_READERS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tok
 _BROKEN = (*_OF_READERS, SyntaxError, EOFError, OSError, MemoryError, *RAISED)
 
 
-class Part(NamedTuple):
+class LazyArray(NamedTuple):
     """An array that may be larger than memory."""
 
     name: str  # what messages call it
@@ -46,7 +46,7 @@ class Part(NamedTuple):
         return np.concatenate([*self.rows(AT_ONCE), np.empty((0, *self.shape[1:]), self.dtype)])
 
 
-def array_part(name: str, array: np.ndarray) -> Part:
+def lazy_array(name: str, array: np.ndarray) -> LazyArray:
     """An array in memory."""
 
     def rows(most_bytes: int) -> Iterator[np.ndarray]:
@@ -54,10 +54,12 @@ def array_part(name: str, array: np.ndarray) -> Part:
         for first in range(0, len(array), at_once):
             yield array[first : first + at_once]
 
-    return Part(name, array.shape, array.dtype, rows)
+    return LazyArray(name, array.shape, array.dtype, rows)
 
 
-def npz_parts(path: Path, where: str, keys: tuple[str, ...]) -> tuple[dict[str, Part], list[str]]:
+def npz_arrays(
+    path: Path, where: str, keys: tuple[str, ...]
+) -> tuple[dict[str, LazyArray], list[str]]:
     """Those of the arrays `keys` that the .npz file at `path` holds, by key, and the names of all.
 
     where: what messages call the file. No values are read yet. Raises DataError for what is no file
@@ -69,10 +71,10 @@ def npz_parts(path: Path, where: str, keys: tuple[str, ...]) -> tuple[dict[str, 
         with zipfile.ZipFile(path) as archive:
             found = {one.filename.removesuffix(SUFFIX): one for one in archive.infolist()}
         there = [key for key in keys if key in found]
-        return {key: _part(path, found[key], f"{where}: {key}") for key in there}, list(found)
+        return {key: _lazy_array(path, found[key], f"{where}: {key}") for key in there}, list(found)
 
 
-def _part(path: Path, member: zipfile.ZipInfo, name: str) -> Part:
+def _lazy_array(path: Path, member: zipfile.ZipInfo, name: str) -> LazyArray:
     with _reading(name), zipfile.ZipFile(path) as archive, archive.open(member) as stream:
         begin = io.BytesIO(stream.read(HEADER_BYTES))
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -106,7 +108,7 @@ def _part(path: Path, member: zipfile.ZipInfo, name: str) -> Part:
                 yield values.reshape((count, *shape[1:]), order="F" if whole else "C")
                 left -= count
 
-    return Part(name, shape, dtype, rows)
+    return LazyArray(name, shape, dtype, rows)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """For own images: `esper_soa.images` makes a set, `esper_soa.check_images` looks at one."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from typing import TypedDict, Unpack
 
@@ -13,7 +13,7 @@ from esper_soa.config.errors import SettingError, check, one_line
 from esper_soa.config.nets import PREPARATION, DataConfig
 from esper_soa.nets.data.image_preparation import KEYS, level_counts, prepare, read_npz
 from esper_soa.nets.data.image_set import MAX_COMMON, ImageSet, hashes
-from esper_soa.nets.data.npz import array_part
+from esper_soa.nets.data.npz import lazy_array
 
 LOGGER = logging.getLogger("esper_soa")
 FEW_IMAGES = 10  # of a class in training, below which there is a finding
@@ -81,9 +81,9 @@ def images(
         cfg.require(cfg.val == "unused", "val", "left out with arrays", remedy)
         given = {"train": train} | others
         arrays = {argument: _numpy(argument, value) for argument, value in given.items()}
-        parts = [array_part(argument, array) for argument, array in arrays.items()]
+        parts = [lazy_array(argument, array) for argument, array in arrays.items()]
         made = prepare(dict(zip(KEYS, parts, strict=False)), cfg, names)
-    made = made._replace(name=str(name or made.name))
+    made = replace(made, name=str(name or made.name))
     LOGGER.info("data     %s", made)
     return made
 

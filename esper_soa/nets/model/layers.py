@@ -93,7 +93,7 @@ class Layers:
         """Mean cross-entropy [n] of `classify` for labels [B, n]; right answers, int64 [n]."""
         return batched.loss(batched.classify(x, weight, bias).to(weight.dtype), labels)
 
-    def sgd_(self, params: Tensor, momentum: Tensor, grad: Tensor, rule: sgd.Rule) -> None:
+    def sgd_(self, params: Tensor, momentum: Tensor, grad: Tensor, rule: sgd.UpdateRule) -> None:
         """As sgd.sgd_; all [n, P], a tensor lr []."""
         sgd.sgd_(params, momentum, grad, rule)
 
