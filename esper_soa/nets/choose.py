@@ -29,27 +29,25 @@ CLEARLY = 0.5
 class Kind(NamedTuple):
     """An engine that compute.engine may name."""
 
-    obstacle: Callable[[Trial], str]  # why it cannot run the networks; "" where it can
+    obstacle: Callable[[Trial], str]  # why it cannot run; "" where it can
     make: Callable[[Trial, EngineChoice], Engine]
     tried_on: str  # kind of device on which `auto` tries it; "" = any
-    cuts: str = ""  # how it cuts batches itself, which the samples must offer; "": it does not
-
-    def refusal(self, trial: Trial) -> str:
-        """Why it cannot run these networks on these samples; "" where it can."""
-        spec = trial.spec
-        if self.cuts and self.cuts not in spec.cuts:
-            return f"the kernels cut their batches themselves, and {spec.name} offer no {self.cuts}"
-        return self.obstacle(trial)
 
 
 def _blueprints(trial: Trial) -> list[str]:
     return [name_in(one) for one in trial.nets.task.blueprints]
 
 
+def _without_crops(trial: Trial) -> str:
+    """Why kernels that cut images themselves cannot take the samples; "" where they can."""
+    spec = trial.spec
+    return "" if CROPS in spec.cuts else f"the kernels cut {CROPS} of images, not of {spec.name}"
+
+
 def _native(trial: Trial) -> EngineChoice:
     """The native kernels where they can compute, else torch."""
     nets = trial.nets
-    why_not = obstacle(nets.task.host_name, nets.shape, _blueprints(trial))
+    why_not = _without_crops(trial) or obstacle(nets.task.host_name, nets.shape, _blueprints(trial))
     return choose_native(trial.device, TorchEngine(), nets.precision, why_not)
 
 
@@ -62,8 +60,10 @@ def _triton_obstacle(trial: Trial) -> str:
     nets = trial.nets
     if nets.ends_early:
         return "the kernels cannot leave out the envs whose episode has ended early (early_stop)"
-    return gpu.unavailable_reason(trial.device) or gpu.obstacle(
-        nets.shape, _blueprints(trial), nets.precision, trial.batch_size
+    return (
+        _without_crops(trial)
+        or gpu.unavailable_reason(trial.device)
+        or gpu.obstacle(nets.shape, _blueprints(trial), nets.precision, trial.batch_size)
     )
 
 
@@ -79,10 +79,10 @@ def _triton(trial: Trial, chosen: EngineChoice, capture: bool) -> Engine:
 
 # By the names in config.ENGINES.
 ENGINES = {
-    "native": Kind(_native_obstacle, lambda _, chosen: CpuEngine(chosen), "cpu", CROPS),
+    "native": Kind(_native_obstacle, lambda _, chosen: CpuEngine(chosen), "cpu"),
     "torch": Kind(lambda _: "", lambda _, chosen: TorchEngine(chosen=chosen), ""),
-    "triton": Kind(_triton_obstacle, partial(_triton, capture=False), "cuda", CROPS),
-    "triton_graphs": Kind(_graphs_obstacle, partial(_triton, capture=True), "cuda", CROPS),
+    "triton": Kind(_triton_obstacle, partial(_triton, capture=False), "cuda"),
+    "triton_graphs": Kind(_graphs_obstacle, partial(_triton, capture=True), "cuda"),
 }
 
 
@@ -100,7 +100,7 @@ def choose_engine(setting: str, trial: Trial) -> Engine:
 
 def _insisted(name: str, trial: Trial) -> EngineChoice:
     """The engine of that name."""
-    reason = ENGINES[name].refusal(trial)
+    reason = ENGINES[name].obstacle(trial)
     if reason:
         told = f"{reason[0].upper()}{reason[1:]}."
         raise SettingError("compute.engine", name, "auto or torch here", told)
@@ -134,7 +134,7 @@ def preferred(found: Sequence[Tried]) -> Tried | None:
 def tried_engines(trial: Trial) -> list[Tried]:
     """What became of every engine `auto` may take on this device; those that cannot run too."""
     kinds = [name for name, kind in ENGINES.items() if kind.tried_on in ("", trial.device.type)]
-    obstacles = {name: ENGINES[name].refusal(trial) for name in kinds}
+    obstacles = {name: ENGINES[name].obstacle(trial) for name in kinds}
     fit = [name for name in kinds if not obstacles[name]]
     makers = {
         name: partial(ENGINES[name].make, trial, EngineChoice(False, "tried")) for name in fit
