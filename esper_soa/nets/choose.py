@@ -18,7 +18,7 @@ from esper_soa.nets.engines.cpu.proof import NAME, choose_native
 from esper_soa.nets.engines.gpu import support as gpu
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
-from esper_soa.nets.trial import Trial, Tried, try_engines
+from esper_soa.nets.trial import Trial, TrialResult, try_engines
 
 REFERENCE = "torch"  # the engine that says what the others must come to
 # Torch computes for a GPU where it takes less than this share of the time of kernels that agree
@@ -92,25 +92,25 @@ def choose_engine(setting: str, trial: Trial) -> Engine:
     Raises SettingError where the setting insists on what cannot run.
     """
     if setting != "auto":
-        chosen = _insisted(setting, trial)
+        chosen = _requested_engine(setting, trial)
     else:
-        chosen = weighed(trial) if trial.device.type == "cuda" else _native(trial)
+        chosen = fastest_engine(trial) if trial.device.type == "cuda" else _native(trial)
     return ENGINES[chosen.name].make(trial, chosen)
 
 
-def _insisted(name: str, trial: Trial) -> EngineChoice:
+def _requested_engine(name: str, trial: Trial) -> EngineChoice:
     """The engine of that name."""
     reason = ENGINES[name].obstacle(trial)
     if reason:
-        told = f"{reason[0].upper()}{reason[1:]}."
-        raise SettingError("compute.engine", name, "auto or torch here", told)
+        sentence = f"{reason[0].upper()}{reason[1:]}."
+        raise SettingError("compute.engine", name, "auto or torch here", sentence)
     if name == NAME:
         return _native(trial)
     words = "plain torch" if name == REFERENCE else name
     return EngineChoice(False, f"{words} (compute.engine={name})", name=name)
 
 
-def weighed(trial: Trial) -> EngineChoice:
+def fastest_engine(trial: Trial) -> EngineChoice:
     """What computes on a GPU, of the engines that agree with torch when they are tried there."""
     found = tried_engines(trial)
     words = tuple(one.words() for one in found)
@@ -122,7 +122,7 @@ def weighed(trial: Trial) -> EngineChoice:
     return EngineChoice(False, reason, name=best.name, tried=words)
 
 
-def preferred(found: Sequence[Tried]) -> Tried | None:
+def preferred(found: Sequence[TrialResult]) -> TrialResult | None:
     """The last engine of the table that a run can have, or torch where it is CLEARLY quicker."""
     fit = [one for one in found if not one.dropped]
     plain = next((one for one in fit if one.name == REFERENCE), None)
@@ -131,7 +131,7 @@ def preferred(found: Sequence[Tried]) -> Tried | None:
     return fit[-1] if fit else None
 
 
-def tried_engines(trial: Trial) -> list[Tried]:
+def tried_engines(trial: Trial) -> list[TrialResult]:
     """What became of every engine `auto` may take on this device; those that cannot run too."""
     kinds = [name for name, kind in ENGINES.items() if kind.tried_on in ("", trial.device.type)]
     obstacles = {name: ENGINES[name].obstacle(trial) for name in kinds}
@@ -140,4 +140,4 @@ def tried_engines(trial: Trial) -> list[Tried]:
         name: partial(ENGINES[name].make, trial, EngineChoice(False, "tried")) for name in fit
     }
     found = {one.name: one for one in try_engines(trial, TorchEngine, REFERENCE, makers)}
-    return [found.get(name) or Tried(name, obstacles[name]) for name in kinds]
+    return [found.get(name) or TrialResult(name, obstacles[name]) for name in kinds]

@@ -197,7 +197,7 @@ def check_room(
     values = {setting: reduce(getattr, setting.split("."), cfg) for setting in parts[0].settings}
     remedies = [setting for setting, value in values.items() if value != 1]
     first = remedies[0]
-    remedy = "Take fewer samples than in" if first == "data.root" else "Lower"
+    remedy = f"Take fewer {sample_spec(cfg.data).name} than in" if first == "data.root" else "Lower"
     most = most_envs(cfg, device, free, samples)
     hint = f" At most {most} envs can fit." if 0 < most < cfg.envs else ""
     why = (

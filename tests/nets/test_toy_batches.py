@@ -16,7 +16,7 @@ from esper_soa.nets import batched
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.data import streams
 from esper_soa.nets.data.batches import BatchSource, Draw, SampleSpec
-from esper_soa.nets.data.images import training_crops_of
+from esper_soa.nets.data.images import crops_of
 from esper_soa.nets.data.orders import validation_order
 from esper_soa.training.build import build_rules, trial_of
 
@@ -163,7 +163,7 @@ def test_engines_that_cut_images_refuse_vectors_and_torch_takes_them() -> None:
         Draw(torch.zeros(1, 2).long(), torch.zeros(1).long(), 0, 2, False), torch.float32
     )
     with pytest.raises(LookupError, match="TrainingVectors offers no crops"):
-        training_crops_of(feed)
+        crops_of(feed)
 
 
 def test_loss_and_right_answers_are_those_of_all_targets_of_a_network() -> None:

@@ -425,7 +425,7 @@ def test_images_are_those_of_torch_to_the_bit(augment: bool) -> None:
     keys = torch.tensor([5, -9])
     crops = training_crops(world.data.training_bank, indices, keys, 7, augment)
     found = torch.empty(2, 2, 1024, 4)
-    step.cut_(step.crops_of(crops.bank, crops.first), torch.ones(1, dtype=torch.int32), found)
+    step.cut_(step.crops_record(crops.bank, crops.first), torch.ones(1, dtype=torch.int32), found)
     second = crops._replace(first=crops.first[:, 2:], labels=crops.labels[:, 2:])
     wanted = cut_batch(second)[0].unflatten(1, (2, 3)).permute(1, 0, 3, 4, 2).flatten(2, 3)
     assert torch.equal(found[..., :3], wanted)

@@ -60,51 +60,32 @@ class SampleSpec(NamedTuple):
 
 
 class BatchSource(Protocol):
-    """D training and V test samples on one device."""
+    """D training and V test samples on one device.
+
+    name: of the data set, in tables. source: a sentence that says where the samples are from and
+    how many there are. notes: what was done to them, a clause each. identity: digest of all that
+    networks see of them. num_classes: what hosts must have; None for any number that holds the
+    labels, which are below num_labels.
+    """
 
     @property
-    def name(self) -> str:
-        """Of the data set, in tables."""
-        ...
-
+    def name(self) -> str: ...
     @property
-    def source(self) -> str:
-        """A sentence: where the samples are from and how many there are."""
-        ...
-
+    def source(self) -> str: ...
     @property
-    def identity(self) -> str:
-        """Digest of all that networks see of the samples, hexadecimal."""
-        ...
-
+    def notes(self) -> tuple[str, ...]: ...
     @property
-    def notes(self) -> tuple[str, ...]:
-        """What was done to the samples, a clause each."""
-        ...
-
+    def identity(self) -> str: ...
     @property
     def spec(self) -> SampleSpec: ...
-
     @property
-    def num_train(self) -> int:
-        """D."""
-        ...
-
+    def num_train(self) -> int: ...
     @property
-    def num_test(self) -> int:
-        """V."""
-        ...
-
+    def num_test(self) -> int: ...
     @property
-    def num_classes(self) -> int | None:
-        """Classes that hosts must have; None: any number that holds the labels."""
-        ...
-
+    def num_classes(self) -> int | None: ...
     @property
-    def num_labels(self) -> int:
-        """1 + the largest label."""
-        ...
-
+    def num_labels(self) -> int: ...
     @property
     def device(self) -> torch.device: ...
 

@@ -4,7 +4,8 @@ Many envs are served at once, without a loop over them or a copy to the host. Wh
 depends only on its own streams and on how many samples it drew before.
 """
 
-from typing import NamedTuple, Protocol, cast
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ PADDED_SIZE = IMAGE_SIZE + 2 * PADDING
 LINE = IMAGE_CHANNELS * PADDED_SIZE  # bytes of a padded line
 PADDED_BYTES = PADDED_SIZE * LINE  # bytes of a padded image
 IMAGE_BYTES = IMAGE_CHANNELS * IMAGE_SIZE**2
-CROPS = "crops"  # engines cut batches from an ImageBank; see TrainingCrops
+CROPS = "crops"  # engines cut batches from an ImageBank; see `crops_of`
 # Images are stored as they are and as they are cut from: in training padded, and all mirrored too.
 IMAGES = SampleSpec(
     "images",
@@ -41,37 +42,12 @@ class ImageCrops(NamedTuple):
     labels: Tensor  # int64 [n, B]; -1 does not count
 
 
-class TrainingCrops(TrainingFeed, Protocol):
-    """Training batches that engines may cut themselves."""
-
-    def crops(self, envs: Tensor, index: int, count: int) -> ImageCrops:
-        """The images of `count` batches from `index` on, uncut [n, count * B]."""
-        ...
-
-
-class ValidationCrops(ValidationFeed, Protocol):
-    """Validation batches that engines may cut themselves."""
-
-    def crops(self, envs: Tensor) -> ImageCrops:
-        """The images of all `batches`, uncut [1 or n, V]."""
-        ...
-
-
-def training_crops_of(feed: TrainingFeed) -> TrainingCrops:
-    """`feed`, which must offer crops; LookupError where it does not."""
-    _require_crops(feed)
-    return cast(TrainingCrops, feed)
-
-
-def validation_crops_of(feed: ValidationFeed) -> ValidationCrops:
-    """As `training_crops_of`."""
-    _require_crops(feed)
-    return cast(ValidationCrops, feed)
-
-
-def _require_crops(feed: TrainingFeed | ValidationFeed) -> None:
+def crops_of(feed: TrainingFeed | ValidationFeed) -> Callable[..., ImageCrops]:
+    """The method `crops` of a feed, by which engines get images uncut; LookupError without one."""
     if not hasattr(feed, CROPS):
         raise LookupError(f"{type(feed).__name__} offers no {CROPS}, from which kernels cut images")
+    method: Callable[..., ImageCrops] = getattr(feed, CROPS)
+    return method
 
 
 class ImageBank(NamedTuple):

@@ -70,8 +70,9 @@ def npz_arrays(
             raise DataError(f"{where}: is not a file. Name the .npz file itself.")
         with zipfile.ZipFile(path) as archive:
             found = {one.filename.removesuffix(SUFFIX): one for one in archive.infolist()}
-        there = [key for key in keys if key in found]
-        return {key: _lazy_array(path, found[key], f"{where}: {key}") for key in there}, list(found)
+        stored = [key for key in keys if key in found]
+        arrays = {key: _lazy_array(path, found[key], f"{where}: {key}") for key in stored}
+        return arrays, list(found)
 
 
 def _lazy_array(path: Path, member: zipfile.ZipInfo, name: str) -> LazyArray:
@@ -81,18 +82,18 @@ def _lazy_array(path: Path, member: zipfile.ZipInfo, name: str) -> LazyArray:
         # version 3, of records with names, is no key
         shape, fortran, dtype = read[npy.read_magic(begin)](begin)
     if dtype.hasobject:
-        told = "holds Python objects, which would have to be unpickled and never are"
+        problem = "holds Python objects, which would have to be unpickled and never are"
         convert = "Give all images one shape and convert: numpy.stack(...).astype(numpy.uint8)."
-        raise DataError(f"{name} {told}. {convert} {REMEDY}")
+        raise DataError(f"{name} {problem}. {convert} {REMEDY}")
     size = member.file_size - begin.tell()
     if any(side < 0 for side in shape) or math.prod(shape) * dtype.itemsize != size:
-        told = f"the bytes of its shape {one_line(list(shape))} and type {dtype}, but {size}"
-        raise DataError(f"{name} does not have {told}. {REMEDY}")
+        problem = f"the bytes of its shape {one_line(list(shape))} and type {dtype}, but {size}"
+        raise DataError(f"{name} does not have {problem}. {REMEDY}")
     packed = member.compress_size
-    told = f"{name} is {packed} bytes that unpack to {size}"
+    problem = f"{name} is {packed} bytes that unpack to {size}"
     remedy = "Save images with numpy.savez, uncompressed."
     bounded = size <= SMALL_BYTES + MAX_RATIO * packed
-    check_data(bounded, told, f"be at most {MAX_RATIO} times as many", remedy)
+    check_data(bounded, problem, f"be at most {MAX_RATIO} times as many", remedy)
 
     def rows(most_bytes: int) -> Iterator[np.ndarray]:
         left = shape[0]
@@ -119,8 +120,8 @@ def _reading(where: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise DataError(f"{where}: there is no such file. Name the .npz file.") from error
     except PermissionError as error:
-        told = f"{where}: cannot be read ({error.strerror}). Check its permissions."
-        raise DataError(told) from error
+        problem = f"{where}: cannot be read ({error.strerror}). Check its permissions."
+        raise DataError(problem) from error
     except _BROKEN as error:
-        told = f"is broken, truncated, encrypted, no .npz or no plain array ({one_line(error)})"
-        raise DataError(f"{where}: {told}. {REMEDY}") from error
+        problem = f"is broken, truncated, encrypted, no .npz or no plain array ({one_line(error)})"
+        raise DataError(f"{where}: {problem}. {REMEDY}") from error

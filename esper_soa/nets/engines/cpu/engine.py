@@ -3,7 +3,7 @@
 nets/choose.py asks for an `obstacle` before it makes one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,13 +15,7 @@ from torch import Tensor
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets import batched
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
-from esper_soa.nets.data.images import (
-    ImageCrops,
-    TrainingCrops,
-    ValidationCrops,
-    training_crops_of,
-    validation_crops_of,
-)
+from esper_soa.nets.data.images import ImageCrops, crops_of
 from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
 from esper_soa.nets.model.blueprints import GATE, num_codes
@@ -187,7 +181,7 @@ class _Training(NamedTuple):
 
     nets: records.Networks
     rules: tuple[records.Sgd, records.Sgd]  # of the hosts and of the seeds
-    feed: TrainingCrops
+    crops: Callable[..., ImageCrops]  # of its feed
     num_batches: int
     accumulate: int  # batches that make an optimiser step
     stride: int  # optimiser steps between two measurements of gradients
@@ -202,7 +196,7 @@ class _Training(NamedTuple):
         correct = torch.zeros(envs.size, dtype=torch.int64)
         for index in range(self.num_batches // self.accumulate):
             call.check()
-            crops = self.feed.crops(numbers, index * self.accumulate, self.accumulate)
+            crops = self.crops(numbers, index * self.accumulate, self.accumulate)
             self._step_(envs, crops, (loss, correct), gradients if index % self.stride == 0 else {})
             seen += crops.labels.shape[1]
         return loss / self.num_batches, 100.0 * correct.to(STATE_FLOAT) / seen
@@ -230,7 +224,7 @@ class _Training(NamedTuple):
             envs=envs.ctypes.data,
             host=self.rules[0],
             seed=self.rules[1],
-            images=records.crops_of(crops.bank, first),
+            images=records.crops_record(crops.bank, first),
             labels=labels.data_ptr(),
             loss=loss.data_ptr(),
             correct=correct.data_ptr(),
@@ -247,14 +241,14 @@ class _Validation(NamedTuple):
     """A validation pass of N networks; `measure` may run for different envs at the same time."""
 
     nets: records.Networks
-    feed: ValidationCrops
+    crops: Callable[..., ImageCrops]  # of its feed
 
     def measure(self, job: Job, call: Call) -> tuple[Tensor, Tensor]:
         """Loss float64 [n] of the first code, accuracy float64 [n, codes], percent, of `job`."""
         call.check()
         envs = job.envs
         codes = np.array(job.codes, dtype=np.int64)
-        crops = self.feed.crops(torch.from_numpy(envs))
+        crops = self.crops(torch.from_numpy(envs))
         bank = crops.bank
         first = crops.first.contiguous()
         labels = crops.labels.contiguous()
@@ -268,7 +262,7 @@ class _Validation(NamedTuple):
             envs=envs.ctypes.data,
             labels=labels.data_ptr(),
             shared=first.shape[0] == 1,
-            images_of=records.crops_of(bank, first),
+            images_of=records.crops_record(bank, first),
             codes=codes.size,
             ablated=job.ablated,
             code=codes.ctypes.data,
@@ -294,12 +288,15 @@ class CpuEngine(PieceEngine):
         networks = _networks(shared, training_seeds(nets.shape, shared.plan))
         host, seed = rules_of(nets.task, lr)
         rules = records.sgd_of(host), records.sgd_of(seed)
-        feed = training_crops_of(shared.feed)
         return _Training(
-            networks, rules, feed, num_batches, nets.accumulate, nets.task.gradient_stride
+            networks,
+            rules,
+            crops_of(shared.feed),
+            num_batches,
+            nets.accumulate,
+            nets.task.gradient_stride,
         ).train_chunk_
 
     def validator(self, shared: Pass[ValidationFeed]) -> Measure:
         seeds = validation_seeds(shared.nets.shape, shared.plan)
-        feed = validation_crops_of(shared.feed)
-        return _Validation(_networks(shared, seeds), feed).measure
+        return _Validation(_networks(shared, seeds), crops_of(shared.feed)).measure

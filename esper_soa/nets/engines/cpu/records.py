@@ -97,7 +97,7 @@ def point(record: Networks, held: Mapping[str, np.ndarray | Tensor]) -> Networks
     return record
 
 
-def crops_of(bank: ImageBank, first: Tensor) -> CropsRecord:
+def crops_record(bank: ImageBank, first: Tensor) -> CropsRecord:
     """Of images that begin at the bytes `first` of a bank; the tensors must outlive the record."""
     lines = bank.lines
     return CropsRecord(

@@ -126,7 +126,7 @@ def activation_kind(nets: NetsConfig) -> torch.dtype:
     return nets.precision if nets.precision == torch.bfloat16 else torch.float32
 
 
-def crops_of(bank: ImageBank, first: Tensor) -> Crops:
+def crops_record(bank: ImageBank, first: Tensor) -> Crops:
     """What the kernel is told; first: int64 [n, images]."""
     _, line, colour, _ = bank.lines.stride()
     return Crops(bank.lines, first, first.shape[1], line, colour, bank.scale, bank.offset)
