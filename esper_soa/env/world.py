@@ -61,7 +61,7 @@ class World:
             self.split = share = orders.split_sizes(data, sizes.batch_size, together, steps)
             sizes = Sizes(sizes.num_envs, sizes.batch_size, share.train_samples, share.val_samples)
         self.sizes = sizes
-        self.device = data.device
+        self.device = data.train_labels.device
         self.flop = training_flop(rules.nets.shape, self.device)
         self.envs = ranks.first_env + torch.arange(sizes.num_envs, device=self.device)
         self.weights = pools.allocate(rules.nets.shape, sizes.num_envs, self.device, torch.float32)
@@ -101,7 +101,7 @@ class World:
         self._keys = dict[int, Tensor]()
         everyone = self.ranks.all_envs(self.sizes.num_envs)
         keys = self.keys(streams.DATA_ORDER)
-        self.order = orders.OrderBook(keys, self.data.num_train, everyone)
+        self.order = orders.OrderBook(keys, len(self.data.train_labels), everyone)
 
     def keys(self, purpose: int) -> Tensor:
         """int64 [N]: one random stream per env for `purpose` in this round."""
@@ -136,11 +136,11 @@ class World:
         first = torch.zeros_like(self.envs[:1])
         shared = streams.stream_keys(self.seed, streams.DATA_ORDER, (self.round,), first)
         return self.ranks.own(
-            orders.split_training_order(shared, self.data.num_train, step, self.split)
+            orders.split_training_order(shared, len(self.data.train_labels), step, self.split)
         )
 
     def _validation_order(self) -> Tensor:
-        num_test = self.data.num_test
+        num_test = len(self.data.test_labels)
         if self.split is None:
             return orders.validation_order(num_test, self.sizes.val_samples, self.seed, self.device)
         return self.ranks.own(orders.split_validation_order(num_test, self.split, self.device))

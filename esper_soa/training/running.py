@@ -334,7 +334,7 @@ class Run:
             steps=cfg.steps,
             grown=self.score(cfg.policy.name, done.recent),
             control=self.control,
-            test_images=self.world.data.num_test,
+            test_images=len(self.world.data.test_labels),
             seeds={name: done.seeds[name] for name in SEEDS},
             reward=sum(done.rewards) / len(done.rewards),
             speed=Speed(self.env_steps, done.seconds, cfg.train_samples, cfg.val_samples, rows),

@@ -41,7 +41,7 @@ def crops(pixels: Tensor) -> Tensor:
 
 
 def test_places_are_uniform_in_every_env_and_independent_of_each_other() -> None:
-    bank = maps().training_bank
+    bank = maps().banks[0]
     count = 8100
     keys = stream_keys(5, AUGMENTATION, (0,), torch.arange(2))
     pixels = cut_batch(

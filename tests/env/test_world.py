@@ -90,9 +90,7 @@ def test_images_are_those_of_the_order_under_crops_that_never_repeat(world: Worl
         images, labels = world.work(step).training.batch(world.envs, index)
         chosen = feed(world, step).draw.order[:, BATCH * index : BATCH * (index + 1)]
         start = TRAIN * step + BATCH * index
-        expected, same = cut_batch(
-            training_crops(world.data.training_bank, chosen, keys, start, True)
-        )
+        expected, same = cut_batch(training_crops(world.data.banks[0], chosen, keys, start, True))
         assert torch.equal(images, expected)
         assert torch.equal(labels, same)
         assert torch.equal(labels, world.data.train_labels[chosen].T)

@@ -45,7 +45,7 @@ def images() -> ImageSet:
 
 @pytest.fixture(scope="module")
 def bank(images: ImageSet) -> ImageBank:
-    return images.training_bank
+    return images.banks[0]
 
 
 def keys(purpose: int, envs: range) -> torch.Tensor:
@@ -209,7 +209,7 @@ def test_env_2_of_4_gets_what_it_gets_alone(bank: ImageBank) -> None:
 
 
 def test_an_evaluation_batch_is_normalised_and_ignores_index_minus_1(images: ImageSet) -> None:
-    bank = images.test_bank
+    bank = images.banks[1]
     pixels, labels = cut_batch(evaluation_crops(bank, torch.tensor([[4, 0], [1, -1]])))
     assert pixels.is_contiguous(memory_format=torch.channels_last)
     assert labels.tolist() == [[7, 4], [3, -1]]
@@ -220,7 +220,7 @@ def test_an_evaluation_batch_is_normalised_and_ignores_index_minus_1(images: Ima
 
 
 def test_validation_comes_in_parts_shared_or_per_env(images: ImageSet) -> None:
-    bank = images.test_bank
+    bank = images.banks[1]
     shared = ValidationImages(bank, torch.tensor([4, 2, 0]), torch.float32).batches(
         torch.arange(2), 2
     )

@@ -72,11 +72,11 @@ class Vectors:
     identity = "0"
     notes = ()
     spec = VECTORS
-    num_train = TRAIN
-    num_test = TEST
     num_classes = None
-    num_labels = 10
-    device = CPU
+
+    def __init__(self) -> None:
+        _, labels = self.of(torch.arange(TRAIN + TEST))
+        self.train_labels, self.test_labels = labels.split((TRAIN, TEST))
 
     def to(self, device: torch.device | str) -> Self:
         return self

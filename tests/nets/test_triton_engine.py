@@ -423,7 +423,7 @@ def test_images_are_those_of_torch_to_the_bit(augment: bool) -> None:
     world = build(2, 2)
     indices = torch.tensor([[3, 5, 1, 0], [2, 2, 63, 9]])
     keys = torch.tensor([5, -9])
-    crops = training_crops(world.data.training_bank, indices, keys, 7, augment)
+    crops = training_crops(world.data.banks[0], indices, keys, 7, augment)
     found = torch.empty(2, 2, 1024, 4)
     step.cut_(step.crops_record(crops.bank, crops.first), torch.ones(1, dtype=torch.int32), found)
     second = crops._replace(first=crops.first[:, 2:], labels=crops.labels[:, 2:])

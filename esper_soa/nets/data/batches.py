@@ -65,7 +65,7 @@ class BatchSource(Protocol):
     name: of the data set, in tables. source: a sentence that says where the samples are from and
     how many there are. notes: what was done to them, a clause each. identity: digest of all that
     networks see of them. num_classes: what hosts must have; None for any number that holds the
-    labels, which are below num_labels.
+    labels. Labels: int64 [D] and [V], or [D, K] and [V, K] for K targets.
     """
 
     @property
@@ -79,15 +79,11 @@ class BatchSource(Protocol):
     @property
     def spec(self) -> SampleSpec: ...
     @property
-    def num_train(self) -> int: ...
-    @property
-    def num_test(self) -> int: ...
-    @property
     def num_classes(self) -> int | None: ...
     @property
-    def num_labels(self) -> int: ...
+    def train_labels(self) -> Tensor: ...
     @property
-    def device(self) -> torch.device: ...
+    def test_labels(self) -> Tensor: ...
 
     def to(self, device: torch.device | str) -> Self:
         """The same samples on `device`."""
@@ -129,8 +125,8 @@ class Draw(NamedTuple):
 def check_work(source: BatchSource, train_samples: int, val_samples: int) -> None:
     """Raise SettingError where an env-step would need more samples than there are."""
     for setting, value, available, kind in (
-        ("train_samples", train_samples, source.num_train, "training"),
-        ("val_samples", val_samples, source.num_test, "test"),
+        ("train_samples", train_samples, len(source.train_labels), "training"),
+        ("val_samples", val_samples, len(source.test_labels), "test"),
     ):
         allowed = f"at most {available}, the {kind} {source.spec.name} of {source.name}"
         remedy = f"Lower {setting}, or choose a larger data set with data.name and data.root."
@@ -143,6 +139,6 @@ def check_classes(source: BatchSource, num_classes: int) -> None:
     own = source.num_classes
     allowed = f"{own}, the classes of {source.name}"
     check(own in (None, num_classes), setting, num_classes, allowed, f"Give {setting}={own}.")
-    found = source.num_labels
+    found = 1 + max(int(labels.max()) for labels in (source.train_labels, source.test_labels))
     allowed = f"at least {found}, the classes of {source.name}"
     check(num_classes >= found, setting, num_classes, allowed)

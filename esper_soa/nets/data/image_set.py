@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.errors import UserError
-from esper_soa.nets.data.batches import BatchSource, Draw, SampleSpec
+from esper_soa.nets.data.batches import BatchSource, Draw
 from esper_soa.nets.data.images import (
     IMAGES,
     ImageBank,
@@ -28,8 +28,9 @@ MAX_COMMON = 0.01  # share of the images that may be there twice
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ImageSet:
-    """D training and V test images of C classes on one device: a BatchSource."""
+    """D training and V test images of C classes on one device: a batches.BatchSource."""
 
+    spec = IMAGES
     name: str
     train_images: Tensor  # uint8 [D, 32, 32, 3]
     train_labels: Tensor  # int64 [D], 0 to C - 1
@@ -46,27 +47,6 @@ class ImageSet:
     notes: tuple[str, ...] = ()  # what was done to own images, a clause each
     file_sha256: str = ""  # of the file of own images, hexadecimal
 
-    @property
-    def spec(self) -> SampleSpec:
-        return IMAGES
-
-    @property
-    def num_train(self) -> int:
-        return len(self.train_labels)
-
-    @property
-    def num_test(self) -> int:
-        return len(self.test_labels)
-
-    @property
-    def num_labels(self) -> int:
-        """1 + the largest label."""
-        return 1 + max(int(labels.max()) for labels in (self.train_labels, self.test_labels))
-
-    @property
-    def device(self) -> torch.device:
-        return self.train_images.device
-
     def to(self, device: torch.device | str) -> Self:
         """The same on `device`."""
         return replace(
@@ -78,22 +58,21 @@ class ImageSet:
         )
 
     @cached_property
-    def training_bank(self) -> ImageBank:
-        """What training batches are cut from, made once."""
-        return padded_bank(self.train_images, self.train_labels, self.mean, self.std)
-
-    @cached_property
-    def test_bank(self) -> ImageBank:
-        """What validation batches are cut from, made once."""
-        return plain_bank(self.test_images, self.test_labels, self.mean, self.std)
+    def banks(self) -> tuple[ImageBank, ImageBank]:
+        """What training and validation batches are cut from. Both are made at first use: the world
+        asks for validation batches before it plays, so that no env-step waits.
+        """
+        scaling = self.mean, self.std
+        training = padded_bank(self.train_images, self.train_labels, *scaling)
+        return training, plain_bank(self.test_images, self.test_labels, *scaling)
 
     def training(self, draw: Draw, dtype: torch.dtype) -> TrainingImages:
         """Batches of an env-step; augmented images are crops, half of them mirrored."""
-        return TrainingImages(self.training_bank, draw, dtype)
+        return TrainingImages(self.banks[0], draw, dtype)
 
     def validation(self, order: Tensor, dtype: torch.dtype) -> ValidationImages:
         """Batches of the test images `order`: int64 [v] shared by all envs, or [N, v]."""
-        return ValidationImages(self.test_bank, order, dtype)
+        return ValidationImages(self.banks[1], order, dtype)
 
     def facts(self) -> dict[str, str]:
         """What versions.json keeps of the set."""

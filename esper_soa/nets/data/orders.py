@@ -133,8 +133,8 @@ def split_sizes(source: BatchSource, batch_size: int, num_envs: int, accumulate:
 
     SettingError where an env has no samples of its own, or no whole optimiser steps.
     """
-    num_train = source.num_train
-    num_test = source.num_test
+    num_train = len(source.train_labels)
+    num_test = len(source.test_labels)
     samples = source.spec.name
     together = batch_size * num_envs
     allowed = (

@@ -120,7 +120,7 @@ def check_images(found: "ImageSet | str | PathLike[str]") -> list[str]:
 
 
 def _classes(images: ImageSet) -> list[str]:
-    count = images.num_classes or images.num_labels
+    count = images.num_classes or 1 + int(max(images.train_labels.max(), images.test_labels.max()))
     train = images.train_labels.bincount(minlength=count).numpy()
     test = images.test_labels.bincount(minlength=count).numpy()
     findings = []
