@@ -16,13 +16,7 @@ from torch import Tensor
 from esper_soa.config.errors import UserError, fault_in_words, one_line
 from esper_soa.config.registry import RAISED
 from esper_soa.nets.data import streams
-from esper_soa.nets.data.batches import (
-    BatchSource,
-    Draw,
-    SampleSpec,
-    TrainingFeed,
-    ValidationFeed,
-)
+from esper_soa.nets.data.batches import BatchSource, Draw, SampleSpec, TrainingFeed, ValidationFeed
 from esper_soa.nets.engine import Engine, NetsConfig
 from esper_soa.nets.graphs import WARM_UPS
 from esper_soa.nets.model.blueprints import blueprint_codes

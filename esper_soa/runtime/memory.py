@@ -77,14 +77,12 @@ def needs(cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMP
     rows = sum(sum(row_layout(shape, slot)) for slot in range(len(slots)))
     # parameters, momentum, snapshot
     weights = 3 * (shape.parameters.total + rows) + 2 * shape.statistics.total
-    synthetic = max(cfg.data.synthetic_train, cfg.data.synthetic_test)
+    synthetic = DRAWN * spec.elements * max(cfg.data.synthetic_train, cfg.data.synthetic_test)
     drawn = synthetic if cfg.data.name == "synthetic" else 0
     fewer_drawn = ("data.synthetic_train", "data.synthetic_test")
     smaller_batches = ("batch_size", "compute.env_chunk", *narrower[:1])
     hosts = cfg.envs * DRAWN * shape.parameters.total
-    whole = (
-        0 if cfg.data.split else cfg.envs * samples.train
-    )  # numbers in the order of a whole pass
+    whole = 0 if cfg.data.split else cfg.envs * samples.train  # numbers in the order of a pass
     order = 8 * cfg.envs * cfg.train_samples + FLOAT * whole * (whole <= MAX_STORED)
     stored = spec.train_bytes * samples.train + spec.test_bytes * samples.test
     boosts = FLOAT * cfg.envs * (len(slots) * (len(slots) - 1) // 2 * cfg.steps)
@@ -93,12 +91,7 @@ def needs(cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMP
         Need(TRAINED, activations(cfg, shape, device), smaller_batches, passing=True),
         Need("drawing the weights of the hosts", hosts, ("envs", *narrower), passing=True),
         Need(f"the order of the {spec.name}", order, ("train_samples", "envs")),
-        Need(
-            f"drawing the synthetic {spec.name}",
-            DRAWN * spec.elements * drawn,
-            fewer_drawn,
-            passing=True,
-        ),
+        Need(f"drawing the synthetic {spec.name}", drawn, fewer_drawn, passing=True),
         Need(f"the {spec.name}", stored, ("data.root",)),
         Need("the boosts of seeds that help each other", boosts, ("steps", "envs", "slots")),
         *policy_needs(cfg, tuple(slot.name for slot in slots)),

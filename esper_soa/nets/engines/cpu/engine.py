@@ -288,13 +288,9 @@ class CpuEngine(PieceEngine):
         networks = _networks(shared, training_seeds(nets.shape, shared.plan))
         host, seed = rules_of(nets.task, lr)
         rules = records.sgd_of(host), records.sgd_of(seed)
+        crops = crops_of(shared.feed)
         return _Training(
-            networks,
-            rules,
-            crops_of(shared.feed),
-            num_batches,
-            nets.accumulate,
-            nets.task.gradient_stride,
+            networks, rules, crops, num_batches, nets.accumulate, nets.task.gradient_stride
         ).train_chunk_
 
     def validator(self, shared: Pass[ValidationFeed]) -> Measure:

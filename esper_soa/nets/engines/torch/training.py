@@ -54,7 +54,9 @@ class TrainingPass(NamedTuple):
         """Loss [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
         chunk = TrainingChunk(self, envs)
         for index, measured in enumerate(self._measured):
-            chunk.step_(self._batches(chunk, index, call), gradients if measured else None)
+            chunk.step_(
+                self._batches(chunk.env_numbers, index, call), gradients if measured else None
+            )
         chunk.write_back_()
         return chunk.loss / self.num_batches, 100.0 * chunk.correct.to(STATE_FLOAT) / chunk.seen
 
@@ -64,13 +66,11 @@ class TrainingPass(NamedTuple):
         steps = range(self.num_batches // self.nets.accumulate)
         return [index % self.nets.task.gradient_stride == 0 for index in steps]
 
-    def _batches(
-        self, chunk: "TrainingChunk", index: int, call: Call
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, envs: Tensor, index: int, call: Call) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of optimiser step `index`."""
         for number in range(index * self.nets.accumulate, (index + 1) * self.nets.accumulate):
             call.check()
-            yield self.feed.batch(chunk.env_numbers, number)
+            yield self.feed.batch(envs, number)
 
 
 class TrainingChunk:
