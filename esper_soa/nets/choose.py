@@ -38,16 +38,21 @@ def _blueprints(trial: Trial) -> list[str]:
     return [name_in(one) for one in trial.nets.task.blueprints]
 
 
-def _without_crops(trial: Trial) -> str:
+def _samples_obstacle(trial: Trial) -> str:
     """Why kernels that cut images themselves cannot take the samples; "" where they can."""
     spec = trial.spec
-    return "" if CROPS in spec.cuts else f"the kernels cut {CROPS} of images, not of {spec.name}"
+    if CROPS not in spec.cuts:
+        return f"the kernels cut {CROPS} of images, not of {spec.name}"
+    labels = f"the kernels take one label per sample, not the {spec.num_targets} of {spec.name}"
+    return "" if spec.num_targets == 1 else labels
 
 
 def _native(trial: Trial) -> EngineChoice:
     """The native kernels where they can compute, else torch."""
     nets = trial.nets
-    why_not = _without_crops(trial) or obstacle(nets.task.host_name, nets.shape, _blueprints(trial))
+    why_not = _samples_obstacle(trial) or obstacle(
+        nets.task.host_name, nets.shape, _blueprints(trial)
+    )
     return choose_native(trial.device, TorchEngine(), nets.precision, why_not)
 
 
@@ -61,7 +66,7 @@ def _triton_obstacle(trial: Trial) -> str:
     if nets.ends_early:
         return "the kernels cannot leave out the envs whose episode has ended early (early_stop)"
     return (
-        _without_crops(trial)
+        _samples_obstacle(trial)
         or gpu.unavailable_reason(trial.device)
         or gpu.obstacle(nets.shape, _blueprints(trial), nets.precision, trial.batch_size)
     )

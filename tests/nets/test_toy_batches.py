@@ -16,7 +16,7 @@ from esper_soa.nets import batched
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.data import streams
 from esper_soa.nets.data.batches import BatchSource, Draw, SampleSpec
-from esper_soa.nets.data.images import crops_of
+from esper_soa.nets.data.images import IMAGES, crops_of
 from esper_soa.nets.data.orders import validation_order
 from esper_soa.training.build import build_rules, trial_of
 
@@ -159,6 +159,11 @@ def test_engines_that_cut_images_refuse_vectors_and_torch_takes_them() -> None:
     chosen = choose_engine("auto", trial).chosen
     assert chosen.name == "torch"
     assert why in chosen.reason
+    several = trial._replace(spec=IMAGES._replace(num_targets=2))
+    with pytest.raises(
+        SettingError, match="kernels take one label per sample, not the 2 of images"
+    ):
+        choose_engine("native", several)
     feed = Vectors().training(
         Draw(torch.zeros(1, 2).long(), torch.zeros(1).long(), 0, 2, False), torch.float32
     )
