@@ -34,6 +34,7 @@ from esper_soa.env.joint import JointActions
 from esper_soa.env.step import StepResult
 from esper_soa.env.topology import Standing, standing_of
 from esper_soa.grown.networks import measured_hosts
+from esper_soa.nets.data.batches import BatchSource
 from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.nets.model.modules import GrownNetwork
@@ -106,7 +107,7 @@ class Simulator:
         self.settings = settings
         self.raising = illegal == "raise"
         self.device = resolve_device(settings.device)
-        self._images = None if images is None else images.to(self.device)
+        self._images: BatchSource | None = None if images is None else images.to(self.device)
         self._build(settings.seed)
         self._next_round = 0
         if agent is not None:
@@ -120,7 +121,7 @@ class Simulator:
     def _build(self, seed: int) -> None:
         with naming_memory(UserError):
             self.world = build_world(self.settings, self.device, seed, self._images)
-        self._images = self.world.images
+        self._images = self.world.data
         self.env = Env(self.world)
         self.joint = JointActions(len(self.slots), self.world.rules.blueprints)
         self._seen: Seen | None = None  # what the next action answers; None: reset is due

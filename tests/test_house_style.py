@@ -41,18 +41,7 @@ AGAINST_THE_ORDER = {
     ("env.world", "runtime.ranks"),
 }
 # Class names that more than one class still has.
-USED_TWICE = {
-    "Blend",
-    "Choice",
-    "Crops",
-    "Excite",
-    "GrowthEnv",
-    "Residual",
-    "Rule",
-    "SoftNorm",
-    "Squeeze",
-    "_Chunk",
-}
+USED_TWICE = {"GrowthEnv"}
 # What an engine is made of is the business of that engine and of whoever chooses between them.
 CHOOSER = "nets.choose"
 ENGINES = "nets.engines"

@@ -68,8 +68,21 @@ def classify(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return linear(spatial_mean(x, weight.shape[0]), weight, bias)
 
 
+def by_target(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [..., B, n, K, C] and labels [B, n, K] as those of B*K samples with a target each:
+    [..., B*K, n, C] and [B*K, n]. With labels [B, n] both as they are.
+    """
+    if labels.ndim == 2:
+        return logits, labels
+    return logits.transpose(-3, -2).flatten(-4, -3), labels.transpose(1, 2).flatten(0, 1)
+
+
 def loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy [n] of logits [B, n, K] for labels [B, n]; right answers, int64 [n]."""
+    """Mean cross-entropy [n] of logits [B, n, C] for labels [B, n]; right answers, int64 [n].
+
+    Of samples with K targets, logits are [B, n, K, C] and labels [B, n, K].
+    """
+    logits, labels = by_target(logits, labels)
     losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
     losses = losses.unflatten(0, labels.shape)
     return losses.mean(0), (logits.detach().argmax(-1) == labels).sum(0)

@@ -59,7 +59,7 @@ def _play_widened(cfg: TrainConfig, world: World, parameters: float, played: Rou
     task = widened(plain.task, parameters)
     compute = replace(cfg.compute, compile="off", cuda_graphs="off")
     wide = replace(plain, task=task, slots=[first], compute=compute)
-    wider = build_world(wide, world.device, world.seed, world.images, world.ranks)
+    wider = build_world(wide, world.device, world.seed, world.data, world.ranks)
     return play_round(wider, Player(WaitPolicy(), None), played)[0]
 
 

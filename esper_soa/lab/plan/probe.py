@@ -23,7 +23,6 @@ from esper_soa.config.errors import OutOfRoomError, UserError
 from esper_soa.config.settings import TrainConfig, settings_from_yaml, settings_yaml
 from esper_soa.env.step import Work
 from esper_soa.lab.report.page import leave_report
-from esper_soa.nets.data.batches import ValidationImages
 from esper_soa.runtime.device import CPU_EVAL_BATCH, resolve_device
 from esper_soa.runtime.memory import free_memory, naming_memory, with_envs
 from esper_soa.runtime.ranks import keep_to_cores
@@ -104,10 +103,9 @@ class Pace(NoProfile):
     def watch(self, work: Work) -> Work:
         """The work, or little of it."""
         self.full = self.every or (self.rounds == 0 and len(self.paces) >= self.next_full)
-        if self.full or not isinstance(work.validation, ValidationImages):
+        if self.full:
             return work
-        few = work.validation._replace(order=work.validation.order[..., :CPU_EVAL_BATCH])
-        return work._replace(num_batches=1, validation=few)
+        return work._replace(num_batches=1, validation=work.validation.first(CPU_EVAL_BATCH))
 
     def env_step(self) -> None:
         """An env-step has been played: which one is the next to be played in full?"""

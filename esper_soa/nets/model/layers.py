@@ -87,7 +87,7 @@ class Layers:
         """2x2 max pool."""
         return F.max_pool2d(x, 2)
 
-    def sgd_(self, params: Tensor, momentum: Tensor, grad: Tensor, rule: sgd.Rule) -> None:
+    def sgd_(self, params: Tensor, momentum: Tensor, grad: Tensor, rule: sgd.UpdateRule) -> None:
         """One optimiser step by `rule`, in place; all [n, P], a tensor lr []."""
         sgd.sgd_(params, momentum, grad, rule)
 

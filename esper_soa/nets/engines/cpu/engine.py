@@ -3,7 +3,7 @@
 nets/choose.py asks for an `obstacle` before it makes one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets import batched
-from esper_soa.nets.data.batches import ImageCrops
-from esper_soa.nets.engine import TrainingFeed, ValidationFeed
+from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
+from esper_soa.nets.data.images import ImageCrops, crops_of
 from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
 from esper_soa.nets.model.blueprints import GATE, num_codes
@@ -177,7 +177,7 @@ class _Training(NamedTuple):
 
     nets: records.NativeNetworks
     rules: tuple[records.Sgd, records.Sgd]  # of the hosts and of the seeds
-    feed: TrainingFeed
+    crops: Callable[..., ImageCrops]  # of its feed
     num_batches: int
     accumulate: int  # batches that make an optimiser step
     stride: int  # optimiser steps between two measurements of gradients
@@ -192,30 +192,26 @@ class _Training(NamedTuple):
         correct = torch.zeros(envs.size, dtype=torch.int64)
         for index in range(self.num_batches // self.accumulate):
             call.check()
-            first = index * self.accumulate
-            batches = [self.feed.crops(numbers, first + batch) for batch in range(self.accumulate)]
-            self._step_(
-                envs, batches, (loss, correct), gradients if index % self.stride == 0 else {}
-            )
-            seen += sum(crops.labels.shape[1] for crops in batches)
+            crops = self.crops(numbers, index * self.accumulate, self.accumulate)
+            self._step_(envs, crops, (loss, correct), gradients if index % self.stride == 0 else {})
+            seen += crops.labels.shape[1]
         return loss / self.num_batches, 100.0 * correct.to(STATE_FLOAT) / seen
 
     def _step_(
         self,
         envs: np.ndarray,
-        batches: list[ImageCrops],
+        crops: ImageCrops,
         sums: tuple[Tensor, Tensor],
         gradients: Gradients,
     ) -> None:
-        """One optimiser step of the networks `envs` (int64 [n]) on `batches`, each [n, B].
+        """One optimiser step of the networks `envs` (int64 [n]) on its batches, [n, B] each.
 
         sums: loss (float32 [n]) and correct (int64 [n]), which are added to. Writes the gradient
         statistics [N, S] that are there.
         """
-        bank = batches[0].bank
         loss, correct = sums
-        first = torch.cat([crops.first for crops in batches], dim=1).contiguous()
-        labels = torch.cat([crops.labels for crops in batches], dim=1).contiguous()
+        first = crops.first.contiguous()
+        labels = crops.labels.contiguous()
         record = records.Training(
             nets=self.nets,
             count=envs.size,
@@ -224,7 +220,7 @@ class _Training(NamedTuple):
             envs=envs.ctypes.data,
             host=self.rules[0],
             seed=self.rules[1],
-            images=records.crops_of(bank, first),
+            images=records.crops_record(crops.bank, first),
             labels=labels.data_ptr(),
             loss=loss.data_ptr(),
             correct=correct.data_ptr(),
@@ -241,14 +237,14 @@ class _Validation(NamedTuple):
     """A validation pass of N networks; `measure` may run for different envs at the same time."""
 
     nets: records.NativeNetworks
-    feed: ValidationFeed
+    crops: Callable[..., ImageCrops]  # of its feed
 
     def measure(self, job: Job, call: Call) -> tuple[Tensor, Tensor]:
         """Loss float64 [n] of the first code, accuracy float64 [n, codes], percent, of `job`."""
         call.check()
         envs = job.envs
         codes = np.array(job.codes, dtype=np.int64)
-        crops = self.feed.crops(torch.from_numpy(envs))
+        crops = self.crops(torch.from_numpy(envs))
         bank = crops.bank
         first = crops.first.contiguous()
         labels = crops.labels.contiguous()
@@ -262,7 +258,7 @@ class _Validation(NamedTuple):
             envs=envs.ctypes.data,
             labels=labels.data_ptr(),
             shared=first.shape[0] == 1,
-            images_of=records.crops_of(bank, first),
+            images_of=records.crops_record(bank, first),
             codes=codes.size,
             ablated=job.ablated,
             code=codes.ctypes.data,
@@ -288,10 +284,11 @@ class CpuEngine(PieceEngine):
         networks = _networks(shared, training_seeds(nets.shape, shared.plan))
         host, seed = rules_of(nets.task, lr)
         rules = records.sgd_of(host), records.sgd_of(seed)
+        crops = crops_of(shared.feed)
         return _Training(
-            networks, rules, shared.feed, num_batches, nets.accumulate, nets.task.gradient_stride
+            networks, rules, crops, num_batches, nets.accumulate, nets.task.gradient_stride
         ).train_chunk_
 
     def validator(self, shared: Pass[ValidationFeed]) -> Measure:
         seeds = validation_seeds(shared.nets.shape, shared.plan)
-        return _Validation(_networks(shared, seeds), shared.feed).measure
+        return _Validation(_networks(shared, seeds), crops_of(shared.feed)).measure

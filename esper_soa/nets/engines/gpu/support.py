@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from esper_soa.nets.engine import Choice, Engine
+from esper_soa.nets.engine import Engine, EngineChoice
 from esper_soa.nets.engines.gpu import program
 from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.model.conv import CONV_BLOCK, conv_segments
@@ -72,7 +72,7 @@ def obstacle(
     return ""
 
 
-def loaded_engine(steps: StepCache, chosen: Choice) -> Engine:
+def loaded_engine(steps: StepCache, chosen: EngineChoice) -> Engine:
     """The engine of the kernels, where they can run; steps: captured into CUDA graphs or not."""
     engine: Engine = importlib.import_module(ENGINE).GpuEngine(steps, chosen)
     return engine
