@@ -142,7 +142,7 @@ def play_job(job: Job) -> None:
     cfg = of_seed(job.data, job.seed, job.settings)
     apply_threads(cfg.compute.threads)
     world = build_world(cfg, resolve_device(cfg.device))
-    if (code_stamp(), world.images.identity) != (job.code, job.data.images):
+    if (code_stamp(), world.data.identity) != (job.code, job.data.images):
         raise BenchmarkError(
             "code or images have changed since the proof was begun. Begin it again"
         )

@@ -24,9 +24,10 @@ from esper_soa.config.errors import UserError
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig, host_slots
 from esper_soa.config.settings import ENGINES
 from esper_soa.nets.choose import choose_engine
-from esper_soa.nets.data import batches as data
 from esper_soa.nets.data import streams
-from esper_soa.nets.data.datasets import ImageSet
+from esper_soa.nets.data.batches import Draw
+from esper_soa.nets.data.datasets import ImageSet, synthetic
+from esper_soa.nets.data.images import IMAGES
 from esper_soa.nets.engine import Engine, NetsConfig
 from esper_soa.nets.model.host import HostShape, host_shape
 from esper_soa.nets.seeds import pools
@@ -75,7 +76,8 @@ def occupied(live: np.ndarray, ablated: np.ndarray, stage: int) -> ActiveSeeds:
 def engine_for(shape: HostShape, options: argparse.Namespace) -> Engine:
     """What runs hosts of `shape` in a run."""
     nets = NetsConfig(shape, TaskConfig(), (), options.envs, 1)
-    trial = Trial(nets, options.place, options.envs, options.batch, options.train, options.val)
+    work = options.envs, options.batch, options.train, options.val
+    trial = Trial(nets, options.place, *work, IMAGES, synthetic)
     return choose_engine(options.engine, trial)
 
 
@@ -91,12 +93,11 @@ def variant(
     order = torch.randint(
         len(options.images.train_labels), (options.envs, options.train), device=device
     )
-    bank = data.training_bank(options.images)
     keys = streams.stream_keys(0, streams.AUGMENTATION, (0,), envs)
-    training = data.EnvStepBatches(bank, order, keys, 0, options.batch, True, torch.float32)
+    draw = Draw(order, keys, 0, options.batch, True)
+    training = options.images.training(draw, torch.float32)
     shared = torch.arange(options.val, device=device)
-    tested = data.evaluation_bank(options.images)
-    validation = data.ValidationImages(tested, shared, torch.float32)
+    validation = options.images.validation(shared, torch.float32)
     chunk = choose_env_chunk(options.chunk, options.envs, options.batch, device)
     options.workers = choose_workers(0, len(chunks(options.envs, chunk)), device)
     eval_batch = choose_eval_batch(device)

@@ -35,6 +35,7 @@ from esper_soa.env.env import Env
 from esper_soa.env.joint import JointActions
 from esper_soa.env.step import Observed, StepResult
 from esper_soa.env.topology import HostStates, host_states
+from esper_soa.nets.data.batches import BatchSource
 from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.runtime.device import resolve_device, threads
@@ -112,7 +113,7 @@ class Simulator:
         self.settings = settings
         self.strict = illegal == "raise"
         self.device = resolve_device(settings.device)
-        self._images = None if images is None else images.to(self.device)
+        self._images: BatchSource | None = None if images is None else images.to(self.device)
         self._build(settings.seed)
         self._next_round = 0
         name = settings.policy.name
@@ -128,7 +129,7 @@ class Simulator:
     def _build(self, seed: int) -> None:
         with naming_memory(UserError):
             self.world = build_world(self.settings, self.device, seed, self._images)
-        self._images = self.world.images
+        self._images = self.world.data
         self.env = Env(self.world)
         legal = self.world.rules.blueprints
         self.joint = JointActions(len(self.slots), legal)

@@ -60,7 +60,7 @@ class Measured(NamedTuple):
 
     def hosts(self, envs: list[int]) -> list[GrownHost]:
         """These hosts by themselves."""
-        pixels = Pixels(self.world.images.mean, self.world.images.std)
+        pixels = Pixels(self.world.data.mean, self.world.data.std)
         shape = self.world.rules.nets.shape
         return grown_hosts(
             shape, self.world.weights, envs, [self.residents(env) for env in envs], pixels
@@ -73,7 +73,7 @@ class Measured(NamedTuple):
     def validation(self) -> tuple[Tensor, Tensor]:
         """The validation images, raw in [0, 1], and their labels."""
         chosen = self.world.validation.order
-        images = self.world.images
+        images = self.world.data
         return images.test_images[chosen].permute(0, 3, 1, 2).float() / 255, images.test_labels[
             chosen
         ]

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import esper_soa
-from esper_soa.nets.model.host_parts import ConvBlock, HostPart, Residual
+from esper_soa.nets.model.conv import ConvBlock
 from esper_soa.nets.model.parts import NARROW, Conv, Depthwise
+from esper_soa.nets.model.residual import Residual
+from esper_soa.nets.model.segments import HostPart
 
 SLOTS = {  # of the good ones, to grow seeds in
     "uneven": ["r0c1", "r1c2"],

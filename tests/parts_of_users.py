@@ -9,10 +9,12 @@ import esper_soa
 from esper_soa.agent.protocol import Memory
 from esper_soa.agent.scripted import seed_action, uniform_choice, unlearned
 from esper_soa.agent.user_agents import Surroundings
+from esper_soa.config.nets import VECTORS
 from esper_soa.env.legal import obey
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.nets.model.blueprints import Architecture
 from esper_soa.nets.model.parts import NARROW, Conv, Part, SoftNorm
+from esper_soa.nets.model.user_module import UserModule
 from esper_soa.state import Action, Decision, View
 from esper_soa.vocabulary import Op
 
@@ -25,6 +27,13 @@ def twice() -> tuple[Part, ...]:
 @esper_soa.blueprint("instead")
 def instead() -> Architecture:
     return Architecture(0, "", (Conv(kernel=1), SoftNorm()), residual=False)
+
+
+@esper_soa.blueprint("flat")
+def flat() -> Architecture:
+    """Of vectors, which no slot of a convolutional host has."""
+    module = UserModule(lambda channels: nn.Linear(channels, channels), VECTORS)
+    return Architecture(0, "", (module,), residual=False)
 
 
 @esper_soa.blueprint("grouped")

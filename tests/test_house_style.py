@@ -32,17 +32,7 @@ MAX_STATEMENTS = 30  # of a function; a kernel of the GPU engine is compiled who
 # Imports against the order of imports.LAYERS that are still there: (module, what it imports from).
 AGAINST_THE_ORDER: set[tuple[str, str]] = set()
 # Class names that more than one class still has.
-USED_TWICE = {
-    "Blend",
-    "Choice",
-    "Crops",
-    "Excite",
-    "Residual",
-    "Rule",
-    "SoftNorm",
-    "Squeeze",
-    "_Chunk",
-}
+USED_TWICE: set[str] = set()
 # What an engine is made of is the business of that engine and of whoever chooses between them.
 CHOOSER = "nets.choose"
 ENGINES = "nets.engines"

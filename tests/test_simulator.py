@@ -320,7 +320,7 @@ def test_images_of_a_users_own_take_the_place_of_those_of_the_settings() -> None
     data = esper_soa.images(train, np.arange(40) % 4, test, np.arange(40) % 4)
     sim = esper_soa.make("smoke", overrides=TINY[:2], policy="random", data=data, **SIZES)
     assert sim.settings.task.num_classes == 4
-    assert sim.world.images.train_labels.max() == 3
+    assert sim.world.data.train_labels.max() == 3
     assert len(list(sim.episode())) == STEPS
 
 
@@ -329,7 +329,7 @@ def test_a_host_comes_out_with_the_accuracy_that_was_measured() -> None:
     with pytest.raises(RuntimeError, match="nothing has been measured"):
         sim.export(0)
     steps = list(sim.episode())
-    data = sim.world.images
+    data = sim.world.data
     order = sim.world.validation.order
     for env in range(ENVS):
         net = sim.export(env)

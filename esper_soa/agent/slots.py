@@ -29,7 +29,7 @@ def place_table(slots: Sequence[SlotSpec]) -> Tensor:
             slot.row,
             slot.depth,
             math.log2(slot.channels) / math.log2(WIDE),
-            math.log2(slot.size) / math.log2(IMAGE_SIZE),
+            math.log2(max(slot.size, 1)) / math.log2(IMAGE_SIZE),
         )
         for slot in slots
     ]

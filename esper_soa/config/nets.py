@@ -26,6 +26,9 @@ MAX_CHANNELS = 8192  # of a block
 MAX_POOLS = 5  # that leave one pixel of an image
 CNN_BLUEPRINT_NAMES = tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS)
 DATASETS = ("auto", "cifar10", "fashion32", "synthetic", "npz", "given")
+# Kinds of features, which a seed and the slot that it stands in have in common.
+IMAGES = "images"  # [B, C, H, W]
+VECTORS = "vectors"  # [B, C]
 NPZ = ".npz"  # how a file of own images ends
 # Settings of DataConfig that only own images heed.
 PREPARATION = ("layout", "resize", "val", "mean", "std")
@@ -174,8 +177,18 @@ class SlotSpec(NamedTuple):
     row: int
     block: int
     channels: int
-    size: int  # height and width of the feature map
-    depth: float  # of its block in the host: 0 for the first block, 1 for the last
+    size: int = 0  # height and width of features that are images, 0 of vectors
+    depth: float = 0.0  # of its block in the host: 0 for the first block, 1 for the last
+
+    @property
+    def topology(self) -> str:
+        """Kind of its features: IMAGES or VECTORS."""
+        return IMAGES if self.size else VECTORS
+
+    @property
+    def positions(self) -> int:
+        """Numbers of a channel."""
+        return self.size**2 if self.size else 1
 
 
 def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:

@@ -37,7 +37,8 @@ from esper_soa.env.signals import (
     record_gradients,
     record_signals,
 )
-from esper_soa.nets.engine import Engine, NetsConfig, TrainingFeed, ValidationFeed
+from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
+from esper_soa.nets.engine import Engine, NetsConfig
 from esper_soa.nets.graphs import Replay, StepCache, captured_call
 from esper_soa.nets.seeds.pools import slot_seeds
 from esper_soa.nets.seeds.snapshot import restore_where_, snapshot_where_

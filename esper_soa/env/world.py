@@ -13,9 +13,8 @@ from esper_soa.config.nets import DataConfig, lr_factor
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.step import EAGER, EnvRules, StepData, StepKernels, initial_state
 from esper_soa.env.topology import Topology, plant
-from esper_soa.nets.data import batches as data
-from esper_soa.nets.data import streams
-from esper_soa.nets.data.datasets import ImageSet
+from esper_soa.nets.data import orders, streams
+from esper_soa.nets.data.batches import BatchSource, Draw, check_classes, check_work
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.seeds import pools
@@ -39,7 +38,7 @@ class World:
     def __init__(
         self,
         rules: EnvRules,
-        images: ImageSet,
+        data: BatchSource,
         sizes: Sizes,
         cfg: DataConfig,
         seed: int,
@@ -47,32 +46,29 @@ class World:
         reduction: Reduction = ALL_ENVS,
     ) -> None:
         self.rules = rules
-        self.images = images
+        self.data = data
         self.seed = seed
         self.kernels = kernels
         self.reduction = reduction
-        data.check_classes(images, rules.nets.shape.num_classes)
+        check_classes(data, rules.nets.shape.num_classes)
         self.augment = cfg.augment
         together = reduction.all_envs(sizes.num_envs)
-        self.split: data.Split | None = None
+        self.split: orders.Split | None = None
         if not cfg.split:
-            data.check_work(images, sizes.train_samples, sizes.val_samples)
+            check_work(data, sizes.train_samples, sizes.val_samples)
         else:
             steps = rules.nets.accumulate
-            self.split = share = data.split_sizes(images, sizes.batch_size, together, steps)
+            self.split = share = orders.split_sizes(data, sizes.batch_size, together, steps)
             sizes = Sizes(sizes.num_envs, sizes.batch_size, share.train_samples, share.val_samples)
         self.sizes = sizes
-        self.device = images.train_images.device
+        self.device = data.train_labels.device
         self.flop = training_flop(rules.nets.shape, self.device)
         self.envs = reduction.first_env + torch.arange(sizes.num_envs, device=self.device)
         self.weights = pools.allocate(rules.nets.shape, sizes.num_envs, self.device, torch.float32)
         add_snapshot_(self.weights)
         if rules.nets.precision == torch.float16:
             add_loss_scales_(self.weights)
-        self.training_bank = data.training_bank(images)
-        self.validation = data.ValidationImages(
-            data.evaluation_bank(images), self._validation_order(), self.dtype
-        )
+        self.validation = data.validation(self._validation_order(), self.dtype)
         self._enter_round(0)
 
     @property
@@ -103,10 +99,9 @@ class World:
     def _enter_round(self, number: int) -> None:
         self.round = number
         self._keys = dict[int, Tensor]()
-        size = len(self.images.train_labels)
-        self.order = data.OrderBook(
-            self.keys(streams.DATA_ORDER), size, self.reduction.all_envs(self.sizes.num_envs)
-        )
+        everyone = self.reduction.all_envs(self.sizes.num_envs)
+        keys = self.keys(streams.DATA_ORDER)
+        self.order = orders.OrderBook(keys, len(self.data.train_labels), everyone)
 
     def keys(self, purpose: int) -> Tensor:
         """int64 [N]: one random stream per env for `purpose` in this round."""
@@ -118,18 +113,12 @@ class World:
         """The data of env-step `step` (from 0) of this round."""
         sizes = self.sizes
         start = step * sizes.train_samples
-        batches = data.EnvStepBatches(
-            self.training_bank,
-            self._training_order(step),
-            self.keys(streams.AUGMENTATION),
-            start,
-            sizes.batch_size,
-            self.augment,
-            self.dtype,
-        )
+        keys = self.keys(streams.AUGMENTATION)
+        draw = Draw(self._training_order(step), keys, start, sizes.batch_size, self.augment)
+        training = self.data.training(draw, self.dtype)
         factor = lr_factor(self.rules.nets.task.lr_schedule, step, self.rules.max_steps)
         count = sizes.train_samples // sizes.batch_size
-        return StepData(batches, count, self.validation, self.seed_keys(step), factor)
+        return StepData(training, count, self.validation, self.seed_keys(step), factor)
 
     def seed_keys(self, step: int) -> Tensor:
         """int64 [N]: the streams that seeds which are new at env-step `step` draw weights from."""
@@ -142,15 +131,16 @@ class World:
 
     def _training_order(self, step: int) -> Tensor:
         sizes = self.sizes
-        num_train = len(self.images.train_labels)
         if self.split is None:
             return self.order.draw(step * sizes.train_samples, sizes.train_samples)
         first = torch.zeros_like(self.envs[:1])
         shared = streams.stream_keys(self.seed, streams.DATA_ORDER, (self.round,), first)
-        return self.reduction.own(data.split_training_order(shared, num_train, step, self.split))
+        return self.reduction.own(
+            orders.split_training_order(shared, len(self.data.train_labels), step, self.split)
+        )
 
     def _validation_order(self) -> Tensor:
-        num_test = len(self.images.test_labels)
+        num_test = len(self.data.test_labels)
         if self.split is None:
-            return data.validation_order(num_test, self.sizes.val_samples, self.seed, self.device)
-        return self.reduction.own(data.split_validation_order(num_test, self.split, self.device))
+            return orders.validation_order(num_test, self.sizes.val_samples, self.seed, self.device)
+        return self.reduction.own(orders.split_validation_order(num_test, self.split, self.device))

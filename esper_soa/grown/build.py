@@ -5,18 +5,18 @@ describes every host and gives its tensors the names that they have in a GrownNe
 (model/modules.py). The engines are not asked: rows mean what the tables of parameters say.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
-from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets.model.blueprints import gate_layer, gate_table, seed_layers, seed_table
-from esper_soa.nets.model.host import Block, HostShape, OwnSegment, Refinement, Segment, slots_of
+from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.model.modules import GrownNetwork, network_of
-from esper_soa.nets.model.parts import Layer, Table
+from esper_soa.nets.model.parts import LayerSpec, Table
+from esper_soa.nets.model.segments import PlainPart
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.vocabulary import BLEND_NAMES, STAGE_NAMES, Blend, Stage
 
@@ -53,25 +53,20 @@ class GrownHost(NamedTuple):
         return network_of(self.spec, self.tensors)
 
 
+def plain_parts(shape: HostShape) -> list[PlainPart]:
+    """The parts of a host with empty slots, in order."""
+    return [part for segment in shape.segments for part in segment.plain_parts()]
+
+
 def host_spec(shape: HostShape, pixels: Pixels) -> dict:
     """The description of a host with empty slots: what goes in, and layers in order."""
     host = []
-    for number, block in enumerate(shape.segments):
-        residual = {"residual": True} if isinstance(block, Refinement) else {}
-        host.append({"name": _name(number, block), "layers": _plain(block.layers)} | residual)
-        if isinstance(block, Block) and block.pooled:
-            pool = [Layer("pool", "MaxPool2d", {"kernel_size": 2})]
-            host.append({"name": f"pool{number}", "layers": _plain(pool)})
-    sizes = {"in_features": shape.classifier_inputs, "out_features": shape.num_classes}
-    last = [
-        Layer("mean", "AdaptiveAvgPool2d", {"output_size": 1}),
-        Layer("flatten", "Flatten", {}),
-        Layer("linear", "Linear", dict(sizes)),
-    ]
-    host += [{"name": "classifier", "layers": _plain(last)}] if shape.head is None else []
+    for part in plain_parts(shape):
+        residual = {"residual": True} if part.residual else {}
+        host.append({"name": part.name, "layers": _plain(part.layers)} | residual)
     return {
         "input": {
-            "shape": [IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE],
+            "shape": list(shape.input_shape),
             "range": [0.0, 1.0],
             "channels": "RGB",
             "mean": list(pixels.mean),
@@ -86,13 +81,7 @@ def host_spec(shape: HostShape, pixels: Pixels) -> dict:
 
 def seed_specs(shape: HostShape, residents: Residents) -> list[dict]:
     """The descriptions of the seeds that a host feels, in the order in which images meet them."""
-    places = {
-        slot: place
-        for number, block in enumerate(shape.blocks)
-        for slot, place in zip(
-            slots_of(block), (_name(number, block), f"pool{number}"), strict=False
-        )
-    }
+    places = {part.slot: part.name for part in plain_parts(shape)}
     found = []
     for slot in shape.execution_order:
         if residents.stage[slot] in FELT_STAGES:
@@ -140,12 +129,7 @@ def grown_hosts(
     return hosts
 
 
-def _name(number: int, segment: Segment) -> str:
-    """What a segment is called: a module of a user's own as it was there."""
-    return segment.name if isinstance(segment, OwnSegment) else f"block{number}"
-
-
-def _plain(layers: Sequence[Layer]) -> list[dict]:
+def _plain(layers: Sequence[LayerSpec]) -> list[dict]:
     return [layer._asdict() for layer in layers]
 
 
@@ -171,9 +155,7 @@ def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) ->
             tensors |= _named(named, gate_table(channels), gates)
     spec["parameters"] = sum(one.numel() for one in tensors.values())
     buffers = [one for at in places for one in modules[at].named_buffers(prefix=at)]
-    own_host = shape.own_chain is not None  # rows hold all buffers of its modules
-    held = [one for one in buffers if own_host or not one[0].endswith(COUNTER)]
-    statistics = _named(held, shape.statistics, rows["host", "statistics"])
+    statistics = _named(_kept_buffers(shape, modules), shape.statistics, rows["host", "statistics"])
     for name, buffer in buffers:
         tensors[name] = statistics.get(name, torch.zeros(())).to(buffer.dtype)
     for seed in spec["seeds"]:
@@ -181,6 +163,16 @@ def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) ->
     for name in ("mean", "std"):
         tensors[f"input.{name}"] = torch.tensor(spec["input"][name]).view(-1, 1, 1)
     return GrownHost(spec, tensors)
+
+
+def _kept_buffers(shape: HostShape, modules: Mapping[str, nn.Module]) -> list[tuple[str, Tensor]]:
+    """The buffers that rows of statistics hold, by name; modules: by part."""
+    return [
+        (name, buffer)
+        for part in plain_parts(shape)
+        for name, buffer in modules[part.name].named_buffers(prefix=part.name)
+        if part.counts_batches or not name.endswith(COUNTER)
+    ]
 
 
 def _named(named: Iterable[tuple[str, Tensor]], table: Table, rows: Tensor) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
 from esper_soa.grown.build import GrownHost, Pixels, Residents, grown_hosts
+from esper_soa.nets.data.image_set import images_of
 from esper_soa.runtime.versions import package_versions
 
 
@@ -17,7 +18,7 @@ def measured_hosts(
 
     envs: their numbers among all that `states` tells of.
     """
-    images = world.images
+    images = images_of(world.data)
     facts = {
         "task": cfg.task.host_name,
         "round": number,

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from esper_soa.config.settings import TrainConfig
 from esper_soa.nets.choose import tried_engines
-from esper_soa.nets.trial import Tried
+from esper_soa.nets.trial import TrialResult
 from esper_soa.runtime.device import (
     device_name,
     keep_freed_memory,
@@ -53,7 +53,7 @@ def check_device(cfg: TrainConfig, console: Console) -> None:
     console.print(memory_table(cfg, device))
 
 
-def engine_table(found: list[Tried], cfg: TrainConfig) -> Table:
+def engine_table(found: list[TrialResult], cfg: TrainConfig) -> Table:
     """A row per engine."""
     work = (
         f"N={cfg.envs} B={cfg.batch_size} T={cfg.train_samples} V={cfg.val_samples}, "
@@ -70,7 +70,7 @@ def engine_table(found: list[Tried], cfg: TrainConfig) -> Table:
             continue
         memory = f"{one.memory / MIB:.0f}" if one.memory else ""
         verdict = "agrees, quickest" if one is best else "agrees"
-        table.add_row(one.name, f"{1e3 * one.seconds:.2f}", memory, f"{one.apart:.1e}", verdict)
+        table.add_row(one.name, f"{1e3 * one.seconds:.2f}", memory, f"{one.error:.1e}", verdict)
     return table
 
 

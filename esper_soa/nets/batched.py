@@ -55,45 +55,66 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def spatial_mean(x: Tensor, num_nets: int) -> Tensor:
-    """x [B, n*C, H, W] -> [B, n, C]; a network's rounding does not depend on the other networks."""
-    return F.adaptive_avg_pool2d(x, 1).flatten(1).unflatten(1, (num_nets, -1))
+    """x [B, n*C, H, W] -> [B, n, C]; a network's rounding does not depend on the other networks.
+
+    Of vectors [B, n*C] it is these themselves.
+    """
+    mean = F.adaptive_avg_pool2d(x, 1).flatten(1) if x.dim() > 2 else x
+    return mean.unflatten(1, (num_nets, -1))
 
 
 def classify(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Global mean, linear: x [B, n*C, H, W], weight [n, K, C], bias [n, K] -> logits [B, n, K]."""
+    """Global mean, linear: x [B, n*C, ...], weight [n, K, C], bias [n, K] -> logits [B, n, K]."""
     return linear(spatial_mean(x, weight.shape[0]), weight, bias)
 
 
+def by_target(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [..., B, n, K, C] and labels [B, n, K] as those of B*K samples with a target each:
+    [..., B*K, n, C] and [B*K, n]. With labels [B, n] both as they are.
+    """
+    if labels.ndim == 2:
+        return logits, labels
+    return logits.transpose(-3, -2).flatten(-4, -3), labels.transpose(1, 2).flatten(0, 1)
+
+
 def loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy [n] of logits [B, n, K] for labels [B, n]; right answers, int64 [n]."""
+    """Mean cross-entropy [n] of logits [B, n, C] for labels [B, n]; right answers, int64 [n].
+
+    Of samples with K targets, logits are [B, n, K, C] and labels [B, n, K].
+    """
+    logits, labels = by_target(logits, labels)
     losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
     losses = losses.unflatten(0, labels.shape)
     return losses.mean(0), (logits.detach().argmax(-1) == labels).sum(0)
 
 
-def per_channel(values: Tensor, num_channels: int) -> Tensor:
-    """One number per network [..., n] -> [..., n*C, 1, 1], ready to scale activations."""
-    return values.unsqueeze(-1).expand(*values.shape, num_channels).flatten(-2)[..., None, None]
+def per_channel(values: Tensor, num_channels: int, axes: int = 2) -> Tensor:
+    """One number per network [..., n] -> [..., n*C, 1, 1], ready to scale activations.
+
+    axes: of the activations behind their channels.
+    """
+    every = values.unsqueeze(-1).expand(*values.shape, num_channels).flatten(-2)
+    return every[(..., *[None] * axes)]
 
 
 def mixed(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    """x + factor (other - x) of activations [B, n*C, H, W], factor [..., n]; in the format of x."""
-    factors = per_channel(factor, x.shape[1] // factor.shape[-1])
+    """x + factor (other - x) of activations [B, n*C, ...], factor [..., n]; in the format of x."""
+    factors = per_channel(factor, x.shape[1] // factor.shape[-1], x.dim() - 2)
     return torch.lerp(x.to(factors.dtype), other.to(factors.dtype), factors).to(x.dtype)
 
 
 def take_nets(x: Tensor, nets: Tensor | None, num_nets: int) -> Tensor:
-    """Activations [B, m*C, H, W] of networks `nets` (int64 [m]; None = all) of x [B, n*C, H, W]."""
+    """Activations [B, m*C, ...] of networks `nets` (int64 [m]; None = all) of x [B, n*C, ...]."""
     if nets is None:
         return x
-    picked = x.permute(0, 2, 3, 1).unflatten(3, (num_nets, -1)).index_select(3, nets)
-    return picked.flatten(3).permute(0, 3, 1, 2)
+    picked = x.movedim(1, -1).unflatten(-1, (num_nets, -1)).index_select(-2, nets)
+    return picked.flatten(-2).movedim(-1, 1)
 
 
 def put_nets(x: Tensor, nets: Tensor | None, num_nets: int, values: Tensor) -> Tensor:
-    """x [B, n*C, H, W] with those of `nets` (int64 [m]; None = all) replaced by [B, m*C, H, W]."""
+    """x [B, n*C, ...] with those of `nets` (int64 [m]; None = all) replaced by [B, m*C, ...]."""
     if nets is None:
         return values
-    pixels = x.permute(0, 2, 3, 1).unflatten(3, (num_nets, -1))
-    source = values.permute(0, 2, 3, 1).unflatten(3, (nets.shape[0], -1))
-    return pixels.index_copy(3, nets, source).flatten(3).permute(0, 3, 1, 2)
+    target = x.movedim(1, -1).unflatten(-1, (num_nets, -1))
+    source = values.movedim(1, -1).unflatten(-1, (nets.shape[0], -1))
+    return target.index_copy(-2, nets, source).flatten(-2).movedim(-1, 1)

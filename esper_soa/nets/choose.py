@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 from esper_soa.config.errors import SettingError
 from esper_soa.config.registry import name_in
-from esper_soa.nets.engine import Choice, Engine
+from esper_soa.nets.data.images import CROPS
+from esper_soa.nets.engine import Engine, EngineChoice
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
-from esper_soa.nets.trial import Trial, Tried, try_engines
+from esper_soa.nets.trial import Trial, TrialResult, try_engines
 
 NATIVE = "native"  # the kernels in C
 REFERENCE = "torch"  # the engine that says what the others must come to
@@ -30,7 +31,7 @@ class Kind(NamedTuple):
     """An engine that compute.engine may name."""
 
     obstacle: Callable[[Trial], str]  # why it cannot run; "" where it can
-    make: Callable[[Trial, Choice], Engine]
+    make: Callable[[Trial, EngineChoice], Engine]
     tried_on: str  # kind of device on which `auto` tries it; "" = any
 
 
@@ -46,11 +47,22 @@ def _blueprints(trial: Trial) -> list[str]:
     return [name_in(one) for one in trial.nets.task.blueprints]
 
 
-def _native(trial: Trial) -> Choice:
+def _samples_obstacle(trial: Trial) -> str:
+    """Why kernels that cut images themselves cannot take the samples; "" where they can."""
+    spec = trial.spec
+    if CROPS not in spec.cuts:
+        return f"the kernels cut {CROPS} of images, not of {spec.name}"
+    labels = f"the kernels take one label per sample, not the {spec.num_targets} of {spec.name}"
+    return "" if spec.num_targets == 1 else labels
+
+
+def _native(trial: Trial) -> EngineChoice:
     """The native kernels where they can compute, else torch."""
     nets = trial.nets
-    why_not = _cpu("engine").obstacle(nets.task.host_name, nets.shape, _blueprints(trial))
-    chosen: Choice = _cpu("proof").choose_native(
+    why_not = _samples_obstacle(trial) or _cpu("engine").obstacle(
+        nets.task.host_name, nets.shape, _blueprints(trial)
+    )
+    chosen: EngineChoice = _cpu("proof").choose_native(
         trial.device, TorchEngine(), nets.precision, why_not
     )
     return chosen
@@ -66,8 +78,10 @@ def _triton_obstacle(trial: Trial) -> str:
     if nets.ends_early:
         return "the kernels cannot leave out the envs whose episode has ended early (early_stop)"
     support = _gpu()
-    reason: str = support.unavailable_reason(trial.device) or support.obstacle(
-        nets.shape, _blueprints(trial), nets.precision, trial.batch_size
+    reason: str = (
+        _samples_obstacle(trial)
+        or support.unavailable_reason(trial.device)
+        or support.obstacle(nets.shape, _blueprints(trial), nets.precision, trial.batch_size)
     )
     return reason
 
@@ -78,12 +92,12 @@ def _graphs_obstacle(trial: Trial) -> str:
     return _triton_obstacle(trial) or graphs
 
 
-def _native_engine(_: Trial, chosen: Choice) -> Engine:
+def _native_engine(_: Trial, chosen: EngineChoice) -> Engine:
     engine: Engine = _cpu("engine").CpuEngine(chosen)
     return engine
 
 
-def _triton(trial: Trial, chosen: Choice, capture: bool) -> Engine:
+def _triton(trial: Trial, chosen: EngineChoice, capture: bool) -> Engine:
     engine: Engine = _gpu().loaded_engine(StepCache(capture, device=trial.device), chosen)
     return engine
 
@@ -103,37 +117,37 @@ def choose_engine(setting: str, trial: Trial) -> Engine:
     Raises SettingError where the setting insists on what cannot run.
     """
     if setting != "auto":
-        chosen = _insisted(setting, trial)
+        chosen = _requested_engine(setting, trial)
     else:
-        chosen = weighed(trial) if trial.device.type == "cuda" else _native(trial)
+        chosen = fastest_engine(trial) if trial.device.type == "cuda" else _native(trial)
     return ENGINES[chosen.name].make(trial, chosen)
 
 
-def _insisted(name: str, trial: Trial) -> Choice:
+def _requested_engine(name: str, trial: Trial) -> EngineChoice:
     """The engine of that name."""
     reason = ENGINES[name].obstacle(trial)
     if reason:
-        told = f"{reason[0].upper()}{reason[1:]}."
-        raise SettingError("compute.engine", name, "auto or torch here", told)
+        sentence = f"{reason[0].upper()}{reason[1:]}."
+        raise SettingError("compute.engine", name, "auto or torch here", sentence)
     if name == NATIVE:
         return _native(trial)
     words = "plain torch" if name == REFERENCE else name
-    return Choice(False, f"{words} (compute.engine={name})", name=name)
+    return EngineChoice(False, f"{words} (compute.engine={name})", name=name)
 
 
-def weighed(trial: Trial) -> Choice:
+def fastest_engine(trial: Trial) -> EngineChoice:
     """What computes on a GPU, of the engines that agree with torch when they are tried there."""
     found = tried_engines(trial)
     words = tuple(one.words() for one in found)
     best = preferred(found)
     if best is None:
         reason = "plain torch, although it failed when it was tried"
-        return Choice(False, reason, fallback=True, tried=words)
+        return EngineChoice(False, reason, fallback=True, tried=words)
     reason = f"{best.name}, as compared with torch and timed on {trial.device}"
-    return Choice(False, reason, name=best.name, tried=words)
+    return EngineChoice(False, reason, name=best.name, tried=words)
 
 
-def preferred(found: Sequence[Tried]) -> Tried | None:
+def preferred(found: Sequence[TrialResult]) -> TrialResult | None:
     """The last engine of the table that a run can have, or torch where it is CLEARLY quicker."""
     fit = [one for one in found if not one.dropped]
     plain = next((one for one in fit if one.name == REFERENCE), None)
@@ -142,11 +156,13 @@ def preferred(found: Sequence[Tried]) -> Tried | None:
     return fit[-1] if fit else None
 
 
-def tried_engines(trial: Trial) -> list[Tried]:
+def tried_engines(trial: Trial) -> list[TrialResult]:
     """What became of every engine `auto` may take on this device; those that cannot run too."""
     kinds = [name for name, kind in ENGINES.items() if kind.tried_on in ("", trial.device.type)]
     obstacles = {name: ENGINES[name].obstacle(trial) for name in kinds}
     fit = [name for name in kinds if not obstacles[name]]
-    makers = {name: partial(ENGINES[name].make, trial, Choice(False, "tried")) for name in fit}
+    makers = {
+        name: partial(ENGINES[name].make, trial, EngineChoice(False, "tried")) for name in fit
+    }
     found = {one.name: one for one in try_engines(trial, TorchEngine, REFERENCE, makers)}
-    return [found.get(name) or Tried(name, obstacles[name]) for name in kinds]
+    return [found.get(name) or TrialResult(name, obstacles[name]) for name in kinds]

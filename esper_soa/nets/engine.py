@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.config.nets import DEFAULT_ROWS, SubsetRows, TaskConfig
-from esper_soa.nets.data.batches import ImageCrops
+from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.seeds.pools import SlotSeeds
 from esper_soa.state import GradientStats
@@ -26,7 +26,7 @@ class NetsConfig(NamedTuple):
     task: TaskConfig
     detached_stages: tuple[int, ...]
     env_chunk: int  # networks per forward pass
-    eval_batch: int  # validation images per forward pass
+    eval_batch: int  # validation samples per forward pass
     rows: SubsetRows = DEFAULT_ROWS
     workers: int = 1  # threads that chunks of envs are shared among
     precision: torch.dtype = torch.float32  # of activations, where it has 16 bits; see precision.py
@@ -34,35 +34,11 @@ class NetsConfig(NamedTuple):
     ends_early: bool = False  # whether passes leave out envs whose episode is over
 
 
-class TrainingFeed(Protocol):
-    """Where training batches come from: cut by the engine's `cut`, or uncut if it cuts itself."""
-
-    def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """Images [B, n*3, 32, 32] (channels_last), labels [B, n] of batch `index` for `envs`."""
-        ...
-
-    def crops(self, envs: Tensor, index: int) -> ImageCrops:
-        """The images of `batch` uncut [n, B]."""
-        ...
-
-
-class ValidationFeed(Protocol):
-    """Where validation batches come from; as TrainingFeed."""
-
-    def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
-        """Images [B, 3 or n*3, 32, 32], labels [B, 1 or n] of `envs`; label -1 does not count."""
-        ...
-
-    def crops(self, envs: Tensor) -> ImageCrops:
-        """The images of all `batches` uncut [1 or n, V]."""
-        ...
-
-
 class TrainReport(NamedTuple):
-    """Results of a training pass over N envs."""
+    """Results of a training pass over N envs; of samples with several targets those of a target."""
 
     loss: Tensor  # float64 [N], mean of batch means
-    accuracy: Tensor  # float64 [N], percent
+    accuracy: Tensor  # float64 [N], percent of the targets
     gradients: GradientStats  # [N, S]
 
 
@@ -70,12 +46,12 @@ class ValidationReport(NamedTuple):
     """Accuracies of N envs by subset row; see state.Measurements."""
 
     loss: Tensor  # float64 [N], of row 0
-    accuracy: Tensor  # float64 [N, R], percent
+    accuracy: Tensor  # float64 [N, R], percent of the targets
     subset: Tensor  # int64 [N, R], -1 = row not evaluated
     ablated: Tensor  # bool [N, S]
 
 
-class Choice(NamedTuple):
+class EngineChoice(NamedTuple):
     """Which engine computes, and why, in words for logs."""
 
     native: bool  # whether it is the native kernels
@@ -112,7 +88,7 @@ class Engine(Protocol[Active]):
     """
 
     @property
-    def chosen(self) -> Choice:
+    def chosen(self) -> EngineChoice:
         """Why it is this one."""
         ...
 

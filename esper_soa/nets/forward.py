@@ -20,7 +20,7 @@ from esper_soa.nets.model.parts import (
     norm_groups,
     num_tensors,
 )
-from esper_soa.nets.model.user_module import OwnModule
+from esper_soa.nets.model.user_module import UserModule
 from esper_soa.nets.seeds import blend
 
 
@@ -34,7 +34,7 @@ def seed_forward(
     last = len(blueprint.parts) - 1
     rest = parameters
     for place, part in enumerate(blueprint.parts):
-        assert not isinstance(part, OwnModule)  # which stands alone
+        assert not isinstance(part, UserModule)  # which stands alone
         own = rest[: num_tensors(part)]
         rest = rest[num_tensors(part) :]
         residual = x if blueprint.residual and place == last else None

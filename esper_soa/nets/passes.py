@@ -14,12 +14,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.engine import (
-    Choice,
+    EngineChoice,
     NetsConfig,
-    TrainingFeed,
     TrainReport,
-    ValidationFeed,
     ValidationReport,
     WorkSizes,
 )
@@ -57,7 +56,7 @@ class PieceEngine(ABC):
     What they give for that may run for different envs at the same time.
     """
 
-    chosen: Choice
+    chosen: EngineChoice
 
     @abstractmethod
     def trainer(

@@ -25,7 +25,7 @@ class LearningRates(NamedTuple):
         return cls(task.host_lr * factor, task.seed_lr * factor)
 
 
-class Rule(NamedTuple):
+class UpdateRule(NamedTuple):
     """How a row moves."""
 
     max_norm: float  # of its gradient; 0 for no limit
@@ -35,13 +35,13 @@ class Rule(NamedTuple):
     weight_decay: float
 
 
-def rules_of(task: TaskConfig, lr: LearningRates) -> tuple[Rule, Rule]:
+def rules_of(task: TaskConfig, lr: LearningRates) -> tuple[UpdateRule, UpdateRule]:
     """The rules of hosts and of seeds, which have no weight decay."""
-    host = Rule(task.max_grad_norm, CLIP_EPS, lr.host, task.momentum, task.weight_decay)
+    host = UpdateRule(task.max_grad_norm, CLIP_EPS, lr.host, task.momentum, task.weight_decay)
     return host, host._replace(lr=lr.seed, weight_decay=0.0)
 
 
-def sgd_(params: Tensor, momentum: Tensor, grad: Tensor, rule: Rule) -> None:
+def sgd_(params: Tensor, momentum: Tensor, grad: Tensor, rule: UpdateRule) -> None:
     """Clip each row's gradient to its own norm, then SGD with momentum, in place; all [n, P]."""
     if rule.max_norm > 0:
         norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from esper_soa.config.errors import UserError, fault_in_words, one_line
 from esper_soa.config.registry import RAISED
-from esper_soa.nets.data import batches as data
 from esper_soa.nets.data import streams
-from esper_soa.nets.data.datasets import synthetic
+from esper_soa.nets.data.batches import BatchSource, Draw, SampleSpec, TrainingFeed, ValidationFeed
 from esper_soa.nets.engine import Engine, NetsConfig
 from esper_soa.nets.graphs import WARM_UPS
 from esper_soa.nets.model.blueprints import blueprint_codes
@@ -31,12 +30,12 @@ from esper_soa.vocabulary import RUNNING_STAGES, Blend, Stage
 # kernel is off by about 1.
 ROUNDING = 1e-2
 TIMES = 2.0
-FLIPPED = 2.5  # validation images whose answer may be another by rounding
+FLIPPED = 2.5  # validation samples whose answer may be another by rounding
 BATCHES = 3  # training batches of a pass
 TIMED = 2  # last passes, of which the quicker counts
 PASSES = WARM_UPS + 1 + TIMED  # the one between them captures
-IMAGES = 512  # to train on
-SEED = 2**31  # of what is tried, which no run has
+SAMPLES = 512  # to train on
+SEED = 2**31  # of the trials; no run has it
 # What engines, their compilers and the device may raise.
 FAULTS = (ImportError, OSError, *RAISED)
 
@@ -50,15 +49,18 @@ class Trial(NamedTuple):
     batch_size: int  # B
     train_samples: int  # T
     val_samples: int  # V
+    spec: SampleSpec  # of the run's samples
+    # Makes so many training and test samples of that kind, on which engines are tried.
+    example: Callable[[int, int, torch.device], BatchSource]
 
 
-class Tried(NamedTuple):
-    """What became of one engine."""
+class TrialResult(NamedTuple):
+    """Result of the trial of one engine."""
 
     name: str
     dropped: str = ""  # why a run cannot have it; "" where it can
-    # From torch in float32, relative, of the worst network; see `distances`.
-    apart: float = math.nan
+    # Distance from torch in float32, relative, of the worst network; see `distances`.
+    error: float = math.nan
     seconds: float = math.nan  # of the networks' part of an env-step of all envs
     memory: int = 0  # bytes at most, beyond the weights; 0 where the device does not say
 
@@ -77,36 +79,36 @@ Distances = dict[str, tuple[float, float]]
 
 def try_engines(
     trial: Trial, exact: Maker, reference: str, makers: Mapping[str, Maker]
-) -> list[Tried]:
-    """What became of each of the engines `makers`, that named `reference` first; `exact` makes
-    torch for float32.
+) -> list[TrialResult]:
+    """Results of the engines that `makers` make, that named `reference` first; `exact` makes torch
+    for float32.
 
     Raises UserError where the device is of no use any more after an engine has failed on it.
     """
-    ground = _Ground(trial)
-    wanted, _ = ground.play(exact(), torch.float32)
+    workload = Workload(trial)
+    wanted, _ = workload.run(exact(), torch.float32)
     found = []
     rounding: Distances = {}
     for name in (reference, *(name for name in makers if name != reference)):
         try:
-            results, cost = ground.play(makers[name](), trial.nets.precision)
+            results, cost = workload.run(makers[name](), trial.nets.precision)
         except FAULTS as error:
-            found.append(Tried(name, fault_in_words(error)))
+            found.append(TrialResult(name, fault_in_words(error)))
         else:
-            apart = distances(results, wanted, ground.val_samples)
-            rounding = apart if name == reference else rounding
-            worst = max(max(both) for both in apart.values())
-            found.append(Tried(name, disagreement(apart, rounding), worst, *cost))
+            errors = distances(results, wanted, workload.val_samples)
+            rounding = errors if name == reference else rounding
+            worst = max(max(both) for both in errors.values())
+            found.append(TrialResult(name, disagreement(errors, rounding), worst, *cost))
         release(trial.device, f"compute.engine=auto: {name}", "compute.engine=torch")
     return found
 
 
-def disagreement(apart: Distances, rounding: Distances) -> str:
-    """What is further from torch in float32 than rounding explains, in words; "" where nothing is.
+def disagreement(errors: Distances, rounding: Distances) -> str:
+    """Name the result that differs from torch in float32 by more than rounding; "" where none does.
 
     rounding: how far torch itself is in the precision of the run; empty where it could not say.
     """
-    for name, both in apart.items():
+    for name, both in errors.items():
         for found, own in zip(both, rounding.get(name, (0.0, 0.0)), strict=True):
             allowed = ROUNDING + TIMES * own
             if not math.isfinite(found) or found > allowed:
@@ -116,13 +118,13 @@ def disagreement(apart: Distances, rounding: Distances) -> str:
 
 
 def distances(found: Results, wanted: Results, val_samples: int) -> Distances:
-    """How far apart results are, relative to the norm of a network's: of the worst network, and of
-    all in the mean.
+    """Distances of results, relative to the norm of a network's: of the worst network, and the mean
+    of all.
 
-    Accuracies count as the share of images beyond FLIPPED; other subsets than those of `wanted` are
-    infinitely far.
+    Accuracies count as the share of samples beyond FLIPPED; other subsets than those of `wanted`
+    are infinitely far.
     """
-    apart = Distances()
+    errors = Distances()
     for name, right in wanted.items():
         mine = found[name].to(right.dtype)
         if name == "subset":
@@ -133,19 +135,19 @@ def distances(found: Results, wanted: Results, val_samples: int) -> Distances:
             norm = right.reshape(len(right), -1).norm(dim=1)
             floor = 0.1 * norm.mean() + torch.finfo(right.dtype).tiny
             rows = (mine - right).reshape(len(right), -1).norm(dim=1) / norm.clamp(min=floor)
-        apart[name] = float(rows.max()), float(rows.mean())
-    return apart
+        errors[name] = float(rows.max()), float(rows.mean())
+    return errors
 
 
-class _Ground:
-    """Networks with a mixture of seeds, and images, on which every engine does the same work."""
+class Workload:
+    """Networks with a mixture of seeds, and samples, on which every engine does the same work."""
 
     def __init__(self, trial: Trial) -> None:
         self.trial = trial
         device = self.device = trial.device
         nets = trial.nets
         self.val_samples = min(trial.val_samples, trial.nets.eval_batch)
-        self.images = synthetic(IMAGES, max(self.val_samples, 1), device)
+        self.samples = trial.example(SAMPLES, max(self.val_samples, 1), device)
         envs = torch.arange(trial.envs, device=device)
         self.keys = streams.stream_keys(SEED, streams.HOST_INIT, (0,), envs)
         self.weights = pools.allocate(nets.shape, trial.envs, device, torch.float32)
@@ -154,14 +156,14 @@ class _Ground:
         alpha = torch.from_numpy(np.where(self.seeds.visible, 0.6, 0.0))
         self.alpha = alpha.to(device, STATE_FLOAT)
 
-    def play(self, engine: Engine, precision: torch.dtype) -> tuple[Results, tuple[float, int]]:
+    def run(self, engine: Engine, precision: torch.dtype) -> tuple[Results, tuple[float, int]]:
         """What training and validation came to last pass; seconds of an env-step, and bytes."""
         trial = self.trial
         nets = trial.nets._replace(precision=precision, accumulate=1)
         weights = self.weights.clone()
         if precision == torch.float16:
             add_loss_scales_(weights)
-        training, validation = self._feeds()
+        training, validation = self.feeds()
         times = []
         reports: Results = {}
         on_gpu = self.device.type == "cuda"
@@ -189,15 +191,14 @@ class _Ground:
         peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else 0
         return leaves | reports, (seconds, peak)
 
-    def _feeds(self) -> tuple[data.EnvStepBatches, data.ValidationImages]:
+    def feeds(self) -> tuple[TrainingFeed, ValidationFeed]:
         batch_size = self.trial.batch_size
         places = torch.arange(BATCHES * batch_size, device=self.device)
-        order = streams.integers(self.keys[:, None], places, IMAGES)
-        bank = data.training_bank(self.images)
+        order = streams.integers(self.keys[:, None], places, SAMPLES)
+        draw = Draw(order, self.keys, 0, batch_size, True)
+        drawn = torch.arange(self.val_samples, device=self.device)
         dtype = torch.float32
-        training = data.EnvStepBatches(bank, order, self.keys, 0, batch_size, True, dtype)
-        seen = torch.arange(self.val_samples, device=self.device)
-        return training, data.ValidationImages(data.evaluation_bank(self.images), seen, dtype)
+        return self.samples.training(draw, dtype), self.samples.validation(drawn, dtype)
 
 
 def mixture(trial: Trial) -> pools.ActiveSeeds:
@@ -222,14 +223,14 @@ def mixture(trial: Trial) -> pools.ActiveSeeds:
 
 
 def now(device: torch.device) -> float:
-    """Seconds, once the device has done what it was given."""
+    """Seconds, once the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def release(device: torch.device, what: str, remedy: str) -> None:
-    """Give back what was tried had; raises UserError where `what` has left the device unusable.
+    """Free the memory of a trial; raises UserError where `what` has left the device unusable.
 
     remedy: the setting that does without.
     """

@@ -13,6 +13,7 @@ import torch
 from esper_soa.config.errors import SettingError, check
 from esper_soa.config.nets import SubsetRows
 from esper_soa.config.settings import TrainConfig
+from esper_soa.nets.data.datasets import sample_spec
 from esper_soa.nets.extent import INDEXED, activation_elements
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.precision import choose_precision
@@ -81,8 +82,9 @@ def choose_layout(cfg: TrainConfig, shape: HostShape, device: torch.device) -> L
     num_slots = len(shape.slots)
     sampled = tuple(range(cfg.attribution.shapley_samples * num_slots))  # at most as many codes
     rows = max_rows(num_slots, SubsetRows(cfg.attribution.pairs, sampled))
-    tested = activation_elements(shape, rows)
-    trained = cfg.batch_size * activation_elements(shape)
+    inputs = sample_spec(cfg.data).elements
+    tested = activation_elements(shape, inputs, rows)
+    trained = cfg.batch_size * activation_elements(shape, inputs)
     chunk = choose_env_chunk(
         cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device, elements=max(trained, tested)
     )

@@ -16,13 +16,12 @@ from typing import NamedTuple
 import torch
 
 from esper_soa.config.errors import SettingError
-from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.observation import NUM_ENV_FEATURES, feature_names
 from esper_soa.env.step import EnvRules
-from esper_soa.nets.data.batches import HELD, PADDED_BYTES
-from esper_soa.nets.data.datasets import ImageCount
+from esper_soa.nets.data.datasets import SampleCount, sample_spec
+from esper_soa.nets.data.orders import MAX_STORED
 from esper_soa.nets.engine import WorkSizes
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.model.user_parts import task_shape
@@ -34,8 +33,7 @@ MIB = 2**20
 GIB = 2**30
 DRAWN = 16  # bytes of a random number while it is drawn: its place and its hash, both int64
 TRAINED = "activations of the batches in training"
-IMAGE = IMAGE_CHANNELS * IMAGE_SIZE**2
-NO_IMAGES = ImageCount(0, 0)
+NO_SAMPLES = SampleCount(0, 0)
 LOWER = (
     "envs, batch_size, steps, train_samples, task.base_channels, policy.network.hidden or "
     "compute.env_chunk"
@@ -63,31 +61,31 @@ def at_once(parts: Sequence[Need]) -> int:
     return lasting + max((need.size for need in parts if need.passing), default=0)
 
 
-def needs(cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES) -> list[Need]:
-    """What a run needs, each part at least; `images` are those that are still to be read."""
+def needs(cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMPLES) -> list[Need]:
+    """What a run needs, each part at least; `samples` are those that are still to be read."""
     shape = task_shape(cfg.task, cfg.slots)
+    spec = sample_spec(cfg.data)
     slots = shape.slots
     narrower = () if is_reference(cfg.task.host) else ("task.base_channels", "task.kernel_size")
     rows = sum(sum(row_layout(shape, slot)) for slot in range(len(slots)))
     # parameters, momentum, snapshot
     weights = 3 * (shape.parameters.total + rows) + 2 * shape.statistics.total
-    synthetic = max(cfg.data.synthetic_train, cfg.data.synthetic_test)
+    synthetic = DRAWN * spec.elements * max(cfg.data.synthetic_train, cfg.data.synthetic_test)
     drawn = synthetic if cfg.data.name == "synthetic" else 0
     fewer_drawn = ("data.synthetic_train", "data.synthetic_test")
     smaller_batches = ("batch_size", "compute.env_chunk", *narrower[:1])
     hosts = cfg.envs * DRAWN * shape.parameters.total
-    whole = 0 if cfg.data.split else cfg.envs * images.train  # numbers in the order of a whole pass
-    order = 8 * cfg.envs * cfg.train_samples + FLOAT * whole * (whole <= HELD)
-    # as they are and as they are cut from, in training padded, and all mirrored too
-    held = (IMAGE + 2 * PADDED_BYTES) * images.train + 2 * IMAGE * images.test
+    whole = 0 if cfg.data.split else cfg.envs * samples.train  # numbers in the order of a pass
+    order = 8 * cfg.envs * cfg.train_samples + FLOAT * whole * (whole <= MAX_STORED)
+    stored = spec.train_bytes * samples.train + spec.test_bytes * samples.test
     boosts = FLOAT * cfg.envs * (len(slots) * (len(slots) - 1) // 2 * cfg.steps)
     return [
         Need("weights", cfg.envs * FLOAT * weights, ("envs", *narrower)),
         Need(TRAINED, activations(cfg, shape, device), smaller_batches, passing=True),
         Need("drawing the weights of the hosts", hosts, ("envs", *narrower), passing=True),
-        Need("the order of the images", order, ("train_samples", "envs")),
-        Need("drawing the synthetic images", DRAWN * IMAGE * drawn, fewer_drawn, passing=True),
-        Need("the images", held, ("data.root",)),
+        Need(f"the order of the {spec.name}", order, ("train_samples", "envs")),
+        Need(f"drawing the synthetic {spec.name}", drawn, fewer_drawn, passing=True),
+        Need(f"the {spec.name}", stored, ("data.root",)),
         Need("the boosts of seeds that help each other", boosts, ("steps", "envs", "slots")),
         *policy_needs(cfg, tuple(slot.name for slot in slots)),
     ]
@@ -97,8 +95,8 @@ def activations(cfg: TrainConfig, shape: HostShape, device: torch.device) -> int
     """Bytes of what the forward passes that run side by side keep for their gradients."""
     layout = choose_layout(cfg, shape, device)
     chunk = layout.env_chunk
-    kept = IMAGE + sum(segment.activations for segment in shape.segments)
-    if device.type == "cpu" and cfg.compute.engine != "torch" and shape.own_chain is None:
+    kept = sample_spec(cfg.data).elements + sum(segment.activations for segment in shape.segments)
+    if device.type == "cpu" and cfg.compute.engine != "torch" and shape.modules is None:
         chunk = 1  # the native kernels take network by network
     return FLOAT * min(layout.workers * chunk, cfg.envs) * cfg.batch_size * kept
 
@@ -153,7 +151,7 @@ def _text(path: Path) -> str:
 
 
 def check_room(
-    cfg: TrainConfig, device: torch.device, images: ImageCount = NO_IMAGES, beside: int = 1
+    cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMPLES, beside: int = 1
 ) -> None:
     """Raise SettingError where the run needs more memory than is free; it names what needs most.
     See `needs`.
@@ -162,15 +160,15 @@ def check_room(
     """
     free = free_memory(device)
     free = None if free is None else free // beside
-    parts = _largest_first(needs(cfg, device, images))
+    parts = _largest_first(needs(cfg, device, samples))
     total = at_once(parts)
     if free is None or total <= free:
         return
     values = {setting: reduce(getattr, setting.split("."), cfg) for setting in parts[0].settings}
     remedies = [setting for setting, value in values.items() if value != 1]
     first = remedies[0]
-    remedy = "Take fewer images than in" if first == "data.root" else "Lower"
-    most = most_envs(cfg, device, free, images)
+    remedy = f"Take fewer {sample_spec(cfg.data).name} than in" if first == "data.root" else "Lower"
+    most = most_envs(cfg, device, free, samples)
     hint = f" At most {most} envs can fit." if 0 < most < cfg.envs else ""
     why = (
         f"It needs at least {total / GIB:.1f} GiB ({_listed(parts)}), and {free / GIB:.1f} GiB "
@@ -180,12 +178,12 @@ def check_room(
 
 
 def most_envs(
-    cfg: TrainConfig, device: torch.device, free: int, images: ImageCount = NO_IMAGES
+    cfg: TrainConfig, device: torch.device, free: int, samples: SampleCount = NO_SAMPLES
 ) -> int:
     """The largest N, at most that of `cfg`, that `needs` no more than `free` bytes; 0 if none."""
 
     def excess(envs: int) -> int:
-        return at_once(needs(with_envs(cfg, envs), device, images)) - free
+        return at_once(needs(with_envs(cfg, envs), device, samples)) - free
 
     return bisect_right(range(1, cfg.envs + 1), 0, key=excess)
 

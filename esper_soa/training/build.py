@@ -18,7 +18,8 @@ from esper_soa.env.step import EAGER, EnvRules, StepKernels, compiled
 from esper_soa.env.user_reward import own_reward
 from esper_soa.env.world import Sizes, World
 from esper_soa.nets.choose import choose_engine
-from esper_soa.nets.data.datasets import ImageSet, count_images, load_images
+from esper_soa.nets.data.batches import BatchSource
+from esper_soa.nets.data.datasets import count_images, load_images, sample_spec, synthetic
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.graphs import STATE, Replay, choose_replay
 from esper_soa.nets.model.blueprints import blueprint_codes, num_codes
@@ -28,7 +29,7 @@ from esper_soa.nets.seeds.subsets import EXACT_SLOTS
 from esper_soa.nets.trial import Trial
 from esper_soa.runtime.compilation import Length, choose_compilation, keep_compiled
 from esper_soa.runtime.device import choose_layout, keep_freed_memory, take_device
-from esper_soa.runtime.memory import NO_IMAGES, check_room
+from esper_soa.runtime.memory import NO_SAMPLES, check_room
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.state import ParameterCounts
 from esper_soa.vocabulary import STAGE_NAMES
@@ -98,7 +99,8 @@ def trial_of(cfg: TrainConfig, device: torch.device) -> Trial:
         ends_early=cfg.early_stop.enabled,
         **choose_layout(cfg, shape, device)._asdict(),
     )
-    return Trial(nets, device, cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
+    work = cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples
+    return Trial(nets, device, *work, sample_spec(cfg.data), synthetic)
 
 
 def rule_player(cfg: TrainConfig, name: str, setting: str) -> Agent:
@@ -129,7 +131,7 @@ def build_world(
     cfg: TrainConfig,
     device: torch.device,
     seed: int | None = None,
-    images: ImageSet | None = None,
+    data: BatchSource | None = None,
     ranks: Ranks = ALONE,
 ) -> World:
     """N envs with weights and data, of cfg.seed and cfg.data where no others are given.
@@ -139,22 +141,22 @@ def build_world(
     # not checked again: what is asked of all envs need not hold for a share of them
     part = copy(cfg)
     part.envs = len(ranks.share(cfg.envs))
-    check_room(part, device, count_images(cfg.data) if images is None else NO_IMAGES, ranks.beside)
+    check_room(part, device, count_images(cfg.data) if data is None else NO_SAMPLES, ranks.beside)
     take_device(device)
     keep_freed_memory(device)
     rules = build_rules(part, device, ranks.first_env)
-    images = load_images(cfg.data, device) if images is None else images.to(device)
+    data = load_images(cfg.data, device) if data is None else data.to(device)
     sizes = Sizes(part.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
     own_reward = any(map(is_reference, cfg.reward.modes))
     replay = choose_replay(cfg.compute.cuda_graphs, device, own_reward, ranks.count)
     kernels = replaying(build_kernels(cfg, device), replay, device)
-    return World(rules, images, sizes, cfg.data, cfg.seed if seed is None else seed, kernels, ranks)
+    return World(rules, data, sizes, cfg.data, cfg.seed if seed is None else seed, kernels, ranks)
 
 
 def world_facts(world: World) -> dict[str, object]:
     """What versions.json says of data, kernels and what of the decisions is replayed."""
     return {
-        "data": world.images.facts(),
+        "data": world.data.facts(),
         "kernels": world.rules.engine.chosen.facts(),
         "state": world.kernels.reason,
         "graphs": world.kernels.replay.facts(),
@@ -162,13 +164,13 @@ def world_facts(world: World) -> dict[str, object]:
 
 
 def build_worlds(
-    cfg: TrainConfig, device: torch.device, images: ImageSet | None, ranks: Ranks
+    cfg: TrainConfig, device: torch.device, data: BatchSource | None, ranks: Ranks
 ) -> World:
     """`build_world` on every rank: the first chooses the engine and compiles for the others."""
-    world = build_world(cfg, device, None, images, ranks) if ranks.first else None
+    world = build_world(cfg, device, None, data, ranks) if ranks.first else None
     engine = ranks.from_first(lambda: world.rules.engine.chosen.name if world is not None else "")
     insisting = replace(cfg, compute=replace(cfg.compute, engine=engine))
-    return world or build_world(insisting, device, None, images, ranks)
+    return world or build_world(insisting, device, None, data, ranks)
 
 
 def build_kernels(cfg: TrainConfig, device: torch.device) -> StepKernels:

@@ -17,7 +17,7 @@ from esper_soa.nets.model import user_parts as own_parts
 from esper_soa.nets.model.blueprints import Architecture, initial_seeds, seed_table
 from esper_soa.nets.model.host_parts import HostChain
 from esper_soa.nets.model.layers import PLAIN
-from esper_soa.nets.model.user_module import OwnChain
+from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.nets.seeds.seeds import TrainingSeeds
 
 NETS = 3  # networks and images of a trial
@@ -63,7 +63,7 @@ def seed_networks(blueprint: Architecture, channels: int, size: int) -> Networks
     return nets
 
 
-def host_networks(host: HostChain | OwnChain, classes: int) -> Networks:
+def host_networks(host: HostChain | UserHost, classes: int) -> Networks:
     """Hosts without seeds."""
     shape = hosts.host_shape(TaskConfig(num_classes=classes), (), host=host)
     keys = streams.stream_keys(0, streams.HOST_INIT, (0,), torch.arange(NETS))

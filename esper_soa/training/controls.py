@@ -67,7 +67,7 @@ def _play_widened(
     task = widened(plain.task, parameters)
     compute = replace(cfg.compute, compile="off", cuda_graphs="off")
     wide = replace(plain, task=task, slots=[first], compute=compute)
-    wider = build_world(wide, world.device, world.seed, world.images, ranks)
+    wider = build_world(wide, world.device, world.seed, world.data, ranks)
     return play_round(wider, Player(WaitPolicy(), None), played)[0]
 
 

@@ -190,7 +190,7 @@ def evaluate_within(within: Session, cfg: EvaluateConfig) -> list[Verdict]:
     }
     amount = f"{cfg.episodes} episodes of {run.envs} envs and {run.steps} env-steps"
     title = (
-        f"{run.task.host_name} on {world.images.name}: {amount}, means with "
+        f"{run.task.host_name} on {world.data.name}: {amount}, means with "
         f"{cfg.confidence:.0%} t intervals"
     )
     text = f"{title}\n{as_text(verdict_table(verdicts))}"
@@ -206,9 +206,9 @@ def evaluate_within(within: Session, cfg: EvaluateConfig) -> list[Verdict]:
 
 def announce(within: Session, checkpoint: Path, saved: Saved, world: World) -> dict[str, str]:
     """Tell policy and data, write versions.json; returns the identity of the data."""
-    images = world.images
+    source = world.data
     nets = world.rules.nets
-    data = {"name": images.name, "source": images.source, "identity": images.identity}
+    data = {"name": source.name, "source": source.source, "identity": source.identity}
     precision = str(nets.precision).removeprefix("torch.")
     with within.unwritten.attempt(within.folder.versions.name):
         place = device_name(world.device, nets.workers, precision)
@@ -216,8 +216,8 @@ def announce(within: Session, checkpoint: Path, saved: Saved, world: World) -> d
     for damaged in passed_over(checkpoint):
         LOGGER.warning("policy   %s", damaged)
     LOGGER.info("policy   %s, after %d rounds", checkpoint, saved.progress.rounds_done)
-    LOGGER.info("data     %s", images.source)
-    if images.identity != saved.data["identity"]:
-        source = one_line(saved.data["source"])
-        LOGGER.warning("data     these are not the images of the checkpoint, which are: %s", source)
+    LOGGER.info("data     %s", source.source)
+    if source.identity != saved.data["identity"]:
+        other = one_line(saved.data["source"])
+        LOGGER.warning("data     these are not the images of the checkpoint, which are: %s", other)
     return data

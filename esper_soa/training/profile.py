@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, _ExperimentalConfig
 
 from esper_soa.env.env import Observer
 from esper_soa.env.step import StepData
-from esper_soa.nets.engine import TrainingFeed, ValidationFeed
+from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.training.progress import LOGGER
 
 PHASES = [

@@ -17,7 +17,7 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import TrainConfig, flat_settings
-from esper_soa.nets.data.datasets import ImageSet
+from esper_soa.nets.data.batches import BatchSource
 from esper_soa.runtime.files import LOGGER, reason_of
 from esper_soa.runtime.json_lines import keep_rounds
 from esper_soa.runtime.versions import package_versions
@@ -115,13 +115,13 @@ def _restore(part: Learner | RecurrentPolicy, state: object, name: str, label: s
 
 
 def run_content(
-    progress: RunTotals, cfg: TrainConfig, images: ImageSet, watch: dict, learner: dict | None
+    progress: RunTotals, cfg: TrainConfig, data: BatchSource, watch: dict, learner: dict | None
 ) -> dict:
     """What `read_run` reads back. The learner's tensors are held, not copied."""
     return {
         "progress": asdict(progress),
         "settings": asdict(cfg),
-        "data": {"name": images.name, "source": images.source, "identity": images.identity},
+        "data": {"name": data.name, "source": data.source, "identity": data.identity},
         "versions": package_versions(),
         "watch": watch,
         "learner": learner,
@@ -166,12 +166,12 @@ def check_settings(saved: Saved, cfg: TrainConfig) -> list[str]:
     return [f"{name}: {change}" for name, change in found.items() if name not in own]
 
 
-def check_data(saved: Saved, images: ImageSet) -> None:
+def check_data(saved: Saved, data: BatchSource) -> None:
     """Raise UserError where the images are not those of the checkpoint."""
-    if saved.data["identity"] != images.identity:
+    if saved.data["identity"] != data.identity:
         raise UserError(
             "resume: the images are not those of the checkpoint. It was made on "
-            f"{one_line(saved.data['source'])} This is {images.source}"
+            f"{one_line(saved.data['source'])} This is {data.source}"
         )
 
 

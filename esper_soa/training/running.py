@@ -121,7 +121,7 @@ class Run:
 
     def restore(self, saved: resume.Saved, path: Path) -> None:
         """Continue from `saved`; files of later rounds are cut back."""
-        resume.check_data(saved, self.world.images)
+        resume.check_data(saved, self.world.data)
         if self.player.learner is not None:
             resume.restore_learner(self.player.learner, saved, path)
         self.totals = saved.progress
@@ -150,7 +150,7 @@ class Run:
             copies = {name: weight.clone() for name, weight in weights.items()}
             state = learner.state_dict() | {"policy": copies}
         return resume.run_content(
-            self.totals, self.cfg, self.world.images, self.watch.state_dict(), state
+            self.totals, self.cfg, self.world.data, self.watch.state_dict(), state
         )
 
     def take_turn(self) -> None:
@@ -161,7 +161,7 @@ class Run:
     def announce(self) -> None:
         """Say on the console which data, hosts, policy and memory; the rest goes to the log."""
         cfg = self.cfg
-        images = self.world.images
+        data = self.world.data
         rules = self.world.rules
         shape = rules.nets.shape
         host = cfg.task.host_name + " of your own" * is_reference(cfg.task.host)
@@ -171,10 +171,11 @@ class Run:
         start = cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH
         policy = cfg.policy.name + f" from {start}" * (start != SCRATCH)
         modes = "+".join(cfg.reward.modes)
-        named = images.source.startswith(images.name)
-        LOGGER.info("data     %s", images.source if named else f"{images.name}: {images.source}")
-        for finding in check_images(images) if images.num_classes is not None else ():
-            LOGGER.warning("data     %s", finding)
+        named = data.source.startswith(data.name)
+        LOGGER.info("data     %s", data.source if named else f"{data.name}: {data.source}")
+        if isinstance(data, ImageSet) and data.num_classes is not None:
+            for finding in check_images(data):
+                LOGGER.warning("data     %s", finding)
         LOGGER.info("hosts    %s, slots %s; %s", hosts, slots, rounds)
         for one in shape.blueprints[len(BLUEPRINTS) :]:
             LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
@@ -192,7 +193,7 @@ class Run:
             f"T={cfg.train_samples} training and V={cfg.val_samples} validation images of every "
             f"host per env-step, in batches of {cfg.batch_size}"
         )
-        for note in self.world.images.notes:
+        for note in self.world.data.notes:
             LOGGER.debug("data     %s", note)
         LOGGER.debug("work     %s", work)
         LOGGER.debug("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
@@ -297,14 +298,14 @@ class Run:
             name=cfg.name,
             task=cfg.task.host_name,
             policy=cfg.policy.name,
-            data=f"{self.world.images.name} ({self.world.images.source})",
+            data=f"{self.world.data.name} ({self.world.data.source})",
             device=self.origin.place,
             envs=cfg.envs,
             rounds=cfg.rounds,
             steps=cfg.steps,
             grown=self.score(cfg.policy.name, totals.recent),
             control=self.control.score if self.control else None,
-            test_images=len(self.world.images.test_labels),
+            test_images=len(self.world.data.test_labels),
             seeds={name: totals.seeds[name] for name in SEEDS},
             reward=sum(totals.rewards) / len(totals.rewards),
             speed=Speed(env_steps, totals.seconds, cfg.train_samples, cfg.val_samples, rows),

@@ -24,7 +24,7 @@ from esper_soa.config.nets import blueprint_names
 from esper_soa.config.registry import name_in
 from esper_soa.config.settings import TrainConfig, settings_from_mapping, settings_from_yaml
 from esper_soa.grown.module_files import load
-from esper_soa.nets.data import batches
+from esper_soa.nets.data import orders
 from esper_soa.nets.data.datasets import load_images
 from esper_soa.nets.data.image_set import ImageSet
 from esper_soa.nets.model.modules import GrownNetwork
@@ -128,10 +128,10 @@ class RecordedRun:
         cfg = self.settings
         num_test = len(images.test_labels)
         if not cfg.data.split:
-            return batches.validation_order(num_test, cfg.val_samples, cfg.seed)
+            return orders.validation_order(num_test, cfg.val_samples, cfg.seed)
         check(0 <= env < cfg.envs, "env", env, f"0 to {cfg.envs - 1}")
-        shares = batches.split_sizes(images, cfg.batch_size, cfg.envs, cfg.accumulate)
-        order = batches.split_validation_order(num_test, shares)[env]
+        shares = orders.split_sizes(images, cfg.batch_size, cfg.envs, cfg.accumulate)
+        order = orders.split_validation_order(num_test, shares)[env]
         return order[order >= 0]
 
     @torch.no_grad()

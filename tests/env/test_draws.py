@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from esper_soa.nets.data.batches import cut_batch, training_bank, training_crops
 from esper_soa.nets.data.datasets import ImageSet
+from esper_soa.nets.data.images import cut_batch, training_crops
 from esper_soa.nets.data.streams import AUGMENTATION, stream_keys
 
 NUM_IMAGES = 12
@@ -41,7 +41,7 @@ def crops(pixels: Tensor) -> Tensor:
 
 
 def test_places_are_uniform_in_every_env_and_independent_of_each_other() -> None:
-    bank = training_bank(maps())
+    bank = maps().banks[0]
     count = 8100
     keys = stream_keys(5, AUGMENTATION, (0,), torch.arange(2))
     pixels = cut_batch(

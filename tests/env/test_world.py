@@ -14,9 +14,9 @@ from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import DataConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.world import World
-from esper_soa.nets.data import batches as data
 from esper_soa.nets.data import streams
-from esper_soa.nets.data.batches import EnvStepBatches
+from esper_soa.nets.data.images import TrainingImages, cut_batch, training_crops
+from esper_soa.nets.data.orders import validation_order
 from esper_soa.training.build import build_world
 
 ENVS = 3
@@ -44,9 +44,9 @@ def world() -> World:
     return build_world(settings(), CPU, seed=7)
 
 
-def feed(world: World, step: int) -> EnvStepBatches:
+def feed(world: World, step: int) -> TrainingImages:
     training = world.work(step).training
-    assert isinstance(training, EnvStepBatches)
+    assert isinstance(training, TrainingImages)
     return training
 
 
@@ -60,7 +60,7 @@ def test_an_env_step_has_the_work_of_the_settings(world: World) -> None:
     world.start_round(0)
     work = world.work(1)
     assert work.num_batches == 3
-    assert feed(world, 1).order.shape == (ENVS, TRAIN)
+    assert feed(world, 1).draw.order.shape == (ENVS, TRAIN)
     images, labels = work.training.batch(world.envs, 0)
     assert images.shape == (BATCH, ENVS * 3, 32, 32)
     assert labels.shape == (BATCH, ENVS)
@@ -72,13 +72,15 @@ def test_an_env_step_has_the_work_of_the_settings(world: World) -> None:
 def test_env_steps_go_through_all_images_before_any_comes_again(world: World) -> None:
     world.start_round(0)
     # 48 images: three passes over 16
-    drawn = torch.cat([feed(world, step).order for step in range(8)], 1)
+    drawn = torch.cat([feed(world, step).draw.order for step in range(8)], 1)
     for one_pass in drawn.split(IMAGES, 1):
         assert torch.equal(one_pass.sort(1).values, torch.arange(IMAGES).expand(ENVS, IMAGES))
     orders = {tuple(order.tolist()) for one_pass in drawn.split(IMAGES, 1) for order in one_pass}
     assert len(orders) == 3 * ENVS
     for step in (3, 0, 2, 1):  # also asked for out of turn
-        assert torch.equal(feed(world, step).order, drawn[:, TRAIN * step : TRAIN * (step + 1)])
+        assert torch.equal(
+            feed(world, step).draw.order, drawn[:, TRAIN * step : TRAIN * (step + 1)]
+        )
 
 
 def test_images_are_those_of_the_order_under_crops_that_never_repeat(world: World) -> None:
@@ -86,14 +88,12 @@ def test_images_are_those_of_the_order_under_crops_that_never_repeat(world: Worl
     keys = streams.stream_keys(7, streams.AUGMENTATION, (2,), world.envs)
     for step, index in itertools.product((0, 1), (0, 2)):
         images, labels = world.work(step).training.batch(world.envs, index)
-        chosen = feed(world, step).order[:, BATCH * index : BATCH * (index + 1)]
+        chosen = feed(world, step).draw.order[:, BATCH * index : BATCH * (index + 1)]
         start = TRAIN * step + BATCH * index
-        expected, same = data.cut_batch(
-            data.training_crops(world.training_bank, chosen, keys, start, True)
-        )
+        expected, same = cut_batch(training_crops(world.data.banks[0], chosen, keys, start, True))
         assert torch.equal(images, expected)
         assert torch.equal(labels, same)
-        assert torch.equal(labels, world.images.train_labels[chosen].T)
+        assert torch.equal(labels, world.data.train_labels[chosen].T)
 
 
 def test_without_augmentation_an_image_is_itself(world: World) -> None:
@@ -101,10 +101,10 @@ def test_without_augmentation_an_image_is_itself(world: World) -> None:
     plain.start_round(0)
     training = feed(plain, 1)
     images, _ = training.batch(plain.envs, 0)
-    mean = torch.tensor(plain.images.mean)
-    std = torch.tensor(plain.images.std)
+    mean = torch.tensor(plain.data.mean)
+    std = torch.tensor(plain.data.std)
     for env in range(ENVS):
-        picture = (plain.images.train_images[training.order[env, 0]] / 255 - mean) / std
+        picture = (plain.data.train_images[training.draw.order[env, 0]] / 255 - mean) / std
         torch.testing.assert_close(
             images[0, 3 * env : 3 * env + 3], picture.permute(2, 0, 1), rtol=1e-4, atol=1e-5
         )
@@ -189,7 +189,7 @@ def test_all_envs_and_rounds_are_measured_on_the_same_test_images_which_the_seed
     world: World,
 ) -> None:
     chosen = world.validation.order.clone()
-    assert torch.equal(chosen.flatten(), data.validation_order(8, TEST, 7))
+    assert torch.equal(chosen.flatten(), validation_order(8, TEST, 7))
     world.start_round(4)
     assert torch.equal(world.work(3).validation.order, chosen)
     others = [build_world(settings(), CPU, seed=seed).validation.order for seed in (8, 9, 10)]
@@ -205,7 +205,7 @@ def test_a_split_pass_gives_every_image_to_one_env_and_is_drawn_anew_at_every_en
     orders = []
     for round_number in (0, 1):
         world.start_round(round_number)
-        orders += [feed(world, step).order for step in range(2)]
+        orders += [feed(world, step).draw.order for step in range(2)]
     for order in orders:
         assert order.shape == (3, 4)
         assert len(order.unique()) == 12

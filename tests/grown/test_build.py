@@ -4,6 +4,7 @@ seed in every stage.
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,8 +107,8 @@ def test_the_spec_is_plain_json_and_says_how_images_go_in(plain: Measured) -> No
         "shape": [3, 32, 32],
         "range": [0.0, 1.0],
         "channels": "RGB",
-        "mean": list(plain.world.images.mean),
-        "std": list(plain.world.images.std),
+        "mean": list(plain.world.data.mean),
+        "std": list(plain.world.data.std),
     }
     (seed,) = [seed for seed in spec["seeds"] if seed["slot"] == "r0c0"]
     assert (seed["blueprint"], seed["blend"], seed["alpha"], seed["stage"]) == (
@@ -168,9 +169,10 @@ def test_the_layers_of_a_blueprint_have_the_parameters_of_its_table(
 
 
 def test_a_layer_that_is_not_what_its_part_says_is_refused(plain: Measured) -> None:
-    pixels = Pixels(plain.world.images.mean, plain.world.images.std)
+    pixels = Pixels(plain.world.data.mean, plain.world.data.std)
     shape = plain.world.rules.nets.shape
-    narrow = shape._replace(num_classes=9)
+    *blocks, head = shape.segments
+    narrow = shape._replace(segments=(*blocks, replace(head, classes=9)))
     with pytest.raises(
         ValueError, match=r"classifier.linear.weight: a parameter \[10, 8\] for a layer"
     ):
@@ -180,7 +182,7 @@ def test_a_layer_that_is_not_what_its_part_says_is_refused(plain: Measured) -> N
 def test_an_epoch_of_plain_sgd_fine_tunes_it(plain: Measured) -> None:
     env = next(env for env in ENVS if KINDS[env] == (7, Blend.GATE, Stage.BLENDING, 0.37))
     (net,) = plain.networks([env])
-    images = plain.world.images
+    images = plain.world.data
     data = images.train_images.permute(0, 3, 1, 2).float() / 255
     labels = images.train_labels
     before = score(net, data, labels)[1]

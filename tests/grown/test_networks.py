@@ -77,15 +77,15 @@ def test_the_hosts_of_the_last_round_have_the_accuracy_that_the_run_tells(
     world = build_world(settings(), CPU)
     told = [line for line in episodes(undisturbed) if line["round"] == ROUNDS]
     chosen = world.validation.order
-    images = world.images.test_images[chosen].permute(0, 3, 1, 2).float() / 255
+    images = world.data.test_images[chosen].permute(0, 3, 1, 2).float() / 255
     seeds = 0
     for env, line in enumerate(told):
         net = load(path, env)
-        accuracy, loss = score(net, images, world.images.test_labels[chosen])
+        accuracy, loss = score(net, images, world.data.test_labels[chosen])
         assert (net.spec["env"], net.spec["round"], net.spec["seed"]) == (env, ROUNDS, 42)
         assert accuracy == net.spec["accuracy"] == line["accuracy"]
         assert loss == pytest.approx(net.spec["loss"], abs=1e-5)
-        assert net.spec["data"]["identity"] == world.images.identity
+        assert net.spec["data"]["identity"] == world.data.identity
         seeds += len(net.spec["seeds"])
     assert seeds > 0
 

@@ -10,7 +10,7 @@ from tiny_world import tiny_settings
 
 from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.check_device import check_device, engine_table
-from esper_soa.nets.trial import Tried
+from esper_soa.nets.trial import TrialResult
 
 
 def printed(console: Console) -> str:
@@ -20,9 +20,9 @@ def printed(console: Console) -> str:
 
 def test_every_engine_has_its_row_and_the_quickest_is_told() -> None:
     rows = [
-        Tried("native", "", 1e-6, 0.010),
-        Tried("torch", "", 0.0, 0.025, 3 * 2**20),
-        Tried("triton", "no GPU"),
+        TrialResult("native", "", 1e-6, 0.010),
+        TrialResult("torch", "", 0.0, 0.025, 3 * 2**20),
+        TrialResult("triton", "no GPU"),
     ]
     console = Console(file=io.StringIO(), width=140)
     console.print(engine_table(rows, TrainConfig()))

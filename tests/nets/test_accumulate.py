@@ -88,7 +88,8 @@ def test_two_equal_batches_to_a_step_are_as_one() -> None:
     twice = world.weights.clone()
     once = world.weights.clone()
     feed = world.work(0).training
-    again = feed._replace(order=feed.order[:, :6].repeat(1, 2), augment=False)
+    order = feed.draw.order[:, :6].repeat(1, 2)
+    again = feed._replace(draw=feed.draw._replace(order=order, augment=False))
     seeds = one_seed(world)
     alpha = torch.zeros(3, 1)
     nets = world.rules.nets

@@ -4,27 +4,26 @@ import pytest
 import torch
 
 from esper_soa.config.errors import SettingError
-from esper_soa.nets.data import batches as data
-from esper_soa.nets.data.batches import (
-    EnvStepBatches,
+from esper_soa.nets.data import orders
+from esper_soa.nets.data.batches import Draw, check_classes, check_work
+from esper_soa.nets.data.datasets import ImageSet
+from esper_soa.nets.data.images import (
     ImageBank,
+    TrainingImages,
+    ValidationImages,
+    cut_batch,
+    evaluation_crops,
+    training_crops,
+)
+from esper_soa.nets.data.orders import (
     OrderBook,
     Split,
-    ValidationImages,
-    check_classes,
-    check_work,
-    cut_batch,
-    evaluation_bank,
-    evaluation_crops,
     shuffled,
     split_sizes,
     split_training_order,
     split_validation_order,
-    training_bank,
-    training_crops,
     validation_order,
 )
-from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.nets.data.streams import AUGMENTATION, DATA_ORDER, integers, stream_keys
 
 MEAN = (0.1, 0.2, 0.3)
@@ -46,7 +45,7 @@ def images() -> ImageSet:
 
 @pytest.fixture(scope="module")
 def bank(images: ImageSet) -> ImageBank:
-    return training_bank(images)
+    return images.banks[0]
 
 
 def keys(purpose: int, envs: range) -> torch.Tensor:
@@ -96,8 +95,8 @@ def test_an_order_drawn_in_pieces_equals_one_drawn_at_once() -> None:
 def test_an_order_that_is_too_large_to_hold_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = keys(DATA_ORDER, range(5))
     sorted_ones = training_order(keys(DATA_ORDER, range(5)), 11, 0, 33)
-    monkeypatch.setattr(data, "HELD", 5 * 11 - 1)
-    monkeypatch.setattr(data, "SORT_ELEMENTS", 2 * 11)
+    monkeypatch.setattr(orders, "MAX_STORED", 5 * 11 - 1)
+    monkeypatch.setattr(orders, "SORT_ELEMENTS", 2 * 11)
     book = OrderBook(stream, 11, 5)
     order = torch.cat([book.draw(0, 7), book.draw(7, 26)], dim=1)
     assert book.order.numel() == 0
@@ -106,7 +105,7 @@ def test_an_order_that_is_too_large_to_hold_is_looked_up(monkeypatch: pytest.Mon
 
 
 def test_an_env_draws_the_same_whoever_has_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "HELD", 5 * 11 - 1)
+    monkeypatch.setattr(orders, "MAX_STORED", 5 * 11 - 1)
     whole = OrderBook(keys(DATA_ORDER, range(5)), 11, 5).draw(4, 30)
     shares = [
         OrderBook(keys(DATA_ORDER, envs), 11, 5).draw(4, 30) for envs in (range(2), range(2, 5))
@@ -191,9 +190,10 @@ def test_other_dtypes_agree(bank: ImageBank, dtype: torch.dtype, tolerance: floa
     assert float(apart.abs().max()) < tolerance  # values reach 7; bfloat16 has 8 bits
 
 
-def env_step(bank: ImageBank, envs: range) -> EnvStepBatches:
+def env_step(bank: ImageBank, envs: range) -> TrainingImages:
     order = training_order(keys(DATA_ORDER, envs), 7, 5, 6)
-    return EnvStepBatches(bank, order, keys(AUGMENTATION, envs), 5, 3, True, torch.float32)
+    draw = Draw(order, keys(AUGMENTATION, envs), 5, 3, True)
+    return TrainingImages(bank, draw, torch.float32)
 
 
 def test_env_2_of_4_gets_what_it_gets_alone(bank: ImageBank) -> None:
@@ -209,7 +209,7 @@ def test_env_2_of_4_gets_what_it_gets_alone(bank: ImageBank) -> None:
 
 
 def test_an_evaluation_batch_is_normalised_and_ignores_index_minus_1(images: ImageSet) -> None:
-    bank = evaluation_bank(images)
+    bank = images.banks[1]
     pixels, labels = cut_batch(evaluation_crops(bank, torch.tensor([[4, 0], [1, -1]])))
     assert pixels.is_contiguous(memory_format=torch.channels_last)
     assert labels.tolist() == [[7, 4], [3, -1]]
@@ -220,7 +220,7 @@ def test_an_evaluation_batch_is_normalised_and_ignores_index_minus_1(images: Ima
 
 
 def test_validation_comes_in_parts_shared_or_per_env(images: ImageSet) -> None:
-    bank = evaluation_bank(images)
+    bank = images.banks[1]
     shared = ValidationImages(bank, torch.tensor([4, 2, 0]), torch.float32).batches(
         torch.arange(2), 2
     )

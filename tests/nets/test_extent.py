@@ -10,12 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.nets import TaskConfig, enabled_slots
 from esper_soa.config.settings import ComputeConfig
+from esper_soa.nets.data.images import IMAGES
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.extent import INDEXED, activation_elements
 from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.seeds.pools import ActiveSeeds
-from esper_soa.nets.trial import Trial, _Ground
+from esper_soa.nets.trial import Trial, Workload
 from esper_soa.training.build import trial_of
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
@@ -43,7 +44,9 @@ class Largest(TorchDispatchMode):
 
 
 def shape_of(task: TaskConfig, slots: list[str]) -> int:
-    return activation_elements(host_shape(task, enabled_slots(task, slots), BLUEPRINTS))
+    return activation_elements(
+        host_shape(task, enabled_slots(task, slots), BLUEPRINTS), IMAGES.elements
+    )
 
 
 def test_the_largest_is_that_of_the_first_block_or_the_images() -> None:
@@ -55,15 +58,15 @@ def test_the_largest_is_that_of_the_first_block_or_the_images() -> None:
         TaskConfig(), enabled_slots(TaskConfig(), ["r0c0", "r0c1", "r0c2"]), BLUEPRINTS
     )
     assert (
-        activation_elements(wide, 8) == 2 * 8 * 32 * 32
+        activation_elements(wide, IMAGES.elements, 8) == 2 * 8 * 32 * 32
     )  # 2 rows of 8 channels, 4 of 16 and 8 of 32
 
 
-def grown_alike(trial: Trial, blueprint: int) -> _Ground:
+def grown_alike(trial: Trial, blueprint: int) -> Workload:
     """Networks with blending seeds of one kind in all slots."""
-    ground = _Ground(trial)
-    full = np.ones(ground.seeds.running.shape, dtype=bool)
-    ground.seeds = ActiveSeeds(
+    workload = Workload(trial)
+    full = np.ones(workload.seeds.running.shape, dtype=bool)
+    workload.seeds = ActiveSeeds(
         full,
         full * Stage.BLENDING,
         full * blueprint,
@@ -74,8 +77,8 @@ def grown_alike(trial: Trial, blueprint: int) -> _Ground:
         ~full,
         ~full,
     )
-    ground.alpha = torch.full(full.shape, 0.5, dtype=torch.float64, device=trial.device)
-    return ground
+    workload.alpha = torch.full(full.shape, 0.5, dtype=torch.float64, device=trial.device)
+    return workload
 
 
 @pytest.mark.parametrize("batch_size", [10, 13])
@@ -85,16 +88,16 @@ def test_a_pass_makes_no_larger_tensor(batch_size: int) -> None:
     cfg.compute = ComputeConfig(workers=1)
     cfg.batch_size = cfg.train_samples = batch_size
     trial = trial_of(cfg, CPU)
-    ground = grown_alike(trial, Blueprint.CONV_LIGHT)
-    training, validation = ground._feeds()
+    workload = grown_alike(trial, Blueprint.CONV_LIGHT)
+    training, validation = workload.feeds()
     nets = trial.nets._replace(env_chunk=4)
     with Largest() as trained:
-        TorchEngine().train_(nets, ground.weights, ground.alpha, ground.seeds, training, 1)
-    assert trained.elements <= 4 * batch_size * activation_elements(nets.shape)
+        TorchEngine().train_(nets, workload.weights, workload.alpha, workload.seeds, training, 1)
+    assert trained.elements <= 4 * batch_size * activation_elements(nets.shape, IMAGES.elements)
     with Largest() as tested:
-        TorchEngine().validate(nets, ground.weights, ground.alpha, ground.seeds, validation)
-    images = min(nets.eval_batch, ground.val_samples)
-    bound = 4 * images * activation_elements(nets.shape, 8)
+        TorchEngine().validate(nets, workload.weights, workload.alpha, workload.seeds, validation)
+    images = min(nets.eval_batch, workload.val_samples)
+    bound = 4 * images * activation_elements(nets.shape, IMAGES.elements, 8)
     assert bound / 4 < tested.elements <= bound
 
 
@@ -108,12 +111,12 @@ def test_very_many_hosts_step_on_a_device_without_values_and_no_tensor_exceeds_i
     trial = trial_of(cfg, META)
     assert trial.nets.env_chunk < MANY
     with Largest() as made:
-        ground = grown_alike(trial, Blueprint.BOTTLENECK)  # 8 channels in slots of 2
-        training, validation = ground._feeds()
+        workload = grown_alike(trial, Blueprint.BOTTLENECK)  # 8 channels in slots of 2
+        training, validation = workload.feeds()
         engine = TorchEngine()
         nets = trial.nets
-        report = engine.train_(nets, ground.weights, ground.alpha, ground.seeds, training, 1)
-        tested = engine.validate(nets, ground.weights, ground.alpha, ground.seeds, validation)
+        report = engine.train_(nets, workload.weights, workload.alpha, workload.seeds, training, 1)
+        tested = engine.validate(nets, workload.weights, workload.alpha, workload.seeds, validation)
     assert report.loss.shape == (MANY,)
     assert tested.accuracy.shape == (MANY, 4)
     assert INDEXED / 8 < made.elements <= INDEXED

@@ -4,6 +4,7 @@ seeds they have.
 
 from collections.abc import Callable
 from copy import copy
+from dataclasses import fields, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from esper_soa.nets.engines.cpu import engine, program
 from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, seed_table
+from esper_soa.nets.model.conv import ConvSegment
+from esper_soa.nets.model.head import MeanLinear
 from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.model.parts import (
     NARROW,
@@ -451,9 +454,9 @@ def test_the_engine_refuses_networks_that_it_was_not_made_for() -> None:
     nets = world.rules.nets
     runs = world.rules.engine
     work = world.work(0)
-    blocks = nets.shape.blocks
+    blocks = nets.shape.segments
     odd = nets._replace(
-        shape=nets.shape._replace(blocks=(blocks[0]._replace(kernel=5), *blocks[1:]))
+        shape=nets.shape._replace(segments=(replace(blocks[0], kernel=5), *blocks[1:]))
     )
     for given, weights in ((odd, world.weights), (nets, world.weights.to(torch.float64))):
         with pytest.raises(LookupError, match="no native kernels for torch.float"):
@@ -687,27 +690,37 @@ def test_a_host_that_is_no_plain_chain_is_refused_by_name() -> None:
     more = Table((*parameters, Parameter((8,))))
     fewer = Table((*parameters[:3], *parameters[4:]))
     projected = Table((*parameters[:-2], Parameter((10, 64)), *parameters[-1:]))
-    before = shape.blocks[0]._replace(slot_after_pool=0)
-    one_pixel = tuple(block._replace(pooled=True) for block in deep.blocks)
+    before = replace(shape.segments[0], slot_after_pool=0)
+    one_pixel = tuple(replace(block, pooled=True) for block in deep.segments[:-1])
+    fewer_classes = replace(shape.segments[-1], classes=9)
     for other in (
         shape._replace(parameters=more),
         shape._replace(parameters=fewer),
         shape._replace(parameters=projected),
         shape._replace(statistics=Table(shape.statistics.parameters[2:])),
-        shape._replace(blocks=(shape.blocks[0], *shape.blocks)),
-        shape._replace(blocks=(before, *shape.blocks[1:])),
+        shape._replace(segments=(shape.segments[0], *shape.segments)),
+        shape._replace(segments=(before, *shape.segments[1:])),
         shape._replace(slots=shape.slots[::-1]),
-        shape._replace(num_classes=9),
-        deep._replace(blocks=one_pixel),
+        shape._replace(segments=(*shape.segments[:-1], fewer_classes)),
+        deep._replace(segments=(*one_pixel, deep.segments[-1])),
     ):
         why = engine.obstacle("strange", other, names)
         assert why.startswith("the hosts of strange are no plain chain")
 
 
-@pytest.mark.parametrize("record", ["HostShape", "Block"])
-def test_a_host_that_has_more_to_it_than_the_kernels_know_is_refused(
-    monkeypatch: pytest.MonkeyPatch, record: str
-) -> None:
-    fields = (*getattr(engine, record)._fields, "skips")
-    monkeypatch.setattr(engine, record, NamedTuple("Other", [(name, object) for name in fields]))
-    assert not engine.is_chain.__wrapped__(made(TASKS[0]).rules.nets.shape)
+def test_the_kernels_know_segments_by_their_kind() -> None:
+    """A segment that computes something else is of another kind, though its shapes are the same."""
+
+    class StridedSegment(ConvSegment):
+        kind = "strided"
+
+    shape = made(TASKS[0]).rules.nets.shape
+    strided = StridedSegment(**vars(shape.segments[0]))
+    other = shape._replace(segments=(strided, *shape.segments[1:]))
+    why = "there is none for segments of the host plain: 0 (strided)"
+    assert engine.obstacle("plain", other, list(TaskConfig().blueprints)) == why
+    assert not engine.is_chain(other)
+    # Who adds a field here writes it in the kernels, or gives the segment another kind.
+    known = "number channels pooled slot_before_pool slot_after_pool inputs kernel size"
+    assert [one.name for one in fields(ConvSegment)] == known.split()
+    assert [one.name for one in fields(MeanLinear)] == ["input_shape", "classes"]

@@ -15,7 +15,8 @@ from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets import batched
-from esper_soa.nets.engine import TrainingFeed, ValidationReport
+from esper_soa.nets.data.batches import TrainingFeed
+from esper_soa.nets.engine import ValidationReport
 from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.training.build import build_world
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Stage

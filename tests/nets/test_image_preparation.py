@@ -13,7 +13,7 @@ import esper_soa
 from esper_soa.config.errors import DataError, SettingError, UserError
 from esper_soa.config.nets import DataConfig
 from esper_soa.nets.data import image_preparation
-from esper_soa.nets.data.batches import check_classes, training_bank
+from esper_soa.nets.data.batches import check_classes
 from esper_soa.nets.data.datasets import ImageSet, count_images, load_images
 
 
@@ -192,7 +192,7 @@ def test_mean_and_deviation_are_those_of_the_training_images_as_hosts_see_them()
     shown = ", ".join(f"{value:.4f}" for value in images.mean)
     told = f"normalised by mean {shown} and deviation"
     assert any(note.startswith(told) for note in images.notes)
-    bank = training_bank(images)
+    bank = images.banks[0]
     normalised = bank.values[0][images.train_images[..., 0].long()]
     assert float(normalised.mean()) == pytest.approx(0, abs=1e-5)
     assert float(normalised.std()) == pytest.approx(1, abs=1e-4)
@@ -332,7 +332,7 @@ def test_a_channel_that_never_varies_is_left_as_it_is_and_told() -> None:
     images = given(train=train, test=test)
     assert images.std[2] == 1.0
     assert any(note.endswith("; blue never varies") for note in images.notes)
-    assert bool(training_bank(images).values.isfinite().all())
+    assert bool(images.banks[0].values.isfinite().all())
 
 
 def test_large_images_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

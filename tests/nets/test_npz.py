@@ -14,7 +14,7 @@ import own_files
 import pytest
 
 from esper_soa.config.errors import DataError
-from esper_soa.nets.data.npz import Part, npz_parts
+from esper_soa.nets.data.npz import LazyArray, npz_arrays
 
 
 def member(array: np.ndarray) -> bytes:
@@ -30,11 +30,11 @@ def archive(path: Path, content: bytes, compression: int = zipfile.ZIP_STORED) -
     return path
 
 
-def part(path: Path, **arrays: np.ndarray) -> Part:
+def part(path: Path, **arrays: np.ndarray) -> LazyArray:
     """The array `a` of the file at `path`, into which `arrays` are written first."""
     if arrays:
         np.savez(path, **arrays)
-    return npz_parts(path, "data.root=x.npz", ("a",))[0]["a"]
+    return npz_arrays(path, "data.root=x.npz", ("a",))[0]["a"]
 
 
 @contextmanager
@@ -161,7 +161,7 @@ def test_a_file_that_was_cut_off_or_changed_anywhere_is_refused_or_read_right(
         for content in (whole[:place], changed):
             path.write_bytes(content)
             try:
-                found, _ = npz_parts(path, "x", ("a",))
+                found, _ = npz_arrays(path, "x", ("a",))
                 assert "a" not in found or np.array_equal(found["a"].whole(), array), place
             except DataError:
                 refused += 1

@@ -28,7 +28,7 @@ from esper_soa.nets.model.blueprints import (
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.model.layers import PLAIN
-from esper_soa.nets.model.user_module import OwnModule
+from esper_soa.nets.model.user_module import UserModule
 from esper_soa.nets.model.user_parts import architecture_of, task_blueprints, task_shape
 from esper_soa.nets.precision import autocast
 from esper_soa.state import Slots, initial
@@ -36,8 +36,8 @@ from esper_soa.training.build import build_rules, build_world
 from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Stage
 
 HERE = "parts_of_users"
-GROUPED = Architecture(13, "grouped", (OwnModule(Grouped),), residual=False)
-PERCEPTRON = Architecture(13, "perceptron", (OwnModule(perceptron),), residual=False)
+GROUPED = Architecture(13, "grouped", (UserModule(Grouped),), residual=False)
+PERCEPTRON = Architecture(13, "perceptron", (UserModule(perceptron),), residual=False)
 NETS = 3
 BATCH = 4
 CHANNELS = 8
@@ -112,7 +112,10 @@ def test_parameters_and_flop_of_a_module_are_counted() -> None:
     task = TaskConfig(base_channels=CHANNELS, num_blocks=2, num_pools=2)
     slots = enabled_slots(task, ["r1c0"])  # 8 channels of 16x16 pixels
     shape = host_shape(task, slots, task_blueprints(own("grouped", "perceptron"), slots))
-    assert parameter_counts(shape.blueprints, CHANNELS)[13:] == [9 * 64 + 8 + 16, 2 * 128 + 16 + 8]
+    assert parameter_counts(shape.blueprints, shape.slots[0])[13:] == [
+        9 * 64 + 8 + 16,
+        2 * 128 + 16 + 8,
+    ]
     assert training_flop(shape, CPU).seed[0, 13:].tolist() == [
         3 * 2 * 256 * 9 * 64,
         3 * 2 * 2 * 128,
@@ -209,6 +212,7 @@ FAULTS = {
     "greedy": "it is called with the channels of a slot or with nothing, and wants more",
     "counting": "it keeps buffers .running_mean, running_var, num_batches_tracked., which all",
     "empty": "with 2 channels of 32x32 pixels it has no parameters",
+    "flat": "it takes vectors, which no slot has",
     "frozen": "its parameters weight want no gradient",
     "shrinking": r"its output is of shape \[2, 2, 30, 30\], not \[2, 2, 32",
     "half": "its output is of torch.bfloat16, not torch.float32",
@@ -268,7 +272,7 @@ def test_what_is_marked_is_what_it_was_and_what_derives_from_it_is_not_marked() 
 
 def test_a_module_among_other_parts_is_refused() -> None:
     with pytest.raises(ValueError, match="blueprint both: a module must be its only part"):
-        Architecture(13, "both", (OwnModule(Grouped), OwnModule(Grouped)))
+        Architecture(13, "both", (UserModule(Grouped), UserModule(Grouped)))
     assert architecture_of(perceptron, "perceptron", 13) == PERCEPTRON
 
 
@@ -302,7 +306,7 @@ def test_the_forward_pass_of_an_own_fossil_costs_its_multiplications_over_those_
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_module_takes_features_of_16_bits_and_gives_such(dtype: torch.dtype) -> None:
     """As blocks give them on a GPU; weights are float32."""
-    part = OwnModule(lambda channels: nn.Conv2d(channels, channels, 1))
+    part = UserModule(lambda channels: nn.Conv2d(channels, channels, 1))
     blueprint = Architecture(13, "pointwise", (part,), residual=False)
     rows, x = rows_and_features(blueprint, torch.float32)
     parameters = seed_table(blueprint, CHANNELS).unpack(rows)

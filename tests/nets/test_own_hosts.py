@@ -1,5 +1,6 @@
 """Hosts of users' own: named by the setting, found, run as what they say, refused in words."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -177,7 +178,7 @@ def test_parameters_and_flop_are_counted() -> None:
 
 def test_the_head_of_a_chain_has_as_many_logits_as_the_task_has_classes() -> None:
     shape = task_shape(task("staged", num_classes=7), ["r0c0"])
-    assert (shape.num_classes, shape.head is not None and shape.head.gives) == (7, (7,))
+    assert (shape.num_classes, shape.segments[-1].output_shape) == (7, (7,))
 
 
 # --- slots
@@ -308,18 +309,22 @@ def test_blocks_of_different_kernels_go_to_the_kernels_in_c_and_mean_the_same_th
 
 
 @pytest.mark.usefixtures("native")
-@pytest.mark.parametrize(("name", "segments"), [("refined", "1, 3"), ("staged", "0, 1, 2, 3")])
+@pytest.mark.parametrize(
+    ("name", "segments"),
+    [
+        ("refined", "1 (residual), 3 (residual)"),
+        ("staged", ", ".join(f"{place} (user_module)" for place in range(4))),
+    ],
+)
 def test_the_kernels_in_c_step_aside_for_other_segments_and_say_so(
     name: str, segments: str
 ) -> None:
     chosen = build_rules(settings(name), CPU).engine.chosen
     assert (chosen.native, chosen.fallback) == (False, True)
-    words = (
-        f"there is none for the host {name}: no blocks of the package are its segments {segments}"
-    )
+    words = f"there is none for segments of the host {name}: {segments}"
     assert chosen.reason == f"plain torch, slower: no native kernels, {words}"
     with pytest.raises(
-        SettingError, match=f"compute.engine=native: must be auto or torch here.*{words}"
+        SettingError, match=f"compute.engine=native: must be auto or torch here.*{re.escape(words)}"
     ):
         build_rules(settings(name, compute=ComputeConfig(engine="native")), CPU)
 
@@ -331,9 +336,9 @@ FAULTS = {
     "nowhere:mine": r"imported \(No module named 'nowhere'\). PYTHONPATH=<folder> says where",
     "missing": r"a host that hosts_of_users registers \(bare, .*\). @esper_soa.host\(\"missing\"\)",
     "unmarked": "a host that hosts_of_users registers",
-    "empty": "its first segment must be a ConvBlock",
+    "empty": "it has less than two segments",
     "headless": "its first segment must be a ConvBlock: images have 3 channels",
-    "lonely": "it has one segment",
+    "lonely": "it has less than two segments",
     "tiny": "its segment 5 pools features of one pixel",
     "even": "a block with a kernel of 4 pixels: must be odd",
     "wider": "its parts turn 1 channels into 8",

@@ -10,13 +10,13 @@ from tiny_world import CPU, tiny_settings
 
 from esper_soa.config.settings import ENGINES as NAMES
 from esper_soa.config.settings import ComputeConfig
-from esper_soa.nets.choose import ENGINES, Kind, preferred, tried_engines, weighed
+from esper_soa.nets.choose import ENGINES, Kind, fastest_engine, preferred, tried_engines
 from esper_soa.nets.engine import TrainReport, ValidationReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.trial import (
     TIMED,
     Trial,
-    Tried,
+    TrialResult,
     disagreement,
     distances,
     mixture,
@@ -79,8 +79,8 @@ def test_the_native_kernels_agree_with_torch_on_seeds_of_every_kind() -> None:
     found = {one.name: one for one in tried_engines(trial(12))}
     assert list(found) == ["native", "torch"]
     assert not any(one.dropped for one in found.values())
-    assert found["torch"].apart == 0
-    assert 0 < found["native"].apart < 1e-4
+    assert found["torch"].error == 0
+    assert 0 < found["native"].error < 1e-4
     assert all(0 < one.seconds < 60 for one in found.values())
 
 
@@ -108,26 +108,26 @@ def test_all_precisions_are_measured_against_float32() -> None:
     for precision in (torch.bfloat16, torch.float16):
         given = {"torch": TorchEngine, "same": TorchEngine}
         plain, other = try_engines(in_precision(precision), TorchEngine, "torch", given)
-        assert 1e-4 < plain.apart < 2
-        assert (other.dropped, other.apart) == ("", plain.apart)
+        assert 1e-4 < plain.error < 2
+        assert (other.dropped, other.error) == ("", plain.error)
 
 
 def test_a_few_answers_may_flip_and_no_more() -> None:
     right = {"accuracy": torch.full((2, 4), 50.0)}
-    for images, apart in ((2, 0.0), (12, 9.5 / 100)):
+    for images, error in ((2, 0.0), (12, 9.5 / 100)):
         moved = {"accuracy": right["accuracy"] + torch.tensor([0.0, 0.0, images, 0.0])}
-        assert distances(moved, right, 100)["accuracy"] == pytest.approx((apart, apart))
+        assert distances(moved, right, 100)["accuracy"] == pytest.approx((error, error))
 
 
 def test_one_network_among_many_counts() -> None:
     right = {"host.params": torch.ones(100, 4)}
     wrong = {"host.params": torch.ones(100, 4).index_fill(0, torch.tensor([7]), 1.5)}
-    apart = distances(wrong, right, 1)
-    assert apart["host.params"] == pytest.approx((0.5, 0.005))
-    assert disagreement(apart, {"host.params": (0.1, 0.1)}) == (
+    errors = distances(wrong, right, 1)
+    assert errors["host.params"] == pytest.approx((0.5, 0.005))
+    assert disagreement(errors, {"host.params": (0.1, 0.1)}) == (
         "its host.params is 5.0e-01 from torch in float32, and 2.1e-01 is rounding"
     )
-    assert disagreement(apart, {"host.params": (0.3, 0.0)}) == ""
+    assert disagreement(errors, {"host.params": (0.3, 0.0)}) == ""
     assert disagreement({"host.params": (0.5, 0.4)}, {"host.params": (0.3, 0.1)})
 
 
@@ -144,23 +144,25 @@ def test_every_engine_of_the_table_can_be_asked_for() -> None:
 
 
 def test_kernels_that_agree_are_taken_but_where_torch_is_clearly_quicker() -> None:
-    torch_, triton, graphs = (Tried(name, "", 0.0, 1.0) for name in ("torch", "triton", "graphs"))
+    torch_, triton, graphs = (
+        TrialResult(name, "", 0.0, 1.0) for name in ("torch", "triton", "graphs")
+    )
     assert preferred([torch_, triton, graphs]) is graphs
     assert preferred([torch_._replace(seconds=0.6), triton, graphs]).name == "graphs"
     assert preferred([torch_._replace(seconds=0.4), triton, graphs]).name == "torch"
     assert preferred([torch_, triton, graphs._replace(dropped="no")]) is triton
-    assert preferred([torch_, Tried("triton", "no")]) is torch_
-    assert preferred([Tried("torch", "no")]) is None
+    assert preferred([torch_, TrialResult("triton", "no")]) is torch_
+    assert preferred([TrialResult("torch", "no")]) is None
 
 
 def test_what_is_tried_is_chosen_and_torch_where_none_is_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    chosen = weighed(trial())
+    chosen = fastest_engine(trial())
     assert (chosen.name, len(chosen.tried)) == ("torch", 2)
     assert chosen.facts()["tried"] == "; ".join(chosen.tried)
     monkeypatch.setitem(ENGINES, "torch", Kind(lambda _: "", lambda *_: Broken(), ""))
     monkeypatch.setitem(ENGINES, "native", Kind(lambda _: "no", lambda *_: Broken(), "cpu"))
-    chosen = weighed(trial())
+    chosen = fastest_engine(trial())
     assert (chosen.name, chosen.fallback) == ("torch", True)
     assert chosen.tried[0] == "native is left out: no"

@@ -22,7 +22,7 @@ from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.step import StepData, initial_state
 from esper_soa.env.world import World
 from esper_soa.nets.choose import choose_engine
-from esper_soa.nets.data.batches import cut_batch, training_crops
+from esper_soa.nets.data.images import cut_batch, training_crops
 from esper_soa.nets.engine import Engine, TrainReport, ValidationReport, WorkSizes
 from esper_soa.nets.engines.gpu.support import unavailable_reason
 from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seeds
@@ -425,9 +425,9 @@ def test_images_are_those_of_torch_to_the_bit(augment: bool) -> None:
     world = build(2, 2)
     indices = torch.tensor([[3, 5, 1, 0], [2, 2, 63, 9]])
     keys = torch.tensor([5, -9])
-    crops = training_crops(world.training_bank, indices, keys, 7, augment)
+    crops = training_crops(world.data.banks[0], indices, keys, 7, augment)
     found = torch.empty(2, 2, 1024, 4)
-    step.cut_(step.crops_of(crops.bank, crops.first), torch.ones(1, dtype=torch.int32), found)
+    step.cut_(step.crops_record(crops.bank, crops.first), torch.ones(1, dtype=torch.int32), found)
     second = crops._replace(first=crops.first[:, 2:], labels=crops.labels[:, 2:])
     wanted = cut_batch(second)[0].unflatten(1, (2, 3)).permute(1, 0, 3, 4, 2).flatten(2, 3)
     assert torch.equal(found[..., :3], wanted)

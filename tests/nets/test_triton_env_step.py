@@ -22,7 +22,6 @@ from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.env import Env
 from esper_soa.env.step import EAGER
 from esper_soa.env.world import Sizes, World
-from esper_soa.nets.data import batches as data
 from esper_soa.nets.data.datasets import synthetic
 from esper_soa.training.build import build_rules, build_world
 from esper_soa.training.collect import EpisodeRunner, Player, Round, _rollout, _row
@@ -92,7 +91,8 @@ def launches_of_an_env_step(
 
     All but the copy of the progress bar's numbers to the host; and the steps replayed in it.
     """
-    monkeypatch.setattr(data, "check_classes", lambda *_: None)  # looks at labels, before a run
+    # looks at labels, before a run
+    monkeypatch.setattr("esper_soa.env.world.check_classes", lambda *_: None)
     cfg = settings(num_envs, task, slots, "torch")
     rules = build_rules(cfg, META)._replace(engine=GpuEngine(Watched(launches)))
     sizes = Sizes(num_envs, batch_size=2, train_samples=4, val_samples=4)

@@ -18,7 +18,6 @@ from esper_soa.nets.model.host import (
     evaluate_forward,
     fold_batch_norm,
     host_shape,
-    logits_of,
     train_segments,
 )
 from esper_soa.nets.model.layers import PLAIN
@@ -89,8 +88,7 @@ def test_training_pass_gives_the_recorded_outputs_and_gradients(slot, isolated):
         seeds = TrainingSeeds([active], count)
         statistics = [part.reshape(-1).clone() for part in shape.statistics.unpack(stats)]
         parameters = shape.parameters.unpack(leaf)
-        features = train_segments(PLAIN, shape, parameters, statistics, images, seeds)
-        logits = logits_of(shape, features, parameters)
+        logits = train_segments(PLAIN, shape, parameters, statistics, images, seeds)
         targets = recorded["targets"][:, None].expand(-1, count)
         losses = (
             F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
@@ -152,8 +150,7 @@ def test_hosts_without_seeds_give_the_recorded_logits_and_gradients():
     statistics = [part.reshape(-1).clone() for part in shape.statistics.unpack(stats)]
     leaf = params.requires_grad_()
     parameters = shape.parameters.unpack(leaf)
-    features = train_segments(PLAIN, shape, parameters, statistics, images, TrainingSeeds([], 2))
-    logits = logits_of(shape, features, parameters)
+    logits = train_segments(PLAIN, shape, parameters, statistics, images, TrainingSeeds([], 2))
     loss = sum(F.cross_entropy(logits[:, i], recorded["targets"]) for i in range(2))
     host_grad, image_grad = torch.autograd.grad(loss, [leaf, images])
     expected = recorded["base"]["host_only_train"]

@@ -135,9 +135,9 @@ def test_a_widened_host_sees_the_images_of_the_growing_one_in_their_order_and_au
     world: World,
 ) -> None:
     wide = build_world(
-        replace(CFG, task=widened(CFG.task, 3000)), CPU, seed=2**31 + 5, images=world.images
+        replace(CFG, task=widened(CFG.task, 3000)), CPU, seed=2**31 + 5, data=world.data
     )
-    assert wide.images.train_images is world.images.train_images
+    assert wide.data.train_images is world.data.train_images
     for played in (world, wide):
         played.start_round(ROUND)
     envs = torch.arange(2)

@@ -97,7 +97,7 @@ def test_a_grown_network_has_the_accuracy_and_the_loss_of_its_engine(
     grown = {seed["blueprint"] for seed in net.spec["seeds"]}
     assert grown == {"grouped" if name == "staged" else "norm"}
     chosen = world.validation.order
-    images = world.images
+    images = world.data
     x = images.test_images[chosen].permute(0, 3, 1, 2).float() / 255
     labels = images.test_labels[chosen]
     assert score(net, x, labels) == pytest.approx(

@@ -181,7 +181,7 @@ def test_images_that_no_memory_holds_are_refused_before_they_are_read(
 ) -> None:
     cfg = settings(f"data.root={file}")
     (need,) = [
-        need for need in needs(cfg, CPU, memory.ImageCount(48, 24)) if need.what == "the images"
+        need for need in needs(cfg, CPU, memory.SampleCount(48, 24)) if need.what == "the images"
     ]
     # bytes as they are; padded by 4 pixels all round, and mirrored; test images a second time
     assert need.size == 48 * (3 * 32 * 32 + 2 * 3 * 40 * 40) + 24 * 2 * 3 * 32 * 32
@@ -196,4 +196,4 @@ def test_images_that_no_memory_holds_are_refused_before_they_are_read(
     monkeypatch.setattr(
         memory, "free_memory", lambda device: sum(one.size for one in needs(cfg, CPU))
     )
-    build_world(cfg, CPU, images=world_images)  # they are in memory already: the file is not asked
+    build_world(cfg, CPU, data=world_images)  # they are in memory already: the file is not asked

@@ -23,7 +23,6 @@ from esper_soa.config.errors import OutOfRoomError, UserError
 from esper_soa.config.settings import TrainConfig, settings_from_yaml, settings_yaml
 from esper_soa.env.step import StepData
 from esper_soa.lab.report.page import leave_report
-from esper_soa.nets.data.batches import ValidationImages
 from esper_soa.runtime.device import CPU_EVAL_BATCH, resolve_device
 from esper_soa.runtime.memory import free_memory, naming_memory, with_envs
 from esper_soa.runtime.ranks import keep_to_cores
@@ -104,10 +103,9 @@ class Pace(NoProfile):
     def watch(self, data: StepData) -> StepData:
         """The data, or little of them."""
         self.full = self.every or (self.rounds == 0 and len(self.paces) >= self.next_full)
-        if self.full or not isinstance(data.validation, ValidationImages):
+        if self.full:
             return data
-        few = data.validation._replace(order=data.validation.order[..., :CPU_EVAL_BATCH])
-        return data._replace(num_batches=1, validation=few)
+        return data._replace(num_batches=1, validation=data.validation.first(CPU_EVAL_BATCH))
 
     def env_step(self) -> None:
         """An env-step has been played: which one is the next to be played in full?"""

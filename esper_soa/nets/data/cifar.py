@@ -55,8 +55,8 @@ def read_cifar10(root: str) -> tuple[Batch, Batch, Path]:
     except _BROKEN_ARCHIVE as error:
         raise _fault(f"{path}: not a whole .tar.gz archive ({one_line(error)})") from error
     except OSError as error:
-        told = f"data.root={one_line(path)}: cannot be read ({one_line(error)}). Check permissions."
-        raise DataError(told) from error
+        problem = f"cannot be read ({one_line(error)}). Check permissions."
+        raise DataError(f"data.root={one_line(path)}: {problem}") from error
     binary = not any(name in files for name in PYTHON_NAMES) and bool(files)
     names = BINARY_NAMES if binary else PYTHON_NAMES
     missing = [name for name in names if name not in files]
@@ -87,8 +87,8 @@ def _locate(root: Path) -> Path:
     if not root.is_dir():
         remedy = "Name the place of CIFAR-10, or leave data.root empty."
         raise DataError(f"data.root={one_line(root)}: no such folder or archive. {remedy}")
-    told = f"holds no CIFAR-10: neither its batch files nor one of {', '.join(PLACES)}"
-    raise _fault(f"data.root={one_line(root)}: {told}")
+    problem = f"holds no CIFAR-10: neither its batch files nor one of {', '.join(PLACES)}"
+    raise _fault(f"data.root={one_line(root)}: {problem}")
 
 
 def _read_folder(folder: Path) -> dict[str, bytes]:
@@ -133,8 +133,8 @@ def _content(stream: IO[bytes] | None, where: str) -> bytes:
 def parse_binary(content: bytes, where: str) -> Batch:
     """The images of a binary batch: a label byte and PIXELS bytes each."""
     if not content or len(content) % (1 + PIXELS):
-        told = f"{len(content)} bytes, not a multiple of {1 + PIXELS}"
-        raise _fault(f"{where} has {told}: truncated, or not CIFAR-10")
+        problem = f"{len(content)} bytes, not a multiple of {1 + PIXELS}"
+        raise _fault(f"{where} has {problem}: truncated, or not CIFAR-10")
     records = np.frombuffer(content, np.uint8).reshape(-1, 1 + PIXELS)
     return _checked(records[:, 1:], records[:, 0].tolist(), where)
 
@@ -165,13 +165,13 @@ def parse_pickle(content: bytes, where: str) -> Batch:
         if not {"u1", "uint8"} & set(texts) or len(values) % PIXELS:
             raise ValueError(f"`data` does not hold unsigned bytes of shape [images, {PIXELS}]")
     except ValueError as error:
-        told = f"{where} is broken or truncated, or no CIFAR-10 batch ({one_line(error)})"
-        raise _fault(told) from error
+        problem = f"{where} is broken or truncated, or no CIFAR-10 batch ({one_line(error)})"
+        raise _fault(problem) from error
     called = texts[texts.index("batch_label") + 1] if "batch_label" in texts[:-1] else None
     wanted = BATCHES.get(where.rpartition(" ")[2], called)
     if called not in (None, wanted):
-        told = f"{one_line(called)!r}, not {wanted!r}"
-        raise _fault(f"{where} calls itself {told}: batch files were exchanged")
+        problem = f"{one_line(called)!r}, not {wanted!r}"
+        raise _fault(f"{where} calls itself {problem}: batch files were exchanged")
     shape = len(values) // PIXELS, PIXELS
     pixels = np.frombuffer(values, np.uint8).reshape(shape, order="F" if fortran else "C")
     return _checked(pixels, labels, where)

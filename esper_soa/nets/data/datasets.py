@@ -10,7 +10,9 @@ from torch import Tensor
 
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import NPZ, DataConfig
+from esper_soa.nets.data.batches import SampleSpec
 from esper_soa.nets.data.image_set import ImageSet, image_set
+from esper_soa.nets.data.images import IMAGES
 from esper_soa.nets.data.streams import fold, uniform
 
 # The readers of files, imported where one is asked for.
@@ -28,17 +30,23 @@ SYNTHETIC_CONTRAST = 0.5  # largest distance of a class pattern from mid-grey, a
 SYNTHETIC_NOISE = 0.25  # largest distance of a pixel from its class pattern, as a share of white
 
 
-class ImageCount(NamedTuple):
-    """How many images there are."""
+class SampleCount(NamedTuple):
+    """How many samples there are."""
 
     train: int
     test: int
 
 
-def count_images(cfg: DataConfig) -> ImageCount:
-    """How many images a file of own images holds; 0 of the other sets, whose known size fits."""
-    own = cfg.own and cfg.root
-    return ImageCount(*import_module(OWN_IMAGES).count_npz(cfg) if own else (0, 0))
+def sample_spec(cfg: DataConfig) -> SampleSpec:
+    """What the samples are like that the settings ask for: all data sets are of images."""
+    return IMAGES
+
+
+def count_images(cfg: DataConfig) -> SampleCount:
+    """How many samples a file of own images holds; 0 of the other sets, whose known size fits."""
+    return SampleCount(
+        *import_module(OWN_IMAGES).count_npz(cfg) if cfg.own and cfg.root else (0, 0)
+    )
 
 
 def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:

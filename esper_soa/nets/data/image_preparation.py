@@ -1,11 +1,12 @@
 """Own images: from arrays or an .npz to the bytes, labels and normalisation that hosts train on.
 
-Everything is checked, and told in notes: nothing is changed silently.
+Everything is checked. Notes say what was changed.
 """
 
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ from torch.nn import functional as F
 from esper_soa.config.errors import DataError, check, check_data, one_line
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig
 from esper_soa.config.paths import user_path
-from esper_soa.nets.data.image_set import ImageSet, Statistics, image_set
-from esper_soa.nets.data.npz import AT_ONCE, Part, npz_parts
+from esper_soa.nets.data.image_set import ImageSet, image_set
+from esper_soa.nets.data.images import Statistics
+from esper_soa.nets.data.npz import AT_ONCE, LazyArray, npz_arrays
 
 PARTS = ("train", "test", "val")
 KEYS = tuple(f"{name}_{kind}" for name in PARTS for kind in ("images", "labels"))
@@ -55,7 +57,7 @@ def read_npz(
     counts = images.source.rpartition(": ")[2]
     source = f"own images from {one_line(cfg.root)} (sha256 {sha256[:12]}..., {reason}): {counts}"
     name = one_line(Path(cfg.root).stem)
-    return images._replace(name=name, source=source, file_sha256=sha256)
+    return replace(images, name=name, source=source, file_sha256=sha256)
 
 
 def count_npz(cfg: DataConfig) -> tuple[int, int]:
@@ -66,10 +68,10 @@ def count_npz(cfg: DataConfig) -> tuple[int, int]:
     return sum(sizes[name] for name in train), sizes[test]
 
 
-def _parts(cfg: DataConfig, setting: str = "data.root") -> dict[str, Part]:
+def _parts(cfg: DataConfig, setting: str = "data.root") -> dict[str, LazyArray]:
     """Images and labels of all parts and names of classes by key."""
     where = f"{setting}={one_line(cfg.root)}"
-    parts, names = npz_parts(user_path(setting, cfg.root), where, (*KEYS, CLASS_NAMES))
+    parts, names = npz_arrays(user_path(setting, cfg.root), where, (*KEYS, CLASS_NAMES))
     missing = [key for key in KEYS[:2] if key not in parts]
     if not any(key in parts for key in KEYS[2:]):
         missing += KEYS[2:4]
@@ -79,7 +81,7 @@ def _parts(cfg: DataConfig, setting: str = "data.root") -> dict[str, Part]:
     return parts
 
 
-def prepare(parts: Mapping[str, Part], cfg: DataConfig, names: Sequence[str] = ()) -> ImageSet:
+def prepare(parts: Mapping[str, LazyArray], cfg: DataConfig, names: Sequence[str] = ()) -> ImageSet:
     """Images of train_images, train_labels and so on in `parts`, checked and as hosts see them.
 
     names: of the classes. Mean, deviation and the number of classes are part of what they are.
@@ -97,27 +99,27 @@ def prepare(parts: Mapping[str, Part], cfg: DataConfig, names: Sequence[str] = (
     used = {name: images[name] for name in (*train, test)}
     first = sizes["train"]
     for name in used:
-        told = f"{_size(*sizes[name])}, but the training images have {_size(*first)}"
+        problem = f"{_size(*sizes[name])}, but the training images have {_size(*first)}"
         remedy = "Prepare all parts in one way."
-        check_data(sizes[name] == first, f"{images[name].name}: {told}", "be the same", remedy)
+        check_data(sizes[name] == first, f"{images[name].name}: {problem}", "be the same", remedy)
     setting = f"{cfg.path}resize"
     inner = inner_size(*first[:2], cfg.resize, setting)
     shown = {name: _shown(part, cfg.layout, first, inner) for name, part in used.items()}
     train_images = _joined([shown[name] for name in train])
-    mean, std, told = _normalisation(train_images, cfg, images["train"].name)
+    mean, std, normalised = _normalisation(train_images, cfg, images["train"].name)
     listed = ", ".join(f"{code} {one_line(name)}" for code, name in enumerate(names[:MOST_TOLD]))
     more = ", ..." if len(names) > MOST_TOLD else ""
     notes = (
         fit_words(first[:2], inner, f"{setting}={cfg.resize}"),
         *_notes(images, list(used.values()), cfg, first[2]),
-        told,
+        normalised,
         f"{num_classes} classes" + (f": {listed}{more}" if names else ""),
     )
     arrays = train_images, _joined([labels[name] for name in train]), shown[test], labels[test]
     further = repr(((mean, std), num_classes)).encode()
     text = "own images from arrays, handed over"
     made = image_set("images", arrays, (mean, std), text, further)
-    return made._replace(num_classes=num_classes, class_names=tuple(names), notes=notes)
+    return replace(made, num_classes=num_classes, class_names=tuple(names), notes=notes)
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:
@@ -136,26 +138,26 @@ def _parts_used(found: Mapping[str, object], cfg: DataConfig) -> tuple[tuple[str
     return trained, "val" if cfg.val == "for_test" else "test"
 
 
-def _check_images(part: Part, cfg: DataConfig) -> tuple[int, int, int]:
+def _check_images(part: LazyArray, cfg: DataConfig) -> tuple[int, int, int]:
     """Height, width and channels of the images; raises DataError for what are no images."""
     shape = part.shape
     layout = f"{cfg.path}layout={cfg.layout}"
     last = cfg.layout == "nhwc"
     order = f"[images, {'height, width, 1 or 3' if last else '1 or 3, height, width'}]"
     order = f"be {order}, or [images, height, width]"
-    told = f"{part.name} has shape {list(shape)}"
-    check_data(len(shape) in (3, 4), told, f"{order}, with {layout}")
+    problem = f"{part.name} has shape {list(shape)}"
+    check_data(len(shape) in (3, 4), problem, f"{order}, with {layout}")
     full = shape if len(shape) == 4 else (*shape, 1) if last else (shape[0], 1, *shape[1:])
     height, width, channels = full[1:] if last else (*full[2:], full[1])
     if channels not in (1, IMAGE_CHANNELS):
-        told += f", which is {channels} channels with {layout}"
-        check_data(False, told, order, _channel_remedy(shape, cfg))
-    told = f"{part.name} has {shape[0]} images"
-    check_data(1 <= shape[0] <= MAX_IMAGES, told, f"have 1 to {MAX_IMAGES}")
-    told = f"{part.name} has images of {height}x{width} pixels"
+        problem += f", which is {channels} channels with {layout}"
+        check_data(False, problem, order, _channel_remedy(shape, cfg))
+    problem = f"{part.name} has {shape[0]} images"
+    check_data(1 <= shape[0] <= MAX_IMAGES, problem, f"have 1 to {MAX_IMAGES}")
+    problem = f"{part.name} has images of {height}x{width} pixels"
     remedy = f"Hosts see {IMAGE_SIZE}x{IMAGE_SIZE}: give smaller ones."
     fits = min(height, width) >= 1 and max(height, width) <= MAX_SIDE
-    check_data(fits, told, f"have 1 to {MAX_SIDE} a side", remedy)
+    check_data(fits, problem, f"have 1 to {MAX_SIDE} a side", remedy)
     usable = part.dtype == np.uint8 or part.dtype.kind == "f"
     allowed = "be uint8, from 0 to 255, or float, from 0 to 1"
     remedy = "Convert whole numbers from 0 to 255 with .astype(numpy.uint8)."
@@ -172,32 +174,32 @@ def _channel_remedy(shape: tuple[int, ...], cfg: DataConfig) -> str:
     return "Leave transparency and further channels out."
 
 
-def _labels(part: Part, images: Part) -> np.ndarray:
+def _labels(part: LazyArray, images: LazyArray) -> np.ndarray:
     """int64 [M] from whole numbers [M] or [M, 1]."""
     shape = part.shape
-    told = f"{part.name} has shape {list(shape)}"
+    problem = f"{part.name} has shape {list(shape)}"
     allowed = "be [images] or [images, 1]"
     if len(shape) == 2 and shape[1] != 1:
         remedy = "Sets with several labels per image, as ChestMNIST, cannot be used; "
         remedy += "of one-hot labels take .argmax(1)."
-        check_data(False, f"{told}, {shape[1]} labels per image", allowed, remedy)
-    check_data(len(shape) in (1, 2), told, allowed)
-    told = f"{part.name} has {shape[0]} labels, but {images.name} has {images.shape[0]} images"
-    check_data(shape[0] == images.shape[0], told, "be as many")
+        check_data(False, f"{problem}, {shape[1]} labels per image", allowed, remedy)
+    check_data(len(shape) in (1, 2), problem, allowed)
+    problem = f"{part.name} has {shape[0]} labels, but {images.name} has {images.shape[0]} images"
+    check_data(shape[0] == images.shape[0], problem, "be as many")
     allowed = "be whole numbers, the classes from 0 on"
-    told = f"{part.name} has type {part.dtype}"
-    check_data(part.dtype.kind in "iu", told, allowed, "Convert with .astype(numpy.int64).")
+    problem = f"{part.name} has type {part.dtype}"
+    check_data(part.dtype.kind in "iu", problem, allowed, "Convert with .astype(numpy.int64).")
     values = part.whole().reshape(-1)
     bad = (values < 0) | (values >= MAX_CLASSES)
     at = int(bad.argmax())
     allowed = f"be classes from 0 to {MAX_CLASSES - 1} at most"
-    told = f"{part.name} holds {values[at]} at {at}"
-    check_data(not bad[at], told, allowed, "Number them from 0 on.")
+    problem = f"{part.name} holds {values[at]} at {at}"
+    check_data(not bad[at], problem, allowed, "Number them from 0 on.")
     return values.astype(np.int64)
 
 
 def _num_classes(
-    labels: Mapping[str, np.ndarray], parts: Mapping[str, Part], names: Sequence[str]
+    labels: Mapping[str, np.ndarray], parts: Mapping[str, LazyArray], names: Sequence[str]
 ) -> int:
     """As many as have names, else as the labels of all parts tell, used or not."""
     last, name = max((int(values.max()), name) for name, values in labels.items())
@@ -210,8 +212,8 @@ def _num_classes(
     allowed = f"2 to {MAX_CLASSES} different texts, none empty"
     check(different, CLASS_NAMES, ", ".join(map(str, names)), allowed)
     allowed = f"be at most {len(names) - 1}, as {CLASS_NAMES} has {len(names)}"
-    told = f"{where} holds {last}"
-    check_data(last < len(names), told, allowed, "Name every class, or none.")
+    problem = f"{where} holds {last}"
+    check_data(last < len(names), problem, allowed, "Name every class, or none.")
     return len(names)
 
 
@@ -260,7 +262,7 @@ def fitted(images: np.ndarray, inner: tuple[int, int]) -> np.ndarray:
 
 
 def _shown(
-    part: Part, layout: str, size: tuple[int, int, int], inner: tuple[int, int]
+    part: LazyArray, layout: str, size: tuple[int, int, int], inner: tuple[int, int]
 ) -> np.ndarray:
     """uint8 [M, 32, 32, 3] of the images in `part`; DataError for values that are no brightness."""
     shown = np.empty((part.shape[0], IMAGE_SIZE, IMAGE_SIZE, IMAGE_CHANNELS), np.uint8)
@@ -280,9 +282,9 @@ def _bytes(values: np.ndarray, name: str, first: int) -> np.ndarray:
     bad = ~((values >= 0) & (values <= 1))  # NaN is neither
     if bad.any():
         at = np.argwhere(bad)[0]
-        told = f"{name} holds {values[tuple(at)]} in image {first + int(at[0])}"
+        problem = f"{name} holds {values[tuple(at)]} in image {first + int(at[0])}"
         remedy = "Divide by 255, or give uint8, and replace what is not a number."
-        check_data(False, told, "be from 0 to 1", remedy)
+        check_data(False, problem, "be from 0 to 1", remedy)
     return np.rint(values.astype(np.float64) * 255).astype(np.uint8)
 
 
@@ -322,13 +324,13 @@ def _size(height: int, width: int, channels: int) -> str:
 
 
 def _notes(
-    images: Mapping[str, Part], used: Sequence[Part], cfg: DataConfig, channels: int
+    images: Mapping[str, LazyArray], used: Sequence[LazyArray], cfg: DataConfig, channels: int
 ) -> list[str]:
     """What becomes of grey images, of floats and of the part val_."""
-    told = ["grey: the one channel is repeated, as hosts have three"] if channels == 1 else []
+    notes = ["grey: the one channel is repeated, as hosts have three"] if channels == 1 else []
     floats = dict.fromkeys(part.dtype.name for part in used if part.dtype.kind == "f")
     if floats:
-        told.append(f"{' and '.join(floats)} from 0 to 1, rounded to 256 levels")
+        notes.append(f"{' and '.join(floats)} from 0 to 1, rounded to 256 levels")
     if "val" in images:
         setting = f"{cfg.path}val={cfg.val}"
         unseen = images["test"].shape[0] if "test" in images else 0
@@ -338,5 +340,5 @@ def _notes(
             "for_test": f"are the test images{left} ({setting})",
             "unused": f"are not used ({setting}; train or for_test would)",
         }
-        told.append(f"the {images['val'].shape[0]} images of the part val_ {purposes[cfg.val]}")
-    return told
+        notes.append(f"the {images['val'].shape[0]} images of the part val_ {purposes[cfg.val]}")
+    return notes

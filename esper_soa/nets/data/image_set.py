@@ -3,20 +3,34 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from esper_soa.config.errors import UserError
+from esper_soa.nets.data.batches import BatchSource, Draw
+from esper_soa.nets.data.images import (
+    IMAGES,
+    ImageBank,
+    Statistics,
+    TrainingImages,
+    ValidationImages,
+    padded_bank,
+    plain_bank,
+)
+
 MAX_COMMON = 0.01  # share of the images that may be there twice
 
-Statistics = tuple[float, ...]  # red, green, blue
 
+@dataclass(frozen=True, eq=False, repr=False)
+class ImageSet:
+    """D training and V test images of C classes on one device: a batches.BatchSource."""
 
-class ImageSet(NamedTuple):
-    """D training and V test images of C classes on one device."""
-
+    spec = IMAGES
     name: str
     train_images: Tensor  # uint8 [D, 32, 32, 3]
     train_labels: Tensor  # int64 [D], 0 to C - 1
@@ -33,14 +47,32 @@ class ImageSet(NamedTuple):
     notes: tuple[str, ...] = ()  # what was done to own images, a clause each
     file_sha256: str = ""  # of the file of own images, hexadecimal
 
-    def to(self, device: torch.device | str) -> "ImageSet":
+    def to(self, device: torch.device | str) -> Self:
         """The same on `device`."""
-        return self._replace(
+        return replace(
+            self,
             train_images=self.train_images.to(device),
             train_labels=self.train_labels.to(device),
             test_images=self.test_images.to(device),
             test_labels=self.test_labels.to(device),
         )
+
+    @cached_property
+    def banks(self) -> tuple[ImageBank, ImageBank]:
+        """What training and validation batches are cut from. Both are made at first use: the world
+        asks for validation batches before it plays, so that no env-step waits.
+        """
+        scaling = self.mean, self.std
+        training = padded_bank(self.train_images, self.train_labels, *scaling)
+        return training, plain_bank(self.test_images, self.test_labels, *scaling)
+
+    def training(self, draw: Draw, dtype: torch.dtype) -> TrainingImages:
+        """Batches of an env-step; augmented images are crops, half of them mirrored."""
+        return TrainingImages(self.banks[0], draw, dtype)
+
+    def validation(self, order: Tensor, dtype: torch.dtype) -> ValidationImages:
+        """Batches of the test images `order`: int64 [v] shared by all envs, or [N, v]."""
+        return ValidationImages(self.banks[1], order, dtype)
 
     def facts(self) -> dict[str, str]:
         """What versions.json keeps of the set."""
@@ -57,6 +89,13 @@ class ImageSet(NamedTuple):
     def __repr__(self) -> str:
         """In words: tensors of images are no use on a screen."""
         return "\n  ".join([f"{self.name}: {self.source}", *self.notes])
+
+
+def images_of(source: BatchSource) -> ImageSet:
+    """`source`, which must be of images; UserError where it is not."""
+    if not isinstance(source, ImageSet):
+        raise UserError(f"{source.name} has no images. Grown networks are stored for images only.")
+    return source
 
 
 def image_set(

@@ -33,7 +33,7 @@ _OF_READERS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tok
 _BROKEN = (*_OF_READERS, SyntaxError, EOFError, OSError, MemoryError, *RAISED)
 
 
-class Part(NamedTuple):
+class LazyArray(NamedTuple):
     """An array that may be larger than memory."""
 
     name: str  # what messages call it
@@ -46,7 +46,7 @@ class Part(NamedTuple):
         return np.concatenate([*self.rows(AT_ONCE), np.empty((0, *self.shape[1:]), self.dtype)])
 
 
-def array_part(name: str, array: np.ndarray) -> Part:
+def lazy_array(name: str, array: np.ndarray) -> LazyArray:
     """An array in memory."""
 
     def rows(most_bytes: int) -> Iterator[np.ndarray]:
@@ -54,10 +54,12 @@ def array_part(name: str, array: np.ndarray) -> Part:
         for first in range(0, len(array), at_once):
             yield array[first : first + at_once]
 
-    return Part(name, array.shape, array.dtype, rows)
+    return LazyArray(name, array.shape, array.dtype, rows)
 
 
-def npz_parts(path: Path, where: str, keys: tuple[str, ...]) -> tuple[dict[str, Part], list[str]]:
+def npz_arrays(
+    path: Path, where: str, keys: tuple[str, ...]
+) -> tuple[dict[str, LazyArray], list[str]]:
     """Those of the arrays `keys` that the .npz file at `path` holds, by key, and the names of all.
 
     where: what messages call the file. No values are read yet. Raises DataError for what is no file
@@ -68,29 +70,30 @@ def npz_parts(path: Path, where: str, keys: tuple[str, ...]) -> tuple[dict[str, 
             raise DataError(f"{where}: is not a file. Name the .npz file itself.")
         with zipfile.ZipFile(path) as archive:
             found = {one.filename.removesuffix(SUFFIX): one for one in archive.infolist()}
-        there = [key for key in keys if key in found]
-        return {key: _part(path, found[key], f"{where}: {key}") for key in there}, list(found)
+        stored = [key for key in keys if key in found]
+        arrays = {key: _lazy_array(path, found[key], f"{where}: {key}") for key in stored}
+        return arrays, list(found)
 
 
-def _part(path: Path, member: zipfile.ZipInfo, name: str) -> Part:
+def _lazy_array(path: Path, member: zipfile.ZipInfo, name: str) -> LazyArray:
     with _reading(name), zipfile.ZipFile(path) as archive, archive.open(member) as stream:
         begin = io.BytesIO(stream.read(HEADER_BYTES))
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
         # version 3, of records with names, is no key
         shape, fortran, dtype = read[npy.read_magic(begin)](begin)
     if dtype.hasobject:
-        told = "holds Python objects, which would have to be unpickled and never are"
+        problem = "holds Python objects, which would have to be unpickled and never are"
         convert = "Give all images one shape and convert: numpy.stack(...).astype(numpy.uint8)."
-        raise DataError(f"{name} {told}. {convert} {REMEDY}")
+        raise DataError(f"{name} {problem}. {convert} {REMEDY}")
     size = member.file_size - begin.tell()
     if any(side < 0 for side in shape) or math.prod(shape) * dtype.itemsize != size:
-        told = f"the bytes of its shape {one_line(list(shape))} and type {dtype}, but {size}"
-        raise DataError(f"{name} does not have {told}. {REMEDY}")
+        problem = f"the bytes of its shape {one_line(list(shape))} and type {dtype}, but {size}"
+        raise DataError(f"{name} does not have {problem}. {REMEDY}")
     packed = member.compress_size
-    told = f"{name} is {packed} bytes that unpack to {size}"
+    problem = f"{name} is {packed} bytes that unpack to {size}"
     remedy = "Save images with numpy.savez, uncompressed."
     bounded = size <= SMALL_BYTES + MAX_RATIO * packed
-    check_data(bounded, told, f"be at most {MAX_RATIO} times as many", remedy)
+    check_data(bounded, problem, f"be at most {MAX_RATIO} times as many", remedy)
 
     def rows(most_bytes: int) -> Iterator[np.ndarray]:
         left = shape[0]
@@ -106,7 +109,7 @@ def _part(path: Path, member: zipfile.ZipInfo, name: str) -> Part:
                 yield values.reshape((count, *shape[1:]), order="F" if whole else "C")
                 left -= count
 
-    return Part(name, shape, dtype, rows)
+    return LazyArray(name, shape, dtype, rows)
 
 
 @contextmanager
@@ -117,8 +120,8 @@ def _reading(where: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise DataError(f"{where}: there is no such file. Name the .npz file.") from error
     except PermissionError as error:
-        told = f"{where}: cannot be read ({error.strerror}). Check its permissions."
-        raise DataError(told) from error
+        problem = f"{where}: cannot be read ({error.strerror}). Check its permissions."
+        raise DataError(problem) from error
     except _BROKEN as error:
-        told = f"is broken, truncated, encrypted, no .npz or no plain array ({one_line(error)})"
-        raise DataError(f"{where}: {told}. {REMEDY}") from error
+        problem = f"is broken, truncated, encrypted, no .npz or no plain array ({one_line(error)})"
+        raise DataError(f"{where}: {problem}. {REMEDY}") from error

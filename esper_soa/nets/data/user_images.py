@@ -1,7 +1,7 @@
 """For own images: `esper_soa.images` makes a set, `esper_soa.check_images` looks at one."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from typing import TypedDict, Unpack
 
@@ -13,7 +13,7 @@ from esper_soa.config.errors import SettingError, check, one_line
 from esper_soa.config.nets import PREPARATION, DataConfig
 from esper_soa.nets.data.image_preparation import KEYS, level_counts, prepare, read_npz
 from esper_soa.nets.data.image_set import MAX_COMMON, ImageSet, hashes
-from esper_soa.nets.data.npz import array_part
+from esper_soa.nets.data.npz import lazy_array
 
 LOGGER = logging.getLogger("esper_soa")
 FEW_IMAGES = 10  # of a class in training, below which there is a finding
@@ -79,11 +79,11 @@ def images(
     else:
         remedy = "It is for the part val_ of an .npz; join arrays with numpy.concatenate."
         cfg.require(cfg.val == "unused", "val", "left out with arrays", remedy)
-        given = {"train": train} | others
-        arrays = {argument: _numpy(argument, value) for argument, value in given.items()}
-        parts = [array_part(argument, array) for argument, array in arrays.items()]
+        named = {"train": train} | others
+        arrays = {argument: _numpy(argument, value) for argument, value in named.items()}
+        parts = [lazy_array(argument, array) for argument, array in arrays.items()]
         made = prepare(dict(zip(KEYS, parts, strict=False)), cfg, names)
-    made = made._replace(name=str(name or made.name))
+    made = replace(made, name=str(name or made.name))
     LOGGER.info("data     %s", made)
     return made
 
@@ -108,24 +108,24 @@ def check_images(found: "ImageSet | str | PathLike[str]") -> list[str]:
     that are in both parts, there twice, or twice under different labels; images of one colour;
     parts that are not of one brightness.
     """
-    given = (images(found) if isinstance(found, str | PathLike) else found).to("cpu")
-    train = given.train_images.numpy()
-    test = given.test_images.numpy()
+    image_set = (images(found) if isinstance(found, str | PathLike) else found).to("cpu")
+    train = image_set.train_images.numpy()
+    test = image_set.test_images.numpy()
     return [
-        *_classes(given),
-        *_twice(train, given.train_labels.tolist(), test),
+        *_classes(image_set),
+        *_twice(train, image_set.train_labels.tolist(), test),
         *_plain({"training": train, "test": test}),
         *_brightness(train, test),
     ]
 
 
-def _classes(given: ImageSet) -> list[str]:
-    count = given.num_classes or 1 + int(max(given.train_labels.max(), given.test_labels.max()))
-    train = given.train_labels.bincount(minlength=count).numpy()
-    test = given.test_labels.bincount(minlength=count).numpy()
-    told = []
+def _classes(images: ImageSet) -> list[str]:
+    count = images.num_classes or 1 + int(max(images.train_labels.max(), images.test_labels.max()))
+    train = images.train_labels.bincount(minlength=count).numpy()
+    test = images.test_labels.bincount(minlength=count).numpy()
+    findings = []
     if not train[0] and not test[0]:
-        told.append("Class 0 has no image: do labels count from 1? They must count from 0.")
+        findings.append("Class 0 has no image: do labels count from 1? They must count from 0.")
     for bad, what in (
         (train == 0, "no training image"),
         (test == 0, "no test image"),
@@ -134,18 +134,18 @@ def _classes(given: ImageSet) -> list[str]:
         classes = np.flatnonzero(bad).tolist()
         if classes:
             words = ("Class", "has") if len(classes) == 1 else ("Classes", "have")
-            told.append(f"{words[0]} {_named(given, classes)} {words[1]} {what}.")
+            findings.append(f"{words[0]} {_named(images, classes)} {words[1]} {what}.")
     share = test.max() / test.sum()
     if share > max(0.5, 1.5 / count):
         answer = "who always answers so is as often right, and accuracy says little"
-        most = _named(given, [int(test.argmax())])
-        told.append(f"{share:.0%} of the test images are of class {most}: {answer}.")
-    return told
+        most = _named(images, [int(test.argmax())])
+        findings.append(f"{share:.0%} of the test images are of class {most}: {answer}.")
+    return findings
 
 
-def _named(given: ImageSet, classes: list[int]) -> str:
+def _named(images: ImageSet, classes: list[int]) -> str:
     """'3', or '1 (dog), 2 (eel) and 4 more'."""
-    named = given.class_names
+    named = images.class_names
     first = classes[:MOST_NAMED]
     shown = [f"{one} ({one_line(named[one])})" if named else str(one) for one in first]
     more = f" and {len(classes) - MOST_NAMED} more" if len(classes) > MOST_NAMED else ""
@@ -153,7 +153,7 @@ def _named(given: ImageSet, classes: list[int]) -> str:
 
 
 def _twice(train: np.ndarray, labels: list[int], test: np.ndarray) -> list[str]:
-    told = []
+    findings = []
     found = hashes(train)
     first = dict(zip(reversed(found), reversed(labels), strict=True))  # labels when first seen
     again = len(found) - len(first)
@@ -161,39 +161,39 @@ def _twice(train: np.ndarray, labels: list[int], test: np.ndarray) -> list[str]:
     common = sum(one in first for one in hashes(test))
     if common > MAX_COMMON * len(test):
         some = f"{common} of {len(test)} test images"
-        told.append(f"{some} are training images too: accuracy will be flattered.")
+        findings.append(f"{some} are training images too: accuracy will be flattered.")
     if again > MAX_COMMON * len(train):
-        told.append(f"{again} of {len(train)} training images repeat another one.")
+        findings.append(f"{again} of {len(train)} training images repeat another one.")
     if other:
-        told.append(f"{other} training images are there before under another label.")
-    return told
+        findings.append(f"{other} training images are there before under another label.")
+    return findings
 
 
 def _plain(parts: dict[str, np.ndarray]) -> list[str]:
     """Images of one colour, within pixels that are not black in all of them: borders are black."""
     used = np.logical_or(*(part.max(axis=(0, 3)) > 0 for part in parts.values()))
     rows, columns = (np.flatnonzero(used.any(axis)) for axis in (1, 0))
-    told = []
+    findings = []
     for name, part in parts.items():
         inner = part[:, rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
         count = int((inner.max(axis=(1, 2)) == inner.min(axis=(1, 2))).all(axis=1).sum())
         if count:
             some = f"{count} of {len(part)} {name} images"
-            told.append(f"{some} are of one colour: is something missing?")
-    return told
+            findings.append(f"{some} are of one colour: is something missing?")
+    return findings
 
 
 def _brightness(train: np.ndarray, test: np.ndarray) -> list[str]:
-    told = []
+    findings = []
     counts, others = (level_counts(part).sum(0) for part in (train, test))
     brightest = int(np.flatnonzero(counts).max())
     if brightest <= DARK:
         why = "were values from 0 to 1, or class numbers, stored as bytes?"
-        told.append(f"The brightest value of the training images is {brightest} of 255: {why}")
+        findings.append(f"The brightest value of the training images is {brightest} of 255: {why}")
     levels = np.arange(256) / 255
     mean = counts @ levels / counts.sum()
     other = others @ levels / others.sum()
     if abs(other - mean) > float(np.sqrt(counts @ (levels - mean) ** 2 / counts.sum())):
         both = f"a mean brightness of {mean:.2f}, test images of {other:.2f}"
-        told.append(f"Training images have {both}: were both prepared in one way?")
-    return told
+        findings.append(f"Training images have {both}: were both prepared in one way?")
+    return findings

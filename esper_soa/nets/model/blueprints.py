@@ -1,4 +1,4 @@
-"""What every seed module is, told once: a tuple of parts.
+"""What every seed module is, as data: a tuple of parts.
 
 A seed maps features of C channels to features of the same shape; everything else follows from its
 entry here. Deliberate difference from the reference: where a zero initialisation would give a seed
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper_soa.config.nets import blueprint_names
+from esper_soa.config.nets import SlotSpec, blueprint_names
 from esper_soa.nets.model.parts import (
     NARROW,
     REDUCED,
@@ -20,38 +20,38 @@ from esper_soa.nets.model.parts import (
     Conv,
     Depthwise,
     Excite,
-    Layer,
+    LayerSpec,
     Part,
     SoftNorm,
     Squeeze,
     Start,
     Table,
 )
-from esper_soa.nets.model.user_module import OwnModule
+from esper_soa.nets.model.user_module import UserModule
 from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One blueprint. ValueError for parts that do not give as many channels as they are given.
+    """One blueprint. ValueError for parts that change the number of channels.
 
     An nn.Module of a user's is a part that stands alone.
     """
 
     code: int  # in the env state and the action; those of the reference are below NUM_BLUEPRINTS
     name: str
-    parts: tuple[Part | OwnModule, ...]
+    parts: tuple[Part | UserModule, ...]
     residual: bool = True  # a seed is x + parts(x), else parts(x)
 
     def __post_init__(self) -> None:
-        if len(self.parts) > 1 and any(isinstance(part, OwnModule) for part in self.parts):
+        if len(self.parts) > 1 and any(isinstance(part, UserModule) for part in self.parts):
             raise ValueError(f"blueprint {self.name}: a module must be its only part")
         for channels in (1, 24, 64):
-            given = self.widths(channels)[-1]
-            if given != channels:
+            last = self.widths(channels)[-1]
+            if last != channels:
                 raise ValueError(
-                    f"blueprint {self.name}: its parts turn {channels} channels into {given}; the "
-                    "last must give as many as the first is given"
+                    f"blueprint {self.name}: its parts turn {channels} channels into {last}; the "
+                    "last must give as many as the first takes"
                 )
 
     def widths(self, channels: int) -> list[int]:
@@ -61,9 +61,18 @@ class Architecture:
             found.append(part.outputs_of(found[-1], channels))
         return found
 
-    def given(self, channels: int) -> list[tuple[Part | OwnModule, int]]:
-        """Every part with the number of channels that it is given."""
+    def part_inputs(self, channels: int) -> list[tuple[Part | UserModule, int]]:
+        """Every part with the number of channels of its input."""
         return list(zip(self.parts, self.widths(channels)[:-1], strict=True))
+
+    @property
+    def topology(self) -> str:
+        """Kind of features that it takes (config/nets.py); "" where it takes all."""
+        return self.parts[0].topology if self.parts else ""
+
+    def fits(self, slot: SlotSpec) -> bool:
+        """Whether it can stand in the slot."""
+        return self.topology in ("", slot.topology)
 
     @property
     def single_layer(self) -> Conv | None:
@@ -72,10 +81,10 @@ class Architecture:
         return first if isinstance(first, Conv) and first.norm else None
 
     @property
-    def module(self) -> OwnModule | None:
+    def module(self) -> UserModule | None:
         """The nn.Module that is all of it, where it is one."""
         first = self.parts[0] if self.parts else None
-        return first if isinstance(first, OwnModule) else None
+        return first if isinstance(first, UserModule) else None
 
 
 Blueprints = tuple[Architecture, ...]
@@ -106,15 +115,15 @@ def by_code(blueprints: Blueprints, count: Callable[[Architecture], int]) -> lis
     return [counts.get(code, 0) for code in range(num_codes(blueprints))]
 
 
-def seed_products(blueprint: Architecture, channels: int, pixels: int) -> int:
-    """Multiplications of a seed's forward pass on features of one image with `pixels`."""
-    given = blueprint.given(channels)
-    return sum(part.products(inputs, channels, pixels) for part, inputs in given)
+def seed_products(blueprint: Architecture, channels: int, positions: int) -> int:
+    """Multiplications of a seed's forward pass on features of one sample with `positions`."""
+    inputs_of = blueprint.part_inputs(channels)
+    return sum(part.products(inputs, channels, positions) for part, inputs in inputs_of)
 
 
 def seed_table(blueprint: Architecture, channels: int) -> Table:
     """Parameters of a seed in a slot of C = `channels`, part by part."""
-    tables = [part.parameters(inputs, channels) for part, inputs in blueprint.given(channels)]
+    tables = [part.parameters(inputs, channels) for part, inputs in blueprint.part_inputs(channels)]
     return Table(tuple(parameter for table in tables for parameter in table))
 
 
@@ -123,16 +132,16 @@ def gate_table(channels: int) -> Table:
     return Table(GATE.parameters(channels, 1, channels))
 
 
-def seed_layers(blueprint: Architecture, channels: int) -> list[Layer]:
+def seed_layers(blueprint: Architecture, channels: int) -> list[LayerSpec]:
     """The residual, or all, of a seed in a slot of C = `channels`: modules by kind and part."""
     return [
         layer._replace(name=f"{layer.name}{place}")
-        for place, (part, inputs) in enumerate(blueprint.given(channels))
+        for place, (part, inputs) in enumerate(blueprint.part_inputs(channels))
         for layer in part.layers(inputs, channels)
     ]
 
 
-def gate_layer(channels: int) -> Layer:
+def gate_layer(channels: int) -> LayerSpec:
     """The gate network that GATE adds, as a plain module."""
     return GATE.layer("Squeeze", channels, 1, channels)
 
@@ -149,9 +158,13 @@ def initial_seeds(
     return torch.where(multiply[:, None] & cleared, torch.zeros_like(rows), rows)
 
 
-def parameter_counts(blueprints: Blueprints, channels: int) -> list[int]:
-    """Trainable parameters of a seed by code, in a slot of C = `channels`."""
-    return by_code(blueprints, lambda one: seed_table(one, channels).total)
+def parameter_counts(blueprints: Blueprints, slot: SlotSpec) -> list[int]:
+    """Trainable parameters of a seed in the slot by code; 0 where the blueprint does not fit."""
+
+    def count(one: Architecture) -> int:
+        return seed_table(one, slot.channels).total if one.fits(slot) else 0
+
+    return by_code(blueprints, count)
 
 
 def blueprint_codes(names: list[str]) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """What training costs in FLOP: one image through a host, and through every seed and gate that can
 stand in its slots.
 
-Counted from what hosts and blueprints are told to be, so the same whichever kernels compute it: 2
+Counted from the description of hosts and blueprints, whichever kernels compute them: 2
 FLOP per multiplication and addition of convolutions and matrix products, padding counted as pixels;
 norms, activations and pools are not counted.
 """
@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.nets.model.blueprints import GATE, by_code, seed_products
+from esper_soa.config.nets import SlotSpec
+from esper_soa.nets.model.blueprints import GATE, Architecture, by_code, seed_products
 from esper_soa.nets.model.host import HostShape
 from esper_soa.state import STATE_FLOAT
 
@@ -34,10 +35,7 @@ class TrainingFlop(NamedTuple):
 
 def training_flop(shape: HostShape, device: torch.device) -> TrainingFlop:
     """The costs of hosts of `shape` and of what can grow in them, on `device`."""
-    seeds = [
-        by_code(shape.blueprints, partial(seed_products, channels=one.channels, pixels=one.size**2))
-        for one in shape.slots
-    ]
+    seeds = [by_code(shape.blueprints, partial(_products_in, slot=slot)) for slot in shape.slots]
     gates = [GATE.products(spec.channels, 1, spec.channels) for spec in shape.slots]
     each = PASSES * FLOP_PER_PRODUCT
     return TrainingFlop(
@@ -45,3 +43,10 @@ def training_flop(shape: HostShape, device: torch.device) -> TrainingFlop:
         each * torch.tensor(seeds, dtype=STATE_FLOAT, device=device),
         each * torch.tensor(gates, dtype=STATE_FLOAT, device=device),
     )
+
+
+def _products_in(blueprint: Architecture, slot: SlotSpec) -> int:
+    """Multiplications of a seed in the slot; 0 where the blueprint does not fit."""
+    if not blueprint.fits(slot):
+        return 0
+    return seed_products(blueprint, slot.channels, slot.positions)

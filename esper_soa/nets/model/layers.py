@@ -87,13 +87,7 @@ class Layers:
         """2x2 max pool."""
         return F.max_pool2d(x, 2)
 
-    def classifier_loss(
-        self, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Mean cross-entropy [n] of `classify` for labels [B, n]; right answers, int64 [n]."""
-        return batched.loss(batched.classify(x, weight, bias).to(weight.dtype), labels)
-
-    def sgd_(self, params: Tensor, momentum: Tensor, grad: Tensor, rule: sgd.Rule) -> None:
+    def sgd_(self, params: Tensor, momentum: Tensor, grad: Tensor, rule: sgd.UpdateRule) -> None:
         """One optimiser step by `rule`, in place; all [n, P], a tensor lr []."""
         sgd.sgd_(params, momentum, grad, rule)
 

@@ -28,7 +28,7 @@ class Normalise(nn.Module):
         return (images - self.mean) / self.std
 
 
-class SoftNorm(nn.Module):
+class SoftNormModule(nn.Module):
     """x + tanh(strength) (group norm(x) - x)."""
 
     def __init__(self, num_groups: int, num_channels: int, eps: float) -> None:
@@ -40,7 +40,7 @@ class SoftNorm(nn.Module):
         return x + torch.tanh(self.strength) * (self.norm(x) - x)
 
 
-class Squeeze(nn.Module):
+class SqueezeModule(nn.Module):
     """Numbers in (0, 1) [B, outputs, 1, 1] of x [B, C, H, W]: the mean of its pixels, linear, ReLU,
     linear, sigmoid.
     """
@@ -56,21 +56,21 @@ class Squeeze(nn.Module):
         return torch.sigmoid(self.second(hidden))[..., None, None]
 
 
-class Excite(Squeeze):
+class ExciteModule(SqueezeModule):
     """x times a number in (0, 1) per channel and image."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * super().forward(x)
 
 
-class Residual(nn.Sequential):
+class ResidualModule(nn.Sequential):
     """x + layers(x)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + super().forward(x)
 
 
-class Blend(nn.Module):
+class BlendModule(nn.Module):
     """How a host's features take on those of a seed; alpha in [0, 1] says how much."""
 
     alpha: Tensor
@@ -80,21 +80,21 @@ class Blend(nn.Module):
         self.register_buffer("alpha", torch.tensor(alpha))
 
 
-class Add(Blend):
+class Add(BlendModule):
     """host + alpha (seed - host)."""
 
     def forward(self, host: Tensor, seed: Tensor) -> Tensor:
         return torch.lerp(host, seed, self.alpha)
 
 
-class Multiply(Blend):
+class Multiply(BlendModule):
     """host (1 + alpha tanh(seed - host))."""
 
     def forward(self, host: Tensor, seed: Tensor) -> Tensor:
         return host * (1 + self.alpha * torch.tanh(seed - host))
 
 
-class Gate(Blend):
+class Gate(BlendModule):
     """host + alpha g (seed - host), g in (0, 1) for each image."""
 
     def __init__(self, alpha: float, gate: nn.Module) -> None:
@@ -108,7 +108,7 @@ class Gate(Blend):
 class Slot(nn.Module):
     """A seed in its slot: features [B, C, H, W] to features of the same shape."""
 
-    def __init__(self, seed: nn.Module, blend: Blend) -> None:
+    def __init__(self, seed: nn.Module, blend: BlendModule) -> None:
         super().__init__()
         self.seed = seed
         self.blend = blend
@@ -118,20 +118,22 @@ class Slot(nn.Module):
 
 
 KINDS = {
-    kind.__name__: kind
-    for kind in (
-        nn.Conv2d,
-        nn.BatchNorm2d,
-        nn.GroupNorm,
-        nn.ReLU,
-        nn.MaxPool2d,
-        nn.AdaptiveAvgPool2d,
-        nn.Flatten,
-        nn.Linear,
-        SoftNorm,
-        Squeeze,
-        Excite,
-    )
+    **{
+        kind.__name__: kind
+        for kind in (
+            nn.Conv2d,
+            nn.BatchNorm2d,
+            nn.GroupNorm,
+            nn.ReLU,
+            nn.MaxPool2d,
+            nn.AdaptiveAvgPool2d,
+            nn.Flatten,
+            nn.Linear,
+        )
+    },
+    "SoftNorm": SoftNormModule,
+    "Squeeze": SqueezeModule,
+    "Excite": ExciteModule,
 }
 MARK = "_esper_soa_"  # with a role behind it, what the decorators of users' parts set
 USER_ARGUMENTS = {"blueprint": ("channels",), "host": ("classes", "segment")}  # in a spec
@@ -153,11 +155,11 @@ class GrownNetwork(nn.Sequential):
         self.spec = spec
         self.add_module("input", Normalise(spec["input"]["mean"], spec["input"]["std"]))
         for part in spec["host"]:
-            kind = Residual if part.get("residual") else nn.Sequential
+            kind = ResidualModule if part.get("residual") else nn.Sequential
             self.add_module(part["name"], sequence(part["layers"], kind, "host"))
             for seed in spec["seeds"]:
                 if seed["after"] == part["name"]:
-                    kind = Residual if seed["residual"] else nn.Sequential
+                    kind = ResidualModule if seed["residual"] else nn.Sequential
                     grown = sequence(seed["layers"], kind, "blueprint")
                     gate = [layer_of(seed["gate"])] if seed["gate"] else []
                     blend = BLENDS[seed["blend"]](seed["alpha"], *gate)
@@ -189,8 +191,8 @@ def layer_of(layer: dict, role: str = "") -> nn.Module:
     for name, value in arguments.items():
         values = value if isinstance(value, list) else [value]
         if not all(isinstance(one, int | float) for one in values):
-            told = f"{name}={value!r}, which is no number"
-            raise ValueError(f"a layer of the kind {kind} with {told}")
+            fault = f"{name}={value!r}, which is no number"
+            raise ValueError(f"a layer of the kind {kind} with {fault}")
     return KINDS[kind](**arguments)
 
 
@@ -204,15 +206,15 @@ def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
     wanted = USER_ARGUMENTS[role]
     counts: list[int] = [one for one in map(arguments.get, wanted) if type(one) is int]
     if set(arguments) != set(wanted) or len(counts) < len(wanted) or min(counts) < 0:
-        told = f"it takes {' and '.join(wanted)}, whole numbers"
-        raise ValueError(f"a part of the kind {kind} with {arguments}: {told}")
+        fault = f"it takes {' and '.join(wanted)}, whole numbers"
+        raise ValueError(f"a part of the kind {kind} with {arguments}: {fault}")
     if place not in sys.modules:
         raise ValueError(f"a part that {kind} makes: import {place} first")
     there = (part for part in vars(sys.modules[place]).values() if hasattr(part, "__dict__"))
     marked = {id(part): part for part in there if vars(part).get(MARK + role) == name}
     if len(marked) != 1:
-        told = f"{place} has {len(marked)} parts marked as the {role} {name}, not one"
-        raise ValueError(f"a part that {kind} makes: {told}")
+        fault = f"{place} has {len(marked)} parts marked as the {role} {name}, not one"
+        raise ValueError(f"a part that {kind} makes: {fault}")
     made: nn.Module = next(iter(marked.values()))(counts[0])
     if len(counts) == 1:
         return made

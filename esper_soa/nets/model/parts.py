@@ -10,11 +10,12 @@ by itself: plain modules of torch.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from esper_soa.config.nets import IMAGES
 from esper_soa.nets.batched import NORM_EPS
 from esper_soa.nets.data import streams
 
@@ -61,6 +62,8 @@ class Table(NamedTuple):
 
     def initial(self, keys: Tensor, dtype: torch.dtype) -> Tensor:
         """Fresh rows [n, total] from the random streams `keys` (int64 [n])."""
+        if not self.parameters:
+            return torch.zeros(keys.shape[0], 0, dtype=dtype, device=keys.device)
         bound = self.spread([one.bound for one in self.parameters], keys.device).to(dtype)
         value = self.spread([one.value for one in self.parameters], keys.device).to(dtype)
         counters = torch.arange(self.total, device=keys.device)
@@ -90,7 +93,7 @@ class Width:
 Arguments = dict[str, int | float | bool]
 
 
-class Layer(NamedTuple):
+class LayerSpec(NamedTuple):
     """A plain module: a kind of modules.KINDS or a user's `module:name`, and its arguments."""
 
     name: str
@@ -139,15 +142,21 @@ def _group_norm(channels: int) -> Arguments:
     return {"num_groups": norm_groups(channels), "num_channels": channels, "eps": NORM_EPS}
 
 
-def convolution(inputs: int, outputs: int, kernel: int, groups: int = 1) -> Layer:
+def convolution(inputs: int, outputs: int, kernel: int, groups: int = 1) -> LayerSpec:
     """A same-padded convolution without bias."""
     sizes: Arguments = {"in_channels": inputs, "out_channels": outputs, "kernel_size": kernel}
     sizes |= {"padding": kernel // 2, "groups": groups, "bias": False}
-    return Layer("conv", "Conv2d", sizes)
+    return LayerSpec("conv", "Conv2d", sizes)
+
+
+class ImagePart:
+    """A part that takes and gives features [B, C, H, W]."""
+
+    topology = IMAGES
 
 
 @dataclass(frozen=True)
-class Conv:
+class Conv(ImagePart):
     """Same-padded convolution, then group norm and ReLU where asked for."""
 
     outputs: Width = CHANNELS
@@ -174,23 +183,23 @@ class Conv:
         """Multiplications of an image of `pixels`, padding counted; norms are not counted."""
         return pixels * self.outputs.of(channels) * inputs * self.kernel**2
 
-    def layers(self, inputs: int, channels: int) -> tuple[Layer, ...]:
+    def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
         """Modules one after the other, with `parameters` in their order; so of every part."""
         outputs = self.outputs.of(channels)
-        norm = (Layer("norm", "GroupNorm", _group_norm(outputs)),) if self.norm else ()
-        relu = (Layer("relu", "ReLU", {}),) if self.relu else ()
+        norm = (LayerSpec("norm", "GroupNorm", _group_norm(outputs)),) if self.norm else ()
+        relu = (LayerSpec("relu", "ReLU", {}),) if self.relu else ()
         return convolution(inputs, outputs, self.kernel), *norm, *relu
 
 
 class SameWidth:
-    """Gives as many channels as it is given."""
+    """Gives as many channels as it takes."""
 
     def outputs_of(self, inputs: int, channels: int) -> int:
         return inputs
 
 
 @dataclass(frozen=True)
-class Depthwise(SameWidth):
+class Depthwise(SameWidth, ImagePart):
     """Same-padded convolution of every channel by itself."""
 
     kernel: int = 3  # pixels along a side, odd
@@ -206,12 +215,12 @@ class Depthwise(SameWidth):
     def products(self, inputs: int, channels: int, pixels: int) -> int:
         return pixels * inputs * self.kernel**2
 
-    def layers(self, inputs: int, channels: int) -> tuple[Layer, ...]:
+    def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
         return (convolution(inputs, inputs, self.kernel, groups=inputs),)
 
 
 @dataclass(frozen=True)
-class SoftNorm(SameWidth):
+class SoftNorm(SameWidth, ImagePart):
     """x + tanh(strength) (group norm(x) - x)."""
 
     start: Start = ZEROS  # of the strength: at 0 it changes nothing
@@ -223,8 +232,8 @@ class SoftNorm(SameWidth):
     def products(self, inputs: int, channels: int, pixels: int) -> int:
         return 0
 
-    def layers(self, inputs: int, channels: int) -> tuple[Layer, ...]:
-        return (Layer("soft_norm", "SoftNorm", _group_norm(inputs)),)
+    def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
+        return (LayerSpec("soft_norm", "SoftNorm", _group_norm(inputs)),)
 
 
 @dataclass(frozen=True)
@@ -250,15 +259,15 @@ class Squeeze:
         """Multiplications of an image; the mean is not counted."""
         return (inputs + outputs) * self.hidden.of(channels)
 
-    def layer(self, kind: str, inputs: int, outputs: int, channels: int) -> Layer:
+    def layer(self, kind: str, inputs: int, outputs: int, channels: int) -> LayerSpec:
         """A module of the `kind` Squeeze, or of one that is made like it."""
         hidden = self.hidden.of(channels)
         sizes: Arguments = {"inputs": inputs, "hidden": hidden, "outputs": outputs}
-        return Layer(kind.lower(), kind, sizes | {"hidden_bias": self.hidden_bias})
+        return LayerSpec(kind.lower(), kind, sizes | {"hidden_bias": self.hidden_bias})
 
 
 @dataclass(frozen=True)
-class Excite(SameWidth):
+class Excite(SameWidth, ImagePart):
     """x times a number per channel and image, from a squeeze of x (Hu et al. 2018)."""
 
     squeeze: Squeeze
@@ -270,11 +279,17 @@ class Excite(SameWidth):
         """Of the squeeze; scaling the pixels is not counted."""
         return self.squeeze.products(inputs, inputs, channels)
 
-    def layers(self, inputs: int, channels: int) -> tuple[Layer, ...]:
+    def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
         return (self.squeeze.layer("Excite", inputs, inputs, channels),)
 
 
 Part = Conv | Depthwise | SoftNorm | Excite
+PART_NAMES = ", ".join(kind.__name__ for kind in get_args(Part))
+
+
+def are_parts(value: object) -> bool:
+    """Whether it is a tuple of parts, of one at least."""
+    return isinstance(value, tuple) and bool(value) and all(isinstance(one, Part) for one in value)
 
 
 def num_tensors(part: Part) -> int:

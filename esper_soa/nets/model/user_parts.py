@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from esper_soa.config.errors import one_line
-from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, SlotSpec, TaskConfig, enabled_slots
+from esper_soa.config.nets import (
+    IMAGE_CHANNELS,
+    IMAGE_SIZE,
+    IMAGES,
+    SlotSpec,
+    TaskConfig,
+    enabled_slots,
+)
 from esper_soa.config.registry import (
     BLUEPRINT,
     HOST,
@@ -28,17 +35,13 @@ from esper_soa.config.registry import (
     raise_faults,
 )
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints, seed_table
-from esper_soa.nets.model.host import (
-    Block,
-    HostShape,
-    OwnSegment,
-    host_shape,
-    initial_hosts,
-    own_values,
-)
-from esper_soa.nets.model.host_parts import PART_NAMES, ConvBlock, HostChain, Residual, are_parts
-from esper_soa.nets.model.parts import Table
-from esper_soa.nets.model.user_module import OwnChain, OwnModule, made
+from esper_soa.nets.model.host import Host, HostShape, host_shape, initial_hosts, split_values
+from esper_soa.nets.model.host_parts import HOST_PARTS, HostChain
+from esper_soa.nets.model.layers import PLAIN
+from esper_soa.nets.model.parts import PART_NAMES, Table, are_parts
+from esper_soa.nets.model.segments import Forward
+from esper_soa.nets.model.user_module import UserModule, make_module
+from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.vocabulary import NUM_BLUEPRINTS
 
 PROBE_SEED = 1
@@ -63,7 +66,7 @@ def task_slots(task: TaskConfig, names: Sequence[str]) -> tuple[SlotSpec, ...]:
     return enabled_slots(task, list(names), None if host is None else _offered_slots(host))
 
 
-def task_host(task: TaskConfig) -> HostChain | OwnChain | None:
+def task_host(task: TaskConfig) -> HostChain | UserHost | None:
     """The user's own host of the task, None without; SettingError where it names no host."""
     if not is_reference(task.host):
         return None
@@ -83,45 +86,49 @@ def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> Bluepr
     """
     setting = "task.blueprints"
     every = list(BLUEPRINTS)
-    sizes = sorted({(spec.channels, spec.size) for spec in slots})
     for place, reference in enumerate(filter(is_reference, offered)):
         part = find(BLUEPRINT, reference, setting)
         with raise_faults(setting, reference, "a blueprint that can stand in the slots") as found:
-            every.append(architecture_of(part, name_in(reference), NUM_BLUEPRINTS + place))
-            for size in sizes:
-                found += blueprint_findings(every[-1], *size)
+            blueprint = architecture_of(part, name_in(reference), NUM_BLUEPRINTS + place)
+            sizes = {(spec.channels, spec.size) for spec in slots if blueprint.fits(spec)}
+            if slots and not sizes:
+                found.append(f"it takes {blueprint.topology}, which no slot has")
+            for size in sorted(sizes):
+                found += blueprint_findings(blueprint, *size)
+            every.append(blueprint)
     return tuple(every)
 
 
 def architecture_of(part: Part, name: str, code: int) -> Architecture:
     """What a function or class marked as a blueprint stands for; ValueError where that is none."""
-    given = _given(BLUEPRINT, part, name)
-    if given is part:
-        return Architecture(code, name, (OwnModule(part),), residual=False)  # type: ignore[arg-type]
-    if isinstance(given, Architecture):
-        return replace(given, code=code, name=name)
-    if not are_parts(given):
+    result = _result_of(BLUEPRINT, part, name)
+    if result is part:
+        return Architecture(code, name, (UserModule(part),), residual=False)  # type: ignore[arg-type]
+    if isinstance(result, Architecture):
+        return replace(result, code=code, name=name)
+    if not are_parts(result):
         lacking = f"no tuple of parts ({PART_NAMES}) and no Architecture"
-        raise ValueError(f"blueprint {name}: it gives {one_line(given)}, {lacking}")
-    return Architecture(code, name, given)  # type: ignore[arg-type]
+        raise ValueError(f"blueprint {name}: it gives {one_line(result)}, {lacking}")
+    return Architecture(code, name, result)  # type: ignore[arg-type]
 
 
-def host_of(part: Part, name: str, num_classes: int) -> HostChain | OwnChain:
+def host_of(part: Part, name: str, num_classes: int) -> HostChain | UserHost:
     """What a function or class marked as a host stands for; ValueError where that is none."""
-    given = _given(HOST, part, name)
-    if given is part:
-        return OwnChain(part, num_classes)  # type: ignore[arg-type]
-    if not isinstance(given, tuple):
-        lacking = "no tuple of segments (ConvBlock, Residual)"
-        raise ValueError(f"host {name}: it gives {one_line(given)}, {lacking}")
-    foreign = [type(one).__name__ for one in given if not isinstance(one, ConvBlock | Residual)]
+    result = _result_of(HOST, part, name)
+    if result is part:
+        return UserHost(part, num_classes)  # type: ignore[arg-type]
+    kinds = [kind.__name__ for kind in HOST_PARTS]
+    if not isinstance(result, tuple):
+        lacking = f"no tuple of segments ({', '.join(kinds)})"
+        raise ValueError(f"host {name}: it gives {one_line(result)}, {lacking}")
+    foreign = [type(one).__name__ for one in result if not isinstance(one, HOST_PARTS)]
     if foreign:
-        lacking = f"it gives a {foreign[0]} among its segments, no ConvBlock and no Residual"
-        raise ValueError(f"host {name}: {lacking}")
-    return HostChain(given)
+        lacking = f"a {foreign[0]} among its segments, no {' and no '.join(kinds)}"
+        raise ValueError(f"host {name}: it gives {lacking}")
+    return HostChain(result, num_classes)
 
 
-def _given(kind: str, part: Part, name: str) -> object:
+def _result_of(kind: str, part: Part, name: str) -> object:
     """What a part gives that is called without an argument; itself where it is called with one."""
     required = num_required(part)
     argument = ARGUMENTS[kind]
@@ -129,24 +136,21 @@ def _given(kind: str, part: Part, name: str) -> object:
         raise ValueError(
             f"{kind} {name}: it is called with {argument} or with nothing, and wants more"
         )
-    given = part if required else part()
-    if isinstance(given, nn.Module):
+    result = part if required else part()
+    if isinstance(result, nn.Module):
         raise ValueError(f"{kind} {name}: it gives a module, so it must be called with {argument}")
-    return given
+    return result
 
 
-def _offered_slots(host: HostChain | OwnChain) -> tuple[SlotSpec, ...]:
+def _offered_slots(host: Host) -> tuple[SlotSpec, ...]:
     """Every slot, row-major: r0c{i} behind segment i, before its pool, r1c{i} behind its pool."""
-    found = list[SlotSpec]()
-    blocks = host_shape(TaskConfig(), (), host=host).blocks
-    for place, block in enumerate(blocks):
-        if isinstance(block, OwnSegment) and not block.square:
-            continue
-        depth = place / max(len(blocks) - 1, 1)
-        found.append(SlotSpec(f"r0c{place}", 0, place, block.channels, block.size, depth))
-        if isinstance(block, Block) and block.pooled:
-            half = block.size // 2
-            found.append(SlotSpec(f"r1c{place}", 1, place, block.channels, half, depth))
+    *body, _ = host.segments({})
+    last = max(len(body) - 1, 1)
+    found = [
+        SlotSpec(f"r{row}c{at}", row, at, shape[0], shape[1] if shape[1:] else 0, at / last)
+        for at, segment in enumerate(body)
+        for row, shape in enumerate(segment.slot_shapes)
+    ]
     return tuple(sorted(found, key=lambda spec: spec.row))
 
 
@@ -176,10 +180,10 @@ def blueprint_findings(blueprint: Architecture, channels: int, size: int) -> lis
     part = blueprint.module
     if part is None:
         return [] if seed_table(blueprint, channels).total else ["it has no parameters"]
-    x = torch.zeros(PROBED, channels, size, size)
+    x = torch.zeros(PROBED, channels, *[size] * (2 if part.topology == IMAGES else 0))
     found = list[str]()
     with collect_faults(found):
-        module = made(part.make, channels, PROBE_SEED)
+        module = make_module(part.make, channels, PROBE_SEED)
         if isinstance(module, nn.Module):
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 out = module(x.clone())
@@ -223,14 +227,14 @@ def _module_findings(module: nn.Module) -> list[str]:
     return found
 
 
-def host_findings(host: HostChain | OwnChain) -> tuple[str, ...]:
+def host_findings(host: HostChain | UserHost) -> tuple[str, ...]:
     """What keeps hosts like this from being trained, in words."""
     if isinstance(host, HostChain):
         fault = host.fault()
         return (fault,) if fault else ()
     found = list[str]()
     with collect_faults(found):
-        module = made(host.make, host.classes, PROBE_SEED)
+        module = make_module(host.make, host.classes, PROBE_SEED)
         found += _chain_findings(module) or _shape_findings(host) or _together_findings(host)
     return tuple(found)
 
@@ -265,41 +269,43 @@ def _chain_findings(module: object) -> list[str]:
     return found
 
 
-def _shape_findings(host: OwnChain) -> list[str]:
+def _shape_findings(host: UserHost) -> list[str]:
     """What comes out of the segments."""
-    *inner, last = host.segments
+    *inner, last = host.children
     found = []
-    if last.gives != (host.classes,):
-        given = ", ".join(map(str, ("B", *last.gives)))
+    if last.output_shape != (host.classes,):
+        shape = ", ".join(map(str, ("B", *last.output_shape)))
         found.append(
-            f"its last segment {last.name} gives [{given}], not logits [B, {host.classes}]"
+            f"its last segment {last.name} gives [{shape}], not logits [B, {host.classes}]"
         )
-    if not any(one.square for one in inner):
+    if not any(one.slot_shapes for one in inner):
         lacking = "gives features [B, C, H, H], in which a seed could stand"
         found.append(f"none of its segments but the last {lacking}")
     return found
 
 
-def _together_findings(host: OwnChain) -> list[str]:
+def _together_findings(host: UserHost) -> list[str]:
     """What the segments of several networks run into at once, in training and in eval mode."""
     shape = host_shape(TaskConfig(), (), host=host)
+    run = Forward(PLAIN, None, PROBED)
     rows, kept = initial_hosts(shape, torch.arange(PROBED), torch.float32)
     parameters = shape.parameters.unpack(rows)
     for training in (True, False):
         x = torch.zeros(PROBED, PROBED * IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
         buffers = shape.statistics.unpack(kept.clone())
-        for segment, own, moving in own_values(shape.segments, parameters, buffers):
-            assert isinstance(segment, OwnSegment)
-            what = f"its segment {segment.name}"
+        buffers = [one.reshape(-1) for one in buffers] if training else buffers
+        for segment, values in split_values(host.children, parameters, buffers):
+            what = f"its segment {segment.plain_parts()[0].name}"
             try:
                 with torch.no_grad():
                     if training:
-                        x = segment.train(own, [one.reshape(-1) for one in moving], x, PROBED)
+                        x = segment.train(run, values, x)
                     else:
-                        x = segment.infer(own, moving, x, PROBED)
+                        x = segment.infer(run, segment.fold(values), x)
             except RAISED as error:
                 return [f"{what} {_failure(training, error)}"]
-            if x.shape != (PROBED, PROBED * segment.gives[0], *segment.gives[1:]):
+            channels, *axes = segment.output_shape
+            if x.shape != (PROBED, PROBED * channels, *axes):
                 return [f"{what} gives features of another shape in training than in eval mode"]
             if not x.is_floating_point():
                 return [f"{what} gives {x.dtype}, no floating-point numbers"]

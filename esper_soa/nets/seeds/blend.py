@@ -1,6 +1,6 @@
 """How a host takes on its seeds: add, multiply, gate, and the straight-through pass in training.
 
-Host and seed activations are [B, m*C, H, W]; alpha is one number per network.
+Host and seed activations are [B, m*C, ...]; alpha is one number per network.
 """
 
 import torch
@@ -26,7 +26,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def straight_through(host: Tensor, seed: Tensor, nets: Tensor | None, num_nets: int) -> Tensor:
-    """host [B, n*C, H, W] as it is, while seeds [B, m*C, H, W] of `nets` get its whole gradient.
+    """host [B, n*C, ...] as it is, while seeds [B, m*C, ...] of `nets` get its whole gradient.
 
     This is h + (s - stop_gradient(s)) without reading seed values: the host cannot notice them.
     """
@@ -40,7 +40,7 @@ def add(host: Tensor, seed: Tensor, alpha: Tensor) -> Tensor:
 
 def multiply(host: Tensor, seed: Tensor, seed_input: Tensor, alpha: Tensor) -> Tensor:
     """host (1 + alpha tanh(seed - seed_input)); alpha [m] in [0, 1]."""
-    factor = batched.per_channel(alpha, host.shape[1] // alpha.shape[0])
+    factor = batched.per_channel(alpha, host.shape[1] // alpha.shape[0], host.dim() - 2)
     return (host * (1 + factor * torch.tanh(seed - seed_input))).to(host.dtype)
 
 

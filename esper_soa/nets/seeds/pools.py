@@ -31,8 +31,9 @@ class RowLayout(NamedTuple):
 
 def row_layout(shape: HostShape, slot: int) -> RowLayout:
     """Widths of the rows of `slot`."""
-    channels = shape.slots[slot].channels
-    return RowLayout(max(parameter_counts(shape.blueprints, channels)), gate_table(channels).total)
+    spec = shape.slots[slot]
+    seed = max(parameter_counts(shape.blueprints, spec))
+    return RowLayout(seed, gate_table(spec.channels).total)
 
 
 def allocate(
@@ -64,7 +65,7 @@ def initialise_hosts_(weights: TensorDict, shape: HostShape, keys: Tensor) -> No
 
 def parameter_table(shape: HostShape, device: torch.device) -> ParameterCounts:
     """Numbers of trainable parameters that rents and reports are computed from."""
-    seed = [parameter_counts(shape.blueprints, spec.channels) for spec in shape.slots]
+    seed = [parameter_counts(shape.blueprints, spec) for spec in shape.slots]
     gate = [gate_table(spec.channels).total for spec in shape.slots]
     return ParameterCounts(
         shape.parameters.total,
@@ -166,11 +167,14 @@ def _newborn_rows(
     shape: HostShape, slot: int, blueprint: int, keys: Tensor, multiply: Tensor, pool: TensorDict
 ) -> Tensor:
     """Whole rows [m, width]: the seed, zeros up to the gate, a fresh gate."""
-    channels = shape.slots[slot].channels
+    spec = shape.slots[slot]
+    channels = spec.channels
     layout = row_layout(shape, slot)
     dtype = pool["params"].dtype
     own = streams.fold(keys, slot)
     kind = shape.blueprint(blueprint)
+    if not kind.fits(spec):
+        raise ValueError(f"{kind.name} takes {kind.topology}: slot {spec.name} has {spec.topology}")
     seed = initial_seeds(kind, channels, streams.fold(own, 0), multiply, dtype)
     gap = seed.new_zeros(seed.shape[0], layout.seed - seed.shape[1])
     return torch.cat([seed, gap, gate_table(channels).initial(streams.fold(own, 1), dtype)], dim=1)

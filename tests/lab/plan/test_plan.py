@@ -30,7 +30,7 @@ from esper_soa.lab.plan.plan import (
     verdict,
 )
 from esper_soa.lab.plan.probe import Pace, ProbeResult, per_env, round_of, settings_in
-from esper_soa.nets.data.batches import ValidationImages
+from esper_soa.nets.data.images import ValidationImages
 from esper_soa.runtime.memory import GIB
 from esper_soa.training.build import build_world
 from esper_soa.training.collect import EpisodeRunner, Round

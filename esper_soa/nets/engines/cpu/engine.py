@@ -3,7 +3,7 @@
 nets/choose.py asks for an `obstacle` before it makes one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -14,12 +14,14 @@ from torch import Tensor
 
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.nets import batched
-from esper_soa.nets.data.batches import ImageCrops
-from esper_soa.nets.engine import TrainingFeed, ValidationFeed
+from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
+from esper_soa.nets.data.images import ImageCrops, crops_of
 from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
 from esper_soa.nets.model.blueprints import GATE, num_codes
-from esper_soa.nets.model.host import Block, HostShape, host_tables, plain_blocks
+from esper_soa.nets.model.conv import CONV_BLOCK, conv_segments
+from esper_soa.nets.model.head import MEAN_LINEAR
+from esper_soa.nets.model.host import HostShape, foreign_segments, host_tables
 from esper_soa.nets.model.parts import Table
 from esper_soa.nets.passes import Gradients, Measure, Pass, PieceEngine, TrainChunk
 from esper_soa.nets.seeds.pools import row_layout
@@ -30,10 +32,7 @@ from esper_soa.nets.workers import Call
 from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Blend
 
-# All that chain.h knows of a host and of a block: who adds a field here has to write it there.
-_HOST_FIELDS = ("blocks", "num_classes", "slots", "parameters", "statistics", "blueprints", "head")
-_PLACES = ("slot_before_pool", "slot_after_pool")
-_BLOCK_FIELDS = ("channels", "pooled", *_PLACES, "inputs", "kernel", "size")
+KINDS = (CONV_BLOCK, MEAN_LINEAR)  # of segments, which chain.h has
 
 
 def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
@@ -42,12 +41,9 @@ def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
     unknown = [one for one in blueprints if one not in known]
     if unknown:
         return f"there is none for the blueprint {', '.join(unknown)}"
-    foreign = [str(place) for place, one in enumerate(shape.segments) if not isinstance(one, Block)]
+    foreign = foreign_segments(shape, KINDS)
     if foreign:
-        return (
-            f"there is none for the host {name}: no blocks of the package are its segments "
-            f"{', '.join(foreign)}"
-        )
+        return f"there is none for segments of the host {name}: {foreign}"
     if not is_chain(shape):
         return f"the hosts of {name} are no plain chain of convolutions, batch norms and pools"
     return ""
@@ -60,12 +56,10 @@ def is_chain(shape: HostShape) -> bool:
 
     No pool may meet an odd side, of which the kernels would leave a line out.
     """
-    if HostShape._fields != _HOST_FIELDS or Block._fields != _BLOCK_FIELDS:
+    blocks = conv_segments(shape.segments)
+    if shape.kinds != (*[CONV_BLOCK] * len(blocks), MEAN_LINEAR):
         return False
-    blocks = plain_blocks(shape)
-    if len(blocks) != len(shape.segments):
-        return False
-    parameters, statistics = host_tables(blocks, shape.num_classes)
+    parameters, statistics = host_tables(shape.segments)
     given = (IMAGE_CHANNELS, IMAGE_SIZE)
     for block in blocks:
         if (block.inputs, block.size) != given:
@@ -128,7 +122,7 @@ def _blends(plan: SeedPlan) -> np.ndarray:
 @lru_cache(maxsize=64)
 def _tables(shape: HostShape) -> dict[str, np.ndarray]:
     """What is the same for all networks with these hosts, by field of the record."""
-    blocks = plain_blocks(shape)
+    blocks = conv_segments(shape.segments)
     widths = [spec.channels for spec in shape.slots]
     columns = {
         "channels": [block.channels for block in blocks],
@@ -153,7 +147,7 @@ def _networks(
     params = host["params"]
     ours = params.device.type == "cpu" and params.dtype == torch.float32 and params.dim() == 2
     if not (is_chain(shape) and ours):
-        raise LookupError(f"no native kernels for {params.dtype} networks of blocks {shape.blocks}")
+        raise LookupError(f"no native kernels for {params.dtype} networks of {shape.segments}")
     pools = [weights["seeds", spec.name] for spec in shape.slots]
     tables = _tables(shape)
     _, blueprints, parts, _ = tables["programs"].shape
@@ -183,7 +177,7 @@ class _Training(NamedTuple):
 
     nets: records.NativeNetworks
     rules: tuple[records.Sgd, records.Sgd]  # of the hosts and of the seeds
-    feed: TrainingFeed
+    crops: Callable[..., ImageCrops]  # of its feed
     num_batches: int
     accumulate: int  # batches that make an optimiser step
     stride: int  # optimiser steps between two measurements of gradients
@@ -198,30 +192,26 @@ class _Training(NamedTuple):
         correct = torch.zeros(envs.size, dtype=torch.int64)
         for index in range(self.num_batches // self.accumulate):
             call.check()
-            first = index * self.accumulate
-            batches = [self.feed.crops(numbers, first + batch) for batch in range(self.accumulate)]
-            self._step_(
-                envs, batches, (loss, correct), gradients if index % self.stride == 0 else {}
-            )
-            seen += sum(crops.labels.shape[1] for crops in batches)
+            crops = self.crops(numbers, index * self.accumulate, self.accumulate)
+            self._step_(envs, crops, (loss, correct), gradients if index % self.stride == 0 else {})
+            seen += crops.labels.shape[1]
         return loss / self.num_batches, 100.0 * correct.to(STATE_FLOAT) / seen
 
     def _step_(
         self,
         envs: np.ndarray,
-        batches: list[ImageCrops],
+        crops: ImageCrops,
         sums: tuple[Tensor, Tensor],
         gradients: Gradients,
     ) -> None:
-        """One optimiser step of the networks `envs` (int64 [n]) on `batches`, each [n, B].
+        """One optimiser step of the networks `envs` (int64 [n]) on its batches, [n, B] each.
 
         sums: loss (float32 [n]) and correct (int64 [n]), which are added to. Writes the gradient
         statistics [N, S] that are there.
         """
-        bank = batches[0].bank
         loss, correct = sums
-        first = torch.cat([crops.first for crops in batches], dim=1).contiguous()
-        labels = torch.cat([crops.labels for crops in batches], dim=1).contiguous()
+        first = crops.first.contiguous()
+        labels = crops.labels.contiguous()
         record = records.Training(
             nets=self.nets,
             count=envs.size,
@@ -230,7 +220,7 @@ class _Training(NamedTuple):
             envs=envs.ctypes.data,
             host=self.rules[0],
             seed=self.rules[1],
-            images=records.crops_of(bank, first),
+            images=records.crops_record(crops.bank, first),
             labels=labels.data_ptr(),
             loss=loss.data_ptr(),
             correct=correct.data_ptr(),
@@ -247,14 +237,14 @@ class _Validation(NamedTuple):
     """A validation pass of N networks; `measure` may run for different envs at the same time."""
 
     nets: records.NativeNetworks
-    feed: ValidationFeed
+    crops: Callable[..., ImageCrops]  # of its feed
 
     def measure(self, job: Job, call: Call) -> tuple[Tensor, Tensor]:
         """Loss float64 [n] of the first code, accuracy float64 [n, codes], percent, of `job`."""
         call.check()
         envs = job.envs
         codes = np.array(job.codes, dtype=np.int64)
-        crops = self.feed.crops(torch.from_numpy(envs))
+        crops = self.crops(torch.from_numpy(envs))
         bank = crops.bank
         first = crops.first.contiguous()
         labels = crops.labels.contiguous()
@@ -268,7 +258,7 @@ class _Validation(NamedTuple):
             envs=envs.ctypes.data,
             labels=labels.data_ptr(),
             shared=first.shape[0] == 1,
-            images_of=records.crops_of(bank, first),
+            images_of=records.crops_record(bank, first),
             codes=codes.size,
             ablated=job.ablated,
             code=codes.ctypes.data,
@@ -294,10 +284,11 @@ class CpuEngine(PieceEngine):
         networks = _networks(shared, training_seeds(nets.shape, shared.plan))
         host, seed = rules_of(nets.task, lr)
         rules = records.sgd_of(host), records.sgd_of(seed)
+        crops = crops_of(shared.feed)
         return _Training(
-            networks, rules, shared.feed, num_batches, nets.accumulate, nets.task.gradient_stride
+            networks, rules, crops, num_batches, nets.accumulate, nets.task.gradient_stride
         ).train_chunk_
 
     def validator(self, shared: Pass[ValidationFeed]) -> Measure:
         seeds = validation_seeds(shared.nets.shape, shared.plan)
-        return _Validation(_networks(shared, seeds), shared.feed).measure
+        return _Validation(_networks(shared, seeds), crops_of(shared.feed)).measure

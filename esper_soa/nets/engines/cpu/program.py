@@ -9,7 +9,7 @@ import numpy as np
 
 from esper_soa.nets.model.blueprints import Architecture, Blueprints
 from esper_soa.nets.model.parts import Conv, Depthwise, Excite, Part, SoftNorm, norm_groups
-from esper_soa.nets.model.user_module import OwnModule
+from esper_soa.nets.model.user_module import UserModule
 
 END, SEED, RELU, DEPTH, NORMED, SQUEEZED = 0, *range(2, 7)  # kinds of layers, as in chain.h
 LINEAR, BIASED, KEPT, REPLACING = (1 << bit for bit in range(4))  # of a part, as in chain.h
@@ -55,11 +55,10 @@ def _rows(blueprint: Architecture, channels: int) -> list[Row]:
     alone = len(blueprint.parts) == 1 and isinstance(blueprint.parts[0], SoftNorm | Excite)
     differing = alone and not blueprint.residual  # such a part can give what it adds to x by itself
     more = (0 if differing else KEPT, 0 if blueprint.residual or differing else REPLACING)
-    given = blueprint.given(channels)
     return [
         _row(part, inputs, channels, *more)
-        for part, inputs in given
-        if not isinstance(part, OwnModule)
+        for part, inputs in blueprint.part_inputs(channels)
+        if not isinstance(part, UserModule)
     ]
 
 

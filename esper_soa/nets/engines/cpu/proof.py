@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.nets import TaskConfig, enabled_slots
-from esper_soa.nets.data import batches as data
+from esper_soa.nets.data.batches import Draw
 from esper_soa.nets.data.datasets import synthetic
-from esper_soa.nets.engine import Choice, Engine, NetsConfig
+from esper_soa.nets.engine import Engine, EngineChoice, NetsConfig
 from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.engines.cpu.cache import NativeError
 from esper_soa.nets.engines.cpu.engine import CpuEngine
@@ -26,7 +26,7 @@ from esper_soa.nets.seeds import pools
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
 RECORDS: dict[str, type[ctypes.Structure]] = {
-    "crops": records.Crops,
+    "crops": records.CropsRecord,
     "sgd": records.Sgd,
     "networks": records.NativeNetworks,
     "seed_part": program.NativePart,
@@ -59,7 +59,7 @@ def choose_native(
     exact: Engine,
     dtype: torch.dtype = torch.float32,
     obstacle: str = "",
-) -> Choice:
+) -> EngineChoice:
     """Whether the kernels compute for networks in `dtype` on `device`, else torch, and why.
 
     exact: the engine that they are proven against. obstacle: why the networks of this run cannot be
@@ -68,14 +68,18 @@ def choose_native(
     """
     if device.type != "cpu" or dtype != torch.float32:
         on = f"{dtype} on {device.type}"
-        return Choice(False, f"plain torch (native kernels are for float32 on a CPU, not {on})")
+        return EngineChoice(
+            False, f"plain torch (native kernels are for float32 on a CPU, not {on})"
+        )
     try:
         if obstacle:
             raise NativeError(obstacle)
         prove(exact)  # type: ignore[arg-type]
     except NativeError as error:
-        return Choice(False, f"plain torch, slower: no native kernels, {error}", fallback=True)
-    return Choice(True, f"native, {kernels().words}", sha256=kernels().sha256, name=NAME)
+        return EngineChoice(
+            False, f"plain torch, slower: no native kernels, {error}", fallback=True
+        )
+    return EngineChoice(True, f"native, {kernels().words}", sha256=kernels().sha256, name=NAME)
 
 
 @cache
@@ -119,7 +123,7 @@ def compare_records(records: dict[str, type[ctypes.Structure]]) -> None:
 
 def differences(channels: int, exact: Engine, seed: int = 1) -> Iterator[tuple[str, float]]:
     """What both engines compute, by name, and the largest difference over the largest number."""
-    ours = results(CpuEngine(Choice(True, "")), channels, torch.float32, seed)
+    ours = results(CpuEngine(EngineChoice(True, "")), channels, torch.float32, seed)
     for name, wanted in results(exact, channels, torch.float64, seed).items():
         scale = float(wanted.abs().max().clamp(min=1e-6))
         yield name, float((ours[name] - wanted).abs().max()) / scale
@@ -145,9 +149,7 @@ def results(engine: Engine, channels: int, dtype: torch.dtype, seed: int) -> dic
     seeds = pools.ActiveSeeds(yes, stage, KINDS, blend, ~yes, visible, visible, ~yes, ~yes)
     images = synthetic(16, 16, CPU)
     order = torch.randint(16, (count, BATCH), generator=g)
-    feed = data.EnvStepBatches(
-        data.training_bank(images), order, torch.arange(count), 0, BATCH, True, dtype
-    )
+    feed = images.training(Draw(order, torch.arange(count), 0, BATCH, True), dtype)
     alpha = torch.full(KINDS.shape, 0.6, dtype=torch.float64)
     trained = engine.train_(nets, weights, alpha, seeds, feed, 1)
     found = dict(weights.flatten_keys(".").items()) | {
@@ -155,9 +157,7 @@ def results(engine: Engine, channels: int, dtype: torch.dtype, seed: int) -> dic
         "accuracy": trained.accuracy,
         "gradients": trained.gradients.l2,
     }
-    bank = data.evaluation_bank(images)
     for name, seen in (("own ", order), ("shared ", order[0])):
-        own = data.ValidationImages(bank, seen, dtype)
-        tested = engine.validate(nets, weights, alpha, seeds, own)
+        tested = engine.validate(nets, weights, alpha, seeds, images.validation(seen, dtype))
         found |= {f"{name}validation loss": tested.loss, f"{name}validation": tested.accuracy}
     return found

@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor
 from torch.profiler import record_function
 
-from esper_soa.nets.data.batches import ImageBank
+from esper_soa.nets.data.images import ImageBank
 from esper_soa.nets.engines.cpu.library import kernels
-from esper_soa.nets.sgd import Rule
+from esper_soa.nets.sgd import UpdateRule
 
 POINTER = ctypes.c_void_p
 INTEGER = ctypes.c_int64
@@ -26,7 +26,7 @@ def _all(kind: type, names: str) -> list[tuple[str, type]]:
     return [(name, kind) for name in names.split()]
 
 
-class Crops(ctypes.Structure):
+class CropsRecord(ctypes.Structure):
     """crops of images.h."""
 
     _fields_ = [
@@ -65,7 +65,7 @@ class Training(ctypes.Structure):
         ("nets", NativeNetworks),
         *_all(INTEGER, "count batch accumulate"),
         ("envs", POINTER),
-        ("images", Crops),
+        ("images", CropsRecord),
         ("labels", POINTER),
         *_all(Sgd, "host seed"),
         *_all(POINTER, "loss correct l2 health ratio vanishing exploding measured"),
@@ -81,7 +81,7 @@ class Validation(ctypes.Structure):
         *_all(INTEGER, "count images"),
         ("envs", POINTER),
         ("shared", INTEGER),
-        ("images_of", Crops),
+        ("images_of", CropsRecord),
         ("labels", POINTER),
         *_all(INTEGER, "codes ablated"),
         *_all(POINTER, "code loss correct counted"),
@@ -97,10 +97,10 @@ def point(record: NativeNetworks, held: Mapping[str, np.ndarray | Tensor]) -> Na
     return record
 
 
-def crops_of(bank: ImageBank, first: Tensor) -> Crops:
+def crops_record(bank: ImageBank, first: Tensor) -> CropsRecord:
     """Of images that begin at the bytes `first` of a bank; the tensors must outlive the record."""
     lines = bank.lines
-    return Crops(
+    return CropsRecord(
         line=lines.stride(1),
         colour=lines.stride(2),
         bytes=lines.data_ptr(),
@@ -109,7 +109,7 @@ def crops_of(bank: ImageBank, first: Tensor) -> Crops:
     )
 
 
-def sgd_of(rule: Rule) -> Sgd:
+def sgd_of(rule: UpdateRule) -> Sgd:
     """The record of a rule whose rate is a number."""
     return Sgd(rule.max_norm, rule.eps, rule.lr, rule.momentum, rule.weight_decay)
 

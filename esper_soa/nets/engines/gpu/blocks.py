@@ -21,7 +21,8 @@ from esper_soa.nets.engines.gpu.kernels.tiles import (
     rows,
     tile_of,
 )
-from esper_soa.nets.model.host import HostShape, plain_blocks
+from esper_soa.nets.model.conv import conv_segments
+from esper_soa.nets.model.host import HostShape
 
 COLOURS = 4  # numbers per pixel of an image: three, and a zero so that they are loaded together
 MOST_SPLITS = 32  # parts of a weight gradient's sum
@@ -71,7 +72,7 @@ def block_plans(shape: HostShape) -> list[BlockPlan]:
     plans = list[BlockPlan]()
     weight_at = 0
     statistics_at = 0
-    for number, one in enumerate(plain_blocks(shape)):
+    for number, one in enumerate(conv_segments(shape.segments)):
         early = one.pooled and one.slot_before_pool < 0
         plans.append(
             BlockPlan(
@@ -96,7 +97,9 @@ def block_plans(shape: HostShape) -> list[BlockPlan]:
 
 def num_splits(batch: int, shape: HostShape) -> int:
     """Parts of the sums over the pixels of a batch: a function of the batch alone."""
-    return max(1, min(MOST_SPLITS, batch * plain_blocks(shape)[0].size ** 2 // PIXELS_PER_SPLIT))
+    return max(
+        1, min(MOST_SPLITS, batch * conv_segments(shape.segments)[0].size ** 2 // PIXELS_PER_SPLIT)
+    )
 
 
 class Weights(NamedTuple):

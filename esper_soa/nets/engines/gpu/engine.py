@@ -15,19 +15,19 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
+from esper_soa.nets.data.images import crops_of
 from esper_soa.nets.engine import (
-    Choice,
+    EngineChoice,
     NetsConfig,
-    TrainingFeed,
     TrainReport,
-    ValidationFeed,
     ValidationReport,
     WorkSizes,
 )
 from esper_soa.nets.engines.gpu import blocks, newborn, roster, training, tree, update, validation
 from esper_soa.nets.engines.gpu.kernels.newborn import Nursery
 from esper_soa.nets.engines.gpu.slots import num_programs, slot_table
-from esper_soa.nets.engines.gpu.step import Plans, all_crops, crops_of, given_of
+from esper_soa.nets.engines.gpu.step import Plans, crops_record, given_of
 from esper_soa.nets.engines.gpu.support import MOST_IMAGES
 from esper_soa.nets.engines.gpu.training import TrainStep, TrainSums
 from esper_soa.nets.engines.gpu.validation import Extent, ValidationStep, ValidationSums
@@ -58,7 +58,7 @@ class GpuEngine:
     """Trains and validates hosts for which support.py finds no obstacle."""
 
     steps: StepCache = field(default_factory=lambda: StepCache(capture=False))
-    chosen: Choice = Choice(False, "Triton kernels for whole networks")
+    chosen: EngineChoice = EngineChoice(False, "Triton kernels for whole networks")
     plans: dict[tuple[HostShape, torch.device], Plans] = field(default_factory=dict)
     nurseries: dict[tuple[int, ...], tuple[Nursery, ...]] = field(default_factory=dict)
 
@@ -103,7 +103,8 @@ class GpuEngine:
         """All networks at once, a fixed list of launches per batch."""
         device = alpha.device
         num_nets = alpha.shape[0]
-        crops = all_crops(feed, torch.arange(num_nets, device=device), num_batches)
+        envs = torch.arange(num_nets, device=device)
+        crops = crops_of(feed)(envs, 0, num_batches)
         images = crops.first.shape[1]
         rates = LearningRates.of(nets.task, lr_factor)
         given = given_of(crops, active_seeds.training, alpha)
@@ -114,7 +115,7 @@ class GpuEngine:
             dict(unmeasured(alpha.shape, device).items()),
         )
         plans = self._plans(nets.shape, device)
-        cut = crops_of(crops.bank, given.first)
+        cut = crops_record(crops.bank, given.first)
         fresh = TrainStep(nets, plans, weights, given, sums, cut, images // num_batches)
         stride = nets.task.gradient_stride
         key = "train", images, num_batches, *_places(weights, crops.bank.lines)
@@ -139,7 +140,7 @@ class GpuEngine:
         device = alpha.device
         num_nets = alpha.shape[0]
         codes = active_seeds.codes
-        crops = feed.crops(torch.arange(num_nets, device=device))
+        crops = crops_of(feed)(torch.arange(num_nets, device=device))
         images = crops.first.shape[1]
         batch = _eval_batch(nets, images)
         padding = 0, -images % batch  # the last batch is filled up
@@ -154,7 +155,7 @@ class GpuEngine:
             torch.zeros(num_nets, dtype=torch.int64, device=device),
         )
         plans = self._plans(nets.shape, device)
-        cut = crops_of(crops.bank, given.first)
+        cut = crops_record(crops.bank, given.first)
         fresh = ValidationStep(nets, plans, weights, given, sums, cut, batch)
         key = "validate", *given.first.shape, batch, *_places(weights, crops.bank.lines)
         count = given.first.shape[1] // batch

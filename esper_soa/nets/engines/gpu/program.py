@@ -19,7 +19,7 @@ from esper_soa.nets.model.parts import (
     norm_groups,
     num_tensors,
 )
-from esper_soa.nets.model.user_module import OwnModule
+from esper_soa.nets.model.user_module import UserModule
 
 END, CONV, DEPTH, SOFT_NORM, EXCITE = range(5)  # kinds of parts
 # flags of a part: has a group norm, a ReLU, a hidden bias
@@ -92,8 +92,8 @@ def _rows(blueprint: Architecture, channels: int) -> list[tuple[int, ...]]:
     source = 0
     relu = 0
     maps = 0
-    for part, inputs in blueprint.given(channels):
-        if isinstance(part, OwnModule):
+    for part, inputs in blueprint.part_inputs(channels):
+        if isinstance(part, UserModule):
             raise LookupError(f"blueprint {blueprint.name}: a module is no part of a program")
         own = 0 if isinstance(part, SoftNorm | Excite) and not rows else maps + 1
         maps = max(maps, own)

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from esper_soa.config.nets import IMAGE_SIZE
-from esper_soa.nets.data.batches import EnvStepBatches, ImageBank, ImageCrops
-from esper_soa.nets.engine import NetsConfig, TrainingFeed
+from esper_soa.nets.data.images import ImageBank, ImageCrops
+from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.engines.gpu import blocks, slots
 from esper_soa.nets.engines.gpu.blocks import BlockPlan
 from esper_soa.nets.engines.gpu.kernels.head import Answers, KernelHead
@@ -114,7 +114,7 @@ def answers_of(shape: HostShape, num_nets: int, batch: int, like: Tensor) -> Ans
     size = (num_nets, batch)
     wide = like.new_empty(0, dtype=torch.float32)
     return Answers(
-        wide.new_empty(*size, padded(shape.classifier_inputs)),
+        wide.new_empty(*size, padded(shape.segments[-1].input_shape[0])),
         wide.new_empty(*size, padded(shape.num_classes)),
         wide.new_empty(size),
         torch.empty(size, dtype=torch.int32, device=like.device),
@@ -126,19 +126,7 @@ def activation_kind(nets: NetsConfig) -> torch.dtype:
     return nets.precision if nets.precision == torch.bfloat16 else torch.float32
 
 
-def all_crops(feed: TrainingFeed, envs: Tensor, num_batches: int) -> ImageCrops:
-    """The images of all batches of an env-step, uncut [n, T]."""
-    if isinstance(feed, EnvStepBatches):
-        # in one go, where the launches would be as many for every batch
-        return feed._replace(batch_size=feed.batch_size * num_batches).crops(envs, 0)
-    parts = [feed.crops(envs, index) for index in range(num_batches)]
-    first, labels = (
-        torch.cat(one, dim=1) for one in zip(*(part[1:] for part in parts), strict=True)
-    )
-    return ImageCrops(parts[0].bank, first, labels)
-
-
-def crops_of(bank: ImageBank, first: Tensor) -> Crops:
+def crops_record(bank: ImageBank, first: Tensor) -> Crops:
     """What the kernel is told; first: int64 [n, images]."""
     _, line, colour, _ = bank.lines.stride()
     return Crops(bank.lines, first, first.shape[1], line, colour, bank.scale, bank.offset)

@@ -12,12 +12,15 @@ from collections.abc import Sequence
 
 import torch
 
-from esper_soa.nets.engine import Choice, Engine
+from esper_soa.nets.engine import Engine, EngineChoice
 from esper_soa.nets.engines.gpu import program
 from esper_soa.nets.graphs import StepCache
-from esper_soa.nets.model.host import Block, HostShape, plain_blocks
+from esper_soa.nets.model.conv import CONV_BLOCK, conv_segments
+from esper_soa.nets.model.head import MEAN_LINEAR
+from esper_soa.nets.model.host import HostShape, foreign_segments
 
 ENGINE = "esper_soa.nets.engines.gpu.engine"
+KINDS = (CONV_BLOCK, MEAN_LINEAR)  # of segments
 MOST_LANES = 128  # channels, or hidden units, of a block or of a seed's parts
 MOST_CLASSES = 1024
 # of a network in a batch: 65,535 tiles of 64 pixels are the most that a grid has
@@ -47,15 +50,12 @@ def obstacle(
     shape: HostShape, blueprints: Sequence[str], dtype: torch.dtype, batch_size: int
 ) -> str:
     """Why the kernels cannot take such hosts with seeds of these blueprints in `dtype`; or ""."""
-    foreign = [str(place) for place, one in enumerate(shape.segments) if not isinstance(one, Block)]
+    foreign = foreign_segments(shape, KINDS)
     if foreign:
-        return (
-            f"there is none for hosts whose segments {', '.join(foreign)} are no blocks of the "
-            "package"
-        )
+        return f"there is none for segments of the hosts: {foreign}"
     known = {one.name for one in shape.blueprints if program.runs(one)}
     unknown = [one for one in blueprints if one not in known]
-    widths = [one.channels for one in plain_blocks(shape)]
+    widths = [one.channels for one in conv_segments(shape.segments)]
     widths += [
         program.widest(program.programs(shape.blueprints, spec.channels)) for spec in shape.slots
     ]
@@ -72,7 +72,7 @@ def obstacle(
     return ""
 
 
-def loaded_engine(steps: StepCache, chosen: Choice) -> Engine:
+def loaded_engine(steps: StepCache, chosen: EngineChoice) -> Engine:
     """The engine of the kernels, where they can run; steps: captured into CUDA graphs or not."""
     engine: Engine = importlib.import_module(ENGINE).GpuEngine(steps, chosen)
     return engine

@@ -5,7 +5,8 @@ Every other engine is tested against it with plain layers.
 
 from dataclasses import dataclass
 
-from esper_soa.nets.engine import Choice, TrainingFeed, ValidationFeed
+from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
+from esper_soa.nets.engine import EngineChoice
 from esper_soa.nets.engines.torch.training import TrainingPass
 from esper_soa.nets.engines.torch.validation import ValidationPass
 from esper_soa.nets.model.layers import PLAIN, Layers
@@ -17,7 +18,7 @@ from esper_soa.nets.sgd import LearningRates
 class TorchEngine(PieceEngine):
     """A backward pass for all networks of a chunk; subset rows along the batch of a validation."""
 
-    chosen: Choice = Choice(False, "plain torch")
+    chosen: EngineChoice = EngineChoice(False, "plain torch")
     layers: Layers = PLAIN
 
     def trainer(

@@ -13,7 +13,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.nets.engine import NetsConfig, TrainingFeed
+from esper_soa.nets.data.batches import TrainingFeed
+from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.gradients import gradient_statistics
 from esper_soa.nets.model.host import train_loss
 from esper_soa.nets.model.layers import Layers
@@ -51,9 +52,11 @@ class TrainingPass(NamedTuple):
         self, envs: np.ndarray, gradients: Gradients, call: Call
     ) -> tuple[Tensor, Tensor]:
         """Loss [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
-        chunk = _Chunk(self, envs)
+        chunk = TrainingChunk(self, envs)
         for index, measured in enumerate(self._measured):
-            chunk.step_(self._batches(chunk, index, call), gradients if measured else None)
+            chunk.step_(
+                self._batches(chunk.env_numbers, index, call), gradients if measured else None
+            )
         chunk.write_back_()
         return chunk.loss / self.num_batches, 100.0 * chunk.correct.to(STATE_FLOAT) / chunk.seen
 
@@ -63,14 +66,14 @@ class TrainingPass(NamedTuple):
         steps = range(self.num_batches // self.nets.accumulate)
         return [index % self.nets.task.gradient_stride == 0 for index in steps]
 
-    def _batches(self, chunk: "_Chunk", index: int, call: Call) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, envs: Tensor, index: int, call: Call) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of optimiser step `index`."""
         for number in range(index * self.nets.accumulate, (index + 1) * self.nets.accumulate):
             call.check()
-            yield self.feed.batch(chunk.env_numbers, number)
+            yield self.feed.batch(envs, number)
 
 
-class _Chunk:
+class TrainingChunk:
     """Weights of a few envs in training: copies, as other chunks of the memory may train too."""
 
     def __init__(self, job: TrainingPass, envs: np.ndarray) -> None:
@@ -89,7 +92,7 @@ class _Chunk:
         self.scales = LossScales(weights, self.env_numbers) if SCALE in weights else None
         self.loss = torch.zeros(envs.size, dtype=self.params.dtype, device=device)
         self.correct = torch.zeros(envs.size, dtype=torch.int64, device=device)
-        self.seen = 0  # images of each network
+        self.seen = 0  # targets of each network
 
     def step_(self, batches: Iterable[tuple[Tensor, Tensor]], gradients: Gradients | None) -> None:
         """One optimiser step of every network on all `batches`; writes gradient statistics where
@@ -123,7 +126,7 @@ class _Chunk:
     ) -> tuple[Tensor, list[tuple[ActiveGroup, Tensor]]]:
         """Gradients of host and seeds, of the mean loss of nets.accumulate batches."""
         (host_grad, grads), *others = [
-            self._gradients(images, labels) for images, labels in batches
+            self._gradients(inputs, labels) for inputs, labels in batches
         ]
         for host_more, more in others:
             host_grad = host_grad + host_more
@@ -137,7 +140,7 @@ class _Chunk:
         return host_grad, grads
 
     def _gradients(
-        self, images: Tensor, labels: Tensor
+        self, inputs: Tensor, labels: Tensor
     ) -> tuple[Tensor, list[tuple[ActiveGroup, Tensor]]]:
         """Gradients of hosts [n, P] and of seeds that train; adds up losses and correct answers."""
         num_nets = labels.shape[1]
@@ -145,15 +148,15 @@ class _Chunk:
         precision = self.job.nets.precision
         seeds = TrainingSeeds(self.actives, num_nets)
         leaf = self.params.detach().requires_grad_()
-        with autocast(precision, images.device):
-            inputs = as_input(images, precision)
+        with autocast(precision, inputs.device):
+            x = as_input(inputs, precision)
             parameters = shape.parameters.unpack(leaf)
             losses, correct = train_loss(
-                self.job.layers, shape, parameters, self.statistics, (inputs, labels), seeds
+                self.job.layers, shape, parameters, self.statistics, (x, labels), seeds
             )
         self.loss += losses.detach()
         self.correct += correct
-        self.seen += labels.shape[0]
+        self.seen += labels[:, 0].numel()
         leaves = [leaf, *(seed for seed in seeds.leaves if seed.requires_grad)]
         scaled = losses if self.scales is None else losses * self.scales.scale
         host_grad, *seed_grads = torch.autograd.grad(scaled.sum(), leaves)

@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.nets.engine import NetsConfig, ValidationFeed
+from esper_soa.nets import batched
+from esper_soa.nets.data.batches import ValidationFeed
+from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.model.host import evaluate_forward, fold_batch_norm
 from esper_soa.nets.model.layers import Layers
 from esper_soa.nets.precision import as_input, autocast
@@ -37,7 +39,7 @@ class ValidationPass(NamedTuple):
     def measure(self, job: Job, call: Call) -> tuple[Tensor, Tensor]:
         """Loss [n] of the first code and accuracy [n, codes] of the envs of `job`."""
         call.check()
-        return _Chunk(self, job.envs).measure(job.plan, job.final_rows)
+        return ValidationChunk(self, job.envs).measure(job.plan, job.final_rows)
 
 
 class SubsetSeeds(NamedTuple):
@@ -73,7 +75,7 @@ class SubsetSeeds(NamedTuple):
         return fill_slot(layers, x, here, [active.params for active in here], self.num_nets, pooled)
 
 
-class _Chunk:
+class ValidationChunk:
     """Weights of a few envs for validation: batch norm folded, only seeds with alpha above 0."""
 
     def __init__(self, job: ValidationPass, envs: np.ndarray) -> None:
@@ -84,6 +86,7 @@ class _Chunk:
         host = job.weights["host"]
         params = shape.parameters.unpack(host["params"].index_select(0, self.env_numbers))
         statistics = shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
+        self.dtype = host["params"].dtype
         self.folded = fold_batch_norm(shape, params, statistics)
         groups = groups_of(job.plan, envs, device)
         self.actives = [gather_rows(job.weights, shape, group, job.alpha) for group in groups]
@@ -98,13 +101,14 @@ class _Chunk:
         loss = torch.zeros(num_nets, dtype=STATE_FLOAT, device=self.env_numbers.device)
         correct = torch.zeros(len(rows), num_nets, dtype=torch.int64, device=loss.device)
         counted = torch.zeros_like(loss)
-        for images, labels in self.job.feed.batches(self.env_numbers, nets.eval_batch):
-            targets = labels.expand(labels.shape[0], num_nets)
+        for inputs, labels in self.job.feed.batches(self.env_numbers, nets.eval_batch):
+            targets = labels.expand(-1, num_nets, *labels.shape[2:])
             seeds = SubsetSeeds(self.actives, num_nets, plan, labels.shape[0])
-            with autocast(nets.precision, images.device):
-                inputs = as_input(images, nets.precision)
-                logits = evaluate_forward(self.job.layers, nets.shape, self.folded, inputs, seeds)
-            logits = logits.to(self.folded[0].dtype).unflatten(0, (-1, labels.shape[0]))
+            with autocast(nets.precision, inputs.device):
+                x = as_input(inputs, nets.precision)
+                logits = evaluate_forward(self.job.layers, nets.shape, self.folded, x, seeds)
+            logits = logits.to(self.dtype).unflatten(0, (-1, labels.shape[0]))
+            logits, targets = batched.by_target(logits, targets)
             matching = (logits.argmax(-1) == targets).sum(1)
             correct += torch.stack([matching[row] for row in rows])
             main = logits[rows[0]].flatten(0, 1)

@@ -45,7 +45,7 @@ class Pool(NamedTuple):
 
 
 class KernelRules(NamedTuple):
-    """How rows move; see sgd.Rule."""
+    """How rows move; see sgd.UpdateRule."""
 
     rates: Tensor  # float32 [2], of hosts and of seeds
     max_norm: tl.constexpr  # 0 for no limit

@@ -1,0 +1,185 @@
+"""Batches of images: crops cut from a bank of bytes that is resident on the device.
+
+Many envs are served at once, without a loop over them or a copy to the host. What an env gets
+depends only on its own streams and on how many samples it drew before.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
+from esper_soa.nets.data.batches import Draw, SampleSpec, TrainingFeed, ValidationFeed
+from esper_soa.nets.data.streams import integers
+
+PADDING = 4  # black pixels around a training image, before normalisation
+NUM_SHIFTS = 2 * PADDING + 1  # places of a crop along one side
+NUM_CROPS = 2 * NUM_SHIFTS**2  # crops of an image, mirrored or not
+PADDED_SIZE = IMAGE_SIZE + 2 * PADDING
+LINE = IMAGE_CHANNELS * PADDED_SIZE  # bytes of a padded line
+PADDED_BYTES = PADDED_SIZE * LINE  # bytes of a padded image
+IMAGE_BYTES = IMAGE_CHANNELS * IMAGE_SIZE**2
+CROPS = "crops"  # engines cut batches from an ImageBank; see `crops_of`
+# Images are stored as they are and as they are cut from: in training padded, and all mirrored too.
+IMAGES = SampleSpec(
+    "images",
+    (IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE),
+    train_bytes=IMAGE_BYTES + 2 * PADDED_BYTES,
+    test_bytes=2 * IMAGE_BYTES,
+    cuts=frozenset({CROPS}),
+)
+
+
+class ImageCrops(NamedTuple):
+    """Images that are still to be cut from a bank."""
+
+    bank: "ImageBank"
+    # Int64 [n, B]: bytes of the bank at which they begin; n = 1 where networks share them.
+    first: Tensor
+    labels: Tensor  # int64 [n, B]; -1 does not count
+
+
+def crops_of(feed: TrainingFeed | ValidationFeed) -> Callable[..., ImageCrops]:
+    """The method `crops` of a feed, by which engines get images uncut; LookupError without one."""
+    if not hasattr(feed, CROPS):
+        raise LookupError(f"{type(feed).__name__} offers no {CROPS}, from which kernels cut images")
+    method: Callable[..., ImageCrops] = getattr(feed, CROPS)
+    return method
+
+
+class ImageBank(NamedTuple):
+    """Images as batches are cut from them: each line has its red, then green, then blue values."""
+
+    lines: Tensor  # uint8 [M, H, 3, W]
+    labels: Tensor  # int64 [D]
+    scale: Tensor  # float32 [3], normalised = byte * scale + offset
+    offset: Tensor  # float32 [3]
+    values: Tensor  # float32 [3, 256], every byte normalised
+
+
+Statistics = tuple[float, ...]  # red, green, blue
+
+
+def padded_bank(images: Tensor, labels: Tensor, mean: Statistics, std: Statistics) -> ImageBank:
+    """Bank of padded images [2 D, 40, 3, 40]: all, then all mirrored (9.6 kB an image).
+
+    images: uint8 [D, 32, 32, 3]. labels: int64 [D]. mean, std: of values in [0, 1].
+    """
+    lines = images.permute(0, 1, 3, 2)
+    padded = F.pad(lines, (PADDING, PADDING, 0, 0, PADDING, PADDING))
+    both = torch.cat((padded, padded.flip(3)))
+    return ImageBank(both, labels, *_normalisation(mean, std, images.device))
+
+
+def plain_bank(images: Tensor, labels: Tensor, mean: Statistics, std: Statistics) -> ImageBank:
+    """Bank of the images [V, 32, 3, 32] as they are; arguments as of `padded_bank`."""
+    lines = images.permute(0, 1, 3, 2).contiguous()
+    return ImageBank(lines, labels, *_normalisation(mean, std, images.device))
+
+
+def _normalisation(
+    mean: Statistics, std: Statistics, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scale and offset [3] that make (value in [0, 1] - mean) / std of bytes, and that of each."""
+    means = torch.tensor(mean, dtype=torch.float64)
+    stds = torch.tensor(std, dtype=torch.float64)
+    scale = (1 / (255 * stds)).float().to(device)
+    offset = (-means / stds).float().to(device)
+    levels = torch.arange(256.0, device=device)
+    return scale, offset, levels.mul(scale[:, None]).add(offset[:, None])
+
+
+def cut_batch(crops: ImageCrops, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Normalised images [B, n*3, 32, 32] (channels_last; env, then colour), labels int64 [B, n]."""
+    bank = crops.bank
+    first = crops.first.T
+    batch_size, num_envs = first.shape
+    _, line, colour, _ = bank.lines.stride()
+    lines = torch.arange(0, IMAGE_SIZE * line, line, device=first.device)[:, None, None]
+    colours = torch.arange(0, IMAGE_CHANNELS * colour, colour, device=first.device)
+    starts = first[:, None, :, None] + lines + colours
+    every_start = bank.lines.as_strided((bank.lines.numel() - IMAGE_SIZE + 1, IMAGE_SIZE), (1, 1))
+    cut = every_start.index_select(0, starts.flatten())
+    channels = num_envs * IMAGE_CHANNELS
+    by_pixel = cut.view(batch_size, IMAGE_SIZE, channels, IMAGE_SIZE).transpose(2, 3).contiguous()
+    exact = torch.promote_types(dtype, torch.float32)
+    repeats = IMAGE_SIZE * num_envs
+    scale, offset = (one.to(exact).repeat(repeats) for one in (bank.scale, bank.offset))
+    normalised = by_pixel.to(exact).flatten(2).mul_(scale).add_(offset).to(dtype)
+    images = normalised.view(batch_size, IMAGE_SIZE, IMAGE_SIZE, channels).permute(0, 3, 1, 2)
+    return images, crops.labels.T
+
+
+def training_crops(
+    bank: ImageBank, indices: Tensor, keys: Tensor, start: int | Tensor, augment: bool
+) -> ImageCrops:
+    """Training images that are still to be cut.
+
+    bank: padded_bank. indices: int64 [n, B], images per env. keys: int64 [n], stream_keys(seed,
+    AUGMENTATION, (round,), envs). start: samples that each env has drawn before. augment: take a
+    random one of the crops of the image with PADDING black pixels around it, mirrored in half of
+    the cases; otherwise the image as it is.
+    """
+    if augment:
+        samples = start + torch.arange(indices.shape[1], device=indices.device)
+        crop = integers(keys[:, None], samples, NUM_CROPS)
+    else:
+        crop = torch.full_like(indices, NUM_CROPS // 2 // 2)
+    left = crop % NUM_SHIFTS
+    top = crop // NUM_SHIFTS % NUM_SHIFTS
+    image = indices + crop // NUM_SHIFTS**2 * len(bank.labels)  # the mirrored stand behind all
+    return ImageCrops(bank, image * PADDED_BYTES + top * LINE + left, bank.labels[indices])
+
+
+def evaluation_crops(bank: ImageBank, indices: Tensor) -> ImageCrops:
+    """Test images that are still to be cut; index -1 has label -1.
+
+    bank: plain_bank. indices: int64 [n, b], images per env; n = 1 where all envs share them.
+    """
+    valid = indices.clamp(min=0)
+    labels = torch.where(indices < 0, -1, bank.labels[valid])
+    return ImageCrops(bank, valid * bank.lines.stride(0), labels)
+
+
+class TrainingImages(NamedTuple):
+    """Training batches of one env-step."""
+
+    bank: ImageBank  # padded_bank
+    draw: Draw
+    dtype: torch.dtype
+
+    def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        """Images [B, n*3, 32, 32] (channels_last), labels [B, n] of batch `index` for envs [n]."""
+        return cut_batch(self.crops(envs, index), self.dtype)
+
+    def crops(self, envs: Tensor, index: int, count: int = 1) -> ImageCrops:
+        """The images of `count` batches from `index` on, uncut [n, count * B]."""
+        indices, keys, start = self.draw.batches(envs, index, count)
+        return training_crops(self.bank, indices, keys, start, self.draw.augment)
+
+
+class ValidationImages(NamedTuple):
+    """Validation batches: the same images for all envs, or own ones for each."""
+
+    bank: ImageBank  # plain_bank
+    order: Tensor  # int64 [V] shared, or [N, V] with -1 for nothing
+    dtype: torch.dtype
+
+    def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+        """Images [b, 3 or n*3, 32, 32] (channels_last), labels [b, 1 or n], at most `size` each."""
+        parts = (evaluation_crops(self.bank, part) for part in self._order(envs).split(size, dim=1))
+        return [cut_batch(part, self.dtype) for part in parts]
+
+    def crops(self, envs: Tensor) -> ImageCrops:
+        """The images of all `batches`, uncut [1 or n, V]."""
+        return evaluation_crops(self.bank, self._order(envs))
+
+    def first(self, count: int) -> "ValidationImages":
+        """A feed of the first `count` images only."""
+        return self._replace(order=self.order[..., :count])
+
+    def _order(self, envs: Tensor) -> Tensor:
+        return self.order[None] if self.order.ndim == 1 else self.order[envs]

@@ -1,0 +1,185 @@
+"""Which samples of a source the envs draw, and in which order.
+
+What an env draws depends on its own stream and on how many samples it drew before, never on the
+other envs. Nothing here loops over envs or copies to the host.
+"""
+
+from functools import lru_cache
+from math import isqrt
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper_soa.config.errors import check
+from esper_soa.nets.data.batches import BatchSource
+from esper_soa.nets.data.streams import VALIDATION_SET, fold, integers, stream_keys
+
+SORT_ELEMENTS = 1 << 24  # sorted, or looked up, at a time, to bound memory
+MAX_STORED = 1 << 28  # elements of the orders of a pass, 1 GiB, beyond which they are looked up
+# moves along rows and columns in turn; half as many leave a dozen members unevenly placed
+ROUNDS = 16
+
+
+class OrderBook:
+    """Order in which every env draws training samples: permutations of all, pass after pass.
+
+    Stores the permutations of one pass, int32 [n, D], made by sorting, as all envs are in the same
+    pass. A run with more than MAX_STORED elements never makes them; it draws other permutations,
+    whose members can be looked up place by place (`permuted`). The sizes of the run decide which
+    kind it is; the keys and the position decide what is drawn.
+    """
+
+    def __init__(self, keys: Tensor, dataset_size: int, num_envs: int) -> None:
+        """keys: int64 [n], stream_keys(seed, DATA_ORDER, (round,), envs). num_envs: of the run."""
+        self.keys = keys
+        self.dataset_size = dataset_size
+        self.stored = num_envs * dataset_size <= MAX_STORED
+        self.pass_number = -1
+        self.order = torch.empty(0)
+
+    def draw(self, start: int, count: int) -> Tensor:
+        """Training samples int64 [n, count] of envs that drew `start` before; may span passes."""
+        parts = []
+        position = start
+        end = start + count
+        while position < end:
+            pass_number, first = divmod(position, self.dataset_size)
+            last = min(self.dataset_size, first + end - position)
+            parts.append(self._columns(pass_number, slice(first, last)))
+            position += last - first
+        return torch.cat(parts, dim=1).long()
+
+    def _columns(self, pass_number: int, columns: slice) -> Tensor:
+        if self.stored:
+            if pass_number != self.pass_number:
+                self.order = shuffled(fold(self.keys, pass_number), self.dataset_size)
+                self.pass_number = pass_number
+            return self.order[:, columns]
+        keys = fold(self.keys, pass_number)
+        places = torch.arange(columns.start, columns.stop, device=self.keys.device)
+        parts = keys.split(max(1, SORT_ELEMENTS // len(places)))
+        return torch.cat([permuted(part, places, self.dataset_size).int() for part in parts])
+
+
+def shuffled(keys: Tensor, size: int) -> Tensor:
+    """One random permutation of 0 to size - 1 per key: int32 [n, size], by sorting hashes."""
+    members = torch.arange(size, device=keys.device)
+    parts = keys.split(max(1, SORT_ELEMENTS // size))
+    return torch.cat(
+        [fold(part[:, None], members).argsort(dim=1, stable=True).int() for part in parts]
+    )
+
+
+def permuted(keys: Tensor, places: Tensor, size: int) -> Tensor:
+    """Members int64 [n, m] at `places` (int64 [m], below `size`) of a permutation per key [n].
+
+    Both coordinates of the grid are moved in turn by what the other and the key say (Luby and
+    Rackoff 1988); who ends on one of the spare places is moved on until it does not (Black and
+    Rogaway 2002). As no more can be in a row than there are, that is a fixed amount of work, which
+    no host has to ask about.
+    """
+    rows, columns = grid(size)
+    round_keys = [fold(keys, number)[:, None] for number in range(ROUNDS)]
+    found = _moved(places.expand(keys.shape[0], -1), round_keys, rows, columns)
+    for _ in range(rows * columns - size):
+        found = torch.where(found < size, found, _moved(found, round_keys, rows, columns))
+    return found
+
+
+@lru_cache(maxsize=64)
+def grid(size: int) -> tuple[int, int]:
+    """(rows, columns) with fewest places to spare near a square, of those the nearest to one."""
+    least = min(2, size // 2 + 1)  # with a single row nobody changes the order
+    shapes = [
+        (rows, -(-size // rows))
+        for rows in range(max(least, isqrt(size) // 2), max(least, isqrt(size)) + 1)
+    ]
+    return min(shapes, key=lambda shape: (shape[0] * shape[1], -shape[0]))
+
+
+def _moved(place: Tensor, round_keys: list[Tensor], rows: int, columns: int) -> Tensor:
+    """Where the network takes the places [n, m] of the grid: a permutation of all of them."""
+    row = place // columns
+    column = place % columns
+    for number, key in enumerate(round_keys):
+        if number % 2:
+            column = (column + integers(key, row, columns)) % columns
+        else:
+            row = (row + integers(key, column, rows)) % rows
+    return row * columns + column
+
+
+def validation_order(
+    num_test: int, val_samples: int, seed: int, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Test samples int64 [V] of every env: the first of a fixed shuffle by seed."""
+    key = stream_keys(seed, VALIDATION_SET, (), torch.zeros(1, dtype=torch.int64, device=device))
+    return shuffled(key, num_test)[0, :val_samples].long()
+
+
+class Split(NamedTuple):
+    """Shares of N envs when one pass over the data is divided among them (data.split=true)."""
+
+    num_envs: int
+    batch_size: int  # B, of one env
+    num_batches: int  # training batches per env and env-step
+    train_samples: int  # T = B * num_batches
+    val_samples: int  # columns of split_validation_order
+
+
+def split_sizes(source: BatchSource, batch_size: int, num_envs: int, accumulate: int = 1) -> Split:
+    """Shares by the reference's rule: T = B * floor(D / (B N)).
+
+    SettingError where an env has no samples of its own, or no whole optimiser steps.
+    """
+    num_train = len(source.train_labels)
+    num_test = len(source.test_labels)
+    samples = source.spec.name
+    together = batch_size * num_envs
+    allowed = (
+        f"at most {num_train // batch_size} with data.split=true, so that the {num_train} training "
+        f"{samples} of {source.name} give every env a batch of {batch_size}"
+    )
+    remedy = "Lower envs or batch_size, or set data.split=false."
+    check(num_train >= together, "envs", num_envs, allowed, remedy)
+    num_batches = num_train // together
+    allowed = f"a divisor of {num_batches}, the batches per env-step with data.split=true"
+    check(num_batches % accumulate == 0, "accumulate", accumulate, allowed)
+    reason = f"so that the test {samples} of {source.name} give every env one"
+    allowed = f"at most {num_test} with data.split=true, {reason}"
+    check(num_test >= num_envs, "envs", num_envs, allowed, "Lower envs, or set data.split=false.")
+    whole, rest = divmod(num_test, together)
+    tested = whole * batch_size + -(-rest // num_envs)
+    return Split(num_envs, batch_size, num_batches, batch_size * num_batches, tested)
+
+
+def split_training_order(key: Tensor, dataset_size: int, pass_number: int, split: Split) -> Tensor:
+    """Training samples int64 [N, T] of one env-step: one shuffled pass, of whose every B*N samples
+    env i takes chunk i.
+
+    key: int64 [1], shared by all envs; an env-step is one pass, the rest of the samples is dropped.
+    """
+    order = shuffled(fold(key, pass_number), dataset_size)[0].long()
+    used = order[: split.num_envs * split.train_samples]
+    return used.view(split.num_batches, split.num_envs, split.batch_size).transpose(0, 1).flatten(1)
+
+
+def split_validation_order(
+    num_test: int, split: Split, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Test samples int64 [N, val_samples]: every env has its own fixed ones, -1 where it has one
+    less than others.
+
+    Every B*N samples in their order are cut into N chunks as torch.tensor_split does.
+    """
+    together = split.batch_size * split.num_envs
+    whole, rest = divmod(num_test, together)
+    envs = torch.arange(split.num_envs, device=device)[:, None]
+    shape = whole, split.num_envs, split.batch_size
+    order = torch.arange(whole * together, device=device).view(shape)
+    size, longer = divmod(rest, split.num_envs)
+    column = torch.arange(split.val_samples - whole * split.batch_size, device=device)
+    place = whole * together + envs * size + envs.clamp(max=longer) + column
+    last = torch.where(column < size + (envs < longer).long(), place, -1)
+    return torch.cat((order.transpose(0, 1).flatten(1), last), dim=1)

@@ -1,0 +1,93 @@
+"""The residual segment of a host, x + parts(x), of the parts that seeds are made of; slot r0c{i}
+stands behind it.
+"""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from esper_soa.config.errors import one_line
+from esper_soa.nets.forward import seed_forward
+from esper_soa.nets.model.blueprints import Architecture, seed_layers, seed_products, seed_table
+from esper_soa.nets.model.parts import PART_NAMES, Parameter, Part, are_parts
+from esper_soa.nets.model.segments import (
+    FeatureShape,
+    Forward,
+    PlainPart,
+    SlotNumbers,
+    StatelessSegment,
+)
+
+
+@dataclass(frozen=True)
+class Residual:
+    """x + parts(x), of the parts that seeds are made of; C of widths are the channels of x.
+
+    Raises ValueError where that is no such tuple, or changes the number of channels.
+    """
+
+    parts: tuple[Part, ...]
+
+    def __post_init__(self) -> None:
+        if not are_parts(self.parts):
+            allowed = f"must be of a tuple of parts ({PART_NAMES})"
+            raise ValueError(f"a residual segment of {one_line(self.parts)}: {allowed}")
+        _ = self.architecture
+
+    @property
+    def architecture(self) -> Architecture:
+        """The parts as those of a seed; refuses what none could have."""
+        return Architecture(0, "of a residual segment", self.parts)
+
+    def segment(
+        self, number: int, input_shape: FeatureShape, slots: SlotNumbers
+    ) -> "ResidualSegment":
+        """The segment in its place; ValueError where it is the first."""
+        if number == 0:
+            raise ValueError("its first segment must be a ConvBlock: images have 3 channels")
+        return ResidualSegment(number, self.architecture, input_shape, slots.get((0, number), -1))
+
+
+@dataclass(frozen=True)
+class ResidualSegment(StatelessSegment):
+    """x + parts(x) in its place; slot: number of the slot behind it, -1 for none."""
+
+    number: int
+    architecture: Architecture
+    input_shape: FeatureShape
+    slot: int
+
+    kind = "residual"
+
+    @property
+    def output_shape(self) -> FeatureShape:
+        return self.input_shape
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return seed_table(self.architecture, self.input_shape[0]).parameters
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        return (self.slot,)
+
+    @property
+    def slot_shapes(self) -> tuple[FeatureShape, ...]:
+        return (self.input_shape,)
+
+    @property
+    def products(self) -> int:
+        channels, *axes = self.input_shape
+        return seed_products(self.architecture, channels, math.prod(axes))
+
+    @property
+    def activations(self) -> int:
+        return math.prod(self.input_shape)
+
+    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
+        return run.fill(self.slot, seed_forward(run.layers, self.architecture, folded, x))
+
+    def plain_parts(self) -> list[PlainPart]:
+        layers = seed_layers(self.architecture, self.input_shape[0])
+        return [PlainPart(f"block{self.number}", layers, residual=True, slot=self.slot)]

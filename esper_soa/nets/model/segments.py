@@ -1,0 +1,149 @@
+"""The segments that hosts are chains of: what every kind of segment offers, for n networks at once.
+
+A kind is a class in a file of its own: conv.py, residual.py, head.py, user_segment.py. host.py and
+the export of networks know this protocol alone, so a new kind is a new file; where users may write
+it in a host's tuple, host_parts.py names it. An engine with kernels of its own asks a segment for
+its `kind` and refuses kinds that it does not know.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from esper_soa.nets.model.layers import Layers
+from esper_soa.nets.model.parts import LayerSpec, Parameter
+
+FeatureShape = tuple[int, ...]  # (C,) of vectors or (C, H, W) of images, without batch and networks
+SlotNumbers = Mapping[tuple[int, int], int]  # number of an enabled slot, by (row, segment)
+
+
+class SlotFiller(Protocol):
+    """What the forward pass asks of whoever fills the slots, in the engine in torch."""
+
+    def occupied(self, slot: int) -> bool:
+        """False: the slot is a pass-through for all networks of this pass."""
+
+    def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
+        """Activations after the slot, by `layers`, and after a 2x2 max pool where `pooled`.
+
+        May return more alpha rows along the batch axis than x has.
+        """
+
+
+class Forward(NamedTuple):
+    """A forward pass of n networks, as their segments see it."""
+
+    layers: Layers
+    filler: SlotFiller | None  # None: all slots are empty
+    num_nets: int
+
+    def occupied(self, slot: int) -> bool:
+        """Whether a seed of any network stands in the slot; False for slot -1."""
+        return slot >= 0 and self.filler is not None and self.filler.occupied(slot)
+
+    def fill(self, slot: int, x: Tensor, pooled: bool = False) -> Tensor:
+        """Activations after the slot, and after the pool behind it where `pooled`; x where the slot
+        is not occupied.
+        """
+        if self.filler is None or not self.occupied(slot):
+            return x
+        return self.filler.fill(self.layers, slot, x, pooled)
+
+
+class PlainPart(NamedTuple):
+    """One entry of a grown network: plain modules one after the other, or x + modules(x)."""
+
+    name: str
+    layers: list[LayerSpec]
+    residual: bool = False
+    slot: int = -1  # number of the slot behind it, -1 for none
+    counts_batches: bool = False  # whether rows hold num_batches_tracked of batch norms
+
+
+class Values(NamedTuple):
+    """The tensors of a segment of n networks."""
+
+    parameters: list[Tensor]  # [n, *shape]
+    # [n, *shape]; in training [n * numbers], which move in place
+    statistics: list[Tensor]
+
+
+class Segment(Protocol):
+    """One segment of the hosts of a run: its shape, its numbers and what it computes.
+
+    Activations are [B, n*C, ...]; the last segment gives logits [B, n, classes]. Segments are
+    static: equal ones are equal and can be hashed.
+    """
+
+    @property
+    def kind(self) -> str:
+        """Name by which engines know what it computes."""
+
+    @property
+    def input_shape(self) -> FeatureShape: ...
+
+    @property
+    def output_shape(self) -> FeatureShape:
+        """Shape behind its last slot; (classes,) of the last segment."""
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Parameter tensors of one network, in row order."""
+
+    @property
+    def statistics(self) -> tuple[Parameter, ...]:
+        """Running statistics of one network, which training moves without a gradient."""
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Numbers of its slots in the order of the forward pass, -1 where one is not enabled."""
+
+    @property
+    def slot_shapes(self) -> tuple[FeatureShape, ...]:
+        """Shape of the features in each slot that it offers, by row."""
+
+    @property
+    def products(self) -> int:
+        """Multiplications of a sample, padding counted."""
+
+    @property
+    def activations(self) -> int:
+        """Numbers of a sample that its own layers give and the backward pass keeps."""
+
+    def train(self, run: Forward, values: Values, x: Tensor) -> Tensor:
+        """Activations behind its slots."""
+
+    def fold(self, values: Values) -> list[Tensor]:
+        """The tensors that `infer` takes."""
+
+    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
+        """As `train`, with running statistics. The first segment may get x [B, C, ...], the same
+        samples for every network.
+        """
+
+    def plain_parts(self) -> list[PlainPart]:
+        """The modules of one network, in the order of `parameters` and `statistics`."""
+
+
+class StatelessSegment(ABC):
+    """Part of a segment without running statistics, which computes the same in both modes."""
+
+    statistics = ()
+
+    @abstractmethod
+    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor: ...
+
+    def train(self, run: Forward, values: Values, x: Tensor) -> Tensor:
+        return self.infer(run, values.parameters, x)
+
+    def fold(self, values: Values) -> list[Tensor]:
+        return values.parameters
+
+
+class HostPart(Protocol):
+    """A segment as users write it: what does not follow from its place in a host."""
+
+    def segment(self, number: int, input_shape: FeatureShape, slots: SlotNumbers) -> Segment:
+        """The segment with this number in its host; ValueError where it cannot stand there."""

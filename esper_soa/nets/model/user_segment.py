@@ -1,0 +1,167 @@
+"""Hosts of users that are an nn.Sequential: every child is a segment, the last one the head.
+
+A host is made by a factory that takes the number of classes; see user_module.py for how its modules
+are called for n networks at once.
+"""
+
+import math
+import threading
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
+from esper_soa.config.registry import HOST, reference_to
+from esper_soa.nets.model.parts import Arguments, LayerSpec, Parameter
+from esper_soa.nets.model.segments import FeatureShape, Forward, PlainPart, SlotNumbers, Values
+from esper_soa.nets.model.user_module import (
+    SKELETON_SEED,
+    Factory,
+    call_networks,
+    count_products,
+    make_module,
+    rows_of,
+    skeleton,
+)
+
+
+@dataclass(frozen=True)
+class UserSegment:
+    """A child of a user's host."""
+
+    host: "UserHost"
+    number: int  # in the host
+    name: str
+    parameters: tuple[Parameter, ...]  # shapes; `initial_rows` says how they begin
+    statistics: tuple[Parameter, ...]  # its buffers, whose numbers rows hold as weights'
+    dtypes: tuple[torch.dtype, ...]  # of the buffers; floating-point numbers keep the rows' format
+    input_shape: FeatureShape
+    output_shape: FeatureShape
+    products: int
+    slot: int = -1  # number of the slot behind it, -1 for none
+
+    kind = "user_module"
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        return (self.slot,)
+
+    @property
+    def slot_shapes(self) -> tuple[FeatureShape, ...]:
+        """A seed can stand behind a segment that gives features [C, H, H]."""
+        square = len(self.output_shape) == 3 and self.output_shape[1] == self.output_shape[2]
+        return (self.output_shape,) if square else ()
+
+    @property
+    def activations(self) -> int:
+        return math.prod(self.output_shape)
+
+    def train(self, run: Forward, values: Values, x: Tensor) -> Tensor:
+        # Copies: a batch norm keeps its buffers for the backward pass, and must not see them move
+        # once more.
+        rows = zip(values.statistics, self.statistics, strict=True)
+        buffers = [one.view(run.num_nets, *like.shape).clone() for one, like in rows]
+        out, moved = self._call(run, values.parameters, buffers, x, True)
+        for target, buffer in zip(values.statistics, moved, strict=True):
+            target.copy_(buffer.reshape(-1))
+        return run.fill(self.slot, out)
+
+    def fold(self, values: Values) -> list[Tensor]:
+        return values.parameters + values.statistics
+
+    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
+        count = len(self.parameters)
+        out, _ = self._call(run, folded[:count], folded[count:], x, False)
+        return run.fill(self.slot, out)
+
+    def _call(
+        self,
+        run: Forward,
+        parameters: list[Tensor],
+        buffers: list[Tensor],
+        x: Tensor,
+        training: bool,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Output of the module for n networks, and its buffers behind the call."""
+        module = skeleton(self.host.make, self.host.classes, training, threading.get_ident())
+        assert isinstance(module, nn.Sequential)
+        rows = zip(buffers, self.dtypes, strict=True)
+        kept = [one if dtype.is_floating_point else one.to(dtype) for one, dtype in rows]
+        # Autocast does not reach into vmap: modules compute in the format of their weights.
+        of_weights = [one.dtype for one in (*parameters, *kept) if one.is_floating_point()]
+        features = x.to((*of_weights, x.dtype)[0]).unflatten(1, (-1, self.input_shape[0]))
+        features = features.expand(-1, run.num_nets, *features.shape[2:]).transpose(0, 1)
+        return call_networks(module[self.number], parameters, kept, features)
+
+    def plain_parts(self) -> list[PlainPart]:
+        """The module by the name of what makes the host."""
+        arguments: Arguments = {"classes": self.host.classes, "segment": self.number}
+        layer = LayerSpec("own", reference_to(HOST, self.host.make), arguments)
+        return [PlainPart(self.name, [layer], slot=self.slot, counts_batches=True)]
+
+
+@dataclass(frozen=True)
+class UserHead(UserSegment):
+    """The last child of a user's host, which gives the logits."""
+
+    def train(self, run: Forward, values: Values, x: Tensor) -> Tensor:
+        return self._logits(super().train(run, values, x))
+
+    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
+        return self._logits(super().infer(run, folded, x))
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """x [B, n*classes] as [B, n, classes]."""
+        return x.unflatten(1, (-1, self.host.classes))
+
+
+@dataclass(frozen=True)
+class UserHost:
+    """A host: modules one after the other, images [B, 3, 32, 32] to logits [B, classes]."""
+
+    make: Factory  # of the number of classes
+    classes: int
+
+    @property
+    def modules(self) -> "UserHost":
+        return self
+
+    @property
+    def children(self) -> tuple[UserSegment, ...]:
+        """Its segments without slots, in order; the last gives the logits."""
+        return _children(self)
+
+    def segments(self, slots: SlotNumbers) -> tuple[UserSegment, ...]:
+        """The segments with their slots; the last is the head."""
+        *body, last = self.children
+        placed = (replace(one, slot=slots.get((0, one.number), -1)) for one in body)
+        return *placed, UserHead(**vars(last))
+
+    def initial_rows(self, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Fresh rows of parameters and of buffers [n, ...]; as of UserModule."""
+        modules = [make_module(self.make, self.classes, key) for key in keys.tolist()]
+        parameters, buffers = rows_of(modules, dtype)
+        return parameters.to(keys.device), buffers.to(keys.device)
+
+
+@lru_cache(maxsize=256)
+def _children(host: UserHost) -> tuple[UserSegment, ...]:
+    """The children of the host in eval mode, with one image."""
+    module = make_module(host.make, host.classes, SKELETON_SEED)
+    if not isinstance(module, nn.Sequential):
+        raise TypeError(f"{type(module).__name__} is no nn.Sequential")
+    x = torch.zeros(1, IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
+    found = []
+    for number, (name, child) in enumerate(module.eval().named_children()):
+        out, products = count_products(child, x)
+        parameters = tuple(Parameter(tuple(one.shape)) for one in child.parameters())
+        statistics = tuple(Parameter(tuple(one.shape)) for one in child.buffers())
+        dtypes = tuple(one.dtype for one in child.buffers())
+        shapes = tuple(x.shape[1:]), tuple(out.shape[1:])
+        found.append(
+            UserSegment(host, number, name, parameters, statistics, dtypes, *shapes, products)
+        )
+        x = out
+    return tuple(found)
