@@ -74,7 +74,7 @@ def test_a_run_is_played_on_the_hosts_of_the_example(
     own = f"task.host=my_parts.hosts:{host} slots=[r0c0,r0c1] policy=random control=none"
     done = finished(command(*TINY, *own.split(), "run_dir=run"), tmp_path / "work", parts)
     assert done.returncode == 0, done.stderr
-    assert f"x {host} of your own, {parameters} parameters each, slots r0c0, r0c1" in done.stdout
+    assert f"x {host} of your own, {parameters:,} parameters, slots r0c0, r0c1" in done.stdout
     assert list((tmp_path / "work" / "run" / "networks").glob("best_*.safetensors"))
 
 
