@@ -40,7 +40,7 @@ def test_the_envs_of_a_process_are_those_of_the_run_by_their_numbers() -> None:
     whole = build_world(tiny_settings(ENVS, 2, STEPS), CPU)
     cfg = tiny_settings(ENVS - FIRST, 2, STEPS)
     part = build_world(cfg, CPU)
-    rest = World(part.rules, part.images, part.sizes, cfg.data, cfg.seed, reduction=Rest())
+    rest = World(part.rules, part.data, part.sizes, cfg.data, cfg.seed, reduction=Rest())
     expected = losses(whole)
     assert torch.equal(losses(rest), expected[:, FIRST:])
     assert not torch.equal(losses(part), expected[:, FIRST:])

@@ -17,10 +17,11 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import nn
 
-from esper_soa import blueprint, export
+from esper_soa import blueprint
 from esper_soa.agent.controller import Controller, controller_spec
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.export import main
 from esper_soa.grown.module_files import ENTRY, ModuleFileError, digest, load, save, save_hosts
 from esper_soa.nets.model.modules import GrownNetwork, layer_of
 
@@ -301,7 +302,7 @@ def test_a_file_calls_nothing_that_is_not_a_marked_part(
     with pytest.raises(ModuleFileError, match="its description is not understood"):
         load(path)
     with pytest.raises(SystemExit):
-        export.main([str(path), "format=code", f"to={tmp_path}"])
+        main([str(path), "format=code", f"to={tmp_path}"])
     assert not trace.exists()
 
 
