@@ -45,5 +45,5 @@ def test_the_cells_of_the_tutorial_run_from_top_to_bottom(tmp_path: Path) -> Non
     done = warm.run([sys.executable, "tutorial.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "legal joint actions: 757 of 1543" in done.stdout
-    assert "illegal: env 0: op fossilize is not legal; legal are wait, " in done.stdout
+    assert "illegal: env 0: op fossilize is not legal; legal are wait" in done.stdout
     assert (tmp_path / "host.safetensors").is_file()
