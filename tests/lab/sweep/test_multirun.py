@@ -88,7 +88,7 @@ def test_a_sweep_that_goes_on_leaves_its_finished_jobs_alone(swept: Swept) -> No
 
 @pytest.mark.slow
 def test_a_sweep_that_goes_on_plays_what_is_left_and_refuses_what_has_changed(swept: Swept) -> None:
-    own = ["-m", *ONE, "resume=auto"]
+    own = ["-m", *ONE, "seed=3", "resume=auto"]
     there = f"run_dir={swept.sweep}"
     done = finished(*own, "envs=3,2", "rounds=2", there, folder=swept.folder)
     assert done.returncode == 0, done.stderr
