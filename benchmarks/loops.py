@@ -388,9 +388,9 @@ def ready_images(cfg: EpsConfig, device: torch.device) -> tuple[Tensor, Tensor, 
     centre, spread = (torch.tensor(part, device=device) for part in (found.mean, found.std))
     train, val = (
         ((images / 255 - centre) / spread).permute(0, 3, 1, 2)
-        for images in (found.train_images, found.test_images)
+        for images in (found.train_images, found.val_images)
     )
-    return train, found.train_labels, (val, found.test_labels)
+    return train, found.train_labels, (val, found.val_labels)
 
 
 def batches_of(images: Images, size: int) -> Batches:

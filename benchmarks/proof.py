@@ -7,9 +7,11 @@ seen.
 Declared here before the first look: seeds, players, experiment, hosts per seed, and how the learned
 policy is played (its likeliest choices, without learning). A unit is one player on the hosts of one
 seed and data set: an episode of each host; all players of a seed meet the same hosts, data order
-and images. Units are played in processes of one thread, main runs one after the other with all
-cores, and kept as files: begun again, the command goes on where it was. Prints tables, and one JSON
-line last, which is also appended to benchmarks/results/.
+and images. Accuracy is that on all test images, which nothing has seen before the episodes are
+over; that on the validation images, which rewards and gates see, stands beside it. Units are played
+in processes of one thread, main runs one after the other with all cores, and kept as files: begun
+again, the command goes on where it was. Prints tables, and one JSON line last, which is also
+appended to benchmarks/results/.
 """
 
 import argparse
@@ -38,7 +40,8 @@ SEEDS = tuple(range(20260101, 20260111))
 MAIN_SEEDS = tuple(range(101, 111))
 MAIN_NAME = "proof_main"
 PLAYERS = (LEARNED, *CONTROLS)
-MEASURED = ("accuracy", "net", "parameters", "train_flop")  # of a player's host
+# Of a player's host; accuracy is on the test images.
+MEASURED = ("accuracy", "validation_accuracy", "net", "parameters", "train_flop")
 
 
 class Watch:
@@ -149,14 +152,15 @@ def data_record(units: Units, data: Data, cfg: TrainConfig, options: argparse.Na
         player: [units.read((data.stem, seed, player)) for seed in options.seeds]
         for player in options.players
     }
-    facts = {"name": data.name, "images": data.images, "train": data.train, "test": data.test}
+    facts = {"name": data.name, "images": data.images, "train": data.train}
+    facts |= {"validation": data.validation, "test": data.test}
     if options.main:
         return {**facts, "runs": played[MAIN]}
     players = {
         player: {name: [unit[name] for unit in found] for name in MEASURED}
         for player, found in played.items()
     }
-    return {**facts, "val_images": min(cfg.val_samples, data.test), "players": players}
+    return {**facts, "val_images": min(cfg.val_samples, data.validation), "players": players}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

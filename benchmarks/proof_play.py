@@ -33,6 +33,7 @@ from esper_soa.runtime.device import apply_threads, resolve_device
 from esper_soa.training.build import build_world
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.controls import play_control
+from esper_soa.training.final_test import with_test
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
@@ -67,6 +68,7 @@ class Data(NamedTuple):
     settings: tuple[str, ...]  # that choose it
     images: str  # identity, a sha256
     train: int  # images
+    validation: int
     test: int
 
     @property
@@ -121,9 +123,8 @@ def of_seed(data: Data, seed: int, given: Iterable[str]) -> TrainConfig:
 def find_data(settings: tuple[str, ...], given: Iterable[str]) -> Data:
     """The data set that `settings` choose; raises UserError where it cannot be read."""
     images = load_images(settings_of((*given, *settings)).data, "cpu")
-    return Data(
-        images.name, settings, images.identity, len(images.train_labels), len(images.test_labels)
-    )
+    parts = images.train_labels, images.val_labels, images.test_labels
+    return Data(images.name, settings, images.identity, *map(len, parts))
 
 
 def plain_settings(cfg: TrainConfig) -> dict:
@@ -153,7 +154,7 @@ def play_job(job: Job) -> None:
         begun = time.monotonic()
         played = Round(0, Progress(0, Console(), "off"), name)
         if name == LEARNED:
-            result, _ = play_round(world, Player(player.agent, None), played)
+            result = with_test(world, play_round(world, Player(player.agent, None), played)[0])
         else:
             result = play_control(name, cfg, world, grown_of(units.read(learned)), played)
         found = unit(world, result) | {"seconds": time.monotonic() - begun}
@@ -178,27 +179,30 @@ def play_main(job: Job) -> None:
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     if summary["control"] is None:
         raise BenchmarkError("leave out control=none: the control is what grown hosts are set to")
-    kept = ("accuracies", "parameters")
-    unit = {side: {name: summary[side][name] for name in kept} for side in SIDES}
+    kept = {"accuracies": "test_accuracies"}
+    kept |= {name: name for name in ("validation_accuracies", "parameters")}
+    unit = {side: {name: summary[side][of] for name, of in kept.items()} for side in SIDES}
     units.write(key, {**unit, "seconds": seconds, "load": load})
 
 
 def grown_of(unit: Mapping) -> FinalHosts:
     """What the controls need to know of the learned policy's episode, from its unit."""
-    return FinalHosts(unit["accuracy"], unit["parameters"], unit["train_flop"], **unit["topology"])
+    sizes = unit["parameters"], unit["train_flop"]
+    return FinalHosts(unit["validation_accuracy"], *sizes, **unit["topology"])
 
 
 def unit(world: World, result: RoundResult) -> Facts:
-    """What is kept of a unit, by host; `net` is accuracy minus rent, both in points, the rent of
-    the parameters above those of the task's own host.
+    """What is kept of a unit, by host; `accuracy` is on the test images, `net` is that minus rent,
+    both in points, the rent of the parameters above those of the task's own host.
     """
     host = world.rules.reward.counts.host
     reward = world.rules.reward.config
     return {
-        "accuracy": result.accuracies,
+        "accuracy": list(result.test_accuracies),
+        "validation_accuracy": result.accuracies,
         "parameters": result.parameters,
         "train_flop": result.train_flop,
-        "net": [*map(sub, result.accuracies, final_rents(result.parameters, host, reward))],
+        "net": [*map(sub, result.test_accuracies, final_rents(result.parameters, host, reward))],
         "rewards": result.rewards,
         "seeds": result.seeds,
         "topology": {name: part.tolist() for name, part in result.topology._asdict().items()},

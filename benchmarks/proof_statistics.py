@@ -24,6 +24,7 @@ MEASURES = {
     "accuracy": "accuracy",
     "net": "accuracy - rent",
 }  # by key in the record, both in percent points
+LEVELS = MEASURES | {"validation_accuracy": "validation accuracy"}  # where a record has them
 SIZES = ("parameters", "train_flop")
 
 
@@ -31,7 +32,7 @@ class Level(NamedTuple):
     """A player over the seeds."""
 
     player: str
-    means: dict[str, Interval]  # by MEASURES: interquartile mean of the means of seeds
+    means: dict[str, Interval]  # by LEVELS: interquartile mean of the means of seeds
     sizes: dict[str, Interval]  # by SIZES: mean of the means of seeds, per host
 
 
@@ -70,7 +71,9 @@ def levels(players: Mapping[str, Mapping]) -> list[Level]:
     found = []
     for name, numbers in players.items():
         means = {
-            measure: iqm_interval(seed_means(numbers[measure]), CONFIDENCE) for measure in MEASURES
+            measure: iqm_interval(seed_means(numbers[measure]), CONFIDENCE)
+            for measure in LEVELS
+            if measure in numbers
         }
         sizes = {size: mean_interval(seed_means(numbers[size]), CONFIDENCE) for size in SIZES}
         found.append(Level(name, means, sizes))

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from benchmarks.proof_statistics import (
     CONFIDENCE,
     LEARNED,
+    LEVELS,
     MEASURES,
     SIGNIFICANCE,
     Comparison,
@@ -69,10 +70,10 @@ def proof_lines(record: Mapping) -> list[str]:
     for data in record["data"]:
         hosts = len(data["players"][LEARNED]["accuracy"][0])
         lines += [
-            f"**{data['name']}** ({data['train']:,} training and {data['test']:,} test images), "
+            f"**{data['name']}** ({parts_words(data)}), "
             f"{record['experiment']}{given}: {len(record['seeds'])} seeds of {hosts} hosts, "
             f"{record['train_images']:,} training images per host, accuracy on "
-            f"{data['val_images']:,} images.",
+            f"{measured_on(data)}.",
             "",
             *level_table(levels(data["players"])),
             *comparison_table(comparisons(data["players"])),
@@ -92,13 +93,24 @@ def proof_lines(record: Mapping) -> list[str]:
     ]
 
 
+def parts_words(data: Mapping) -> str:
+    """The parts of a data set; records from before it had a validation part have two."""
+    validation = f", {data['validation']:,} validation" if "validation" in data else ""
+    return f"{data['train']:,} training{validation} and {data['test']:,} test images"
+
+
+def measured_on(data: Mapping) -> str:
+    """The images of an accuracy: all test images, or those that the run saw as it went."""
+    if "validation" not in data:
+        return f"{data['val_images']:,} images"
+    return f"all test images, validation accuracy on {data['val_images']:,} images"
+
+
 def level_table(rows: list[Level]) -> list[str]:
     """Every player: interquartile means over seeds of what it reached, means of what it cost."""
-    lines = [
-        (row.player, *(bounds(row.means[key]) for key in MEASURES), *cost(row, ",.1f"))
-        for row in rows
-    ]
-    titles = (f"{title} (%)" if key == "accuracy" else title for key, title in MEASURES.items())
+    lines = [(row.player, *map(bounds, row.means.values()), *cost(row, ",.1f")) for row in rows]
+    shown = {key: title for key, title in LEVELS.items() if key in rows[0].means}
+    titles = (f"{title} (%)" if "accuracy" in key else title for key, title in shown.items())
     return markdown(f"player | {' | '.join(titles)} | {COST}", lines)
 
 
@@ -153,10 +165,7 @@ def main_lines(record: Mapping) -> list[str]:
             facts = f"{size[0]:,.0f} / {size[1]:,.0f}", f"{run['seconds']:.0f}"
             rows.append((str(record["seeds"][number]), *accuracies, difference, *facts))
         lines += [
-            (
-                f"**{data['name']}** ({data['train']:,} training and {data['test']:,} test "
-                f"images), `{record['command']}`:"
-            ),
+            f"**{data['name']}** ({parts_words(data)}), `{record['command']}`:",
             "",
             *markdown(heads, rows),
             f"Grown less without growth, over {sum(map(len, sides[0]))} hosts "

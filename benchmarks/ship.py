@@ -168,7 +168,7 @@ def stage_facts(job: Job) -> dict:
     summary = json.loads(job.folder.summary.read_text(encoding="utf-8"))
     versions = json.loads(job.folder.versions.read_text(encoding="utf-8"))
     grown = summary["grown"]
-    control = summary["control"] or {"accuracy": None, "size": None}
+    control = summary["control"] or {"validation_accuracy": None, "size": None}
     return {
         "name": job.name,
         "settings": job.given,
@@ -180,9 +180,9 @@ def stage_facts(job: Job) -> dict:
         "slots": list(cfg.slots),
         "data": versions["data"]["name"],
         "data_identity": versions["data"]["identity"],
-        "accuracy": grown["accuracy"],
+        "accuracy": grown["validation_accuracy"],
         "parameters": grown["size"],
-        "control_accuracy": control["accuracy"],
+        "control_accuracy": control["validation_accuracy"],
         "control_parameters": control["size"],
         "seconds": summary["speed"]["seconds"],
         "device": versions["device"],

@@ -58,9 +58,8 @@ def noise(options: argparse.Namespace) -> ImageSet:
         256, (size, IMAGE_SIZE, IMAGE_SIZE, IMAGE_CHANNELS), dtype=torch.uint8, device=device
     )
     labels = torch.randint(10, (size,), device=device)
-    return ImageSet(
-        "noise", bytes_, labels, bytes_, labels, (0.5,) * 3, (0.25,) * 3, "", "random bytes"
-    )
+    parts = (bytes_, labels) * 3
+    return ImageSet("noise", *parts, (0.5,) * 3, (0.25,) * 3, "", "random bytes")
 
 
 def occupied(live: np.ndarray, ablated: np.ndarray, stage: int) -> ActiveSeeds:

@@ -31,7 +31,7 @@ IMAGES = "images"  # [B, C, H, W]
 VECTORS = "vectors"  # [B, C]
 NPZ = ".npz"  # how a file of own images ends
 # Settings of DataConfig that only own images heed.
-PREPARATION = ("layout", "resize", "val", "mean", "std")
+PREPARATION = ("layout", "resize", "mean", "std")
 
 
 @dataclass
@@ -120,15 +120,16 @@ class DataConfig(Settings, path="data."):
     root: str = ""
     augment: bool = True  # random crop with padding 4 and horizontal flip, training only
     split: bool = False  # the reference's rule: one pass over the data set is split over the envs
+    # Training images set aside for validation, which rewards, gates and observations see; 0 = a
+    # fifth of them, at most 5,000. An .npz with val_images brings its own; synthetic images are
+    # drawn for it, 0 = as many as test images.
+    validation_images: int = number(0, 0, 10_000_000)
     synthetic_train: int = number(512, 1, 1_000_000)  # images of the synthetic set
     synthetic_test: int = number(256, 1, 1_000_000)  # of its test part
     # Of own images with several channels each: nhwc has them last, nchw before height and width.
     layout: str = choice("nhwc", ("nhwc", "nchw"))
     # How own images come to have 32x32 pixels; the rules stand in docs/images.md.
     resize: str = choice("auto", ("auto", "pad", "scale", "stretch"))
-    # What the part val_ of an .npz is for: nothing, more training images, or test images in place
-    # of those of test_.
-    val: str = choice("unused", ("unused", "train", "for_test"))
     # Of values in [0, 1], to normalise own images by: one, or one per channel; [] = that of the
     # training images.
     mean: list[float] = numbers((), 0, 1, least=0)
@@ -140,6 +141,9 @@ class DataConfig(Settings, path="data."):
         remedy = "Take data.name=cifar10 or data.name=npz for the files there."
         self.require(read or not self.root, "root", f"empty with data.name={self.name}", remedy)
         user_path("data.root", self.root)
+        held = self.name != "given" or not self.validation_images
+        allowed = "0 with data.name=given: the images handed over have a validation part"
+        self.require(held, "validation_images", allowed)
         allowed = "empty, one number, or one for each of 3 channels"
         self.require(len(self.mean) in (0, 1, IMAGE_CHANNELS), "mean", allowed)
         allowed = f"as many numbers as {self.path}mean={self.mean}"

@@ -140,7 +140,7 @@ class World:
         )
 
     def _validation_order(self) -> Tensor:
-        num_test = len(self.data.test_labels)
+        num_val = len(self.data.val_labels)
         if self.split is None:
-            return orders.validation_order(num_test, self.sizes.val_samples, self.seed, self.device)
-        return self.reduction.own(orders.split_validation_order(num_test, self.split, self.device))
+            return orders.validation_order(num_val, self.sizes.val_samples, self.seed, self.device)
+        return self.reduction.own(orders.split_validation_order(num_val, self.split, self.device))

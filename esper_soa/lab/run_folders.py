@@ -23,11 +23,12 @@ DEPTH = 3  # folders below the given one in which runs are looked for: runs/<nam
 
 
 def finished_accuracy(folder: RunFolder, settings: TrainConfig) -> float | None:
-    """The final accuracy in `folder`, if the run was of these settings and has ended."""
+    """The final validation accuracy in `folder`, if the run was of these settings and has ended."""
     if not folder.summary.is_file() or not resumes(folder, settings):
         return None
     try:
-        accuracy = json.loads(folder.summary.read_text(encoding="utf-8"))["grown"]["accuracy"]
+        grown = json.loads(folder.summary.read_text(encoding="utf-8"))["grown"]
+        accuracy = grown["validation_accuracy"]
     except (OSError, ValueError, LookupError, TypeError):
         return None
     return accuracy if isinstance(accuracy, float) else None

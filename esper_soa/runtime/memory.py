@@ -70,14 +70,18 @@ def needs(cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMP
     rows = sum(sum(row_layout(shape, slot)) for slot in range(len(slots)))
     # parameters, momentum, snapshot
     weights = 3 * (shape.parameters.total + rows) + 2 * shape.statistics.total
-    synthetic = DRAWN * spec.elements * max(cfg.data.synthetic_train, cfg.data.synthetic_test)
+    synthetic = (
+        DRAWN
+        * spec.elements
+        * max(cfg.data.synthetic_train, cfg.data.synthetic_test, cfg.data.validation_images)
+    )
     drawn = synthetic if cfg.data.name == "synthetic" else 0
     fewer_drawn = ("data.synthetic_train", "data.synthetic_test")
     smaller_batches = ("batch_size", "compute.env_chunk", *narrower[:1])
     hosts = cfg.envs * DRAWN * shape.parameters.total
     whole = 0 if cfg.data.split else cfg.envs * samples.train  # numbers in the order of a pass
     order = 8 * cfg.envs * cfg.train_samples + FLOAT * whole * (whole <= MAX_STORED)
-    stored = spec.train_bytes * samples.train + spec.test_bytes * samples.test
+    stored = spec.train_bytes * samples.train + spec.test_bytes * samples.others
     boosts = FLOAT * cfg.envs * (len(slots) * (len(slots) - 1) // 2 * cfg.steps)
     return [
         Need("weights", cfg.envs * FLOAT * weights, ("envs", *narrower)),

@@ -21,6 +21,7 @@ from esper_soa.nets.model.user_parts import task_slots
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.training.build import build_world, rule_player
 from esper_soa.training.collect import Player, Round, play_round
+from esper_soa.training.final_test import with_test
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.totals import FinalHosts
 
@@ -36,7 +37,8 @@ def play_control(
     played: Round,
     ranks: Ranks = ALONE,
 ) -> RoundResult:
-    """Play the round of `world`, of `cfg`, as the control `name`: of CONTROLS, or `module:name`.
+    """Play the round of `world`, of `cfg`, as the control `name`: of CONTROLS, or `module:name`;
+    its hosts are measured on the test images at the end.
 
     wait, random, heuristic and schedule are the scripted policies, with the settings under
     cfg.policy. static_final is what each host of `grown` ended with, trained from the first
@@ -47,11 +49,16 @@ def play_control(
         check_choice("control", name, CONTROLS)
     if name == "static_final":
         waiting = Player(WaitPolicy(), None)
-        return play_round(world, waiting, played._replace(topology=grown.topology))[0]
+        return _played(world, waiting, played._replace(topology=grown.topology))
     if name == "static_large":
         size = sum(grown.parameters) / len(grown.parameters)
         return _play_widened(cfg, world, size, played, ranks)
-    return play_round(world, Player(rule_player(cfg, name, "control"), None), played)[0]
+    return _played(world, Player(rule_player(cfg, name, "control"), None), played)
+
+
+def _played(world: World, player: Player, played: Round) -> RoundResult:
+    """One round, and its hosts measured on the test images."""
+    return with_test(world, play_round(world, player, played)[0])
 
 
 def _play_widened(
@@ -68,7 +75,7 @@ def _play_widened(
     compute = replace(cfg.compute, compile="off", cuda_graphs="off")
     wide = replace(plain, task=task, slots=[first], compute=compute)
     wider = build_world(wide, world.device, world.seed, world.data, ranks)
-    return play_round(wider, Player(WaitPolicy(), None), played)[0]
+    return _played(wider, Player(WaitPolicy(), None), played)
 
 
 def _without_own(cfg: TrainConfig) -> TrainConfig:

@@ -28,6 +28,7 @@ from esper_soa.runtime.memory import naming_memory
 from esper_soa.training.build import build_world, rule_player, world_facts
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.final_table import as_text
+from esper_soa.training.final_test import with_test
 from esper_soa.training.progress import LOGGER, Progress, show
 from esper_soa.training.resume import Saved, read_run, restore_policy
 from esper_soa.training.run_folder import RunFolder, find_checkpoint, passed_over, write_versions
@@ -43,14 +44,15 @@ TABLE = "evaluation.txt"  # the table as it is on the console
 class Scores(NamedTuple):
     """How one policy did, one number per episode and env, in that order."""
 
-    accuracy: list[float]  # validation accuracy at the last env-step, percent
+    test_accuracy: list[float]  # percent
+    validation_accuracy: list[float]  # at the last env-step, percent
     parameters: list[float]  # of host and live seeds at the last env-step
-    net: list[float]  # accuracy minus rent
+    net: list[float]  # test accuracy minus rent
     reward: list[float]  # sum over the episode
 
 
 class Verdict(NamedTuple):
-    """A policy's means, and its paired difference in accuracy minus rent from the first."""
+    """A policy's means, and its paired difference in test accuracy minus rent from the first."""
 
     policy: str
     means: dict[str, Interval]  # by field of Scores
@@ -92,15 +94,18 @@ def evaluation_settings(saved: Saved, cfg: EvaluateConfig) -> TrainConfig:
 
 def score(world: World, agent: Agent, episodes: int, progress: Progress, label: str) -> Scores:
     """Play `episodes` episodes of every env."""
-    scores = Scores([], [], [], [])
+    scores = Scores([], [], [], [], [])
     host = world.rules.reward.counts.host
     reward = world.rules.reward.config
     for episode in range(episodes):
-        result, _ = play_round(world, Player(agent, None), Round(episode, progress, label))
-        scores.accuracy.extend(result.accuracies)
+        request = Round(episode, progress, label)
+        result = with_test(world, play_round(world, Player(agent, None), request)[0])
+        tested = result.test_accuracies
+        scores.test_accuracy.extend(tested)
+        scores.validation_accuracy.extend(result.accuracies)
         scores.parameters.extend(result.parameters)
         scores.reward.extend(result.rewards)
-        scores.net.extend(map(sub, result.accuracies, final_rents(result.parameters, host, reward)))
+        scores.net.extend(map(sub, tested, final_rents(result.parameters, host, reward)))
     return scores
 
 
@@ -118,13 +123,14 @@ def judge(scores: dict[str, Scores], cfg: EvaluateConfig) -> list[Verdict]:
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
     """One row per policy."""
-    forms = {"accuracy": ".2f", "parameters": ".0f", "net": ".2f", "reward": "+.2f"}
+    forms = ".2f", ".2f", ".0f", ".2f", "+.2f"
     table = Table("policy", box=box.SIMPLE_HEAD)
-    lead = f"accuracy - rent, less {verdicts[0].policy}"
-    for title in ("accuracy (%)", "parameters", "accuracy - rent", "reward", lead):
+    lead = f"test - rent, less {verdicts[0].policy}"
+    for title in ("test (%)", "validation (%)", "parameters", "test - rent", "reward", lead):
         table.add_column(title, justify="right", no_wrap=True)
     for verdict in verdicts:
-        cells = [interval_text(verdict.means[field], form) for field, form in forms.items()]
+        found = (verdict.means[field] for field in Scores._fields)
+        cells = [interval_text(mean, form) for mean, form in zip(found, forms, strict=True)]
         cells.append("" if verdict.lead is None else interval_text(verdict.lead, "+.2f"))
         table.add_row(verdict.policy, *cells)
     return table

@@ -27,9 +27,10 @@ from esper_soa.training.verdict import (
 TEXT_WIDTH = 160  # columns of a table in a file
 SEEDS = ("germinated", "blended", "fossilized", "pruned")  # what happens to seeds
 ROWS = (  # of the table: fields of a HostScore, titles, and how the numbers are written
-    ("accuracy", "accuracy, mean over hosts (%)", ",.2f"),
-    ("best", "accuracy, best host (%)", ",.2f"),
-    ("net", "accuracy - rent, mean over hosts", ",.2f"),
+    ("test_accuracy", "test accuracy, mean over hosts (%)", ",.2f"),
+    ("best", "test accuracy, best host (%)", ",.2f"),
+    ("validation_accuracy", "validation accuracy, mean (%)", ",.2f"),
+    ("net", "test accuracy - rent, mean over hosts", ",.2f"),
     ("size", "parameters, mean over hosts", ",.0f"),
     ("flop", "training {unit}, mean over hosts", ""),
 )
@@ -76,7 +77,8 @@ class Summary:
     steps: int
     grown: HostScore
     control: HostScore | None  # on the same seeds, data order and images; None where not run
-    test_images: int  # in the data set, of which V are for validation
+    test_images: int  # in the data set; each host is measured on all of them
+    validation_images: int  # in the data set; each host is measured on V of them
     seeds: dict[str, int]  # what happened to them in all envs and rounds, by SEEDS
     reward: float  # mean over envs of the last round's episode reward
     speed: Speed
@@ -92,9 +94,9 @@ class Summary:
     telemetry: dict[str, Json] = field(default_factory=dict)
 
     @property
-    def accuracy(self) -> float:
-        """Validation accuracy of the grown hosts, percent, mean over envs and rounds compared."""
-        return self.grown.accuracy
+    def validation_accuracy(self) -> float:
+        """Of the grown hosts, percent, mean over envs and rounds compared."""
+        return self.grown.validation_accuracy
 
     @property
     def own_env_steps(self) -> int:
@@ -115,8 +117,7 @@ def write_summary(summary: Summary, path: Path) -> None:
     for key, score in (("grown", summary.grown), ("control", summary.control)):
         if score is not None:
             record[key] |= asdict(score.episodes[-1])
-            names = ("accuracy", "net", "best", "size", "flop")
-            record[key] |= {name: getattr(score, name) for name in names}
+            record[key] |= {name: getattr(score, name) for name, *_ in ROWS}
     record["speed"]["eps"] = summary.speed.eps
     record["control_env_steps"] = summary.control_env_steps
     record["difference"] = record["verdict"] = None
@@ -124,7 +125,8 @@ def write_summary(summary: Summary, path: Path) -> None:
         found = compare(summary.grown, summary.control)
         # the bounds of a single pair
         unknown = dict.fromkeys(("low", "high")) if found.pairs < 2 else {}
-        intervals = {name: getattr(found, name)._asdict() | unknown for name in ("accuracy", "net")}
+        names = ("test_accuracy", "net")
+        intervals = {name: getattr(found, name)._asdict() | unknown for name in names}
         facts = {"confidence": CONFIDENCE, "outcome": found.outcome}
         record["difference"] = facts | found._asdict() | intervals
         record["verdict"] = verdict(found, summary.control.name)
@@ -164,7 +166,7 @@ def score_table(grown: HostScore, control: HostScore | None) -> Table:
         scores = [grown] if control is None else [grown, control]
         cells = [format(getattr(score, key) / scale, form) for score in scores]
         if control is not None:
-            cells.append(less[key])
+            cells.append(less.get(key, ""))
         table.add_row(title.format(unit=unit), *cells)
     return table
 
@@ -173,7 +175,7 @@ def differences(grown: HostScore, control: HostScore) -> dict[str, str]:
     """The last cells of the table, by what their rows show."""
     found = compare(grown, control)
     return {
-        "accuracy": format_interval(found.accuracy),
+        "test_accuracy": format_interval(found.test_accuracy),
         "best": format(grown.best - control.best, "+,.2f"),
         "net": format_interval(found.net),
         "size": f"x {found.parameters:.2f}",
@@ -185,8 +187,12 @@ def verdict_lines(summary: Summary) -> list[str]:
     """Whether growth paid, and what the numbers of the table were taken on."""
     count = len(summary.grown.episodes)
     rounds = f"{count} episodes (the last rounds)" if count > 1 else "1 episode (the last round)"
-    images = f"on V={summary.speed.val_samples} of {summary.test_images:,} test images each"
-    lines = [f"measured {summary.envs} hosts x {rounds}, {images}"]
+    seen = f"V={summary.speed.val_samples} of {summary.validation_images:,} validation images"
+    images = f"{summary.test_images:,} test images"
+    lines = [
+        f"measured {summary.envs} hosts x {rounds}, each on all {images}",
+        f"chosen   best host by accuracy on {seen}, which rewards see too",
+    ]
     control = summary.control
     if control is None:
         return lines

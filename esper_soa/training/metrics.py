@@ -53,7 +53,7 @@ PER_ENV = (
 class RoundResult(NamedTuple):
     """One round on the host."""
 
-    accuracies: list[float]  # per env at the last env-step, percent
+    accuracies: list[float]  # validation accuracy per env at the last env-step, percent
     parameters: list[float]  # per env at the last env-step
     rewards: list[float]  # per env, sum of raw rewards
     train_flop: list[float]  # per env, FLOP of all training of the episode; see nets/model/flops.py
@@ -65,6 +65,7 @@ class RoundResult(NamedTuple):
     episodes: list[dict[str, Json]]  # per env, its part of a line of episodes.jsonl
     topology: Topology  # what every host ended with
     hosts: HostStates  # every host as it was last measured
+    test_accuracies: Sequence[float] = ()  # per env, percent; none where not measured
 
 
 class Sums(NamedTuple):

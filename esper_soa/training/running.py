@@ -282,8 +282,10 @@ class Run:
         episodes = []
         for one in rounds:
             rents = final_rents(one.parameters, reward.counts.host, reward.config)
-            net = [*map(sub, one.accuracies, rents)]
-            episodes.append(Episode(one.accuracies, one.parameters, net, one.train_flop))
+            tested = list(one.test_accuracies) or [math.nan] * len(one.accuracies)
+            net = [*map(sub, tested, rents)]
+            scores = one.accuracies, tested, one.parameters, net, one.train_flop
+            episodes.append(Episode(*scores))
         return HostScore(name, episodes)
 
     def summarise(self) -> Summary:
@@ -306,6 +308,7 @@ class Run:
             grown=self.score(cfg.policy.name, totals.recent),
             control=self.control.score if self.control else None,
             test_images=len(self.world.data.test_labels),
+            validation_images=len(self.world.data.val_labels),
             seeds={name: totals.seeds[name] for name in SEEDS},
             reward=sum(totals.rewards) / len(totals.rewards),
             speed=Speed(env_steps, totals.seconds, cfg.train_samples, cfg.val_samples, rows),

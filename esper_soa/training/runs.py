@@ -110,8 +110,8 @@ class RecordedRun:
     def images(self, split: str = "validation", env: int = 0) -> tuple[Tensor, Tensor]:
         """Images float32 [B, 3, 32, 32] in [0, 1], RGB, and labels int64 [B], on the CPU.
 
-        split: "train" or "test", that whole part of the data set; "validation", the test images
-        that the run measures hosts on. env: the host whose validation images these are, where
+        split: "train" or "test", that whole part of the data set; "validation", the images of the
+        validation part that the run measures hosts on. env: the host whose images these are, where
         data.split=true gives each host its own. Raises UserError for another split, and where the
         data is not what it was.
         """
@@ -119,19 +119,20 @@ class RecordedRun:
         images = self._image_set
         if split == "train":
             return images.train_images.permute(0, 3, 1, 2) / 255, images.train_labels
-        every = torch.arange(len(images.test_labels))
-        chosen = self._validation_order(images, env) if split == "validation" else every
-        return images.test_images[chosen].permute(0, 3, 1, 2) / 255, images.test_labels[chosen]
+        if split == "test":
+            return images.test_images.permute(0, 3, 1, 2) / 255, images.test_labels
+        chosen = self._validation_order(images, env)
+        return images.val_images[chosen].permute(0, 3, 1, 2) / 255, images.val_labels[chosen]
 
     def _validation_order(self, images: ImageSet, env: int) -> Tensor:
-        """Test images int64 [V] that host `env` is measured on."""
+        """Validation images int64 [V] that host `env` is measured on."""
         cfg = self.settings
-        num_test = len(images.test_labels)
+        num_val = len(images.val_labels)
         if not cfg.data.split:
-            return orders.validation_order(num_test, cfg.val_samples, cfg.seed)
+            return orders.validation_order(num_val, cfg.val_samples, cfg.seed)
         check(0 <= env < cfg.envs, "env", env, f"0 to {cfg.envs - 1}")
         shares = orders.split_sizes(images, cfg.batch_size, cfg.envs, cfg.accumulate)
-        order = orders.split_validation_order(num_test, shares)[env]
+        order = orders.split_validation_order(num_val, shares)[env]
         return order[order >= 0]
 
     @torch.no_grad()

@@ -17,18 +17,21 @@ from esper_soa.training.metrics import RoundResult
 class FinalHosts:
     """The hosts at the end of a round, for its control and the final table."""
 
-    accuracies: list[float]  # per env, percent
+    accuracies: list[float]  # validation accuracy per env, percent
     parameters: list[float]
     train_flop: list[float]
     blueprint: list[list[int]]  # per env and slot, as in env/topology.py, and so the next two
     blend: list[list[int]]
     alpha: list[list[float]]
+    test_accuracies: list[float] = field(default_factory=list)  # percent; none where not measured
 
     @classmethod
     def of(cls, result: RoundResult) -> "FinalHosts":
         """The hosts of a round."""
         topology = (part.tolist() for part in result.topology)
-        return cls(result.accuracies, result.parameters, result.train_flop, *topology)
+        made = cls(result.accuracies, result.parameters, result.train_flop, *topology)
+        made.test_accuracies = list(result.test_accuracies)
+        return made
 
     @property
     def topology(self) -> Topology:

@@ -6,6 +6,7 @@ A host whose accuracy is not finite is left out, and so is its pair. Needs no to
 import math
 from dataclasses import dataclass
 from itertools import compress
+from operator import itemgetter
 from statistics import fmean
 from typing import NamedTuple
 
@@ -35,9 +36,10 @@ def control_words(name: str) -> str:
 class Episode:
     """How the hosts of one round stood at the last env-step, one number per env."""
 
-    accuracies: list[float]  # validation accuracy, percent
+    validation_accuracies: list[float]  # percent
+    test_accuracies: list[float]  # percent
     parameters: list[float]  # trainable ones, of the host and the seeds that take part in it
-    nets: list[float]  # accuracies less the rent of the parameters grown, percent points
+    nets: list[float]  # test accuracies less the rent of the parameters grown, percent points
     train_flop: list[float]  # of all training of the episode
 
 
@@ -49,19 +51,28 @@ class HostScore:
     episodes: list[Episode]  # oldest first, at least one
 
     @property
-    def accuracy(self) -> float:
+    def validation_accuracy(self) -> float:
         """Percent."""
-        return self.mean("accuracies")
+        return self.mean("validation_accuracies")
+
+    @property
+    def test_accuracy(self) -> float:
+        """Percent."""
+        return self.mean("test_accuracies")
 
     @property
     def net(self) -> float:
-        """Accuracy less rent, percent points."""
+        """Test accuracy less rent, percent points."""
         return self.mean("nets")
 
     @property
     def best(self) -> float:
-        """Accuracy of the best host of all episodes, percent."""
-        return max(self._finite("accuracies"), default=math.nan)
+        """Test accuracy, percent, of the host with the highest validation accuracy of all episodes;
+        of equals, the first.
+        """
+        both = zip(self.flat("validation_accuracies"), self.flat("test_accuracies"), strict=True)
+        finite = (pair for pair in both if math.isfinite(pair[0]))
+        return max(finite, key=itemgetter(0), default=(math.nan, math.nan))[1]
 
     @property
     def size(self) -> float:
@@ -89,24 +100,24 @@ class HostScore:
 class Comparison(NamedTuple):
     """The grown hosts less the control's, same host and same episode; grown over control."""
 
-    accuracy: Interval  # percent points
-    net: Interval  # the same of accuracy less rent
-    pairs: int  # hosts times episodes that both sides have a finite accuracy of
+    test_accuracy: Interval  # percent points
+    net: Interval  # the same of test accuracy less rent
+    pairs: int  # hosts times episodes that both sides have a finite test accuracy of
     left_out: int  # pairs that they have not
     parameters: float  # ratio of the means
     train_flop: float
 
     @property
     def outcome(self) -> str:
-        """GAINED or LOST where the interval of the accuracy lies on one side of 0, else UNCLEAR."""
-        if self.pairs > 1 and self.accuracy.low > 0:
+        """GAINED or LOST where the interval of test accuracy is on one side of 0, else UNCLEAR."""
+        if self.pairs > 1 and self.test_accuracy.low > 0:
             return GAINED
-        return LOST if self.pairs > 1 and self.accuracy.high < 0 else UNCLEAR
+        return LOST if self.pairs > 1 and self.test_accuracy.high < 0 else UNCLEAR
 
 
 def compare(grown: HostScore, control: HostScore) -> Comparison:
     """Paired differences with t intervals; of one pair they are infinite, of none NaN."""
-    pairs = zip(grown.flat("accuracies"), control.flat("accuracies"), strict=True)
+    pairs = zip(grown.flat("test_accuracies"), control.flat("test_accuracies"), strict=True)
     whole = [math.isfinite(mine) and math.isfinite(other) for mine, other in pairs]
 
     def difference(name: str) -> Interval:
@@ -115,7 +126,7 @@ def compare(grown: HostScore, control: HostScore) -> Comparison:
         return difference_interval(mine, other, CONFIDENCE) if mine else unknown
 
     return Comparison(
-        difference("accuracies"),
+        difference("test_accuracies"),
         difference("nets"),
         sum(whole),
         len(whole) - sum(whole),
@@ -130,7 +141,7 @@ def verdict(found: Comparison, control: str) -> str:
     if found.pairs == 0:
         return f"Nothing to compare with {other}: no pair of finite accuracies."
     size = f"{times(found.parameters)} the parameters"
-    facts = f"{format_interval(found.accuracy, 'points')} for {size}"
+    facts = f"{format_interval(found.test_accuracy, 'points')} for {size}"
     facts += f" and {times(found.train_flop)} the training FLOP"
     if found.pairs == 1:
         return f"One host in one episode says little, and has no interval: {facts}."

@@ -1,8 +1,9 @@
 """What samples are drawn from: the protocol of a batch source, and the feeds that it makes.
 
-A source holds training and test samples on one device. The world decides which samples an env-step
-draws (orders.py); the source makes batches of them, which an engine asks for env by env. Images are
-the first source (image_set.py, images.py).
+A source holds training, validation and test samples on one device. Rewards, gates and observations
+see the validation samples; the test samples are for the figures at the end. The world decides which
+samples an env-step draws (orders.py); the source makes batches of them, which an engine asks for
+env by env. Images are the first source (image_set.py, images.py).
 """
 
 from math import prod
@@ -27,7 +28,7 @@ class TrainingFeed(Protocol):
 
 
 class ValidationFeed(Protocol):
-    """Validation batches, the same at every env-step."""
+    """Batches of validation or test samples, the same at every env-step."""
 
     def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
         """Inputs and labels of all batches for `envs`, at most `size` samples each.
@@ -47,7 +48,7 @@ class SampleSpec(NamedTuple):
     name: str  # in messages, in the plural: "images"
     shape: tuple[int, ...]  # of an input
     train_bytes: int  # memory of a training sample on the device, at least
-    test_bytes: int
+    test_bytes: int  # of a validation or test sample
     # Names of the ways in which engines may cut batches themselves. A feed has a method of that
     # name; images.CROPS is one.
     cuts: frozenset[str] = frozenset()
@@ -60,12 +61,12 @@ class SampleSpec(NamedTuple):
 
 
 class BatchSource(Protocol):
-    """D training and V test samples on one device.
+    """D training samples, validation and test samples on one device.
 
     name: of the data set, in tables. source: a sentence that says where the samples are from and
     how many there are. notes: what was done to them, a clause each. identity: digest of all that
     networks see of them. num_classes: what hosts must have; None for any number that holds the
-    labels. Labels: int64 [D] and [V], or [D, K] and [V, K] for K targets.
+    labels. Labels: int64 [D], or [D, K] for K targets, and so for the other two parts.
     """
 
     @property
@@ -83,6 +84,8 @@ class BatchSource(Protocol):
     @property
     def train_labels(self) -> Tensor: ...
     @property
+    def val_labels(self) -> Tensor: ...
+    @property
     def test_labels(self) -> Tensor: ...
 
     def to(self, device: torch.device | str) -> Self:
@@ -98,9 +101,13 @@ class BatchSource(Protocol):
         ...
 
     def validation(self, order: Tensor, dtype: torch.dtype) -> ValidationFeed:
-        """Batches of the test samples `order`: int64 [v] shared by all envs, or [N, v], where -1
-        stands for none.
+        """Batches of the validation samples `order`: int64 [v] shared by all envs, or [N, v], where
+        -1 stands for none.
         """
+        ...
+
+    def test(self, order: Tensor, dtype: torch.dtype) -> ValidationFeed:
+        """Batches of the test samples `order`, as of `validation`."""
         ...
 
 
@@ -124,13 +131,13 @@ class Draw(NamedTuple):
 
 def check_work(source: BatchSource, train_samples: int, val_samples: int) -> None:
     """Raise SettingError where an env-step would need more samples than there are."""
-    for setting, value, available, kind in (
-        ("train_samples", train_samples, len(source.train_labels), "training"),
-        ("val_samples", val_samples, len(source.test_labels), "test"),
+    for setting, value, available, kind, change in (
+        ("train_samples", train_samples, len(source.train_labels), "training", "lower"),
+        ("val_samples", val_samples, len(source.val_labels), "validation", "raise"),
     ):
         allowed = f"at most {available}, the {kind} {source.spec.name} of {source.name}"
-        remedy = f"Lower {setting}, or choose a larger data set with data.name and data.root."
-        check(value <= available, setting, value, allowed, remedy)
+        others = f"{change} data.validation_images, or choose a larger data set with data.root."
+        check(value <= available, setting, value, allowed, f"Lower {setting}, {others}")
 
 
 def check_classes(source: BatchSource, num_classes: int) -> None:
@@ -139,6 +146,7 @@ def check_classes(source: BatchSource, num_classes: int) -> None:
     own = source.num_classes
     allowed = f"{own}, the classes of {source.name}"
     check(own in (None, num_classes), setting, num_classes, allowed, f"Give {setting}={own}.")
-    found = 1 + max(int(labels.max()) for labels in (source.train_labels, source.test_labels))
+    parts = source.train_labels, source.val_labels, source.test_labels
+    found = 1 + max(int(labels.max()) for labels in parts)
     allowed = f"at least {found}, the classes of {source.name}"
     check(num_classes >= found, setting, num_classes, allowed)

@@ -11,7 +11,7 @@ from torch import Tensor
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import NPZ, DataConfig
 from esper_soa.nets.data.batches import SampleSpec
-from esper_soa.nets.data.image_set import ImageSet, image_set
+from esper_soa.nets.data.image_set import ImageSet, Part, image_set, set_aside
 from esper_soa.nets.data.images import IMAGES
 from esper_soa.nets.data.streams import fold, uniform
 
@@ -33,8 +33,8 @@ SYNTHETIC_NOISE = 0.25  # largest distance of a pixel from its class pattern, as
 class SampleCount(NamedTuple):
     """How many samples there are."""
 
-    train: int
-    test: int
+    train: int  # with those that are set aside from them for validation
+    others: int  # test samples, and those of a validation part
 
 
 def sample_spec(cfg: DataConfig) -> SampleSpec:
@@ -72,37 +72,43 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
         train, test, place = import_module(CIFAR).read_cifar10(cfg.root)
         text = f"CIFAR-10 from {place} ({reason})"
         statistics = (CIFAR10_MEAN, CIFAR10_STD)
-        return image_set("cifar10", (*train, *test), statistics, text).to(device)
+        parts = (*set_aside(train, cfg), test)
+        return image_set("cifar10", parts, statistics, text).to(device)
     if cfg.name == "synthetic":
-        return synthetic(cfg.synthetic_train, cfg.synthetic_test, device)
-    return _fashion32(reason).to(device)
+        num_val = cfg.validation_images or cfg.synthetic_test
+        return synthetic(cfg.synthetic_train, num_val, device, cfg.synthetic_test)
+    return _fashion32(reason, cfg).to(device)
 
 
-def _fashion32(reason: str) -> ImageSet:
+def _fashion32(reason: str, cfg: DataConfig) -> ImageSet:
     """The embedded subset of Fashion-MNIST: 28x28 grey, zero padded to 32x32, in all channels."""
-    arrays = []
+    parts = []
     with np.load(FASHION32_FILE, allow_pickle=False) as file:
         for part in ("train", "test"):
             grey = np.pad(file[f"{part}_images"], ((0, 0), (2, 2), (2, 2)))
-            arrays.append(np.repeat(grey[..., None], 3, axis=3))
-            arrays.append(file[f"{part}_labels"].astype(np.int64))
+            labels = file[f"{part}_labels"].astype(np.int64)
+            parts.append((np.repeat(grey[..., None], 3, axis=3), labels))
     text = f"fashion32, the embedded subset of Fashion-MNIST ({reason})"
-    return image_set("fashion32", arrays, (FASHION32_MEAN, FASHION32_STD), text)
+    found = (*set_aside(parts[0], cfg), parts[1])
+    return image_set("fashion32", found, (FASHION32_MEAN, FASHION32_STD), text)
 
 
-def synthetic(num_train: int, num_test: int, device: torch.device | str) -> ImageSet:
+def synthetic(
+    num_train: int, num_val: int, device: torch.device | str, num_test: int = 1
+) -> ImageSet:
     """Ten patterns of 4x4 coloured squares, one per class, under noise; the same for every run."""
-    keys = fold(torch.tensor(SYNTHETIC_SEED), torch.arange(3))
+    keys = fold(torch.tensor(SYNTHETIC_SEED), torch.arange(4))
     colours = uniform(keys[0], torch.arange(10 * 4 * 4 * 3)).view(10, 4, 4, 3) * 2 - 1
     patterns = 0.5 + SYNTHETIC_CONTRAST * colours.repeat_interleave(8, 1).repeat_interleave(8, 2)
-    arrays = (*_noisy(patterns, keys[1], num_train), *_noisy(patterns, keys[2], num_test))
-    values = arrays[0].reshape(-1, 3) / 255.0
+    counts = num_train, num_val, num_test
+    parts = [_noisy(patterns, key, count) for key, count in zip(keys[1:], counts, strict=True)]
+    values = parts[0][0].reshape(-1, 3) / 255.0
     statistics = tuple(values.mean(0).tolist()), tuple(values.std(0).tolist())
     text = "synthetic images, asked for by data.name"
-    return image_set("synthetic", arrays, statistics, text).to(device)
+    return image_set("synthetic", parts, statistics, text).to(device)
 
 
-def _noisy(patterns: Tensor, key: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _noisy(patterns: Tensor, key: Tensor, count: int) -> Part:
     """`count` images uint8 [count, 32, 32, 3] of classes 0 to 9 in turn, and their labels."""
     labels = torch.arange(count) % len(patterns)
     noise = uniform(key, torch.arange(count * 32 * 32 * 3)).view(count, 32, 32, 3) * 2 - 1

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from esper_soa.config.errors import DataError, check, check_data, one_line
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig
 from esper_soa.config.paths import user_path
-from esper_soa.nets.data.image_set import ImageSet, image_set
+from esper_soa.nets.data.image_set import ImageSet, image_set, set_aside
 from esper_soa.nets.data.images import Statistics
 from esper_soa.nets.data.npz import AT_ONCE, LazyArray, npz_arrays
 
@@ -41,8 +41,8 @@ def read_npz(
     """The images of the .npz file `cfg.root`, which `setting` names, taken for the `reason`.
 
     Keys: train_images, train_labels, test_images, test_labels, as in MedMNIST's files; val_images,
-    val_labels may be there, and class_names, which hold where `names` are empty. SettingError or
-    DataError for what cannot be used.
+    val_labels, the validation part, may be there, and class_names, which hold where `names` are
+    empty. SettingError or DataError for what cannot be used.
     """
     parts = _parts(cfg, setting)
     own = parts.pop(CLASS_NAMES, None)
@@ -61,20 +61,17 @@ def read_npz(
 
 
 def count_npz(cfg: DataConfig) -> tuple[int, int]:
-    """How many training and test images the .npz file `cfg.root` has by its headers."""
+    """Images in the .npz file `cfg.root` by its headers: of the training part, of the others."""
     parts = _parts(cfg)
-    sizes = {key[:-7]: sum(part.shape[:1]) for key, part in parts.items() if key in KEYS[::2]}
-    train, test = _parts_used(sizes, cfg)
-    return sum(sizes[name] for name in train), sizes[test]
+    train, *others = (sum(parts[key].shape[:1]) for key in KEYS[::2] if key in parts)
+    return train, sum(others)
 
 
 def _parts(cfg: DataConfig, setting: str = "data.root") -> dict[str, LazyArray]:
     """Images and labels of all parts and names of classes by key."""
     where = f"{setting}={one_line(cfg.root)}"
     parts, names = npz_arrays(user_path(setting, cfg.root), where, (*KEYS, CLASS_NAMES))
-    missing = [key for key in KEYS[:2] if key not in parts]
-    if not any(key in parts for key in KEYS[2:]):
-        missing += KEYS[2:4]
+    missing = [key for key in KEYS[:4] if key not in parts]
     held = ", ".join(map(one_line, names[:8])) or "no arrays"
     lacks = f"{where}: lacks {', '.join(missing)}"
     check_data(not missing, lacks, f"have {', '.join(KEYS[:4])}", f"It holds {held}.")
@@ -84,7 +81,8 @@ def _parts(cfg: DataConfig, setting: str = "data.root") -> dict[str, LazyArray]:
 def prepare(parts: Mapping[str, LazyArray], cfg: DataConfig, names: Sequence[str] = ()) -> ImageSet:
     """Images of train_images, train_labels and so on in `parts`, checked and as hosts see them.
 
-    names: of the classes. Mean, deviation and the number of classes are part of what they are.
+    names: of the classes. Mean, deviation and the number of classes are part of what they are. The
+    images val_images are the validation part; without them it is set aside from the training part.
     """
     for name in PARTS:
         both = [f"{name}_images", f"{name}_labels"]
@@ -95,47 +93,37 @@ def prepare(parts: Mapping[str, LazyArray], cfg: DataConfig, names: Sequence[str
     sizes = {name: _check_images(part, cfg) for name, part in images.items()}
     labels = {name: _labels(parts[f"{name}_labels"], images[name]) for name in images}
     num_classes = _num_classes(labels, parts, names)
-    train, test = _parts_used(images, cfg)
-    used = {name: images[name] for name in (*train, test)}
+    allowed = "0 where there are val_images, which are the validation part"
+    held = cfg.validation_images == 0 or "val" not in images
+    cfg.require(held, "validation_images", allowed)
     first = sizes["train"]
-    for name in used:
+    for name in images:
         problem = f"{_size(*sizes[name])}, but the training images have {_size(*first)}"
         remedy = "Prepare all parts in one way."
         check_data(sizes[name] == first, f"{images[name].name}: {problem}", "be the same", remedy)
     setting = f"{cfg.path}resize"
     inner = inner_size(*first[:2], cfg.resize, setting)
-    shown = {name: _shown(part, cfg.layout, first, inner) for name, part in used.items()}
-    train_images = _joined([shown[name] for name in train])
-    mean, std, normalised = _normalisation(train_images, cfg, images["train"].name)
+    shown = {
+        name: (_shown(part, cfg.layout, first, inner), labels[name])
+        for name, part in images.items()
+    }
+    train = shown.pop("train")
+    val = shown.pop("val", None)
+    if val is None:
+        train, val = set_aside(train, cfg)
+    mean, std, normalised = _normalisation(train[0], cfg, images["train"].name)
     listed = ", ".join(f"{code} {one_line(name)}" for code, name in enumerate(names[:MOST_TOLD]))
     more = ", ..." if len(names) > MOST_TOLD else ""
     notes = (
         fit_words(first[:2], inner, f"{setting}={cfg.resize}"),
-        *_notes(images, list(used.values()), cfg, first[2]),
+        *_notes(list(images.values()), first[2]),
         normalised,
         f"{num_classes} classes" + (f": {listed}{more}" if names else ""),
     )
-    arrays = train_images, _joined([labels[name] for name in train]), shown[test], labels[test]
     further = repr(((mean, std), num_classes)).encode()
     text = "own images from arrays, handed over"
-    made = image_set("images", arrays, (mean, std), text, further)
+    made = image_set("images", (train, val, shown["test"]), (mean, std), text, further)
     return replace(made, num_classes=num_classes, class_names=tuple(names), notes=notes)
-
-
-def _joined(arrays: list[np.ndarray]) -> np.ndarray:
-    """All of them in one; a single one is not copied, as there may be room for one only."""
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def _parts_used(found: Mapping[str, object], cfg: DataConfig) -> tuple[tuple[str, ...], str]:
-    """The parts trained on, and the one tested on; raises SettingError where `val` needs a part."""
-    allowed = "unused where there are no val_images"
-    cfg.require(cfg.val == "unused" or "val" in found, "val", allowed, "Leave it out.")
-    allowed = "for_test where there are no test_images"
-    remedy = "The part val_ is then tested on."
-    cfg.require(cfg.val == "for_test" or "test" in found, "val", allowed, remedy)
-    trained = ("train", "val") if cfg.val == "train" else ("train",)
-    return trained, "val" if cfg.val == "for_test" else "test"
 
 
 def _check_images(part: LazyArray, cfg: DataConfig) -> tuple[int, int, int]:
@@ -201,7 +189,7 @@ def _labels(part: LazyArray, images: LazyArray) -> np.ndarray:
 def _num_classes(
     labels: Mapping[str, np.ndarray], parts: Mapping[str, LazyArray], names: Sequence[str]
 ) -> int:
-    """As many as have names, else as the labels of all parts tell, used or not."""
+    """As many as have names, else as the labels of all parts tell."""
     last, name = max((int(values.max()), name) for name, values in labels.items())
     where = parts[f"{name}_labels"].name
     if not names:
@@ -323,22 +311,10 @@ def _size(height: int, width: int, channels: int) -> str:
     return f"{height}x{width} pixels with {channels} channel{'s' if channels > 1 else ''}"
 
 
-def _notes(
-    images: Mapping[str, LazyArray], used: Sequence[LazyArray], cfg: DataConfig, channels: int
-) -> list[str]:
-    """What becomes of grey images, of floats and of the part val_."""
+def _notes(parts: Sequence[LazyArray], channels: int) -> list[str]:
+    """What becomes of grey images and of floats."""
     notes = ["grey: the one channel is repeated, as hosts have three"] if channels == 1 else []
-    floats = dict.fromkeys(part.dtype.name for part in used if part.dtype.kind == "f")
+    floats = dict.fromkeys(part.dtype.name for part in parts if part.dtype.kind == "f")
     if floats:
         notes.append(f"{' and '.join(floats)} from 0 to 1, rounded to 256 levels")
-    if "val" in images:
-        setting = f"{cfg.path}val={cfg.val}"
-        unseen = images["test"].shape[0] if "test" in images else 0
-        left = f", and the {unseen} of test_ are left out" if unseen else ""
-        purposes = {
-            "train": f"are training images too ({setting})",
-            "for_test": f"are the test images{left} ({setting})",
-            "unused": f"are not used ({setting}; train or for_test would)",
-        }
-        notes.append(f"the {images['val'].shape[0]} images of the part val_ {purposes[cfg.val]}")
     return notes

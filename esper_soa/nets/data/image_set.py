@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.errors import UserError
+from esper_soa.config.nets import DataConfig
 from esper_soa.nets.data.batches import BatchSource, Draw
 from esper_soa.nets.data.images import (
     IMAGES,
@@ -22,20 +23,27 @@ from esper_soa.nets.data.images import (
     padded_bank,
     plain_bank,
 )
+from esper_soa.nets.data.orders import shuffled
 
 MAX_COMMON = 0.01  # share of the images that may be there twice
+MOST_ASIDE = 5000  # images of a validation part that no setting has the size of
+ASIDE = 5  # key of the shuffle that chooses them
+
+Part = tuple[np.ndarray, np.ndarray]  # images uint8 [M, 32, 32, 3], labels int64 [M]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ImageSet:
-    """D training and V test images of C classes on one device: a batches.BatchSource."""
+    """Training, validation and test images of C classes on one device: a batches.BatchSource."""
 
     spec = IMAGES
     name: str
     train_images: Tensor  # uint8 [D, 32, 32, 3]
     train_labels: Tensor  # int64 [D], 0 to C - 1
-    test_images: Tensor  # uint8 [V, 32, 32, 3]
-    test_labels: Tensor  # int64 [V], 0 to C - 1
+    val_images: Tensor  # uint8 [V, 32, 32, 3]
+    val_labels: Tensor  # int64 [V]
+    test_images: Tensor  # uint8 [E, 32, 32, 3]
+    test_labels: Tensor  # int64 [E]
     mean: Statistics  # per channel, of values in [0, 1]
     std: Statistics
     # Sha256 of images and labels, of own ones also of what else hosts see of them, hexadecimal.
@@ -53,26 +61,37 @@ class ImageSet:
             self,
             train_images=self.train_images.to(device),
             train_labels=self.train_labels.to(device),
+            val_images=self.val_images.to(device),
+            val_labels=self.val_labels.to(device),
             test_images=self.test_images.to(device),
             test_labels=self.test_labels.to(device),
         )
 
     @cached_property
     def banks(self) -> tuple[ImageBank, ImageBank]:
-        """What training and validation batches are cut from. Both are made at first use: the world
+        """What training batches are cut from, and what validation and test batches: one bank, so
+        that a step which an engine keeps for one serves both. They are made at first use: the world
         asks for validation batches before it plays, so that no env-step waits.
         """
         scaling = self.mean, self.std
         training = padded_bank(self.train_images, self.train_labels, *scaling)
-        return training, plain_bank(self.test_images, self.test_labels, *scaling)
+        images = torch.cat((self.val_images, self.test_images))
+        return training, plain_bank(
+            images, torch.cat((self.val_labels, self.test_labels)), *scaling
+        )
 
     def training(self, draw: Draw, dtype: torch.dtype) -> TrainingImages:
         """Batches of an env-step; augmented images are crops, half of them mirrored."""
         return TrainingImages(self.banks[0], draw, dtype)
 
     def validation(self, order: Tensor, dtype: torch.dtype) -> ValidationImages:
-        """Batches of the test images `order`: int64 [v] shared by all envs, or [N, v]."""
+        """Batches of the validation images `order`: int64 [v] shared by all envs, or [N, v]."""
         return ValidationImages(self.banks[1], order, dtype)
+
+    def test(self, order: Tensor, dtype: torch.dtype) -> ValidationImages:
+        """Batches of the test images `order`, as of `validation`."""
+        behind = torch.where(order < 0, order, order + len(self.val_labels))
+        return ValidationImages(self.banks[1], behind, dtype)
 
     def facts(self) -> dict[str, str]:
         """What versions.json keeps of the set."""
@@ -100,20 +119,42 @@ def images_of(source: BatchSource) -> ImageSet:
 
 def image_set(
     name: str,
-    arrays: Sequence[np.ndarray],
+    parts: Sequence[Part],
     statistics: tuple[Statistics, Statistics],
     text: str,
     further: bytes = b"",
 ) -> ImageSet:
-    """The four arrays, on the CPU; their identity is of them and `further`."""
+    """The training, validation and test part, on the CPU; their identity is of them and `further`.
+
+    text: a clause that says where they are from.
+    """
+    arrays = [array for part in parts for array in part]
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(np.ascontiguousarray(array).data)
     digest.update(further)
-    source = f"{text}: {len(arrays[0])} training and {len(arrays[2])} test images."
-    train, labels, test, test_labels = map(torch.from_numpy, arrays)
+    counts = "{:d} training, {:d} validation and {:d} test images".format(*map(len, arrays[::2]))
+    train, val, test = ((torch.from_numpy(one), torch.from_numpy(two)) for one, two in parts)
     identity = digest.hexdigest()
-    return ImageSet(name, train, labels, test, test_labels, *statistics, identity, source)
+    return ImageSet(name, *train, *val, *test, *statistics, identity, f"{text}: {counts}.")
+
+
+def set_aside(train: Part, cfg: DataConfig) -> tuple[Part, Part]:
+    """`train` without its validation part, and that: the images that a fixed shuffle puts first,
+    as many as cfg.validation_images says. Both keep their order.
+
+    The choice depends on the numbers of images alone, so that all runs leave the same images out.
+    SettingError where nothing would be left to train on, or to validate on.
+    """
+    images, labels = train
+    total = len(labels)
+    wanted = cfg.validation_images or min(total // 5, MOST_ASIDE)
+    allowed = f"1 to {total - 1}, so that some of the {total} training images are left"
+    remedy = "Or give more images."
+    cfg.require(0 < wanted < total, "validation_images", allowed, remedy)
+    aside = np.zeros(total, bool)
+    aside[shuffled(torch.tensor([ASIDE]), total)[0, :wanted].numpy()] = True
+    return (images[~aside], labels[~aside]), (images[aside], labels[aside])
 
 
 def hashes(images: np.ndarray) -> list[int]:

@@ -111,11 +111,11 @@ def _moved(place: Tensor, round_keys: list[Tensor], rows: int, columns: int) -> 
 
 
 def validation_order(
-    num_test: int, val_samples: int, seed: int, device: torch.device | str = "cpu"
+    num_val: int, val_samples: int, seed: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Test samples int64 [V] of every env: the first of a fixed shuffle by seed."""
+    """Validation samples int64 [V] of every env: the first of a fixed shuffle by seed."""
     key = stream_keys(seed, VALIDATION_SET, (), torch.zeros(1, dtype=torch.int64, device=device))
-    return shuffled(key, num_test)[0, :val_samples].long()
+    return shuffled(key, num_val)[0, :val_samples].long()
 
 
 class Split(NamedTuple):
@@ -134,7 +134,7 @@ def split_sizes(source: BatchSource, batch_size: int, num_envs: int, accumulate:
     SettingError where an env has no samples of its own, or no whole optimiser steps.
     """
     num_train = len(source.train_labels)
-    num_test = len(source.test_labels)
+    num_val = len(source.val_labels)
     samples = source.spec.name
     together = batch_size * num_envs
     allowed = (
@@ -146,10 +146,10 @@ def split_sizes(source: BatchSource, batch_size: int, num_envs: int, accumulate:
     num_batches = num_train // together
     allowed = f"a divisor of {num_batches}, the batches per env-step with data.split=true"
     check(num_batches % accumulate == 0, "accumulate", accumulate, allowed)
-    reason = f"so that the test {samples} of {source.name} give every env one"
-    allowed = f"at most {num_test} with data.split=true, {reason}"
-    check(num_test >= num_envs, "envs", num_envs, allowed, "Lower envs, or set data.split=false.")
-    whole, rest = divmod(num_test, together)
+    reason = f"so that the validation {samples} of {source.name} give every env one"
+    allowed = f"at most {num_val} with data.split=true, {reason}"
+    check(num_val >= num_envs, "envs", num_envs, allowed, "Lower envs, or set data.split=false.")
+    whole, rest = divmod(num_val, together)
     tested = whole * batch_size + -(-rest // num_envs)
     return Split(num_envs, batch_size, num_batches, batch_size * num_batches, tested)
 
@@ -166,15 +166,15 @@ def split_training_order(key: Tensor, dataset_size: int, pass_number: int, split
 
 
 def split_validation_order(
-    num_test: int, split: Split, device: torch.device | str = "cpu"
+    num_val: int, split: Split, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Test samples int64 [N, val_samples]: every env has its own fixed ones, -1 where it has one
-    less than others.
+    """Validation samples int64 [N, val_samples]: every env has its own fixed ones, -1 where it has
+    one less than others.
 
     Every B*N samples in their order are cut into N chunks as torch.tensor_split does.
     """
     together = split.batch_size * split.num_envs
-    whole, rest = divmod(num_test, together)
+    whole, rest = divmod(num_val, together)
     envs = torch.arange(split.num_envs, device=device)[:, None]
     shape = whole, split.num_envs, split.batch_size
     order = torch.arange(whole * together, device=device).view(shape)

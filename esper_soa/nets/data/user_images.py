@@ -28,7 +28,9 @@ class Choices(TypedDict, total=False):
 
     layout: str  # nhwc (the default): channels last; nchw: channels before height and width
     resize: str  # auto (the default), pad, scale, stretch: how images come to have 32x32 pixels
-    val: str  # of an .npz: unused (the default), train, for_test: what its part val_ is for
+    # Training images set aside for validation where there is no such part; 0 (the default) = a
+    # fifth of them, at most 5,000.
+    validation_images: int
     # Of values in [0, 1], one or one per channel; those of the training images where left out.
     mean: list[float]
     std: list[float]  # as mean
@@ -46,16 +48,19 @@ def images(
     train_labels: Array | None = None,
     test: Array | None = None,
     test_labels: Array | None = None,
+    val: Array | None = None,
+    val_labels: Array | None = None,
     **choices: Unpack[Choices],
 ) -> ImageSet:
     """Own images as a set that simulators take, on the CPU.
 
     train: the path of an .npz with train_images, train_labels, test_images and test_labels (one of
-    MedMNIST's, say), and then nothing else; or training images. train, test: unsigned bytes, or
-    floats from 0 to 1, [images, height, width] or [images, height, width, 1 or 3], [images, 1 or 3,
-    height, width] with layout="nchw"; of one size.
-    train_labels, test_labels: whole numbers [images] or [images, 1], classes from 0 on. Hosts need
-    `task.num_classes` of the set's `num_classes`.
+    MedMNIST's, say), and then nothing else; or training images. train, test, val: unsigned bytes,
+    or floats from 0 to 1, [images, height, width] or [images, height, width, 1 or 3], [images,
+    1 or 3, height, width] with layout="nchw"; of one size. val: the images that rewards, gates and
+    observations see; without them a fixed part of the training images is set aside.
+    train_labels, test_labels, val_labels: whole numbers [images] or [images, 1], classes from 0 on.
+    Hosts need `task.num_classes` of the set's `num_classes`.
 
     Grey images are shown in all three channels, and those of another size in 32x32 pixels by the
     rules of docs/images.md; what was done stands in the set's `notes`, in its repr, and in the log
@@ -65,21 +70,23 @@ def images(
     names = choices.pop("class_names", [])
     check(name is None or isinstance(name, str), "name", name, "a text")
     check(isinstance(names, list | tuple), "class_names", names, "a list of texts")
-    for choice in choices.keys() - set(PREPARATION):
-        remedy = "There are " + ", ".join(PREPARATION) + "."
+    known = (*PREPARATION, "validation_images")
+    for choice in choices.keys() - set(known):
+        remedy = "There are " + ", ".join(known) + "."
         check(False, choice, "...", "left out: there is no such setting", remedy)
     cfg = Arguments(name="npz", **choices)  # type: ignore[misc]
     others = {"train_labels": train_labels, "test": test, "test_labels": test_labels}
+    validation = {"val": val, "val_labels": val_labels}
     if isinstance(train, str | PathLike):
-        for argument, value in others.items():
+        for argument, value in (others | validation).items():
             allowed = "left out: train is a file, which holds all parts"
             check(value is None, argument, "...", allowed)
         cfg.root = fspath(train)
         made = read_npz(cfg, "handed over", names, "train")
     else:
-        remedy = "It is for the part val_ of an .npz; join arrays with numpy.concatenate."
-        cfg.require(cfg.val == "unused", "val", "left out with arrays", remedy)
         named = {"train": train} | others
+        if val is not None or val_labels is not None:
+            named |= validation
         arrays = {argument: _numpy(argument, value) for argument, value in named.items()}
         parts = [lazy_array(argument, array) for argument, array in arrays.items()]
         made = prepare(dict(zip(KEYS, parts, strict=False)), cfg, names)
