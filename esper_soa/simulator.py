@@ -227,6 +227,7 @@ class Simulator:
     def export(self, env: int) -> "GrownNetwork":
         """A host as last measured, in eval mode: images [B, 3, 32, 32] in [0, 1] to logits.
 
+        Its `spec` has its accuracy on all test images, measured here.
         Raises IndexError for a number that is no env, RuntimeError before `reset`.
         """
         self._check_env(env)
@@ -235,9 +236,10 @@ class Simulator:
                 "nothing has been measured since the last reset: call reset, or play an episode"
             )
         number = self.world.round + 1
-        measured_hosts = import_module(NETWORKS).measured_hosts
-        (host,) = measured_hosts(self.world, self.settings, self._hosts, number, [env])
+        networks = import_module(NETWORKS)
+        (host,) = networks.measured_hosts(self.world, self.settings, self._hosts, number, [env])
         network: GrownNetwork = host.network()
+        networks.add_test_accuracy(network, self.world.data)
         return network
 
     def _check_env(self, env: int) -> None:

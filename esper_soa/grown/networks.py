@@ -1,22 +1,67 @@
-"""Hosts of a world as they were last measured, taken out as plain networks."""
+"""Hosts of a world as they were last measured, taken out as plain networks, and their scores."""
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
 from esper_soa.grown.build import GrownHost, Pixels, Residents, grown_hosts
-from esper_soa.nets.data.image_set import images_of
+from esper_soa.nets.data.image_set import ImageSet, images_of
+from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.runtime.versions import package_versions
+
+AT_ONCE = 256  # images per forward pass of `score_network`
+
+
+class NetworkScore(NamedTuple):
+    """How well a network classifies images."""
+
+    accuracy: float  # percent
+    loss: float  # mean cross-entropy
+
+
+@torch.no_grad()
+def score_network(net: nn.Module, images: Tensor, labels: Tensor) -> NetworkScore:
+    """Accuracy and loss of `net`, in eval mode.
+
+    net: on any device. images: [B, 3, 32, 32] in [0, 1]. labels: int64 [B].
+    """
+    device = next((one.device for one in net.parameters()), labels.device)
+    training = net.training
+    net.eval()
+    try:
+        parts = [net(part.to(device)).cpu() for part in images.split(AT_ONCE)]
+    finally:
+        net.train(training)
+    logits = torch.cat(parts).double()
+    correct = int((logits.argmax(1) == labels).sum())
+    return NetworkScore(100.0 * correct / len(labels), float(cross_entropy(logits, labels)))
+
+
+def add_test_accuracy(net: GrownNetwork, images: ImageSet) -> None:
+    """Write the accuracy of `net` on all test images into its spec, as `score_network` gives it."""
+    pixels = images.test_images.cpu().permute(0, 3, 1, 2) / 255
+    net.spec["test_accuracy"] = score_network(net, pixels, images.test_labels.cpu()).accuracy
 
 
 def measured_hosts(
-    world: World, cfg: TrainConfig, states: HostStates, number: int, envs: Sequence[int]
+    world: World,
+    cfg: TrainConfig,
+    states: HostStates,
+    number: int,
+    envs: Sequence[int],
+    chosen_by: str | None = None,
 ) -> list[GrownHost]:
     """These hosts of the world, as they were last measured, with a spec that says so.
 
-    envs: their numbers among all that `states` tells of.
+    envs: their numbers among all that `states` tells of. chosen_by: what they are the best by; None
+    where nobody chose.
     """
     images = images_of(world.data)
     facts = {
@@ -25,6 +70,8 @@ def measured_hosts(
         "seed": cfg.seed,
         "data": {"name": images.name, "source": images.source, "identity": images.identity},
         "validation_images": world.sizes.val_samples,
+        "test_images": len(images.test_labels),
+        "chosen_by": chosen_by,
         "precision": str(world.rules.nets.precision).removeprefix("torch."),
         "version": package_versions()["esper-soa"],
     }
@@ -36,5 +83,6 @@ def measured_hosts(
     for env, host in zip(envs, found, strict=True):
         scores = (float(part[env]) for part in (states.accuracy, states.loss))
         accuracy, loss = (None if math.isnan(one) else one for one in scores)
-        host.spec.update(facts | {"env": env, "accuracy": accuracy, "loss": loss})
+        measured = {"validation_accuracy": accuracy, "validation_loss": loss}
+        host.spec.update(facts | {"env": env} | measured | {"test_accuracy": None})
     return found

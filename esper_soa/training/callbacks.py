@@ -157,8 +157,11 @@ def make_callbacks(cfg: TrainConfig, own: Sequence[Callback] = ()) -> Callbacks:
     return Callbacks(made)
 
 
-def make_recorder(cfg: TrainConfig, world: World, session: Session, ranks: Ranks) -> Recorder:
-    """The recorder that telemetry.level asks for.
+def make_recorder(
+    cfg: TrainConfig, world: World, session: Session, ranks: Ranks, control: bool = False
+) -> Recorder:
+    """The recorder that telemetry.level asks for, of the hosts of `world`, which may be those of
+    the control.
 
     A folder that has tables needs it at any level: a resumed run cuts them back.
     """
@@ -167,4 +170,4 @@ def make_recorder(cfg: TrainConfig, world: World, session: Session, ranks: Ranks
         return NO_RECORDER
     other = "telemetry.level=rounds" if level in TABLE_LEVELS else "another run_dir"
     make = find_in_lab("telemetry.level", level, other)
-    return cast(Recorder, make(cfg, world, session, ranks))
+    return cast(Recorder, make(cfg, world, session, ranks, control))

@@ -6,6 +6,8 @@ round, env and env-step, and by nothing that a policy or a size changes.
 """
 
 from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -20,6 +22,7 @@ from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.model.user_parts import task_slots
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.training.build import build_world, rule_player
+from esper_soa.training.callbacks import NO_RECORDER, Recorder
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.final_test import with_test
 from esper_soa.training.metrics import RoundResult
@@ -36,6 +39,7 @@ def play_control(
     grown: GrownHosts,
     played: Round,
     ranks: Ranks = ALONE,
+    record: Callable[[World], Recorder] = lambda world: NO_RECORDER,
 ) -> RoundResult:
     """Play the round of `world`, of `cfg`, as the control `name`: of CONTROLS, or `module:name`;
     its hosts are measured on the test images at the end.
@@ -43,26 +47,36 @@ def play_control(
     wait, random, heuristic and schedule are the scripted policies, with the settings under
     cfg.policy. static_final is what each host of `grown` ended with, trained from the first
     env-step on. static_large is the plain host, `widened` to the mean size of the hosts of `grown`;
-    its result is of one slot, which stays empty. Raises SettingError for another name.
+    its result is of one slot, which stays empty. record: makes what records the hosts of a world.
+    Raises SettingError for another name.
     """
     if not is_reference(name):
         check_choice("control", name, CONTROLS)
     if name == "static_final":
         waiting = Player(WaitPolicy(), None)
-        return _played(world, waiting, played._replace(topology=grown.topology))
+        return _played(world, waiting, played._replace(topology=grown.topology), record)
     if name == "static_large":
         size = sum(grown.parameters) / len(grown.parameters)
-        return _play_widened(cfg, world, size, played, ranks)
-    return _played(world, Player(rule_player(cfg, name, "control"), None), played)
+        return _play_widened(cfg, world, size, played, ranks, record)
+    return _played(world, Player(rule_player(cfg, name, "control"), None), played, record)
 
 
-def _played(world: World, player: Player, played: Round) -> RoundResult:
-    """One round, and its hosts measured on the test images."""
-    return with_test(world, play_round(world, player, played)[0])
+def _played(
+    world: World, player: Player, played: Round, record: Callable[[World], Recorder]
+) -> RoundResult:
+    """One round, recorded, and its hosts measured on the test images."""
+    with closing(record(world)) as recorder:
+        result, _ = play_round(world, player, played._replace(recorder=recorder))
+    return with_test(world, result)
 
 
 def _play_widened(
-    cfg: TrainConfig, world: World, parameters: float, played: Round, ranks: Ranks
+    cfg: TrainConfig,
+    world: World,
+    parameters: float,
+    played: Round,
+    ranks: Ranks,
+    record: Callable[[World], Recorder],
 ) -> RoundResult:
     """One round without growth, of hosts that are widened to so many parameters.
 
@@ -75,7 +89,7 @@ def _play_widened(
     compute = replace(cfg.compute, compile="off", cuda_graphs="off")
     wide = replace(plain, task=task, slots=[first], compute=compute)
     wider = build_world(wide, world.device, world.seed, world.data, ranks)
-    return _played(wider, Player(WaitPolicy(), None), played)
+    return _played(wider, Player(WaitPolicy(), None), played, record)
 
 
 def _without_own(cfg: TrainConfig) -> TrainConfig:

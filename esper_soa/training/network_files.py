@@ -7,6 +7,7 @@ Where ranks share out the hosts, all look for the best in the same order, and th
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,13 +17,16 @@ from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
 from esper_soa.grown.build import GrownHost
 from esper_soa.grown.module_files import ModuleFileError, load, save, save_hosts
-from esper_soa.grown.networks import measured_hosts
+from esper_soa.grown.networks import add_test_accuracy, measured_hosts
+from esper_soa.nets.data.image_set import images_of
+from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.runtime.files import LOGGER, Unwritten
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.training.run_folder import RunFolder, rounds_of
 
 BEST = "networks/best"  # what files are called that could not be written
 HOSTS = "networks/hosts"
+CHOSEN_BY = "validation_accuracy"  # entry of a spec that the best host is highest in
 
 
 class NetworkFiles:
@@ -75,9 +79,9 @@ class NetworkFiles:
         self.newest = states, number
         accuracies = states.accuracy.nan_to_num(nan=-math.inf).tolist()
         highest = max(accuracies)
-        if highest > -math.inf and (self.best is None or highest >= self.best["accuracy"]):
+        if highest > -math.inf and (self.best is None or highest >= self.best[CHOSEN_BY]):
             envs = [env for env, accuracy in enumerate(accuracies) if accuracy == highest]
-            found = self.ranks.of_all(self.own_hosts(states, number, envs))
+            found = self.ranks.of_all(self.own_hosts(states, number, envs, CHOSEN_BY))
             first = min(chain(*found), key=lambda host: host.spec["parameters"])
             if self.best is None or _rank(first.spec) > _rank(self.best):
                 self.best = first.spec
@@ -105,10 +109,26 @@ class NetworkFiles:
             for path in [path for path in files if rounds_of(path) <= oldest][:-1]:
                 path.unlink(missing_ok=True)
 
-    def own_hosts(self, states: HostStates, number: int, envs: Sequence[int]) -> list[GrownHost]:
+    def measure_best(self) -> None:
+        """Put the test accuracy of the run's best host into its file, once all rounds are done."""
+        for path in self.folder.network_files("best")[-1:] if self.ranks.first else ():
+            with self.unwritten.attempt(BEST), suppress(ModuleFileError):
+                net = load(path)
+                if isinstance(net, GrownNetwork):
+                    add_test_accuracy(net, images_of(self.world.data))
+                    save(net, path)
+
+    def own_hosts(
+        self,
+        states: HostStates,
+        number: int,
+        envs: Sequence[int],
+        chosen_by: str | None = None,
+    ) -> list[GrownHost]:
         """Those of these hosts of round `number` (from 1) that this rank has."""
         own = [env for env in envs if env in self.ranks.share(len(states.accuracy))]
-        return measured_hosts(self.world, self.cfg, states, number, own) if own else []
+        given = self.world, self.cfg, states, number, own
+        return measured_hosts(*given, chosen_by) if own else []
 
     def _path(self, kind: str, number: int) -> Path:
         self.folder.networks.mkdir(exist_ok=True)
@@ -116,4 +136,4 @@ class NetworkFiles:
 
 
 def _rank(spec: dict) -> tuple[float, int]:
-    return spec["accuracy"], -spec["parameters"]
+    return spec[CHOSEN_BY], -spec["parameters"]

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from logging import DEBUG, WARNING
 from operator import sub
 from pathlib import Path
@@ -35,7 +36,7 @@ from esper_soa.runtime.signals import STOPPING, Interrupted
 from esper_soa.training import resume
 from esper_soa.training.anomaly import Watch
 from esper_soa.training.build import build_worlds
-from esper_soa.training.callbacks import Callback
+from esper_soa.training.callbacks import Callback, make_recorder
 from esper_soa.training.collect import Round
 from esper_soa.training.controls import GrownHosts, play_control
 from esper_soa.training.final_table import SEEDS, Speed, Summary
@@ -267,9 +268,16 @@ class Run:
             return
         recent = self.totals.recent
         label = control_words(cfg.control)
+        record = partial(make_recorder, cfg, session=self.session, ranks=self.ranks, control=True)
         results = [
             play_control(
-                cfg.control, cfg, self.world, hosts, Round(number, progress, label), self.ranks
+                cfg.control,
+                cfg,
+                self.world,
+                hosts,
+                Round(number, progress, label),
+                self.ranks,
+                record,
             )
             for number, hosts in enumerate(recent, self.totals.rounds_done - len(recent))
         ]

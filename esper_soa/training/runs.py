@@ -5,17 +5,17 @@ A run is its folder: one from another machine, or one in progress, can be opened
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from signal import SIGINT
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from esper_soa.agent.controller import Controller, controller_spec
 from esper_soa.config.compose import compose_settings
@@ -24,6 +24,7 @@ from esper_soa.config.nets import blueprint_names
 from esper_soa.config.registry import name_in
 from esper_soa.config.settings import TrainConfig, settings_from_mapping, settings_from_yaml
 from esper_soa.grown.module_files import load
+from esper_soa.grown.networks import NetworkScore, add_test_accuracy, score_network
 from esper_soa.nets.data import orders
 from esper_soa.nets.data.datasets import load_images
 from esper_soa.nets.data.image_set import ImageSet
@@ -42,14 +43,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SPLITS = ("train", "validation", "test")
-AT_ONCE = 256  # images per forward pass of `evaluate`
-
-
-class NetworkScore(NamedTuple):
-    """How well a network classifies images."""
-
-    accuracy: float  # percent
-    loss: float  # mean cross-entropy
 
 
 class RecordedRun:
@@ -135,32 +128,25 @@ class RecordedRun:
         order = orders.split_validation_order(num_val, shares)[env]
         return order[order >= 0]
 
-    @torch.no_grad()
-    def evaluate(self, net: nn.Module) -> NetworkScore:
-        """Accuracy and loss of `net`, in eval mode, on the validation images of the run.
+    def evaluate(self, net: nn.Module, split: str = "test") -> NetworkScore:
+        """Accuracy and loss of `net`, in eval mode, on images of the run, as `images` gives them.
 
-        net: images [B, 3, 32, 32] in [0, 1] to logits [B, classes], on any device. For a host of
-        this run, as `export` gives it, these are the accuracy of its `spec`, and its loss to 1e-5.
-        Raises UserError where the data is not what it was.
+        net: images [B, 3, 32, 32] in [0, 1] to logits [B, classes], on any device. split: "test",
+        "validation" or "train". For a host of this run, as `export` gives it, "test" gives the
+        test_accuracy of its `spec`; "validation" its validation_accuracy, unless rounding decides
+        between two classes, and its validation_loss to 1e-5. Raises UserError where the data is not
+        what it was.
         """
-        images, labels = self.images(env=net.spec["env"] if isinstance(net, GrownNetwork) else 0)
-        device = next((one.device for one in net.parameters()), labels.device)
-        training = net.training
-        net.eval()
-        try:
-            parts = [net(part.to(device)).cpu() for part in images.split(AT_ONCE)]
-        finally:
-            net.train(training)
-        logits = torch.cat(parts).double()
-        correct = int((logits.argmax(1) == labels).sum())
-        return NetworkScore(100.0 * correct / len(labels), float(cross_entropy(logits, labels)))
+        env = net.spec["env"] if isinstance(net, GrownNetwork) else 0
+        return score_network(net, *self.images(split, env))
 
     def export(self, env: int | str = "best") -> GrownNetwork:
         """A host as a module in eval mode: images [B, 3, 32, 32] in [0, 1] to logits [B, classes].
 
         env: "best", the host with the highest validation accuracy that a round of the run has ended
-        with, then with the fewest parameters; or the number of a host of the last round. Raises
-        UserError where it is not there.
+        with, then with the fewest parameters; or the number of a host of the last round. Its `spec`
+        has its accuracy on the test images, measured here, where the images of the run are here.
+        Raises UserError where it is not there.
         """
         number = None if isinstance(env, str) else int(env)
         known = number is not None or env == "best"
@@ -174,6 +160,8 @@ class RecordedRun:
         net = load(found[-1], number)
         if not isinstance(net, GrownNetwork):
             raise UserError(f"{found[-1]}: holds no network")
+        with suppress(UserError):
+            add_test_accuracy(net, self._image_set)
         return net
 
     def policy(self, which: str = "newest") -> Controller:

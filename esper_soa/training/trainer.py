@@ -76,6 +76,7 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
             run.session.judge(number + 1, result.accuracies, output.save)
             yield number + 1
         output.save()
+        output.networks.measure_best()
         run.play_control(progress)
         output.lost = output.callbacks.finish()
 

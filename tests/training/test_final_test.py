@@ -1,4 +1,4 @@
-"""Test accuracy: measured once the last env-step is done, on images that nothing has seen before."""
+"""Test accuracy: measured after the last env-step, on images that nothing has seen before."""
 
 from dataclasses import replace
 

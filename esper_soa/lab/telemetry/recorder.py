@@ -5,6 +5,7 @@ A round's files are written when it is over, and now and then before.
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,7 +26,7 @@ from esper_soa.lab.telemetry.rows import (
     steps_rows,
     subsets_rows,
 )
-from esper_soa.lab.telemetry.schema import SCHEMA_VERSION, TABLES
+from esper_soa.lab.telemetry.schema import CONTROL, FULL, SCHEMA_VERSION, TABLES
 from esper_soa.lab.telemetry.table_files import (
     FOLDER,
     keep_tables,
@@ -54,6 +55,7 @@ MAKERS = {
     "events": events_rows,
     "choices": choices_rows,
     "subsets": subsets_rows,
+    CONTROL: steps_rows,
 }
 
 
@@ -79,19 +81,21 @@ class TableRecorder(TableFolder):
         self,
         folder: Path,
         legend: Legend,
-        level: str,
+        tables: Sequence[str],
         interval: float,
         unwritten: Unwritten,
         table: EnvsTable | None = None,
     ) -> None:
-        """interval: least seconds between two writings of a round in progress; table: shown."""
+        """tables: their names. interval: least seconds between two writings of a round in progress.
+        table: shown.
+        """
         super().__init__(folder)
         self.table: EnvsTable | None = table
-        self.full = level == "full"
+        self.full = not set(FULL).isdisjoint(tables)
         self._legend = legend
         self._interval = interval
         self._unwritten = unwritten
-        self._tables = written_at(level)
+        self._tables = tables
         # the lists by which bits and lists in the tables are to be read
         lists = {"ops": OP_NAMES, "slots": legend.slots, "blueprints": legend.blueprints}
         lists |= {"styles": STYLE_NAMES, "curves": CURVE_NAMES, "stages": STAGE_NAMES}
@@ -195,9 +199,9 @@ class TableRecorder(TableFolder):
 class RankRecorder(Recorder):
     """Records the envs of several ranks: each keeps a round's env-steps, the first records all."""
 
-    def __init__(self, recorder: Recorder, ranks: Ranks, level: str) -> None:
-        """recorder: of the first rank; it records nothing on others. level: events or full."""
-        self.full = level == "full"
+    def __init__(self, recorder: Recorder, ranks: Ranks, full: bool) -> None:
+        """recorder: of the first rank; it records nothing on others. full: as of it."""
+        self.full = full
         self._recorder = recorder
         self._ranks = ranks
         self._steps: list[np.ndarray] = []
@@ -236,20 +240,30 @@ class RankRecorder(Recorder):
 
 
 def make_recorder(
-    cfg: TrainConfig, world: World, session: Session, ranks: Ranks = ALONE
+    cfg: TrainConfig,
+    world: World,
+    session: Session,
+    ranks: Ranks = ALONE,
+    control: bool = False,
 ) -> Recorder:
-    """The recorder of a run, as telemetry.level and telemetry.console ask."""
-    level = cfg.telemetry.level
+    """The recorder of a run, as telemetry.level and telemetry.console ask.
+
+    world: of the hosts. control: whether these are the control's, which have a table alone.
+    """
+    telemetry = cfg.telemetry
     folder = session.folder.path
-    if not written_at(level):
+    tables = written_at(telemetry.level)
+    if not tables:
         return TableFolder(folder)
     recorder = NO_RECORDER
     if ranks.first:
-        legend = legend_of(world, cfg.policy.name == "ppo")
-        table = EnvsTable(legend) if cfg.telemetry.console == "envs" else None
-        interval = cfg.telemetry.write_interval
-        recorder = TableRecorder(folder, legend, level, interval, session.unwritten, table)
-    return RankRecorder(recorder, ranks, level) if ranks.count > 1 else recorder
+        legend = legend_of(world, cfg.policy.name == "ppo" and not control)
+        shown = EnvsTable(legend) if telemetry.console == "envs" and not control else None
+        kept = [CONTROL] if control else tables
+        interval = telemetry.write_interval
+        recorder = TableRecorder(folder, legend, kept, interval, session.unwritten, shown)
+    full = telemetry.level == "full" and not control
+    return RankRecorder(recorder, ranks, full) if ranks.count > 1 else recorder
 
 
 def legend_of(world: World, learns: bool) -> Legend:

@@ -70,6 +70,10 @@ TABLES = {
     }.items()
 }
 FULL = ("choices", "subsets")  # that telemetry.level=full alone writes; events writes the others
+# The env-steps of the control, in a table of its own: no question about the hosts that grow finds
+# them by mistake.
+CONTROL = "control_steps"
+TABLES[CONTROL] = TABLES["steps"]
 
 REASONS = ("not_finite", "collapsed_to_chance", "diverged")  # of a panic, as in env/governor.py
 ENDINGS = ("plateau", "diverged")  # why an episode ended early, as in env/early_stop.py

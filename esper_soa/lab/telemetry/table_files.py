@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet, types
 
-from esper_soa.lab.telemetry.schema import FULL, TABLES
+from esper_soa.lab.telemetry.schema import CONTROL, FULL, TABLES
 
 FOLDER = "telemetry"
 FILE = re.compile(r"round_(\d{6,18})\.parquet")
@@ -140,6 +140,6 @@ def keep_tables(folder: Path, rounds: int) -> None:
 
 
 def written_at(level: str) -> list[str]:
-    """The tables that are written at a level of telemetry.level."""
-    tables = list(TABLES) if level in ("events", "full") else []
+    """The tables of the hosts that grow, as written at a level of telemetry.level."""
+    tables = [name for name in TABLES if name != CONTROL] if level in ("events", "full") else []
     return [name for name in tables if level == "full" or name not in FULL]
