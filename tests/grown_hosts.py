@@ -74,9 +74,8 @@ class Measured(NamedTuple):
         """The validation images, raw in [0, 1], and their labels."""
         chosen = self.world.validation.order
         images = self.world.data
-        return images.test_images[chosen].permute(0, 3, 1, 2).float() / 255, images.test_labels[
-            chosen
-        ]
+        pixels = images.val_images[chosen].permute(0, 3, 1, 2).float() / 255
+        return pixels, images.val_labels[chosen]
 
 
 def measured_hosts(engine: str, num_envs: int = len(KINDS), kinds: list = KINDS) -> Measured:

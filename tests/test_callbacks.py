@@ -148,7 +148,7 @@ tiny += ["telemetry.level=rounds", "report=false"]
 esper_soa.train("smoke", [*tiny, "rounds=1", "resume=auto"])
 run = esper_soa.train("smoke", [*tiny, "resume=auto"])
 assert [line["round"] for line in run.metrics()] == [1, 2]
-assert run.export().spec["accuracy"] is not None
+assert run.export().spec["test_accuracy"] is not None
 """
 
 

@@ -259,7 +259,7 @@ def test_a_host_that_is_rolled_back_at_the_end_stands_without_what_it_has_lost()
     assert terminated.tolist() == [False, True, False]
     assert truncated.all()
     spec = sim.export(1).spec
-    assert (spec["seeds"], spec["accuracy"]) == ([], None)
+    assert (spec["seeds"], spec["validation_accuracy"]) == ([], None)
 
 
 def test_a_policy_by_name_is_that_and_nothing_that_the_experiment_starts_from() -> None:
@@ -333,15 +333,15 @@ def test_a_host_comes_out_with_the_accuracy_that_was_measured() -> None:
     order = sim.world.validation.order
     for env in range(ENVS):
         net = sim.export(env)
-        images = data.test_images[order].permute(0, 3, 1, 2) / 255
-        correct = (net(images).argmax(1) == data.test_labels[order]).double().mean() * 100
+        images = data.val_images[order].permute(0, 3, 1, 2) / 255
+        correct = (net(images).argmax(1) == data.val_labels[order]).double().mean() * 100
         assert float(correct) == pytest.approx(float(steps[-1].accuracy[env]), abs=1e-9)
-        assert net.spec["accuracy"] == float(steps[-1].accuracy[env])
+        assert net.spec["validation_accuracy"] == float(steps[-1].accuracy[env])
         assert net.spec["round"] == 1
     with pytest.raises(IndexError, match="there are 3"):
         sim.export(ENVS)
     info = sim.reset()[1]
-    assert (sim.export(0).spec["round"], sim.export(0).spec["accuracy"]) == (
+    assert (sim.export(0).spec["round"], sim.export(0).spec["validation_accuracy"]) == (
         2,
         float(info.accuracy[0]),
     )

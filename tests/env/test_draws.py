@@ -21,9 +21,8 @@ def maps() -> ImageSet:
     )
     train = torch.cat((image.expand(NUM_IMAGES, -1, -1, -1), numbers), dim=-1).contiguous()
     labels = torch.arange(NUM_IMAGES) % 10
-    return ImageSet(
-        "maps", train, labels, train[:8], labels[:8], (0.0,) * 3, (1 / 255,) * 3, "", ""
-    )
+    parts = (train, labels, *(train[:8], labels[:8]) * 2)
+    return ImageSet("maps", *parts, (0.0,) * 3, (1 / 255,) * 3, "", "")
 
 
 def crops(pixels: Tensor) -> Tensor:

@@ -40,7 +40,8 @@ def images() -> ImageSet:
     generator = torch.Generator().manual_seed(0)
     train = torch.randint(0, 256, (7, 32, 32, 3), dtype=torch.uint8, generator=generator)
     test = torch.randint(0, 256, (5, 32, 32, 3), dtype=torch.uint8, generator=generator)
-    return ImageSet("noise", train, torch.arange(7), test, torch.arange(5) + 3, MEAN, STD, "", "")
+    parts = (train, torch.arange(7), test, torch.arange(5) + 3, test[:1], torch.arange(1))
+    return ImageSet("noise", *parts, MEAN, STD, "", "")
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +134,7 @@ def test_work_and_classes_beyond_the_data_are_errors_that_name_the_limit(images:
     check_work(images, 7, 5)
     for train, val, told in (
         (8, 5, "train_samples=8: must be at most 7, the training images of noise"),
-        (7, 6, "val_samples=6: must be at most 5, the test images of noise"),
+        (7, 6, "val_samples=6: must be at most 5, the validation images of noise"),
     ):
         with pytest.raises(SettingError, match=told):
             check_work(images, train, val)
@@ -214,7 +215,7 @@ def test_an_evaluation_batch_is_normalised_and_ignores_index_minus_1(images: Ima
     assert pixels.is_contiguous(memory_format=torch.channels_last)
     assert labels.tolist() == [[7, 4], [3, -1]]
     for sample, env, index in ((0, 0, 4), (1, 0, 0), (0, 1, 1)):
-        expected = slow_crop(images.test_images[index], 40)
+        expected = slow_crop(images.val_images[index], 40)
         torch.testing.assert_close(pixels[sample, 3 * env : 3 * env + 3], expected)
     assert pixels.isfinite().all()
 
@@ -259,9 +260,8 @@ def test_split_validation_equals_tensor_split(
     num_test: int, batch_size: int, num_envs: int
 ) -> None:
     filler = torch.zeros(num_test, 1)
-    images = ImageSet(
-        "x", torch.zeros(99, 1), torch.zeros(99), filler, torch.zeros(num_test), MEAN, STD, "", ""
-    )
+    parts = (torch.zeros(99, 1), torch.zeros(99), *(filler, torch.zeros(num_test)) * 2)
+    images = ImageSet("x", *parts, MEAN, STD, "", "")
     order = split_validation_order(num_test, split_sizes(images, batch_size, num_envs))
     chunks = [
         part.tensor_split(num_envs) for part in torch.arange(num_test).split(batch_size * num_envs)

@@ -18,7 +18,7 @@ from esper_soa.nets.data import cifar
 from esper_soa.nets.data.cifar import BINARY_NAMES, PYTHON_NAMES, parse_pickle, read_cifar10
 from esper_soa.nets.data.datasets import FASHION32_FILE, FASHION32_MEAN, FASHION32_STD, load_images
 
-FASHION32_IDENTITY = "a30f81a6ace114d0dc7ec5ef9bc4ff27e48ae47454073bc37977fd1de15a39a0"
+FASHION32_IDENTITY = "e4018691f7d881861cee64cc7deac90d728b3c55cbcaf85f395c5b359529ed36"
 NUM_IMAGES = 3  # per batch file of the tests
 
 
@@ -266,12 +266,14 @@ def test_broken_and_hostile_archives_are_refused(tmp_path: Path) -> None:
 def test_auto_takes_what_the_root_says_and_tells_why(tmp_path: Path) -> None:
     images = load_images(DataConfig(), "cpu")
     assert images.name == "fashion32"
-    why = "(data.name=auto takes it as data.root is empty): 5000 training and 1000 test images."
+    why = "(data.name=auto takes it as data.root is empty): "
+    why += "4000 training, 1000 validation and 1000 test images."
     assert images.source == f"fashion32, the embedded subset of Fashion-MNIST {why}"
     write_folder(tmp_path / "cifar-10-batches-bin", BINARY_NAMES, binary)
     images = load_images(DataConfig(root=str(tmp_path)), "cpu")
     assert (images.name, images.mean) == ("cifar10", (0.4914, 0.4822, 0.4465))
-    why = "(data.name=auto takes it as data.root is set): 15 training and 3 test images."
+    why = "(data.name=auto takes it as data.root is set): "
+    why += "12 training, 3 validation and 3 test images."
     assert images.source == f"CIFAR-10 from {tmp_path}/cifar-10-batches-bin {why}"
     named = load_images(DataConfig(name="cifar10", root=str(tmp_path)), "cpu")
     assert named.identity == images.identity
@@ -280,17 +282,19 @@ def test_auto_takes_what_the_root_says_and_tells_why(tmp_path: Path) -> None:
 def test_fashion32_is_whole_balanced_and_mixed() -> None:
     images = load_images(DataConfig(name="fashion32"), "cpu")
     assert images.identity == FASHION32_IDENTITY
-    assert images.train_images.shape == (5000, 32, 32, 3)
-    assert images.test_images.shape == (1000, 32, 32, 3)
+    assert images.train_images.shape == (4000, 32, 32, 3)
+    assert images.val_images.shape == images.test_images.shape == (1000, 32, 32, 3)
     assert images.train_images.dtype == images.test_images.dtype == torch.uint8
-    assert images.train_labels.bincount().tolist() == [500] * 10
+    both = torch.cat((images.train_labels, images.val_labels))
+    assert both.bincount().tolist() == [500] * 10
+    assert images.val_labels.bincount().min() > 70
     assert images.test_labels.bincount().tolist() == [100] * 10
     assert images.train_labels[:100].unique().numel() == 10
     border = torch.ones(32, 32, dtype=torch.bool)
     border[2:30, 2:30] = False
     assert int(images.train_images[:, border].max()) == 0
     assert torch.equal(images.train_images[..., 0], images.train_images[..., 2])
-    values = images.train_images[..., 0].double() / 255
+    values = torch.cat((images.train_images, images.val_images))[..., 0].double() / 255
     assert (round(float(values.mean()), 4),) * 3 == FASHION32_MEAN
     assert (round(float(values.std()), 4),) * 3 == FASHION32_STD
     assert "Zalando" in (FASHION32_FILE.parent / "LICENSE-fashion-mnist.txt").read_text()
@@ -301,6 +305,9 @@ def test_synthetic_images_are_the_same_every_time_and_can_be_told_apart() -> Non
     more = load_images(DataConfig(name="synthetic", synthetic_train=50, synthetic_test=30), "cpu")
     assert torch.equal(more.train_images[:40], images.train_images)
     assert torch.equal(more.test_images, images.test_images)
+    assert torch.equal(more.val_images, images.val_images)
+    assert images.val_images.shape == images.test_images.shape
+    assert not torch.equal(images.val_images, images.test_images)
     assert images.train_labels.tolist() == list(range(10)) * 4
     # of the same class, under other noise
     assert not torch.equal(images.train_images[0], images.train_images[10])

@@ -51,36 +51,47 @@ def test_a_set_of_medmnist_loads_as_it_is(
         assert f"{classes} classes" in images.notes
 
 
-VAL = {"unused": (48, 24), "train": (48 + 16, 24), "for_test": (48, 16)}
+KINDS = (("", "images"), ("_labels", "labels"))
 
 
-@pytest.mark.parametrize("val", VAL)
-def test_what_the_part_val_is_for_is_a_choice_that_is_told(tmp_path: Path, val: str) -> None:
+def test_the_part_val_of_a_file_is_the_validation_part(tmp_path: Path) -> None:
     content = own_files.arrays(val=True)
     path = own_files.write(tmp_path / "m.npz", content)
-    images = loaded(path, val=val)
-    assert (len(images.train_images), len(images.test_images)) == VAL[val]
-    assert tuple(count_images(DataConfig(name="npz", root=str(path), val=val))) == VAL[val]
-    (note,) = [note for note in images.notes if "part val_" in note]
-    assert f"(data.val={val}" in note
-    assert note.startswith("the 16 images of the part val_ are ")
-    last = content["val_labels" if val == "train" else "train_labels"]
-    assert images.train_labels[-10:].tolist() == last[-10:, 0].tolist()
-    shown = content["val_images" if val == "for_test" else "test_images"]
-    assert np.array_equal(images.test_images[:, 2:30, 2:30, 1].numpy(), shown)
+    images = loaded(path)
+    assert np.array_equal(images.val_images[:, 2:30, 2:30, 1].numpy(), content["val_images"])
+    assert images.val_labels.tolist() == content["val_labels"][:, 0].tolist()
+    assert len(images.train_images) == 48
+    assert tuple(count_images(DataConfig(name="npz", root=str(path)))) == (48, 24 + 16)
+    keys = ("train", "test", "val")
+    arrays = {f"{key}{end}": content[f"{key}_{kind}"] for key in keys for end, kind in KINDS}
+    assert esper_soa.images(**arrays).identity == images.identity
+    told = r"^data\.validation_images=9: must be 0 where there are val_images"
+    with pytest.raises(SettingError, match=told):
+        loaded(path, validation_images=9)
 
 
-def test_a_file_without_test_images_needs_the_part_val_for_them(tmp_path: Path) -> None:
-    whole = own_files.arrays(val=True)
-    content = {key: array for key, array in whole.items() if not key.startswith("test")}
-    path = own_files.write(tmp_path / "m.npz", content)
-    assert len(loaded(path, val="for_test").test_images) == 16
-    told = r"^data\.val=unused: must be for_test where there are no test_images"
-    with pytest.raises(SettingError, match=told):
-        loaded(path)
-    told = r"^data\.val=train: must be unused where there are no val_images"
-    with pytest.raises(SettingError, match=told):
-        loaded(own_files.write(tmp_path / "n.npz"), val="train")
+@pytest.mark.parametrize(("asked", "count"), [(0, 9), (20, 20), (47, 47)])
+def test_without_a_part_val_training_images_are_set_aside(asked: int, count: int) -> None:
+    whole = own_files.arrays()
+    images = given(validation_images=asked)
+    assert len(images.val_images) == count
+    shown = torch.cat((images.train_images, images.val_images))[:, 2:30, 2:30, 0]
+    both = [one.tobytes() for one in shown.numpy()]
+    assert sorted(both) == sorted(one.tobytes() for one in whole["train_images"])
+    labels = torch.cat((images.train_labels, images.val_labels)).tolist()
+    known = zip(whole["train_images"], whole["train_labels"].ravel().tolist(), strict=True)
+    assert dict(zip(both, labels, strict=True)) == {one.tobytes(): label for one, label in known}
+    assert len(images.test_images) == 24
+    assert given(validation_images=asked).identity == images.identity
+
+
+def test_a_training_part_with_nothing_left_is_refused() -> None:
+    with pytest.raises(SettingError, match="^validation_images=48: must be 1 to 47"):
+        given(validation_images=48)
+    few = {name: array[:4] for name, array in own_files.arrays().items()}
+    parts = [few[name] for name in ("train_images", "train_labels", "test_images", "test_labels")]
+    with pytest.raises(SettingError, match="^validation_images=0: must be 1 to 3"):
+        esper_soa.images(*parts)
 
 
 def test_a_set_is_of_the_classes_of_all_parts_and_the_task_must_have_as_many(
@@ -219,7 +230,7 @@ def test_mean_and_deviation_may_be_given_for_all_channels_or_for_each(tmp_path: 
         ({"mean": [127.0], "std": [60.0]}, "mean=127.0: must be in [0, 1]"),
         ({"layout": "hwc"}, "layout=hwc: must be one of nhwc, nchw"),
         ({"resize": "crop"}, "resize=crop: must be one of auto, pad, scale, stretch"),
-        ({"val": "test"}, "val=test: must be one of unused, train, for_test"),
+        ({"validation_images": -1}, "validation_images=-1: must be in [0, 10000000]"),
     ],
 )
 def test_a_wrong_choice_is_refused_by_its_name_in_a_run_and_as_an_argument(
@@ -246,8 +257,12 @@ def test_arguments_that_do_not_fit_together_are_refused_by_name(tmp_path: Path) 
         ("test", None, f"^test=NoneType: {kinds}"),
         ("train", masked, f"^train=MaskedArray: {kinds}"),
         ("train", [[1, 2]], f"^train=list: {kinds}"),
-        ("shuffle", True, "must be left out.*There are layout, resize, val, mean, std"),
-        ("val", "train", "val=train: must be left out with arrays"),
+        (
+            "shuffle",
+            True,
+            "must be left out.*There are layout, resize, mean, std, validation_images",
+        ),
+        ("val_labels", np.zeros(3, int), "val=NoneType: must be a numpy array"),
         ("name", 3, "name=3: must be a text"),
     ):
         with pytest.raises(SettingError, match=told):
@@ -349,7 +364,7 @@ def test_auto_takes_a_root_that_ends_in_npz_and_says_why(tmp_path: Path) -> None
     images = load_images(DataConfig(root=str(path)), "cpu")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     why = f"sha256 {digest[:12]}..., data.name=auto takes it as data.root is an .npz"
-    counts = "48 training and 24 test images."
+    counts = "39 training, 9 validation and 24 test images."
     assert images.source == f"own images from {path} ({why}): {counts}"
     assert images.facts()["file_sha256"] == digest
     assert images.identity == loaded(path).identity
@@ -358,7 +373,7 @@ def test_auto_takes_a_root_that_ends_in_npz_and_says_why(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("other", [{}, {"name": "given"}, {"name": "cifar10", "root": "/c"}])
 def test_settings_that_other_sets_would_not_heed_are_refused(other: dict) -> None:
-    for name, value in (("resize", "pad"), ("layout", "nchw"), ("val", "train")):
+    for name, value in (("resize", "pad"), ("layout", "nchw")):
         told = rf"^data\.{name}=.*: must be left out with data\.name="
         with pytest.raises(SettingError, match=told):
             DataConfig(**{name: value}, **other)
@@ -380,6 +395,6 @@ def test_a_set_is_shown_in_words_and_told_to_the_log(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO, "esper_soa"):
         images = given(name="mine")
     assert repr(images) == str(images)
-    told = "mine: own images from arrays, handed over: 48 training and 24 test images.\n  28x28"
+    told = "mine: own images from arrays, handed over: 39 training, 9 validation and 24 test images.\n  28x28"
     assert told in str(images)
     assert str(images) in caplog.text

@@ -76,7 +76,8 @@ class Vectors:
 
     def __init__(self) -> None:
         _, labels = self.of(torch.arange(TRAIN + TEST))
-        self.train_labels, self.test_labels = labels.split((TRAIN, TEST))
+        self.train_labels, self.val_labels = labels.split((TRAIN, TEST))
+        self.test_labels = self.val_labels
 
     def to(self, device: torch.device | str) -> Self:
         return self
@@ -89,6 +90,8 @@ class Vectors:
 
     def validation(self, order: Tensor, dtype: torch.dtype) -> ValidationVectors:
         return ValidationVectors(self, order, dtype)
+
+    test = validation
 
     def of(self, samples: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs [n, B, WIDTH] and labels [n, B, TARGETS]."""

@@ -98,10 +98,10 @@ def test_a_grown_network_has_the_accuracy_and_the_loss_of_its_engine(
     assert grown == {"grouped" if name == "staged" else "norm"}
     chosen = world.validation.order
     images = world.data
-    x = images.test_images[chosen].permute(0, 3, 1, 2).float() / 255
-    labels = images.test_labels[chosen]
+    x = images.val_images[chosen].permute(0, 3, 1, 2).float() / 255
+    labels = images.val_labels[chosen]
     assert score(net, x, labels) == pytest.approx(
-        (net.spec["accuracy"], net.spec["loss"]), abs=1e-5
+        (net.spec["validation_accuracy"], net.spec["validation_loss"]), abs=1e-5
     )
     assert net.spec["task"] == name
 

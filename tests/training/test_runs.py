@@ -56,13 +56,16 @@ def test_a_run_in_one_call_and_its_best_host(done: esper_soa.RecordedRun, tmp_pa
     assert done.summary["rounds"] == 3
     assert [line["round"] for line in done.metrics()] == [1, 2, 3]
     net = done.export()
-    assert net.spec["accuracy"] == max(line["accuracy"] for line in done.episodes())
+    best = max(line["accuracy"] for line in done.episodes())
+    assert (net.spec["validation_accuracy"], net.spec["chosen_by"]) == (best, "validation_accuracy")
     assert net(torch.rand(2, 3, 32, 32)).shape == (2, 10)
     esper_soa.save(net, tmp_path / "host.safetensors")
     again = esper_soa.load(tmp_path / "host.safetensors")
     assert digest(again.state_dict()) == digest(net.state_dict())
+    assert again.spec == net.spec
+    assert done.evaluate(again).accuracy == net.spec["test_accuracy"]
     last = [line["accuracy"] for line in done.episodes() if line["round"] == 3]
-    assert [done.export(env).spec["accuracy"] for env in range(3)] == last
+    assert [done.export(env).spec["validation_accuracy"] for env in range(3)] == last
     assert (done.path / "overrides.txt").read_text().splitlines()[0] == "+experiment=smoke"
 
 
@@ -77,11 +80,16 @@ def test_a_run_is_opened_by_its_folder(
 
 
 def test_a_host_is_evaluated_to_the_digit_of_its_run(done: esper_soa.RecordedRun) -> None:
-    for net in (done.export(), done.export(1)):
-        found = done.evaluate(net.train())
+    (written,) = done.folder.network_files("best")[-1:]
+    for net in (done.export(), done.export(1), esper_soa.load(written)):
+        found = done.evaluate(net.train(), "validation")
         assert net.training
-        assert found.accuracy == net.spec["accuracy"]
-        assert found.loss == pytest.approx(net.spec["loss"], abs=1e-5)
+        assert found.accuracy == net.spec["validation_accuracy"]
+        assert found.loss == pytest.approx(net.spec["validation_loss"], abs=1e-5)
+        images, labels = done.images("test")
+        right = int((net.eval()(images).argmax(1) == labels).sum())
+        assert done.evaluate(net).accuracy == net.spec["test_accuracy"] == 100.0 * right / 16
+        assert (net.spec["test_images"], net.spec["validation_images"]) == (16, 8)
     images, labels = done.images()
     assert (images.shape, labels.shape) == ((8, 3, 32, 32), (8,))
     assert [len(done.images(split)[1]) for split in ("train", "test")] == [32, 16]
@@ -96,9 +104,10 @@ def test_hosts_with_validation_images_of_their_own_are_evaluated_on_those(tmp_pa
     run = esper_soa.train("smoke", [*TINY, *own], verbose=0)
     for env in range(3):
         net = run.export(env)
-        assert run.evaluate(net).accuracy == net.spec["accuracy"]
+        found = run.evaluate(net, "validation").accuracy
+        assert found == net.spec["validation_accuracy"]
     every = torch.cat([run.images(env=env)[1] for env in range(3)])
-    assert sorted(every.tolist()) == sorted(run.images("test")[1].tolist())
+    assert sorted(every.tolist()) == sorted(run.images("test")[1].tolist())  # of the same classes
 
 
 def test_the_env_steps_of_a_run_are_a_data_frame(done: esper_soa.RecordedRun) -> None:

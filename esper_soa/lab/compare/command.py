@@ -54,7 +54,8 @@ TURNS = "turns.jsonl"
 # Of a run, by where they stand in summary.json; those of grown hosts are means over the hosts of
 # its last rounds.
 NUMBERS = {
-    "accuracy": ("grown", "accuracy"),
+    "test_accuracy": ("grown", "test_accuracy"),
+    "validation_accuracy": ("grown", "validation_accuracy"),
     "net": ("grown", "net"),
     "parameters": ("grown", "size"),
     "train_flop": ("grown", "flop"),
@@ -166,9 +167,12 @@ def compare(study: Study, console: Console) -> list[str]:
                 name: float(summary[part][key]) for name, (part, key) in NUMBERS.items()
             }
         values = [
-            f"{name} {runs[seed]['accuracy']:.2f}" for name, runs in found.items() if seed in runs
+            f"{name} {runs[seed]['test_accuracy']:.2f}"
+            for name, runs in found.items()
+            if seed in runs
         ]
-        console.print(f"seed {seed}: accuracy {', '.join(values) or 'of none'}", highlight=False)
+        told = ", ".join(values) or "of none"
+        console.print(f"seed {seed}: test accuracy {told}", highlight=False)
     whole = [seed for seed in study.seeds if all(seed in runs for runs in found.values())]
     if whole:
         numbers = {

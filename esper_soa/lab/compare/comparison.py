@@ -20,7 +20,8 @@ CONFIDENCE = 0.95  # of the intervals
 SIGNIFICANCE = 0.05  # of p values that are corrected for the number of comparisons
 POWER = 0.8  # with which `detectable` is found
 STUDIES = 20_000  # drawn to find it
-MEASURES = {"accuracy": "accuracy", "net": "accuracy less rent"}  # both in percent points
+# All in percent points.
+MEASURES = {"test_accuracy": "test accuracy", "net": "test accuracy less rent"}
 # by group, then by measure, a number per seed
 Numbers = Mapping[str, Mapping[str, Sequence[float]]]
 

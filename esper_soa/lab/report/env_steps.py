@@ -5,8 +5,9 @@ end. Of a run that has written several rounds, the newest is read. Needs no torc
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from esper_soa.lab.report.run_files import Row, RunRecord, Table, mean_of, read_round
+from esper_soa.lab.report.run_files import Cell, Row, RunRecord, Table, mean_of, read_round
 from esper_soa.lab.report.run_tables import FATES, GIGA, table_of
+from esper_soa.lab.telemetry.schema import CONTROL
 from esper_soa.lab.telemetry.table_files import table_files
 
 MOST_ROWS = 20_000  # of all runs together
@@ -16,7 +17,8 @@ MEANS = ("parameters", "val_loss", "train_loss")
 
 def steps_table(runs: Sequence[RunRecord]) -> Table:
     """A row per run and env-step: means over the hosts that still play, extremes of accuracy and
-    reward, and the training FLOP of a host so far. Rows are left out evenly where there are many.
+    reward, the control's accuracy, and the training FLOP of a host so far. Rows are left out evenly
+    where there are many.
     """
     rows = [list(_steps(run)) for run in runs]
     every = 1 + sum(map(len, rows)) // MOST_ROWS
@@ -46,6 +48,9 @@ def _steps(run: RunRecord) -> Iterator[Row]:
     by_step: dict[object, list[Row]] = {}
     for host in _newest(run, "steps"):
         by_step.setdefault(host["step"], []).append(host)
+    control: dict[object, list[Cell]] = {}
+    for host in _newest(run, CONTROL):
+        control.setdefault(host["step"], []).append(host["accuracy"])
     spent = 0.0
     for hosts in by_step.values():
         spent += mean_of([host["train_flop"] for host in hosts]) or 0.0
@@ -59,4 +64,5 @@ def _steps(run: RunRecord) -> Iterator[Row]:
                 f"{name}_max": max(known, default=None),
             }
         means |= {name: mean_of([host[name] for host in hosts]) for name in MEANS}
-        yield means | {"train_gflop": spent / GIGA}
+        others = mean_of(control.get(hosts[0]["step"], []))
+        yield means | {"control_accuracy": others, "train_gflop": spent / GIGA}

@@ -1,7 +1,7 @@
 """Runs that differ in nothing but the seed belong together: groups by overrides, how each stands,
 and every pair of groups with its exact test.
 
-A run counts with one number, the mean accuracy of its hosts at the end; hosts of a run are not
+A run counts with one number, the mean test accuracy of its hosts at the end; hosts of a run are not
 independent of each other. Runs that have not come to their end are left out, and counted. Needs no
 torch.
 """
@@ -37,7 +37,7 @@ class RunGroup(NamedTuple):
 
     @property
     def ended(self) -> list[RunRecord]:
-        """Those that have come to their end with a finite accuracy."""
+        """Those that have come to their end with a finite test accuracy."""
         return [run for run in self.runs if run.accuracy is not None]
 
     @property
@@ -52,7 +52,7 @@ class FinishedGroup(NamedTuple):
     label: str
     runs: int  # that have ended
     left_out: int  # that have not
-    accuracy: Interval  # percent, mean over runs
+    accuracy: Interval  # of the test images, percent, mean over runs
     # Percent points over the control, mean over runs; None where one has no control.
     gain: Interval | None
     parameters: float | None  # mean over runs and hosts

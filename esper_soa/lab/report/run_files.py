@@ -50,13 +50,15 @@ class RunRecord:
 
     @property
     def accuracy(self) -> float | None:
-        """Percent at the end, mean over the grown hosts; None where there is no end yet."""
-        return number(self.summary, "grown", "accuracy")
+        """Test accuracy at the end, percent, mean over the grown hosts; None where there is no end
+        yet.
+        """
+        return number(self.summary, "grown", "test_accuracy")
 
     @property
     def gain(self) -> float | None:
         """Percent points over the control at the end; None where there is none."""
-        return number(self.summary, "difference", "accuracy", "mean")
+        return number(self.summary, "difference", "test_accuracy", "mean")
 
     @property
     def slots(self) -> list[str]:

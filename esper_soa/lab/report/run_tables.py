@@ -188,7 +188,9 @@ def _weighted(records: Sequence[Record], name: str, weight: str) -> float | None
 
 
 def hosts_table(runs: Sequence[RunRecord]) -> Table:
-    """A row per host, grown or control, of last rounds at the end: accuracy, parameters, FLOP."""
+    """A row per host, grown or control, of last rounds at the end: validation accuracy, as the way
+    there has it, test accuracy, parameters, FLOP.
+    """
     return table_of(
         {"group": run.group, "run": run.label, "hosts": kind, **row}
         for run in runs
@@ -200,10 +202,11 @@ def hosts_table(runs: Sequence[RunRecord]) -> Table:
 def _host_rows(score: Record) -> Iterator[Row]:
     episodes = score.get("episodes")
     for episode in episodes if isinstance(episodes, list) else []:
-        columns = [numbers(episode, name) for name in ("accuracies", "parameters", "train_flop")]
-        for env, (accuracy, parameters, flop) in enumerate(zip(*columns, strict=False)):
+        names = "validation_accuracies", "test_accuracies", "parameters", "train_flop"
+        columns = [numbers(episode, name) for name in names]
+        for env, (seen, tested, parameters, flop) in enumerate(zip(*columns, strict=False)):
             sizes = {"parameters": parameters, "train_gflop": _giga(flop)}
-            yield {"host": env, "accuracy": accuracy} | sizes
+            yield {"host": env, "accuracy": seen, "test_accuracy": tested} | sizes
 
 
 def standings_table(found: Sequence[FinishedGroup]) -> Table:
@@ -220,7 +223,7 @@ def standings_table(found: Sequence[FinishedGroup]) -> Table:
 
 
 def finals_table(runs: Sequence[RunRecord]) -> Table:
-    """A row per run at its end: the mean accuracy of its hosts, and its lead on its control."""
+    """A row per run at its end: mean test accuracy of its hosts, and its lead on its control."""
     return table_of(
         {"group": run.group, "run": run.label, "accuracy": run.accuracy, "gain": run.gain}
         for run in runs

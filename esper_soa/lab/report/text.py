@@ -113,7 +113,7 @@ def _tiles_of_one(run: RunRecord) -> list[Highlight]:
     """As the final table has them, or as far as the last round says; beside them the control."""
     last = run.rounds[-1] if run.rounds else {}
     grown = part(run.summary, "grown") or {
-        "accuracy": number(last, "accuracy", "mean"),
+        "validation_accuracy": number(last, "accuracy", "mean"),
         "size": last.get("parameters"),
         "flop": last.get("train_flop"),
     }
@@ -135,7 +135,8 @@ def _tiles_of_one(run: RunRecord) -> list[Highlight]:
     work = f"{run.settings.get('envs', '?')} hosts x {run.settings.get('steps', '?')} env-steps"
     pace = "env-steps/s" + (f"; {duration(wall)} in all" if wall else "")
     return [
-        tile("accuracy, mean over hosts", "accuracy", "{:.2f} %".format),
+        *([tile("test accuracy", "test_accuracy", "{:.2f} %".format)] if run.finished else []),
+        tile("validation accuracy", "validation_accuracy", "{:.2f} %".format),
         tile("parameters of a host", "size", "{:,.0f}".format),
         tile("training of a host", "flop", flop_in_words),
         Highlight("rounds", str(len(run.rounds)), f"of {run.planned}; {work}"),
@@ -153,7 +154,7 @@ def _tiles_of_several(groups: Sequence[RunGroup], runs: Sequence[RunRecord]) -> 
     if found:
         best = found[0]
         name = best.label if len(groups) > 1 else "mean over runs"
-        title = "highest accuracy" if len(groups) > 1 else "accuracy"
+        title = "highest test accuracy" if len(groups) > 1 else "test accuracy"
         tiles.append(Highlight(title, f"{best.accuracy.mean:.2f} %", name))
         if best.gain is not None:
             tiles.append(Highlight("over the control", f"{best.gain.mean:+.2f} points", name))

@@ -69,7 +69,9 @@ class JobRecord:
     overrides: list[str]  # of its settings, as on the command line
     folder: str  # of its run
     status: str = BEGUN
-    value: float | None = None  # final accuracy in percent; of a pruned job that of its last round
+    # Final validation accuracy, percent, of a pruned job that of its last round. Searches choose by
+    # it, so it is never of test images.
+    value: float | None = None
     message: str = ""  # why it did not come to its end
 
     def ended(self, status: str, value: float | None = None, message: str = "") -> "JobRecord":

@@ -1,8 +1,9 @@
 """A search by Optuna: its trials are a sweep's jobs, by any launcher; the study lies in its folder.
 
-Trial i is job i, which tells the study its accuracy after every round, and ends early where the
-pruner finds it hopeless. A trial whose job did not come to its end stays open, so that a sweep that
-goes on (resume=auto) plays it from its checkpoint on. Needs the extra `sweep`, and no torch.
+Trial i is job i, which tells the study its validation accuracy after every round (never that on
+test images, which are for the reader of the result), and ends early where the pruner finds it
+hopeless. A trial whose job did not come to its end stays open, so that a sweep that goes on
+(resume=auto) plays it from its checkpoint on. Needs the extra `sweep`, and no torch.
 """
 
 import warnings
@@ -83,8 +84,8 @@ def search(config: DictConfig, arguments: Sequence[str], launcher: Launcher) -> 
     if not ended:
         return None
     best = max(ended, key=lambda one: one.value or 0.0)
-    found = f"{len(study.trials)} trials, best is job {best.number}: {best.value:.2f} % accuracy"
-    print(f"search   {found} with", *overrides_of(best.params))
+    found = f"{len(study.trials)} trials, best is job {best.number}: {best.value:.2f} %"
+    print(f"search   {found} validation accuracy with", *overrides_of(best.params))
     return best.value
 
 

@@ -78,12 +78,15 @@ def _row(job: JobRecord, hidden: set[str]) -> dict[str, Json]:
     ended = job.status in ENDED and path.is_file()
     summary = json.loads(path.read_text(encoding="utf-8")) if ended else {}
     grown = summary.get("grown", {})
+    # Sweeps choose: what they show is of the validation images, `net` of summary.json of the test.
+    scores = [grown.get(name) for name in ("validation_accuracy", "net", "test_accuracy")]
+    net = None if None in scores else scores[0] + scores[1] - scores[2]
     return {
         "job": job.number,
         "overrides": [one for one in job.overrides if one not in hidden],
         "status": job.status,
         "accuracy": job.value,
-        "net": grown.get("net"),
+        "net": net,
         "parameters": grown.get("size"),
         "seconds": summary.get("wall_seconds"),
         "message": job.message,
@@ -94,17 +97,16 @@ def _row(job: JobRecord, hidden: set[str]) -> dict[str, Json]:
 def table(rows: Sequence[dict]) -> Table:
     """The jobs one below the other."""
     shown = Table(box=box.SIMPLE, title="jobs", title_justify="left")
-    for heading in ("job", "overrides", "status", "accuracy %", "less rent", "parameters", "time"):
+    numbers = "validation %", "less rent", "parameters", "time"
+    for heading in ("job", "overrides", "status", *numbers):
         left = heading in ("overrides", "status")
         shown.add_column(heading, justify="left" if left else "right", overflow="fold")
     forms = {"accuracy": ".2f", "net": ".2f", "parameters": ",.0f"}
     for row in rows:
-        numbers = [
-            "" if row[key] is None else format(row[key], form) for key, form in forms.items()
-        ]
+        cells = ["" if row[key] is None else format(row[key], form) for key, form in forms.items()]
         took = "" if row["seconds"] is None else duration(row["seconds"])
         words = escape(" ".join(row["overrides"]))
-        shown.add_row(str(row["job"]), words, row["status"], *numbers, took)
+        shown.add_row(str(row["job"]), words, row["status"], *cells, took)
     return shown
 
 

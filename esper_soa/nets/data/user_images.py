@@ -113,9 +113,14 @@ def check_images(found: "ImageSet | str | PathLike[str]") -> list[str]:
 
     Classes without images or with few, or one so frequent that a constant answer scores; images
     that are in both parts, there twice, or twice under different labels; images of one colour;
-    parts that are not of one brightness.
+    parts that are not of one brightness. Validation images count as training images.
     """
     image_set = (images(found) if isinstance(found, str | PathLike) else found).to("cpu")
+    image_set = replace(
+        image_set,
+        train_images=torch.cat((image_set.train_images, image_set.val_images)),
+        train_labels=torch.cat((image_set.train_labels, image_set.val_labels)),
+    )
     train = image_set.train_images.numpy()
     test = image_set.test_images.numpy()
     return [
