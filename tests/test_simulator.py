@@ -317,7 +317,8 @@ def test_a_simulator_reaches_few_modules_and_no_part_of_the_lab() -> None:
 def test_images_of_a_users_own_take_the_place_of_those_of_the_settings() -> None:
     generator = np.random.default_rng(0)
     train, test = (generator.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8) for _ in range(2))
-    data = esper_soa.images(train, np.arange(40) % 4, test, np.arange(40) % 4)
+    labels = np.arange(40) % 4
+    data = esper_soa.images(train, labels, test, labels, validation_images=20)
     sim = esper_soa.make("smoke", overrides=TINY[:2], policy="random", data=data, **SIZES)
     assert sim.settings.task.num_classes == 4
     assert sim.world.data.train_labels.max() == 3

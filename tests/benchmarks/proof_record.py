@@ -4,6 +4,7 @@ from benchmarks.records import METHOD
 
 PLAYERS = ("learned", "wait", "random", "heuristic", "schedule", "static_final", "static_large")
 SEEDS = 10
+SIZES = {"train": 4000, "validation": 1000, "test": 1000}
 
 
 def player(level: float, size: float) -> dict:
@@ -11,6 +12,7 @@ def player(level: float, size: float) -> dict:
     accuracy = [[level + n / 10 - 1, level + n / 10 + 1] for n in range(SEEDS)]
     return {
         "accuracy": accuracy,
+        "validation_accuracy": [[value - 2 for value in hosts] for hosts in accuracy],
         "net": [[value - size / 10_000 for value in hosts] for hosts in accuracy],
         "parameters": [[size - 100, size + 100] for _ in range(SEEDS)],
         "train_flop": [[size * 1e6, size * 1e6] for _ in range(SEEDS)],
@@ -35,10 +37,7 @@ def proof_record(name: str = "proof", data: tuple[str, ...] = ("fashion32", "cif
         "seeds": list(range(20260101, 20260101 + SEEDS)),
         "weights": "abc",
         "train_images": 38_400,
-        "data": [
-            {"name": one, "train": 5000, "test": 1000, "val_images": 900, "players": players}
-            for one in data
-        ],
+        "data": [{"name": one, **SIZES, "val_images": 900, "players": players} for one in data],
     }
 
 
@@ -62,5 +61,5 @@ def main_record() -> dict:
         "machine": {"cpu": "a processor", "cores": 2, "torch": "2"},
         "seeds": [101, 102],
         "command": "python -m esper_soa.train +experiment=cifar_3seed",
-        "data": [{"name": "fashion32", "train": 5000, "test": 1000, "runs": runs}],
+        "data": [{"name": "fashion32", **SIZES, "runs": runs}],
     }

@@ -27,7 +27,7 @@ from benchmarks.timing import BenchmarkError
 from benchmarks.units import Units
 
 ROOT = Path(__file__).resolve().parents[2]
-FASHION = Data("fashion32", (), "abc", 5000, 1000)
+FASHION = Data("fashion32", (), "abc", 4000, 1000, 1000)
 TINY = ("envs=2", "steps=2", "train_samples=32", "val_samples=32", "policy.ppo.minibatches=1")
 
 
@@ -88,13 +88,13 @@ def test_other_settings_can_be_given_but_not_to_the_record_of_the_declared_proof
 
 def test_a_folder_of_cifar_may_have_any_name(tmp_path: Path) -> None:
     root = str(tmp_path / "my data, 'new' = {1}")
-    data = Data("cifar10", data_settings(root), "abc", 1, 1)
+    data = Data("cifar10", data_settings(root), "abc", 1, 1, 1)
     assert of_seed(data, 1, ()).data.root == root
     assert data_settings("") == ()
 
 
 def test_settings_are_compared_without_what_differs_between_units(tmp_path: Path) -> None:
-    here = Data("cifar10", data_settings(str(tmp_path)), "abc", 1, 1)
+    here = Data("cifar10", data_settings(str(tmp_path)), "abc", 1, 1, 1)
     assert plain_settings(of_seed(here, 1, ())) == plain_settings(of_seed(FASHION, 2, ()))
     assert plain_settings(of_seed(FASHION, 1, ())) != plain_settings(
         of_seed(FASHION, 1, ("steps=7",))
@@ -276,8 +276,8 @@ def test_main_runs_are_commands_of_their_own_and_go_on(tmp_path: Path, learned: 
     for seed, run in zip(record["seeds"], record["data"][0]["runs"], strict=True):
         (path,) = folder.glob(f"*/fashion32_*-{seed}-main/summary.json")
         summary = json.loads(path.read_text())
-        assert run["grown"]["accuracies"] == summary["grown"]["accuracies"]
-        assert run["control"]["accuracies"] == summary["control"]["accuracies"]
+        assert run["grown"]["accuracies"] == summary["grown"]["test_accuracies"]
+        assert run["control"]["accuracies"] == summary["control"]["test_accuracies"]
         assert run["seconds"] > summary["wall_seconds"]  # start and imports included
     next(folder.glob("*/fashion32_*-102-main.json")).unlink()
     again = warm.run(command, cwd=ROOT, check=True, capture_output=True, text=True)

@@ -395,6 +395,6 @@ def test_a_set_is_shown_in_words_and_told_to_the_log(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO, "esper_soa"):
         images = given(name="mine")
     assert repr(images) == str(images)
-    told = "mine: own images from arrays, handed over: 39 training, 9 validation and 24 test images.\n  28x28"
-    assert told in str(images)
+    counts = "39 training, 9 validation and 24 test images."
+    assert f"mine: own images from arrays, handed over: {counts}\n  28x28" in str(images)
     assert str(images) in caplog.text

@@ -30,6 +30,7 @@ from esper_soa.training.evaluation import (
     final_rents,
     judge,
 )
+from esper_soa.training.final_test import measure_test
 from esper_soa.training.resume import Saved, read_run
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.statistics import mean_interval
@@ -123,12 +124,14 @@ def test_every_policy_plays_on_the_fresh_seed_that_was_asked_for(
     )
     rounds = by_hand(world, agent)
     own = samples(found, name)
-    assert own["accuracy"] == last_accuracies(rounds)
+    assert own["validation_accuracy"] == last_accuracies(rounds)
+    assert own["test_accuracy"][-len(world.envs) :] == measure_test(world, rounds[-1].result.hosts)
     assert own["reward"] == pytest.approx(
         [reward for played in rounds for reward in played.rewards().sum(0).tolist()]
     )
     host = world.rules.reward.counts.host
-    for size, accuracy, net in zip(own["parameters"], own["accuracy"], own["net"], strict=True):
+    tested = own["test_accuracy"]
+    for size, accuracy, net in zip(own["parameters"], tested, own["net"], strict=True):
         rent = min(1.5, 0.5 * math.log1p((size - host) / max(host, 200)))
         assert net == pytest.approx(accuracy - rent)
     assert (own["parameters"] == [host] * 4) == (name == "wait")
@@ -228,7 +231,7 @@ def test_the_same_again_and_in_other_company_is_the_same(
     lead = again["policies"]["wait"]["net_less_first"]
     assert lead["low"] <= lead["mean"] <= lead["high"]
     assert lead["mean"] == pytest.approx(again["policies"]["wait"]["means"]["net"]["mean"] - first)
-    assert "accuracy - rent" in (tmp_path / "evaluation.txt").read_text()
+    assert "test - rent" in (tmp_path / "evaluation.txt").read_text()
 
 
 def test_the_rent_is_the_logarithm_of_the_growth_up_to_a_limit() -> None:

@@ -27,9 +27,14 @@ SUMMARY = Summary(
     envs=2,
     rounds=3,
     steps=5,
-    grown=HostScore("ppo", [Episode([50.0, 53.0], [7000.0, 8001.0], [49.5, 52.0], [3e9, 5e9])]),
-    control=HostScore("wait", [Episode([48.0, 49.0], [6418.0, 6418.0], [48.0, 49.0], [2e9, 2e9])]),
+    grown=HostScore(
+        "ppo", [Episode([45.0, 44.0], [50.0, 53.0], [7000.0, 8001.0], [49.5, 52.0], [3e9, 5e9])]
+    ),
+    control=HostScore(
+        "wait", [Episode([41.0, 43.0], [48.0, 49.0], [6418.0, 6418.0], [48.0, 49.0], [2e9, 2e9])]
+    ),
     test_images=2000,
+    validation_images=1000,
     seeds={"germinated": 9, "blended": 6, "fossilized": 4, "pruned": 2},
     reward=-1.25,
     speed=Speed(env_steps=30, seconds=12.0, train_samples=256, val_samples=128, alpha_rows=2.5),
@@ -58,9 +63,11 @@ def test_the_table_sets_grown_hosts_beside_the_same_hosts_without_growth() -> No
     # differences 2 and 4: mean 3, standard error 1, t of one degree of freedom 12.706; net 1.5 and
     # 3: 2.25 and 0.75
     assert row(text, "last env-step") == "grown without growth difference"
-    assert row(text, "accuracy, mean over hosts (%)") == "51.50 48.50 +3.00 [-9.71, +15.71]"
-    assert row(text, "accuracy, best host (%)") == "53.00 49.00 +4.00"
-    assert row(text, "accuracy - rent, mean over hosts") == "50.75 48.50 +2.25 [-7.28, +11.78]"
+    assert row(text, "test accuracy, mean over hosts (%)") == "51.50 48.50 +3.00 [-9.71, +15.71]"
+    # of the host with the highest validation accuracy
+    assert row(text, "test accuracy, best host (%)") == "50.00 49.00 +1.00"
+    assert row(text, "validation accuracy, mean (%)") == "44.50 42.00"
+    assert row(text, "test accuracy - rent, mean over hosts") == "50.75 48.50 +2.25 [-7.28, +11.78]"
     assert row(text, "parameters, mean over hosts") == "7,500 6,418 x 1.17"
     assert row(text, "training GFLOP, mean over hosts") == "4 2 x 2.00"
 
@@ -92,7 +99,8 @@ def test_what_the_numbers_were_taken_on_is_told() -> None:
     verdict = "No difference that this run could show: +3.00 points [-9.71, +15.71] for 1.17 times "
     for line in (
         f"{verdict}the parameters and 2.0 times the training FLOP.",
-        "measured 2 hosts x 1 episode (the last round), on V=128 of 2,000 test images each",
+        "measured 2 hosts x 1 episode (the last round), each on all 2,000 test images",
+        "chosen   best host by accuracy on V=128 of 1,000 validation images, which rewards see too",
         "control  without growth: 10 env-steps on the same seeds, data order and images",
         "interval 95% t interval of 2 paired differences, over hosts and episodes",
     ):
@@ -101,39 +109,39 @@ def test_what_the_numbers_were_taken_on_is_told() -> None:
 
 def test_several_episodes_are_compared_host_by_host_and_round_by_round(tmp_path: Path) -> None:
     assert SUMMARY.control is not None
-    more = Episode([60.0, 61.0], [9000.0, 9000.0], [59.0, 60.0], [6e9, 6e9])
-    less = Episode([55.0, 60.0], [6418.0, 6418.0], [55.0, 60.0], [2e9, 2e9])
+    more = Episode([50.0, 51.0], [60.0, 61.0], [9000.0, 9000.0], [59.0, 60.0], [6e9, 6e9])
+    less = Episode([52.0, 50.0], [55.0, 60.0], [6418.0, 6418.0], [55.0, 60.0], [2e9, 2e9])
     grown = replace(SUMMARY.grown, episodes=[*SUMMARY.grown.episodes, more])
     control = replace(SUMMARY.control, episodes=[*SUMMARY.control.episodes, less])
     text = shown(replace(SUMMARY, grown=grown, control=control))
     # differences 2, 4, 5, 1: mean 3, deviation sqrt(10 / 3), t of three degrees of freedom 3.182
-    assert row(text, "accuracy, mean over hosts (%)") == "56.00 53.00 +3.00 [+0.09, +5.91]"
-    assert row(text, "accuracy, best host (%)") == "61.00 60.00 +1.00"
+    assert row(text, "test accuracy, mean over hosts (%)") == "56.00 53.00 +3.00 [+0.09, +5.91]"
+    assert row(text, "test accuracy, best host (%)") == "61.00 55.00 +6.00"
     assert "Growth paid: +3.00 points [+0.09, +5.91] for 1.29 times the parameters and" in text
-    assert "measured 2 hosts x 2 episodes (the last rounds), on V=128" in text
+    assert "measured 2 hosts x 2 episodes (the last rounds), each on all 2,000 test images" in text
     assert "control  without growth: 20 env-steps" in text
     assert "30 env-steps and 20 of the control" in text
     write_summary(replace(SUMMARY, grown=grown, control=control), tmp_path / "summary.json")
     record = json.loads((tmp_path / "summary.json").read_text())
-    assert record["grown"]["accuracies"] == [60.0, 61.0]  # of the last round
-    control = [episode["accuracies"] for episode in record["control"]["episodes"]]
+    assert record["grown"]["test_accuracies"] == [60.0, 61.0]  # of the last round
+    control = [episode["test_accuracies"] for episode in record["control"]["episodes"]]
     assert control == [[48.0, 49.0], [55.0, 60.0]]
     assert record["control_env_steps"] == 20
 
 
 def test_one_host_and_one_episode_have_no_interval(tmp_path: Path) -> None:
-    grown = HostScore("ppo", [Episode([50.0], [7000.0], [49.0], [3e9])])
-    control = HostScore("random", [Episode([48.0], [6418.0], [48.0], [2e9])])
+    grown = HostScore("ppo", [Episode([50.0], [50.0], [7000.0], [49.0], [3e9])])
+    control = HostScore("random", [Episode([48.0], [48.0], [6418.0], [48.0], [2e9])])
     summary = replace(SUMMARY, envs=1, grown=grown, control=control)
     text = shown(summary)
-    assert row(text, "accuracy, mean over hosts (%)") == "50.00 48.00 +2.00"
+    assert row(text, "test accuracy, mean over hosts (%)") == "50.00 48.00 +2.00"
     assert row(text, "last env-step") == "grown random play difference"
     told = "One host in one episode says little, and has no interval: +2.00 points for 1.09 times"
     assert told in text
     assert "interval none, as there is but one pair of hosts to compare" in text
     write_summary(summary, tmp_path / "summary.json")
     record = json.loads((tmp_path / "summary.json").read_text())
-    assert record["difference"]["accuracy"] == {"mean": 2.0, "low": None, "high": None}
+    assert record["difference"]["test_accuracy"] == {"mean": 2.0, "low": None, "high": None}
     assert "non_finite" not in record
 
 
@@ -141,22 +149,22 @@ def test_hosts_whose_accuracy_is_not_finite_are_left_out_and_said() -> None:
     nan = math.nan
     mine = [50.0, nan, 54.0]
     theirs = [48.0, 49.0, 50.0]
-    grown = HostScore("ppo", [Episode(mine, [7000.0] * 3, mine, [3e9] * 3)])
-    control = HostScore("wait", [Episode(theirs, [6418.0] * 3, theirs, [2e9] * 3)])
+    grown = HostScore("ppo", [Episode(mine, mine, [7000.0] * 3, mine, [3e9] * 3)])
+    control = HostScore("wait", [Episode(theirs, theirs, [6418.0] * 3, theirs, [2e9] * 3)])
     text = shown(replace(SUMMARY, grown=grown, control=control))
-    assert row(text, "accuracy, mean over hosts (%)").startswith("52.00 49.00 +3.00 [")
-    assert row(text, "accuracy, best host (%)").startswith("54.00 ")
+    assert row(text, "test accuracy, mean over hosts (%)").startswith("52.00 49.00 +3.00 [")
+    assert row(text, "test accuracy, best host (%)").startswith("54.00 ")
     assert "left out 1 pairs with an accuracy that is not finite" in text
     assert "left out" not in shown(SUMMARY)
 
 
 def test_no_finite_accuracy_at_all_is_told_and_written(tmp_path: Path) -> None:
-    nothing = HostScore("ppo", [Episode([math.nan], [7000.0], [math.nan], [math.nan])])
+    nothing = HostScore("ppo", [Episode([math.nan], [math.nan], [7000.0], [math.nan], [math.nan])])
     summary = replace(SUMMARY, grown=nothing, control=replace(nothing, name="static_final"))
     text = shown(summary)
     assert "Nothing to compare with the control (final topology from the start): no pair" in text
     write_summary(summary, tmp_path / "summary.json")
-    assert json.loads((tmp_path / "summary.json").read_text())["grown"]["accuracy"] is None
+    assert json.loads((tmp_path / "summary.json").read_text())["grown"]["test_accuracy"] is None
     assert "nan" in shown(replace(summary, control=None))
 
 
@@ -183,7 +191,7 @@ def test_the_time_of_a_resumed_run_is_that_of_the_env_steps_it_played_itself() -
 
 def test_without_a_control_there_is_one_column() -> None:
     text = shown(replace(SUMMARY, control=None))
-    assert row(text, "accuracy, mean over hosts (%)") == "51.50"
+    assert row(text, "test accuracy, mean over hosts (%)") == "51.50"
     assert "measured 2 hosts x 1 episode" in text
     for word in ("without growth", "control", "Growth", "interval"):
         assert word not in text
@@ -191,11 +199,12 @@ def test_without_a_control_there_is_one_column() -> None:
 
 def test_the_summary_file_holds_the_record_and_what_follows_from_it(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
-    assert SUMMARY.accuracy == 51.5  # the mean over hosts
+    assert SUMMARY.validation_accuracy == 44.5  # the mean over hosts
     write_summary(replace(SUMMARY, reward=math.nan), path)
     record = json.loads(path.read_text())
     episode = {
-        "accuracies": [50.0, 53.0],
+        "validation_accuracies": [45.0, 44.0],
+        "test_accuracies": [50.0, 53.0],
         "parameters": [7000.0, 8001.0],
         "nets": [49.5, 52.0],
         "train_flop": [3e9, 5e9],
@@ -203,25 +212,27 @@ def test_the_summary_file_holds_the_record_and_what_follows_from_it(tmp_path: Pa
     assert record["grown"] == episode | {
         "name": "ppo",
         "episodes": [episode],
-        "accuracy": 51.5,
+        "test_accuracy": 51.5,
+        "best": 50.0,
+        "validation_accuracy": 44.5,
         "net": 50.75,
-        "best": 53.0,
         "size": 7500.5,
         "flop": 4e9,
     }
-    assert record["control"]["accuracy"] == 48.5
-    assert record["control"]["accuracies"] == [48.0, 49.0]
+    assert record["control"]["test_accuracy"] == 48.5
+    assert record["control"]["test_accuracies"] == [48.0, 49.0]
     assert record["control"]["name"] == "wait"
     difference = record["difference"]
     assert (difference["outcome"], difference["pairs"], difference["left_out"]) == ("unclear", 2, 0)
-    assert difference["accuracy"]["mean"] == 3.0
-    assert difference["accuracy"]["low"] == pytest.approx(3 - 12.7062, abs=1e-3)
+    assert difference["test_accuracy"]["mean"] == 3.0
+    assert difference["test_accuracy"]["low"] == pytest.approx(3 - 12.7062, abs=1e-3)
     assert difference["net"]["high"] == pytest.approx(2.25 + 0.75 * 12.7062, abs=1e-3)
     assert (difference["parameters"], difference["train_flop"]) == (7500.5 / 6418, 2.0)
     assert difference["confidence"] == 0.95
     assert record["verdict"].startswith("No difference that this run could show: +3.00 points")
     expected = {
         "test_images": 2000,
+        "validation_images": 1000,
         "control_env_steps": 10,
         "seeds": {"germinated": 9, "blended": 6, "fossilized": 4, "pruned": 2},
         "pareto": {"front_size": 4, "hypervolume": 43.125},

@@ -65,10 +65,9 @@ def test_a_run_tells_what_is_done_to_the_images_of_its_file(tmp_path: Path, file
     log = (tmp_path / "run" / "log.txt").read_text()
     for told in (
         f"data     spots: own images from {file} (sha256 ",
-        "..., asked for by data.name): 48 training and 24 test images.",
+        "..., asked for by data.name): 48 training, 16 validation and 24 test images.",
         "data     40x30 pixels, scaled to 32x24 (bilinear and antialiased), put in the middle of ",
         "32x32 black pixels (data.resize=auto)",
-        "data     the 16 images of the part val_ are not used (data.val=unused; train or for_test ",
         "data     normalised by mean 0.",
         "data     3 classes",
     ):

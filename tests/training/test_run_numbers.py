@@ -269,17 +269,18 @@ def test_the_summary_tells_the_last_round(
     summary = random_run.summary
     last = rounds[-1]
     (grown,) = summary.grown.episodes
-    assert grown.accuracies == last.views[-1].state.signals.val_accuracy.tolist()
+    assert grown.validation_accuracies == last.views[-1].state.signals.val_accuracy.tolist()
     assert grown.parameters == sizes(world, last.states[-1])
     assert grown.train_flop == last.result.train_flop
     assert summary.reward == pytest.approx(last.rewards().sum(0).mean().item())
     assert (summary.envs, summary.rounds, summary.steps) == (ENVS, ROUNDS, STEPS)
     assert summary.rollbacks == 0
     written = json.loads(random_run.folder.summary.read_text())
-    assert written["grown"]["best"] == max(grown.accuracies)
-    assert written["grown"]["accuracies"] == grown.accuracies
+    assert written["grown"]["test_accuracies"] == grown.test_accuracies
+    assert written["grown"]["validation_accuracies"] == grown.validation_accuracies
     assert written["grown"]["train_flop"] == grown.train_flop
-    assert written["grown"]["accuracy"] == pytest.approx(random_run.lines[-1]["accuracy"]["mean"])
+    mean = random_run.lines[-1]["accuracy"]["mean"]
+    assert written["grown"]["validation_accuracy"] == pytest.approx(mean)
     assert written["grown"]["size"] == pytest.approx(random_run.lines[-1]["parameters"])
     assert written["speed"]["eps"] == summary.speed.eps
 

@@ -19,7 +19,8 @@ from esper_soa.training.verdict import (
 
 def score(name: str, *rounds: list[float]) -> HostScore:
     episodes = [
-        Episode(own, [100.0] * len(own), [a - 1 for a in own], [1e6] * len(own)) for own in rounds
+        Episode([9.0] * len(own), own, [100.0] * len(own), [a - 1 for a in own], [1e6] * len(own))
+        for own in rounds
     ]
     return HostScore(name, episodes)
 
@@ -58,21 +59,25 @@ def test_rounds_are_paired_in_their_order_and_net_of_rent_is_a_difference_of_its
     control = score("wait", [50.0, 51.0], [49.0, 50.0])
     control.episodes[1].nets[:] = [40.0, 41.0]
     found = compare(grown, control)
-    assert (found.accuracy.mean, found.pairs) == (pytest.approx((1 + 2 + 3 + 4) / 4), 4)
+    assert (found.test_accuracy.mean, found.pairs) == (pytest.approx((1 + 2 + 3 + 4) / 4), 4)
     assert found.net.mean == pytest.approx((1 + 2 + 11 + 12) / 4)
-    assert found.accuracy.high - found.accuracy.mean == pytest.approx(
+    assert found.test_accuracy.high - found.test_accuracy.mean == pytest.approx(
         3.1824 * math.sqrt(5 / 3) / 2, rel=1e-4
     )
 
 
 def test_an_infinite_accuracy_takes_its_pair_along() -> None:
     found = compare(score("ppo", [51.0, math.inf, 53.0]), score("wait", [50.0, 50.0, math.nan]))
-    assert (found.pairs, found.left_out, found.accuracy.mean) == (1, 2, 1.0)
+    assert (found.pairs, found.left_out, found.test_accuracy.mean) == (1, 2, 1.0)
 
 
 def test_the_ratios_are_those_of_the_means() -> None:
-    grown = HostScore("ppo", [Episode([1.0, 1.0], [300.0, 500.0], [1.0, 1.0], [3e6, 4e6])])
-    control = HostScore("wait", [Episode([1.0, 1.0], [100.0, 100.0], [1.0, 1.0], [1e6, 1e6])])
+    grown = HostScore(
+        "ppo", [Episode([1.0, 1.0], [1.0, 1.0], [300.0, 500.0], [1.0, 1.0], [3e6, 4e6])]
+    )
+    control = HostScore(
+        "wait", [Episode([1.0, 1.0], [1.0, 1.0], [100.0, 100.0], [1.0, 1.0], [1e6, 1e6])]
+    )
     found = compare(grown, control)
     assert (found.parameters, found.train_flop) == (4.0, 3.5)
     assert "for 4.0 times the parameters and 3.5 times the training FLOP" in verdict(found, "wait")

@@ -136,7 +136,7 @@ def check_work(source: BatchSource, train_samples: int, val_samples: int) -> Non
         ("val_samples", val_samples, len(source.val_labels), "validation", "raise"),
     ):
         allowed = f"at most {available}, the {kind} {source.spec.name} of {source.name}"
-        others = f"{change} data.validation_images, or choose a larger data set with data.root."
+        others = f"{change} data.validation_images, or choose a larger data set."
         check(value <= available, setting, value, allowed, f"Lower {setting}, {others}")
 
 

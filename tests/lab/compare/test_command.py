@@ -80,7 +80,7 @@ def test_groups_play_the_same_seeds_and_finished_runs_are_kept(
 ) -> None:
     folder, asked, told, record = compared
     assert asked.seeds == (5, 9)
-    assert "seed 9: accuracy a " in told
+    assert "seed 9: test accuracy a " in told
     assert "4 comparisons" in told
     assert "2 seeds cannot show any difference" in told
     assert list(record["groups"]) == ["a", "b", "c"]
@@ -90,7 +90,7 @@ def test_groups_play_the_same_seeds_and_finished_runs_are_kept(
         grown = [RecordedRun(asked.folder(group, seed)).summary["grown"] for seed in asked.seeds]
         for measure in command.MEASURES:
             assert [one[measure] for one in grown] == record["groups"][group][measure]
-        assert group != "c" or grown[0]["accuracies"] != grown[1]["accuracies"]
+        assert group != "c" or grown[0]["test_accuracies"] != grown[1]["test_accuracies"]
     written = {path: path.stat().st_mtime_ns for path in (folder / "study").rglob("summary.json")}
     asked.folder("b", 9).joinpath("summary.json").unlink()
     monkeypatch.setattr(command, "report_in", lambda _: "")
@@ -106,7 +106,7 @@ def test_a_run_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
     failed = command.compare(asked, quiet())
     assert len(failed) == 1
     assert failed[0].startswith("b seed 5: data.root=")
-    assert RecordedRun(asked.folder("a", 5)).summary["grown"]["accuracies"]
+    assert RecordedRun(asked.folder("a", 5)).summary["grown"]["test_accuracies"]
     assert not (tmp_path / "study" / "compare.json").exists()
 
 

@@ -100,7 +100,7 @@ def test_a_verdict_needs_the_corrected_p() -> None:
 
 def test_a_row_says_what_was_found() -> None:
     rows = compared(study(np.random.default_rng(1), 12, -5.0))
-    assert [row[:3] for row in rows] == [("b", "a", "accuracy"), ("b", "a", "net")]
+    assert [row[:3] for row in rows] == [("b", "a", "test_accuracy"), ("b", "a", "net")]
     row = rows[0]
     differences = np.array(row.differences)
     assert (row.verdict, row.won, row.comparisons) == ("below", 0, 2)

@@ -62,8 +62,8 @@ def test_the_verdict_names_the_highest_group_and_how_sure_that_is(tmp_path: Path
     assert "clearly ahead of “a”" in verdict
     assert "p = 0.029, exact, corrected for 1 comparison)" in verdict
     for given, tile in (
-        (apart[:1], ("accuracy", "2.50 %")),
-        (apart, ("highest accuracy", "12.50 %")),
+        (apart[:1], ("test accuracy", "2.50 %")),
+        (apart, ("highest test accuracy", "12.50 %")),
     ):
         assert tile in [(one.title, one.value) for one in tiles_of(given)]
     assert "not surely" in verdict_of([apart[0], group(tmp_path, "c", [1.5, 2.5, 3.5, 0.5])])

@@ -58,9 +58,11 @@ def test_a_sweep_ends_with_a_table_of_all_its_jobs(swept: Swept) -> None:
     assert [job["overrides"] for job in jobs] == [["envs=0"], ["envs=2"]]
     assert [job["status"] for job in jobs] == ["failed", "done"]
     grown = json.loads((swept.sweep / "1" / "summary.json").read_text())["grown"]
-    told = [grown[key] for key in ("accuracy", "net", "size")]
+    seen = grown["validation_accuracy"]
+    rent = grown["test_accuracy"] - grown["net"]
+    told = [seen, pytest.approx(seen - rent), grown["size"]]
     assert [jobs[1][key] for key in ("accuracy", "net", "parameters")] == told
-    assert rows[1][3:6] == [f"{told[0]:.2f}", f"{told[1]:.2f}", f"{told[2]:,.0f}"]
+    assert rows[1][3:6] == [f"{seen:.2f}", f"{seen - rent:.2f}", f"{grown['size']:,.0f}"]
     again = swept.again.stdout.split("\njobs ")[1].splitlines()
     assert [line.split() for line in again[:-1]] == [line.split() for line in table[:-1]]
 

@@ -120,7 +120,7 @@ def test_a_planted_optimum_is_found_hopeless_trials_are_pruned_and_a_second_call
     best = max((trial for trial in found if trial.values), key=lambda trial: trial.value)
     assert best.params["reward"] == "escrow"
     assert abs(math.log10(best.params["policy.ppo.lr"]) + 3) < 0.3
-    assert f"best is job {best.number}: {best.value:.2f} % accuracy" in done.stdout
+    assert f"best is job {best.number}: {best.value:.2f} % validation accuracy" in done.stdout
     pruned = [trial for trial in found if trial.state == optuna.trial.TrialState.PRUNED]
     ended = [trial for trial in found if trial.state == optuna.trial.TrialState.COMPLETE]
     assert len(pruned) + len(ended) == 40
