@@ -27,7 +27,7 @@ HELP = """\
   format=table  table, csv, or json (a line per row)
   limit=50      most rows of a table; csv and json have them all
 
-  tables: steps, slots, events, choices, subsets, rounds, episodes, settings
+  tables: steps, slots, events, choices, subsets, control_steps, rounds, episodes, settings
 
   esper-query runs/main "select blueprint, fate, count(*) from seed_lifecycle group by all"
 

@@ -147,8 +147,8 @@ def test_every_new_unit_has_a_line_with_the_time_left(
 
 def test_what_the_learned_policy_grew_is_read_back_as_it_was_written() -> None:
     topology = {"blueprint": [[3, -1]], "blend": [[0, 0]], "alpha": [[0.30000000000000004, 0.0]]}
-    unit = {"accuracy": [1.0], "parameters": [7000.0], "train_flop": [1.0], "topology": topology}
-    grown = grown_of(json.loads(json.dumps(unit)))
+    numbers = {"validation_accuracy": [1.0], "parameters": [7000.0], "train_flop": [1.0]}
+    grown = grown_of(json.loads(json.dumps({**numbers, "topology": topology})))
     assert {name: part.tolist() for name, part in grown.topology._asdict().items()} == topology
     assert [str(part.dtype) for part in grown.topology] == [
         "torch.int64",

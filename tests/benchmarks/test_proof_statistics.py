@@ -148,8 +148,9 @@ def test_the_section_has_figure_and_two_tables_per_data_set(tmp_path: Path) -> N
     assert "(proof.svg)" in lines[0]
     titles = [line for line in lines if line.startswith("**")]
     assert titles[0] == (
-        "**fashion32** (5,000 training and 1,000 test images), cifar_3seed: 10 seeds of 2 hosts, "
-        "38,400 training images per host, accuracy on 900 images."
+        "**fashion32** (4,000 training, 1,000 validation and 1,000 test images), cifar_3seed: 10 "
+        "seeds of 2 hosts, 38,400 training images per host, accuracy on all test images, "
+        "validation accuracy on 900 images."
     )
     assert titles[1].startswith("**cifar10** ")
     rows = [line for line in lines if line.startswith("|")]
@@ -207,7 +208,7 @@ def test_the_figure_is_made_with_the_tables_and_says_what_it_shows(tmp_path: Pat
         "parameters per host (log scale)",
         "training GFLOP per host (log scale)",
     } <= words
-    assert {"fashion32", "cifar10", "validation accuracy (%)"} <= words
+    assert {"fashion32", "cifar10", "test accuracy (%)"} <= words
     assert drawn.decode().count(stamp(record)) == 1
 
 

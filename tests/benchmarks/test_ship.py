@@ -134,8 +134,8 @@ def test_the_card_tells_how_it_was_made_and_names_no_folder(whole: Path) -> None
     ]
     assert isinstance(facts["stages"], list)
     for stage, summary in zip(facts["stages"], summaries, strict=True):
-        assert stage["accuracy"] == summary["grown"]["accuracy"]
-        assert stage["control_accuracy"] == summary["control"]["accuracy"]
+        assert stage["accuracy"] == summary["grown"]["validation_accuracy"]
+        assert stage["control_accuracy"] == summary["control"]["validation_accuracy"]
         assert stage["env_steps"] == summary["rounds"] * 4
         assert (
             f"| {summary['grown']['accuracy']:.2f} | {summary['control']['accuracy']:.2f} |" in card

@@ -108,7 +108,7 @@ def test_a_run_on_own_images_goes_on_to_the_bit_wherever_its_file_is_now(
 def test_changed_images_labels_or_normalisation_are_refused(tmp_path: Path, file: Path) -> None:
     before = own_files.arrays((40, 30, 3), val=True)
     play(tmp_path / "run", f"data.root={file}", "rounds=1")
-    for key in ("train_labels", "test_images"):
+    for key in ("train_labels", "val_images", "test_images"):
         changed = before[key].copy()
         changed[5] = (changed[5] + 1) % 3
         own_files.write(file, before, **{key: changed})
@@ -116,11 +116,10 @@ def test_changed_images_labels_or_normalisation_are_refused(tmp_path: Path, file
         with pytest.raises(UserError, match=told):
             resumed(tmp_path / "run", f"data.root={file}")
     own_files.write(file, before)
-    for setting in ("data.resize=stretch", "data.val=train", "data.mean=[0.5] data.std=[0.5]"):
+    for setting in ("data.resize=stretch", "data.mean=[0.5] data.std=[0.5]"):
         told = r"these settings are not those of the checkpoint:\n  data\."
         with pytest.raises(UserError, match=told):
             resumed(tmp_path / "run", f"data.root={file}", *setting.split())
-    own_files.write(file, before, val_images=before["val_images"] // 2)  # not used
     assert len(lines(resumed(tmp_path / "run", f"data.root={file}"))) == 2
 
 
@@ -162,10 +161,10 @@ def test_findings_are_warnings_of_the_run(tmp_path: Path) -> None:
     ("overrides", "told"),
     [
         ("train_samples=64", "train_samples=64: must be at most 48, the training images of spots"),
-        ("val_samples=25", "val_samples=25: must be at most 24, the test images of spots"),
-        ("data.split=true envs=7 data.val=for_test", "envs=7: must be at most 6 with data.split"),
-        ("data.split=true envs=17 data.val=for_test batch_size=2", "envs=17: must be at most 16"),
-        ("data.val=train data.layout=nchw", "which is 40 channels with data.layout=nchw"),
+        ("val_samples=17", "val_samples=17: must be at most 16, the validation images of spots"),
+        ("data.split=true envs=7", "envs=7: must be at most 6 with data.split"),
+        ("data.split=true envs=17 batch_size=2", "envs=17: must be at most 16"),
+        ("data.layout=nchw", "which is 40 channels with data.layout=nchw"),
     ],
 )
 def test_work_that_the_file_is_too_small_for_is_refused(

@@ -122,6 +122,7 @@ def _figure(listed: dict, tables: Mapping[str, Table], runs: Sequence[RunRecord]
     entry: dict = {"table": listed["data"], **charts()["left_out"], **listed}
     data = tables[entry["data"]]
     value = entry["value"]
+    ended = value == "accuracy" and "control" in tables["hosts"].get("hosts", [])
     course = value == "accuracy" and any(data.get("control_accuracy", []))
     spread = len(runs) == 1 and f"{value}_min" in data
     left_out = (() if len(runs) > 1 else OF_SEVERAL) + (() if spread else OF_HOSTS)
@@ -135,9 +136,7 @@ def _figure(listed: dict, tables: Mapping[str, Table], runs: Sequence[RunRecord]
         "high": f"{value}_max",
         "hosts": bool(tables["hosts"]),
         "control_course": course,
-        "control": value == "accuracy"
-        and not course
-        and "control" in tables["hosts"].get("hosts", []),
+        "control": ended and not course,
         "tooltip": [name for name in entry["tooltip"] if not name.endswith(left_out)],
         "way_tooltip": [entry["x"] if name == "round" else name for name in entry["way_tooltip"]],
         "offset": STRIP if entry["strip"] else 0,

@@ -181,6 +181,21 @@ def test_an_axis_with_one_value_is_labelled_with_that_value(tmp_path: Path) -> N
     assert ">0.511<" in drawn
 
 
+def test_the_course_of_the_control_is_drawn_where_it_is_recorded(tmp_path: Path) -> None:
+    made = make_run(tmp_path / "run", [line(1, 40.0)], ended=summary([40.0]))
+    write_table(made, "steps", 1, [{"step": 1, "accuracy": 40.0}])
+    for recorded in (False, True):
+        if recorded:
+            rows = [{"step": 1, "env": env, "accuracy": 30.0 + env} for env in (0, 1)]
+            write_table(made, "control_steps", 1, rows)
+        data = data_of(page_text(made))
+        (figure,) = (one for one in data["figures"] if one["id"] == "steps-accuracy")
+        drawn = [layer["encoding"]["y"].get("field") for layer in figure["spec"]["layer"]]
+        assert ("control_accuracy" in drawn) == recorded
+        assert ("hosts" in figure["data"]) != recorded
+        assert data["tables"]["steps"]["control_accuracy"] == [30.5 if recorded else None]
+
+
 def test_the_page_tells_the_verdict_beside_control_or_other_groups_and_asks_no_network(
     places: dict[str, Path],
 ) -> None:

@@ -15,7 +15,7 @@ from esper_soa.config.agent import ImitationConfig, NetworkConfig, PolicyConfig,
 from esper_soa.config.env import REWARD_TERMS, GatesConfig, RewardConfig
 from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.env.governor import REASON_NAMES
-from esper_soa.lab.telemetry.schema import FULL, KINDS, TABLES
+from esper_soa.lab.telemetry.schema import CONTROL, FULL, KINDS, TABLES
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, OP_NAMES
 
@@ -131,7 +131,8 @@ def test_every_column_and_kind_of_event_is_listed() -> None:
     page = tables_of("telemetry.md")
     keys = [row for row in page["Tables"] if len(row) == 5]
     for table, columns in TABLES.items():
-        listed = [tuple(row[:2]) + (row[3],) for row in [*keys, *page[table]] if len(row) == 5]
+        rows = [*keys, *page["steps" if table == CONTROL else table]]
+        listed = [tuple(row[:2]) + (row[3],) for row in rows if len(row) == 5]
         assert listed == [
             (column.name, TYPES[str(column.type)], "yes" if column.nullable else "")
             for column in columns
