@@ -84,6 +84,11 @@ class RunOutput:
         if due:
             self.save()
 
+    def save_last(self) -> None:
+        """Save the checkpoint of the last round, and the test accuracy of the run's best host."""
+        self.save()
+        self.networks.measure_best()
+
     def save(self) -> None:
         """Save the checkpoint of the rounds done, once, and drop those that are too old.
 

@@ -40,6 +40,7 @@ from esper_soa.training.callbacks import Callback, make_recorder
 from esper_soa.training.collect import Round
 from esper_soa.training.controls import GrownHosts, play_control
 from esper_soa.training.final_table import SEEDS, Speed, Summary
+from esper_soa.training.final_test import with_test
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.output import RunOutput
 from esper_soa.training.players import build_player
@@ -219,9 +220,12 @@ class Run:
     ) -> tuple[dict[str, Json], list[dict[str, Json]]]:
         """Count a round; returns its lines for metrics.jsonl and episodes.jsonl.
 
-        seconds: collect_seconds and update_seconds.
+        seconds: collect_seconds and update_seconds. The hosts of a round that the final table is of
+        are measured on the test images, which counts for neither.
         """
         totals = self.totals
+        if totals.rounds_done >= self.cfg.rounds - self.cfg.control_rounds:
+            result = with_test(self.world, result)
         totals.add(result, sum(seconds.values()), self.cfg)
         number = totals.rounds_done
         for anomaly in self.watch.look(update):

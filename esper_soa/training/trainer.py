@@ -23,7 +23,6 @@ from esper_soa.training.build import world_facts
 from esper_soa.training.callbacks import Callback
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.final_table import Summary, print_summary, write_summary
-from esper_soa.training.final_test import with_test
 from esper_soa.training.progress import LOGGER, Progress
 from esper_soa.training.run_folder import RunFolder, passed_over, write_versions
 from esper_soa.training.running import Run, wants_control
@@ -49,8 +48,6 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
             request = Round(number, progress, label, run.profile, None, output.recorder)
             result, rollout = play_round(run.world, player, request)
             collect_seconds = time.monotonic() - begin
-            if number >= run.cfg.rounds - run.cfg.control_rounds:
-                result = with_test(run.world, result)
             run.save_best(result)
             run.profile.phase_ended("files")
 
@@ -75,8 +72,7 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
             run.handle_signals()
             run.session.judge(number + 1, result.accuracies, output.save)
             yield number + 1
-        output.save()
-        output.networks.measure_best()
+        output.save_last()
         run.play_control(progress)
         output.lost = output.callbacks.finish()
 

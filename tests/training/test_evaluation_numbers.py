@@ -210,7 +210,8 @@ def test_intervals_have_the_confidence_that_was_asked_for(trained: Path) -> None
     values = [50.0, 52.0, 57.0, 51.0]
     better = [51.0, 53.5, 58.0, 52.0]
     scores = {
-        name: Scores(values, values, net, values) for name, net in (("a", values), ("b", better))
+        name: Scores(values, values, values, net, values)
+        for name, net in (("a", values), ("b", better))
     }
     for confidence in (0.5, 0.99):
         first, second = judge(scores, asked(trained, confidence=confidence))

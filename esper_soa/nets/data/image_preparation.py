@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from esper_soa.config.errors import DataError, check, check_data, one_line
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig
 from esper_soa.config.paths import user_path
-from esper_soa.nets.data.image_set import ImageSet, image_set, set_aside
+from esper_soa.nets.data.image_set import ImageSet, Part, image_set, set_aside
 from esper_soa.nets.data.images import Statistics
 from esper_soa.nets.data.npz import AT_ONCE, LazyArray, npz_arrays
 
@@ -93,9 +93,8 @@ def prepare(parts: Mapping[str, LazyArray], cfg: DataConfig, names: Sequence[str
     sizes = {name: _check_images(part, cfg) for name, part in images.items()}
     labels = {name: _labels(parts[f"{name}_labels"], images[name]) for name in images}
     num_classes = _num_classes(labels, parts, names)
-    allowed = "0 where there are val_images, which are the validation part"
-    held = cfg.validation_images == 0 or "val" not in images
-    cfg.require(held, "validation_images", allowed)
+    alone = "0 where there are val_images, which are the validation part"
+    cfg.require("val" not in images or not cfg.validation_images, "validation_images", alone)
     first = sizes["train"]
     for name in images:
         problem = f"{_size(*sizes[name])}, but the training images have {_size(*first)}"
@@ -107,10 +106,7 @@ def prepare(parts: Mapping[str, LazyArray], cfg: DataConfig, names: Sequence[str
         name: (_shown(part, cfg.layout, first, inner), labels[name])
         for name, part in images.items()
     }
-    train = shown.pop("train")
-    val = shown.pop("val", None)
-    if val is None:
-        train, val = set_aside(train, cfg)
+    train, val = _training_parts(shown, cfg)
     mean, std, normalised = _normalisation(train[0], cfg, images["train"].name)
     listed = ", ".join(f"{code} {one_line(name)}" for code, name in enumerate(names[:MOST_TOLD]))
     more = ", ..." if len(names) > MOST_TOLD else ""
@@ -124,6 +120,12 @@ def prepare(parts: Mapping[str, LazyArray], cfg: DataConfig, names: Sequence[str
     text = "own images from arrays, handed over"
     made = image_set("images", (train, val, shown["test"]), (mean, std), text, further)
     return replace(made, num_classes=num_classes, class_names=tuple(names), notes=notes)
+
+
+def _training_parts(shown: dict[str, Part], cfg: DataConfig) -> tuple[Part, Part]:
+    """The training and the validation part, taken out of `shown`, so that none is kept twice."""
+    train = shown.pop("train")
+    return (train, shown.pop("val")) if "val" in shown else set_aside(train, cfg)
 
 
 def _check_images(part: LazyArray, cfg: DataConfig) -> tuple[int, int, int]:
