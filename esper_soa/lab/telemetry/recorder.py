@@ -5,7 +5,6 @@ A round's files are written when it is over, and now and then before.
 
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -26,7 +25,7 @@ from esper_soa.lab.telemetry.rows import (
     steps_rows,
     subsets_rows,
 )
-from esper_soa.lab.telemetry.schema import CONTROL, FULL, SCHEMA_VERSION, TABLES
+from esper_soa.lab.telemetry.schema import CONTROL, SCHEMA_VERSION, TABLES
 from esper_soa.lab.telemetry.table_files import (
     FOLDER,
     keep_tables,
@@ -81,21 +80,22 @@ class TableRecorder(TableFolder):
         self,
         folder: Path,
         legend: Legend,
-        tables: Sequence[str],
+        level: str,
         interval: float,
         unwritten: Unwritten,
         table: EnvsTable | None = None,
+        control: bool = False,
     ) -> None:
-        """tables: their names. interval: least seconds between two writings of a round in progress.
-        table: shown.
+        """interval: least seconds between two writings of a round in progress; table: shown.
+        control: whether it records the control, which has one table.
         """
         super().__init__(folder)
         self.table: EnvsTable | None = table
-        self.full = not set(FULL).isdisjoint(tables)
+        self.full = level == "full"
         self._legend = legend
         self._interval = interval
         self._unwritten = unwritten
-        self._tables = tables
+        self._tables = [CONTROL] if control else written_at(level)
         # the lists by which bits and lists in the tables are to be read
         lists = {"ops": OP_NAMES, "slots": legend.slots, "blueprints": legend.blueprints}
         lists |= {"styles": STYLE_NAMES, "curves": CURVE_NAMES, "stages": STAGE_NAMES}
@@ -199,9 +199,9 @@ class TableRecorder(TableFolder):
 class RankRecorder(Recorder):
     """Records the envs of several ranks: each keeps a round's env-steps, the first records all."""
 
-    def __init__(self, recorder: Recorder, ranks: Ranks, full: bool) -> None:
-        """recorder: of the first rank; it records nothing on others. full: as of it."""
-        self.full = full
+    def __init__(self, recorder: Recorder, ranks: Ranks, level: str) -> None:
+        """recorder: of the first rank; it records nothing on others. level: events or full."""
+        self.full = level == "full"
         self._recorder = recorder
         self._ranks = ranks
         self._steps: list[np.ndarray] = []
@@ -250,20 +250,19 @@ def make_recorder(
 
     world: of the hosts. control: whether these are the control's, which have a table alone.
     """
-    telemetry = cfg.telemetry
+    level = "events" if control else cfg.telemetry.level
     folder = session.folder.path
-    tables = written_at(telemetry.level)
-    if not tables:
+    if not written_at(cfg.telemetry.level):
         return TableFolder(folder)
     recorder = NO_RECORDER
     if ranks.first:
         legend = legend_of(world, cfg.policy.name == "ppo" and not control)
-        shown = EnvsTable(legend) if telemetry.console == "envs" and not control else None
-        kept = [CONTROL] if control else tables
-        interval = telemetry.write_interval
-        recorder = TableRecorder(folder, legend, kept, interval, session.unwritten, shown)
-    full = telemetry.level == "full" and not control
-    return RankRecorder(recorder, ranks, full) if ranks.count > 1 else recorder
+        shown = cfg.telemetry.console == "envs" and not control
+        table = EnvsTable(legend) if shown else None
+        interval = cfg.telemetry.write_interval
+        options = interval, session.unwritten, table, control
+        recorder = TableRecorder(folder, legend, level, *options)
+    return RankRecorder(recorder, ranks, level) if ranks.count > 1 else recorder
 
 
 def legend_of(world: World, learns: bool) -> Legend:
