@@ -107,8 +107,8 @@ class Learner:
     def update(self, rollout: Rollout) -> dict[str, float]:
         """Learn from one rollout by PPO; returns the diagnostics of docs/metrics.md.
 
-        Adam starts afresh after rounds of imitation. Raises RuntimeError at the third update in a row
-        in which no gradient was finite.
+        Adam starts afresh after rounds of imitation. Raises RuntimeError at the third update in a
+        row in which no gradient was finite.
         """
         if self.rounds == self.imitation.rounds:
             self.adam = adam_state(flatten(self.parameters))
