@@ -6,6 +6,7 @@ here with what checks them instead.
 import re
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,10 @@ def test_the_first_python_code_of_a_page_runs(
     monkeypatch.chdir(tmp_path)
     names = {"esper_soa": esper_soa, "images": torch.rand(2, 3, 32, 32)}
     exec(code[1].replace("cifar_3seed", "smoke"), names)
+
+
+def test_every_dependency_of_the_core_has_its_licence_on_the_page() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = [re.split(r"[<>=]", text)[0] for text in project["dependencies"]]
+    page = (ROOT / "docs" / "licences.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| ([a-z-]+) \|", page, re.MULTILINE)[1:] == sorted(names, key=page.index)
