@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 # What few simulators need is imported where they ask for it: learned policies, exported hosts.
 PLAYERS = "esper_soa.training.players"
 NETWORKS = "esper_soa.grown.networks"
-# nothing is learned here, so that any number of envs will do
-NO_LEARNER = ("policy.ppo.minibatches=1",)
 Value = str | int | float | bool
 ILLEGAL = ("raise", "wait")  # what an illegal action leads to
 
@@ -317,7 +315,7 @@ def play_settings(
 ) -> TrainConfig:
     """Checked settings for play without learning; see `make`."""
     given = [f"{name}={_quoted(value)}" for name, value in settings.items()]
-    return compose_settings(experiment, [*NO_LEARNER, *overrides, *given])
+    return compose_settings(experiment, [*overrides, *given])
 
 
 def _quoted(value: Value) -> str:

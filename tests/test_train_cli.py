@@ -21,8 +21,7 @@ from esper_soa.config.settings import TrainConfig
         ("env=4", 2, "error: env: there is no such setting. Did you mean envs?"),
         ("run_dir=file/run", 2, "error: run_dir=file/run: cannot be written (Not a directory)"),
         ("run_dir=.", 2, "already holds the results of a run (summary.json)"),
-        ("task=cifar_huge", 1, "Could not find 'task/cifar_huge'"),
-        ("experiment=smoke", 1, "use +experiment=smoke"),
+        ("task/host=huge", 1, "Could not override 'task/host'"),
     ],
 )
 def test_a_mistake_ends_with_its_status_and_message(
@@ -53,6 +52,28 @@ def test_an_unknown_setting_is_told_with_what_may_have_been_meant(override: str,
     with pytest.raises(UserError) as raised:
         prepare_arguments([override], TrainConfig)
     assert str(raised.value) == f"{override.split('=')[0]}: there is no such setting.{told}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ("+experiment=smok", "experiment=smok: must be .* Did you mean smoke?"),
+        ("experiment=smoke", "experiment=smoke: must be added. Give [+]experiment=smoke."),
+        ("reward=shaped,simplifed", "reward=simplifed: must be .* Did you mean simplified?"),
+        ("+sweep=[joblib,gpu]", "sweep=gpu: must be .* Did you mean gpus?"),
+    ],
+)
+def test_an_unknown_option_is_told_with_what_may_have_been_meant(overrides: str, told: str) -> None:
+    with pytest.raises(UserError, match=told.replace("?", r"\?")):
+        prepare_arguments([overrides], TrainConfig)
+
+
+@pytest.mark.parametrize(
+    "overrides", ["task=my_task --config-dir=mine", "reward=${oc.env:REWARD}", "policy=mine:Agent"]
+)
+def test_options_of_other_folders_and_interpolations_are_left_to_hydra(overrides: str) -> None:
+    given = overrides.split()
+    assert sorted(prepare_arguments(given, TrainConfig)) == sorted(given)
 
 
 def test_the_settings_are_shown_without_running(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ from esper_soa.agent.optimizer import AdamState, adam_state, adam_step, flatten,
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.rollout import GatheredRollout, Rollout
 from esper_soa.config.agent import ImitationConfig, PPOConfig
-from esper_soa.config.errors import check
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.nets.data.streams import DROPOUT, MINIBATCH, stream_keys, uniform
 from esper_soa.nets.graphs import StepCache, captured_call
@@ -108,8 +107,8 @@ class Learner:
     def update(self, rollout: Rollout) -> dict[str, float]:
         """Learn from one rollout by PPO; returns the diagnostics of docs/metrics.md.
 
-        Adam starts afresh after rounds of imitation. Raises SettingError for more minibatches than
-        envs, RuntimeError at the third update in a row in which no gradient was finite.
+        Adam starts afresh after rounds of imitation. Raises RuntimeError at the third update in a
+        row in which no gradient was finite.
         """
         if self.rounds == self.imitation.rounds:
             self.adam = adam_state(flatten(self.parameters))
@@ -140,12 +139,7 @@ class Learner:
     def _learn_(self, rollout: Rollout, plan: UpdatePlan) -> dict[str, float]:
         """All passes over a rollout, then its observations; returns the diagnostics."""
         num_envs = self.reduction.all_envs(rollout.bootstrap.shape[0])
-        check(
-            self.config.minibatches <= num_envs,
-            "policy.ppo.minibatches",
-            self.config.minibatches,
-            f"at most the number of envs, {num_envs}",
-        )
+        minibatches = min(self.config.minibatches, num_envs)
         starts = segment_starts(*self.reduction.gather([rollout.rows.reset], dim=1))
         batch, summary = self._prepare_(rollout)
         if rollout.taught is not None:
@@ -161,7 +155,7 @@ class Learner:
         stopped = torch.zeros((), dtype=torch.bool, device=self.device)
         history: list[Metrics] = []
         for epoch in range(plan.epochs):
-            for envs in self._minibatches(num_envs, epoch):
+            for envs in self._minibatches(num_envs, minibatches, epoch):
                 if self._ended(stopped):
                     history.append(diagnostics.skipped_pass(history[-1]))
                     continue
@@ -179,7 +173,7 @@ class Learner:
         report |= {f"coefficient/{name}": value for name, value in plan.weights._asdict().items()}
         report |= {
             "learning_rate": plan.lr,
-            "epochs_done": report["steps"] / self.config.minibatches,
+            "epochs_done": report["steps"] / minibatches,
         }
         self._count_(report)
         return report
@@ -217,14 +211,12 @@ class Learner:
             rollout.rows, own(normalize_advantages(advantages, valid)), own(returns / new_scale)
         ), summary
 
-    def _minibatches(self, num_envs: int, epoch: int) -> list[Tensor]:
+    def _minibatches(self, num_envs: int, count: int, epoch: int) -> list[Tensor]:
         """Envs int64 of every minibatch, in an order drawn anew for each epoch of each update."""
         envs = torch.arange(num_envs, device=self.device)
         keys = stream_keys(self.seed, MINIBATCH, (self.rounds, epoch), envs)
         return list(
-            uniform(keys, torch.zeros_like(envs), torch.float64)
-            .argsort()
-            .tensor_split(self.config.minibatches)
+            uniform(keys, torch.zeros_like(envs), torch.float64).argsort().tensor_split(count)
         )
 
     def _noise(self, rollout: Rollout, envs: Tensor, epoch: int) -> Tensor:

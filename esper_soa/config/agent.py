@@ -54,7 +54,7 @@ class PPOConfig(Settings, path="policy.ppo."):
     gamma: float = number(0.995, 0, 1, "(]")  # discount per env-step
     gae_lambda: float = number(0.98, 0, 1)  # of generalised advantages
     epochs: int = number(4, 1, 10_000)  # passes over a round
-    minibatches: int = number(1, 1, COUNT)  # in a pass, each of whole sequences of some envs
+    minibatches: int = number(1, 1, COUNT)  # in a pass, each of whole envs; at most one per env
     clip_ratio: float = number(0.2, 0, 1, "(]")  # of new and old probabilities, either way
     # Nats; epochs stop above 1.5 times this.
     target_kl: float = number(0.015, 0, WEIGHT, note="0 = never")

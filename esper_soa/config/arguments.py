@@ -9,12 +9,14 @@ from pathlib import Path
 
 import yaml
 
-from esper_soa.config.errors import UserError, unknown_setting
+from esper_soa.config.errors import SettingError, UserError, did_you_mean, unknown_setting
 from esper_soa.config.paths import config_dir
 
 # Flags of Hydra that take no value. It reads overrides in one piece, so that a flag between them
 # ends in an error.
 LONE_FLAGS = ("-m", "--multirun", "-r", "--run", "--resolve")
+ADDED_GROUPS = ("experiment", "budget", "sweep")  # no default has an option of these
+OTHER_FOLDERS = ("--config-dir", "-cd", "hydra.searchpath")  # bring options that are not ours
 SLOT_COUNTS = re.compile(r"slots=\d+(,\d+)*")
 
 
@@ -59,16 +61,33 @@ def expand_slots(overrides: Sequence[str]) -> list[str]:
 
 
 def check_overrides(overrides: Sequence[str], settings: type) -> None:
-    """Raise UserError for an override of neither a field of `settings` nor a group.
+    """Raise UserError for an override of neither a field of `settings` nor a group, and for an
+    option that its group does not have.
 
     What is added ('+key=value') or belongs to Hydra is left to it.
     """
-    groups = tuple(options())
+    groups = options()
+    others = any(override.startswith(OTHER_FOLDERS) for override in overrides)
     for override in overrides:
-        key, equals, _ = override.partition("=")
+        key, equals, value = override.partition("=")
+        if key.lstrip("+") in groups and not others:
+            check_options(key, value, groups[key.lstrip("+")])
         added = key[:1] in ("-", "+", "~")
         if equals and not added and "/" not in key and key.split(".")[0] != "hydra":
-            check_key(key.split("@")[0], settings, groups)
+            check_key(key.split("@")[0], settings, tuple(groups))
+
+
+def check_options(key: str, value: str, known: Sequence[str]) -> None:
+    """Raise UserError unless each of the options that `value` names is `known`.
+
+    key: a group, with a "+" where the override adds it. An interpolation is left to Hydra.
+    """
+    group = key.lstrip("+")
+    if group in ADDED_GROUPS and key == group:
+        raise UserError(f"{key}={value}: must be added. Give +{key}={value}.")
+    for name in re.findall(r"[\w-]+", value) if "{" not in value and ":" not in value else ():
+        if name not in known:
+            raise SettingError(group, name, ", ".join(known), did_you_mean(name, known))
 
 
 def check_key(key: str, settings: type, groups: Sequence[str] = ()) -> None:

@@ -228,10 +228,6 @@ class TrainConfig(Settings):
 
     def _check_policy(self) -> None:
         policy = self.policy
-        learning = policy.name == "ppo"
-        fits = not learning or policy.ppo.minibatches <= self.envs
-        remedy = "Mini-batches are groups of whole envs."
-        self.require(fits, "policy.ppo.minibatches", f"at most envs={self.envs}", remedy)
         allowed = f"{SCRATCH}, the name of a policy that ships, a run folder or a file"
         self.require(bool(policy.init), "policy.init", allowed)
         sizes = dict(zip(HEAD_NAMES, head_sizes(len(self.slots)), strict=True))
@@ -240,7 +236,7 @@ class TrainConfig(Settings):
             setting = f"policy.ppo.probability_floor.{head}"
             remedy = f"All of the head's {sizes[head]} choices may be legal at once."
             check(floor * sizes[head] <= 1, setting, floor, f"at most 1/{sizes[head]}", remedy)
-        taught = learning and policy.imitation.rounds > 0
+        taught = policy.name == "ppo" and policy.imitation.rounds > 0
         players = (policy.imitation.teacher if taught else policy.name, self.control)
         allowed = "one of task.blueprints: " + ", ".join(self.task.blueprints)
         for setting, player, names in (

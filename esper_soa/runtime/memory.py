@@ -115,7 +115,7 @@ def policy_needs(cfg: TrainConfig, slots: tuple[str, ...]) -> list[Need]:
     half = network.hidden // 2
     inputs = NUM_ENV_FEATURES + 2 * width
     weights = network.features * inputs + 8 * network.layers * network.hidden**2
-    envs = -(-cfg.envs // cfg.policy.ppo.minibatches)
+    envs = -(-cfg.envs // min(cfg.policy.ppo.minibatches, cfg.envs))
     # Numbers that a row keeps for its gradient: input layer, norm, ReLU; gates, states and norms of
     # the LSTM; heads.
     kept = 3 * network.features + 20 * network.layers * network.hidden + 12 * network.hidden
@@ -187,15 +187,9 @@ def most_envs(
     """The largest N, at most that of `cfg`, that `needs` no more than `free` bytes; 0 if none."""
 
     def excess(envs: int) -> int:
-        return at_once(needs(with_envs(cfg, envs), device, samples)) - free
+        return at_once(needs(replace(cfg, envs=envs), device, samples)) - free
 
     return bisect_right(range(1, cfg.envs + 1), 0, key=excess)
-
-
-def with_envs(cfg: TrainConfig, envs: int) -> TrainConfig:
-    """The settings with N = `envs`, and no more minibatches than those."""
-    ppo = replace(cfg.policy.ppo, minibatches=min(cfg.policy.ppo.minibatches, envs))
-    return replace(cfg, envs=envs, policy=replace(cfg.policy, ppo=ppo))
 
 
 def plan_in_words(cfg: TrainConfig, device: torch.device, rules: EnvRules) -> str:

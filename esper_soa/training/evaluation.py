@@ -77,7 +77,6 @@ def evaluation_settings(saved: Saved, cfg: EvaluateConfig) -> TrainConfig:
     name = "auto" if cfg.data_root and made.data.name == "given" else made.data.name
     data = replace(made.data, name=name, root=cfg.data_root or made.data.root)
     asked = cfg.compute.precision
-    ppo = replace(made.policy.ppo, minibatches=1)
     compute = replace(cfg.compute, precision=made.compute.precision if asked == "auto" else asked)
     return replace(
         made,
@@ -88,7 +87,7 @@ def evaluation_settings(saved: Saved, cfg: EvaluateConfig) -> TrainConfig:
         data=data,
         compute=compute,
         telemetry=replace(made.telemetry, progress=cfg.progress),
-        policy=replace(made.policy, deterministic=cfg.deterministic, ppo=ppo),
+        policy=replace(made.policy, deterministic=cfg.deterministic),
     )
 
 

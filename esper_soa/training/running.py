@@ -182,6 +182,12 @@ class Run:
         for one in shape.blueprints[len(BLUEPRINTS) :]:
             LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
         LOGGER.info("policy   %s, reward %s, on %s", policy, modes, self.origin.place)
+        if cfg.policy.name == "ppo" and cfg.policy.ppo.minibatches > cfg.envs:
+            LOGGER.warning(
+                "policy   policy.ppo.minibatches=%d is more than envs=%d: one minibatch per env",
+                cfg.policy.ppo.minibatches,
+                cfg.envs,
+            )
         LOGGER.info("memory   %s", plan_in_words(cfg, self.device, rules))
         self.log_details()
 

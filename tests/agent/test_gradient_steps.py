@@ -28,7 +28,7 @@ def library_update(learner: Learner, rollout: Rollout, adam: torch.optim.Adam) -
     batch, _ = before._prepare_(rollout)
     weights = coefficients(config, learner.train_steps, learner.total_updates)
     for epoch in range(config.epochs):
-        for envs in learner._minibatches(NUM_ENVS, epoch):
+        for envs in learner._minibatches(NUM_ENVS, learner.config.minibatches, epoch):
             rows = batch.of(envs)
             noise = learner._noise(rollout, envs, epoch)
             evaluation = policy.evaluate(rows.rows, segment_starts(rollout.rows.reset), noise)
@@ -162,7 +162,7 @@ def test_minibatches_are_drawn_anew_in_every_epoch_and_round_and_by_the_seed() -
     for seed, rounds, epoch in ((0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)):
         learner = learner_of(seed, minibatches=3)
         learner.rounds = rounds
-        pieces = learner._minibatches(10, epoch)
+        pieces = learner._minibatches(10, 3, epoch)
         assert [len(piece) for piece in pieces] == [4, 3, 3]
         order = torch.cat(pieces).tolist()
         assert sorted(order) == list(range(10))

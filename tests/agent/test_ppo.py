@@ -11,7 +11,6 @@ from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout, Row
 from esper_soa.config.agent import ImitationConfig, PPOConfig
-from esper_soa.config.errors import SettingError
 from esper_soa.env.reduction import Reduction
 from esper_soa.vocabulary import Op
 
@@ -155,10 +154,10 @@ def test_rewards_that_do_not_count_come_back_as_zero():
     assert learner.reward.seen == 1
 
 
-def test_more_minibatches_than_envs_are_refused():
-    learner = learner_of(minibatches=5)
-    with pytest.raises(SettingError, match="policy.ppo.minibatches=5"):
-        learner.update(random_rollout(learner.policy, 2, 4, seed=1))
+def test_there_are_no_more_minibatches_than_envs():
+    learner = learner_of(minibatches=5, target_kl=0.0)
+    report = learner.update(random_rollout(learner.policy, 2, 4, seed=1))
+    assert report["steps"] == 4 * report["epochs_done"] == 4 * learner.config.epochs
 
 
 @pytest.mark.parametrize(("margin", "steps"), [(1.49, 4), (1.51, 0)])

@@ -82,7 +82,7 @@ def test_schemas_and_resolvers_of_the_caller_stay_as_they_are() -> None:
         ("smoke", "env=4", "env: there is no such setting. Did you mean envs?"),
         ("smoke", "+compute.triton=on", "triton: there is no such setting. Did you mean compute.e"),
         ("smoke", "envs=many", "envs=many.*'many' of type 'str' could not be converted to Integer"),
-        ("smoke", "task=cifar", "Could not find 'task/cifar'"),
+        ("smoke", "task=cifar", "task=cifar: must be cifar_baseline.*Did you mean cifar_scale?"),
         ("smoke", "envs=0", "envs=0: must be"),
         ("smoke", "envs=", "envs"),
         ("smoke", "envs=4 steps", "overrides: "),

@@ -231,7 +231,6 @@ def test_the_nine_tasks_have_their_hosts() -> None:
         ("reward.mode=generous", ("reward.mode=generous", "shaped")),
         ("+policy.ppo.entropy_floor.tail=0.1", ("policy.ppo.entropy_floor=", "tail")),
         ("control=growth", ("control=growth", "none, wait, random, heuristic, schedule, static_")),
-        ("policy.ppo.minibatches=9", ("policy.ppo.minibatches=9", "envs=8")),
         ("policy.schedule.blueprint=conv_huge", ("policy.schedule.blueprint=conv_huge", "norm")),
         ("task.num_blocks=12", ("task.num_blocks=12", "8192 channels, not 16384", "channels=8")),
         ("rounds=100000000000000000000", ("rounds=100000000000000000000", "in [1, 1000000000]")),

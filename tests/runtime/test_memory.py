@@ -30,7 +30,6 @@ from esper_soa.runtime.memory import (
     most_envs,
     naming_memory,
     needs,
-    with_envs,
 )
 
 CPU = torch.device("cpu")
@@ -76,7 +75,7 @@ def test_what_fits_alone_is_refused_where_another_process_takes_as_much() -> Non
     free = free_memory(CPU)
     assert free is not None
     assert GIB // 8 < free < 2**46
-    fits = with_envs(cfg, most_envs(cfg, CPU, free * 3 // 4))
+    fits = replace(cfg, envs=most_envs(cfg, CPU, free * 3 // 4))
     check_room(fits, CPU)
     with pytest.raises(SettingError, match=f"envs={fits.envs}"):
         check_room(fits, CPU, beside=2)

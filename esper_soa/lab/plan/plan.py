@@ -30,7 +30,7 @@ from esper_soa.nets.data.datasets import count_images
 from esper_soa.runtime.device import resolve_device
 from esper_soa.runtime.files import reason_of
 from esper_soa.runtime.json_lines import Json, json_line
-from esper_soa.runtime.memory import GIB, LOWER, at_once, check_room, free_memory, needs, with_envs
+from esper_soa.runtime.memory import GIB, LOWER, at_once, check_room, free_memory, needs
 from esper_soa.training.launch import check_devices
 from esper_soa.training.progress import duration
 
@@ -173,7 +173,7 @@ def share(cfg: TrainConfig) -> TrainConfig:
     """The settings of a rank by itself, of one that has most envs."""
     if cfg.ranks == 1:
         return cfg
-    return with_envs(replace(cfg, ranks=1, restarts=0), -(-cfg.envs // cfg.ranks))
+    return replace(cfg, ranks=1, restarts=0, envs=-(-cfg.envs // cfg.ranks))
 
 
 def slowest_rank(ranks: Sequence[ProbeResult], shared: int | None = None) -> ProbeResult:
@@ -191,7 +191,7 @@ def slowest_rank(ranks: Sequence[ProbeResult], shared: int | None = None) -> Pro
 
 def numbers_of_envs(cfg: TrainConfig, device: torch.device) -> tuple[int, int]:
     """Two numbers of envs, SPREAD bytes apart at least, as far as there is room."""
-    small, large = (at_once(needs(with_envs(cfg, envs), device)) for envs in (64, 128))
+    small, large = (at_once(needs(replace(cfg, envs=envs), device)) for envs in (64, 128))
     spread = min(SPREAD, (free_memory(device) or 8 * SPREAD) // 8)
     least = cfg.policy.ppo.minibatches if cfg.policy.name == "ppo" else 1
     few = max(least, int(spread / ((large - small) / 64)) // 2)

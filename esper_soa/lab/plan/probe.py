@@ -24,7 +24,7 @@ from esper_soa.config.settings import TrainConfig, settings_from_yaml, settings_
 from esper_soa.env.step import StepData
 from esper_soa.lab.report.page import leave_report
 from esper_soa.runtime.device import CPU_EVAL_BATCH, resolve_device
-from esper_soa.runtime.memory import free_memory, naming_memory, with_envs
+from esper_soa.runtime.memory import free_memory, naming_memory
 from esper_soa.runtime.ranks import keep_to_cores
 from esper_soa.training.collect import EpisodeRunner, Round
 from esper_soa.training.profile import NoProfile
@@ -208,7 +208,9 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
 def per_env(cfg: TrainConfig, folder: Path, few: int, many: int) -> float:
     """Bytes of one more env: what the process had at most with `few`, then with `many` envs."""
     folder.mkdir()
-    small, large = (most_of_envs(with_envs(cfg, envs), folder / f"{envs}") for envs in (few, many))
+    small, large = (
+        most_of_envs(replace(cfg, envs=envs), folder / f"{envs}") for envs in (few, many)
+    )
     return max(1.0, (large - small) / (many - few))
 
 
