@@ -7,14 +7,14 @@ through its own filler.
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets import batched
-from esper_soa.nets.forward import gate_forward, seed_added, seed_forward
+from esper_soa.nets.forward import gate_forward, seed_forward
 from esper_soa.nets.model.blueprints import Architecture, gate_table, seed_table
 from esper_soa.nets.model.host import HostShape
-from esper_soa.nets.model.layers import Layers
 from esper_soa.nets.seeds import blend
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.nets.seeds.seed_plan import THROUGH, Group
@@ -38,51 +38,41 @@ class ActiveGroup:
         sizes = seed_table(self.blueprint, self.channels).sizes
         return sizes + gate_table(self.channels).sizes if self.group.blend == Blend.GATE else sizes
 
-    def grow(self, layers: Layers, seen: Tensor, params: Tensor) -> Tensor:
+    def grow(self, seen: Tensor, params: Tensor) -> Tensor:
         """Output [B, m*C, H, W] of the seeds; `params` [m, seed + gate] may be a graph leaf."""
         table = seed_table(self.blueprint, self.channels)
-        return seed_forward(layers, self.blueprint, table.unpack(params[:, : table.total]), seen)
+        return seed_forward(self.blueprint, table.unpack(params[:, : table.total]), seen)
 
-    def blend_in(
-        self, layers: Layers, host: Tensor, params: Tensor, pooled: bool = False
-    ) -> Tensor:
-        """[B, m*C, H, W] of the group's networks after the slot; pooled: also behind its pool."""
+    def blend_in(self, host: Tensor, params: Tensor) -> Tensor:
+        """[B, m*C, H, W] of the group's networks after the slot."""
         group = self.group
-        table = seed_table(self.blueprint, self.channels)
-        if group.blend == Blend.ADD:
-            own = table.unpack(params[:, : table.total])
-            detached = group.detached
-            return seed_added(layers, self.blueprint, own, host, self.alpha, detached, pooled)
         seen = host.detach() if group.detached else host
-        seed = self.grow(layers, seen, params)
+        seed = self.grow(seen, params)
         if group.blend == Blend.MULTIPLY:
-            out = blend.multiply(host, seed, seen, self.alpha)
-        else:
-            gates = gate_forward(gate_table(self.channels).unpack(params[:, table.total :]), seen)
-            out = blend.gate(host, seed, gates, self.alpha)
-        return layers.max_pool(out) if pooled else out
+            return blend.multiply(host, seed, seen, self.alpha)
+        if group.blend == Blend.ADD:
+            return batched.mixed(host, seed, self.alpha)
+        table = gate_table(self.channels)
+        gates = gate_forward(table.unpack(params[:, -table.total :]), seen)
+        return batched.mixed(host, seed, self.alpha * gates)
 
 
 def fill_slot(
-    layers: Layers,
-    x: Tensor,
-    actives: list[ActiveGroup],
-    params: list[Tensor],
-    num_nets: int,
-    pooled: bool,
+    x: Tensor, actives: list[ActiveGroup], params: list[Tensor], num_nets: int, pooled: bool
 ) -> Tensor:
-    """Activations [B, n*C, H, W] after a slot in which groups `actives` stand, with `parameters`.
+    """Activations [B, n*C, H, W] after a slot in which groups `actives` stand, with `params`.
 
     pooled: and after a 2x2 max pool.
     """
     if len(actives) == 1 and actives[0].group.nets is None and actives[0].group.blend != THROUGH:
-        return actives[0].blend_in(layers, x, params[0], pooled)
-    x = _with_seeds(layers, x, actives, params, num_nets)
-    return layers.max_pool(x) if pooled else x
+        x = actives[0].blend_in(x, params[0])
+    else:
+        x = _with_seeds(x, actives, params, num_nets)
+    return F.max_pool2d(x, 2) if pooled else x
 
 
 def _with_seeds(
-    layers: Layers, x: Tensor, actives: list[ActiveGroup], params: list[Tensor], num_nets: int
+    x: Tensor, actives: list[ActiveGroup], params: list[Tensor], num_nets: int
 ) -> Tensor:
     values = []
     nets = []
@@ -90,10 +80,10 @@ def _with_seeds(
         group = active.group
         taken = batched.take_nets(x, group.nets, num_nets)
         if group.blend == THROUGH:
-            seed = active.grow(layers, taken.detach() if group.detached else taken, rows)
+            seed = active.grow(taken.detach() if group.detached else taken, rows)
             x = blend.straight_through(x, seed, group.nets, num_nets)
             continue
-        values.append(active.blend_in(layers, taken, rows))
+        values.append(active.blend_in(taken, rows))
         nets.append(group.nets)
     if not values:
         return x
@@ -149,8 +139,8 @@ class TrainingSeeds:
     def occupied(self, slot: int) -> bool:
         return any(active.group.slot == slot for active in self.actives)
 
-    def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
+    def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
         here = [index for index, active in enumerate(self.actives) if active.group.slot == slot]
         actives = [self.actives[i] for i in here]
         leaves = [self.leaves[i] for i in here]
-        return fill_slot(layers, x, actives, leaves, self.num_nets, pooled)
+        return fill_slot(x, actives, leaves, self.num_nets, pooled)
