@@ -71,12 +71,13 @@ class EngineChoice(NamedTuple):
         }
 
 
-class WorkSizes(NamedTuple):
-    """How much goes through an engine at a time."""
+class Sizes(NamedTuple):
+    """How much work an env-step is."""
 
     num_envs: int  # N
     batch_size: int  # B
-    val_samples: int  # V, shared by all envs
+    train_samples: int  # T
+    val_samples: int  # V
 
 
 class Engine(Protocol[Active]):
@@ -92,7 +93,7 @@ class Engine(Protocol[Active]):
         """Why it is this one."""
         ...
 
-    def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
+    def kept_bytes(self, nets: NetsConfig, sizes: Sizes, device: torch.device) -> int:
         """Memory kept beside the weights; 0 where it keeps none from one pass to the next."""
         ...
 

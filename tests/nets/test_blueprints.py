@@ -41,7 +41,7 @@ from esper_soa.nets.model.parts import (
 )
 from esper_soa.nets.seeds.pools import parameter_table, row_layout
 from esper_soa.nets.seeds.seed_plan import Group
-from esper_soa.nets.seeds.seeds import ActiveGroup, TrainingSeeds, fill_slot
+from esper_soa.nets.seeds.seeds import ActiveGroup, SeedFiller, TrainingSeeds
 from esper_soa.vocabulary import (
     BLUEPRINT_NAMES,
     CNN_BLUEPRINTS,
@@ -271,8 +271,9 @@ def test_a_seed_blended_in_by_add_is_moved_by_alpha_towards_its_output(
     rows = torch.cat([one.reshape(NETS, -1) for one in parameters], dim=1)
     group = Group(0, 14, Blend.ADD, False, False, True, None, torch.arange(NETS))
     added = ActiveGroup(group, mine, 8, rows, torch.zeros_like(rows), alpha)
+    filler = SeedFiller([added], NETS)
     for pooled, expected in ((False, wanted), (True, F.max_pool2d(wanted, 2))):
-        torch.testing.assert_close(fill_slot(x, [added], [rows], NETS, pooled), expected)
+        torch.testing.assert_close(filler.fill(0, x, pooled), expected)
 
 
 @pytest.mark.parametrize(

@@ -114,13 +114,9 @@ def chain_shape(
         if one.output_shape != behind.input_shape:
             shapes = f"{list(behind.input_shape)}, not {list(one.output_shape)}"
             raise ValueError(f"segment {number} of the host takes features {shapes}")
-    return HostShape(tuple(segments), slots, *host_tables(segments), blueprints, modules)
-
-
-def host_tables(segments: Sequence[Segment]) -> tuple[Table, Table]:
-    """Parameters and running statistics of the segments, one after the other."""
-    own = tuple(one for segment in segments for one in segment.parameters)
-    return Table(own), Table(tuple(one for segment in segments for one in segment.statistics))
+    parameters = Table(tuple(one for segment in segments for one in segment.parameters))
+    statistics = Table(tuple(one for segment in segments for one in segment.statistics))
+    return HostShape(tuple(segments), slots, parameters, statistics, blueprints, modules)
 
 
 def foreign_segments(shape: HostShape, kinds: Collection[str]) -> str:

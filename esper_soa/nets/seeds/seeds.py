@@ -4,7 +4,7 @@ Given groups from seed_plan.py; the engine in torch trains through `TrainingSeed
 through its own filler.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -38,57 +38,23 @@ class ActiveGroup:
         sizes = seed_table(self.blueprint, self.channels).sizes
         return sizes + gate_table(self.channels).sizes if self.group.blend == Blend.GATE else sizes
 
-    def grow(self, seen: Tensor, params: Tensor) -> Tensor:
-        """Output [B, m*C, H, W] of the seeds; `params` [m, seed + gate] may be a graph leaf."""
+    def grow(self, seen: Tensor) -> Tensor:
+        """Output [B, m*C, H, W] of the seeds."""
         table = seed_table(self.blueprint, self.channels)
-        return seed_forward(self.blueprint, table.unpack(params[:, : table.total]), seen)
+        return seed_forward(self.blueprint, table.unpack(self.params[:, : table.total]), seen)
 
-    def blend_in(self, host: Tensor, params: Tensor) -> Tensor:
+    def blend_in(self, host: Tensor) -> Tensor:
         """[B, m*C, H, W] of the group's networks after the slot."""
         group = self.group
         seen = host.detach() if group.detached else host
-        seed = self.grow(seen, params)
+        seed = self.grow(seen)
         if group.blend == Blend.MULTIPLY:
             return blend.multiply(host, seed, seen, self.alpha)
         if group.blend == Blend.ADD:
             return batched.mixed(host, seed, self.alpha)
         table = gate_table(self.channels)
-        gates = gate_forward(table.unpack(params[:, -table.total :]), seen)
+        gates = gate_forward(table.unpack(self.params[:, -table.total :]), seen)
         return batched.mixed(host, seed, self.alpha * gates)
-
-
-def fill_slot(
-    x: Tensor, actives: list[ActiveGroup], params: list[Tensor], num_nets: int, pooled: bool
-) -> Tensor:
-    """Activations [B, n*C, H, W] after a slot in which groups `actives` stand, with `params`.
-
-    pooled: and after a 2x2 max pool.
-    """
-    if len(actives) == 1 and actives[0].group.nets is None and actives[0].group.blend != THROUGH:
-        x = actives[0].blend_in(x, params[0])
-    else:
-        x = _with_seeds(x, actives, params, num_nets)
-    return F.max_pool2d(x, 2) if pooled else x
-
-
-def _with_seeds(
-    x: Tensor, actives: list[ActiveGroup], params: list[Tensor], num_nets: int
-) -> Tensor:
-    values = []
-    nets = []
-    for active, rows in zip(actives, params, strict=True):
-        group = active.group
-        taken = batched.take_nets(x, group.nets, num_nets)
-        if group.blend == THROUGH:
-            seed = active.grow(taken.detach() if group.detached else taken, rows)
-            x = blend.straight_through(x, seed, group.nets, num_nets)
-            continue
-        values.append(active.blend_in(taken, rows))
-        nets.append(group.nets)
-    if not values:
-        return x
-    places = torch.cat([net for net in nets if net is not None])
-    return batched.put_nets(x, places, num_nets, torch.cat(values, dim=1))
 
 
 def _columns(shape: HostShape, group: Group) -> tuple[int, int, int]:
@@ -126,21 +92,49 @@ def scatter_rows_(weights: TensorDict, shape: HostShape, active: ActiveGroup) ->
             pool[name][:, start:end].index_copy_(0, group.rows, rows[:, seed:])
 
 
-class TrainingSeeds:
-    """Fills the slots of a training pass; `leaves`: parameters that this pass differentiates."""
+class SeedFiller:
+    """Fills the slots of a pass with groups of seeds."""
 
     def __init__(self, actives: list[ActiveGroup], num_nets: int) -> None:
+        """num_nets: n, of the pass."""
         self.actives = actives
         self.num_nets = num_nets
-        self.leaves = [
-            active.params.detach().requires_grad_(not active.group.frozen) for active in actives
-        ]
 
     def occupied(self, slot: int) -> bool:
         return any(active.group.slot == slot for active in self.actives)
 
     def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
-        here = [index for index, active in enumerate(self.actives) if active.group.slot == slot]
-        actives = [self.actives[i] for i in here]
-        leaves = [self.leaves[i] for i in here]
-        return fill_slot(x, actives, leaves, self.num_nets, pooled)
+        here = [active for active in self.actives if active.group.slot == slot]
+        if len(here) == 1 and here[0].group.nets is None and here[0].group.blend != THROUGH:
+            x = here[0].blend_in(x)
+        else:
+            x = self._with_seeds(here, x)
+        return F.max_pool2d(x, 2) if pooled else x
+
+    def _with_seeds(self, here: list[ActiveGroup], x: Tensor) -> Tensor:
+        values = []
+        nets = []
+        for active in here:
+            group = active.group
+            taken = batched.take_nets(x, group.nets, self.num_nets)
+            if group.blend == THROUGH:
+                seed = active.grow(taken.detach() if group.detached else taken)
+                x = blend.straight_through(x, seed, group.nets, self.num_nets)
+                continue
+            values.append(active.blend_in(taken))
+            nets.append(group.nets)
+        if not values:
+            return x
+        places = torch.cat([net for net in nets if net is not None])
+        return batched.put_nets(x, places, self.num_nets, torch.cat(values, dim=1))
+
+
+class TrainingSeeds(SeedFiller):
+    """Fills the slots of a training pass; `leaves`: parameters that this pass differentiates."""
+
+    def __init__(self, actives: list[ActiveGroup], num_nets: int) -> None:
+        self.leaves = [
+            active.params.detach().requires_grad_(not active.group.frozen) for active in actives
+        ]
+        both = zip(actives, self.leaves, strict=True)
+        super().__init__([replace(active, params=leaf) for active, leaf in both], num_nets)

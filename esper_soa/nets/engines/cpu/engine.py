@@ -21,8 +21,7 @@ from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
 from esper_soa.nets.model.blueprints import GATE, num_codes
 from esper_soa.nets.model.conv import CONV_BLOCK, conv_segments
 from esper_soa.nets.model.head import MEAN_LINEAR
-from esper_soa.nets.model.host import HostShape, foreign_segments, host_tables
-from esper_soa.nets.model.parts import Table
+from esper_soa.nets.model.host import HostShape, foreign_segments
 from esper_soa.nets.passes import Gradients, Measure, Pass, PieceEngine, TrainChunk
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.nets.seeds.seed_plan import THROUGH, SeedPlan
@@ -49,39 +48,17 @@ def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
     return ""
 
 
-@lru_cache(maxsize=64)
 def is_chain(shape: HostShape) -> bool:
-    """Whether the host is what chain.h takes it for: blocks one after the other, their parameters
-    in that order.
+    """Whether the host is what chain.h takes it for: convolution blocks on images of the package.
 
     No pool may meet an odd side, of which the kernels would leave a line out.
     """
     blocks = conv_segments(shape.segments)
-    if shape.kinds != (*[CONV_BLOCK] * len(blocks), MEAN_LINEAR):
-        return False
-    parameters, statistics = host_tables(shape.segments)
-    given = (IMAGE_CHANNELS, IMAGE_SIZE)
-    for block in blocks:
-        if (block.inputs, block.size) != given:
-            return False
-        if block.pooled and block.size % 2:
-            return False
-        given = (block.channels, block.size // 2 if block.pooled else block.size)
-    places = [
-        (b.channels, slot) for b in blocks for slot in (b.slot_before_pool, b.slot_after_pool)
-    ]
-    fitting = all(shape.slots[slot].channels == channels for channels, slot in places if slot >= 0)
-    ours = (shape.parameters, shape.statistics)
-    theirs = (parameters, statistics)
     return (
-        all(_shapes(mine) == _shapes(its) for mine, its in zip(ours, theirs, strict=True))
-        and sorted(shape.execution_order) == list(range(len(shape.slots)))
-        and fitting
+        shape.kinds == (*[CONV_BLOCK] * len(blocks), MEAN_LINEAR)
+        and shape.input_shape == (IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
+        and not any(block.pooled and block.size % 2 for block in blocks)
     )
-
-
-def _shapes(table: Table) -> list[tuple[int, ...]]:
-    return [one.shape for one in table.parameters]
 
 
 def _kinds(shape: HostShape, plan: SeedPlan, running: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from esper_soa.nets.engines.gpu.kernels.tiles import EXACT, rows
 from esper_soa.nets.engines.gpu.kernels.update import KernelRules, Measures, Pool
 from esper_soa.nets.engines.gpu.slots import SlotTable
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
-from esper_soa.nets.model.blueprints import gate_table
+from esper_soa.nets.model.blueprints import gate_table, seed_table
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.nets.sgd import CLIP_EPS
@@ -43,7 +43,7 @@ def tensor_table(shape: HostShape, slot: int, device: torch.device) -> TensorTab
     """The table of one slot."""
     channels = shape.slots[slot].channels
     known = [one for one in shape.blueprints if program.runs(one)]
-    lists = {one.code: program.tensor_sizes(one, channels) for one in known}
+    lists = {one.code: seed_table(one, channels).sizes for one in known}
     codes = 1 + max(lists, default=0)
     gate = gate_table(channels).sizes
     found = np.zeros(

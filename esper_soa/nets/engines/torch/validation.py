@@ -3,8 +3,6 @@
 Seeds run only in the rows in which they are on (subsets.py).
 """
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -17,7 +15,7 @@ from esper_soa.nets.passes import Pass
 from esper_soa.nets.precision import as_input, autocast
 from esper_soa.nets.seeds.pools import upload
 from esper_soa.nets.seeds.seed_plan import groups_of
-from esper_soa.nets.seeds.seeds import ActiveGroup, fill_slot, gather_rows
+from esper_soa.nets.seeds.seeds import ActiveGroup, SeedFiller, gather_rows
 from esper_soa.nets.seeds.subsets import Branch, Job
 from esper_soa.nets.workers import Call
 from esper_soa.state import STATE_FLOAT
@@ -30,37 +28,29 @@ def measure(shared: Pass[ValidationFeed], job: Job, call: Call) -> tuple[Tensor,
     return ValidationChunk(shared, job.envs).measure(job.plan, job.final_rows)
 
 
-class SubsetSeeds(NamedTuple):
+class SubsetSeeds(SeedFiller):
     """Fills the slots of a validation pass; ablated slots split alpha rows, others apply to all."""
 
-    actives: list[ActiveGroup]
-    num_nets: int
-    plan: dict[int, Branch]
-    batch: int
-
-    def occupied(self, slot: int) -> bool:
-        return any(active.group.slot == slot for active in self.actives)
+    def __init__(
+        self, actives: list[ActiveGroup], num_nets: int, plan: dict[int, Branch], batch: int
+    ) -> None:
+        super().__init__(actives, num_nets)
+        self.plan = plan
+        self.batch = batch
 
     def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
         branch = self.plan.get(slot)
         if branch is None:
-            return self._with_seeds(slot, x, pooled)
-        on = self._with_seeds(slot, self._rows(x, branch.on), pooled)
+            return super().fill(slot, x, pooled)
+        on = super().fill(slot, self._rows(x, branch.on), pooled)
         off = F.max_pool2d(x, 2) if pooled and branch.off else x  # pooled before rows are copied
         return torch.cat([self._rows(off, branch.off), on]) if branch.off else on
 
     def _rows(self, x: Tensor, rows: tuple[int, ...]) -> Tensor:
         if rows == tuple(range(x.shape[0] // self.batch)):
             return x
-        return (
-            torch.cat([x[row * self.batch : (row + 1) * self.batch] for row in rows])
-            if rows
-            else x[:0]
-        )
-
-    def _with_seeds(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
-        here = [active for active in self.actives if active.group.slot == slot]
-        return fill_slot(x, here, [active.params for active in here], self.num_nets, pooled)
+        parts = [x[row * self.batch : (row + 1) * self.batch] for row in rows]
+        return torch.cat(parts) if rows else x[:0]
 
 
 class ValidationChunk:
