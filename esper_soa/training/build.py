@@ -27,7 +27,7 @@ from esper_soa.nets.model.user_parts import task_shape, task_slots
 from esper_soa.nets.seeds.pools import parameter_table
 from esper_soa.nets.seeds.subsets import EXACT_SLOTS
 from esper_soa.nets.trial import Trial
-from esper_soa.runtime.compilation import Length, choose_compilation, keep_compiled
+from esper_soa.runtime.compilation import choose_compilation, keep_compiled
 from esper_soa.runtime.device import choose_layout, keep_freed_memory, sizes_of, take_device
 from esper_soa.runtime.memory import NO_SAMPLES, check_room
 from esper_soa.runtime.ranks import ALONE, Ranks
@@ -175,9 +175,8 @@ def build_worlds(
 
 def build_kernels(cfg: TrainConfig, device: torch.device) -> StepKernels:
     """The kernels of the state machine as the settings ask for them: compiled or not."""
-    chosen = choose_compilation(
-        cfg.compute.compile, device, Length(cfg.envs, cfg.rounds * cfg.steps)
-    )
+    env_steps = cfg.rounds * cfg.steps
+    chosen = choose_compilation(cfg.compute.compile, device, cfg.envs, env_steps)
     kernels = EAGER._replace(reason=chosen.reason)
     if chosen.wanted:
         reason = f"{chosen.reason}; {keep_compiled()}"

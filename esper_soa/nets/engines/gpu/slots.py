@@ -17,7 +17,13 @@ from esper_soa.nets.engines.gpu.kernels.seed import VECTORS, KernelSlot, SlotSha
 from esper_soa.nets.engines.gpu.kernels.seed_backward import slot_backward_kernel
 from esper_soa.nets.engines.gpu.kernels.seed_forward import slot_branch_kernel, slot_forward_kernel
 from esper_soa.nets.engines.gpu.kernels.seed_weights import Share, seed_weights_kernel
-from esper_soa.nets.engines.gpu.kernels.tiles import padded, product_precision, rows
+from esper_soa.nets.engines.gpu.kernels.tiles import (
+    constants,
+    padded,
+    product_precision,
+    rows,
+    widened,
+)
 from esper_soa.nets.model.blueprints import GATE
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.seeds.pools import row_layout
@@ -62,19 +68,10 @@ def slot_table(shape: HostShape, number: int, device: torch.device) -> SlotTable
     programs = program.programs(shape.blueprints, channels)
     hidden = GATE.hidden.of(channels)
     widest = max(channels, hidden, program.widest(programs))
+    sizes = program.num_maps(programs), padded(widest), -(-widest // 8) * 8
     gate_at = row_layout(shape, number).seed
     uploaded = torch.from_numpy(programs).to(device)
-    return SlotTable(
-        number,
-        len(shape.slots),
-        channels,
-        uploaded,
-        program.num_maps(programs),
-        padded(widest),
-        -(-widest // 8) * 8,
-        gate_at,
-        hidden,
-    )
+    return SlotTable(number, len(shape.slots), channels, uploaded, *sizes, gate_at, hidden)
 
 
 def num_splits(batch: int) -> int:
@@ -112,32 +109,11 @@ def slot_of(
     lanes = table.lanes
     dtype = work.maps.dtype
     tile = min(max(TILE_NUMBERS // lanes, 16), padded(size[0] * size[1]))
-    numbers = (
-        *size,
-        table.channels,
-        work.maps.shape[3],
-        lanes,
-        tile,
-        min(32, lanes),
-        table.parts,
-        table.maps,
-        table.gate_at,
-        table.gate_hidden,
-        2 if pooled else 1,
-        product_precision(dtype),
-        dtype == torch.bfloat16 and triton.knobs.runtime.interpret,
-    )
-    shape = SlotShape(*(tl.constexpr(number) for number in numbers))
-    return KernelSlot(
-        roster,
-        alpha,
-        tl.constexpr(table.number),
-        tl.constexpr(table.num_slots),
-        table.programs,
-        rows(params),
-        *work,
-        shape,
-    )
+    sizes = *size, table.channels, work.maps.shape[3], lanes, tile, min(32, lanes)
+    known = table.parts, table.maps, table.gate_at, table.gate_hidden, 2 if pooled else 1
+    shape = SlotShape(*constants(*sizes, *known, product_precision(dtype), widened(dtype)))
+    place = tl.constexpr(table.number), tl.constexpr(table.num_slots)
+    return KernelSlot(roster, alpha, *place, table.programs, rows(params), *work, shape)
 
 
 def forward_(slot: KernelSlot, features: Tensor, pooled: Tensor, codes: Tensor) -> None:

@@ -54,8 +54,7 @@ class SlotShape(NamedTuple):
     gate_hidden: tl.constexpr
     pool: tl.constexpr  # 2 where a pool follows, else 1
     precision: tl.constexpr  # of float32 products: ieee or tf32
-    # Products of bfloat16 are taken in float32: Triton's interpreter has none.
-    widened: tl.constexpr
+    widened: tl.constexpr  # whether products are taken in float32
 
 
 class KernelSlot(NamedTuple):
