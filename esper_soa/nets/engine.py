@@ -63,12 +63,8 @@ class EngineChoice(NamedTuple):
 
     def facts(self) -> dict[str, str]:
         """For versions.json."""
-        return {
-            "engine": self.name,
-            "kind": self.reason,
-            "sha256": self.sha256,
-            "tried": "; ".join(self.tried),
-        }
+        tried = "; ".join(self.tried)
+        return {"engine": self.name, "kind": self.reason, "sha256": self.sha256, "tried": tried}
 
 
 class Sizes(NamedTuple):

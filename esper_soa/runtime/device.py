@@ -175,8 +175,9 @@ def _check_threads(setting: str, count: int) -> None:
     check(count <= most, setting, count, f"at most {most} here", remedy)
 
 
-def device_name(device: torch.device, workers: int = 1, precision: str = "float32") -> str:
-    """The device in words, for logs, versions.json and the table; `precision`: of the hosts."""
+def device_name(device: torch.device, workers: int = 1, dtype: torch.dtype = torch.float32) -> str:
+    """The device in words, for logs, versions.json and the table; `dtype`: of the hosts."""
+    precision = str(dtype).removeprefix("torch.")
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)}, {precision})"
     used = f"{_some(workers, 'worker')}, {_some(torch.get_num_threads(), 'thread')}"

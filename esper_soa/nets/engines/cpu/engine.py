@@ -140,7 +140,7 @@ def _networks(
         norm_momentum=batched.BATCH_NORM_MOMENTUM,
         eps=batched.NORM_EPS,
     )
-    held: dict[str, np.ndarray | Tensor] = {
+    held: records.Held = {
         "seed_width": np.array([pool["params"].shape[1] for pool in pools], dtype=np.int64),
         "seed_params": np.array([pool["params"].data_ptr() for pool in pools], dtype=np.int64),
         "seed_momentum": np.array([pool["momentum"].data_ptr() for pool in pools], dtype=np.int64),
@@ -186,27 +186,21 @@ class _Training(NamedTuple):
         sums: loss (float32 [n]) and correct (int64 [n]), which are added to. Writes the gradient
         statistics [N, S] that are there.
         """
-        loss, correct = sums
         first = crops.first.contiguous()
-        labels = crops.labels.contiguous()
         record = records.Training(
             nets=self.nets,
             count=envs.size,
             batch=first.shape[1] // self.accumulate,
             accumulate=self.accumulate,
-            envs=envs.ctypes.data,
             host=self.rules[0],
             seed=self.rules[1],
             images=records.crops_record(crops.bank, first),
-            labels=labels.data_ptr(),
-            loss=loss.data_ptr(),
-            correct=correct.data_ptr(),
             vanishing_norm=VANISHING,
             exploding_norm=EXPLODING,
             tiny=TINY,
         )
-        for name, values in gradients.items():
-            setattr(record, name, values.data_ptr())
+        held: records.Held = {"envs": envs, "labels": crops.labels.contiguous(), "loss": sums[0]}
+        records.point(record, {**held, "correct": sums[1], **gradients})
         records.call("train_networks", record)
 
 
@@ -222,9 +216,7 @@ class _Validation(NamedTuple):
         envs = job.envs
         codes = np.array(job.codes, dtype=np.int64)
         crops = self.crops(torch.from_numpy(envs))
-        bank = crops.bank
         first = crops.first.contiguous()
-        labels = crops.labels.contiguous()
         loss = torch.zeros(envs.size, dtype=STATE_FLOAT)
         correct = torch.zeros(envs.size, codes.size, dtype=torch.int64)
         counted = torch.zeros(envs.size, dtype=torch.int64)
@@ -232,17 +224,14 @@ class _Validation(NamedTuple):
             nets=self.nets,
             count=envs.size,
             images=first.shape[1],
-            envs=envs.ctypes.data,
-            labels=labels.data_ptr(),
             shared=first.shape[0] == 1,
-            images_of=records.crops_record(bank, first),
+            images_of=records.crops_record(crops.bank, first),
             codes=codes.size,
             ablated=job.ablated,
-            code=codes.ctypes.data,
-            loss=loss.data_ptr(),
-            correct=correct.data_ptr(),
-            counted=counted.data_ptr(),
         )
+        held: records.Held = {"envs": envs, "labels": crops.labels.contiguous(), "code": codes}
+        held |= {"loss": loss, "correct": correct, "counted": counted}
+        records.point(record, held)
         records.call("validate_networks", record)
         return loss / counted, 100.0 * correct.to(STATE_FLOAT) / counted[:, None]
 

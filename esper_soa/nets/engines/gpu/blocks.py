@@ -154,14 +154,10 @@ def forward_(plan: BlockPlan, x: Tensor, weights: Weights, memory: BlockMemory) 
         memory.partials, memory.statistics, moved, tiles, layer, tile
     )
     pooled = triton.cdiv(batch * plan.norm_side**2, tile.pixels.value)
+    statistics = rows(memory.statistics)
+    affine = weights.scale, weights.shift
     block.norm_pool_kernel[num_nets, pooled](
-        output,
-        rows(memory.statistics),
-        (weights.scale, weights.shift),
-        plane(memory.features),
-        plane(memory.codes),
-        layer,
-        tile,
+        output, statistics, affine, plane(memory.features), plane(memory.codes), layer, tile
     )
 
 
@@ -184,13 +180,12 @@ def backward_(
         plane(gradients[0]), plane(memory.output), plane(memory.codes), memory.coefficients
     )
     pooled = triton.cdiv(batch * plan.norm_side**2, tile.pixels.value)
-    block.norm_sums_kernel[num_nets, pooled](
-        upstream, rows(memory.statistics), memory.partials, layer, tile
-    )
+    statistics = rows(memory.statistics)
+    block.norm_sums_kernel[num_nets, pooled](upstream, statistics, memory.partials, layer, tile)
     affine = Rows(partials[:, 0, plan.norm_at :], splits * width)
     block.coefficients_kernel[num_nets,](
         (memory.partials, pooled),
-        rows(memory.statistics),
+        statistics,
         weights.scale,
         memory.coefficients,
         affine,

@@ -32,7 +32,6 @@ TILE_NUMBERS = 1024  # of a tile: pixels times lanes; with more the registers do
 IMAGES_PER_SPLIT = 8  # of a weight gradient's sum
 MOST_SPLITS = 16
 PROGRAMS_PER_PROCESSOR = 4
-UNPIPELINED = {"num_stages": 1}  # loads stay behind the barriers after the stores that they read
 
 
 class SlotTable(NamedTuple):
@@ -118,9 +117,7 @@ def slot_of(
 
 def forward_(slot: KernelSlot, features: Tensor, pooled: Tensor, codes: Tensor) -> None:
     """features [N, B, H*W, C] through the slot, in place; its pool's to pooled, codes."""
-    slot_forward_kernel[features.shape[:2]](
-        slot, features, pooled, codes, num_warps=_warps(slot), **UNPIPELINED
-    )
+    slot_forward_kernel[features.shape[:2]](slot, features, pooled, codes, **_options(slot))
 
 
 def backward_(slot: KernelSlot, gradient: Tensor, pooled: Tensor, codes: Tensor) -> None:
@@ -129,9 +126,7 @@ def backward_(slot: KernelSlot, gradient: Tensor, pooled: Tensor, codes: Tensor)
 
     pooled: gradient of the pooled features, where the slot has a pool.
     """
-    slot_backward_kernel[gradient.shape[:2]](
-        slot, gradient, pooled, codes, num_warps=_warps(slot), **UNPIPELINED
-    )
+    slot_backward_kernel[gradient.shape[:2]](slot, gradient, pooled, codes, **_options(slot))
 
 
 def weights_(slots: tuple[KernelSlot, ...], partials: tuple[Tensor, ...], batch: int) -> None:
@@ -144,12 +139,7 @@ def weights_(slots: tuple[KernelSlot, ...], partials: tuple[Tensor, ...], batch:
     parts = max(slot.shape.parts.value for slot in slots)
     share = Share(batch, triton.cdiv(batch, splits), tl.constexpr(parts))
     seed_weights_kernel[num_nets, splits, len(slots) * (parts + 1)](
-        slots,
-        tuple(map(rows, partials)),
-        share,
-        num_slots=len(slots),
-        num_warps=max(map(_warps, slots)),
-        **UNPIPELINED,
+        slots, tuple(map(rows, partials)), share, num_slots=len(slots), **_options(*slots)
     )
 
 
@@ -170,17 +160,11 @@ def branch_(
     """target [n * rows, B, ., C] = features behind a slot in validation; see slot_branch_kernel."""
     units, batch = target.shape[:2]
     slot_branch_kernel[spare.shape[0],](
-        slot,
-        source,
-        target,
-        spare,
-        tree,
-        batch,
-        units * batch,
-        num_warps=_warps(slot),
-        **UNPIPELINED,
+        slot, source, target, spare, tree, batch, units * batch, **_options(slot)
     )
 
 
-def _warps(slot: KernelSlot) -> int:
-    return 8 if slot.shape.lanes.value >= 64 else 4
+def _options(*slots: KernelSlot) -> dict[str, int]:
+    """Of a launch; with one stage loads stay behind the barriers after the stores they read."""
+    lanes = max(slot.shape.lanes.value for slot in slots)
+    return {"num_warps": 8 if lanes >= 64 else 4, "num_stages": 1}

@@ -110,14 +110,9 @@ def measure_(
 ) -> None:
     """Gradient statistics of the seeds that are to be measured."""
     num_nets, num_tiles = pools[0].squares.shape
+    known = tuple(tuple(table) for table in tables)
     update.measure_kernel[num_nets, len(tables)](
-        pools,
-        tuple(tuple(table) for table in tables),
-        roster,
-        measures,
-        num_tiles,
-        num_slots=len(tables),
-        tile=TILE,
+        pools, known, roster, measures, num_tiles, num_slots=len(tables), tile=TILE
     )
 
 
