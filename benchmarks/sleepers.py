@@ -28,7 +28,7 @@ from esper_soa.nets.data import streams
 from esper_soa.nets.data.batches import Draw
 from esper_soa.nets.data.datasets import ImageSet, synthetic
 from esper_soa.nets.data.images import IMAGES
-from esper_soa.nets.engine import Engine, NetsConfig
+from esper_soa.nets.engine import Engine, NetsConfig, Sizes
 from esper_soa.nets.model.host import HostShape, host_shape
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.pools import ActiveSeeds
@@ -75,8 +75,8 @@ def occupied(live: np.ndarray, ablated: np.ndarray, stage: int) -> ActiveSeeds:
 def engine_for(shape: HostShape, options: argparse.Namespace) -> Engine:
     """What runs hosts of `shape` in a run."""
     nets = NetsConfig(shape, TaskConfig(), (), options.envs, 1)
-    work = options.envs, options.batch, options.train, options.val
-    trial = Trial(nets, options.place, *work, IMAGES, synthetic)
+    sizes = Sizes(options.envs, options.batch, options.train, options.val)
+    trial = Trial(nets, options.place, sizes, IMAGES, synthetic)
     return choose_engine(options.engine, trial)
 
 

@@ -4,8 +4,6 @@ Everything random is keyed by seed, round, env and env-step, so a round can be p
 another policy, on the same hosts and data. `reduction` says which envs of a run a process has.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -15,21 +13,13 @@ from esper_soa.env.step import EAGER, EnvRules, StepData, StepKernels, initial_s
 from esper_soa.env.topology import Topology, plant
 from esper_soa.nets.data import orders, streams
 from esper_soa.nets.data.batches import BatchSource, Draw, check_classes, check_work
+from esper_soa.nets.engine import Sizes
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.snapshot import add_snapshot_, snapshot_where_
 from esper_soa.state import EnvState
 from esper_soa.vocabulary import HEADS, Stage
-
-
-class Sizes(NamedTuple):
-    """How much work an env-step is."""
-
-    num_envs: int  # N, of this world
-    batch_size: int  # B
-    train_samples: int  # T
-    val_samples: int  # V
 
 
 class World:
@@ -59,7 +49,7 @@ class World:
         else:
             steps = rules.nets.accumulate
             self.split = share = orders.split_sizes(data, sizes.batch_size, together, steps)
-            sizes = Sizes(sizes.num_envs, sizes.batch_size, share.train_samples, share.val_samples)
+            sizes = Sizes(*sizes[:2], share.train_samples, share.val_samples)
         self.sizes = sizes
         self.device = data.train_labels.device
         self.flop = training_flop(rules.nets.shape, self.device)

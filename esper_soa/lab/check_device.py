@@ -44,8 +44,8 @@ def check_device(cfg: TrainConfig, console: Console) -> None:
     keep_freed_memory(device)
     with threads(cfg.compute.threads):
         trial = trial_of(cfg, device)
-        precision = str(trial.nets.precision).removeprefix("torch.")
-        console.print(device_name(device, trial.nets.workers, precision), highlight=False)
+        place = device_name(device, trial.nets.workers, trial.nets.precision)
+        console.print(place, highlight=False)
         found = tried_engines(trial)
     console.print(engine_table(found, cfg))
     for rule in RULES[device.type]:

@@ -1,8 +1,8 @@
 """Operations of n networks at once: activations [B, n*C, H, W] in channels_last memory, parameters
 with an axis [n].
 
-Those that are computed the same way in every engine: batch norms of n networks are one batch norm
-over n*C channels, their linear layers one batched matrix product.
+Convolutions of n networks are one grouped convolution, batch norms one batch norm over n*C
+channels, linear layers one batched matrix product.
 """
 
 import torch
@@ -11,6 +11,15 @@ from torch import Tensor
 
 NORM_EPS = 1e-5
 BATCH_NORM_MOMENTUM = 0.1
+
+
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Same-padded convolution of x [B, n*I, H, W] with weight [n, O, I, k, k], bias [n, O]:
+    [B, n*O, H, W]; one dense convolution of x [B, I, H, W], the same images for every network.
+    """
+    flat = None if bias is None else bias.reshape(-1)
+    groups = x.shape[1] // weight.shape[2]
+    return F.conv2d(x, weight.flatten(0, 1), flat, padding=weight.shape[-1] // 2, groups=groups)
 
 
 def depthwise_conv2d(x: Tensor, weight: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ def _triton_obstacle(trial: Trial) -> str:
     reason: str = (
         _samples_obstacle(trial)
         or support.unavailable_reason(trial.device)
-        or support.obstacle(nets.shape, _blueprints(trial), nets.precision, trial.batch_size)
+        or support.obstacle(nets.shape, _blueprints(trial), nets.precision, trial.sizes.batch_size)
     )
     return reason
 

@@ -63,20 +63,17 @@ class EngineChoice(NamedTuple):
 
     def facts(self) -> dict[str, str]:
         """For versions.json."""
-        return {
-            "engine": self.name,
-            "kind": self.reason,
-            "sha256": self.sha256,
-            "tried": "; ".join(self.tried),
-        }
+        tried = "; ".join(self.tried)
+        return {"engine": self.name, "kind": self.reason, "sha256": self.sha256, "tried": tried}
 
 
-class WorkSizes(NamedTuple):
-    """How much goes through an engine at a time."""
+class Sizes(NamedTuple):
+    """How much work an env-step is."""
 
     num_envs: int  # N
     batch_size: int  # B
-    val_samples: int  # V, shared by all envs
+    train_samples: int  # T
+    val_samples: int  # V
 
 
 class Engine(Protocol[Active]):
@@ -92,7 +89,7 @@ class Engine(Protocol[Active]):
         """Why it is this one."""
         ...
 
-    def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
+    def kept_bytes(self, nets: NetsConfig, sizes: Sizes, device: torch.device) -> int:
         """Memory kept beside the weights; 0 where it keeps none from one pass to the next."""
         ...
 

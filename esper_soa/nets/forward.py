@@ -10,7 +10,6 @@ from torch import Tensor
 
 from esper_soa.nets import batched
 from esper_soa.nets.model.blueprints import Architecture
-from esper_soa.nets.model.layers import GroupNorm, Layers
 from esper_soa.nets.model.parts import (
     Conv,
     Depthwise,
@@ -21,12 +20,9 @@ from esper_soa.nets.model.parts import (
     num_tensors,
 )
 from esper_soa.nets.model.user_module import UserModule
-from esper_soa.nets.seeds import blend
 
 
-def seed_forward(
-    layers: Layers, blueprint: Architecture, parameters: list[Tensor], x: Tensor
-) -> Tensor:
+def seed_forward(blueprint: Architecture, parameters: list[Tensor], x: Tensor) -> Tensor:
     """Output [B, m*C, H, W] of m seeds; `parameters` as unpacked by `seed_table`."""
     if blueprint.module is not None:
         return blueprint.module.forward(parameters, x)
@@ -38,20 +34,20 @@ def seed_forward(
         own = rest[: num_tensors(part)]
         rest = rest[num_tensors(part) :]
         residual = x if blueprint.residual and place == last else None
-        out = _part_forward(layers, part, own, out, residual)
+        out = _part_forward(part, own, out, residual)
     return out
 
 
 def _part_forward(
-    layers: Layers, part: Part, parameters: list[Tensor], x: Tensor, residual: Tensor | None
+    part: Part, parameters: list[Tensor], x: Tensor, residual: Tensor | None
 ) -> Tensor:
     """Output [B, m*O, H, W] of one part of m seeds, plus `residual` where there is one."""
     match part:
-        case Conv(norm=True):
-            kernel, scale, shift = parameters
-            return layers.seed_layer(x, kernel, _norm(scale, shift, part.relu), residual)
         case Conv():
-            out = layers.conv2d(x, *parameters)
+            kernel, *norm = parameters
+            out = batched.conv2d(x, kernel)
+            if norm:
+                out = batched.group_norm(out, norm_groups(kernel.shape[1]), *norm)
             out = F.relu(out, inplace=True) if part.relu else out
         case Depthwise():
             out = batched.depthwise_conv2d(x, *parameters)
@@ -65,10 +61,6 @@ def _part_forward(
     return out if residual is None else residual + out
 
 
-def _norm(scale: Tensor, shift: Tensor, relu: bool) -> GroupNorm:
-    return GroupNorm(scale, shift, norm_groups(scale.shape[1]), relu)
-
-
 def _squeeze(parameters: list[Tensor], x: Tensor) -> Tensor:
     """Numbers [B, m, O] in (0, 1); parameters as of parts.Squeeze, three or four tensors."""
     first, *hidden_bias, second, bias = parameters
@@ -79,28 +71,3 @@ def _squeeze(parameters: list[Tensor], x: Tensor) -> Tensor:
 def gate_forward(parameters: list[Tensor], x: Tensor) -> Tensor:
     """Gate [B, m] in (0, 1) of features x [B, m*C, H, W]; `parameters` as of `gate_table`."""
     return _squeeze(parameters, x).squeeze(-1)
-
-
-def seed_added(
-    layers: Layers,
-    blueprint: Architecture,
-    parameters: list[Tensor],
-    host: Tensor,
-    alpha: Tensor,
-    detached: bool,
-    pooled: bool = False,
-) -> Tensor:
-    """host [B, m*C, H, W] moved by alpha [m] towards the seeds' output: ADD, in one step where a
-    kernel has it.
-
-    detached: the seeds see the host's features cut off from its graph. pooled: a 2x2 max pool
-    follows.
-    """
-    layer = blueprint.single_layer
-    if layer is not None:
-        kernel, scale, shift = parameters
-        norm = _norm(scale, shift, layer.relu)
-        return layers.added_layer(host, kernel, norm, alpha, detached, pooled)
-    seen = host.detach() if detached else host
-    out = blend.add(host, seed_forward(layers, blueprint, parameters, seen), alpha)
-    return layers.max_pool(out) if pooled else out

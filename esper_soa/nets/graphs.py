@@ -240,11 +240,9 @@ class Replay(NamedTuple):
 
     def facts(self) -> dict[str, str]:
         """For versions.json."""
-        return {
-            "replayed": ", ".join(self.parts),
-            "reason": self.reason,
-            "left_out": "; ".join(self.left_out),
-        }
+        replayed = ", ".join(self.parts)
+        left_out = "; ".join(self.left_out)
+        return {"replayed": replayed, "reason": self.reason, "left_out": left_out}
 
 
 def choose_replay(setting: str, device: torch.device, own_reward: bool, num_ranks: int) -> Replay:

@@ -15,13 +15,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
-from esper_soa.nets.engine import (
-    EngineChoice,
-    NetsConfig,
-    TrainReport,
-    ValidationReport,
-    WorkSizes,
-)
+from esper_soa.nets.engine import EngineChoice, NetsConfig, Sizes, TrainReport, ValidationReport
 from esper_soa.nets.gradients import unmeasured
 from esper_soa.nets.seeds.pools import ActiveSeeds, SlotSeeds, claim_, read_active_seeds, upload
 from esper_soa.nets.seeds.seed_plan import SeedPlan, training_plan, validation_plan
@@ -66,7 +60,7 @@ class PieceEngine(ABC):
     @abstractmethod
     def validator(self, shared: Pass[ValidationFeed]) -> Measure: ...
 
-    def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
+    def kept_bytes(self, nets: NetsConfig, sizes: Sizes, device: torch.device) -> int:
         """None: what a pass needs it gives back."""
         return 0
 

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.errors import UserError, fault_in_words, one_line
-from esper_soa.config.registry import RAISED
 from esper_soa.nets.data import streams
 from esper_soa.nets.data.batches import BatchSource, Draw, SampleSpec, TrainingFeed, ValidationFeed
-from esper_soa.nets.engine import Engine, NetsConfig
+from esper_soa.nets.engine import Engine, NetsConfig, Sizes
 from esper_soa.nets.graphs import WARM_UPS
 from esper_soa.nets.model.blueprints import blueprint_codes
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
@@ -36,8 +35,6 @@ TIMED = 2  # last passes, of which the quicker counts
 PASSES = WARM_UPS + 1 + TIMED  # the one between them captures
 SAMPLES = 512  # to train on
 SEED = 2**31  # of the trials; no run has it
-# What engines, their compilers and the device may raise.
-FAULTS = (ImportError, OSError, *RAISED)
 
 
 class Trial(NamedTuple):
@@ -45,10 +42,7 @@ class Trial(NamedTuple):
 
     nets: NetsConfig
     device: torch.device
-    envs: int  # N
-    batch_size: int  # B
-    train_samples: int  # T
-    val_samples: int  # V
+    sizes: Sizes
     spec: SampleSpec  # of the run's samples
     # Makes so many training and test samples of that kind, on which engines are tried.
     example: Callable[[int, int, torch.device], BatchSource]
@@ -92,14 +86,16 @@ def try_engines(
     for name in (reference, *(name for name in makers if name != reference)):
         try:
             results, cost = workload.run(makers[name](), trial.nets.precision)
-        except FAULTS as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 (whatever it, or its compiler, raises)
             found.append(TrialResult(name, fault_in_words(error)))
         else:
             errors = distances(results, wanted, workload.val_samples)
             rounding = errors if name == reference else rounding
             worst = max(max(both) for both in errors.values())
             found.append(TrialResult(name, disagreement(errors, rounding), worst, *cost))
-        release(trial.device, f"compute.engine=auto: {name}", "compute.engine=torch")
+        release(trial.device, name)
     return found
 
 
@@ -146,11 +142,11 @@ class Workload:
         self.trial = trial
         device = self.device = trial.device
         nets = trial.nets
-        self.val_samples = min(trial.val_samples, trial.nets.eval_batch)
+        self.val_samples = min(trial.sizes.val_samples, trial.nets.eval_batch)
         self.samples = trial.example(SAMPLES, max(self.val_samples, 1), device)
-        envs = torch.arange(trial.envs, device=device)
+        envs = torch.arange(trial.sizes.num_envs, device=device)
         self.keys = streams.stream_keys(SEED, streams.HOST_INIT, (0,), envs)
-        self.weights = pools.allocate(nets.shape, trial.envs, device, torch.float32)
+        self.weights = pools.allocate(nets.shape, trial.sizes.num_envs, device, torch.float32)
         pools.initialise_hosts_(self.weights, nets.shape, self.keys)
         self.seeds = mixture(trial)
         alpha = torch.from_numpy(np.where(self.seeds.visible, 0.6, 0.0))
@@ -185,14 +181,14 @@ class Workload:
                 "subset": tested.subset,
             }
         train, validate = (min(column) for column in zip(*times[-TIMED:], strict=True))
-        seconds = train * trial.train_samples / (BATCHES * trial.batch_size)
-        seconds += validate * trial.val_samples / self.val_samples
+        seconds = train * trial.sizes.train_samples / (BATCHES * trial.sizes.batch_size)
+        seconds += validate * trial.sizes.val_samples / self.val_samples
         leaves = dict(weights.select(*self.weights.keys()).flatten_keys(".").items())
         peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else 0
         return leaves | reports, (seconds, peak)
 
     def feeds(self) -> tuple[TrainingFeed, ValidationFeed]:
-        batch_size = self.trial.batch_size
+        batch_size = self.trial.sizes.batch_size
         places = torch.arange(BATCHES * batch_size, device=self.device)
         order = streams.integers(self.keys[:, None], places, SAMPLES)
         draw = Draw(order, self.keys, 0, batch_size, True)
@@ -204,7 +200,7 @@ class Workload:
 def mixture(trial: Trial) -> pools.ActiveSeeds:
     """Newborn seeds of the task's blueprints in all stages, blends, directions, and empty slots."""
     draw = np.random.default_rng(SEED)
-    shape = (trial.envs, len(trial.nets.shape.slots))
+    shape = (trial.sizes.num_envs, len(trial.nets.shape.slots))
     stage = draw.choice([*RUNNING_STAGES, Stage.EMPTY], shape)
     running = stage != Stage.EMPTY
     blueprint = draw.choice(blueprint_codes(list(trial.nets.task.blueprints)), shape)
@@ -229,17 +225,13 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def release(device: torch.device, what: str, remedy: str) -> None:
-    """Free the memory of a trial; raises UserError where `what` has left the device unusable.
-
-    remedy: the setting that does without.
-    """
+def release(device: torch.device, engine: str) -> None:
+    """Free the memory of a trial; raises UserError where it has left the device unusable."""
     if device.type != "cuda":
         return
     try:
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
     except RuntimeError as error:
-        raise UserError(
-            f"{what} has left {device} unusable ({one_line(error)}). Give {remedy}"
-        ) from error
+        left = f"compute.engine=auto: {engine} has left {device} unusable ({one_line(error)})"
+        raise UserError(f"{left}. Give compute.engine=torch") from error

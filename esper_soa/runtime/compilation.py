@@ -24,13 +24,6 @@ ENV_SECONDS = 7e-6  # saved per env and env-step: passes over memory that are fu
 WORTH = 2.0  # times COMPILE_SECONDS that must be saved, as machines differ
 
 
-class Length(NamedTuple):
-    """What a run will play."""
-
-    envs: int  # N
-    env_steps: int  # of all envs together: rounds times env-steps per episode
-
-
 class Compilation(NamedTuple):
     """Whether the kernels are compiled, and why, in words for logs."""
 
@@ -38,9 +31,14 @@ class Compilation(NamedTuple):
     reason: str
 
 
-def choose_compilation(setting: str, device: torch.device, length: Length) -> Compilation:
-    """What compute.compile (auto, on, off) means for a run of this length on `device`."""
-    saved = length.env_steps * (CALL_SECONDS + ENV_SECONDS * length.envs)
+def choose_compilation(
+    setting: str, device: torch.device, envs: int, env_steps: int
+) -> Compilation:
+    """What compute.compile (auto, on, off) means for a run on `device`.
+
+    env_steps: of all envs together, rounds times env-steps per episode.
+    """
+    saved = env_steps * (CALL_SECONDS + ENV_SECONDS * envs)
     if setting != "auto":
         wanted = setting == "on"
         why = f" (compute.compile={setting})"
@@ -49,7 +47,7 @@ def choose_compilation(setting: str, device: torch.device, length: Length) -> Co
         why = f": what compiling saves on {device.type} was never measured"
     else:
         wanted = saved >= WORTH * COMPILE_SECONDS
-        played = f"{length.env_steps} env-steps of {length.envs} envs"
+        played = f"{env_steps} env-steps of {envs} envs"
         gain = f"saves {f'about {saved:.0f}' if saved >= 1 else 'less than 1'} s in {played}"
         why = f": compiling takes about {COMPILE_SECONDS:.0f} s and {gain}"
     return Compilation(wanted, f"{'compiled' if wanted else 'not compiled'}{why}")

@@ -14,6 +14,7 @@ from esper_soa.config.errors import SettingError, check
 from esper_soa.config.nets import SubsetRows
 from esper_soa.config.settings import TrainConfig
 from esper_soa.nets.data.datasets import sample_spec
+from esper_soa.nets.engine import Sizes
 from esper_soa.nets.extent import INDEXED, activation_elements
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.precision import choose_precision
@@ -71,6 +72,11 @@ def take_device(device: torch.device) -> None:
     """Have `device` be the current one: captures, events and Triton's launches work on that."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
+
+def sizes_of(cfg: TrainConfig) -> Sizes:
+    """How much work the settings ask of an env-step."""
+    return Sizes(cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
 
 
 def choose_layout(cfg: TrainConfig, shape: HostShape, device: torch.device) -> Layout:
@@ -169,8 +175,9 @@ def _check_threads(setting: str, count: int) -> None:
     check(count <= most, setting, count, f"at most {most} here", remedy)
 
 
-def device_name(device: torch.device, workers: int = 1, precision: str = "float32") -> str:
-    """The device in words, for logs, versions.json and the table; `precision`: of the hosts."""
+def device_name(device: torch.device, workers: int = 1, dtype: torch.dtype = torch.float32) -> str:
+    """The device in words, for logs, versions.json and the table; `dtype`: of the hosts."""
+    precision = str(dtype).removeprefix("torch.")
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)}, {precision})"
     used = f"{_some(workers, 'worker')}, {_some(torch.get_num_threads(), 'thread')}"

@@ -22,11 +22,10 @@ from esper_soa.env.observation import NUM_ENV_FEATURES, feature_names
 from esper_soa.env.step import EnvRules
 from esper_soa.nets.data.datasets import SampleCount, sample_spec
 from esper_soa.nets.data.orders import MAX_STORED
-from esper_soa.nets.engine import WorkSizes
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.model.user_parts import task_shape
 from esper_soa.nets.seeds.pools import row_layout
-from esper_soa.runtime.device import choose_layout
+from esper_soa.runtime.device import choose_layout, sizes_of
 
 FLOAT = 4  # bytes of a number
 MIB = 2**20
@@ -197,9 +196,7 @@ def plan_in_words(cfg: TrainConfig, device: torch.device, rules: EnvRules) -> st
 
     An engine that keeps what its passes work in says itself how much that is.
     """
-    kept = rules.engine.kept_bytes(
-        rules.nets, WorkSizes(cfg.envs, cfg.batch_size, cfg.val_samples), device
-    )
+    kept = rules.engine.kept_bytes(rules.nets, sizes_of(cfg), device)
     engine = Need(f"the steps of {rules.engine.chosen.name}", kept, ())
     parts = _largest_first(
         [engine if kept and need.what == TRAINED else need for need in needs(cfg, device)]

@@ -16,7 +16,7 @@ from esper_soa.env.reward_records import RewardSettings, RewardSplit
 from esper_soa.env.shapley import arrival_orders
 from esper_soa.env.step import EAGER, EnvRules, StepKernels, compiled
 from esper_soa.env.user_reward import own_reward
-from esper_soa.env.world import Sizes, World
+from esper_soa.env.world import World
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.data.batches import BatchSource
 from esper_soa.nets.data.datasets import count_images, load_images, sample_spec, synthetic
@@ -27,8 +27,8 @@ from esper_soa.nets.model.user_parts import task_shape, task_slots
 from esper_soa.nets.seeds.pools import parameter_table
 from esper_soa.nets.seeds.subsets import EXACT_SLOTS
 from esper_soa.nets.trial import Trial
-from esper_soa.runtime.compilation import Length, choose_compilation, keep_compiled
-from esper_soa.runtime.device import choose_layout, keep_freed_memory, take_device
+from esper_soa.runtime.compilation import choose_compilation, keep_compiled
+from esper_soa.runtime.device import choose_layout, keep_freed_memory, sizes_of, take_device
 from esper_soa.runtime.memory import NO_SAMPLES, check_room
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.state import ParameterCounts
@@ -99,8 +99,7 @@ def trial_of(cfg: TrainConfig, device: torch.device) -> Trial:
         ends_early=cfg.early_stop.enabled,
         **choose_layout(cfg, shape, device)._asdict(),
     )
-    work = cfg.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples
-    return Trial(nets, device, *work, sample_spec(cfg.data), synthetic)
+    return Trial(nets, device, sizes_of(cfg), sample_spec(cfg.data), synthetic)
 
 
 def rule_player(cfg: TrainConfig, name: str, setting: str) -> Agent:
@@ -146,11 +145,12 @@ def build_world(
     keep_freed_memory(device)
     rules = build_rules(part, device, ranks.first_env)
     data = load_images(cfg.data, device) if data is None else data.to(device)
-    sizes = Sizes(part.envs, cfg.batch_size, cfg.train_samples, cfg.val_samples)
     own_reward = any(map(is_reference, cfg.reward.modes))
     replay = choose_replay(cfg.compute.cuda_graphs, device, own_reward, ranks.count)
     kernels = replaying(build_kernels(cfg, device), replay, device)
-    return World(rules, data, sizes, cfg.data, cfg.seed if seed is None else seed, kernels, ranks)
+    return World(
+        rules, data, sizes_of(part), cfg.data, cfg.seed if seed is None else seed, kernels, ranks
+    )
 
 
 def world_facts(world: World) -> dict[str, object]:
@@ -175,9 +175,8 @@ def build_worlds(
 
 def build_kernels(cfg: TrainConfig, device: torch.device) -> StepKernels:
     """The kernels of the state machine as the settings ask for them: compiled or not."""
-    chosen = choose_compilation(
-        cfg.compute.compile, device, Length(cfg.envs, cfg.rounds * cfg.steps)
-    )
+    env_steps = cfg.rounds * cfg.steps
+    chosen = choose_compilation(cfg.compute.compile, device, cfg.envs, env_steps)
     kernels = EAGER._replace(reason=chosen.reason)
     if chosen.wanted:
         reason = f"{chosen.reason}; {keep_compiled()}"

@@ -16,7 +16,6 @@ from esper_soa.nets.model import host as hosts
 from esper_soa.nets.model import user_parts as own_parts
 from esper_soa.nets.model.blueprints import Architecture, initial_seeds, seed_table
 from esper_soa.nets.model.host_parts import HostChain
-from esper_soa.nets.model.layers import PLAIN
 from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.nets.seeds.seeds import TrainingSeeds
 
@@ -53,7 +52,7 @@ def seed_networks(blueprint: Architecture, channels: int, size: int) -> Networks
         return rows, torch.zeros(NETS, 0)
 
     def outputs(rows: Tensor, kept: Tensor, x: Tensor) -> Tensor:
-        return seed_forward(PLAIN, blueprint, table.unpack(rows), x).unflatten(1, (NETS, channels))
+        return seed_forward(blueprint, table.unpack(rows), x).unflatten(1, (NETS, channels))
 
     def train(rows: Tensor, kept: Tensor) -> tuple[Tensor, list[Tensor]]:
         target = nets.inputs(3).unflatten(1, (NETS, channels))
@@ -73,13 +72,13 @@ def host_networks(host: HostChain | UserHost, classes: int) -> Networks:
     def outputs(rows: Tensor, kept: Tensor, x: Tensor) -> Tensor:
         parameters = shape.parameters.unpack(rows)
         folded = hosts.fold_batch_norm(shape, parameters, shape.statistics.unpack(kept))
-        return hosts.evaluate_forward(PLAIN, shape, folded, x, filler)
+        return hosts.evaluate_forward(shape, folded, x, filler)
 
     def train(rows: Tensor, kept: Tensor) -> tuple[Tensor, list[Tensor]]:
         statistics = [one.flatten().clone() for one in shape.statistics.unpack(kept)]
         parameters = shape.parameters.unpack(rows)
         batch = nets.inputs(1), labels
-        return hosts.train_loss(PLAIN, shape, parameters, statistics, batch, filler)[0], statistics
+        return hosts.train_loss(shape, parameters, statistics, batch, filler)[0], statistics
 
     start = partial(hosts.initial_hosts, shape, keys, torch.float32)
     size = (IMAGES, IMAGE_SIZE, IMAGE_SIZE, NETS * IMAGE_CHANNELS)

@@ -214,9 +214,8 @@ def announce(within: Session, checkpoint: Path, saved: Saved, world: World) -> d
     source = world.data
     nets = world.rules.nets
     data = {"name": source.name, "source": source.source, "identity": source.identity}
-    precision = str(nets.precision).removeprefix("torch.")
     with within.unwritten.attempt(within.folder.versions.name):
-        place = device_name(world.device, nets.workers, precision)
+        place = device_name(world.device, nets.workers, nets.precision)
         write_versions(within.folder, place, world_facts(world))
     for damaged in passed_over(checkpoint):
         LOGGER.warning("policy   %s", damaged)

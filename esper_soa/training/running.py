@@ -21,7 +21,7 @@ from esper_soa.env.reward import final_rents
 from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.nets.data.user_images import check_images
 from esper_soa.nets.model.blueprints import BLUEPRINTS
-from esper_soa.nets.precision import Precision, choose_precision
+from esper_soa.nets.precision import choose_precision
 from esper_soa.runtime.device import (
     apply_threads,
     device_name,
@@ -102,8 +102,8 @@ class Run:
         self.totals = RunTotals()
         self.control: Control | None = None
         self.output = RunOutput(cfg, session, self.world, ranks, callbacks)
-        workers = self.world.rules.nets.workers
-        self.origin = Origin(begin, device_name(device, workers, self.precision.name))
+        nets = self.world.rules.nets
+        self.origin = Origin(begin, device_name(device, nets.workers, nets.precision))
         self.output.checkpoint = self.checkpoint()
 
     @property
@@ -115,11 +115,6 @@ class Run:
     def device(self) -> torch.device:
         """The device of hosts and policy."""
         return self.world.device
-
-    @property
-    def precision(self) -> Precision:
-        """The number format of the hosts, and the reason for it."""
-        return choose_precision(self.cfg.compute.precision, self.device)
 
     def restore(self, saved: resume.Saved, path: Path) -> None:
         """Continue from `saved`; files of later rounds are cut back."""
@@ -205,7 +200,8 @@ class Run:
             LOGGER.debug("data     %s", note)
         LOGGER.debug("work     %s", work)
         LOGGER.debug("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
-        LOGGER.debug("numbers  hosts compute in %s: %s", self.precision.name, self.precision.reason)
+        precision = choose_precision(self.cfg.compute.precision, self.device)
+        LOGGER.debug("numbers  hosts compute in %s: %s", precision.name, precision.reason)
         LOGGER.log(WARNING if engine.fallback else DEBUG, "kernels  %s", engine.reason)
         for tried in engine.tried:
             LOGGER.debug("kernels  %s", tried)

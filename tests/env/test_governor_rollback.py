@@ -26,8 +26,9 @@ from esper_soa.config.nets import TaskConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.governor import REASON_NAMES, PanicReason
 from esper_soa.env.step import StepData
-from esper_soa.env.world import Sizes, World
+from esper_soa.env.world import World
 from esper_soa.nets.data.datasets import load_images
+from esper_soa.nets.engine import Sizes
 from esper_soa.state import Decision, EnvState, View
 from esper_soa.training.build import build_rules
 from esper_soa.training.collect import Player, Round, play_round

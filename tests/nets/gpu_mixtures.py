@@ -14,7 +14,6 @@ from esper_soa.config.nets import SlotSpec, TaskConfig
 from esper_soa.nets.engines.gpu import roster
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture
 from esper_soa.nets.model.host import HostShape, host_shape
-from esper_soa.nets.model.layers import PLAIN
 from esper_soa.nets.model.parts import (
     CHANNELS,
     NARROW,
@@ -124,7 +123,7 @@ def plain_slot(
         for group in groups_of(plan, np.arange(num_nets), x.device)
     ]
     seeds = TrainingSeeds(actives, num_nets)
-    out = seeds.fill(PLAIN, 0, together, upstream.shape[2] != x.shape[2])
+    out = seeds.fill(0, together, upstream.shape[2] != x.shape[2])
     behind = upstream.permute(1, 0, 4, 2, 3).flatten(1, 2)
     leaves = [together, *(leaf for leaf in seeds.leaves if leaf.requires_grad)]
     first, *found = torch.autograd.grad(out, leaves, behind)

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper_soa.config.nets import TaskConfig, enabled_slots
 from esper_soa.nets import batched
 from esper_soa.nets.data import streams
-from esper_soa.nets.forward import gate_forward, seed_added, seed_forward
+from esper_soa.nets.forward import gate_forward, seed_forward
 from esper_soa.nets.model.blueprints import (
     BLUEPRINTS,
     Architecture,
@@ -24,7 +24,6 @@ from esper_soa.nets.model.blueprints import (
 )
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.host import fold_batch_norm, host_shape, train_loss
-from esper_soa.nets.model.layers import PLAIN
 from esper_soa.nets.model.parts import (
     CHANNELS,
     NARROW,
@@ -41,8 +40,15 @@ from esper_soa.nets.model.parts import (
     norm_groups,
 )
 from esper_soa.nets.seeds.pools import parameter_table, row_layout
-from esper_soa.nets.seeds.seeds import TrainingSeeds
-from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, NUM_BLUEPRINTS, Blueprint
+from esper_soa.nets.seeds.seed_plan import Group
+from esper_soa.nets.seeds.seeds import ActiveGroup, SeedFiller, TrainingSeeds
+from esper_soa.vocabulary import (
+    BLUEPRINT_NAMES,
+    CNN_BLUEPRINTS,
+    NUM_BLUEPRINTS,
+    Blend,
+    Blueprint,
+)
 
 NETS = 3
 BATCH = 2
@@ -70,7 +76,7 @@ def norm(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 def layer(x: Tensor, kernel: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    return F.relu(norm(PLAIN.conv2d(x, kernel), scale, shift))
+    return F.relu(norm(batched.conv2d(x, kernel), scale, shift))
 
 
 def attention(x: Tensor, squeeze: Tensor, excite: Tensor, bias: Tensor) -> Tensor:
@@ -82,8 +88,8 @@ def attention(x: Tensor, squeeze: Tensor, excite: Tensor, bias: Tensor) -> Tenso
 def bottleneck(
     x: Tensor, down: Tensor, middle: Tensor, up: Tensor, scale: Tensor, shift: Tensor
 ) -> Tensor:
-    narrow = F.relu(PLAIN.conv2d(F.relu(PLAIN.conv2d(x, down)), middle))
-    return x + norm(PLAIN.conv2d(narrow, up), scale, shift)
+    narrow = F.relu(batched.conv2d(F.relu(batched.conv2d(x, down)), middle))
+    return x + norm(batched.conv2d(narrow, up), scale, shift)
 
 
 FORMULAS: dict[str, Callable[..., Tensor]] = {
@@ -107,7 +113,7 @@ def test_a_seed_is_its_formula_to_the_bit(blueprint: Architecture, dtype: torch.
     for channels in (8, 40):
         parameters, x = drawn(blueprint, channels, dtype)
         assert torch.equal(
-            seed_forward(PLAIN, blueprint, parameters, x), FORMULAS[blueprint.name](x, *parameters)
+            seed_forward(blueprint, parameters, x), FORMULAS[blueprint.name](x, *parameters)
         )
 
 
@@ -181,7 +187,7 @@ def test_flop_and_parameters_of_a_seed_are_those_that_torch_counts(
     x = torch.empty(1, channels, 16, 16, device="meta")
     parameters = table.unpack(torch.empty(1, table.total, device="meta"))
     found = training_flop(shape, CPU).seed[0, blueprint.code]
-    assert found == 3 * counted(lambda: seed_forward(PLAIN, blueprint, parameters, x))
+    assert found == 3 * counted(lambda: seed_forward(blueprint, parameters, x))
     gate = gate_table(channels).unpack(torch.empty(1, gate_table(channels).total, device="meta"))
     assert training_flop(shape, CPU).gate[0] == 3 * counted(lambda: gate_forward(gate, x))
     numbers = sum(parameter.numel() for parameter in parameters)
@@ -213,7 +219,7 @@ def test_flop_and_tables_of_a_host_are_those_of_its_forward_pass(task: TaskConfi
     ]
     batch = torch.rand(2, 3, 32, 32), torch.zeros(2, 1, dtype=torch.int64)
     found = counted(
-        lambda: train_loss(PLAIN, shape, parameters, statistics, batch, TrainingSeeds([], 1))[0]
+        lambda: train_loss(shape, parameters, statistics, batch, TrainingSeeds([], 1))[0]
     )
     assert training_flop(shape, CPU).host == 3 * found / 2  # of two images
     folded = fold_batch_norm(shape, parameters, statistics)
@@ -237,30 +243,18 @@ def test_every_part_can_stand_anywhere() -> None:
         wide = Architecture(20, "wide", parts, residual)
         assert wide.widths(16) == [16, 64, 64, 64, 64, 8, 16]
         parameters, x = drawn(wide, 16)
-        out = seed_forward(PLAIN, wide, parameters, x)
+        out = seed_forward(wide, parameters, x)
         down, depth, strength, scale, shift, w1, b1, w2, b2, mid, mid_scale, mid_shift, up = (
             parameters
         )
-        y = batched.depthwise_conv2d(F.relu(PLAIN.conv2d(x, down)), depth)
+        y = batched.depthwise_conv2d(F.relu(batched.conv2d(x, down)), depth)
         y = FORMULAS["norm"](y, strength, scale, shift)
         factor = torch.sigmoid(
             batched.linear(F.relu(batched.linear(batched.spatial_mean(y, NETS), w1, b1)), w2, b2)
         )
         y = y * factor.flatten(1)[..., None, None]
-        y = PLAIN.conv2d(norm(PLAIN.conv2d(y, mid), mid_scale, mid_shift), up)
+        y = batched.conv2d(norm(batched.conv2d(y, mid), mid_scale, mid_shift), up)
         assert torch.equal(out, x + y if residual else y)
-
-
-def test_a_seed_of_one_layer_is_found_by_its_parts() -> None:
-    found = {one.name: one.single_layer for one in EXTENDED}
-    assert {name for name, layer_ in found.items() if layer_ is not None} == {
-        "conv_light",
-        "conv_small",
-    }
-    mine = Architecture(14, "mine", (Conv(kernel=5, relu=False),))
-    assert mine.single_layer == mine.parts[0]
-    assert Architecture(14, "bare", (Conv(norm=False),)).single_layer is None
-    assert Architecture(14, "instead", (Conv(),), residual=False).single_layer is None
 
 
 @pytest.mark.parametrize(
@@ -273,12 +267,13 @@ def test_a_seed_blended_in_by_add_is_moved_by_alpha_towards_its_output(
     parameters, x = drawn(mine, 8)
     alpha = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)
     share = batched.per_channel(alpha, 8)
-    wanted = x + share * (seed_forward(PLAIN, mine, parameters, x) - x)
-    torch.testing.assert_close(
-        seed_added(PLAIN, mine, parameters, x, alpha, detached=False), wanted
-    )
-    pooled = seed_added(PLAIN, mine, parameters, x, alpha, detached=False, pooled=True)
-    torch.testing.assert_close(pooled, F.max_pool2d(wanted, 2))
+    wanted = x + share * (seed_forward(mine, parameters, x) - x)
+    rows = torch.cat([one.reshape(NETS, -1) for one in parameters], dim=1)
+    group = Group(0, 14, Blend.ADD, False, False, True, None, torch.arange(NETS))
+    added = ActiveGroup(group, mine, 8, rows, torch.zeros_like(rows), alpha)
+    filler = SeedFiller([added], NETS)
+    for pooled, expected in ((False, wanted), (True, F.max_pool2d(wanted, 2))):
+        torch.testing.assert_close(filler.fill(0, x, pooled), expected)
 
 
 @pytest.mark.parametrize(

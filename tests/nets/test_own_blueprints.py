@@ -27,7 +27,6 @@ from esper_soa.nets.model.blueprints import (
 )
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.host import host_shape
-from esper_soa.nets.model.layers import PLAIN
 from esper_soa.nets.model.user_module import UserModule
 from esper_soa.nets.model.user_parts import architecture_of, task_blueprints, task_shape
 from esper_soa.nets.precision import autocast
@@ -79,7 +78,7 @@ def test_a_module_is_run_for_each_network_with_its_own_parameters_and_gradient(
     before = x.clone()
     rows.requires_grad_()
     x.requires_grad_(needs_gradient)
-    out = seed_forward(PLAIN, blueprint, seed_table(blueprint, CHANNELS).unpack(rows), x)
+    out = seed_forward(blueprint, seed_table(blueprint, CHANNELS).unpack(rows), x)
     assert out.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(x, before), "the module has written to the host's features"
     (gradient,) = torch.autograd.grad(out.square().sum(), [rows])
@@ -310,8 +309,8 @@ def test_a_module_takes_features_of_16_bits_and_gives_such(dtype: torch.dtype) -
     blueprint = Architecture(13, "pointwise", (part,), residual=False)
     rows, x = rows_and_features(blueprint, torch.float32)
     parameters = seed_table(blueprint, CHANNELS).unpack(rows)
-    wanted = seed_forward(PLAIN, blueprint, parameters, x)
+    wanted = seed_forward(blueprint, parameters, x)
     with autocast(dtype, CPU):
-        out = seed_forward(PLAIN, blueprint, parameters, x.to(dtype))
+        out = seed_forward(blueprint, parameters, x.to(dtype))
     assert out.dtype == dtype
     torch.testing.assert_close(out.float(), wanted, rtol=0.02, atol=0.05)

@@ -22,7 +22,6 @@ from esper_soa.nets.model.host import (
     initial_hosts,
     train_loss,
 )
-from esper_soa.nets.model.layers import PLAIN
 from esper_soa.nets.model.user_module import Factory
 from esper_soa.nets.model.user_parts import task_shape, task_slots
 from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seeds
@@ -99,7 +98,7 @@ def test_a_chain_is_trained_for_each_network_with_its_own_parameters_and_buffers
     seeds = TrainingSeeds([], NETS)
     for _ in range(2):
         losses, correct = train_loss(
-            PLAIN, shape, shape.parameters.unpack(leaf), statistics, (x, labels), seeds
+            shape, shape.parameters.unpack(leaf), statistics, (x, labels), seeds
         )
     (gradient,) = torch.autograd.grad(losses.sum(), [leaf])
     for env in range(NETS):
@@ -131,7 +130,7 @@ def test_a_chain_is_validated_with_the_buffers_of_each_network_which_stay(
     folded = fold_batch_norm(shape, shape.parameters.unpack(rows), shape.statistics.unpack(kept))
     with torch.no_grad():
         given = x[:, :3].contiguous(memory_format=torch.channels_last) if shared else x
-        out = evaluate_forward(PLAIN, shape, folded, given, TrainingSeeds([], NETS))
+        out = evaluate_forward(shape, folded, given, TrainingSeeds([], NETS))
         for env in range(NETS):
             host = alone(name, env).double().eval()
             start = 0

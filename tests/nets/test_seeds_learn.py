@@ -16,7 +16,6 @@ from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.forward import seed_forward
 from esper_soa.nets.model.blueprints import BLUEPRINTS, initial_seeds, seed_table
 from esper_soa.nets.model.host import host_shape
-from esper_soa.nets.model.layers import PLAIN
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.state import Ramp, Slots, initial
@@ -36,7 +35,7 @@ def at_birth(blueprint: int, multiply: bool, x: Tensor) -> Tensor:
     keys = streams.stream_keys(3, streams.SEED_INIT, (), torch.arange(1))
     own = BLUEPRINTS[blueprint]
     rows = initial_seeds(own, x.shape[1], keys, torch.tensor([multiply]), x.dtype)
-    return seed_forward(PLAIN, own, seed_table(own, x.shape[1]).unpack(rows), x)
+    return seed_forward(own, seed_table(own, x.shape[1]).unpack(rows), x)
 
 
 @pytest.mark.parametrize("multiply", [False, True])

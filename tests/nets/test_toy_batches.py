@@ -11,13 +11,14 @@ from torch import Tensor
 
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import DataConfig
-from esper_soa.env.world import Sizes, World
+from esper_soa.env.world import World
 from esper_soa.nets import batched
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.data import streams
 from esper_soa.nets.data.batches import BatchSource, Draw, SampleSpec
 from esper_soa.nets.data.images import IMAGES, crops_of
 from esper_soa.nets.data.orders import validation_order
+from esper_soa.nets.engine import Sizes
 from esper_soa.training.build import build_rules, trial_of
 
 ENVS = 3

@@ -6,16 +6,16 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from esper_soa.config.nets import TaskConfig, host_slots
 from esper_soa.nets import batched
 from esper_soa.nets.gradients import gradient_statistics
 from esper_soa.nets.model.host import evaluate_forward, fold_batch_norm, host_shape
-from esper_soa.nets.model.layers import PLAIN
 from esper_soa.nets.model.parts import norm_groups
 from esper_soa.nets.seeds.seeds import TrainingSeeds
-from esper_soa.nets.sgd import LearningRates, rules_of
+from esper_soa.nets.sgd import LearningRates, rules_of, sgd_
 
 CPU = torch.device("cpu")
 
@@ -35,7 +35,7 @@ def test_a_step_clips_every_row_by_its_own_norm_then_decays_then_remembers() -> 
     rule, _ = rules_of(
         TaskConfig(momentum=0.5, max_grad_norm=1.0, weight_decay=0.01), LearningRates(0.1, 0.2)
     )
-    PLAIN.sgd_(params, momentum, grad, rule)
+    sgd_(params, momentum, grad, rule)
     first = 5 + 1e-6
     second = 1 + 1e-6
     kept = [
@@ -54,7 +54,7 @@ def test_a_limit_of_0_does_not_clip_and_no_decay_leaves_the_gradient_alone() -> 
     momentum = doubles([0.0, 0.0])
     # that of seeds
     _, rule = rules_of(TaskConfig(max_grad_norm=0.0, weight_decay=0.1), LearningRates(0.2, 0.5))
-    PLAIN.sgd_(params, momentum, doubles([300.0, 400.0]), rule)
+    sgd_(params, momentum, doubles([300.0, 400.0]), rule)
     assert momentum.tolist() == [[300.0, 400.0]]
     assert params.tolist() == [[-149.0, -198.0]]
 
@@ -131,16 +131,14 @@ def test_running_statistics_move_by_a_tenth_towards_the_mean_and_the_unbiased_va
     batch: int,
 ) -> None:
     # Channel 0 of net 0 is 1, 2, 3, 4 (batch 2) or 1, 2: mean 2.5 or 1.5, variance with n - 1 5 / 3
-    # or 1 / 2. Net 1 sees twice that. A kernel of 1; scale 2 and shift 1, so ReLU(1 + 2 (x - mean)
+    # or 1 / 2. Net 1 sees twice that. Scale 2 and shift 1, so ReLU(1 + 2 (x - mean)
     # / sqrt(var + 1e-5)).
     x = torch.arange(1.0, 2 * batch + 1, dtype=torch.float64).view(batch, 1, 1, 2)
     x = torch.cat((x, 2 * x), dim=1).contiguous(memory_format=torch.channels_last)
     mean = torch.tensor([1.0, 3.0]).double()
     variance = torch.tensor([5.0, 7.0]).double()
     one = torch.ones(2, 1, dtype=torch.float64)
-    out = PLAIN.train_block(
-        x, one.view(2, 1, 1, 1, 1), (2 * one, one), (mean, variance), pooled=False
-    )
+    out = F.relu(batched.batch_norm(x, 2 * one, one, mean, variance))
     centre, unbiased, biased = (2.5, 5 / 3, 1.25) if batch == 2 else (1.5, 0.5, 0.25)
     assert mean.tolist() == pytest.approx([0.9 * 1 + 0.1 * centre, 0.9 * 3 + 0.1 * 2 * centre])
     wanted = [0.9 * 5 + 0.1 * unbiased, 0.9 * 7 + 0.1 * 4 * unbiased]
@@ -170,7 +168,7 @@ def test_validation_uses_running_statistics_with_the_same_epsilon() -> None:
     parameters = shape.parameters.unpack(rows)
     statistics = shape.statistics.unpack(moving)
     folded = fold_batch_norm(shape, parameters, statistics)
-    logits = evaluate_forward(PLAIN, shape, folded, x, TrainingSeeds([], 2))
+    logits = evaluate_forward(shape, folded, x, TrainingSeeds([], 2))
     for net in range(2):
         own = [parameter[net] for parameter in parameters]
         out = x[:, 3 * net : 3 * net + 3]

@@ -23,7 +23,7 @@ from esper_soa.env.step import StepData, initial_state
 from esper_soa.env.world import World
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.data.images import cut_batch, training_crops
-from esper_soa.nets.engine import Engine, TrainReport, ValidationReport, WorkSizes
+from esper_soa.nets.engine import Engine, Sizes, TrainReport, ValidationReport
 from esper_soa.nets.engines.gpu.support import unavailable_reason
 from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.nets.seeds.seed_plan import training_plan, validation_plan
@@ -276,7 +276,7 @@ def test_what_an_engine_keeps_is_known_before_it_is_made_and_weights_change_in_p
 ) -> None:
     world = build(3, 2)
     engine = GpuEngine()
-    sizes = WorkSizes(3, 2, 3)
+    sizes = Sizes(3, 2, 3, 3)
     planned = engine.kept_bytes(world.rules.nets, sizes, CPU)
     own = {rows.data_ptr() for rows in world.weights.flatten_keys(".").values()}
     with counted(monkeypatch):

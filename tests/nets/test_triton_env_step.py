@@ -21,8 +21,9 @@ from esper_soa.config.nets import TaskConfig, host_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.env import Env
 from esper_soa.env.step import EAGER
-from esper_soa.env.world import Sizes, World
+from esper_soa.env.world import World
 from esper_soa.nets.data.datasets import synthetic
+from esper_soa.nets.engine import Sizes
 from esper_soa.training.build import build_rules, build_world
 from esper_soa.training.collect import EpisodeRunner, Player, Round, _rollout, _row
 from esper_soa.training.metrics import MetricsAccumulator

@@ -7,7 +7,6 @@ from nets.gpu_mixtures import drawn, per_net
 from torch import Tensor
 
 from esper_soa.nets import batched
-from esper_soa.nets.model.layers import PLAIN
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 
@@ -65,7 +64,7 @@ def plain_results(
     seen = leaves[0][..., :inputs].unflatten(2, (side, side)).permute(1, 0, 4, 2, 3).flatten(1, 2)
     weight, scale, shift = leaves[1].split([outputs * inputs * kernel**2, outputs, outputs], dim=1)
     moving = [part.reshape(-1).clone() for part in statistics.split(outputs, dim=1)]
-    inner = PLAIN.conv2d(
+    inner = batched.conv2d(
         seen.contiguous(memory_format=torch.channels_last),
         weight.unflatten(1, (outputs, inputs, kernel, kernel)),
     )
@@ -126,7 +125,7 @@ def test_evaluation_takes_running_statistics_and_leaves_rows_out_that_a_network_
     weight, scale, shift = params.split([outputs * inputs * kernel**2, outputs, outputs], dim=1)
     mean, variance = statistics.split(outputs, dim=1)
     seen = x[..., :inputs].unflatten(2, (side, side)).permute(1, 0, 4, 2, 3).flatten(1, 2)
-    inner = PLAIN.conv2d(
+    inner = batched.conv2d(
         seen.contiguous(memory_format=torch.channels_last),
         weight.unflatten(1, (outputs, inputs, kernel, kernel)),
     )

@@ -20,7 +20,6 @@ from esper_soa.nets.model.host import (
     host_shape,
     train_segments,
 )
-from esper_soa.nets.model.layers import PLAIN
 from esper_soa.nets.seeds.seed_plan import Group
 from esper_soa.nets.seeds.seeds import ActiveGroup, TrainingSeeds
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Blend
@@ -88,7 +87,7 @@ def test_training_pass_gives_the_recorded_outputs_and_gradients(slot, isolated):
         seeds = TrainingSeeds([active], count)
         statistics = [part.reshape(-1).clone() for part in shape.statistics.unpack(stats)]
         parameters = shape.parameters.unpack(leaf)
-        logits = train_segments(PLAIN, shape, parameters, statistics, images, seeds)
+        logits = train_segments(shape, parameters, statistics, images, seeds)
         targets = recorded["targets"][:, None].expand(-1, count)
         losses = (
             F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
@@ -137,7 +136,7 @@ def test_validation_pass_gives_the_recorded_logits(slot, isolated):
         )
         active = active_group(cases[0], stage, count, weights, [case["alpha"] for case in cases])
         seeds = SubsetSeeds([active], count, {}, 2)
-        logits = evaluate_forward(PLAIN, shape, folded, recorded["input"], seeds)
+        logits = evaluate_forward(shape, folded, recorded["input"], seeds)
         for i, case in enumerate(cases):
             torch.testing.assert_close(logits[:, i], case["logits_eval"], **close)
 
@@ -150,7 +149,7 @@ def test_hosts_without_seeds_give_the_recorded_logits_and_gradients():
     statistics = [part.reshape(-1).clone() for part in shape.statistics.unpack(stats)]
     leaf = params.requires_grad_()
     parameters = shape.parameters.unpack(leaf)
-    logits = train_segments(PLAIN, shape, parameters, statistics, images, TrainingSeeds([], 2))
+    logits = train_segments(shape, parameters, statistics, images, TrainingSeeds([], 2))
     loss = sum(F.cross_entropy(logits[:, i], recorded["targets"]) for i in range(2))
     host_grad, image_grad = torch.autograd.grad(loss, [leaf, images])
     expected = recorded["base"]["host_only_train"]
@@ -170,7 +169,7 @@ def test_every_override_row_of_the_fused_pass_is_one_alpha_of_the_stack():
         for alphas, expected in ((case["alpha_rows"], case["fused_logits"]), plain):
             actives = fused_groups(case, alphas)
             logits = evaluate_forward(
-                PLAIN, shape, folded, recorded["input"], SubsetSeeds(actives, 12, {}, 2)
+                shape, folded, recorded["input"], SubsetSeeds(actives, 12, {}, 2)
             )
             torch.testing.assert_close(logits.transpose(0, 1), expected, **close)
 

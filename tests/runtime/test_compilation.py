@@ -11,10 +11,10 @@ from program import ENVIRONMENT, TINY, command
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from esper_soa.runtime import compilation
-from esper_soa.runtime.compilation import Length, choose_compilation, keep_compiled
+from esper_soa.runtime.compilation import choose_compilation, keep_compiled
 
 CPU = torch.device("cpu")
-HOUR = Length(64, 150 * 2_000)
+HOUR = (64, 150 * 2_000)
 
 
 def break_even(envs: int) -> int:
@@ -26,32 +26,32 @@ def break_even(envs: int) -> int:
 @pytest.mark.parametrize(
     ("setting", "device", "length", "wanted"),
     [
-        ("auto", "cpu", Length(8, 75), False),  # cifar_3seed
-        ("auto", "cpu", Length(32, 8 * 75), False),  # imitate
-        ("auto", "cpu", Length(128, 200 * 150), True),  # the full budget of cifar_3seed
-        ("auto", "cpu", Length(1, break_even(1) - 1), False),
-        ("auto", "cpu", Length(1, break_even(1) + 1), True),
+        ("auto", "cpu", (8, 75), False),  # cifar_3seed
+        ("auto", "cpu", (32, 8 * 75), False),  # imitate
+        ("auto", "cpu", (128, 200 * 150), True),  # the full budget of cifar_3seed
+        ("auto", "cpu", (1, break_even(1) - 1), False),
+        ("auto", "cpu", (1, break_even(1) + 1), True),
         # many envs make an env-step dearer
-        ("auto", "cpu", Length(10_000, break_even(1) // 2), True),
+        ("auto", "cpu", (10_000, break_even(1) // 2), True),
         ("auto", "cuda", HOUR, False),  # never measured
         ("off", "cpu", HOUR, False),
-        ("on", "cpu", Length(1, 1), True),
-        ("on", "cuda", Length(1, 1), True),
+        ("on", "cpu", (1, 1), True),
+        ("on", "cuda", (1, 1), True),
     ],
 )
 def test_auto_compiles_long_runs_on_a_cpu_and_the_others_force(
-    setting: str, device: str, length: Length, wanted: bool
+    setting: str, device: str, length: tuple[int, int], wanted: bool
 ) -> None:
-    assert choose_compilation(setting, torch.device(device), length).wanted is wanted
+    assert choose_compilation(setting, torch.device(device), *length).wanted is wanted
 
 
 def test_the_choice_says_why() -> None:
     weighed = "compiling takes about 70 s and saves less than 1 s in 75 env-steps of 8 envs"
-    assert choose_compilation("auto", CPU, Length(8, 75)) == (False, f"not compiled: {weighed}")
-    words = choose_compilation("auto", CPU, HOUR).reason
+    assert choose_compilation("auto", CPU, 8, 75) == (False, f"not compiled: {weighed}")
+    words = choose_compilation("auto", CPU, *HOUR).reason
     assert words.startswith("compiled: compiling takes about 70 s and saves about ")
     for setting, told in (("off", "not compiled"), ("on", "compiled")):
-        found = choose_compilation(setting, CPU, HOUR)
+        found = choose_compilation(setting, CPU, *HOUR)
         assert found == (setting == "on", f"{told} (compute.compile={setting})")
 
 

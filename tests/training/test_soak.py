@@ -16,8 +16,9 @@ from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import TelemetryConfig, TrainConfig
 from esper_soa.env.step import StepData
-from esper_soa.env.world import Sizes, World
+from esper_soa.env.world import World
 from esper_soa.nets.data.datasets import load_images
+from esper_soa.nets.engine import Sizes
 from esper_soa.runtime.device import keep_freed_memory
 from esper_soa.training.build import build_rules
 from esper_soa.training.collect import Round, play_round

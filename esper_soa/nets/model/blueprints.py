@@ -75,12 +75,6 @@ class Architecture:
         return self.topology in ("", slot.topology)
 
     @property
-    def single_layer(self) -> Conv | None:
-        """The one convolution with its norm that is all of the residual, where it is."""
-        first = self.parts[0] if len(self.parts) == 1 and self.residual else None
-        return first if isinstance(first, Conv) and first.norm else None
-
-    @property
     def module(self) -> UserModule | None:
         """The nn.Module that is all of it, where it is one."""
         first = self.parts[0] if self.parts else None

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from esper_soa.config.nets import IMAGE_SIZE, MAX_CHANNELS
@@ -114,8 +115,7 @@ class ConvSegment:
     def train(self, run: Forward, values: Values, x: Tensor) -> Tensor:
         kernel, scale, shift = values.parameters
         mean, variance = values.statistics
-        norm = (scale, shift)
-        x = run.layers.train_block(x, kernel, norm, (mean, variance), self._pools_early(run))
+        x = batched.batch_norm(batched.conv2d(x, kernel), scale, shift, mean, variance)
         return self._through_slots(run, x)
 
     def fold(self, values: Values) -> list[Tensor]:
@@ -127,14 +127,13 @@ class ConvSegment:
 
     def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
         kernel, bias = folded
-        x = run.layers.infer_block(x, kernel, bias, self._pools_early(run))
-        return self._through_slots(run, x)
-
-    def _pools_early(self, run: Forward) -> bool:
-        """True where the pool can be part of the block: no seed between; pool and ReLU commute."""
-        return self.pooled and not run.occupied(self.slot_before_pool)
+        return self._through_slots(run, batched.conv2d(x, kernel, bias))
 
     def _through_slots(self, run: Forward, x: Tensor) -> Tensor:
+        """ReLU, slots and pool, which comes first where no seed stands before it: they commute."""
+        if self.pooled and not run.occupied(self.slot_before_pool):
+            x = F.max_pool2d(x, 2)
+        x = F.relu(x, inplace=True)
         x = run.fill(self.slot_before_pool, x, self.pooled)
         return run.fill(self.slot_after_pool, x)
 

@@ -14,7 +14,6 @@ from esper_soa.config.nets import SlotSpec, TaskConfig
 from esper_soa.nets import batched
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints
 from esper_soa.nets.model.host_parts import HostChain
-from esper_soa.nets.model.layers import Layers
 from esper_soa.nets.model.parts import Table
 from esper_soa.nets.model.segments import (
     FeatureShape,
@@ -115,13 +114,9 @@ def chain_shape(
         if one.output_shape != behind.input_shape:
             shapes = f"{list(behind.input_shape)}, not {list(one.output_shape)}"
             raise ValueError(f"segment {number} of the host takes features {shapes}")
-    return HostShape(tuple(segments), slots, *host_tables(segments), blueprints, modules)
-
-
-def host_tables(segments: Sequence[Segment]) -> tuple[Table, Table]:
-    """Parameters and running statistics of the segments, one after the other."""
-    own = tuple(one for segment in segments for one in segment.parameters)
-    return Table(own), Table(tuple(one for segment in segments for one in segment.statistics))
+    parameters = Table(tuple(one for segment in segments for one in segment.parameters))
+    statistics = Table(tuple(one for segment in segments for one in segment.statistics))
+    return HostShape(tuple(segments), slots, parameters, statistics, blueprints, modules)
 
 
 def foreign_segments(shape: HostShape, kinds: Collection[str]) -> str:
@@ -150,7 +145,6 @@ def split_values(
 
 
 def train_segments(
-    layers: Layers,
     shape: HostShape,
     parameters: list[Tensor],
     statistics: list[Tensor],
@@ -160,14 +154,13 @@ def train_segments(
     """Logits [B, n, classes] of x [B, n*C, ...] by batch statistics; running ones [n * numbers]
     move in place.
     """
-    run = Forward(layers, filler, parameters[0].shape[0])
+    run = Forward(filler, parameters[0].shape[0])
     for segment, values in split_values(shape.segments, parameters, statistics):
         x = segment.train(run, values, x)
     return x
 
 
 def train_loss(
-    layers: Layers,
     shape: HostShape,
     parameters: list[Tensor],
     statistics: list[Tensor],
@@ -176,7 +169,7 @@ def train_loss(
 ) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy, right answers int64, both [n], of inputs [B, n*C, ...], labels [B, n]."""
     inputs, labels = batch
-    logits = train_segments(layers, shape, parameters, statistics, inputs, filler)
+    logits = train_segments(shape, parameters, statistics, inputs, filler)
     return batched.loss(logits.to(parameters[0].dtype), labels)
 
 
@@ -189,11 +182,11 @@ def fold_batch_norm(
 
 
 def evaluate_forward(
-    layers: Layers, shape: HostShape, folded: list[list[Tensor]], x: Tensor, filler: SlotFiller
+    shape: HostShape, folded: list[list[Tensor]], x: Tensor, filler: SlotFiller
 ) -> Tensor:
     """Logits [rows * B, n, classes] with running statistics; `filler` may multiply alpha rows."""
     num_nets = next(one.shape[0] for own in folded for one in own)
-    run = Forward(layers, filler, num_nets)
+    run = Forward(filler, num_nets)
     for segment, own in zip(shape.segments, folded, strict=True):
         x = segment.infer(run, own, x)
     return x

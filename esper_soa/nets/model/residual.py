@@ -86,7 +86,7 @@ class ResidualSegment(StatelessSegment):
         return math.prod(self.input_shape)
 
     def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
-        return run.fill(self.slot, seed_forward(run.layers, self.architecture, folded, x))
+        return run.fill(self.slot, seed_forward(self.architecture, folded, x))
 
     def plain_parts(self) -> list[PlainPart]:
         layers = seed_layers(self.architecture, self.input_shape[0])

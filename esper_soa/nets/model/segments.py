@@ -12,7 +12,6 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from esper_soa.nets.model.layers import Layers
 from esper_soa.nets.model.parts import LayerSpec, Parameter
 
 FeatureShape = tuple[int, ...]  # (C,) of vectors or (C, H, W) of images, without batch and networks
@@ -25,8 +24,8 @@ class SlotFiller(Protocol):
     def occupied(self, slot: int) -> bool:
         """False: the slot is a pass-through for all networks of this pass."""
 
-    def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
-        """Activations after the slot, by `layers`, and after a 2x2 max pool where `pooled`.
+    def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
+        """Activations after the slot, and after a 2x2 max pool where `pooled`.
 
         May return more alpha rows along the batch axis than x has.
         """
@@ -35,7 +34,6 @@ class SlotFiller(Protocol):
 class Forward(NamedTuple):
     """A forward pass of n networks, as their segments see it."""
 
-    layers: Layers
     filler: SlotFiller | None  # None: all slots are empty
     num_nets: int
 
@@ -49,7 +47,7 @@ class Forward(NamedTuple):
         """
         if self.filler is None or not self.occupied(slot):
             return x
-        return self.filler.fill(self.layers, slot, x, pooled)
+        return self.filler.fill(slot, x, pooled)
 
 
 class PlainPart(NamedTuple):

@@ -37,7 +37,6 @@ from esper_soa.config.registry import (
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints, seed_table
 from esper_soa.nets.model.host import Host, HostShape, host_shape, initial_hosts, split_values
 from esper_soa.nets.model.host_parts import HOST_PARTS, HostChain
-from esper_soa.nets.model.layers import PLAIN
 from esper_soa.nets.model.parts import PART_NAMES, Table, are_parts
 from esper_soa.nets.model.segments import Forward
 from esper_soa.nets.model.user_module import UserModule, make_module
@@ -287,7 +286,7 @@ def _shape_findings(host: UserHost) -> list[str]:
 def _together_findings(host: UserHost) -> list[str]:
     """What the segments of several networks run into at once, in training and in eval mode."""
     shape = host_shape(TaskConfig(), (), host=host)
-    run = Forward(PLAIN, None, PROBED)
+    run = Forward(None, PROBED)
     rows, kept = initial_hosts(shape, torch.arange(PROBED), torch.float32)
     parameters = shape.parameters.unpack(rows)
     for training in (True, False):

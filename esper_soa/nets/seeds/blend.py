@@ -33,17 +33,7 @@ def straight_through(host: Tensor, seed: Tensor, nets: Tensor | None, num_nets: 
     return _StraightThrough.apply(host, seed, nets, num_nets)
 
 
-def add(host: Tensor, seed: Tensor, alpha: Tensor) -> Tensor:
-    """host + alpha (seed - host); alpha [m] in [0, 1]."""
-    return batched.mixed(host, seed, alpha)
-
-
 def multiply(host: Tensor, seed: Tensor, seed_input: Tensor, alpha: Tensor) -> Tensor:
     """host (1 + alpha tanh(seed - seed_input)); alpha [m] in [0, 1]."""
     factor = batched.per_channel(alpha, host.shape[1] // alpha.shape[0], host.dim() - 2)
     return (host * (1 + factor * torch.tanh(seed - seed_input))).to(host.dtype)
-
-
-def gate(host: Tensor, seed: Tensor, gates: Tensor, alpha: Tensor) -> Tensor:
-    """host + alpha g (seed - host) with a gate g [B, m] per sample; alpha [m] in [0, 1]."""
-    return batched.mixed(host, seed, alpha * gates)

@@ -67,22 +67,13 @@ def groups_of(plan: SeedPlan, envs: np.ndarray, device: torch.device) -> list[Gr
     found = []
     own = SeedPlan(*(facts[envs] for facts in plan))
     ways = Blend.GATE + 1
-    kind = own.blueprint * ways + own.blend
-    code = ((kind * 2 + own.detached) * 2 + own.frozen) * 2 + own.measured
+    code = own.blueprint * ways + own.blend
+    for flag in (own.detached, own.frozen, own.measured):
+        code = code * 2 + flag
     for slot in range(code.shape[1]):
         for value in np.unique(code[own.running[:, slot], slot]):
             nets = np.flatnonzero(own.running[:, slot] & (code[:, slot] == value))
-            place = nets[0], slot
-            found.append(
-                Group(
-                    slot,
-                    int(own.blueprint[place]),
-                    int(own.blend[place]),
-                    bool(own.detached[place]),
-                    bool(own.frozen[place]),
-                    bool(own.measured[place]),
-                    None if nets.size == envs.size else upload(nets, device),
-                    upload(envs[nets], device),
-                )
-            )
+            kind = [facts[nets[0], slot].item() for facts in own[1:]]
+            chosen = None if nets.size == envs.size else upload(nets, device)
+            found.append(Group._make((slot, *kind, chosen, upload(envs[nets], device))))
     return found

@@ -4,17 +4,17 @@ Given groups from seed_plan.py; the engine in torch trains through `TrainingSeed
 through its own filler.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets import batched
-from esper_soa.nets.forward import gate_forward, seed_added, seed_forward
+from esper_soa.nets.forward import gate_forward, seed_forward
 from esper_soa.nets.model.blueprints import Architecture, gate_table, seed_table
 from esper_soa.nets.model.host import HostShape
-from esper_soa.nets.model.layers import Layers
 from esper_soa.nets.seeds import blend
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.nets.seeds.seed_plan import THROUGH, Group
@@ -38,67 +38,23 @@ class ActiveGroup:
         sizes = seed_table(self.blueprint, self.channels).sizes
         return sizes + gate_table(self.channels).sizes if self.group.blend == Blend.GATE else sizes
 
-    def grow(self, layers: Layers, seen: Tensor, params: Tensor) -> Tensor:
-        """Output [B, m*C, H, W] of the seeds; `params` [m, seed + gate] may be a graph leaf."""
+    def grow(self, seen: Tensor) -> Tensor:
+        """Output [B, m*C, H, W] of the seeds."""
         table = seed_table(self.blueprint, self.channels)
-        return seed_forward(layers, self.blueprint, table.unpack(params[:, : table.total]), seen)
+        return seed_forward(self.blueprint, table.unpack(self.params[:, : table.total]), seen)
 
-    def blend_in(
-        self, layers: Layers, host: Tensor, params: Tensor, pooled: bool = False
-    ) -> Tensor:
-        """[B, m*C, H, W] of the group's networks after the slot; pooled: also behind its pool."""
+    def blend_in(self, host: Tensor) -> Tensor:
+        """[B, m*C, H, W] of the group's networks after the slot."""
         group = self.group
-        table = seed_table(self.blueprint, self.channels)
-        if group.blend == Blend.ADD:
-            own = table.unpack(params[:, : table.total])
-            detached = group.detached
-            return seed_added(layers, self.blueprint, own, host, self.alpha, detached, pooled)
         seen = host.detach() if group.detached else host
-        seed = self.grow(layers, seen, params)
+        seed = self.grow(seen)
         if group.blend == Blend.MULTIPLY:
-            out = blend.multiply(host, seed, seen, self.alpha)
-        else:
-            gates = gate_forward(gate_table(self.channels).unpack(params[:, table.total :]), seen)
-            out = blend.gate(host, seed, gates, self.alpha)
-        return layers.max_pool(out) if pooled else out
-
-
-def fill_slot(
-    layers: Layers,
-    x: Tensor,
-    actives: list[ActiveGroup],
-    params: list[Tensor],
-    num_nets: int,
-    pooled: bool,
-) -> Tensor:
-    """Activations [B, n*C, H, W] after a slot in which groups `actives` stand, with `parameters`.
-
-    pooled: and after a 2x2 max pool.
-    """
-    if len(actives) == 1 and actives[0].group.nets is None and actives[0].group.blend != THROUGH:
-        return actives[0].blend_in(layers, x, params[0], pooled)
-    x = _with_seeds(layers, x, actives, params, num_nets)
-    return layers.max_pool(x) if pooled else x
-
-
-def _with_seeds(
-    layers: Layers, x: Tensor, actives: list[ActiveGroup], params: list[Tensor], num_nets: int
-) -> Tensor:
-    values = []
-    nets = []
-    for active, rows in zip(actives, params, strict=True):
-        group = active.group
-        taken = batched.take_nets(x, group.nets, num_nets)
-        if group.blend == THROUGH:
-            seed = active.grow(layers, taken.detach() if group.detached else taken, rows)
-            x = blend.straight_through(x, seed, group.nets, num_nets)
-            continue
-        values.append(active.blend_in(layers, taken, rows))
-        nets.append(group.nets)
-    if not values:
-        return x
-    places = torch.cat([net for net in nets if net is not None])
-    return batched.put_nets(x, places, num_nets, torch.cat(values, dim=1))
+            return blend.multiply(host, seed, seen, self.alpha)
+        if group.blend == Blend.ADD:
+            return batched.mixed(host, seed, self.alpha)
+        table = gate_table(self.channels)
+        gates = gate_forward(table.unpack(self.params[:, -table.total :]), seen)
+        return batched.mixed(host, seed, self.alpha * gates)
 
 
 def _columns(shape: HostShape, group: Group) -> tuple[int, int, int]:
@@ -136,21 +92,49 @@ def scatter_rows_(weights: TensorDict, shape: HostShape, active: ActiveGroup) ->
             pool[name][:, start:end].index_copy_(0, group.rows, rows[:, seed:])
 
 
-class TrainingSeeds:
-    """Fills the slots of a training pass; `leaves`: parameters that this pass differentiates."""
+class SeedFiller:
+    """Fills the slots of a pass with groups of seeds."""
 
     def __init__(self, actives: list[ActiveGroup], num_nets: int) -> None:
+        """num_nets: n, of the pass."""
         self.actives = actives
         self.num_nets = num_nets
-        self.leaves = [
-            active.params.detach().requires_grad_(not active.group.frozen) for active in actives
-        ]
 
     def occupied(self, slot: int) -> bool:
         return any(active.group.slot == slot for active in self.actives)
 
-    def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
-        here = [index for index, active in enumerate(self.actives) if active.group.slot == slot]
-        actives = [self.actives[i] for i in here]
-        leaves = [self.leaves[i] for i in here]
-        return fill_slot(layers, x, actives, leaves, self.num_nets, pooled)
+    def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
+        here = [active for active in self.actives if active.group.slot == slot]
+        if len(here) == 1 and here[0].group.nets is None and here[0].group.blend != THROUGH:
+            x = here[0].blend_in(x)
+        else:
+            x = self._with_seeds(here, x)
+        return F.max_pool2d(x, 2) if pooled else x
+
+    def _with_seeds(self, here: list[ActiveGroup], x: Tensor) -> Tensor:
+        values = []
+        nets = []
+        for active in here:
+            group = active.group
+            taken = batched.take_nets(x, group.nets, self.num_nets)
+            if group.blend == THROUGH:
+                seed = active.grow(taken.detach() if group.detached else taken)
+                x = blend.straight_through(x, seed, group.nets, self.num_nets)
+                continue
+            values.append(active.blend_in(taken))
+            nets.append(group.nets)
+        if not values:
+            return x
+        places = torch.cat([net for net in nets if net is not None])
+        return batched.put_nets(x, places, self.num_nets, torch.cat(values, dim=1))
+
+
+class TrainingSeeds(SeedFiller):
+    """Fills the slots of a training pass; `leaves`: parameters that this pass differentiates."""
+
+    def __init__(self, actives: list[ActiveGroup], num_nets: int) -> None:
+        self.leaves = [
+            active.params.detach().requires_grad_(not active.group.frozen) for active in actives
+        ]
+        both = zip(actives, self.leaves, strict=True)
+        super().__init__([replace(active, params=leaf) for active, leaf in both], num_nets)

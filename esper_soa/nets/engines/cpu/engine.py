@@ -21,8 +21,7 @@ from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
 from esper_soa.nets.model.blueprints import GATE, num_codes
 from esper_soa.nets.model.conv import CONV_BLOCK, conv_segments
 from esper_soa.nets.model.head import MEAN_LINEAR
-from esper_soa.nets.model.host import HostShape, foreign_segments, host_tables
-from esper_soa.nets.model.parts import Table
+from esper_soa.nets.model.host import HostShape, foreign_segments
 from esper_soa.nets.passes import Gradients, Measure, Pass, PieceEngine, TrainChunk
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.nets.seeds.seed_plan import THROUGH, SeedPlan
@@ -49,39 +48,17 @@ def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
     return ""
 
 
-@lru_cache(maxsize=64)
 def is_chain(shape: HostShape) -> bool:
-    """Whether the host is what chain.h takes it for: blocks one after the other, their parameters
-    in that order.
+    """Whether the host is what chain.h takes it for: convolution blocks on images of the package.
 
     No pool may meet an odd side, of which the kernels would leave a line out.
     """
     blocks = conv_segments(shape.segments)
-    if shape.kinds != (*[CONV_BLOCK] * len(blocks), MEAN_LINEAR):
-        return False
-    parameters, statistics = host_tables(shape.segments)
-    given = (IMAGE_CHANNELS, IMAGE_SIZE)
-    for block in blocks:
-        if (block.inputs, block.size) != given:
-            return False
-        if block.pooled and block.size % 2:
-            return False
-        given = (block.channels, block.size // 2 if block.pooled else block.size)
-    places = [
-        (b.channels, slot) for b in blocks for slot in (b.slot_before_pool, b.slot_after_pool)
-    ]
-    fitting = all(shape.slots[slot].channels == channels for channels, slot in places if slot >= 0)
-    ours = (shape.parameters, shape.statistics)
-    theirs = (parameters, statistics)
     return (
-        all(_shapes(mine) == _shapes(its) for mine, its in zip(ours, theirs, strict=True))
-        and sorted(shape.execution_order) == list(range(len(shape.slots)))
-        and fitting
+        shape.kinds == (*[CONV_BLOCK] * len(blocks), MEAN_LINEAR)
+        and shape.input_shape == (IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
+        and not any(block.pooled and block.size % 2 for block in blocks)
     )
-
-
-def _shapes(table: Table) -> list[tuple[int, ...]]:
-    return [one.shape for one in table.parameters]
 
 
 def _kinds(shape: HostShape, plan: SeedPlan, running: np.ndarray) -> np.ndarray:
@@ -163,7 +140,7 @@ def _networks(
         norm_momentum=batched.BATCH_NORM_MOMENTUM,
         eps=batched.NORM_EPS,
     )
-    held: dict[str, np.ndarray | Tensor] = {
+    held: records.Held = {
         "seed_width": np.array([pool["params"].shape[1] for pool in pools], dtype=np.int64),
         "seed_params": np.array([pool["params"].data_ptr() for pool in pools], dtype=np.int64),
         "seed_momentum": np.array([pool["momentum"].data_ptr() for pool in pools], dtype=np.int64),
@@ -209,27 +186,21 @@ class _Training(NamedTuple):
         sums: loss (float32 [n]) and correct (int64 [n]), which are added to. Writes the gradient
         statistics [N, S] that are there.
         """
-        loss, correct = sums
         first = crops.first.contiguous()
-        labels = crops.labels.contiguous()
         record = records.Training(
             nets=self.nets,
             count=envs.size,
             batch=first.shape[1] // self.accumulate,
             accumulate=self.accumulate,
-            envs=envs.ctypes.data,
             host=self.rules[0],
             seed=self.rules[1],
             images=records.crops_record(crops.bank, first),
-            labels=labels.data_ptr(),
-            loss=loss.data_ptr(),
-            correct=correct.data_ptr(),
             vanishing_norm=VANISHING,
             exploding_norm=EXPLODING,
             tiny=TINY,
         )
-        for name, values in gradients.items():
-            setattr(record, name, values.data_ptr())
+        held: records.Held = {"envs": envs, "labels": crops.labels.contiguous(), "loss": sums[0]}
+        records.point(record, {**held, "correct": sums[1], **gradients})
         records.call("train_networks", record)
 
 
@@ -245,9 +216,7 @@ class _Validation(NamedTuple):
         envs = job.envs
         codes = np.array(job.codes, dtype=np.int64)
         crops = self.crops(torch.from_numpy(envs))
-        bank = crops.bank
         first = crops.first.contiguous()
-        labels = crops.labels.contiguous()
         loss = torch.zeros(envs.size, dtype=STATE_FLOAT)
         correct = torch.zeros(envs.size, codes.size, dtype=torch.int64)
         counted = torch.zeros(envs.size, dtype=torch.int64)
@@ -255,17 +224,14 @@ class _Validation(NamedTuple):
             nets=self.nets,
             count=envs.size,
             images=first.shape[1],
-            envs=envs.ctypes.data,
-            labels=labels.data_ptr(),
             shared=first.shape[0] == 1,
-            images_of=records.crops_record(bank, first),
+            images_of=records.crops_record(crops.bank, first),
             codes=codes.size,
             ablated=job.ablated,
-            code=codes.ctypes.data,
-            loss=loss.data_ptr(),
-            correct=correct.data_ptr(),
-            counted=counted.data_ptr(),
         )
+        held: records.Held = {"envs": envs, "labels": crops.labels.contiguous(), "code": codes}
+        held |= {"loss": loss, "correct": correct, "counted": counted}
+        records.point(record, held)
         records.call("validate_networks", record)
         return loss / counted, 100.0 * correct.to(STATE_FLOAT) / counted[:, None]
 

@@ -31,6 +31,7 @@ class ProcessorLevel(NamedTuple):
 
 
 _V2 = {"cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"}
+_AVX = _V2 | {"aes", "avx", "pclmulqdq", "xsave"}
 _V3 = _V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
 _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 # Best first: the levels of the x86-64 psABI, and what every arm64 processor has. Between v2 and v3
@@ -40,12 +41,7 @@ _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 LEVELS = (
     ProcessorLevel("x86-64-v4", "x86_64", "-march=x86-64-v4", frozenset(_V4)),
     ProcessorLevel("x86-64-v3", "x86_64", "-march=x86-64-v3", frozenset(_V3)),
-    ProcessorLevel(
-        "sandybridge",
-        "x86_64",
-        "-march=sandybridge",
-        frozenset(_V2 | {"aes", "avx", "pclmulqdq", "xsave"}),
-    ),
+    ProcessorLevel("sandybridge", "x86_64", "-march=sandybridge", frozenset(_AVX)),
     ProcessorLevel("x86-64-v2", "x86_64", "-march=x86-64-v2", frozenset(_V2)),
     ProcessorLevel("armv8-a", "aarch64", "-march=armv8-a", frozenset({"asimd", "fp"})),
 )

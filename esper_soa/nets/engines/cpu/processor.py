@@ -25,14 +25,9 @@ class Processor(NamedTuple):
 def processor_of(machine: str, cpuinfo: str) -> Processor:
     """The processor that the text of /proc/cpuinfo describes."""
     lines = sorted({line for line in cpuinfo.splitlines() if line.startswith(TELLING)})
-    features = {
-        word
-        for line in lines
-        if line.startswith(("flags", "Features"))
-        for word in line.split(":")[1].split()
-    }
+    listed = [line.split(":")[1] for line in lines if line.startswith(("flags", "Features"))]
     kind = hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else ""
-    return Processor(machine, frozenset(features), kind)
+    return Processor(machine, frozenset(" ".join(listed).split()), kind)
 
 
 def this_processor() -> Processor:

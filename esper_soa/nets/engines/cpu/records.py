@@ -5,7 +5,7 @@ the caches. The records are those of chain.h, images.h, sgd.h, train.h and valid
 """
 
 import ctypes
-from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -15,6 +15,8 @@ from esper_soa.nets.data.images import ImageBank
 from esper_soa.nets.engines.cpu.library import kernels
 from esper_soa.nets.sgd import UpdateRule
 
+Record = TypeVar("Record", bound=ctypes.Structure)
+Held = dict[str, np.ndarray | Tensor]  # what a record points to, by field
 POINTER = ctypes.c_void_p
 INTEGER = ctypes.c_int64
 NUMBER = ctypes.c_double
@@ -36,9 +38,7 @@ class CropsRecord(ctypes.Structure):
 
 
 class NativeNetworks(ctypes.Structure):
-    """networks of chain.h; `held` is what it points to."""
-
-    held: Mapping[str, object]
+    """networks of chain.h."""
 
     _fields_ = [
         *_all(INTEGER, "blocks slots classes size"),
@@ -88,12 +88,12 @@ class Validation(ctypes.Structure):
     ]
 
 
-def point(record: NativeNetworks, held: Mapping[str, np.ndarray | Tensor]) -> NativeNetworks:
+def point(record: Record, held: Held) -> Record:
     """The record, with pointers to what it holds from here on, by field."""
     for name, values in held.items():
         place = values.data_ptr() if isinstance(values, Tensor) else values.ctypes.data
         setattr(record, name, place)
-    record.held = held
+    record.held = held  # type: ignore[attr-defined]
     return record
 
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from esper_soa.nets.engines.gpu.kernels import block
@@ -17,6 +16,7 @@ from esper_soa.nets.engines.gpu.kernels.tiles import (
     KernelLayer,
     KernelTile,
     Rows,
+    constants,
     plane,
     rows,
     tile_of,
@@ -74,22 +74,11 @@ def block_plans(shape: HostShape) -> list[BlockPlan]:
     statistics_at = 0
     for number, one in enumerate(conv_segments(shape.segments)):
         early = one.pooled and one.slot_before_pool < 0
-        plans.append(
-            BlockPlan(
-                number,
-                one.inputs,
-                one.inputs if number else COLOURS,
-                one.channels,
-                one.kernel,
-                one.size,
-                2 if early else 1,
-                one.pooled and not early,
-                one.slot_before_pool,
-                one.slot_after_pool,
-                weight_at,
-                statistics_at,
-            )
-        )
+        stored = one.inputs if number else COLOURS
+        sizes = one.inputs, stored, one.channels, one.kernel, one.size, 2 if early else 1
+        slot_pool = one.pooled and not early
+        around = one.slot_before_pool, one.slot_after_pool
+        plans.append(BlockPlan(number, *sizes, slot_pool, *around, weight_at, statistics_at))
         weight_at += one.channels * (one.inputs * one.kernel**2 + 2)
         statistics_at += 2 * one.channels
     return plans
@@ -139,10 +128,8 @@ class BlockMemory(NamedTuple):
 
 def memory_of(plan: BlockPlan, num_nets: int, batch: int, like: Tensor) -> BlockMemory:
     """Memory for B = `batch` images, in the format of `like`."""
-    layer = layer_of(plan, batch)
-    tile = tile_of(layer, layer.num_pixels, like.dtype)
+    _, _, tiles = _launch(plan, batch, like)
     features = like.new_empty(num_nets, batch, plan.norm_side**2, plan.outputs)
-    tiles = triton.cdiv(layer.num_pixels, tile.pixels.value)
     wide = like.new_empty(0, dtype=torch.float32)
     return BlockMemory(
         like.new_empty(num_nets, batch, plan.side**2, plan.outputs),
@@ -152,12 +139,6 @@ def memory_of(plan: BlockPlan, num_nets: int, batch: int, like: Tensor) -> Block
         wide.new_empty(2 * num_nets, plan.outputs),
         wide.new_empty(num_nets, 4, plan.outputs),
     )
-
-
-def layer_of(plan: BlockPlan, batch: int) -> KernelLayer:
-    """Sizes that the kernels are told."""
-    sizes = (plan.side, plan.side, plan.inputs, plan.stored, plan.outputs, plan.kernel, plan.pool)
-    return KernelLayer(batch * plan.side**2, *(tl.constexpr(size) for size in sizes))
 
 
 def forward_(plan: BlockPlan, x: Tensor, weights: Weights, memory: BlockMemory) -> None:
@@ -173,14 +154,10 @@ def forward_(plan: BlockPlan, x: Tensor, weights: Weights, memory: BlockMemory) 
         memory.partials, memory.statistics, moved, tiles, layer, tile
     )
     pooled = triton.cdiv(batch * plan.norm_side**2, tile.pixels.value)
+    statistics = rows(memory.statistics)
+    affine = weights.scale, weights.shift
     block.norm_pool_kernel[num_nets, pooled](
-        output,
-        rows(memory.statistics),
-        (weights.scale, weights.shift),
-        plane(memory.features),
-        plane(memory.codes),
-        layer,
-        tile,
+        output, statistics, affine, plane(memory.features), plane(memory.codes), layer, tile
     )
 
 
@@ -203,13 +180,12 @@ def backward_(
         plane(gradients[0]), plane(memory.output), plane(memory.codes), memory.coefficients
     )
     pooled = triton.cdiv(batch * plan.norm_side**2, tile.pixels.value)
-    block.norm_sums_kernel[num_nets, pooled](
-        upstream, rows(memory.statistics), memory.partials, layer, tile
-    )
+    statistics = rows(memory.statistics)
+    block.norm_sums_kernel[num_nets, pooled](upstream, statistics, memory.partials, layer, tile)
     affine = Rows(partials[:, 0, plan.norm_at :], splits * width)
     block.coefficients_kernel[num_nets,](
         (memory.partials, pooled),
-        rows(memory.statistics),
+        statistics,
         weights.scale,
         memory.coefficients,
         affine,
@@ -248,7 +224,8 @@ def evaluate_(
 
 
 def _launch(plan: BlockPlan, batch: int, x: Tensor) -> tuple[KernelLayer, KernelTile, int]:
-    """Sizes, tile sizes and the number of tiles of the full map."""
-    layer = layer_of(plan, batch)
-    tile = tile_of(layer, layer.num_pixels, x.dtype)
+    """Sizes that the kernels are told, tile sizes and the number of tiles of the full map."""
+    sizes = (plan.side, plan.side, plan.inputs, plan.stored, plan.outputs, plan.kernel, plan.pool)
+    layer = KernelLayer(batch * plan.side**2, *constants(*sizes))
+    tile = tile_of(layer, x.dtype)
     return layer, tile, triton.cdiv(layer.num_pixels, tile.pixels.value)

@@ -17,13 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.data.images import crops_of
-from esper_soa.nets.engine import (
-    EngineChoice,
-    NetsConfig,
-    TrainReport,
-    ValidationReport,
-    WorkSizes,
-)
+from esper_soa.nets.engine import EngineChoice, NetsConfig, Sizes, TrainReport, ValidationReport
 from esper_soa.nets.engines.gpu import blocks, newborn, roster, training, tree, update, validation
 from esper_soa.nets.engines.gpu.kernels.newborn import Nursery
 from esper_soa.nets.engines.gpu.slots import num_programs, slot_table
@@ -62,17 +56,17 @@ class GpuEngine:
     plans: dict[tuple[HostShape, torch.device], Plans] = field(default_factory=dict)
     nurseries: dict[tuple[int, ...], tuple[Nursery, ...]] = field(default_factory=dict)
 
-    def kept_bytes(self, nets: NetsConfig, work: WorkSizes, device: torch.device) -> int:
+    def kept_bytes(self, nets: NetsConfig, sizes: Sizes, device: torch.device) -> int:
         """Of both steps with all that they work in, as they are on a device without values."""
         plans = self._plans(nets.shape, NOWHERE)
         num_slots = len(nets.shape.slots)
         rows = tree.level_rows(num_slots, max_rows(num_slots, nets.rows))
-        weights = allocate(nets.shape, work.num_envs, NOWHERE, torch.float32)
+        weights = allocate(nets.shape, sizes.num_envs, NOWHERE, torch.float32)
         extent = Extent(
-            work.num_envs, 1, _eval_batch(nets, work.val_samples), rows, num_programs(device)
+            sizes.num_envs, 1, _eval_batch(nets, sizes.val_samples), rows, num_programs(device)
         )
         kept = (
-            training.memory_of(nets, plans, weights, work.batch_size),
+            training.memory_of(nets, plans, weights, sizes.batch_size),
             validation.memory_of(nets, plans, extent, NOWHERE),
         )
         own = _storages([rows for pool in _pools(weights) for rows in pool.values()])

@@ -31,14 +31,9 @@ def begin_(nurseries: tuple[Nursery, ...], seeds: SlotSeeds, keys: Tensor) -> No
 
     keys: int64 [N], streams of this env-step; every slot takes a sub-stream of its own.
     """
-    births = Births(
-        seeds.newborn.contiguous(),
-        seeds.fresh_momentum.contiguous(),
-        seeds.blueprint.contiguous(),
-        seeds.blend.contiguous(),
-        keys,
-        tl.constexpr(len(nurseries)),
-    )
+    given = seeds.newborn, seeds.fresh_momentum, seeds.blueprint, seeds.blend
+    states = [one.contiguous() for one in given]
+    births = Births._make((*states, keys, tl.constexpr(len(nurseries))))
     tiles = triton.cdiv(max(nursery.width.value for nursery in nurseries), TILE)
     grid = keys.shape[0], tiles, len(nurseries)
     newborn_kernel[grid](nurseries, births, num_slots=len(nurseries), tile=TILE, **EXACT)

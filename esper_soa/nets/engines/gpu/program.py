@@ -16,32 +16,20 @@ from esper_soa.nets.model.parts import (
     Excite,
     Part,
     SoftNorm,
+    Table,
     norm_groups,
-    num_tensors,
 )
 from esper_soa.nets.model.user_module import UserModule
 
-END, CONV, DEPTH, SOFT_NORM, EXCITE = range(5)  # kinds of parts
+KINDS = range(5)  # of parts
+END, CONV, DEPTH, SOFT_NORM, EXCITE = KINDS
 # flags of a part: has a group norm, a ReLU, a hidden bias
-NORMED, RELU, BIASED = (1 << bit for bit in range(3))
-FIELDS = (
-    "kind",
-    "inputs",
-    "outputs",
-    "kernel",
-    "groups",
-    "hidden",
-    "flags",
-    "offset",
-    "map",
-    "source",
-    "source_relu",
-)
-HEAD = (
-    "count",
-    "replacing",
-    "parameters",
-)  # of row 0: parts; 1 where the seed is parts(x), not x + parts(x); numbers
+FLAGS = [1 << bit for bit in range(3)]
+NORMED, RELU, BIASED = FLAGS
+FIELDS = ["kind", "inputs", "outputs", "kernel", "groups", "hidden", "flags", "offset"]
+FIELDS += ["map", "source", "source_relu"]
+# of row 0: parts; 1 where the seed is parts(x), not x + parts(x); numbers
+HEAD = ["count", "replacing", "parameters"]
 
 
 def runs(blueprint: Architecture) -> bool:
@@ -56,11 +44,8 @@ def programs(blueprints: Blueprints, channels: int) -> np.ndarray:
     found = np.zeros((num_codes(blueprints), 1 + longest, len(FIELDS)), dtype=np.int32)
     for one in running:
         rows = _rows(one, channels)
-        found[one.code, 0, : len(HEAD)] = (
-            len(rows),
-            not one.residual,
-            seed_table(one, channels).total,
-        )
+        numbers = seed_table(one, channels).total
+        found[one.code, 0, : len(HEAD)] = len(rows), not one.residual, numbers
         found[one.code, 1 : 1 + len(rows)] = rows
     return found
 
@@ -74,11 +59,6 @@ def widest(programs: np.ndarray) -> int:
     """Most channels, or hidden units, that any part has."""
     fields = [FIELDS.index(name) for name in ("inputs", "outputs", "hidden")]
     return int(programs[:, 1:, fields].max(initial=1))
-
-
-def tensor_sizes(blueprint: Architecture, channels: int) -> list[int]:
-    """Numbers per parameter tensor, in row order."""
-    return seed_table(blueprint, channels).sizes
 
 
 def _rows(blueprint: Architecture, channels: int) -> list[tuple[int, ...]]:
@@ -102,16 +82,10 @@ def _rows(blueprint: Architecture, channels: int) -> list[tuple[int, ...]]:
         rows.append(
             (kind, inputs, outputs, kernel, groups, hidden, flags, offset, own, source, relu)
         )
-        offset += sum(_sizes(part, inputs, channels))
+        offset += Table(part.parameters(inputs, channels)).total
         source = own
         relu = int(flags & RELU > 0)
     return rows
-
-
-def _sizes(part: Part, inputs: int, channels: int) -> list[int]:
-    parameters = part.parameters(inputs, channels)
-    assert len(parameters) == num_tensors(part)
-    return [int(np.prod(parameter.shape, dtype=np.int64)) for parameter in parameters]
 
 
 def _facts(part: Part, outputs: int, channels: int) -> tuple[int, int, int, int, int]:

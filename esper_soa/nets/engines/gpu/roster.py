@@ -11,9 +11,8 @@ from esper_soa.nets.seeds.pools import SlotSeeds
 from esper_soa.state import stage_in
 from esper_soa.vocabulary import Blend, Stage
 
-RUNNING, THROUGH, MULTIPLIED, GATED, DETACHED, FROZEN, MEASURED, ABLATED = (
-    1 << bit for bit in range(8)
-)
+FLAGS = [1 << bit for bit in range(8)]
+RUNNING, THROUGH, MULTIPLIED, GATED, DETACHED, FROZEN, MEASURED, ABLATED = FLAGS
 CODE_SHIFT = 8  # the blueprint's code stands above the flags
 
 

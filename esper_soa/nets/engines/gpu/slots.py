@@ -17,7 +17,13 @@ from esper_soa.nets.engines.gpu.kernels.seed import VECTORS, KernelSlot, SlotSha
 from esper_soa.nets.engines.gpu.kernels.seed_backward import slot_backward_kernel
 from esper_soa.nets.engines.gpu.kernels.seed_forward import slot_branch_kernel, slot_forward_kernel
 from esper_soa.nets.engines.gpu.kernels.seed_weights import Share, seed_weights_kernel
-from esper_soa.nets.engines.gpu.kernels.tiles import padded, product_precision, rows
+from esper_soa.nets.engines.gpu.kernels.tiles import (
+    constants,
+    padded,
+    product_precision,
+    rows,
+    widened,
+)
 from esper_soa.nets.model.blueprints import GATE
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.seeds.pools import row_layout
@@ -26,7 +32,6 @@ TILE_NUMBERS = 1024  # of a tile: pixels times lanes; with more the registers do
 IMAGES_PER_SPLIT = 8  # of a weight gradient's sum
 MOST_SPLITS = 16
 PROGRAMS_PER_PROCESSOR = 4
-UNPIPELINED = {"num_stages": 1}  # loads stay behind the barriers after the stores that they read
 
 
 class SlotTable(NamedTuple):
@@ -62,19 +67,10 @@ def slot_table(shape: HostShape, number: int, device: torch.device) -> SlotTable
     programs = program.programs(shape.blueprints, channels)
     hidden = GATE.hidden.of(channels)
     widest = max(channels, hidden, program.widest(programs))
+    sizes = program.num_maps(programs), padded(widest), -(-widest // 8) * 8
     gate_at = row_layout(shape, number).seed
     uploaded = torch.from_numpy(programs).to(device)
-    return SlotTable(
-        number,
-        len(shape.slots),
-        channels,
-        uploaded,
-        program.num_maps(programs),
-        padded(widest),
-        -(-widest // 8) * 8,
-        gate_at,
-        hidden,
-    )
+    return SlotTable(number, len(shape.slots), channels, uploaded, *sizes, gate_at, hidden)
 
 
 def num_splits(batch: int) -> int:
@@ -112,39 +108,16 @@ def slot_of(
     lanes = table.lanes
     dtype = work.maps.dtype
     tile = min(max(TILE_NUMBERS // lanes, 16), padded(size[0] * size[1]))
-    numbers = (
-        *size,
-        table.channels,
-        work.maps.shape[3],
-        lanes,
-        tile,
-        min(32, lanes),
-        table.parts,
-        table.maps,
-        table.gate_at,
-        table.gate_hidden,
-        2 if pooled else 1,
-        product_precision(dtype),
-        dtype == torch.bfloat16 and triton.knobs.runtime.interpret,
-    )
-    shape = SlotShape(*(tl.constexpr(number) for number in numbers))
-    return KernelSlot(
-        roster,
-        alpha,
-        tl.constexpr(table.number),
-        tl.constexpr(table.num_slots),
-        table.programs,
-        rows(params),
-        *work,
-        shape,
-    )
+    sizes = *size, table.channels, work.maps.shape[3], lanes, tile, min(32, lanes)
+    known = table.parts, table.maps, table.gate_at, table.gate_hidden, 2 if pooled else 1
+    shape = SlotShape(*constants(*sizes, *known, product_precision(dtype), widened(dtype)))
+    place = tl.constexpr(table.number), tl.constexpr(table.num_slots)
+    return KernelSlot(roster, alpha, *place, table.programs, rows(params), *work, shape)
 
 
 def forward_(slot: KernelSlot, features: Tensor, pooled: Tensor, codes: Tensor) -> None:
     """features [N, B, H*W, C] through the slot, in place; its pool's to pooled, codes."""
-    slot_forward_kernel[features.shape[:2]](
-        slot, features, pooled, codes, num_warps=_warps(slot), **UNPIPELINED
-    )
+    slot_forward_kernel[features.shape[:2]](slot, features, pooled, codes, **_options(slot))
 
 
 def backward_(slot: KernelSlot, gradient: Tensor, pooled: Tensor, codes: Tensor) -> None:
@@ -153,9 +126,7 @@ def backward_(slot: KernelSlot, gradient: Tensor, pooled: Tensor, codes: Tensor)
 
     pooled: gradient of the pooled features, where the slot has a pool.
     """
-    slot_backward_kernel[gradient.shape[:2]](
-        slot, gradient, pooled, codes, num_warps=_warps(slot), **UNPIPELINED
-    )
+    slot_backward_kernel[gradient.shape[:2]](slot, gradient, pooled, codes, **_options(slot))
 
 
 def weights_(slots: tuple[KernelSlot, ...], partials: tuple[Tensor, ...], batch: int) -> None:
@@ -168,12 +139,7 @@ def weights_(slots: tuple[KernelSlot, ...], partials: tuple[Tensor, ...], batch:
     parts = max(slot.shape.parts.value for slot in slots)
     share = Share(batch, triton.cdiv(batch, splits), tl.constexpr(parts))
     seed_weights_kernel[num_nets, splits, len(slots) * (parts + 1)](
-        slots,
-        tuple(map(rows, partials)),
-        share,
-        num_slots=len(slots),
-        num_warps=max(map(_warps, slots)),
-        **UNPIPELINED,
+        slots, tuple(map(rows, partials)), share, num_slots=len(slots), **_options(*slots)
     )
 
 
@@ -194,17 +160,11 @@ def branch_(
     """target [n * rows, B, ., C] = features behind a slot in validation; see slot_branch_kernel."""
     units, batch = target.shape[:2]
     slot_branch_kernel[spare.shape[0],](
-        slot,
-        source,
-        target,
-        spare,
-        tree,
-        batch,
-        units * batch,
-        num_warps=_warps(slot),
-        **UNPIPELINED,
+        slot, source, target, spare, tree, batch, units * batch, **_options(slot)
     )
 
 
-def _warps(slot: KernelSlot) -> int:
-    return 8 if slot.shape.lanes.value >= 64 else 4
+def _options(*slots: KernelSlot) -> dict[str, int]:
+    """Of a launch; with one stage loads stay behind the barriers after the stores they read."""
+    lanes = max(slot.shape.lanes.value for slot in slots)
+    return {"num_warps": 8 if lanes >= 64 else 4, "num_stages": 1}

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from tensordict import TensorDict
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -20,7 +19,7 @@ from esper_soa.nets.engines.gpu.blocks import BlockPlan
 from esper_soa.nets.engines.gpu.kernels.head import Answers, KernelHead
 from esper_soa.nets.engines.gpu.kernels.images import Crops, cut_kernel
 from esper_soa.nets.engines.gpu.kernels.seed import KernelSlot
-from esper_soa.nets.engines.gpu.kernels.tiles import EXACT, padded, rows
+from esper_soa.nets.engines.gpu.kernels.tiles import EXACT, constants, padded, rows
 from esper_soa.nets.engines.gpu.slots import SlotTable, WorkPlaces
 from esper_soa.nets.engines.gpu.update import TensorTable
 from esper_soa.nets.model.host import HostShape
@@ -90,22 +89,18 @@ class PassStep:
         batch, area, channels = features.shape[1:]
         at = shape.parameters.total - shape.num_classes * (channels + 1)
         middle = at + shape.num_classes * channels
-        sizes = (
-            area,
-            channels,
-            shape.num_classes,
-            padded(channels),
-            padded(shape.num_classes),
-            min(256, triton.next_power_of_2(area)),
-        )
+        shared = labels.shape[0] == 1
+        tile = min(256, triton.next_power_of_2(area))
+        lanes = padded(channels), padded(shape.num_classes)
+        sizes = constants(area, channels, shape.num_classes, *lanes, tile)
         return KernelHead(
             rows(params[:, at:middle]),
             rows(params[:, middle:]),
             labels,
-            labels.shape[1] if labels.shape[0] > 1 else 0,
+            0 if shared else labels.shape[1],
             self.given.counter,
             batch,
-            *(tl.constexpr(size) for size in sizes),
+            *sizes,
         )
 
 

@@ -60,13 +60,8 @@ def _few_codes(
 ) -> Tensor:
     """int64 [N, .]: subsets for more than EXACT_SLOTS seeds; known: the full set, the fossils."""
     full, kept = known
-    wanted = [
-        full,
-        torch.where(ablated, full - bits, -1),
-        torch.where(ablated, bits, -1),
-        torch.zeros_like(full),
-        kept,
-    ]
+    wanted = [full, torch.where(ablated, full - bits, -1), torch.where(ablated, bits, -1)]
+    wanted += [torch.zeros_like(full), kept]
     if rows.pairs:
         one, other = torch.triu_indices(len(bits), len(bits), 1, device=bits.device).unbind(0)
         both = ablated.index_select(1, one) & ablated.index_select(1, other)

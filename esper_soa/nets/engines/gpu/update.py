@@ -10,18 +10,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import triton
-import triton.language as tl
 from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.config.nets import TaskConfig
 from esper_soa.nets.engines.gpu import program
 from esper_soa.nets.engines.gpu.kernels import update
-from esper_soa.nets.engines.gpu.kernels.tiles import EXACT, rows
+from esper_soa.nets.engines.gpu.kernels.tiles import EXACT, constants, rows
 from esper_soa.nets.engines.gpu.kernels.update import KernelRules, Measures, Pool
 from esper_soa.nets.engines.gpu.slots import SlotTable
 from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
-from esper_soa.nets.model.blueprints import gate_table
+from esper_soa.nets.model.blueprints import gate_table, seed_table
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.nets.sgd import CLIP_EPS
@@ -43,7 +42,7 @@ def tensor_table(shape: HostShape, slot: int, device: torch.device) -> TensorTab
     """The table of one slot."""
     channels = shape.slots[slot].channels
     known = [one for one in shape.blueprints if program.runs(one)]
-    lists = {one.code: program.tensor_sizes(one, channels) for one in known}
+    lists = {one.code: seed_table(one, channels).sizes for one in known}
     codes = 1 + max(lists, default=0)
     gate = gate_table(channels).sizes
     found = np.zeros(
@@ -69,38 +68,19 @@ def pools_of(
         table = tables[max(number, 0)] if tables else None
         gradient = torch.empty_like(store["params"])
         squares = torch.empty(gradient.shape[0], tiles, dtype=STATE_FLOAT, device=gradient.device)
-        programs = (
-            torch.zeros(1, dtype=torch.int32, device=gradient.device)
-            if table is None
-            else table.programs
-        )
-        facts = (
-            gradient.shape[1],
-            part.shape[1],
-            number,
-            int(number >= 0),
-            len(tables),
-            0 if table is None else table.parts,
-            0 if table is None else table.gate_at,
-        )
-        found.append(
-            Pool(
-                rows(store["params"]),
-                rows(store["momentum"]),
-                part,
-                gradient,
-                squares,
-                programs,
-                *(tl.constexpr(fact) for fact in facts),
-            )
-        )
+        own = rows(store["params"]), rows(store["momentum"])
+        sizes = constants(gradient.shape[1], part.shape[1], number, int(number >= 0), len(tables))
+        sizes += constants(0, 0) if table is None else constants(table.parts, table.gate_at)
+        none = torch.zeros(1, dtype=torch.int32, device=gradient.device)
+        programs = none if table is None else table.programs
+        found.append(Pool(*own, part, gradient, squares, programs, *sizes))
     return tuple(found)
 
 
 def rules_of(task: TaskConfig, rates: Tensor) -> KernelRules:
     """Rules of all rows; rates: float32 [2] on the device."""
     numbers = task.max_grad_norm, CLIP_EPS, task.momentum, task.weight_decay
-    return KernelRules(rates, *(tl.constexpr(float(number)) for number in numbers))
+    return KernelRules(rates, *constants(*map(float, numbers)))
 
 
 def measures_of(gradients: dict[str, Tensor], shape: HostShape) -> Measures:
@@ -108,7 +88,7 @@ def measures_of(gradients: dict[str, Tensor], shape: HostShape) -> Measures:
     numbers = math.sqrt(shape.parameters.total), VANISHING, EXPLODING, TINY
     fields = [gradients[name] for name in Measures._fields[:6]]
     fields = [one.view(torch.uint8) if one.dtype == torch.bool else one for one in fields]
-    return Measures(*fields, *(tl.constexpr(number) for number in numbers))
+    return Measures(*fields, *constants(*numbers))
 
 
 def sum_(pools: tuple[Pool, ...], roster: Tensor, kept: bool = False, share: float = 1.0) -> None:
@@ -130,14 +110,9 @@ def measure_(
 ) -> None:
     """Gradient statistics of the seeds that are to be measured."""
     num_nets, num_tiles = pools[0].squares.shape
+    known = tuple(tuple(table) for table in tables)
     update.measure_kernel[num_nets, len(tables)](
-        pools,
-        tuple(tuple(table) for table in tables),
-        roster,
-        measures,
-        num_tiles,
-        num_slots=len(tables),
-        tile=TILE,
+        pools, known, roster, measures, num_tiles, num_slots=len(tables), tile=TILE
     )
 
 

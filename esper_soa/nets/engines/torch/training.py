@@ -6,19 +6,15 @@ its own gradient.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets.data.batches import TrainingFeed
-from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.gradients import gradient_statistics
 from esper_soa.nets.model.host import train_loss
-from esper_soa.nets.model.layers import Layers
-from esper_soa.nets.passes import Gradients
+from esper_soa.nets.passes import Gradients, Pass
 from esper_soa.nets.precision import (
     SCALE,
     LossScales,
@@ -29,66 +25,59 @@ from esper_soa.nets.precision import (
     where_finite_,
 )
 from esper_soa.nets.seeds.pools import upload
-from esper_soa.nets.seeds.seed_plan import SeedPlan, groups_of
+from esper_soa.nets.seeds.seed_plan import groups_of
 from esper_soa.nets.seeds.seeds import ActiveGroup, TrainingSeeds, gather_rows, scatter_rows_
-from esper_soa.nets.sgd import LearningRates, rules_of
+from esper_soa.nets.sgd import LearningRates, rules_of, sgd_
 from esper_soa.nets.workers import Call
 from esper_soa.state import STATE_FLOAT
 
 
-class TrainingPass(NamedTuple):
-    """What the chunks of a training pass share; each writes the rows of its own envs alone."""
+def train_chunk_(
+    shared: Pass[TrainingFeed],
+    num_batches: int,
+    lr: LearningRates,
+    envs: np.ndarray,
+    gradients: Gradients,
+    call: Call,
+) -> tuple[Tensor, Tensor]:
+    """Loss [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
+    nets = shared.nets
+    chunk = TrainingChunk(shared, lr, envs)
+    for step in range(num_batches // nets.accumulate):
+        measured = step % nets.task.gradient_stride == 0
+        batches = _batches(shared, chunk.env_numbers, step, call)
+        chunk.step_(batches, gradients if measured else None)
+    chunk.write_back_()
+    return chunk.loss / num_batches, 100.0 * chunk.correct.to(STATE_FLOAT) / chunk.seen
 
-    layers: Layers
-    nets: NetsConfig
-    weights: TensorDict
-    alpha: Tensor
-    plan: SeedPlan
-    feed: TrainingFeed
-    num_batches: int
-    lr: LearningRates
 
-    def train_chunk_(
-        self, envs: np.ndarray, gradients: Gradients, call: Call
-    ) -> tuple[Tensor, Tensor]:
-        """Loss [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
-        chunk = TrainingChunk(self, envs)
-        for index, measured in enumerate(self._measured):
-            chunk.step_(
-                self._batches(chunk.env_numbers, index, call), gradients if measured else None
-            )
-        chunk.write_back_()
-        return chunk.loss / self.num_batches, 100.0 * chunk.correct.to(STATE_FLOAT) / chunk.seen
-
-    @property
-    def _measured(self) -> list[bool]:
-        """Of every optimiser step, whether gradient statistics are taken."""
-        steps = range(self.num_batches // self.nets.accumulate)
-        return [index % self.nets.task.gradient_stride == 0 for index in steps]
-
-    def _batches(self, envs: Tensor, index: int, call: Call) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of optimiser step `index`."""
-        for number in range(index * self.nets.accumulate, (index + 1) * self.nets.accumulate):
-            call.check()
-            yield self.feed.batch(envs, number)
+def _batches(
+    shared: Pass[TrainingFeed], envs: Tensor, step: int, call: Call
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of an optimiser step."""
+    count = shared.nets.accumulate
+    for number in range(step * count, (step + 1) * count):
+        call.check()
+        yield shared.feed.batch(envs, number)
 
 
 class TrainingChunk:
     """Weights of a few envs in training: copies, as other chunks of the memory may train too."""
 
-    def __init__(self, job: TrainingPass, envs: np.ndarray) -> None:
-        self.job = job
-        weights = job.weights
-        shape = job.nets.shape
-        device = job.alpha.device
+    def __init__(self, shared: Pass[TrainingFeed], lr: LearningRates, envs: np.ndarray) -> None:
+        self.shared = shared
+        self.rules = rules_of(shared.nets.task, lr)
+        weights = shared.weights
+        shape = shared.nets.shape
+        device = shared.alpha.device
         self.env_numbers = upload(envs, device)
         host = weights["host"]
         self.params = host["params"].index_select(0, self.env_numbers)
         self.momentum = host["momentum"].index_select(0, self.env_numbers)
         rows = shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
         self.statistics = [row.reshape(-1).clone() for row in rows]
-        groups = groups_of(job.plan, envs, device)
-        self.actives = [gather_rows(weights, shape, group, job.alpha) for group in groups]
+        groups = groups_of(shared.plan, envs, device)
+        self.actives = [gather_rows(weights, shape, group, shared.alpha) for group in groups]
         self.scales = LossScales(weights, self.env_numbers) if SCALE in weights else None
         self.loss = torch.zeros(envs.size, dtype=self.params.dtype, device=device)
         self.correct = torch.zeros(envs.size, dtype=torch.int64, device=device)
@@ -111,11 +100,10 @@ class TrainingChunk:
             finite = all_finite(host_grad, [(active.group.nets, grad) for active, grad in grads])
         if gradients is not None:
             self._measure_(gradients, host_grad, grads, finite)
-        host_rule, seed_rule = rules_of(self.job.nets.task, self.job.lr)
-        layers = self.job.layers
-        layers.sgd_(self.params, self.momentum, host_grad, host_rule)
+        host_rule, seed_rule = self.rules
+        sgd_(self.params, self.momentum, host_grad, host_rule)
         for active, grad in grads:
-            layers.sgd_(active.params, active.momentum, grad, seed_rule)
+            sgd_(active.params, active.momentum, grad, seed_rule)
         for nets, now, old in before:
             where_finite_(of_nets(finite, nets), now, old)
         if self.scales is not None:
@@ -144,16 +132,14 @@ class TrainingChunk:
     ) -> tuple[Tensor, list[tuple[ActiveGroup, Tensor]]]:
         """Gradients of hosts [n, P] and of seeds that train; adds up losses and correct answers."""
         num_nets = labels.shape[1]
-        shape = self.job.nets.shape
-        precision = self.job.nets.precision
+        shape = self.shared.nets.shape
+        precision = self.shared.nets.precision
         seeds = TrainingSeeds(self.actives, num_nets)
         leaf = self.params.detach().requires_grad_()
         with autocast(precision, inputs.device):
             x = as_input(inputs, precision)
             parameters = shape.parameters.unpack(leaf)
-            losses, correct = train_loss(
-                self.job.layers, shape, parameters, self.statistics, (x, labels), seeds
-            )
+            losses, correct = train_loss(shape, parameters, self.statistics, (x, labels), seeds)
         self.loss += losses.detach()
         self.correct += correct
         self.seen += labels[:, 0].numel()
@@ -196,7 +182,7 @@ class TrainingChunk:
 
     def write_back_(self) -> None:
         """Return the rows of hosts and seeds to the pools."""
-        weights = self.job.weights
+        weights = self.shared.weights
         host = weights["host"]
         envs = self.env_numbers
         host["params"].index_copy_(0, envs, self.params)
@@ -205,6 +191,6 @@ class TrainingChunk:
             rows = torch.cat([part.view(envs.shape[0], -1) for part in self.statistics], dim=1)
             host["statistics"].index_copy_(0, envs, rows)
         for active in self.actives:
-            scatter_rows_(weights, self.job.nets.shape, active)
+            scatter_rows_(weights, self.shared.nets.shape, active)
         if self.scales is not None:
             self.scales.write_back_(envs)

@@ -3,110 +3,88 @@
 Seeds run only in the rows in which they are on (subsets.py).
 """
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets import batched
 from esper_soa.nets.data.batches import ValidationFeed
-from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.model.host import evaluate_forward, fold_batch_norm
-from esper_soa.nets.model.layers import Layers
+from esper_soa.nets.passes import Pass
 from esper_soa.nets.precision import as_input, autocast
 from esper_soa.nets.seeds.pools import upload
-from esper_soa.nets.seeds.seed_plan import SeedPlan, groups_of
-from esper_soa.nets.seeds.seeds import ActiveGroup, fill_slot, gather_rows
+from esper_soa.nets.seeds.seed_plan import groups_of
+from esper_soa.nets.seeds.seeds import ActiveGroup, SeedFiller, gather_rows
 from esper_soa.nets.seeds.subsets import Branch, Job
 from esper_soa.nets.workers import Call
 from esper_soa.state import STATE_FLOAT
 
 
-class ValidationPass(NamedTuple):
-    """What the jobs of a validation pass share."""
-
-    layers: Layers
-    nets: NetsConfig
-    weights: TensorDict
-    alpha: Tensor
-    plan: SeedPlan
-    feed: ValidationFeed
-
-    @torch.no_grad()
-    def measure(self, job: Job, call: Call) -> tuple[Tensor, Tensor]:
-        """Loss [n] of the first code and accuracy [n, codes] of the envs of `job`."""
-        call.check()
-        return ValidationChunk(self, job.envs).measure(job.plan, job.final_rows)
+@torch.no_grad()
+def measure(shared: Pass[ValidationFeed], job: Job, call: Call) -> tuple[Tensor, Tensor]:
+    """Loss [n] of the first code and accuracy [n, codes] of the envs of `job`."""
+    call.check()
+    return ValidationChunk(shared, job.envs).measure(job.plan, job.final_rows)
 
 
-class SubsetSeeds(NamedTuple):
+class SubsetSeeds(SeedFiller):
     """Fills the slots of a validation pass; ablated slots split alpha rows, others apply to all."""
 
-    actives: list[ActiveGroup]
-    num_nets: int
-    plan: dict[int, Branch]
-    batch: int
+    def __init__(
+        self, actives: list[ActiveGroup], num_nets: int, plan: dict[int, Branch], batch: int
+    ) -> None:
+        super().__init__(actives, num_nets)
+        self.plan = plan
+        self.batch = batch
 
-    def occupied(self, slot: int) -> bool:
-        return any(active.group.slot == slot for active in self.actives)
-
-    def fill(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
+    def fill(self, slot: int, x: Tensor, pooled: bool) -> Tensor:
         branch = self.plan.get(slot)
         if branch is None:
-            return self._with_seeds(layers, slot, x, pooled)
-        on = self._with_seeds(layers, slot, self._rows(x, branch.on), pooled)
-        off = layers.max_pool(x) if pooled and branch.off else x  # pooled before rows are copied
+            return super().fill(slot, x, pooled)
+        on = super().fill(slot, self._rows(x, branch.on), pooled)
+        off = F.max_pool2d(x, 2) if pooled and branch.off else x  # pooled before rows are copied
         return torch.cat([self._rows(off, branch.off), on]) if branch.off else on
 
     def _rows(self, x: Tensor, rows: tuple[int, ...]) -> Tensor:
         if rows == tuple(range(x.shape[0] // self.batch)):
             return x
-        return (
-            torch.cat([x[row * self.batch : (row + 1) * self.batch] for row in rows])
-            if rows
-            else x[:0]
-        )
-
-    def _with_seeds(self, layers: Layers, slot: int, x: Tensor, pooled: bool) -> Tensor:
-        here = [active for active in self.actives if active.group.slot == slot]
-        return fill_slot(layers, x, here, [active.params for active in here], self.num_nets, pooled)
+        parts = [x[row * self.batch : (row + 1) * self.batch] for row in rows]
+        return torch.cat(parts) if rows else x[:0]
 
 
 class ValidationChunk:
     """Weights of a few envs for validation: batch norm folded, only seeds with alpha above 0."""
 
-    def __init__(self, job: ValidationPass, envs: np.ndarray) -> None:
-        self.job = job
-        device = job.alpha.device
+    def __init__(self, shared: Pass[ValidationFeed], envs: np.ndarray) -> None:
+        self.shared = shared
+        device = shared.alpha.device
         self.env_numbers = upload(envs, device)
-        shape = job.nets.shape
-        host = job.weights["host"]
+        shape = shared.nets.shape
+        host = shared.weights["host"]
         params = shape.parameters.unpack(host["params"].index_select(0, self.env_numbers))
         statistics = shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
         self.dtype = host["params"].dtype
         self.folded = fold_batch_norm(shape, params, statistics)
-        groups = groups_of(job.plan, envs, device)
-        self.actives = [gather_rows(job.weights, shape, group, job.alpha) for group in groups]
+        groups = groups_of(shared.plan, envs, device)
+        self.actives = [gather_rows(shared.weights, shape, group, shared.alpha) for group in groups]
 
     def measure(
         self, plan: dict[int, Branch], final_rows: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:
         """Loss [n] of the first code and accuracy [n, codes]."""
-        nets = self.job.nets
+        nets = self.shared.nets
         num_nets = self.env_numbers.shape[0]
         rows = list(final_rows)
         loss = torch.zeros(num_nets, dtype=STATE_FLOAT, device=self.env_numbers.device)
         correct = torch.zeros(len(rows), num_nets, dtype=torch.int64, device=loss.device)
         counted = torch.zeros_like(loss)
-        for inputs, labels in self.job.feed.batches(self.env_numbers, nets.eval_batch):
+        for inputs, labels in self.shared.feed.batches(self.env_numbers, nets.eval_batch):
             targets = labels.expand(-1, num_nets, *labels.shape[2:])
             seeds = SubsetSeeds(self.actives, num_nets, plan, labels.shape[0])
             with autocast(nets.precision, inputs.device):
                 x = as_input(inputs, nets.precision)
-                logits = evaluate_forward(self.job.layers, nets.shape, self.folded, x, seeds)
+                logits = evaluate_forward(nets.shape, self.folded, x, seeds)
             logits = logits.to(self.dtype).unflatten(0, (-1, labels.shape[0]))
             logits, targets = batched.by_target(logits, targets)
             matching = (logits.argmax(-1) == targets).sum(1)

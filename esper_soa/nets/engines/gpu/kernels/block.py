@@ -35,13 +35,13 @@ NO_GRADIENT = tl.constexpr(4)  # code of a pooled pixel that ReLU has cut off
 
 
 class Upstream(NamedTuple):
-    """Gradient of a convolution's output: `gradient`, or with `codes` made of the block's."""
+    """What the gradient of a convolution's output is made of."""
 
-    gradient: Plane  # of the block's (pooled) output, or of the convolution's
-    output: Plane | None = None  # of the convolution
-    codes: Plane | None = None  # uint8: place of the maximum in its window, or NO_GRADIENT
+    gradient: Plane  # of the block's (pooled) output
+    output: Plane  # of the convolution
+    codes: Plane  # uint8: place of the maximum in its window, or NO_GRADIENT
     # Float32 [n, 4, O]: of the gradient, of the output, constant, batch mean.
-    coefficients: Tensor | None = None
+    coefficients: Tensor
 
 
 @triton.jit
@@ -196,29 +196,25 @@ def coefficients_kernel(sums, statistics, scale, coefficients, affine, layer, ti
 @triton.jit
 def gradient_taps(upstream, env, span, columns, size: tl.constexpr, layer):
     """Tile [M, K] of the gradient of a convolution's output; columns [K] = (tap, channel)."""
-    if upstream.codes is None:
-        result = taps(upstream.gradient, env, span, columns, layer.outputs, size, layer)
-    else:
-        place, inside, channel = tap_places(span, columns, layer.outputs, size, layer)
-        row = place // layer.width % layer.height
-        column = place % layer.width
-        height: tl.constexpr = layer.height // layer.pool
-        width: tl.constexpr = layer.width // layer.pool
-        pooled = place // (layer.height * layer.width) * height + row // layer.pool
-        pooled = pooled * width + column // layer.pool
-        covered = inside & (row < height * layer.pool) & (column < width * layer.pool)
-        code = at(upstream.codes, env, pooled, channel, covered).to(tl.int32)
-        chosen = covered & (code == row % layer.pool * layer.pool + column % layer.pool)
-        gradient = at(upstream.gradient, env, pooled, channel, chosen).to(tl.float32)
-        output = at(upstream.output, env, place, channel, inside).to(tl.float32)
-        start = upstream.coefficients + env * 4 * layer.outputs + channel
-        known = columns < layer.outputs * size * size
-        gain = tl.load(start, mask=known, other=0.0)[None, :]
-        slope = tl.load(start + layer.outputs, mask=known, other=0.0)[None, :]
-        constant = tl.load(start + 2 * layer.outputs, mask=known, other=0.0)[None, :]
-        mean = tl.load(start + 3 * layer.outputs, mask=known, other=0.0)[None, :]
-        result = tl.where(inside, gain * gradient + slope * (output - mean) + constant, 0.0)
-    return result
+    place, inside, channel = tap_places(span, columns, layer.outputs, size, layer)
+    row = place // layer.width % layer.height
+    column = place % layer.width
+    height: tl.constexpr = layer.height // layer.pool
+    width: tl.constexpr = layer.width // layer.pool
+    pooled = place // (layer.height * layer.width) * height + row // layer.pool
+    pooled = pooled * width + column // layer.pool
+    covered = inside & (row < height * layer.pool) & (column < width * layer.pool)
+    code = at(upstream.codes, env, pooled, channel, covered).to(tl.int32)
+    chosen = covered & (code == row % layer.pool * layer.pool + column % layer.pool)
+    gradient = at(upstream.gradient, env, pooled, channel, chosen).to(tl.float32)
+    output = at(upstream.output, env, place, channel, inside).to(tl.float32)
+    start = upstream.coefficients + env * 4 * layer.outputs + channel
+    known = columns < layer.outputs * size * size
+    gain = tl.load(start, mask=known, other=0.0)[None, :]
+    slope = tl.load(start + layer.outputs, mask=known, other=0.0)[None, :]
+    constant = tl.load(start + 2 * layer.outputs, mask=known, other=0.0)[None, :]
+    mean = tl.load(start + 3 * layer.outputs, mask=known, other=0.0)[None, :]
+    return tl.where(inside, gain * gradient + slope * (output - mean) + constant, 0.0)
 
 
 @triton.jit

@@ -35,11 +35,8 @@ def cut_kernel(crops, batch, counter, target, side: tl.constexpr, tile: tl.const
     start = target + (env * batch + image) * (side * side * 4)
     for begin in range(0, side * side, tile):
         pixels = begin + tl.arange(0, tile)
-        place = (
-            first
-            + (pixels // side * crops.line + pixels % side)[:, None]
-            + (colour * crops.colour)[None, :]
-        )
+        pixel = pixels // side * crops.line + pixels % side
+        place = first + pixel[:, None] + (colour * crops.colour)[None, :]
         mask = (pixels < side * side)[:, None] & known[None, :]
         values = tl.load(crops.lines + place, mask=mask, other=0).to(tl.float32)
         values = values * scale[None, :] + offset[None, :]

@@ -21,23 +21,10 @@ KIND, INPUTS, OUTPUTS, KERNEL, GROUPS, HIDDEN, FLAGS, OFFSET, MAP, SOURCE, SOURC
     tl.constexpr(place) for place in range(len(program.FIELDS))
 )
 COUNT, REPLACING, PARAMETERS = (tl.constexpr(place) for place in range(len(program.HEAD)))
-CONV, DEPTH, SOFT_NORM, EXCITE = (
-    tl.constexpr(kind) for kind in (program.CONV, program.DEPTH, program.SOFT_NORM, program.EXCITE)
-)
-NORMED, RELU, BIASED = (
-    tl.constexpr(flag) for flag in (program.NORMED, program.RELU, program.BIASED)
-)
-RUNNING, THROUGH, MULTIPLIED, GATED, DETACHED, FROZEN, ABLATED = (
-    tl.constexpr(flag)
-    for flag in (
-        roster.RUNNING,
-        roster.THROUGH,
-        roster.MULTIPLIED,
-        roster.GATED,
-        roster.DETACHED,
-        roster.FROZEN,
-        roster.ABLATED,
-    )
+END, CONV, DEPTH, SOFT_NORM, EXCITE = map(tl.constexpr, program.KINDS)
+NORMED, RELU, BIASED = map(tl.constexpr, program.FLAGS)
+RUNNING, THROUGH, MULTIPLIED, GATED, DETACHED, FROZEN, MEASURED, ABLATED = map(
+    tl.constexpr, roster.FLAGS
 )
 CODE_SHIFT = tl.constexpr(roster.CODE_SHIFT)
 FLAG_BITS = tl.constexpr((1 << roster.CODE_SHIFT) - 1)
@@ -67,8 +54,7 @@ class SlotShape(NamedTuple):
     gate_hidden: tl.constexpr
     pool: tl.constexpr  # 2 where a pool follows, else 1
     precision: tl.constexpr  # of float32 products: ieee or tf32
-    # Products of bfloat16 are taken in float32: Triton's interpreter has none.
-    widened: tl.constexpr
+    widened: tl.constexpr  # whether products are taken in float32
 
 
 class KernelSlot(NamedTuple):

@@ -59,8 +59,7 @@ class KernelTile(NamedTuple):
     inputs: tl.constexpr  # input channels, padded
     outputs: tl.constexpr  # output channels, padded
     precision: tl.constexpr  # of float32 products: ieee or tf32
-    # Products of bfloat16 are taken in float32: Triton's interpreter has none.
-    widened: tl.constexpr
+    widened: tl.constexpr  # whether products are taken in float32
 
 
 def plane(x: Tensor, shared: bool = False) -> Plane:
@@ -79,31 +78,30 @@ def rows(values: Tensor) -> Rows:
     return Rows(values, values.stride(0))
 
 
-def tile_of(layer: KernelLayer, num_pixels: int, dtype: torch.dtype) -> KernelTile:
-    """Tile sizes for a layer of which `num_pixels` pixels are to be computed.
+def constants(*numbers: float | str) -> list[tl.constexpr]:
+    """What is known when a kernel is compiled."""
+    return [tl.constexpr(number) for number in numbers]
 
-    float32 products are of the `product_precision`.
-    """
+
+def tile_of(layer: KernelLayer, dtype: torch.dtype) -> KernelTile:
+    """Tile sizes for a layer; float32 products are of the `product_precision`."""
     inputs = layer.stored.value
     outputs = layer.outputs.value
-    size = layer.size.value
-    widest = 64 if outputs > 64 else 128
-    columns = 16 if inputs <= 8 else 32
-    numbers = (
-        min(widest, padded(num_pixels)),
-        min(columns, padded(inputs * size * size)),
-        padded(inputs),
-        padded(outputs),
-        product_precision(dtype),
-        dtype == torch.bfloat16 and triton.knobs.runtime.interpret,
-    )
-    return KernelTile(*(tl.constexpr(number) for number in numbers))
+    pixels = min(64 if outputs > 64 else 128, padded(layer.num_pixels))
+    columns = min(16 if inputs <= 8 else 32, padded(inputs * layer.size.value**2))
+    sizes = pixels, columns, padded(inputs), padded(outputs)
+    return KernelTile(*constants(*sizes, product_precision(dtype), widened(dtype)))
 
 
 def product_precision(dtype: torch.dtype) -> str:
     """Of products in `dtype`: tf32 or ieee, as torch's switch for convolutions has it."""
     tf32 = dtype == torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
     return "tf32" if tf32 else "ieee"
+
+
+def widened(dtype: torch.dtype) -> bool:
+    """Whether products in `dtype` are taken in float32: Triton's interpreter has no others."""
+    return dtype == torch.bfloat16 and triton.knobs.runtime.interpret
 
 
 def padded(count: int) -> int:

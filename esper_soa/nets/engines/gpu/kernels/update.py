@@ -12,18 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper_soa.nets.engines.gpu import roster
 from esper_soa.nets.engines.gpu.kernels.seed import (
     CODE_SHIFT,
     FIELDS,
     FROZEN,
     GATED,
+    MEASURED,
     PARAMETERS,
     RUNNING,
 )
 from esper_soa.nets.engines.gpu.kernels.tiles import Rows, start_of
-
-MEASURED = tl.constexpr(roster.MEASURED)
 
 
 class Pool(NamedTuple):
