@@ -8,6 +8,7 @@ is made anew, as whoever means harm would.
 import io
 import json
 import math
+import os
 import resource
 from collections.abc import Callable
 from dataclasses import asdict
@@ -31,7 +32,7 @@ from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.grown.module_files import ENTRY, ModuleFileError, load, save
 from esper_soa.lab.report.page import page_of
 from esper_soa.lab.report.run_files import read_run
-from esper_soa.lab.run_folders import read_settings
+from esper_soa.lab.run_folders import find_run_folders, read_settings
 from esper_soa.lab.telemetry.table_files import read_file, table_files
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.runtime.json_lines import keep_rounds
@@ -254,3 +255,25 @@ def test_lines_of_json_and_the_report_of_their_run(count: int) -> None:
         keep_rounds(run / "metrics.jsonl", 1)
 
     fuzz(count, check)
+
+
+DEEP = "[" * 50_000
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+NAMES = ("config.yaml", "metrics.jsonl", "episodes.jsonl", "summary.json", "versions.json")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", [*NAMES, "overrides.txt"])
+def test_pipes_depth_long_numbers_and_aliases_stop_no_report(name: str) -> None:
+    run = make_run(Path("run"), [line(1, 40.0)], ended=summary([50.0]))
+    plain = (run / name).read_text()
+    long = '{"round": 1, "grown": {"accuracy": 1' + "0" * 400 + "}}\n"
+    for content in (plain + DEEP, plain + LAUGHS, plain + "rounds: 1\nx: &x [*x]\n", long, "\ud800"):
+        (run / name).write_text(content, errors="surrogatepass")
+        page_of([read_run(run)], PROGRAM).encode()
+        read_settings(run / name)
+        keep_rounds(run / name, 1)
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    page_of([read_run(run)], PROGRAM)
+    assert find_run_folders([Path()]) if name != "config.yaml" else read_settings(run / name) == {}
