@@ -50,7 +50,9 @@ CPU = torch.device("cpu")
 Edit: TypeAlias = tuple[int, int, bytes]
 
 # Where bytes go, how many, and what comes in their place.
-EDITS = st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 40), st.binary(max_size=9)), max_size=4)
+EDITS = st.lists(
+    st.tuples(st.integers(0, 2**20), st.integers(0, 40), st.binary(max_size=9)), max_size=4
+)
 HUGE = (10**9, 10**30, -1, 0, 1e308, math.inf, math.nan)
 WORDS = ("", "x", "cpu", "cuda:0", "os:system", "builtins:exec", "\ud800", "[/x]", "9" * 400)
 NASTY = st.sampled_from([None, True, *HUGE, *WORDS, [], [[]], {}, {"a": {"b": 1}}, [1, "x"]])
@@ -268,7 +270,13 @@ def test_pipes_depth_long_numbers_and_aliases_stop_no_report(name: str) -> None:
     run = make_run(Path("run"), [line(1, 40.0)], ended=summary([50.0]))
     plain = (run / name).read_text()
     long = '{"round": 1, "grown": {"accuracy": 1' + "0" * 400 + "}}\n"
-    for content in (plain + DEEP, plain + LAUGHS, plain + "rounds: 1\nx: &x [*x]\n", long, "\ud800"):
+    for content in (
+        plain + DEEP,
+        plain + LAUGHS,
+        plain + "rounds: 1\nx: &x [*x]\n",
+        long,
+        "\ud800",
+    ):
         (run / name).write_text(content, errors="surrogatepass")
         page_of([read_run(run)], PROGRAM).encode()
         read_settings(run / name)

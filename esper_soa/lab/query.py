@@ -20,7 +20,11 @@ from esper_soa.config.errors import UserError, check, check_choice
 from esper_soa.runtime.console import ending_with_status, parser
 from esper_soa.runtime.signals import importing
 
-SETTINGS = {"format": "table", "limit": "50", "files": "runs"}  # and what they are where they are not given
+SETTINGS = {
+    "format": "table",
+    "limit": "50",
+    "files": "runs",
+}  # and what they are where they are not given
 FORMATS = ("table", "csv", "json")
 HELP = """\
   RUN           one or more run folders, or folders that hold some, as a sweep does
