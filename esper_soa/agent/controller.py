@@ -119,6 +119,8 @@ def controller_spec(
 
 def controller_of(spec: dict, tensors: Mapping[str, Tensor]) -> Controller:
     """The policy of a `spec` with these `tensors`; RuntimeError where they do not fit."""
+    with torch.device("meta"):  # sizes are compared before anything is allocated
+        Controller(spec).load_state_dict(dict(tensors), assign=True)
     with torch.random.fork_rng(devices=[]):
         made = Controller(spec)
     made.load_state_dict(dict(tensors))

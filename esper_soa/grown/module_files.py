@@ -18,6 +18,7 @@ from torch import Tensor
 
 from esper_soa.agent.controller import Controller, controller_of
 from esper_soa.config.errors import UserError, one_line
+from esper_soa.config.registry import RAISED
 from esper_soa.grown.build import GrownHost
 from esper_soa.nets.model.modules import GrownNetwork, network_of
 from esper_soa.runtime.files import write_bytes
@@ -31,7 +32,7 @@ MAKERS: dict[str, Callable[[dict, Mapping[str, Tensor]], Module]] = {
     "policy": controller_of,
 }
 # What a spec or tensors raise that this version has not written.
-UNFIT = (LookupError, TypeError, ValueError, RuntimeError, AttributeError, UserError)
+UNFIT = (*RAISED, MemoryError, UserError)
 
 
 class ModuleFileError(UserError):
@@ -75,6 +76,8 @@ def load(path: str | PathLike[str], env: int | None = None) -> Module:
     missing, cut off, damaged, foreign or of a newer version, and for a host that it does not hold.
     """
     place = one_line(path)
+    if Path(path).exists() and not Path(path).is_file():
+        raise ModuleFileError(f"{place}: cannot be read (no regular file)")
     try:
         with safe_open(Path(path), framework="pt") as file:
             entries = _entries(place, file.metadata())
@@ -131,6 +134,8 @@ def _entries(place: str, metadata: Mapping[str, str] | None) -> list[dict]:
             age = f"has version {ours['version']}, written by a newer version of the program"
             raise ModuleFileError(f"{place}: {age}: this one reads version {VERSION}")
         entries = [{name: one[name] for name in FIELDS} for one in ours["modules"]]
+        if not all(isinstance(one[name], str) for one in entries for name in ("kind", "prefix")):
+            raise ValueError("a kind or prefix that is no text")
     except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise _not_understood(place, error) from error
     foreign = [one_line(entry["kind"]) for entry in entries if entry["kind"] not in MAKERS]

@@ -7,25 +7,31 @@ answer, 2 a mistake that we found before it was asked.
 import argparse
 import csv
 import json
+import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from esper_soa.config.errors import UserError, check, check_choice
 from esper_soa.runtime.console import ending_with_status, parser
 from esper_soa.runtime.signals import importing
 
-SETTINGS = {"format": "table", "limit": "50"}  # and what they are where they are not given
+SETTINGS = {
+    "format": "table",
+    "limit": "50",
+    "files": "runs",
+}  # and what they are where they are not given
 FORMATS = ("table", "csv", "json")
 HELP = """\
   RUN           one or more run folders, or folders that hold some, as a sweep does
   "select ..."  the question; without one, the views are listed with what they answer
   format=table  table, csv, or json (a line per row)
   limit=50      most rows of a table; csv and json have them all
+  files=runs    files that SQL may read and write: those in the folders of the runs, or any
 
   tables: steps, slots, events, choices, subsets, control_steps, rounds, episodes, settings
 
@@ -37,11 +43,12 @@ Needs DuckDB: pip install 'esper-soa[query]'. docs/queries.md has questions with
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; ends the interpreter with its status where that is not 0."""
-    usage = 'esper-query RUN... ["select ..."] [format=table] [limit=50]'
+    usage = 'esper-query RUN... ["select ..."] [format=table] [limit=50] [files=runs]'
     words = parser(usage, "Ask runs in SQL.", HELP)
     words.add_argument("words", nargs="+", help=argparse.SUPPRESS)
     with ending_with_status():
-        sys.exit(ask(words.parse_args(arguments).words))
+        status = ask(words.parse_args(arguments).words)
+    sys.exit(status)
 
 
 def ask(words: Sequence[str]) -> int:
@@ -50,8 +57,11 @@ def ask(words: Sequence[str]) -> int:
     places = [word for word in words if word not in named]
     settings = SETTINGS | dict(word.split("=", 1) for word in named)
     check_choice("format", settings["format"], FORMATS)
-    check(settings["limit"].isdecimal(), "limit", settings["limit"], "a number of rows")
-    asks = places and " " in places[-1] and not Path(places[-1]).expanduser().is_dir()
+    check_choice("files", settings["files"], ("runs", "any"))
+    limit = settings["limit"]
+    check(limit.isdecimal() and len(limit) < 10, "limit", limit, "a number of rows")
+    last = places[-1] if places else ""
+    asks = " " in last and not os.path.isdir(os.path.expanduser(last))
     question = places.pop() if asks else ""
     check(bool(places), "RUN", "''", "a run folder")
     try:
@@ -59,17 +69,19 @@ def ask(words: Sequence[str]) -> int:
             from esper_soa.lab.telemetry.database import VIEWS, QueryError, open_database
     except ImportError as error:
         raise UserError(str(error)) from error
-    database = open_database(places)
-    if not question:
-        rows = [(name, view["question"]) for name, view in VIEWS.items()]
-        show(rows, ("view", "question"), settings)
-        return 0
     try:
-        answer = database.execute(question)
-        show(answer.fetchall(), [column[0] for column in answer.description or ()], settings)
+        database = open_database(places, settings["files"] == "runs")
+        answer = database.execute(question) if asks else None
+        rows = answer.fetchall() if answer else []
     except QueryError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    if not asks:
+        views = [(name, view["question"]) for name, view in VIEWS.items()]
+        show(views, ("view", "question"), settings)
+        return 0
+    check(answer is not None, "the question", question, "a statement of SQL")
+    show(rows, [column[0] for column in (answer and answer.description) or ()], settings)
     return 0
 
 
@@ -87,9 +99,9 @@ def show(
     table = Table(box=box.SIMPLE_HEAD)
     most = int(settings["limit"])
     for name in columns:
-        table.add_column(name, overflow="fold")
+        table.add_column(Text(name), overflow="fold")
     for row in rows[:most]:
-        table.add_row(*(_cell(value) for value in row))
+        table.add_row(*(Text(_cell(value)) for value in row))
     Console().print(table)
     if len(rows) > most:
         print(f"{len(rows) - most} rows more: limit={len(rows)} shows all")

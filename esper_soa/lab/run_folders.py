@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.paths import user_path
@@ -61,8 +61,12 @@ def find_run_folders(given: Sequence[str | Path]) -> dict[str, Path]:
 def read_settings(path: Path) -> dict[str, object]:
     """The settings in config.yaml by dotted names; none where it is not there or cannot be read."""
     try:
-        found = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, ValueError, OmegaConfBaseException, YAMLError):
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""  # no pipe is waited for
+        # We write no aliases, a few lines of which can stand for more than fits into memory.
+        if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            return {}
+        found = OmegaConf.to_container(OmegaConf.create(text))
+    except (OSError, ValueError, RecursionError, OmegaConfBaseException, yaml.YAMLError):
         return {}
     return flat_settings(cast(dict, found)) if isinstance(found, dict) else {}
 

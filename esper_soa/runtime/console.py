@@ -6,12 +6,13 @@ is written then is dropped, and whoever keeps a log says so once. Needs no torch
 """
 
 import argparse
+import errno
 import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from typing import NoReturn, TextIO
+from typing import NoReturn, TextIO, cast
 
 from esper_soa.config.errors import OutOfRoomError, RankLostError, UserError
 from esper_soa.runtime.files import IncompleteError
@@ -119,7 +120,11 @@ def ending_with_status() -> Iterator[None]:
     with standing_streams(), stopped_at_once():
         try:
             yield
-        except UserError as error:
+            sys.stdout.flush()
+            lost = cast(Outlet, sys.stdout).lost
+            if lost not in ("", CLOSED, os.strerror(errno.EPIPE)):
+                raise IncompleteError(f"standard output could not be written ({lost})")
+        except (UserError, IncompleteError) as error:
             exit_with(error)
         except OSError as error:
             reason = error.strerror or error

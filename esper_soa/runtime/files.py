@@ -12,6 +12,7 @@ from typing import Self
 from esper_soa.config.paths import sync
 
 LOGGER = logging.getLogger("esper_soa")
+DELETED = "somebody has deleted it"
 
 
 class IncompleteError(Exception):
@@ -35,12 +36,15 @@ class Unwritten:
         try:
             yield
         except OSError as error:
-            reason = reason_of(error)
-            if name not in self.reasons:
-                LOGGER.warning("%s could not be written (%s); the run goes on", name, reason)
-            self.reasons[name] = reason
+            self.note(name, reason_of(error))
         else:
             self.reasons.pop(name, None)
+
+    def note(self, name: str, reason: str) -> None:
+        """Say once that the file `name` could not be written, and keep the reason."""
+        if name not in self.reasons:
+            LOGGER.warning("%s could not be written (%s); the run goes on", name, reason)
+        self.reasons[name] = reason
 
     def __str__(self) -> str:
         """All of them in one line; empty where all could be written."""
@@ -94,12 +98,20 @@ class LineFile:
         self._waiting: list[str] = []
 
     def write(self, *lines: str) -> None:
-        """Append `lines`, without their ends; raises OSError where any line must wait."""
+        """Append `lines`, without their ends; raises OSError where any line must wait.
+
+        A file that was deleted meanwhile is written anew, with all that was in it.
+        """
         self._waiting.extend(lines)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         if self._handle is None:
-            self._handle = os.open(
-                self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
-            )
+            self._handle = os.open(self._path, flags, 0o666)
+        elif not os.fstat(self._handle).st_nlink:
+            with os.fdopen(os.dup(self._handle), "rb") as deleted:
+                deleted.seek(0)
+                write_bytes(self._path, deleted.read())
+            os.close(self._handle)
+            self._handle = os.open(self._path, flags, 0o666)
         end = os.fstat(self._handle).st_size
         text = "".join(f"{line}\n" for line in self._waiting)
         left = memoryview(text.encode(errors="backslashreplace"))

@@ -79,7 +79,7 @@ def _round_of(line: bytes) -> int:
     """The round that a line is about; 0 where it is no whole line."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return 0
     number = record.get("round") if isinstance(record, dict) else None
     return number if isinstance(number, int) else 0

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from uuid import uuid4
 
@@ -33,7 +34,7 @@ from esper_soa.runtime.files import LOGGER, write_text
 from esper_soa.runtime.ranks import PATIENCE, RankGroup, keep_to_cores
 from esper_soa.runtime.signals import SAVING, Interrupted, reacting
 from esper_soa.training.callbacks import Callback
-from esper_soa.training.run_folder import RunFolder, rounds_of
+from esper_soa.training.run_folder import RunFolder, claimed, rounds_of
 from esper_soa.training.session import Session, quiet_warnings
 from esper_soa.training.start import LaunchedRank, launched_rank, resume_start
 from esper_soa.training.trainer import run_in_session
@@ -190,14 +191,19 @@ def main() -> None:
     threading.Thread(target=_stop_with, args=(job["launcher"],), daemon=True).start()
     meeting = f"file://{scratch}/store_{launched.restarts}"
     fault = scratch / f"fault_{launched.rank}.json"
-    with _leave_fault(fault, launched.rank), standing_streams(), quiet_warnings():
+    with (
+        _dropped_without(job["launcher"], scratch),
+        _leave_fault(fault, launched.rank),
+        standing_streams(),
+        quiet_warnings(),
+    ):
         cfg = settings_from_yaml(job["settings"])
         if not launched.first:
             run_silent_rank(cfg, launched, meeting)
             return
         write_text(scratch / "pid", str(os.getpid()))
         within = Session(RunFolder(Path(job["folder"])), job["verbose"])
-        with within.speaking():
+        with claimed(within.folder, shared=True) as within.claim, within.speaking():
             checkpoint = Path(job["checkpoint"]) if job["checkpoint"] else None
             if launched.restarts:
                 cfg = replace(cfg, resume="auto")
@@ -210,6 +216,16 @@ def _stop_with(launcher: int) -> None:
     while os.getppid() == launcher:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def _dropped_without(launcher: int, scratch: Path) -> Iterator[None]:
+    """Remove the launcher's scratch folder after the context where the launcher is gone."""
+    try:
+        yield
+    finally:
+        if os.getppid() != launcher:
+            rmtree(scratch, ignore_errors=True)
 
 
 @contextmanager
@@ -231,7 +247,8 @@ def _leave_fault(path: Path, rank: int) -> Iterator[None]:
                 "time": time.time(),
                 "unsaved": error.unsaved if isinstance(error, Interrupted) else "",
             }
-            write_text(path, json.dumps(fault))
+            if path.parent.exists():  # another rank removes it once the launcher is gone
+                write_text(path, json.dumps(fault))
         if known:
             sys.exit(2 if isinstance(error, UserError) else 1)
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
+from esper_soa.runtime.files import DELETED
 from esper_soa.runtime.json_lines import Json, MetricsWriter
 from esper_soa.runtime.ranks import Ranks
 from esper_soa.training.callbacks import Callback, make_callbacks, make_recorder
@@ -36,6 +37,7 @@ class RunOutput:
         self.cfg = cfg
         self.folder = session.folder
         self.unwritten = session.unwritten
+        self.claim = session.claim
         self.writes = ranks.first
         self.networks = NetworkFiles(self.folder, self.unwritten, cfg, world, ranks)
         self.callbacks = make_callbacks(cfg, callbacks)
@@ -44,6 +46,7 @@ class RunOutput:
         self.saved = -1  # rounds done at the newest checkpoint that this process wrote
         self.lost: dict[str, int] = {}  # lines that callbacks lack, by name
         self._lines: dict[str, MetricsWriter] = {}  # open files by name
+        self._seen = set[str]()  # names of files of this run
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -62,11 +65,28 @@ class RunOutput:
         self.networks.cut_back(rounds)
 
     def log(self, metrics: Mapping[str, Json], episodes: Sequence[Mapping[str, Json]]) -> None:
-        """Append the lines of a round to metrics.jsonl and episodes.jsonl."""
+        """Append the lines of a round to metrics.jsonl and episodes.jsonl.
+
+        Raises IncompleteError where another run has come into the folder.
+        """
+        self._look_for_files()
         for (name, file), records in zip(self._lines.items(), (episodes, [metrics]), strict=False):
             with self.unwritten.attempt(name):
                 file.write(*records)
                 file.sync()
+
+    def _look_for_files(self) -> None:
+        """Note which files of this run somebody has deleted."""
+        if self.claim is None:
+            return
+        with self.unwritten.attempt(self.claim.name):
+            self.claim.keep()
+        folder = self.folder
+        written = [folder.config, folder.versions, folder.networks, folder.best]
+        there = {path.name for path in written if path.exists()}
+        for name in sorted(self._seen - there):
+            self.unwritten.note(name, DELETED)
+        self._seen = there
 
     def save_best(self) -> None:
         """Save the policy of the best round so far, as it was before the update."""
@@ -83,6 +103,7 @@ class RunOutput:
             self.networks.save_hosts()
         if due:
             self.save()
+        self._look_for_files()
 
     def save_last(self) -> None:
         """Save the checkpoint of the last round, and the test accuracy of the run's best host."""

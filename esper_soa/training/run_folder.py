@@ -9,14 +9,15 @@ import platform
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TextIO
 
 from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.paths import user_path
-from esper_soa.runtime.files import reason_of, write_text
+from esper_soa.runtime.files import IncompleteError, reason_of, write_text
 from esper_soa.runtime.versions import package_versions
 from esper_soa.training.checksum import CheckpointError, why_broken
 
@@ -130,27 +131,74 @@ def dated_folders(parent: Path, prefix: str = "") -> list[Path]:
     return [path for *_, path in sorted(dated, reverse=True)]
 
 
-@contextmanager
-def claimed(folder: RunFolder) -> Iterator[None]:
-    """Keep other processes out of the folder while the context lasts; a killed process lets go.
+class Claim:
+    """The lock of a run folder, which the processes of one run share; a killed process lets go."""
 
-    What killed processes left half written is removed, and what this one does. Raises UserError
-    where another process writes to the folder, and where nobody can. Nothing else in a folder may
-    be written before it is claimed.
-    """
-    with ExitStack() as held:
+    def __init__(self, folder: Path) -> None:
+        self.name = ".lock"
+        self._path = folder / self.name
+        self._file: TextIO | None = None
+
+    def take(self, shared: bool = False) -> None:
+        """Lock the folder; shared: together with the process that started this one.
+
+        Raises BlockingIOError where another run has locked it, OSError where it cannot be written.
+        """
+        file = self._path.open("a")
         try:
-            file = held.enter_context((folder.path / ".lock").open("a"))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not shared:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise
+        self.release()
+        self._file = file
+
+    def keep(self) -> None:
+        """Take the lock again where its file was deleted or replaced.
+
+        Raises IncompleteError where another run has come in meanwhile, OSError where not written.
+        """
+        try:
+            held = self._file and os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+        except FileNotFoundError:
+            held = False
+        try:
+            if not held:
+                self.take()
         except BlockingIOError as error:
-            raise UserError(
-                f"run_dir={folder.path}: another process is writing to this run"
-            ) from error
-        except OSError as error:
-            raise _unwritable(folder.path, "run_dir", error) from error
-        held.callback(_drop_leftovers, folder)
+            why = "another process has taken the folder, as .lock was deleted; this run stops"
+            raise IncompleteError(f"{self._path.parent}: {why}") from error
+
+    def release(self) -> None:
+        """Let others lock the folder."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+@contextmanager
+def claimed(folder: RunFolder, shared: bool = False) -> Iterator[Claim]:
+    """Keep other processes out of the folder while the context lasts.
+
+    shared: see Claim.take. What killed processes left half written is removed, and what this one
+    does. Raises UserError where another process writes to the folder, and where nobody can. Nothing
+    else in a folder may be written before it is claimed.
+    """
+    claim = Claim(folder.path)
+    try:
+        claim.take(shared)
+    except BlockingIOError as error:
+        raise UserError(f"run_dir={folder.path}: another process is writing to this run") from error
+    except OSError as error:
+        raise _unwritable(folder.path, "run_dir", error) from error
+    try:
         _drop_leftovers(folder)
-        yield
+        yield claim
+    finally:
+        _drop_leftovers(folder)
+        claim.release()
 
 
 def _drop_leftovers(folder: RunFolder) -> None:

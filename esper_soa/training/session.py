@@ -19,7 +19,7 @@ from esper_soa.runtime.console import Outlet, no_outlet, outlet
 from esper_soa.runtime.files import LOGGER, IncompleteError, LineFile, Unwritten, reason_of
 from esper_soa.runtime.signals import Interrupted, Requests
 from esper_soa.training.progress import PRINTED, Progress, say
-from esper_soa.training.run_folder import RunFolder, claimed
+from esper_soa.training.run_folder import Claim, RunFolder, claimed
 
 # Rounds done, accuracy of the last in percent: whether to give up.
 Judge: TypeAlias = Callable[[int, float], bool]
@@ -68,6 +68,7 @@ class Session:
         self.unwritten = Unwritten()
         self.hopeless: Judge | None = None  # of a search that may give the run up
         self.requests = Requests()  # what signals have asked for
+        self.claim: Claim | None = None  # on the folder, of a process that writes to it
         level = logging.DEBUG if verbose > 1 else logging.INFO
         self.log = Log(folder.log, self.console, self.unwritten, level)
         self._begun = folder.log.exists()
@@ -149,7 +150,7 @@ def silent_session(folder: RunFolder, verbose: int = 1) -> Iterator[Session]:
     Raises UserError where another process works there.
     """
     opened = Session(folder, verbose)
-    with claimed(folder):
+    with claimed(folder) as opened.claim:
         try:
             yield opened
         finally:

@@ -18,12 +18,12 @@ from equal_runs import same
 from program import ENVIRONMENT, PATIENCE, command, finished, lines, started, wait_until
 from pyarrow import parquet
 
-from esper_soa.config.errors import SettingError
+from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.runtime.ranks import core_group, share_of
 from esper_soa.training.checkpoint import load_checkpoint
 from esper_soa.training.launch import resume_hint
-from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.run_folder import RunFolder, claimed
 from esper_soa.training.trainer import run
 
 pytestmark = pytest.mark.timeout(900)
@@ -325,17 +325,21 @@ def listening(pid: int) -> list[str]:
 
 @pytest.mark.slow
 def test_ranks_listen_on_loopback_alone_and_end_with_a_checkpoint_when_their_launcher_is_gone(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "TMPDIR", str(tmp_path))
     process, path = begun(tmp_path, "checkpoint_every=0")
     ranks = ranks_of(process)
     assert listening(process.pid) == []
     for pid in ranks.values():
         assert set(listening(pid)) == {"0100007F"}  # 127.0.0.1
     process.kill()
+    with pytest.raises(UserError, match="another process"), claimed(RunFolder(path)):
+        pass
     process.communicate(timeout=PATIENCE)
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks.values()))
     assert RunFolder(path).checkpoints()
+    assert not list(tmp_path.glob("esper_ranks_*"))
 
 
 def test_what_is_said_of_a_run_without_a_checkpoint(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ LEAST_SECONDS = 2.0  # between two readings of run folders
 READ = ("*.json", "*.jsonl", "*.yaml", "telemetry/*/*.parquet")  # of a run folder
 SELF = f"{POLICY}; connect-src 'self'".replace("script-src", "script-src 'self'")
 LIVE = (
-    '<div class="state" id="live" role="status" data-stamp="{stamp}" '
+    '<script src="/vega.js"></script><div class="state" id="live" role="status" data-stamp="{stamp}" '
     'data-changed="{changed}" data-ended="{ended}"></div>'
 )
 HELP = f"""\
@@ -59,6 +59,7 @@ class Handler(BaseHTTPRequestHandler):
     """Answers the page and its questions; nothing can be written through it."""
 
     server: "Server"
+    timeout = 5.0  # seconds that a request may take to come, as each holds a thread
 
     def do_GET(self) -> None:  # noqa: N802, a name that http.server calls
         """The page, what draws it, or what is new in it."""
@@ -73,13 +74,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, status: int, kind: str, text: str) -> None:
         """Send `text`; whoever has gone before it has come is left alone."""
-        content = text.encode()
+        content = text.encode(errors="backslashreplace")
         kept = "max-age=3600" if self.path == "/vega.js" else "no-store"
         try:
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(content)))
             self.send_header("Cache-Control", kept)
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.send_header("X-Frame-Options", "DENY")
             self.end_headers()
             self.wfile.write(content)
         except ConnectionError:
@@ -132,9 +135,7 @@ class Server(ThreadingHTTPServer):
         if asked.path == "/":
             ended = str(parts.ended).lower()
             live = LIVE.format(stamp=stamp, changed=changed, ended=ended)
-            keeping = f"<script>{asset('live.js')}</script>\n"
-            program = '<script src="/vega.js"></script>'
-            return 200, "text/html", framed(parts, program, SELF, live, keeping)
+            return 200, "text/html", framed(parts, [asset("page.js"), asset("live.js")], SELF, live)
         news: dict[str, object] = {"changed": changed}
         if parse_qs(asked.query).get("since") != [stamp]:
             data = json.loads(parts.data)

@@ -6,6 +6,7 @@ Everything that comes out of a run folder is escaped: a run of somebody else's o
 one's own. Needs no torch, and vl-convert only for the program that draws.
 """
 
+import hashlib
 import json
 from collections.abc import Sequence
 from html import escape
@@ -28,9 +29,9 @@ from esper_soa.training.session import Session
 NAME = "report.html"  # of a report in the folder of its run
 MOST_KINDS = 4  # of runs that the head names
 ABOUT = {"name": "", "task.name": "", "policy.name": "policy ", "reward.mode": "reward "}
-# The page runs what it holds, and can neither fetch anything nor send it anywhere.
+# The page runs the scripts that are marked, and can neither fetch anything nor send it anywhere.
 POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' "
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{mark}' "
     "'unsafe-eval'; img-src data: blob:"
 )
 
@@ -47,7 +48,7 @@ class Parts(NamedTuple):
 
 def page_of(runs: Sequence[RunRecord], program: str) -> str:
     """The page; `program` is what draws its figures."""
-    return framed(parts_of(runs), f"<script>{program}</script>", POLICY)
+    return framed(parts_of(runs), [program, asset("page.js")], POLICY)
 
 
 def parts_of(runs: Sequence[RunRecord]) -> Parts:
@@ -67,15 +68,24 @@ def parts_of(runs: Sequence[RunRecord]) -> Parts:
     )
 
 
-def framed(parts: Parts, program: str, policy: str, live: str = "", more: str = "") -> str:
-    """A page. program: script element; policy: what it may load; live, more: HTML in head, end."""
+def framed(parts: Parts, programs: Sequence[str], policy: str, live: str = "") -> str:
+    """A page. programs: its scripts; policy: what it may load, with a place for the mark of scripts
+    of ours, which nothing that stands in the page can know; live: HTML in its head.
+    """
+    content = f"{parts.main}{parts.data}".encode(errors="backslashreplace")
+    mark = hashlib.sha256(content).hexdigest()
+    scripts = "".join(f'<script nonce="{mark}">{one}</script>\n' for one in programs)
     head = asset("head.html").format(
-        policy=policy, title=parts.title, style=asset("page.css"), links=parts.links, live=live
+        policy=policy.format(mark=mark),
+        title=parts.title,
+        style=asset("page.css"),
+        links=parts.links,
+        live=live,
     )
     return (
         f'{head}<main id="main">{parts.main}</main>\n'
         f'<script type="application/json" id="report-data">{parts.data}</script>\n'
-        f"{program}\n<script>{asset('page.js')}</script>\n{more}</body>\n</html>\n"
+        f"{scripts}</body>\n</html>\n"
     )
 
 

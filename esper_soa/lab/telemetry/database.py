@@ -3,15 +3,19 @@ all with the column `run`. From Python: `open_database([folder]).sql("select ...
 copied: a run that goes on, or was killed, is read as far as it has come. See docs/queries.md.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
+import pyarrow
 import yaml
+from pyarrow import parquet
 
+from esper_soa.config.errors import joined
 from esper_soa.lab.run_folders import find_run_folders, read_settings
 from esper_soa.lab.telemetry.schema import TABLES
 from esper_soa.lab.telemetry.table_files import table_files
+from esper_soa.runtime.files import LOGGER
 
 try:
     import duckdb
@@ -24,22 +28,28 @@ KNOWN = yaml.safe_load(ASSET.read_text(encoding="utf-8"))
 VIEWS: dict[str, dict[str, str]] = KNOWN["views"]  # by name: the question that it answers, and how
 
 
-def open_database(folders: Sequence[str | Path]) -> duckdb.DuckDBPyConnection:
+def open_database(
+    folders: Sequence[str | Path], confined: bool = True
+) -> duckdb.DuckDBPyConnection:
     """A database of the runs in `folders`, those of sweeps among them; `run` is the end of a run's
-    path that tells it from others. Raises UserError for a folder that holds no run.
+    path that tells it from others.
+
+    confined: SQL reads and writes files in the folders of these runs alone, and its settings are
+    locked. Files that cannot be read are left out, with a warning for each. Raises UserError for a
+    folder that holds no run.
     """
     runs = find_run_folders(folders)
     database = duckdb.connect(":memory:")
     database.execute("set threads = 2")
     for table, columns in TABLES.items():
         nothing = database.from_arrow(columns.empty_table())
-        parts = {}
-        for run, folder in runs.items():
-            paths = ", ".join(map(_text, table_files(folder, table).values()))
-            if paths:
-                parts[run] = f"read_parquet([{paths}], union_by_name = true)"
         types = dict(zip(nothing.columns, nothing.types, strict=True))
-        database.execute(f"create view {table} as {_together(parts, types)}")
+        parts_of = {run: list(table_files(one, table).values()) for run, one in runs.items()}
+        try:
+            database.execute(f"create view {table} as {_tables(parts_of, types)}")
+        except QueryError:  # one that is cut or foreign spoils all
+            parts_of = {run: list(_readable(paths)) for run, paths in parts_of.items()}
+            database.execute(f"create view {table} as {_tables(parts_of, types)}")
     for name, lines in KNOWN["lines"].items():
         types = lines["columns"]
         parts = {}
@@ -54,6 +64,11 @@ def open_database(folders: Sequence[str | Path]) -> duckdb.DuckDBPyConnection:
             database.execute("insert into settings values (?, ?, ?)", [run, name, str(value)])
     for name, view in VIEWS.items():
         database.execute(f"create view {name} as {view['sql']}")
+    if confined:
+        places = [place for folder in runs.values() for place in (_text(folder), _path(folder))]
+        database.execute(f"set allowed_directories = [{', '.join(places)}]")
+        database.execute("set enable_external_access = false")
+        database.execute("set lock_configuration = true")
     return database
 
 
@@ -62,11 +77,33 @@ def _text(value: object) -> str:
     return "'" + str(value).replace("'", "''") + "'"
 
 
+def _path(path: Path) -> str:
+    """A literal of SQL that is the name of this file alone, whatever signs of patterns it has."""
+    return _text("".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(path)))
+
+
+def _readable(paths: Sequence[Path]) -> Iterator[Path]:
+    """Those that are whole Parquet files; a warning for each other."""
+    for path in paths:
+        try:
+            parquet.read_metadata(path)
+            yield path
+        except (pyarrow.ArrowException, OSError) as error:
+            LOGGER.warning("query    without %s: %s", path, joined(error))
+
+
+def _tables(files: Mapping[str, Sequence[Path]], types: Mapping[str, object]) -> str:
+    """The files of a table by run, concatenated."""
+    lists = {run: ", ".join(map(_path, paths)) for run, paths in files.items() if paths}
+    read = "read_parquet([{}], union_by_name = true)"
+    return _together({run: read.format(paths) for run, paths in lists.items()}, types)
+
+
 def _json_lines(path: Path, types: Mapping[str, str]) -> str:
     """All whole lines of a file of JSON."""
     columns = ", ".join(f"{_text(name)}: {_text(kind)}" for name, kind in types.items())
     options = f"format = 'newline_delimited', ignore_errors = true, columns = {{{columns}}}"
-    return f"read_json({_text(path)}, {options}) where round is not null"
+    return f"read_json({_path(path)}, {options}) where round is not null"
 
 
 def _together(parts: Mapping[str, str], types: Mapping[str, object]) -> str:

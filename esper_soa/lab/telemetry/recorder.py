@@ -36,7 +36,7 @@ from esper_soa.lab.telemetry.table_files import (
 from esper_soa.lab.telemetry.worker import Worker
 from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.nets.model.flops import TrainingFlop
-from esper_soa.runtime.files import LOGGER, Unwritten, write_bytes
+from esper_soa.runtime.files import DELETED, LOGGER, Unwritten, write_bytes
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.state import ParameterCounts
 from esper_soa.training.callbacks import NO_RECORDER, Facts, Recorder
@@ -184,6 +184,8 @@ class TableRecorder(TableFolder):
         with self._unwritten.attempt(FOLDER):
             for number, (env_steps, files) in list(self._waiting.items()):
                 for path in list(files):
+                    if self._on_disk and not path.parent.exists():
+                        self._unwritten.note(f"{FOLDER} of earlier rounds", DELETED)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     write_bytes(path, files[path])
                     del files[path]

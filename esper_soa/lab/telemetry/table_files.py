@@ -99,7 +99,7 @@ def table_path(folder: Path, table: str, number: int) -> Path:
 def table_files(folder: Path, table: str) -> dict[int, Path]:
     """The files of a table by round, in order."""
     there = folder / FOLDER / table
-    named = [(FILE.fullmatch(path.name), path) for path in there.glob("*")]
+    named = [(FILE.fullmatch(path.name), path) for path in there.glob("*") if path.is_file()]
     return dict(sorted((int(match[1]), path) for match, path in named if match))
 
 

@@ -18,7 +18,7 @@ from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig
 from esper_soa.config.paths import user_path
 from esper_soa.nets.data.image_set import ImageSet, Part, image_set, set_aside
 from esper_soa.nets.data.images import Statistics
-from esper_soa.nets.data.npz import AT_ONCE, LazyArray, npz_arrays
+from esper_soa.nets.data.npz import AT_ONCE, LazyArray, check_ratio, lazy_array, npz_arrays
 
 PARTS = ("train", "test", "val")
 KEYS = tuple(f"{name}_{kind}" for name in PARTS for kind in ("images", "labels"))
@@ -26,6 +26,8 @@ CLASS_NAMES = "class_names"  # key of an .npz
 MAX_CLASSES = 100_000  # as task.num_classes
 MAX_IMAGES = 1 << 24  # of a part
 MAX_SIDE = 1024  # pixels
+SCALED_AT_ONCE = 1024  # images, which take 100 kB each while they are scaled
+IMAGE_BYTES = IMAGE_SIZE * IMAGE_SIZE * IMAGE_CHANNELS  # as hosts see it
 CHANNELS = ("red", "green", "blue")
 MOST_TOLD = 20  # classes by name
 # pixels of the longer side from which `auto` pads: at least half of what hosts see is image
@@ -48,11 +50,16 @@ def read_npz(
     own = parts.pop(CLASS_NAMES, None)
     if own is not None and not names:
         found = f"{own.name} has shape {list(own.shape)} and type {own.dtype}"
-        listed = len(own.shape) == 1 and own.dtype.kind == "U"
+        listed = len(own.shape) == 1 and own.dtype.kind == "U" and own.shape[0] <= MAX_CLASSES
         check_data(listed, found, "be a list of texts", "Save numpy.array(['cat', 'dog']).")
         names = own.whole().tolist()
+    count = sum(sum(part.shape[:1]) for key, part in parts.items() if key in KEYS[::2])
+    path = user_path(setting, cfg.root)
+    packed = path.stat().st_size
+    problem = f"{setting}={one_line(cfg.root)}: {packed} bytes hold {count} images"
+    check_ratio(f"{problem} of {IMAGE_BYTES} bytes", packed, count * IMAGE_BYTES)
     images = prepare(parts, cfg, names)
-    with user_path(setting, cfg.root).open("rb") as file:
+    with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     counts = images.source.rpartition(": ")[2]
     source = f"own images from {one_line(cfg.root)} (sha256 {sha256[:12]}..., {reason}): {counts}"
@@ -262,8 +269,10 @@ def _shown(
             rows = _bytes(rows, part.name, first)
         if rows.ndim == 4 and layout == "nchw":
             rows = np.moveaxis(rows, 1, 3)
-        shown[first : first + len(rows)] = fitted(rows.reshape(-1, *size), inner)  # grey: to all
-        first += len(rows)
+        few = lazy_array(part.name, rows.reshape(-1, *size))
+        for images in few.rows(SCALED_AT_ONCE * math.prod(size)):
+            shown[first : first + len(images)] = fitted(images, inner)  # grey: to all
+            first += len(images)
     return shown
 
 

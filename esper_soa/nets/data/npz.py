@@ -26,6 +26,7 @@ HEADER_BYTES = 16_384  # read of a member to find its header, which numpy limits
 MAX_RATIO = 200  # of the bytes of an array to those of its member, beyond SMALL_BYTES
 SMALL_BYTES = 64 << 20
 AT_ONCE = 4 << 20  # bytes in work at a time
+PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # that numpy writes, of bounded memory
 REMEDY = "Save the arrays anew: numpy.savez('mine.npz', train_images=..., train_labels=..., ...)."
 
 # What zipfile and the readers of headers raise for what is broken, encrypted or too large.
@@ -76,6 +77,8 @@ def npz_arrays(
 
 
 def _lazy_array(path: Path, member: zipfile.ZipInfo, name: str) -> LazyArray:
+    packing = f"{name} is packed by method {member.compress_type}"
+    check_data(member.compress_type in PACKINGS, packing, "be stored or deflated", REMEDY)
     with _reading(name), zipfile.ZipFile(path) as archive, archive.open(member) as stream:
         begin = io.BytesIO(stream.read(HEADER_BYTES))
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -90,10 +93,7 @@ def _lazy_array(path: Path, member: zipfile.ZipInfo, name: str) -> LazyArray:
         problem = f"the bytes of its shape {one_line(list(shape))} and type {dtype}, but {size}"
         raise DataError(f"{name} does not have {problem}. {REMEDY}")
     packed = member.compress_size
-    problem = f"{name} is {packed} bytes that unpack to {size}"
-    remedy = "Save images with numpy.savez, uncompressed."
-    bounded = size <= SMALL_BYTES + MAX_RATIO * packed
-    check_data(bounded, problem, f"be at most {MAX_RATIO} times as many", remedy)
+    check_ratio(f"{name} is {packed} bytes that unpack to {size}", packed, size)
 
     def rows(most_bytes: int) -> Iterator[np.ndarray]:
         left = shape[0]
@@ -110,6 +110,13 @@ def _lazy_array(path: Path, member: zipfile.ZipInfo, name: str) -> LazyArray:
                 left -= count
 
     return LazyArray(name, shape, dtype, rows)
+
+
+def check_ratio(problem: str, packed: int, size: int) -> None:
+    """Raise DataError, which tells the `problem`, where `packed` bytes become `size`, far more."""
+    remedy = "Save images with numpy.savez, uncompressed."
+    bounded = size <= SMALL_BYTES + MAX_RATIO * packed
+    check_data(bounded, problem, f"be at most {MAX_RATIO} times as many", remedy)
 
 
 @contextmanager

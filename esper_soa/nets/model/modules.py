@@ -190,8 +190,8 @@ def layer_of(layer: dict, role: str = "") -> nn.Module:
         raise ValueError(f"a layer of the kind {kind}, which is none of {', '.join(KINDS)}")
     for name, value in arguments.items():
         values = value if isinstance(value, list) else [value]
-        if not all(isinstance(one, int | float) for one in values):
-            fault = f"{name}={value!r}, which is no number"
+        if name == "device" or not all(isinstance(one, int | float) for one in values):
+            fault = f"{name}={value!r}, which is no number of a layer"
             raise ValueError(f"a layer of the kind {kind} with {fault}")
     return KINDS[kind](**arguments)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -92,6 +93,22 @@ def test_a_folder_that_is_gone_is_an_answer_and_no_end(server: Server, run: Path
     assert (status, "holds no run" in text) == (503, True)
     away.rename(run)
     assert asked(server, "/")[0] == 200
+
+
+def test_a_request_that_does_not_come_is_given_up_and_no_page_is_put_in_a_frame(
+    server: Server, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live.Handler, "timeout", 0.1)
+    with socket.create_connection(server.server_address[:2], timeout=30) as half:
+        half.sendall(b"GET / HTTP/1.1\r\n")
+        assert half.recv(1) == b"", "the server has closed it"
+    (run / "overrides.txt").write_text("x")
+    (run / "versions.json").write_text('{"git": "\\ud800"}')
+    connection = HTTPConnection(HOST, server.server_address[1], timeout=30)
+    connection.request("GET", "/")
+    answer = connection.getresponse()
+    told = [answer.getheader(name) for name in ("X-Frame-Options", "X-Content-Type-Options")]
+    assert (answer.status, *told) == (200, "DENY", "nosniff")
 
 
 def test_the_port_is_a_setting_among_the_runs_and_one_that_is_none_is_refused() -> None:

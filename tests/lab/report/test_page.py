@@ -236,6 +236,8 @@ def test_what_stands_in_a_run_folder_stays_text(tmp_path: Path) -> None:
     text = page_text(made)
     assert "<img" not in text
     assert text.count("</script>") == 3, "the three of the page itself"
+    policy = re.findall(r"script-src 'nonce-(\w{64})' 'unsafe-eval';", text)
+    assert re.findall(r"<script (?!type)(.*?)>", text) == [f'nonce="{policy[0]}"'] * 2
     assert HOSTILE in data_of(text)["tables"]["blueprints"]["blueprint"]["names"]
 
 

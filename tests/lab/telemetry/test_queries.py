@@ -1,7 +1,9 @@
 """The ten questions of docs/queries.md, answered by SQL and by the tensors that training used."""
 
 import json
+import os
 import re
+import subprocess
 import sys
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -11,6 +13,7 @@ from statistics import correlation
 import pytest
 import torch
 from lanes import some_of
+from report_runs import line, make_run, write_round
 from tiny_runs import fresh, records, settings
 from witness import Witnessed, witnessed_round
 
@@ -18,13 +21,15 @@ from esper_soa.config.agent import PolicyConfig, ScheduleConfig
 from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.config.errors import UserError
 from esper_soa.config.settings import settings_yaml
+from esper_soa.lab.telemetry.table_files import table_files
+from esper_soa.runtime.files import LOGGER
 from esper_soa.training.build import build_world, rule_player
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.vocabulary import BLUEPRINT_NAMES, LIVE_STAGES, OP_NAMES, STAGE_NAMES, Op, Stage
 
 duckdb = pytest.importorskip("duckdb", reason="extra query")
 from esper_soa.lab import query  # noqa: E402
-from esper_soa.lab.telemetry.database import VIEWS, open_database  # noqa: E402
+from esper_soa.lab.telemetry.database import VIEWS, QueryError, open_database  # noqa: E402
 
 PAGE = Path(__file__).parents[3] / "docs" / "queries.md"
 ENVS = 3
@@ -320,6 +325,8 @@ def test_the_command_prints_tables_csv_and_json(
     assert asked(capsys, run, sql, "format=csv")[1].splitlines() == ["round,hosts", "1,4", "2,4"]
     _, told, _ = asked(capsys, run, sql, "format=json")
     assert json.loads(told.splitlines()[1]) == {"round": 2, "hosts": 4}
+    brackets = "select '[/foo]' as \"[red]\", '[bold]' as b"
+    assert all(one in asked(capsys, run, brackets)[1] for one in ("[/foo]", "[red]", "[bold]"))
     status, told, _ = asked(capsys, run, sql, "limit=1")
     assert (status, "1 rows more" in told) == (0, True)
     assert "seed_lifecycle" in asked(capsys, run)[1]
@@ -332,8 +339,77 @@ def test_the_command_says_what_is_wrong(
     status, _, told = asked(capsys, run, "select nothing from nowhere")
     assert (status, "nowhere" in told) == (1, True)
     assert asked(capsys, str(begun / "0" / "none"), "select 1")[0] == 2
-    assert "format" in asked(capsys, run, "format=xml")[2]
+    for words in (["format=xml"], ["files=all"], ["limit=" + "9" * 5000], [" "], ["-- nothing"]):
+        status, _, told = asked(capsys, run, *words)
+        assert (status, told.startswith("error: "), told.count("\n")) == (2, True, 1)
+    long = " and ".join(["true"] * 100)
+    assert asked(capsys, run, f"select {long} as x", "format=csv")[1].split() == ["x", "True"]
     monkeypatch.setitem(sys.modules, "duckdb", None)
     monkeypatch.delitem(sys.modules, "esper_soa.lab.telemetry.database")
     missing = "error: queries need DuckDB: pip install 'esper-soa[query]'\n"
     assert asked(capsys, run, "select 1")[::2] == (2, missing)
+
+
+def some_run(path: Path, number: int) -> Path:
+    """A run folder with one round, whose one line of metrics is of round `number`."""
+    run = make_run(path, [line(number, 40.0)])
+    write_round(run, 1, envs=2, steps=6)
+    return run
+
+
+def test_names_of_folders_are_taken_as_they_are(tmp_path: Path) -> None:
+    for number, name in enumerate(("run1", "run[1]", "r*", "run?"), 1):
+        database = open_database([some_run(tmp_path / name, number)])
+        assert database.sql("select round from rounds").fetchall() == [(number,)]
+        assert database.sql("select count(*) from steps").fetchall() == [(12,)]
+
+
+def test_a_file_that_was_cut_off_is_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LOGGER, "propagate", True)
+    run = some_run(tmp_path / "run", 1)
+    whole = table_files(run, "steps")[1]
+    cut = whole.with_name("round_000002.parquet")
+    cut.write_bytes(whole.read_bytes()[:-9])
+    os.mkfifo(whole.with_name("round_000003.parquet"))
+    assert open_database([run]).sql("select count(*) from steps").fetchall() == [(12,)]
+    assert f"query    without {cut}: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select * from read_text('{outside}')",
+        "copy (select 1) to '{outside}'",
+        "attach '{outside}' as other",
+        "set enable_external_access = true",
+        "set log_query_path = '{outside}'",
+    ],
+)
+def test_sql_reads_and_writes_in_the_folders_of_the_runs_alone(tmp_path: Path, sql: str) -> None:
+    run = some_run(tmp_path / "run", 1)
+    outside = tmp_path / "run2.txt"
+    outside.write_text("not of a run")
+    with pytest.raises(QueryError):
+        open_database([run]).execute(sql.format(outside=outside)).fetchall()
+    assert outside.read_text() == "not of a run"
+
+
+def test_sql_reads_anywhere_where_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = some_run(tmp_path / "run", 1)
+    (tmp_path / "notes.txt").write_text("not of a run")
+    sql = f"select content from read_text('{tmp_path / 'notes.txt'}')"
+    assert asked(capsys, str(run), sql)[0] == 1
+    assert "not of a run" in asked(capsys, str(run), sql, "files=any")[1]
+
+
+def test_an_answer_that_the_disk_has_no_room_for_ends_with_a_failure(tmp_path: Path) -> None:
+    run = some_run(tmp_path / "run", 1)
+    words = [sys.executable, "-m", "esper_soa.lab.query", str(run), "select 1 as x", "format=csv"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    told = "error: standard output could not be written (No space left on device)\n"
+    assert (done.returncode, done.stderr) == (1, told)
