@@ -5,11 +5,10 @@ not be written. Opened before anything is written to the folder. Needs no torch.
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean
-from typing import TextIO, TypeAlias, cast
+from typing import TextIO, cast
 
 from rich.console import Console
 
@@ -20,9 +19,6 @@ from esper_soa.runtime.files import LOGGER, IncompleteError, LineFile, Unwritten
 from esper_soa.runtime.signals import Interrupted, Requests
 from esper_soa.training.progress import PRINTED, Progress, say
 from esper_soa.training.run_folder import RunFolder, claimed
-
-# Rounds done, accuracy of the last in percent: whether to give up.
-Judge: TypeAlias = Callable[[int, float], bool]
 
 
 class Log(logging.Handler):
@@ -66,7 +62,6 @@ class Session:
         self.stream = stream
         self.console = Console(file=cast(TextIO, stream))
         self.unwritten = Unwritten()
-        self.hopeless: Judge | None = None  # of a search that may give the run up
         self.requests = Requests()  # what signals have asked for
         level = logging.DEBUG if verbose > 1 else logging.INFO
         self.log = Log(folder.log, self.console, self.unwritten, level)
@@ -108,13 +103,6 @@ class Session:
         style = telemetry.progress
         interval = telemetry.plain_interval
         return Progress(total, self.console, style, interval, done=done, after_step=check)
-
-    def judge(self, rounds: int, accuracies: Sequence[float], save: Callable[[], None]) -> None:
-        """Save and raise PrunedError where `accuracies` (percent) leave no hope for the run."""
-        accuracy = fmean(accuracies)
-        if self.hopeless is not None and self.hopeless(rounds, accuracy):
-            save()
-            raise PrunedError(rounds, accuracy)
 
     def look_at_console(self) -> None:
         """Say in the log, once, that nobody reads the console any more."""
