@@ -2,7 +2,8 @@
 
 Defaults are those of the reference, esper-lite (tamiyo/networks/factored_lstm.py,
 simic/agent/ppo_agent.py), except where docs/esper-lite.md says otherwise. The numbers behind a
-default are its range; see config/ranges.py. Coefficients multiply terms of the loss, times are in env-steps.
+default are its range; see config/ranges.py. Coefficients multiply terms of the loss, times are in
+env-steps.
 """
 
 from dataclasses import dataclass, field
