@@ -28,8 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from esper_soa.config.errors import PrunedError, UserError, joined
 from esper_soa.config.settings import EvaluateConfig, evaluation_from, settings_from
 from esper_soa.lab.run_folders import finished_accuracy, resumes
-from esper_soa.lab.sweep.folder import check_job
-from esper_soa.lab.sweep.plugins import has_own_process, is_search
+from esper_soa.lab.sweep.plugins import check_job, has_own_process, is_search
 from esper_soa.lab.sweep.resolvers import register_resolvers
 from esper_soa.runtime.console import KNOWN_ERRORS, standing_streams
 from esper_soa.runtime.files import write_text
