@@ -1,6 +1,5 @@
 """Settings of a run from Python; Hydra is then again as a caller had it. Needs no torch."""
 
-import difflib
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
 from esper_soa.config.arguments import check_overrides, expand_slots, options
-from esper_soa.config.errors import SettingError, UserError, joined, one_line
+from esper_soa.config.errors import UserError, check, did_you_mean, joined, one_line
 from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import TrainConfig, register_schema, settings_from
 
@@ -37,10 +36,8 @@ def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> Tra
     "rounds=5" or "task=cifar_impaired". Raises UserError for what the command line would refuse.
     """
     names = experiments()
-    if experiment and experiment not in names:
-        near = difflib.get_close_matches(experiment, names, 1)
-        hint = f"Did you mean {near[0]}?" if near else ""
-        raise SettingError("experiment", experiment, ", ".join(names), hint)
+    hint = did_you_mean(experiment, names)
+    check(experiment in ("", *names), "experiment", experiment, ", ".join(names), hint)
     given = [f"+experiment={experiment}", *overrides] if experiment else list(overrides)
     check_overrides(overrides, TrainConfig)
     try:

@@ -31,9 +31,15 @@ def fault_in_words(error: BaseException) -> str:
 def unknown_setting(key: str, known: Iterable[str]) -> str:
     """That there is no setting `key`, and which of the `known` names may have been meant."""
     before, dot, name = key.rpartition(".")
-    near = [REPLACED[key]] if key in REPLACED else difflib.get_close_matches(name, list(known), 1)
-    hint = f" Did you mean {before}{dot}{near[0]}?" if near else ""
-    return f"{key}: there is no such setting.{hint}"
+    near = f"Did you mean {before}{dot}{REPLACED[key]}?" if key in REPLACED else ""
+    hint = near or did_you_mean(name, known, before + dot)
+    return f"{key}: there is no such setting. {hint}".rstrip()
+
+
+def did_you_mean(name: str, known: Iterable[str], before: str = "") -> str:
+    """Which of the `known` names may have been meant, in words; empty for none."""
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"Did you mean {before}{near[0]}?" if near else ""
 
 
 class UserError(Exception):

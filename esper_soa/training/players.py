@@ -21,7 +21,7 @@ from esper_soa.agent.policy import (
 from esper_soa.agent.ppo import Learner
 from esper_soa.config.agent import SCRATCH, NetworkConfig
 from esper_soa.config.errors import UserError, one_line
-from esper_soa.config.registry import name_in
+from esper_soa.config.registry import is_reference, name_in
 from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.env.world import World
 from esper_soa.nets.graphs import GRADIENTS, POLICY
@@ -31,7 +31,7 @@ from esper_soa.training import checkpoint
 from esper_soa.training.build import rule_player
 from esper_soa.training.checkpoint import CheckpointError, misfit, unlike
 from esper_soa.training.collect import Player
-from esper_soa.training.resume import Saved, own_blueprints, saved_run
+from esper_soa.training.resume import Saved, saved_run
 from esper_soa.training.run_folder import passed_over
 from esper_soa.training.start import find_policy
 from esper_soa.vocabulary import BLUEPRINT_NAMES
@@ -187,7 +187,9 @@ def _of_run(init: str, saved: Saved) -> Pretrained:
         raise _refusal(init, f"it is of a run with policy.name={name}, which learns nothing")
     facts: dict = {"rounds": saved.progress.rounds_done, "tasks": [str(settings.get("task.name"))]}
     facts["data"] = [saved.data["name"]]
-    own = list(map(name_in, own_blueprints(saved.settings)))
+    listed = settings.get("task.blueprints")
+    offered = map(str, listed) if isinstance(listed, list) else ()
+    own = list(map(name_in, filter(is_reference, offered)))
     facts |= {OWN: own} if own else {}
     sizes = asdict(NetworkConfig()).items()
     network: dict = {name: settings.get(f"policy.network.{name}", size) for name, size in sizes}

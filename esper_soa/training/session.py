@@ -6,7 +6,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from esper_soa.config.errors import PrunedError, RankLostError, UserError
 from esper_soa.config.settings import TelemetryConfig
-from esper_soa.runtime.console import Outlet, no_outlet, outlet
+from esper_soa.runtime.console import no_outlet, outlet
 from esper_soa.runtime.files import LOGGER, IncompleteError, LineFile, Unwritten, reason_of
 from esper_soa.runtime.signals import Interrupted, Requests
 from esper_soa.training.progress import PRINTED, Progress, say
@@ -54,13 +54,12 @@ class Log(logging.Handler):
 class Session:
     """The work of one process in one folder."""
 
-    def __init__(self, folder: RunFolder, verbose: int = 1, stream: Outlet | None = None) -> None:
-        """verbose: see `session`. stream: of the console; None: standard output."""
-        stream = stream or (outlet(sys.stdout) if verbose else no_outlet())
+    def __init__(self, folder: RunFolder, verbose: int = 1) -> None:
+        """verbose: see `session`."""
         self.folder = folder
         self.verbose = verbose
-        self.stream = stream
-        self.console = Console(file=cast(TextIO, stream))
+        self.stream = outlet(sys.stdout) if verbose else no_outlet()
+        self.console = Console(file=cast(TextIO, self.stream))
         self.unwritten = Unwritten()
         self.requests = Requests()  # what signals have asked for
         level = logging.DEBUG if verbose > 1 else logging.INFO
@@ -120,26 +119,18 @@ class Session:
 
 
 @contextmanager
-def session(folder: RunFolder, verbose: int = 1) -> Iterator[Session]:
-    """A session that logs all messages, and what ends the work early; or UserError.
+def session(folder: RunFolder, verbose: int = 1, speaking: bool = True) -> Iterator[Session]:
+    """A session that logs all messages, and what ends the work early.
 
     verbose: what the console shows: 0 nothing, 1 progress, messages and tables, 2 debug messages
-    too.
-    """
-    with silent_session(folder, verbose) as opened, opened.speaking():
-        yield opened
-
-
-@contextmanager
-def silent_session(folder: RunFolder, verbose: int = 1) -> Iterator[Session]:
-    """A session that logs only while it is `speaking`: one of several that take turns in a process.
-
-    Raises UserError where another process works there.
+    too. speaking: False for one of several that take turns in a process, which logs only while it
+    is `speaking`. Raises UserError where another process works there.
     """
     opened = Session(folder, verbose)
     with claimed(folder):
         try:
-            yield opened
+            with opened.speaking() if speaking else nullcontext():
+                yield opened
         finally:
             opened.log.close()
 
