@@ -1,7 +1,7 @@
 """Paths that a user gives, files that are to last, our configuration, and the user's cache folder.
 
-The cache folder has compiled code: it is that user's own, and closed to others, as whoever can write
-in it could run code as this user. Needs no torch.
+The cache folder has compiled code: it is that user's own, and closed to others, as whoever can
+write in it could run code as this user. Needs no torch.
 """
 
 import os

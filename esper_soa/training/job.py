@@ -74,7 +74,7 @@ def run_job(composed: DictConfig, callbacks: Sequence["TrainCallback"]) -> float
 def _train(composed: DictConfig, folder: RunFolder, callbacks: Sequence["TrainCallback"]) -> float:
     settings = settings_from(composed)
     launched = launched_rank()
-    if launched is not None and not launched.first:
+    if launched is not None and launched.rank > 0:
         with importing_torch():
             from esper_soa.training.launch import run_silent_rank
         return run_silent_rank(settings, launched)

@@ -192,7 +192,7 @@ def main() -> None:
     fault = scratch / f"fault_{launched.rank}.json"
     with _leave_fault(fault, launched.rank), standing_streams(), quiet_warnings():
         cfg = settings_from_yaml(job["settings"])
-        if not launched.first:
+        if launched.rank > 0:
             run_silent_rank(cfg, launched, meeting)
             return
         write_text(scratch / "pid", str(os.getpid()))

@@ -223,8 +223,8 @@ class Run:
         totals = self.totals
         totals.add(result, sum(seconds.values()), self.cfg)
         number = totals.rounds_done
-        for anomaly in self.watch.look(update):
-            LOGGER.warning("round %d  %s: %s", number, anomaly.name, anomaly.message)
+        for name, message in self.watch.look(update).items():
+            LOGGER.warning("round %d  %s: %s", number, name, message)
         self.output.checkpoint = self.checkpoint()
         metrics: dict[str, Json] = {
             "round": number,
