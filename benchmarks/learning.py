@@ -8,8 +8,10 @@ these gave for six seeds.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from benchmarks.intervals import iqm_interval
 from benchmarks.records import Line, Records, markdown
-from esper_soa.training.statistics import Interval, interquartile_mean, iqm_interval, mann_whitney
+from esper_soa.lab.compare.rank_tests import mann_whitney
+from esper_soa.training.statistics import Interval
 
 POLICIES = ("ppo", "heuristic", "random", "wait")
 CONFIDENCE = 0.95
@@ -31,7 +33,7 @@ def judge(seeds: Records) -> list[Row]:
     rows = []
     for name in POLICIES:
         net = [seed["net"][name] for seed in seeds]
-        accuracy = interquartile_mean([seed["accuracy"][name] for seed in seeds])
+        accuracy = iqm_interval([seed["accuracy"][name] for seed in seeds], CONFIDENCE).mean
         wins = sum(a > b for a, b in zip(learned, net, strict=True))
         p = None if name == "ppo" else mann_whitney(learned, net)
         rows.append(Row(name, iqm_interval(net, CONFIDENCE), accuracy, wins, p))

@@ -8,14 +8,9 @@ data order. Needs no torch.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from esper_soa.training.statistics import (
-    Interval,
-    difference_interval,
-    improvement_interval,
-    iqm_interval,
-    mann_whitney,
-    mean_interval,
-)
+from benchmarks.intervals import improvement_interval, iqm_interval
+from esper_soa.lab.compare.rank_tests import mann_whitney
+from esper_soa.training.statistics import Interval, difference_interval, mean_interval
 
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.01  # of the Mann-Whitney p of a verdict

@@ -33,7 +33,7 @@ from esper_soa.config.ranges import NAME_PATTERN
 from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.run_folders import finished_accuracy
 from esper_soa.runtime.files import write_text
-from esper_soa.training.pretrained import save_policy
+from esper_soa.training.players import save_policy
 from esper_soa.training.progress import duration
 from esper_soa.training.resume import read_run
 from esper_soa.training.run_folder import RunFolder, find_checkpoint

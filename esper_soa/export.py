@@ -6,14 +6,12 @@ that function, grown/formats.export.
 """
 
 import argparse
-import sys
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 from esper_soa.config.errors import SettingError, UserError, check, one_line
 from esper_soa.config.paths import user_path
-from esper_soa.runtime.console import ending_with_status, parser
+from esper_soa.runtime.console import ending_with_status, make_callable, parser
 from esper_soa.runtime.signals import importing
 
 SETTINGS = {"env": "best", "format": "safetensors", "to": ".", "import": ""}  # with defaults
@@ -94,17 +92,7 @@ def write_network(run: str, settings: dict[str, str]) -> None:
         print(path)
 
 
-class CallableCommand(ModuleType):
-    """This module, called as formats.export."""
-
-    def __call__(self, *arguments: object, **options: object) -> Path:
-        """See formats.export."""
-        from esper_soa.grown.formats import export
-
-        return export(*arguments, **options)  # type: ignore[arg-type]
-
-
 if __name__ == "__main__":
     main()
 else:
-    sys.modules[__name__].__class__ = CallableCommand
+    make_callable(__name__, "esper_soa.grown.formats", "export")

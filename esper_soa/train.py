@@ -4,14 +4,8 @@ Once it is imported, Python has the name `esper_soa.train` mean this module, so 
 called as that function.
 """
 
-import sys
-from types import ModuleType
-from typing import TYPE_CHECKING
-
+from esper_soa.runtime.console import make_callable
 from esper_soa.training.command import run_command
-
-if TYPE_CHECKING:
-    from esper_soa.training.runs import RecordedRun
 
 
 def main() -> None:
@@ -19,17 +13,7 @@ def main() -> None:
     run_command("train")
 
 
-class CallableModule(ModuleType):
-    """This module, which is called for runs.train."""
-
-    def __call__(self, *arguments: object, **options: object) -> "RecordedRun":
-        """See runs.train."""
-        from esper_soa.training.runs import train
-
-        return train(*arguments, **options)  # type: ignore[arg-type]
-
-
 if __name__ == "__main__":
     main()
 else:
-    sys.modules[__name__].__class__ = CallableModule
+    make_callable(__name__, "esper_soa.training.runs", "train")

@@ -27,6 +27,7 @@ FILES = [
     *sorted((PACKAGE.parent / "hydra_plugins").rglob("*.py")),
     PACKAGE.parent / "benchmarks" / "eps_config.py",
 ]
+RANGED = ("number", "signed", "weight")  # what makes the field of a setting that is a number
 MAX_STATEMENTS = 30  # of a function; a kernel of the GPU engine is compiled whole and may have 40
 
 # Imports against the order of imports.LAYERS that are still there: (module, what it imports from).
@@ -156,7 +157,7 @@ def undescribed_settings(text: str) -> Breaches:
 
 def unranged_settings(tree: ast.Module) -> Breaches:
     for node in settings_fields(tree):
-        ranged = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "number"
+        ranged = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in RANGED
         if ast.unparse(node.annotation) in ("int", "float") and not ranged:
             yield node.lineno, f"{ast.unparse(node.target)} has no range"
 

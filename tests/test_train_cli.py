@@ -134,8 +134,8 @@ esper_soa.train.main()
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("--plan", "--plan: needs esper_soa.lab, which is not installed"),
-        ("-m seed=1,2", "-m: needs esper_soa.lab, which is not installed"),
+        ("--plan", "--plan needs esper_soa.lab, which is not installed"),
+        ("-m seed=1,2", "-m needs esper_soa.lab, which is not installed"),
         ("hydra.mode=MULTIRUN", "a sweep needs esper_soa.lab, which is not installed"),
         ("--cfg job", ""),
     ],

@@ -2,20 +2,26 @@
 
 Defaults are those of the reference, esper-lite (tamiyo/networks/factored_lstm.py,
 simic/agent/ppo_agent.py), except where docs/esper-lite.md says otherwise. The numbers behind a
-default are its range. Coefficients multiply terms of the loss, times are in env-steps.
+default are its range; see config/ranges.py. Coefficients multiply terms of the loss, times are in
+env-steps.
 """
 
 from dataclasses import dataclass, field
 
 from esper_soa.config.nets import CNN_BLUEPRINT_NAMES
-from esper_soa.config.ranges import COUNT, WEIGHT, Settings, choice, choices, number, numbers, table
-from esper_soa.config.registry import AGENT, BLUEPRINT
-from esper_soa.vocabulary import (
-    ALPHA_TARGETS,
-    HEAD_NAMES,
-    STYLE_BLEND,
-    TEMPO_STEPS,
+from esper_soa.config.ranges import (
+    COUNT,
+    WEIGHT,
+    Settings,
+    choice,
+    choices,
+    number,
+    numbers,
+    table,
+    weight,
 )
+from esper_soa.config.registry import AGENT, BLUEPRINT
+from esper_soa.vocabulary import ALPHA_TARGETS, HEAD_NAMES, STYLE_BLEND, TEMPO_STEPS
 
 POLICIES = ("ppo", "random", "wait", "schedule", "heuristic")
 SCRATCH = "none"  # the value of policy.init that takes no weights from anywhere
@@ -28,8 +34,7 @@ class NetworkConfig(Settings, path="policy.network."):
     hidden: int = number(512, 8, 16_384, note="a multiple of 8")  # LSTM width
     features: int = number(512, 8, 16_384, note="a multiple of 8")  # width of the feature layer
     layers: int = number(1, 1, 32)  # LSTM layers, each with layer norm and residual
-    # Width of the encoding of a seed slot.
-    slot_features: int = number(64, 8, 16_384, note="a multiple of 8")
+    slot_features: int = number(64, 8, 16_384, note="a multiple of 8")  # of the encoding of a slot
     blueprint_embedding: int = number(4, 1, 1024)  # width, per slot
 
     def __post_init__(self) -> None:
@@ -58,11 +63,10 @@ class PPOConfig(Settings, path="policy.ppo."):
     clip_ratio: float = number(0.2, 0, 1, "(]")  # of new and old probabilities, either way
     # Nats; epochs stop above 1.5 times this.
     target_kl: float = number(0.015, 0, WEIGHT, note="0 = never")
-    # Of all parameters together.
-    max_grad_norm: float = number(5.0, 0, WEIGHT, note="0 = no clipping")
-    entropy_coef: float = number(0.05, 0, WEIGHT)  # at the start
-    entropy_coef_end: float = number(0.05, 0, WEIGHT)  # reached after entropy_anneal_rounds
-    entropy_coef_min: float = number(0.01, 0, WEIGHT)  # never less
+    max_grad_norm: float = number(5.0, 0, WEIGHT, note="0 = no clipping")  # of all parameters
+    entropy_coef: float = weight(0.05)  # at the start
+    entropy_coef_end: float = weight(0.05)  # reached after entropy_anneal_rounds
+    entropy_coef_min: float = weight(0.01)  # never less
     # From start to end.
     entropy_anneal_rounds: int = number(0, 0, COUNT, note="0 = stays at entropy_coef")
     # Of entropy_coef, per head.
@@ -79,16 +83,13 @@ class PPOConfig(Settings, path="policy.ppo."):
     )
     # Of every legal choice; all of a head together at most 1.
     probability_floor: dict[str, float] = table(_per_head(0.15, 0.05, 0.12, 0.08, 0.12, 0.06), 0, 1)
-    value_coef: float = number(0.5, 0, WEIGHT)  # after the warm-up
-    value_coef_start: float = number(0.05, 0, WEIGHT)  # of the first update
+    value_coef: float = weight(0.5)  # after the warm-up
+    value_coef_start: float = weight(0.05)  # of the first update
     value_warmup_rounds: int = number(10, 0, COUNT)  # until value_coef
-    # Of the auxiliary loss that predicts contributions.
-    contribution_coef: float = number(0.05, 0, WEIGHT)
+    contribution_coef: float = weight(0.05)  # of the auxiliary loss that predicts contributions
     contribution_warmup: int = number(1000, 0, COUNT)  # updates until it has full weight
-    # Percent points; its targets stay within.
-    contribution_clip: float = number(10.0, 0, WEIGHT, "(]")
-    # In the value loss, of steps on which only WAIT was legal.
-    forced_value_weight: float = number(0.2, 0, WEIGHT)
+    contribution_clip: float = number(10.0, 0, WEIGHT, "(]")  # percent points, of its targets
+    forced_value_weight: float = weight(0.2)  # in the value loss, of steps with WAIT alone legal
     observation_momentum: float = number(0.99, 0, 1, "[)")  # of the running moments of features
     observation_clip: float = number(10.0, 0, WEIGHT, "(]")  # standard deviations
     reward_clip: float = number(10.0, 0, WEIGHT, "(]")  # standard deviations
@@ -140,9 +141,9 @@ class HeuristicConfig(Settings, path="policy.heuristic."):
         repeated=True,
         own=BLUEPRINT,
     )
-    blueprint_penalty_on_prune: float = number(2.0, 0, WEIGHT)  # added to that of the blueprint
+    blueprint_penalty_on_prune: float = weight(2.0)  # added to that of the blueprint
     penalty_decay: float = number(0.5, 0, 1)  # factor per env-step
-    penalty_threshold: float = number(3.0, 0, WEIGHT)  # from which a blueprint is passed over
+    penalty_threshold: float = weight(3.0)  # from which a blueprint is passed over
     ransomware_contribution: float = number(0.1, -100, 100)  # percent points; more than this, and
     # Less than this: pruned instead of fossilised.
     ransomware_total_improvement: float = number(0.0, -100, 100)
@@ -156,8 +157,7 @@ class ImitationConfig(Settings, path="policy.imitation."):
     # With the settings of policy.heuristic or policy.schedule.
     teacher: str = choice("heuristic", ("heuristic", "schedule"), own=AGENT)
     epochs: int = number(4, 1, 10_000)  # passes over such a round
-    # Of Adam, which starts afresh with the first round of PPO.
-    lr: float = number(1e-3, 0, 1000, "(]")
+    lr: float = number(1e-3, 0, 1000, "(]")  # of Adam, which starts afresh with PPO
 
 
 @dataclass

@@ -3,12 +3,12 @@
 Defaults are those of the reference, esper-lite (leyline/__init__.py, simic/rewards/contribution.py,
 tamiyo/tracker.py). Units: accuracies, contributions and their thresholds in percent points, times
 and ages in env-steps, terms of the reward in its own unit. The numbers behind a default are its
-range.
+range; see config/ranges.py.
 """
 
 from dataclasses import dataclass, field
 
-from esper_soa.config.ranges import COUNT, WEIGHT, Settings, choice, choices, number
+from esper_soa.config.ranges import COUNT, WEIGHT, Settings, choice, choices, number, signed, weight
 from esper_soa.config.registry import REWARD
 
 REWARD_MODES = (
@@ -63,8 +63,7 @@ class GatesConfig(Settings, path="gates."):
     # Strict G2: accuracy gained in TRAINING.
     min_training_improvement: float = number(0.5, -100, 100)
     min_blending_steps: int = number(10, 0, COUNT)  # age in the stage, of G2 and strict G3
-    # Strict G2: gradient of the seed over that of the host.
-    min_gradient_ratio: float = number(0.10, 0, WEIGHT)
+    min_gradient_ratio: float = weight(0.10)  # strict G2: gradient of the seed over the host's
     min_gradient_health: float = number(0.7, 0, 1)  # permissive G2
     min_fossilize_contribution: float = number(1.0, -100, 100)  # strict G5
 
@@ -102,11 +101,10 @@ class SignalsConfig(Settings, path="signals."):
     # Accuracy gained, below which an env-step counts as a plateau.
     plateau_threshold: float = number(0.5, -100, 100)
     # Relative fall of the loss, below which it counts as calm.
-    stabilization_threshold: float = number(0.03, 0, WEIGHT)
-    # Calm env-steps in a row that make a stable host.
-    stabilization_steps: int = number(3, 1, COUNT)
+    stabilization_threshold: float = weight(0.03)
+    stabilization_steps: int = number(3, 1, COUNT)  # calm env-steps in a row of a stable host
     # Relative rise of the loss, from which it is not calm.
-    regression_threshold: float = number(0.05, 0, WEIGHT)
+    regression_threshold: float = weight(0.05)
 
 
 @dataclass
@@ -117,14 +115,13 @@ class GovernorConfig(Settings, path="governor."):
     enabled: bool = True
     # A loss diverges that is above the mean of the last ones by so many of their standard
     # deviations, above so many times that mean, and above so many nats.
-    sensitivity: float = number(6.0, 0, WEIGHT)  # standard deviations
-    multiplier: float = number(3.0, 0, WEIGHT)  # times the mean
-    absolute_threshold: float = number(12.0, 0, WEIGHT)  # nats
+    sensitivity: float = weight(6.0)  # standard deviations
+    multiplier: float = weight(3.0)  # times the mean
+    absolute_threshold: float = weight(12.0)  # nats
     min_panics: int = number(3, 1, COUNT)  # consecutive divergent losses before a rollback
     # Losses before divergence and collapse are judged.
     min_samples: int = number(10, 1, GUARD_WINDOW, note=f"{GUARD_WINDOW} losses are kept")
-    # Taken off the reward of the env-step of a rollback.
-    death_penalty: float = number(10.0, 0, WEIGHT)
+    death_penalty: float = weight(10.0)  # taken off the reward of the env-step of a rollback
     # Env-steps between snapshots of a healthy host; one more follows every fossilisation.
     snapshot_steps: int = number(5, 1, COUNT)
 
@@ -154,18 +151,17 @@ class LossRewardConfig(Settings, path="reward.loss."):
     Losses are in nats.
     """
 
-    loss_delta_weight: float = number(5.0, -WEIGHT, WEIGHT)  # of the fall of the loss
-    # Most that one env-step counts, in typical changes.
-    max_loss_delta: float = number(5.0, 0, WEIGHT)
-    regression_penalty_scale: float = number(0.5, 0, WEIGHT)  # of a rise, relative to a fall
+    loss_delta_weight: float = signed(5.0)  # of the fall of the loss
+    max_loss_delta: float = weight(5.0)  # most that one env-step counts, in typical changes
+    regression_penalty_scale: float = weight(0.5)  # of a rise, relative to a fall
     typical_loss_delta_std: float = number(0.05, 0, WEIGHT, "(]")  # one typical change of the loss
-    compute_rent_weight: float = number(0.05, 0, WEIGHT)  # of the logarithm of the growth
-    max_rent_penalty: float = number(5.0, 0, WEIGHT)  # most rent of one env-step
+    compute_rent_weight: float = weight(0.05)  # of the logarithm of the growth
+    max_rent_penalty: float = weight(5.0)  # most rent of one env-step
     grace_steps: int = number(3, 0, COUNT)  # age of a seed, below which its host pays no rent
-    stage_potential_weight: float = number(0.1, -WEIGHT, WEIGHT)  # of the shaping over stages
-    baseline_loss: float = number(2.3, -WEIGHT, WEIGHT)  # final loss that pays nothing
-    target_loss: float = number(0.3, -WEIGHT, WEIGHT)  # final loss that pays all
-    terminal_loss_weight: float = number(1.0, -WEIGHT, WEIGHT)  # what it pays
+    stage_potential_weight: float = signed(0.1)  # of the shaping over stages
+    baseline_loss: float = signed(2.3)  # final loss that pays nothing
+    target_loss: float = signed(0.3)  # final loss that pays all
+    terminal_loss_weight: float = signed(1.0)  # what it pays
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -194,29 +190,26 @@ class AttributionConfig(Settings, path="attribution."):
 class RewardConfig(Settings, path="reward."):
     """Every term of every reward mode. Costs and penalties are negative, rents positive."""
 
-    # Which terms are paid; see reward_modes.py.
-    mode: str = choice("shaped", REWARD_MODES, own=REWARD)
+    mode: str = choice("shaped", REWARD_MODES, own=REWARD)  # which terms are paid; reward_modes.py
     # Modes that are shared out over the envs instead: env n is paid by the one at n modulo their
     # number; [] = none.
     split: list[str] = choices((), REWARD_MODES, repeated=True, own=REWARD, least=0)
     # Per-seed terms over all live slots, or the reference's rule.
     scored_slots: str = choice("all", ("all", "target"))
     # attribution
-    contribution_weight: float = number(1.0, 0, WEIGHT)  # reward per point of contribution
+    contribution_weight: float = weight(1.0)  # reward per point of contribution
     # Of that, where only the seed's own improvement is known.
     proxy_confidence_factor: float = number(0.3, 0, 1)
     # Of progress and contribution.
     attribution_formula: str = choice("harmonic", ("harmonic", "minimum"))
     # Of the discount where all seeds do harm.
     attribution_sigmoid_steepness: float = number(3.0, 0, WEIGHT, "(]")
-    # Total gain that supports a contribution.
-    improvement_safe_threshold: float = number(0.1, 0, 100)
+    improvement_safe_threshold: float = number(0.1, 0, 100)  # total gain that backs a contribution
     # Contribution over total gain that is suspect.
     hacking_ratio_threshold: float = number(5.0, 0, WEIGHT, "(]")
     # timing of germinations
     germination_warmup_steps: int = number(10, 0, COUNT)  # after which they earn all
-    # Share that they earn at the first env-step.
-    germination_discount_floor: float = number(0.4, 0, 1)
+    germination_discount_floor: float = number(0.4, 0, 1)  # share earned at the first env-step
     disable_timing_discount: bool = False  # they always earn all
     # escrow
     # Smallest of so many.
@@ -224,44 +217,39 @@ class RewardConfig(Settings, path="reward."):
     # Most of one move.
     escrow_delta_clip: float = number(2.0, -WEIGHT, WEIGHT, note="0 or less = no limit")
     # shaping over stages
-    pbrs_weight: float = number(0.3, 0, WEIGHT)  # of the potential
-    step_progress_bonus: float = number(0.3, 0, WEIGHT)  # potential per env-step within a stage
-    max_progress_bonus: float = number(2.0, 0, WEIGHT)  # most of it
+    pbrs_weight: float = weight(0.3)  # of the potential
+    step_progress_bonus: float = weight(0.3)  # potential per env-step within a stage
+    max_progress_bonus: float = weight(2.0)  # most of it
     # rents and capacity
-    rent_weight: float = number(0.5, 0, WEIGHT)  # of the logarithm of the growth
-    max_rent: float = number(1.5, 0, WEIGHT)  # of one env-step
+    rent_weight: float = weight(0.5)  # of the logarithm of the growth
+    max_rent: float = weight(1.5)  # of one env-step
     # Least parameters that growth is taken relative to.
     rent_host_params_floor: int = number(200, 1, COUNT)
-    # Of the host's parameters, that a blending seed counts for.
-    base_slot_rent_ratio: float = number(0.0039, 0, WEIGHT)
+    base_slot_rent_ratio: float = weight(0.0039)  # of the host's parameters, for a blending seed
     # Of squared moves of alpha by the seed's share of parameters.
-    alpha_shock_coef: float = number(0.1958, 0, WEIGHT)
-    alpha_shock_cap: float = number(1.0, 0, WEIGHT)  # most of it
-    seed_occupancy_cost: float = number(0.01, 0, WEIGHT)  # per slot beyond the free ones
+    alpha_shock_coef: float = weight(0.1958)
+    alpha_shock_cap: float = weight(1.0)  # most of it
+    seed_occupancy_cost: float = weight(0.01)  # per slot beyond the free ones
     free_slots: int = number(1, 0, COUNT)  # that cost nothing
-    fossilized_maintenance_cost: float = number(0.002, 0, WEIGHT)  # per fossil
+    fossilized_maintenance_cost: float = weight(0.002)  # per fossil
     # costs of ops
-    germinate_cost: float = number(-0.15, -WEIGHT, WEIGHT)  # added to its shaping
-    fossilize_cost: float = number(-0.01, -WEIGHT, WEIGHT)  # added to bonus or penalty
-    prune_cost: float = number(-0.005, -WEIGHT, WEIGHT)  # added to praise or blame
-    set_alpha_target_cost: float = number(-0.005, -WEIGHT, WEIGHT)  # all that it pays
-    advance_from_training_penalty: float = number(-0.1, -WEIGHT, WEIGHT)  # all that it pays
-    germinate_with_seed_penalty: float = number(-0.3, -WEIGHT, WEIGHT)  # in a slot that is taken
+    germinate_cost: float = signed(-0.15)  # added to its shaping
+    fossilize_cost: float = signed(-0.01)  # added to bonus or penalty
+    prune_cost: float = signed(-0.005)  # added to praise or blame
+    set_alpha_target_cost: float = signed(-0.005)  # all that it pays
+    advance_from_training_penalty: float = signed(-0.1)  # all that it pays
+    germinate_with_seed_penalty: float = signed(-0.3)  # in a slot that is taken
     # fossilising
-    # Of a seed that is not holding.
-    invalid_fossilize_penalty: float = number(-1.0, -WEIGHT, WEIGHT)
-    fossilize_base_bonus: float = number(0.5, -WEIGHT, WEIGHT)  # of a proven seed
-    # Per point of its contribution.
-    fossilize_contribution_scale: float = number(0.1, -WEIGHT, WEIGHT)
-    # Of a seed that is not proven.
-    fossilize_noncontributing_penalty: float = number(-0.2, -WEIGHT, WEIGHT)
-    # Times tanh(1 / ceiling), for a proven seed.
-    fossilize_terminal_scale: float = number(3.0, -WEIGHT, WEIGHT)
+    invalid_fossilize_penalty: float = signed(-1.0)  # of a seed that is not holding
+    fossilize_base_bonus: float = signed(0.5)  # of a proven seed
+    fossilize_contribution_scale: float = signed(0.1)  # per point of its contribution
+    fossilize_noncontributing_penalty: float = signed(-0.2)  # of a seed that is not proven
+    fossilize_terminal_scale: float = signed(3.0)  # times tanh(1 / ceiling), for a proven seed
     fossilize_quality_ceiling: float = number(3.0, 1e-6, WEIGHT)  # see the scale
     # pruning
-    prune_fossilized_penalty: float = number(-1.0, -WEIGHT, WEIGHT)  # of a fossil
-    prune_hurting_bonus: float = number(0.15, -WEIGHT, WEIGHT)  # of a seed below the threshold
-    prune_acceptable_bonus: float = number(0.1, -WEIGHT, WEIGHT)  # of another harmful one
+    prune_fossilized_penalty: float = signed(-1.0)  # of a fossil
+    prune_hurting_bonus: float = signed(0.15)  # of a seed below the threshold
+    prune_acceptable_bonus: float = signed(0.1)  # of another harmful one
     # Of a useful one; also most of the ratio penalty.
     prune_good_seed_penalty: float = number(-0.3, -WEIGHT, 0)
     prune_hurting_threshold: float = number(-0.5, -100, 100)  # contribution
@@ -269,24 +257,21 @@ class RewardConfig(Settings, path="reward."):
     min_prune_bonus_age: int = number(3, 0, COUNT)
     # Age, below which pruning an unmeasured seed earns blame.
     early_prune_threshold: int = number(5, 0, COUNT)
-    early_prune_penalty: float = number(-0.1, -WEIGHT, WEIGHT)  # what it costs
-    auto_prune_penalty: float = number(-0.2, -WEIGHT, WEIGHT)  # per seed that a rollback removes
+    early_prune_penalty: float = signed(-0.1)  # what it costs
+    auto_prune_penalty: float = signed(-0.2)  # per seed that a rollback removes
     # the end of the episode
-    # Reward per percent of final accuracy.
-    terminal_accuracy_weight: float = number(0.05, -WEIGHT, WEIGHT)
+    terminal_accuracy_weight: float = signed(0.05)  # reward per percent of final accuracy
     # basic and basic_plus
     # Of the last change of accuracy, at 100 points.
-    basic_accuracy_delta_weight: float = number(5.0, -WEIGHT, WEIGHT)
-    basic_fossilize_base_bonus: float = number(0.3, -WEIGHT, WEIGHT)  # of a proven seed
-    basic_contribution_scale: float = number(0.5, -WEIGHT, WEIGHT)  # per point
-    # Of a seed that is not holding.
-    basic_fossilize_invalid_penalty: float = number(-0.5, -WEIGHT, WEIGHT)
-    # Of a seed that is not proven.
-    basic_fossilize_noncontributing_penalty: float = number(-0.2, -WEIGHT, WEIGHT)
+    basic_accuracy_delta_weight: float = signed(5.0)
+    basic_fossilize_base_bonus: float = signed(0.3)  # of a proven seed
+    basic_contribution_scale: float = signed(0.5)  # per point
+    basic_fossilize_invalid_penalty: float = signed(-0.5)  # of a seed that is not holding
+    basic_fossilize_noncontributing_penalty: float = signed(-0.2)  # of a seed that is not proven
     # basic, sparse and minimal
     param_budget: int = number(500_000, 1, COUNT)  # parameters that cost param_penalty_weight
-    param_penalty_weight: float = number(0.1, 0, WEIGHT)  # of the parameters over the budget
-    sparse_reward_scale: float = number(1.0, -WEIGHT, WEIGHT)  # of a final score in [-1, 1]
+    param_penalty_weight: float = weight(0.1)  # of the parameters over the budget
+    sparse_reward_scale: float = signed(1.0)  # of a final score in [-1, 1]
     # drip: what fossils of basic and basic_plus are paid later
     # Of the bonus; forced to 0.7 in basic_plus where it is 0.
     drip_fraction: float = number(0.0, 0, 1)

@@ -45,8 +45,7 @@ class TaskConfig(Settings, path="task."):
     num_blocks: int = number(3, 2, 13)  # convolution, batch norm, ReLU each
     kernel_size: int = number(3, 1, IMAGE_SIZE - 1, note="odd")  # of the convolutions, pixels
     num_pools: int = number(3, 0, MAX_POOLS)  # the first num_pools blocks end in a 2x2 max pool
-    # Outputs of the classifier, at least those of the data.
-    num_classes: int = number(10, 2, 100_000)
+    num_classes: int = number(10, 2, 100_000)  # outputs of the classifier; the data has no more
     host_lr: float = number(0.01, 0, 1000, "(]")  # learning rate of the host
     seed_lr: float = number(0.01, 0, 1000, "(]")  # of its seeds
     # Of both over an episode: as they are, or from there to 0 along half a cosine.

@@ -1,6 +1,13 @@
-"""Paths that a user gives, files that are to last, and our configuration. Needs no torch."""
+"""Paths that a user gives, files that are to last, our configuration, and the user's cache folder.
+
+The cache folder has compiled code: it is that user's own, and closed to others, as whoever can
+write in it could run code as this user. Needs no torch.
+"""
 
 import os
+import pwd
+import stat
+from contextlib import suppress
 from pathlib import Path
 
 from esper_soa.config.errors import SettingError, one_line
@@ -36,5 +43,59 @@ def sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class FolderError(Exception):
+    """Why there is no folder to keep things in, in words for the user."""
+
+
+def cache_folder() -> Path:
+    """$XDG_CACHE_HOME/esper_soa, or .cache/esper_soa in $HOME or the user database's home.
+
+    Paths that are not absolute count as not given. FolderError where nothing says home.
+    """
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(root):
+        return Path(root) / "esper_soa"
+    home = os.environ.get("HOME", "")
+    if not os.path.isabs(home):
+        with suppress(KeyError):
+            home = pwd.getpwuid(os.geteuid()).pw_dir
+    if not os.path.isabs(home):
+        raise FolderError("there is no home folder to keep them in (set HOME or XDG_CACHE_HOME)")
+    return Path(home) / ".cache" / "esper_soa"
+
+
+def open_folder(path: Path) -> None:
+    """Make the folder where it is missing, and close it to others where they could only read in it.
+
+    Raises FolderError for a link, for the folder of another user and for one that others can write
+    in: what lies in there may be anybody's. Folders above it are the user's business.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+    except OSError as error:
+        raise FolderError(f"the cache folder {path} cannot be written: {error}") from error
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise FolderError(
+            f"the cache folder {path} is a link or no folder: delete it ({error.strerror})"
+        ) from error
+    try:
+        found = os.fstat(handle)
+        mode = stat.S_IMODE(found.st_mode)
+        if found.st_uid != os.geteuid():
+            reason = f"belongs to user {found.st_uid}: set XDG_CACHE_HOME to another"
+            raise FolderError(f"the cache folder {path} {reason}")
+        if mode & 0o022:
+            reason = f"others can write in the cache folder {path} (mode {mode:o}): delete it"
+            raise FolderError(reason)
+        if mode & 0o077:
+            os.fchmod(handle, mode & 0o700)
     finally:
         os.close(handle)

@@ -145,6 +145,16 @@ def number(default: Number, low: float, high: float, ends: str = "[]", note: str
     return field(default=default, metadata={RULE: Range(low, high, ends, note)})
 
 
+def weight(default: float) -> float:
+    """A field for a weight, a threshold or a penalty that is not negative."""
+    return number(default, 0, WEIGHT)
+
+
+def signed(default: float) -> float:
+    """A field for a weight or a term of either sign."""
+    return number(default, -WEIGHT, WEIGHT)
+
+
 def word(default: str, rule: Word = FOLDER) -> str:
     """A field for a word of a pattern; without one it must be able to name a folder."""
     return field(default=default, metadata={RULE: rule})

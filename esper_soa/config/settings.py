@@ -34,6 +34,7 @@ from esper_soa.config.ranges import (
     choices,
     number,
     table,
+    weight,
     word,
 )
 from esper_soa.config.registry import AGENT, is_reference
@@ -60,8 +61,7 @@ class ComputeConfig(Settings, path="compute."):
 
     # CPU threads that share the chunks of envs; 1 on a GPU.
     workers: int = number(0, 0, 1024, note="0 = one per usable core")
-    # CPU threads of one torch operation outside the workers.
-    threads: int = number(0, 0, 1024, note="0 = 1")
+    threads: int = number(0, 0, 1024, note="0 = 1")  # of one torch operation outside the workers
     # Envs trained together; 0 = a few on a CPU, where caches decide, and all on a GPU.
     env_chunk: int = number(0, 0, MAX_ENVS, note="0 = automatic")
     # Of the hosts: float32, bfloat16, float16; see nets/precision.py.
@@ -82,17 +82,15 @@ class AnomalyConfig(Settings, path="telemetry.anomaly."):
     """When a policy update counts as unhealthy; defaults are the reference's. Results stay."""
 
     enabled: bool = True  # False: nothing is looked for
-    max_ratio: float = number(5.0, 0, WEIGHT)  # largest new over old probability of an action
-    min_ratio: float = number(0.1, 0, WEIGHT)  # smallest new over old probability
-    # Distance of that ratio from 1 before any step.
-    max_ratio_error_first: float = number(1e-3, 0, WEIGHT)
-    max_value_loss: float = number(5.0, 0, WEIGHT)  # in squares of the scale of values
-    max_bellman_error: float = number(5.0, 0, WEIGHT)  # mean absolute temporal difference
+    max_ratio: float = weight(5.0)  # largest new over old probability of an action
+    min_ratio: float = weight(0.1)  # smallest new over old probability
+    max_ratio_error_first: float = weight(1e-3)  # distance of that ratio from 1 before any step
+    max_value_loss: float = weight(5.0)  # in squares of the scale of values
+    max_bellman_error: float = weight(5.0)  # mean absolute temporal difference
     min_explained_variance: float = number(-0.5, -WEIGHT, 1)  # of the returns, by the critic
-    max_lstm_rms: float = number(10.0, 0, WEIGHT)  # of the hidden or cell state, in any env
-    min_lstm_rms: float = number(1e-6, 0, WEIGHT)  # of the hidden state, in any env
-    # Of the gradient norm from its running mean, relative to it.
-    max_gradient_drift: float = number(0.5, 0, WEIGHT)
+    max_lstm_rms: float = weight(10.0)  # of the hidden or cell state, in any env
+    min_lstm_rms: float = weight(1e-6)  # of the hidden state, in any env
+    max_gradient_drift: float = weight(0.5)  # of the gradient norm from its running mean, relative
     gradient_momentum: float = number(0.99, 0, 1, "[)")  # of that running mean
     # As policy.ppo.entropy_floor.
     entropy_collapse: dict[str, float] = table(
@@ -114,8 +112,7 @@ class TelemetryConfig(Settings, path="telemetry."):
     write_interval: float = number(10.0, 0, 86_400)
     # Envs: below the bar a table of every env; from level events on.
     console: str = choice("bar", ("bar", "envs"))
-    # Auto: live on a terminal and plain lines elsewhere.
-    progress: str = choice("auto", PROGRESS_STYLES)
+    progress: str = choice("auto", PROGRESS_STYLES)  # auto: live on a terminal, else plain lines
     plain_interval: float = number(10.0, 0, 86_400)  # seconds between two plain lines
     anomaly: AnomalyConfig = field(default_factory=AnomalyConfig)
 
@@ -160,8 +157,7 @@ class TrainConfig(Settings):
     # Rounds between checkpoints.
     checkpoint_every: int = number(5, 0, COUNT, note="0 = only at the end and on a signal")
     checkpoint_keep: int = number(2, 1, COUNT)  # newest checkpoints that stay, beside the best
-    # Trackers that are told the numbers of every round.
-    track: list[str] = choices((), TRACKERS, least=0)
+    track: list[str] = choices((), TRACKERS, least=0)  # trackers, told the numbers of every round
     # Phases: where the time goes; torch: a trace of a few env-steps.
     profile: str = choice("off", ("off", "phases", "torch"))
     # Leave report.html at the end of the run, where the extra `report` is installed.

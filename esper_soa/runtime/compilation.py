@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from esper_soa.config.user_cache import FolderError, cache_folder, open_folder
+from esper_soa.config.paths import FolderError, cache_folder, open_folder
 
 # the variable by which torch.compile is told where to keep things
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"

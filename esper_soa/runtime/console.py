@@ -12,6 +12,8 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from importlib import import_module
+from types import ModuleType
 from typing import NoReturn, TextIO, cast
 
 from esper_soa.config.errors import OutOfRoomError, RankLostError, UserError
@@ -130,3 +132,13 @@ def ending_with_status() -> Iterator[None]:
             reason = error.strerror or error
             print(f"error: {error.filename}: cannot be written ({reason})", file=sys.stderr)
             sys.exit(1)
+
+
+def make_callable(module: str, home: str, function: str) -> None:
+    """Let the imported `module` of a command be called as the function of the module `home`."""
+
+    class CallableModule(ModuleType):
+        def __call__(self, *arguments: object, **options: object) -> object:
+            return getattr(import_module(home), function)(*arguments, **options)
+
+    sys.modules[module].__class__ = CallableModule

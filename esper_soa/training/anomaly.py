@@ -28,13 +28,6 @@ class AnomalyRule(NamedTuple):
     patient: bool = False  # only after `patience` updates in a row
 
 
-class Anomaly(NamedTuple):
-    """Something unhealthy that has just begun."""
-
-    name: str
-    message: str
-
-
 RULES = tuple(
     AnomalyRule(name, **rule)
     for name, rule in yaml.safe_load(
@@ -59,14 +52,14 @@ class Watch(WatchState):
         super().__init__()
         self.cfg = cfg
 
-    def look(self, update: Mapping[str, float]) -> list[Anomaly]:
-        """What has begun with this update; `active` names everything that is going on after it."""
+    def look(self, update: Mapping[str, float]) -> dict[str, str]:
+        """What has begun with this update, messages by name; `active` names all that goes on."""
         if not self.cfg.enabled or not update:
-            return []
-        found = self._skipped(update) + self._limits(update)
-        found += self._entropy(update) + self._gradient_drift(update)
-        new = [anomaly for anomaly in found if anomaly.name not in self.active]
-        self.active = [anomaly.name for anomaly in found]
+            return {}
+        found = self._skipped(update) | self._limits(update)
+        found |= self._entropy(update) | self._gradient_drift(update)
+        new = {name: message for name, message in found.items() if name not in self.active}
+        self.active = list(found)
         return new
 
     def state_dict(self) -> dict:
@@ -77,38 +70,37 @@ class Watch(WatchState):
         """Go on where `state` stood."""
         vars(self).update(asdict(state))
 
-    def _skipped(self, update: Mapping[str, float]) -> list[Anomaly]:
+    def _skipped(self, update: Mapping[str, float]) -> dict[str, str]:
         """Updates without a step, and numbers that are not finite in those with one."""
         lost = update.get("not_finite_steps", 0.0)
         if not update.get("steps", 1.0):
             why = "no gradient was finite" if lost else "the policy moved too far before the first"
             text = f"no gradient step was taken: {why}. If it happens again, lower policy.ppo.lr."
-            return [Anomaly("skipped_update", text)]
+            return {"skipped_update": text}
         bad = [name for name, value in update.items() if not math.isfinite(value)]
         if not bad and not lost:
-            return []
+            return {}
         what = ", ".join(bad[:MAX_NAMED]) if bad else f"the gradient of {lost:.0f} step(s)"
         advice = "Look at reward and val_loss of this round in metrics.jsonl; if they are sound, "
-        return [Anomaly("not_finite", f"{what} is not finite. {advice}lower policy.ppo.lr.")]
+        return {"not_finite": f"{what} is not finite. {advice}lower policy.ppo.lr."}
 
-    def _limits(self, update: Mapping[str, float]) -> list[Anomaly]:
-        found = []
+    def _limits(self, update: Mapping[str, float]) -> dict[str, str]:
+        found = {}
         for rule in RULES:
             value = update.get(rule.metric, math.nan)
             limit = getattr(self.cfg, rule.limit)
             side = "above" if rule.limit.startswith("max") else "below"
             over = value > limit if side == "above" else value < limit  # False for NaN
             if self._streak(rule.name, over) >= (self.cfg.patience if rule.patient else 1):
-                text = (
+                found[rule.name] = (
                     f"{rule.metric} is {value:.3g}, {side} {limit:g} "
                     f"(telemetry.anomaly.{rule.limit}). {rule.advice}"
                 )
-                found.append(Anomaly(rule.name, text))
         return found
 
-    def _entropy(self, update: Mapping[str, float]) -> list[Anomaly]:
+    def _entropy(self, update: Mapping[str, float]) -> dict[str, str]:
         """Heads that hardly explore; one not in use in this update stays as it was judged."""
-        found = []
+        found = {}
         for head in HEAD_NAMES:
             name = f"entropy_collapse/{head}"
             limit = self.cfg.entropy_collapse[head]
@@ -121,29 +113,29 @@ class Watch(WatchState):
                 low = f"low (limit {limit:g}) for {self.streaks[name]} updates"
                 text = f"entropy/{head} is {entropy:.3g}: {low}"
                 advice = f"Raise policy.ppo.entropy_coef or policy.ppo.probability_floor.{head}."
-                found.append(Anomaly(name, f"{text}. {advice}"))
+                found[name] = f"{text}. {advice}"
         return found
 
-    def _gradient_drift(self, update: Mapping[str, float]) -> list[Anomaly]:
+    def _gradient_drift(self, update: Mapping[str, float]) -> dict[str, str]:
         """The gradient norm far from its running mean, which is taken from before this update."""
         norm = update.get("gradient_norm", math.nan)
         mean = self.gradient_mean
         if not math.isfinite(norm) or not update.get("steps", 1.0):
-            return []
+            return {}
         if mean is None:
             self.gradient_mean = norm
-            return []
+            return {}
         momentum = self.cfg.gradient_momentum
         limit = self.cfg.max_gradient_drift
         self.gradient_mean = momentum * mean + (1 - momentum) * norm
         drift = abs(norm - mean) / (mean + 1e-8)
         if drift <= limit:
-            return []
+            return {}
         text = (
             f"the gradient norm is {norm:.3g}, its running mean {mean:.3g} (drift {drift:.2f}, "
             f"above {limit:g}). One update is no harm; if it stays, lower policy.ppo.lr."
         )
-        return [Anomaly("gradient_drift", text)]
+        return {"gradient_drift": text}
 
     def _streak(self, name: str, unhealthy: bool) -> int:
         """Updates in a row, this one included, that were unhealthy."""

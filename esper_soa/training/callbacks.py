@@ -2,34 +2,27 @@
 recorder of its env-steps. Settings name those of esper_soa.lab, which only they import.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 from rich.console import RenderableType
 from torch import Tensor
 
-from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.step import Observed, StepResult
 from esper_soa.env.world import World
 from esper_soa.runtime.json_lines import Json
 from esper_soa.runtime.ranks import Ranks
 from esper_soa.state import Decision
+from esper_soa.training.lab import find_in_lab
 from esper_soa.training.session import Session
 
 if TYPE_CHECKING:
     from esper_soa.training.final_table import Summary
     from esper_soa.training.running import Run
 
-# What makes the recorder or callback that a setting asks for.
-LAB = {
-    "telemetry.level": "esper_soa.lab.telemetry.recorder:make_recorder",
-    "track": "esper_soa.lab.telemetry.tracking:Tracking",
-    "report": "esper_soa.lab.report.end:EndReport",
-}
 TABLE_LEVELS = ("events", "full")  # of telemetry.level, at which env-steps are recorded
 
 
@@ -133,27 +126,15 @@ class Callbacks(Callback):
                 stack.callback(one.close)
 
 
-def find_in_lab(setting: str, value: object, without: str) -> Callable[..., object]:
-    """What LAB names for `setting`; raises UserError where it is not installed.
-
-    without: a setting that needs no lab.
-    """
-    module, name = LAB[setting].split(":")
-    try:
-        return cast(Callable[..., object], getattr(import_module(module), name))
-    except ModuleNotFoundError as error:
-        needs = f"{setting}={one_line(value)} needs {error.name}, which is not installed"
-        raise UserError(f"{needs}. Take {without}") from error
-
-
 def make_callbacks(cfg: TrainConfig, own: Sequence[Callback] = ()) -> Callbacks:
     """The callbacks that the settings ask for, and a user's `own`; the report comes last."""
     made = list(own)
     if cfg.track:
-        tracking = find_in_lab("track", list(cfg.track), "track=[]")
+        tracking = find_in_lab("track", f"track={cfg.track}", "Take track=[]")
         made.insert(0, cast(Callback, tracking(cfg.track)))
     if cfg.report:
-        made.append(cast(Callback, find_in_lab("report", "true", "report=false")()))
+        report = find_in_lab("report", "report=true", "Take report=false")
+        made.append(cast(Callback, report()))
     return Callbacks(made)
 
 
@@ -169,5 +150,5 @@ def make_recorder(
     if level not in TABLE_LEVELS and not session.folder.tables.exists():
         return NO_RECORDER
     other = "telemetry.level=rounds" if level in TABLE_LEVELS else "another run_dir"
-    make = find_in_lab("telemetry.level", level, other)
+    make = find_in_lab("telemetry.level", f"telemetry.level={level}", f"Take {other}")
     return cast(Recorder, make(cfg, world, session, ranks, control))

@@ -17,19 +17,11 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.errors import one_line
+from esper_soa.config.registry import RAISED
 from esper_soa.training.checksum import CheckpointError, read_sealed, write_sealed
 
 # What torch raises for a content that is foreign, under a seal that fits.
-UNREADABLE = (
-    pickle.UnpicklingError,
-    RuntimeError,
-    EOFError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    MemoryError,
-)
+UNREADABLE = (*RAISED, pickle.UnpicklingError, EOFError, MemoryError)
 LARGEST = 2**63 - 1
 
 

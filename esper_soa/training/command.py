@@ -7,30 +7,24 @@ torch.
 """
 
 import sys
-from collections.abc import Callable
-from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from esper_soa.config.arguments import prepare_arguments, show_help_or_version
 from esper_soa.config.errors import UserError
 from esper_soa.config.paths import config_dir
-from esper_soa.runtime.console import exit_with, standing_streams
+from esper_soa.runtime.console import KNOWN_ERRORS, exit_with, standing_streams
 from esper_soa.runtime.signals import importing, importing_torch, stopped_at_once
+from esper_soa.training.lab import find_in_lab
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from esper_soa.training.session import Judge
+    from esper_soa.training.callbacks import Callback
 
-# Flags of esper-train that train nothing, and what prints their answer, given the settings.
-QUESTIONS = {
-    "--check-device": "esper_soa.lab.check_device:check_device",
-    "--plan": "esper_soa.lab.plan.plan:show_plan",
-    "--plan=json": "esper_soa.lab.plan.plan:show_plan_json",
-}
-# Arguments that ask for a sweep begin with one of these; the function checks all arguments.
+# Flags of esper-train that train nothing; the lab prints their answer, given the settings.
+QUESTIONS = ("--check-device", "--plan", "--plan=json")
+# Arguments that ask for a sweep begin with one of these.
 SWEEPS = ("-m", "--multirun", "hydra/launcher=", "hydra/sweeper=", "+sweep=")
-CHECK_SWEEP = "esper_soa.lab.sweep.plugins:check_plugins"
 
 
 def run_command(name: str) -> None:
@@ -51,7 +45,7 @@ def run_command(name: str) -> None:
                 answer(questions[0], [one for one in arguments if one not in QUESTIONS])
                 return
             if sweep:
-                find_in_lab(CHECK_SWEEP, sweep)(arguments)
+                find_in_lab("sweep", sweep)(arguments)
             settings = TrainConfig if name == "train" else EvaluateConfig
             sys.argv[1:] = prepare_arguments(arguments, settings)
         except UserError as error:
@@ -59,11 +53,22 @@ def run_command(name: str) -> None:
         hydra.main(version_base="1.3", config_path=config_dir(), config_name=name)(job)()
 
 
-def job(composed: "DictConfig", hopeless: "Judge | None" = None) -> float | None:
-    """Run the job that Hydra has begun; returns what sweepers maximise. See job.run_job."""
+def job(composed: "DictConfig", *callbacks: "Callback") -> float | None:
+    """Run the job that Hydra has begun; returns what sweepers maximise. See job.run_job.
+
+    A single run that fails with a message of ours ends the interpreter; Hydra prints other errors.
+    """
     with importing():
+        from hydra.core.hydra_config import HydraConfig
+        from omegaconf import OmegaConf
+
         from esper_soa.training.job import run_job
-    return run_job(composed, hopeless)
+    try:
+        return run_job(composed, callbacks)
+    except KNOWN_ERRORS as error:
+        if not OmegaConf.is_missing(HydraConfig.get().job, "num"):  # a job of a sweep
+            raise
+        exit_with(error)
 
 
 def answer(question: str, overrides: list[str]) -> None:
@@ -74,17 +79,5 @@ def answer(question: str, overrides: list[str]) -> None:
         from esper_soa.config.compose import compose_settings
     settings = compose_settings(overrides=overrides)
     with importing_torch():
-        show = find_in_lab(QUESTIONS[question], question)
+        show = find_in_lab(question, question)
     show(settings, Console())
-
-
-def find_in_lab(target: str, argument: str) -> Callable[..., object]:
-    """The function `target`, a "module:function"; raises UserError where the module is missing.
-
-    argument: what on the command line asks for it.
-    """
-    module, function = target.split(":")
-    try:
-        return cast(Callable[..., object], getattr(import_module(module), function))
-    except ModuleNotFoundError as error:
-        raise UserError(f"{argument}: needs {error.name}, which is not installed") from error

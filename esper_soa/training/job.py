@@ -1,4 +1,4 @@
-"""A run as a job of Hydra: a callback that chooses its folder and its exit status, and the job.
+"""A run as a job of Hydra: a callback that chooses its folder, and the job.
 
 A job checks its settings, opens a session in its folder, and calls the trainer or the evaluation.
 """
@@ -6,26 +6,29 @@ A job checks its settings, opens a session in its folder, and calls the trainer 
 import copy
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from esper_soa.config.errors import UserError
 from esper_soa.config.settings import EvaluateConfig, evaluation_from, settings_from
-from esper_soa.runtime.console import KNOWN_ERRORS, exit_with
+from esper_soa.runtime.console import exit_with
 from esper_soa.runtime.files import write_text
 from esper_soa.runtime.signals import importing_torch
 from esper_soa.training.run_folder import RunFolder, find_checkpoint, open_run_folder, write_config
-from esper_soa.training.session import Judge, Session, quiet_warnings, session
+from esper_soa.training.session import Session, quiet_warnings, session
 from esper_soa.training.start import asked_folder, begin_run, launched_rank, make_run_folder
+
+if TYPE_CHECKING:
+    from esper_soa.training.callbacks import Callback as TrainCallback
 
 HYDRA_FOLDER = ".hydra"  # what Hydra keeps of a job, under the names that its tools expect
 
 
 class RunCallback(Callback):
-    """Chooses the folder of a single run, and ends the program where the run fails.
+    """Chooses the folder of a single run.
 
     A run goes to hydra.run.dir, which is run_dir unless set otherwise; where neither is set, to a
     folder named by the run and the time. A resumed run stays in the folder of its checkpoint.
@@ -41,12 +44,6 @@ class RunCallback(Callback):
         with read_write(config.hydra):
             config.hydra.run.dir = str(folder.path)
 
-    def on_run_end(self, config: DictConfig, **ended: JobReturn) -> None:
-        """End the program where the job failed with a message of ours; Hydra prints the others."""
-        error = ended["job_return"]._return_value  # the public property raises it
-        if isinstance(error, KNOWN_ERRORS):
-            exit_with(error)
-
 
 def _folder_of(config: DictConfig) -> RunFolder:
     """Make the folder of a run with these settings, which are checked first."""
@@ -61,24 +58,23 @@ def _folder_of(config: DictConfig) -> RunFolder:
     return open_run_folder(asked, evaluation.name)
 
 
-def run_job(composed: DictConfig, hopeless: Judge | None = None) -> float | None:
+def run_job(composed: DictConfig, callbacks: Sequence["TrainCallback"]) -> float | None:
     """Train or evaluate in the folder of the job that Hydra has begun.
 
-    hopeless: decides after every round of a training whether it ends early (PrunedError). Returns
-    the final validation accuracy (percent) of a training. Raises KNOWN_ERRORS.
+    callbacks: of a training. Returns its final validation accuracy (percent). Raises KNOWN_ERRORS.
     """
     folder = RunFolder(Path(HydraConfig.get().runtime.output_dir))
     with quiet_warnings():
         if OmegaConf.get_type(composed) is EvaluateConfig:
             _evaluate(composed, folder)
             return None
-        return _train(composed, folder, hopeless)
+        return _train(composed, folder, callbacks)
 
 
-def _train(composed: DictConfig, folder: RunFolder, hopeless: Judge | None) -> float:
+def _train(composed: DictConfig, folder: RunFolder, callbacks: Sequence["TrainCallback"]) -> float:
     settings = settings_from(composed)
     launched = launched_rank()
-    if launched is not None and not launched.first:
+    if launched is not None and launched.rank > 0:
         with importing_torch():
             from esper_soa.training.launch import run_silent_rank
         return run_silent_rank(settings, launched)
@@ -89,8 +85,7 @@ def _train(composed: DictConfig, folder: RunFolder, hopeless: Judge | None) -> f
             _keep_hydra_records(within, composed, overrides)
         with importing_torch():
             from esper_soa.training.launch import train_within
-        within.hopeless = hopeless
-        return train_within(within, settings, checkpoint)
+        return train_within(within, settings, checkpoint, callbacks)
 
 
 def _evaluate(composed: DictConfig, folder: RunFolder) -> None:

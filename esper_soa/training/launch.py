@@ -28,7 +28,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from esper_soa.config.errors import RankLostError, UserError, check, one_line
 from esper_soa.config.settings import TrainConfig, settings_from_yaml, settings_yaml
-from esper_soa.runtime.console import KNOWN_ERRORS, Outlet, standing_streams
+from esper_soa.runtime.console import KNOWN_ERRORS, standing_streams
 from esper_soa.runtime.device import resolve_device
 from esper_soa.runtime.files import LOGGER, write_text
 from esper_soa.runtime.ranks import PATIENCE, RankGroup, keep_to_cores
@@ -198,7 +198,7 @@ def main() -> None:
         quiet_warnings(),
     ):
         cfg = settings_from_yaml(job["settings"])
-        if not launched.first:
+        if launched.rank > 0:
             run_silent_rank(cfg, launched, meeting)
             return
         write_text(scratch / "pid", str(os.getpid()))
@@ -257,12 +257,11 @@ def run_silent_rank(cfg: TrainConfig, launched: LaunchedRank, meeting: str = "en
     """Run a rank other than the first, which prints and writes nothing; returns the final accuracy
     (percent). The rest is as of `run_rank`.
     """
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        LOGGER.disabled = True
-        within = Session(RunFolder(Path(os.devnull)), 0, Outlet(nowhere))
-        telemetry = replace(cfg.telemetry, progress="off")
-        silent = replace(cfg, report=False, track=[], telemetry=telemetry)
-        return run_rank(within, silent, None, launched, meeting)
+    LOGGER.disabled = True
+    within = Session(RunFolder(Path(os.devnull)), 0)
+    telemetry = replace(cfg.telemetry, progress="off")
+    silent = replace(cfg, report=False, track=[], telemetry=telemetry)
+    return run_rank(within, silent, None, launched, meeting)
 
 
 def run_rank(

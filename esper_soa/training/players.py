@@ -1,15 +1,47 @@
-"""The decision maker of a run, with what it has learned before."""
+"""The decision maker of a run, and what it begins with: learned policies, in files of their own.
 
-from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
+A file of a policy is sealed as a checkpoint is, and holds tensors and plain values alone: the sizes
+of the network, what the learner takes over, and facts. A checkpoint of a run serves as well.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from esper_soa.agent.policy import (
+    BLUEPRINT_TABLES,
+    CapturedPolicy,
+    RecurrentPolicy,
+    with_blueprints,
+)
 from esper_soa.agent.ppo import Learner
-from esper_soa.config.agent import SCRATCH
-from esper_soa.config.settings import TrainConfig
+from esper_soa.config.agent import SCRATCH, NetworkConfig
+from esper_soa.config.errors import UserError, one_line
+from esper_soa.config.registry import is_reference, name_in
+from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.env.world import World
 from esper_soa.nets.graphs import GRADIENTS, POLICY
 from esper_soa.nets.model.blueprints import names_by_code
+from esper_soa.runtime.files import LOGGER
+from esper_soa.training import checkpoint
 from esper_soa.training.build import rule_player
+from esper_soa.training.checkpoint import CheckpointError, misfit, unlike
 from esper_soa.training.collect import Player
-from esper_soa.training.pretrained import load_policy, take_over
+from esper_soa.training.resume import Saved, saved_run
+from esper_soa.training.run_folder import passed_over
+from esper_soa.training.start import find_policy
+from esper_soa.vocabulary import BLUEPRINT_NAMES
+
+FORMAT = "esper_soa policy"  # what tells a policy's file from a checkpoint of a run
+VERSION = 1
+# the fact that names users' own, in the order of their codes; absent where there are none
+OWN = "blueprints"
+# parts of a learner's state: weights with observation statistics, normalisers
+TAKEN = ("policy", "reward", "value")
 
 
 def build_player(cfg: TrainConfig, world: World) -> Player:
@@ -36,3 +68,134 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
         teacher = rule_player(cfg, imitation.teacher, "policy.imitation.teacher")
     agent = policy if decisions is None else CapturedPolicy(policy, decisions)
     return Player(agent, learner, teacher)
+
+
+@dataclass
+class PolicyFacts:
+    """What a policy has learned on; its maker may say more."""
+
+    rounds: int
+    tasks: list[str]
+    data: list[str]
+    blueprints: list[str]  # users' own, see OWN
+
+
+@dataclass
+class Pretrained:
+    """A policy that somebody else has learned; its file holds format and version too."""
+
+    init: str  # how it was asked for, no part of the file
+    network: dict[str, int]  # policy.network.*
+    learner: dict  # the parts TAKEN of a learner's state
+    facts: dict  # PolicyFacts and more
+
+    def __str__(self) -> str:
+        """Which policy it is and where it comes from, in one line."""
+        tasks, data = (", ".join(self.facts[name]) for name in ("tasks", "data"))
+        rounds = self.facts["rounds"]
+        return one_line(f"{self.init}: learned for {rounds} rounds on {tasks} with {data}")
+
+
+def save_policy(path: Path, saved: Saved, facts: Mapping[str, object]) -> None:
+    """Write the policy of a run to the file `path`; `facts` go before what the run tells.
+
+    Raises CheckpointError where the run has learned nothing, OSError where not written.
+    """
+    learned = _of_run(str(path), saved)
+    held = {"network": learned.network, "learner": learned.learner}
+    held["facts"] = learned.facts | dict(facts)
+    checkpoint.save_checkpoint(path, held | {"format": FORMAT, "version": VERSION})
+
+
+def load_policy(init: str, device: torch.device) -> Pretrained:
+    """The policy that `init` names (see `find_policy`), on `device`; raises UserError for none.
+
+    Damaged checkpoints of a run that are newer than the one taken are told in the log.
+    """
+    path = find_policy(init)
+    for damaged in passed_over(path):
+        LOGGER.warning("policy   %s", damaged)
+    content = checkpoint.load_checkpoint(path, device)
+    if content.get("format") != FORMAT:
+        return _of_run(init, saved_run(path, content))
+    if content.get("version") != VERSION:
+        given = content.get("version")
+        raise _refusal(init, f"its version is {given}, this program reads version {VERSION}")
+    kept = {name: part for name, part in content.items() if name not in ("format", "version")}
+    parts = kept | {"init": init}
+    fault = misfit(parts, Pretrained, "the policy")
+    if not fault:
+        told = {OWN: []} | cast(dict, parts["facts"])
+        known = {item.name for item in fields(PolicyFacts)} & told.keys()
+        fault = misfit({name: told[name] for name in known}, PolicyFacts, "facts")
+    if fault:
+        raise _refusal(init, f"its file is not what this program writes ({one_line(fault)})")
+    return Pretrained(**cast(dict, parts))
+
+
+def take_over(
+    learner: Learner,
+    network: NetworkConfig,
+    learned: Pretrained,
+    blueprints: Sequence[str] = BLUEPRINT_NAMES,
+) -> None:
+    """Let a new learner, whose network has the sizes `network`, begin with what was learned.
+
+    blueprints: names by code; see with_blueprints for those that the policy does not know. Raises
+    UserError, which names the settings to give, where sizes differ; CheckpointError for another
+    reason.
+    """
+    sizes = asdict(network)
+    wrong = [name for name, size in sizes.items() if learned.network.get(name, size) != size]
+    if wrong:
+        give = " ".join(f"policy.network.{name}={learned.network[name]}" for name in wrong)
+        have = " ".join(f"{name}={sizes[name]}" for name in wrong)
+        raise UserError(
+            f"policy.init={one_line(learned.init)}: its network is of another size. Give "
+            f"{give} (instead of {have})"
+        )
+    like = {name: part for name, part in learner.state_dict().items() if name in TAKEN}
+    known = (*BLUEPRINT_NAMES, *learned.facts.get(OWN, []))
+    state = dict(learned.learner)
+    if "policy" in state:
+        state["policy"] = _for_blueprints(state["policy"], known, blueprints)
+    fault = unlike(state, like, "learner")
+    if fault:
+        raise _refusal(learned.init, f"its network does not fit these hosts ({one_line(fault)})")
+    learner.take_over(state)
+    LOGGER.debug("start    from %s", learned)
+    new = ", ".join(name for name in blueprints if name not in known)
+    if new:
+        LOGGER.info("start    blueprints it does not know begin as the mean of the others: %s", new)
+
+
+def _for_blueprints(policy: object, known: Sequence[str], wanted: Sequence[str]) -> object:
+    """The weights of a policy for the blueprints `wanted`; as they are where not of `known`."""
+    weights = policy if isinstance(policy, Mapping) else {}
+    tables = [weights.get(name) for name in BLUEPRINT_TABLES]
+    sizes = [len(one) if isinstance(one, Tensor) and one.ndim > 0 else 0 for one in tables]
+    if tuple(known) == tuple(wanted) or sizes != [len(known) + 1, len(known), len(known)]:
+        return policy
+    return with_blueprints(weights, known, wanted)
+
+
+def _of_run(init: str, saved: Saved) -> Pretrained:
+    """The policy of a run's checkpoint."""
+    settings = flat_settings(saved.settings)
+    if saved.learner is None:
+        name = settings.get("policy.name")
+        raise _refusal(init, f"it is of a run with policy.name={name}, which learns nothing")
+    facts: dict = {"rounds": saved.progress.rounds_done, "tasks": [str(settings.get("task.name"))]}
+    facts["data"] = [saved.data["name"]]
+    listed = settings.get("task.blueprints")
+    offered = map(str, listed) if isinstance(listed, list) else ()
+    own = list(map(name_in, filter(is_reference, offered)))
+    facts |= {OWN: own} if own else {}
+    sizes = asdict(NetworkConfig()).items()
+    network: dict = {name: settings.get(f"policy.network.{name}", size) for name, size in sizes}
+    state = {name: part for name, part in saved.learner.items() if name in TAKEN}
+    return Pretrained(init, network, state, facts)
+
+
+def _refusal(init: str, why: str) -> CheckpointError:
+    return CheckpointError(f"policy.init={one_line(init)}: {why}")

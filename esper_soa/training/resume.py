@@ -15,7 +15,6 @@ import torch
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.config.errors import UserError, one_line
-from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.nets.data.batches import BatchSource
 from esper_soa.runtime.files import LOGGER, reason_of
@@ -86,12 +85,6 @@ def saved_run(path: Path, content: Mapping[str, object]) -> Saved:
     recent = [FinalHosts(**hosts) for hosts in parts["progress"]["recent"]]
     progress = RunTotals(**parts["progress"] | {"recent": recent})
     return Saved(**parts | {"progress": progress, "watch": WatchState(**parts["watch"])})
-
-
-def own_blueprints(settings: Mapping[str, object]) -> list[str]:
-    """References of the blueprints of a user's own that settings list."""
-    listed = flat_settings(settings).get("task.blueprints")
-    return list(filter(is_reference, map(str, listed))) if isinstance(listed, list) else []
 
 
 def restore_learner(learner: Learner, saved: Saved, path: Path) -> None:

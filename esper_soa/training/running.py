@@ -230,8 +230,8 @@ class Run:
             result = with_test(self.world, result)
         totals.add(result, sum(seconds.values()), self.cfg)
         number = totals.rounds_done
-        for anomaly in self.watch.look(update):
-            LOGGER.warning("round %d  %s: %s", number, anomaly.name, anomaly.message)
+        for name, message in self.watch.look(update).items():
+            LOGGER.warning("round %d  %s: %s", number, name, message)
         self.output.checkpoint = self.checkpoint()
         metrics: dict[str, Json] = {
             "round": number,

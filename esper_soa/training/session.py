@@ -5,24 +5,20 @@ not be written. Opened before anything is written to the folder. Needs no torch.
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from statistics import fmean
-from typing import TextIO, TypeAlias, cast
+from typing import TextIO, cast
 
 from rich.console import Console
 
 from esper_soa.config.errors import PrunedError, RankLostError, UserError
 from esper_soa.config.settings import TelemetryConfig
-from esper_soa.runtime.console import Outlet, no_outlet, outlet
+from esper_soa.runtime.console import no_outlet, outlet
 from esper_soa.runtime.files import LOGGER, IncompleteError, LineFile, Unwritten, reason_of
 from esper_soa.runtime.signals import Interrupted, Requests
 from esper_soa.training.progress import PRINTED, Progress, say
 from esper_soa.training.run_folder import Claim, RunFolder, claimed
-
-# Rounds done, accuracy of the last in percent: whether to give up.
-Judge: TypeAlias = Callable[[int, float], bool]
 
 
 class Log(logging.Handler):
@@ -58,15 +54,13 @@ class Log(logging.Handler):
 class Session:
     """The work of one process in one folder."""
 
-    def __init__(self, folder: RunFolder, verbose: int = 1, stream: Outlet | None = None) -> None:
-        """verbose: see `session`. stream: of the console; None: standard output."""
-        stream = stream or (outlet(sys.stdout) if verbose else no_outlet())
+    def __init__(self, folder: RunFolder, verbose: int = 1) -> None:
+        """verbose: see `session`."""
         self.folder = folder
         self.verbose = verbose
-        self.stream = stream
-        self.console = Console(file=cast(TextIO, stream))
+        self.stream = outlet(sys.stdout) if verbose else no_outlet()
+        self.console = Console(file=cast(TextIO, self.stream))
         self.unwritten = Unwritten()
-        self.hopeless: Judge | None = None  # of a search that may give the run up
         self.requests = Requests()  # what signals have asked for
         self.claim: Claim | None = None  # on the folder, of a process that writes to it
         level = logging.DEBUG if verbose > 1 else logging.INFO
@@ -110,13 +104,6 @@ class Session:
         interval = telemetry.plain_interval
         return Progress(total, self.console, style, interval, done=done, after_step=check)
 
-    def judge(self, rounds: int, accuracies: Sequence[float], save: Callable[[], None]) -> None:
-        """Save and raise PrunedError where `accuracies` (percent) leave no hope for the run."""
-        accuracy = fmean(accuracies)
-        if self.hopeless is not None and self.hopeless(rounds, accuracy):
-            save()
-            raise PrunedError(rounds, accuracy)
-
     def look_at_console(self) -> None:
         """Say in the log, once, that nobody reads the console any more."""
         if self.stream.lost and not self.stream.told:
@@ -133,26 +120,18 @@ class Session:
 
 
 @contextmanager
-def session(folder: RunFolder, verbose: int = 1) -> Iterator[Session]:
-    """A session that logs all messages, and what ends the work early; or UserError.
+def session(folder: RunFolder, verbose: int = 1, speaking: bool = True) -> Iterator[Session]:
+    """A session that logs all messages, and what ends the work early.
 
     verbose: what the console shows: 0 nothing, 1 progress, messages and tables, 2 debug messages
-    too.
-    """
-    with silent_session(folder, verbose) as opened, opened.speaking():
-        yield opened
-
-
-@contextmanager
-def silent_session(folder: RunFolder, verbose: int = 1) -> Iterator[Session]:
-    """A session that logs only while it is `speaking`: one of several that take turns in a process.
-
-    Raises UserError where another process works there.
+    too. speaking: False for one of several that take turns in a process, which logs only while it
+    is `speaking`. Raises UserError where another process works there.
     """
     opened = Session(folder, verbose)
     with claimed(folder) as opened.claim:
         try:
-            yield opened
+            with opened.speaking() if speaking else nullcontext():
+                yield opened
         finally:
             opened.log.close()
 

@@ -45,17 +45,12 @@ class RunStart(NamedTuple):
 class LaunchedRank(NamedTuple):
     """A process among those that torch's elastic launcher has started together."""
 
-    rank: int
+    rank: int  # the first, 0, is the one that writes
     processes: int
     local_rank: int  # on its machine
     local_processes: int
     restarts: int  # times that all were started again
     run_id: str
-
-    @property
-    def first(self) -> bool:
-        """Whether it is the one that writes."""
-        return self.rank == 0
 
 
 def launched_rank() -> LaunchedRank | None:

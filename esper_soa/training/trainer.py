@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from esper_soa.agent.rollout import Rollout
-from esper_soa.config.errors import OutOfRoomError, RankLostError, UserError, check
+from esper_soa.config.errors import OutOfRoomError, PrunedError, RankLostError, UserError, check
 from esper_soa.config.settings import TrainConfig
 from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.runtime.device import resolve_device
@@ -65,12 +65,11 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
             # Log.
             metrics, episodes = run.count(result, update, seconds)
             output.log(metrics, episodes)
-            output.callbacks.on_round_end(run, metrics)
 
             # Save.
             output.save_round(number + 1, result.hosts)
+            output.callbacks.on_round_end(run, metrics)
             run.handle_signals()
-            run.session.judge(number + 1, result.accuracies, output.save)
             yield number + 1
         output.save_last()
         run.play_control(progress)
@@ -132,7 +131,7 @@ def run_in_session(
             with signals_noted() as session.requests:
                 for _ in train_rounds(run):
                     pass
-        except RankLostError:
+        except (PrunedError, RankLostError):
             run.output.save()
             raise
         return finish_run(run)

@@ -3,7 +3,6 @@ esper_soa.
 """
 
 from hydra.core.plugins import Plugins
-from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
@@ -14,7 +13,6 @@ class OptunaSweeper(Sweeper):
 
     def __init__(self, **settings: object) -> None:
         """settings: those of hydra/sweeper/optuna.yaml; read from the configuration."""
-        self.launcher: Launcher | None = None
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -32,6 +30,6 @@ class OptunaSweeper(Sweeper):
         """
         from esper_soa.lab.sweep.search import search
 
-        if self.config is None or self.launcher is None:
-            raise ValueError("setup has not been called")
+        assert self.config is not None, "setup has not been called"
+        assert self.launcher is not None
         return search(self.config, arguments, self.launcher)

@@ -37,8 +37,7 @@ class SweepCallback(Callback):
         """
         HydraConfig.instance().set_config(config)
         try:
-            from esper_soa.lab.sweep.folder import sweep_folder
-            from esper_soa.lab.sweep.plugins import take_our_launchers
+            from esper_soa.lab.sweep.plugins import OUR_LAUNCHERS, sweep_folder
 
             folder = str(sweep_folder(config))
         except ModuleNotFoundError as error:
@@ -49,7 +48,9 @@ class SweepCallback(Callback):
         with read_write(config.hydra):
             config.hydra.sweep.dir = folder
             config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted}")
-            take_our_launchers(config.hydra)
+            # submitit's, however they were asked for, end with the first job that is lost
+            launcher = config.hydra.launcher["_target_"]
+            config.hydra.launcher["_target_"] = OUR_LAUNCHERS.get(launcher, launcher)
             around = {"_target_": f"{__name__}.JobSweeper", "_recursive_": False}
             config.hydra.sweeper = around | {"sweeper": config.hydra.sweeper}
         HydraConfig.instance().set_config(config)

@@ -28,7 +28,7 @@ HEALTHY = {
 def names(watch: Watch, **changed: float) -> list[str]:
     """What begins with a healthy update in which some numbers are changed; '__' stands for '/'."""
     update = HEALTHY | {name.replace("__", "/"): value for name, value in changed.items()}
-    return [anomaly.name for anomaly in watch.look(update)]
+    return list(watch.look(update))
 
 
 def test_a_healthy_update_is_silent() -> None:
@@ -64,10 +64,11 @@ def test_a_limit_is_told_when_it_is_passed_and_again_only_after_recovery(
 
 
 def test_a_message_names_value_limit_setting_and_remedy() -> None:
-    (anomaly,) = Watch(AnomalyConfig(max_value_loss=2.0)).look(HEALTHY | {"value_loss": 2.5})
+    found = Watch(AnomalyConfig(max_value_loss=2.0)).look(HEALTHY | {"value_loss": 2.5})
+    (message,) = found.values()
     told = "value_loss is 2.5, above 2 (telemetry.anomaly.max_value_loss). "
-    assert anomaly.message.startswith(told)
-    assert "lower policy.ppo.value_coef" in anomaly.message
+    assert message.startswith(told)
+    assert "lower policy.ppo.value_coef" in message
 
 
 def test_entropy_collapses_at_the_third_low_update_in_a_row_and_ends_well_above_the_limit() -> None:
@@ -121,16 +122,16 @@ def test_an_update_without_a_step_is_told_and_leaves_the_gradient_mean_alone() -
 
 
 def test_numbers_that_are_not_finite_are_named() -> None:
-    (anomaly,) = Watch(AnomalyConfig()).look(
+    found = Watch(AnomalyConfig()).look(
         HEALTHY | {"value_loss": math.inf, "q_loss": math.nan, "loss": math.nan}
     )[:1]
-    assert anomaly.name == "not_finite"
-    assert anomaly.message.startswith("value_loss, q_loss, loss is not finite.")
+    assert list(found) == ["not_finite"]
+    assert found["not_finite"].startswith("value_loss, q_loss, loss is not finite.")
 
 
 def test_what_is_not_reported_or_not_in_use_or_switched_off_is_not_judged() -> None:
     watch = Watch(AnomalyConfig())
-    assert watch.look({"steps": 1.0}) == watch.look({}) == []
+    assert watch.look({"steps": 1.0}) == watch.look({}) == {}
     for _ in range(5):
         assert names(watch, entropy__op=0.0, head_share__op=0.0) == []
     assert names(Watch(AnomalyConfig(enabled=False)), ratio_max=100.0) == []

@@ -13,8 +13,7 @@ from esper_soa.config.errors import UserError
 from esper_soa.config.settings import EvaluateConfig, TrainConfig
 from esper_soa.training.build import build_world
 from esper_soa.training.evaluation import build_agent, evaluation_settings
-from esper_soa.training.players import build_player
-from esper_soa.training.pretrained import load_policy, save_policy
+from esper_soa.training.players import build_player, load_policy, save_policy
 from esper_soa.training.resume import read_run
 from esper_soa.training.run_folder import RunFolder
 

@@ -19,8 +19,7 @@ from esper_soa.training import start
 from esper_soa.training.build import build_world
 from esper_soa.training.checkpoint import load_checkpoint, save_checkpoint
 from esper_soa.training.checksum import CheckpointError
-from esper_soa.training.players import build_player
-from esper_soa.training.pretrained import FORMAT, save_policy
+from esper_soa.training.players import FORMAT, build_player, save_policy
 from esper_soa.training.resume import read_run
 from esper_soa.training.run_folder import RunFolder
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from esper_soa.config.errors import UserError
-from esper_soa.lab.sweep.folder import open_sweep_folder
+from esper_soa.lab.sweep.plugins import open_sweep_folder
 from esper_soa.training.checksum import CheckpointError, write_sealed
 from esper_soa.training.run_folder import (
     RunFolder,

@@ -7,14 +7,9 @@ import numpy as np
 import pytest
 from scipy.stats import PermutationMethod, mannwhitneyu
 
-from esper_soa.training.statistics import (
-    difference_interval,
-    improvement_interval,
-    interquartile_mean,
-    iqm_interval,
-    mann_whitney,
-    mean_interval,
-)
+from benchmarks.intervals import improvement_interval, iqm_interval
+from esper_soa.lab.compare.rank_tests import mann_whitney
+from esper_soa.training.statistics import difference_interval, mean_interval
 
 
 def test_the_interval_of_a_mean_is_students() -> None:
@@ -30,7 +25,6 @@ def test_the_interval_of_an_interquartile_mean_is_that_of_a_trimmed_one() -> Non
     # sqrt(14 / (4 * 3)); the quantile of 3 degrees of freedom at 0.95 is 2.353363
     reach = 2.353363 * math.sqrt(14 / 12)
     interval = iqm_interval([8.0, 3.0, 1.0, 5.0, 1000.0, 2.0, 4.0, 6.0][::-1], 0.9)
-    assert interquartile_mean([8.0, 3.0, 1.0, 5.0, 1000.0, 2.0, 4.0, 6.0]) == 4.5
     assert interval == pytest.approx((4.5, 4.5 - reach, 4.5 + reach), rel=1e-6)
 
 
@@ -47,8 +41,8 @@ def test_pairs_cancel_what_both_share() -> None:
 
 def test_the_interquartile_mean_cuts_a_quarter_off_each_end() -> None:
     # one of five at each end: mean of 1, 2, 3
-    assert interquartile_mean([100.0, 3.0, 1.0, -50.0, 2.0]) == 2.0
-    assert interquartile_mean([5.0, 7.0, -9.0]) == 1.0  # nothing to cut: (5 + 7 - 9) / 3
+    assert iqm_interval([100.0, 3.0, 1.0, -50.0, 2.0], 0.95).mean == 2.0
+    assert iqm_interval([5.0, 7.0, -9.0], 0.95).mean == 1.0  # nothing to cut: (5 + 7 - 9) / 3
 
 
 # --- the test of Mann and Whitney

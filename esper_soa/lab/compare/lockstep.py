@@ -15,7 +15,7 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.runtime.files import IncompleteError
 from esper_soa.runtime.signals import Interrupted, signals_noted
 from esper_soa.training.running import Run
-from esper_soa.training.session import quiet_warnings, silent_session
+from esper_soa.training.session import quiet_warnings, session
 from esper_soa.training.start import begin_run, make_run_folder
 from esper_soa.training.trainer import finish_run, start_run, train_rounds
 
@@ -74,7 +74,7 @@ def _saving(jobs: Mapping[str, Run], playing: str) -> Iterator[None]:
 
 def _turns(settings: TrainConfig, overrides: list[str]) -> Generator[Run, None, None]:
     """The run, once it is start_run and after every round; sums it up behind the last."""
-    with silent_session(make_run_folder(settings, settings.run_dir)) as within:
+    with session(make_run_folder(settings, settings.run_dir), speaking=False) as within:
         with within.speaking():
             job = start_run(within, settings, begin_run(within, settings, overrides))
         yield job

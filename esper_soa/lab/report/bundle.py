@@ -10,7 +10,7 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 
 from esper_soa.config.errors import UserError
-from esper_soa.config.user_cache import FolderError, cache_folder, open_folder
+from esper_soa.config.paths import FolderError, cache_folder, open_folder
 from esper_soa.runtime.files import write_text
 
 PACKAGE = "vl-convert-python"

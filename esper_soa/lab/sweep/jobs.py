@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Thread
-from typing import BinaryIO, TypeAlias, cast
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias, cast
 
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
@@ -28,8 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from esper_soa.config.errors import PrunedError, UserError, joined
 from esper_soa.config.settings import EvaluateConfig, evaluation_from, settings_from
 from esper_soa.lab.run_folders import finished_accuracy, resumes
-from esper_soa.lab.sweep.folder import check_job
-from esper_soa.lab.sweep.plugins import has_own_process, is_search
+from esper_soa.lab.sweep.plugins import check_job, has_own_process, is_search
 from esper_soa.lab.sweep.resolvers import register_resolvers
 from esper_soa.runtime.console import KNOWN_ERRORS, standing_streams
 from esper_soa.runtime.files import write_text
@@ -38,11 +37,14 @@ from esper_soa.runtime.signals import (
     STOPPING,
     Interrupted,
     importing,
+    importing_torch,
     reacting,
     stopped_at_once,
 )
 from esper_soa.training.run_folder import RunFolder
-from esper_soa.training.session import Judge
+
+if TYPE_CHECKING:
+    from esper_soa.training.callbacks import Callback
 
 FOLDER = ".jobs"  # of records, in the folder of the sweep
 BEGUN = "begun"
@@ -54,8 +56,7 @@ KILLED = "killed"
 ENDED = (DONE, PRUNED)  # a sweep that goes on leaves such jobs alone
 WAITING = "not begun"  # of a job without a record
 
-# Given the composed settings and, in a search, what decides after a round whether the run ends;
-# returns what the sweeper maximises.
+# Given the composed settings and callbacks of the run; returns what the sweeper maximises.
 Task: TypeAlias = Callable[..., float | None]
 
 register_resolvers()  # in every process that runs a job
@@ -161,14 +162,14 @@ def run_here(task: Task, composed: DictConfig) -> float | None:
     return ended.value
 
 
-def pruner(composed: DictConfig) -> tuple[Judge, ...]:
+def pruner(composed: DictConfig) -> tuple["Callback", ...]:
     """What ends hopeless runs of a search early; none in other sweeps, and for several ranks."""
     hydra = HydraConfig.get()
     if not is_search(hydra) or composed.ranks > 1:
         return ()
-    from esper_soa.lab.sweep.search import judge_of  # needs the extra `sweep`
-
-    return (judge_of(hydra, composed.rounds),)
+    with importing_torch():
+        from esper_soa.lab.sweep.pruner import Pruner  # needs the extra `sweep`
+    return (Pruner(hydra),)
 
 
 def watch(task: Task, composed: DictConfig, sweep: Path, job: JobRecord) -> float | None:

@@ -1,15 +1,21 @@
-"""Hydra's launchers and sweepers on offer: what has to be installed, what they need. No torch."""
+"""Where a sweep goes, what it and its jobs cannot have, what Hydra's launchers need. No torch."""
 
 import re
 import shutil
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
 from hydra.conf import HydraConf
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from esper_soa.config.errors import UserError, check
+from esper_soa.config.paths import user_path
+from esper_soa.config.settings import EvaluateConfig, TrainConfig
+from esper_soa.training.run_folder import RUNS, dated_folders, make_dated_folder, writable
+from esper_soa.training.start import asked_folder, launched_rank
 
+SWEEP = "sweep_"  # before the time in the name of a sweep's folder
 OURS = "hydra_plugins.esper_soa_sweeps"  # plugins of our own, which Hydra looks for under that name
 SUBMITIT = "hydra_plugins.hydra_submitit_launcher.submitit_launcher."
 OUR_LAUNCHERS = {
@@ -17,16 +23,16 @@ OUR_LAUNCHERS = {
     f"{SUBMITIT}SlurmLauncher": f"{OURS}.submitit.SlurmJobs",
 }
 CHOSEN_BY = re.compile(r"(hydra/launcher|hydra/sweeper|\+sweep)=\[?([\w,]+)")
-# By what is chosen: the modules that have to be there, and the extra that brings them.
-SUBMITTED = (("hydra_plugins.hydra_submitit_launcher", "submitit"), "sweep")
+# By what is chosen: the module that has to be there, and the extra that brings it.
+SUBMITTED = ("hydra_plugins.hydra_submitit_launcher", "sweep")
 PLUGINS = {
-    "joblib": (("hydra_plugins.hydra_joblib_launcher", "joblib"), "sweep"),
+    "joblib": ("hydra_plugins.hydra_joblib_launcher", "sweep"),
     "submitit_local": SUBMITTED,
     "submitit_slurm": SUBMITTED,
     "slurm": SUBMITTED,
-    "ray": (("hydra_plugins.hydra_ray_launcher", "ray"), "ray"),
-    "optuna": (("optuna",), "sweep"),
-    "optuna_search": (("optuna",), "sweep"),
+    "ray": ("hydra_plugins.hydra_ray_launcher", "ray"),
+    "optuna": ("optuna", "sweep"),
+    "optuna_search": ("optuna", "sweep"),
 }
 
 
@@ -34,20 +40,12 @@ def check_plugins(arguments: Sequence[str]) -> None:
     """Raise UserError where the command line chooses a launcher or sweeper not installed."""
     for found in filter(None, map(CHOSEN_BY.match, arguments)):
         for name in found[2].split(","):
-            modules, extra = PLUGINS.get(name, ((), ""))
-            missing = [module for module in modules if find_spec(module) is None]
-            if missing:
+            module, extra = PLUGINS.get(name, ("", ""))
+            if module and find_spec(module) is None:
                 raise UserError(
-                    f"{found[1]}={name}: {', '.join(missing)} is not installed. "
+                    f"{found[1]}={name}: {module} is not installed. "
                     f"Install the extra: pip install 'esper-soa[{extra}]'"
                 )
-
-
-def take_our_launchers(hydra: DictConfig) -> None:
-    """Have submitit's jobs all waited for, however they were asked for; see
-    lab/sweep/submitit.py."""
-    target = hydra.launcher["_target_"]
-    hydra.launcher["_target_"] = OUR_LAUNCHERS.get(target, target)
 
 
 def check_slurm(hydra: DictConfig, named: bool, resume: str) -> None:
@@ -75,3 +73,53 @@ def is_search(hydra: HydraConf) -> bool:
 def has_own_process(hydra: HydraConf) -> bool:
     """Whether every job has a process to itself; asked in the job: Hydra composes anew for each."""
     return hydra.launcher["_target_"] in (*OUR_LAUNCHERS, *OUR_LAUNCHERS.values())
+
+
+def sweep_folder(config: DictConfig) -> Path:
+    """The folder of a sweep, made where it is new; with resume=auto the newest sweep of the name.
+
+    config: with Hydra's part. Raises UserError where the sweep cannot be.
+    """
+    resume = "" if OmegaConf.get_type(config) is EvaluateConfig else config.resume
+    if launched_rank() is not None:
+        raise UserError(
+            "a sweep cannot be started by torchrun, each process of which would start it. Give "
+            "ranks=K"
+        )
+    _check_resume(resume)
+    asked = asked_folder(config, "hydra.sweep.dir")
+    check_slurm(config.hydra, bool(asked), resume)
+    return open_sweep_folder(asked, config.name, resume == "auto")
+
+
+def open_sweep_folder(sweep_dir: str, name: str, resume: bool) -> Path:
+    """Make `sweep_dir`, or runs/`name`/sweep_<time>; to `resume`, the newest of those if any.
+
+    Raises UserError where the folder cannot be made.
+    """
+    parent = RUNS / name
+    if sweep_dir:
+        return writable(user_path("run_dir", sweep_dir), "run_dir").path
+    sweeps = dated_folders(parent, SWEEP) if resume else []
+    return sweeps[0].resolve() if sweeps else make_dated_folder(parent, SWEEP)
+
+
+def check_job(hydra: HydraConf, settings: TrainConfig) -> None:
+    """Raise UserError for what a job of a sweep cannot have."""
+    sweep = Path(hydra.sweep.dir)
+    _check_resume(settings.resume)
+    if settings.run_dir and user_path("run_dir", settings.run_dir).resolve() != sweep.resolve():
+        raise UserError(
+            f"run_dir={settings.run_dir}: the folders of this sweep are in {sweep}. Give run_dir "
+            "one value, or set hydra.sweep.dir and hydra.sweep.subdir"
+        )
+    if is_search(hydra) and settings.ranks > 1:
+        pruner = hydra.sweeper["pruner"]
+        remedy = "The processes of a run cannot be ended by what one of them is told."
+        allowed = f"none with ranks={settings.ranks}"
+        check(pruner == "none", "hydra.sweeper.pruner", pruner, allowed, remedy)
+
+
+def _check_resume(resume: str) -> None:
+    allowed = "auto, as the jobs of a sweep cannot share a checkpoint"
+    check(resume in ("", "auto"), "resume", resume, allowed)

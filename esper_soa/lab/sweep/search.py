@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import optuna
-from hydra.conf import HydraConf
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.plugins.launcher import Launcher
@@ -27,12 +26,11 @@ from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvin
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import Trial, TrialState
+from optuna.trial import TrialState
 
 from esper_soa.config.errors import UserError, check, check_choice
 from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.sweep.jobs import DONE, PRUNED, read_records
-from esper_soa.training.session import Judge
 
 # Optuna's journal, in the folder of the sweep; it stands files of a network, which SQLite does not
 STUDY = "study.log"
@@ -203,19 +201,3 @@ def run_trials(
 def overrides_of(params: Mapping[str, object]) -> list[str]:
     """Settings as overrides."""
     return [f"{name}={value}" for name, value in params.items()]
-
-
-def judge_of(hydra: HydraConf, rounds: int) -> Judge:
-    """What the job that Hydra has begun here, of so many `rounds`, asks after each of them."""
-    study = load_study(hydra.sweeper, Path(hydra.sweep.dir))
-    frozen = study.trials[int(hydra.job.num)]
-    trial = Trial(study, frozen._trial_id)
-    reported = set(frozen.intermediate_values)
-
-    def judge(done: int, accuracy: float) -> bool:
-        step = done - 1  # from 0, as pruners count
-        if step not in reported:
-            trial.report(accuracy, step)
-        return done < rounds and trial.should_prune()
-
-    return judge

@@ -14,7 +14,7 @@ from esper_soa.lab.compare.comparison import (
     fewest_seeds,
     power_note,
 )
-from esper_soa.training.statistics import holm, signed_rank
+from esper_soa.lab.compare.rank_tests import holm, signed_rank
 
 
 def by_every_sign(differences: list[float]) -> float:

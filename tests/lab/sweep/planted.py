@@ -7,16 +7,16 @@ four rounds; what a trial is worth shows in the first.
 
 import math
 from statistics import NormalDist
+from types import SimpleNamespace
 from unittest import mock
 
 import hydra
 from omegaconf import DictConfig
 
-from esper_soa.config.errors import PrunedError
 from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import register_schema
 from esper_soa.lab.sweep import jobs
-from esper_soa.training.session import Judge
+from esper_soa.lab.sweep.pruner import Pruner
 
 ROUNDS = 4
 
@@ -28,13 +28,13 @@ def accuracy(lr: float, reward: str) -> float:
 
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")
-def main(composed: DictConfig, hopeless: Judge) -> float:
+def main(composed: DictConfig, pruner: Pruner) -> float:
     """A trial of four rounds; raises PrunedError where the search gives it up."""
     whole = accuracy(composed.policy.ppo.lr, composed.reward.mode)
     for played in range(1, ROUNDS + 1):
         reached = whole * played / ROUNDS
-        if hopeless(played, reached):
-            raise PrunedError(played, reached)
+        metrics = {"round": played, "accuracy": {"mean": reached}}
+        pruner.on_round_end(SimpleNamespace(cfg=composed), metrics)
     return whole
 
 

@@ -100,13 +100,13 @@ def test_a_job_ends_with_a_checkpoint_where_the_sweep_is_killed(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("chosen", "module", "extra"),
     [
-        ("hydra/launcher=joblib", "hydra_plugins.hydra_joblib_launcher, joblib", "sweep"),
+        ("hydra/launcher=joblib", "hydra_plugins.hydra_joblib_launcher", "sweep"),
         (
             "+sweep=[seeds,submitit_local]",
-            "hydra_plugins.hydra_submitit_launcher, submitit",
+            "hydra_plugins.hydra_submitit_launcher",
             "sweep",
         ),
-        ("+sweep=ray", "hydra_plugins.hydra_ray_launcher, ray", "ray"),
+        ("+sweep=ray", "hydra_plugins.hydra_ray_launcher", "ray"),
         ("hydra/sweeper=optuna_search", "optuna", "sweep"),
     ],
 )

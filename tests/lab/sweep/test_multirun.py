@@ -136,7 +136,7 @@ def test_folders_that_are_given_to_hydra_are_taken(tmp_path: Path) -> None:
 REFUSED = {
     "run_dir=a hydra.run.dir=b": "run_dir=a, hydra.run.dir=b: both name the folder. Give one",
     "-m run_dir=a hydra.sweep.dir=b": "run_dir=a, hydra.sweep.dir=b: both name the folder.",
-    "-m resume=some": "resume=some: the jobs of a sweep cannot share a checkpoint; take",
+    "-m resume=some": "resume=some: must be auto, as the jobs of a sweep cannot share",
     "-m run_dir=file/sweep": "cannot be written (Not a directory)",
 }
 

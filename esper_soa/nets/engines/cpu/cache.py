@@ -13,8 +13,7 @@ import stat
 import time
 from pathlib import Path
 
-from esper_soa.config.paths import sync
-from esper_soa.config.user_cache import FolderError, cache_folder, open_folder
+from esper_soa.config.paths import FolderError, cache_folder, open_folder, sync
 
 DRAFT = "draft-"  # begins the name of a folder in which a compiler works
 DRAFT_SECONDS = 3600.0  # older drafts belong to a process that was killed

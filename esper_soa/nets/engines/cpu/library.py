@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from esper_soa.config.user_cache import FolderError, cache_folder, open_folder
+from esper_soa.config.paths import FolderError, cache_folder, open_folder
 from esper_soa.nets.engines.cpu.cache import (
     DRAFT,
     NativeError,
