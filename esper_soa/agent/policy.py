@@ -224,23 +224,17 @@ class RecurrentPolicy(nn.Module):
     @torch.no_grad()
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """Sample an action per env with view.noise; the likeliest of a deterministic policy."""
-        return self.decide(view.observation, view.masks, view.noise, memory)
+        return self.act_openly(view, memory)[:2]
 
     @torch.no_grad()
     def act_openly(self, view: View, memory: Memory) -> tuple[Decision, Memory, Tensor]:
         """What `act` gives, and the probabilities of all choices: float32 [N, X] in HEADS order."""
         return self.decide_openly(view.observation, view.masks, view.noise, memory)
 
-    def decide(
-        self, observation: Observation, masks: Masks, noise: Tensor, memory: Memory
-    ) -> tuple[Decision, Memory]:
-        """`act` on what the policy looks at of a View; noise float32 [N, 8] in HEADS order."""
-        return self.decide_openly(observation, masks, noise, memory)[:2]
-
     def decide_openly(
         self, observation: Observation, masks: Masks, noise: Tensor, memory: Memory
     ) -> tuple[Decision, Memory, Tensor]:
-        """`act_openly` on the parts of a View that the policy looks at."""
+        """`act_openly` on the parts of a View that the policy looks at, noise float32 [N, 8]."""
         slots, features = self._encode(observation.features, observation.blueprints)
         x, memory = self.lstm.step(features, memory)
         op_log_probs = masked_log_probs(self.heads["op"](x), masks.op, self.floors["op"])

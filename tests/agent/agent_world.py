@@ -81,7 +81,7 @@ def first_decision(
     if masks is None:
         masks = masks_of_ops(torch.ones(num_envs, 6, dtype=torch.bool), num_slots)
     observation = Observation(features, blueprints, batch_size=[num_envs])
-    return policy.decide(observation, masks, noise, policy.start(num_envs, CPU))
+    return policy.decide_openly(observation, masks, noise, policy.start(num_envs, CPU))[:2]
 
 
 def row_of(observation: Observation, masks: Masks, decision: Decision, **told: Tensor) -> Row:
@@ -128,7 +128,7 @@ def random_rollout(
         memory = restart(memory, fresh, reset)
         observation = Observation(features, blueprints, batch_size=[num_envs])
         with torch.no_grad():
-            decision, memory = policy.decide(observation, masks, noise, memory)
+            decision, memory, _ = policy.decide_openly(observation, masks, noise, memory)
         row = row_of(
             observation,
             masks,
@@ -199,7 +199,7 @@ def train(
             features = torch.nn.functional.pad(world.features(t, cue), (0, width_of(1) - 3))
             observation = Observation(features, blueprints, batch_size=[num_envs])
             with torch.no_grad():
-                decision, memory = policy.decide(observation, masks, noise, memory)
+                decision, memory, _ = policy.decide_openly(observation, masks, noise, memory)
             row = row_of(
                 observation,
                 masks,
