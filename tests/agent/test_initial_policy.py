@@ -107,19 +107,6 @@ def test_the_default_network_has_the_size_that_was_counted_by_hand() -> None:
     assert sum(parameter.numel() for parameter in policy.parameters()) == 4_160_994
 
 
-def test_the_sizes_follow_from_the_settings(policy: RecurrentPolicy) -> None:
-    assert policy.slot_encoder.net[0].weight.shape == (24, 31 + 6 + 4)
-    assert policy.feature_net[0].weight.shape == (48, 23 + 2 * 24)
-    assert policy.lstm.project.weight.shape == (32, 48)
-    assert policy.q_head[0].in_features == 32 + 6  # the memory and the op
-    for name, choices in zip(HEAD_NAMES, head_sizes(1), strict=True):  # of a slot at a time
-        assert linears(policy.heads[name])[-1].out_features == choices
-        if name not in ("op", "slot"):
-            assert (
-                linears(policy.heads[name])[0].in_features == 32 + 24
-            )  # the memory and the slot chosen
-
-
 @pytest.mark.parametrize("op", [Op.GERMINATE, Op.PRUNE, Op.SET_ALPHA_TARGET])
 def test_every_head_keeps_the_probability_floor_of_its_own(op: int) -> None:
     floors = {name: 0.01 * (place + 1) for place, name in enumerate(HEAD_NAMES)}

@@ -19,7 +19,7 @@ from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.rollout import Rollout
-from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
+from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.env import GovernorConfig
 from esper_soa.config.nets import TaskConfig
@@ -303,23 +303,6 @@ def test_training_goes_on_and_the_final_metrics_are_finite(case) -> None:
 def test_the_reward_normaliser_takes_no_penalty_for_a_reward(everywhere: Played) -> None:
     # 20 env-steps of 6 envs, less 4 rollbacks of each
     assert everywhere.learner.reward.seen == (STEPS - 4) * NUM_ENVS
-
-
-def test_rounds_with_rollbacks_allocate_no_weights() -> None:
-    cfg = tiny_settings(3, 2, 14)
-    places = []
-    seeds = dict.fromkeys(("germinated", "pruned", "rollbacks"), 0)
-    world = FaultyWorld(cfg, {step: [(torch.tensor([step % 3]), poisoned)] for step in (4, 8, 11)})
-    for number in range(3):
-        result, _ = play_round(world, Player(RandomPolicy(), None), Round(number, QUIET))
-        seeds = {name: count + result.seeds[name] for name, count in seeds.items()}
-        places.append(
-            {name: value.data_ptr() for name, value in world.weights.flatten_keys(".").items()}
-        )
-    assert all(place == places[0] for place in places)
-    assert len(places[0]) == 3 + 2 * 2 + 3 + 2  # host, two pools, and the snapshot of each
-    assert seeds["rollbacks"] == 9
-    assert min(seeds.values()) > 0
 
 
 def test_without_the_governor_nothing_is_rolled_back() -> None:

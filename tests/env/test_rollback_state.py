@@ -10,8 +10,6 @@ from env_records import with_values
 from tiny_world import made_up, play_state, tiny_rules, view_of
 
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
-from esper_soa.config.env import GovernorConfig
-from esper_soa.config.errors import SettingError
 from esper_soa.env.governor import quarantine, watch
 from esper_soa.env.step import EnvRules, StepResult, apply_action, record_and_observe
 from esper_soa.state import EnvState, Masks, Measurements
@@ -122,19 +120,3 @@ def test_a_fossilisation_asks_for_a_snapshot() -> None:
     assert fossilized.any()
     assert asked[fossilized].all()
     assert not asked[fossilized.cumsum(0) == 0].all()
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("min_panics", 0),
-        ("min_samples", 21),
-        ("min_samples", 0),
-        ("snapshot_steps", 0),
-        ("death_penalty", -1.0),
-        ("sensitivity", -0.1),
-    ],
-)
-def test_a_setting_that_cannot_work_is_refused_by_name(name: str, value: float) -> None:
-    with pytest.raises(SettingError, match=f"governor.{name}={value}"):
-        GovernorConfig(**{name: value})

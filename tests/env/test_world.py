@@ -150,20 +150,6 @@ def test_the_noise_of_decisions_never_repeats_within_a_round_or_over_rounds(worl
     assert torch.equal(world.noise(3), draws[STEPS + 1 + 3])
 
 
-def test_an_env_is_handed_the_same_among_more_envs(world: World) -> None:
-    more = build_world(settings(envs=5), CPU, seed=7)
-    for one in (world, more):
-        one.start_round(1)
-    for name in ("params", "statistics"):
-        assert torch.equal(more.weights["host", name][:ENVS], world.weights["host", name])
-        assert torch.equal(more.weights["snapshot", name][:ENVS], world.weights["snapshot", name])
-    assert torch.equal(more.noise(2)[:ENVS], world.noise(2))
-    assert torch.equal(more.work(2).seed_keys[:ENVS], world.work(2).seed_keys)
-    mine, theirs = (one.work(3).training.batch(torch.arange(ENVS), 1) for one in (world, more))
-    assert all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))
-    assert torch.equal(more.validation.order, world.validation.order)
-
-
 def hosts(world: World, round_number: int) -> Tensor:
     world.start_round(round_number)
     return world.weights["host", "params"].clone()
