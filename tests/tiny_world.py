@@ -102,8 +102,7 @@ def tiny_world(num_envs: int, num_slots: int, steps: int) -> World:
 
 def random_round(world: World) -> RoundResult:
     """What an episode of random play gives."""
-    quiet = Progress(1, Console(file=io.StringIO()), "off")
-    return play_round(world, Player(RandomPolicy(), None), Round(0, quiet))[0]
+    return play_round(world, Player(RandomPolicy(), None), Round(0, quiet_progress()))[0]
 
 
 def random_numbers(seed: int, step: int, like: Tensor) -> Tensor:

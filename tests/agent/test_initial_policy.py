@@ -74,14 +74,6 @@ def test_the_memory_is_orthogonal_and_forgets_by_a_bias_that_grows_with_the_laye
         torch.testing.assert_close(layer.bias_hh.detach(), gates)
 
 
-def test_the_statistics_are_those_of_nothing_seen(policy: RecurrentPolicy) -> None:
-    norms = [part for part in policy.modules() if isinstance(part, nn.LayerNorm)]
-    assert len(norms) == 2 + len(policy.lstm.layers) + 2 * 2 + 1
-    assert policy.mean.tolist() == [0.0] * (23 + 31)
-    assert policy.var.tolist() == [1.0] * (23 + 31)
-    assert policy.seen.item() == pytest.approx(1e-4)
-
-
 def test_embeddings_are_normal_with_a_deviation_of_a_fiftieth() -> None:
     network = NetworkConfig(hidden=8, features=8, blueprint_embedding=800)
     weight = RecurrentPolicy(PolicyConfig(network=network), some_slots(1), seed=0).embedding.weight
