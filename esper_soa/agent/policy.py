@@ -12,12 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from esper_soa.agent.distribution import (
-    choose,
-    entropy,
-    log_prob_of,
-    masked_log_probs,
-)
+from esper_soa.agent.distribution import choose, entropy, log_prob_of, masked_log_probs
 from esper_soa.agent.lstm import ResidualLSTM, lstm_parameters
 from esper_soa.agent.normalize import (
     Moments,

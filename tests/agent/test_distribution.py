@@ -1,11 +1,6 @@
 import torch
 
-from esper_soa.agent.distribution import (
-    choose,
-    entropy,
-    log_prob_of,
-    masked_log_probs,
-)
+from esper_soa.agent.distribution import choose, entropy, log_prob_of, masked_log_probs
 from esper_soa.env.legal import available_heads, head_masks, relevant_heads
 from esper_soa.state import Masks
 from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes

@@ -7,12 +7,7 @@ import torch
 from env_records import with_values
 
 from esper_soa.config.env import GatesConfig, LifecycleConfig
-from esper_soa.env.lifecycle import (
-    EMPTY_SLOT,
-    apply,
-    record_accuracy,
-    tick,
-)
+from esper_soa.env.lifecycle import EMPTY_SLOT, apply, record_accuracy, tick
 from esper_soa.state import Action, Ramp, Slots, initial
 from esper_soa.vocabulary import HEAD_NAMES, AlphaMode, Blend, Blueprint, Curve, Op, Stage, Style
 

@@ -14,12 +14,7 @@ from torch.nn import functional as F
 from esper_soa.config.nets import TaskConfig, enabled_slots
 from esper_soa.nets.engines.torch.validation import SubsetSeeds
 from esper_soa.nets.model.blueprints import BLUEPRINTS
-from esper_soa.nets.model.host import (
-    evaluate_forward,
-    fold_batch_norm,
-    host_shape,
-    train_segments,
-)
+from esper_soa.nets.model.host import evaluate_forward, fold_batch_norm, host_shape, train_segments
 from esper_soa.nets.model.layers import PLAIN
 from esper_soa.nets.seeds.seed_plan import Group
 from esper_soa.nets.seeds.seeds import ActiveGroup, TrainingSeeds
