@@ -1,6 +1,6 @@
 """The decision maker of a run, with what it has learned before."""
 
-from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
+from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.config.agent import SCRATCH
 from esper_soa.config.settings import TrainConfig
@@ -24,7 +24,7 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, len(names)).to(world.device)
     imitation = cfg.policy.imitation
     replay = world.kernels.replay
-    decisions, gradients = (replay.steps(part, world.device) for part in (POLICY, GRADIENTS))
+    policy.steps, gradients = (replay.steps(part, world.device) for part in (POLICY, GRADIENTS))
     ppo = cfg.policy.ppo
     learner = Learner(
         policy, ppo, ppo.floor_penalty_rounds, cfg.seed, gradients, imitation, world.reduction
@@ -34,5 +34,4 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     teacher = None
     if imitation.rounds:
         teacher = rule_player(cfg, imitation.teacher, "policy.imitation.teacher")
-    agent = policy if decisions is None else CapturedPolicy(policy, decisions)
-    return Player(agent, learner, teacher)
+    return Player(policy, learner, teacher)
