@@ -93,6 +93,8 @@ def test_schedules_start_hold_and_end_where_they_should():
     late = coefficients(config, 1000, 1000)
     assert late == Coefficients(0.01, 0.5, 0.25, 0.5, 0.05)
     assert coefficients(PPOConfig(), 0, 100).entropy == 0.05
+    assert coefficients(PPOConfig(), 25, 100).floor_penalty == 1.0
+    assert losses.ramp(0, 0, 1.0, 3.0) == 3.0
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from esper_soa.agent.scripted import (
     RandomPolicy,
     SchedulePolicy,
     WaitPolicy,
+    decay_penalties,
     scripted_policy,
     uniform_choice,
 )
@@ -263,6 +264,16 @@ def test_penalised_blueprints_are_passed_over_and_the_least_bad_taken_when_all_a
         action, memory = heuristic(view_of([[Stage.EMPTY]], **READY), turned)
         assert action["blueprint"] == blueprint
         assert memory.rotation.tolist() == [rotation + 1]
+
+
+def test_penalties_halve_once_per_env_step_and_small_ones_are_dropped():
+    memory = HeuristicMemory(*HeuristicPolicy(HeuristicConfig(), CNN).start(1, CPU))
+    memory = memory._replace(penalties=torch.tensor([[2.0, 0.15]], dtype=torch.float64))
+    once = decay_penalties(memory, torch.tensor([1]), HeuristicConfig())
+    assert once.penalties.tolist() == [[1.0, 0.0]]
+    assert decay_penalties(once, torch.tensor([1]), HeuristicConfig()).penalties.tolist() == [
+        [1.0, 0.0]
+    ]
 
 
 def test_a_masked_wish_waits_and_leaves_the_memory_alone():

@@ -104,15 +104,6 @@ def test_a_panicking_env_shows_the_last_recorded_numbers_and_measures_nothing() 
     assert signals.val_loss[1] == 1.0
 
 
-def test_the_state_of_other_envs_does_not_know_of_the_panic() -> None:
-    rules = tiny_rules(4, 20)
-    state = grown_state(rules, 3)
-    _, calm, _ = env_step(rules, state, [1.0, 1.0, 1.0])
-    _, struck, _ = env_step(rules, state, [1.0, math.nan, 1.0])
-    for ours, theirs in zip(calm, struck, strict=True):
-        assert (ours[::2] == theirs[::2]).all()
-
-
 def test_a_fossilisation_asks_for_a_snapshot() -> None:
     steps = list(play_state(tiny_rules(3, 24), 4, seed=13))
     fossilized = torch.stack([step.result.outcome.fossilized for step in steps])
