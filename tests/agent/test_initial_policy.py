@@ -55,9 +55,8 @@ def test_every_linear_layer_is_orthogonal_with_root_two_but_the_last_of_each_hea
     for layer in layers:
         assert_orthogonal(layer.weight, special.get(layer, math.sqrt(2)))
     biases = [layer.bias for layer in layers if layer.bias is not None]
-    assert (
-        len(biases) == len(layers) - 2
-    )  # what is said of a slot has one bias: that of the context
+    # what is said of a slot has one bias: that of the context
+    assert len(biases) == len(layers) - 2
     assert all((bias == 0).all() for bias in biases)
 
 

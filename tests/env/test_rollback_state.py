@@ -57,9 +57,8 @@ def test_a_rollback_prunes_every_seed_but_fossils_and_lets_no_time_pass() -> Non
     totals = result.state.totals[0]
     assert after.stage.tolist() == [Stage.PRUNED, Stage.FOSSILIZED, Stage.PRUNED, Stage.EMBARGOED]
     assert after.alpha.tolist() == [0.0, 1.0, 0.0, 0.0]
-    assert (
-        after.stage_age[3] == state.slots.stage_age[0, 3]
-    )  # the embargo does not count at this env-step
+    # the embargo does not count at this env-step
+    assert after.stage_age[3] == state.slots.stage_age[0, 3]
     assert masks.op[0].tolist() == [True] + [False] * 5
     assert totals.rollbacks.tolist() == [0, 1, 0, 0]
     assert totals.pruned == 2

@@ -215,10 +215,8 @@ def test_a_host_that_breaks_in_its_first_env_step_gets_its_fossils_back_as_they_
     for slot, name in enumerate(CFG.slots):
         back = torch.equal(world.weights["seeds", name, "params"][0], born[name][0])
         assert back == bool(GROWN.present[0, slot]) or not born[name][0].any()
-        if GROWN.present[1, slot]:
-            assert not torch.equal(
-                world.weights["seeds", name, "params"][1], born[name][1]
-            )  # it went on training
+        if GROWN.present[1, slot]:  # it went on training
+            assert not torch.equal(world.weights["seeds", name, "params"][1], born[name][1])
 
 
 def grown_state(world: World) -> EnvState:
