@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDict
 from tiny_world import CPU, quiet_progress, tiny_settings
 from torch import Tensor
+from witness import Witness
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
@@ -121,30 +122,25 @@ class FaultyWorld(World):
         return super().work(step)
 
 
-class Witness:
-    """An agent that plays as another does and keeps what it saw and the weights of the moment."""
+class WeightWitness(Witness):
+    """Keeps the memories too, and the weights of the moment."""
 
     def __init__(self, agent: Agent, world: World) -> None:
-        self.agent = agent
+        super().__init__(agent)
         self.world = world
-        self.views: list[View] = []
         self.memories: list[Memory] = []
         self.weights: list[TensorDict] = []
 
-    def start(self, num_envs: int, device: torch.device) -> Memory:
-        return self.agent.start(num_envs, device)
-
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
-        self.views.append(view)
         self.memories.append(memory)
         self.weights.append(self.world.weights.clone())
-        return self.agent.act(view, memory)
+        return super().act(view, memory)
 
 
 class Played(NamedTuple):
     """All about one round; lists are by env-step, the view after the last at their ends."""
 
-    witness: Witness
+    witness: WeightWitness
     rollout: Rollout
     result: RoundResult
     learner: Learner
@@ -153,9 +149,6 @@ class Played(NamedTuple):
     def state(self, step: int) -> EnvState:
         return self.witness.views[step].state
 
-    def host(self, step: int, name: str = "params") -> Tensor:
-        return self.witness.weights[step]["host", name]
-
 
 def play(faults: Mapping[int, list[tuple[Tensor, Damage]]]) -> Played:
     """One round of `settings()`."""
@@ -163,7 +156,7 @@ def play(faults: Mapping[int, list[tuple[Tensor, Damage]]]) -> Played:
     cfg = PolicyConfig(network=NetworkConfig(hidden=16, features=16), ppo=PPOConfig(epochs=1))
     policy = RecurrentPolicy(cfg, world.rules.nets.shape.slots, 0)
     learner = Learner(policy, cfg.ppo, 10, 0)
-    witness = Witness(policy, world)
+    witness = WeightWitness(policy, world)
     result, rollout = play_round(world, Player(witness, learner), Round(0, QUIET))
     assert rollout is not None
     return Played(witness, rollout, result, learner, learner.update(rollout))
