@@ -29,7 +29,7 @@ from benchmarks.processes import ROOT
 from benchmarks.records import check_folder, clean, command_line, keep, kept, markdown, origin
 from benchmarks.sides import EngineSide
 from benchmarks.sync_guard import SyncGuard
-from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
+from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.config.errors import UserError
 from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets.graphs import StepCache
@@ -108,7 +108,7 @@ def side_at(place: Place, rung: str, cfg: EpsConfig) -> EngineSide:
     if place.device.type == "cpu" and "graphs" in rung:
         side.world.kernels = side.world.kernels._replace(steps=StepCache(capture=False))
         if isinstance(side.waiting.agent, RecurrentPolicy) and side.learner is not None:
-            side.waiting.agent = CapturedPolicy(side.waiting.agent, StepCache(capture=False))
+            side.waiting.agent.steps = StepCache(capture=False)
             side.learner.steps = StepCache(capture=False)
     return side
 

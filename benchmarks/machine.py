@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,19 +45,14 @@ def describe(device: torch.device) -> dict[str, object]:
 
 def git_commit(root: Path = ROOT) -> str:
     """The commit of a checkout, + where files differ but for results; "unknown" outside git."""
+    told = partial(subprocess.run, cwd=root, capture_output=True, text=True)
     try:
-        head = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True
-        )
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "-uno", "--", ".", ":!benchmarks/results"],
-            cwd=root,
-            capture_output=True,
-            text=True,
-        ).stdout.strip()
+        head = told(["git", "rev-parse", "--short", "HEAD"])
+        changed = told(["git", "status", "--porcelain", "-uno", "--", ".", ":!benchmarks/results"])
     except OSError:
         return "unknown"
-    return head.stdout.strip() + "+" * bool(changed) if head.returncode == 0 else "unknown"
+    mark = "+" if changed.stdout.strip() else ""
+    return head.stdout.strip() + mark if head.returncode == 0 else "unknown"
 
 
 def everyones_seconds() -> float | None:
@@ -140,7 +136,9 @@ def forget_peak(device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)
-    give_back_freed_memory()
+    # glibc gives back to the system what torch has freed and it keeps
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return resident("VmRSS")
@@ -151,12 +149,6 @@ def peak(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resident("VmHWM")
-
-
-def give_back_freed_memory() -> None:
-    """Return to the system what torch has freed and the C library keeps; only glibc offers it."""
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def resident(kind: str) -> int:

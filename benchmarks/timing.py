@@ -9,11 +9,8 @@ Side = TypeVar("Side")
 
 LIVE_ALPHA = 0.5  # of the live seeds of a benchmark
 COLUMNS = ("training", "validation", "policy and state machine", "update")
-PARTS = {
-    "training": "training",
-    "data": "training",
-    "validation": "validation",
-}  # column of a phase; else the third
+# Column of a phase; else the third.
+PARTS = {"training": "training", "data": "training", "validation": "validation"}
 
 
 class BenchmarkError(UserError):

@@ -112,7 +112,7 @@ class Style:
 # Values behind the action heads, indexed by the head's choice.
 STYLE_BLEND = (Blend.ADD, Blend.MULTIPLY, Blend.ADD, Blend.GATE)
 STYLE_CURVE = (Curve.LINEAR, Curve.LINEAR, Curve.SIGMOID, Curve.LINEAR)
-STYLE_NAMES = ("linear_add", "linear_multiply", "sigmoid_add", "gated_gate")
+STYLE_NAMES = names_of(Style)
 TEMPO_STEPS = (3, 5, 8)
 ALPHA_TARGETS = (0.5, 0.7, 1.0)
 SPEED_STEPS = (0, 3, 5, 8)
@@ -120,6 +120,15 @@ CURVE_CHOICES = (Curve.LINEAR, Curve.COSINE, Curve.SIGMOID, Curve.SIGMOID, Curve
 CURVE_STEEPNESS = (12.0, 12.0, 6.0, 12.0, 24.0)
 CURVE_NAMES = ("linear", "cosine", "sigmoid_6", "sigmoid_12", "sigmoid_24")
 RAMP_STEEPNESS = 12.0
+# Names that actions may use for choices, by head; slots and blueprints are those of the run.
+CHOICE_NAMES = {
+    "style": STYLE_NAMES,
+    "tempo": ("fast", "standard", "slow"),
+    "alpha_target": ("half", "seventy", "full"),
+    "alpha_speed": ("instant", "fast", "medium", "slow"),
+    "alpha_curve": CURVE_NAMES,
+    "op": OP_NAMES,
+}
 
 
 class Head(NamedTuple):

@@ -5,7 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from esper_soa.agent.rollout import stack_action
 from esper_soa.simulator import Simulator, make
+from esper_soa.state import Action
 
 EXPERIMENT = "cifar_3seed"
 ENVS = 3
@@ -30,11 +32,16 @@ class Played(NamedTuple):
     features: Tensor  # [T, N, F], what the actions were decided on
 
 
+def rows_of(sim: Simulator, action: Action) -> Tensor:
+    """int64 [N]: the joint actions that are these choices."""
+    return (stack_action(action)[:, None] == sim.joint.rows).all(2).int().argmax(1)
+
+
 def play() -> Played:
     sim: Simulator = make(EXPERIMENT, policy="random", envs=ENVS, seed=SEED, **SIZES)
     steps = list(sim.episode())
     return Played(
-        torch.stack([sim.joint.index(step.action) for step in steps]),
+        torch.stack([rows_of(sim, step.action) for step in steps]),
         torch.stack([step.reward for step in steps]),
         torch.stack([step.observation.features for step in steps]),
     )

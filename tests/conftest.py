@@ -1,4 +1,4 @@
-"""Puts this folder on the import path, so that tests can share tiny_world.
+"""Puts this folder, and those of env and agent, on the import path, so that tests share builders.
 
 Without a GPU, Triton kernels run in Triton's interpreter, which must be asked for before anything
 imports Triton. Every test has one thread within an operation, as a run does: more mostly wait for
@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE / "env"), str(HERE / "agent")]
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -203,24 +203,13 @@ def ending(number: int) -> list[ScalarAction]:
     style = number % 4
     return [
         [ADVANCE, FADE],  # from HOLDING down to nothing
-        [
-            aim(0, 1, 3, style),
-            FADE,
-        ],  # a partial way down freezes the seed for 3 ticks, then it fades
+        # a partial way down freezes the seed for 3 ticks, then it fades
+        [aim(0, 1, 3, style), FADE],
         [ADVANCE, FOSSILIZE],
-        [
-            ADVANCE,
-            aim(1, 1, 1, style),
-            aim(2, 0, 0, (style + 1) % 4),
-            ADVANCE,
-            REMOVE,
-        ],  # changes its blend twice
-        [
-            aim(0, 0, 0, style),
-            aim(2, 1, 4, style),
-            ADVANCE,
-            FOSSILIZE,
-        ],  # down at once, then up in a steep sigmoid
+        # changes its blend twice
+        [ADVANCE, aim(1, 1, 1, style), aim(2, 0, 0, (style + 1) % 4), ADVANCE, REMOVE],
+        # down at once, then up in a steep sigmoid
+        [aim(0, 0, 0, style), aim(2, 1, 4, style), ADVANCE, FOSSILIZE],
     ][number % 5]
 
 

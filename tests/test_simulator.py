@@ -13,8 +13,10 @@ from tiny_world import CPU, quiet_progress, tiny_settings
 import esper_soa
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Memory
+from esper_soa.agent.rollout import stack_action
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.config.settings import TrainConfig
+from esper_soa.env.actions import read_action
 from esper_soa.simulator import Simulator, Step
 from esper_soa.state import Decision, View
 from esper_soa.training.build import build_world
@@ -131,6 +133,14 @@ def test_actions_come_as_records_names_rows_or_numbers() -> None:
         sim.seeds(3)
 
 
+def test_every_choice_of_every_head_has_a_name(both: Pair) -> None:
+    named = {"slot": "r0c1", "blueprint": "norm", "style": "gated_gate", "tempo": "slow"}
+    named |= {"alpha_target": "half", "alpha_speed": "medium", "alpha_curve": "cosine"}
+    found = read_action(named | {"op": "prune"}, ENVS, both[0].joint, both[0].names)
+    assert stack_action(found).tolist() == [[1, 3, 3, 2, 0, 2, 1, 3]] * ENVS
+    assert [len(both[0].names[name]) for name in HEAD_NAMES] == [2, 7, 4, 3, 3, 4, 5, 6]
+
+
 ILLEGAL = [
     (
         {"op": Op.GERMINATE, "blueprint": 9},
@@ -191,7 +201,7 @@ def test_choices_that_the_op_does_not_read_do_not_matter(both: Pair) -> None:
         ({"op": "germinat"}, "op='germinat': must be one of wait, germinate, set_alpha_target, "),
         ({"slot": ["r0c1", "r9c9", 0]}, "slot='r9c9': must be one of r0c0, r0c1$"),
         ({"blueprint": "lora"}, "blueprint='lora': must be one of conv_light, attention"),
-        ({"tempo": "fast"}, "tempo='fast': must be a number"),
+        ({"tempo": "quick"}, "tempo='quick': must be one of fast, standard, slow$"),
         ([0, 1], r"\[3\] of joint actions"),
         ([0, 1, 10**9], "joint actions are 0 to"),
     ],

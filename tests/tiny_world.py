@@ -52,9 +52,10 @@ from esper_soa.vocabulary import Stage
 CPU = torch.device("cpu")
 BREAKDOWNS = 0.01  # share of env-steps with a loss that is not finite
 MEASURED_STAGES = (Stage.TRAINING, Stage.BLENDING)
+# ten slots
 SCALE_TASK = TaskConfig(
     name="cifar_scale", base_channels=1, num_blocks=5, kernel_size=1, num_pools=5
-)  # ten slots
+)
 SMALL_TASK = TaskConfig(name="tiny", base_channels=2, num_blocks=3, kernel_size=1, num_pools=3)
 
 
@@ -102,8 +103,7 @@ def tiny_world(num_envs: int, num_slots: int, steps: int) -> World:
 
 def random_round(world: World) -> RoundResult:
     """What an episode of random play gives."""
-    quiet = Progress(1, Console(file=io.StringIO()), "off")
-    return play_round(world, Player(RandomPolicy(), None), Round(0, quiet))[0]
+    return play_round(world, Player(RandomPolicy(), None), Round(0, quiet_progress()))[0]
 
 
 def random_numbers(seed: int, step: int, like: Tensor) -> Tensor:

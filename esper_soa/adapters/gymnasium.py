@@ -89,20 +89,12 @@ class GrowthVectorEnv(VectorEnv):
         turn = self.flat.step(torch.as_tensor(np.asarray(actions), device=self.flat.sim.device))
         ended = turn.terminated.cpu().numpy(), turn.truncated.cpu().numpy()
         told = facts(turn.info)
-        if (ended[0] | ended[1]).any():
-            told |= _final(turn, ended[0] | ended[1])
+        over = ended[0] | ended[1]
+        if over.any():  # the last observations, as gymnasium's vector envs tell them
+            last = {**arrays(turn.last), "_features": over, "_action_mask": over}
+            told |= {"final_obs": last, "_final_obs": over}
+            told |= {"final_info": facts(turn.info), "_final_info": over}
         return arrays(turn.shown), turn.reward.cpu().numpy(), *ended, told
-
-
-def _final(turn: Turn, ended: np.ndarray) -> Facts:
-    """The last observations of trajectories that ended, as gymnasium's vector envs tell them."""
-    last: Facts = {**arrays(turn.last), "_features": ended, "_action_mask": ended}
-    return {
-        "final_obs": last,
-        "_final_obs": ended,
-        "final_info": facts(turn.info),
-        "_final_info": ended,
-    }
 
 
 class GrowthEnv(gymnasium.Env):

@@ -84,7 +84,7 @@ class Controller(nn.Module):
             noise = torch.rand(num_envs, len(HEAD_NAMES), device=features.device)
         seen = Observation(features=features, blueprints=blueprints, batch_size=[num_envs])
         legal = Masks.from_dict(dict(masks), batch_size=[num_envs])
-        decision, self.memory = self.policy.decide(seen, legal, noise, memory)
+        decision, self.memory, _ = self.policy.decide_openly(seen, legal, noise, memory)
         return {name: decision.action.get(name) for name in HEAD_NAMES}
 
     def start(self, num_envs: int, device: torch.device) -> Memory:

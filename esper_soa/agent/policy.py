@@ -12,12 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from esper_soa.agent.distribution import (
-    choose,
-    entropy,
-    log_prob_of,
-    masked_log_probs,
-)
+from esper_soa.agent.distribution import choose, entropy, log_prob_of, masked_log_probs
 from esper_soa.agent.lstm import ResidualLSTM, lstm_parameters
 from esper_soa.agent.normalize import (
     Moments,
@@ -144,6 +139,8 @@ class RecurrentPolicy(nn.Module):
         width = network.features
         slot = network.slot_features
         self.deterministic = config.deterministic
+        # Keeps decisions on static buffers and replays them as CUDA graphs; None: as they are.
+        self.steps: StepCache | None = None
         self.floors = dict(config.ppo.probability_floor)
         self.clip = config.ppo.observation_clip
         # the last row: empty slot
@@ -224,23 +221,20 @@ class RecurrentPolicy(nn.Module):
     @torch.no_grad()
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """Sample an action per env with view.noise; the likeliest of a deterministic policy."""
-        return self.decide(view.observation, view.masks, view.noise, memory)
+        return self.act_openly(view, memory)[:2]
 
     @torch.no_grad()
     def act_openly(self, view: View, memory: Memory) -> tuple[Decision, Memory, Tensor]:
         """What `act` gives, and the probabilities of all choices: float32 [N, X] in HEADS order."""
-        return self.decide_openly(view.observation, view.masks, view.noise, memory)
-
-    def decide(
-        self, observation: Observation, masks: Masks, noise: Tensor, memory: Memory
-    ) -> tuple[Decision, Memory]:
-        """`act` on what the policy looks at of a View; noise float32 [N, 8] in HEADS order."""
-        return self.decide_openly(observation, masks, noise, memory)[:2]
+        parts = (view.observation, view.masks, view.noise, memory)
+        if self.steps is None:
+            return self.decide_openly(*parts)
+        return captured_call(self.steps, "act", self.decide_openly, *parts)
 
     def decide_openly(
         self, observation: Observation, masks: Masks, noise: Tensor, memory: Memory
     ) -> tuple[Decision, Memory, Tensor]:
-        """`act_openly` on the parts of a View that the policy looks at."""
+        """`act_openly` on the parts of a View that the policy looks at, noise float32 [N, 8]."""
         slots, features = self._encode(observation.features, observation.blueprints)
         x, memory = self.lstm.step(features, memory)
         op_log_probs = masked_log_probs(self.heads["op"](x), masks.op, self.floors["op"])
@@ -364,29 +358,6 @@ def with_blueprints(
 def one_hot(op: Tensor, like: Tensor) -> Tensor:
     """[..., 6], in the type of `like`: 1 for the op int64 [...], 0 for the others."""
     return (op.unsqueeze(-1) == torch.arange(len(OP_NAMES), device=op.device)).to(like.dtype)
-
-
-class CapturedPolicy:
-    """The policy as an Agent that decides on static buffers, replayed as CUDA graphs."""
-
-    def __init__(self, policy: RecurrentPolicy, steps: StepCache) -> None:
-        self.policy = policy
-        self.steps = steps
-
-    def start(self, num_envs: int, device: torch.device) -> Memory:
-        """The policy's memory of N envs at the start of a trajectory."""
-        return self.policy.start(num_envs, device)
-
-    @torch.no_grad()
-    def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
-        """One action per env, and the memory after it."""
-        return self.act_openly(view, memory)[:2]
-
-    @torch.no_grad()
-    def act_openly(self, view: View, memory: Memory) -> tuple[Decision, Memory, Tensor]:
-        """Action, memory after it, and the probability of every choice."""
-        parts = (view.observation, view.masks, view.noise, memory)
-        return captured_call(self.steps, "act", self.policy.decide_openly, *parts)
 
 
 def _last_linear(module: nn.Module) -> nn.Linear:

@@ -11,21 +11,20 @@ from torch import Tensor
 from esper_soa.env.joint import JointActions
 from esper_soa.env.legal import illegal_choices, obey
 from esper_soa.state import Action, Masks
-from esper_soa.vocabulary import HEAD_NAMES, HEADS, OP_NAMES, Style, names_of
+from esper_soa.vocabulary import CHOICE_NAMES, HEAD_NAMES, HEADS
 
 ActionLike = Action | Mapping[str, object] | Tensor | np.ndarray
-ChoiceNames = Mapping[str, Mapping[str, int]]  # by head: its choices that have a name
+ChoiceNames = Mapping[str, Mapping[str, int]]  # by head: its choices, by name
 
 
 def choice_names(slots: Sequence[str], blueprints: Sequence[str], legal: Tensor) -> ChoiceNames:
     """Names that an action may use; blueprints: by code, legal: bool [P], may be germinated."""
     codes = legal.nonzero().flatten().tolist()
-    return {
-        "slot": {name: slot for slot, name in enumerate(slots)},
-        "blueprint": {blueprints[code]: code for code in codes},
-        "style": {name: style for style, name in enumerate(names_of(Style))},
-        "op": {name: op for op, name in enumerate(OP_NAMES)},
+    found = {
+        head: {name: choice for choice, name in enumerate(names)}
+        for head, names in {"slot": slots, **CHOICE_NAMES}.items()
     }
+    return found | {"blueprint": {blueprints[code]: code for code in codes}}
 
 
 def read_action(
@@ -45,7 +44,7 @@ def read_action(
             listed = ", ".join(sorted(map(str, unknown)))
             raise ValueError(f"action heads are {', '.join(HEAD_NAMES)}, not {listed}")
         heads = {
-            head.name: _numbers(head.name, action[head.name], names.get(head.name, {}))
+            head.name: _numbers(head.name, action[head.name], names[head.name])
             if head.name in action
             else head.placeholder
             for head in HEADS
@@ -77,10 +76,7 @@ def _numbers(head: str, value: object, names: Mapping[str, int]) -> object:
     """`value` with the number of the choice for each name."""
     if isinstance(value, str):
         if value not in names:
-            allowed = (
-                f"one of {', '.join(names)}" if names else "a number: its choices have no names"
-            )
-            raise ValueError(f"{head}={value!r}: must be {allowed}")
+            raise ValueError(f"{head}={value!r}: must be one of {', '.join(names)}")
         return names[value]
     if isinstance(value, np.ndarray) and value.dtype.kind == "U":
         value = value.tolist()

@@ -128,7 +128,12 @@ def judge(
     window, and only one that was judged ends a run of divergent losses.
     """
     finite = torch.isfinite(loss)
-    mean, deviation = _window_statistics(guard)
+    size = guard.losses.shape[-1]
+    counted = torch.arange(size, device=loss.device) >= size - guard.count.unsqueeze(-1)
+    number = guard.count.clamp(min=1)
+    mean = torch.where(counted, guard.losses, 0.0).sum(-1) / number
+    spread = torch.where(counted, guard.losses - mean.unsqueeze(-1), 0.0)
+    deviation = (spread.square().sum(-1) / number).sqrt()
     judged = finite & (guard.count >= cfg.min_samples)
     learned = mean < RECOVERED_SHARE * chance_loss
     collapsed = judged & learned & ((loss - chance_loss).abs() < CHANCE_BAND * chance_loss)
@@ -144,13 +149,3 @@ def judge(
     losses = torch.where(ordinary.unsqueeze(-1), pushed, guard.losses)
     count = (guard.count + ordinary).clamp(max=losses.shape[-1])
     return guard.replace(losses=losses, count=count, anomalies=anomalies), panic, reason
-
-
-def _window_statistics(guard: Guard) -> tuple[Tensor, Tensor]:
-    """Mean and population deviation [N] of the losses in the window; 0 where there is none."""
-    size = guard.losses.shape[-1]
-    valid = torch.arange(size, device=guard.losses.device) >= size - guard.count.unsqueeze(-1)
-    number = guard.count.clamp(min=1)
-    mean = torch.where(valid, guard.losses, 0.0).sum(-1) / number
-    spread = torch.where(valid, guard.losses - mean.unsqueeze(-1), 0.0)
-    return mean, (spread.square().sum(-1) / number).sqrt()

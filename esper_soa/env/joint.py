@@ -9,8 +9,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from esper_soa.state import Action, Masks
-from esper_soa.vocabulary import HEAD_NAMES, HEADS, OP_NAMES, Head
+from esper_soa.state import Action, Masks, stage_in
+from esper_soa.vocabulary import DETAIL_HEADS, HEAD_NAMES, HEADS, OP_NAMES
 
 
 class JointActions:
@@ -26,7 +26,7 @@ class JointActions:
         self.slot = columns["slot"]
         # Of the heads beside slot and op: their choices, and bool [K], rows whose op reads them.
         self.details = [
-            (head.name, columns[head.name], _read_by(head, self.op)) for head in HEADS[1:-1]
+            (head.name, columns[head.name], stage_in(self.op, head.ops)) for head in DETAIL_HEADS
         ]
 
     def __len__(self) -> int:
@@ -39,19 +39,6 @@ class JointActions:
             raise ValueError(f"joint actions are 0 to {len(self) - 1}, not {index.tolist()}")
         heads = dict(zip(HEAD_NAMES, self.rows[index].unbind(1), strict=True))
         return Action.from_dict(heads, batch_size=index.shape)
-
-    def index(self, action: Action) -> Tensor:
-        """int64 [N]: the rows that do what `action` [N] does; ValueError where there is none."""
-        read = [_read_by(head, action.op) | (head.name == "op") for head in HEADS]
-        given = [
-            torch.where(one, action.get(head.name), head.placeholder)
-            for one, head in zip(read, HEADS, strict=True)
-        ]
-        same = (torch.stack(given, 1)[:, None, :] == self.rows).all(2)
-        if not bool(same.any(1).all()):
-            why = "the blueprint may not be germinated, or a choice is none"
-            raise ValueError(f"no joint action does this: {why}")
-        return same.to(torch.int64).argmax(1)
 
     def mask(self, masks: Masks) -> Tensor:
         """bool [N, K]: the rows that are legal; `masks` [N] as in a View."""
@@ -74,8 +61,3 @@ def _rows(op: int, num_slots: int, blueprints: list[int]) -> list[tuple[int, ...
         else:
             choices.append(list(range(head.choices or num_slots)))
     return list(product(*choices))
-
-
-def _read_by(head: Head, op: Tensor) -> Tensor:
-    """bool [K]: the rows whose op reads the head."""
-    return torch.isin(op, torch.tensor(head.ops, device=op.device))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from esper_soa.env.masks import matters_for_some
 from esper_soa.state import Action, Masks, stage_in
-from esper_soa.vocabulary import DETAIL_HEADS, HEAD_NAMES, HEADS, OP_NAMES, Op
+from esper_soa.vocabulary import CHOICE_NAMES, DETAIL_HEADS, HEAD_NAMES, HEADS, OP_NAMES, Op
 
 
 def head_masks(masks: Masks, op: Tensor) -> dict[str, Tensor]:
@@ -87,14 +87,15 @@ def illegal_choices(action: Action, masks: Masks) -> list[str]:
             legal = [_word(name, one) for one in numbers]
             what = f"op {_word('op', op)}"
             if name != "op":
-                what = f"{name} {choice} for {what}"
+                what = f"{name} {_word(name, choice)} for {what}"
             found.append(f"env {envs[0]}: {what} is not legal; legal are {', '.join(legal)}")
     return found
 
 
 def _word(head: str, choice: int) -> str:
-    """A choice as people call it: an op by its name, where it has one."""
-    return OP_NAMES[choice] if head == "op" and 0 <= choice < len(OP_NAMES) else str(choice)
+    """The name of a choice, or its number where it has none; slots and blueprints have numbers."""
+    names = dict(enumerate(CHOICE_NAMES.get(head, ())))
+    return names.get(choice, str(choice))
 
 
 def first_choice(mask: Tensor) -> Tensor:

@@ -70,7 +70,8 @@ def observe(state: EnvState, max_steps: int) -> Observation:
     ramp = state.ramp
     signals = state.signals
     env = env_features(signals, signals.step, slots.stage, max_steps)
-    seeds = slot_features(slots, ramp, alpha_velocity(ramp), ticks_left(ramp), max_steps)
+    left = (ramp.length - ramp.done).clamp(min=0)
+    seeds = slot_features(slots, ramp, alpha_velocity(ramp), left, max_steps)
     features = torch.cat((env, seeds.flatten(-2)), -1)
     is_number = features == features  # isnan and nan_to_num do not vectorise when compiled
     features = torch.where(is_number, features, 0.0).clamp(-FEATURE_LIMIT, FEATURE_LIMIT)
@@ -91,11 +92,6 @@ def alpha_velocity(ramp: Ramp) -> Tensor:
     """Alpha per tick of a moving ramp [N, S], constant along it; 0 when the ramp rests."""
     moving = (ramp.mode != AlphaMode.HOLD) & (ramp.length > 0)
     return torch.where(moving, (ramp.target - ramp.start) / ramp.length.clamp(min=1), 0.0)
-
-
-def ticks_left(ramp: Ramp) -> Tensor:
-    """Ticks until the ramp arrives [N, S]."""
-    return (ramp.length - ramp.done).clamp(min=0)
 
 
 def env_features(signals: Signals, num_recorded: Tensor, stage: Tensor, max_steps: int) -> Tensor:

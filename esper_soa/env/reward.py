@@ -88,37 +88,25 @@ def reward_inputs(
     state: EnvState, attribution: Attribution, action: Action, op: Tensor, settings: RewardSettings
 ) -> RewardInputs:
     """What the env state and this env-step's attribution say to the reward."""
-    target = target_slot(action, state.slots.stage.shape[1])
-    inputs = _of_slots(state.slots, attribution) | _of_envs(state, attribution, settings)
-    inputs |= {"target": target, "op": op}
-    return RewardInputs(**inputs, batch_size=state.batch_size, device=None)  # type: ignore[arg-type]
-
-
-def _of_slots(slots: Slots, attribution: Attribution) -> dict[str, Tensor]:
-    """The inputs [N, S] that follow from slots and attribution alone."""
-    contribution = torch.where(attribution.measured, attribution.contribution, 0.0)
-    return {name: slots.get(name) for name in SAME} | {
+    slots = state.slots
+    signals = state.signals
+    known = attribution.measured
+    contribution = torch.where(known, attribution.contribution, 0.0)
+    effective, shock = rent_and_shock(slots, settings)
+    fields = {name: slots.get(name) for name in SAME} | {
         "has_seed": slots.live,
+        "target": target_slot(action, slots.stage.shape[1]),
         "improvement": slots.improvement,
         "improvement_known": slots.live,
         "contribution": contribution,
-        "contribution_known": attribution.measured,
+        "contribution_known": known,
         "interaction_sum": attribution.interaction_sum,
         "accuracy_germination": torch.where(
             slots.germination_known, slots.accuracy_germination, 0.0
         ),
         "drip_left": slots.drip_total - slots.drip_paid,
         "drip_contribution": contribution,
-    }
-
-
-def _of_envs(
-    state: EnvState, attribution: Attribution, settings: RewardSettings
-) -> dict[str, Tensor]:
-    slots = state.slots
-    signals = state.signals
-    effective, shock = rent_and_shock(slots, settings)
-    return {
+        "op": op,
         "val_accuracy": signals.val_accuracy,
         "stable_accuracy": stable_accuracy(signals, settings.config.escrow_stable_window),
         "accuracy_delta": signals.accuracy_delta,
@@ -138,6 +126,7 @@ def _of_envs(
         "step": signals.step,
         "max_steps": torch.full_like(signals.step, settings.max_steps),
     }
+    return RewardInputs(**fields, batch_size=state.batch_size, device=None)  # type: ignore[arg-type]
 
 
 def rent_and_shock(slots: Slots, settings: RewardSettings) -> tuple[Tensor, Tensor]:

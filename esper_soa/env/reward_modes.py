@@ -39,18 +39,12 @@ def score(
     parts, read = MODES[cfg.mode](inputs, cfg) if own is None else (own_parts(own, inputs), {})
     zero = torch.zeros_like(inputs.contribution)
     readings = SlotReadings(
-        attribution_discount=torch.ones_like(zero),
         escrow_next=inputs.escrow,
         drip_total=zero,
         drip_scale=zero,
         drip_payment=torch.zeros_like(inputs.drip_scale),
     )
-    return collect(parts, inputs), readings._replace(**read)
-
-
-def collect(parts: dict[str, Tensor], inputs: RewardInputs) -> RewardTerms:
-    """The terms by name, 0 where a mode has none, and their sum; ValueError for an unknown name."""
-    return add_terms(no_terms(inputs.val_accuracy), parts)
+    return add_terms(no_terms(inputs.val_accuracy), parts), readings._replace(**read)
 
 
 def scored(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
@@ -89,8 +83,7 @@ def _shaped(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     attribution = torch.where(_refused(inputs) | fossil, 0.0, attribution)
     attribution = torch.where(term.slot_op(inputs) == Op.PRUNE, -attribution, attribution)
     penalty = torch.where(fossil, 0.0, term.ratio_penalty(inputs, discount, cfg))
-    parts = _contribution(inputs, cfg, attribution, penalty, discount)
-    return parts, {"attribution_discount": discount}
+    return _contribution(inputs, cfg, attribution, penalty, discount), {}
 
 
 def _escrow(inputs: RewardInputs, cfg: RewardConfig) -> Paid:

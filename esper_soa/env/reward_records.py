@@ -103,7 +103,6 @@ class OwnReward(NamedTuple):
 class SlotReadings(NamedTuple):
     """What the reward computed on the way, float64 [N, S] unless noted."""
 
-    attribution_discount: Tensor  # [0, 1], below 0.5 where all seeds together do harm
     escrow_next: Tensor  # credit after this env-step
     drip_total: Tensor  # pool that this action creates, else 0
     drip_scale: Tensor

@@ -7,14 +7,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.env import SignalsConfig
-from esper_soa.state import (
-    HISTORY,
-    Attribution,
-    GradientStats,
-    Measurements,
-    Signals,
-    Slots,
-)
+from esper_soa.state import HISTORY, Attribution, GradientStats, Measurements, Signals, Slots
 
 VELOCITY_MEMORY = 0.7  # weight of the past in the moving average of a contribution's change
 RATIO_MEMORY = 0.9  # weight of the past in the moving average of the gradient ratio

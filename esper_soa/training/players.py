@@ -14,7 +14,6 @@ from torch import Tensor
 
 from esper_soa.agent.policy import (
     BLUEPRINT_TABLES,
-    CapturedPolicy,
     RecurrentPolicy,
     with_blueprints,
 )
@@ -56,7 +55,7 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, len(names)).to(world.device)
     imitation = cfg.policy.imitation
     replay = world.kernels.replay
-    decisions, gradients = (replay.steps(part, world.device) for part in (POLICY, GRADIENTS))
+    policy.steps, gradients = (replay.steps(part, world.device) for part in (POLICY, GRADIENTS))
     ppo = cfg.policy.ppo
     learner = Learner(
         policy, ppo, ppo.floor_penalty_rounds, cfg.seed, gradients, imitation, world.reduction
@@ -66,8 +65,7 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     teacher = None
     if imitation.rounds:
         teacher = rule_player(cfg, imitation.teacher, "policy.imitation.teacher")
-    agent = policy if decisions is None else CapturedPolicy(policy, decisions)
-    return Player(agent, learner, teacher)
+    return Player(policy, learner, teacher)
 
 
 @dataclass

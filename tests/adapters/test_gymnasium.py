@@ -5,7 +5,6 @@ import pytest
 import torch
 from adapter_sizes import ENVS, EXPERIMENT, PLATEAU, SEED, SIZES, STEPS, Played
 from lanes import some_of
-from torch import nn
 
 gymnasium = pytest.importorskip("gymnasium")
 adapter = pytest.importorskip("esper_soa.adapters.gymnasium")
@@ -124,39 +123,6 @@ def test_single_envs_in_the_librarys_own_vector_env_begin_anew_one_by_one() -> N
     cut = [step for step, (first, _) in enumerate(ends, 1) if first]
     assert cut == [3, 7]  # reset at an env-step of its own, which this library does by default
     assert [second for _, second in ends] == [False] * (STEPS - 1) + [True, False]
-
-
-@pytest.mark.parametrize("actions", some_of(["joint", "heads"], "heads"))
-def test_a_loop_as_users_write_it_learns_with_masks(actions: str) -> None:
-    """Policy gradient on two rounds: masked logits, sampled, stepped, one step of Adam."""
-    envs = vector(actions)
-    sizes = envs.flat.head_sizes if actions == "heads" else (envs.flat.num_actions,)
-    policy = nn.Linear(envs.single_observation_space["features"].shape[0], sum(sizes))
-    optimizer = torch.optim.Adam(policy.parameters(), 1e-3)
-    before = policy.weight.detach().clone()
-    torch.manual_seed(0)
-    observation, _ = envs.reset(seed=1)
-    log_probs = []
-    rewards = []
-    entropies = []
-    for _ in range(2 * STEPS):
-        legal = torch.from_numpy(observation["action_mask"]).bool()
-        logits = policy(torch.from_numpy(observation["features"])).masked_fill(~legal, -1e9)
-        heads = [
-            torch.distributions.Categorical(logits=part) for part in logits.split(sizes, dim=1)
-        ]
-        chosen = [head.sample() for head in heads]
-        log_probs.append(sum(head.log_prob(one) for head, one in zip(heads, chosen, strict=True)))
-        entropies.append(sum(head.entropy() for head in heads))
-        given = torch.stack(chosen, 1).numpy() if actions == "heads" else chosen[0].numpy()
-        observation, reward, _, _, info = envs.step(given)
-        rewards.append(torch.from_numpy(reward).float())
-        assert actions == "heads" or not info["illegal"].any()
-    loss = -(torch.stack(log_probs) * torch.stack(rewards) + 0.01 * torch.stack(entropies)).mean()
-    loss.backward()
-    optimizer.step()
-    assert loss.isfinite()
-    assert not torch.equal(policy.weight, before)
 
 
 def test_what_is_asked_before_reset_is_refused() -> None:

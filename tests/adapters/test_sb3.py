@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from adapter_sizes import ENVS, EXPERIMENT, PLATEAU, SEED, SIZES, STEPS, Played
+from adapter_sizes import ENVS, EXPERIMENT, SEED, SIZES, STEPS, Played
 
 gymnasium = pytest.importorskip("gymnasium")
 pytest.importorskip("stable_baselines3")
@@ -55,19 +55,6 @@ def test_a_breakdown_ends_one_trajectory() -> None:
             assert infos[2]["TimeLimit.truncated"] is False
             assert "terminal_observation" in infos[2]
             assert "terminal_observation" not in infos[0]
-
-
-def test_an_env_on_its_own_may_end_early() -> None:
-    env = sb3.GrowthVecEnv(EXPERIMENT, envs=1, seed=SEED, **SIZES, **PLATEAU)
-    env.reset()
-    for step in range(1, 7):
-        observation, _, done, infos = env.step(np.zeros(1, dtype=np.int64))
-        assert done.tolist() == [step % 3 == 0]
-        if done[0]:
-            assert infos[0]["TimeLimit.truncated"] is True
-            last = infos[0]["terminal_observation"]
-            assert env.observation_space.contains(last)
-            assert not np.array_equal(last["features"], observation["features"][0])
 
 
 def test_masked_ppo_learns_from_two_rollouts() -> None:

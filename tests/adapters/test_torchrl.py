@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from adapter_sizes import ENVS, EXPERIMENT, PLATEAU, SEED, SIZES, STEPS, Played
+from adapter_sizes import ENVS, EXPERIMENT, SEED, SIZES, STEPS, Played
 from tensordict import TensorDict
 from torch import nn
 
@@ -66,18 +66,6 @@ def test_a_breakdown_ends_one_trajectory_which_goes_on() -> None:
     assert sum(map(sum, ends)) == 1
     with pytest.raises(RuntimeError, match="reset them all together"):
         env.reset(TensorDict({"_reset": torch.tensor([[True], [False], [False]])}, [ENVS]))
-
-
-def test_an_env_on_its_own_may_end_early() -> None:
-    env = envs.TransformedEnv(
-        adapter.TorchRLGrowthEnv(EXPERIMENT, envs=1, seed=SEED, **SIZES, **PLATEAU),
-        envs.transforms.ActionMask(),
-    )
-    rollout = env.rollout(9, break_when_any_done=False)
-    assert rollout["next", "truncated"].flatten().tolist() == [False, False, True] * 3
-    assert not rollout["next", "terminated"].any()
-    assert torch.equal(rollout["next", "truncated"], rollout["next", "done"])
-    assert not torch.equal(rollout["next", "features"][0, 2], rollout["features"][0, 3])
 
 
 def test_a_collector_fills_its_frames_and_ppo_learns_from_them() -> None:

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from esper_soa.config.nets import SlotSpec, TaskConfig, host_slots
 from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
 from esper_soa.nets.data.streams import POLICY_SAMPLE, stream_keys, uniform
 from esper_soa.state import Decision, Masks, Observation
-from esper_soa.vocabulary import HEAD_NAMES, head_sizes
+from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes
 
 CPU = torch.device("cpu")
 
@@ -81,7 +80,7 @@ def first_decision(
     if masks is None:
         masks = masks_of_ops(torch.ones(num_envs, 6, dtype=torch.bool), num_slots)
     observation = Observation(features, blueprints, batch_size=[num_envs])
-    return policy.decide(observation, masks, noise, policy.start(num_envs, CPU))
+    return policy.decide_openly(observation, masks, noise, policy.start(num_envs, CPU))[:2]
 
 
 def row_of(observation: Observation, masks: Masks, decision: Decision, **told: Tensor) -> Row:
@@ -128,7 +127,7 @@ def random_rollout(
         memory = restart(memory, fresh, reset)
         observation = Observation(features, blueprints, batch_size=[num_envs])
         with torch.no_grad():
-            decision, memory = policy.decide(observation, masks, noise, memory)
+            decision, memory, _ = policy.decide_openly(observation, masks, noise, memory)
         row = row_of(
             observation,
             masks,
@@ -156,60 +155,42 @@ def kind(name: str) -> str:
     return families[name.split("/")[0]] if "/" in name else name
 
 
-class World(Protocol):
-    """An episode of `num_steps` with one seed slot; three env features [N, 3] are not 0."""
-
-    num_steps: int
-
-    def features(self, t: int, cue: Tensor) -> Tensor: ...
-
-    def reward(self, t: int, cue: Tensor, row: Row) -> Tensor: ...
-
-
-def train(
-    world: World, legal_ops: list[int], num_updates: int, seed: int, **ppo: object
-) -> list[float]:
-    """Mean raw reward per env and episode of every round; 64 envs, cue from {0, 1} per env."""
+def play_recall(num_updates: int) -> list[float]:
+    """Mean reward per env of every round: a cue is shown at the first of four env-steps and asked
+    for at the last, where ADVANCE answers 1 and WAIT 0; chance earns 0.5.
+    """
     num_envs = 64
+    num_steps = 4
     no_floor = dict.fromkeys(HEAD_NAMES, 0.0)
-    policy = small_policy(
-        1, seed, probability_floor=no_floor, entropy_floor_penalty=no_floor, **ppo
-    )
-    learner = Learner(
-        policy,
-        PPOConfig(probability_floor=no_floor, entropy_floor_penalty=no_floor, **ppo),
-        num_updates,
-        seed,
-    )
+    ppo = {"lr": 3e-3, "entropy_coef": 0.01, "target_kl": 0.1}
+    ppo |= {"probability_floor": no_floor, "entropy_floor_penalty": no_floor}
+    policy = small_policy(1, **ppo)
+    learner = Learner(policy, PPOConfig(**ppo), num_updates, seed=0)
     op = torch.zeros(num_envs, 6, dtype=torch.bool)
-    op[:, legal_ops] = True
+    op[:, [Op.WAIT, Op.ADVANCE]] = True
     masks = masks_of_ops(op, 1)
     envs = torch.arange(num_envs)
     no = torch.zeros(num_envs, dtype=torch.bool)
+    blueprints = torch.full((num_envs, 1), -1)
     history = []
     for update in range(num_updates):
-        rollout = new_rollout(world.num_steps, num_envs, 1, width_of(1), CPU)
-        keys = stream_keys(seed, POLICY_SAMPLE, (update,), envs)
+        rollout = new_rollout(num_steps, num_envs, 1, width_of(1), CPU)
+        keys = stream_keys(0, POLICY_SAMPLE, (update,), envs)
         cue = (uniform(keys, torch.full_like(envs, 1000)) < 0.5).long()
         memory = policy.start(num_envs, CPU)
-        earned = torch.zeros(num_envs)
-        for t in range(world.num_steps):
+        for t in range(num_steps):
             noise = uniform(keys.unsqueeze(-1), torch.arange(8) + 8 * t)
-            blueprints = torch.full((num_envs, 1), -1)
-            features = torch.nn.functional.pad(world.features(t, cue), (0, width_of(1) - 3))
+            features = torch.zeros(num_envs, width_of(1))
+            if t == 0:
+                features[:, :3] = torch.stack([2.0 * cue - 1, no + 1.0, no + 1.0], dim=1)
             observation = Observation(features, blueprints, batch_size=[num_envs])
             with torch.no_grad():
-                decision, memory = policy.decide(observation, masks, noise, memory)
-            row = row_of(
-                observation,
-                masks,
-                decision,
-                terminal=no | (t == world.num_steps - 1),
-                reset=no | (t == 0),
-            )
-            reward = world.reward(t, cue, row)
-            earned += reward
+                decision, memory, _ = policy.decide_openly(observation, masks, noise, memory)
+            last = t == num_steps - 1
+            row = row_of(observation, masks, decision, terminal=no | last, reset=no | (t == 0))
+            right = decision.action.op == torch.where(cue == 1, Op.ADVANCE, Op.WAIT)
+            reward = right.float() * last
             write_(rollout, t, row.replace(reward=learner.scale_rewards_(reward, ~no)))
         learner.update(rollout)
-        history.append(earned.mean().item())
+        history.append(reward.mean().item())
     return history

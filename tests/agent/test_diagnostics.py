@@ -188,15 +188,3 @@ def test_an_epoch_that_was_not_begun_is_not_reported():
         epochs=3,
     )
     assert [name for name in report if name.startswith("kl_epoch")] == ["kl_epoch/1", "kl_epoch/2"]
-
-
-def test_coefficients_and_their_schedules_are_reported():
-    report = report_of(value_warmup_rounds=10, entropy_coef=0.02, epochs=1)
-    assert {name: value for name, value in report.items() if name.startswith("coefficient/")} == {
-        "coefficient/entropy": 0.02,
-        "coefficient/value": 0.05,
-        "coefficient/q": 0.025,
-        "coefficient/floor_penalty": 1.5,
-        "coefficient/contribution": 0.0,
-    }
-    assert report["learning_rate"] == 3e-4

@@ -1,11 +1,8 @@
 """Log-probabilities that a rollout stores are the update's: before any step, ratios are 1."""
 
-import io
-
 import pytest
 import torch
-from rich.console import Console
-from tiny_world import CPU, tiny_settings
+from tiny_world import CPU, quiet_progress, tiny_settings
 
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.optimizer import flatten
@@ -17,7 +14,6 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.training.build import build_world
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.players import build_player
-from esper_soa.training.progress import Progress
 
 ENVS = 3
 SLOTS = 3
@@ -54,12 +50,12 @@ def play(
     rollouts = []
     reports = []
     assert learner is not None
-    with Progress(ENVS * STEPS * ROUNDS, Console(file=io.StringIO()), "off") as progress:
-        for number in range(ROUNDS):
-            _, rollout = play_round(world, Player(player.agent, learner), Round(number, progress))
-            assert rollout is not None
-            rollouts.append(rollout)
-            reports.append(learner.update(rollout))
+    for number in range(ROUNDS):
+        step = Round(number, quiet_progress())
+        _, rollout = play_round(world, Player(player.agent, learner), step)
+        assert rollout is not None
+        rollouts.append(rollout)
+        reports.append(learner.update(rollout))
     return learner, rollouts, reports
 
 

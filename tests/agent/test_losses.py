@@ -8,7 +8,7 @@ from esper_soa.agent.objective import Batch, Coefficients, coefficients, head_ta
 from esper_soa.agent.policy import Evaluation
 from esper_soa.agent.rollout import new_rollout
 from esper_soa.config.agent import PPOConfig
-from esper_soa.env.legal import available_heads, relevant_heads
+from esper_soa.env.legal import relevant_heads
 from esper_soa.vocabulary import HEAD_NAMES, Op
 
 CPU = torch.device("cpu")
@@ -74,15 +74,6 @@ def test_divergence_weighs_heads_by_the_env_steps_on_which_they_mattered():
     assert found.item() == pytest.approx(0.306853 / 1.5, abs=1e-6)
 
 
-def test_a_head_that_was_never_available_pays_no_floor_penalty():
-    floor = torch.full((8,), 0.5)
-    weight = torch.ones(8)
-    available = available_heads(torch.tensor([WAIT_ONLY]))
-    # only the op head: (0.5 - 0.2)^2
-    penalty = losses.floor_penalty(losses.masked(torch.full((1, 8), 0.2), available), floor, weight)
-    assert penalty.item() == pytest.approx(0.09)
-
-
 def test_contribution_targets_are_clipped_and_only_measured_slots_count():
     predicted = torch.tensor([[8.0, 3.0]])
     target = torch.tensor([[25.0, float("nan")]])
@@ -102,6 +93,8 @@ def test_schedules_start_hold_and_end_where_they_should():
     late = coefficients(config, 1000, 1000)
     assert late == Coefficients(0.01, 0.5, 0.25, 0.5, 0.05)
     assert coefficients(PPOConfig(), 0, 100).entropy == 0.05
+    assert coefficients(PPOConfig(), 25, 100).floor_penalty == 1.0
+    assert losses.ramp(0, 0, 1.0, 3.0) == 3.0
 
 
 @pytest.mark.parametrize(

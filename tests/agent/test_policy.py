@@ -12,7 +12,6 @@ from agent_world import (
 
 from esper_soa.agent.lstm import segment_starts
 from esper_soa.agent.normalize import VARIANCE_EPSILON, Moments
-from esper_soa.agent.protocol import restart
 from esper_soa.state import Observation, View
 from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes
 
@@ -57,9 +56,9 @@ def test_an_env_decides_as_if_it_were_alone():
         torch.randn(m.shape, generator=torch.Generator().manual_seed(5))
         for m in policy.start(4, CPU)
     )
-    decision, after = policy.decide(observation, masks, noise, memory)
+    decision, after, _ = policy.decide_openly(observation, masks, noise, memory)
     one = slice(2, 3)
-    alone, alone_after = policy.decide(
+    alone, alone_after, _ = policy.decide_openly(
         observation[one], masks[one], noise[one], tuple(m[one] for m in memory)
     )
     assert torch.equal(decision.action[one].op, alone.action.op)
@@ -139,11 +138,3 @@ def test_acting_keeps_no_graph():
     observation, masks, noise = parts(4, 2)
     view = View(None, observation, masks, noise, batch_size=[4])
     assert not policy.act(view, policy.start(4, CPU))[0].value.requires_grad
-
-
-def test_restart_puts_back_the_memory_of_some_envs():
-    memory = (torch.full((2, 1, 3), 5.0), torch.tensor([4, 4]))
-    fresh = (torch.zeros(2, 1, 3), torch.tensor([-1, -1]))
-    hidden, counter = restart(memory, fresh, torch.tensor([False, True]))
-    assert hidden[:, 0, 0].tolist() == [5.0, 0.0]
-    assert counter.tolist() == [4, -1]

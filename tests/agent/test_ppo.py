@@ -4,58 +4,22 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from agent_world import learner_of, random_rollout, small_policy, train
+from agent_world import learner_of, play_recall, random_rollout, small_policy
 from torch import Tensor
 
 from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.ppo import Learner
-from esper_soa.agent.rollout import Rollout, Row
+from esper_soa.agent.rollout import Rollout
 from esper_soa.config.agent import ImitationConfig, PPOConfig
 from esper_soa.env.reduction import Reduction
-from esper_soa.vocabulary import Op
 
 
 def weights(learner: Learner) -> Tensor:
     return flatten(learner.policy.parameters())
 
 
-class Bandit:
-    """Blueprint 3 pays for one cue and blueprint 7 for the other, at each of two env-steps."""
-
-    num_steps = 2
-
-    def features(self, t: int, cue: Tensor) -> Tensor:
-        return torch.stack([cue.float(), 1 - cue.float(), torch.ones(len(cue))], dim=-1)
-
-    def reward(self, t: int, cue: Tensor, row: Row) -> Tensor:
-        return (row.action.blueprint == torch.where(cue == 1, 3, 7)).float()
-
-
-class Recall:
-    """The cue is shown at the first env-step only and asked for at the fourth; chance earns 0.5."""
-
-    num_steps = 4
-
-    def features(self, t: int, cue: Tensor) -> Tensor:
-        return torch.stack(
-            [2 * cue.float() - 1, torch.ones(len(cue)), torch.ones(len(cue))], dim=-1
-        ) * (t == 0)
-
-    def reward(self, t: int, cue: Tensor, row: Row) -> Tensor:
-        return (row.action.op == torch.where(cue == 1, Op.ADVANCE, Op.WAIT)).float() * (t == 3)
-
-
-@pytest.mark.slow  # the next is the cheap twin
-def test_the_policy_learns_a_bandit_with_two_contexts():
-    history = train(Bandit(), [Op.GERMINATE], 20, seed=0, lr=3e-3, entropy_coef=0.01, target_kl=0.1)
-    assert history[0] < 0.6
-    assert history[-1] > 1.8
-
-
 def test_the_policy_learns_to_remember_a_cue():
-    history = train(
-        Recall(), [Op.WAIT, Op.ADVANCE], 25, seed=0, lr=3e-3, entropy_coef=0.01, target_kl=0.1
-    )
+    history = play_recall(25)
     assert history[0] < 0.7
     assert min(history[-3:]) > 0.9
 

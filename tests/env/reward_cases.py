@@ -1,16 +1,13 @@
-"""Builders for the reward tests: inputs of a few slots from plain numbers, and random but
-consistent env states.
-"""
+"""Builders for the reward tests: inputs, actions and attributions from plain numbers."""
 
 import torch
-from env_records import empty_state
 from tiny_world import CPU
 
 from esper_soa.config.env import RewardConfig
 from esper_soa.env.reward_records import RewardInputs, RewardSettings
 from esper_soa.env.user_reward import sample_inputs
-from esper_soa.state import Action, Attribution, EnvState, ParameterCounts
-from esper_soa.vocabulary import HEAD_NAMES, Blend, Op, Stage
+from esper_soa.state import Action, Attribution, ParameterCounts
+from esper_soa.vocabulary import HEAD_NAMES
 
 SAMPLE = dict(sample_inputs(1, 1, 2, CPU).items())  # of the right shapes and dtypes
 
@@ -76,71 +73,3 @@ def make_attribution(
         committed=torch.full_like(total, 60.0),
         batch_size=[num_envs],
     )
-
-
-def random_play(num_envs: int, max_steps: int, seed: int) -> tuple[EnvState, Attribution, Action]:
-    """Random env states of 3 slots, attributions, actions; a third at their last env-step."""
-    rng = torch.Generator().manual_seed(seed)
-    shape = (num_envs, 3)
-    state = empty_state(num_envs, 3, max_steps)
-
-    def codes(choices: list[int], *size: int) -> torch.Tensor:
-        return torch.tensor(choices)[torch.randint(len(choices), size, generator=rng)]
-
-    def numbers(scale: float, *size: int) -> torch.Tensor:
-        return scale * torch.randn(size, generator=rng, dtype=torch.float64)
-
-    stages = [
-        Stage.GERMINATED,
-        Stage.TRAINING,
-        Stage.BLENDING,
-        Stage.HOLDING,
-        Stage.FOSSILIZED,
-        Stage.EMBARGOED,
-        Stage.EMPTY,
-        Stage.PRUNED,
-    ]
-    stage = codes(stages, *shape)
-    slots = state.slots.replace(
-        stage=stage,
-        stage_age=codes(list(range(8)), *shape),
-        previous_stage=codes(stages, *shape),
-        previous_stage_age=codes(list(range(8)), *shape),
-        seed_age=codes(list(range(1, 30)), *shape),
-        blueprint=codes([1, 2, 3], *shape),
-        blend=codes([Blend.ADD, Blend.GATE], *shape),
-        alpha=numbers(1.0, *shape).clamp(0, 1),
-        accuracy_current=50 + numbers(3.0, *shape),
-        accuracy_stage_start=50 + numbers(3.0, *shape),
-        accuracy_germination=50 + numbers(3.0, *shape),
-        germination_known=codes([0, 1], *shape).bool(),
-        escrow=numbers(1.0, *shape).clamp(min=0),
-        drip_live=(stage == Stage.FOSSILIZED) & codes([0, 1], *shape).bool(),
-        drip_scale=numbers(0.1, *shape).abs(),
-        drip_total=numbers(0.1, *shape).abs(),
-        rent_alpha=numbers(1.0, *shape).clamp(0, 1),
-        rent_params=100 * numbers(1.0, *shape).clamp(0, 1),
-    )
-    signals = state.signals.replace(
-        step=codes([2, 3, max_steps], num_envs),
-        val_accuracy=50 + numbers(3.0, num_envs),
-        accuracy_delta=numbers(1.0, num_envs),
-        val_loss=1 + numbers(1.0, num_envs).abs(),
-        loss_delta=numbers(0.05, num_envs),
-        accuracy_history=50 + numbers(3.0, num_envs, 10),
-    )
-    totals = state.totals.replace(
-        fossilized=codes([0, 1, 2], num_envs),
-        contributing=codes([0, 1], num_envs),
-        pending_penalty=numbers(0.1, num_envs),
-        pending_hindsight=numbers(0.1, num_envs).abs(),
-    )
-    measured = slots.running & codes([0, 1, 1], *shape).bool()
-    attribution = make_attribution(
-        numbers(3.0, *shape),
-        measured,
-        numbers(3.0, num_envs),
-        numbers(1.0, num_envs, 3, 3).clamp(min=0),
-    )
-    action = make_action(codes([0, 1, 2], num_envs), codes(list(range(Op.ADVANCE + 1)), num_envs))
-    return state.replace(slots=slots, signals=signals, totals=totals), attribution, action

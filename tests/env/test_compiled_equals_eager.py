@@ -1,12 +1,19 @@
 """Compiled env-step kernels: whole functions, one graph for an episode, numbers as eager."""
 
-import io
 from collections.abc import Iterator
 
 import pytest
 import torch
-from rich.console import Console
-from tiny_world import CPU, guarded, made_up, tiny_rules, tiny_settings, tiny_world, view_of
+from tiny_world import (
+    CPU,
+    guarded,
+    made_up,
+    quiet_progress,
+    tiny_rules,
+    tiny_settings,
+    tiny_world,
+    view_of,
+)
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -25,7 +32,6 @@ from esper_soa.env.step import (
 from esper_soa.state import EnvState
 from esper_soa.training.build import build_rules
 from esper_soa.training.collect import Player, Round, play_round
-from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import Op
 
 STEPS = 40
@@ -125,15 +131,9 @@ def test_one_graph_per_kernel_serves_a_whole_episode_and_equals_eager_bit_for_bi
 
 
 @pytest.mark.slow
-def test_a_single_env_with_one_slot_needs_no_second_graph() -> None:
-    play_both(graphs_in_one_piece(), tiny_rules(1, 20), 1)
-    assert graphs() == 2
-
-
-@pytest.mark.slow
 def test_a_round_of_a_real_world_needs_no_second_graph() -> None:
     world = tiny_world(3, 2, 16)
-    quiet = Progress(3 * 16, Console(file=io.StringIO()), "off")
+    quiet = quiet_progress()
     eager, _ = play_round(world, Player(RandomPolicy(), None), Round(0, quiet))
     world.kernels = graphs_in_one_piece()
     result, _ = play_round(world, Player(RandomPolicy(), None), Round(0, quiet))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from env_records import with_values
 from lanes import some_of
+from reward_cases import make_action
 from rich.console import Console
 from tiny_world import CPU, quiet_progress, tiny_rules, tiny_settings
 from torch import Tensor
@@ -28,7 +29,6 @@ from esper_soa.training.build import build_world, trial_of
 from esper_soa.training.collect import EpisodeRunner, Player, Round
 from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
-from esper_soa.vocabulary import HEAD_NAMES
 
 STEPS = 12
 # Marks of the last env-step before the end, which the next one takes back.
@@ -109,8 +109,8 @@ def played_out(cfg: TrainConfig, progress: Progress | None = None) -> EpisodeRun
 
 
 def waiting(num_envs: int) -> Action:
-    heads = {name: torch.zeros(num_envs, dtype=torch.int64) for name in HEAD_NAMES}
-    return Action.from_dict(heads, batch_size=[num_envs])
+    nothing = torch.zeros(num_envs, dtype=torch.int64)
+    return make_action(nothing, nothing)
 
 
 def flat(state: EnvState) -> dict[str, Tensor]:

@@ -14,12 +14,13 @@ import torch
 from tensordict import TensorDict
 from tiny_world import CPU, quiet_progress, tiny_settings
 from torch import Tensor
+from witness import Witness
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Agent, Memory
 from esper_soa.agent.rollout import Rollout
-from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
+from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.env import GovernorConfig
 from esper_soa.config.nets import TaskConfig
@@ -122,30 +123,25 @@ class FaultyWorld(World):
         return super().work(step)
 
 
-class Witness:
-    """An agent that plays as another does and keeps what it saw and the weights of the moment."""
+class WeightWitness(Witness):
+    """Keeps the memories too, and the weights of the moment."""
 
     def __init__(self, agent: Agent, world: World) -> None:
-        self.agent = agent
+        super().__init__(agent)
         self.world = world
-        self.views: list[View] = []
         self.memories: list[Memory] = []
         self.weights: list[TensorDict] = []
 
-    def start(self, num_envs: int, device: torch.device) -> Memory:
-        return self.agent.start(num_envs, device)
-
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
-        self.views.append(view)
         self.memories.append(memory)
         self.weights.append(self.world.weights.clone())
-        return self.agent.act(view, memory)
+        return super().act(view, memory)
 
 
 class Played(NamedTuple):
     """All about one round; lists are by env-step, the view after the last at their ends."""
 
-    witness: Witness
+    witness: WeightWitness
     rollout: Rollout
     result: RoundResult
     learner: Learner
@@ -154,9 +150,6 @@ class Played(NamedTuple):
     def state(self, step: int) -> EnvState:
         return self.witness.views[step].state
 
-    def host(self, step: int, name: str = "params") -> Tensor:
-        return self.witness.weights[step]["host", name]
-
 
 def play(faults: Mapping[int, list[tuple[Tensor, Damage]]]) -> Played:
     """One round of `settings()`."""
@@ -164,7 +157,7 @@ def play(faults: Mapping[int, list[tuple[Tensor, Damage]]]) -> Played:
     cfg = PolicyConfig(network=NetworkConfig(hidden=16, features=16), ppo=PPOConfig(epochs=1))
     policy = RecurrentPolicy(cfg, world.rules.nets.shape.slots, 0)
     learner = Learner(policy, cfg.ppo, 10, 0)
-    witness = Witness(policy, world)
+    witness = WeightWitness(policy, world)
     result, rollout = play_round(world, Player(witness, learner), Round(0, QUIET))
     assert rollout is not None
     return Played(witness, rollout, result, learner, learner.update(rollout))
@@ -304,23 +297,6 @@ def test_training_goes_on_and_the_final_metrics_are_finite(case) -> None:
 def test_the_reward_normaliser_takes_no_penalty_for_a_reward(everywhere: Played) -> None:
     # 20 env-steps of 6 envs, less 4 rollbacks of each
     assert everywhere.learner.reward.seen == (STEPS - 4) * NUM_ENVS
-
-
-def test_rounds_with_rollbacks_allocate_no_weights() -> None:
-    cfg = tiny_settings(3, 2, 14)
-    places = []
-    seeds = dict.fromkeys(("germinated", "pruned", "rollbacks"), 0)
-    world = FaultyWorld(cfg, {step: [(torch.tensor([step % 3]), poisoned)] for step in (4, 8, 11)})
-    for number in range(3):
-        result, _ = play_round(world, Player(RandomPolicy(), None), Round(number, QUIET))
-        seeds = {name: count + result.seeds[name] for name, count in seeds.items()}
-        places.append(
-            {name: value.data_ptr() for name, value in world.weights.flatten_keys(".").items()}
-        )
-    assert all(place == places[0] for place in places)
-    assert len(places[0]) == 3 + 2 * 2 + 3 + 2  # host, two pools, and the snapshot of each
-    assert seeds["rollbacks"] == 9
-    assert min(seeds.values()) > 0
 
 
 def test_without_the_governor_nothing_is_rolled_back() -> None:

@@ -49,21 +49,6 @@ def test_a_row_is_legal_where_its_choices_are(num_slots: int, seed: int) -> None
     assert legal_ops == set(range(6))
 
 
-def test_an_action_has_the_row_that_does_the_same() -> None:
-    rules = tiny_rules(2, 20)
-    joint = table(2)
-    for step in play_state(rules, 3, 5):
-        index = joint.index(step.action)
-        assert joint.mask(step.view.masks).gather(1, index[:, None]).all()
-        assert torch.equal(joint.op[index], step.action.op)
-        obeyed = obey(joint.action(index), step.view.masks)[0]
-        assert (obeyed == step.action).all()
-    every = torch.arange(len(joint))
-    assert torch.equal(joint.index(joint.action(every)), every)
-    with pytest.raises(ValueError, match="no joint action"):
-        joint.index(joint.action(every[:2]).replace(op=torch.tensor([Op.WAIT, 9])))
-
-
 def test_a_number_that_is_no_row_is_refused() -> None:
     joint = table(1)
     for wrong in (-1, len(joint)):

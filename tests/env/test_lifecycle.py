@@ -7,13 +7,7 @@ import torch
 from env_records import with_values
 
 from esper_soa.config.env import GatesConfig, LifecycleConfig
-from esper_soa.env.lifecycle import (
-    EMPTY_SLOT,
-    apply,
-    prune_now,
-    record_accuracy,
-    tick,
-)
+from esper_soa.env.lifecycle import EMPTY_SLOT, apply, record_accuracy, tick
 from esper_soa.state import Action, Ramp, Slots, initial
 from esper_soa.vocabulary import HEAD_NAMES, AlphaMode, Blend, Blueprint, Curve, Op, Stage, Style
 
@@ -134,14 +128,6 @@ def test_a_manual_life_takes_the_steps_of_the_golden_table():
     assert read(story[16][1], "mode") == (AlphaMode.HOLD,)
 
 
-def test_an_empty_slot_remembers_nothing():
-    known = {"stage": Stage.EMPTY, "blueprint": -1, "blend": Blend.ADD, "style": 2, "tempo": 5}
-    known |= {"alpha_goal": 1.0, "curve": Curve.LINEAR, "steepness": 12.0}
-    for record in new_host():
-        for name, value in record.items():
-            assert value.item() == known.get(name, 0), name
-
-
 def test_germinate_fills_an_emptied_slot_with_the_choices_and_nothing_old():
     dirty = [with_values(part, **dict.fromkeys(part.keys(), 1)) for part in new_host()]
     slots, ramp = tick(with_values(dirty[0], stage=Stage.RESETTING), dirty[1], MANUAL, GATES)
@@ -246,16 +232,3 @@ def test_the_tick_drops_what_dies_with_a_seed_and_empties_reset_slots():
     assert slots.contribution.tolist() == [[2, 2, 0]]
     assert slots.blueprint.tolist() == [[3, 3, Blueprint.NONE]]
     assert_same(slots[:, 2:], initial(Slots, (1, 1), "cpu"))
-
-
-def test_every_kernel_runs_without_data_on_any_device():
-    slots = initial(Slots, (2, 3), "meta")
-    ramp = initial(Ramp, (2, 3), "meta")
-    action = act(Op.GERMINATE, 2).to("meta")
-    accuracy = torch.zeros(2, dtype=torch.float64, device="meta")
-    slots = record_accuracy(slots, accuracy)
-    slots, ramp, outcome = apply(slots, ramp, action, accuracy, AUTOMATIC, GATES)
-    slots, ramp = prune_now(slots, ramp, slots.live)
-    slots, ramp = tick(slots, ramp, AUTOMATIC, GATES)
-    assert slots.batch_size == ramp.batch_size == (2, 3)
-    assert outcome.success.shape == (2,)

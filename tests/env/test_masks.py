@@ -1,18 +1,34 @@
-"""What is legal by settings: limits and gates. Recorded masks of all situations: tests/parity."""
+"""What is legal by settings: limits and gates, and that actions agree with masks. Recorded masks of
+all situations: tests/parity.
+"""
+
+from itertools import product
 
 import pytest
 import torch
 
 from esper_soa.config.env import LifecycleConfig
+from esper_soa.env.lifecycle import effective_op
 from esper_soa.env.masks import action_masks
-from esper_soa.state import Ramp, Slots, initial
-from esper_soa.vocabulary import CNN_BLUEPRINTS, Op, Stage
+from esper_soa.state import Action, Ramp, Slots, initial
+from esper_soa.vocabulary import (
+    CNN_BLUEPRINTS,
+    HEAD_NAMES,
+    OP_NAMES,
+    STAGE_NAMES,
+    AlphaMode,
+    Op,
+    Stage,
+)
 
+STAGES = [code for code in range(1, len(STAGE_NAMES)) if STAGE_NAMES[code] != "retired"]
+# stage, age, ramp
+SITUATIONS = list(product(STAGES, (4, 5), (AlphaMode.HOLD, AlphaMode.UP, AlphaMode.DOWN)))
 EVERY_GATE = LifecycleConfig(auto_forward_g1=True, auto_forward_g2=True, auto_forward_g3=True)
 
 
-def allowed(device="cpu"):
-    mask = torch.zeros(13, dtype=torch.bool, device=device)
+def allowed():
+    mask = torch.zeros(13, dtype=torch.bool)
     mask[[0, *CNN_BLUEPRINTS]] = True
     return mask
 
@@ -50,8 +66,15 @@ def test_advance_is_masked_only_when_every_gate_forwards_by_itself():
     assert not masks_of([[Stage.TRAINING]], lifecycle=EVERY_GATE).op[0, Op.ADVANCE]
 
 
-def test_masks_run_on_the_meta_device():
-    slots, ramp = (initial(kind, (2, 3), "meta") for kind in (Slots, Ramp))
-    masks = action_masks(slots, ramp, allowed("meta"), 2, LifecycleConfig())
-    assert masks.slot_by_op.shape == (2, 6, 3)
-    assert masks.op.device.type == "meta"
+def test_what_a_mask_offers_an_action_may_do_and_nothing_else():
+    stage, age, mode = torch.tensor(SITUATIONS).T.unsqueeze(2)
+    slots = initial(Slots, stage.shape, "cpu").replace(stage=stage, seed_age=age)
+    ramp = initial(Ramp, stage.shape, "cpu").replace(mode=mode)
+    cfg = LifecycleConfig(min_prune_age=5)
+    offered = action_masks(slots, ramp, allowed(), 0, cfg).slot_by_op[:, :, 0]
+    heads = dict.fromkeys(HEAD_NAMES, torch.zeros(len(SITUATIONS), dtype=torch.int64))
+    for op, name in enumerate(OP_NAMES):
+        chosen = heads | {"op": torch.full_like(heads["op"], op)}
+        done = effective_op(slots, ramp, Action(**chosen, batch_size=[len(SITUATIONS)]), cfg)
+        assert torch.equal(done, torch.where(offered[:, op], op, Op.WAIT)), name
+        assert offered[:, op].any(), name

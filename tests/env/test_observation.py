@@ -158,18 +158,3 @@ def test_nothing_that_is_not_finite_leaves(broken):
     names = ("val_loss", "val_accuracy", "loss_history", "accuracy_history")
     signals = with_values(state.signals, step=HISTORY, **dict.fromkeys(names, broken))
     assert observe(state.replace(signals=signals), MAX_STEPS).features.isfinite().all()
-
-
-def test_envs_do_not_see_each_other():
-    state = new_state(2)
-    signals = with_values(state.signals, val_loss=[math.nan, 2.0], step=[1, 2])
-    state = state.replace(signals=signals)
-    alone = new_state(1)
-    alone = alone.replace(signals=with_values(alone.signals, val_loss=2.0, step=2))
-    assert torch.equal(observe(state, MAX_STEPS).features[1], observe(alone, MAX_STEPS).features[0])
-
-
-def test_the_observation_runs_on_the_meta_device():
-    observation = observe(new_state(2, 3, "meta"), MAX_STEPS)
-    assert observation.features.shape == (2, 23 + 31 * 3)
-    assert observation.features.dtype == torch.float32

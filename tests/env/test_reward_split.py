@@ -2,19 +2,17 @@
 all; told apart.
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from tiny_world import CPU, play_state, tiny_settings
 
 import esper_soa
 from esper_soa.config.env import RewardConfig
 from esper_soa.config.errors import UserError
 from esper_soa.env.reward_terms import RewardTerms
-from esper_soa.env.step import EnvRules, StepResult, compiled
+from esper_soa.env.step import EnvRules, StepResult
 from esper_soa.state import Slots, Totals
 from esper_soa.training.build import build_rules
 
@@ -63,17 +61,6 @@ def test_every_env_is_paid_as_where_its_mode_pays_all(modes: tuple[str, ...]) ->
     assert paid > 30
 
 
-@pytest.mark.slow  # inductor; test_compiled_equals_eager.py traces such a kernel
-@pytest.mark.timeout(900)
-def test_a_split_is_part_of_the_compiled_kernel() -> None:
-    rules = rules_of("shaped", "net")
-    kernels = compiled()
-    step = next(play_state(rules, NUM_ENVS, seed=5))
-    attribution = step.observed.attribution
-    again = kernels.apply_action(rules, step.view.state, attribution, step.action)
-    torch.testing.assert_close(again.terms.total, step.result.terms.total)
-
-
 def test_rounds_and_episodes_tell_the_modes_apart(tmp_path: Path) -> None:
     run = esper_soa.train(
         "smoke", [*TINY, f"run_dir='{tmp_path}'", "reward.split=[net,simplified]"]
@@ -90,12 +77,6 @@ def test_rounds_and_episodes_tell_the_modes_apart(tmp_path: Path) -> None:
             for name in ("accuracy", "reward"):
                 assert told[name] == pytest.approx(sum(one[name] for one in of_mode) / len(of_mode))
     assert "reward net+simplified" in (tmp_path / "log.txt").read_text()
-
-
-def test_without_a_split_nothing_tells_of_one(tmp_path: Path) -> None:
-    run = esper_soa.train("smoke", [*TINY, f"run_dir='{tmp_path}'", "rounds=1"])
-    assert "reward_split" not in json.dumps(run.metrics())
-    assert "reward_mode" not in json.dumps(run.episodes())
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from tiny_world import CPU, quiet_progress
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from benchmarks.baseline_modules import Gate, Graft, Host, make_seed
+from benchmarks.baseline_env import BaselineEnv, Plant
+from benchmarks.baseline_modules import Gate, make_seed
 from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
@@ -44,69 +44,34 @@ GROWN = Topology(
 )
 
 
-class PlainNet:
-    """One env's network with its optimisers, with the weights that the world has drawn for it."""
+def plain_loop(world: World, env: int) -> BaselineEnv:
+    """The plain loop of an env with fossils in its slots, with the weights that the world drew."""
+    loop = BaselineEnv(CFG.task, CFG.slots, CFG.lifecycle, CFG.gates)
+    loop.host.load_flat(world.weights["host", "params"][env])
+    for slot, spec in enumerate(loop.specs):
+        blueprint = BLUEPRINTS[env][slot]
+        blend = BLENDS[env][slot]
+        if blueprint < 0:
+            continue
+        loop.plants[slot] = Plant(make_seed(blueprint, spec.channels, blend), Gate(spec.channels))
+        row = world.weights["seeds", spec.name, "params"][env]
+        layout = pools.row_layout(world.rules.nets.shape, slot)
+        loop.plants[slot].seed.load_flat(row[: loop.plants[slot].seed.num_parameters()])
+        loop.plants[slot].gate.load_flat(row[layout.seed : layout.seed + layout.gate])
+        seed = loop.machines[slot].seed
+        seed.stage = Stage.FOSSILIZED
+        seed.blend = blend
+        seed.alpha = ALPHAS[env][slot]
+    return loop
 
-    def __init__(self, world: World, env: int) -> None:
-        shape = world.rules.nets.shape
-        task = CFG.task
-        self.host = Host(task)
-        self.host.load_flat(world.weights["host", "params"][env])
-        self.grafts = {}
-        self.trained = [list(self.host.parameters())]
-        for slot, spec in enumerate(shape.slots):
-            blueprint = BLUEPRINTS[env][slot]
-            blend = BLENDS[env][slot]
-            if blueprint < 0:
-                continue
-            row = world.weights["seeds", spec.name, "params"][env]
-            layout = pools.row_layout(shape, slot)
-            seed = make_seed(blueprint, spec.channels, blend)
-            gate = Gate(spec.channels)
-            seed.load_flat(row[: seed.num_parameters()])
-            gate.load_flat(row[layout.seed : layout.seed + layout.gate])
-            used = gate if blend == Blend.GATE else None
-            self.grafts[spec.name] = Graft(
-                seed, used, blend, ALPHAS[env][slot], incubating=False, detached=False
-            )
-            self.trained.append([*seed.parameters(), *(used.parameters() if used else ())])
-        self.optimisers = [
-            torch.optim.SGD(
-                own,
-                task.seed_lr if number else task.host_lr,
-                task.momentum,
-                weight_decay=0.0 if number else task.weight_decay,
-            )
-            for number, own in enumerate(self.trained)
-        ]
 
-    @property
-    def parameters(self) -> int:
-        return sum(parameter.numel() for own in self.trained for parameter in own)
-
-    def train(self, batches: list[tuple[Tensor, Tensor]]) -> float:
-        """Mean loss of one pass of SGD with clipping."""
-        self.host.train()
-        losses = []
-        for images, labels in batches:
-            for optimiser in self.optimisers:
-                optimiser.zero_grad()
-            loss = F.cross_entropy(self.host(images, self.grafts), labels)
-            loss.backward()
-            for own, optimiser in zip(self.trained, self.optimisers, strict=True):
-                nn.utils.clip_grad_norm_(own, CFG.task.max_grad_norm)
-                optimiser.step()
-            losses.append(loss.item())
-        return sum(losses) / len(losses)
-
-    @torch.no_grad()
-    def loss(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
-        """Loss and accuracy in percent."""
-        self.host.eval()
-        logits = self.host(images, self.grafts)
-        return F.cross_entropy(logits, labels).item(), 100 * (
-            logits.argmax(1) == labels
-        ).double().mean().item()
+def parameters_of(loop: BaselineEnv) -> int:
+    """Gates count where they are used."""
+    total = loop.host.num_parameters()
+    for slot, networks in loop.plants.items():
+        gated = loop.machines[slot].seed.blend == Blend.GATE
+        total += networks.seed.num_parameters() + gated * networks.gate.num_parameters()
+    return total
 
 
 @pytest.fixture
@@ -125,38 +90,35 @@ def batches(world: World, step: int, env: int) -> list[tuple[Tensor, Tensor]]:
     return [(images.contiguous(), labels[:, 0]) for images, labels in each]
 
 
-def validation(world: World, env: int) -> tuple[Tensor, Tensor]:
+def validation(world: World, env: int) -> list[tuple[Tensor, Tensor]]:
     (batch,) = world.work(0).validation.batches(torch.tensor([env]), CFG.val_samples)
     images, labels = batch
-    return images[:, :3].contiguous(), labels.flatten()
+    return [(images[:, :3].contiguous(), labels.flatten())]
 
 
 def test_plain_networks_of_the_topology_are_trained_alike(world: World) -> None:
     played = episode(world)
-    nets = [PlainNet(world, env) for env in range(CFG.envs)]
+    loops = [plain_loop(world, env) for env in range(CFG.envs)]
     for step in range(STEPS):
         played.step_()
         signals = played.env.state.signals
-        for env, net in enumerate(nets):
-            assert signals.train_loss[env].item() == pytest.approx(
-                net.train(batches(world, step, env)), rel=1e-4
-            )
-            loss, accuracy = net.loss(*validation(world, env))
-            assert signals.val_loss[env].item() == pytest.approx(loss, rel=1e-3)
-            assert signals.val_accuracy[env].item() == pytest.approx(
-                accuracy, abs=100 / CFG.val_samples
-            )
+        for env, loop in enumerate(loops):
+            loss = loop.train(batches(world, step, env)).loss
+            assert signals.train_loss[env].item() == pytest.approx(loss, rel=1e-4)
+            tested = loop.evaluate(validation(world, env))
+            assert signals.val_loss[env].item() == pytest.approx(tested.loss, rel=1e-3)
+            off = abs(signals.val_accuracy[env].item() - tested.accuracy[0])
+            assert off <= 100 / CFG.val_samples
     result, _ = played.finish()
-    assert result.parameters == [net.parameters for net in nets]
-    for env, net in enumerate(nets):
-        torch.testing.assert_close(
-            world.weights["host", "params"][env], net.host.flat(), rtol=1e-3, atol=1e-4
-        )
-        for name, graft in net.grafts.items():
-            row = world.weights["seeds", name, "params"][env]
-            torch.testing.assert_close(
-                row[: graft.seed.num_parameters()], graft.seed.flat(), rtol=1e-3, atol=1e-4
-            )
+    assert result.parameters == [parameters_of(loop) for loop in loops]
+    close = {"rtol": 1e-3, "atol": 1e-4}
+    for env, loop in enumerate(loops):
+        host = world.weights["host", "params"][env]
+        torch.testing.assert_close(host, loop.host.flat(), **close)
+        for slot, networks in loop.plants.items():
+            seed = networks.seed.flat()
+            row = world.weights["seeds", loop.specs[slot].name, "params"][env]
+            torch.testing.assert_close(row[: len(seed)], seed, **close)
 
 
 def result_of(world: World) -> RoundResult:
@@ -215,10 +177,8 @@ def test_a_host_that_breaks_in_its_first_env_step_gets_its_fossils_back_as_they_
     for slot, name in enumerate(CFG.slots):
         back = torch.equal(world.weights["seeds", name, "params"][0], born[name][0])
         assert back == bool(GROWN.present[0, slot]) or not born[name][0].any()
-        if GROWN.present[1, slot]:
-            assert not torch.equal(
-                world.weights["seeds", name, "params"][1], born[name][1]
-            )  # it went on training
+        if GROWN.present[1, slot]:  # it went on training
+            assert not torch.equal(world.weights["seeds", name, "params"][1], born[name][1])
 
 
 def grown_state(world: World) -> EnvState:

@@ -14,7 +14,7 @@ from tiny_world import tiny_settings
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esper_soa.agent.policy import CapturedPolicy
+from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.config.agent import NetworkConfig, PPOConfig
 from esper_soa.config.errors import SettingError, fault_in_words
 from esper_soa.config.settings import TrainConfig
@@ -296,9 +296,8 @@ def test_a_run_keeps_the_steps_of_what_is_replayed_and_no_others(
     player = build_player(cfg, world)
     assert player.learner is not None
     kept = {STATE: world.kernels.steps, GRADIENTS: player.learner.steps}
-    if isinstance(player.agent, CapturedPolicy):
-        kept[POLICY] = player.agent.steps
-        assert player.agent.policy is player.learner.policy
+    assert isinstance(player.agent, RecurrentPolicy)
+    kept[POLICY] = player.agent.steps
     assert [name for name, steps in kept.items() if steps is not None and steps.capture] == [part]
 
 

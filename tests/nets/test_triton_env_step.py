@@ -12,7 +12,7 @@ from rich.console import Console
 from tiny_world import CPU, tiny_settings
 
 from benchmarks.sync_guard import SyncGuard
-from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
+from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import restart
 from esper_soa.agent.rollout import write_
 from esper_soa.agent.scripted import RandomPolicy
@@ -109,7 +109,8 @@ def launches_of_an_env_step(
     env = Env(world)
     assert isinstance(player.agent, RecurrentPolicy)
     assert player.learner is not None
-    agent = CapturedPolicy(player.agent, Watched(launches))
+    agent = player.agent
+    agent.steps = Watched(launches)
     rollout = _rollout(world, player)
     assert rollout is not None
     metrics = MetricsAccumulator(

@@ -5,12 +5,7 @@ from env_records import empty_state, with_values
 from parity_vectors import columns, load
 from torch.nn.functional import pad
 
-from esper_soa.agent.scripted import (
-    HeuristicMemory,
-    HeuristicPolicy,
-    decay_penalties,
-    wish_for,
-)
+from esper_soa.agent.scripted import HeuristicMemory, HeuristicPolicy, decay_penalties, wish_for
 from esper_soa.config.agent import HeuristicConfig
 from esper_soa.state import EnvState
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Blueprint, Op, Stage

@@ -36,11 +36,8 @@ from esper_soa.vocabulary import (
     Stage,
 )
 
-GATED_STAGES = (
-    Stage.BLENDING,
-    Stage.HOLDING,
-    Stage.FOSSILIZED,
-)  # a gate network exists here, if blend is GATE
+# a gate network exists here, if blend is GATE
+GATED_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 
 
 def column(values, dtype=torch.float64):

@@ -13,7 +13,7 @@ from rich.console import Console
 from tiny_world import CPU, tiny_settings
 
 from benchmarks.sync_guard import SyncGuard
-from esper_soa.agent.policy import CapturedPolicy, RecurrentPolicy
+from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.config.agent import NetworkConfig, PPOConfig
 from esper_soa.env.world import World
 from esper_soa.nets.graphs import StaticStep, StepCache, _Kept
@@ -66,7 +66,7 @@ def test_rounds_whose_decisions_lie_on_static_buffers_teach_the_same_bit_for_bit
             assert learner is not None
             world.kernels = world.kernels._replace(steps=kept[0])
             learner.steps = kept[1]
-            player = Player(CapturedPolicy(player.agent, kept[2]), learner)
+            player.agent.steps = kept[2]
         found.append(learned(world, player))
         if captured_decisions:
             assert [steps.counts["plain"] for steps in kept] == [

@@ -1,6 +1,0 @@
-"""Puts this folder on the import path, so that tests can import agent_world."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

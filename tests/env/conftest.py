@@ -1,6 +1,0 @@
-"""Puts this folder on the import path, so that tests can share their builders."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
