@@ -10,8 +10,10 @@ import io
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import ArrayLike
 from rich.console import Console
 from torch import Tensor
 
@@ -32,6 +34,7 @@ from esper_soa.env.step import (
 )
 from esper_soa.env.world import World
 from esper_soa.nets.data.streams import POLICY_SAMPLE, stream_keys, uniform
+from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.nets.seeds.subsets import max_rows
 from esper_soa.state import (
     STATE_FLOAT,
@@ -102,8 +105,22 @@ def tiny_world(num_envs: int, num_slots: int, steps: int) -> World:
 
 def random_round(world: World) -> RoundResult:
     """What an episode of random play gives."""
-    quiet = Progress(1, Console(file=io.StringIO()), "off")
-    return play_round(world, Player(RandomPolicy(), None), Round(0, quiet))[0]
+    return play_round(world, Player(RandomPolicy(), None), Round(0, quiet_progress()))[0]
+
+
+def seeds_where(
+    running: ArrayLike, stage: ArrayLike, blueprint: ArrayLike, blend: ArrayLike, **flags: ArrayLike
+) -> ActiveSeeds:
+    """Active seeds where `running` bool [N, S]; codes and flags are of that shape, or one for all.
+
+    Those beyond TRAINING are visible and ablated; other flags are False but where they are given.
+    """
+    size = np.shape(running)
+    codes = [np.broadcast_to(one, size).copy() for one in (stage, blueprint, blend)]
+    visible = np.asarray(running, bool) & (codes[0] != Stage.TRAINING)
+    given = dict.fromkeys(ActiveSeeds._fields[4:], False) | {"visible": visible, "ablated": visible}
+    found = {name: np.array(np.broadcast_to(one, size)) for name, one in (given | flags).items()}
+    return ActiveSeeds(np.asarray(running, bool), *codes, **found)
 
 
 def random_numbers(seed: int, step: int, like: Tensor) -> Tensor:

@@ -12,11 +12,10 @@ from benchmarks import opponents
 from benchmarks.baseline_env import repeated
 from benchmarks.eps import benchmark
 from benchmarks.eps_config import EpsConfig
-from benchmarks.loops import BareLoop, Loop, PlainLoop, bare_host, precision_of, tune
+from benchmarks.loops import BareLoop, Loop, PlainLoop, tune
 from benchmarks.machine import count_syncs
 from benchmarks.opponents import Crowd, Layout, LoopSide, layouts, own_cores
 from benchmarks.timing import COLUMNS, BenchmarkError, in_columns
-from esper_soa.config.nets import TaskConfig
 from esper_soa.runtime.device import usable_cores
 from tests.benchmarks.here import stay_here
 
@@ -158,17 +157,6 @@ def test_what_no_phase_has_counted_belongs_to_the_last_column() -> None:
 # --- what each does
 
 
-def test_bare_hosts_are_the_hosts_of_the_task() -> None:
-    for task, weights, pools in (
-        (TaskConfig(), 6418, 3),
-        (TaskConfig(num_pools=1), 6418, 1),
-        (TaskConfig(base_channels=16), 24346, 3),
-    ):
-        host = bare_host(task)
-        assert sum(weight.numel() for weight in host.parameters()) == weights
-        assert sum(isinstance(layer, torch.nn.MaxPool2d) for layer in host) == pools
-
-
 def test_bare_hosts_learn_each_from_its_own_start() -> None:
     loop = BareLoop(tiny(live=0), range(2))
     before = loop.results()
@@ -200,13 +188,6 @@ def test_the_loop_waits_once_and_computes_in_the_precision_of_the_engine(validat
     rounded, exact = results
     assert not np.array_equal(rounded, exact)
     np.testing.assert_allclose(rounded[:-1], exact[:-1], atol=5e-3)
-
-
-def test_loss_scales_that_the_loops_do_not_have_are_refused() -> None:
-    cfg = tiny()
-    cfg.compute.precision = "float16"
-    with pytest.raises(BenchmarkError, match="compute.precision=float16"):
-        precision_of(cfg, CPU)
 
 
 @pytest.mark.slow

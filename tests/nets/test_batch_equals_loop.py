@@ -5,6 +5,7 @@ The loops share no kernel with the engine (benchmarks/baseline_env.py): host, se
 running statistics, SGD, subset rows, gates, ramps and lifecycle are all computed twice.
 """
 
+import copy
 from dataclasses import fields
 
 import pytest
@@ -20,6 +21,7 @@ from loop_world import (
 )
 
 from benchmarks.baseline_lifecycle import RampRecord, SeedRecord, TotalsRecord
+from esper_soa.nets import batched
 from esper_soa.vocabulary import CNN_BLUEPRINTS, RUNNING_STAGES, Blend, Stage
 
 IDS = [0, 1, 2, 3, 4]
@@ -216,6 +218,43 @@ def test_an_env_among_others_equals_the_same_env_alone():
         for name, theirs in everything(single).items():
             tolerance = 1e-10 if theirs.is_floating_point() else 0.0
             torch.testing.assert_close(ours[name][place], theirs[0], rtol=tolerance, atol=tolerance)
+
+
+def test_in_single_precision_the_size_of_a_chunk_costs_rounding_alone():
+    """One env-step from the same state; a ReLU on the other side of 0 moves some by more."""
+    begun = StackedEnvs(Setting(dtype=torch.float32), IDS)
+    begun.play(9)
+    together, alone = (copy.deepcopy(begun) for _ in range(2))
+    for envs, chunk in ((together, len(IDS)), (alone, 1)):
+        envs.rules = envs.rules._replace(nets=envs.rules.nets._replace(env_chunk=chunk))
+    ours, theirs = (envs.measure() for envs in (together, alone))
+    for name in ("train_loss", "val_loss"):
+        torch.testing.assert_close(ours.get(name), theirs.get(name), rtol=1e-5, atol=0)
+    assert different(everything(together), everything(alone), slice(None)), "no other sums"
+    for path, rows in alone.weights.flatten_keys(".").items():
+        step = rows - begun.weights.flatten_keys(".")[path]
+        apart = (together.weights.flatten_keys(".")[path] - rows).norm(dim=1)
+        assert (apart <= 1e-3 * step.norm(dim=1) + 1e-8).all(), path
+
+
+def test_batch_norms_of_one_channel_each_are_those_of_their_networks_alone():
+    g = torch.Generator().manual_seed(1)
+    x, upstream = torch.randn(2, 4, 2, 3, 3, generator=g, dtype=torch.float64)
+    # of a pool: scales and shifts of networks lie apart
+    rows = torch.randn(2, 5, generator=g, dtype=torch.float64)
+
+    def gradients(nets):
+        seen, behind = (
+            part[:, nets].contiguous(memory_format=torch.channels_last) for part in (x, upstream)
+        )
+        count = behind.shape[1]
+        moving = (torch.zeros(count).double(), torch.ones(count).double())
+        scales = rows[nets, 1:2], rows[nets, 3:4]
+        out = batched.batch_norm(seen.requires_grad_(), *scales, *moving)
+        return torch.autograd.grad(out, seen, behind)[0]
+
+    alone = torch.cat([gradients(slice(0, 1)), gradients(slice(1, 2))], dim=1)
+    torch.testing.assert_close(gradients(slice(0, 2)), alone)
 
 
 SICK = 2  # shares its chunk with env 3

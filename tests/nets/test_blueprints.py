@@ -149,24 +149,6 @@ def test_a_seed_begins_with_the_same_numbers_on_every_machine(name: str) -> None
     assert tuple(rows[place] for place in (0, len(rows) // 2, -33)) == STARTS[name]
 
 
-def test_only_what_an_entry_names_is_cleared_where_a_seed_is_germinated_with_multiply() -> None:
-    keys = streams.stream_keys(11, streams.SEED_INIT, (0,), torch.arange(1))
-    for blueprint in EXTENDED[1:]:
-        added, multiplied = (
-            seed_table(blueprint, 8).unpack(
-                initial_seeds(blueprint, 8, keys, torch.tensor([flag]), torch.float64)
-            )
-            for flag in (False, True)
-        )
-        changed = [
-            place
-            for place, pair in enumerate(zip(added, multiplied, strict=True))
-            if not torch.equal(*pair)
-        ]
-        assert changed == ([2] if blueprint.name == "attention" else [])
-        assert all((multiplied[place] == 0).all() for place in changed)
-
-
 # --- counts and FLOP, against torch's own counter
 
 

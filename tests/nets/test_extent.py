@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny_world import CPU, play_state, tiny_rules, tiny_settings
+from tiny_world import CPU, play_state, seeds_where, tiny_rules, tiny_settings
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,7 +15,6 @@ from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.extent import INDEXED, activation_elements
 from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.model.host import host_shape
-from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.nets.trial import Trial, Workload
 from esper_soa.training.build import trial_of
 from esper_soa.vocabulary import Blend, Blueprint, Stage
@@ -66,17 +65,7 @@ def grown_alike(trial: Trial, blueprint: int) -> Workload:
     """Networks with blending seeds of one kind in all slots."""
     workload = Workload(trial)
     full = np.ones(workload.seeds.running.shape, dtype=bool)
-    workload.seeds = ActiveSeeds(
-        full,
-        full * Stage.BLENDING,
-        full * blueprint,
-        full * Blend.ADD,
-        ~full,
-        full,
-        full,
-        ~full,
-        ~full,
-    )
+    workload.seeds = seeds_where(full, Stage.BLENDING, blueprint, Blend.ADD)
     workload.alpha = torch.full(full.shape, 0.5, dtype=torch.float64, device=trial.device)
     return workload
 

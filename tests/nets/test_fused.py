@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from tiny_world import CPU, seeds_where
 from torch import Tensor
 
 from esper_soa.config.errors import SettingError
@@ -45,7 +46,6 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, Blend, Bluepri
 
 pytestmark = pytest.mark.usefixtures("native")
 
-CPU = torch.device("cpu")
 NUM_ENVS = 6
 NUDGES = 5  # sets of weights with which an env is given a chance to be right
 STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
@@ -134,24 +134,17 @@ def active_seeds_of(seed: int, num_slots: int) -> ActiveSeeds:
     running = rng.random(size) < 0.6
     stage = rng.choice(STAGES, size)
     blend = rng.choice(BLENDS, size)
-    visible = running & (stage != Stage.TRAINING)
-    no = np.zeros(size, dtype=bool)
     frozen = running & (stage == Stage.BLENDING) & (rng.random(size) < 0.3)
-    kinds = rng.choice(CNN_BLUEPRINTS, size)
-    return ActiveSeeds(running, stage, kinds, blend, frozen, visible, visible, no, no)
+    return seeds_where(running, stage, rng.choice(CNN_BLUEPRINTS, size), blend, frozen=frozen)
 
 
 def seeds_of(
     blueprint: int, stage: int, blend: int, num_slots: int = 3, slots: tuple[int, ...] = (1,)
 ) -> ActiveSeeds:
     """A running seed per env in each of `slots`."""
-    size = (NUM_ENVS, num_slots)
-    running = np.zeros(size, dtype=bool)
-    no = np.zeros(size, dtype=bool)
+    running = np.zeros((NUM_ENVS, num_slots), dtype=bool)
     running[:, slots] = True
-    visible = running & (stage != Stage.TRAINING)
-    codes = (np.full(size, blueprint), np.full(size, blend))
-    return ActiveSeeds(running, np.full(size, stage), *codes, no, visible, visible, no, no)
+    return seeds_where(running, stage, blueprint, blend)
 
 
 class Outcome(NamedTuple):
@@ -433,18 +426,6 @@ def test_pools_within_a_block_within_a_seed_and_behind_it_are_the_same_to_the_bi
                 assert torch.equal(mine, its), (kind, blend, name)
 
 
-def test_a_pool_within_a_seed_gives_the_loss_of_one_behind_its_gate_to_the_bit() -> None:
-    world = coarse(16)
-    within, behind = (
-        played(world, seeds_of(Blueprint.CONV_LIGHT, Stage.BLENDING, blend, 4, (0, 2)))
-        for blend in (Blend.ADD, Blend.GATE)
-    )
-    assert torch.equal(within.trained.loss, behind.trained.loss)
-    for name in ("params", "statistics"):
-        mine, its = (one.weights["host", name] for one in (within, behind))
-        torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)
-
-
 # --- what the engine refuses
 
 
@@ -619,9 +600,7 @@ def test_every_seed_before_a_pool_and_behind_one_equals_torch_in_every_stage_and
         np.array(column).reshape(2, NUM_ENVS).T.repeat(2, axis=1)
         for column in zip(*cases, strict=True)
     )
-    active_seeds = seeds_of(blueprint.code, Stage.BLENDING, Blend.ADD, num_slots=4, slots=(1, 2))
-    visible = active_seeds.running & (stage != Stage.TRAINING)
-    active_seeds = active_seeds._replace(stage=stage, blend=blend, visible=visible, ablated=visible)
+    active_seeds = seeds_where([[0, 1, 1, 0]] * NUM_ENVS, stage, blueprint.code, blend)
     settled(world, partial(steps_apart_in, active_seeds=active_seeds))
 
 
@@ -635,15 +614,8 @@ def test_every_kind_of_seed_in_a_narrow_host_equals_torch(task: TaskConfig) -> N
     for first in range(0, len(cases), size[0] * size[1]):
         drawn = [cases[(first + at) % len(cases)] for at in range(size[0] * size[1])]
         code, stage, blend = (np.array(column).reshape(size) for column in zip(*drawn, strict=True))
-        running = np.ones(size, dtype=bool)
-        visible = stage != Stage.TRAINING
-        active_seeds = ActiveSeeds(
-            running, stage, code, blend, ~running, visible, visible, ~running, ~running
-        )
-        settled(
-            world,
-            partial(steps_apart_in, active_seeds=active_seeds, nothing=NOTHING, share=ONE_SIDE),
-        )
+        seeds = seeds_where(np.ones(size), stage, code, blend)
+        settled(world, partial(steps_apart_in, active_seeds=seeds, nothing=NOTHING, share=ONE_SIDE))
 
 
 # --- what the kernels do not know

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from tiny_world import CPU, seeds_where
 from torch import Tensor
 
 from benchmarks.baseline_modules import FlatModule, Gate, Host, make_seed
@@ -13,10 +14,8 @@ from esper_soa.nets.model.blueprints import BLUEPRINTS, gate_table, initial_seed
 from esper_soa.nets.model.host import HostShape, host_shape
 from esper_soa.nets.model.parts import Table
 from esper_soa.nets.seeds import pools
-from esper_soa.nets.seeds.pools import ActiveSeeds
-from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint
+from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
-CPU = torch.device("cpu")
 QUANTILES = torch.tensor([0.1, 0.25, 0.5, 0.75, 0.9], dtype=torch.float64)
 TASKS = {
     "cifar_baseline": TaskConfig(),
@@ -119,16 +118,9 @@ def born(
     shape: HostShape, weights: TensorDict, rows: list[list[int]], blend: int, keys: Tensor
 ) -> None:
     """Germinate a conv_light seed in the slots where `rows` [N, S] has 1."""
-    newborn = np.array(rows, dtype=bool)
-    code = np.full(newborn.shape, Blueprint.CONV_LIGHT)
-    blends = np.full(newborn.shape, blend)
-    flags = [newborn] * 6
-    pools.claim_(
-        weights,
-        shape,
-        ActiveSeeds(flags[0], code, code, blends, *flags[:3], newborn, newborn),
-        keys,
-    )
+    flags = {"newborn": np.array(rows, bool), "fresh_momentum": np.array(rows, bool)}
+    seeds = seeds_where(rows, Stage.GERMINATED, Blueprint.CONV_LIGHT, blend, **flags)
+    pools.claim_(weights, shape, seeds, keys)
 
 
 def test_a_birth_fills_its_own_row_alone_with_a_seed_a_gap_of_zeros_and_a_gate() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import esper_soa
 from esper_soa.config import registry
 from esper_soa.config.errors import SettingError
-from esper_soa.config.nets import CNN_BLUEPRINT_NAMES, TaskConfig, enabled_slots
+from esper_soa.config.nets import TaskConfig, enabled_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.outcome import compute_cost
 from esper_soa.nets.data import streams
@@ -33,7 +33,7 @@ from esper_soa.nets.model.user_parts import architecture_of, task_blueprints, ta
 from esper_soa.nets.precision import autocast
 from esper_soa.state import Slots, initial
 from esper_soa.training.build import build_rules, build_world
-from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Stage
+from esper_soa.vocabulary import BLUEPRINT_NAMES, Stage
 
 HERE = "parts_of_users"
 GROUPED = Architecture(13, "grouped", (UserModule(Grouped),), residual=False)
@@ -136,28 +136,7 @@ def test_own_blueprints_take_the_codes_behind_the_packages_in_the_order_of_the_s
     assert (shape.blueprint(14).residual, shape.blueprint(15).residual) == (True, False)
 
 
-def test_a_run_of_the_packages_blueprints_knows_no_others() -> None:
-    rules = build_rules(
-        replace(settings(), task=replace(settings().task, blueprints=["norm"])), CPU
-    )
-    assert rules.blueprints.shape == (NUM_BLUEPRINTS,)
-    assert task_blueprints(CNN_BLUEPRINT_NAMES, ())[-1].name == "conv_heavy"
-
-
 # --- whole episodes
-
-
-def test_own_blueprints_are_germinated_trained_and_told_by_name() -> None:
-    cfg = settings("grouped", "twice", envs=4, steps=16)
-    cfg = replace(cfg, task=replace(cfg.task, blueprints=own("grouped", "twice")[1:]))
-    world = build_world(cfg, CPU)
-    result = random_round(world)
-    told = result.record["blueprints"]
-    assert isinstance(told, dict)
-    assert set(told) == {"grouped", "twice"}
-    assert result.parameters[0] >= world.rules.reward.counts.host
-    assert all(world.weights["seeds", name, "params"].isfinite().all() for name in ("r0c0", "r0c1"))
-    assert world.rules.blueprints.nonzero().flatten().tolist() == [13, 14]
 
 
 @pytest.mark.parametrize(

@@ -59,19 +59,6 @@ def test_a_first_env_step_in_16_bits_is_close_to_one_in_float32(dtype: torch.dty
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_learning_goes_on_in_16_bits_with_seeds_of_every_kind(dtype: torch.dtype) -> None:
-    envs = envs_in(dtype)
-    losses = []
-    for _ in range(12):
-        measured = envs.measure()
-        losses.append(measured.val_loss)
-        envs.apply_action(measured, envs.actions())
-    assert torch.stack(losses).isfinite().all()
-    assert torch.stack(losses[-4:]).mean() < torch.stack(losses[:4]).mean()
-    assert envs.state.totals.blended.sum() > 0
-
-
 def test_an_overflow_costs_its_env_one_update_and_half_its_scale_and_no_other_env_anything() -> (
     None
 ):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from nets.gpu_mixtures import planned_roster
-from tiny_world import CPU, SMALL_TASK, tiny_rules
+from tiny_world import CPU, SMALL_TASK, seeds_where, tiny_rules
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -81,14 +81,12 @@ def some_seeds(num_envs: int, num_slots: int, seed: int, running: float = 0.8) -
     runs = rng.random(size) < running
     stage = rng.choice(STAGES, size)
     blend = rng.choice([Blend.ADD, Blend.MULTIPLY, Blend.GATE], size)
-    visible = runs & (stage != Stage.TRAINING)
-    ablated = visible & (rng.random(size) < 0.8)
+    ablated = runs & (stage != Stage.TRAINING) & (rng.random(size) < 0.8)
     blueprint = rng.choice(CNN_BLUEPRINTS, size)
-    frozen = rng.random(size) < 0.2
+    flags = {"ablated": ablated, "frozen": rng.random(size) < 0.2}
     newborn, fresh = (runs & (rng.random(size) < share) for share in (0.3, 0.6))
-    return ActiveSeeds(
-        runs, stage, blueprint, blend, frozen, visible, ablated, newborn, newborn | fresh
-    )
+    flags |= {"newborn": newborn, "fresh_momentum": newborn | fresh}
+    return seeds_where(runs, stage, blueprint, blend, **flags)
 
 
 def play(
@@ -138,11 +136,7 @@ def test_a_training_pass_and_a_validation_equal_torch(num_envs: int, batch: int,
 
 def one_seed(blend: Blend) -> ActiveSeeds:
     """Of one network: a convolution that blends in."""
-    yes = np.ones((1, 1), dtype=bool)
-    stage, blueprint, mixed = (
-        np.full((1, 1), code) for code in (Stage.BLENDING, Blueprint.CONV_SMALL, blend)
-    )
-    return ActiveSeeds(yes, stage, blueprint, mixed, ~yes, yes, ~yes, ~yes, ~yes)
+    return seeds_where([[1]], Stage.BLENDING, Blueprint.CONV_SMALL, blend, ablated=False)
 
 
 def after_batches(

@@ -165,18 +165,3 @@ def test_a_broken_or_sleeping_seed_touches_no_other_network() -> None:
         assert torch.equal(ours[[0, 2, 3, 4]], theirs[[0, 2, 3, 4]])
     assert not found.rows[2:4].any()  # asleep, frozen
     assert found.rows[4].any()
-
-
-def test_what_a_network_gets_does_not_depend_on_the_others() -> None:
-    shape = slot_shape(8)
-    plan = mixed_plan(4, 1, 5)
-    weights = random_weights(shape, 4, 7)
-    alpha = torch.full((4, 1), 0.4, dtype=torch.float64)
-    x = drawn(3, 4, 1, 2, 2, 8)
-    upstream = drawn(4, *x.shape)
-    rows = weights["seeds", "r0c0", "params"]
-    together = triton_slot(shape, rows, plan, alpha, x, upstream)
-    own = SeedPlan(*(facts[2:3] for facts in plan))
-    alone = triton_slot(shape, rows[2:3], own, alpha[2:3], x[2:3], upstream[2:3])
-    for ours, theirs in zip(alone, together, strict=True):
-        assert torch.equal(ours[0], theirs[2])

@@ -4,7 +4,6 @@ import io
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from recorded_world import facts_of, made_legend
@@ -17,7 +16,7 @@ from esper_soa.agent.ppo import Learner
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.nets import enabled_slots
-from esper_soa.lab.telemetry.pack import pack, unpack
+from esper_soa.lab.telemetry.pack import pack
 from esper_soa.lab.telemetry.recorder import TableRecorder
 from esper_soa.lab.telemetry.table_files import read_table
 from esper_soa.runtime.files import Unwritten
@@ -74,56 +73,3 @@ def test_packing_waits_for_nothing_and_runs_on_a_device_that_holds_no_values() -
     for full in (False, True):
         far = pack(facts._replace(decision=decision), full)
         assert (far.device, far.shape) == (meta, packed[full].shape)
-
-
-def test_every_number_is_unpacked_as_what_it_was() -> None:
-    """Every field has numbers of its own, so that none can stand for another."""
-    (step,) = play_state(tiny_rules(SLOTS, 1), ENVS, seed=0)
-    facts = facts_of(step, 0)
-    state = step.view.state
-    after = step.result.state
-    attribution = step.observed.attribution
-    measured = facts.observed.measured
-    records = [state.signals, state.slots, state.ramp, state.guard, attribution, measured]
-    records += [after.slots, after.ramp, step.result.outcome, step.result.terms]
-    fields = [record.get(name) for record in records for name in record.keys(leaves_only=True)]
-    for place, tensor in enumerate(fields):
-        numbers = 100 * place + torch.arange(tensor.numel()).view(tensor.shape)
-        # the bits of its number tell one field of flags from another
-        flags = (place + 1 >> torch.arange(tensor.numel())).view(tensor.shape) & 1
-        tensor.copy_(flags if tensor.dtype == torch.bool else numbers)
-    legend = made_legend(tiny_rules(SLOTS, 1))
-    packed = unpack(legend, 1, np.ones(1), pack(facts, True).numpy()[None])
-    slots = "stage stage_age seed_age blueprint blend alpha contribution_velocity escrow"
-    slots += " gradient_ratio_known gradient_vanishing gradient_exploding accuracy_initial"
-    slots += " accuracy_current gradient_norm gradient_ratio gradient_health"
-    told = [
-        (measured, "", "val_loss train_loss train_accuracy"),
-        (step.result.outcome, "", "effective_op success"),
-        (state.guard, "", "reason panic"),
-        (attribution, "", "total_known"),
-        (step.action, "", "slot op"),
-        (state.slots, "slot.", slots),
-        (attribution, "slot.", "measured contribution shapley shapley_error"),
-    ]
-    expected = {
-        prefix + name: one.get(name) for one, prefix, names in told for name in names.split()
-    }
-    expected |= {
-        "accuracy": state.signals.val_accuracy,
-        "total_contribution": attribution.total,
-        "committed_accuracy": attribution.committed,
-        "reward": step.result.terms.total,
-        "reward_clawback": step.result.terms.clawback,
-        "value": facts.decision.value,
-        "slot.stage_after": after.slots.stage,
-        "slot.blueprint_after": after.slots.blueprint,
-        "slot.gradient_measured": measured.gradients.measured,
-        "slot.alpha_target": state.ramp.target,
-        "slot.alpha_target_after": after.ramp.target,
-        "slot.interaction": attribution.interaction_sum,
-        "subset_accuracy": step.trusted.accuracy,
-        "legal": step.view.masks.op,
-    }
-    for name, tensor in expected.items():
-        assert packed.read(name)[0].tolist() == tensor.double().tolist(), name
