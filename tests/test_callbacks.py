@@ -96,7 +96,7 @@ def test_a_run_that_is_resumed_without_tables_drops_those_of_later_rounds(tmp_pa
     assert list(table_files(tmp_path, "steps")) == [1]
 
 
-def test_a_rollout_is_gone_before_the_next_is_made(
+def test_a_rollout_is_freed_before_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rollouts = list[weakref.ref]()
@@ -120,9 +120,7 @@ def test_a_run_of_several_ranks_takes_no_callbacks(tmp_path: Path) -> None:
         runs.train("smoke", words, [Listing()])
 
 
-def test_a_setting_that_needs_the_lab_is_named_where_that_is_not_installed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_setting_that_needs_the_lab_is_named_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "esper_soa.lab.report.end", None)
     with pytest.raises(UserError, match=r"^report=true needs esper_soa\.lab.*Take report=false"):
         make_callbacks(settings(report=True))

@@ -91,7 +91,7 @@ def test_the_reward_of_the_example_is_what_its_page_says(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow  # test_a_run_is_played_with_all_of_the_example is the cheap twin
-def test_a_learning_policy_takes_the_example_on_and_is_evaluated_beside_its_agent(
+def test_a_policy_learns_the_example_and_is_evaluated_beside_its_agent(
     parts: Path, tmp_path: Path
 ) -> None:
     words = command(*TINY, WITH_BLUEPRINTS, "rounds=1", "run_dir=../run")

@@ -25,9 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_a_host_in_all_formats_in_a_process_of_its_own_which_says_nothing_else(
-    run: Path, tmp_path: Path
-) -> None:
+def test_a_host_in_all_formats_by_a_process_that_says_no_more(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     out = tmp_path / "out"
     asked = command(str(run), "format=safetensors,code,onnx,pt2", f"to={out}", program="export")

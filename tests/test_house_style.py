@@ -217,9 +217,7 @@ FIELD = "@dataclass\nclass PartConfig:\n"
         ("class PartConfig(NamedTuple):\n    a: int", 0),
     ],
 )
-def test_a_setting_is_described_in_its_line_or_by_a_sentence_above(
-    source: str, breaches: int
-) -> None:
+def test_a_setting_is_described_in_its_line_or_in_one_above(source: str, breaches: int) -> None:
     assert len(list(undescribed_settings(source))) == breaches
 
 

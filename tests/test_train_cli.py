@@ -25,7 +25,7 @@ from esper_soa.config.settings import TrainConfig
         ("experiment=smoke", 1, "use +experiment=smoke"),
     ],
 )
-def test_a_mistake_ends_with_its_status_and_message(
+def test_a_mistake_has_a_status_and_words(
     tmp_path: Path, override: str, status: int, told: str
 ) -> None:
     (tmp_path / "file").touch()
@@ -119,9 +119,7 @@ esper_soa.train.main()
         ("--cfg job", ""),
     ],
 )
-def test_what_needs_the_lab_says_so_where_it_is_missing(
-    tmp_path: Path, words: str, told: str
-) -> None:
+def test_what_needs_the_lab_says_so_without_it(tmp_path: Path, words: str, told: str) -> None:
     root = Path(config_dir()).parent
     (tmp_path / "esper_soa").mkdir()
     for part in [*root.glob("esper_soa/*"), root / "configs", root / "hydra_plugins"]:

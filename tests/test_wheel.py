@@ -81,7 +81,7 @@ def test_every_level_and_this_machine_are_built_and_listed_with_digest_flags_and
     assert found == (folder / "native.so", "prebuilt for this CPU")
 
 
-def test_a_level_that_the_compiler_does_not_know_is_left_out(
+def test_a_level_unknown_to_the_compiler_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "built"
@@ -128,9 +128,7 @@ def hook(folder: Path) -> hatch_build.KernelHook:
     return hatch_build.KernelHook(str(ROOT), {}, None, None, str(folder), "wheel", Application())
 
 
-def test_the_hook_makes_the_wheel_one_for_this_platform_and_cleans_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hook_makes_a_wheel_for_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", stand_in(tmp_path))
     built = hook(tmp_path)
     data = {"pure_python": True, "force_include": {}}
@@ -226,9 +224,7 @@ def played(environment: Path, name: str) -> tuple[str, dict[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # it compiles six libraries, on a busy machine for minutes
-def test_a_machine_without_a_compiler_is_fast_from_the_wheel_and_refuses_what_was_changed(
-    tmp_path: Path,
-) -> None:
+def test_a_machine_without_a_compiler_is_fast_and_refuses_what_was_changed(tmp_path: Path) -> None:
     wheel = wheel_of(tmp_path / "dist")
     assert re.fullmatch(
         rf"esper_soa-[\d.]+-py3-none-(linux|manylinux_2_\d+)_{MACHINE}\.whl", wheel.name

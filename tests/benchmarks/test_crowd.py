@@ -117,7 +117,7 @@ def test_images_that_were_not_worked_on_are_an_error() -> None:
         side.check()
 
 
-def test_threads_of_one_process_and_one_process_per_core_are_tried(
+def test_layouts_are_threads_of_one_process_or_a_process_per_core(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, two, four = (Layout(1, threads) for threads in (1, 2, 4))

@@ -69,9 +69,7 @@ def test_the_record_says_what_the_figures_depend_on(record: dict) -> None:
     assert {"processes", "pinned", "tried_ms"} <= set(loop)
 
 
-def test_an_env_step_of_the_engine_waits_for_the_device_a_few_times_and_the_loop_once(
-    record: dict,
-) -> None:
+def test_an_env_step_of_the_engine_waits_a_few_times_and_the_loop_once(record: dict) -> None:
     engine, loop = (record["points"][0]["sides"][name]["syncs"] for name in ("engine", "baseline"))
     assert 0 < engine <= 3
     assert loop == 1

@@ -123,7 +123,7 @@ def test_the_card_tells_how_it_was_made_and_names_no_folder(whole: Path) -> None
 
 
 @pytest.mark.slow
-def test_what_ended_is_not_done_again_and_results_go_into_the_card(
+def test_what_ended_is_not_done_again_and_results_are_in_the_card(
     whole: Path, tmp_path: Path
 ) -> None:
     weights = (whole / "policies" / "sprout.policy").read_bytes()
@@ -200,18 +200,14 @@ BAD: list[tuple[dict, str]] = [
 
 
 @pytest.mark.parametrize(("wrong", "told"), BAD, ids=range(len(BAD)))
-def test_a_plan_that_cannot_work_is_refused_before_anything_is_trained(
-    tmp_path: Path, wrong: dict, told: str
-) -> None:
+def test_a_plan_that_cannot_work_is_refused(tmp_path: Path, wrong: dict, told: str) -> None:
     with pytest.raises(UserError) as caught:
         ship.jobs_of(ship.read_plan(str(plan_file(tmp_path, **wrong))), tmp_path / "runs", [])
     assert told in str(caught.value)
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_files_of_cifar10_are_for_the_stages_that_ask_for_them_and_stay_out_of_the_card(
-    tmp_path: Path,
-) -> None:
+def test_the_files_of_cifar10_are_for_the_stages_that_ask_for_them(tmp_path: Path) -> None:
     stages = [{"name": "a", "settings": TINY}, {"name": "b", "settings": ["data=cifar10"]}]
     plan = ship.read_plan(str(plan_file(tmp_path, stages=stages)))
     first, second = ship.jobs_of(plan, tmp_path / "runs", ["envs=3"], "/secret/images")

@@ -32,9 +32,7 @@ def record(commit: str, time: str = "2026-01-01T00:00:00Z", method: int = METHOD
 
 
 @pytest.mark.slow
-def test_a_package_of_the_same_name_does_not_hide_the_benchmarks_of_the_clone(
-    tmp_path: Path,
-) -> None:
+def test_a_package_of_the_same_name_hides_no_benchmarks_of_the_clone(tmp_path: Path) -> None:
     """torchrl installs one; PYTHONPATH comes before it, and after the working folder."""
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "__init__.py").write_text("raise SystemExit('not ours')")
@@ -72,7 +70,7 @@ def test_the_figure_of_the_proof_is_drawn_from_the_committed_record() -> None:
             assert drawn.read_bytes() == figure(record)
 
 
-def test_only_what_stands_between_the_marks_is_replaced(
+def test_only_text_between_marks_changes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = list(sections(tmp_path)[0])

@@ -154,9 +154,7 @@ def test_a_seed_begins_with_the_same_numbers_on_every_machine(name: str) -> None
 
 @pytest.mark.parametrize("channels", [1, 8, 24, 64])
 @pytest.mark.parametrize("blueprint", EXTENDED[1:], ids=lambda one: one.name)
-def test_flop_and_parameters_of_a_seed_are_those_that_torch_counts(
-    blueprint: Architecture, channels: int
-) -> None:
+def test_flop_and_parameters_are_as_torch_counts(blueprint: Architecture, channels: int) -> None:
     task = TaskConfig(base_channels=channels, num_blocks=2, num_pools=2)
     shape = host_shape(task, enabled_slots(task, ["r1c0"]), EXTENDED)
     table = seed_table(blueprint, channels)
@@ -248,9 +246,7 @@ def test_a_seed_of_one_layer_is_found_by_its_parts() -> None:
 @pytest.mark.parametrize(
     "parts", [(Conv(kernel=5, relu=False),), (Conv(kernel=1), Conv(kernel=1)), (SoftNorm(),)]
 )
-def test_a_seed_blended_in_by_add_is_moved_by_alpha_towards_its_output(
-    parts: tuple[Part, ...],
-) -> None:
+def test_a_seed_blended_by_add_moves_by_alpha_towards_its_output(parts: tuple[Part, ...]) -> None:
     mine = Architecture(14, "mine", parts, residual=not isinstance(parts[0], SoftNorm))
     parameters, x = drawn(mine, 8)
     alpha = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)
@@ -272,9 +268,7 @@ def test_a_seed_blended_in_by_add_is_moved_by_alpha_towards_its_output(
         (lambda: Depthwise(kernel=4), "a kernel of 4 pixels: must be odd"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused_while_building(
-    made: Callable[[], object], words: str
-) -> None:
+def test_parts_that_do_not_fit_are_refused(made: Callable[[], object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         made()
 

@@ -104,9 +104,7 @@ def test_what_spoils_results_is_told(changed: dict, told: list[str]) -> None:
         ({"test_images": TEST // 4 + 190}, "Training images have a mean brightness of 0."),
     ],
 )
-def test_labels_from_1_rare_classes_and_another_brightness_are_noticed(
-    changed: dict, told: str
-) -> None:
+def test_labels_from_1_rare_classes_and_brightness_are_noticed(changed: dict, told: str) -> None:
     assert any(found.startswith(told) for found in findings(**changed))
 
 

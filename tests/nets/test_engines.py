@@ -61,9 +61,7 @@ def test_whole_networks_go_to_the_kernels_in_c() -> None:
         ),
     ],
 )
-def test_all_else_is_plain_torch_and_says_why(
-    compute: dict[str, str], device: str, reason: str
-) -> None:
+def test_the_rest_is_torch_and_says_why(compute: dict[str, str], device: str, reason: str) -> None:
     plain = engine(torch.device(device), **compute)
     assert isinstance(plain, TorchEngine)
     assert type(plain.layers) is Layers

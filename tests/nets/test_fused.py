@@ -337,9 +337,7 @@ def test_a_network_alone_is_the_same_to_the_bit_as_behind_one_of_nan(task: TaskC
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), 1e30])
 @pytest.mark.parametrize("part", range(8))
-def test_a_number_that_is_not_finite_spreads_as_in_torch_and_to_no_other_network(
-    part: int, broken: float
-) -> None:
+def test_a_number_that_is_not_finite_spreads_as_in_torch_alone(part: int, broken: float) -> None:
     world = made(TaskConfig(num_blocks=2, num_pools=1), batches=1)
     active_seeds = active_seeds_of(8, num_slots(world))
     healthy = played(world, active_seeds)
@@ -406,9 +404,7 @@ def coarse(channels: int) -> World:
 
 
 @pytest.mark.parametrize("channels", [5, 8, pytest.param(24, marks=pytest.mark.slow)])
-def test_pools_within_a_block_within_a_seed_and_behind_it_are_the_same_to_the_bit(
-    channels: int,
-) -> None:
+def test_pools_within_a_block_or_a_seed_or_behind_are_equal_to_the_bit(channels: int) -> None:
     """Which of them is used depends on seeds that have no part in the host here."""
     world = coarse(channels)
     alone = played(world, seeds_of(1, Stage.TRAINING, Blend.ADD, num_slots=4, slots=()))
@@ -622,9 +618,7 @@ def test_every_kind_of_seed_in_a_narrow_host_equals_torch(task: TaskConfig) -> N
 
 
 @pytest.mark.parametrize(("name", "code"), [("lora", BLUEPRINT_NAMES.index("lora")), ("wide", 13)])
-def test_a_seed_with_a_part_that_has_no_kernel_is_refused_and_no_empty_slot(
-    name: str, code: int
-) -> None:
+def test_a_seed_with_a_part_without_a_kernel_is_refused(name: str, code: int) -> None:
     shape = made(TASKS[0]).rules.nets.shape
     wide = Architecture(13, "wide", (Depthwise(kernel=5), Conv(kernel=1)))
     shape = shape._replace(blueprints=(*BLUEPRINTS, wide))
@@ -639,9 +633,7 @@ def test_a_seed_with_a_part_that_has_no_kernel_is_refused_and_no_empty_slot(
         engine.validation_seeds(shape, seed_plan.validation_plan(unknown, ()))
 
 
-def test_a_blueprint_without_a_kernel_is_refused_by_name_while_building(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_blueprint_without_a_kernel_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "DEPTH_SIDE", 5)
     runs = made(TASKS[0]).rules.engine
     why = "there is none for the blueprint depthwise"

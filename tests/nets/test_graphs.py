@@ -112,9 +112,7 @@ def test_the_setting_is_refused_where_there_is_no_gpu_and_means_nothing_there() 
         choose_replay("on", CPU, False, 1)
 
 
-def test_on_a_gpu_the_setting_insists_forbids_or_leaves_out_what_cannot_be_repeated(
-    happened: list[str],
-) -> None:
+def test_on_a_gpu_the_setting_insists_forbids_or_leaves_out(happened: list[str]) -> None:
     insisted, forbidden, left = (
         choose_replay(one, SECOND, False, 1) for one in ("on", "off", "auto")
     )
@@ -210,9 +208,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 SECOND = torch.device("cuda", 1)
 
 
-def test_work_is_captured_on_its_own_device_and_the_memory_of_the_allocator_stays(
-    happened: list[str],
-) -> None:
+def test_work_is_captured_on_its_own_device_and_memory_stays(happened: list[str]) -> None:
     recorder = GraphRecorder(SECOND)
     assert happened == ["enter cuda:1", "leave cuda:1"]
     happened.clear()
@@ -256,9 +252,7 @@ def test_a_capture_that_fails_ends_the_run_only_where_the_setting_insists(
     assert cache.counts == {"plain": WARM_UPS + 5}
 
 
-def test_an_empty_graph_is_an_error_and_other_warnings_are_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_empty_graph_is_an_error_and_others_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, EMPTY)
     with pytest.raises(EmptyGraphError, match="captured on cuda:1 is empty"):
         GraphRecorder(SECOND).recorded(lambda: None)
@@ -287,9 +281,7 @@ def learning() -> TrainConfig:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_run_keeps_the_steps_of_what_is_replayed_and_no_others(
-    part: str, happened: list[str]
-) -> None:
+def test_a_run_keeps_the_steps_of_what_is_replayed(part: str, happened: list[str]) -> None:
     cfg = learning()
     world = build_world(cfg, CPU)
     world.kernels = replaying(world.kernels, Replay((part,)), CPU)
@@ -302,9 +294,7 @@ def test_a_run_keeps_the_steps_of_what_is_replayed_and_no_others(
     assert [name for name, steps in kept.items() if steps is not None and steps.capture] == [part]
 
 
-def test_what_is_replayed_takes_a_line_of_the_log_and_stands_with_the_versions(
-    tmp_path: Path,
-) -> None:
+def test_what_is_replayed_stands_in_the_log_and_the_versions(tmp_path: Path) -> None:
     cfg = learning()
     assert cfg.compute.cuda_graphs == "auto"
     folder = RunFolder(tmp_path)

@@ -59,9 +59,7 @@ def test_a_cosine_goes_from_all_to_nearly_nothing_and_constant_stays() -> None:
 
 
 @pytest.mark.parametrize(("channels", "plain"), [(2, False), (8, True)])  # in C, and in torch
-def test_a_later_env_step_trains_with_the_learning_rates_of_its_place_on_the_cosine(
-    channels: int, plain: bool
-) -> None:
+def test_a_later_env_step_trains_with_the_rates_of_its_place(channels: int, plain: bool) -> None:
     task = TaskConfig(base_channels=channels, num_blocks=2, num_pools=2, host_lr=0.2, seed_lr=0.1)
     factor = lr_factor("cosine", 4, STEPS)
     found = trained(world_of(replace(task, lr_schedule="cosine"), plain), [4])

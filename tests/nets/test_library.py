@@ -149,7 +149,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("part", [0, 1], ids=["library", "digest"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_not_as_it_was_stored_is_built_again(
+def test_what_has_changed_is_built_again(
     warm: Path, tmp_path: Path, damage: str, part: int
 ) -> None:
     good = files(warm)[0].read_bytes()
@@ -184,7 +184,7 @@ def test_all_that_is_stored_is_closed_to_others_whatever_the_umask(tmp_path: Pat
     ]
 
 
-def test_library_and_digest_are_on_the_disk_before_their_names_are(
+def test_files_are_on_the_disk_before_their_names(
     warm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -301,9 +301,7 @@ def test_a_user_without_any_home_is_told_what_to_set(monkeypatch: pytest.MonkeyP
         ("cp /dev/null", "cp failed: "),
     ],
 )
-def test_a_compiler_that_is_none_is_named_in_one_line(
-    tmp_path: Path, command: str, word: str
-) -> None:
+def test_what_is_no_compiler_is_named_in_one_line(tmp_path: Path, command: str, word: str) -> None:
     code = (
         "from esper_soa.nets.engines.cpu import cache, library\n"
         "try:\n    library.kernels()\n"
@@ -361,9 +359,7 @@ def wait_until_gone(numbers: list[int]) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_while_it_compiles_ends_at_once_and_leaves_nothing(
-    tmp_path: Path,
-) -> None:
+def test_a_run_stopped_while_it_compiles_ends_and_leaves_nothing(tmp_path: Path) -> None:
     cases = [("native", signal.SIGINT, 130), ("auto", signal.SIGTERM, 143)]
     begun = []
     for setting, _, _ in cases:
@@ -439,9 +435,7 @@ def test_every_record_that_python_fills_is_compared() -> None:
 
 @pytest.mark.parametrize("channels", proof.PROVEN)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_proof_compares_all_that_a_step_changes_and_finds_rounding_alone(
-    channels: int, seed: int
-) -> None:
+def test_the_proof_compares_all_that_a_step_changes(channels: int, seed: int) -> None:
     errors = dict(proof.differences(channels, TorchEngine(), seed))
     assert all(error < 1e-5 for error in errors.values()), errors
     before, after = (

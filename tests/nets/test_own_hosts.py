@@ -121,9 +121,7 @@ def test_a_chain_is_trained_for_each_network_with_its_own_parameters_and_buffers
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("name", CHAINS)
-def test_a_chain_is_validated_with_the_buffers_of_each_network_which_stay(
-    name: str, shared: bool
-) -> None:
+def test_a_chain_is_validated_with_the_buffers_of_each_network(name: str, shared: bool) -> None:
     shape, rows, kept = fresh(name)
     kept = kept + 0.25 * torch.arange(NETS)[:, None] * (kept.shape[1] > 2)
     before = kept.clone()
@@ -316,9 +314,7 @@ def test_blocks_of_different_kernels_go_to_the_kernels_in_c_and_mean_the_same_th
         ("staged", ", ".join(f"{place} (user_module)" for place in range(4))),
     ],
 )
-def test_the_kernels_in_c_step_aside_for_other_segments_and_say_so(
-    name: str, segments: str
-) -> None:
+def test_the_kernels_in_c_leave_other_segments_and_say_so(name: str, segments: str) -> None:
     chosen = build_rules(settings(name), CPU).engine.chosen
     assert (chosen.native, chosen.fallback) == (False, True)
     words = f"there is none for segments of the host {name}: {segments}"

@@ -91,9 +91,7 @@ def test_an_overflow_costs_its_env_one_update_and_half_its_scale_and_no_other_en
     assert hit.weights[GOOD][sick] > 0  # it has come down and trains again
 
 
-def test_a_scale_halves_on_overflow_and_doubles_after_good_updates(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_scale_halves_on_overflow_and_doubles_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "GROWTH_INTERVAL", 3)
     weights = envs_in(torch.float16).weights
     scales = LossScales(weights, torch.tensor([1, 2]))

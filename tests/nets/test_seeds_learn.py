@@ -41,9 +41,7 @@ def at_birth(blueprint: int, multiply: bool, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("multiply", [False, True])
 @pytest.mark.parametrize("blueprint", CNN_BLUEPRINTS)
-def test_a_newborn_seed_passes_its_input_on_scales_it_or_adds_to_it(
-    blueprint: int, multiply: bool
-) -> None:
+def test_a_newborn_seed_keeps_scales_or_adds_to_its_input(blueprint: int, multiply: bool) -> None:
     x = torch.randn(2, 16, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     out = at_birth(blueprint, multiply, x)
     if blueprint in IDENTITIES:

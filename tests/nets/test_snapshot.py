@@ -73,7 +73,7 @@ def test_only_the_chosen_envs_are_snapshotted() -> None:
 
 
 @pytest.mark.parametrize(("broken", "expected"), [(False, 5.0), (True, 10.0)])
-def test_a_fossil_younger_than_the_snapshot_stays_unless_its_weights_are_broken(
+def test_a_fossil_younger_than_the_snapshot_stays_unless_broken(
     broken: bool, expected: float
 ) -> None:
     weights = filled(10.0)

@@ -116,9 +116,7 @@ def test_the_ratio_is_of_root_mean_squares_and_the_norm_of_all_tensors_together(
         (1.0, math.inf, False),
     ],
 )
-def test_no_ratio_is_made_of_gradients_below_1e_minus_8(
-    seed: float, host: float, known: bool
-) -> None:
+def test_no_ratio_is_of_gradients_below_1e_minus_8(seed: float, host: float, known: bool) -> None:
     ratio = statistics([seed], [1], [host])["ratio"]
     assert ratio == (pytest.approx(seed / (host + 1e-8)) if known else 0.0)
 
@@ -127,9 +125,7 @@ def test_no_ratio_is_made_of_gradients_below_1e_minus_8(
 
 
 @pytest.mark.parametrize("batch", [2, 1])
-def test_running_statistics_move_by_a_tenth_towards_the_mean_and_the_unbiased_variance(
-    batch: int,
-) -> None:
+def test_running_statistics_move_by_a_tenth_towards_those_of_the_batch(batch: int) -> None:
     # Channel 0 of net 0 is 1, 2, 3, 4 (batch 2) or 1, 2: mean 2.5 or 1.5, variance with n - 1 5 / 3
     # or 1 / 2. Net 1 sees twice that. A kernel of 1; scale 2 and shift 1, so ReLU(1 + 2 (x - mean)
     # / sqrt(var + 1e-5)).
@@ -191,7 +187,5 @@ def test_validation_uses_running_statistics_with_the_same_epsilon() -> None:
     ("channels", "groups"),
     [(2, 2), (3, 1), (8, 8), (16, 1), (24, 1), (48, 2), (32, 2), (64, 4), (1024, 32)],
 )
-def test_group_norm_has_the_most_groups_that_leave_16_channels_else_that_divide(
-    channels: int, groups: int
-) -> None:
+def test_group_norm_has_the_most_groups_of_16_channels_else_any(channels: int, groups: int) -> None:
     assert norm_groups(channels) == groups

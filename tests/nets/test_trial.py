@@ -93,9 +93,7 @@ def test_the_native_kernels_agree_with_torch_on_seeds_of_every_kind() -> None:
         (Shuffled, "its subset is inf from torch in float32"),
     ],
 )
-def test_an_engine_that_is_not_torch_is_dropped_and_says_why(
-    engine: type[TorchEngine], reason: str
-) -> None:
+def test_an_engine_unlike_torch_is_dropped_with_why(engine: type[TorchEngine], reason: str) -> None:
     given = {"other": engine, "torch": TorchEngine}
     first, second = try_engines(trial(), TorchEngine, "torch", given)
     assert (first.name, first.dropped) == ("torch", "")
@@ -155,9 +153,7 @@ def test_kernels_that_agree_are_taken_but_where_torch_is_clearly_quicker() -> No
     assert preferred([TrialResult("torch", "no")]) is None
 
 
-def test_what_is_tried_is_chosen_and_torch_where_none_is_fit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_tried_is_chosen_and_torch_where_none_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = fastest_engine(trial())
     assert (chosen.name, len(chosen.tried)) == ("torch", 2)
     assert chosen.facts()["tried"] == "; ".join(chosen.tried)

@@ -250,7 +250,7 @@ def launches_of(
     return [step.launches for step in launches.steps if step.name.endswith("Step")], launches.take()
 
 
-def test_launches_are_the_same_for_any_number_of_networks_and_any_mixture(
+def test_launches_are_the_same_for_any_networks_and_mixture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first, *others = (
@@ -330,9 +330,7 @@ def a_state(num_envs: int = 40) -> tuple:
 
 
 @pytest.mark.parametrize("ablate_fossils", [False, True])
-def test_the_roster_read_from_the_state_where_it_lies_is_that_of_the_host(
-    ablate_fossils: bool,
-) -> None:
+def test_the_roster_read_on_the_device_is_that_of_the_host(ablate_fossils: bool) -> None:
     rules, slots, ramp = a_state()
     seeds = slot_seeds(slots, ramp, ablate_fossils)
     detached = rules.nets.detached_stages
@@ -381,7 +379,7 @@ def test_rows_of_the_tree_end_as_the_subsets_that_torch_validates(num_slots: int
 
 @pytest.mark.parametrize("rows", [SubsetRows(), SubsetRows(pairs=False, codes=(5, 3, 63))])
 @pytest.mark.parametrize("num_slots", [1, 3, 4, 6])
-def test_subsets_found_where_the_state_lies_are_those_of_the_host(
+def test_subsets_found_on_the_device_are_those_of_the_host(
     num_slots: int, rows: SubsetRows
 ) -> None:
     seeds = some_seeds(60, num_slots, 7, running=1.0 if num_slots > 4 else 0.8)

@@ -111,9 +111,7 @@ def test_what_a_network_gets_does_not_depend_on_the_others_even_where_they_are_b
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_evaluation_takes_running_statistics_and_leaves_rows_out_that_a_network_lacks(
-    case: tuple,
-) -> None:
+def test_evaluation_takes_running_statistics_and_leaves_missing_rows_out(case: tuple) -> None:
     (x, params, statistics, _), plan, (nets, batch) = given(case), plan_of(case), case[:2]
     weights = blocks.weights_of(plan, params, statistics)
     rows = 2

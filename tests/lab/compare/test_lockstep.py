@@ -55,7 +55,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_runs_in_turns_are_those_that_they_are_alone_and_one_that_fails_ends_no_other(
+def test_runs_in_turns_are_those_alone_and_a_failure_ends_no_other(
     alone: Path, tmp_path: Path
 ) -> None:
     lost = ("rounds=3", "data.name=npz", "data.root=nowhere")

@@ -71,7 +71,7 @@ def shown_in(place: Path) -> Drawing:
 @pytest.mark.parametrize(
     ("kind", "count"), [("run", 14), ("sweep", 15), ("killed", 13), ("empty", 0)]
 )
-def test_every_encoding_and_column_is_a_field_of_its_table(
+def test_every_encoding_is_a_field_of_its_table(
     places: dict[str, Path], kind: str, count: int
 ) -> None:
     shown = shown_in(places[kind])
@@ -149,9 +149,7 @@ def test_runs_of_one_round_are_drawn_over_env_steps_and_by_bars(places: dict[str
     assert "<td>1</td><td>4.1</td><td>0.3</td><td>0.001</td>" in text, "what the update reported"
 
 
-def test_several_rounds_are_the_axis_and_their_env_steps_are_left_to_the_lanes(
-    places: dict[str, Path],
-) -> None:
+def test_rounds_are_the_axis_and_env_steps_are_left_to_the_lanes(places: dict[str, Path]) -> None:
     drawn = fields_drawn(places["run"])
     assert drawn["curve-accuracy", "x"] == drawn["terms", "x"] == "round"
     assert not [name for name, _ in drawn if name.startswith("steps-")]
@@ -181,9 +179,7 @@ def test_an_axis_with_one_value_is_labelled_with_that_value(tmp_path: Path) -> N
     assert ">0.511<" in drawn
 
 
-def test_the_page_tells_the_verdict_beside_control_or_other_groups_and_asks_no_network(
-    places: dict[str, Path],
-) -> None:
+def test_the_page_tells_the_verdict_and_asks_no_network(places: dict[str, Path]) -> None:
     text = page_text(places["run"])
     assert "Growth paid: +2.00 points." in text
     figures = {one["id"]: one for one in data_of(text)["figures"]}

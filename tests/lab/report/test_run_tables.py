@@ -34,9 +34,7 @@ def test_rounds_have_what_their_lines_say_and_means_are_over_the_runs_that_have_
     assert (found["accuracy"], found["runs"]) == ([45.0, 46.0, 43.0], [2, 1, 1])
 
 
-def test_parts_of_a_round_go_by_their_names_and_those_that_stay_0_are_left_out(
-    run: RunRecord, tmp_path: Path
-) -> None:
+def test_parts_of_a_round_have_names_and_zeros_are_left_out(run: RunRecord, tmp_path: Path) -> None:
     # 10 to 15 decisions: 75 in all
     shares = [100 * count / 75 for count in range(10, 16)]
     assert parts(run, "ops")["share"][:6] == pytest.approx(shares, rel=1e-5)
@@ -90,7 +88,7 @@ def test_the_shapley_value_of_a_fossil_is_not_measured(run: RunRecord) -> None:
     assert lanes.lanes_table(lanes.chosen_rounds([run]))["shapley"] == [0.0, None]
 
 
-def test_env_steps_are_means_over_hosts_and_flop_add_up(
+def test_env_steps_are_means_and_flop_add_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = read_run(make_run(tmp_path / "one", [line(1, 40.0)]))
@@ -178,7 +176,7 @@ def test_of_a_long_run_the_last_the_best_and_the_first_round_are_shown(run: RunR
     assert [one.name for one in lanes.chosen_rounds([run, run])] == ["3 (last)"] * 2
 
 
-def test_a_table_that_cannot_be_read_is_none_and_said(
+def test_an_unreadable_table_is_none_and_said(
     run: RunRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_round(run.path, 1, envs=1, steps=3)
@@ -190,9 +188,7 @@ def test_a_table_that_cannot_be_read_is_none_and_said(
     assert lanes.chosen_rounds([run]) == []
 
 
-def test_env_steps_that_were_dropped_leave_a_gap(
-    run: RunRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_env_steps_dropped_leave_a_gap(run: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "MOST_ROWS", 1)
     steps = [{"step": step, "env": 0, "accuracy": 10.0} for step in (1, 2, 4, 5)]
     still = {"slot": "r0c0", "stage": "training", "seed": 1, "blueprint": "norm"}
@@ -202,9 +198,7 @@ def test_env_steps_that_were_dropped_leave_a_gap(
     assert list(zip(found["from"], found["to"], strict=True)) == [(0, 2), (3, 5)]
 
 
-def test_the_curve_of_a_host_that_ended_early_has_its_last_env_step(
-    run: RunRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_curve_has_the_last_env_step(run: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     write_round(run.path, 1, envs=2, steps=6)
     places = [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1), (4, 1), (5, 1), (6, 1)]
     steps = [

@@ -78,7 +78,7 @@ def test_the_verdict_names_the_highest_group_and_how_sure_that_is(tmp_path: Path
         ([[None, None]], "None of 2 runs"),
     ],
 )
-def test_the_verdict_begins_with_what_came_of_the_runs(
+def test_the_verdict_begins_so(
     tmp_path: Path, groups: list[list[float | None]], words: str
 ) -> None:
     made = [group(tmp_path, str(place), one) for place, one in enumerate(groups)]

@@ -138,9 +138,7 @@ def test_an_end_is_an_event_the_last_one_of_its_env(folder: Path) -> None:
         assert np.flatnonzero(mine)[-1] == place
 
 
-def test_questions_about_the_end_are_answered_for_the_end_of_every_env(
-    folder: Path, rounds: list[Witnessed]
-) -> None:
+def test_questions_about_the_end_are_of_every_env(folder: Path, rounds: list[Witnessed]) -> None:
     pytest.importorskip("duckdb", reason="extra query")
     from esper_soa.lab.telemetry.database import open_database
 

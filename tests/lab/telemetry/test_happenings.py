@@ -58,9 +58,7 @@ def test_counts_are_those_of_the_metrics(events: list[Row], recorded: Recorded) 
         assert [counted[kind, env] for env in range(6)] == count.tolist(), kind
 
 
-def test_the_last_event_of_a_slot_says_where_it_stands_next(
-    events: list[Row], recorded: Recorded
-) -> None:
+def test_the_last_event_says_where_a_slot_stands(events: list[Row], recorded: Recorded) -> None:
     """A slot changes between two env-steps just where an event says so, and goes where it says."""
     told = {
         (event["step"], event["env"], event["slot"]): event
@@ -107,9 +105,7 @@ def test_gates_are_those_between_the_stages(events: list[Row]) -> None:
             assert event["gate"] is None
 
 
-def test_an_action_is_the_cause_where_it_was_carried_out(
-    events: list[Row], recorded: Recorded
-) -> None:
+def test_an_action_is_the_cause_where_it_was_done(events: list[Row], recorded: Recorded) -> None:
     by_op = [[], ["germinated"], ["retargeted"], ["fading", "pruned"], ["fossilized", "refused"]]
     by_op.append(["advanced", "blended", "refused"])
     seen = set()
@@ -126,7 +122,7 @@ def test_an_action_is_the_cause_where_it_was_carried_out(
     assert "retargeted" in seen
 
 
-def test_rollbacks_come_with_their_reason_and_cost_all_seeds_but_fossils(
+def test_rollbacks_have_a_reason_and_cost_all_but_fossils(
     events: list[Row], recorded: Recorded
 ) -> None:
     found = [event for event in events if event["kind"] == "rollback"]
@@ -146,9 +142,7 @@ def test_rollbacks_come_with_their_reason_and_cost_all_seeds_but_fossils(
         assert {one["cause"] for one in lost} <= {"rollback"}
 
 
-def test_seeds_are_numbered_in_order_of_germination_and_keep_their_number(
-    events: list[Row], recorded: Recorded
-) -> None:
+def test_seeds_are_numbered_in_order_of_germination(events: list[Row], recorded: Recorded) -> None:
     places = [(event["step"], event["env"]) for event in events]
     assert places == sorted(places)
     born = {

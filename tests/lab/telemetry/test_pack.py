@@ -38,7 +38,7 @@ def learning() -> Player:
 
 
 @pytest.mark.parametrize(("level", "learns"), [("events", False), ("full", True)])
-def test_a_recorded_round_reads_the_device_no_more_than_another(
+def test_a_recorded_round_reads_the_device_no_more(
     level: str, learns: bool, tmp_path: Path
 ) -> None:
     world = tiny_world(ENVS, SLOTS, STEPS)

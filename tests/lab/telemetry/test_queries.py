@@ -134,9 +134,7 @@ def lives(played: Witnessed) -> dict[int, list[Life]]:
     return found
 
 
-def test_3_what_became_of_every_seed(
-    player: str, answers: list[list[tuple]], rounds: list[Witnessed]
-) -> None:
+def test_3_fates_of_seeds(player: str, answers: list[list[tuple]], rounds: list[Witnessed]) -> None:
     expected = [
         (
             number,
@@ -172,9 +170,7 @@ def test_4_what_the_policy_does(answers: list[list[tuple]], rounds: list[Witness
     assert answers[3] == expected
 
 
-def test_5_what_the_reward_was_paid_for(
-    folder: Path, answers: list[list[tuple]], rounds: list[Witnessed]
-) -> None:
+def test_5_paid_for_what(folder: Path, answers: list[list[tuple]], rounds: list[Witnessed]) -> None:
     found = answers[4]
     for number, played in enumerate(rounds, 1):
         paid = sum(paid for round_, _, paid in found if round_ == number)
@@ -216,9 +212,7 @@ def test_7_what_each_seed_adds_in_the_end(
     assert found or player == "random"
 
 
-def test_8_which_blueprints_earn_their_place(
-    answers: list[list[tuple]], rounds: list[Witnessed]
-) -> None:
+def test_8_fates_of_blueprints(answers: list[list[tuple]], rounds: list[Witnessed]) -> None:
     fates: dict[str, Counter[str]] = defaultdict(Counter)
     for played in rounds:
         for seeds in lives(played).values():
@@ -230,9 +224,7 @@ def test_8_which_blueprints_earn_their_place(
     ]
 
 
-def test_9_which_gates_hold_seeds_back(
-    player: str, answers: list[list[tuple]], rounds: list[Witnessed]
-) -> None:
+def test_9_gates_refuse(player: str, answers: list[list[tuple]], rounds: list[Witnessed]) -> None:
     path = {Stage.GERMINATED: "G1", Stage.TRAINING: "G2", Stage.BLENDING: "G3", Stage.HOLDING: "G5"}
     passed = Counter[str]()
     refused = Counter[str]()
@@ -286,9 +278,7 @@ def begun(tmp_path: Path) -> Path:
     return tmp_path / "sweep"
 
 
-def test_every_view_and_question_of_the_page_answers_for_any_run_and_for_several(
-    begun: Path,
-) -> None:
+def test_every_view_and_question_answers_for_any_run_and_for_several(begun: Path) -> None:
     for runs in ([begun], [begun / "1"]):
         database = open_database(runs)
         for view in VIEWS:
@@ -312,9 +302,7 @@ def asked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, st
     return int(ended.value.code or 0), *capsys.readouterr()
 
 
-def test_the_command_prints_tables_csv_and_json(
-    begun: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_csv_and_json(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sql = "select round, count(*) as hosts from episodes group by round order by round"
     run = str(begun / "0")
     assert asked(capsys, run, sql, "format=csv")[1].splitlines() == ["round,hosts", "1,4", "2,4"]

@@ -59,9 +59,7 @@ def twice(steps: int) -> list[int]:
 
 
 @pytest.mark.parametrize("level", ["events", "full"])
-def test_each_round_has_a_file_per_table_that_says_what_it_is(
-    recorded: Recorded, tmp_path: Path, level: str
-) -> None:
+def test_each_round_has_a_file_per_table(recorded: Recorded, tmp_path: Path, level: str) -> None:
     recorder = made(recorded, tmp_path, level)
     for number in (1, 2):
         play(recorder, recorded, number, ends=True)

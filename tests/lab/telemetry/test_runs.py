@@ -42,9 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def test_each_level_writes_its_files_and_those_before_it_and_changes_no_number(
-    folders: dict[str, Path],
-) -> None:
+def test_each_level_adds_its_files_and_changes_no_number(folders: dict[str, Path]) -> None:
     lines = ["metrics.jsonl", "episodes.jsonl"]
     ends = []
     for level, names, env_steps in (
@@ -66,9 +64,7 @@ def test_each_level_writes_its_files_and_those_before_it_and_changes_no_number(
     assert same_tables(folders["events"], folders["full"])
 
 
-def test_the_probability_of_what_was_chosen_is_that_among_all_choices(
-    folders: dict[str, Path],
-) -> None:
+def test_the_probability_of_a_choice_is_that_among_all_choices(folders: dict[str, Path]) -> None:
     steps = read_table(folders["full"], "steps")
     choices = read_table(folders["full"], "choices")
     facts = read_file(table_path(folders["full"], "steps", 1), "steps").facts
@@ -91,9 +87,7 @@ def test_a_run_that_goes_on_has_the_tables_of_one_that_was_never_stopped(
     assert list(table_files(tmp_path, "events")) == [1, 2]
 
 
-def test_a_checkpoint_waits_for_the_tables_of_its_rounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_waits_for_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = recorder.write_bytes
     save = output.save_checkpoint
     seen = []

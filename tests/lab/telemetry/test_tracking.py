@@ -115,9 +115,7 @@ def test_a_tracker_that_cannot_be_opened_costs_its_lines_alone_which_the_summary
     assert lacks in (tmp_path / "log.txt").read_text()
 
 
-def test_a_tracker_that_hangs_is_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_hangs_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = threading.Event()
     held = threading.Event()
 
@@ -140,9 +138,7 @@ def test_a_tracker_that_hangs_is_left_behind(
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
-def test_a_missing_package_is_told_with_the_extra_to_install(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_names_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for hidden in (name, *(["torch.utils.tensorboard"] if name == "tensorboard" else [])):
         monkeypatch.setitem(sys.modules, hidden, None)
     monkeypatch.delitem(sys.modules, f"{module.HOME}.{name}", raising=False)
@@ -204,9 +200,7 @@ def test_a_tracker_is_told_every_number_of_every_round_once_also_where_a_run_goe
     assert json.loads((tmp_path / STATE).read_text()) == {"sink": {"id": "new", "round": 4}}
 
 
-def test_a_run_that_starts_afresh_is_a_new_run_and_a_file_that_is_not_ours_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_fresh_run_is_a_new_one_and_files_not_ours_are_refused(tmp_path: Path) -> None:
     TrackerState(tmp_path, False, Unwritten()).save("sink", ("old", 3))
     assert TrackerState(tmp_path, True, Unwritten()).of("sink") == ("old", 3)
     assert TrackerState(tmp_path, False, Unwritten()).of("sink") == ("", 0)
@@ -242,7 +236,7 @@ def test_mlflow_has_one_run_with_every_step_once_after_a_run_has_gone_on(tmp_pat
     ]
 
 
-def test_mlflow_shows_a_run_that_goes_on_as_running(
+def test_mlflow_shows_a_resumed_run_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mlflow = pytest.importorskip("mlflow", reason="extra mlflow")
