@@ -4,6 +4,7 @@ CUDA graphs.
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper_soa.agent.policy import CapturedPolicy
-from esper_soa.config.agent import NetworkConfig, PPOConfig
+from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.errors import SettingError, fault_in_words
 from esper_soa.config.settings import TrainConfig
 from esper_soa.nets.graphs import (
@@ -51,13 +52,7 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.counts: Counter[str] = Counter()
 
-    def __torch_dispatch__(
-        self,
-        func: torch._ops.OpOverload,
-        types: object,
-        args: tuple = (),
-        kwargs: dict | None = None,
-    ) -> object:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> object:
         self.counts[func.overloadpacket.__name__] += 1
         return func(*args, **(kwargs or {}))
 
@@ -103,10 +98,8 @@ def test_the_step_that_was_not_used_for_longest_is_dropped() -> None:
 def test_the_setting_is_refused_where_there_is_no_gpu_and_means_nothing_there() -> None:
     for setting, words in (("off", "off"), ("auto", "auto on cpu")):
         settled = choose_replay(setting, CPU, False, 1)
-        assert (settled.parts, settled.reason) == (
-            (),
-            f"no CUDA graphs (compute.cuda_graphs={words})",
-        )
+        reason = f"no CUDA graphs (compute.cuda_graphs={words})"
+        assert (settled.parts, settled.reason) == ((), reason)
         assert settled.steps(PARTS[0], CPU) is None
     with pytest.raises(SettingError, match=r"compute\.cuda_graphs"):
         choose_replay("on", CPU, False, 1)
@@ -166,13 +159,8 @@ def test_calls_give_copies_and_leave_their_arguments() -> None:
 
 
 def test_tensors_are_copied_together_by_dtype_and_those_that_differ_alone() -> None:
-    sources = [
-        torch.arange(6.0),
-        torch.arange(4),
-        torch.ones(2, 3),
-        torch.arange(6.0).view(2, 3).T,
-        torch.ones(1),
-    ]
+    sources = [torch.arange(6.0), torch.arange(4), torch.ones(2, 3)]
+    sources += [torch.arange(6.0).view(2, 3).T, torch.ones(1)]
     sources += [torch.tensor([True, False]), torch.arange(3, dtype=torch.int32)]
     targets = [torch.zeros(shape) for shape in ((6,), (4,), (2, 3), (3, 2), (4,))]
     targets = [target.to(source.dtype) for target, source in zip(targets, sources, strict=False)]
@@ -192,11 +180,8 @@ def test_replayed_graphs_equal_plain_steps() -> None:
     for start in (1.0, 2.0, 3.0):
         wanted = plain.run_("key", Growth(start, 1.5), [0, 1, 1, 0, 1]).total.clone()
         assert torch.equal(captured.run_("key", Growth(start, 1.5), [0, 1, 1, 0, 1]).total, wanted)
-    assert captured.counts == {
-        "plain": 2 * WARM_UPS,
-        "captured": 2,
-        "replayed": 15 - 2 * WARM_UPS - 2,
-    }
+    warm = 2 * WARM_UPS
+    assert captured.counts == {"plain": warm, "captured": 2, "replayed": 15 - warm - 2}
 
 
 @pytest.fixture
@@ -213,16 +198,8 @@ def test_work_is_captured_on_its_own_device_and_memory_stays(happened: list[str]
     assert happened == ["enter cuda:1", "leave cuda:1"]
     happened.clear()
     recorder.recorded(lambda: happened.append("work"))
-    assert happened == [
-        "enter cuda:1",
-        "wait",
-        "enter stream",
-        "begin in pool",
-        "work",
-        "end",
-        "leave stream",
-        "leave cuda:1",
-    ]
+    before = ["enter cuda:1", "wait", "enter stream", "begin in pool"]
+    assert happened == [*before, "work", "end", "leave stream", "leave cuda:1"]
 
 
 def test_a_capture_ends_where_its_work_fails(happened: list[str]) -> None:
@@ -273,11 +250,10 @@ def test_a_fault_is_told_with_the_one_that_it_followed() -> None:
 
 def learning() -> TrainConfig:
     cfg = tiny_settings(2, 2, 2)
-    cfg.policy.network = NetworkConfig(hidden=32, features=16)
-    cfg.policy.ppo = PPOConfig(epochs=1, minibatches=2)
-    cfg.control = "none"
-    cfg.report = False
-    return cfg
+    network = NetworkConfig(hidden=32, features=16)
+    ppo = PPOConfig(epochs=1, minibatches=2)
+    policy = PolicyConfig(network=network, ppo=ppo)
+    return replace(cfg, policy=policy, control="none", report=False)
 
 
 @pytest.mark.parametrize("part", PARTS)

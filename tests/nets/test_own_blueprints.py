@@ -112,14 +112,10 @@ def test_parameters_and_flop_of_a_module_are_counted() -> None:
     task = TaskConfig(base_channels=CHANNELS, num_blocks=2, num_pools=2)
     slots = enabled_slots(task, ["r1c0"])  # 8 channels of 16x16 pixels
     shape = host_shape(task, slots, task_blueprints(own("grouped", "perceptron"), slots))
-    assert parameter_counts(shape.blueprints, shape.slots[0])[13:] == [
-        9 * 64 + 8 + 16,
-        2 * 128 + 16 + 8,
-    ]
-    assert training_flop(shape, CPU).seed[0, 13:].tolist() == [
-        3 * 2 * 256 * 9 * 64,
-        3 * 2 * 2 * 128,
-    ]
+    counts = parameter_counts(shape.blueprints, shape.slots[0])[13:]
+    assert counts == [9 * 64 + 8 + 16, 2 * 128 + 16 + 8]
+    flop = training_flop(shape, CPU).seed[0, 13:].tolist()
+    assert flop == [3 * 2 * 256 * 9 * 64, 3 * 2 * 2 * 128]
 
 
 # --- names and codes
@@ -127,8 +123,8 @@ def test_parameters_and_flop_of_a_module_are_counted() -> None:
 
 def test_own_blueprints_take_the_codes_behind_the_packages_in_the_order_of_the_setting() -> None:
     offered = [f"{HERE}:grouped", "norm", f"{HERE}:twice", f"{HERE}:instead"]
-    cfg = settings()
-    rules = build_rules(replace(cfg, task=replace(cfg.task, blueprints=offered)), CPU)
+    task = replace(settings().task, blueprints=offered)
+    rules = build_rules(replace(settings(), task=task), CPU)
     shape = rules.nets.shape
     assert names_by_code(shape.blueprints) == (*BLUEPRINT_NAMES, "grouped", "twice", "instead")
     assert [shape.blueprint(code).name for code in (13, 14, 15)] == ["grouped", "twice", "instead"]
@@ -150,9 +146,8 @@ def test_an_env_of_many_plays_as_it_does_alone(names: tuple[str, ...]) -> None:
     assert all_of_them.accuracies[:2] == first_two.accuracies
     assert all_of_them.rewards[:2] == first_two.rewards
     for name in ("r0c0", "r0c1"):
-        assert torch.equal(
-            many.weights["seeds", name, "params"][:2], few.weights["seeds", name, "params"]
-        )
+        one, other = (world.weights["seeds", name, "params"][:2] for world in (many, few))
+        assert torch.equal(one, other)
     assert many.weights["seeds", "r0c0", "params"].abs().sum() > 0
 
 
@@ -164,14 +159,10 @@ def test_parts_go_to_the_kernels_in_c_and_modules_do_not() -> None:
     assert build_rules(settings("twice", "instead"), CPU).engine.chosen.native
     chosen = build_rules(settings("twice", "grouped"), CPU).engine.chosen
     assert (chosen.native, chosen.fallback) == (False, True)
-    assert (
-        chosen.reason
-        == "plain torch, slower: no native kernels, there is none for the blueprint grouped"
-    )
-    with pytest.raises(
-        SettingError,
-        match="compute.engine=native: must be auto or torch here.*the blueprint grouped",
-    ):
+    why = "there is none for the blueprint grouped"
+    assert chosen.reason == f"plain torch, slower: no native kernels, {why}"
+    told = f"compute.engine=native: must be auto or torch here.*{why}"
+    with pytest.raises(SettingError, match=told):
         build_rules(settings("twice", "grouped", compute=ComputeConfig(engine="native")), CPU)
 
 
@@ -217,9 +208,8 @@ def test_two_blueprints_of_one_name_are_refused() -> None:
 
 
 def test_a_name_of_other_signs_is_refused_where_it_is_given() -> None:
-    with pytest.raises(
-        ValueError, match="blueprint 'two words': its name must be of at most 60 letters"
-    ):
+    told = "blueprint 'two words': its name must be of at most 60 letters"
+    with pytest.raises(ValueError, match=told):
         registry.blueprint("two words")
 
 
@@ -229,13 +219,9 @@ def test_the_mark_of_an_agent_and_the_package_of_that_name_are_one_to_users() ->
 
     assert esper_soa.agent("mine")(make) is make
     assert registry.marked_name(registry.AGENT, make) == "mine"
-    script = (
-        "import esper_soa\nfor _ in range(2):\n    esper_soa.agent('x')\n    import "
-        "esper_soa.config.agent as config"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script + "\nprint(config.__name__)"], capture_output=True, text=True
-    )
+    once = "esper_soa.agent('x'); import esper_soa.config.agent as config"
+    script = f"import esper_soa; {once}; {once}; print(config.__name__)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "esper_soa.config.agent\n", done.stderr
 
 
@@ -265,21 +251,14 @@ def fossils(codes: list[list[int]]) -> Slots:
     )
 
 
-def test_the_forward_pass_of_an_own_fossil_costs_its_multiplications_over_those_of_the_host() -> (
-    None
-):
+def test_the_forward_pass_of_an_own_fossil_costs_its_multiplications() -> None:
     rules = build_rules(settings("twice", slots=["r0c0", "r1c0"]), CPU)
     shape = rules.nets.shape
     costs = training_flop(rules.nets.shape, CPU)
     # two layers of 2 to 2 channels, pointwise; the slots r0c0 and r1c0 have 32x32 and 16x16 pixels
-    first = 2 * 1024 * 2 * 2
-    second = 2 * 256 * 2 * 2
-    assert compute_cost(fossils([[13, 13]]), costs).item() == pytest.approx(
-        1 + (first + second) / shape.products
-    )
-    assert compute_cost(fossils([[1, 13]]), costs).item() == pytest.approx(
-        1.15 + second / shape.products
-    )
+    first, second = (2 * pixels * 2 * 2 / shape.products for pixels in (1024, 256))
+    for codes, cost in (([[13, 13]], 1 + first + second), ([[1, 13]], 1.15 + second)):
+        assert compute_cost(fossils(codes), costs).item() == pytest.approx(cost)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

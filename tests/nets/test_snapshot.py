@@ -55,11 +55,8 @@ def test_hosts_and_fossils_go_back_where_asked_and_momentum_is_cleared() -> None
     assert firsts(weights, "host", "momentum") == [5.0, 0.0, 0.0]
     assert firsts(weights, "seeds", "r0c0", "params") == [5.0, 11.0, 12.0]
     assert firsts(weights, "seeds", "r0c0", "momentum") == [5.0, 0.0, 0.0]
-    assert firsts(weights, "seeds", "r0c1", "params") == [
-        5.0,
-        0.0,
-        0.0,
-    ]  # no fossil: it does not outlive the rollback
+    # no fossil: it does not outlive the rollback
+    assert firsts(weights, "seeds", "r0c1", "params") == [5.0, 0.0, 0.0]
 
 
 def test_only_the_chosen_envs_are_snapshotted() -> None:
