@@ -8,13 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper_soa.config.nets import TaskConfig, host_slots
+from esper_soa.config.nets import TaskConfig
 from esper_soa.nets import batched
 from esper_soa.nets.gradients import gradient_statistics
-from esper_soa.nets.model.host import evaluate_forward, fold_batch_norm, host_shape
 from esper_soa.nets.model.layers import PLAIN
 from esper_soa.nets.model.parts import norm_groups
-from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.nets.sgd import LearningRates, rules_of
 
 CPU = torch.device("cpu")
@@ -124,28 +122,6 @@ def test_no_ratio_is_of_gradients_below_1e_minus_8(seed: float, host: float, kno
 # --- batch norm
 
 
-@pytest.mark.parametrize("batch", [2, 1])
-def test_running_statistics_move_by_a_tenth_towards_those_of_the_batch(batch: int) -> None:
-    # Channel 0 of net 0 is 1, 2, 3, 4 (batch 2) or 1, 2: mean 2.5 or 1.5, variance with n - 1 5 / 3
-    # or 1 / 2. Net 1 sees twice that. A kernel of 1; scale 2 and shift 1, so ReLU(1 + 2 (x - mean)
-    # / sqrt(var + 1e-5)).
-    x = torch.arange(1.0, 2 * batch + 1, dtype=torch.float64).view(batch, 1, 1, 2)
-    x = torch.cat((x, 2 * x), dim=1).contiguous(memory_format=torch.channels_last)
-    mean = torch.tensor([1.0, 3.0]).double()
-    variance = torch.tensor([5.0, 7.0]).double()
-    one = torch.ones(2, 1, dtype=torch.float64)
-    out = PLAIN.train_block(
-        x, one.view(2, 1, 1, 1, 1), (2 * one, one), (mean, variance), pooled=False
-    )
-    centre, unbiased, biased = (2.5, 5 / 3, 1.25) if batch == 2 else (1.5, 0.5, 0.25)
-    assert mean.tolist() == pytest.approx([0.9 * 1 + 0.1 * centre, 0.9 * 3 + 0.1 * 2 * centre])
-    wanted = [0.9 * 5 + 0.1 * unbiased, 0.9 * 7 + 0.1 * 4 * unbiased]
-    assert variance.tolist() == pytest.approx(wanted)
-    for net, factor in ((0, 1), (1, 4)):
-        expected = 1 + 2 * (x[:, net] - x[:, net].mean()) / math.sqrt(factor * biased + 1e-5)
-        torch.testing.assert_close(out[:, net], expected.clamp(min=0))
-
-
 def test_the_epsilon_of_batch_norm_counts_where_a_channel_hardly_varies() -> None:
     x = torch.tensor([-0.001, 0.001], dtype=torch.float64).view(2, 1, 1, 1)
     one = torch.ones(1, 1, dtype=torch.float64)
@@ -153,34 +129,6 @@ def test_the_epsilon_of_batch_norm_counts_where_a_channel_hardly_varies() -> Non
     out = batched.batch_norm(x, one, one * 0, zero.clone(), zero.clone())
     # 1e-3 / sqrt(1e-6 + 1e-5)
     assert out.flatten().tolist() == pytest.approx([-(11**-0.5), 11**-0.5])
-
-
-def test_validation_uses_running_statistics_with_the_same_epsilon() -> None:
-    task = TaskConfig(base_channels=2, num_blocks=2, num_pools=1, kernel_size=1, num_classes=3)
-    shape = host_shape(task, host_slots(task)[:1])
-    g = torch.Generator().manual_seed(0)
-    rows = torch.randn(2, shape.parameters.total, generator=g, dtype=torch.float64)
-    # epsilon is as large
-    moving = 1e-5 * torch.rand(2, shape.statistics.total, generator=g, dtype=torch.float64)
-    x = torch.randn(4, 6, 8, 8, generator=g, dtype=torch.float64)
-    parameters = shape.parameters.unpack(rows)
-    statistics = shape.statistics.unpack(moving)
-    folded = fold_batch_norm(shape, parameters, statistics)
-    logits = evaluate_forward(PLAIN, shape, folded, x, TrainingSeeds([], 2))
-    for net in range(2):
-        own = [parameter[net] for parameter in parameters]
-        out = x[:, 3 * net : 3 * net + 3]
-        for block in range(2):
-            norm = torch.nn.BatchNorm2d(own[3 * block].shape[0], dtype=torch.float64).eval()
-            norm.weight.data = own[3 * block + 1]
-            norm.bias.data = own[3 * block + 2]
-            norm.running_mean, norm.running_var = (
-                part[net] for part in statistics[2 * block : 2 * block + 2]
-            )
-            out = norm(torch.nn.functional.conv2d(out, own[3 * block])).relu()
-            out = torch.nn.functional.max_pool2d(out, 2) if block == 0 else out
-        expected = torch.nn.functional.linear(out.mean((2, 3)), own[-2], own[-1])
-        torch.testing.assert_close(logits[:, net], expected)
 
 
 @pytest.mark.parametrize(

@@ -60,11 +60,7 @@ def test_counts_are_those_of_the_metrics(events: list[Row], recorded: Recorded) 
 
 def test_the_last_event_says_where_a_slot_stands(events: list[Row], recorded: Recorded) -> None:
     """A slot changes between two env-steps just where an event says so, and goes where it says."""
-    told = {
-        (event["step"], event["env"], event["slot"]): event
-        for event in events
-        if event["slot"] is not None
-    }
+    told = {(one["step"], one["env"], one["slot"]): one for one in events if one["slot"]}
     names = recorded.legend.slots
     changes = 0
     for number, step in enumerate(recorded.steps, 1):
@@ -77,10 +73,8 @@ def test_the_last_event_says_where_a_slot_stands(events: list[Row], recorded: Re
                     assert event is not None, (number, env, slot)
                     changes += 1
                 if event is not None:
-                    assert (event["stage_from"], event["stage_to"]) == (
-                        STAGE_NAMES[was],
-                        STAGE_NAMES[now],
-                    )
+                    told_stages = [event["stage_from"], event["stage_to"]]
+                    assert told_stages == [STAGE_NAMES[was], STAGE_NAMES[now]]
     assert changes > 60
 
 
@@ -90,10 +84,8 @@ def test_gates_are_those_between_the_stages(events: list[Row]) -> None:
     passed = [event for event in events if event["kind"] in ("advanced", "blended", "fossilized")]
     once = [event for event in passed if event["stage_from"] == sources[str(event["gate"])]]
     assert len(once) > 20
-    for event in passed:
-        assert {"blended": "G2", "fossilized": "G5"}.get(
-            str(event["kind"]), event["gate"]
-        ) == event["gate"]
+    fixed = {"blended": "G2", "fossilized": "G5"}
+    assert all(fixed.get(str(one["kind"]), one["gate"]) == one["gate"] for one in passed)
     gates_passed = Counter((one["step"], one["env"], one["slot"]) for one in passed)
     for event in once:
         if gates_passed[event["step"], event["env"], event["slot"]] == 1:
@@ -133,11 +125,8 @@ def test_rollbacks_have_a_reason_and_cost_all_but_fossils(
         assert int(step.before.guard.reason[env]) == 1
         assert event["cause"] == "not_finite"
         stages = step.before.slots.stage[env].tolist()
-        lost = [
-            one
-            for one in events
-            if (one["step"], one["env"]) == (event["step"], env) and one["kind"] == "pruned"
-        ]
+        there = (event["step"], env, "pruned")
+        lost = [one for one in events if (one["step"], one["env"], one["kind"]) == there]
         assert len(lost) == sum(stage in (2, 3, 4, 6) for stage in stages)
         assert {one["cause"] for one in lost} <= {"rollback"}
 
@@ -145,13 +134,9 @@ def test_rollbacks_have_a_reason_and_cost_all_but_fossils(
 def test_seeds_are_numbered_in_order_of_germination(events: list[Row], recorded: Recorded) -> None:
     places = [(event["step"], event["env"]) for event in events]
     assert places == sorted(places)
-    born = {
-        (event["env"], event["seed"]): event for event in events if event["kind"] == "germinated"
-    }
-    germinated = recorded.steps[-1].result.state.totals.germinated
-    assert sorted(born) == [
-        (env, number) for env in range(6) for number in range(1, int(germinated[env]) + 1)
-    ]
+    born = {(one["env"], one["seed"]): one for one in events if one["kind"] == "germinated"}
+    germinated = enumerate(recorded.steps[-1].result.state.totals.germinated.tolist())
+    assert sorted(born) == [(env, seed + 1) for env, count in germinated for seed in range(count)]
     for row in rows_of(recorded, "slots"):
         if row["stage"] == "empty":
             assert row["seed"] is None or np.isnan(row["seed"])

@@ -17,14 +17,7 @@ from tiny_runs import TIMES, fresh, records, resumed, settings, timeless
 from esper_soa.config.errors import UserError
 from esper_soa.lab.telemetry import tracking as module
 from esper_soa.lab.telemetry.table_files import read_table
-from esper_soa.lab.telemetry.tracking import (
-    STATE,
-    Tracked,
-    Tracker,
-    TrackerState,
-    Tracking,
-    numbers_of,
-)
+from esper_soa.lab.telemetry.tracking import STATE, Tracked, Tracker, TrackerState, Tracking
 from esper_soa.runtime.files import Unwritten
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.session import session
@@ -83,11 +76,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
 
 @pytest.mark.parametrize(("seconds", "fails"), [(0.1, False), (0.0, True)])
 def test_a_tracker_that_sleeps_or_fails_changes_nothing_but_what_it_lacks(
-    seconds: float,
-    fails: bool,
-    alone: tuple[Path, list[dict]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    seconds: float, fails: bool, alone: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LIMIT", 1)
     sinks = Sinks()
@@ -150,18 +139,12 @@ def test_a_missing_package_names_its_extra(name: str, monkeypatch: pytest.Monkey
 def test_two_jobs_of_a_sweep_are_two_runs_of_wandb_offline(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="extra wandb")
     words = command("-m", "seed=1,2", "track=[wandb]", "run_dir=sweep", *TINY)
-    done = subprocess.run(
-        words,
-        cwd=tmp_path,
-        env=ENVIRONMENT | {"WANDB_MODE": "offline"},
-        capture_output=True,
-        text=True,
-    )
+    env = ENVIRONMENT | {"WANDB_MODE": "offline"}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     files = sorted((tmp_path / "sweep").rglob("run-*.wandb"))
-    assert len(files) == 2
-    assert len({file.stem for file in files}) == 2
-    assert len({file.parents[2] for file in files}) == 2, "one in the folder of each job"
+    for each in (files, {file.stem for file in files}, {file.parents[2] for file in files}):
+        assert len(each) == 2, "one in the folder of each job"
     for file in files:
         summary = json.loads((file.parents[2] / "summary.json").read_text())
         assert summary["telemetry"]["dropped"] == {}
@@ -190,7 +173,7 @@ def test_a_tracker_is_told_every_number_of_every_round_once_also_where_a_run_goe
     for (number, numbers), line in zip(told, played, strict=True):
         # what a clock said of a round that was played twice was told the first time
         clock = TIMES if number == 3 else ()
-        same = {name: value for name, value in numbers_of(line) if name not in clock}
+        same = {name: value for name, value in module.numbers_of(line) if name not in clock}
         assert {name: value for name, value in numbers.items() if name not in clock} == same
         assert numbers["accuracy/mean"] == line["accuracy"]["mean"]
         assert numbers["update/entropy/op"] == line["update"]["entropy/op"]
@@ -214,7 +197,7 @@ def test_tensorboard_has_every_step_once_after_a_run_has_gone_on(tmp_path: Path)
     pytest.importorskip("tensorboard", reason="extra tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    told = [dict(numbers_of(line)) for line in goes_on(tmp_path, ["tensorboard"])]
+    told = [dict(module.numbers_of(line)) for line in goes_on(tmp_path, ["tensorboard"])]
     found = EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()
     assert set(found.Tags()["scalars"]) == set().union(*told)
@@ -265,27 +248,15 @@ def test_wandb_offline_has_one_id_and_every_step_once_after_a_run_has_gone_on(
 
 
 def wandb_history(file: Path, metric: str) -> list[tuple[int, float]]:
-    """Step and value of every row of a W&B file: records as in a LevelDB log, after seven bytes."""
+    """Step and value of every row of a W&B file."""
     from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
 
-    content = file.read_bytes()
-    place = 7
-    whole = b""
+    store = DataStore()
+    store.open_for_scan(str(file))
     found = []
-    while place + 7 <= len(content):
-        if 32768 - place % 32768 < 7:  # the rest of a block that holds no header
-            place += 32768 - place % 32768
-            continue
-        size = int.from_bytes(content[place + 4 : place + 6], "little")
-        kind = content[place + 6]
-        whole += content[place + 7 : place + 7 + size]
-        place += 7 + size
-        if kind in (1, 4):  # a whole record, or the end of one
-            record = Record.FromString(whole)
-            values = {
-                item.key or "/".join(item.nested_key): item.value_json
-                for item in record.history.item
-            }
-            found += [(record.history.step.num, float(values[metric]))] if metric in values else []
-            whole = b""
+    while (content := store.scan_data()) is not None:
+        history = Record.FromString(content).history
+        values = {one.key or "/".join(one.nested_key): one.value_json for one in history.item}
+        found += [(history.step.num, float(values[metric]))] if metric in values else []
     return found
