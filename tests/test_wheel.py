@@ -146,10 +146,7 @@ def test_a_hook_makes_a_wheel_for_here(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("version", ["standard", "editable"])
 def test_the_hook_leaves_an_editable_wheel_and_one_without_a_compiler_to_python_alone(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    version: str,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setenv("CC", stand_in(tmp_path) if version == "editable" else NO_COMPILER)
     built = hook(tmp_path)
@@ -173,13 +170,9 @@ SMOKE = ["+experiment=smoke", "rounds=1", "steps=2"]
 
 
 def wheel_of(folder: Path, **environment: str) -> Path:
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
-        cwd=ROOT,
-        env=os.environ | environment,
-        check=True,
-        capture_output=True,
-    )
+    asked = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    env = os.environ | environment
+    subprocess.run(asked, cwd=ROOT, env=env, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -198,17 +191,10 @@ def installed(folder: Path, wheel: Path) -> Path:
 
 def without_compiler(environment: Path, *arguments: str) -> str:
     """What a Python of the environment prints where there is no compiler, no home and no cache."""
-    done = subprocess.run(
-        [environment / "bin" / "python", *arguments],
-        cwd=environment,
-        text=True,
-        capture_output=True,
-        env={
-            "PATH": str(environment / "bin"),
-            "HOME": "",
-            "XDG_CACHE_HOME": str(environment / "cache"),
-        },
-    )
+    env = {"PATH": str(environment / "bin"), "HOME": ""}
+    env |= {"XDG_CACHE_HOME": str(environment / "cache")}
+    asked = [environment / "bin" / "python", *arguments]
+    done = subprocess.run(asked, cwd=environment, text=True, capture_output=True, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -247,11 +233,9 @@ def test_a_machine_without_a_compiler_is_fast_and_refuses_what_was_changed(tmp_p
     os.truncate(libraries / f"{FITTING[-1]}.so", 5000)
     words, entry = played(environment, "tampered")
     path = libraries / f"{FITTING[-1]}.so"
-    assert words == (
-        f"plain torch, slower: no native kernels, {path} is not what manifest.json says (install "
-        "the package again), "
-        "and no C compiler: cc is not there (install gcc or clang, or set CC)"
-    )
+    why = f"{path} is not what manifest.json says (install the package again), "
+    why += "and no C compiler: cc is not there (install gcc or clang, or set CC)"
+    assert words == f"plain torch, slower: no native kernels, {why}"
     assert entry == {"kind": words, "sha256": "", "engine": "torch", "tried": ""}
 
 
@@ -262,6 +246,5 @@ def test_a_wheel_made_without_a_compiler_is_for_any_platform(tmp_path: Path) -> 
     with zipfile.ZipFile(wheel) as content:
         packed = content.namelist()
     assert not [name for name in packed if "libraries" in name]
-    assert {"esper_soa/nets/engines/cpu/library.py", "esper_soa/nets/engines/cpu/train.c"} <= {
-        *packed
-    }
+    sources = ("library.py", "train.c")
+    assert {f"esper_soa/nets/engines/cpu/{name}" for name in sources} <= {*packed}

@@ -1,10 +1,9 @@
 """An agent that keeps what it saw and chose, so that a test can work a round out by itself."""
 
-import io
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
+from tiny_world import quiet_progress
 from torch import Tensor
 
 from esper_soa.agent.ppo import Learner
@@ -14,7 +13,6 @@ from esper_soa.env.world import World
 from esper_soa.state import Action, Decision, EnvState, View
 from esper_soa.training.collect import EpisodeRunner, Player, Round
 from esper_soa.training.metrics import RoundResult
-from esper_soa.training.progress import Progress
 
 
 class Witness:
@@ -64,8 +62,8 @@ def witnessed_round(
 ) -> Witnessed:
     """Play round `number`."""
     witness = Witness(agent)
-    quiet = Progress(1, Console(file=io.StringIO()), "off")
-    episode = EpisodeRunner(world, Player(witness, learner, teacher), Round(number, quiet))
+    played = Round(number, quiet_progress())
+    episode = EpisodeRunner(world, Player(witness, learner, teacher), played)
     states = []
     for _ in range(world.rules.max_steps):
         episode.step_()

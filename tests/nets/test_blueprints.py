@@ -106,9 +106,8 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
 def test_a_seed_is_its_formula_to_the_bit(blueprint: Architecture, dtype: torch.dtype) -> None:
     for channels in (8, 40):
         parameters, x = drawn(blueprint, channels, dtype)
-        assert torch.equal(
-            seed_forward(PLAIN, blueprint, parameters, x), FORMULAS[blueprint.name](x, *parameters)
-        )
+        wanted = FORMULAS[blueprint.name](x, *parameters)
+        assert torch.equal(seed_forward(PLAIN, blueprint, parameters, x), wanted)
 
 
 def test_a_gate_is_its_formula_to_the_bit() -> None:
@@ -188,13 +187,11 @@ def counted(forward: Callable[[], Tensor]) -> int:
 def test_flop_and_tables_of_a_host_are_those_of_its_forward_pass(task: TaskConfig) -> None:
     shape = host_shape(task, enabled_slots(task, ["r0c0"]))
     parameters = shape.parameters.unpack(torch.rand(1, shape.parameters.total))
-    statistics = [
-        row.reshape(-1) for row in shape.statistics.unpack(torch.ones(1, shape.statistics.total))
-    ]
+    ones = torch.ones(1, shape.statistics.total)
+    statistics = [row.reshape(-1) for row in shape.statistics.unpack(ones)]
     batch = torch.rand(2, 3, 32, 32), torch.zeros(2, 1, dtype=torch.int64)
-    found = counted(
-        lambda: train_loss(PLAIN, shape, parameters, statistics, batch, TrainingSeeds([], 1))[0]
-    )
+    given = (PLAIN, shape, parameters, statistics, batch, TrainingSeeds([], 1))
+    found = counted(lambda: train_loss(*given)[0])
     assert training_flop(shape, CPU).host == 3 * found / 2  # of two images
     folded = fold_batch_norm(shape, parameters, statistics)
     assert [len(own) for own in folded] == [2] * (task.num_blocks + 1)
@@ -218,25 +215,19 @@ def test_every_part_can_stand_anywhere() -> None:
         assert wide.widths(16) == [16, 64, 64, 64, 64, 8, 16]
         parameters, x = drawn(wide, 16)
         out = seed_forward(PLAIN, wide, parameters, x)
-        down, depth, strength, scale, shift, w1, b1, w2, b2, mid, mid_scale, mid_shift, up = (
-            parameters
-        )
+        down, depth, *own, w1, b1, w2, b2, mid, scale, shift, up = parameters
         y = batched.depthwise_conv2d(F.relu(PLAIN.conv2d(x, down)), depth)
-        y = FORMULAS["norm"](y, strength, scale, shift)
-        factor = torch.sigmoid(
-            batched.linear(F.relu(batched.linear(batched.spatial_mean(y, NETS), w1, b1)), w2, b2)
-        )
+        y = FORMULAS["norm"](y, *own)
+        hidden = F.relu(batched.linear(batched.spatial_mean(y, NETS), w1, b1))
+        factor = torch.sigmoid(batched.linear(hidden, w2, b2))
         y = y * factor.flatten(1)[..., None, None]
-        y = PLAIN.conv2d(norm(PLAIN.conv2d(y, mid), mid_scale, mid_shift), up)
+        y = PLAIN.conv2d(norm(PLAIN.conv2d(y, mid), scale, shift), up)
         assert torch.equal(out, x + y if residual else y)
 
 
 def test_a_seed_of_one_layer_is_found_by_its_parts() -> None:
-    found = {one.name: one.single_layer for one in EXTENDED}
-    assert {name for name, layer_ in found.items() if layer_ is not None} == {
-        "conv_light",
-        "conv_small",
-    }
+    found = {one.name for one in EXTENDED if one.single_layer is not None}
+    assert found == {"conv_light", "conv_small"}
     mine = Architecture(14, "mine", (Conv(kernel=5, relu=False),))
     assert mine.single_layer == mine.parts[0]
     assert Architecture(14, "bare", (Conv(norm=False),)).single_layer is None
@@ -252,9 +243,8 @@ def test_a_seed_blended_by_add_moves_by_alpha_towards_its_output(parts: tuple[Pa
     alpha = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)
     share = batched.per_channel(alpha, 8)
     wanted = x + share * (seed_forward(PLAIN, mine, parameters, x) - x)
-    torch.testing.assert_close(
-        seed_added(PLAIN, mine, parameters, x, alpha, detached=False), wanted
-    )
+    plain = seed_added(PLAIN, mine, parameters, x, alpha, detached=False)
+    torch.testing.assert_close(plain, wanted)
     pooled = seed_added(PLAIN, mine, parameters, x, alpha, detached=False, pooled=True)
     torch.testing.assert_close(pooled, F.max_pool2d(wanted, 2))
 
@@ -274,9 +264,8 @@ def test_parts_that_do_not_fit_are_refused(made: Callable[[], object], words: st
 
 
 def test_a_code_without_a_blueprint_is_refused_by_name() -> None:
-    with pytest.raises(
-        LookupError, match="no blueprint has the code 8: 0 noop, 1 conv_light, .*, 13 twice$"
-    ):
+    told = "no blueprint has the code 8: 0 noop, 1 conv_light, .*, 13 twice$"
+    with pytest.raises(LookupError, match=told):
         host_shape(TaskConfig(), (), EXTENDED).blueprint(8)
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from tiny_world import CPU, seeds_where
+from tiny_world import CPU, seeds_where, tiny_settings
 from torch import Tensor
 
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
-from esper_soa.config.settings import ComputeConfig, TrainConfig
+from esper_soa.config.settings import ComputeConfig
 from esper_soa.env.world import World
 from esper_soa.nets.engine import TrainReport, ValidationReport
 from esper_soa.nets.engines.cpu import engine, program
@@ -95,10 +95,8 @@ def named(tasks: list[TaskConfig], every: int) -> list:
 def made(task: TaskConfig, split: bool = False, batches: int = 3, engine: str = "auto") -> World:
     """Hosts with weights of some size, most slots enabled, batches that differ from env to env."""
     offered = [spec.name for spec in host_slots(task)]
-    settings = TrainConfig(
-        envs=NUM_ENVS,
-        steps=4,
-        rounds=1,
+    settings = replace(
+        tiny_settings(NUM_ENVS, 1, 4),
         batch_size=6,
         train_samples=6 * batches,
         val_samples=7,
@@ -110,9 +108,8 @@ def made(task: TaskConfig, split: bool = False, batches: int = 3, engine: str = 
     world = build_world(settings, CPU)
     g = torch.Generator().manual_seed(3)
     stores = [world.weights["host"], *world.weights["seeds"].values()]
-    for name in ("params", "momentum"):
-        for store in stores:
-            store[name].copy_(0.2 * torch.randn(store[name].shape, generator=g))
+    for rows in [store[name] for name in ("params", "momentum") for store in stores]:
+        rows.copy_(0.2 * torch.randn(rows.shape, generator=g))
     statistics = world.weights["host", "statistics"]
     statistics.copy_(0.5 + torch.rand(statistics.shape, generator=g))
     return world
@@ -219,11 +216,7 @@ def equals_torch(world: World, active_seeds: ActiveSeeds, **close: float) -> Non
 
 
 def apart_in(
-    ours: Outcome,
-    theirs: Outcome,
-    most: float = 5e-4,
-    nothing: float = 1e-9,
-    share: float = 5e-3,
+    ours: Outcome, theirs: Outcome, most: float = 5e-4, nothing: float = 1e-9, share: float = 5e-3
 ) -> Tensor:
     """bool [N], envs in which anything is not the same: weights by more than `most`, or a fiftieth
     in the mean, statistics of gradients by more than `nothing` and a `share`.
@@ -233,22 +226,21 @@ def apart_in(
         wrong |= (rows.isnan() != theirs.rows[path].isnan()).flatten(1).any(1)
         apart = (rows.double() - theirs.rows[path]).nan_to_num(nan=0.0).abs().flatten(1)
         wrong |= (apart.amax(1) > most) | (apart.mean(1) > most / 50)
-    counted = [
+    mine, its = ours.trained.gradients, theirs.trained.gradients
+    for one, other in (
         (ours.trained.accuracy, theirs.trained.accuracy),
         (ours.tested.accuracy, theirs.tested.accuracy),
         (ours.tested.subset, theirs.tested.subset),
-    ]
-    mine, its = ours.trained.gradients, theirs.trained.gradients
-    counted += [(mine.measured, its.measured), (mine.exploding, its.exploding)]
-    for one, other in counted:
+        (mine.measured, its.measured),
+        (mine.exploding, its.exploding),
+    ):
         wrong |= ((one != other) & ~(one.isnan() & other.isnan())).reshape(NUM_ENVS, -1).any(1)
-    rounded = [
+    for one, other, relative, absolute in (
         (ours.trained.loss, theirs.trained.loss, 1e-5, 1e-6),
         (ours.tested.loss, theirs.tested.loss, 1e-4, 1e-5),
         (mine.l2, its.l2, share, nothing),
         (mine.ratio, its.ratio, share, nothing),
-    ]
-    for one, other, relative, absolute in rounded:
+    ):
         near = one.isclose(other, relative, absolute, equal_nan=True)
         wrong |= ~near.reshape(NUM_ENVS, -1).all(1)
     return wrong
@@ -432,9 +424,8 @@ def test_the_engine_refuses_networks_that_it_was_not_made_for() -> None:
     runs = world.rules.engine
     work = world.work(0)
     blocks = nets.shape.segments
-    odd = nets._replace(
-        shape=nets.shape._replace(segments=(replace(blocks[0], kernel=5), *blocks[1:]))
-    )
+    segments = (replace(blocks[0], kernel=5), *blocks[1:])
+    odd = nets._replace(shape=nets.shape._replace(segments=segments))
     for given, weights in ((odd, world.weights), (nets, world.weights.to(torch.float64))):
         with pytest.raises(LookupError, match="no native kernels for torch.float"):
             runs.train_(given, weights, alphas(active_seeds), active_seeds, work.training, 1)
@@ -511,9 +502,8 @@ def steps_apart_in(
     for env, slot in np.argwhere(active_seeds.running & ~active_seeds.frozen):
         name = world.rules.nets.shape.slots[slot].name
         before = world.weights["seeds", name]
-        mine, its = (
-            step_of(one.weights["seeds", name], before, env, momentum) for one in (ours, theirs)
-        )
+        pools_ = (one.weights["seeds", name] for one in (ours, theirs))
+        mine, its = (step_of(pool, before, env, momentum) for pool in pools_)
         for part in columns(world, active_seeds, env, slot):
             none = max(mine[part].norm(), its[part].norm()) <= nothing
             wrong[env] |= not (none or close(mine[part], its[part], its, share))

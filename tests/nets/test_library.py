@@ -14,7 +14,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -140,13 +140,14 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-def needs_root(name: str) -> object:
-    """A case, which only root can play where it makes something of another user."""
-    return pytest.param(name, marks=as_root if name in ("of another user", "not theirs") else [])
+def cases(names: Iterable[str]) -> list:
+    """For `parametrize`; only root can make something of another user."""
+    others = ("of another user", "not theirs")
+    return [pytest.param(one, marks=as_root if one in others else []) for one in names]
 
 
 @pytest.mark.parametrize("part", [0, 1], ids=["library", "digest"])
-@pytest.mark.parametrize("damage", map(needs_root, DAMAGES))
+@pytest.mark.parametrize("damage", cases(DAMAGES))
 def test_what_has_changed_is_built_again(
     warm: Path, tmp_path: Path, damage: str, part: int
 ) -> None:
@@ -216,7 +217,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("damage", map(needs_root, REFUSED))
+@pytest.mark.parametrize("damage", cases(REFUSED))
 def test_a_folder_that_is_not_the_users_own_alone_is_refused(warm: Path, damage: str) -> None:
     if damage == "dangling":
         shutil.rmtree(warm)

@@ -187,24 +187,18 @@ def test_a_refused_one_is_followed_by_the_compiler_and_the_log_says_why(
     stand_in.write_text(f'#!/bin/sh\n{answer}; cp {good} "$2"\n')
     stand_in.chmod(0o700)
     monkeypatch.setenv("CC", str(stand_in))
-    assert (
-        library.find_kernels(shipped, this_processor()).words
-        == f"compiled for this CPU, as {reason}"
-    )
-    assert library.find_kernels(shipped, this_processor()).words == "compiled for this CPU"
+    for why in (f", as {reason}", ""):
+        found = library.find_kernels(shipped, this_processor())
+        assert found.words == f"compiled for this CPU{why}"
 
 
 @native
 def test_one_that_cannot_be_loaded_is_refused(shipped: Path) -> None:
     shutil.rmtree(shipped)
     packed(shipped, (NAME,), b"no library", this_processor().kind)
-    with pytest.raises(
-        cache.NativeError, match=r"native.so cannot be loaded .*, and no C compiler"
-    ):
+    told = r"native.so cannot be loaded .*, and no C compiler"
+    with pytest.raises(cache.NativeError, match=told):
         library.find_kernels(shipped, this_processor())
-
-
-@native
-def test_no_library_for_this_processor_is_no_reason_to_say_anything(shipped: Path) -> None:
+    # none for this processor is no reason to say anything
     with pytest.raises(cache.NativeError, match=r"^no C compiler"):
         library.find_kernels(shipped, processor(set()))
