@@ -8,6 +8,7 @@ nothing. Everything is a function of a seed and the env-step, on any device.
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -108,6 +109,17 @@ def random_round(world: World) -> RoundResult:
     return play_round(world, Player(RandomPolicy(), None), Round(0, quiet_progress()))[0]
 
 
+def assert_alone(cfg: TrainConfig) -> None:
+    """Assert that the first envs of a run end as they do in one without the last env."""
+    many, few = (build_world(replace(cfg, envs=envs), CPU) for envs in (cfg.envs, cfg.envs - 1))
+    every, first = (random_round(world) for world in (many, few))
+    assert every.accuracies[:-1] == first.accuracies
+    assert every.rewards[:-1] == first.rewards
+    for name, rows in few.weights.flatten_keys(".").items():
+        assert torch.equal(many.weights.flatten_keys(".")[name][:-1], rows), name
+    assert sum(pool["params"].abs().sum() for pool in many.weights["seeds"].values()) > 0
+
+
 def seeds_where(
     running: ArrayLike, stage: ArrayLike, blueprint: ArrayLike, blend: ArrayLike, **flags: ArrayLike
 ) -> ActiveSeeds:
@@ -125,9 +137,8 @@ def seeds_where(
 
 def random_numbers(seed: int, step: int, like: Tensor) -> Tensor:
     """float64 in [0, 1), shape and device of `like`, a function of seed, env-step, place."""
-    keys = stream_keys(
-        seed, POLICY_SAMPLE, (step,), torch.zeros((), dtype=torch.int64, device=like.device)
-    )
+    env = torch.zeros((), dtype=torch.int64, device=like.device)
+    keys = stream_keys(seed, POLICY_SAMPLE, (step,), env)
     places = torch.arange(like.numel(), device=like.device)
     return uniform(keys, places, STATE_FLOAT).view(like.shape)
 
@@ -161,10 +172,8 @@ def subset_rows(slots: Slots, ablated: Tensor) -> Tensor:
     one, other = torch.triu_indices(num_slots, num_slots, 1, device=ablated.device).unbind(0)
     pairs = torch.where(ablated[:, one] & ablated[:, other], bits[one] | bits[other], -1)
     rows = torch.cat([full, left_out, alone, torch.zeros_like(full), fossils, pairs], dim=1)
-    repeated = (rows[:, :, None] == rows[:, None, :]).tril(-1).any(-1)
-    return F.pad(
-        torch.where(repeated, -1, rows), (0, max_rows(num_slots) - rows.shape[1]), value=-1
-    )
+    rows.masked_fill_((rows[:, :, None] == rows[:, None, :]).tril(-1).any(-1), -1)
+    return F.pad(rows, (0, max_rows(num_slots) - rows.shape[1]), value=-1)
 
 
 def made_up(rules: EnvRules, state: EnvState, seed: int) -> Measurements:

@@ -72,12 +72,11 @@ def test_switching_every_seed_off_leaves_the_host_alone():
 
 def test_an_env_step_trains_evaluates_records_acts_and_ticks():
     env = env_of("r0c1")
-    outcome = env.step(
-        batches(), batches(seed=1), ScalarAction(blueprint=Blueprint.CONV_LIGHT, op=Op.GERMINATE)
-    )
-    assert outcome.germinated
-    env.step(batches(), batches(seed=1), ScalarAction(op=Op.ADVANCE))
+    data = (batches(), batches(seed=1))
+    germinate = ScalarAction(blueprint=Blueprint.CONV_LIGHT, op=Op.GERMINATE)
+    assert env.step(*data, germinate).germinated
+    env.step(*data, ScalarAction(op=Op.ADVANCE))
     assert env.machines[0].seed.stage == Stage.TRAINING
-    env.step(batches(), batches(seed=1), ScalarAction())
+    env.step(*data, ScalarAction())
     assert env.machines[0].seed.seed_age == 2
     assert env.machines[0].seed.gradient_measured

@@ -140,9 +140,8 @@ def test_the_quickest_form_of_each_setting_is_kept() -> None:
         chosen[setting] = value
         last.append((setting, value))
 
-    tried = tune(
-        {"how": ("a", "b"), "only": (7,), "size": (5, 6)}, choose, lambda: seconds[last[-1]]
-    )
+    forms = {"how": ("a", "b"), "only": (7,), "size": (5, 6)}
+    tried = tune(forms, choose, lambda: seconds[last[-1]])
     assert chosen == {"how": "b", "only": 7, "size": 5}
     assert tried == {"how a": 3000, "how b": 1000, "size 5": 2000, "size 6": 4000}
 

@@ -221,13 +221,9 @@ def test_a_plan_that_is_not_there_is_told_with_those_that_are() -> None:
 
 
 def test_the_first_stage_may_start_from_somewhere(tmp_path: Path) -> None:
-    stages = [
-        {"name": "a", "settings": [*TINY, "policy.init=sprout"]},
-        {"name": "b", "settings": TINY},
-    ]
-    first, second = ship.jobs_of(
-        ship.read_plan(str(plan_file(tmp_path, stages=stages))), tmp_path / "a b", []
-    )
+    stages = [*staged("a", *TINY, "policy.init=sprout")["stages"], *staged("b", *TINY)["stages"]]
+    plan = ship.read_plan(str(plan_file(tmp_path, stages=stages)))
+    first, second = ship.jobs_of(plan, tmp_path / "a b", [])
     assert first.settings.policy.init == "sprout"
     assert second.settings.policy.init == str(tmp_path / "a b" / "a")
 
@@ -236,9 +232,7 @@ def test_the_first_stage_may_start_from_somewhere(tmp_path: Path) -> None:
 def test_the_plans_of_the_project_compose(name: str, tmp_path: Path) -> None:
     jobs = ship.jobs_of(ship.read_plan(name), tmp_path, [])
     assert jobs[0].settings.policy.imitation.rounds > 0
-    assert len({json.dumps(vars(job.settings.policy.network)) for job in jobs}) == 1, (
-        "sizes must be the same"
-    )
+    assert len({str(job.settings.policy.network) for job in jobs}) == 1, "sizes must be the same"
     assert len({job.settings.seed for job in jobs}) == len(jobs)
 
 

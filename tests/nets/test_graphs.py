@@ -106,9 +106,8 @@ def test_the_setting_is_refused_where_there_is_no_gpu_and_means_nothing_there() 
 
 
 def test_on_a_gpu_the_setting_insists_forbids_or_leaves_out(happened: list[str]) -> None:
-    insisted, forbidden, left = (
-        choose_replay(one, SECOND, False, 1) for one in ("on", "off", "auto")
-    )
+    ways = ("on", "off", "auto")
+    insisted, forbidden, left = (choose_replay(one, SECOND, False, 1) for one in ways)
     assert (insisted.parts, forbidden.parts, left.parts) == (PARTS, (), PARTS)
     assert (insisted.insists, left.insists, left.left_out) == (True, False, ())
     kept = [insisted.steps(part, SECOND) for part in PARTS]
@@ -120,11 +119,12 @@ def test_on_a_gpu_the_setting_insists_forbids_or_leaves_out(happened: list[str])
     assert shared.left_out == ("gradient steps: left out, as ranks take them together",)
     paid = choose_replay("auto", SECOND, True, 1)
     assert paid.parts == (POLICY, GRADIENTS)
+    replayed = "policy, gradient steps"
+    why = "a reward of your own may do what a graph does not do again"
     assert paid.facts() == {
-        "replayed": "policy, gradient steps",
-        "reason": "policy, gradient steps (compute.cuda_graphs=auto)",
-        "left_out": "state machine: left out, as a reward of your own may do what a graph does "
-        "not do again",
+        "replayed": replayed,
+        "reason": f"{replayed} (compute.cuda_graphs=auto)",
+        "left_out": f"state machine: left out, as {why}",
     }
 
 

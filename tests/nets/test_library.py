@@ -60,9 +60,8 @@ TARGET = 'case "$*" in *-dM*) exit;; esac; while [ "$1" != -o ]; do shift; done;
 
 def copying(folder: Path) -> str:
     """A compiler that copies the library of this process."""
-    return script(
-        folder / "copying", f"{TARGET}; echo asked >> {folder}/asked; cp {library.build()} $to"
-    )
+    noting = f"{TARGET}; echo asked >> {folder}/asked"
+    return script(folder / "copying", f"{noting}; cp {library.build()} $to")
 
 
 def asked(folder: Path) -> int:
@@ -400,9 +399,8 @@ def test_every_record_that_python_fills_is_compared() -> None:
 def test_the_proof_compares_all_that_a_step_changes(channels: int, seed: int) -> None:
     errors = dict(proof.differences(channels, TorchEngine(), seed))
     assert all(error < 1e-5 for error in errors.values()), errors
-    before, after = (
-        proof.results(engine, channels, torch.float64, seed) for engine in (Idle(), TorchEngine())
-    )
+    given = (channels, torch.float64, seed)
+    before, after = (proof.results(engine, *given) for engine in (Idle(), TorchEngine()))
     assert errors.keys() == after.keys()
     assert len([name for name in after if "." in name]) == 5
     for name in (name for name in after if "." in name):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from parts_of_users import Grouped, perceptron
-from tiny_world import CPU, random_round, tiny_settings
+from tiny_world import CPU, assert_alone, tiny_settings
 from torch import Tensor, nn
 
 import esper_soa
@@ -32,7 +32,7 @@ from esper_soa.nets.model.user_module import UserModule
 from esper_soa.nets.model.user_parts import architecture_of, task_blueprints, task_shape
 from esper_soa.nets.precision import autocast
 from esper_soa.state import Slots, initial
-from esper_soa.training.build import build_rules, build_world
+from esper_soa.training.build import build_rules
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Stage
 
 HERE = "parts_of_users"
@@ -141,14 +141,7 @@ def test_own_blueprints_take_the_codes_behind_the_packages_in_the_order_of_the_s
 def test_an_env_of_many_plays_as_it_does_alone(names: tuple[str, ...]) -> None:
     """One network per forward pass, so that sums have one order: seeds of modules to the bit."""
     compute = ComputeConfig(workers=2, env_chunk=1, engine="torch")
-    many, few = (build_world(settings(*names, envs=envs, compute=compute), CPU) for envs in (3, 2))
-    all_of_them, first_two = random_round(many), random_round(few)
-    assert all_of_them.accuracies[:2] == first_two.accuracies
-    assert all_of_them.rewards[:2] == first_two.rewards
-    for name in ("r0c0", "r0c1"):
-        one, other = (world.weights["seeds", name, "params"][:2] for world in (many, few))
-        assert torch.equal(one, other)
-    assert many.weights["seeds", "r0c0", "params"].abs().sum() > 0
+    assert_alone(settings(*names, envs=3, compute=compute))
 
 
 # --- engines
@@ -246,9 +239,8 @@ def test_a_module_among_other_parts_is_refused() -> None:
 
 def fossils(codes: list[list[int]]) -> Slots:
     slots = initial(Slots, (1, len(codes[0])), CPU)
-    return slots.replace(
-        stage=torch.full_like(slots.stage, Stage.FOSSILIZED), blueprint=torch.tensor(codes)
-    )
+    stage = torch.full_like(slots.stage, Stage.FOSSILIZED)
+    return slots.replace(stage=stage, blueprint=torch.tensor(codes))
 
 
 def test_the_forward_pass_of_an_own_fossil_costs_its_multiplications() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hosts_of_users import SLOTS, Counting, Staged, plain
 from lanes import some_of
-from tiny_world import CPU, random_round, tiny_settings
+from tiny_world import CPU, assert_alone, random_round, tiny_settings
 from torch import Tensor, nn
 
 from esper_soa.config.errors import SettingError
@@ -99,9 +99,8 @@ def test_a_chain_is_trained_for_each_network_with_its_own_parameters_and_buffers
     x = images()
     seeds = TrainingSeeds([], NETS)
     for _ in range(2):
-        losses, correct = train_loss(
-            PLAIN, shape, shape.parameters.unpack(leaf), statistics, (x, labels), seeds
-        )
+        parameters = shape.parameters.unpack(leaf)
+        losses, correct = train_loss(PLAIN, shape, parameters, statistics, (x, labels), seeds)
     (gradient,) = torch.autograd.grad(losses.sum(), [leaf])
     for env in range(NETS):
         host = alone(name, env).double().train()
@@ -208,14 +207,7 @@ def test_slots_stand_behind_the_segments_that_give_features() -> None:
 def test_an_env_of_many_plays_as_it_does_alone(name: str) -> None:
     """One network per forward pass, so that sums have one order: then to the bit."""
     compute = ComputeConfig(workers=2, env_chunk=1, engine="torch")
-    many, few = (build_world(settings(name, envs=envs, compute=compute), CPU) for envs in (3, 2))
-    all_of_them = random_round(many)
-    first_two = random_round(few)
-    assert all_of_them.accuracies[:2] == first_two.accuracies
-    assert all_of_them.rewards[:2] == first_two.rewards
-    for part in ("params", "momentum", "statistics"):
-        assert torch.equal(many.weights["host", part][:2], few.weights["host", part])
-    assert sum(many.weights["seeds", slot, "params"].abs().sum() for slot in SLOTS[name]) > 0
+    assert_alone(settings(name, compute=compute))
 
 
 def test_a_rollback_gives_weights_and_buffers_back_of_the_envs_that_ask_for_it() -> None:

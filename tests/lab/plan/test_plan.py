@@ -44,9 +44,8 @@ DISK = Disk(whole=507, per_round=10, free=10**9)
 
 
 def plan_of(took: ProbeResult = TOOK, disk: Disk = DISK, **changed: object) -> Plan:
-    return Plan(
-        replace(TrainConfig(envs=4, rounds=20, steps=5), **changed), CPU, took, 2.0 * MIB, disk
-    )
+    cfg = replace(TrainConfig(envs=4, rounds=20, steps=5), **changed)
+    return Plan(cfg, CPU, took, 2.0 * MIB, disk)
 
 
 def test_what_is_left_is_shared_by_more_envs() -> None:

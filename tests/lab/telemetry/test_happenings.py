@@ -39,9 +39,8 @@ def test_every_kind_and_cause_is_one_of_the_schema(events: list[Row], recorded: 
         assert event["cause"] in KINDS[str(event["kind"])], event
     # Every kind happens, else the other tests say nothing of it; a loss that diverges needs a
     # longer history than made-up ones have, and test_early_ends.py has episodes that end early.
-    rare = {"diverging", "ended_early"} | (
-        {"refused"} if recorded.rules.lifecycle.auto_forward_g1 else set()
-    )
+    rare = {"diverging", "ended_early"}
+    rare |= {"refused"} if recorded.rules.lifecycle.auto_forward_g1 else set()
     assert set(KINDS) - {event["kind"] for event in events} <= rare
 
 

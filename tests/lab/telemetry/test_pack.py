@@ -1,14 +1,12 @@
 """Packing waits for nothing, and a recorded round reads the device no more often than another."""
 
-import io
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from recorded_world import facts_of, made_legend
-from rich.console import Console
-from tiny_world import play_state, tiny_rules, tiny_settings, tiny_world
+from tiny_world import play_state, quiet_progress, tiny_rules, tiny_settings, tiny_world
 
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.policy import RecurrentPolicy
@@ -21,13 +19,13 @@ from esper_soa.lab.telemetry.recorder import TableRecorder
 from esper_soa.lab.telemetry.table_files import read_table
 from esper_soa.runtime.files import Unwritten
 from esper_soa.training.collect import Player, Round, play_round
-from esper_soa.training.progress import Progress
 
 READS = ("read_active_seeds", "read_progress")
 ROUND_END = ("MetricsAccumulator", "_on_host", "episode_records", "blueprint_record", "_spread")
 STEPS = 6
 ENVS = 3
 SLOTS = 2
+EVERY_STEP = dict.fromkeys(READS, STEPS)
 
 
 def learning() -> Player:
@@ -44,19 +42,13 @@ def test_a_recorded_round_reads_the_device_no_more(
     world = tiny_world(ENVS, SLOTS, STEPS)
     recorder = TableRecorder(tmp_path, made_legend(world.rules, learns), level, 100.0, Unwritten())
     player = learning() if learns else Player(RandomPolicy(), None)
-    with (
-        Progress(1, Console(file=io.StringIO()), "off") as quiet,
-        SyncGuard([*READS, *ROUND_END]) as guard,
-    ):
-        play_round(world, player, Round(0, quiet, recorder=recorder))
-    counted = Counter(
-        sync.function for sync in guard.log if not sync.function.startswith(ROUND_END)
-    )
-    assert counted == dict.fromkeys(READS, STEPS)
+    with SyncGuard([*READS, *ROUND_END]) as guard:
+        play_round(world, player, Round(0, quiet_progress(), recorder=recorder))
+    counted = Counter(sync.function for sync in guard.log)
+    assert {name: counted[name] for name in counted if not name.startswith(ROUND_END)} == EVERY_STEP
     recorder.close()
-    assert read_table(tmp_path, "steps")["step"].tolist() == [
-        step for step in range(1, STEPS + 1) for _ in range(ENVS)
-    ]
+    steps = read_table(tmp_path, "steps")["step"].tolist()
+    assert steps == [step for step in range(1, STEPS + 1) for _ in range(ENVS)]
 
 
 def test_packing_waits_for_nothing_and_runs_on_a_device_that_holds_no_values() -> None:
