@@ -13,6 +13,9 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from triton_once import patch_language_once
+
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -20,6 +23,11 @@ if not torch.cuda.is_available():
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _one_patch() -> None:
+    patch_language_once()
 
 
 @pytest.fixture
