@@ -157,12 +157,8 @@ def test_a_copy_of_the_package_without_the_lab_trains_resumes_and_exports(tmp_pa
     shutil.copytree(PACKAGE.parent / "configs", tmp_path / "configs")
     shutil.copy(PACKAGE.parent / "pyproject.toml", tmp_path)
     (tmp_path / "work").mkdir()
-    needs = ("telemetry.level=events", "report=true")
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_LAB, *TINY[1:], "run_dir=run", *needs],
-        cwd=tmp_path / "work",
-        env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    words = (*TINY[1:], "run_dir=run", "telemetry.level=events", "report=true")
+    given = {"cwd": tmp_path / "work", "env": ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}}
+    asked = [sys.executable, "-c", WITHOUT_LAB, *words]
+    done = subprocess.run(asked, capture_output=True, text=True, **given)
     assert done.returncode == 0, done.stderr

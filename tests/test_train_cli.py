@@ -125,12 +125,8 @@ def test_what_needs_the_lab_says_so_without_it(tmp_path: Path, words: str, told:
     for part in [*root.glob("esper_soa/*"), root / "configs", root / "hydra_plugins"]:
         if part.name != "lab":
             (tmp_path / part.relative_to(root)).symlink_to(part)
-    done = subprocess.run(
-        [sys.executable, "-m", "esper_soa.train", *words.split()],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path)},
-    )
+    asked = [sys.executable, "-m", "esper_soa.train", *words.split()]
+    given = {"cwd": tmp_path, "env": ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}}
+    done = subprocess.run(asked, capture_output=True, text=True, **given)
     assert (done.returncode, done.stderr) == ((2, f"error: {told}\n") if told else (0, ""))
     assert not (tmp_path / "runs").exists()

@@ -101,7 +101,6 @@ def test_a_row_says_what_was_found() -> None:
     assert (row.interval.low, row.interval.high) == (pytest.approx(low), pytest.approx(high))
     assert row.effect == pytest.approx((1 - 3 / 43) * differences.mean() / differences.std(ddof=1))
     assert power_note(row) == ""
+    counts = {"a": 12, "b": 11}
     with pytest.raises(ValueError, match=r"groups of \[11, 12\] seeds"):
-        compared(
-            {"a": dict.fromkeys(MEASURES, [0.0] * 12), "b": dict.fromkeys(MEASURES, [0.0] * 11)}
-        )
+        compared({name: dict.fromkeys(MEASURES, [0.0] * n) for name, n in counts.items()})

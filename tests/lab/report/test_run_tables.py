@@ -101,12 +101,8 @@ def test_env_steps_are_means_and_flop_add_up(
     assert found["val_loss"][0] == pytest.approx(2.0 - 0.05 + 0.005)
     born = env_steps.fates_table([run, run])
     # host 0 in env-step 2 and host 1 in 3, first slot; second slots in 5 and 6; of two runs
-    assert list(zip(born["step"], born["event"], born["seeds"], strict=True)) == [
-        (2, "germinated", 2),
-        (3, "germinated", 2),
-        (5, "germinated", 2),
-        (6, "germinated", 2),
-    ]
+    told = zip(born["step"], born["event"], born["seeds"], strict=True)
+    assert list(told) == [(step, "germinated", 2) for step in (2, 3, 5, 6)]
     monkeypatch.setattr(env_steps, "MOST_ROWS", 5)
     assert env_steps.steps_table([run])["step"] == [2, 4, 6], "the last env-step stays"
 
@@ -147,26 +143,17 @@ def test_an_env_step_is_a_row_of_a_lane_where_there_is_room_else_what_stands_sti
 ) -> None:
     chosen = lanes.chosen_rounds([played])
     found = lanes.lanes_table(chosen)
-    assert list(zip(found["from"], found["to"], found["stage"], found["alpha"], strict=True)) == [
-        (1, 2, "training", 0.0),
-        (2, 3, "training", 0.0),
-        (3, 4, "blending", 0.5),
-        (4, 5, "blending", 1.0),
-        (5, 6, "embargoed", 0.0),
-    ]
-    assert found["contribution"] == [1.0, 2.0, None, 4.0, None]
+    assert list(zip(found["from"], found["to"], strict=True)) == [(n, n + 1) for n in range(1, 6)]
+    told = zip(found["stage"], found["alpha"], found["contribution"], strict=True)
+    assert list(told) == list(LIFE[1:])
     # three slots below a name two lanes high, host 1 below host 0: 5 + 2, then the second slot
     assert set(found["base"]) == {-9.0}
     marks = lanes.marks_table(chosen)
     assert (marks["event"], marks["step"], marks["y"]) == (["germinated"], [2], [-8.6])
     monkeypatch.setattr(lanes, "MOST_ROWS", 1)
     found = lanes.lanes_table(chosen)
-    assert list(zip(found["from"], found["to"], found["contribution"], strict=True)) == [
-        (1, 3, 1.5),
-        (3, 4, None),
-        (4, 5, 4.0),
-        (5, 6, None),
-    ]
+    told = zip(found["from"], found["to"], found["contribution"], strict=True)
+    assert list(told) == [(1, 3, 1.5), (3, 4, None), (4, 5, 4.0), (5, 6, None)]
 
 
 def test_of_a_long_run_the_last_the_best_and_the_first_round_are_shown(run: RunRecord) -> None:
@@ -201,9 +188,9 @@ def test_env_steps_dropped_leave_a_gap(run: RunRecord, monkeypatch: pytest.Monke
 def test_a_curve_has_the_last_env_step(run: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     write_round(run.path, 1, envs=2, steps=6)
     places = [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1), (4, 1), (5, 1), (6, 1)]
-    steps = [
-        {"step": step, "env": env, "accuracy": float(row)} for row, (step, env) in enumerate(places)
-    ]
+    names = ("step", "env", "accuracy")
+    rows = ((*place, float(row)) for row, place in enumerate(places))
+    steps = [dict(zip(names, row, strict=True)) for row in rows]
     write_table(run.path, "steps", 1, steps)
     write_table(run.path, "events", 1, [steps[4] | {"kind": "ended_early", "cause": "plateau"}])
     monkeypatch.setattr(lanes, "MOST_ROWS", 8)  # every second env-step

@@ -2,14 +2,12 @@
 
 import json
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-import warm
-from program import ENVIRONMENT, TINY, command, finished, wait_until
+from program import TINY, finished, started, wait_until
 from tiny_runs import fresh, resumed, settings, timeless
 
 from esper_soa.config.settings import TelemetryConfig, TrainConfig
@@ -24,12 +22,11 @@ def at(level: str, rounds: int = 2) -> TrainConfig:
 
 
 def same_tables(one: Path, other: Path) -> bool:
-    pairs = [
-        (read_table(one, table), read_table(other, table)) for table in ("steps", "slots", "events")
-    ]
-    return all(
-        str(mine[name].tolist()) == str(its[name].tolist()) for mine, its in pairs for name in its
-    )
+    """Those of level events; what is no number is like itself."""
+    tables = ("steps", "slots", "events")
+    pairs = [[read_table(place, table) for place in (one, other)] for table in tables]
+    columns = [(mine[name], its[name]) for mine, its in pairs for name in its]
+    return all(str(mine.tolist()) == str(its.tolist()) for mine, its in columns)
 
 
 @pytest.fixture(scope="module")
@@ -111,15 +108,10 @@ def test_a_checkpoint_waits_for_its_tables(tmp_path: Path, monkeypatch: pytest.M
 def test_a_run_that_is_killed_leaves_whole_files_and_goes_on(tmp_path: Path) -> None:
     more = ("rounds=500", "steps=10", "run_dir=run", "checkpoint_every=1")
     more += ("telemetry.write_interval=0",)
-    pipe = subprocess.PIPE
-    process = warm.Popen(
-        command(*TINY, *more), cwd=tmp_path, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True
-    )
+    process = started(*TINY, *more, folder=tmp_path)
     folder = RunFolder(tmp_path / "run")
-    wait_until(
-        lambda: len(folder.checkpoints()) > 0 and table_path(folder.path, "steps", 3).exists(),
-        process,
-    )
+    third = table_path(folder.path, "steps", 3)
+    wait_until(lambda: len(folder.checkpoints()) > 0 and third.exists(), process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     found = read_table(folder.path, "steps")
