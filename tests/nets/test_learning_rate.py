@@ -41,7 +41,7 @@ def trained(world: World, steps: list[int]) -> dict[str, torch.Tensor]:
     state = state.replace(slots=with_values(state.slots, stage=stages, **codes, **born))
     for step in steps:
         state, _ = measure_(world.rules, world.weights, state, world.work(step))
-    rows = world.weights.clone().flatten_keys(".").items()
+    rows = world.weights.select("host", "seeds").clone().flatten_keys(".").items()
     return {name: one for name, one in rows if name.endswith("params")}
 
 
