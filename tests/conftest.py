@@ -13,7 +13,12 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "env"), str(HERE / "agent")]
+sys.path.insert(0, str(HERE / "agent"))
+sys.path.insert(0, str(HERE / "env"))
+sys.path.insert(0, str(HERE))
+
+from triton_once import patch_language_once
+
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -21,6 +26,11 @@ if not torch.cuda.is_available():
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _one_patch() -> None:
+    patch_language_once()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import tiny_runs
 import torch
-from tiny_runs import records
+from tiny_runs import timeless
 from torch import Tensor
 
 from esper_soa.config.env import GatesConfig
@@ -14,7 +14,6 @@ from esper_soa.training.checkpoint import load_checkpoint
 from esper_soa.training.run_folder import RunFolder
 
 CPU = torch.device("cpu")
-TIMINGS = ("eps", "collect_seconds", "update_seconds")
 ROUNDS = 4
 STEPS = 3
 
@@ -26,8 +25,7 @@ def settings(player: str = "ppo", **changed: object) -> TrainConfig:
 
 def lines(path: Path) -> list[dict]:
     """metrics.jsonl without what a clock wrote."""
-    found = records(path / "metrics.jsonl")
-    return [{name: one for name, one in line.items() if name not in TIMINGS} for line in found]
+    return timeless(path / "metrics.jsonl")
 
 
 def same(one: object, other: object, place: str = "") -> None:
@@ -64,7 +62,5 @@ def assert_equal_runs(one: Path, other: Path, rounds: int = ROUNDS) -> None:
 def with_own(*names: str, **changed: object) -> TrainConfig:
     """The small run whose hosts grow these blueprints of parts_of_users."""
     cfg = settings(**{"rounds": 6, "steps": 4} | changed)
-    return replace(
-        cfg,
-        task=replace(cfg.task, blueprints=["norm", *(f"parts_of_users:{name}" for name in names)]),
-    )
+    blueprints = ["norm", *(f"parts_of_users:{name}" for name in names)]
+    return replace(cfg, task=replace(cfg.task, blueprints=blueprints))

@@ -50,21 +50,15 @@ class Measured(NamedTuple):
 
     def residents(self, env: int) -> Residents:
         """What stands in the slots of a host."""
-        slots = self.slots
-        return Residents(
-            *(
-                part[env].tolist()
-                for part in (slots.stage, slots.blueprint, slots.blend, slots.alpha)
-            )
-        )
+        names = ("stage", "blueprint", "blend", "alpha")
+        return Residents(*(self.slots.get(name)[env].tolist() for name in names))
 
     def hosts(self, envs: list[int]) -> list[GrownHost]:
         """These hosts by themselves."""
         pixels = Pixels(self.world.data.mean, self.world.data.std)
         shape = self.world.rules.nets.shape
-        return grown_hosts(
-            shape, self.world.weights, envs, [self.residents(env) for env in envs], pixels
-        )
+        residents = [self.residents(env) for env in envs]
+        return grown_hosts(shape, self.world.weights, envs, residents, pixels)
 
     def networks(self, envs: list[int]) -> list[GrownNetwork]:
         """They as modules."""
@@ -82,6 +76,7 @@ def measured_hosts(engine: str, num_envs: int = len(KINDS), kinds: list = KINDS)
     """Host i has the kind i in its first slot, and others in the next, after an env-step of
     training.
     """
+    sizes = {"num_blocks": 2, "num_pools": 2}
     settings = TrainConfig(
         envs=num_envs,
         steps=4,
@@ -89,9 +84,7 @@ def measured_hosts(engine: str, num_envs: int = len(KINDS), kinds: list = KINDS)
         train_samples=48,
         val_samples=64,
         slots=SLOTS,
-        task=TaskConfig(
-            name="small", base_channels=4, num_blocks=2, num_pools=2, host_lr=0.1, seed_lr=0.1
-        ),
+        task=TaskConfig(name="small", base_channels=4, **sizes, host_lr=0.1, seed_lr=0.1),
         data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=64),
         compute=ComputeConfig(engine=engine, workers=1),
     )
@@ -112,18 +105,11 @@ def measured_hosts(engine: str, num_envs: int = len(KINDS), kinds: list = KINDS)
         fresh_momentum=here,
     )
     work = world.work(0)
-    rules = world.rules
-    active_seeds = rules.engine.claim_(
-        rules.nets, world.weights, slot_seeds(slots, state.ramp, False), work.seed_keys
-    )
-    rules.engine.train_(
-        rules.nets, world.weights, alpha, active_seeds, work.training, work.num_batches
-    )
-    return Measured(
-        world,
-        slots,
-        rules.engine.validate(rules.nets, world.weights, alpha, active_seeds, work.validation),
-    )
+    runs = world.rules.engine
+    given = (world.rules.nets, world.weights)
+    active_seeds = runs.claim_(*given, slot_seeds(slots, state.ramp, False), work.seed_keys)
+    runs.train_(*given, alpha, active_seeds, work.training, work.num_batches)
+    return Measured(world, slots, runs.validate(*given, alpha, active_seeds, work.validation))
 
 
 @torch.no_grad()

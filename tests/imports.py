@@ -81,8 +81,6 @@ def imports_against_the_order(package: Path) -> set[tuple[str, str]]:
 
 def class_names_used_twice(package: Path) -> set[str]:
     """Names that more than one class of `package` has."""
-    trees = [parsed(path)[1] for path in package.rglob("*.py")]
-    count = Counter(
-        node.name for tree in trees for node in walked(tree) if isinstance(node, ast.ClassDef)
-    )
+    nodes = [node for path in package.rglob("*.py") for node in walked(parsed(path)[1])]
+    count = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     return {name for name, times in count.items() if times > 1}

@@ -44,9 +44,8 @@ class Room(NamedTuple):
 def copy_of(commit: str, folder: Path) -> None:
     """The files of a commit, or those tracked in the working tree where it is "", formatted."""
     if commit:
-        packed = subprocess.run(
-            ["git", "archive", commit], cwd=ROOT, capture_output=True, check=True
-        )
+        asked = ["git", "archive", commit]
+        packed = subprocess.run(asked, cwd=ROOT, capture_output=True, check=True)
         with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
             archive.extractall(folder, filter="data")
     else:

@@ -53,6 +53,7 @@ NUM_SLOTS = 3
 TRAINING = 0
 VALIDATION = 1
 
+AUTO_FORWARD = ("auto_forward_g1", "auto_forward_g2", "auto_forward_g3")
 Batch = tuple[Tensor, Tensor]
 
 
@@ -83,30 +84,17 @@ class Setting:
     @property
     def lifecycle(self) -> LifecycleConfig:
         """Short waits, so that a slot sees several lives."""
-        on = self.auto_forward
-        return LifecycleConfig(
-            auto_forward_g1=on,
-            auto_forward_g2=on,
-            auto_forward_g3=on,
-            embargo_steps=2,
-            min_prune_age=7,
-        )
+        auto = dict.fromkeys(AUTO_FORWARD, self.auto_forward)
+        return LifecycleConfig(embargo_steps=2, min_prune_age=7, **auto)
 
     def rules(self) -> EnvRules:
         """The engine's rules."""
         shape = host_shape(self.task, enabled_slots(self.task, self.slots))
         detached = tuple(STAGE_NAMES.index(stage) for stage in self.lifecycle.detached_stages)
         counts = pools.parameter_table(shape, torch.device("cpu"))
+        passes = {"workers": self.workers, "accumulate": self.accumulate}
         return EnvRules(
-            nets=NetsConfig(
-                shape,
-                self.task,
-                detached,
-                self.env_chunk,
-                VAL_BATCH,
-                workers=self.workers,
-                accumulate=self.accumulate,
-            ),
+            nets=NetsConfig(shape, self.task, detached, self.env_chunk, VAL_BATCH, **passes),
             engine=TorchEngine(),
             lifecycle=self.lifecycle,
             gates=self.gates,
@@ -167,10 +155,8 @@ class Feed:
 
     def batch(self, envs: Tensor, index: int) -> Batch:
         number = self.step * self.setting.num_batches + index
-        dtype = self.setting.dtype
-        return side_by_side(
-            [batch_of(self.ids[env], TRAINING, number, dtype) for env in envs.tolist()]
-        )
+        ids = [self.ids[env] for env in envs.tolist()]
+        return side_by_side([batch_of(env, TRAINING, number, self.setting.dtype) for env in ids])
 
     def batches(self, envs: Tensor, size: int) -> list[Batch]:
         seen = envs[:1] if self.setting.shared_validation else envs
@@ -187,13 +173,8 @@ FADE = ScalarAction(op=Op.PRUNE, alpha_speed=1, alpha_curve=1)  # 3 ticks, cosin
 
 
 def aim(target: int, speed: int, curve: int, style: int) -> ScalarAction:
-    return ScalarAction(
-        op=Op.SET_ALPHA_TARGET,
-        alpha_target=target,
-        alpha_speed=speed,
-        alpha_curve=curve,
-        style=style,
-    )
+    ways = {"alpha_target": target, "alpha_speed": speed, "alpha_curve": curve}
+    return ScalarAction(op=Op.SET_ALPHA_TARGET, style=style, **ways)
 
 
 def ending(number: int) -> list[ScalarAction]:
@@ -268,9 +249,8 @@ class StackedEnvs:
         if setting.governed:
             add_snapshot_(self.weights)
             none = torch.zeros_like(self.weights["snapshot", "fossil"])
-            snapshot_where_(
-                self.weights, self.shape, torch.ones(len(ids), dtype=torch.bool), none, none
-            )
+            everyone = torch.ones(len(ids), dtype=torch.bool)
+            snapshot_where_(self.weights, self.shape, everyone, none, none)
 
     @property
     def shape(self) -> HostShape:
@@ -288,21 +268,15 @@ class StackedEnvs:
     def claimed(self) -> TensorDict:
         """A copy of the weights as the next training pass finds them, newborn rows initialised."""
         weights = self.weights.clone()
-        active_seeds = pools.read_active_seeds(
-            pools.slot_seeds(self.state.slots, self.state.ramp, ablate_fossils=False)
-        )
-        pools.claim_(weights, self.shape, active_seeds, self.seed_keys())
+        seeds = pools.slot_seeds(self.state.slots, self.state.ramp, ablate_fossils=False)
+        pools.claim_(weights, self.shape, pools.read_active_seeds(seeds), self.seed_keys())
         return weights
 
     def measure(self) -> Measurements:
         """Train and validate; roll back where the setting says so."""
         feed = Feed(self.ids, self.step, self.setting)
-        self.state, measured = measure_(
-            self.rules,
-            self.weights,
-            self.state,
-            StepData(feed, self.setting.num_batches, feed, self.seed_keys()),
-        )
+        work = StepData(feed, self.setting.num_batches, feed, self.seed_keys())
+        self.state, measured = measure_(self.rules, self.weights, self.state, work)
         if self.setting.governed:
             self.state, measured = guard_(self.rules, self.weights, self.state, measured)
         return measured
@@ -314,9 +288,8 @@ class StackedEnvs:
         action = Action(**dict(zip(names, heads, strict=True)), batch_size=[len(actions)])
         recorded = record_and_observe(self.rules, self.state, measured)
         result = apply_action(self.rules, *recorded[:2], action)
-        for script, one, success in zip(
-            self.scripts, actions, result.outcome.success.tolist(), strict=True
-        ):
+        successes = result.outcome.success.tolist()
+        for script, one, success in zip(self.scripts, actions, successes, strict=True):
             script.report(one, success)
         self.state = result.state
         self.step = self.step + 1
@@ -400,23 +373,20 @@ def seed_parts(
 def set_momentum(
     optimiser: torch.optim.SGD, parameters: list[torch.nn.Parameter], flat: Tensor
 ) -> None:
-    for parameter, values in zip(
-        parameters, flat.split([p.numel() for p in parameters]), strict=True
-    ):
+    pieces = flat.split([p.numel() for p in parameters])
+    for parameter, values in zip(parameters, pieces, strict=True):
         # The fused optimiser takes it for granted that a buffer lies in memory as its parameter
         # does.
-        optimiser.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(
-            values.view_as(parameter)
-        )
+        buffer = torch.empty_like(parameter).copy_(values.view_as(parameter))
+        optimiser.state[parameter]["momentum_buffer"] = buffer
 
 
 def momentum_of(optimiser: torch.optim.SGD | None, parameters: list[torch.nn.Parameter]) -> Tensor:
     """Momentum as one vector; zeros where the optimiser has none yet."""
-    buffers = [optimiser.state[p].get("momentum_buffer") if optimiser else None for p in parameters]
-    pairs = zip(buffers, parameters, strict=True)
-    return torch.cat(
-        [(torch.zeros_like(p) if b is None else b).detach().reshape(-1) for b, p in pairs]
-    )
+    kept = [optimiser.state[p].get("momentum_buffer") if optimiser else None for p in parameters]
+    pairs = zip(kept, parameters, strict=True)
+    buffers = [torch.zeros_like(p) if one is None else one for one, p in pairs]
+    return torch.cat([one.detach().reshape(-1) for one in buffers])
 
 
 def loop_weights(loop: LoopEnv) -> dict[str, Tensor]:

@@ -19,11 +19,8 @@ TINY = shlex.split(
     "data.synthetic_test=16 compute.threads=1 compute.workers=1 compute.engine=torch"
 )
 # An empty PYTHONUNBUFFERED is none: streams hold back what they are given, as they do for users.
-ENVIRONMENT = os.environ | {
-    "HYDRA_FULL_ERROR": "0",
-    "TRITON_INTERPRET": "0",
-    "PYTHONUNBUFFERED": "",
-}
+OURS = {"HYDRA_FULL_ERROR": "0", "TRITON_INTERPRET": "0", "PYTHONUNBUFFERED": ""}
+ENVIRONMENT = os.environ | OURS
 PATIENCE = 250  # seconds; a guard against waiting for ever, not a measurement
 
 
@@ -35,33 +32,19 @@ def command(*overrides: str, program: str = "train") -> list[str]:
 def finished(
     *overrides: str, folder: Path, program: str = "train", limits: dict[int, int] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The program with `overrides`, run to its end in `folder`; `limits` of `resource` by their
-    number.
-    """
-    return warm.run(
-        command(*overrides, program=program),
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        limits=limits,
-    )
+    """The program with `overrides`, run to its end in `folder`; as `started`."""
+    given = {"cwd": folder, "env": ENVIRONMENT, "text": True, "limits": limits}
+    asked = command(*overrides, program=program)
+    return warm.run(asked, capture_output=True, timeout=PATIENCE, **given)
 
 
 def started(
     *overrides: str, folder: Path, program: str = "train", limits: dict[int, int] | None = None
 ) -> subprocess.Popen[str]:
-    """The program with `overrides`, running in `folder`; as `finished`."""
-    return warm.Popen(
-        command(*overrides, program=program),
-        cwd=folder,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        limits=limits,
-    )
+    """The program with `overrides`, running in `folder`; `limits` of `resource` by their number."""
+    given = {"cwd": folder, "env": ENVIRONMENT, "text": True, "limits": limits}
+    pipe = subprocess.PIPE
+    return warm.Popen(command(*overrides, program=program), stdout=pipe, stderr=pipe, **given)
 
 
 def wait_until(ready: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
@@ -72,7 +55,7 @@ def wait_until(ready: Callable[[], bool], process: subprocess.Popen[str] | None 
         ended = process is not None and process.poll() is not None
         if ready():
             return
-        if process is not None and ended:
+        if ended:
             raise TimeoutError(f"it ended with {process.returncode}: {process.communicate()}")
         time.sleep(0.01)
     raise TimeoutError("it did not come to that")

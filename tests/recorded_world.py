@@ -18,13 +18,8 @@ from esper_soa.training.callbacks import Facts
 from esper_soa.vocabulary import HEAD_NAMES
 
 TRAIN_SAMPLES = 4
-BY_ITSELF = LifecycleConfig(
-    embargo_steps=2,
-    min_prune_age=1,
-    auto_forward_g1=True,
-    auto_forward_g2=True,
-    auto_forward_g3=True,
-)
+AUTO = dict.fromkeys(("auto_forward_g1", "auto_forward_g2", "auto_forward_g3"), True)
+BY_ITSELF = LifecycleConfig(embargo_steps=2, min_prune_age=1, **AUTO)
 
 
 class Recorded(NamedTuple):
@@ -43,15 +38,12 @@ def made_legend(rules: EnvRules, learns: bool = True) -> Legend:
     shape = rules.nets.shape
     counts = rules.reward.counts
     flop = training_flop(rules.nets.shape, CPU)
+    flops = (flop.host, flop.seed.numpy(), flop.gate.numpy())
     return Legend(
         slots=tuple(spec.name for spec in shape.slots),
         blueprints=names_by_code(shape.blueprints),
         parameters=Cost(float(counts.host), counts.seed.numpy(), counts.gate.numpy()),
-        train_flop=Cost(
-            TRAIN_SAMPLES * flop.host,
-            TRAIN_SAMPLES * flop.seed.numpy(),
-            TRAIN_SAMPLES * flop.gate.numpy(),
-        ),
+        train_flop=Cost(*(TRAIN_SAMPLES * one for one in flops)),
         learns=learns,
         sampled_shapley=rules.shapley_orders is not None,
     )

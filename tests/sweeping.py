@@ -26,29 +26,17 @@ def started_sweep(*overrides: str, folder: Path, **environment: str) -> subproce
     """A sweep that is running in `folder`, in a session of its own; what it says goes to
     sweep.log.
     """
+    given = {"cwd": folder, "env": ENVIRONMENT | environment, "text": True}
+    given |= {"stderr": subprocess.STDOUT, "start_new_session": True}
     with (folder / "sweep.log").open("w") as log:
-        return warm.Popen(
-            sweep_command(*overrides),
-            cwd=folder,
-            env=ENVIRONMENT | environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        return warm.Popen(sweep_command(*overrides), stdout=log, **given)
 
 
 def finished_sweep(
     *overrides: str, folder: Path, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    return warm.run(
-        sweep_command(*overrides),
-        cwd=folder,
-        env=ENVIRONMENT | environment,
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE,
-    )
+    given = {"cwd": folder, "env": ENVIRONMENT | environment, "text": True}
+    return warm.run(sweep_command(*overrides), capture_output=True, timeout=2 * PATIENCE, **given)
 
 
 def holder(run: Path) -> int:

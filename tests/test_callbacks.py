@@ -96,7 +96,7 @@ def test_a_run_that_is_resumed_without_tables_drops_those_of_later_rounds(tmp_pa
     assert list(table_files(tmp_path, "steps")) == [1]
 
 
-def test_a_rollout_is_gone_before_the_next_is_made(
+def test_a_rollout_is_freed_before_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rollouts = list[weakref.ref]()
@@ -120,9 +120,7 @@ def test_a_run_of_several_ranks_takes_no_callbacks(tmp_path: Path) -> None:
         runs.train("smoke", words, [Listing()])
 
 
-def test_a_setting_that_needs_the_lab_is_named_where_that_is_not_installed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_setting_that_needs_the_lab_is_named_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "esper_soa.lab.report.end", None)
     with pytest.raises(UserError, match=r"^report=true needs esper_soa\.lab.*Take report=false"):
         make_callbacks(settings(report=True))
@@ -159,12 +157,8 @@ def test_a_copy_of_the_package_without_the_lab_trains_resumes_and_exports(tmp_pa
     shutil.copytree(PACKAGE.parent / "configs", tmp_path / "configs")
     shutil.copy(PACKAGE.parent / "pyproject.toml", tmp_path)
     (tmp_path / "work").mkdir()
-    needs = ("telemetry.level=events", "report=true")
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_LAB, *TINY[1:], "run_dir=run", *needs],
-        cwd=tmp_path / "work",
-        env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    words = (*TINY[1:], "run_dir=run", "telemetry.level=events", "report=true")
+    given = {"cwd": tmp_path / "work", "env": ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}}
+    asked = [sys.executable, "-c", WITHOUT_LAB, *words]
+    done = subprocess.run(asked, capture_output=True, text=True, **given)
     assert done.returncode == 0, done.stderr

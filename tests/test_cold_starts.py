@@ -93,7 +93,6 @@ def test_a_command_starts(forks: Forks, program: str, words: list[str], left: st
 
 @pytest.mark.slow  # test_a_command_starts is the cheap twin
 def test_training_starts_in_an_interpreter_of_its_own(tmp_path: Path) -> None:
-    done = subprocess.run(
-        command(*SHORT), cwd=tmp_path, env=ENVIRONMENT, capture_output=True, timeout=PATIENCE
-    )
+    given = {"cwd": tmp_path, "env": ENVIRONMENT, "timeout": PATIENCE}
+    done = subprocess.run(command(*SHORT), capture_output=True, **given)
     assert (done.returncode, done.stderr) == (0, b"")

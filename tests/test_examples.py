@@ -25,9 +25,8 @@ EXAMPLE = ROOT / "examples" / "own_parts"
 @pytest.fixture
 def parts(tmp_path: Path) -> Path:
     """The example by itself, without the repository around it."""
-    return Path(
-        shutil.copytree(EXAMPLE, tmp_path / "parts", ignore=shutil.ignore_patterns("__pycache__"))
-    )
+    ignore = shutil.ignore_patterns("__pycache__")
+    return Path(shutil.copytree(EXAMPLE, tmp_path / "parts", ignore=ignore))
 
 
 def finished(
@@ -37,10 +36,8 @@ def finished(
     folder.mkdir()
     path = [str(parts)] if parts is not None else []
     path += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path)}
-    return warm.run(
-        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE
-    )
+    given = {"cwd": folder, "env": ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(path)}}
+    return warm.run(words, capture_output=True, text=True, timeout=PATIENCE, **given)
 
 
 WITH_BLUEPRINTS = 'task.blueprints=["my_parts.seeds:twin","my_parts.seeds:mixer"]'
@@ -91,7 +88,7 @@ def test_the_reward_of_the_example_is_what_its_page_says(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow  # test_a_run_is_played_with_all_of_the_example is the cheap twin
-def test_a_learning_policy_takes_the_example_on_and_is_evaluated_beside_its_agent(
+def test_a_policy_learns_the_example_and_is_evaluated_beside_its_agent(
     parts: Path, tmp_path: Path
 ) -> None:
     words = command(*TINY, WITH_BLUEPRINTS, "rounds=1", "run_dir=../run")
@@ -114,11 +111,9 @@ def test_the_example_passes_its_own_check(parts: Path, tmp_path: Path) -> None:
 def test_a_package_that_is_not_on_the_path_is_missed_in_words(tmp_path: Path) -> None:
     done = finished(command(*TINY, WITH_BLUEPRINTS), tmp_path / "work")
     assert done.returncode == 2
-    assert done.stderr == (
-        "error: task.blueprints=my_parts.seeds:twin: must be module:name of a module that can be "
-        "imported (No module "
-        "named 'my_parts'). PYTHONPATH=<folder> says where it lies.\n"
-    )
+    told = "must be module:name of a module that can be imported (No module named 'my_parts')"
+    told += ". PYTHONPATH=<folder> says where it lies.\n"
+    assert done.stderr == f"error: task.blueprints=my_parts.seeds:twin: {told}"
 
 
 def test_the_page_about_own_parts_tells_every_input_of_a_reward() -> None:

@@ -25,9 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_a_host_in_all_formats_in_a_process_of_its_own_which_says_nothing_else(
-    run: Path, tmp_path: Path
-) -> None:
+def test_a_host_in_all_formats_by_a_process_that_says_no_more(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     out = tmp_path / "out"
     asked = command(str(run), "format=safetensors,code,onnx,pt2", f"to={out}", program="export")
@@ -39,15 +37,21 @@ def test_a_host_in_all_formats_in_a_process_of_its_own_which_says_nothing_else(
     assert digest(net.state_dict()) == digest(esper_soa.open_run(run).export().state_dict())
 
 
-def test_one_host_of_the_last_round_and_a_file_again(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder."""
     monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_one_host_of_the_last_round_and_a_file_again(
+    run: Path, chosen: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main([str(run), "env=1", "format=safetensors"])
     assert capsys.readouterr().out == "host_1.safetensors\n"
     main(["host_1.safetensors", "format=pt2", "to=more"])
     assert capsys.readouterr().out == "more/host_1.pt2\n"
-    program = torch.export.load(tmp_path / "more" / "host_1.pt2").module()
+    program = torch.export.load(chosen / "more" / "host_1.pt2").module()
     given = torch.rand(3, 3, 32, 32)
     assert torch.allclose(program(given), esper_soa.open_run(run).export(1)(given), atol=1e-6)
 
@@ -60,23 +64,14 @@ def test_one_host_of_the_last_round_and_a_file_again(
         (["RUN", "env=worst"], "env=worst: must be best, or the number of a host"),
         (["RUN", "environment=1"], "environment=1: must be one of env=, format=, to=, import="),
         (["RUN", "best"], "best='': must be one of env=, format=, to=, import="),
-        (
-            ["RUN", "import=nowhere_parts"],
-            "import=nowhere_parts: must be a module that can be imported",
-        ),
+        (["RUN", "import=nowhere_parts"], "nowhere_parts: must be a module that can be imported"),
         (["nowhere"], "nowhere: is not the folder of a run"),
         (["policy.safetensors"], "holds a policy, which other programs cannot play"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(
-    run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    told: str,
+    run: Path, chosen: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     slots = enabled_slots(TaskConfig(), ["r0c0"])
     config = PolicyConfig(network=NetworkConfig(hidden=8, features=8))
     esper_soa.save(Controller(controller_spec(config, slots)), "policy.safetensors")
@@ -87,7 +82,7 @@ def test_a_mistake_is_one_line_and_status_2(
     assert said.err.startswith("error: ")
     assert told in said.err
     assert said.err.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["policy.safetensors"]
+    assert [path.name for path in chosen.iterdir()] == ["policy.safetensors"]
 
 
 def test_a_folder_that_cannot_be_written_is_status_1(
@@ -101,11 +96,9 @@ def test_a_folder_that_cannot_be_written_is_status_1(
 
 
 def test_help_says_all_without_torch() -> None:
-    program = (
-        "import sys; sys.argv = ['esper-export', '--help']; from esper_soa.export import "
-        "main\ntry: main()\n"
-        "finally: assert 'torch' not in sys.modules"
-    )
+    program = "import sys; sys.argv = ['esper-export', '--help']\n"
+    program += "from esper_soa.export import main\n"
+    program += "try: main()\nfinally: assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     for word in ("env=best", "format=safetensors", "to=.", "esper-soa[onnx]", "code", "import="):

@@ -68,9 +68,7 @@ def test_an_agent_that_is_handed_over_is_watched() -> None:
 
 
 @pytest.mark.parametrize("own", [(), ("grouped", "twice")])
-def test_the_policy_of_a_run_is_a_module_whatever_grows_there(
-    tmp_path: Path, own: tuple[str, ...]
-) -> None:
+def test_the_policy_of_a_run_is_a_module_always(tmp_path: Path, own: tuple[str, ...]) -> None:
     fresh(with_own(*own, rounds=1), tmp_path / "run")
     policy = RecordedRun(tmp_path / "run").policy()
     assert policy.spec["blueprints"][13:] == list(own)

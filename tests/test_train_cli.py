@@ -24,7 +24,7 @@ from esper_soa.config.settings import TrainConfig
         ("task/host=huge", 1, "Could not override 'task/host'"),
     ],
 )
-def test_a_mistake_ends_with_its_status_and_message(
+def test_a_mistake_has_a_status_and_words(
     tmp_path: Path, override: str, status: int, told: str
 ) -> None:
     (tmp_path / "file").touch()
@@ -140,20 +140,14 @@ esper_soa.train.main()
         ("--cfg job", ""),
     ],
 )
-def test_what_needs_the_lab_says_so_where_it_is_missing(
-    tmp_path: Path, words: str, told: str
-) -> None:
+def test_what_needs_the_lab_says_so_without_it(tmp_path: Path, words: str, told: str) -> None:
     root = Path(config_dir()).parent
     (tmp_path / "esper_soa").mkdir()
     for part in [*root.glob("esper_soa/*"), root / "configs", root / "hydra_plugins"]:
         if part.name != "lab":
             (tmp_path / part.relative_to(root)).symlink_to(part)
-    done = subprocess.run(
-        [sys.executable, "-m", "esper_soa.train", *words.split()],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path)},
-    )
+    asked = [sys.executable, "-m", "esper_soa.train", *words.split()]
+    given = {"cwd": tmp_path, "env": ENVIRONMENT | {"PYTHONPATH": str(tmp_path)}}
+    done = subprocess.run(asked, capture_output=True, text=True, **given)
     assert (done.returncode, done.stderr) == ((2, f"error: {told}\n") if told else (0, ""))
     assert not (tmp_path / "runs").exists()

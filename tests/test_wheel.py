@@ -81,7 +81,7 @@ def test_every_level_and_this_machine_are_built_and_listed_with_digest_flags_and
     assert found == (folder / "native.so", "prebuilt for this CPU")
 
 
-def test_a_level_that_the_compiler_does_not_know_is_left_out(
+def test_a_level_unknown_to_the_compiler_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "built"
@@ -128,9 +128,7 @@ def hook(folder: Path) -> hatch_build.KernelHook:
     return hatch_build.KernelHook(str(ROOT), {}, None, None, str(folder), "wheel", Application())
 
 
-def test_the_hook_makes_the_wheel_one_for_this_platform_and_cleans_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hook_makes_a_wheel_for_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", stand_in(tmp_path))
     built = hook(tmp_path)
     data = {"pure_python": True, "force_include": {}}
@@ -148,10 +146,7 @@ def test_the_hook_makes_the_wheel_one_for_this_platform_and_cleans_up(
 
 @pytest.mark.parametrize("version", ["standard", "editable"])
 def test_the_hook_leaves_an_editable_wheel_and_one_without_a_compiler_to_python_alone(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    version: str,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setenv("CC", stand_in(tmp_path) if version == "editable" else NO_COMPILER)
     built = hook(tmp_path)
@@ -175,13 +170,9 @@ SMOKE = ["+experiment=smoke", "rounds=1", "steps=2"]
 
 
 def wheel_of(folder: Path, **environment: str) -> Path:
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
-        cwd=ROOT,
-        env=os.environ | environment,
-        check=True,
-        capture_output=True,
-    )
+    asked = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    env = os.environ | environment
+    subprocess.run(asked, cwd=ROOT, env=env, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -200,17 +191,10 @@ def installed(folder: Path, wheel: Path) -> Path:
 
 def without_compiler(environment: Path, *arguments: str) -> str:
     """What a Python of the environment prints where there is no compiler, no home and no cache."""
-    done = subprocess.run(
-        [environment / "bin" / "python", *arguments],
-        cwd=environment,
-        text=True,
-        capture_output=True,
-        env={
-            "PATH": str(environment / "bin"),
-            "HOME": "",
-            "XDG_CACHE_HOME": str(environment / "cache"),
-        },
-    )
+    env = {"PATH": str(environment / "bin"), "HOME": ""}
+    env |= {"XDG_CACHE_HOME": str(environment / "cache")}
+    asked = [environment / "bin" / "python", *arguments]
+    done = subprocess.run(asked, cwd=environment, text=True, capture_output=True, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -226,9 +210,7 @@ def played(environment: Path, name: str) -> tuple[str, dict[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # it compiles six libraries, on a busy machine for minutes
-def test_a_machine_without_a_compiler_is_fast_from_the_wheel_and_refuses_what_was_changed(
-    tmp_path: Path,
-) -> None:
+def test_a_machine_without_a_compiler_is_fast_and_refuses_what_was_changed(tmp_path: Path) -> None:
     wheel = wheel_of(tmp_path / "dist")
     assert re.fullmatch(
         rf"esper_soa-[\d.]+-py3-none-(linux|manylinux_2_\d+)_{MACHINE}\.whl", wheel.name
@@ -251,11 +233,9 @@ def test_a_machine_without_a_compiler_is_fast_from_the_wheel_and_refuses_what_wa
     os.truncate(libraries / f"{FITTING[-1]}.so", 5000)
     words, entry = played(environment, "tampered")
     path = libraries / f"{FITTING[-1]}.so"
-    assert words == (
-        f"plain torch, slower: no native kernels, {path} is not what manifest.json says (install "
-        "the package again), "
-        "and no C compiler: cc is not there (install gcc or clang, or set CC)"
-    )
+    why = f"{path} is not what manifest.json says (install the package again), "
+    why += "and no C compiler: cc is not there (install gcc or clang, or set CC)"
+    assert words == f"plain torch, slower: no native kernels, {why}"
     assert entry == {"kind": words, "sha256": "", "engine": "torch", "tried": ""}
 
 
@@ -266,6 +246,5 @@ def test_a_wheel_made_without_a_compiler_is_for_any_platform(tmp_path: Path) -> 
     with zipfile.ZipFile(wheel) as content:
         packed = content.namelist()
     assert not [name for name in packed if "libraries" in name]
-    assert {"esper_soa/nets/engines/cpu/library.py", "esper_soa/nets/engines/cpu/train.c"} <= {
-        *packed
-    }
+    sources = ("library.py", "train.c")
+    assert {f"esper_soa/nets/engines/cpu/{name}" for name in sources} <= {*packed}

@@ -8,10 +8,13 @@ nothing. Everything is a function of a seed and the env-step, on any device.
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import ArrayLike
 from rich.console import Console
 from torch import Tensor
 
@@ -32,6 +35,7 @@ from esper_soa.env.step import (
 )
 from esper_soa.env.world import World
 from esper_soa.nets.data.streams import POLICY_SAMPLE, stream_keys, uniform
+from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.nets.seeds.subsets import max_rows
 from esper_soa.state import (
     STATE_FLOAT,
@@ -106,11 +110,36 @@ def random_round(world: World) -> RoundResult:
     return play_round(world, Player(RandomPolicy(), None), Round(0, quiet_progress()))[0]
 
 
+def assert_alone(cfg: TrainConfig) -> None:
+    """Assert that the first envs of a run end as they do in one without the last env."""
+    many, few = (build_world(replace(cfg, envs=envs), CPU) for envs in (cfg.envs, cfg.envs - 1))
+    every, first = (random_round(world) for world in (many, few))
+    assert every.accuracies[:-1] == first.accuracies
+    assert every.rewards[:-1] == first.rewards
+    for name, rows in few.weights.flatten_keys(".").items():
+        assert torch.equal(many.weights.flatten_keys(".")[name][:-1], rows), name
+    assert sum(pool["params"].abs().sum() for pool in many.weights["seeds"].values()) > 0
+
+
+def seeds_where(
+    running: ArrayLike, stage: ArrayLike, blueprint: ArrayLike, blend: ArrayLike, **flags: ArrayLike
+) -> ActiveSeeds:
+    """Active seeds where `running` bool [N, S]; codes and flags are of that shape, or one for all.
+
+    Those beyond TRAINING are visible and ablated; other flags are False but where they are given.
+    """
+    size = np.shape(running)
+    codes = [np.broadcast_to(one, size).copy() for one in (stage, blueprint, blend)]
+    visible = np.asarray(running, bool) & (codes[0] != Stage.TRAINING)
+    given = dict.fromkeys(ActiveSeeds._fields[4:], False) | {"visible": visible, "ablated": visible}
+    found = {name: np.array(np.broadcast_to(one, size)) for name, one in (given | flags).items()}
+    return ActiveSeeds(np.asarray(running, bool), *codes, **found)
+
+
 def random_numbers(seed: int, step: int, like: Tensor) -> Tensor:
     """float64 in [0, 1), shape and device of `like`, a function of seed, env-step, place."""
-    keys = stream_keys(
-        seed, POLICY_SAMPLE, (step,), torch.zeros((), dtype=torch.int64, device=like.device)
-    )
+    env = torch.zeros((), dtype=torch.int64, device=like.device)
+    keys = stream_keys(seed, POLICY_SAMPLE, (step,), env)
     places = torch.arange(like.numel(), device=like.device)
     return uniform(keys, places, STATE_FLOAT).view(like.shape)
 
@@ -144,10 +173,8 @@ def subset_rows(slots: Slots, ablated: Tensor) -> Tensor:
     one, other = torch.triu_indices(num_slots, num_slots, 1, device=ablated.device).unbind(0)
     pairs = torch.where(ablated[:, one] & ablated[:, other], bits[one] | bits[other], -1)
     rows = torch.cat([full, left_out, alone, torch.zeros_like(full), fossils, pairs], dim=1)
-    repeated = (rows[:, :, None] == rows[:, None, :]).tril(-1).any(-1)
-    return F.pad(
-        torch.where(repeated, -1, rows), (0, max_rows(num_slots) - rows.shape[1]), value=-1
-    )
+    rows.masked_fill_((rows[:, :, None] == rows[:, None, :]).tril(-1).any(-1), -1)
+    return F.pad(rows, (0, max_rows(num_slots) - rows.shape[1]), value=-1)
 
 
 def made_up(rules: EnvRules, state: EnvState, seed: int) -> Measurements:

@@ -62,8 +62,8 @@ def witnessed_round(
 ) -> Witnessed:
     """Play round `number`."""
     witness = Witness(agent)
-    player = Player(witness, learner, teacher)
-    episode = EpisodeRunner(world, player, Round(number, quiet_progress()))
+    played = Round(number, quiet_progress())
+    episode = EpisodeRunner(world, Player(witness, learner, teacher), played)
     states = []
     for _ in range(world.rules.max_steps):
         episode.step_()

@@ -12,11 +12,10 @@ from benchmarks import opponents
 from benchmarks.baseline_env import repeated
 from benchmarks.eps import benchmark
 from benchmarks.eps_config import EpsConfig
-from benchmarks.loops import BareLoop, Loop, PlainLoop, bare_host, precision_of, tune
+from benchmarks.loops import BareLoop, Loop, PlainLoop, tune
 from benchmarks.machine import count_syncs
 from benchmarks.opponents import Crowd, Layout, LoopSide, layouts, own_cores
 from benchmarks.timing import COLUMNS, BenchmarkError, in_columns
-from esper_soa.config.nets import TaskConfig
 from esper_soa.runtime.device import usable_cores
 from tests.benchmarks.here import stay_here
 
@@ -118,7 +117,7 @@ def test_images_that_were_not_worked_on_are_an_error() -> None:
         side.check()
 
 
-def test_threads_of_one_process_and_one_process_per_core_are_tried(
+def test_layouts_are_threads_of_one_process_or_a_process_per_core(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, two, four = (Layout(1, threads) for threads in (1, 2, 4))
@@ -141,9 +140,8 @@ def test_the_quickest_form_of_each_setting_is_kept() -> None:
         chosen[setting] = value
         last.append((setting, value))
 
-    tried = tune(
-        {"how": ("a", "b"), "only": (7,), "size": (5, 6)}, choose, lambda: seconds[last[-1]]
-    )
+    forms = {"how": ("a", "b"), "only": (7,), "size": (5, 6)}
+    tried = tune(forms, choose, lambda: seconds[last[-1]])
     assert chosen == {"how": "b", "only": 7, "size": 5}
     assert tried == {"how a": 3000, "how b": 1000, "size 5": 2000, "size 6": 4000}
 
@@ -156,17 +154,6 @@ def test_what_no_phase_has_counted_belongs_to_the_last_column() -> None:
 
 
 # --- what each does
-
-
-def test_bare_hosts_are_the_hosts_of_the_task() -> None:
-    for task, weights, pools in (
-        (TaskConfig(), 6418, 3),
-        (TaskConfig(num_pools=1), 6418, 1),
-        (TaskConfig(base_channels=16), 24346, 3),
-    ):
-        host = bare_host(task)
-        assert sum(weight.numel() for weight in host.parameters()) == weights
-        assert sum(isinstance(layer, torch.nn.MaxPool2d) for layer in host) == pools
 
 
 def test_bare_hosts_learn_each_from_its_own_start() -> None:
@@ -200,13 +187,6 @@ def test_the_loop_waits_once_and_computes_in_the_precision_of_the_engine(validat
     rounded, exact = results
     assert not np.array_equal(rounded, exact)
     np.testing.assert_allclose(rounded[:-1], exact[:-1], atol=5e-3)
-
-
-def test_loss_scales_that_the_loops_do_not_have_are_refused() -> None:
-    cfg = tiny()
-    cfg.compute.precision = "float16"
-    with pytest.raises(BenchmarkError, match="compute.precision=float16"):
-        precision_of(cfg, CPU)
 
 
 @pytest.mark.slow

@@ -11,14 +11,14 @@ import warm
 from hydra import compose, initialize_config_dir
 
 from benchmarks import machine, sections
-from benchmarks.eps import benchmark, cumulative, paired, settings_from, spread
+from benchmarks.eps import benchmark, paired, settings_from
 from benchmarks.eps_config import EpsConfig
 from benchmarks.loops import PlainLoop, ready_images
 from benchmarks.records import keep, kept
 from benchmarks.sides import EngineSide, planted
 from benchmarks.timing import COLUMNS, BenchmarkError, Timing, in_turns
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
-from esper_soa.config.errors import SettingError, UserError
+from esper_soa.config.errors import SettingError
 from esper_soa.vocabulary import Op, Stage
 from tests.benchmarks.here import stay_here
 
@@ -54,34 +54,19 @@ def test_both_sides_did_the_declared_images(record: dict) -> None:
 
 
 def test_the_record_says_what_the_figures_depend_on(record: dict) -> None:
-    assert {"commit", "machine", "settings", "limits", "busy", "recompiled", "time"} <= set(record)
-    assert record["machine"]["torch"] == torch.__version__
-    assert record["recompiled"] == 0
-    engine = record["points"][0]["sides"]["engine"]
-    loop = record["points"][0]["sides"]["baseline"]
+    assert {"commit", "machine", "settings", "limits", "busy", "time"} <= set(record)
+    assert (record["machine"]["torch"], record["recompiled"]) == (torch.__version__, 0)
+    engine, loop = (record["points"][0]["sides"][name] for name in ("engine", "baseline"))
     for side in (engine, loop):
         assert {"threads", "dtype", "peak_mib", "syncs", "graphs", "build_seconds"} <= set(side)
     assert list(engine["columns"]) == list(COLUMNS)
     assert list(loop["columns"]) == list(COLUMNS[:3]), "the plain loop has no update"
-    assert {"median", "lower", "upper", "low", "high"} == set(
-        record["points"][0]["ratios"]["baseline"]["all"]
-    )
+    ratios = record["points"][0]["ratios"]["baseline"]["all"]
+    assert {"median", "lower", "upper", "low", "high"} == set(ratios)
     assert {"processes", "pinned", "tried_ms"} <= set(loop)
 
 
-def test_columns_grow(record: dict) -> None:
-    for side in record["points"][0]["sides"].values():
-        medians = [column["seconds"]["median"] for column in side["columns"].values()]
-        assert medians == sorted(medians)
-        assert all(
-            column["eps"] * column["ms_per_env_step"] == pytest.approx(1000)
-            for column in side["columns"].values()
-        )
-
-
-def test_an_env_step_of_the_engine_waits_for_the_device_a_few_times_and_the_loop_once(
-    record: dict,
-) -> None:
+def test_an_env_step_of_the_engine_waits_a_few_times_and_the_loop_once(record: dict) -> None:
     engine, loop = (record["points"][0]["sides"][name]["syncs"] for name in ("engine", "baseline"))
     assert 0 < engine <= 3
     assert loop == 1
@@ -109,13 +94,10 @@ def test_a_varied_setting_makes_points_that_are_compared_with_the_first() -> Non
     cfg = tiny(vary="envs", values=[1, 3], sides=["engine"], update=False)
     record = benchmark(cfg)
     points = record["points"]
-    assert (
-        [point["work"]["N"] for point in points] == [point["value"] for point in points] == [1, 3]
-    )
+    assert [(point["work"]["N"], point["value"]) for point in points] == [(1, 1), (3, 3)]
     assert "over_first" not in points[0]
-    step, env_step = (
-        points[1]["over_first"]["engine"][kind]["all"]["median"] for kind in ("step", "env_step")
-    )
+    over = points[1]["over_first"]["engine"]
+    step, env_step = (over[kind]["all"]["median"] for kind in ("step", "env_step"))
     assert step == pytest.approx(3 * env_step)
     first, second = sections.within([record])[2:4]
     assert first.startswith("| custom: N=1 B=4 T=8 V=8 K=2, seeds 1 conv_light |")
@@ -161,11 +143,8 @@ def test_both_sides_are_given_the_same_images_and_crops_are_windows_of_them() ->
     engine = EngineSide(cfg)
     train, _, val = ready_images(cfg, torch.device("cpu"))
     (images, labels), *_ = engine.world.validation.batches(torch.tensor([0]), 8)
-    for mine, (image, label) in zip(
-        labels.flatten().argsort(),
-        sorted(zip(*val, strict=True), key=lambda pair: int(pair[1])),
-        strict=True,
-    ):
+    pairs = sorted(zip(*val, strict=True), key=lambda pair: int(pair[1]))
+    for mine, (image, label) in zip(labels.flatten().argsort(), pairs, strict=True):
         assert labels[mine] == label
         torch.testing.assert_close(images[mine], image)
     loop = PlainLoop(cfg, range(1))
@@ -175,13 +154,9 @@ def test_both_sides_are_given_the_same_images_and_crops_are_windows_of_them() ->
     black = train.amin(dim=(0, 2, 3)).view(1, -1, 1, 1)
     padded = torch.nn.functional.pad(train[:4] - black, (4,) * 4) + black
     for crop, image in zip(crops, padded, strict=True):
-        windows = [
-            way[:, top : top + 32, left : left + 32]
-            for way in (image, image.flip(2))
-            for top in range(9)
-            for left in range(9)
-        ]
-        assert any(torch.equal(crop, window) for window in windows)
+        windows = [way.unfold(1, 32, 1).unfold(2, 32, 1) for way in (image, image.flip(2))]
+        windows = torch.stack(windows).permute(0, 2, 3, 1, 4, 5)  # [2, 9, 9, C, 32, 32]
+        assert (windows == crop).flatten(3).all(3).any()
 
 
 # --- turns and ratios
@@ -204,21 +179,9 @@ def test_ratios_are_of_the_same_turn() -> None:
     top = Tick([3.0, 4.0, 10.0], envs=4)
     bottom = Tick([1.0, 2.0, 5.0], envs=2)
     found = paired(bottom, top)  # type: ignore[arg-type]
-    assert found["all"] == pytest.approx(
-        {"median": 2, "lower": 2, "upper": 2.5, "low": 2, "high": 3}
-    )
+    spread = {"median": 2, "lower": 2, "upper": 2.5, "low": 2, "high": 3}
+    assert found["all"] == pytest.approx(spread)
     assert paired(bottom, top, per_env=True)["all"]["median"] == pytest.approx(1)  # type: ignore[arg-type]
-
-
-def test_columns_add_up() -> None:
-    timing = Timing(dict(zip(COLUMNS, (1.0, 2.0, 4.0, 8.0), strict=True)), {})
-    assert list(cumulative(timing).values()) == [1.0, 3.0, 7.0, 15.0]
-    assert timing.total == 15.0
-
-
-def test_a_spread_names_median_and_quartiles() -> None:
-    found = spread([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert found == {"median": 3, "lower": 2, "upper": 4, "low": 1, "high": 5}
 
 
 # --- settings
@@ -254,25 +217,12 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(changed: dict, message: s
     assert message in str(caught.value)
 
 
-def test_a_wrong_type_is_one_clear_message() -> None:
-    with initialize_config_dir(str(ROOT / "benchmarks/conf"), version_base="1.3"):
-        composed = compose("eps", ["live=0"])
-    composed.repeats = 1
-    with pytest.raises(UserError, match="repeats=1: must be at least 2"):
-        settings_from(composed)
-
-
 @pytest.mark.slow
 def test_the_command_ends_with_one_json_line(tmp_path: Path) -> None:
     sizes = "envs=1 batch_size=2 train_samples=2 val_samples=2 num_slots=1 repeats=2 steps=3"
     overrides = f"{sizes} timed_steps=1 update=false limits=false results={tmp_path}".split()
-    done = warm.run(
-        [sys.executable, "-m", "benchmarks.eps", *overrides],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    asked = [sys.executable, "-m", "benchmarks.eps", *overrides]
+    done = warm.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
     last = json.loads(done.stdout.splitlines()[-1])
     assert json.loads((tmp_path / "custom.jsonl").read_text()) == last
 

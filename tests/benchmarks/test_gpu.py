@@ -9,17 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from benchmarks import gpu
-from benchmarks.gpu import (
-    RUNGS,
-    TASKS,
-    Place,
-    compute_of,
-    ladder,
-    main,
-    names,
-    rung,
-    syncs,
-)
+from benchmarks.gpu import RUNGS, TASKS, Place, compute_of, ladder, main, names, rung, syncs
 from benchmarks.sync_guard import HostSyncError
 from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets import passes

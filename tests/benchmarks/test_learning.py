@@ -15,9 +15,8 @@ SEEDS = [seed(20.0 + n, [19.0, 22.0, 21.0, 24.0, 23.0][n], 5.0 - n) for n in ran
 
 def test_a_policy_that_is_always_ahead_has_the_smallest_p_of_five_against_five() -> None:
     random = {row.policy: row for row in judge(SEEDS)}["random"]
-    assert random.p == pytest.approx(
-        2 / 252
-    )  # two of the 10 choose 5 ways to rank the learned policy
+    # two of the 10 choose 5 ways to rank the learned policy
+    assert random.p == pytest.approx(2 / 252)
     assert random.wins == 5
     assert random.net.mean == 3.0  # the middle three of 5, 4, 3, 2, 1
 

@@ -63,7 +63,7 @@ def work(job: tuple[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("how", "said"), [("dies", "second: its process died"), ("fails", "second: no good. What was")]
 )
-def test_a_job_that_ends_badly_is_named_and_what_was_done_before_stays(
+def test_a_job_that_fails_is_named_and_earlier_ones_stay(
     how: str, said: str, tmp_path: Path
 ) -> None:
     looks: list[int] = []

@@ -64,15 +64,8 @@ class Compiler:
     def __init__(self) -> None:
         self.found: dict[str, dict[str, object]] = {}
 
-    def run(
-        self,
-        function: jit.JITFunction,
-        *args: object,
-        grid: object,
-        warmup: bool,
-        **options: object,
-    ) -> None:
-        kernel = launch(function, *args, grid=grid, warmup=True, **options)
+    def run(self, function: jit.JITFunction, *args: object, **options: object) -> None:
+        kernel = launch(function, *args, **(options | {"warmup": True}))
         own = facts_of(kernel)
         name = function.fn.__name__
         if name not in self.found or own["registers"] > self.found[name]["registers"]:  # type: ignore[operator]
@@ -88,12 +81,9 @@ def facts_of(kernel: object) -> dict[str, object]:
         file.flush()
         command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    registers, stack, local = (
-        int(found) for found in re.findall(r"(?:REG|STACK|LOCAL):(\d+)", usage)
-    )
-    loads = widths_of(r"ld\.global[\w.:]*", asm["ptx"]) + widths_of(
-        r"cp\.async\.c[ag][^;]*", asm["ptx"]
-    )
+    registers, stack, local = map(int, re.findall(r"(?:REG|STACK|LOCAL):(\d+)", usage))
+    loads = widths_of(r"ld\.global[\w.:]*", asm["ptx"])
+    loads += widths_of(r"cp\.async\.c[ag][^;]*", asm["ptx"])
     stores = widths_of(r"st\.global[\w.:]*", asm["ptx"])
     return {
         "registers": registers,
@@ -145,9 +135,8 @@ def a_pass(task: str, dtype: torch.dtype) -> None:
     seeds = ActiveSeeds(yes, no + Stage.BLENDING, no + 1, no + Blend.ADD, no, yes, yes, no, no)
     alpha = torch.ones(size, dtype=torch.float64)
     engine = GpuEngine()
-    claimed = engine.claim_(
-        nets, world.weights, seeds.resident(torch.device("cpu")), work.seed_keys
-    )
+    resident = seeds.resident(torch.device("cpu"))
+    claimed = engine.claim_(nets, world.weights, resident, work.seed_keys)
     engine.train_(nets, world.weights, alpha, claimed, work.training, work.num_batches)
     engine.validate(nets, world.weights, alpha, claimed, work.validation)
 
@@ -166,12 +155,8 @@ def main() -> None:
         )
         a_pass(asked.task, getattr(torch, asked.dtype))
         for name, facts in sorted(compiler.found.items()):
-            place = {
-                "kernel": name,
-                "architecture": architecture,
-                "dtype": asked.dtype,
-                "task": asked.task,
-            }
+            place = {"kernel": name, "architecture": architecture}
+            place |= {"dtype": asked.dtype, "task": asked.task}
             print(json.dumps(place | facts), flush=True)
 
 

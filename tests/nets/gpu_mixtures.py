@@ -79,17 +79,11 @@ def random_weights(shape: HostShape, num_nets: int, seed: int) -> TensorDict:
 def planned_roster(plan: SeedPlan) -> Tensor:
     """int32 [N, S]: what roster.py makes of the env state, of a plan of the host's."""
     flags = plan.running * roster.RUNNING | (plan.blend == THROUGH) * roster.THROUGH
-    flags |= (plan.blend == Blend.MULTIPLY) * roster.MULTIPLIED | (
-        plan.blend == Blend.GATE
-    ) * roster.GATED
-    flags |= (
-        plan.detached * roster.DETACHED
-        | plan.frozen * roster.FROZEN
-        | plan.measured * roster.MEASURED
-    )
-    return torch.from_numpy(
-        np.where(plan.running, flags | plan.blueprint << roster.CODE_SHIFT, 0).astype(np.int32)
-    )
+    flags |= (plan.blend == Blend.MULTIPLY) * roster.MULTIPLIED
+    flags |= (plan.blend == Blend.GATE) * roster.GATED
+    flags |= plan.detached * roster.DETACHED | plan.frozen * roster.FROZEN
+    flags |= plan.measured * roster.MEASURED | plan.blueprint << roster.CODE_SHIFT
+    return torch.from_numpy(np.where(plan.running, flags, 0).astype(np.int32))
 
 
 class SlotResult(NamedTuple):
@@ -112,30 +106,22 @@ def plain_slot(
     a pool.
     """
     num_nets = x.shape[0]
-    together = (
-        x.permute(1, 0, 4, 2, 3)
-        .flatten(1, 2)
-        .contiguous(memory_format=torch.channels_last)
-        .requires_grad_()
-    )
-    actives = [
-        gather_rows(weights, shape, group, alpha)
-        for group in groups_of(plan, np.arange(num_nets), x.device)
-    ]
+    together = x.permute(1, 0, 4, 2, 3).flatten(1, 2)
+    together = together.contiguous(memory_format=torch.channels_last).requires_grad_()
+    groups = groups_of(plan, np.arange(num_nets), x.device)
+    actives = [gather_rows(weights, shape, group, alpha) for group in groups]
     seeds = TrainingSeeds(actives, num_nets)
     out = seeds.fill(0, together, upstream.shape[2] != x.shape[2])
     behind = upstream.permute(1, 0, 4, 2, 3).flatten(1, 2)
     leaves = [together, *(leaf for leaf in seeds.leaves if leaf.requires_grad)]
     first, *found = torch.autograd.grad(out, leaves, behind)
     kept = allocate(shape, num_nets, x.device, torch.float32)
-    trained = [
-        active for active, leaf in zip(actives, seeds.leaves, strict=True) if leaf.requires_grad
-    ]
+    pairs = zip(actives, seeds.leaves, strict=True)
+    trained = [active for active, leaf in pairs if leaf.requires_grad]
     for active, values in zip(trained, found, strict=True):
         scatter_rows_(kept, shape, replace(active, params=values))
-    return SlotResult(
-        per_net(out.detach(), num_nets), per_net(first, num_nets), kept["seeds", "r0c0", "params"]
-    )
+    images = (per_net(part, num_nets) for part in (out.detach(), first))
+    return SlotResult(*images, kept["seeds", "r0c0", "params"])
 
 
 def per_net(x: Tensor, num_nets: int) -> Tensor:

@@ -5,10 +5,11 @@ That it is what a plain loop with torch.optim.SGD does is shown in test_batch_eq
 that other engines do the same in test_fused.py and test_triton_engine.py.
 """
 
-import numpy as np
+from dataclasses import replace
+
 import pytest
 import torch
-from tiny_world import CPU
+from tiny_world import CPU, seeds_where, tiny_settings
 
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
@@ -16,21 +17,17 @@ from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
-from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.training.build import build_world
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 
 def made(batches: int) -> World:
     """Three hosts with weights of some size; batches that differ from env to env."""
-    settings = TrainConfig(
-        envs=3,
-        steps=4,
-        rounds=1,
+    settings = replace(
+        tiny_settings(3, 1, 4),
         batch_size=6,
         train_samples=6 * batches,
         val_samples=7,
-        slots=["r0c0"],
         task=TaskConfig(base_channels=4, gradient_stride=2),
         compute=ComputeConfig(workers=1, engine="torch"),
         data=DataConfig(name="synthetic", synthetic_train=80, synthetic_test=41),
@@ -42,21 +39,8 @@ def made(batches: int) -> World:
     return world
 
 
-def no_seeds(world: World) -> ActiveSeeds:
-    no = np.zeros((world.sizes.num_envs, len(world.rules.nets.shape.slots)), dtype=bool)
-    return ActiveSeeds(no, no * 1, no * 1, no * 1, no, no, no, no, no)
-
-
-def one_seed(world: World) -> ActiveSeeds:
-    """Every host trains one seed of its own, which is not visible yet."""
-    none = no_seeds(world)
-    every = ~none.running
-    return none._replace(
-        running=every,
-        stage=every * Stage.TRAINING,
-        blueprint=every * Blueprint.CONV_LIGHT,
-        blend=every * Blend.ADD,
-    )
+# Every host trains one seed of its own, which is not visible yet.
+ONE_SEED = seeds_where([[1]] * 3, Stage.TRAINING, Blueprint.CONV_LIGHT, Blend.ADD)
 
 
 def test_an_overflow_in_any_batch_undoes_the_whole_step() -> None:
@@ -68,7 +52,8 @@ def test_an_overflow_in_any_batch_undoes_the_whole_step() -> None:
     world.weights["loss_scale"][1] = torch.finfo(torch.float32).max
     weights = world.weights.clone()
     training = world.work(0).training
-    TorchEngine().train_(nets, weights, torch.zeros(3, 1), no_seeds(world), training, 3)
+    none = seeds_where([[0]] * 3, Stage.EMPTY, Blueprint.NONE, Blend.ADD)
+    TorchEngine().train_(nets, weights, torch.zeros(3, 1), none, training, 3)
     moved = [
         bool((weights["host", "params"][env] != world.weights["host", "params"][env]).any())
         for env in range(3)
@@ -90,11 +75,10 @@ def test_two_equal_batches_to_a_step_are_as_one() -> None:
     feed = world.work(0).training
     order = feed.draw.order[:, :6].repeat(1, 2)
     again = feed._replace(draw=feed.draw._replace(order=order, augment=False))
-    seeds = one_seed(world)
     alpha = torch.zeros(3, 1)
     nets = world.rules.nets
-    TorchEngine().train_(nets._replace(accumulate=2), twice, alpha, seeds, again, 2)
-    TorchEngine().train_(nets, once, alpha, seeds, again, 1)
+    TorchEngine().train_(nets._replace(accumulate=2), twice, alpha, ONE_SEED, again, 2)
+    TorchEngine().train_(nets, once, alpha, ONE_SEED, again, 1)
     for name in ("params", "momentum"):
         for rows in (("host", name), ("seeds", "r0c0", name)):
             torch.testing.assert_close(twice[rows], once[rows])

@@ -112,9 +112,8 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
 def test_a_seed_is_its_formula_to_the_bit(blueprint: Architecture, dtype: torch.dtype) -> None:
     for channels in (8, 40):
         parameters, x = drawn(blueprint, channels, dtype)
-        assert torch.equal(
-            seed_forward(blueprint, parameters, x), FORMULAS[blueprint.name](x, *parameters)
-        )
+        wanted = FORMULAS[blueprint.name](x, *parameters)
+        assert torch.equal(seed_forward(blueprint, parameters, x), wanted)
 
 
 def test_a_gate_is_its_formula_to_the_bit() -> None:
@@ -155,32 +154,12 @@ def test_a_seed_begins_with_the_same_numbers_on_every_machine(name: str) -> None
     assert tuple(rows[place] for place in (0, len(rows) // 2, -33)) == STARTS[name]
 
 
-def test_only_what_an_entry_names_is_cleared_where_a_seed_is_germinated_with_multiply() -> None:
-    keys = streams.stream_keys(11, streams.SEED_INIT, (0,), torch.arange(1))
-    for blueprint in EXTENDED[1:]:
-        added, multiplied = (
-            seed_table(blueprint, 8).unpack(
-                initial_seeds(blueprint, 8, keys, torch.tensor([flag]), torch.float64)
-            )
-            for flag in (False, True)
-        )
-        changed = [
-            place
-            for place, pair in enumerate(zip(added, multiplied, strict=True))
-            if not torch.equal(*pair)
-        ]
-        assert changed == ([2] if blueprint.name == "attention" else [])
-        assert all((multiplied[place] == 0).all() for place in changed)
-
-
 # --- counts and FLOP, against torch's own counter
 
 
 @pytest.mark.parametrize("channels", [1, 8, 24, 64])
 @pytest.mark.parametrize("blueprint", EXTENDED[1:], ids=lambda one: one.name)
-def test_flop_and_parameters_of_a_seed_are_those_that_torch_counts(
-    blueprint: Architecture, channels: int
-) -> None:
+def test_flop_and_parameters_are_as_torch_counts(blueprint: Architecture, channels: int) -> None:
     task = TaskConfig(base_channels=channels, num_blocks=2, num_pools=2)
     shape = host_shape(task, enabled_slots(task, ["r1c0"]), EXTENDED)
     table = seed_table(blueprint, channels)
@@ -214,13 +193,11 @@ def counted(forward: Callable[[], Tensor]) -> int:
 def test_flop_and_tables_of_a_host_are_those_of_its_forward_pass(task: TaskConfig) -> None:
     shape = host_shape(task, enabled_slots(task, ["r0c0"]))
     parameters = shape.parameters.unpack(torch.rand(1, shape.parameters.total))
-    statistics = [
-        row.reshape(-1) for row in shape.statistics.unpack(torch.ones(1, shape.statistics.total))
-    ]
+    ones = torch.ones(1, shape.statistics.total)
+    statistics = [row.reshape(-1) for row in shape.statistics.unpack(ones)]
     batch = torch.rand(2, 3, 32, 32), torch.zeros(2, 1, dtype=torch.int64)
-    found = counted(
-        lambda: train_loss(shape, parameters, statistics, batch, TrainingSeeds([], 1))[0]
-    )
+    given = (shape, parameters, statistics, batch, TrainingSeeds([], 1))
+    found = counted(lambda: train_loss(*given)[0])
     assert training_flop(shape, CPU).host == 3 * found / 2  # of two images
     folded = fold_batch_norm(shape, parameters, statistics)
     assert [len(own) for own in folded] == [2] * (task.num_blocks + 1)
@@ -244,25 +221,20 @@ def test_every_part_can_stand_anywhere() -> None:
         assert wide.widths(16) == [16, 64, 64, 64, 64, 8, 16]
         parameters, x = drawn(wide, 16)
         out = seed_forward(wide, parameters, x)
-        down, depth, strength, scale, shift, w1, b1, w2, b2, mid, mid_scale, mid_shift, up = (
-            parameters
-        )
+        down, depth, *own, w1, b1, w2, b2, mid, scale, shift, up = parameters
         y = batched.depthwise_conv2d(F.relu(batched.conv2d(x, down)), depth)
-        y = FORMULAS["norm"](y, strength, scale, shift)
-        factor = torch.sigmoid(
-            batched.linear(F.relu(batched.linear(batched.spatial_mean(y, NETS), w1, b1)), w2, b2)
-        )
+        y = FORMULAS["norm"](y, *own)
+        hidden = F.relu(batched.linear(batched.spatial_mean(y, NETS), w1, b1))
+        factor = torch.sigmoid(batched.linear(hidden, w2, b2))
         y = y * factor.flatten(1)[..., None, None]
-        y = batched.conv2d(norm(batched.conv2d(y, mid), mid_scale, mid_shift), up)
+        y = batched.conv2d(norm(batched.conv2d(y, mid), scale, shift), up)
         assert torch.equal(out, x + y if residual else y)
 
 
 @pytest.mark.parametrize(
     "parts", [(Conv(kernel=5, relu=False),), (Conv(kernel=1), Conv(kernel=1)), (SoftNorm(),)]
 )
-def test_a_seed_blended_in_by_add_is_moved_by_alpha_towards_its_output(
-    parts: tuple[Part, ...],
-) -> None:
+def test_a_seed_blended_by_add_moves_by_alpha_towards_its_output(parts: tuple[Part, ...]) -> None:
     mine = Architecture(14, "mine", parts, residual=not isinstance(parts[0], SoftNorm))
     parameters, x = drawn(mine, 8)
     alpha = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)
@@ -285,17 +257,14 @@ def test_a_seed_blended_in_by_add_is_moved_by_alpha_towards_its_output(
         (lambda: Depthwise(kernel=4), "a kernel of 4 pixels: must be odd"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused_while_building(
-    made: Callable[[], object], words: str
-) -> None:
+def test_parts_that_do_not_fit_are_refused(made: Callable[[], object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         made()
 
 
 def test_a_code_without_a_blueprint_is_refused_by_name() -> None:
-    with pytest.raises(
-        LookupError, match="no blueprint has the code 8: 0 noop, 1 conv_light, .*, 13 twice$"
-    ):
+    told = "no blueprint has the code 8: 0 noop, 1 conv_light, .*, 13 twice$"
+    with pytest.raises(LookupError, match=told):
         host_shape(TaskConfig(), (), EXTENDED).blueprint(8)
 
 

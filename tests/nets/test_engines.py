@@ -3,12 +3,11 @@ other.
 """
 
 import hashlib
-import io
+from dataclasses import replace
 
 import pytest
 import torch
-from rich.console import Console
-from tiny_world import CPU, tiny_settings
+from tiny_world import CPU, quiet_progress, tiny_settings
 
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.errors import SettingError
@@ -21,9 +20,9 @@ from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.training.build import build_world, trial_of
 from esper_soa.training.collect import EpisodeRunner, Player, Round
-from esper_soa.training.progress import Progress
 
 STEPS = 6
+ALONE = "native kernels are for float32 on a CPU, not"
 
 
 def engine(device: torch.device = CPU, **compute: str) -> Engine:
@@ -47,25 +46,15 @@ def test_whole_networks_go_to_the_kernels_in_c() -> None:
 @pytest.mark.parametrize(
     ("compute", "device", "reason"),
     [
-        ({"engine": "torch"}, "cpu", "plain torch (compute.engine=torch)"),
-        (
-            {"precision": "bfloat16"},
-            "cpu",
-            "plain torch (native kernels are for float32 on a CPU, not torch.bfloat16 on",
-        ),
-        (
-            {},
-            "meta",
-            "plain torch (native kernels are for float32 on a CPU, not torch.float32 on meta)",
-        ),
+        ({"engine": "torch"}, "cpu", "compute.engine=torch)"),
+        ({"precision": "bfloat16"}, "cpu", f"{ALONE} torch.bfloat16 on"),
+        ({}, "meta", f"{ALONE} torch.float32 on meta)"),
     ],
 )
-def test_all_else_is_plain_torch_and_says_why(
-    compute: dict[str, str], device: str, reason: str
-) -> None:
+def test_the_rest_is_torch_and_says_why(compute: dict[str, str], device: str, reason: str) -> None:
     plain = engine(torch.device(device), **compute)
     assert isinstance(plain, TorchEngine)
-    assert plain.chosen.reason.startswith(reason)
+    assert plain.chosen.reason.startswith(f"plain torch ({reason}")
     assert not plain.chosen.fallback
 
 
@@ -89,14 +78,10 @@ def test_what_cannot_run_is_refused_by_its_setting(device: str, setting: dict[st
 
 def begun(engine: str) -> EpisodeRunner:
     """An episode in which seeds grow at random."""
-    settings = tiny_settings(3, 2, STEPS)
-    settings.task = TaskConfig()
-    settings.slots = ["r0c0", "r1c1"]
-    settings.train_samples = 4
-    settings.compute = ComputeConfig(workers=1, engine=engine)
-    world = build_world(settings, CPU)
-    quiet = Progress(3 * STEPS, Console(file=io.StringIO()), "off")
-    return EpisodeRunner(world, Player(RandomPolicy(), None), Round(0, quiet))
+    given = {"task": TaskConfig(), "slots": ["r0c0", "r1c1"], "train_samples": 4}
+    given["compute"] = ComputeConfig(workers=1, engine=engine)
+    world = build_world(replace(tiny_settings(3, 2, STEPS), **given), CPU)
+    return EpisodeRunner(world, Player(RandomPolicy(), None), Round(0, quiet_progress()))
 
 
 @pytest.mark.usefixtures("native")

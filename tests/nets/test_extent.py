@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny_world import CPU, play_state, tiny_rules, tiny_settings
+from tiny_world import CPU, play_state, seeds_where, tiny_rules, tiny_settings
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,7 +15,6 @@ from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.extent import INDEXED, activation_elements
 from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.model.host import host_shape
-from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.nets.trial import Trial, Workload
 from esper_soa.training.build import trial_of
 from esper_soa.vocabulary import Blend, Blueprint, Stage
@@ -43,40 +42,24 @@ class Largest(TorchDispatchMode):
         return found
 
 
-def shape_of(task: TaskConfig, slots: list[str]) -> int:
-    return activation_elements(
-        host_shape(task, enabled_slots(task, slots), BLUEPRINTS), IMAGES.elements
-    )
+def shape_of(task: TaskConfig, slots: list[str], *rows: int) -> int:
+    shape = host_shape(task, enabled_slots(task, slots), BLUEPRINTS)
+    return activation_elements(shape, IMAGES.elements, *rows)
 
 
 def test_the_largest_is_that_of_the_first_block_or_the_images() -> None:
     assert shape_of(TaskConfig(), ["r0c0"]) == 8 * 32 * 32
-    assert (
-        shape_of(TaskConfig(base_channels=1), ["r0c2"]) == 3 * 32 * 32
-    )  # the images; seeds lie in a map of 8 x 8
-    wide = host_shape(
-        TaskConfig(), enabled_slots(TaskConfig(), ["r0c0", "r0c1", "r0c2"]), BLUEPRINTS
-    )
-    assert (
-        activation_elements(wide, IMAGES.elements, 8) == 2 * 8 * 32 * 32
-    )  # 2 rows of 8 channels, 4 of 16 and 8 of 32
+    # the images; seeds lie in a map of 8 x 8
+    assert shape_of(TaskConfig(base_channels=1), ["r0c2"]) == 3 * 32 * 32
+    # 2 rows of 8 channels, 4 of 16 and 8 of 32
+    assert shape_of(TaskConfig(), ["r0c0", "r0c1", "r0c2"], 8) == 2 * 8 * 32 * 32
 
 
 def grown_alike(trial: Trial, blueprint: int) -> Workload:
     """Networks with blending seeds of one kind in all slots."""
     workload = Workload(trial)
     full = np.ones(workload.seeds.running.shape, dtype=bool)
-    workload.seeds = ActiveSeeds(
-        full,
-        full * Stage.BLENDING,
-        full * blueprint,
-        full * Blend.ADD,
-        ~full,
-        full,
-        full,
-        ~full,
-        ~full,
-    )
+    workload.seeds = seeds_where(full, Stage.BLENDING, blueprint, Blend.ADD)
     workload.alpha = torch.full(full.shape, 0.5, dtype=torch.float64, device=trial.device)
     return workload
 
@@ -91,11 +74,12 @@ def test_a_pass_makes_no_larger_tensor(batch_size: int) -> None:
     workload = grown_alike(trial, Blueprint.CONV_LIGHT)
     training, validation = workload.feeds()
     nets = trial.nets._replace(env_chunk=4)
+    given = (nets, workload.weights, workload.alpha, workload.seeds)
     with Largest() as trained:
-        TorchEngine().train_(nets, workload.weights, workload.alpha, workload.seeds, training, 1)
+        TorchEngine().train_(*given, training, 1)
     assert trained.elements <= 4 * batch_size * activation_elements(nets.shape, IMAGES.elements)
     with Largest() as tested:
-        TorchEngine().validate(nets, workload.weights, workload.alpha, workload.seeds, validation)
+        TorchEngine().validate(*given, validation)
     images = min(nets.eval_batch, workload.val_samples)
     bound = 4 * images * activation_elements(nets.shape, IMAGES.elements, 8)
     assert bound / 4 < tested.elements <= bound
@@ -105,18 +89,15 @@ MANY = 65_536
 
 
 def test_very_many_hosts_step_on_a_device_without_values_and_no_tensor_exceeds_its_bound() -> None:
-    cfg = compose_settings(
-        "", ["task=cifar_minimal", f"envs={MANY}", "slots=[r0c0,r0c1]", "data=synthetic"]
-    )
-    trial = trial_of(cfg, META)
+    words = ["task=cifar_minimal", f"envs={MANY}", "slots=[r0c0,r0c1]", "data=synthetic"]
+    trial = trial_of(compose_settings("", words), META)
     assert trial.nets.env_chunk < MANY
     with Largest() as made:
         workload = grown_alike(trial, Blueprint.BOTTLENECK)  # 8 channels in slots of 2
         training, validation = workload.feeds()
-        engine = TorchEngine()
-        nets = trial.nets
-        report = engine.train_(nets, workload.weights, workload.alpha, workload.seeds, training, 1)
-        tested = engine.validate(nets, workload.weights, workload.alpha, workload.seeds, validation)
+        given = (trial.nets, workload.weights, workload.alpha, workload.seeds)
+        report = TorchEngine().train_(*given, training, 1)
+        tested = TorchEngine().validate(*given, validation)
     assert report.loss.shape == (MANY,)
     assert tested.accuracy.shape == (MANY, 4)
     assert INDEXED / 8 < made.elements <= INDEXED

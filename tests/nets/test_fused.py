@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from tiny_world import CPU, seeds_where, tiny_settings
 from torch import Tensor
 
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
-from esper_soa.config.settings import ComputeConfig, TrainConfig
+from esper_soa.config.settings import ComputeConfig
 from esper_soa.env.world import World
 from esper_soa.nets.engine import TrainReport, ValidationReport
 from esper_soa.nets.engines.cpu import engine, program
@@ -43,7 +44,6 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, Blend, Bluepri
 
 pytestmark = pytest.mark.usefixtures("native")
 
-CPU = torch.device("cpu")
 NUM_ENVS = 6
 NUDGES = 5  # sets of weights with which an env is given a chance to be right
 STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
@@ -93,10 +93,8 @@ def named(tasks: list[TaskConfig], every: int) -> list:
 def made(task: TaskConfig, split: bool = False, batches: int = 3, engine: str = "auto") -> World:
     """Hosts with weights of some size, most slots enabled, batches that differ from env to env."""
     offered = [spec.name for spec in host_slots(task)]
-    settings = TrainConfig(
-        envs=NUM_ENVS,
-        steps=4,
-        rounds=1,
+    settings = replace(
+        tiny_settings(NUM_ENVS, 1, 4),
         batch_size=6,
         train_samples=6 * batches,
         val_samples=7,
@@ -108,9 +106,8 @@ def made(task: TaskConfig, split: bool = False, batches: int = 3, engine: str = 
     world = build_world(settings, CPU)
     g = torch.Generator().manual_seed(3)
     stores = [world.weights["host"], *world.weights["seeds"].values()]
-    for name in ("params", "momentum"):
-        for store in stores:
-            store[name].copy_(0.2 * torch.randn(store[name].shape, generator=g))
+    for rows in [store[name] for name in ("params", "momentum") for store in stores]:
+        rows.copy_(0.2 * torch.randn(rows.shape, generator=g))
     statistics = world.weights["host", "statistics"]
     statistics.copy_(0.5 + torch.rand(statistics.shape, generator=g))
     return world
@@ -132,24 +129,17 @@ def active_seeds_of(seed: int, num_slots: int) -> ActiveSeeds:
     running = rng.random(size) < 0.6
     stage = rng.choice(STAGES, size)
     blend = rng.choice(BLENDS, size)
-    visible = running & (stage != Stage.TRAINING)
-    no = np.zeros(size, dtype=bool)
     frozen = running & (stage == Stage.BLENDING) & (rng.random(size) < 0.3)
-    kinds = rng.choice(CNN_BLUEPRINTS, size)
-    return ActiveSeeds(running, stage, kinds, blend, frozen, visible, visible, no, no)
+    return seeds_where(running, stage, rng.choice(CNN_BLUEPRINTS, size), blend, frozen=frozen)
 
 
 def seeds_of(
     blueprint: int, stage: int, blend: int, num_slots: int = 3, slots: tuple[int, ...] = (1,)
 ) -> ActiveSeeds:
     """A running seed per env in each of `slots`."""
-    size = (NUM_ENVS, num_slots)
-    running = np.zeros(size, dtype=bool)
-    no = np.zeros(size, dtype=bool)
+    running = np.zeros((NUM_ENVS, num_slots), dtype=bool)
     running[:, slots] = True
-    visible = running & (stage != Stage.TRAINING)
-    codes = (np.full(size, blueprint), np.full(size, blend))
-    return ActiveSeeds(running, np.full(size, stage), *codes, no, visible, visible, no, no)
+    return seeds_where(running, stage, blueprint, blend)
 
 
 class Outcome(NamedTuple):
@@ -224,11 +214,7 @@ def equals_torch(world: World, active_seeds: ActiveSeeds, **close: float) -> Non
 
 
 def apart_in(
-    ours: Outcome,
-    theirs: Outcome,
-    most: float = 5e-4,
-    nothing: float = 1e-9,
-    share: float = 5e-3,
+    ours: Outcome, theirs: Outcome, most: float = 5e-4, nothing: float = 1e-9, share: float = 5e-3
 ) -> Tensor:
     """bool [N], envs in which anything is not the same: weights by more than `most`, or a fiftieth
     in the mean, statistics of gradients by more than `nothing` and a `share`.
@@ -238,22 +224,21 @@ def apart_in(
         wrong |= (rows.isnan() != theirs.rows[path].isnan()).flatten(1).any(1)
         apart = (rows.double() - theirs.rows[path]).nan_to_num(nan=0.0).abs().flatten(1)
         wrong |= (apart.amax(1) > most) | (apart.mean(1) > most / 50)
-    counted = [
+    mine, its = ours.trained.gradients, theirs.trained.gradients
+    for one, other in (
         (ours.trained.accuracy, theirs.trained.accuracy),
         (ours.tested.accuracy, theirs.tested.accuracy),
         (ours.tested.subset, theirs.tested.subset),
-    ]
-    mine, its = ours.trained.gradients, theirs.trained.gradients
-    counted += [(mine.measured, its.measured), (mine.exploding, its.exploding)]
-    for one, other in counted:
+        (mine.measured, its.measured),
+        (mine.exploding, its.exploding),
+    ):
         wrong |= ((one != other) & ~(one.isnan() & other.isnan())).reshape(NUM_ENVS, -1).any(1)
-    rounded = [
+    for one, other, relative, absolute in (
         (ours.trained.loss, theirs.trained.loss, 1e-5, 1e-6),
         (ours.tested.loss, theirs.tested.loss, 1e-4, 1e-5),
         (mine.l2, its.l2, share, nothing),
         (mine.ratio, its.ratio, share, nothing),
-    ]
-    for one, other, relative, absolute in rounded:
+    ):
         near = one.isclose(other, relative, absolute, equal_nan=True)
         wrong |= ~near.reshape(NUM_ENVS, -1).all(1)
     return wrong
@@ -342,9 +327,7 @@ def test_a_network_alone_is_the_same_to_the_bit_as_behind_one_of_nan(task: TaskC
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), 1e30])
 @pytest.mark.parametrize("part", range(8))
-def test_a_number_that_is_not_finite_spreads_as_in_torch_and_to_no_other_network(
-    part: int, broken: float
-) -> None:
+def test_a_number_that_is_not_finite_spreads_as_in_torch_alone(part: int, broken: float) -> None:
     world = made(TaskConfig(num_blocks=2, num_pools=1), batches=1)
     active_seeds = active_seeds_of(8, num_slots(world))
     healthy = played(world, active_seeds)
@@ -411,9 +394,7 @@ def coarse(channels: int) -> World:
 
 
 @pytest.mark.parametrize("channels", [5, 8, pytest.param(24, marks=pytest.mark.slow)])
-def test_pools_within_a_block_within_a_seed_and_behind_it_are_the_same_to_the_bit(
-    channels: int,
-) -> None:
+def test_pools_within_a_block_or_a_seed_or_behind_are_equal_to_the_bit(channels: int) -> None:
     """Which of them is used depends on seeds that have no part in the host here."""
     world = coarse(channels)
     alone = played(world, seeds_of(1, Stage.TRAINING, Blend.ADD, num_slots=4, slots=()))
@@ -429,18 +410,6 @@ def test_pools_within_a_block_within_a_seed_and_behind_it_are_the_same_to_the_bi
             for name in ("params", "momentum", "statistics"):
                 mine, its = (one.weights["host", name] for one in (beside, alone))
                 assert torch.equal(mine, its), (kind, blend, name)
-
-
-def test_a_pool_within_a_seed_gives_the_loss_of_one_behind_its_gate_to_the_bit() -> None:
-    world = coarse(16)
-    within, behind = (
-        played(world, seeds_of(Blueprint.CONV_LIGHT, Stage.BLENDING, blend, 4, (0, 2)))
-        for blend in (Blend.ADD, Blend.GATE)
-    )
-    assert torch.equal(within.trained.loss, behind.trained.loss)
-    for name in ("params", "statistics"):
-        mine, its = (one.weights["host", name] for one in (within, behind))
-        torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)
 
 
 # --- what the engine refuses
@@ -530,9 +499,8 @@ def steps_apart_in(
     for env, slot in np.argwhere(active_seeds.running & ~active_seeds.frozen):
         name = world.rules.nets.shape.slots[slot].name
         before = world.weights["seeds", name]
-        mine, its = (
-            step_of(one.weights["seeds", name], before, env, momentum) for one in (ours, theirs)
-        )
+        pools_ = (one.weights["seeds", name] for one in (ours, theirs))
+        mine, its = (step_of(pool, before, env, momentum) for pool in pools_)
         for part in columns(world, active_seeds, env, slot):
             none = max(mine[part].norm(), its[part].norm()) <= nothing
             wrong[env] |= not (none or close(mine[part], its[part], its, share))
@@ -615,9 +583,7 @@ def test_every_seed_before_a_pool_and_behind_one_equals_torch_in_every_stage_and
         np.array(column).reshape(2, NUM_ENVS).T.repeat(2, axis=1)
         for column in zip(*cases, strict=True)
     )
-    active_seeds = seeds_of(blueprint.code, Stage.BLENDING, Blend.ADD, num_slots=4, slots=(1, 2))
-    visible = active_seeds.running & (stage != Stage.TRAINING)
-    active_seeds = active_seeds._replace(stage=stage, blend=blend, visible=visible, ablated=visible)
+    active_seeds = seeds_where([[0, 1, 1, 0]] * NUM_ENVS, stage, blueprint.code, blend)
     settled(world, partial(steps_apart_in, active_seeds=active_seeds))
 
 
@@ -631,24 +597,15 @@ def test_every_kind_of_seed_in_a_narrow_host_equals_torch(task: TaskConfig) -> N
     for first in range(0, len(cases), size[0] * size[1]):
         drawn = [cases[(first + at) % len(cases)] for at in range(size[0] * size[1])]
         code, stage, blend = (np.array(column).reshape(size) for column in zip(*drawn, strict=True))
-        running = np.ones(size, dtype=bool)
-        visible = stage != Stage.TRAINING
-        active_seeds = ActiveSeeds(
-            running, stage, code, blend, ~running, visible, visible, ~running, ~running
-        )
-        settled(
-            world,
-            partial(steps_apart_in, active_seeds=active_seeds, nothing=NOTHING, share=ONE_SIDE),
-        )
+        seeds = seeds_where(np.ones(size), stage, code, blend)
+        settled(world, partial(steps_apart_in, active_seeds=seeds, nothing=NOTHING, share=ONE_SIDE))
 
 
 # --- what the kernels do not know
 
 
 @pytest.mark.parametrize(("name", "code"), [("lora", BLUEPRINT_NAMES.index("lora")), ("wide", 13)])
-def test_a_seed_with_a_part_that_has_no_kernel_is_refused_and_no_empty_slot(
-    name: str, code: int
-) -> None:
+def test_a_seed_with_a_part_without_a_kernel_is_refused(name: str, code: int) -> None:
     shape = made(TASKS[0]).rules.nets.shape
     wide = Architecture(13, "wide", (Depthwise(kernel=5), Conv(kernel=1)))
     shape = shape._replace(blueprints=(*BLUEPRINTS, wide))
@@ -663,9 +620,7 @@ def test_a_seed_with_a_part_that_has_no_kernel_is_refused_and_no_empty_slot(
         engine.validation_seeds(shape, seed_plan.validation_plan(unknown, ()))
 
 
-def test_a_blueprint_without_a_kernel_is_refused_by_name_while_building(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_blueprint_without_a_kernel_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "DEPTH_SIDE", 5)
     runs = made(TASKS[0]).rules.engine
     why = "there is none for the blueprint depthwise"

@@ -4,6 +4,7 @@ CUDA graphs.
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper_soa.agent.policy import RecurrentPolicy
-from esper_soa.config.agent import NetworkConfig, PPOConfig
+from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.errors import SettingError, fault_in_words
 from esper_soa.config.settings import TrainConfig
 from esper_soa.nets.graphs import (
@@ -51,13 +52,7 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.counts: Counter[str] = Counter()
 
-    def __torch_dispatch__(
-        self,
-        func: torch._ops.OpOverload,
-        types: object,
-        args: tuple = (),
-        kwargs: dict | None = None,
-    ) -> object:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> object:
         self.counts[func.overloadpacket.__name__] += 1
         return func(*args, **(kwargs or {}))
 
@@ -103,21 +98,16 @@ def test_the_step_that_was_not_used_for_longest_is_dropped() -> None:
 def test_the_setting_is_refused_where_there_is_no_gpu_and_means_nothing_there() -> None:
     for setting, words in (("off", "off"), ("auto", "auto on cpu")):
         settled = choose_replay(setting, CPU, False, 1)
-        assert (settled.parts, settled.reason) == (
-            (),
-            f"no CUDA graphs (compute.cuda_graphs={words})",
-        )
+        reason = f"no CUDA graphs (compute.cuda_graphs={words})"
+        assert (settled.parts, settled.reason) == ((), reason)
         assert settled.steps(PARTS[0], CPU) is None
     with pytest.raises(SettingError, match=r"compute\.cuda_graphs"):
         choose_replay("on", CPU, False, 1)
 
 
-def test_on_a_gpu_the_setting_insists_forbids_or_leaves_out_what_cannot_be_repeated(
-    happened: list[str],
-) -> None:
-    insisted, forbidden, left = (
-        choose_replay(one, SECOND, False, 1) for one in ("on", "off", "auto")
-    )
+def test_on_a_gpu_the_setting_insists_forbids_or_leaves_out(happened: list[str]) -> None:
+    ways = ("on", "off", "auto")
+    insisted, forbidden, left = (choose_replay(one, SECOND, False, 1) for one in ways)
     assert (insisted.parts, forbidden.parts, left.parts) == (PARTS, (), PARTS)
     assert (insisted.insists, left.insists, left.left_out) == (True, False, ())
     kept = [insisted.steps(part, SECOND) for part in PARTS]
@@ -129,11 +119,12 @@ def test_on_a_gpu_the_setting_insists_forbids_or_leaves_out_what_cannot_be_repea
     assert shared.left_out == ("gradient steps: left out, as ranks take them together",)
     paid = choose_replay("auto", SECOND, True, 1)
     assert paid.parts == (POLICY, GRADIENTS)
+    replayed = "policy, gradient steps"
+    why = "a reward of your own may do what a graph does not do again"
     assert paid.facts() == {
-        "replayed": "policy, gradient steps",
-        "reason": "policy, gradient steps (compute.cuda_graphs=auto)",
-        "left_out": "state machine: left out, as a reward of your own may do what a graph does "
-        "not do again",
+        "replayed": replayed,
+        "reason": f"{replayed} (compute.cuda_graphs=auto)",
+        "left_out": f"state machine: left out, as {why}",
     }
 
 
@@ -168,13 +159,8 @@ def test_calls_give_copies_and_leave_their_arguments() -> None:
 
 
 def test_tensors_are_copied_together_by_dtype_and_those_that_differ_alone() -> None:
-    sources = [
-        torch.arange(6.0),
-        torch.arange(4),
-        torch.ones(2, 3),
-        torch.arange(6.0).view(2, 3).T,
-        torch.ones(1),
-    ]
+    sources = [torch.arange(6.0), torch.arange(4), torch.ones(2, 3)]
+    sources += [torch.arange(6.0).view(2, 3).T, torch.ones(1)]
     sources += [torch.tensor([True, False]), torch.arange(3, dtype=torch.int32)]
     targets = [torch.zeros(shape) for shape in ((6,), (4,), (2, 3), (3, 2), (4,))]
     targets = [target.to(source.dtype) for target, source in zip(targets, sources, strict=False)]
@@ -194,11 +180,8 @@ def test_replayed_graphs_equal_plain_steps() -> None:
     for start in (1.0, 2.0, 3.0):
         wanted = plain.run_("key", Growth(start, 1.5), [0, 1, 1, 0, 1]).total.clone()
         assert torch.equal(captured.run_("key", Growth(start, 1.5), [0, 1, 1, 0, 1]).total, wanted)
-    assert captured.counts == {
-        "plain": 2 * WARM_UPS,
-        "captured": 2,
-        "replayed": 15 - 2 * WARM_UPS - 2,
-    }
+    warm = 2 * WARM_UPS
+    assert captured.counts == {"plain": warm, "captured": 2, "replayed": 15 - warm - 2}
 
 
 @pytest.fixture
@@ -210,23 +193,13 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 SECOND = torch.device("cuda", 1)
 
 
-def test_work_is_captured_on_its_own_device_and_the_memory_of_the_allocator_stays(
-    happened: list[str],
-) -> None:
+def test_work_is_captured_on_its_own_device_and_memory_stays(happened: list[str]) -> None:
     recorder = GraphRecorder(SECOND)
     assert happened == ["enter cuda:1", "leave cuda:1"]
     happened.clear()
     recorder.recorded(lambda: happened.append("work"))
-    assert happened == [
-        "enter cuda:1",
-        "wait",
-        "enter stream",
-        "begin in pool",
-        "work",
-        "end",
-        "leave stream",
-        "leave cuda:1",
-    ]
+    before = ["enter cuda:1", "wait", "enter stream", "begin in pool"]
+    assert happened == [*before, "work", "end", "leave stream", "leave cuda:1"]
 
 
 def test_a_capture_ends_where_its_work_fails(happened: list[str]) -> None:
@@ -256,9 +229,7 @@ def test_a_capture_that_fails_ends_the_run_only_where_the_setting_insists(
     assert cache.counts == {"plain": WARM_UPS + 5}
 
 
-def test_an_empty_graph_is_an_error_and_other_warnings_are_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_empty_graph_is_an_error_and_others_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, EMPTY)
     with pytest.raises(EmptyGraphError, match="captured on cuda:1 is empty"):
         GraphRecorder(SECOND).recorded(lambda: None)
@@ -279,17 +250,14 @@ def test_a_fault_is_told_with_the_one_that_it_followed() -> None:
 
 def learning() -> TrainConfig:
     cfg = tiny_settings(2, 2, 2)
-    cfg.policy.network = NetworkConfig(hidden=32, features=16)
-    cfg.policy.ppo = PPOConfig(epochs=1, minibatches=2)
-    cfg.control = "none"
-    cfg.report = False
-    return cfg
+    network = NetworkConfig(hidden=32, features=16)
+    ppo = PPOConfig(epochs=1, minibatches=2)
+    policy = PolicyConfig(network=network, ppo=ppo)
+    return replace(cfg, policy=policy, control="none", report=False)
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_run_keeps_the_steps_of_what_is_replayed_and_no_others(
-    part: str, happened: list[str]
-) -> None:
+def test_a_run_keeps_the_steps_of_what_is_replayed(part: str, happened: list[str]) -> None:
     cfg = learning()
     world = build_world(cfg, CPU)
     world.kernels = replaying(world.kernels, Replay((part,)), CPU)
@@ -301,9 +269,7 @@ def test_a_run_keeps_the_steps_of_what_is_replayed_and_no_others(
     assert [name for name, steps in kept.items() if steps is not None and steps.capture] == [part]
 
 
-def test_what_is_replayed_takes_a_line_of_the_log_and_stands_with_the_versions(
-    tmp_path: Path,
-) -> None:
+def test_what_is_replayed_stands_in_the_log_and_the_versions(tmp_path: Path) -> None:
     cfg = learning()
     assert cfg.compute.cuda_graphs == "auto"
     folder = RunFolder(tmp_path)

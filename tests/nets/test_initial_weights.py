@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from tiny_world import CPU, seeds_where
 from torch import Tensor
 
 from benchmarks.baseline_modules import FlatModule, Gate, Host, make_seed
@@ -13,10 +14,8 @@ from esper_soa.nets.model.blueprints import BLUEPRINTS, gate_table, initial_seed
 from esper_soa.nets.model.host import HostShape, host_shape
 from esper_soa.nets.model.parts import Table
 from esper_soa.nets.seeds import pools
-from esper_soa.nets.seeds.pools import ActiveSeeds
-from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint
+from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
-CPU = torch.device("cpu")
 QUANTILES = torch.tensor([0.1, 0.25, 0.5, 0.75, 0.9], dtype=torch.float64)
 TASKS = {
     "cifar_baseline": TaskConfig(),
@@ -53,9 +52,8 @@ def as_torch_starts(rows: Tensor, modules: list[FlatModule], table: Table) -> No
         # Of the 600 numbers and more of every tensor here the largest is above 0.98 of the bound.
         bound = torches.abs().max()
         assert float(ours.abs().max() / bound) == pytest.approx(1, abs=0.02), parameter
-        torch.testing.assert_close(
-            ours.flatten().quantile(QUANTILES) / bound, 2 * QUANTILES - 1, rtol=0, atol=0.07
-        )
+        found = ours.flatten().quantile(QUANTILES) / bound
+        torch.testing.assert_close(found, 2 * QUANTILES - 1, rtol=0, atol=0.07)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -71,9 +69,8 @@ def test_hosts_start_as_torch_modules_do(name: str) -> None:
 def test_seeds_start_as_torch_modules_do(blueprint: int, blend: int) -> None:
     table = seed_table(BLUEPRINTS[blueprint], 8)
     multiply = torch.full((400,), blend == Blend.MULTIPLY)
-    rows = initial_seeds(
-        BLUEPRINTS[blueprint], 8, env_keys(streams.SEED_INIT, 400), multiply, torch.float64
-    )
+    keys = env_keys(streams.SEED_INIT, 400)
+    rows = initial_seeds(BLUEPRINTS[blueprint], 8, keys, multiply, torch.float64)
     torch.manual_seed(0)
     as_torch_starts(rows, [make_seed(blueprint, 8, blend) for _ in range(60)], table)
 
@@ -86,11 +83,9 @@ def test_gates_start_as_torch_modules_do() -> None:
 
 def test_running_statistics_start_at_mean_0_and_variance_1_and_all_else_at_0() -> None:
     shape, weights = fresh(TaskConfig(base_channels=4), 3)
-    for mean, variance in zip(
-        *[iter(shape.statistics.unpack(weights["host", "statistics"]))] * 2, strict=True
-    ):
-        assert (mean == 0).all()
-        assert (variance == 1).all()
+    parts = shape.statistics.unpack(weights["host", "statistics"])
+    assert all((mean == 0).all() for mean in parts[::2])
+    assert all((variance == 1).all() for variance in parts[1::2])
     assert (weights["host", "momentum"] == 0).all()
     for pool in weights["seeds"].values():
         assert (pool["params"] == 0).all()
@@ -103,9 +98,7 @@ def kernels(shape: HostShape, weights: TensorDict) -> Tensor:
     return torch.cat([part.flatten(1) for part in parts if part.ndim == 5], dim=1)
 
 
-def test_hosts_of_envs_and_of_rounds_are_independent_and_every_weight_has_a_number_of_its_own() -> (
-    None
-):
+def test_hosts_of_envs_and_rounds_are_independent_and_every_weight_has_its_own_number() -> None:
     first, second = (kernels(*fresh(TaskConfig(base_channels=4), 20, turn)) for turn in (0, 1))
     assert first.unique().numel() == first.numel()
     # 1,404 weights each: a correlation has a standard deviation of 0.027; the largest of 780 stays
@@ -119,16 +112,9 @@ def born(
     shape: HostShape, weights: TensorDict, rows: list[list[int]], blend: int, keys: Tensor
 ) -> None:
     """Germinate a conv_light seed in the slots where `rows` [N, S] has 1."""
-    newborn = np.array(rows, dtype=bool)
-    code = np.full(newborn.shape, Blueprint.CONV_LIGHT)
-    blends = np.full(newborn.shape, blend)
-    flags = [newborn] * 6
-    pools.claim_(
-        weights,
-        shape,
-        ActiveSeeds(flags[0], code, code, blends, *flags[:3], newborn, newborn),
-        keys,
-    )
+    flags = {"newborn": np.array(rows, bool), "fresh_momentum": np.array(rows, bool)}
+    seeds = seeds_where(rows, Stage.GERMINATED, Blueprint.CONV_LIGHT, blend, **flags)
+    pools.claim_(weights, shape, seeds, keys)
 
 
 def test_a_birth_fills_its_own_row_alone_with_a_seed_a_gap_of_zeros_and_a_gate() -> None:
@@ -162,13 +148,10 @@ def test_seeds_of_all_envs_slots_and_births_differ_and_the_same_birth_gives_the_
     seen = []
     for step in (0, 1, 0):
         born(shape, weights, [[1, 1], [1, 1]], Blend.ADD, streams.fold(keys, step))
-        found = [weights["seeds", spec.name, "params"] for spec in shape.slots]
-        seen.append(
-            torch.stack([torch.cat((6 * rows[:, :144], 2 * rows[:, -49:-17]), 1) for rows in found])
-        )
+        found = torch.stack([weights["seeds", spec.name, "params"] for spec in shape.slots])
+        seen.append(torch.cat((6 * found[..., :144], 2 * found[..., -49:-17]), -1))
     assert torch.equal(seen[0], seen[2])
     both = torch.stack(seen[:2])
     assert both.unique().numel() == both.numel()
-    assert (
-        (both[..., :32] - both[..., 144:]).abs().amax(-1) > 0.1
-    ).all()  # equal up to rounding, were they one stream
+    # equal up to rounding, were they one stream
+    assert ((both[..., :32] - both[..., 144:]).abs().amax(-1) > 0.1).all()

@@ -72,24 +72,16 @@ def test_objects_are_refused_and_never_unpickled(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     objects = np.empty(2, object)
     objects[:] = own_files.Command(trace)
+    told = r"^data\.root=x\.npz: a holds Python objects, .* never are\. .*numpy\.stack"
     for array in (objects, np.zeros(2, [("a", object), ("b", int)])):
-        with pytest.raises(
-            DataError,
-            match=r"^data\.root=x\.npz: a holds Python objects, .* never are\. .*numpy\.stack",
-        ):
+        with pytest.raises(DataError, match=told):
             part(tmp_path / "a.npz", a=array)
     assert not trace.exists()
 
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"",
-        b"<html>not found</html>",
-        pickle.dumps([1, 2]),
-        member(np.zeros(3)),
-        b"PK\x03\x04" + bytes(100),
-    ],
+    [b"", b"<html></html>", pickle.dumps([1]), member(np.zeros(3)), b"PK\x03\x04" + bytes(99)],
 )
 def test_what_is_no_npz_is_told(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.npz"
@@ -128,9 +120,8 @@ def headed(shape: str) -> bytes:
 )
 def test_a_header_that_is_broken_or_lies_is_refused(tmp_path: Path, content: bytes) -> None:
     path = archive(tmp_path / "a.npz", content)
-    with pytest.raises(
-        DataError, match=r"^data\.root=x\.npz: a(: is broken| does not have the bytes)"
-    ):
+    told = r"^data\.root=x\.npz: a(: is broken| does not have the bytes)"
+    with pytest.raises(DataError, match=told):
         part(path)
 
 
@@ -148,9 +139,7 @@ def test_a_small_file_that_unpacks_to_much_is_refused_before_anything_is(tmp_pat
         part(path)
 
 
-def test_a_file_that_was_cut_off_or_changed_anywhere_is_refused_or_read_right(
-    tmp_path: Path,
-) -> None:
+def test_a_file_cut_off_or_changed_is_refused_or_read_right(tmp_path: Path) -> None:
     array = np.arange(200, dtype=np.uint8)
     np.savez_compressed(tmp_path / "a.npz", a=array)
     whole = (tmp_path / "a.npz").read_bytes()

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 from parts_of_users import Grouped, perceptron
-from tiny_world import CPU, random_round, tiny_settings
+from tiny_world import CPU, assert_alone, tiny_settings
 from torch import Tensor, nn
 
 import esper_soa
 from esper_soa.config import registry
 from esper_soa.config.errors import SettingError
-from esper_soa.config.nets import CNN_BLUEPRINT_NAMES, TaskConfig, enabled_slots
+from esper_soa.config.nets import TaskConfig, enabled_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.outcome import compute_cost
 from esper_soa.nets.data import streams
@@ -31,8 +31,8 @@ from esper_soa.nets.model.user_module import UserModule
 from esper_soa.nets.model.user_parts import architecture_of, task_blueprints, task_shape
 from esper_soa.nets.precision import autocast
 from esper_soa.state import Slots, initial
-from esper_soa.training.build import build_rules, build_world
-from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Stage
+from esper_soa.training.build import build_rules
+from esper_soa.vocabulary import BLUEPRINT_NAMES, Stage
 
 HERE = "parts_of_users"
 GROUPED = Architecture(13, "grouped", (UserModule(Grouped),), residual=False)
@@ -111,14 +111,10 @@ def test_parameters_and_flop_of_a_module_are_counted() -> None:
     task = TaskConfig(base_channels=CHANNELS, num_blocks=2, num_pools=2)
     slots = enabled_slots(task, ["r1c0"])  # 8 channels of 16x16 pixels
     shape = host_shape(task, slots, task_blueprints(own("grouped", "perceptron"), slots))
-    assert parameter_counts(shape.blueprints, shape.slots[0])[13:] == [
-        9 * 64 + 8 + 16,
-        2 * 128 + 16 + 8,
-    ]
-    assert training_flop(shape, CPU).seed[0, 13:].tolist() == [
-        3 * 2 * 256 * 9 * 64,
-        3 * 2 * 2 * 128,
-    ]
+    counts = parameter_counts(shape.blueprints, shape.slots[0])[13:]
+    assert counts == [9 * 64 + 8 + 16, 2 * 128 + 16 + 8]
+    flop = training_flop(shape, CPU).seed[0, 13:].tolist()
+    assert flop == [3 * 2 * 256 * 9 * 64, 3 * 2 * 2 * 128]
 
 
 # --- names and codes
@@ -126,8 +122,8 @@ def test_parameters_and_flop_of_a_module_are_counted() -> None:
 
 def test_own_blueprints_take_the_codes_behind_the_packages_in_the_order_of_the_setting() -> None:
     offered = [f"{HERE}:grouped", "norm", f"{HERE}:twice", f"{HERE}:instead"]
-    cfg = settings()
-    rules = build_rules(replace(cfg, task=replace(cfg.task, blueprints=offered)), CPU)
+    task = replace(settings().task, blueprints=offered)
+    rules = build_rules(replace(settings(), task=task), CPU)
     shape = rules.nets.shape
     assert names_by_code(shape.blueprints) == (*BLUEPRINT_NAMES, "grouped", "twice", "instead")
     assert [shape.blueprint(code).name for code in (13, 14, 15)] == ["grouped", "twice", "instead"]
@@ -135,28 +131,7 @@ def test_own_blueprints_take_the_codes_behind_the_packages_in_the_order_of_the_s
     assert (shape.blueprint(14).residual, shape.blueprint(15).residual) == (True, False)
 
 
-def test_a_run_of_the_packages_blueprints_knows_no_others() -> None:
-    rules = build_rules(
-        replace(settings(), task=replace(settings().task, blueprints=["norm"])), CPU
-    )
-    assert rules.blueprints.shape == (NUM_BLUEPRINTS,)
-    assert task_blueprints(CNN_BLUEPRINT_NAMES, ())[-1].name == "conv_heavy"
-
-
 # --- whole episodes
-
-
-def test_own_blueprints_are_germinated_trained_and_told_by_name() -> None:
-    cfg = settings("grouped", "twice", envs=4, steps=16)
-    cfg = replace(cfg, task=replace(cfg.task, blueprints=own("grouped", "twice")[1:]))
-    world = build_world(cfg, CPU)
-    result = random_round(world)
-    told = result.record["blueprints"]
-    assert isinstance(told, dict)
-    assert set(told) == {"grouped", "twice"}
-    assert result.parameters[0] >= world.rules.reward.counts.host
-    assert all(world.weights["seeds", name, "params"].isfinite().all() for name in ("r0c0", "r0c1"))
-    assert world.rules.blueprints.nonzero().flatten().tolist() == [13, 14]
 
 
 @pytest.mark.parametrize(
@@ -165,15 +140,7 @@ def test_own_blueprints_are_germinated_trained_and_told_by_name() -> None:
 def test_an_env_of_many_plays_as_it_does_alone(names: tuple[str, ...]) -> None:
     """One network per forward pass, so that sums have one order: seeds of modules to the bit."""
     compute = ComputeConfig(workers=2, env_chunk=1, engine="torch")
-    many, few = (build_world(settings(*names, envs=envs, compute=compute), CPU) for envs in (3, 2))
-    all_of_them, first_two = random_round(many), random_round(few)
-    assert all_of_them.accuracies[:2] == first_two.accuracies
-    assert all_of_them.rewards[:2] == first_two.rewards
-    for name in ("r0c0", "r0c1"):
-        assert torch.equal(
-            many.weights["seeds", name, "params"][:2], few.weights["seeds", name, "params"]
-        )
-    assert many.weights["seeds", "r0c0", "params"].abs().sum() > 0
+    assert_alone(settings(*names, envs=3, compute=compute))
 
 
 # --- engines
@@ -184,14 +151,10 @@ def test_parts_go_to_the_kernels_in_c_and_modules_do_not() -> None:
     assert build_rules(settings("twice", "instead"), CPU).engine.chosen.native
     chosen = build_rules(settings("twice", "grouped"), CPU).engine.chosen
     assert (chosen.native, chosen.fallback) == (False, True)
-    assert (
-        chosen.reason
-        == "plain torch, slower: no native kernels, there is none for the blueprint grouped"
-    )
-    with pytest.raises(
-        SettingError,
-        match="compute.engine=native: must be auto or torch here.*the blueprint grouped",
-    ):
+    why = "there is none for the blueprint grouped"
+    assert chosen.reason == f"plain torch, slower: no native kernels, {why}"
+    told = f"compute.engine=native: must be auto or torch here.*{why}"
+    with pytest.raises(SettingError, match=told):
         build_rules(settings("twice", "grouped", compute=ComputeConfig(engine="native")), CPU)
 
 
@@ -237,9 +200,8 @@ def test_two_blueprints_of_one_name_are_refused() -> None:
 
 
 def test_a_name_of_other_signs_is_refused_where_it_is_given() -> None:
-    with pytest.raises(
-        ValueError, match="blueprint 'two words': its name must be of at most 60 letters"
-    ):
+    told = "blueprint 'two words': its name must be of at most 60 letters"
+    with pytest.raises(ValueError, match=told):
         registry.blueprint("two words")
 
 
@@ -249,13 +211,9 @@ def test_the_mark_of_an_agent_and_the_package_of_that_name_are_one_to_users() ->
 
     assert esper_soa.agent("mine")(make) is make
     assert registry.marked_name(registry.AGENT, make) == "mine"
-    script = (
-        "import esper_soa\nfor _ in range(2):\n    esper_soa.agent('x')\n    import "
-        "esper_soa.config.agent as config"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script + "\nprint(config.__name__)"], capture_output=True, text=True
-    )
+    once = "esper_soa.agent('x'); import esper_soa.config.agent as config"
+    script = f"import esper_soa; {once}; {once}; print(config.__name__)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "esper_soa.config.agent\n", done.stderr
 
 
@@ -280,26 +238,18 @@ def test_a_module_among_other_parts_is_refused() -> None:
 
 def fossils(codes: list[list[int]]) -> Slots:
     slots = initial(Slots, (1, len(codes[0])), CPU)
-    return slots.replace(
-        stage=torch.full_like(slots.stage, Stage.FOSSILIZED), blueprint=torch.tensor(codes)
-    )
+    stage = torch.full_like(slots.stage, Stage.FOSSILIZED)
+    return slots.replace(stage=stage, blueprint=torch.tensor(codes))
 
 
-def test_the_forward_pass_of_an_own_fossil_costs_its_multiplications_over_those_of_the_host() -> (
-    None
-):
+def test_the_forward_pass_of_an_own_fossil_costs_its_multiplications() -> None:
     rules = build_rules(settings("twice", slots=["r0c0", "r1c0"]), CPU)
     shape = rules.nets.shape
     costs = training_flop(rules.nets.shape, CPU)
     # two layers of 2 to 2 channels, pointwise; the slots r0c0 and r1c0 have 32x32 and 16x16 pixels
-    first = 2 * 1024 * 2 * 2
-    second = 2 * 256 * 2 * 2
-    assert compute_cost(fossils([[13, 13]]), costs).item() == pytest.approx(
-        1 + (first + second) / shape.products
-    )
-    assert compute_cost(fossils([[1, 13]]), costs).item() == pytest.approx(
-        1.15 + second / shape.products
-    )
+    first, second = (2 * pixels * 2 * 2 / shape.products for pixels in (1024, 256))
+    for codes, cost in (([[13, 13]], 1 + first + second), ([[1, 13]], 1.15 + second)):
+        assert compute_cost(fossils(codes), costs).item() == pytest.approx(cost)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 from hosts_of_users import SLOTS, Counting, Staged, plain
-from tiny_world import CPU, random_round, tiny_settings
+from lanes import some_of
+from tiny_world import CPU, assert_alone, random_round, tiny_settings
 from torch import Tensor, nn
 
 from esper_soa.config.errors import SettingError
@@ -97,9 +98,8 @@ def test_a_chain_is_trained_for_each_network_with_its_own_parameters_and_buffers
     x = images()
     seeds = TrainingSeeds([], NETS)
     for _ in range(2):
-        losses, correct = train_loss(
-            shape, shape.parameters.unpack(leaf), statistics, (x, labels), seeds
-        )
+        parameters = shape.parameters.unpack(leaf)
+        losses, correct = train_loss(shape, parameters, statistics, (x, labels), seeds)
     (gradient,) = torch.autograd.grad(losses.sum(), [leaf])
     for env in range(NETS):
         host = alone(name, env).double().train()
@@ -120,9 +120,7 @@ def test_a_chain_is_trained_for_each_network_with_its_own_parameters_and_buffers
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("name", CHAINS)
-def test_a_chain_is_validated_with_the_buffers_of_each_network_which_stay(
-    name: str, shared: bool
-) -> None:
+def test_a_chain_is_validated_with_the_buffers_of_each_network(name: str, shared: bool) -> None:
     shape, rows, kept = fresh(name)
     kept = kept + 0.25 * torch.arange(NETS)[:, None] * (kept.shape[1] > 2)
     before = kept.clone()
@@ -157,10 +155,8 @@ def test_an_env_begins_as_it_does_alone_and_no_generator_of_the_process_is_moved
 
 def test_parameters_and_flop_are_counted() -> None:
     staged = task_shape(task("staged"), ["r0c0"])
-    assert (
-        staged.parameters.total
-        == 6 * 27 + 2 * 6 + 3 * 6 + 6 + 10 * 54 + 2 * 10 + 6 * 10 + 10 + 10 * 10 + 10
-    )
+    units = 6 * 27 + 2 * 6 + 3 * 6 + 6 + 10 * 54 + 2 * 10 + 6 * 10 + 10
+    assert staged.parameters.total == units + 10 * 10 + 10
     assert staged.statistics.total == 2 * 6 + 1 + 2 * 10 + 1
     products = 256 * 6 * (27 + 3) + 64 * 10 * (54 + 6) + 100
     assert training_flop(staged, CPU).host == 6 * products
@@ -198,36 +194,19 @@ def test_slots_stand_behind_the_segments_that_give_features() -> None:
         assert [one.depth for one in found] == [int(one.name[3]) / last[name] for one in found]
     order = task_shape(task("uneven"), ["r1c2", "r0c3", "r0c0", "r1c0"]).execution_order
     assert order == (0, 2, 3, 1)  # numbers of r0c0, r0c3, r1c0, r1c2
-    with pytest.raises(
-        SettingError, match="slots=r0c9: must be a slot of staged: r0c0, r0c1, r0c2"
-    ):
+    told = "slots=r0c9: must be a slot of staged: r0c0, r0c1, r0c2"
+    with pytest.raises(SettingError, match=told):
         build_rules(settings("staged", slots=["r0c9"]), CPU)
 
 
 # --- runs
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "staged",
-        "counting",
-        "refined",
-        pytest.param("plain", marks=pytest.mark.slow),
-        pytest.param("uneven", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", some_of(SLOTS, "staged", "counting", "refined"))
 def test_an_env_of_many_plays_as_it_does_alone(name: str) -> None:
     """One network per forward pass, so that sums have one order: then to the bit."""
     compute = ComputeConfig(workers=2, env_chunk=1, engine="torch")
-    many, few = (build_world(settings(name, envs=envs, compute=compute), CPU) for envs in (3, 2))
-    all_of_them = random_round(many)
-    first_two = random_round(few)
-    assert all_of_them.accuracies[:2] == first_two.accuracies
-    assert all_of_them.rewards[:2] == first_two.rewards
-    for part in ("params", "momentum", "statistics"):
-        assert torch.equal(many.weights["host", part][:2], few.weights["host", part])
-    assert sum(many.weights["seeds", slot, "params"].abs().sum() for slot in SLOTS[name]) > 0
+    assert_alone(settings(name, compute=compute))
 
 
 def test_a_rollback_gives_weights_and_buffers_back_of_the_envs_that_ask_for_it() -> None:
@@ -271,10 +250,8 @@ def test_the_memory_plan_knows_them(name: str) -> None:
         "refined": 3 * 1024 + 8 * 1024 + 8 * 256 + 12 * 256 + 12 * 64,
     }
     # a chunk of modules in torch, parts network by network in C
-    at_a_time = 3 if name == "staged" else 1
-    assert (
-        activations(cfg, shape, CPU) == 4 * at_a_time * cfg.batch_size * images_and_features[name]
-    )
+    numbers = cfg.batch_size * images_and_features[name] * (3 if name == "staged" else 1)
+    assert activations(cfg, shape, CPU) == 4 * numbers
     plan = {need.what: need for need in needs(cfg, CPU)}
     weights = build_world(cfg, CPU).weights
     held = sum(one.numel() * 4 for key, one in weights.items(True, True) if "fossil" not in key)
@@ -290,10 +267,9 @@ def test_blocks_of_different_kernels_go_to_the_kernels_in_c_and_mean_the_same_th
     worlds = []
     reports = []
     for engine in ("native", "torch"):
-        compute = ComputeConfig(workers=1, engine=engine)
-        world = build_world(
-            settings("uneven", batch_size=8, train_samples=16, compute=compute), CPU
-        )
+        given = {"batch_size": 8, "train_samples": 16}
+        given["compute"] = ComputeConfig(workers=1, engine=engine)
+        world = build_world(settings("uneven", **given), CPU)
         active, alpha = trained(world)
         validation = world.work(0).validation
         rules = world.rules
@@ -315,16 +291,13 @@ def test_blocks_of_different_kernels_go_to_the_kernels_in_c_and_mean_the_same_th
         ("staged", ", ".join(f"{place} (user_module)" for place in range(4))),
     ],
 )
-def test_the_kernels_in_c_step_aside_for_other_segments_and_say_so(
-    name: str, segments: str
-) -> None:
+def test_the_kernels_in_c_leave_other_segments_and_say_so(name: str, segments: str) -> None:
     chosen = build_rules(settings(name), CPU).engine.chosen
     assert (chosen.native, chosen.fallback) == (False, True)
     words = f"there is none for segments of the host {name}: {segments}"
     assert chosen.reason == f"plain torch, slower: no native kernels, {words}"
-    with pytest.raises(
-        SettingError, match=f"compute.engine=native: must be auto or torch here.*{re.escape(words)}"
-    ):
+    told = f"compute.engine=native: must be auto or torch here.*{re.escape(words)}"
+    with pytest.raises(SettingError, match=told):
         build_rules(settings(name, compute=ComputeConfig(engine="native")), CPU)
 
 
@@ -374,7 +347,6 @@ def test_a_host_that_cannot_be_trained_is_refused_while_building(name: str) -> N
 
 
 def test_a_control_that_widens_hosts_is_refused() -> None:
-    with pytest.raises(
-        SettingError, match="control=static_large: must be another control with .*:staged"
-    ):
+    told = "control=static_large: must be another control with .*:staged"
+    with pytest.raises(SettingError, match=told):
         settings("staged", control="static_large")

@@ -2,12 +2,12 @@
 
 import numpy as np
 import torch
+from tiny_world import CPU, seeds_where
 
 from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.nets.seeds.seed_plan import THROUGH, Group, groups_of, training_plan, validation_plan
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
-CPU = torch.device("cpu")
 DETACHED = (Stage.TRAINING, Stage.BLENDING)
 
 
@@ -16,15 +16,10 @@ def active_seeds() -> ActiveSeeds:
     stage = np.array([Stage.TRAINING, Stage.BLENDING, Stage.BLENDING, Stage.FOSSILIZED])
     stages = np.stack([stage, np.full(4, Stage.EMPTY)], axis=1)
     stages[3, 1] = Stage.BLENDING
-    running = stages != Stage.EMPTY
-    frozen = np.array([[False, False], [False, False], [True, False], [False, False]])
-    visible = running & (stages != Stage.TRAINING)
-    visible[1, 0] = False  # its ramp has not begun
-    blueprint = np.full((4, 2), Blueprint.NORM)
-    no = np.zeros((4, 2), dtype=bool)
-    return ActiveSeeds(
-        running, stages, blueprint, np.full((4, 2), Blend.GATE), frozen, visible, visible, no, no
-    )
+    found = seeds_where(stages != Stage.EMPTY, stages, Blueprint.NORM, Blend.GATE)
+    found.frozen[2, 0] = True
+    found.visible[1, 0] = False  # its ramp has not begun
+    return found
 
 
 def test_a_training_plan_says_what_every_running_seed_does() -> None:
@@ -33,12 +28,8 @@ def test_a_training_plan_says_what_every_running_seed_does() -> None:
     assert plan.blend[:, 0].tolist() == [THROUGH, Blend.GATE, Blend.GATE, Blend.GATE]
     assert plan.detached[:, 0].tolist() == [True, True, True, False]
     assert plan.frozen[:, 0].tolist() == [False, False, True, False]
-    assert plan.measured[:, 0].tolist() == [
-        True,
-        True,
-        False,
-        False,
-    ]  # a frozen seed has no gradient
+    # a frozen seed has no gradient
+    assert plan.measured[:, 0].tolist() == [True, True, False, False]
 
 
 def test_in_validation_only_what_can_be_seen_runs() -> None:

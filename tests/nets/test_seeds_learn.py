@@ -4,9 +4,11 @@ in every blend.
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from tiny_world import CPU, seeds_where
 from torch import Tensor
 
 from esper_soa.config.nets import TaskConfig, enabled_slots
@@ -17,11 +19,9 @@ from esper_soa.nets.forward import seed_forward
 from esper_soa.nets.model.blueprints import BLUEPRINTS, initial_seeds, seed_table
 from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.seeds import pools
-from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seeds
-from esper_soa.state import Ramp, Slots, initial
+from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
-CPU = torch.device("cpu")
 BLENDS = (Blend.ADD, Blend.MULTIPLY, Blend.GATE)
 KINDS = [(blueprint, blend) for blueprint in CNN_BLUEPRINTS for blend in BLENDS]
 IDENTITIES = (Blueprint.NORM, Blueprint.BOTTLENECK)
@@ -40,9 +40,7 @@ def at_birth(blueprint: int, multiply: bool, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("multiply", [False, True])
 @pytest.mark.parametrize("blueprint", CNN_BLUEPRINTS)
-def test_a_newborn_seed_passes_its_input_on_scales_it_or_adds_to_it(
-    blueprint: int, multiply: bool
-) -> None:
+def test_a_newborn_seed_keeps_scales_or_adds_to_its_input(blueprint: int, multiply: bool) -> None:
     x = torch.randn(2, 16, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     out = at_birth(blueprint, multiply, x)
     if blueprint in IDENTITIES:
@@ -84,19 +82,11 @@ def grown(stage: int) -> tuple[NetsConfig, TensorDict, Tensor, ActiveSeeds]:
     weights = pools.allocate(shape, count, CPU, torch.float64)
     host_keys = streams.stream_keys(3, streams.HOST_INIT, (), torch.zeros(count, dtype=torch.int64))
     pools.initialise_hosts_(weights, shape, host_keys)
-    blueprint, blend = torch.tensor(KINDS).unsqueeze(1).unbind(2)
-    slots = initial(Slots, (count, 1), "cpu")
-    yes = torch.ones_like(slots.newborn)
-    alpha = torch.full_like(slots.alpha, 0.0 if stage == Stage.TRAINING else 0.5)
-    slots = slots.replace(
-        stage=torch.full_like(slots.stage, stage),
-        blueprint=blueprint,
-        blend=blend,
-        alpha=alpha,
-        newborn=yes,
-        fresh_momentum=yes,
-    )
-    active_seeds = read_active_seeds(slot_seeds(slots, initial(Ramp, (count, 1), "cpu"), False))
+    blueprint, blend = np.array(KINDS)[:, None].transpose(2, 0, 1)
+
+    alpha = torch.full((count, 1), 0.0 if stage == Stage.TRAINING else 0.5, dtype=torch.float64)
+    born = {"newborn": True, "fresh_momentum": True, "ablated": alpha > 0}
+    active_seeds = seeds_where(np.ones((count, 1)), stage, blueprint, blend, **born)
     keys = streams.stream_keys(3, streams.SEED_INIT, (), torch.arange(count))
     pools.claim_(weights, shape, active_seeds, keys)
     return NetsConfig(shape, task, (Stage.TRAINING,), count, 4), weights, alpha, active_seeds

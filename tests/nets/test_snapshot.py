@@ -55,11 +55,8 @@ def test_hosts_and_fossils_go_back_where_asked_and_momentum_is_cleared() -> None
     assert firsts(weights, "host", "momentum") == [5.0, 0.0, 0.0]
     assert firsts(weights, "seeds", "r0c0", "params") == [5.0, 11.0, 12.0]
     assert firsts(weights, "seeds", "r0c0", "momentum") == [5.0, 0.0, 0.0]
-    assert firsts(weights, "seeds", "r0c1", "params") == [
-        5.0,
-        0.0,
-        0.0,
-    ]  # no fossil: it does not outlive the rollback
+    # no fossil: it does not outlive the rollback
+    assert firsts(weights, "seeds", "r0c1", "params") == [5.0, 0.0, 0.0]
 
 
 def test_only_the_chosen_envs_are_snapshotted() -> None:
@@ -73,7 +70,7 @@ def test_only_the_chosen_envs_are_snapshotted() -> None:
 
 
 @pytest.mark.parametrize(("broken", "expected"), [(False, 5.0), (True, 10.0)])
-def test_a_fossil_younger_than_the_snapshot_stays_unless_its_weights_are_broken(
+def test_a_fossil_younger_than_the_snapshot_stays_unless_broken(
     broken: bool, expected: float
 ) -> None:
     weights = filled(10.0)

@@ -2,6 +2,8 @@
 coordinates.
 """
 
+import itertools
+
 import torch
 
 from esper_soa.nets.data.streams import (
@@ -46,23 +48,15 @@ def test_keys_of_some_envs_equal_the_same_envs_among_all() -> None:
 
 
 def test_seed_purpose_round_and_env_each_change_the_keys() -> None:
-    keys = torch.cat(
-        [
-            stream_keys(seed, purpose, (turn,), ENVS)
-            for seed in (0, 1)
-            for purpose in (DATA_ORDER, AUGMENTATION)
-            for turn in (0, 1)
-        ]
-    )
+    ways = itertools.product((0, 1), (DATA_ORDER, AUGMENTATION), (0, 1))
+    keys = torch.cat([stream_keys(seed, purpose, (turn,), ENVS) for seed, purpose, turn in ways])
     assert keys.unique().numel() == 2 * 2 * 2 * 6
 
 
 def test_numbers_drawn_in_chunks_equal_numbers_drawn_together() -> None:
     keys = stream_keys(5, AUGMENTATION, (), ENVS)[:, None]
-    whole = uniform(keys, torch.arange(100))
-    assert torch.equal(
-        torch.cat((uniform(keys, torch.arange(37)), uniform(keys, torch.arange(37, 100))), 1), whole
-    )
+    parts = [uniform(keys, places) for places in torch.arange(100).split((37, 63))]
+    assert torch.equal(torch.cat(parts, 1), uniform(keys, torch.arange(100)))
 
 
 def test_uniform_numbers_are_uniform_and_uncorrelated_between_neighbours() -> None:

@@ -31,14 +31,8 @@ def test_more_seeds_are_evaluated_left_out_alone_all_off_and_in_pairs():
 
 def test_codes_asked_for_are_cut_down_to_the_ablated_seeds_and_evaluated_once():
     rows = SubsetRows(pairs=False, codes=(0, 7, 71, 127))
-    ablated = (
-        0,
-        1,
-        3,
-        4,
-        6,
-    )  # 1 + 2 + 8 + 16 + 64 = 91; 7 without slot 2 is 3, 71 without slot 2 is 67
-    codes = subset_codes(ablated, (), rows)
+    # 1 + 2 + 8 + 16 + 64 = 91; 7 without slot 2 is 3, 71 without slot 2 is 67
+    codes = subset_codes((0, 1, 3, 4, 6), (), rows)
     assert codes == (91, 90, 89, 83, 75, 27, 1, 2, 8, 16, 64, 0, 3, 67)
     assert subset_codes((0, 1), (), rows) == (3, 2, 1, 0)
     assert max_rows(7, rows) == 2 * 7 + 3 + 4

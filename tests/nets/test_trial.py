@@ -10,18 +10,11 @@ from tiny_world import CPU, tiny_settings
 
 from esper_soa.config.settings import ENGINES as NAMES
 from esper_soa.config.settings import ComputeConfig
+from esper_soa.nets import trial as trials
 from esper_soa.nets.choose import ENGINES, Kind, fastest_engine, preferred, tried_engines
 from esper_soa.nets.engine import TrainReport, ValidationReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.nets.trial import (
-    TIMED,
-    Trial,
-    TrialResult,
-    disagreement,
-    distances,
-    mixture,
-    try_engines,
-)
+from esper_soa.nets.trial import Trial, TrialResult, disagreement, distances, mixture, try_engines
 from esper_soa.training.build import trial_of
 from esper_soa.vocabulary import CNN_BLUEPRINTS, RUNNING_STAGES, Blend
 
@@ -29,7 +22,7 @@ from esper_soa.vocabulary import CNN_BLUEPRINTS, RUNNING_STAGES, Blend
 @pytest.fixture(autouse=True)
 def _few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those whose time counts alone."""
-    monkeypatch.setattr("esper_soa.nets.trial.PASSES", TIMED)
+    monkeypatch.setattr(trials, "PASSES", trials.TIMED)
 
 
 def trial(envs: int = 3) -> Trial:
@@ -93,9 +86,7 @@ def test_the_native_kernels_agree_with_torch_on_seeds_of_every_kind() -> None:
         (Shuffled, "its subset is inf from torch in float32"),
     ],
 )
-def test_an_engine_that_is_not_torch_is_dropped_and_says_why(
-    engine: type[TorchEngine], reason: str
-) -> None:
+def test_an_engine_unlike_torch_is_dropped_with_why(engine: type[TorchEngine], reason: str) -> None:
     given = {"other": engine, "torch": TorchEngine}
     first, second = try_engines(trial(), TorchEngine, "torch", given)
     assert (first.name, first.dropped) == ("torch", "")
@@ -124,9 +115,8 @@ def test_one_network_among_many_counts() -> None:
     wrong = {"host.params": torch.ones(100, 4).index_fill(0, torch.tensor([7]), 1.5)}
     errors = distances(wrong, right, 1)
     assert errors["host.params"] == pytest.approx((0.5, 0.005))
-    assert disagreement(errors, {"host.params": (0.1, 0.1)}) == (
-        "its host.params is 5.0e-01 from torch in float32, and 2.1e-01 is rounding"
-    )
+    told = "its host.params is 5.0e-01 from torch in float32, and 2.1e-01 is rounding"
+    assert disagreement(errors, {"host.params": (0.1, 0.1)}) == told
     assert disagreement(errors, {"host.params": (0.3, 0.0)}) == ""
     assert disagreement({"host.params": (0.5, 0.4)}, {"host.params": (0.3, 0.1)})
 
@@ -144,9 +134,8 @@ def test_every_engine_of_the_table_can_be_asked_for() -> None:
 
 
 def test_kernels_that_agree_are_taken_but_where_torch_is_clearly_quicker() -> None:
-    torch_, triton, graphs = (
-        TrialResult(name, "", 0.0, 1.0) for name in ("torch", "triton", "graphs")
-    )
+    names = ("torch", "triton", "graphs")
+    torch_, triton, graphs = (TrialResult(name, "", 0.0, 1.0) for name in names)
     assert preferred([torch_, triton, graphs]) is graphs
     assert preferred([torch_._replace(seconds=0.6), triton, graphs]).name == "graphs"
     assert preferred([torch_._replace(seconds=0.4), triton, graphs]).name == "torch"
@@ -155,9 +144,7 @@ def test_kernels_that_agree_are_taken_but_where_torch_is_clearly_quicker() -> No
     assert preferred([TrialResult("torch", "no")]) is None
 
 
-def test_what_is_tried_is_chosen_and_torch_where_none_is_fit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_tried_is_chosen_and_torch_where_none_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = fastest_engine(trial())
     assert (chosen.name, len(chosen.tried)) == ("torch", 2)
     assert chosen.facts()["tried"] == "; ".join(chosen.tried)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from nets.gpu_mixtures import planned_roster
-from tiny_world import CPU, SMALL_TASK, tiny_rules
+from tiny_world import CPU, SMALL_TASK, seeds_where, tiny_rules, tiny_settings
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -43,34 +43,25 @@ from esper_soa.nets.engines.gpu.kernels import tiles
 ROUNDING = 1e-4  # of the largest number of a tensor; sums are taken in another order
 SLOTS = ("r0c2", "r1c1", "r1c2")
 STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
+BLENDS = (Blend.ADD, Blend.MULTIPLY, Blend.GATE)
 
 
 def build(
     num_envs: int, batch: int, slots: tuple[str, ...] = SLOTS, task: TaskConfig = SMALL_TASK
 ) -> World:
     """A world of weights neither 0 nor 1, in torch; two batches, validation in batches of 2."""
-    settings = TrainConfig(
-        envs=num_envs,
-        steps=2,
-        rounds=1,
-        batch_size=batch,
-        train_samples=2 * batch,
-        val_samples=3,
-        task=task,
-        slots=list(slots),
-        data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32),
-        compute=ComputeConfig(workers=1, engine="torch"),
-    )
-    world = build_world(settings, CPU)
+    cfg = replace(tiny_settings(num_envs, 1, 2), task=task, slots=list(slots), val_samples=3)
+    cfg.batch_size = batch
+    cfg.train_samples = 2 * batch
+    cfg.data = DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32)
+    cfg.compute.engine = "torch"
+    world = build_world(cfg, CPU)
     g = torch.Generator().manual_seed(3)
     nets = world.rules.nets
     task = replace(nets.task, gradient_stride=2)
     world.rules = world.rules._replace(nets=nets._replace(eval_batch=2, task=task))
-    for rows in (
-        world.weights["host", "params"],
-        *(pool["params"] for pool in world.weights["seeds"].values()),
-    ):
-        rows.copy_(0.4 * torch.randn(rows.shape, generator=g))
+    for pool in (world.weights["host"], *world.weights["seeds"].values()):
+        pool["params"].copy_(0.4 * torch.randn(pool["params"].shape, generator=g))
     return world
 
 
@@ -80,15 +71,13 @@ def some_seeds(num_envs: int, num_slots: int, seed: int, running: float = 0.8) -
     size = (num_envs, num_slots)
     runs = rng.random(size) < running
     stage = rng.choice(STAGES, size)
-    blend = rng.choice([Blend.ADD, Blend.MULTIPLY, Blend.GATE], size)
-    visible = runs & (stage != Stage.TRAINING)
-    ablated = visible & (rng.random(size) < 0.8)
+    blend = rng.choice(BLENDS, size)
+    ablated = runs & (stage != Stage.TRAINING) & (rng.random(size) < 0.8)
     blueprint = rng.choice(CNN_BLUEPRINTS, size)
-    frozen = rng.random(size) < 0.2
+    flags = {"ablated": ablated, "frozen": rng.random(size) < 0.2}
     newborn, fresh = (runs & (rng.random(size) < share) for share in (0.3, 0.6))
-    return ActiveSeeds(
-        runs, stage, blueprint, blend, frozen, visible, ablated, newborn, newborn | fresh
-    )
+    flags |= {"newborn": newborn, "fresh_momentum": newborn | fresh}
+    return seeds_where(runs, stage, blueprint, blend, **flags)
 
 
 def play(
@@ -138,11 +127,7 @@ def test_a_training_pass_and_a_validation_equal_torch(num_envs: int, batch: int,
 
 def one_seed(blend: Blend) -> ActiveSeeds:
     """Of one network: a convolution that blends in."""
-    yes = np.ones((1, 1), dtype=bool)
-    stage, blueprint, mixed = (
-        np.full((1, 1), code) for code in (Stage.BLENDING, Blueprint.CONV_SMALL, blend)
-    )
-    return ActiveSeeds(yes, stage, blueprint, mixed, ~yes, yes, ~yes, ~yes, ~yes)
+    return seeds_where([[1]], Stage.BLENDING, Blueprint.CONV_SMALL, blend, ablated=False)
 
 
 def after_batches(
@@ -227,18 +212,13 @@ def test_in_bfloat16_a_pass_is_near_float32() -> None:
 # --- launches
 
 
-BASELINE_SLOTS = ("r0c0", "r0c1", "r0c2")
-
-
 def launches_of(
-    monkeypatch: pytest.MonkeyPatch,
-    num_envs: int,
-    seeds: int,
-    slots: tuple[str, ...] = BASELINE_SLOTS,
+    monkeypatch: pytest.MonkeyPatch, num_envs: int, seeds: int
 ) -> tuple[list[int], int]:
     """Launches of the batches of two env-steps, each with its mixture, after a first one; all
     others of the last.
     """
+    slots = ("r0c0", "r0c1", "r0c2")
     world = build(num_envs, 2, slots, TaskConfig())
     with counted(monkeypatch) as launches:
         engine = GpuEngine(Watched(launches))
@@ -246,27 +226,20 @@ def launches_of(
         launches.steps.clear()
         for step, work in enumerate([world.work(step) for step in range(2)]):
             launches.take()
-            play(
-                world,
-                engine,
-                some_seeds(num_envs, len(slots), seeds + step, running=0.4 * step + 0.3),
-                work,
-            )
+            mixture = some_seeds(num_envs, len(slots), seeds + step, running=0.4 * step + 0.3)
+            play(world, engine, mixture, work)
     assert len(engine.steps._kept) == 3  # claim, a training batch, a validation batch
     return [step.launches for step in launches.steps if step.name.endswith("Step")], launches.take()
 
 
-def test_launches_are_the_same_for_any_number_of_networks_and_any_mixture(
+def test_launches_are_the_same_for_any_networks_and_mixture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first, *others = (
-        launches_of(monkeypatch, num_envs, seed)
-        for num_envs, seed in ((1, 1), (3, 2), (17, 3), (17, 4))
-    )
+    sizes = ((1, 1), (3, 2), (17, 3), (17, 4))
+    first, *others = (launches_of(monkeypatch, num_envs, seed) for num_envs, seed in sizes)
     batches, _ = first
-    assert (
-        batches == [33, 32, 10, 10] * 2
-    )  # a batch with and one without gradient statistics, two of validation
+    # a batch with and one without gradient statistics, two of validation
+    assert batches == [33, 32, 10, 10] * 2
     assert [own for own, _ in others] == [batches] * 3
     assert others[0][1] == others[1][1] == others[2][1] <= 120
 
@@ -282,13 +255,10 @@ def test_what_an_engine_keeps_is_known_before_it_is_made_and_weights_change_in_p
     with counted(monkeypatch):
         play(world, engine, some_seeds(3, 3, 1))
     assert own == {rows.data_ptr() for rows in world.weights.flatten_keys(".").values()}
-    steps = [
-        kept.step.memory for kept in engine.steps._kept.values() if hasattr(kept.step, "memory")
-    ]
+    kept = [one.step for one in engine.steps._kept.values()]
+    steps = [step.memory for step in kept if hasattr(step, "memory")]
     found = [one.untyped_storage() for one in tree_leaves(steps) if isinstance(one, Tensor)]
-    made = {
-        storage.data_ptr(): storage.nbytes() for storage in found if storage.data_ptr() not in own
-    }
+    made = {one.data_ptr(): one.nbytes() for one in found if one.data_ptr() not in own}
     assert len(steps) == 2
     assert 0.99 < planned / sum(made.values()) <= 1.0
     assert world.rules.engine.kept_bytes(world.rules.nets, sizes, CPU) == 0
@@ -297,13 +267,11 @@ def test_what_an_engine_keeps_is_known_before_it_is_made_and_weights_change_in_p
 def test_the_plan_of_a_run_counts_what_its_engine_keeps() -> None:
     cfg = compose_settings("", ["envs=64"])
     rules = tiny_rules(3, 4)._replace(nets=trial_of(cfg, CPU).nets)
-    plain, kept = (
-        plan_in_words(cfg, CPU, rules._replace(engine=one)) for one in (rules.engine, GpuEngine())
-    )
+    engines = (rules.engine, GpuEngine())
+    plain, kept = (plan_in_words(cfg, CPU, rules._replace(engine=one)) for one in engines)
     assert "for the steps of" not in plain
-    assert re.search(
-        r"at least 1,[4-9]\d\d MiB on cpu \(1,[3-9]\d\d MiB of it for the steps of torch", kept
-    )
+    told = r"at least 1,[4-9]\d\d MiB on cpu \(1,[3-9]\d\d MiB of it for the steps of torch"
+    assert re.search(told, kept)
 
 
 # --- what the kernels are told
@@ -319,26 +287,15 @@ def a_state(num_envs: int = 40) -> tuple:
         return torch.tensor(values)[torch.randint(len(values), (num_envs, 3), generator=g)]
 
     stage = choice((*STAGES, Stage.GERMINATED, Stage.EMPTY, Stage.PRUNED))
-    alpha = torch.where(
-        stage >= Stage.BLENDING, torch.rand(num_envs, 3, generator=g).round(), 0.0
-    ).double()
-    slots = state.slots.replace(
-        stage=stage,
-        alpha=alpha,
-        blueprint=choice(CNN_BLUEPRINTS),
-        blend=choice((Blend.ADD, Blend.MULTIPLY, Blend.GATE)),
-    )
-    return (
-        rules,
-        slots,
-        state.ramp.replace(mode=choice((AlphaMode.HOLD, AlphaMode.UP, AlphaMode.DOWN))),
-    )
+    alpha = (stage >= Stage.BLENDING) * torch.rand(num_envs, 3, generator=g).round().double()
+    codes = {"blueprint": choice(CNN_BLUEPRINTS), "blend": choice(BLENDS)}
+    slots = state.slots.replace(stage=stage, alpha=alpha, **codes)
+    mode = choice((AlphaMode.HOLD, AlphaMode.UP, AlphaMode.DOWN))
+    return rules, slots, state.ramp.replace(mode=mode)
 
 
 @pytest.mark.parametrize("ablate_fossils", [False, True])
-def test_the_roster_read_from_the_state_where_it_lies_is_that_of_the_host(
-    ablate_fossils: bool,
-) -> None:
+def test_the_roster_read_on_the_device_is_that_of_the_host(ablate_fossils: bool) -> None:
     rules, slots, ramp = a_state()
     seeds = slot_seeds(slots, ramp, ablate_fossils)
     detached = rules.nets.detached_stages
@@ -360,9 +317,8 @@ def host_codes(seeds: ActiveSeeds, rows: SubsetRows) -> Tensor:
     fossil = seeds.stage == Stage.FOSSILIZED
     for env, own in enumerate(codes):
         ablated = np.flatnonzero(seeds.ablated[env])
-        found = subset_codes(
-            tuple(ablated.tolist()), tuple(ablated[fossil[env, ablated]].tolist()), rows
-        )
+        fossils = ablated[fossil[env, ablated]]
+        found = subset_codes(tuple(ablated.tolist()), tuple(fossils.tolist()), rows)
         own[: len(found)] = torch.tensor(found)
     return codes
 
@@ -387,7 +343,7 @@ def test_rows_of_the_tree_end_as_the_subsets_that_torch_validates(num_slots: int
 
 @pytest.mark.parametrize("rows", [SubsetRows(), SubsetRows(pairs=False, codes=(5, 3, 63))])
 @pytest.mark.parametrize("num_slots", [1, 3, 4, 6])
-def test_subsets_found_where_the_state_lies_are_those_of_the_host(
+def test_subsets_found_on_the_device_are_those_of_the_host(
     num_slots: int, rows: SubsetRows
 ) -> None:
     seeds = some_seeds(60, num_slots, 7, running=1.0 if num_slots > 4 else 0.8)
@@ -402,22 +358,17 @@ def test_subsets_found_where_the_state_lies_are_those_of_the_host(
 def test_an_env_step_with_births_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     world = build(3, 2)
     _, slots, ramp = a_state(3)
-    slots = slots.replace(
-        newborn=torch.ones_like(slots.newborn), fresh_momentum=torch.ones_like(slots.newborn)
-    )
+    yes = torch.ones_like(slots.newborn)
+    born = slot_seeds(slots.replace(newborn=yes, fresh_momentum=yes), ramp, True)
     engine = GpuEngine()
-    nets = world.rules.nets
     work = world.work(0)
+    given = (world.rules.nets, world.weights)
     with counted(monkeypatch):
         for first in (True, False):  # tables of a run are made at first use
             with nullcontext() if first else SyncGuard():
-                seeds = engine.claim_(
-                    nets, world.weights, slot_seeds(slots, ramp, True), work.seed_keys
-                )
-                engine.train_(
-                    nets, world.weights, slots.alpha, seeds, work.training, work.num_batches
-                )
-                engine.validate(nets, world.weights, slots.alpha, seeds, work.validation)
+                seeds = engine.claim_(*given, born, work.seed_keys)
+                engine.train_(*given, slots.alpha, seeds, work.training, work.num_batches)
+                engine.validate(*given, slots.alpha, seeds, work.validation)
 
 
 @pytest.mark.parametrize("augment", [False, True])
@@ -474,12 +425,10 @@ def test_batches_that_no_grid_holds_are_refused_with_a_reason() -> None:
 
 
 def test_activations_and_parameters_with_gaps_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"activations of shape \(2, 3, 4, 2\) must lie without gaps"
-    ):
+    told = r"activations of shape \(2, 3, 4, 2\) must lie without gaps"
+    with pytest.raises(ValueError, match=told):
         tiles.plane(torch.zeros(2, 3, 4, 4)[..., ::2])
-    with pytest.raises(
-        ValueError, match=r"parameters of shape \(2, 3\) must lie without gaps within a network"
-    ):
+    told = r"parameters of shape \(2, 3\) must lie without gaps within a network"
+    with pytest.raises(ValueError, match=told):
         tiles.rows(torch.zeros(2, 6)[:, ::2])
     assert tiles.rows(torch.zeros(2, 6)[:, 2:5]).env == 6

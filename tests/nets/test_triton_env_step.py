@@ -4,12 +4,9 @@ On the device "meta", which holds no values, every read of one raises, so nothin
 can depend on what grows; there, unlike on a CPU, the code of a GPU is the one that runs.
 """
 
-import io
-
 import pytest
 import torch
-from rich.console import Console
-from tiny_world import CPU, tiny_settings
+from tiny_world import CPU, quiet_progress, tiny_settings
 
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.policy import RecurrentPolicy
@@ -28,7 +25,6 @@ from esper_soa.training.build import build_rules, build_world
 from esper_soa.training.collect import EpisodeRunner, Player, Round, _rollout, _row
 from esper_soa.training.metrics import MetricsAccumulator
 from esper_soa.training.players import build_player
-from esper_soa.training.progress import Progress
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 
@@ -64,9 +60,8 @@ def test_a_round_reads_nothing_that_it_would_wait_for_whether_seeds_are_born_or_
     cfg = settings(1, SMALLEST, ["r1c1"])
     cfg.val_samples = 2
     world = build_world(cfg, CPU)
-    quiet = Progress(6, Console(file=io.StringIO()), "off")
     assert isinstance(world.rules.engine, GpuEngine)
-    episode = EpisodeRunner(world, Player(RandomPolicy(), None), Round(0, quiet))
+    episode = EpisodeRunner(world, Player(RandomPolicy(), None), Round(0, quiet_progress()))
     states = []
     found = []
     with SyncGuard([READ_PROGRESS, *TABLES]) as guard:
@@ -97,14 +92,8 @@ def launches_of_an_env_step(
     cfg = settings(num_envs, task, slots, "torch")
     rules = build_rules(cfg, META)._replace(engine=GpuEngine(Watched(launches)))
     sizes = Sizes(num_envs, batch_size=2, train_samples=4, val_samples=4)
-    world = World(
-        rules,
-        synthetic(16, 8, CPU).to(META),
-        sizes,
-        cfg.data,
-        0,
-        EAGER._replace(steps=Watched(launches)),
-    )
+    images = synthetic(16, 8, CPU).to(META)
+    world = World(rules, images, sizes, cfg.data, 0, EAGER._replace(steps=Watched(launches)))
     player = build_player(cfg, world)
     env = Env(world)
     assert isinstance(player.agent, RecurrentPolicy)
@@ -133,9 +122,8 @@ def expected_kernels(blocks: int, slots: int) -> dict[str, int]:
     """Launches of a training batch without statistics, by kernel."""
     once = ("cut", "head", "head_sums", "seed_weights", "sum", "step")
     per_block = ("conv", "statistics", "norm_pool", "norm_sums", "coefficients", "weight_gradient")
-    counts = (
-        dict.fromkeys(once, 1) | dict.fromkeys(per_block, blocks) | {"input_gradient": blocks - 1}
-    )
+    counts = dict.fromkeys(once, 1) | dict.fromkeys(per_block, blocks)
+    counts |= {"input_gradient": blocks - 1}
     counts |= dict.fromkeys(("slot_forward", "slot_backward"), slots)
     return {f"{name}_kernel": count for name, count in counts.items()}
 
@@ -170,13 +158,8 @@ def test_an_env_step_launches_little_as_blocks_and_slots_alone_say(
     assert with_statistics.launches == batch + 1
     assert {step.launches for step in steps if step.name == "ValidationStep"} == {validation}
     assert 4 + task.num_blocks + num_slots == validation
-    assert [step.name for step in others] == [
-        "claimed",
-        "guard_and_record",
-        "decide_openly",
-        "apply_action",
-        "counted",
-    ]
+    names = "claimed guard_and_record decide_openly apply_action counted"
+    assert [step.name for step in others] == names.split()
     outside -= len(steps) - len(others)  # the replays of batches
     assert abs(outside - TOLD_OUTSIDE) <= NEAR
     assert task is not DEFAULT or sum(step.launches for step in others) <= MOST_WITHIN

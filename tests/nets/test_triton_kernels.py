@@ -55,19 +55,23 @@ def block_results(
     return found if room is None else [*found, room]
 
 
+def convolved(case: tuple, x: Tensor, params: Tensor) -> list[Tensor]:
+    """The convolution [B, n*C, H, W] by torch; scale and shift of the norm behind it."""
+    _, _, inputs, outputs, side, kernel, *_ = case
+    weight, *affine = params.split([outputs * inputs * kernel**2, outputs, outputs], dim=1)
+    seen = x[..., :inputs].unflatten(2, (side, side)).permute(1, 0, 4, 2, 3).flatten(1, 2)
+    seen = seen.contiguous(memory_format=torch.channels_last)
+    return [batched.conv2d(seen, weight.unflatten(1, (outputs, inputs, kernel, kernel))), *affine]
+
+
 def plain_results(
     case: tuple, x: Tensor, params: Tensor, statistics: Tensor, upstream: Tensor
 ) -> list[Tensor]:
     """The same by torch."""
-    nets, batch, inputs, outputs, side, kernel, pool, more = case
+    nets, _, _, outputs, _, _, pool, more = case
     leaves = [x.clone().requires_grad_(), params.clone().requires_grad_()]
-    seen = leaves[0][..., :inputs].unflatten(2, (side, side)).permute(1, 0, 4, 2, 3).flatten(1, 2)
-    weight, scale, shift = leaves[1].split([outputs * inputs * kernel**2, outputs, outputs], dim=1)
+    inner, scale, shift = convolved(case, *leaves)
     moving = [part.reshape(-1).clone() for part in statistics.split(outputs, dim=1)]
-    inner = batched.conv2d(
-        seen.contiguous(memory_format=torch.channels_last),
-        weight.unflatten(1, (outputs, inputs, kernel, kernel)),
-    )
     out = batched.batch_norm(inner, scale, shift, *moving)
     out = F.relu(F.max_pool2d(out, 2) if pool == 2 else out)
     behind = upstream.unflatten(2, out.shape[2:]).permute(1, 0, 4, 2, 3).flatten(1, 2)
@@ -80,9 +84,8 @@ def plain_results(
 @pytest.mark.parametrize("case", CASES)
 def test_block_equals_convolution_norm_pool_and_relu(case: tuple) -> None:
     inputs = given(case)
-    for value, wanted in zip(
-        block_results(case, *inputs), plain_results(case, *inputs), strict=True
-    ):
+    both = (results(case, *inputs) for results in (block_results, plain_results))
+    for value, wanted in zip(*both, strict=True):
         torch.testing.assert_close(value, wanted, atol=1e-4, rtol=1e-4)
 
 
@@ -110,9 +113,7 @@ def test_what_a_network_gets_does_not_depend_on_the_others_even_where_they_are_b
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_evaluation_takes_running_statistics_and_leaves_rows_out_that_a_network_lacks(
-    case: tuple,
-) -> None:
+def test_evaluation_takes_running_statistics_and_leaves_missing_rows_out(case: tuple) -> None:
     (x, params, statistics, _), plan, (nets, batch) = given(case), plan_of(case), case[:2]
     weights = blocks.weights_of(plan, params, statistics)
     rows = 2
@@ -121,18 +122,12 @@ def test_evaluation_takes_running_statistics_and_leaves_rows_out_that_a_network_
     counts = torch.full((nets,), rows, dtype=torch.int32)
     counts[-1] = 1
     blocks.evaluate_(plan, twice, weights, features, Branches(rows, counts))
-    _, _, inputs, outputs, side, kernel, pool, _ = case
-    weight, scale, shift = params.split([outputs * inputs * kernel**2, outputs, outputs], dim=1)
-    mean, variance = statistics.split(outputs, dim=1)
-    seen = x[..., :inputs].unflatten(2, (side, side)).permute(1, 0, 4, 2, 3).flatten(1, 2)
-    inner = batched.conv2d(
-        seen.contiguous(memory_format=torch.channels_last),
-        weight.unflatten(1, (outputs, inputs, kernel, kernel)),
-    )
+    inner, scale, shift = convolved(case, x, params)
+    mean, variance = statistics.split(plan.outputs, dim=1)
     gain = scale / (variance + 1e-5).sqrt()
     affine = [part.reshape(-1)[:, None, None] for part in (gain, shift - mean * gain)]
     wanted = F.relu(inner * affine[0] + affine[1])
-    wanted = per_net(F.max_pool2d(wanted, 2) if pool == 2 else wanted, nets).flatten(2, 3)
+    wanted = per_net(F.max_pool2d(wanted, 2) if case[6] == 2 else wanted, nets).flatten(2, 3)
     found = features.unflatten(0, (nets, rows))
     torch.testing.assert_close(found[:, 0], wanted, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(found[:-1, 1], wanted[:-1], atol=1e-4, rtol=1e-4)

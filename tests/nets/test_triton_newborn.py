@@ -48,6 +48,4 @@ def test_rows_of_newborn_seeds_are_those_of_torch_to_the_bit() -> None:
         newborn.begin_(nurseries, seeds, keys)
     for name, rows in wanted.flatten_keys(".").items():
         assert torch.equal(found.flatten_keys(".")[name], rows), name
-    assert not torch.equal(
-        wanted["seeds", "r0c0", "params"], torch.ones_like(wanted["seeds", "r0c0", "params"])
-    )
+    assert (wanted["seeds", "r0c0", "params"] != 1).any()

@@ -4,16 +4,9 @@ of everything.
 
 import pytest
 import torch
-from nets.gpu_mixtures import (
-    ODD,
-    SlotResult,
-    drawn,
-    mixed_plan,
-    plain_slot,
-    planned_roster,
-    random_weights,
-    slot_shape,
-)
+from nets import gpu_mixtures
+from nets.gpu_mixtures import ODD, SlotResult, drawn, mixed_plan, plain_slot, random_weights
+from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets.model.host import HostShape
@@ -30,17 +23,18 @@ EVERY_CODE = (*CNN_BLUEPRINTS, *(one.code for one in ODD))
 
 
 def triton_slot(
-    shape: HostShape, rows: Tensor, plan: SeedPlan, alpha: Tensor, x: Tensor, upstream: Tensor
+    shape: HostShape, weights: TensorDict, plan: SeedPlan, alpha: Tensor, x: Tensor, behind: Tensor
 ) -> SlotResult:
-    """The same by the kernels; x [N, B, H, W, C], in its format."""
+    """As plain_slot by the kernels; x [N, B, H, W, C], in its format."""
+    rows = weights["seeds", "r0c0", "params"]
     num_nets, batch, height, width = x.shape[:4]
-    pooled = upstream.shape[2] != height
+    pooled = behind.shape[2] != height
     table = slots.slot_table(shape, 0, CPU)
     work = slots.work_places(table, num_nets * batch, (height, width), x, True)
-    roster = planned_roster(plan)
+    roster = gpu_mixtures.planned_roster(plan)
     slot = slots.slot_of(table, roster, alpha.float(), rows, work, (height, width), pooled)
     features = x.flatten(2, 3).clone()
-    gradient = upstream.flatten(2, 3).to(x.dtype).clone()
+    gradient = behind.flatten(2, 3).to(x.dtype).clone()
     small = torch.full_like(gradient, torch.nan) if pooled else features
     codes = torch.zeros_like(small, dtype=torch.uint8)
     slots.forward_(slot, features, small, codes)
@@ -48,7 +42,7 @@ def triton_slot(
     partials = torch.zeros(num_nets, slots.num_splits(batch), rows.shape[1])
     slots.backward_(slot, before, gradient, codes)
     slots.weights_((slot,), (partials,), batch)
-    out = small.view(upstream.shape)
+    out = small.view(behind.shape)
     return SlotResult(out, before.view(x.shape), partials.sum(1))
 
 
@@ -70,28 +64,23 @@ def single(blueprint: int, blend: int, detached: bool, frozen: bool = False) -> 
 BLENDS = (THROUGH, Blend.ADD, Blend.MULTIPLY, Blend.GATE)
 # Every kind with one blend and detached or not, and each of those in turn; the others are slow.
 SINGLES = [
-    pytest.param(
-        detached,
-        code,
-        blend,
-        marks=[] if (place % 4, place % 8 // 4) == (turn, detached) else pytest.mark.slow,
-    )
+    pytest.param(detached, code, blend, marks=[] if quick else pytest.mark.slow)
     for place, code in enumerate(EVERY_CODE)
     for turn, blend in enumerate(BLENDS)
     for detached in (False, True)
+    for quick in [(place % 4, place % 8 // 4) == (turn, detached)]
 ]
 
 
 @pytest.mark.parametrize(("detached", "code", "blend"), SINGLES)
 def test_a_seed_of_every_kind_and_blend_equals_torch(detached: bool, code: int, blend: int) -> None:
-    shape = slot_shape(4, odd=True)
+    shape = gpu_mixtures.slot_shape(4, odd=True)
     alpha = torch.tensor([[0.3], [0.6]], dtype=torch.float64)
-    weights = random_weights(shape, 2, 5)
     x = drawn(1, 2, 1, 3, 2, 4)
     plan = single(code, blend, detached)
-    upstream = drawn(2, *x.shape)
-    found = triton_slot(shape, weights["seeds", "r0c0", "params"], plan, alpha, x, upstream)
-    assert_same(found, plain_slot(shape, weights, plan, alpha, x, upstream))
+    given = (shape, random_weights(shape, 2, 5), plan, alpha, x, drawn(2, *x.shape))
+    found = triton_slot(*given)
+    assert_same(found, plain_slot(*given))
     assert torch.equal(found.features[0], x[0])
 
 
@@ -119,33 +108,31 @@ MIXTURES = [  # networks, batch, size, channels
 def test_a_mixture_of_everything_equals_torch(
     num_nets: int, batch: int, size: tuple[int, int], channels: int, pooled: bool
 ) -> None:
-    shape = slot_shape(channels, odd=True)
+    shape = gpu_mixtures.slot_shape(channels, odd=True)
     plan = mixed_plan(num_nets, 1, num_nets + batch, EVERY_CODE)
-    weights = random_weights(shape, num_nets, 7)
     alpha = torch.rand(num_nets, 1, dtype=torch.float64)
     x = drawn(3, num_nets, batch, *size, channels)
     behind = (size[0] // 2, size[1] // 2) if pooled else size
     upstream = drawn(4, num_nets, batch, *behind, channels)
-    found = triton_slot(shape, weights["seeds", "r0c0", "params"], plan, alpha, x, upstream)
-    assert_same(found, plain_slot(shape, weights, plan, alpha, x, upstream))
+    given = (shape, random_weights(shape, num_nets, 7), plan, alpha, x, upstream)
+    assert_same(triton_slot(*given), plain_slot(*given))
 
 
 def test_in_bfloat16_a_slot_is_near_float32() -> None:
-    shape = slot_shape(8)
-    plan = mixed_plan(4, 1, 2)
-    weights = random_weights(shape, 4, 7)
+    shape = gpu_mixtures.slot_shape(8)
     alpha = torch.full((4, 1), 0.4, dtype=torch.float64)
+    given = (shape, random_weights(shape, 4, 7), mixed_plan(4, 1, 2), alpha)
     x = drawn(3, 4, 1, 4, 4, 8).bfloat16()
     upstream = drawn(4, *x.shape).bfloat16()
-    found = triton_slot(shape, weights["seeds", "r0c0", "params"], plan, alpha, x, upstream)
-    wanted = plain_slot(shape, weights, plan, alpha, x.float(), upstream.float())
+    found = triton_slot(*given, x, upstream)
+    wanted = plain_slot(*given, x.float(), upstream.float())
     assert found.features.dtype == torch.bfloat16
     for ours, theirs in zip(found, wanted, strict=True):
         assert float((ours.float() - theirs).norm() / theirs.norm()) < 0.03
 
 
 def test_a_broken_or_sleeping_seed_touches_no_other_network() -> None:
-    shape = slot_shape(4)
+    shape = gpu_mixtures.slot_shape(4)
     plan = mixed_plan(5, 1, 3)
     for facts, value in zip(plan[:2], ([[True], [True], [False], [True], [True]], 1), strict=True):
         facts[...] = value
@@ -155,28 +142,11 @@ def test_a_broken_or_sleeping_seed_touches_no_other_network() -> None:
     alpha = torch.full((5, 1), 0.4, dtype=torch.float64)
     x = drawn(3, 5, 1, 2, 3, 4)
     upstream = drawn(4, *x.shape)
-    rows = weights["seeds", "r0c0", "params"]
-    clean = triton_slot(shape, rows, plan, alpha, x, upstream)
-    broken = rows.clone()
-    broken[1:3] = torch.nan
-    found = triton_slot(shape, broken, plan, alpha, x, upstream)
+    clean = triton_slot(shape, weights, plan, alpha, x, upstream)
+    weights["seeds", "r0c0", "params"][1:3] = torch.nan
+    found = triton_slot(shape, weights, plan, alpha, x, upstream)
     assert found.features[1].isnan().any()
     for ours, theirs in zip(found, clean, strict=True):
         assert torch.equal(ours[[0, 2, 3, 4]], theirs[[0, 2, 3, 4]])
     assert not found.rows[2:4].any()  # asleep, frozen
     assert found.rows[4].any()
-
-
-def test_what_a_network_gets_does_not_depend_on_the_others() -> None:
-    shape = slot_shape(8)
-    plan = mixed_plan(4, 1, 5)
-    weights = random_weights(shape, 4, 7)
-    alpha = torch.full((4, 1), 0.4, dtype=torch.float64)
-    x = drawn(3, 4, 1, 2, 2, 8)
-    upstream = drawn(4, *x.shape)
-    rows = weights["seeds", "r0c0", "params"]
-    together = triton_slot(shape, rows, plan, alpha, x, upstream)
-    own = SeedPlan(*(facts[2:3] for facts in plan))
-    alone = triton_slot(shape, rows[2:3], own, alpha[2:3], x[2:3], upstream[2:3])
-    for ours, theirs in zip(alone, together, strict=True):
-        assert torch.equal(ours[0], theirs[2])

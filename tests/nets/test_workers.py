@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,21 +17,15 @@ from esper_soa.nets.workers import Call, GivenUp, run_pieces
 
 
 def test_results_come_in_the_order_of_the_pieces() -> None:
-    def slow_first(number: int) -> int:
-        time.sleep(0.02 * (3 - number))
-        return number
-
-    assert run_pieces([lambda call, n=n: slow_first(n) for n in range(3)], 3) == [0, 1, 2]
+    last = threading.Event()
+    pieces = [lambda call: last.wait(60) and 0, lambda call: last.set() or 1]
+    assert run_pieces(pieces, 2) == [0, 1]
 
 
 def test_workers_have_one_thread_per_operation_and_the_caller_keeps_its_own() -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        assert run_pieces([lambda call: torch.get_num_threads()] * 4, 2) == [1] * 4
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(3)  # for this test; every one begins with one
+    assert run_pieces([lambda call: torch.get_num_threads()] * 4, 2) == [1] * 4
+    assert torch.get_num_threads() == 3
 
 
 def test_one_piece_or_one_worker_stays_in_the_calling_thread() -> None:
@@ -87,31 +80,18 @@ def test_an_interrupt_gives_the_pieces_up() -> None:
     assert ended == [True, True]
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As in a run by default: sums over two threads of an operation round otherwise than in the
-    workers' one.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def played(workers: int, dtype: torch.dtype) -> StackedEnvs:
     """Seven envs, three chunks and one env over, whose seeds are of all kinds; host 3 loses its way
     and is put back.
     """
-    envs = StackedEnvs(
-        Setting(workers=workers, dtype=dtype, governed=True, reward="basic_plus"), list(range(7))
-    )
+    setting = Setting(workers=workers, dtype=dtype, governed=True, reward="basic_plus")
+    envs = StackedEnvs(setting, list(range(7)))
     envs.play(6)
     envs.weights["host", "params"][3] = torch.nan
     envs.play(4)
     return envs
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("workers", "dtype"),
     [

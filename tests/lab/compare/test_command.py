@@ -56,17 +56,10 @@ def test_a_study_leaves_a_report_that_tells_its_tests(compared: Compared) -> Non
     page = place.read_text()
     for row in compared.record["comparisons"]:
         low, high = ("–" if row[end] is None else f"{row[end]:+.2f}" for end in ("low", "high"))
-        cells = [
-            row["group"],
-            "a",
-            command.MEASURES[row["measure"]],
-            f"{row['mean']:+.2f} [{low}, {high}]",
-            f"{row['won']} of 2",
-            f"{row['effect']:+.2f}",
-            f"{row['p']:.3f}",
-            f"{row['corrected']:.3f}",
-            row["verdict"],
-        ]
+        cells = [row["group"], "a", command.MEASURES[row["measure"]]]
+        cells += [f"{row['mean']:+.2f} [{low}, {high}]", f"{row['won']} of 2"]
+        cells += [f"{row['effect']:+.2f}", f"{row['p']:.3f}", f"{row['corrected']:.3f}"]
+        cells += [row["verdict"]]
         assert "".join(f"<td>{cell}</td>" for cell in cells) in page
         assert row["power"] in page
     assert "over 2 seeds that every group has played in lockstep" in page
@@ -75,7 +68,7 @@ def test_a_study_leaves_a_report_that_tells_its_tests(compared: Compared) -> Non
     assert not list((compared.folder / "study").rglob("seed_*/report.html"))
 
 
-def test_groups_play_the_same_seeds_and_finished_runs_are_kept(
+def test_groups_share_seeds_and_keep_runs(
     compared: Compared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, asked, told, record = compared
@@ -122,9 +115,7 @@ def test_a_run_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
         (["a=", "a=", "b="], "a group of its own"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(
-    tmp_path: Path, given: list[str], words: str
-) -> None:
+def test_mistakes_are_told_before_any_run(tmp_path: Path, given: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         study(tmp_path, *given)
 
@@ -133,9 +124,7 @@ def test_a_number_of_seeds_begins_at_the_setting(tmp_path: Path) -> None:
     assert study(tmp_path, "a=", "b=", "seeds=3").seeds == (42, 43, 44)
 
 
-def test_the_command_ends_with_its_status(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_ends_with_a_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         command.main([*TINY, "a="])
     assert ended.value.code == 2

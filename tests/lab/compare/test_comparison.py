@@ -39,14 +39,6 @@ def test_the_signed_rank_test_counts_all_signs_with_ties_and_zeros(count: int, d
         assert signed_rank(differences) == pytest.approx(by_every_sign(differences), abs=1e-12)
 
 
-def test_the_signed_rank_test_without_ties_is_the_tabulated_one() -> None:
-    differences = np.random.default_rng(3).normal(0.3, 1, 25)
-    assert signed_rank(differences.tolist()) == pytest.approx(
-        stats.wilcoxon(differences, method="exact").pvalue
-    )
-    assert signed_rank([0.0, 0.0]) == 1.0
-
-
 def test_holm_raises_p_values_step_by_step() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.6, 0.9]) == [1.0, 1.0]
@@ -109,7 +101,6 @@ def test_a_row_says_what_was_found() -> None:
     assert (row.interval.low, row.interval.high) == (pytest.approx(low), pytest.approx(high))
     assert row.effect == pytest.approx((1 - 3 / 43) * differences.mean() / differences.std(ddof=1))
     assert power_note(row) == ""
+    counts = {"a": 12, "b": 11}
     with pytest.raises(ValueError, match=r"groups of \[11, 12\] seeds"):
-        compared(
-            {"a": dict.fromkeys(MEASURES, [0.0] * 12), "b": dict.fromkeys(MEASURES, [0.0] * 11)}
-        )
+        compared({name: dict.fromkeys(MEASURES, [0.0] * n) for name, n in counts.items()})

@@ -2,13 +2,13 @@
 signal, loses nothing.
 """
 
-import json
 import os
 import shlex
 import signal
 from pathlib import Path
 
 import pytest
+from tiny_runs import timeless
 
 import esper_soa
 from esper_soa.config.compose import compose_settings
@@ -25,7 +25,6 @@ GROUPS = {
     "net": ("rounds=2", "reward.mode=net"),
     "slow": ("rounds=3", "task.host_lr=0.001"),
 }
-TIMES = ("eps", "collect_seconds", "update_seconds")
 Turn = tuple[int, list[str]]
 
 
@@ -41,9 +40,7 @@ def composed(asked: dict[str, list[str]]) -> dict[str, tuple[TrainConfig, list[s
 
 
 def lines_of(folder: Path) -> list[dict]:
-    """metrics.jsonl without times."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+    return timeless(folder / "metrics.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +52,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_runs_in_turns_are_those_that_they_are_alone_and_one_that_fails_ends_no_other(
+def test_runs_in_turns_are_those_alone_and_a_failure_ends_no_other(
     alone: Path, tmp_path: Path
 ) -> None:
     lost = ("rounds=3", "data.name=npz", "data.root=nowhere")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from program import TINY, finished
 from rich.console import Console
-from tiny_world import tiny_settings
+from tiny_world import quiet_progress, tiny_settings
 
 from esper_soa.config.env import EarlyStopConfig
 from esper_soa.config.errors import SettingError, UserError
@@ -35,7 +35,6 @@ from esper_soa.runtime.memory import GIB
 from esper_soa.training.build import build_world
 from esper_soa.training.collect import EpisodeRunner, Round
 from esper_soa.training.players import build_player
-from esper_soa.training.progress import Progress
 from esper_soa.training.run_folder import RunFolder
 
 CPU = torch.device("cpu")
@@ -45,9 +44,8 @@ DISK = Disk(whole=507, per_round=10, free=10**9)
 
 
 def plan_of(took: ProbeResult = TOOK, disk: Disk = DISK, **changed: object) -> Plan:
-    return Plan(
-        replace(TrainConfig(envs=4, rounds=20, steps=5), **changed), CPU, took, 2.0 * MIB, disk
-    )
+    cfg = replace(TrainConfig(envs=4, rounds=20, steps=5), **changed)
+    return Plan(cfg, CPU, took, 2.0 * MIB, disk)
 
 
 def test_what_is_left_is_shared_by_more_envs() -> None:
@@ -118,10 +116,8 @@ def test_a_plan_of_episodes_that_may_end_early_is_of_those_that_do_not(tmp_path:
     ends = {}
     for name, cfg in (("asked", asked), ("run_probe", probed_cfg)):
         world = build_world(cfg, CPU)
-        quiet = Progress(1, Console(file=io.StringIO()), "off")
-        episode = EpisodeRunner(
-            world, build_player(cfg, world), Round(0, quiet, "", Pace(0.0, 6, CPU))
-        )
+        number = Round(0, quiet_progress(), "", Pace(0.0, 6, CPU))
+        episode = EpisodeRunner(world, build_player(cfg, world), number)
         while not episode.env.over:
             episode.step_()
         ends[name] = episode.env.state.signals.step.tolist()

@@ -170,7 +170,7 @@ def test_numbers_that_are_drawn_are_those_of_the_runs_files(
     opened.page.close()
 
 
-def test_lanes_are_those_of_the_round_that_is_chosen(
+def test_lanes_are_those_of_the_round_chosen(
     browser: sync_api.Browser, pages: dict[str, Path]
 ) -> None:
     opened = Opened(browser, pages["ended"].as_uri())
@@ -202,9 +202,7 @@ def lane_in_words(row: dict) -> str:
     )
 
 
-def test_a_long_run_of_many_envs_is_a_small_file_that_opens_at_once(
-    browser: sync_api.Browser, tmp_path: Path
-) -> None:
+def test_a_long_run_of_many_envs_opens_at_once(browser: sync_api.Browser, tmp_path: Path) -> None:
     end = summary([60.0 + env / 10 for env in range(MANY)])
     run = make_run(tmp_path / "long", rounds(LONG), ended=end)
     worths = [
@@ -230,9 +228,7 @@ def test_a_long_run_of_many_envs_is_a_small_file_that_opens_at_once(
     assert min(found) < MOST_SECONDS, found
 
 
-def test_a_page_of_a_run_follows_it_and_outlives_its_end(
-    browser: sync_api.Browser, tmp_path: Path
-) -> None:
+def test_a_live_page_follows_a_run_to_its_end(browser: sync_api.Browser, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", rounds(2))
     write_round(run, 1, envs=2, steps=8)
     with Server([str(run)], bundle(), 0) as server:

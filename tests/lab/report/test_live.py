@@ -39,7 +39,7 @@ def asked(server: Server, path: str, method: str = "GET", host: str = HOST) -> t
     return answer.status, answer.read().decode()
 
 
-def test_the_page_has_what_was_written_so_far_and_news_are_told_when_there_are_some(
+def test_the_page_has_what_was_written_so_far_and_then_tells_news(
     server: Server, run: Path
 ) -> None:
     status, text = asked(server, "/")
@@ -71,9 +71,7 @@ def test_a_job_of_a_sweep_that_begins_later_comes_in(run: Path) -> None:
     assert "0 of 2 runs finished" in after.main
 
 
-def test_it_is_on_the_loopback_alone_and_whoever_comes_by_another_name_is_refused(
-    server: Server,
-) -> None:
+def test_it_is_on_the_loopback_alone_and_other_names_are_refused(server: Server) -> None:
     assert server.server_address[0] == "127.0.0.1"
     assert asked(server, "/", host="evil.example")[0] == 403
     assert asked(server, "/", host="localhost:1")[0] == 200

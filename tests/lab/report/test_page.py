@@ -7,15 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from report_runs import (
-    PROGRAM,
-    line,
-    make_run,
-    page_text,
-    summary,
-    write_round,
-    write_table,
-)
+from report_runs import PROGRAM, line, make_run, page_text, summary, write_round, write_table
 
 from esper_soa.config.errors import UserError
 from esper_soa.lab.report import bundle, page, write
@@ -68,14 +60,18 @@ def shown_in(place: Path) -> Drawing:
     return shown_of(groups_of(find_runs([place])))
 
 
+def figures_in(place: Path) -> list[dict]:
+    return [figure for section in shown_in(place).sections for figure in section.figures]
+
+
 @pytest.mark.parametrize(
     ("kind", "count"), [("run", 14), ("sweep", 15), ("killed", 13), ("empty", 0)]
 )
-def test_every_encoding_and_column_is_a_field_of_its_table(
+def test_every_encoding_is_a_field_of_its_table(
     places: dict[str, Path], kind: str, count: int
 ) -> None:
     shown = shown_in(places[kind])
-    figures = [one for section in shown.sections for one in section.figures]
+    figures = figures_in(places[kind])
     assert len(figures) == count
     for figure in figures:
         table = shown.tables[figure["table"]]
@@ -108,8 +104,7 @@ def fields_drawn(place: Path) -> dict[tuple[str, str], str]:
     """The field on either axis of every figure; of layers that differ that of the last."""
     return {
         (one["id"], channel): layer["encoding"][channel]["field"]
-        for section in shown_in(place).sections
-        for one in section.figures
+        for one in figures_in(place)
         for layer in one["spec"]["layer"]
         for channel in ("x", "y")
         if "field" in layer["encoding"].get(channel, {})
@@ -117,29 +112,19 @@ def fields_drawn(place: Path) -> dict[tuple[str, str], str]:
 
 
 def test_a_figure_draws_the_number_that_it_is_named_after(places: dict[str, Path]) -> None:
+    wanted = {("cost-parameters", "x"): "parameters", ("cost-flop", "x"): "train_gflop"}
+    wanted |= {("cost-flop", "y"): "accuracy", ("ops", "y"): "share", ("shapley", "x"): "round"}
+    wanted |= {(f"curve-{name}", "y"): name for name in ("kl", "explained_variance")}
     drawn = fields_drawn(places["run"])
-    assert drawn["cost-parameters", "x"] == "parameters"
-    assert drawn["cost-flop", "x"] == "train_gflop"
-    assert drawn["cost-flop", "y"] == "accuracy"
-    assert drawn["curve-kl", "y"] == "kl"
-    assert drawn["curve-explained_variance", "y"] == "explained_variance"
-    assert drawn["ops", "y"] == "share"
-    assert drawn["shapley", "x"] == "round"
+    assert {key: drawn[key] for key in wanted} == wanted
 
 
 def test_runs_of_one_round_are_drawn_over_env_steps_and_by_bars(places: dict[str, Path]) -> None:
     drawn = fields_drawn(places["sweep"])
-    shown = shown_in(places["sweep"])
     assert "round" not in drawn.values(), "an axis of a single round says nothing"
-    growth = [figure["id"] for figure in shown.sections[0].figures]
-    assert growth[1:6] == [
-        "steps-accuracy",
-        "steps-reward",
-        "steps-parameters",
-        "steps-val_loss",
-        "steps-train_loss",
-    ]
-    values = ("accuracy", "step_reward", "parameters", "val_loss", "train_loss")
+    growth = [figure["id"] for figure in shown_in(places["sweep"]).sections[0].figures]
+    values = ["accuracy", "step_reward", "parameters", "val_loss", "train_loss"]
+    assert growth[1:6] == [f"steps-{value.removeprefix('step_')}" for value in values]
     for name, value in zip(growth[1:6], values, strict=True):
         assert (drawn[name, "x"], drawn[name, "y"]) == ("step", value)
     assert drawn["cost-flop", "x"] == "train_gflop"
@@ -149,9 +134,7 @@ def test_runs_of_one_round_are_drawn_over_env_steps_and_by_bars(places: dict[str
     assert "<td>1</td><td>4.1</td><td>0.3</td><td>0.001</td>" in text, "what the update reported"
 
 
-def test_several_rounds_are_the_axis_and_their_env_steps_are_left_to_the_lanes(
-    places: dict[str, Path],
-) -> None:
+def test_rounds_are_the_axis_and_env_steps_are_left_to_the_lanes(places: dict[str, Path]) -> None:
     drawn = fields_drawn(places["run"])
     assert drawn["curve-accuracy", "x"] == drawn["terms", "x"] == "round"
     assert not [name for name, _ in drawn if name.startswith("steps-")]
@@ -159,12 +142,7 @@ def test_several_rounds_are_the_axis_and_their_env_steps_are_left_to_the_lanes(
 
 
 def test_what_was_not_measured_is_said_to_be_so(places: dict[str, Path]) -> None:
-    (lanes,) = (
-        figure
-        for section in shown_in(places["run"]).sections
-        for figure in section.figures
-        if figure["id"] == "lanes"
-    )
+    (lanes,) = (one for one in figures_in(places["run"]) if one["id"] == "lanes")
     assert ["shapley", "Shapley value (percent points)", "not measured"] in lanes["columns"]
     assert ["alpha", "alpha", "–"] in lanes["columns"]
 
@@ -196,9 +174,7 @@ def test_the_course_of_the_control_is_drawn_where_it_is_recorded(tmp_path: Path)
         assert data["tables"]["steps"]["control_accuracy"] == [30.5 if recorded else None]
 
 
-def test_the_page_tells_the_verdict_beside_control_or_other_groups_and_asks_no_network(
-    places: dict[str, Path],
-) -> None:
+def test_the_page_tells_the_verdict_and_asks_no_network(places: dict[str, Path]) -> None:
     text = page_text(places["run"])
     assert "Growth paid: +2.00 points." in text
     figures = {one["id"]: one for one in data_of(text)["figures"]}
@@ -212,15 +188,13 @@ def test_the_page_tells_the_verdict_beside_control_or_other_groups_and_asks_no_n
     assert not re.findall(r"<(?:link|script|img)[^>]+(?:src|href)=\"(?!data:)", text)
     text = page_text(places["killed"])
     assert "2 of 4 rounds: stopped, killed or still going on" in text
-    assert (
-        "Not finished: 2 of 4 rounds are played; hosts ended the first at 40.00 % and the last at "
-        "44.00 %."
-    ) in text
+    ended = "hosts ended the first at 40.00 % and the last at 44.00 %."
+    assert f"Not finished: 2 of 4 rounds are played; {ended}" in text
     text = page_text(places["sweep"])
     tables = data_of(text)["tables"]
     assert tables["finals"]["accuracy"] == [50.0, 52.0, 54.0, 51.0, 53.0, 55.0]
-    assert tables["standings"]["accuracy"] == [53.0, 52.0]
-    assert tables["standings"]["runs"] == [3, 3]
+    standings = tables["standings"]
+    assert (standings["accuracy"], standings["runs"]) == ([53.0, 52.0], [3, 3])
     for words in ("reward=net", "Settings that differ", "number of comparisons, 1."):
         assert words in text
 

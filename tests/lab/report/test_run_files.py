@@ -29,7 +29,7 @@ def test_what_is_not_finite_or_not_there_is_none() -> None:
 
 
 @pytest.mark.parametrize("depth", [100, 100_000])
-def test_what_cannot_be_read_is_said_in_a_line_each(
+def test_unread_files_have_a_line_each(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, depth: int
 ) -> None:
     run = make_run(tmp_path / "run", [line(1, 40.0)], ended=summary([50.0]))
@@ -44,9 +44,7 @@ def test_what_cannot_be_read_is_said_in_a_line_each(
         assert len(re.findall(rf"report   without {name}: ", caplog.text)) == 1
 
 
-def test_runs_are_found_in_the_order_of_their_numbers_once_each_by_labels_that_differ(
-    tmp_path: Path,
-) -> None:
+def test_runs_are_found_once_each_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for name in ("10", "2", "0"):
         make_run(tmp_path / "sweep" / name)
     (tmp_path / "sweep" / "other").mkdir()

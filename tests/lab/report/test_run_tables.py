@@ -34,9 +34,7 @@ def test_rounds_have_what_their_lines_say_and_means_are_over_the_runs_that_have_
     assert (found["accuracy"], found["runs"]) == ([45.0, 46.0, 43.0], [2, 1, 1])
 
 
-def test_parts_of_a_round_go_by_their_names_and_those_that_stay_0_are_left_out(
-    run: RunRecord, tmp_path: Path
-) -> None:
+def test_parts_of_a_round_have_names_and_zeros_are_left_out(run: RunRecord, tmp_path: Path) -> None:
     # 10 to 15 decisions: 75 in all
     shares = [100 * count / 75 for count in range(10, 16)]
     assert parts(run, "ops")["share"][:6] == pytest.approx(shares, rel=1e-5)
@@ -90,7 +88,7 @@ def test_the_shapley_value_of_a_fossil_is_not_measured(run: RunRecord) -> None:
     assert lanes.lanes_table(lanes.chosen_rounds([run]))["shapley"] == [0.0, None]
 
 
-def test_env_steps_are_means_over_hosts_and_flop_add_up(
+def test_env_steps_are_means_and_flop_add_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = read_run(make_run(tmp_path / "one", [line(1, 40.0)]))
@@ -103,12 +101,8 @@ def test_env_steps_are_means_over_hosts_and_flop_add_up(
     assert found["val_loss"][0] == pytest.approx(2.0 - 0.05 + 0.005)
     born = env_steps.fates_table([run, run])
     # host 0 in env-step 2 and host 1 in 3, first slot; second slots in 5 and 6; of two runs
-    assert list(zip(born["step"], born["event"], born["seeds"], strict=True)) == [
-        (2, "germinated", 2),
-        (3, "germinated", 2),
-        (5, "germinated", 2),
-        (6, "germinated", 2),
-    ]
+    told = zip(born["step"], born["event"], born["seeds"], strict=True)
+    assert list(told) == [(step, "germinated", 2) for step in (2, 3, 5, 6)]
     monkeypatch.setattr(env_steps, "MOST_ROWS", 5)
     assert env_steps.steps_table([run])["step"] == [2, 4, 6], "the last env-step stays"
 
@@ -150,26 +144,17 @@ def test_an_env_step_is_a_row_of_a_lane_where_there_is_room_else_what_stands_sti
 ) -> None:
     chosen = lanes.chosen_rounds([played])
     found = lanes.lanes_table(chosen)
-    assert list(zip(found["from"], found["to"], found["stage"], found["alpha"], strict=True)) == [
-        (1, 2, "training", 0.0),
-        (2, 3, "training", 0.0),
-        (3, 4, "blending", 0.5),
-        (4, 5, "blending", 1.0),
-        (5, 6, "embargoed", 0.0),
-    ]
-    assert found["contribution"] == [1.0, 2.0, None, 4.0, None]
+    assert list(zip(found["from"], found["to"], strict=True)) == [(n, n + 1) for n in range(1, 6)]
+    told = zip(found["stage"], found["alpha"], found["contribution"], strict=True)
+    assert list(told) == list(LIFE[1:])
     # three slots below a name two lanes high, host 1 below host 0: 5 + 2, then the second slot
     assert set(found["base"]) == {-9.0}
     marks = lanes.marks_table(chosen)
     assert (marks["event"], marks["step"], marks["y"]) == (["germinated"], [2], [-8.6])
     monkeypatch.setattr(lanes, "MOST_ROWS", 1)
     found = lanes.lanes_table(chosen)
-    assert list(zip(found["from"], found["to"], found["contribution"], strict=True)) == [
-        (1, 3, 1.5),
-        (3, 4, None),
-        (4, 5, 4.0),
-        (5, 6, None),
-    ]
+    told = zip(found["from"], found["to"], found["contribution"], strict=True)
+    assert list(told) == [(1, 3, 1.5), (3, 4, None), (4, 5, 4.0), (5, 6, None)]
 
 
 def test_of_a_long_run_the_last_the_best_and_the_first_round_are_shown(run: RunRecord) -> None:
@@ -179,7 +164,7 @@ def test_of_a_long_run_the_last_the_best_and_the_first_round_are_shown(run: RunR
     assert [one.name for one in lanes.chosen_rounds([run, run])] == ["3 (last)"] * 2
 
 
-def test_a_table_that_cannot_be_read_is_none_and_said(
+def test_an_unreadable_table_is_none_and_said(
     run: RunRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_round(run.path, 1, envs=1, steps=3)
@@ -191,9 +176,7 @@ def test_a_table_that_cannot_be_read_is_none_and_said(
     assert lanes.chosen_rounds([run]) == []
 
 
-def test_env_steps_that_were_dropped_leave_a_gap(
-    run: RunRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_env_steps_dropped_leave_a_gap(run: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "MOST_ROWS", 1)
     steps = [{"step": step, "env": 0, "accuracy": 10.0} for step in (1, 2, 4, 5)]
     still = {"slot": "r0c0", "stage": "training", "seed": 1, "blueprint": "norm"}
@@ -203,14 +186,12 @@ def test_env_steps_that_were_dropped_leave_a_gap(
     assert list(zip(found["from"], found["to"], strict=True)) == [(0, 2), (3, 5)]
 
 
-def test_the_curve_of_a_host_that_ended_early_has_its_last_env_step(
-    run: RunRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_curve_has_the_last_env_step(run: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     write_round(run.path, 1, envs=2, steps=6)
     places = [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1), (4, 1), (5, 1), (6, 1)]
-    steps = [
-        {"step": step, "env": env, "accuracy": float(row)} for row, (step, env) in enumerate(places)
-    ]
+    names = ("step", "env", "accuracy")
+    rows = ((*place, float(row)) for row, place in enumerate(places))
+    steps = [dict(zip(names, row, strict=True)) for row in rows]
     write_table(run.path, "steps", 1, steps)
     write_table(run.path, "events", 1, [steps[4] | {"kind": "ended_early", "cause": "plateau"}])
     monkeypatch.setattr(lanes, "MOST_ROWS", 8)  # every second env-step

@@ -22,11 +22,8 @@ def group(
 
 
 def test_a_run_counts_once_and_those_that_have_not_ended_are_left_out(tmp_path: Path) -> None:
-    groups = [
-        group(tmp_path, "low", [30.0, 31.0]),
-        group(tmp_path, "a", [40.0, 42.0, 44.0, None]),
-    ]
-    found, low = standings(groups)
+    last = group(tmp_path, "low", [30.0, 31.0])
+    found, low = standings([last, group(tmp_path, "a", [40.0, 42.0, 44.0, None])])
     assert (found.label, low.label) == ("a", "low"), "the highest group stands first"
     assert (found.runs, found.left_out) == (3, 1)
     # standard error 2 / sqrt(3), t of two degrees of freedom 4.3027
@@ -53,14 +50,11 @@ def test_pairs_are_tested_exactly_and_corrected_for_their_number(tmp_path: Path)
 
 
 def test_the_verdict_names_the_highest_group_and_how_sure_that_is(tmp_path: Path) -> None:
-    apart = [
-        group(tmp_path, "a", [1.0, 2.0, 3.0, 4.0]),
-        group(tmp_path, "b", [11.0, 12.0, 13.0, 14.0]),
-    ]
-    verdict = verdict_of(apart)
-    assert "“b” ends highest" in verdict
-    assert "clearly ahead of “a”" in verdict
-    assert "p = 0.029, exact, corrected for 1 comparison)" in verdict
+    ends = [1.0, 2.0, 3.0, 4.0]
+    apart = [group(tmp_path, "a", ends), group(tmp_path, "b", [10 + end for end in ends])]
+    told = ("“b” ends highest", "clearly ahead of “a”", "p = 0.029, exact, corrected for 1 compar")
+    for words in told:
+        assert words in verdict_of(apart)
     for given, tile in (
         (apart[:1], ("test accuracy", "2.50 %")),
         (apart, ("highest test accuracy", "12.50 %")),
@@ -78,7 +72,7 @@ def test_the_verdict_names_the_highest_group_and_how_sure_that_is(tmp_path: Path
         ([[None, None]], "None of 2 runs"),
     ],
 )
-def test_the_verdict_begins_with_what_came_of_the_runs(
+def test_the_verdict_begins_so(
     tmp_path: Path, groups: list[list[float | None]], words: str
 ) -> None:
     made = [group(tmp_path, str(place), one) for place, one in enumerate(groups)]

@@ -122,11 +122,9 @@ def test_an_end_is_an_event_the_last_one_of_its_env(folder: Path) -> None:
     events = read_table(folder, "events")
     episodes = records(folder / "episodes.jsonl")
     names = ("round", "step", "env", "cause", "accuracy")
-    early = [
-        (one["round"], one["env_steps"], one["env"], one["ended_by"], one["accuracy"])
-        for one in episodes
-        if one["ended_by"] != "limit"
-    ]
+    there = ("round", "env_steps", "env", "ended_by", "accuracy")
+    cut = [one for one in episodes if one["ended_by"] != "limit"]
+    early = [tuple(one[name] for name in there) for one in cut]
     where = events["kind"] == "ended_early"
     told = zip(*(events[name][where].tolist() for name in names), strict=True)
     assert sorted(told) == sorted(early)
@@ -138,24 +136,19 @@ def test_an_end_is_an_event_the_last_one_of_its_env(folder: Path) -> None:
         assert np.flatnonzero(mine)[-1] == place
 
 
-def test_questions_about_the_end_are_answered_for_the_end_of_every_env(
-    folder: Path, rounds: list[Witnessed]
-) -> None:
+def test_questions_about_the_end_are_of_every_env(folder: Path, rounds: list[Witnessed]) -> None:
     pytest.importorskip("duckdb", reason="extra query")
     from esper_soa.lab.telemetry.database import open_database
 
     database = open_database([folder])
     page = (Path(__file__).parents[3] / "docs" / "queries.md").read_text()
     questions = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
-    ends = [
-        (number, env, SLOTS[slot], float(alpha))
-        for number, one in enumerate(rounds, 1)
-        for env in range(ENVS)
-        for slot, alpha in enumerate(
-            one.views[int(one.states[-1].signals.step[env]) - 1].state.slots.alpha[env]
-        )
-        if alpha > 0
-    ]
+    ends = []
+    for number, one in enumerate(rounds, 1):
+        for env, steps in enumerate(one.states[-1].signals.step.tolist()):
+            alphas = one.views[steps - 1].state.slots.alpha[env].tolist()
+            pairs = zip(SLOTS, alphas, strict=True)
+            ends += [(number, env, slot, alpha) for slot, alpha in pairs if alpha > 0]
     assert ends
     found = database.execute(questions[-2]).fetchall()
     assert [(number, env, slot, alpha) for _, number, env, slot, *_, alpha in found] == ends
@@ -165,10 +158,7 @@ def test_questions_about_the_end_are_answered_for_the_end_of_every_env(
         for one in episodes
         for slot, value in zip(SLOTS, one["shapley"], strict=True)
     }
-    found = {
-        (number, env, slot): share
-        for number, env, slot, *_, share in database.execute(questions[6]).fetchall()
-    }
+    found = {tuple(row[:3]): row[-1] for row in database.execute(questions[6]).fetchall()}
     assert found == {key: worth[key] for key in found}
     assert {key for key, value in worth.items() if value} <= found.keys()
 

@@ -39,9 +39,8 @@ def test_every_kind_and_cause_is_one_of_the_schema(events: list[Row], recorded: 
         assert event["cause"] in KINDS[str(event["kind"])], event
     # Every kind happens, else the other tests say nothing of it; a loss that diverges needs a
     # longer history than made-up ones have, and test_early_ends.py has episodes that end early.
-    rare = {"diverging", "ended_early"} | (
-        {"refused"} if recorded.rules.lifecycle.auto_forward_g1 else set()
-    )
+    rare = {"diverging", "ended_early"}
+    rare |= {"refused"} if recorded.rules.lifecycle.auto_forward_g1 else set()
     assert set(KINDS) - {event["kind"] for event in events} <= rare
 
 
@@ -58,15 +57,9 @@ def test_counts_are_those_of_the_metrics(events: list[Row], recorded: Recorded) 
         assert [counted[kind, env] for env in range(6)] == count.tolist(), kind
 
 
-def test_the_last_event_of_a_slot_says_where_it_stands_next(
-    events: list[Row], recorded: Recorded
-) -> None:
+def test_the_last_event_says_where_a_slot_stands(events: list[Row], recorded: Recorded) -> None:
     """A slot changes between two env-steps just where an event says so, and goes where it says."""
-    told = {
-        (event["step"], event["env"], event["slot"]): event
-        for event in events
-        if event["slot"] is not None
-    }
+    told = {(one["step"], one["env"], one["slot"]): one for one in events if one["slot"]}
     names = recorded.legend.slots
     changes = 0
     for number, step in enumerate(recorded.steps, 1):
@@ -79,10 +72,8 @@ def test_the_last_event_of_a_slot_says_where_it_stands_next(
                     assert event is not None, (number, env, slot)
                     changes += 1
                 if event is not None:
-                    assert (event["stage_from"], event["stage_to"]) == (
-                        STAGE_NAMES[was],
-                        STAGE_NAMES[now],
-                    )
+                    told_stages = [event["stage_from"], event["stage_to"]]
+                    assert told_stages == [STAGE_NAMES[was], STAGE_NAMES[now]]
     assert changes > 60
 
 
@@ -92,10 +83,8 @@ def test_gates_are_those_between_the_stages(events: list[Row]) -> None:
     passed = [event for event in events if event["kind"] in ("advanced", "blended", "fossilized")]
     once = [event for event in passed if event["stage_from"] == sources[str(event["gate"])]]
     assert len(once) > 20
-    for event in passed:
-        assert {"blended": "G2", "fossilized": "G5"}.get(
-            str(event["kind"]), event["gate"]
-        ) == event["gate"]
+    fixed = {"blended": "G2", "fossilized": "G5"}
+    assert all(fixed.get(str(one["kind"]), one["gate"]) == one["gate"] for one in passed)
     gates_passed = Counter((one["step"], one["env"], one["slot"]) for one in passed)
     for event in once:
         if gates_passed[event["step"], event["env"], event["slot"]] == 1:
@@ -107,9 +96,7 @@ def test_gates_are_those_between_the_stages(events: list[Row]) -> None:
             assert event["gate"] is None
 
 
-def test_an_action_is_the_cause_where_it_was_carried_out(
-    events: list[Row], recorded: Recorded
-) -> None:
+def test_an_action_is_the_cause_where_it_was_done(events: list[Row], recorded: Recorded) -> None:
     by_op = [[], ["germinated"], ["retargeted"], ["fading", "pruned"], ["fossilized", "refused"]]
     by_op.append(["advanced", "blended", "refused"])
     seen = set()
@@ -126,7 +113,7 @@ def test_an_action_is_the_cause_where_it_was_carried_out(
     assert "retargeted" in seen
 
 
-def test_rollbacks_come_with_their_reason_and_cost_all_seeds_but_fossils(
+def test_rollbacks_have_a_reason_and_cost_all_but_fossils(
     events: list[Row], recorded: Recorded
 ) -> None:
     found = [event for event in events if event["kind"] == "rollback"]
@@ -137,27 +124,18 @@ def test_rollbacks_come_with_their_reason_and_cost_all_seeds_but_fossils(
         assert int(step.before.guard.reason[env]) == 1
         assert event["cause"] == "not_finite"
         stages = step.before.slots.stage[env].tolist()
-        lost = [
-            one
-            for one in events
-            if (one["step"], one["env"]) == (event["step"], env) and one["kind"] == "pruned"
-        ]
+        there = (event["step"], env, "pruned")
+        lost = [one for one in events if (one["step"], one["env"], one["kind"]) == there]
         assert len(lost) == sum(stage in (2, 3, 4, 6) for stage in stages)
         assert {one["cause"] for one in lost} <= {"rollback"}
 
 
-def test_seeds_are_numbered_in_order_of_germination_and_keep_their_number(
-    events: list[Row], recorded: Recorded
-) -> None:
+def test_seeds_are_numbered_in_order_of_germination(events: list[Row], recorded: Recorded) -> None:
     places = [(event["step"], event["env"]) for event in events]
     assert places == sorted(places)
-    born = {
-        (event["env"], event["seed"]): event for event in events if event["kind"] == "germinated"
-    }
-    germinated = recorded.steps[-1].result.state.totals.germinated
-    assert sorted(born) == [
-        (env, number) for env in range(6) for number in range(1, int(germinated[env]) + 1)
-    ]
+    born = {(one["env"], one["seed"]): one for one in events if one["kind"] == "germinated"}
+    germinated = enumerate(recorded.steps[-1].result.state.totals.germinated.tolist())
+    assert sorted(born) == [(env, seed + 1) for env, count in germinated for seed in range(count)]
     for row in rows_of(recorded, "slots"):
         if row["stage"] == "empty":
             assert row["seed"] is None or np.isnan(row["seed"])

@@ -59,9 +59,8 @@ def tables_of(page: str) -> dict[str, list[list[str]]]:
         if line.startswith("#"):
             heading = line.strip("# ").split(":")[0]
         elif line.startswith("| `"):
-            found[heading].append(
-                [cell.strip() for cell in line.replace("`", "")[2:-2].split(" | ")]
-            )
+            cells = line.replace("`", "")[2:-2].split(" | ")
+            found[heading].append([cell.strip() for cell in cells])
     return found
 
 
@@ -83,9 +82,7 @@ def spelled_out(names: list[str]) -> set[str]:
     """`names` with all that a placeholder stands for."""
     found = set(names)
     for sign, words in STANDS_FOR.items():
-        found |= {
-            name.replace(sign, word) for name in list(found) if sign in name for word in words
-        }
+        found |= {name.replace(sign, word) for name in found for word in words}
     return found
 
 
@@ -109,20 +106,16 @@ def test_every_key_of_a_line_is_listed_and_no_other(folder: RunFolder) -> None:
 def test_every_diagnostic_of_an_update_is_listed_with_its_formula(folder: RunFolder) -> None:
     listed = [row[0] for row in METRICS["update"]]
     written = {name for line in records(folder.metrics) for name in line["update"]}
-    assert {re.sub("/.*", "", name) for name in written} <= {
-        re.sub("/.*", "", name) for name in listed
-    }
+    ours, theirs = ({name.partition("/")[0] for name in names} for names in (written, listed))
+    assert ours <= theirs
 
 
 @pytest.mark.parametrize("table", ["steps", "slots"])
 def test_every_measured_column_is_listed(table: str) -> None:
     chosen = {"success", "tempo", "alpha_speed", "ops_legal", "panic", "seed", "round", "step"}
     chosen |= {"env", "alpha_target"} if table == "steps" else {"env"}
-    numbers = {
-        column.name
-        for column in TABLES[table]
-        if column.type != "string" and not column.name.endswith("_probability")
-    }
+    numbers = {column.name for column in TABLES[table] if column.type != "string"}
+    numbers = {name for name in numbers if not name.endswith("_probability")}
     listed = spelled_out([row[0] for row in METRICS[table]]) - {"reward_<term>"}
     assert numbers - chosen == listed
 

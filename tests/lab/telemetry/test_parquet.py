@@ -58,9 +58,7 @@ def same(found: list, wanted: list) -> bool:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 8, 333])
-def test_a_table_comes_back_as_it_was_and_other_programs_read_it_as_it_is(
-    rows: int, tmp_path: Path
-) -> None:
+def test_a_table_comes_back_and_other_programs_read_it_as_it_is(rows: int, tmp_path: Path) -> None:
     values = made(rows)
     content = table_bytes(COLUMNS, values, {"complete": "true"})
     back = table_from(content, COLUMNS)

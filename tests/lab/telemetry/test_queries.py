@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from dataclasses import replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from statistics import correlation
 
@@ -87,27 +87,24 @@ def test_1_and_2_accuracy_and_reward_by_round_and_of_every_host(
     reward = [float(state.totals.reward.mean()) for state in ends]
     rolling = [accuracy[0], sum(accuracy) / 2]
     assert answers[0] == list(zip((1, 2), accuracy, reward, rolling, strict=True))
-    assert answers[1] == [
-        (
-            number,
-            env,
-            float(state.signals.val_accuracy[env]),
-            float(state.totals.reward[env]),
-            int(state.totals.fossilized[env]),
-        )
-        for number, state in enumerate(ends, 1)
-        for env in range(ENVS)
-    ]
+    hosts = []
+    for number, state in enumerate(ends, 1):
+        told = (state.signals.val_accuracy, state.totals.reward, state.totals.fossilized)
+        rows = zip(*(one.tolist() for one in told), strict=True)
+        hosts += [(number, env, *row) for env, row in enumerate(rows)]
+    assert answers[1] == hosts
 
 
+@dataclass
 class Life:
-    """A seed, followed by hand."""
+    """A seed, followed by hand; of its events the env-steps."""
 
-    def __init__(self, slot: int, blueprint: int, step: int) -> None:
-        self.slot = slot
-        self.blueprint = blueprint
-        self.germinated = step
-        self.blended = self.fossilized = self.pruned = None
+    slot: int
+    blueprint: int
+    germinated: int
+    blended: int | None = None
+    fossilized: int | None = None
+    pruned: int | None = None
 
     def follow(self, stage: int, step: int) -> None:
         if stage >= Stage.BLENDING and stage <= Stage.FOSSILIZED and self.blended is None:
@@ -139,25 +136,13 @@ def lives(played: Witnessed) -> dict[int, list[Life]]:
     return found
 
 
-def test_3_what_became_of_every_seed(
-    player: str, answers: list[list[tuple]], rounds: list[Witnessed]
-) -> None:
+def test_3_fates_of_seeds(player: str, answers: list[list[tuple]], rounds: list[Witnessed]) -> None:
     expected = [
-        (
-            number,
-            env,
-            seed,
-            SLOTS[life.slot],
-            BLUEPRINT_NAMES[life.blueprint],
-            life.germinated,
-            life.blended,
-            life.fossilized,
-            life.pruned,
-            life.fate,
-        )
+        (number, env, seed, SLOTS[slot], BLUEPRINT_NAMES[blueprint], *events, life.fate)
         for number, played in enumerate(rounds, 1)
         for env, seeds in lives(played).items()
         for seed, life in enumerate(seeds, 1)
+        for slot, blueprint, *events in [astuple(life)]
     ]
     assert ("fossilized" if player == "schedule" else "pruned") in {row[-1] for row in expected}
     assert answers[2] == expected
@@ -177,9 +162,7 @@ def test_4_what_the_policy_does(answers: list[list[tuple]], rounds: list[Witness
     assert answers[3] == expected
 
 
-def test_5_what_the_reward_was_paid_for(
-    folder: Path, answers: list[list[tuple]], rounds: list[Witnessed]
-) -> None:
+def test_5_paid_for_what(folder: Path, answers: list[list[tuple]], rounds: list[Witnessed]) -> None:
     found = answers[4]
     for number, played in enumerate(rounds, 1):
         paid = sum(paid for round_, _, paid in found if round_ == number)
@@ -192,15 +175,9 @@ def test_5_what_the_reward_was_paid_for(
 def test_6_how_slots_spend_their_time(answers: list[list[tuple]], rounds: list[Witnessed]) -> None:
     expected = []
     for number, played in enumerate(rounds, 1):
-        stages = Counter(
-            STAGE_NAMES[stage]
-            for view in played.views
-            for stage in view.state.slots.stage.flatten().tolist()
-        )
-        expected += [
-            (number, stage, stages[stage], stages[stage] / (ENVS * STEPS * 2))
-            for stage in sorted(stages)
-        ]
+        codes = torch.stack([view.state.slots.stage for view in played.views]).flatten()
+        stages = Counter(STAGE_NAMES[stage] for stage in codes.tolist())
+        expected += [(number, one, stages[one], stages[one] / len(codes)) for one in sorted(stages)]
     assert answers[5] == expected
 
 
@@ -221,9 +198,7 @@ def test_7_what_each_seed_adds_in_the_end(
     assert found or player == "random"
 
 
-def test_8_which_blueprints_earn_their_place(
-    answers: list[list[tuple]], rounds: list[Witnessed]
-) -> None:
+def test_8_fates_of_blueprints(answers: list[list[tuple]], rounds: list[Witnessed]) -> None:
     fates: dict[str, Counter[str]] = defaultdict(Counter)
     for played in rounds:
         for seeds in lives(played).values():
@@ -235,9 +210,7 @@ def test_8_which_blueprints_earn_their_place(
     ]
 
 
-def test_9_which_gates_hold_seeds_back(
-    player: str, answers: list[list[tuple]], rounds: list[Witnessed]
-) -> None:
+def test_9_gates_refuse(player: str, answers: list[list[tuple]], rounds: list[Witnessed]) -> None:
     path = {Stage.GERMINATED: "G1", Stage.TRAINING: "G2", Stage.BLENDING: "G3", Stage.HOLDING: "G5"}
     passed = Counter[str]()
     refused = Counter[str]()
@@ -291,9 +264,7 @@ def begun(tmp_path: Path) -> Path:
     return tmp_path / "sweep"
 
 
-def test_every_view_and_question_of_the_page_answers_for_any_run_and_for_several(
-    begun: Path,
-) -> None:
+def test_every_view_and_question_answers_for_any_run_and_for_several(begun: Path) -> None:
     for runs in ([begun], [begun / "1"]):
         database = open_database(runs)
         for view in VIEWS:
@@ -317,9 +288,7 @@ def asked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, st
     return int(ended.value.code or 0), *capsys.readouterr()
 
 
-def test_the_command_prints_tables_csv_and_json(
-    begun: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_csv_and_json(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sql = "select round, count(*) as hosts from episodes group by round order by round"
     run = str(begun / "0")
     assert asked(capsys, run, sql, "format=csv")[1].splitlines() == ["round,hosts", "1,4", "2,4"]

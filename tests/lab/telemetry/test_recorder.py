@@ -3,24 +3,20 @@
 import json
 import resource
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
+from program import wait_until
 from recorded_world import Recorded, record
 
 from esper_soa.lab.telemetry import recorder as module
+from esper_soa.lab.telemetry import table_files as files
 from esper_soa.lab.telemetry.recorder import RankRecorder, TableRecorder
-from esper_soa.lab.telemetry.table_files import (
-    keep_tables,
-    read_file,
-    read_table,
-    table_files,
-    table_path,
-)
+from esper_soa.lab.telemetry.table_files import read_file, read_table, table_files, table_path
 from esper_soa.runtime.files import Unwritten
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.training.callbacks import Recorder
@@ -59,9 +55,7 @@ def twice(steps: int) -> list[int]:
 
 
 @pytest.mark.parametrize("level", ["events", "full"])
-def test_each_round_has_a_file_per_table_that_says_what_it_is(
-    recorded: Recorded, tmp_path: Path, level: str
-) -> None:
+def test_each_round_has_a_file_per_table(recorded: Recorded, tmp_path: Path, level: str) -> None:
     recorder = made(recorded, tmp_path, level)
     for number in (1, 2):
         play(recorder, recorded, number, ends=True)
@@ -79,9 +73,9 @@ def test_each_round_has_a_file_per_table_that_says_what_it_is(
     legend = json.loads(facts["legend"])
     assert (legend["slots"], legend["ops"][1]) == ([*recorded.legend.slots], "germinate")
     assert "dropped" not in facts
-    keep_tables(tmp_path, 1)
+    files.keep_tables(tmp_path, 1)
     assert all(list(table_files(tmp_path, table)) == [1] for table in tables)
-    keep_tables(tmp_path, 0)
+    files.keep_tables(tmp_path, 0)
     assert len(read_table(tmp_path, "steps")["env"]) == 0
 
 
@@ -91,10 +85,7 @@ def test_a_round_in_progress_is_written_now_and_then_and_kept_as_far_as_it_came(
     recorder = made(recorded, tmp_path, interval=0.0)
     play(recorder, recorded, 1, steps=2)
     path = table_path(tmp_path, "events", 1)
-    end = time.monotonic() + 10
-    while not path.exists():
-        assert time.monotonic() < end, path
-        time.sleep(0.01)
+    wait_until(path.exists)
     assert read_file(path, "events").facts["complete"] == "false"
     first = read_file(table_path(tmp_path, "steps", 1), "steps").values
     assert first["step"].tolist() in (twice(1), twice(2))
@@ -177,18 +168,12 @@ def test_envs_that_are_over_have_no_rows_where_those_of_other_ranks_play_on(
     recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = made(recorded, tmp_path, "full")
-    emit = recorder.emit
-    given = []
-
-    def counted(step: int, numbers: np.ndarray) -> None:
-        given.append(step)
-        emit(step, numbers)
-
-    monkeypatch.setattr(recorder, "emit", counted)
+    given = mock.Mock(wraps=recorder.emit)
+    monkeypatch.setattr(recorder, "emit", given)
     relay = RankRecorder(recorder, Longer(), "full")
     play(relay, recorded, 1, steps=4, ends=True)
     recorder.close()
-    assert given == [1, 2, 3, 4, 5, 6]
+    assert [call.args[0] for call in given.call_args_list] == [1, 2, 3, 4, 5, 6]
     for name in ("steps", "slots", "choices", "subsets"):
         assert sorted(set(read_table(tmp_path, name)["step"].tolist())) == [1, 2, 3, 4], name
     assert read_table(tmp_path, "events")["step"].max() <= 4
@@ -197,18 +182,14 @@ def test_envs_that_are_over_have_no_rows_where_those_of_other_ranks_play_on(
 def test_what_the_disk_refuses_is_named_and_written_when_it_can_be(
     recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = module.write_bytes
     unwritten = Unwritten()
-
-    def refuse(path: Path, content: bytes) -> None:
-        raise OSError(28, "No space left on device")
-
     recorder = TableRecorder(tmp_path, recorded.legend, "events", 100.0, unwritten)
-    monkeypatch.setattr(module, "write_bytes", refuse)
-    play(recorder, recorded, 1, ends=True)
-    recorder.flush()
+    refuse = mock.Mock(side_effect=OSError(28, "No space left on device"))
+    with monkeypatch.context() as full:
+        full.setattr(module, "write_bytes", refuse)
+        play(recorder, recorded, 1, ends=True)
+        recorder.flush()
     assert str(unwritten) == "telemetry could not be written (No space left on device)"
-    monkeypatch.setattr(module, "write_bytes", write)
     play(recorder, recorded, 2, ends=True)
     recorder.close()
     assert not unwritten.reasons

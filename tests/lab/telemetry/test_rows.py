@@ -49,10 +49,8 @@ def assert_column(
 
 def names_of(codes: list[Tensor], names: tuple[str, ...], known: list[Tensor]) -> list[str | None]:
     """Names by code, None where nothing is known."""
-    pairs = zip(
-        torch.stack(codes).flatten().tolist(), torch.stack(known).flatten().tolist(), strict=True
-    )
-    return [names[code] if there else None for code, there in pairs]
+    both = (torch.stack(one).flatten().tolist() for one in (codes, known))
+    return [names[code] if there else None for code, there in zip(*both, strict=True)]
 
 
 def test_measurements_and_rewards_are_those_of_training(recorded: Recorded) -> None:
@@ -66,11 +64,8 @@ def test_measurements_and_rewards_are_those_of_training(recorded: Recorded) -> N
     for name in REWARD_TERMS:
         assert_column(table[f"reward_{name}"], [step.result.terms.get(name) for step in steps])
     attribution = [step.observed.attribution for step in steps]
-    assert_column(
-        table["total_contribution"],
-        [one.total for one in attribution],
-        [one.total_known for one in attribution],
-    )
+    totals, known = zip(*((one.total, one.total_known) for one in attribution), strict=True)
+    assert_column(table["total_contribution"], totals, known)
     assert_column(table["committed_accuracy"], [one.committed for one in attribution])
     assert_column(table["subsets"], [(step.trusted.subset >= 0).sum(1) for step in steps])
     assert_column(table["panic"], [step.before.guard.panic for step in steps])
@@ -83,9 +78,8 @@ def test_sizes_and_costs_are_those_that_rent_and_metrics_go_by(recorded: Recorde
     table = read(recorded, "steps")
     assert_column(table["parameters"], [total_params(one, counts) for one in slots])
     assert_column(table["train_flop"], [TRAIN_SAMPLES * flop_per_image(one, flop) for one in slots])
-    assert_column(
-        read(recorded, "slots")["parameters"], [occupied_params(one, counts) for one in slots]
-    )
+    occupied = [occupied_params(one, counts) for one in slots]
+    assert_column(read(recorded, "slots")["parameters"], occupied)
 
 
 def test_actions_are_told_by_name_where_they_matter(recorded: Recorded) -> None:
@@ -102,25 +96,20 @@ def test_actions_are_told_by_name_where_they_matter(recorded: Recorded) -> None:
         ("alpha_curve", CURVE_NAMES),
         ("op", OP_NAMES),
     ):
-        assert table[name].tolist() == names_of(
-            [one.get(name) for one in actions], names, matters[name]
-        ), name
+        wanted = names_of([one.get(name) for one in actions], names, matters[name])
+        assert table[name].tolist() == wanted, name
     tempo = torch.tensor([3, 5, 8])
     speed = torch.tensor([0, 3, 5, 8])
     assert_column(table["tempo"], [tempo[one.tempo] for one in actions], matters["tempo"])
-    assert_column(
-        table["alpha_speed"], [speed[one.alpha_speed] for one in actions], matters["alpha_speed"]
-    )
-    wanted = np.array([0.5, 0.7, 1.0])[
-        torch.stack([one.alpha_target for one in actions]).flatten().numpy()
-    ]
-    known = torch.stack(matters["alpha_target"]).flatten().numpy()
-    np.testing.assert_array_equal(table["alpha_target"], np.where(known, wanted, np.nan))
+    speeds = [speed[one.alpha_speed] for one in actions]
+    assert_column(table["alpha_speed"], speeds, matters["alpha_speed"])
+    target = torch.tensor([0.5, 0.7, 1.0], dtype=torch.float64)
+    targets = [target[one.alpha_target] for one in actions]
+    assert_column(table["alpha_target"], targets, matters["alpha_target"])
     outcome = [step.result.outcome for step in recorded.steps]
     everywhere = [torch.ones_like(one.op, dtype=torch.bool) for one in actions]
-    assert table["effective_op"].tolist() == names_of(
-        [one.effective_op for one in outcome], OP_NAMES, everywhere
-    )
+    wanted = names_of([one.effective_op for one in outcome], OP_NAMES, everywhere)
+    assert table["effective_op"].tolist() == wanted
     assert_column(table["success"], [one.success for one in outcome])
 
 
@@ -130,24 +119,19 @@ def test_masks_and_probabilities_are_those_of_the_policy(recorded: Recorded) -> 
     for place, name in enumerate(HEAD_NAMES):
         likely = [one.decision.log_probs[:, place].exp() for one in facts]
         matters = [relevant_heads(one.decision.action.op)[:, place] for one in facts]
-        wanted = np.where(
-            torch.stack(matters).flatten().numpy(), torch.stack(likely).flatten().numpy(), np.nan
-        )
+        both = (torch.stack(one).flatten().numpy() for one in (matters, likely))
+        wanted = np.where(*both, np.nan)
         np.testing.assert_allclose(table[f"{name}_probability"], wanted, rtol=1e-6)
     assert_column(table["value"], [one.decision.value for one in facts])
     legal = torch.stack([step.view.masks.op for step in recorded.steps]).flatten(0, 1)
-    assert table["ops_legal"].tolist() == [
-        sum(1 << op for op in range(6) if row[op]) for row in legal.tolist()
-    ]
+    assert table["ops_legal"].tolist() == (legal * (1 << torch.arange(6))).sum(1).tolist()
     choices = read(recorded, "choices")
     masks = [head_masks(step.view.masks, step.action.op) for step in recorded.steps]
     for name in HEAD_NAMES:
         wanted = torch.cat([one[name] for one in masks])
         np.testing.assert_array_equal(choices[f"{name}_legal"], wanted.numpy())
     together = np.concatenate([choices[f"{name}_probability"] for name in HEAD_NAMES], 1)
-    np.testing.assert_array_equal(
-        together, torch.cat([one.probabilities for one in facts if one.probabilities is not None])
-    )
+    np.testing.assert_array_equal(together, torch.cat([one.probabilities for one in facts]))
 
 
 def test_slots_are_those_that_were_trained_and_measured(recorded: Recorded) -> None:
@@ -156,13 +140,12 @@ def test_slots_are_those_that_were_trained_and_measured(recorded: Recorded) -> N
     slots = [step.view.state.slots for step in recorded.steps]
     taken = [one.stage != Stage.EMPTY for one in slots]
     everywhere = [torch.ones_like(one) for one in taken]
-    assert table["stage"].tolist() == names_of(
-        [one.stage for one in slots], STAGE_NAMES, everywhere
-    )
-    assert table["blueprint"].tolist() == names_of(
-        [one.blueprint for one in slots], recorded.legend.blueprints, taken
-    )
-    assert table["blend"].tolist() == names_of([one.blend for one in slots], BLEND_NAMES, taken)
+    for name, names, known in (
+        ("stage", STAGE_NAMES, everywhere),
+        ("blueprint", recorded.legend.blueprints, taken),
+        ("blend", BLEND_NAMES, taken),
+    ):
+        assert table[name].tolist() == names_of([one.get(name) for one in slots], names, known)
     for name in ("stage_age", "alpha", "contribution_velocity", "escrow"):
         assert_column(table[name], [one.get(name) for one in slots])
     assert_column(table["seed_age"], [one.seed_age for one in slots], taken)
@@ -180,15 +163,11 @@ def test_slots_are_those_that_were_trained_and_measured(recorded: Recorded) -> N
 
 def test_subsets_are_those_that_were_validated(recorded: Recorded) -> None:
     table = read(recorded, "subsets")
-    rows = [
-        (step, env, subset, accuracy)
-        for step, one in enumerate(recorded.steps, 1)
-        for env, pairs in enumerate(
-            zip(one.trusted.subset.tolist(), one.trusted.accuracy.tolist(), strict=True)
-        )
-        for subset, accuracy in zip(*pairs, strict=True)
-        if subset >= 0
-    ]
+    rows = []
+    for step, one in enumerate(recorded.steps, 1):
+        for at in map(tuple, (one.trusted.subset >= 0).nonzero().tolist()):
+            found = (part[at].item() for part in (one.trusted.subset, one.trusted.accuracy))
+            rows.append((step, at[0], *found))
     columns = (table[name].tolist() for name in ("step", "env", "subset", "accuracy"))
     assert list(zip(*columns, strict=True)) == rows
 

@@ -2,14 +2,12 @@
 
 import json
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-import warm
-from program import ENVIRONMENT, TINY, command, finished, wait_until
+from program import TINY, finished, started, wait_until
 from tiny_runs import fresh, resumed, settings, timeless
 
 from esper_soa.config.settings import TelemetryConfig, TrainConfig
@@ -24,12 +22,11 @@ def at(level: str, rounds: int = 2) -> TrainConfig:
 
 
 def same_tables(one: Path, other: Path) -> bool:
-    pairs = [
-        (read_table(one, table), read_table(other, table)) for table in ("steps", "slots", "events")
-    ]
-    return all(
-        str(mine[name].tolist()) == str(its[name].tolist()) for mine, its in pairs for name in its
-    )
+    """Those of level events; what is no number is like itself."""
+    tables = ("steps", "slots", "events")
+    pairs = [[read_table(place, table) for place in (one, other)] for table in tables]
+    columns = [(mine[name], its[name]) for mine, its in pairs for name in its]
+    return all(str(mine.tolist()) == str(its.tolist()) for mine, its in columns)
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +39,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def test_each_level_writes_its_files_and_those_before_it_and_changes_no_number(
-    folders: dict[str, Path],
-) -> None:
+def test_each_level_adds_its_files_and_changes_no_number(folders: dict[str, Path]) -> None:
     lines = ["metrics.jsonl", "episodes.jsonl"]
     ends = []
     for level, names, env_steps in (
@@ -66,9 +61,7 @@ def test_each_level_writes_its_files_and_those_before_it_and_changes_no_number(
     assert same_tables(folders["events"], folders["full"])
 
 
-def test_the_probability_of_what_was_chosen_is_that_among_all_choices(
-    folders: dict[str, Path],
-) -> None:
+def test_the_probability_of_a_choice_is_that_among_all_choices(folders: dict[str, Path]) -> None:
     steps = read_table(folders["full"], "steps")
     choices = read_table(folders["full"], "choices")
     facts = read_file(table_path(folders["full"], "steps", 1), "steps").facts
@@ -91,9 +84,7 @@ def test_a_run_that_goes_on_has_the_tables_of_one_that_was_never_stopped(
     assert list(table_files(tmp_path, "events")) == [1, 2]
 
 
-def test_a_checkpoint_waits_for_the_tables_of_its_rounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_waits_for_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = recorder.write_bytes
     save = output.save_checkpoint
     seen = []
@@ -117,15 +108,10 @@ def test_a_checkpoint_waits_for_the_tables_of_its_rounds(
 def test_a_run_that_is_killed_leaves_whole_files_and_goes_on(tmp_path: Path) -> None:
     more = ("rounds=500", "steps=10", "run_dir=run", "checkpoint_every=1")
     more += ("telemetry.write_interval=0",)
-    pipe = subprocess.PIPE
-    process = warm.Popen(
-        command(*TINY, *more), cwd=tmp_path, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True
-    )
+    process = started(*TINY, *more, folder=tmp_path)
     folder = RunFolder(tmp_path / "run")
-    wait_until(
-        lambda: len(folder.checkpoints()) > 0 and table_path(folder.path, "steps", 3).exists(),
-        process,
-    )
+    third = table_path(folder.path, "steps", 3)
+    wait_until(lambda: len(folder.checkpoints()) > 0 and third.exists(), process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     found = read_table(folder.path, "steps")

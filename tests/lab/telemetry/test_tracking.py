@@ -17,14 +17,7 @@ from tiny_runs import TIMES, fresh, records, resumed, settings, timeless
 from esper_soa.config.errors import UserError
 from esper_soa.lab.telemetry import tracking as module
 from esper_soa.lab.telemetry.table_files import read_table
-from esper_soa.lab.telemetry.tracking import (
-    STATE,
-    Tracked,
-    Tracker,
-    TrackerState,
-    Tracking,
-    numbers_of,
-)
+from esper_soa.lab.telemetry.tracking import STATE, Tracked, Tracker, TrackerState, Tracking
 from esper_soa.runtime.files import Unwritten
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.session import session
@@ -83,11 +76,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
 
 @pytest.mark.parametrize(("seconds", "fails"), [(0.1, False), (0.0, True)])
 def test_a_tracker_that_sleeps_or_fails_changes_nothing_but_what_it_lacks(
-    seconds: float,
-    fails: bool,
-    alone: tuple[Path, list[dict]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    seconds: float, fails: bool, alone: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LIMIT", 1)
     sinks = Sinks()
@@ -115,9 +104,7 @@ def test_a_tracker_that_cannot_be_opened_costs_its_lines_alone_which_the_summary
     assert lacks in (tmp_path / "log.txt").read_text()
 
 
-def test_a_tracker_that_hangs_is_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_hangs_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = threading.Event()
     held = threading.Event()
 
@@ -140,9 +127,7 @@ def test_a_tracker_that_hangs_is_left_behind(
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
-def test_a_missing_package_is_told_with_the_extra_to_install(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_names_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for hidden in (name, *(["torch.utils.tensorboard"] if name == "tensorboard" else [])):
         monkeypatch.setitem(sys.modules, hidden, None)
     monkeypatch.delitem(sys.modules, f"{module.HOME}.{name}", raising=False)
@@ -154,18 +139,12 @@ def test_a_missing_package_is_told_with_the_extra_to_install(
 def test_two_jobs_of_a_sweep_are_two_runs_of_wandb_offline(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="extra wandb")
     words = command("-m", "seed=1,2", "track=[wandb]", "run_dir=sweep", *TINY)
-    done = subprocess.run(
-        words,
-        cwd=tmp_path,
-        env=ENVIRONMENT | {"WANDB_MODE": "offline"},
-        capture_output=True,
-        text=True,
-    )
+    env = ENVIRONMENT | {"WANDB_MODE": "offline"}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     files = sorted((tmp_path / "sweep").rglob("run-*.wandb"))
-    assert len(files) == 2
-    assert len({file.stem for file in files}) == 2
-    assert len({file.parents[2] for file in files}) == 2, "one in the folder of each job"
+    for each in (files, {file.stem for file in files}, {file.parents[2] for file in files}):
+        assert len(each) == 2, "one in the folder of each job"
     for file in files:
         summary = json.loads((file.parents[2] / "summary.json").read_text())
         assert summary["telemetry"]["dropped"] == {}
@@ -194,7 +173,7 @@ def test_a_tracker_is_told_every_number_of_every_round_once_also_where_a_run_goe
     for (number, numbers), line in zip(told, played, strict=True):
         # what a clock said of a round that was played twice was told the first time
         clock = TIMES if number == 3 else ()
-        same = {name: value for name, value in numbers_of(line) if name not in clock}
+        same = {name: value for name, value in module.numbers_of(line) if name not in clock}
         assert {name: value for name, value in numbers.items() if name not in clock} == same
         assert numbers["accuracy/mean"] == line["accuracy"]["mean"]
         assert numbers["update/entropy/op"] == line["update"]["entropy/op"]
@@ -204,9 +183,7 @@ def test_a_tracker_is_told_every_number_of_every_round_once_also_where_a_run_goe
     assert json.loads((tmp_path / STATE).read_text()) == {"sink": {"id": "new", "round": 4}}
 
 
-def test_a_run_that_starts_afresh_is_a_new_run_and_a_file_that_is_not_ours_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_fresh_run_is_a_new_one_and_files_not_ours_are_refused(tmp_path: Path) -> None:
     TrackerState(tmp_path, False, Unwritten()).save("sink", ("old", 3))
     assert TrackerState(tmp_path, True, Unwritten()).of("sink") == ("old", 3)
     assert TrackerState(tmp_path, False, Unwritten()).of("sink") == ("", 0)
@@ -220,7 +197,7 @@ def test_tensorboard_has_every_step_once_after_a_run_has_gone_on(tmp_path: Path)
     pytest.importorskip("tensorboard", reason="extra tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    told = [dict(numbers_of(line)) for line in goes_on(tmp_path, ["tensorboard"])]
+    told = [dict(module.numbers_of(line)) for line in goes_on(tmp_path, ["tensorboard"])]
     found = EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()
     assert set(found.Tags()["scalars"]) == set().union(*told)
@@ -242,7 +219,7 @@ def test_mlflow_has_one_run_with_every_step_once_after_a_run_has_gone_on(tmp_pat
     ]
 
 
-def test_mlflow_shows_a_run_that_goes_on_as_running(
+def test_mlflow_shows_a_resumed_run_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mlflow = pytest.importorskip("mlflow", reason="extra mlflow")
