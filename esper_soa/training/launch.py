@@ -66,7 +66,9 @@ def train_within(
     if launched is not None:
         return run_rank(within, replace(cfg, resume=cfg.resume or "auto"), checkpoint, launched)
     if cfg.ranks == 1:
-        return run_in_session(within, cfg, checkpoint, callbacks=callbacks).validation_accuracy
+        return run_in_session(
+            within, cfg, checkpoint, callbacks=callbacks
+        ).grown.validation_accuracy
     check_devices(cfg, cfg.ranks)
     with TemporaryDirectory(prefix="esper_ranks_") as scratch:
         job = {
@@ -278,7 +280,7 @@ def run_rank(
     beside = launched.local_processes if device.type == "cpu" else 1
     group = RankGroup(cfg.envs, launched.local_rank, beside)
     try:
-        accuracy = run_in_session(within, cfg, checkpoint, ranks=group).validation_accuracy
+        accuracy = run_in_session(within, cfg, checkpoint, ranks=group).grown.validation_accuracy
         group.of_all(None)  # nobody leaves before all have come to the end
     except RankLostError as error:
         raise RankLostError(f"{error}. {resume_hint(within.folder, cfg.rounds)}") from error
