@@ -62,7 +62,7 @@ def test_a_study_leaves_a_report_that_tells_its_tests(compared: Compared) -> Non
             command.MEASURES[row["measure"]],
             f"{row['mean']:+.2f} [{low}, {high}]",
             f"{row['won']} of 2",
-            f"{row['effect']:+.2f}",
+            "–" if row["effect"] is None else f"{row['effect']:+.2f}",
             f"{row['p']:.3f}",
             f"{row['corrected']:.3f}",
             row["verdict"],
@@ -90,7 +90,8 @@ def test_groups_play_the_same_seeds_and_finished_runs_are_kept(
         grown = [RecordedRun(asked.folder(group, seed)).summary["grown"] for seed in asked.seeds]
         for measure in command.MEASURES:
             assert [one[measure] for one in grown] == record["groups"][group][measure]
-        assert group != "c" or grown[0]["test_accuracies"] != grown[1]["test_accuracies"]
+        seen = [one["validation_accuracies"] for one in grown]
+        assert group != "c" or seen[0] != seen[1]
     written = {path: path.stat().st_mtime_ns for path in (folder / "study").rglob("summary.json")}
     asked.folder("b", 9).joinpath("summary.json").unlink()
     monkeypatch.setattr(command, "report_in", lambda _: "")
