@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE / "agent"))
-sys.path.insert(0, str(HERE / "env"))
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).parent / "agent"))
+sys.path.insert(0, str(Path(__file__).parent / "env"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from triton_once import patch_language_once
 

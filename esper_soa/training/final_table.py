@@ -94,11 +94,6 @@ class Summary:
     telemetry: dict[str, Json] = field(default_factory=dict)
 
     @property
-    def validation_accuracy(self) -> float:
-        """Of the grown hosts, percent, mean over envs and rounds compared."""
-        return self.grown.validation_accuracy
-
-    @property
     def own_env_steps(self) -> int:
         """Env-steps of the growing hosts in this process."""
         return self.speed.env_steps - self.env_steps_before

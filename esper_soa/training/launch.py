@@ -67,7 +67,8 @@ def train_within(
     if launched is not None:
         return run_rank(within, replace(cfg, resume=cfg.resume or "auto"), checkpoint, launched)
     if cfg.ranks == 1:
-        return run_in_session(within, cfg, checkpoint, callbacks=callbacks).validation_accuracy
+        summary = run_in_session(within, cfg, checkpoint, callbacks=callbacks)
+        return summary.grown.validation_accuracy
     check_devices(cfg, cfg.ranks)
     with TemporaryDirectory(prefix="esper_ranks_") as scratch:
         job = {
@@ -80,8 +81,8 @@ def train_within(
         }
         write_text(Path(scratch, "job.json"), json.dumps(job))
         _launch(within.folder, cfg, Path(scratch))
-    summary = json.loads(within.folder.summary.read_text(encoding="utf-8"))
-    return float(summary["grown"]["validation_accuracy"])
+    written = json.loads(within.folder.summary.read_text(encoding="utf-8"))
+    return float(written["grown"]["validation_accuracy"])
 
 
 def _launch(folder: RunFolder, cfg: TrainConfig, scratch: Path) -> None:
@@ -294,7 +295,7 @@ def run_rank(
     beside = launched.local_processes if device.type == "cpu" else 1
     group = RankGroup(cfg.envs, launched.local_rank, beside)
     try:
-        accuracy = run_in_session(within, cfg, checkpoint, ranks=group).validation_accuracy
+        accuracy = run_in_session(within, cfg, checkpoint, ranks=group).grown.validation_accuracy
         group.of_all(None)  # nobody leaves before all have come to the end
     except RankLostError as error:
         raise RankLostError(f"{error}. {resume_hint(within.folder, cfg.rounds)}") from error

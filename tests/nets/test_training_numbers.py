@@ -12,7 +12,7 @@ from esper_soa.config.nets import TaskConfig
 from esper_soa.nets import batched
 from esper_soa.nets.gradients import gradient_statistics
 from esper_soa.nets.model.parts import norm_groups
-from esper_soa.nets.sgd import LearningRates, rules_of
+from esper_soa.nets.sgd import LearningRates, rules_of, sgd_
 
 CPU = torch.device("cpu")
 

@@ -131,7 +131,7 @@ def test_a_control_heeds_early_stop_too(tmp_path: Path, control: str) -> None:
     assert summary.control is not None
     assert whole.control is not None
     for mine, its in zip(summary.control.episodes, whole.control.episodes, strict=True):
-        assert all(np.isfinite(mine.accuracies))
+        assert all(np.isfinite(mine.test_accuracies))
         assert all(flop > 0 for flop in mine.train_flop)
         assert sum(mine.train_flop) < sum(its.train_flop)
     if control in ("wait", "heuristic"):

@@ -43,7 +43,7 @@ def test_every_task_runs_with_its_first_and_last_slot(tmp_path: Path, task: str)
     slots = {"cifar_minimal": "[r0c0,r0c2]"}.get(task, "[r0c0,r1c2]")
     summary = play(tmp_path / "run", f"task={task}", f"slots={slots}", "steps=1")
     assert summary.task == task
-    assert 0 <= summary.validation_accuracy <= 100
+    assert 0 <= summary.grown.validation_accuracy <= 100
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_arrays_that_a_program_hands_over_are_played_resumed_and_evaluated(
 
 
 def test_findings_are_warnings_of_the_run(tmp_path: Path) -> None:
-    content = own_files.arrays()
+    content = own_files.arrays(val=True)
     content["test_images"][:3] = content["train_images"][:3]
     path = own_files.write(tmp_path / "m.npz", content)
     play(tmp_path / "run", f"data.root={path}", "rounds=1", "steps=1")

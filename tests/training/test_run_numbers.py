@@ -317,7 +317,8 @@ def test_the_control_plays_the_last_round_on_its_hosts_and_its_data(
     (episode,) = control.episodes
     assert control.name == "wait"
     # nothing has grown, so there is no rent
-    assert episode.accuracies == episode.nets == alone[-1].accuracies
+    assert episode.validation_accuracies == alone[-1].accuracies
+    assert episode.test_accuracies == episode.nets
     host = float(world.rules.reward.counts.host)
     assert episode.parameters == alone[-1].parameters == [host] * ENVS
     assert episode.train_flop == alone[-1].train_flop == [STEPS * 4 * world.flop.host] * ENVS
@@ -340,14 +341,14 @@ def test_a_control_plays_the_last_rounds_each_beside_the_hosts_that_grew_in_it(
         other = play_control(name, settings("random"), world, grown, Round(number, quiet))
         for score, result in ((played.grown, grown), (played.control, other)):
             episode = score.episodes[number - 1]
-            assert episode.accuracies == result.accuracies
+            assert episode.validation_accuracies == result.accuracies
             assert episode.parameters == result.parameters
             assert episode.train_flop == result.train_flop
             rents = [
                 min(1.5, 0.5 * math.log1p(max(0, size - host) / max(host, 200)))
                 for size in result.parameters
             ]
-            assert episode.nets == pytest.approx([*map(sub, result.accuracies, rents)])
+            assert episode.nets == pytest.approx([*map(sub, episode.test_accuracies, rents)])
     assert len(played.grown.episodes) == len(played.control.episodes) == 2
     assert played.control_env_steps == 2 * ENVS * STEPS
     assert (played.control.name, played.grown.name) == (name, "random")

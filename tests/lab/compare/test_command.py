@@ -56,10 +56,10 @@ def test_a_study_leaves_a_report_that_tells_its_tests(compared: Compared) -> Non
     page = place.read_text()
     for row in compared.record["comparisons"]:
         low, high = ("–" if row[end] is None else f"{row[end]:+.2f}" for end in ("low", "high"))
+        effect = "â" if row["effect"] is None else f"{row['effect']:+.2f}"
         cells = [row["group"], "a", command.MEASURES[row["measure"]]]
         cells += [f"{row['mean']:+.2f} [{low}, {high}]", f"{row['won']} of 2"]
-        cells += [f"{row['effect']:+.2f}", f"{row['p']:.3f}", f"{row['corrected']:.3f}"]
-        cells += [row["verdict"]]
+        cells += [effect, f"{row['p']:.3f}", f"{row['corrected']:.3f}", row["verdict"]]
         assert "".join(f"<td>{cell}</td>" for cell in cells) in page
         assert row["power"] in page
     assert "over 2 seeds that every group has played in lockstep" in page
@@ -83,7 +83,8 @@ def test_groups_share_seeds_and_keep_runs(
         grown = [RecordedRun(asked.folder(group, seed)).summary["grown"] for seed in asked.seeds]
         for measure in command.MEASURES:
             assert [one[measure] for one in grown] == record["groups"][group][measure]
-        assert group != "c" or grown[0]["test_accuracies"] != grown[1]["test_accuracies"]
+        seen = [one["validation_accuracies"] for one in grown]
+        assert group != "c" or seen[0] != seen[1]
     written = {path: path.stat().st_mtime_ns for path in (folder / "study").rglob("summary.json")}
     asked.folder("b", 9).joinpath("summary.json").unlink()
     monkeypatch.setattr(command, "report_in", lambda _: "")
