@@ -37,8 +37,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-    """Training batch norm of x [B, n*C, H, W]; weight, bias [n, C]; moves mean and var [n*C] in
-    place.
+    """Training batch norm of x [B, n*C, H, W]; weight, bias [n, C]; moves mean and var [n*C].
 
     torch 2.13's CPU backward of a channels_last batch norm takes weights for contiguous, which
     those of networks of one channel, columns of a pool, are not.

@@ -77,11 +77,9 @@ class Sizes(NamedTuple):
 
 
 class Engine(Protocol[Active]):
-    """Claims the rows of newborn seeds, trains and validates N networks; the weights are its
-    caller's.
+    """Trains and validates N networks, whose weights are its caller's.
 
-    What `claim_` gives is for `train_` and `validate` of the same env-step and means something to
-    this engine alone.
+    What `claim_` gives is for `train_` and `validate` of this engine in the same env-step.
     """
 
     @property
@@ -96,8 +94,7 @@ class Engine(Protocol[Active]):
     def claim_(
         self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor
     ) -> Active:
-        """Initialise newborn seeds, clear the momentum that starts afresh, and say which seeds this
-        env-step has.
+        """Initialise newborn seeds, clear momentum that starts afresh; the seeds of this env-step.
 
         seeds: [N, S]. keys: int64 [N], the streams of this env-step. An engine that has to know on
         the host which seeds run reads it here, once per env-step; none reads it anywhere else.
@@ -114,8 +111,7 @@ class Engine(Protocol[Active]):
         num_batches: int,
         lr_factor: float = 1.0,
     ) -> TrainReport:
-        """Train every host and every running seed on `num_batches` batches; alpha [N, S] stays
-        fixed meanwhile.
+        """Train every host and every running seed on `num_batches` batches; alpha: [N, S].
 
         An optimiser step follows every nets.accumulate batches, of which num_batches is a multiple:
         clipping, weight decay, momentum and gradient statistics see the mean of their gradients.

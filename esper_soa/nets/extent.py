@@ -1,8 +1,6 @@
-"""How large the tensors of a pass get, per network and sample: what decides how many of both go
-through one together.
+"""How large tensors of a pass get: what decides how many networks and samples go through together.
 
-Many kernels of libraries index with 32 bits, so no tensor of a pass on a GPU may have more than
-INDEXED elements.
+Many kernels index with 32 bits: no tensor of a pass on a GPU may have more than INDEXED elements.
 """
 
 from esper_soa.nets.model.host import HostShape
@@ -13,8 +11,7 @@ INDEXED = 2**31 - 1
 def activation_elements(shape: HostShape, inputs: int, rows: int = 1) -> int:
     """Elements of the largest tensor of a forward pass, per network and sample.
 
-    inputs: elements of a sample. rows: alpha rows at the end of the pass, at most; every slot on
-    the way may double them.
+    inputs: elements of a sample. rows: alpha rows at the end, at most; each slot may double them.
     """
     now = 1
     largest = inputs

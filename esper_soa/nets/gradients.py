@@ -1,5 +1,4 @@
-"""What gradients of seeds say: their norm, what vanishes or explodes in them, and their size beside
-the host's.
+"""What gradients of seeds say: norm, what vanishes or explodes, and size beside the host's.
 
 Measured by the engines every few batches; the function here is the meaning, kernels do the same.
 """

@@ -33,11 +33,9 @@ class EmptyGraphError(RuntimeError):
 
 
 def copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Every source into its target, those of one dtype together: one launch for some dozens of
-    tensors on a GPU.
+    """Every source into its target; those of one dtype are one launch for some dozens on a GPU.
 
-    What has gaps, or another shape or dtype than its target, goes alone, as one such tensor would
-    part all others.
+    What has gaps, or another shape or dtype than its target, goes alone: it would part all others.
     """
     alike = defaultdict[torch.dtype, list[tuple[Tensor, Tensor]]](list)
     for target, source in zip(targets, sources, strict=True):

@@ -74,8 +74,7 @@ Distances = dict[str, tuple[float, float]]
 def try_engines(
     trial: Trial, exact: Maker, reference: str, makers: Mapping[str, Maker]
 ) -> list[TrialResult]:
-    """Results of the engines that `makers` make, that named `reference` first; `exact` makes torch
-    for float32.
+    """Results of the engines of `makers`, that named `reference` first; exact: torch in float32.
 
     Raises UserError where the device is of no use any more after an engine has failed on it.
     """
@@ -114,11 +113,9 @@ def disagreement(errors: Distances, rounding: Distances) -> str:
 
 
 def distances(found: Results, wanted: Results, val_samples: int) -> Distances:
-    """Distances of results, relative to the norm of a network's: of the worst network, and the mean
-    of all.
+    """Distances relative to the norm of a network's: of the worst network, and the mean of all.
 
-    Accuracies count as the share of samples beyond FLIPPED; other subsets than those of `wanted`
-    are infinitely far.
+    Accuracies count as the share of samples beyond FLIPPED; other subsets are infinitely far.
     """
     errors = Distances()
     for name, right in wanted.items():

@@ -39,12 +39,10 @@ Piece = Callable[[Call], Result]
 
 
 def run_pieces(pieces: Sequence[Piece[Result]], workers: int) -> list[Result]:
-    """Results in the order of `pieces`; with one worker, or one piece, all is done by the calling
-    thread.
+    """Results in the order of `pieces`; the calling thread does them where one worker or piece is.
 
     The first piece that fails ends the call: the others are given up, and once none runs any more,
-    its exception is raised with the traceback of the piece. An interrupt of the calling thread does
-    the same.
+    its exception is raised with its traceback. So does an interrupt of the calling thread.
     """
     call = Call()
     if workers == 1 or len(pieces) == 1:

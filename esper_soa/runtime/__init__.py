@@ -1,2 +1,1 @@
-"""What a run stands on: the device and its memory, compilation, ranks, signals, files, the
-console."""
+"""What a run stands on: device, memory, compilation, ranks, signals, files, the console."""

@@ -54,8 +54,7 @@ def choose_compilation(
 
 
 def keep_compiled() -> str:
-    """Have torch.compile keep what it makes in the user's cache, so that later runs need not make
-    it; says where.
+    """Have torch.compile keep what it makes for later runs in the user's cache; says where.
 
     A folder that the user names stays. Ours holds code that is run, so it must be the user's own
     and closed to others, as that of the native kernels; where it cannot be, torch keeps things in

@@ -132,8 +132,7 @@ def policy_needs(cfg: TrainConfig, slots: tuple[str, ...]) -> list[Need]:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that the device, or the machine within the limits of its container, has left; None
-    where it does not say.
+    """Bytes that the device, or the machine within its container, has left; None where unknown.
 
     On a GPU, the process' own cache counts as free.
     """
@@ -156,8 +155,7 @@ def _text(path: Path) -> str:
 def check_room(
     cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMPLES, beside: int = 1
 ) -> None:
-    """Raise SettingError where the run needs more memory than is free; it names what needs most.
-    See `needs`.
+    """Raise SettingError, which names what needs most, where less memory is free than is needed.
 
     beside: processes, with as much work each, that share what is free.
     """

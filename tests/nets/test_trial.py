@@ -43,11 +43,22 @@ class Faster(TorchEngine):
         return super().train_(*given, 2.0)  # type: ignore[arg-type]
 
 
+class PanicError(BaseException):
+    """What a compiler in another language raises."""
+
+
 class Broken(TorchEngine):
     """Cannot validate."""
 
     def validate(self, *given: object) -> ValidationReport:
-        raise RuntimeError("no such\nkernel")
+        raise PanicError("no such\nkernel")
+
+
+class Stopped(TorchEngine):
+    """Is interrupted."""
+
+    def validate(self, *given: object) -> ValidationReport:
+        raise KeyboardInterrupt
 
 
 class Lost(TorchEngine):
@@ -81,7 +92,7 @@ def test_the_native_kernels_agree_with_torch_on_seeds_of_every_kind() -> None:
     ("engine", "reason"),
     [
         (Faster, "momentum is "),
-        (Broken, r"it fails with RuntimeError: no such\nkernel"),
+        (Broken, r"it fails with PanicError: no such\nkernel"),
         (Lost, "its validation loss is nan from torch in float32"),
         (Shuffled, "its subset is inf from torch in float32"),
     ],
@@ -93,6 +104,11 @@ def test_an_engine_unlike_torch_is_dropped_with_why(engine: type[TorchEngine], r
     assert second.name == "other"
     assert reason in second.dropped
     assert second.words().startswith("other is left out: ")
+
+
+def test_an_interrupt_is_no_verdict() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        try_engines(trial(), TorchEngine, "torch", {"torch": Stopped})
 
 
 def test_all_precisions_are_measured_against_float32() -> None:

@@ -69,11 +69,9 @@ def kept(key: str) -> Path | None:
 
 
 def store(folder: Path, key: str, draft: Path) -> Path:
-    """Move the library `draft`, which lies in a folder within `folder`, to its place, on the disk
-    for good.
+    """Move the library `draft`, from a folder within `folder`, to its place, on the disk for good.
 
-    Raises OSError. Processes that do this at the same time leave one of their libraries each, and
-    the digest of one.
+    Raises OSError. Processes that do so at once leave a library each, and the digest of one.
     """
     _settle(draft)
     digest = hashlib.sha256(draft.read_bytes()).hexdigest()

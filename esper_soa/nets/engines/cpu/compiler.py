@@ -52,8 +52,7 @@ def compiler_command() -> list[str]:
 
 
 def ask_compiler(command: list[str], folder: Path) -> Compiler:
-    """What the compiler is, told by the macros that it defines; it may keep files of its own in
-    `folder`.
+    """What the compiler is, told by the macros that it defines; `folder`: for files of its own.
 
     Raises NativeError where it cannot be run.
     """
@@ -73,10 +72,9 @@ def kernel_flags(compiler: Compiler, target: str = "") -> tuple[str, ...]:
 def compile_kernels(
     compiler: Compiler, library: Path, target: str = "", timeout: int = TIMEOUT
 ) -> None:
-    """Make `library`, in a folder in which the compiler may keep files of its own; raises
-    NativeError.
+    """Make `library`, in a folder in which the compiler may keep files of its own.
 
-    target: as in kernel_flags; timeout: seconds that it may take.
+    target: as in kernel_flags; timeout: seconds that it may take. Raises NativeError.
     """
     sources = [str(source) for source in sorted(FOLDER.glob("*.c"))]
     flags = (*kernel_flags(compiler, target), *LINK)

@@ -84,11 +84,9 @@ def build() -> Path:
 
 
 def find_kernels(libraries: Path, processor: Processor) -> Kernels:
-    """Kernels for the processor of this machine, compiled where neither cache nor `libraries` has
-    them.
+    """Kernels for this processor, compiled where neither cache nor `libraries` has them.
 
-    libraries: the folder of those that came with the package, where there is one. Raises
-    NativeError.
+    libraries: the folder of those that came with the package, if any. Raises NativeError.
     """
     path = kept(library_key(processor))
     if path is not None:

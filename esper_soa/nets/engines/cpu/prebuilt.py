@@ -62,8 +62,7 @@ def write_manifest(
 def choose_prebuilt(folder: Path, processor: Processor) -> tuple[Path, str] | None:
     """The best library of `folder` for the processor, and words for logs; None where none is.
 
-    Raises NativeError where that one, the manifest or the C files are not as they were when the
-    package was made.
+    Raises NativeError where that one, the manifest or the C files have changed since their making.
     """
     if not folder.is_dir():
         return None

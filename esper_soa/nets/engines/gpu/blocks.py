@@ -171,8 +171,7 @@ def backward_(
 ) -> None:
     """Gradients of the block's parameters, to their columns of partials [n, splits, P], and of x.
 
-    gradients: of the block's features, and room for that of x, or None. Columns of the norm are
-    written in split 0.
+    gradients: of the block's features, and room for that of x, or None. Split 0 has the norm's.
     """
     (num_nets, batch), (splits, width) = memory.output.shape[:2], partials.shape[1:]
     layer, tile, tiles = _launch(plan, batch, x)

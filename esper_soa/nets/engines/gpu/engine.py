@@ -1,5 +1,4 @@
-"""The engine of a GPU: training and validation of N networks by kernels that read on the device
-what each has grown.
+"""The engine of a GPU: kernels for N networks that read on the device what each has grown.
 
 The work of a batch is a fixed list of launches, so one CUDA graph serves for a whole run. Imports
 Triton: support.py loads it where the kernels can run.

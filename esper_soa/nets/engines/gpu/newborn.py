@@ -1,7 +1,7 @@
-"""Newborn seeds of all networks in one launch, without a read or an upload by the host; the rows
-are pools.claim_'s.
+"""Newborn seeds of all networks in one launch, without a read or an upload by the host.
 
-Called with the env state where it lies. The kernel stands in kernels/newborn.py.
+Called with the env state where it lies; rows are those of pools.claim_. The kernel stands in
+kernels/newborn.py.
 """
 
 import torch

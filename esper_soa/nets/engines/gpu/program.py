@@ -1,5 +1,4 @@
-"""Blueprints as the GPU's kernels read them: a table of numbers per slot, from the tuples of parts
-in nets/model.
+"""Blueprints as the GPU's kernels read them: a table of numbers per slot, made of their parts.
 
 Row 0 of a blueprint is its head, the rows behind it are its parts. slots.py puts the tables on the
 device once; the kernels look up the blueprint of every network by its code, so a new blueprint of
@@ -62,8 +61,7 @@ def widest(programs: np.ndarray) -> int:
 
 
 def _rows(blueprint: Architecture, channels: int) -> list[tuple[int, ...]]:
-    """The parts, one after the other; each reads the map of the one before it, the first map 0,
-    which is x.
+    """The parts; each reads the map of the one before it, the first map 0, which is x.
 
     A part that scales what it is given needs no map of its own where that is x.
     """

@@ -1,5 +1,4 @@
-"""Which seed stands in every slot and how it takes part in a pass: one number per network and slot,
-on the device.
+"""Which seed stands in a slot and how it takes part in a pass: a number per network and slot.
 
 Made without a read by the host; the kernels branch on it. Imports no Triton.
 """

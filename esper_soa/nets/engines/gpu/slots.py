@@ -1,5 +1,4 @@
-"""The slots of N networks on a GPU: tables, work places and launches of the kernels that read seeds
-on the device.
+"""The slots of N networks on a GPU: tables, work places and launches of kernels.
 
 A slot's forward pass is one launch, its backward pass another, and the gradients of the parameters
 in all slots a last one, whatever grows there. Features are [N, B, H*W, C].
@@ -102,8 +101,7 @@ def slot_of(
 ) -> KernelSlot:
     """The record that the kernels read.
 
-    roster: int32 [N, S], see roster.py; alpha: float32 [N, S]; params: [N, width] of the slot's
-    pool.
+    roster: int32 [N, S], see roster.py; alpha: float32 [N, S]; params: [N, width], of the slot.
     """
     lanes = table.lanes
     dtype = work.maps.dtype
@@ -121,8 +119,7 @@ def forward_(slot: KernelSlot, features: Tensor, pooled: Tensor, codes: Tensor) 
 
 
 def backward_(slot: KernelSlot, gradient: Tensor, pooled: Tensor, codes: Tensor) -> None:
-    """gradient of the features behind the slot to that before it, in place; `weights_` reads what
-    it leaves.
+    """gradient of the features behind the slot to that before it, in place, for `weights_`.
 
     pooled: gradient of the pooled features, where the slot has a pool.
     """
@@ -132,8 +129,7 @@ def backward_(slot: KernelSlot, gradient: Tensor, pooled: Tensor, codes: Tensor)
 def weights_(slots: tuple[KernelSlot, ...], partials: tuple[Tensor, ...], batch: int) -> None:
     """Gradients of parameters in all slots after backward passes of `batch` images per network.
 
-    partials: by slot [N, num_splits, width], of which only the columns of seeds that learn are
-    written.
+    partials: by slot [N, num_splits, width]; only columns of seeds that learn are written.
     """
     num_nets, splits = partials[0].shape[:2]
     parts = max(slot.shape.parts.value for slot in slots)

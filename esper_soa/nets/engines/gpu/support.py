@@ -1,5 +1,4 @@
-"""Says whether the Triton kernels can run on a device and for a run's hosts, and if not, why; makes
-their engine.
+"""Says why Triton kernels cannot run on a device or for a run's hosts; makes their engine.
 
 Asked by nets/choose.py, and by the benchmarks, which print the reason. Imports neither Triton,
 which is not always there, nor the kernels.

@@ -28,11 +28,9 @@ class TreeLevel(NamedTuple):
 
 
 def codes_of(ablated: Tensor, fossil: Tensor, rows: SubsetRows) -> Tensor:
-    """int64 [N, R]: subsets to validate, by bit masks over slot numbers, the full set first; -1 =
-    no row.
+    """int64 [N, R]: subsets to validate as subsets.subset_codes has them; -1 = no row.
 
-    As subsets.subset_codes has them; ablated, fossil: bool [N, S], `fossil` are those of `ablated`
-    that are fossils.
+    ablated, fossil: bool [N, S], `fossil` are those of `ablated` that are fossils.
     """
     num_slots = ablated.shape[1]
     device = ablated.device

@@ -1,6 +1,4 @@
-"""Validation batches of N networks as one fixed list of launches: all subset rows of all networks
-as one masked tree.
-"""
+"""Validation batches of N networks as a fixed list of launches: subset rows are a masked tree."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

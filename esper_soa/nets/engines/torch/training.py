@@ -84,8 +84,7 @@ class TrainingChunk:
         self.seen = 0  # targets of each network
 
     def step_(self, batches: Iterable[tuple[Tensor, Tensor]], gradients: Gradients | None) -> None:
-        """One optimiser step of every network on all `batches`; writes gradient statistics where
-        asked for.
+        """One optimiser step on all `batches`; writes gradient statistics where asked for.
 
         Under loss scales, networks of envs whose gradient overflows are left as they are.
         """

@@ -1,11 +1,9 @@
-"""The host's block on a GPU: convolution, batch norm, ReLU and max pool of n networks, forward and
-backward.
+"""The host's block on a GPU, forward and backward: convolution, batch norm, ReLU and max pool.
 
 The convolution leaves the batch statistics of its tiles behind, so activations are read once more
 only, to be normalised and pooled together; in the backward pass the gradient through pool, ReLU and
 batch norm is formed while it is loaded, never written. Sums run in two stages over a split that
-depends on the batch alone: no atomics, and what a network gets does not depend on the others. Grids
-have the network first.
+depends on the batch alone: no atomics; no network depends on others, and grids have it first.
 """
 
 from typing import NamedTuple
@@ -145,8 +143,7 @@ def norm_pool_kernel(output, statistics, affine, pooled, codes, layer, tile):
 
 @triton.jit
 def norm_sums_kernel(upstream, statistics, partials, layer, tile):
-    """partials [n, tiles, 2, O]: sums over a tile of the gradient after batch norm, and of it times
-    the normalised.
+    """partials [n, tiles, 2, O]: sums of the gradient after batch norm, and times the normalised.
 
     Only the maxima count: the output is read where `codes` points. Grid (n, tiles).
     """
@@ -234,10 +231,9 @@ def input_gradient_kernel(upstream, weight, target, layer, tile):
 
 @triton.jit
 def weight_gradient_kernel(upstream, x, partials, width, layer, tile):
-    """partials: rows [n, splits] `width` apart that get [O, I, k, k] of a part of the pixels. Grid
-    (n, splits, tiles).
+    """partials: rows [n, splits] `width` apart that get [O, I, k, k] of a part of the pixels.
 
-    The tiles are those of the columns (tap, stored input channel).
+    Grid (n, splits, tiles); the tiles are those of the columns (tap, stored input channel).
     """
     env = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
@@ -263,11 +259,10 @@ def weight_gradient_kernel(upstream, x, partials, width, layer, tile):
 
 @triton.jit
 def evaluation_kernel(x, weight, norm, pooled, branches, layer, tile):
-    """pooled = max pool of ReLU of batch norm of convolution, with running statistics. Grid (n *
-    rows, tiles).
+    """pooled = max pool of ReLU of batch norm of convolution, with running statistics.
 
-    x, pooled: a plane per network and row; norm: scale, shift, mean and variance; branches: (rows,
-    int32 [n] of how many of them a network has).
+    Grid (n * rows, tiles). x, pooled: a plane per network and row; norm: scale, shift, mean and
+    variance; branches: (rows, int32 [n] of how many of them a network has).
     """
     unit = tl.program_id(0).to(tl.int64)
     env = unit // branches[0]

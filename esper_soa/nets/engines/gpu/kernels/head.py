@@ -1,7 +1,6 @@
-"""The host's classifier: mean of the pixels, linear, cross-entropy and its gradient; one program
-per image.
+"""The host's classifier: mean of the pixels, linear, cross-entropy and its gradient.
 
-Sums over images are taken by a second kernel, in their order.
+A program does one image; sums over images are taken by a second kernel, in their order.
 """
 
 from typing import NamedTuple
@@ -114,10 +113,9 @@ def head_kernel(features, gradient, answers, head):
 
 @triton.jit
 def head_sums_kernel(answers, partials, width, sums, head):
-    """Gradients of weight and bias by part of the images, to rows [n, splits] `width` apart. Grid
-    (n, splits).
+    """Gradients of weight and bias by part of the images, to rows [n, splits] `width` apart.
 
-    sums: loss float32 [n] and right answers int64 [n] grow by those of the batch.
+    Grid (n, splits). sums: loss float32 [n] and right answers int64 [n] grow by those of the batch.
     """
     env = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
@@ -173,10 +171,9 @@ def head_evaluate_kernel(features, answers, branches, head):
 
 @triton.jit
 def evaluation_sums_kernel(answers, sums, branches, head):
-    """Sums grow by a batch's: loss float64 [n] of row 0, right answers int64 [n, rows], images
-    int64 [n].
+    """Sums grow by a batch's: loss float64 [n] of row 0, right answers [n, rows], images [n].
 
-    Grid (n * rows,); branches as in head_evaluate_kernel.
+    Grid (n * rows,); branches as in head_evaluate_kernel; counts are int64.
     """
     unit = tl.program_id(0).to(tl.int64)
     env = unit // branches[0]

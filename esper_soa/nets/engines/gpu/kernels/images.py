@@ -1,6 +1,4 @@
-"""Images cut from the bank of bytes: crop, mirror, normalise and cast in one pass, 3 kB read per
-image.
-"""
+"""Images cut from the bank of bytes: crop, mirror, normalise and cast in one pass."""
 
 from typing import NamedTuple
 

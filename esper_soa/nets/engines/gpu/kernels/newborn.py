@@ -1,5 +1,4 @@
-"""Newborn seeds: fresh rows where the env state says so, by the counter-based streams of
-nets/data/streams.py.
+"""Newborn seeds: fresh rows where the env state says so, by the streams of nets/data/streams.py.
 
 The integers are torch's to the bit, and the sums are rounded one by one, so rows equal those of
 pools.claim_. Launched by newborn.py.

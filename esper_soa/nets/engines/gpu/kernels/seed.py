@@ -1,5 +1,4 @@
-"""What the kernels of a slot share: where one image of one network keeps its maps and vectors, and
-how they are read.
+"""What the kernels of a slot share: where an image of a network keeps its maps and vectors.
 
 A work place belongs to one image in one network. It holds maps [H*W, stride] (map 0 is the seed's
 input x, the others what its parts give before norm and ReLU), a gradient map per part, and float32

@@ -17,8 +17,7 @@ from esper_soa.nets.engines.gpu.kernels.tiles import load_map, store_map
 
 @triton.jit
 def blend_back(work, head, flags, alpha, gradient, shape):
-    """Gradient of the seed's residual to the last part's map; what reaches x beside the parts stays
-    in `gradient`.
+    """Gradient of the seed's residual to the last part's map; `gradient` keeps the rest, that of x.
 
     Derivatives of nets/seeds/blend.py. The residual falls as x rises where the seed replaces x,
     unless that x is cut off.
@@ -229,10 +228,9 @@ def unpool_image(gradient, pooled, codes, place, shape):
 
 @triton.jit
 def slot_backward_kernel(slot, gradient, pooled, codes):
-    """gradient [N, B, H*W, C] of the features behind a slot, to that before it, in place. Grid (N,
-    B).
+    """gradient [N, B, H*W, C] of the features behind a slot, to that before it, in place.
 
-    Where a pool follows it is made from that of the pooled features.
+    Grid (N, B). Where a pool follows it is made from that of the pooled features.
     """
     env = tl.program_id(0).to(tl.int64)
     place = env * tl.num_programs(1) + tl.program_id(1)

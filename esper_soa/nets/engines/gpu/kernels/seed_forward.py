@@ -1,5 +1,4 @@
-"""A slot's forward pass for all networks in one launch: every program reads what its network has
-grown, and does that.
+"""A slot's forward pass for all networks in one launch, each with what it has grown.
 
 One program does one image of one network. It interprets the part program of the blueprint in
 residence (program.py) and blends the seed into the features, in place; where no seed runs it
@@ -48,9 +47,7 @@ def save_plain(vectors, shape):
 
 @triton.jit
 def conv_tile(work, part, number, pixels, back: tl.constexpr, shape):
-    """float32 [M, lanes]: a convolution of what a part is given; back: transposed, of the gradient
-    map of what it gave.
-    """
+    """float32 [M, lanes]: a part's convolution; back: transposed, of its gradient map."""
     inputs = tl.load(part + seed.INPUTS)
     outputs = tl.load(part + seed.OUTPUTS)
     kernel = tl.load(part + seed.KERNEL)
@@ -221,8 +218,7 @@ def gate_of(work, shape):
 
 @triton.jit
 def blend(work, head, flags, alpha, features, shape):
-    """host + alpha g (seed - host), or host (1 + alpha tanh(seed - host)), as
-    nets/seeds/blend.py."""
+    """host + alpha g (seed - host), or host (1 + alpha tanh(seed - host)), as seeds/blend.py."""
     channel = tl.arange(0, shape.lanes)
     factor = alpha
     if flags & seed.GATED:
@@ -283,8 +279,7 @@ def slot_forward_kernel(slot, features, pooled, codes):
 
 @triton.jit
 def slot_branch_kernel(slot, source, target, spare, tree, batch, units):
-    """target: features behind a slot in a validation pass, where rows of a network may part. Grid:
-    any number.
+    """target: features behind a slot in a validation pass, where rows may part. Grid: any number.
 
     source: features [n, rows before, B, H*W, C]; target: [n, rows, B, ., C], pooled where a pool
     follows; units: n * rows * B; tree: (rows before, rows, int32 [n] of how many a network has,

@@ -1,5 +1,4 @@
-"""Gradients of seeds' parameters from the work places of the slots, for all networks, slots and
-parts in one launch.
+"""Gradients of seeds' parameters: all networks, slots and parts in one launch.
 
 A program sums over a part of the images, in their order; update.py adds the parts up. No atomics:
 what a network gets does not depend on the others.
@@ -111,8 +110,7 @@ class Share(NamedTuple):
 
 @triton.jit
 def seed_weights_kernel(slots, targets, share, num_slots: tl.constexpr):
-    """Gradients by part of the images, of seeds that learn, in all slots. Grid (N, splits, S *
-    (parts + 1)).
+    """Gradients of seeds that learn, by part of the images. Grid (N, splits, S * (parts + 1)).
 
     targets: of every slot partials [N, splits, width] as Rows of [splits * width]; columns of no
     parameter of a seed are left as they are.

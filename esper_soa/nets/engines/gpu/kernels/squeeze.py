@@ -1,5 +1,4 @@
-"""Two small layers on the mean of an image, sigmoid(W2 relu(W1 m + b1) + b2): of attention and of
-gates.
+"""Two small layers on an image's mean, sigmoid(W2 relu(W1 m + b1) + b2): of attention and gates.
 
 A `net` is (parameter row, first column, inputs, hidden units, outputs, whether there is a b1).
 Every number is a vector [lanes] with zeros beyond what there is.

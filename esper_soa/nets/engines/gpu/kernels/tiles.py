@@ -1,5 +1,4 @@
-"""What the kernels share: where the activations of a network lie, and how tiles of a convolution
-are loaded.
+"""What the kernels share: where activations of a network lie, and how tiles are loaded.
 
 A tile of a convolution is a matrix with one row per pixel and one column per (tap, input channel),
 never written to memory (implicit GEMM). Used by the kernels of blocks and slots: the upper half
@@ -20,8 +19,7 @@ EXACT = {"enable_fp_fusion": False}
 
 
 class Plane(NamedTuple):
-    """Activations of n networks: pixel p (of B*H*W) of network e starts at base + e * env + p *
-    pixel, C in a row.
+    """Activations of n networks: pixel p of B*H*W of network e is at base + e * env + p * pixel.
 
     `pixel` is known when a kernel is compiled, so that channels are loaded as vectors.
     """

@@ -1,5 +1,4 @@
-"""The end of a training batch for hosts and seeds together: gradients summed up, measured, clipped,
-taken as a step.
+"""The end of a training batch for hosts and seeds: gradients are summed, measured, clipped, taken.
 
 Rows of parameters are told by a `Pool` each; a program takes a tile of one. Seeds that do not
 learn, and columns that are no parameters of the seed in residence, stay as they are. Launched by
@@ -165,8 +164,7 @@ class Measures(NamedTuple):
 def measure_kernel(
     pools, tables, words, measures, num_tiles, num_slots: tl.constexpr, tile: tl.constexpr
 ):
-    """Statistics of the gradients that sum_kernel left, for seeds that are to be measured. Grid (n,
-    S).
+    """Statistics of the gradients that sum_kernel left, for seeds to be measured. Grid (n, S).
 
     pools: the hosts', then the slots'; tables: by slot (int32 [codes + 1, tensors, 2], columns at
     which tensors of a blueprint begin and their numbers, the gate's in the last row; tensors;
