@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     from esper_soa.grown.module_files import ModuleFileError as ModuleFileError
     from esper_soa.grown.module_files import load as load
     from esper_soa.grown.module_files import save as save
+    from esper_soa.lab.conformance import ConformanceError as ConformanceError
+    from esper_soa.lab.conformance import check_agent as check_agent
+    from esper_soa.lab.conformance import check_blueprint as check_blueprint
+    from esper_soa.lab.conformance import check_host as check_host
+    from esper_soa.lab.conformance import check_reward as check_reward
     from esper_soa.nets.data.image_set import ImageSet as ImageSet
     from esper_soa.nets.data.user_images import check_images as check_images
     from esper_soa.nets.data.user_images import images as images
@@ -70,11 +75,6 @@ if TYPE_CHECKING:
     from esper_soa.state import Observation as Observation
     from esper_soa.state import View as View
     from esper_soa.training.callbacks import Callback as Callback
-    from esper_soa.training.conformance import ConformanceError as ConformanceError
-    from esper_soa.training.conformance import check_agent as check_agent
-    from esper_soa.training.conformance import check_blueprint as check_blueprint
-    from esper_soa.training.conformance import check_host as check_host
-    from esper_soa.training.conformance import check_reward as check_reward
     from esper_soa.training.runs import NetworkScore as NetworkScore
     from esper_soa.training.runs import RecordedRun as RecordedRun
     from esper_soa.training.runs import open_run as open_run

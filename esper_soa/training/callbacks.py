@@ -86,7 +86,7 @@ class Callback:
         """Before the first round of this process; a resumed run has `totals.rounds_done` > 0."""
 
     def on_round_end(self, run: "Run", metrics: Mapping[str, Json]) -> None:
-        """After the update of a round; metrics: its line of metrics.jsonl."""
+        """After a round, once what is due is saved; metrics: its line of metrics.jsonl."""
 
     def finish(self) -> Mapping[str, int]:
         """After the last round: write what waits. Returns the lines lost, by name, if any."""

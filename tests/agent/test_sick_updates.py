@@ -117,7 +117,7 @@ def test_a_sick_update_is_told_once_with_what_to_do(name: str) -> None:
 def test_healthy_updates_are_silent() -> None:
     watch = Watch(AnomalyConfig())
     # so many envs that no norm is far off by chance
-    assert updates(watch, learner_of(), 3, envs=32) == [[], [], []]
+    assert updates(watch, learner_of(), 3, envs=32) == [{}, {}, {}]
     assert watch.active == []
 
 

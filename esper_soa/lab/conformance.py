@@ -28,15 +28,15 @@ from esper_soa.env.legal import illegal_choices, obey
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.env.step import Observed
 from esper_soa.env.user_reward import reward_findings, sample_inputs
-from esper_soa.nets.model import user_parts as own_parts
-from esper_soa.state import Decision, View
-from esper_soa.training.build import build_world
-from esper_soa.training.conformance_networks import (
+from esper_soa.lab.conformance_networks import (
     RAISES,
     host_networks,
     seed_networks,
     training_findings,
 )
+from esper_soa.nets.model import user_parts as own_parts
+from esper_soa.state import Decision, View
+from esper_soa.training.build import build_world
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, NUM_BLUEPRINTS
 
 CPU = torch.device("cpu")

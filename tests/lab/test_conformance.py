@@ -9,7 +9,7 @@ from parts_of_users import Grouped, unmarked
 
 import esper_soa
 from esper_soa.config.errors import SettingError, UserError
-from esper_soa.training.conformance import ConformanceError
+from esper_soa.lab.conformance import ConformanceError
 
 HERE = "parts_of_users"
 CHECKS: dict[str, Callable[..., None]] = {
