@@ -129,6 +129,7 @@ def judge(
     """
     finite = torch.isfinite(loss)
     size = guard.losses.shape[-1]
+    # mean and population deviation of the losses in the window, 0 where there is none
     counted = torch.arange(size, device=loss.device) >= size - guard.count.unsqueeze(-1)
     number = guard.count.clamp(min=1)
     mean = torch.where(counted, guard.losses, 0.0).sum(-1) / number
