@@ -256,6 +256,14 @@ def test_a_file_of_another_user_is_not_trusted(warm: Path, part: int) -> None:
     assert cache.stored(warm, library.library_key()) is None
 
 
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_folder_in_the_place_of_a_file_is_one_line_and_no_kernels(warm: Path, part: int) -> None:
+    path = files(warm)[part]
+    path.unlink()
+    path.mkdir()
+    assert "NativeError: no C compiler" in refusal(warm)
+
+
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     assert "cannot be written" in refusal(tmp_path / "file" / "esper_soa")
