@@ -5,6 +5,7 @@ JobSweeper around the sweeper that is chosen. What a sweep does is in esper_soa/
 import sys
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Quote, QuotedString
@@ -85,6 +86,13 @@ class JobSweeper(Sweeper):
         """
         with importing():
             from esper_soa.lab.sweep.summary import Console, end_sweep
+            from esper_soa.training.run_folder import Claim
+        folder = Path(self.hydra.sweep.dir)
+        claim = Claim(folder)  # until this process ends
+        try:
+            claim.take()
+        except BlockingIOError:
+            exit_with(UserError(f"run_dir={folder}: another process is playing this sweep"))
         try:
             found = self.sweeper.sweep(arguments)
         except UserError as error:

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import resource
 import signal
 import struct
 import sys
@@ -18,7 +20,7 @@ from safetensors.torch import save as to_bytes
 from torch import nn
 
 from esper_soa import blueprint
-from esper_soa.agent.controller import Controller, controller_spec
+from esper_soa.agent.controller import Controller, controller_of, controller_spec
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.config.nets import TaskConfig, enabled_slots
 from esper_soa.export import main
@@ -178,8 +180,22 @@ def test_a_file_that_is_none_is_named_with_the_reason(
 def test_a_path_that_leads_to_no_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModuleFileError, match="host: there is no such file"):
         load(tmp_path / "host")
-    with pytest.raises(ModuleFileError, match="cannot be read|no file of safetensors"):
-        load(tmp_path)
+    os.mkfifo(tmp_path / "pipe")  # would be waited for
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ModuleFileError, match="cannot be read .no regular file"):
+            load(path)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"network": {"hidden": 16_384, "layers": 32}}, {"heads": {"blueprint": 10**9}}]
+)
+def test_a_policy_is_as_large_as_its_tensors_before_anything_is_allocated(sizes: dict) -> None:
+    made = policy()
+    spec = {name: part | sizes.get(name, {}) for name, part in made.spec.items() if name in sizes}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(RuntimeError, match="size mismatch|Missing key"):
+        controller_of(made.spec | spec, made.state_dict())
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
 
 
 def change_layer(**changed: object) -> Callable[[dict], object]:
@@ -217,7 +233,11 @@ NOT_UNDERSTOOD = "its description is not understood"
         (change_module(kind="policy"), NOT_UNDERSTOOD),
         (change_argument(out_channels=5), NOT_UNDERSTOOD),
         (change_argument(out_channels=10**9), NOT_UNDERSTOOD),
+        (change_module(kind=[]), NOT_UNDERSTOOD),
+        (change_module(prefix=0), NOT_UNDERSTOOD),
+        (change_argument(groups=0), NOT_UNDERSTOOD),
         (change_argument(device="cpu"), "device='cpu', which is no number"),
+        (change_argument(device=0), "device=0, which is no number of a layer"),
         (change_layer(kind="system"), "a layer of the kind system, which is none of Conv2d"),
     ],
 )

@@ -233,6 +233,14 @@ def test_a_folder_that_others_can_only_read_is_closed_to_them(warm: Path) -> Non
     assert stat.S_IMODE(warm.stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_folder_in_the_place_of_a_file_is_one_line_and_no_kernels(warm: Path, part: int) -> None:
+    path = files(warm)[part]
+    path.unlink()
+    path.mkdir()
+    assert "NativeError: no C compiler" in refusal(warm)
+
+
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     assert "cannot be written" in refusal(tmp_path / "file" / "esper_soa")

@@ -13,6 +13,7 @@ import numpy as np
 import own_files
 import pytest
 
+from esper_soa import images
 from esper_soa.config.errors import DataError
 from esper_soa.nets.data.npz import LazyArray, npz_arrays
 
@@ -137,6 +138,16 @@ def test_a_small_file_that_unpacks_to_much_is_refused_before_anything_is(tmp_pat
     assert path.stat().st_size < 1 << 20
     with little_memory(), pytest.raises(DataError, match="must be at most 200 times as many"):
         part(path)
+
+
+def test_images_that_become_much_larger_than_their_file_are_refused_before_they_are(
+    tmp_path: Path,
+) -> None:
+    labels = np.arange(10**6) % 2
+    content = own_files.arrays((1, 1)) | {"train_images": np.zeros((10**6, 1, 1), np.uint8)}
+    np.savez_compressed(tmp_path / "a.npz", **(content | {"train_labels": labels}))
+    with pytest.raises(DataError, match="hold 1000024 images of 3072 bytes"):
+        images(tmp_path / "a.npz")
 
 
 def test_a_file_cut_off_or_changed_is_refused_or_read_right(tmp_path: Path) -> None:

@@ -92,6 +92,12 @@ def test_a_job_of_a_sweep_whose_folder_is_taken_fails_and_changes_nothing(held: 
     assert contents(held) == before
 
 
+def test_a_second_sweep_of_the_same_folder_is_refused(held: Path) -> None:
+    done = finished("-m", "+experiment=smoke", "envs=3", f"run_dir={held}", folder=held.parent)
+    assert done.stderr == f"error: run_dir={held}: another process is playing this sweep\n"
+    assert done.returncode == 2
+
+
 def test_a_folder_is_free_again_after_its_session_and_once_its_process_is_killed(
     held: Path, tmp_path: Path
 ) -> None:

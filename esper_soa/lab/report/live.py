@@ -33,7 +33,8 @@ LEAST_SECONDS = 2.0  # between two readings of run folders
 READ = ("*.json", "*.jsonl", "*.yaml", "telemetry/*/*.parquet")  # of a run folder
 SELF = f"{POLICY}; connect-src 'self'".replace("script-src", "script-src 'self'")
 LIVE = (
-    '<script src="/vega.js"></script><div class="state" id="live" role="status" data-stamp="{stamp}" '
+    '<script src="/vega.js"></script>'
+    '<div class="state" id="live" role="status" data-stamp="{stamp}" '
     'data-changed="{changed}" data-ended="{ended}"></div>'
 )
 HELP = f"""\

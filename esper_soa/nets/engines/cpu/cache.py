@@ -29,9 +29,12 @@ def _own_bytes(path: Path) -> bytes | None:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode):  # a folder, say, which Python does not open as a file
+        os.close(handle)
+        return None
     with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        closed = stat.S_ISREG(found.st_mode) and not found.st_mode & 0o022
+        closed = not found.st_mode & 0o022
         return file.read() if closed and found.st_uid == os.geteuid() else None
 
 
