@@ -37,11 +37,6 @@ def test_first_output_of_splitmix64_with_seed_0_is_the_published_one() -> None:
     assert int(fold(torch.tensor(0), 0)) & ((1 << 64) - 1) == 0xE220A8397B1DCDAF
 
 
-def test_a_coordinate_may_be_an_int_or_a_tensor() -> None:
-    keys = stream_keys(3, DATA_ORDER, (), ENVS)
-    assert torch.equal(fold(keys, 7), fold(keys, torch.tensor(7)))
-
-
 def test_keys_of_some_envs_equal_the_same_envs_among_all() -> None:
     whole = stream_keys(5, AUGMENTATION, (2,), ENVS)
     assert torch.equal(stream_keys(5, AUGMENTATION, (2,), ENVS[4:]), whole[4:])
