@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
-from esper_soa.grown.build import GrownHost, Pixels, Residents, grown_hosts
-from esper_soa.nets.data.image_set import images_of
+from esper_soa.grown.build import GrownHost, Residents, grown_hosts
 from esper_soa.runtime.versions import package_versions
 
 
@@ -18,21 +17,20 @@ def measured_hosts(
 
     envs: their numbers among all that `states` tells of.
     """
-    images = images_of(world.data)
+    source = world.data
     facts = {
         "task": cfg.task.host_name,
         "round": number,
         "seed": cfg.seed,
-        "data": {"name": images.name, "source": images.source, "identity": images.identity},
-        "validation_images": world.sizes.val_samples,
+        "data": {"name": source.name, "source": source.source, "identity": source.identity},
+        f"validation_{source.spec.name}": world.sizes.val_samples,
         "precision": str(world.rules.nets.precision).removeprefix("torch."),
         "version": package_versions()["esper-soa"],
     }
     rows = [env - world.reduction.first_env for env in envs]
     columns = [part.tolist() for part in states[:4]]
     mine = [Residents(*(column[env] for column in columns)) for env in envs]
-    pixels = Pixels(images.mean, images.std)
-    found = grown_hosts(world.rules.nets.shape, world.weights, rows, mine, pixels)
+    found = grown_hosts(world.rules.nets.shape, world.weights, rows, mine, source.input_spec())
     for env, host in zip(envs, found, strict=True):
         scores = (float(part[env]) for part in (states.accuracy, states.loss))
         accuracy, loss = (None if math.isnan(one) else one for one in scores)

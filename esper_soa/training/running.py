@@ -184,15 +184,14 @@ class Run:
         self.log_details()
 
     def log_details(self) -> None:
-        """Write to the log how images are prepared, the work, and what computes it."""
+        """Write to the log how samples are prepared, the work, and what computes it."""
         cfg = self.cfg
         nets = self.world.rules.nets
         engine = self.world.rules.engine.chosen
         replay = self.world.kernels.replay
-        work = (
-            f"T={cfg.train_samples} training and V={cfg.val_samples} validation images of every "
-            f"host per env-step, in batches of {cfg.batch_size}"
-        )
+        samples = f"V={cfg.val_samples} validation {self.world.data.spec.name}"
+        each = f"of every host per env-step, in batches of {cfg.batch_size}"
+        work = f"T={cfg.train_samples} training and {samples} {each}"
         for note in self.world.data.notes:
             LOGGER.debug("data     %s", note)
         LOGGER.debug("work     %s", work)

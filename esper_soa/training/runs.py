@@ -1,4 +1,4 @@
-"""The package from Python: train a run, open one, and read its results, images and networks.
+"""The package from Python: train a run, open one, and read its results, samples and networks.
 
 A run is its folder: one from another machine, or one in progress, can be opened too.
 """
@@ -25,8 +25,8 @@ from esper_soa.config.registry import name_in
 from esper_soa.config.settings import TrainConfig, settings_from_mapping, settings_from_yaml
 from esper_soa.grown.module_files import load
 from esper_soa.nets.data import orders
-from esper_soa.nets.data.datasets import load_images
-from esper_soa.nets.data.image_set import ImageSet
+from esper_soa.nets.data.batches import BatchSource
+from esper_soa.nets.data.datasets import load_samples
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.nets.model.user_parts import task_slots
 from esper_soa.runtime.signals import Interrupted
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SPLITS = ("train", "validation", "test")
-AT_ONCE = 256  # images per forward pass of `evaluate`
+AT_ONCE = 256  # samples per forward pass of `evaluate`
 
 
 class NetworkScore(NamedTuple):
-    """How well a network classifies images."""
+    """How well a network classifies samples; of several targets each, those of a target."""
 
     accuracy: float  # percent
     loss: float  # mean cross-entropy
@@ -98,64 +98,67 @@ class RecordedRun:
         return settings_from_yaml(self.folder.config.read_text(encoding="utf-8"))
 
     @cached_property
-    def _image_set(self) -> ImageSet:
-        """The images of the run; UserError where there are others now."""
-        images = load_images(self.settings.data, "cpu")
+    def _source(self) -> BatchSource:
+        """The data of the run; UserError where it is another now."""
+        source = load_samples(self.settings.data, "cpu")
         text = self._text(self.folder.versions, "the run has not begun")
         wanted = json.loads(text)["data"]["identity"]
-        if images.identity != wanted:
-            raise UserError(f"{self.path}: its images are not there any more: {images.source}")
-        return images
+        if source.identity != wanted:
+            gone = f"its {source.spec.name} are not there any more"
+            raise UserError(f"{self.path}: {gone}: {source.source}")
+        return source
 
-    def images(self, split: str = "validation", env: int = 0) -> tuple[Tensor, Tensor]:
-        """Images float32 [B, 3, 32, 32] in [0, 1], RGB, and labels int64 [B], on the CPU.
+    def samples(self, split: str = "validation", env: int = 0) -> tuple[Tensor, Tensor]:
+        """Inputs and labels, on the CPU: images float32 [B, 3, 32, 32] in [0, 1], RGB, and int64
+        [B]; other samples as their data set gives them to grown networks.
 
-        split: "train" or "test", that whole part of the data set; "validation", the test images
-        that the run measures hosts on. env: the host whose validation images these are, where
+        split: "train" or "test", that whole part of the data set; "validation", the test samples
+        that the run measures hosts on. env: the host whose validation samples these are, where
         data.split=true gives each host its own. Raises UserError for another split, and where the
         data is not what it was.
         """
         check(split in SPLITS, "split", split, " or ".join(SPLITS))
-        images = self._image_set
-        if split == "train":
-            return images.train_images.permute(0, 3, 1, 2) / 255, images.train_labels
-        every = torch.arange(len(images.test_labels))
-        chosen = self._validation_order(images, env) if split == "validation" else every
-        return images.test_images[chosen].permute(0, 3, 1, 2) / 255, images.test_labels[chosen]
+        source = self._source
+        if split == "validation":
+            return source.samples("test", self._validation_order(source, env))
+        labels = source.train_labels if split == "train" else source.test_labels
+        return source.samples(split, torch.arange(len(labels)))
 
-    def _validation_order(self, images: ImageSet, env: int) -> Tensor:
-        """Test images int64 [V] that host `env` is measured on."""
+    def _validation_order(self, source: BatchSource, env: int) -> Tensor:
+        """Test samples int64 [V] that host `env` is measured on."""
         cfg = self.settings
-        num_test = len(images.test_labels)
+        num_test = len(source.test_labels)
         if not cfg.data.split:
             return orders.validation_order(num_test, cfg.val_samples, cfg.seed)
         check(0 <= env < cfg.envs, "env", env, f"0 to {cfg.envs - 1}")
-        shares = orders.split_sizes(images, cfg.batch_size, cfg.envs, cfg.accumulate)
+        shares = orders.split_sizes(source, cfg.batch_size, cfg.envs, cfg.accumulate)
         order = orders.split_validation_order(num_test, shares)[env]
         return order[order >= 0]
 
     @torch.no_grad()
     def evaluate(self, net: nn.Module) -> NetworkScore:
-        """Accuracy and loss of `net`, in eval mode, on the validation images of the run.
+        """Accuracy and loss of `net`, in eval mode, on the validation samples of the run.
 
-        net: images [B, 3, 32, 32] in [0, 1] to logits [B, classes], on any device. For a host of
+        net: images [B, 3, 32, 32] in [0, 1] to logits [B, classes], other samples to logits
+        [B, K, classes] for K targets each, on any device. For a host of
         this run, as `export` gives it, these are the accuracy of its `spec`, and its loss to 1e-5.
         Raises UserError where the data is not what it was.
         """
-        images, labels = self.images(env=net.spec["env"] if isinstance(net, GrownNetwork) else 0)
+        inputs, labels = self.samples(env=net.spec["env"] if isinstance(net, GrownNetwork) else 0)
         device = next((one.device for one in net.parameters()), labels.device)
         training = net.training
         net.eval()
         try:
-            parts = [net(part.to(device)).cpu() for part in images.split(AT_ONCE)]
+            parts = [net(part.to(device)).cpu() for part in inputs.split(AT_ONCE)]
         finally:
             net.train(training)
-        logits = torch.cat(parts).double()
-        correct = int((logits.argmax(1) == labels).sum())
-        return NetworkScore(100.0 * correct / len(labels), float(cross_entropy(logits, labels)))
+        logits = torch.cat(parts).double().flatten(0, -2)
+        targets = labels.flatten()
+        correct = int((logits.argmax(1) == targets).sum())
+        return NetworkScore(100.0 * correct / len(targets), float(cross_entropy(logits, targets)))
 
     def export(self, env: int | str = "best") -> GrownNetwork:
-        """A host as a module in eval mode: images [B, 3, 32, 32] in [0, 1] to logits [B, classes].
+        """A host as a module in eval mode: samples as of `samples` to logits as of `evaluate`.
 
         env: "best", the host with the highest validation accuracy that a round of the run has ended
         with, then with the fewest parameters; or the number of a host of the last round. Raises

@@ -14,7 +14,7 @@ from esper_soa.config.errors import DataError, SettingError, UserError
 from esper_soa.config.nets import DataConfig
 from esper_soa.nets.data import image_preparation
 from esper_soa.nets.data.batches import check_classes
-from esper_soa.nets.data.datasets import ImageSet, count_images, load_images
+from esper_soa.nets.data.datasets import ImageSet, count_samples, load_images
 
 
 def loaded(path: Path, **settings: object) -> ImageSet:
@@ -60,7 +60,7 @@ def test_what_the_part_val_is_for_is_a_choice_that_is_told(tmp_path: Path, val: 
     path = own_files.write(tmp_path / "m.npz", content)
     images = loaded(path, val=val)
     assert (len(images.train_images), len(images.test_images)) == VAL[val]
-    assert tuple(count_images(DataConfig(name="npz", root=str(path), val=val))) == VAL[val]
+    assert tuple(count_samples(DataConfig(name="npz", root=str(path), val=val))) == VAL[val]
     (note,) = [note for note in images.notes if "part val_" in note]
     assert f"(data.val={val}" in note
     assert note.startswith("the 16 images of the part val_ are ")
@@ -372,7 +372,7 @@ def test_a_set_that_only_a_program_can_hand_over_and_a_file_that_is_not_named_ar
     ):
         with pytest.raises(SettingError, match=told):
             load_images(DataConfig(name=name), "cpu")
-    assert tuple(count_images(DataConfig(name="npz"))) == (0, 0)
+    assert tuple(count_samples(DataConfig(name="npz"))) == (0, 0)
 
 
 def test_a_set_is_shown_in_words_and_told_to_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -82,13 +82,13 @@ def test_a_host_is_evaluated_to_the_digit_of_its_run(done: esper_soa.RecordedRun
         assert net.training
         assert found.accuracy == net.spec["accuracy"]
         assert found.loss == pytest.approx(net.spec["loss"], abs=1e-5)
-    images, labels = done.images()
+    images, labels = done.samples()
     assert (images.shape, labels.shape) == ((8, 3, 32, 32), (8,))
-    assert [len(done.images(split)[1]) for split in ("train", "test")] == [32, 16]
-    assert done.images("test")[0].min() >= 0
-    assert done.images("test")[0].max() <= 1
+    assert [len(done.samples(split)[1]) for split in ("train", "test")] == [32, 16]
+    assert done.samples("test")[0].min() >= 0
+    assert done.samples("test")[0].max() <= 1
     with pytest.raises(UserError, match="split=val: must be train or validation or test"):
-        done.images("val")
+        done.samples("val")
 
 
 def test_hosts_with_validation_images_of_their_own_are_evaluated_on_those(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_hosts_with_validation_images_of_their_own_are_evaluated_on_those(tmp_pa
     for env in range(3):
         net = run.export(env)
         assert run.evaluate(net).accuracy == net.spec["accuracy"]
-    every = torch.cat([run.images(env=env)[1] for env in range(3)])
-    assert sorted(every.tolist()) == sorted(run.images("test")[1].tolist())
+    every = torch.cat([run.samples(env=env)[1] for env in range(3)])
+    assert sorted(every.tolist()) == sorted(run.samples("test")[1].tolist())
 
 
 def test_the_env_steps_of_a_run_are_a_data_frame(done: esper_soa.RecordedRun) -> None:
