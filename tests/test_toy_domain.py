@@ -1,21 +1,33 @@
-"""A domain that the package does not know, defined here: sentences of whole numbers with a target per
-position, hosts that embed them, and blueprints of their own. A run of it is a run like any other.
+"""A domain that the package does not know, defined here: sentences of whole numbers, hosts that
+embed them and tag every position, and blueprints of their own. A run of it is a run like any other.
 """
 
+import importlib
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, Self
 
+import pytest
 import torch
 import torch.nn.functional as F
+from equal_runs import assert_equal_runs
+from tiny_runs import signal_at
 from torch import Tensor, nn
 
 import esper_soa
+from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import SEQUENCES, DataConfig
+from esper_soa.config.settings import TrainConfig
+from esper_soa.lab import query
+from esper_soa.lab.report import write
+from esper_soa.lab.telemetry.table_files import read_table
 from esper_soa.nets.data import streams
 from esper_soa.nets.data.batches import Draw, SampleSpec
 from esper_soa.nets.model.head import Classifier
+from esper_soa.nets.model.host import chain_shape
 from esper_soa.nets.model.parts import SPREAD, Arguments, LayerSpec, Parameter
 from esper_soa.nets.model.segments import (
     Forward,
@@ -290,14 +302,142 @@ TOY = [
 ]
 
 
+# Seeds of one kind that are germinated, blended and fossilised within an episode.
+SCHEDULE = [
+    "policy=schedule",
+    "policy.schedule.blueprint=test_toy_domain:shift",
+    "policy.schedule.germinate=[1,2]",
+    "policy.schedule.advance=[1,2,4]",
+    "policy.schedule.fossilize=7",
+    "policy.schedule.tempo=0",
+    "gates.min_gradient_health=0",
+    "gates.min_blending_steps=1",
+    "task.host_lr=0.01",
+]
+
+
+LEARNING = ["policy=ppo", "rounds=3", "checkpoint_every=1", "control=none", "report=false"]
+
+
 def trained(path: Path, *changes: str) -> esper_soa.RecordedRun:
-    """A run of the toy domain, of three rounds with a policy that learns."""
-    return esper_soa.train("smoke", [*TOY, "rounds=3", *changes, f"run_dir={path}"], verbose=0)
+    """A run of the toy domain."""
+    return esper_soa.train("smoke", [*TOY, *changes, f"run_dir={path}"], verbose=0)
 
 
-def test_it_trains(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run")
-    print(run.metrics()[-1])
-    print(run.episodes()[-1])
-    net = run.export()
-    print(net.spec, run.evaluate(net))
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> esper_soa.RecordedRun:
+    path = tmp_path_factory.mktemp("toy") / "run"
+    return trained(path, *SCHEDULE, "telemetry.level=full")
+
+
+def test_a_run_trains_hosts_and_grows_them(
+    grown: esper_soa.RecordedRun,
+) -> None:
+    assert "4 x tagging of your own" in (grown.path / "log.txt").read_text()
+    assert "validation sentences of every host" in (grown.path / "log.txt").read_text()
+    last = grown.metrics()[-1]
+    assert last["seeds"]["fossilized"] == 4
+    assert last["blueprints"]["shift"]["germinated"] == 8
+    assert last["train_flop"] > 0
+    assert last["blueprints"]["shift"]["mean_gain"] > 0
+    assert last["accuracy"]["mean"] > 100 / CLASSES + 15
+
+
+def test_subset_rows_are_the_accuracies_without_the_seeds_left_out(
+    grown: esper_soa.RecordedRun,
+) -> None:
+    """Of the hosts of the last round, as plain modules of which slots are taken out."""
+    names = ("step", "env", "subset", "accuracy")
+    columns = read_table(grown.path, "subsets", [2])
+    rows = [row for row in zip(*map(columns.get, names), strict=True) if row[0] == 12]
+    assert len(rows) == 4 * 2  # one seed of each host has fossilised
+    for _, env, subset, accuracy in rows:
+        net = grown.export(env)
+        assert "r0c0" in dict(net.named_children())
+        if not subset & 2:
+            net.r0c2 = nn.Identity()
+        assert grown.evaluate(net).accuracy == pytest.approx(accuracy)
+
+
+def test_the_best_host_is_a_plain_module_in_every_format(
+    grown: esper_soa.RecordedRun, tmp_path: Path
+) -> None:
+    net = grown.export()
+    found = grown.evaluate(net)
+    assert found.accuracy == net.spec["accuracy"]
+    assert found.loss == pytest.approx(net.spec["loss"], abs=1e-5)
+    words, labels = grown.samples()
+    assert (words.shape, labels.shape) == ((TEST, LENGTH), (TEST, LENGTH))
+    assert net(words).shape == (TEST, LENGTH, CLASSES)
+    saved = esper_soa.export(net, tmp_path / "net.safetensors")
+    assert torch.equal(esper_soa.load(saved)(words), net(words))  # type: ignore[operator]
+    program = torch.export.load(esper_soa.export(net, tmp_path / "net.pt2")).module()
+    torch.testing.assert_close(program(words), net(words))
+    if find_spec("onnx") and find_spec("onnxscript"):
+        file = esper_soa.export(net, tmp_path / "net.onnx")
+        (inputs,) = importlib.import_module("onnx").load(file).graph.input
+        assert inputs.name == "words"
+
+
+def test_a_run_that_is_stopped_goes_on_as_if_undisturbed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    trained(whole, *LEARNING)
+    with monkeypatch.context() as patch:
+        signal_at(patch, signal.SIGINT, report=30)  # in the third round
+        with pytest.raises(KeyboardInterrupt):
+            trained(stopped, *LEARNING)
+    esper_soa.train(
+        "smoke", [*TOY, *LEARNING, f"resume={stopped}", f"run_dir={stopped}"], verbose=0
+    )
+    assert_equal_runs(whole, stopped, rounds=3)
+
+
+def test_report_and_queries_read_the_run(
+    grown: esper_soa.RecordedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write.main([str(grown.path), "-o", str(tmp_path / "report.html")])
+    page = (tmp_path / "report.html").read_text()
+    assert "shift" in page
+    assert "tagging" in page
+    capsys.readouterr()
+    if find_spec("duckdb"):
+        asked = "select distinct blueprint from seed_lifecycle where fate = 'fossilized'"
+        with pytest.raises(SystemExit, match="0"):
+            query.main([str(grown.path), asked, "format=csv"])
+        assert capsys.readouterr().out.split() == ["blueprint", "shift"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (["compute.engine=native"], "kernels cut crops of images, not of sentences"),
+        (["compute.engine=triton"], "kernels cut crops of images, not of sentences"),
+        (["data.name=synthetic"], r"must be a host of images \[3, 32, 32\], not of inputs \[6\]"),
+        (["train_samples=72"], "must be at most 64, the training sentences of sentences"),
+        (["task.num_classes=4"], "it has 3 classes, not task.num_classes=4"),
+        (["policy=wait", "task.blueprints=[norm]"], "norm: must be a list of blueprints for sequences"),
+        (["data.name=test_toy_domain:tagging"], "a dataset that test_toy_domain registers"),
+        (["slots=[r0c3]"], "a slot of tagging: r0c0, r0c1, r0c2"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_the_words_of_the_domain(
+    changes: list[str], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingError, match=told):
+        trained(tmp_path / "run", *SCHEDULE, *changes)
+
+
+def test_segments_that_do_not_fit_make_no_chain() -> None:
+    with pytest.raises(
+        ValueError, match=r"segment 1 of the host takes features \[6\], not \[8, 6\]"
+    ):
+        chain_shape((Embed(), Embed(), Tagger()), ())
+
+
+# --- its networks and batches
+
+
+def settings(*changes: str) -> TrainConfig:
+    return esper_soa.compose_settings("smoke", [*TOY, *SCHEDULE, *changes])

@@ -1,5 +1,5 @@
-"""The data sets: CIFAR-10 from files, the embedded fashion32, a synthetic one, own images; and those
-of users' own.
+"""The data sets: CIFAR-10 from files, the embedded fashion32, a synthetic one, own images, and what
+users define themselves.
 """
 
 from importlib import import_module

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from esper_soa.config.errors import one_line
+from esper_soa.config.errors import check, one_line
 from esper_soa.config.nets import (
     IMAGE_CHANNELS,
     IMAGE_SIZE,
@@ -83,7 +83,7 @@ def task_host(task: TaskConfig) -> Host | None:
     part = find(HOST, task.host, "task.host")
     with raise_faults("task.host", task.host, "a host that can be trained") as found:
         host = host_of(part, name_in(task.host), task.num_classes)
-        found += _findings(host, task.num_classes)
+        found += host_findings(host, task.num_classes)
     return host
 
 
@@ -96,6 +96,11 @@ def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> Bluepr
     """
     setting = "task.blueprints"
     every = list(BLUEPRINTS)
+    kinds = sorted({spec.topology for spec in slots})
+    for one in BLUEPRINTS:
+        fits = not slots or one.topology in ("", *kinds)
+        allowed = f"a list of blueprints for {' and '.join(kinds)}, which the slots have"
+        check(fits or one.name not in offered, setting, one.name, allowed)
     for place, reference in enumerate(filter(is_reference, offered)):
         part = find(BLUEPRINT, reference, setting)
         with raise_faults(setting, reference, "a blueprint that can stand in the slots") as found:
@@ -245,25 +250,28 @@ def _module_findings(module: nn.Module) -> list[str]:
 
 def host_findings(host: Host, classes: int) -> tuple[str, ...]:
     """What keeps hosts like this from being trained with so many classes, in words."""
+    if isinstance(host, UserHost):
+        return _sequential_findings(host)
+    try:
+        shape = chain_shape(host.segments({}), ())
+    except ValueError as error:
+        return (str(error),)
+    found = []
+    if len(shape.segments) < 3:
+        found.append("it has less than two segments")
+    if shape.num_classes != classes:
+        found.append(f"it has {shape.num_classes} classes, not task.num_classes={classes}")
+    return tuple(found)
+
+
+@lru_cache(maxsize=64)  # several parts of a program ask for it
+def _sequential_findings(host: UserHost) -> tuple[str, ...]:
+    """What keeps hosts of modules from being trained."""
     found = list[str]()
-    if not isinstance(host, UserHost):
-        try:
-            shape = chain_shape(host.segments({}), ())
-        except ValueError as error:
-            return (str(error),)
-        if len(shape.segments) < 3:
-            found.append("it has less than two segments")
-        if shape.num_classes != classes:
-            found.append(f"it has {shape.num_classes} classes, not task.num_classes={classes}")
-        return tuple(found)
     with collect_faults(found):
         module = make_module(host.make, host.classes, PROBE_SEED)
         found += _chain_findings(module) or _shape_findings(host) or _together_findings(host)
     return tuple(found)
-
-
-# of a host that several parts of a program ask for
-_findings = lru_cache(maxsize=64)(host_findings)
 
 
 def _chain_findings(module: object) -> list[str]:
