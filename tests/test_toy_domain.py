@@ -1,295 +1,47 @@
-"""A domain that the package does not know, defined here: sentences of whole numbers, hosts that
-embed them and tag every position, and blueprints of their own. A run of it is a run like any other.
-"""
+"""A run of a domain that the package does not know (toy_domain.py) is a run like any other."""
 
 import importlib
 import signal
-from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, Self
 
 import pytest
 import torch
 import torch.nn.functional as F
 from equal_runs import assert_equal_runs
 from tiny_runs import signal_at
-from torch import Tensor, nn
+from tiny_world import CPU, quiet_progress
+from torch import nn
+from toy_domain import CLASSES, LENGTH, TEST, TRAIN, WIDTH, WORDS, Embed, Sentences, Tagger, targets
 
 import esper_soa
+from esper_soa.agent.scripted import WaitPolicy
+from esper_soa.agent.slots import place_table
 from esper_soa.config.errors import SettingError
-from esper_soa.config.nets import SEQUENCES, DataConfig
+from esper_soa.config.nets import DataConfig
 from esper_soa.config.settings import TrainConfig
+from esper_soa.env.topology import Topology
+from esper_soa.env.world import World
+from esper_soa.grown.build import Residents, grown_hosts
 from esper_soa.lab import query
 from esper_soa.lab.report import write
 from esper_soa.lab.telemetry.table_files import read_table
+from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.data import streams
-from esper_soa.nets.data.batches import Draw, SampleSpec
-from esper_soa.nets.model.head import Classifier
+from esper_soa.nets.data.orders import validation_order
 from esper_soa.nets.model.host import chain_shape
-from esper_soa.nets.model.parts import SPREAD, Arguments, LayerSpec, Parameter
-from esper_soa.nets.model.segments import (
-    Forward,
-    PlainPart,
-    SlotNumbers,
-    StatelessSegment,
-)
-
-WORDS = 7
-LENGTH = 6  # positions of a sentence
-WIDTH = 8  # channels of features
-CLASSES = 3
-TRAIN = 64
-TEST = 32
-
-
-# --- the data
-
-
-class Training(NamedTuple):
-    """Sentences [B, n*LENGTH], labels [B, n, LENGTH]."""
-
-    source: "Sentences"
-    draw: Draw
-
-    def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        samples, keys, start = self.draw.batches(envs, index)
-        words = self.source.words[samples]
-        if self.draw.augment:  # another first word
-            counters = start + torch.arange(samples.shape[1])
-            words = words.clone()
-            words[..., 0] = streams.integers(keys[:, None], counters, WORDS)
-        return words.transpose(0, 1).flatten(1), targets(words).transpose(0, 1)
-
-
-class Validation(NamedTuple):
-    """As Training, and every sentence as it is; place -1 has label -1."""
-
-    source: "Sentences"
-    order: Tensor
-
-    def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
-        order = self.order[None] if self.order.ndim == 1 else self.order[envs]
-        return list(self._parts(order.T.split(size)))
-
-    def _parts(self, parts: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, Tensor]]:
-        for part in parts:
-            words = self.source.words[TRAIN + part.clamp(min=0)]
-            yield words.flatten(1), torch.where(part[..., None] < 0, -1, targets(words))
-
-    def first(self, count: int) -> "Validation":
-        return self._replace(order=self.order[..., :count])
-
-
-def targets(words: Tensor) -> Tensor:
-    """What to say at each position [..., LENGTH]: it depends on the word and the one before it."""
-    return (words + F.pad(words, (1, -1))) % CLASSES
-
-
-@esper_soa.dataset("sentences")
-class Sentences:
-    """TRAIN training and TEST test sentences."""
-
-    name = "sentences"
-    source = "sentences that a test makes"
-    identity = "1"
-    notes = ()
-    num_classes = CLASSES
-    spec = SampleSpec("sentences", (LENGTH,), 8 * LENGTH, 8 * LENGTH, num_targets=LENGTH)
-
-    def __init__(self, cfg: DataConfig) -> None:
-        draws = torch.arange((TRAIN + TEST) * LENGTH)
-        self.words = streams.integers(torch.tensor(5), draws, WORDS).view(-1, LENGTH)
-        self.train_labels, self.test_labels = targets(self.words).split((TRAIN, TEST))
-
-    def to(self, device: torch.device | str) -> Self:
-        return self
-
-    def facts(self) -> dict[str, str]:
-        return {"name": self.name, "source": self.source, "identity": self.identity}
-
-    def input_spec(self) -> dict:
-        return {"name": "words", "shape": [LENGTH], "dtype": "int64"}
-
-    def samples(self, part: str, places: Tensor) -> tuple[Tensor, Tensor]:
-        words = self.words[places + (TRAIN if part == "test" else 0)]
-        return words, targets(words)
-
-    def training(self, draw: Draw, dtype: torch.dtype) -> Training:
-        return Training(self, draw)
-
-    def validation(self, order: Tensor, dtype: torch.dtype) -> Validation:
-        return Validation(self, order)
-
-
-# --- hosts
-
-
-def own_layer(module: type[nn.Module], **arguments: int) -> list[LayerSpec]:
-    """A layer of this file."""
-    kind = f"{module.__module__}:{module.__name__.lower()}"
-    named: Arguments = {**arguments}
-    return [LayerSpec("own", kind, named)]
-
-
-@dataclass(frozen=True)
-class Embed(StatelessSegment):
-    """Features [B, n*WIDTH, LENGTH] of words [B, n*LENGTH], or [B, LENGTH] for all."""
-
-    slot: int = -1
-
-    kind = "embed"
-    input_shape = (LENGTH,)
-    output_shape = (WIDTH, LENGTH)
-    parameters = (Parameter((WORDS, WIDTH), bound=1.0),)
-    slot_shapes = (output_shape,)
-    products = 0
-    activations = WIDTH * LENGTH
-
-    @property
-    def slots(self) -> tuple[int, ...]:
-        return (self.slot,)
-
-    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
-        words = x.unflatten(1, (-1, LENGTH)).expand(-1, run.num_nets, -1)
-        found = folded[0][torch.arange(run.num_nets)[:, None], words]
-        return run.fill(self.slot, found.transpose(2, 3).flatten(1, 2))
-
-    def plain_parts(self) -> list[PlainPart]:
-        return [PlainPart("embed", own_layer(Embedded, words=WORDS, width=WIDTH), slot=self.slot)]
-
-
-@dataclass(frozen=True)
-class Mix(StatelessSegment):
-    """x + ReLU(linear(x + x one position before))."""
-
-    number: int
-    slot: int = -1
-
-    kind = "mix"
-    input_shape = output_shape = (WIDTH, LENGTH)
-    parameters = (SPREAD.tensor((WIDTH, WIDTH), WIDTH), SPREAD.tensor((WIDTH,), WIDTH))
-    slot_shapes = (output_shape,)
-    products = WIDTH * WIDTH * LENGTH
-    activations = WIDTH * LENGTH
-
-    @property
-    def slots(self) -> tuple[int, ...]:
-        return (self.slot,)
-
-    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
-        weight, bias = folded
-        near = (x + F.pad(x, (1, -1))).unflatten(1, (-1, WIDTH))
-        mixed = torch.einsum("noi,bnit->bnot", weight, near) + bias[..., None]
-        return run.fill(self.slot, x + F.relu(mixed).flatten(1, 2))
-
-    def plain_parts(self) -> list[PlainPart]:
-        layers = own_layer(Mixed, width=WIDTH)
-        return [PlainPart(f"mix{self.number}", layers, residual=True, slot=self.slot)]
-
-
-@dataclass(frozen=True)
-class Tagger(StatelessSegment, Classifier):
-    """Logits [B, n, LENGTH, CLASSES]: a linear classifier at every position."""
-
-    kind = "tagger"
-    input_shape = (WIDTH, LENGTH)
-    output_shape = (CLASSES,)
-    parameters = (SPREAD.tensor((CLASSES, WIDTH), WIDTH), SPREAD.tensor((CLASSES,), WIDTH))
-    slots = ()
-    slot_shapes = ()
-    products = CLASSES * WIDTH * LENGTH
-    activations = CLASSES * LENGTH
-
-    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
-        weight, bias = folded
-        each = x.unflatten(1, (-1, WIDTH))
-        return torch.einsum("noi,bnit->bnto", weight, each) + bias[:, None]
-
-    def plain_parts(self) -> list[PlainPart]:
-        return [PlainPart("tagger", own_layer(Tagged, width=WIDTH, classes=CLASSES))]
-
-
-@esper_soa.host("tagging")
-@dataclass(frozen=True)
-class Tagging:
-    """A word embedding, two residual segments, a head; slots behind all but the last."""
-
-    modules = None
-
-    def segments(self, slots: SlotNumbers) -> tuple[Embed | Mix | Tagger, ...]:
-        places = [slots.get((0, number), -1) for number in range(3)]
-        return Embed(places[0]), Mix(1, places[1]), Mix(2, places[2]), Tagger()
-
-
-# --- the same as plain modules of one network
-
-
-@esper_soa.layer("embedded")
-class Embedded(nn.Module):
-    def __init__(self, words: int, width: int) -> None:
-        super().__init__()
-        self.table = nn.Parameter(torch.zeros(words, width))
-
-    def forward(self, words: Tensor) -> Tensor:
-        return self.table[words].transpose(1, 2)
-
-
-@esper_soa.layer("mixed")
-class Mixed(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        near = x + F.pad(x, (1, -1))
-        return F.relu(self.linear(near.transpose(1, 2))).transpose(1, 2)
-
-
-@esper_soa.layer("tagged")
-class Tagged(nn.Module):
-    def __init__(self, width: int, classes: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.transpose(1, 2))
-
-
-# --- what grows
-
-
-@esper_soa.blueprint("perceptron", topology=SEQUENCES)
-class Perceptron(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.first = nn.Linear(channels, 2 * channels)
-        self.second = nn.Linear(2 * channels, channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.second(F.relu(self.first(x.transpose(1, 2)))).transpose(1, 2)
-
-
-@esper_soa.blueprint("shift", topology=SEQUENCES)
-class Shift(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(channels, channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.tanh(self.linear(F.pad(x, (1, -1)).transpose(1, 2))).transpose(1, 2)
-
-
-# --- runs of it
+from esper_soa.state import EnvState
+from esper_soa.training.build import build_world, trial_of
+from esper_soa.training.collect import EpisodeRunner, Player, Round
+from esper_soa.vocabulary import NUM_BLUEPRINTS, Blend
 
 TOY = [
-    "task.host=test_toy_domain:tagging",
-    "task.blueprints=[test_toy_domain:perceptron,test_toy_domain:shift]",
+    "task.host=toy_domain:tagging",
+    "task.blueprints=[toy_domain:perceptron,toy_domain:shift]",
     f"task.num_classes={CLASSES}",
     "task.host_lr=0.1",
     "task.seed_lr=0.1",
-    "data.name=test_toy_domain:sentences",
+    "data.name=toy_domain:sentences",
     "slots=[r0c0,r0c2]",
     "envs=4",
     "steps=12",
@@ -305,7 +57,7 @@ TOY = [
 # Seeds of one kind that are germinated, blended and fossilised within an episode.
 SCHEDULE = [
     "policy=schedule",
-    "policy.schedule.blueprint=test_toy_domain:shift",
+    "policy.schedule.blueprint=toy_domain:shift",
     "policy.schedule.germinate=[1,2]",
     "policy.schedule.advance=[1,2,4]",
     "policy.schedule.fossilize=7",
@@ -417,8 +169,11 @@ def test_report_and_queries_read_the_run(
         (["data.name=synthetic"], r"must be a host of images \[3, 32, 32\], not of inputs \[6\]"),
         (["train_samples=72"], "must be at most 64, the training sentences of sentences"),
         (["task.num_classes=4"], "it has 3 classes, not task.num_classes=4"),
-        (["policy=wait", "task.blueprints=[norm]"], "norm: must be a list of blueprints for sequences"),
-        (["data.name=test_toy_domain:tagging"], "a dataset that test_toy_domain registers"),
+        (
+            ["policy=wait", "task.blueprints=[norm]"],
+            "norm: must be a list of blueprints for sequences",
+        ),
+        (["data.name=toy_domain:tagging"], "a dataset that toy_domain registers"),
         (["slots=[r0c3]"], "a slot of tagging: r0c0, r0c1, r0c2"),
     ],
 )
@@ -438,6 +193,101 @@ def test_segments_that_do_not_fit_make_no_chain() -> None:
 
 # --- its networks and batches
 
+ADD, MULTIPLY, GATE = Blend.ADD, Blend.MULTIPLY, Blend.GATE
+PERCEPTRON, SHIFT = NUM_BLUEPRINTS, NUM_BLUEPRINTS + 1
+PLANTED = Topology(  # of four hosts, one of them without seeds
+    torch.tensor([[PERCEPTRON, -1], [SHIFT, PERCEPTRON], [PERCEPTRON, SHIFT], [-1, -1]]),
+    torch.tensor([[ADD, ADD], [MULTIPLY, ADD], [GATE, GATE], [ADD, ADD]]),
+    torch.tensor([[1, 0], [0.5, 1], [1, 0.25], [0, 0]], dtype=torch.float64),
+)
 
-def settings(*changes: str) -> TrainConfig:
+
+def toy_settings(*changes: str) -> TrainConfig:
     return esper_soa.compose_settings("smoke", [*TOY, *SCHEDULE, *changes])
+
+
+def toy_world(*changes: str) -> World:
+    return build_world(toy_settings(*changes), CPU)
+
+
+def after_a_step(*changes: str) -> tuple[World, EnvState]:
+    """Hosts with the planted seeds after an env-step."""
+    world = toy_world(*changes)
+    request = Round(0, quiet_progress(), topology=PLANTED)
+    played = EpisodeRunner(world, Player(WaitPolicy(), None), request)
+    played.step_()
+    return world, played.env.state
+
+
+def test_hosts_with_seeds_of_every_blend_are_measured_as_their_plain_modules() -> None:
+    world, state = after_a_step()
+    (words, labels) = Sentences(DataConfig()).samples("test", world.validation.order)
+    columns = (state.slots.stage, *PLANTED)
+    residents = [Residents(*(part[env].tolist() for part in columns)) for env in range(4)]
+    inputs = world.data.input_spec()
+    hosts = grown_hosts(world.rules.nets.shape, world.weights, range(4), residents, inputs)
+    for env, host in enumerate(hosts):
+        logits = host.network()(words).flatten(0, 1).double()
+        loss = F.cross_entropy(logits, labels.flatten())
+        assert float(state.signals.val_loss[env]) == pytest.approx(float(loss), rel=1e-5)
+        right = (logits.argmax(1) == labels.flatten()).double().mean()
+        assert float(state.signals.val_accuracy[env]) == pytest.approx(100 * float(right))
+
+
+def test_hosts_train_as_they_do_alone() -> None:
+    together, _ = after_a_step("compute.env_chunk=4")
+    alone, _ = after_a_step("compute.env_chunk=1")
+    assert (together.weights["host", "params"] != toy_world().weights["host", "params"]).any()
+    torch.testing.assert_close(together.weights.to_dict(), alone.weights.to_dict())
+
+
+def test_costs_follow_from_segments_and_slots() -> None:
+    world = toy_world()
+    mixing = WIDTH * WIDTH * LENGTH
+    assert world.flop.host == 6 * (2 * mixing + CLASSES * WIDTH * LENGTH)
+    assert world.flop.seed[:, PERCEPTRON].tolist() == [6 * 4 * mixing] * 2
+    assert world.flop.seed[:, :PERCEPTRON].sum() == 0  # which take images
+    assert place_table(world.rules.nets.shape.slots).isfinite().all()
+    torch_only = trial_of(toy_settings(), torch.device("cuda"))
+    assert choose_engine("auto", torch_only).chosen.name == "torch"
+
+
+def test_an_env_step_draws_a_pass_over_the_sentences_changed_by_the_streams_of_each_env() -> None:
+    world = toy_world("data.augment=true")
+    world.start_round(1)
+    work = world.work(0)
+    keys = streams.stream_keys(world.seed, streams.AUGMENTATION, (1,), world.envs)
+    drawn = []
+    for index in range(work.num_batches):
+        words, labels = work.training.batch(world.envs, index)
+        assert (words.shape, labels.shape) == ((8, 4 * LENGTH), (8, 4, LENGTH))
+        words = words.unflatten(1, (4, LENGTH))
+        assert torch.equal(labels, targets(words))
+        first = streams.integers(keys[:, None], 8 * index + torch.arange(8), WORDS)
+        assert torch.equal(words[..., 0], first.T)
+        drawn.append(words[..., 1:])
+    every = world.data.samples("train", torch.arange(TRAIN))[0][:, 1:].unique(dim=0)
+    for env in range(4):
+        assert torch.equal(torch.cat(drawn)[:, env].unique(dim=0), every)
+
+
+def test_validation_is_on_the_same_sentences_for_all_envs_or_on_a_share_for_each() -> None:
+    shared = toy_world()
+    (words, labels), (rest, _) = shared.validation.batches(shared.envs, 20)
+    assert [tuple(one.shape) for one in (words, labels, rest)] == [(20, 6), (20, 1, 6), (12, 6)]
+    order = validation_order(TEST, 32, shared.seed)
+    assert torch.equal(torch.cat((words, rest)), shared.data.samples("test", order)[0])
+    (few,) = shared.validation.first(3).batches(shared.envs, 20)
+    assert torch.equal(few[0], words[:3])
+    split = toy_world("data.split=true")
+    ((own, answers),) = split.validation.batches(split.envs, TEST)
+    assert own.shape == (TEST // 4, 4 * LENGTH)
+    assert (answers >= 0).all()
+
+
+def test_its_parts_pass_the_checks_of_users_parts() -> None:
+    esper_soa.check_blueprint("toy_domain:perceptron")
+    esper_soa.check_blueprint("toy_domain:shift", channels=[WIDTH], size=LENGTH)
+    esper_soa.check_host("toy_domain:tagging", classes=CLASSES)
+    with pytest.raises(esper_soa.ConformanceError, match="it has 3 classes"):
+        esper_soa.check_host("toy_domain:tagging")
