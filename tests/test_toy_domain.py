@@ -30,6 +30,7 @@ from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.data import streams
 from esper_soa.nets.data.orders import validation_order
 from esper_soa.nets.model.host import chain_shape
+from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.state import EnvState
 from esper_soa.training.build import build_world, trial_of
 from esper_soa.training.collect import EpisodeRunner, Player, Round
@@ -239,6 +240,8 @@ def test_hosts_train_as_they_do_alone() -> None:
     alone, _ = after_a_step("compute.env_chunk=1")
     assert (together.weights["host", "params"] != toy_world().weights["host", "params"]).any()
     torch.testing.assert_close(together.weights.to_dict(), alone.weights.to_dict())
+    _, short = after_a_step("compute.precision=bfloat16")
+    assert short.signals.val_loss.isfinite().all()
 
 
 def test_costs_follow_from_segments_and_slots() -> None:
@@ -247,6 +250,8 @@ def test_costs_follow_from_segments_and_slots() -> None:
     assert world.flop.host == 6 * (2 * mixing + CLASSES * WIDTH * LENGTH)
     assert world.flop.seed[:, PERCEPTRON].tolist() == [6 * 4 * mixing] * 2
     assert world.flop.seed[:, :PERCEPTRON].sum() == 0  # which take images
+    perceptron = 4 * WIDTH * WIDTH + 3 * WIDTH
+    assert row_layout(world.rules.nets.shape, 0).seed == perceptron
     assert place_table(world.rules.nets.shape.slots).isfinite().all()
     torch_only = trial_of(toy_settings(), torch.device("cuda"))
     assert choose_engine("auto", torch_only).chosen.name == "torch"

@@ -52,10 +52,11 @@ def blueprint(name: str, topology: str = "images") -> Mark:
     features; with `topology` "sequences" features [B, C, T], with "vectors" [B, C]. Raises
     ValueError for a name of other signs than letters, digits, '_' and '-'.
     """
+    named = _marking(BLUEPRINT, name)
 
     def mark(part: Marked) -> Marked:
         setattr(part, TOPOLOGY, topology)
-        return _marking(BLUEPRINT, name)(part)
+        return named(part)
 
     return mark
 

@@ -44,8 +44,9 @@ def sample_spec(cfg: DataConfig) -> SampleSpec:
     """What the samples are like that the settings ask for; SettingError where they name none."""
     if not is_reference(cfg.name):
         return IMAGES
-    found = getattr(find(DATASET, cfg.name, "data.name"), "spec", None)
-    check(isinstance(found, SampleSpec), "data.name", cfg.name, "a class with a SampleSpec as spec")
+    found = vars(find(DATASET, cfg.name, "data.name")).get("spec")
+    allowed = "a class with a SampleSpec as spec"
+    check(isinstance(found, SampleSpec), "data.name", cfg.name, allowed)
     return cast(SampleSpec, found)
 
 

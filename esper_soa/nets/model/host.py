@@ -18,7 +18,7 @@ from esper_soa.nets.model.parts import Table
 from esper_soa.nets.model.segments import (
     FeatureShape,
     Forward,
-    Head,
+    HeadSegment,
     Segment,
     SlotFiller,
     SlotNumbers,
@@ -54,9 +54,9 @@ class HostShape(NamedTuple):
         return self.segments[0].input_shape
 
     @property
-    def head(self) -> Head:
+    def head(self) -> HeadSegment:
         """The last segment."""
-        return cast(Head, self.segments[-1])
+        return cast(HeadSegment, self.segments[-1])
 
     @property
     def num_classes(self) -> int:

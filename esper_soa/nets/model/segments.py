@@ -130,7 +130,7 @@ class Segment(Protocol):
         """The modules of one network, in the order of `parameters` and `statistics`."""
 
 
-class Head(Segment, Protocol):
+class HeadSegment(Segment, Protocol):
     """The last segment: what it is asked for are losses and right answers. Nothing else sees the
     logits of a pass, so it may make them in pieces.
 
