@@ -88,6 +88,7 @@ def test_a_run_trains_hosts_and_grows_them(
 ) -> None:
     assert "4 x tagging of your own" in (grown.path / "log.txt").read_text()
     assert "validation sentences of every host" in (grown.path / "log.txt").read_text()
+    assert "on V=32 of 32 test sentences each" in (grown.path / "log.txt").read_text()
     last = grown.metrics()[-1]
     assert last["seeds"]["fossilized"] == 4
     assert last["blueprints"]["shift"]["germinated"] == 8

@@ -90,6 +90,7 @@ class Summary:
     policy_init: str = "none"  # what the policy started from, as policy.init
     # Level, env-steps recorded by this process, and dropped.
     telemetry: dict[str, Json] = field(default_factory=dict)
+    samples: str = "images"  # what the data set has, in the plural
 
     @property
     def accuracy(self) -> float:
@@ -185,7 +186,7 @@ def verdict_lines(summary: Summary) -> list[str]:
     """Whether growth paid, and what the numbers of the table were taken on."""
     count = len(summary.grown.episodes)
     rounds = f"{count} episodes (the last rounds)" if count > 1 else "1 episode (the last round)"
-    images = f"on V={summary.speed.val_samples} of {summary.test_images:,} test images each"
+    images = f"on V={summary.speed.val_samples} of {summary.test_images:,} test {summary.samples} each"
     lines = [f"measured {summary.envs} hosts x {rounds}, {images}"]
     control = summary.control
     if control is None:
@@ -195,7 +196,7 @@ def verdict_lines(summary: Summary) -> list[str]:
     if found.pairs > 1:
         over = f"{found.pairs} paired differences, over hosts and episodes"
         interval = f"{CONFIDENCE:.0%} t interval of {over}"
-    work = f"{summary.control_env_steps} env-steps on the same seeds, data order and images"
+    work = f"{summary.control_env_steps} env-steps on the same seeds, data order and {summary.samples}"
     lines += [f"control  {control_words(control.name)}: {work}", f"interval {interval}"]
     if found.left_out:
         lines.append(f"left out {found.left_out} pairs with an accuracy that is not finite")

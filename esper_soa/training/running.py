@@ -314,6 +314,7 @@ class Run:
             rounds_before=self.origin.rounds,
             env_steps_before=self.origin.env_steps,
             control_cut_off=self.control.cut_off if self.control else 0,
+            samples=self.world.data.spec.name,
             policy_init=cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH,
             telemetry={
                 "level": cfg.telemetry.level,
