@@ -186,8 +186,9 @@ def verdict_lines(summary: Summary) -> list[str]:
     """Whether growth paid, and what the numbers of the table were taken on."""
     count = len(summary.grown.episodes)
     rounds = f"{count} episodes (the last rounds)" if count > 1 else "1 episode (the last round)"
-    images = f"on V={summary.speed.val_samples} of {summary.test_images:,} test {summary.samples} each"
-    lines = [f"measured {summary.envs} hosts x {rounds}, {images}"]
+    samples = f"{summary.test_images:,} test {summary.samples}"
+    measured = f"on V={summary.speed.val_samples} of {samples} each"
+    lines = [f"measured {summary.envs} hosts x {rounds}, {measured}"]
     control = summary.control
     if control is None:
         return lines
@@ -196,7 +197,9 @@ def verdict_lines(summary: Summary) -> list[str]:
     if found.pairs > 1:
         over = f"{found.pairs} paired differences, over hosts and episodes"
         interval = f"{CONFIDENCE:.0%} t interval of {over}"
-    work = f"{summary.control_env_steps} env-steps on the same seeds, data order and {summary.samples}"
+    work = (
+        f"{summary.control_env_steps} env-steps on the same seeds, data order and {summary.samples}"
+    )
     lines += [f"control  {control_words(control.name)}: {work}", f"interval {interval}"]
     if found.left_out:
         lines.append(f"left out {found.left_out} pairs with an accuracy that is not finite")

@@ -19,7 +19,6 @@ from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.env.reward import final_rents
 from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.nets.data.user_images import check_images
-from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.precision import Precision, choose_precision
 from esper_soa.runtime.device import (
     apply_threads,
@@ -48,6 +47,7 @@ from esper_soa.training.run_folder import RunFolder, write_config
 from esper_soa.training.session import Session
 from esper_soa.training.totals import RunTotals, cut_off
 from esper_soa.training.verdict import Episode, HostScore, control_words
+from esper_soa.vocabulary import NUM_BLUEPRINTS
 
 
 class Origin(NamedTuple):
@@ -177,8 +177,9 @@ class Run:
             for finding in check_images(data):
                 LOGGER.warning("data     %s", finding)
         LOGGER.info("hosts    %s, slots %s; %s", hosts, slots, rounds)
-        for one in shape.blueprints[len(BLUEPRINTS) :]:
-            LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
+        for one in shape.blueprints:
+            if one.code >= NUM_BLUEPRINTS:
+                LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
         LOGGER.info("policy   %s, reward %s, on %s", policy, modes, self.origin.place)
         LOGGER.info("memory   %s", plan_in_words(cfg, self.device, rules))
         self.log_details()

@@ -88,19 +88,19 @@ def task_host(task: TaskConfig) -> Host | None:
 
 
 def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> Blueprints:
-    """The package's blueprints, and users' own among `offered` (task.blueprints), which can stand
-    in these slots.
+    """The package's blueprints of the topologies that these slots have, all without slots, and
+    users' own among `offered` (task.blueprints), which can stand in the slots.
 
     Own ones have the codes from NUM_BLUEPRINTS on, in the order of `offered`. Raises SettingError,
     which says what is wrong with one of them.
     """
     setting = "task.blueprints"
-    every = list(BLUEPRINTS)
     kinds = sorted({spec.topology for spec in slots})
-    for one in BLUEPRINTS:
-        fits = not slots or one.topology in ("", *kinds)
+    every = [one for one in BLUEPRINTS if not slots or one.topology in ("", *kinds)]
+    known = {one.name for one in every}
+    for name in (name for name in offered if not is_reference(name)):
         allowed = f"a list of blueprints for {' and '.join(kinds)}, which the slots have"
-        check(fits or one.name not in offered, setting, one.name, allowed)
+        check(name in known, setting, name, allowed)
     for place, reference in enumerate(filter(is_reference, offered)):
         part = find(BLUEPRINT, reference, setting)
         with raise_faults(setting, reference, "a blueprint that can stand in the slots") as found:
