@@ -230,7 +230,7 @@ def test_hosts_with_seeds_of_every_blend_are_measured_as_their_plain_modules() -
     hosts = grown_hosts(world.rules.nets.shape, world.weights, range(4), residents, inputs)
     for env, host in enumerate(hosts):
         logits = host.network()(words).flatten(0, 1).double()
-        loss = F.cross_entropy(logits, labels.flatten())
+        loss = F.cross_entropy(logits, labels.flatten()).detach()
         assert float(state.signals.val_loss[env]) == pytest.approx(float(loss), rel=1e-5)
         right = (logits.argmax(1) == labels.flatten()).double().mean()
         assert float(state.signals.val_accuracy[env]) == pytest.approx(100 * float(right))
