@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 from esper_soa.config.registry import agent as agent
 from esper_soa.config.registry import blueprint as blueprint
+from esper_soa.config.registry import dataset as dataset
 from esper_soa.config.registry import host as host
+from esper_soa.config.registry import layer as layer
 from esper_soa.config.registry import reward as reward
 
 if TYPE_CHECKING:

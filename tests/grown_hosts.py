@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
-from esper_soa.grown.build import GrownHost, Pixels, Residents, grown_hosts
+from esper_soa.grown.build import GrownHost, Residents, grown_hosts
 from esper_soa.nets.engine import ValidationReport
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.nets.seeds.pools import slot_seeds
@@ -55,10 +55,10 @@ class Measured(NamedTuple):
 
     def hosts(self, envs: list[int]) -> list[GrownHost]:
         """These hosts by themselves."""
-        pixels = Pixels(self.world.data.mean, self.world.data.std)
+        inputs = self.world.data.input_spec()
         shape = self.world.rules.nets.shape
         residents = [self.residents(env) for env in envs]
-        return grown_hosts(shape, self.world.weights, envs, residents, pixels)
+        return grown_hosts(shape, self.world.weights, envs, residents, inputs)
 
     def networks(self, envs: list[int]) -> list[GrownNetwork]:
         """They as modules."""

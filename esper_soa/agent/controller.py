@@ -104,13 +104,16 @@ def controller_spec(
     blueprints: names by code, users' own among them.
     """
     names = tuple(slot.name for slot in slots)
+    places = [slot._asdict() for slot in slots]
+    for place in places:
+        del place["axes"]  # which no policy sees
     sizes = zip(HEAD_NAMES, head_sizes(len(slots), len(blueprints)), strict=True)
     return {
         "network": dict(vars(config.network)),
         "deterministic": config.deterministic,
         "probability_floor": dict(config.ppo.probability_floor),
         "observation_clip": config.ppo.observation_clip,
-        "slots": [slot._asdict() for slot in slots],
+        "slots": places,
         "features": list(feature_names(names)),
         "heads": dict(sizes),
         "blueprints": list(blueprints),

@@ -17,7 +17,7 @@ from esper_soa.config.ranges import (
     numbers,
     word,
 )
-from esper_soa.config.registry import BLUEPRINT, HOST, is_reference, name_in
+from esper_soa.config.registry import BLUEPRINT, DATASET, HOST, is_reference, name_in
 from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS
 
 IMAGE_SIZE = 32
@@ -26,9 +26,12 @@ MAX_CHANNELS = 8192  # of a block
 MAX_POOLS = 5  # that leave one pixel of an image
 CNN_BLUEPRINT_NAMES = tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS)
 DATASETS = ("auto", "cifar10", "fashion32", "synthetic", "npz", "given")
-# Kinds of features, which a seed and the slot that it stands in have in common.
-IMAGES = "images"  # [B, C, H, W]
-VECTORS = "vectors"  # [B, C]
+# Kinds of features, which a seed and the slot that it stands in have in common, by the number of
+# axes behind the channels: [B, C], [B, C, T], [B, C, H, W].
+VECTORS = "vectors"
+SEQUENCES = "sequences"
+IMAGES = "images"
+TOPOLOGIES = (VECTORS, SEQUENCES, IMAGES)
 NPZ = ".npz"  # how a file of own images ends
 # Settings of DataConfig that only own images heed.
 PREPARATION = ("layout", "resize", "mean", "std")
@@ -109,13 +112,14 @@ def lr_factor(schedule: str, step: int, num_steps: int) -> float:
 
 @dataclass
 class DataConfig(Settings, path="data."):
-    """Which images, from where, and how an env-step draws them."""
+    """Which samples, from where, and how an env-step draws them."""
 
     # auto: what root holds, CIFAR-10 or an .npz, and without root the embedded fashion32; npz: own
-    # images from the file root; given: own images that a program hands over.
-    name: str = choice("auto", DATASETS)
+    # images from the file root; given: own images that a program hands over; module:name: a data
+    # set of your own.
+    name: str = choice("auto", DATASETS, own=DATASET)
     # Folder or archive of CIFAR-10 (cifar-10-batches-py, -bin, or the .tar.gz), or an .npz of own
-    # images; "" = none.
+    # images, or what a data set of your own reads; "" = none.
     root: str = ""
     augment: bool = True  # random crop with padding 4 and horizontal flip, training only
     split: bool = False  # the reference's rule: one pass over the data set is split over the envs
@@ -136,7 +140,7 @@ class DataConfig(Settings, path="data."):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        read = self.name in ("auto", "cifar10", "npz")
+        read = self.name in ("auto", "cifar10", "npz") or is_reference(self.name)
         remedy = "Take data.name=cifar10 or data.name=npz for the files there."
         self.require(read or not self.root, "root", f"empty with data.name={self.name}", remedy)
         user_path("data.root", self.root)
@@ -180,18 +184,24 @@ class SlotSpec(NamedTuple):
     row: int
     block: int
     channels: int
-    size: int = 0  # height and width of features that are images, 0 of vectors
+    size: int = 0  # of its features along each axis behind the channels
     depth: float = 0.0  # of its block in the host: 0 for the first block, 1 for the last
+    axes: int = 2  # behind the channels: 2 of images, 1 of sequences, 0 of vectors
 
     @property
     def topology(self) -> str:
-        """Kind of its features: IMAGES or VECTORS."""
-        return IMAGES if self.size else VECTORS
+        """Kind of its features, one of TOPOLOGIES."""
+        return TOPOLOGIES[self.axes]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of its features of one sample: (C,), (C, T) or (C, H, W)."""
+        return (self.channels, *[self.size] * self.axes)
 
     @property
     def positions(self) -> int:
         """Numbers of a channel."""
-        return self.size**2 if self.size else 1
+        return math.prod(self.shape[1:])
 
 
 def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:

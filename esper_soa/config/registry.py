@@ -3,7 +3,8 @@
 
 A mark stays with what it marks, and nothing else is kept: two runs of a process may take parts from
 different modules, and a cell of a notebook may be run twice. Found while a run is built, by
-nets/model/user_parts.py, env/user_reward.py, agent/user_agents.py. Needs no torch.
+nets/model/user_parts.py, nets/data/datasets.py, env/user_reward.py, agent/user_agents.py. Needs no
+torch.
 """
 
 import importlib
@@ -29,8 +30,11 @@ RAISED = (
 )
 BLUEPRINT = "blueprint"  # kinds of parts
 HOST = "host"
+LAYER = "layer"
+DATASET = "dataset"
 REWARD = "reward"
 AGENT = "agent"
+TOPOLOGY = "_esper_soa_topology"  # of a blueprint's features, see config/nets.py
 NAME = r"[A-Za-z_][\w-]{0,59}"
 REFERENCE = re.compile(rf"([A-Za-z_]\w*\.)*[A-Za-z_]\w*:{NAME}")
 Part = Callable[..., object]
@@ -40,23 +44,49 @@ Marked = TypeVar("Marked", bound=Part)
 Mark = Callable[[Marked], Marked]  # a decorator that gives back what it is given
 
 
-def blueprint(name: str) -> Mark:
+def blueprint(name: str, topology: str = "images") -> Mark:
     """Marks a function or class as blueprint `name`, listed by `task.blueprints` as `module:name`.
 
     It is called without an argument and gives a tuple of parts or an Architecture, or it is called
     with the channels C of a slot and gives an nn.Module that maps features [B, C, H, W] to such
-    features. Raises ValueError for a name of other signs than letters, digits, '_' and '-'.
+    features; with `topology` "sequences" features [B, C, T], with "vectors" [B, C]. Raises
+    ValueError for a name of other signs than letters, digits, '_' and '-'.
     """
-    return _marking(BLUEPRINT, name)
+    named = _marking(BLUEPRINT, name)
+
+    def mark(part: Marked) -> Marked:
+        setattr(part, TOPOLOGY, topology)
+        return named(part)
+
+    return mark
 
 
 def host(name: str) -> Mark:
     """Marks a function or class as the host `name`, which `task.host` takes as `module:name`.
 
-    It is called without an argument and gives a tuple of segments, or it is called with the number
-    of classes and gives an nn.Sequential that maps images [B, 3, 32, 32] to logits [B, classes].
+    It is called without an argument and gives a tuple of segments, or a Host of nets/model/host.py
+    for other samples than images; or it is called with the number of classes and gives an
+    nn.Sequential that maps images [B, 3, 32, 32] to logits [B, classes].
     """
     return _marking(HOST, name)
+
+
+def layer(name: str) -> Mark:
+    """Marks an nn.Module as the layer `name`, by which files of networks name it.
+
+    It is called with numbers by name: the arguments of the LayerSpec of kind `module:name` that a
+    segment or part of your own gives.
+    """
+    return _marking(LAYER, name)
+
+
+def dataset(name: str) -> Mark:
+    """Marks a class as the data set `name`, which `data.name` takes as `module:name`.
+
+    It is called with the DataConfig and gives a BatchSource on the CPU; `spec`, an attribute of
+    the class, says what its samples are like before any is read.
+    """
+    return _marking(DATASET, name)
 
 
 def reward(name: str) -> Mark:

@@ -6,6 +6,8 @@ Hydra validates names and types against them. Needs no torch.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import TypeVar, cast
 
 from hydra.core.config_store import ConfigStore
@@ -49,7 +51,9 @@ ENGINES = ("auto", "native", "torch", "triton", "triton_graphs")
 PROGRESS_STYLES = ("auto", "live", "plain", "off")
 # see controls.py
 CONTROLS = ("wait", "random", "heuristic", "schedule", "static_final", "static_large")
-TRACKERS = ("tensorboard", "wandb", "mlflow")
+# The modules of that folder; none is imported before it is asked for.
+TRACKER_FOLDER = Path(__file__).parents[1] / "lab/telemetry/trackers"
+TRACKERS = tuple(sorted(one.name for one in iter_modules([str(TRACKER_FOLDER)])))
 # of telemetry: each writes what those before it write, and more
 LEVELS = ("off", "rounds", "events", "full")
 Kind = TypeVar("Kind", bound=Settings)

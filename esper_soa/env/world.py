@@ -12,7 +12,7 @@ from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.step import EAGER, EnvRules, StepData, StepKernels, initial_state
 from esper_soa.env.topology import Topology, plant
 from esper_soa.nets.data import orders, streams
-from esper_soa.nets.data.batches import BatchSource, Draw, check_classes, check_work
+from esper_soa.nets.data.batches import BatchSource, Draw, check_classes, check_inputs, check_work
 from esper_soa.nets.engine import Sizes
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
@@ -40,7 +40,9 @@ class World:
         self.seed = seed
         self.kernels = kernels
         self.reduction = reduction
-        check_classes(data, rules.nets.shape.num_classes)
+        shape = rules.nets.shape
+        check_inputs(data, rules.nets.task.host, shape.input_shape)
+        check_classes(data, shape.num_classes)
         self.augment = cfg.augment
         together = reduction.all_envs(sizes.num_envs)
         self.split: orders.Split | None = None

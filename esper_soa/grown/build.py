@@ -35,13 +35,6 @@ class Residents(NamedTuple):
     alpha: list[float]  # [0, 1]
 
 
-class Pixels(NamedTuple):
-    """How images are normalised: mean and standard deviation per channel, of values in [0, 1]."""
-
-    mean: Sequence[float]
-    std: Sequence[float]
-
-
 class GrownHost(NamedTuple):
     """A host by itself."""
 
@@ -58,20 +51,14 @@ def plain_parts(shape: HostShape) -> list[PlainPart]:
     return [part for segment in shape.segments for part in segment.plain_parts()]
 
 
-def host_spec(shape: HostShape, pixels: Pixels) -> dict:
+def host_spec(shape: HostShape, inputs: dict) -> dict:
     """The description of a host with empty slots: what goes in, and layers in order."""
     host = []
     for part in plain_parts(shape):
         residual = {"residual": True} if part.residual else {}
         host.append({"name": part.name, "layers": _plain(part.layers)} | residual)
     return {
-        "input": {
-            "shape": list(shape.input_shape),
-            "range": [0.0, 1.0],
-            "channels": "RGB",
-            "mean": list(pixels.mean),
-            "std": list(pixels.std),
-        },
+        "input": inputs,
         "classes": shape.num_classes,
         "host": host,
         "slots": [spec.name for spec in shape.slots],
@@ -108,10 +95,12 @@ def grown_hosts(
     weights: TensorDict,
     envs: Sequence[int],
     residents: Sequence[Residents],
-    pixels: Pixels,
+    inputs: dict,
 ) -> list[GrownHost]:
-    """The hosts of the env numbers `envs`, on the CPU; `residents` of each. Raises ValueError for
-    layers that are not what the tables of parameters say.
+    """The hosts of the env numbers `envs`, on the CPU; `residents` of each.
+
+    inputs: what their source says of samples, BatchSource.input_spec. Raises ValueError for layers
+    that are not what the tables of parameters say.
     """
     kept: list[tuple[str, ...]] = [("host", "params"), ("host", "statistics")]
     kept += [("seeds", slot.name, "params") for slot in shape.slots]
@@ -120,7 +109,7 @@ def grown_hosts(
     nets = dict[tuple[tuple[int, ...], ...], GrownNetwork]()  # without numbers, of each kind
     hosts = []
     for place, mine in enumerate(residents):
-        spec = host_spec(shape, pixels) | {"seeds": seed_specs(shape, mine)}
+        spec = host_spec(shape, inputs) | {"seeds": seed_specs(shape, mine)}
         kind = tuple(mine.stage), tuple(mine.blueprint), tuple(mine.blend)
         if kind not in nets:
             with torch.device("meta"):
@@ -160,8 +149,8 @@ def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) ->
         tensors[name] = statistics.get(name, torch.zeros(())).to(buffer.dtype)
     for seed in spec["seeds"]:
         tensors[f"{seed['slot']}.blend.alpha"] = torch.tensor(seed["alpha"])
-    for name in ("mean", "std"):
-        tensors[f"input.{name}"] = torch.tensor(spec["input"][name]).view(-1, 1, 1)
+    for name, buffer in net.get_submodule("input").named_buffers():
+        tensors[f"input.{name}"] = torch.tensor(spec["input"][name]).view(buffer.shape)
     return GrownHost(spec, tensors)
 
 

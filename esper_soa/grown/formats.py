@@ -29,8 +29,8 @@ WIDTH = 116  # letters of a line of code
 REGISTRATION = "torch.onnx._internal.exporter._registration"  # the logger of torch's exporter
 CODE_HEAD = '''"""A grown network with its weights; needs torch alone.
 
-`network()` makes it: images float32 [B, *SPEC["input"]["shape"]], RGB in [0, 1], to logits
-[B, SPEC["classes"]]. SPEC says what it was grown on and by which version of esper_soa.
+`network()` makes it: inputs [B, *SPEC["input"]["shape"]], images float32 and RGB in [0, 1], to
+logits [B, ..., SPEC["classes"]]. SPEC says what it was grown on and by which version of esper_soa.
 """
 
 import base64
@@ -50,7 +50,7 @@ if __name__ == "__main__":
 
 
 def save_pt2(net: GrownNetwork, path: Path) -> None:
-    """Write a program of torch.export for any number of images; spec.json is an extra file."""
+    """Write a program of torch.export for any number of samples; spec.json is an extra file."""
     program = torch.export.export(net, **_traced(net))
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={"spec.json": json.dumps(net.spec)})
@@ -58,7 +58,9 @@ def save_pt2(net: GrownNetwork, path: Path) -> None:
 
 
 def save_onnx(net: GrownNetwork, path: Path) -> None:
-    """Write a model of ONNX, any number of `images` to `logits`, with `spec` as metadata."""
+    """Write a model of ONNX, any number of `images`, or of what `spec` calls the input, to
+    `logits`, with `spec` as metadata.
+    """
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise UserError(f"format=onnx: needs {' and '.join(missing)}. Install esper-soa[onnx]")
@@ -68,7 +70,7 @@ def save_onnx(net: GrownNetwork, path: Path) -> None:
             **_traced(net),
             dynamo=True,
             verbose=False,
-            input_names=["images"],
+            input_names=[net.spec["input"].get("name", "images")],
             output_names=["logits"],
         )
     if program is None:
@@ -113,9 +115,11 @@ def save_code(net: GrownNetwork, path: Path) -> None:
 
 
 def _traced(net: GrownNetwork) -> dict:
-    """Inputs to trace a program with: two images, as one would be taken for a constant."""
-    images = torch.zeros(2, *net.spec["input"]["shape"])
-    return {"args": (images,), "dynamic_shapes": ({0: torch.export.Dim("batch")},)}
+    """Inputs to trace a program with: two samples, as one would be taken for a constant."""
+    inputs = net.spec["input"]
+    dtype = getattr(torch, inputs.get("dtype", "float32"))
+    samples = torch.zeros(2, *inputs["shape"], dtype=dtype)
+    return {"args": (samples,), "dynamic_shapes": ({0: torch.export.Dim("batch")},)}
 
 
 Writer: TypeAlias = Callable[[GrownNetwork, Path], None]

@@ -11,43 +11,45 @@ from torch.nn.functional import cross_entropy
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
-from esper_soa.grown.build import GrownHost, Pixels, Residents, grown_hosts
-from esper_soa.nets.data.image_set import ImageSet, images_of
+from esper_soa.grown.build import GrownHost, Residents, grown_hosts
+from esper_soa.nets.data.batches import BatchSource
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.runtime.versions import package_versions
 
-AT_ONCE = 256  # images per forward pass of `score_network`
+AT_ONCE = 256  # samples per forward pass of `score_network`
 
 
 class NetworkScore(NamedTuple):
-    """How well a network classifies images."""
+    """How well a network classifies samples; of several targets each, those of a target."""
 
     accuracy: float  # percent
     loss: float  # mean cross-entropy
 
 
 @torch.no_grad()
-def score_network(net: nn.Module, images: Tensor, labels: Tensor) -> NetworkScore:
+def score_network(net: nn.Module, inputs: Tensor, labels: Tensor) -> NetworkScore:
     """Accuracy and loss of `net`, in eval mode.
 
-    net: on any device. images: [B, 3, 32, 32] in [0, 1]. labels: int64 [B].
+    net: on any device. inputs: images [B, 3, 32, 32] in [0, 1], or other samples as
+    `BatchSource.samples` gives them. labels: int64 [B], or [B, K] for K targets each.
     """
     device = next((one.device for one in net.parameters()), labels.device)
     training = net.training
     net.eval()
     try:
-        parts = [net(part.to(device)).cpu() for part in images.split(AT_ONCE)]
+        parts = [net(part.to(device)).cpu() for part in inputs.split(AT_ONCE)]
     finally:
         net.train(training)
-    logits = torch.cat(parts).double()
-    correct = int((logits.argmax(1) == labels).sum())
-    return NetworkScore(100.0 * correct / len(labels), float(cross_entropy(logits, labels)))
+    logits = torch.cat(parts).double().flatten(0, -2)
+    targets = labels.flatten()
+    correct = int((logits.argmax(1) == targets).sum())
+    return NetworkScore(100.0 * correct / len(targets), float(cross_entropy(logits, targets)))
 
 
-def add_test_accuracy(net: GrownNetwork, images: ImageSet) -> None:
-    """Write the accuracy of `net` on all test images into its spec, as `score_network` gives it."""
-    pixels = images.test_images.cpu().permute(0, 3, 1, 2) / 255
-    net.spec["test_accuracy"] = score_network(net, pixels, images.test_labels.cpu()).accuracy
+def add_test_accuracy(net: GrownNetwork, source: BatchSource) -> None:
+    """Write the accuracy of `net` on all test samples into its spec, by `score_network`."""
+    inputs, labels = source.samples("test", torch.arange(len(source.test_labels)))
+    net.spec["test_accuracy"] = score_network(net, inputs.cpu(), labels.cpu()).accuracy
 
 
 def measured_hosts(
@@ -63,14 +65,14 @@ def measured_hosts(
     envs: their numbers among all that `states` tells of. chosen_by: what they are the best by; None
     where nobody chose.
     """
-    images = images_of(world.data)
+    source = world.data
     facts = {
         "task": cfg.task.host_name,
         "round": number,
         "seed": cfg.seed,
-        "data": {"name": images.name, "source": images.source, "identity": images.identity},
-        "validation_images": world.sizes.val_samples,
-        "test_images": len(images.test_labels),
+        "data": {"name": source.name, "source": source.source, "identity": source.identity},
+        f"validation_{source.spec.name}": world.sizes.val_samples,
+        f"test_{source.spec.name}": len(source.test_labels),
         "chosen_by": chosen_by,
         "precision": str(world.rules.nets.precision).removeprefix("torch."),
         "version": package_versions()["esper-soa"],
@@ -78,8 +80,7 @@ def measured_hosts(
     rows = [env - world.reduction.first_env for env in envs]
     columns = [part.tolist() for part in states[:4]]
     mine = [Residents(*(column[env] for column in columns)) for env in envs]
-    pixels = Pixels(images.mean, images.std)
-    found = grown_hosts(world.rules.nets.shape, world.weights, rows, mine, pixels)
+    found = grown_hosts(world.rules.nets.shape, world.weights, rows, mine, source.input_spec())
     for env, host in zip(envs, found, strict=True):
         scores = (float(part[env]) for part in (states.accuracy, states.loss))
         accuracy, loss = (None if math.isnan(one) else one for one in scores)

@@ -20,7 +20,7 @@ from esper_soa.agent.user_agents import Surroundings, decision_faults, made_agen
 from esper_soa.config import registry
 from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.config.errors import UserError, one_line
-from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
+from esper_soa.config.nets import IMAGES, TOPOLOGIES, DataConfig, TaskConfig, host_slots
 from esper_soa.config.registry import AGENT, BLUEPRINT, HOST, REWARD, Part, collect_faults
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.env import Env
@@ -35,6 +35,8 @@ from esper_soa.lab.conformance_networks import (
     training_findings,
 )
 from esper_soa.nets.model import user_parts as own_parts
+from esper_soa.nets.model.host_parts import HostChain
+from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.state import Decision, View
 from esper_soa.training.build import build_world
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, NUM_BLUEPRINTS
@@ -58,27 +60,30 @@ def check_blueprint(part: Part | str, channels: Sequence[int] = (4, 24), size: i
     """Raise ConformanceError, with all findings, unless `part` is a blueprint.
 
     part: what @esper_soa.blueprint marks, or `module:name`. channels: of the slots to try it in,
-    which have `size` x `size` pixels.
+    which have `size` x `size` pixels, or `size` positions where it takes sequences.
     """
     with _checking(BLUEPRINT, part) as (name, made, found):
         blueprint = own_parts.architecture_of(made, name, NUM_BLUEPRINTS)
+        axes = TOPOLOGIES.index(blueprint.topology or IMAGES)
         for width in channels:
-            faults = own_parts.blueprint_findings(blueprint, width, size)
-            trained = training_findings(
-                partial(seed_networks, blueprint, width, size), bool(faults)
-            )
+            shape = (width, *[size] * axes)
+            faults = own_parts.blueprint_findings(blueprint, shape)
+            trained = training_findings(partial(seed_networks, blueprint, shape), bool(faults))
             found += [*faults, *(f"with {width} channels {one}" for one in trained)]
 
 
 def check_host(part: Part | str, classes: int = 10) -> None:
     """Raise ConformanceError, with all findings, unless `part` is a host of that many classes.
 
-    part: what @esper_soa.host marks, or `module:name`.
+    part: what @esper_soa.host marks, or `module:name`. Of a Host with segments of its own only the
+    shapes are looked at.
     """
     with _checking(HOST, part) as (name, made, found):
         host = own_parts.host_of(made, name, classes)
-        faults = own_parts.host_findings(host)
-        found += [*faults, *training_findings(partial(host_networks, host, classes), bool(faults))]
+        faults = own_parts.host_findings(host, classes)
+        found += faults
+        if isinstance(host, HostChain | UserHost):
+            found += training_findings(partial(host_networks, host, classes), bool(faults))
 
 
 def check_reward(part: Part | str, num_slots: int = 3, max_steps: int = 20) -> None:

@@ -16,6 +16,7 @@ from esper_soa.nets.model import host as hosts
 from esper_soa.nets.model import user_parts as own_parts
 from esper_soa.nets.model.blueprints import Architecture, initial_seeds, seed_table
 from esper_soa.nets.model.host_parts import HostChain
+from esper_soa.nets.model.segments import FeatureShape
 from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.nets.seeds.seeds import TrainingSeeds
 
@@ -28,21 +29,22 @@ RAISES = "it raises"
 class Networks(NamedTuple):
     """How networks of several envs at once are tried, seeds and hosts alike."""
 
-    size: tuple[int, ...]  # of inputs, [B, H, W, n*C]
+    size: tuple[int, ...]  # of inputs, [B, ..., n*C]: the channels stand last in memory
     start: Callable[[], tuple[Tensor, Tensor]]  # fresh rows of parameters and of buffers [n, ...]
     outputs: Callable[[Tensor, Tensor, Tensor], Tensor]  # [B, n, ...] of rows, buffers, inputs
     # A number [n] per network to differentiate, and buffers behind the pass.
     train: Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]
 
     def inputs(self, seed: int) -> Tensor:
-        """[B, n*C, H, W] of numbers in [-1, 1)."""
+        """[B, n*C, ...] of numbers in [-1, 1)."""
         keys = streams.stream_keys(seed, streams.SEED_INIT, (1,), torch.tensor(0))
         numbers = streams.uniform(keys, torch.arange(math.prod(self.size)))
-        return (2 * numbers - 1).view(self.size).permute(0, 3, 1, 2)
+        return (2 * numbers - 1).view(self.size).movedim(-1, 1)
 
 
-def seed_networks(blueprint: Architecture, channels: int, size: int) -> Networks:
-    """Seeds in slots of these channels, height and width."""
+def seed_networks(blueprint: Architecture, shape: FeatureShape) -> Networks:
+    """Seeds in slots of features of this shape."""
+    channels, *axes = shape
     keys = streams.stream_keys(0, streams.SEED_INIT, (0,), torch.arange(NETS))
     blends = torch.zeros(NETS, dtype=torch.bool)
     table = seed_table(blueprint, channels)
@@ -56,9 +58,10 @@ def seed_networks(blueprint: Architecture, channels: int, size: int) -> Networks
 
     def train(rows: Tensor, kept: Tensor) -> tuple[Tensor, list[Tensor]]:
         target = nets.inputs(3).unflatten(1, (NETS, channels))
-        return (outputs(rows, kept, nets.inputs(1)) * target).sum((0, 2, 3, 4)), []
+        products = outputs(rows, kept, nets.inputs(1)) * target
+        return products.transpose(0, 1).flatten(1).sum(1), []
 
-    nets = Networks((IMAGES, size, size, NETS * channels), start, outputs, train)
+    nets = Networks((IMAGES, *axes, NETS * channels), start, outputs, train)
     return nets
 
 
@@ -125,15 +128,18 @@ def _pass_findings(nets: Networks, rows: Tensor, kept: Tensor) -> list[str]:
     if not out.isfinite().all():
         found.append("its output is not finite")
     others = torch.cat([rows[:1], 2 * rows[1:] + 0.1])
-    elsewhere = torch.cat([x[:, :channels], other[:, channels:]], dim=1)
-    elsewhere = elsewhere.contiguous(memory_format=torch.channels_last)
+    elsewhere = _channels_last(torch.cat([x[:, :channels], other[:, channels:]], dim=1))
     if not torch.equal(nets.outputs(others, kept, elsewhere)[:, 0], out[:, 0]):
         found.append("the output of env 0 depends on the networks of other envs")
-    images = torch.cat([x[:1], other[1:]]).contiguous(memory_format=torch.channels_last)
+    images = _channels_last(torch.cat([x[:1], other[1:]]))
     alone = nets.outputs(rows, kept, images)[0]
     if (alone - out[0]).abs().max() > TOLERANCE * out[0].abs().max().clamp(min=1):
         found.append("the output of an image depends on the other images of its batch")
     return found
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def _gradient_findings(nets: Networks, rows: Tensor, kept: Tensor) -> list[str]:

@@ -65,10 +65,10 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
 def spatial_mean(x: Tensor, num_nets: int) -> Tensor:
     """x [B, n*C, H, W] -> [B, n, C]; a network's rounding does not depend on the other networks.
 
-    Of vectors [B, n*C] it is these themselves.
+    Of sequences [B, n*C, T] it is the mean of the positions; of vectors [B, n*C] these themselves.
     """
-    mean = F.adaptive_avg_pool2d(x, 1).flatten(1) if x.dim() > 2 else x
-    return mean.unflatten(1, (num_nets, -1))
+    image = x[(..., *[None] * (4 - x.dim()))]
+    return F.adaptive_avg_pool2d(image, 1).flatten(1).unflatten(1, (num_nets, -1))
 
 
 def classify(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

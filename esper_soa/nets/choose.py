@@ -136,7 +136,12 @@ def _requested_engine(name: str, trial: Trial) -> EngineChoice:
 
 
 def fastest_engine(trial: Trial) -> EngineChoice:
-    """What computes on a GPU, of the engines that agree with torch when they are tried there."""
+    """What computes on a GPU, of the engines that agree with torch when they are tried there; torch
+    without a trial where the samples are for no other.
+    """
+    why = _samples_obstacle(trial)
+    if why:
+        return EngineChoice(False, f"plain torch: {why}", name=REFERENCE)
     found = tried_engines(trial)
     words = tuple(one.words() for one in found)
     best = preferred(found)

@@ -57,9 +57,10 @@ def autocast(dtype: torch.dtype, device: torch.device) -> AbstractContextManager
     return torch.autocast(device.type, told, enabled=short, cache_enabled=False)
 
 
-def as_input(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """Images in the format that the networks compute in."""
-    return images.to(dtype) if dtype in (torch.bfloat16, torch.float16) else images
+def as_input(inputs: Tensor, dtype: torch.dtype) -> Tensor:
+    """Inputs in the format that the networks compute in; whole numbers stay what they are."""
+    short = dtype in (torch.bfloat16, torch.float16) and inputs.is_floating_point()
+    return inputs.to(dtype) if short else inputs
 
 
 def add_loss_scales_(weights: TensorDict) -> None:

@@ -19,7 +19,7 @@ from esper_soa.env.user_reward import own_reward
 from esper_soa.env.world import World
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.data.batches import BatchSource
-from esper_soa.nets.data.datasets import count_images, load_images, sample_spec, synthetic
+from esper_soa.nets.data.datasets import count_samples, load_samples, sample_spec, synthetic
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.graphs import STATE, Replay, choose_replay
 from esper_soa.nets.model.blueprints import blueprint_codes, num_codes
@@ -140,11 +140,11 @@ def build_world(
     # not checked again: what is asked of all envs need not hold for a share of them
     part = copy(cfg)
     part.envs = len(ranks.share(cfg.envs))
-    check_room(part, device, count_images(cfg.data) if data is None else NO_SAMPLES, ranks.beside)
+    check_room(part, device, count_samples(cfg.data) if data is None else NO_SAMPLES, ranks.beside)
     take_device(device)
     keep_freed_memory(device)
     rules = build_rules(part, device, ranks.first_env)
-    data = load_images(cfg.data, device) if data is None else data.to(device)
+    data = load_samples(cfg.data, device) if data is None else data.to(device)
     own_reward = any(map(is_reference, cfg.reward.modes))
     replay = choose_replay(cfg.compute.cuda_graphs, device, own_reward, ranks.count)
     kernels = replaying(build_kernels(cfg, device), replay, device)

@@ -223,5 +223,6 @@ def announce(within: Session, checkpoint: Path, saved: Saved, world: World) -> d
     LOGGER.info("data     %s", source.source)
     if source.identity != saved.data["identity"]:
         other = one_line(saved.data["source"])
-        LOGGER.warning("data     these are not the images of the checkpoint, which are: %s", other)
+        which = f"the {source.spec.name} of the checkpoint, which are"
+        LOGGER.warning("data     these are not %s: %s", which, other)
     return data

@@ -92,6 +92,7 @@ class Summary:
     policy_init: str = "none"  # what the policy started from, as policy.init
     # Level, env-steps recorded by this process, and dropped.
     telemetry: dict[str, Json] = field(default_factory=dict)
+    samples: str = "images"  # what the data set has, in the plural
 
     @property
     def own_env_steps(self) -> int:
@@ -182,10 +183,11 @@ def verdict_lines(summary: Summary) -> list[str]:
     """Whether growth paid, and what the numbers of the table were taken on."""
     count = len(summary.grown.episodes)
     rounds = f"{count} episodes (the last rounds)" if count > 1 else "1 episode (the last round)"
-    seen = f"V={summary.speed.val_samples} of {summary.validation_images:,} validation images"
-    images = f"{summary.test_images:,} test images"
+    samples = summary.samples
+    seen = f"V={summary.speed.val_samples} of {summary.validation_images:,} validation {samples}"
+    tested = f"each on all {summary.test_images:,} test {samples}"
     lines = [
-        f"measured {summary.envs} hosts x {rounds}, each on all {images}",
+        f"measured {summary.envs} hosts x {rounds}, {tested}",
         f"chosen   best host by accuracy on {seen}, which rewards see too",
     ]
     control = summary.control
@@ -196,7 +198,9 @@ def verdict_lines(summary: Summary) -> list[str]:
     if found.pairs > 1:
         over = f"{found.pairs} paired differences, over hosts and episodes"
         interval = f"{CONFIDENCE:.0%} t interval of {over}"
-    work = f"{summary.control_env_steps} env-steps on the same seeds, data order and images"
+    work = (
+        f"{summary.control_env_steps} env-steps on the same seeds, data order and {summary.samples}"
+    )
     lines += [f"control  {control_words(control.name)}: {work}", f"interval {interval}"]
     if found.left_out:
         lines.append(f"left out {found.left_out} pairs with an accuracy that is not finite")

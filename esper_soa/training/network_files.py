@@ -18,7 +18,6 @@ from esper_soa.env.world import World
 from esper_soa.grown.build import GrownHost
 from esper_soa.grown.module_files import ModuleFileError, load, save, save_hosts
 from esper_soa.grown.networks import add_test_accuracy, measured_hosts
-from esper_soa.nets.data.image_set import images_of
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.runtime.files import LOGGER, Unwritten
 from esper_soa.runtime.ranks import ALONE, Ranks
@@ -115,7 +114,7 @@ class NetworkFiles:
             with self.unwritten.attempt(BEST), suppress(ModuleFileError):
                 net = load(path)
                 if isinstance(net, GrownNetwork):
-                    add_test_accuracy(net, images_of(self.world.data))
+                    add_test_accuracy(net, self.world.data)
                     save(net, path)
 
     def own_hosts(

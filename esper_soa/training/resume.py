@@ -160,10 +160,10 @@ def check_settings(saved: Saved, cfg: TrainConfig) -> list[str]:
 
 
 def check_data(saved: Saved, data: BatchSource) -> None:
-    """Raise UserError where the images are not those of the checkpoint."""
+    """Raise UserError where the samples are not those of the checkpoint."""
     if saved.data["identity"] != data.identity:
         raise UserError(
-            "resume: the images are not those of the checkpoint. It was made on "
+            f"resume: the {data.spec.name} are not those of the checkpoint. It was made on "
             f"{one_line(saved.data['source'])} This is {data.source}"
         )
 

@@ -20,7 +20,6 @@ from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.env.reward import final_rents
 from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.nets.data.user_images import check_images
-from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.precision import choose_precision
 from esper_soa.runtime.device import (
     apply_threads,
@@ -50,6 +49,7 @@ from esper_soa.training.run_folder import RunFolder, write_config
 from esper_soa.training.session import Session
 from esper_soa.training.totals import RunTotals, cut_off
 from esper_soa.training.verdict import Episode, HostScore, control_words
+from esper_soa.vocabulary import NUM_BLUEPRINTS
 
 
 class Origin(NamedTuple):
@@ -174,8 +174,9 @@ class Run:
             for finding in check_images(data):
                 LOGGER.warning("data     %s", finding)
         LOGGER.info("hosts    %s, slots %s; %s", hosts, slots, rounds)
-        for one in shape.blueprints[len(BLUEPRINTS) :]:
-            LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
+        for one in shape.blueprints:
+            if one.code >= NUM_BLUEPRINTS:
+                LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
         LOGGER.info("policy   %s, reward %s, on %s", policy, modes, self.origin.place)
         if cfg.policy.name == "ppo" and cfg.policy.ppo.minibatches > cfg.envs:
             LOGGER.warning(
@@ -187,15 +188,14 @@ class Run:
         self.log_details()
 
     def log_details(self) -> None:
-        """Write to the log how images are prepared, the work, and what computes it."""
+        """Write to the log how samples are prepared, the work, and what computes it."""
         cfg = self.cfg
         nets = self.world.rules.nets
         engine = self.world.rules.engine.chosen
         replay = self.world.kernels.replay
-        work = (
-            f"T={cfg.train_samples} training and V={cfg.val_samples} validation images of every "
-            f"host per env-step, in batches of {cfg.batch_size}"
-        )
+        samples = f"V={cfg.val_samples} validation {self.world.data.spec.name}"
+        each = f"of every host per env-step, in batches of {cfg.batch_size}"
+        work = f"T={cfg.train_samples} training and {samples} {each}"
         for note in self.world.data.notes:
             LOGGER.debug("data     %s", note)
         LOGGER.debug("work     %s", work)
@@ -332,6 +332,7 @@ class Run:
             rounds_before=self.origin.rounds,
             env_steps_before=self.origin.env_steps,
             control_cut_off=self.control.cut_off if self.control else 0,
+            samples=self.world.data.spec.name,
             policy_init=cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH,
             telemetry={
                 "level": cfg.telemetry.level,

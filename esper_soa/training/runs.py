@@ -1,4 +1,4 @@
-"""The package from Python: train a run, open one, and read its results, images and networks.
+"""The package from Python: train a run, open one, and read its results, samples and networks.
 
 A run is its folder: one from another machine, or one in progress, can be opened too.
 """
@@ -26,8 +26,8 @@ from esper_soa.config.settings import TrainConfig, settings_from_mapping, settin
 from esper_soa.grown.module_files import load
 from esper_soa.grown.networks import NetworkScore, add_test_accuracy, score_network
 from esper_soa.nets.data import orders
-from esper_soa.nets.data.datasets import load_images
-from esper_soa.nets.data.image_set import ImageSet
+from esper_soa.nets.data.batches import BatchSource
+from esper_soa.nets.data.datasets import load_samples
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.nets.model.user_parts import task_slots
 from esper_soa.runtime.signals import Interrupted
@@ -91,57 +91,61 @@ class RecordedRun:
         return settings_from_yaml(self.folder.config.read_text(encoding="utf-8"))
 
     @cached_property
-    def _image_set(self) -> ImageSet:
-        """The images of the run; UserError where there are others now."""
-        images = load_images(self.settings.data, "cpu")
+    def _source(self) -> BatchSource:
+        """The data of the run; UserError where it is another now."""
+        source = load_samples(self.settings.data, "cpu")
         text = self._text(self.folder.versions, "the run has not begun")
         wanted = json.loads(text)["data"]["identity"]
-        if images.identity != wanted:
-            raise UserError(f"{self.path}: its images are not there any more: {images.source}")
-        return images
+        if source.identity != wanted:
+            gone = f"its {source.spec.name} are not there any more"
+            raise UserError(f"{self.path}: {gone}: {source.source}")
+        return source
 
-    def images(self, split: str = "validation", env: int = 0) -> tuple[Tensor, Tensor]:
-        """Images float32 [B, 3, 32, 32] in [0, 1], RGB, and labels int64 [B], on the CPU.
+    def samples(self, split: str = "validation", env: int = 0) -> tuple[Tensor, Tensor]:
+        """Inputs and labels, on the CPU: images float32 [B, 3, 32, 32] in [0, 1], RGB, and int64
+        [B]; other samples as their data set gives them to grown networks.
 
-        split: "train" or "test", that whole part of the data set; "validation", the images of the
-        validation part that the run measures hosts on. env: the host whose images these are, where
+        split: "train" or "test", that whole part of the data set; "validation", the samples of the
+        validation part that the run measures hosts on. env: the host whose samples these are, where
         data.split=true gives each host its own. Raises UserError for another split, and where the
         data is not what it was.
         """
         check(split in SPLITS, "split", split, " or ".join(SPLITS))
-        images = self._image_set
-        if split == "train":
-            return images.train_images.permute(0, 3, 1, 2) / 255, images.train_labels
-        if split == "test":
-            return images.test_images.permute(0, 3, 1, 2) / 255, images.test_labels
-        chosen = self._validation_order(images, env)
-        return images.val_images[chosen].permute(0, 3, 1, 2) / 255, images.val_labels[chosen]
+        source = self._source
+        if split == "validation":
+            return source.samples(split, self._validation_order(source, env))
+        labels = source.train_labels if split == "train" else source.test_labels
+        return source.samples(split, torch.arange(len(labels)))
 
-    def _validation_order(self, images: ImageSet, env: int) -> Tensor:
-        """Validation images int64 [V] that host `env` is measured on."""
+    def images(self, split: str = "validation", env: int = 0) -> tuple[Tensor, Tensor]:
+        """The `samples` of a run on images."""
+        return self.samples(split, env)
+
+    def _validation_order(self, source: BatchSource, env: int) -> Tensor:
+        """Validation samples int64 [V] that host `env` is measured on."""
         cfg = self.settings
-        num_val = len(images.val_labels)
+        num_val = len(source.val_labels)
         if not cfg.data.split:
             return orders.validation_order(num_val, cfg.val_samples, cfg.seed)
         check(0 <= env < cfg.envs, "env", env, f"0 to {cfg.envs - 1}")
-        shares = orders.split_sizes(images, cfg.batch_size, cfg.envs, cfg.accumulate)
+        shares = orders.split_sizes(source, cfg.batch_size, cfg.envs, cfg.accumulate)
         order = orders.split_validation_order(num_val, shares)[env]
         return order[order >= 0]
 
     def evaluate(self, net: nn.Module, split: str = "test") -> NetworkScore:
-        """Accuracy and loss of `net`, in eval mode, on images of the run, as `images` gives them.
+        """Accuracy and loss of `net`, in eval mode, on samples of the run, as `samples` gives them.
 
-        net: images [B, 3, 32, 32] in [0, 1] to logits [B, classes], on any device. split: "test",
-        "validation" or "train". For a host of this run, as `export` gives it, "test" gives the
-        test_accuracy of its `spec`; "validation" its validation_accuracy, unless rounding decides
-        between two classes, and its validation_loss to 1e-5. Raises UserError where the data is not
-        what it was.
+        net: images [B, 3, 32, 32] in [0, 1] to logits [B, classes], other samples to logits
+        [B, K, classes] for K targets each, on any device. split: "test", "validation" or "train".
+        For a host of this run, as `export` gives it, "test" gives the test_accuracy of its `spec`;
+        "validation" its validation_accuracy, unless rounding decides between two classes, and its
+        validation_loss to 1e-5. Raises UserError where the data is not what it was.
         """
         env = net.spec["env"] if isinstance(net, GrownNetwork) else 0
-        return score_network(net, *self.images(split, env))
+        return score_network(net, *self.samples(split, env))
 
     def export(self, env: int | str = "best") -> GrownNetwork:
-        """A host as a module in eval mode: images [B, 3, 32, 32] in [0, 1] to logits [B, classes].
+        """A host as a module in eval mode: samples as of `samples` to logits as of `evaluate`.
 
         env: "best", the host with the highest validation accuracy that a round of the run has ended
         with, then with the fewest parameters; or the number of a host of the last round. Its `spec`
@@ -161,7 +165,7 @@ class RecordedRun:
         if not isinstance(net, GrownNetwork):
             raise UserError(f"{found[-1]}: holds no network")
         with suppress(UserError):
-            add_test_accuracy(net, self._image_set)
+            add_test_accuracy(net, self._source)
         return net
 
     def policy(self, which: str = "newest") -> Controller:

@@ -14,7 +14,7 @@ from grown_hosts import EVERY_KIND, KINDS, SLOTS, Measured, measured_hosts, scor
 from torch import nn
 
 from esper_soa.env.parameters import total_params
-from esper_soa.grown.build import Pixels, grown_hosts
+from esper_soa.grown.build import grown_hosts
 from esper_soa.nets.model import modules
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, seed_layers, seed_table
 from esper_soa.nets.model.modules import layer_of, network_of, sequence
@@ -169,14 +169,14 @@ def test_the_layers_of_a_blueprint_have_the_parameters_of_its_table(
 
 
 def test_a_layer_that_is_not_what_its_part_says_is_refused(plain: Measured) -> None:
-    pixels = Pixels(plain.world.data.mean, plain.world.data.std)
+    inputs = plain.world.data.input_spec()
     shape = plain.world.rules.nets.shape
     *blocks, head = shape.segments
     narrow = shape._replace(segments=(*blocks, replace(head, classes=9)))
     with pytest.raises(
         ValueError, match=r"classifier.linear.weight: a parameter \[10, 8\] for a layer"
     ):
-        grown_hosts(narrow, plain.world.weights, [0], [plain.residents(0)], pixels)
+        grown_hosts(narrow, plain.world.weights, [0], [plain.residents(0)], inputs)
 
 
 def test_an_epoch_of_plain_sgd_fine_tunes_it(plain: Measured) -> None:

@@ -14,7 +14,7 @@ from esper_soa.config.errors import DataError, SettingError, UserError
 from esper_soa.config.nets import DataConfig
 from esper_soa.nets.data import image_preparation
 from esper_soa.nets.data.batches import check_classes
-from esper_soa.nets.data.datasets import ImageSet, count_images, load_images
+from esper_soa.nets.data.datasets import ImageSet, count_samples, load_images
 
 
 def loaded(path: Path, **settings: object) -> ImageSet:
@@ -61,7 +61,7 @@ def test_the_part_val_of_a_file_is_the_validation_part(tmp_path: Path) -> None:
     assert np.array_equal(images.val_images[:, 2:30, 2:30, 1].numpy(), content["val_images"])
     assert images.val_labels.tolist() == content["val_labels"][:, 0].tolist()
     assert len(images.train_images) == 48
-    assert tuple(count_images(DataConfig(name="npz", root=str(path)))) == (48, 24 + 16)
+    assert tuple(count_samples(DataConfig(name="npz", root=str(path)))) == (48, 24 + 16)
     keys = ("train", "test", "val")
     arrays = {f"{key}{end}": content[f"{key}_{kind}"] for key in keys for end, kind in KINDS}
     assert esper_soa.images(**arrays).identity == images.identity
@@ -387,7 +387,7 @@ def test_a_set_that_only_a_program_can_hand_over_and_a_file_that_is_not_named_ar
     ):
         with pytest.raises(SettingError, match=told):
             load_images(DataConfig(name=name), "cpu")
-    assert tuple(count_images(DataConfig(name="npz"))) == (0, 0)
+    assert tuple(count_samples(DataConfig(name="npz"))) == (0, 0)
 
 
 def test_a_set_is_shown_in_words_and_told_to_the_log(caplog: pytest.LogCaptureFixture) -> None:

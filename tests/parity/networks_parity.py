@@ -18,8 +18,9 @@ from esper_soa.nets.model.host import (
     evaluate_forward,
     fold_batch_norm,
     host_shape,
-    train_segments,
+    split_values,
 )
+from esper_soa.nets.model.segments import Forward
 from esper_soa.nets.seeds.seed_plan import Group
 from esper_soa.nets.seeds.seeds import ActiveGroup, TrainingSeeds
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Blend
@@ -36,6 +37,14 @@ def row(tensors):
         if tensors
         else torch.zeros(0)
     )
+
+
+def train_logits(shape, parameters, statistics, x, filler):
+    """Logits [B, n, classes] by batch statistics."""
+    run = Forward(filler, parameters[0].shape[0], x.dtype)
+    for segment, values in split_values(shape.segments, parameters, statistics):
+        x = segment.train(run, values, x)
+    return x
 
 
 def host_rows(state, count):
@@ -87,7 +96,7 @@ def test_training_pass_gives_the_recorded_outputs_and_gradients(slot, isolated):
         seeds = TrainingSeeds([active], count)
         statistics = [part.reshape(-1).clone() for part in shape.statistics.unpack(stats)]
         parameters = shape.parameters.unpack(leaf)
-        logits = train_segments(shape, parameters, statistics, images, seeds)
+        logits = train_logits(shape, parameters, statistics, images, seeds)
         targets = recorded["targets"][:, None].expand(-1, count)
         losses = (
             F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
@@ -149,7 +158,7 @@ def test_hosts_without_seeds_give_the_recorded_logits_and_gradients():
     statistics = [part.reshape(-1).clone() for part in shape.statistics.unpack(stats)]
     leaf = params.requires_grad_()
     parameters = shape.parameters.unpack(leaf)
-    logits = train_segments(shape, parameters, statistics, images, TrainingSeeds([], 2))
+    logits = train_logits(shape, parameters, statistics, images, TrainingSeeds([], 2))
     loss = sum(F.cross_entropy(logits[:, i], recorded["targets"]) for i in range(2))
     host_grad, image_grad = torch.autograd.grad(loss, [leaf, images])
     expected = recorded["base"]["host_only_train"]

@@ -92,11 +92,11 @@ def test_a_host_is_evaluated_to_the_digit_of_its_run(done: esper_soa.RecordedRun
         assert (net.spec["test_images"], net.spec["validation_images"]) == (16, 8)
     images, labels = done.images()
     assert (images.shape, labels.shape) == ((8, 3, 32, 32), (8,))
-    assert [len(done.images(split)[1]) for split in ("train", "test")] == [32, 16]
-    assert done.images("test")[0].min() >= 0
-    assert done.images("test")[0].max() <= 1
+    assert [len(done.samples(split)[1]) for split in ("train", "test")] == [32, 16]
+    assert done.samples("test")[0].min() >= 0
+    assert done.samples("test")[0].max() <= 1
     with pytest.raises(UserError, match="split=val: must be train or validation or test"):
-        done.images("val")
+        done.samples("val")
 
 
 def test_hosts_with_validation_images_of_their_own_are_evaluated_on_those(tmp_path: Path) -> None:

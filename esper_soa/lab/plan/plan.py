@@ -26,7 +26,7 @@ from esper_soa.config.errors import UserError
 from esper_soa.config.paths import user_path
 from esper_soa.config.settings import MAX_ENVS, TrainConfig, settings_yaml
 from esper_soa.lab.plan.probe import ProbeResult
-from esper_soa.nets.data.datasets import count_images
+from esper_soa.nets.data.datasets import count_samples
 from esper_soa.runtime.device import resolve_device
 from esper_soa.runtime.files import reason_of
 from esper_soa.runtime.json_lines import Json, json_line
@@ -152,7 +152,7 @@ def make_plan(cfg: TrainConfig, seconds: float = PROBE_SECONDS) -> Plan:
     check_devices(cfg, ranks)
     beside = ranks if device.type == "cpu" else 1
     free = free_memory(device)
-    check_room(share(cfg), device, count_images(cfg.data), beside)
+    check_room(share(cfg), device, count_samples(cfg.data), beside)
     with tempfile.TemporaryDirectory(prefix="esper-plan-") as made:
         folder = Path(made)
         for rank in range(ranks):

@@ -96,6 +96,18 @@ class BatchSource(Protocol):
         """What versions.json keeps of the source."""
         ...
 
+    def input_spec(self) -> dict:
+        """What files of networks say of their inputs: at least `shape`, and where they are no
+        images "RGB" also `name` and `dtype`; plain values.
+        """
+        ...
+
+    def samples(self, part: str, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs [B, ...], as grown networks take them, and labels of samples of a part: "train",
+        "validation" or "test"; places: int64 [B].
+        """
+        ...
+
     def training(self, draw: "Draw", dtype: torch.dtype) -> TrainingFeed:
         """Batches of the samples that an env-step draws; inputs in `dtype`."""
         ...
@@ -138,6 +150,14 @@ def check_work(source: BatchSource, train_samples: int, val_samples: int) -> Non
         allowed = f"at most {available}, the {kind} {source.spec.name} of {source.name}"
         others = f"{change} data.validation_images, or choose a larger data set."
         check(value <= available, setting, value, allowed, f"Lower {setting}, {others}")
+
+
+def check_inputs(source: BatchSource, host: str, shape: tuple[int, ...]) -> None:
+    """Raise SettingError where hosts `host`, which take inputs of `shape`, do not take samples."""
+    spec = source.spec
+    allowed = f"a host of {spec.name} {list(spec.shape)}, not of inputs {list(shape)}"
+    remedy = f"Or choose other data than {source.name} with data.name."
+    check(spec.shape == shape, "task.host", host, allowed, remedy)
 
 
 def check_classes(source: BatchSource, num_classes: int) -> None:

@@ -1,16 +1,19 @@
-"""The image sets: CIFAR-10 from files, the embedded fashion32, a synthetic one, own images."""
+"""The data sets: CIFAR-10 from files, the embedded fashion32, a synthetic one, own images, and what
+users define themselves.
+"""
 
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.config.errors import SettingError
+from esper_soa.config.errors import SettingError, check
 from esper_soa.config.nets import NPZ, DataConfig
-from esper_soa.nets.data.batches import SampleSpec
+from esper_soa.config.registry import DATASET, find, is_reference
+from esper_soa.nets.data.batches import BatchSource, SampleSpec
 from esper_soa.nets.data.image_set import ImageSet, Part, image_set, set_aside
 from esper_soa.nets.data.images import IMAGES
 from esper_soa.nets.data.streams import fold, uniform
@@ -38,15 +41,27 @@ class SampleCount(NamedTuple):
 
 
 def sample_spec(cfg: DataConfig) -> SampleSpec:
-    """What the samples are like that the settings ask for: all data sets are of images."""
-    return IMAGES
+    """What the samples are like that the settings ask for; SettingError where they name none."""
+    if not is_reference(cfg.name):
+        return IMAGES
+    found = vars(find(DATASET, cfg.name, "data.name")).get("spec")
+    allowed = "a class with a SampleSpec as spec"
+    check(isinstance(found, SampleSpec), "data.name", cfg.name, allowed)
+    return cast(SampleSpec, found)
 
 
-def count_images(cfg: DataConfig) -> SampleCount:
+def count_samples(cfg: DataConfig) -> SampleCount:
     """How many samples a file of own images holds; 0 of the other sets, whose known size fits."""
     return SampleCount(
         *import_module(OWN_IMAGES).count_npz(cfg) if cfg.own and cfg.root else (0, 0)
     )
+
+
+def load_samples(cfg: DataConfig, device: torch.device | str) -> BatchSource:
+    """The samples that the settings ask for: images, or those of a user's own data set."""
+    if is_reference(cfg.name):
+        return cast(BatchSource, find(DATASET, cfg.name, "data.name")(cfg)).to(device)
+    return load_images(cfg, device)
 
 
 def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:

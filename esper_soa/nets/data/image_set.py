@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.config.errors import UserError
 from esper_soa.config.nets import DataConfig
-from esper_soa.nets.data.batches import BatchSource, Draw
+from esper_soa.nets.data.batches import Draw
 from esper_soa.nets.data.images import (
     IMAGES,
     ImageBank,
@@ -93,6 +92,25 @@ class ImageSet:
         behind = torch.where(order < 0, order, order + len(self.val_labels))
         return ValidationImages(self.banks[1], behind, dtype)
 
+    def input_spec(self) -> dict:
+        """Shape and range of images as grown networks take them, and how these normalise them."""
+        return {
+            "shape": list(self.spec.shape),
+            "range": [0.0, 1.0],
+            "channels": "RGB",
+            "mean": list(self.mean),
+            "std": list(self.std),
+        }
+
+    def samples(self, part: str, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Images float32 [B, 3, 32, 32] in [0, 1], RGB, and labels int64 [B]."""
+        images, labels = {
+            "train": (self.train_images, self.train_labels),
+            "validation": (self.val_images, self.val_labels),
+            "test": (self.test_images, self.test_labels),
+        }[part]
+        return images[places].permute(0, 3, 1, 2) / 255, labels[places]
+
     def facts(self) -> dict[str, str]:
         """What versions.json keeps of the set."""
         record = {"name": self.name, "source": self.source, "identity": self.identity}
@@ -108,13 +126,6 @@ class ImageSet:
     def __repr__(self) -> str:
         """In words: tensors of images are no use on a screen."""
         return "\n  ".join([f"{self.name}: {self.source}", *self.notes])
-
-
-def images_of(source: BatchSource) -> ImageSet:
-    """`source`, which must be of images; UserError where it is not."""
-    if not isinstance(source, ImageSet):
-        raise UserError(f"{source.name} has no images. Grown networks are stored for images only.")
-    return source
 
 
 def image_set(

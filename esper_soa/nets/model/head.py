@@ -1,18 +1,57 @@
-"""The head of the package's hosts: the mean of all positions, then a linear classifier."""
+"""Heads: losses of classifiers; the head of the package's hosts, the mean of all positions and a
+linear classifier.
+"""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from esper_soa.nets import batched
 from esper_soa.nets.model.parts import SPREAD, LayerSpec, Parameter
-from esper_soa.nets.model.segments import FeatureShape, Forward, PlainPart, StatelessSegment
+from esper_soa.nets.model.segments import (
+    FeatureShape,
+    Forward,
+    PlainPart,
+    StatelessSegment,
+    Values,
+)
 
 MEAN_LINEAR = "mean_linear"
 
 
+class Classifier(ABC):
+    """Part of a head that gives logits [B, n, classes], or [B, n, K, classes]: cross-entropy, and
+    the class of the largest logit as the answer.
+    """
+
+    @abstractmethod
+    def train(self, run: Forward, values: Values, x: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor: ...
+
+    def train_loss(
+        self, run: Forward, values: Values, x: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return batched.loss(self.train(run, values, x).to(run.dtype), labels)
+
+    def measure(
+        self, run: Forward, folded: list[Tensor], x: Tensor, labels: Tensor, row: int
+    ) -> tuple[Tensor, Tensor]:
+        logits = self.infer(run, folded, x).to(run.dtype).unflatten(0, (-1, labels.shape[0]))
+        logits, targets = batched.by_target(logits, labels)
+        correct = (logits.argmax(-1) == targets).sum(1)
+        main = logits[row].flatten(0, 1)
+        losses = F.cross_entropy(main, targets.flatten(), ignore_index=-1, reduction="none")
+        # One contiguous row per network: its sum is rounded the same way whoever is validated
+        # beside it.
+        return losses.unflatten(0, targets.shape).T.contiguous().sum(1), correct
+
+
 @dataclass(frozen=True)
-class MeanLinear(StatelessSegment):
+class MeanLinear(StatelessSegment, Classifier):
     """Logits [B, n, classes] of features [B, n*C, ...]: mean over all axes behind C, linear."""
 
     input_shape: FeatureShape

@@ -1,23 +1,23 @@
 """Hosts as chains of segments, n hosts at once: rows of numbers, training, validation.
 
-What a segment computes is its own business (segments.py); the last segment is the head, which gives
-the logits.
+What a segment computes is its own business (segments.py); the last segment is the head, which knows
+the loss.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from esper_soa.config.nets import SlotSpec, TaskConfig
-from esper_soa.nets import batched
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints
 from esper_soa.nets.model.host_parts import HostChain
 from esper_soa.nets.model.parts import Table
 from esper_soa.nets.model.segments import (
     FeatureShape,
     Forward,
+    HeadSegment,
     Segment,
     SlotFiller,
     SlotNumbers,
@@ -53,8 +53,13 @@ class HostShape(NamedTuple):
         return self.segments[0].input_shape
 
     @property
+    def head(self) -> HeadSegment:
+        """The last segment."""
+        return cast(HeadSegment, self.segments[-1])
+
+    @property
     def num_classes(self) -> int:
-        return self.segments[-1].output_shape[0]
+        return self.head.output_shape[0]
 
     @property
     def execution_order(self) -> tuple[int, ...]:
@@ -76,7 +81,7 @@ class HostShape(NamedTuple):
 
 
 class Host(Protocol):
-    """Hosts as settings or a user describe them."""
+    """Hosts as settings or a user describe them; static, as segments are."""
 
     @property
     def modules(self) -> InitialRows | None:
@@ -144,22 +149,6 @@ def split_values(
         statistics = statistics[kept:]
 
 
-def train_segments(
-    shape: HostShape,
-    parameters: list[Tensor],
-    statistics: list[Tensor],
-    x: Tensor,
-    filler: SlotFiller,
-) -> Tensor:
-    """Logits [B, n, classes] of x [B, n*C, ...] by batch statistics; running ones [n * numbers]
-    move in place.
-    """
-    run = Forward(filler, parameters[0].shape[0])
-    for segment, values in split_values(shape.segments, parameters, statistics):
-        x = segment.train(run, values, x)
-    return x
-
-
 def train_loss(
     shape: HostShape,
     parameters: list[Tensor],
@@ -167,10 +156,15 @@ def train_loss(
     batch: tuple[Tensor, Tensor],
     filler: SlotFiller,
 ) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy, right answers int64, both [n], of inputs [B, n*C, ...], labels [B, n]."""
-    inputs, labels = batch
-    logits = train_segments(shape, parameters, statistics, inputs, filler)
-    return batched.loss(logits.to(parameters[0].dtype), labels)
+    """Mean loss and right answers int64, both [n], of inputs [B, n*C, ...] and labels [B, n, ...],
+    by batch statistics; running ones [n * numbers] move in place.
+    """
+    x, labels = batch
+    run = Forward(filler, parameters[0].shape[0], parameters[0].dtype)
+    *body, (_, own) = split_values(shape.segments, parameters, statistics)
+    for segment, values in body:
+        x = segment.train(run, values, x)
+    return shape.head.train_loss(run, own, x, labels)
 
 
 def fold_batch_norm(
@@ -185,8 +179,30 @@ def evaluate_forward(
     shape: HostShape, folded: list[list[Tensor]], x: Tensor, filler: SlotFiller
 ) -> Tensor:
     """Logits [rows * B, n, classes] with running statistics; `filler` may multiply alpha rows."""
-    num_nets = next(one.shape[0] for own in folded for one in own)
-    run = Forward(filler, num_nets)
-    for segment, own in zip(shape.segments, folded, strict=True):
+    run, x = _features(shape, folded, x, filler)
+    return shape.head.infer(run, folded[-1], x)
+
+
+def evaluate_loss(
+    shape: HostShape,
+    folded: list[list[Tensor]],
+    batch: tuple[Tensor, Tensor],
+    filler: SlotFiller,
+    row: int,
+) -> tuple[Tensor, Tensor]:
+    """Sum of losses [n] in alpha row `row` and right answers int64 [rows, n], with running
+    statistics; `batch` and `filler` as above.
+    """
+    run, x = _features(shape, folded, batch[0], filler)
+    return shape.head.measure(run, folded[-1], x, batch[1], row)
+
+
+def _features(
+    shape: HostShape, folded: list[list[Tensor]], x: Tensor, filler: SlotFiller
+) -> tuple[Forward, Tensor]:
+    """The pass, and what goes into the head [rows * B, n*C, ...]."""
+    like = next(one for own in folded for one in own)
+    run = Forward(filler, like.shape[0], like.dtype)
+    for segment, own in zip(shape.segments[:-1], folded[:-1], strict=True):
         x = segment.infer(run, own, x)
-    return x
+    return run, x

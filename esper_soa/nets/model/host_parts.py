@@ -40,11 +40,3 @@ class HostChain:
             found.append(part.segment(number, shape, slots))
             shape = found[-1].output_shape
         return *found, MeanLinear(shape, self.classes)
-
-    def fault(self) -> str:
-        """What is wrong with the chain as a whole, in words; "" where nothing is."""
-        try:
-            self.segments({})
-        except ValueError as error:
-            return str(error)
-        return "" if len(self.parts) > 1 else "it has less than two segments"

@@ -42,7 +42,7 @@ class SoftNormModule(nn.Module):
 
 class SqueezeModule(nn.Module):
     """Numbers in (0, 1) [B, outputs, 1, 1] of x [B, C, H, W]: the mean of its pixels, linear, ReLU,
-    linear, sigmoid.
+    linear, sigmoid. Of x [B, C, ...] with other axes likewise, an axis of one for each.
     """
 
     def __init__(self, inputs: int, hidden: int, outputs: int, hidden_bias: bool) -> None:
@@ -52,8 +52,10 @@ class SqueezeModule(nn.Module):
         self.second = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.relu(self.first(self.mean(x).flatten(1)))
-        return torch.sigmoid(self.second(hidden))[..., None, None]
+        axes = x.dim() - 2
+        mean = self.mean(x[(..., *[None] * (2 - axes))])
+        hidden = torch.relu(self.first(mean.flatten(1)))
+        return torch.sigmoid(self.second(hidden))[(..., *[None] * axes)]
 
 
 class ExciteModule(SqueezeModule):
@@ -106,7 +108,7 @@ class Gate(BlendModule):
 
 
 class Slot(nn.Module):
-    """A seed in its slot: features [B, C, H, W] to features of the same shape."""
+    """A seed in its slot: features [B, C, ...] to features of the same shape."""
 
     def __init__(self, seed: nn.Module, blend: BlendModule) -> None:
         super().__init__()
@@ -137,6 +139,7 @@ KINDS = {
 }
 MARK = "_esper_soa_"  # with a role behind it, what the decorators of users' parts set
 USER_ARGUMENTS = {"blueprint": ("channels",), "host": ("classes", "segment")}  # in a spec
+LAYER = "layer"  # the role of users' modules that are called with the arguments of the spec
 BLENDS = {"add": Add, "multiply": Multiply, "gate": Gate}
 
 
@@ -144,16 +147,19 @@ class GrownNetwork(nn.Sequential):
     """A host with its seeds, named in the order in which images meet them: input, block0, r0c0,
     pool0, ... classifier.
 
-    Images float32 [B, 3, 32, 32], RGB in [0, 1], to logits [B, classes]. `net.r0c0.seed` and
-    `net.r0c0.blend` are there where a seed stands in the slot r0c0. `spec` is what it was made
-    from: plain values, as JSON has them.
+    Images float32 [B, 3, 32, 32], RGB in [0, 1], to logits [B, classes]; other samples as
+    `spec["input"]` says. `net.r0c0.seed` and `net.r0c0.blend` are there where a seed stands in the
+    slot r0c0. `spec` is what it was made from: plain values, as JSON has them.
     """
 
     def __init__(self, spec: dict) -> None:
         """Fresh weights. ValueError, LookupError or TypeError for a `spec` of no network."""
         super().__init__()
         self.spec = spec
-        self.add_module("input", Normalise(spec["input"]["mean"], spec["input"]["std"]))
+        inputs = spec["input"]
+        images = "mean" in inputs
+        begin = Normalise(inputs["mean"], inputs["std"]) if images else nn.Identity()
+        self.add_module("input", begin)
         for part in spec["host"]:
             kind = ResidualModule if part.get("residual") else nn.Sequential
             self.add_module(part["name"], sequence(part["layers"], kind, "host"))
@@ -188,39 +194,57 @@ def layer_of(layer: dict, role: str = "") -> nn.Module:
         return _user_layer(kind, role, arguments)
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"a layer of the kind {kind}, which is none of {', '.join(KINDS)}")
+    return KINDS[kind](**_numbers(kind, arguments))
+
+
+def _numbers(kind: str, arguments: dict) -> dict:
+    """The arguments of a layer of this kind; ValueError where one is no number."""
     for name, value in arguments.items():
         values = value if isinstance(value, list) else [value]
         if name == "device" or not all(isinstance(one, int | float) for one in values):
             fault = f"{name}={value!r}, which is no number of a layer"
             raise ValueError(f"a layer of the kind {kind} with {fault}")
-    return KINDS[kind](**arguments)
+    return arguments
 
 
 def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
-    """What the user's part `kind` makes: a seed for `channels`, or a host `segment` for `classes`.
+    """What the user's part `kind` makes: a seed for `channels`, a host `segment` for `classes`, or
+    a layer of its arguments.
 
-    A file may say anything, so nothing is imported here, and nothing is called but what the
-    decorator of this role has marked with this name. Raises ValueError.
+    Raises ValueError.
     """
-    place, _, name = kind.partition(":")
     wanted = USER_ARGUMENTS[role]
+    if set(arguments) != set(wanted) and _marked(kind, LAYER):
+        made: nn.Module = _marked(kind, LAYER)[0](**_numbers(kind, arguments))
+        return made
     counts: list[int] = [one for one in map(arguments.get, wanted) if type(one) is int]
     if set(arguments) != set(wanted) or len(counts) < len(wanted) or min(counts) < 0:
         fault = f"it takes {' and '.join(wanted)}, whole numbers"
         raise ValueError(f"a part of the kind {kind} with {arguments}: {fault}")
-    if place not in sys.modules:
-        raise ValueError(f"a part that {kind} makes: import {place} first")
-    there = (part for part in vars(sys.modules[place]).values() if hasattr(part, "__dict__"))
-    marked = {id(part): part for part in there if vars(part).get(MARK + role) == name}
+    marked = _marked(kind, role)
     if len(marked) != 1:
+        place, _, name = kind.partition(":")
         fault = f"{place} has {len(marked)} parts marked as the {role} {name}, not one"
         raise ValueError(f"a part that {kind} makes: {fault}")
-    made: nn.Module = next(iter(marked.values()))(counts[0])
+    made = marked[0](counts[0])
     if len(counts) == 1:
         return made
     if not isinstance(made, nn.Sequential) or counts[1] >= len(made):
         raise ValueError(f"a part that {kind} makes: it has no segment {counts[1]}")
     return made[counts[1]]
+
+
+def _marked(kind: str, role: str) -> list:
+    """What the decorator of this role has marked with the name of `kind`, `module:name`.
+
+    A file may say anything, so nothing is imported here, and nothing else is called. Raises
+    ValueError where the module is not imported.
+    """
+    place, _, name = kind.partition(":")
+    if place not in sys.modules:
+        raise ValueError(f"a part that {kind} makes: import {place} first")
+    there = (part for part in vars(sys.modules[place]).values() if hasattr(part, "__dict__"))
+    return list({id(part): part for part in there if vars(part).get(MARK + role) == name}.values())
 
 
 def network_of(spec: dict, tensors: Mapping[str, Tensor]) -> GrownNetwork:

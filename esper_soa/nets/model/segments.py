@@ -10,11 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from esper_soa.nets.model.parts import LayerSpec, Parameter
 
-FeatureShape = tuple[int, ...]  # (C,) of vectors or (C, H, W) of images, without batch and networks
+# (C,) of vectors, (C, T) of sequences or (C, H, W) of images, without batch and networks
+FeatureShape = tuple[int, ...]
 SlotNumbers = Mapping[tuple[int, int], int]  # number of an enabled slot, by (row, segment)
 
 
@@ -36,6 +38,7 @@ class Forward(NamedTuple):
 
     filler: SlotFiller | None  # None: all slots are empty
     num_nets: int
+    dtype: torch.dtype  # of the weights, in which losses are computed
 
     def occupied(self, slot: int) -> bool:
         """Whether a seed of any network stands in the slot; False for slot -1."""
@@ -123,6 +126,26 @@ class Segment(Protocol):
 
     def plain_parts(self) -> list[PlainPart]:
         """The modules of one network, in the order of `parameters` and `statistics`."""
+
+
+class HeadSegment(Segment, Protocol):
+    """The last segment: what it is asked for are losses and right answers. Nothing else sees the
+    logits of a pass, so it may make them in pieces.
+
+    Labels: int64 [B, n], or [B, n, K] for K targets per sample.
+    """
+
+    def train_loss(
+        self, run: Forward, values: Values, x: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Mean loss [n] of all targets and right answers int64 [n], in training."""
+
+    def measure(
+        self, run: Forward, folded: list[Tensor], x: Tensor, labels: Tensor, row: int
+    ) -> tuple[Tensor, Tensor]:
+        """Sum of the losses [n] in alpha row `row` and right answers int64 [rows, n]; label -1 does
+        not count. x [rows*B, n*C, ...].
+        """
 
 
 class StatelessSegment(ABC):

@@ -5,7 +5,6 @@ of all networks: torch.func calls it with the parameters and buffers of each, so
 from call to call.
 """
 
-import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper_soa.config.nets import IMAGES, VECTORS
+from esper_soa.config.nets import IMAGES, TOPOLOGIES
 from esper_soa.config.registry import BLUEPRINT, reference_to
 from esper_soa.nets.model.parts import LayerSpec, Parameter, SameWidth
 
@@ -89,7 +88,7 @@ def count_products(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
 
 @dataclass(frozen=True)
 class UserModule(SameWidth):
-    """A seed: a module that maps features [B, C, H, W], or [B, C], to features of that shape."""
+    """A seed: a module that maps features [B, C, ...] to features of that shape."""
 
     make: Factory  # of the channels of a slot
     topology: str = IMAGES  # kind of features that it takes
@@ -99,10 +98,11 @@ class UserModule(SameWidth):
         module = skeleton(self.make, channels, None, 0)
         return tuple(Parameter(tuple(one.shape)) for one in module.parameters())
 
-    def products(self, inputs: int, channels: int, pixels: int) -> int:
-        """Multiplications of a square image, or of a vector."""
-        shape = (channels,) if self.topology == VECTORS else (channels, *[math.isqrt(pixels)] * 2)
-        return _seed_products(self.make, shape)
+    def products(self, inputs: int, channels: int, positions: int) -> int:
+        """Multiplications of a sample, with as many positions along each axis."""
+        axes = TOPOLOGIES.index(self.topology)
+        size = round(positions ** (1 / max(axes, 1)))
+        return _seed_products(self.make, (channels, *[size] * axes))
 
     def layers(self, inputs: int, channels: int) -> list[LayerSpec]:
         """The module itself, by the name of what makes it."""

@@ -8,12 +8,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from esper_soa.config.errors import one_line
+from esper_soa.config.errors import check, one_line
 from esper_soa.config.nets import (
     IMAGE_CHANNELS,
     IMAGE_SIZE,
@@ -26,6 +27,7 @@ from esper_soa.config.registry import (
     BLUEPRINT,
     HOST,
     RAISED,
+    TOPOLOGY,
     Part,
     collect_faults,
     find,
@@ -35,16 +37,24 @@ from esper_soa.config.registry import (
     raise_faults,
 )
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints, seed_table
-from esper_soa.nets.model.host import Host, HostShape, host_shape, initial_hosts, split_values
+from esper_soa.nets.model.host import (
+    Host,
+    HostShape,
+    chain_shape,
+    host_shape,
+    initial_hosts,
+    split_values,
+)
 from esper_soa.nets.model.host_parts import HOST_PARTS, HostChain
 from esper_soa.nets.model.parts import PART_NAMES, Table, are_parts
-from esper_soa.nets.model.segments import Forward
+from esper_soa.nets.model.segments import FeatureShape, Forward
 from esper_soa.nets.model.user_module import UserModule, make_module
 from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.vocabulary import NUM_BLUEPRINTS
 
 PROBE_SEED = 1
 PROBED = 2  # networks, and images of each, that a part is tried on
+PLACES = ("", "positions", "pixels")  # of features, by TOPOLOGIES
 TAKEN = re.compile(r"input|r\d+c\d+")  # names of other parts of a grown network
 ARGUMENTS = {BLUEPRINT: "the channels of a slot", HOST: "the number of classes"}
 TOGETHER = "for several networks at once it raises"
@@ -65,35 +75,40 @@ def task_slots(task: TaskConfig, names: Sequence[str]) -> tuple[SlotSpec, ...]:
     return enabled_slots(task, list(names), None if host is None else _offered_slots(host))
 
 
-def task_host(task: TaskConfig) -> HostChain | UserHost | None:
+def task_host(task: TaskConfig) -> Host | None:
     """The user's own host of the task, None without; SettingError where it names no host."""
     if not is_reference(task.host):
         return None
     part = find(HOST, task.host, "task.host")
     with raise_faults("task.host", task.host, "a host that can be trained") as found:
         host = host_of(part, name_in(task.host), task.num_classes)
-        found += _findings(host)
+        found += host_findings(host, task.num_classes)
     return host
 
 
 def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> Blueprints:
-    """The package's blueprints, and users' own among `offered` (task.blueprints), which can stand
-    in these slots.
+    """The package's blueprints of the topologies that these slots have, all without slots, and
+    users' own among `offered` (task.blueprints), which can stand in the slots.
 
     Own ones have the codes from NUM_BLUEPRINTS on, in the order of `offered`. Raises SettingError,
     which says what is wrong with one of them.
     """
     setting = "task.blueprints"
-    every = list(BLUEPRINTS)
+    kinds = sorted({spec.topology for spec in slots})
+    every = [one for one in BLUEPRINTS if not slots or one.topology in ("", *kinds)]
+    known = {one.name for one in every}
+    for name in (name for name in offered if not is_reference(name)):
+        allowed = f"a list of blueprints for {' and '.join(kinds)}, which the slots have"
+        check(name in known, setting, name, allowed)
     for place, reference in enumerate(filter(is_reference, offered)):
         part = find(BLUEPRINT, reference, setting)
         with raise_faults(setting, reference, "a blueprint that can stand in the slots") as found:
             blueprint = architecture_of(part, name_in(reference), NUM_BLUEPRINTS + place)
-            sizes = {(spec.channels, spec.size) for spec in slots if blueprint.fits(spec)}
-            if slots and not sizes:
+            shapes = {spec.shape for spec in slots if blueprint.fits(spec)}
+            if slots and not shapes:
                 found.append(f"it takes {blueprint.topology}, which no slot has")
-            for size in sorted(sizes):
-                found += blueprint_findings(blueprint, *size)
+            for shape in sorted(shapes):
+                found += blueprint_findings(blueprint, shape)
             every.append(blueprint)
     return tuple(every)
 
@@ -102,7 +117,8 @@ def architecture_of(part: Part, name: str, code: int) -> Architecture:
     """What a function or class marked as a blueprint stands for; ValueError where that is none."""
     result = _result_of(BLUEPRINT, part, name)
     if result is part:
-        return Architecture(code, name, (UserModule(part),), residual=False)  # type: ignore[arg-type]
+        module = UserModule(part, vars(part).get(TOPOLOGY, IMAGES))  # type: ignore[arg-type]
+        return Architecture(code, name, (module,), residual=False)
     if isinstance(result, Architecture):
         return replace(result, code=code, name=name)
     if not are_parts(result):
@@ -111,11 +127,13 @@ def architecture_of(part: Part, name: str, code: int) -> Architecture:
     return Architecture(code, name, result)  # type: ignore[arg-type]
 
 
-def host_of(part: Part, name: str, num_classes: int) -> HostChain | UserHost:
+def host_of(part: Part, name: str, num_classes: int) -> Host:
     """What a function or class marked as a host stands for; ValueError where that is none."""
     result = _result_of(HOST, part, name)
     if result is part:
         return UserHost(part, num_classes)  # type: ignore[arg-type]
+    if hasattr(result, "segments"):
+        return cast(Host, result)
     kinds = [kind.__name__ for kind in HOST_PARTS]
     if not isinstance(result, tuple):
         lacking = f"no tuple of segments ({', '.join(kinds)})"
@@ -145,11 +163,11 @@ def _offered_slots(host: Host) -> tuple[SlotSpec, ...]:
     """Every slot, row-major: r0c{i} behind segment i, before its pool, r1c{i} behind its pool."""
     *body, _ = host.segments({})
     last = max(len(body) - 1, 1)
-    found = [
-        SlotSpec(f"r{row}c{at}", row, at, shape[0], shape[1] if shape[1:] else 0, at / last)
-        for at, segment in enumerate(body)
-        for row, shape in enumerate(segment.slot_shapes)
-    ]
+    found = []
+    for at, segment in enumerate(body):
+        for row, (channels, *axes) in enumerate(segment.slot_shapes):
+            size = axes[0] if axes else 0
+            found.append(SlotSpec(f"r{row}c{at}", row, at, channels, size, at / last, len(axes)))
     return tuple(sorted(found, key=lambda spec: spec.row))
 
 
@@ -174,12 +192,13 @@ def tensor_findings(
     return found
 
 
-def blueprint_findings(blueprint: Architecture, channels: int, size: int) -> list[str]:
-    """What keeps seeds of the blueprint from a slot of these channels, height, width, in words."""
+def blueprint_findings(blueprint: Architecture, shape: FeatureShape) -> list[str]:
+    """What keeps seeds of the blueprint from a slot of features of this shape, in words."""
     part = blueprint.module
+    channels, *axes = shape
     if part is None:
         return [] if seed_table(blueprint, channels).total else ["it has no parameters"]
-    x = torch.zeros(PROBED, channels, *[size] * (2 if part.topology == IMAGES else 0))
+    x = torch.zeros(PROBED, *shape)
     found = list[str]()
     with collect_faults(found):
         module = make_module(part.make, channels, PROBE_SEED)
@@ -198,7 +217,9 @@ def blueprint_findings(blueprint: Architecture, channels: int, size: int) -> lis
             rows = part.initial_rows(channels, torch.arange(PROBED), x.dtype)
             own = Table(part.parameters(channels, channels)).unpack(rows)
             part.forward(own, torch.cat([x] * PROBED, dim=1))
-    return [f"with {channels} channels of {size}x{size} pixels {fault}" for fault in found]
+    sides = "x".join(map(str, axes))
+    places = f" of {sides} {PLACES[len(axes)]}" * bool(axes)
+    return [f"with {channels} channels{places} {fault}" for fault in found]
 
 
 def _module_findings(module: nn.Module) -> list[str]:
@@ -226,20 +247,30 @@ def _module_findings(module: nn.Module) -> list[str]:
     return found
 
 
-def host_findings(host: HostChain | UserHost) -> tuple[str, ...]:
-    """What keeps hosts like this from being trained, in words."""
-    if isinstance(host, HostChain):
-        fault = host.fault()
-        return (fault,) if fault else ()
+def host_findings(host: Host, classes: int) -> tuple[str, ...]:
+    """What keeps hosts like this from being trained with so many classes, in words."""
+    if isinstance(host, UserHost):
+        return _sequential_findings(host)
+    try:
+        shape = chain_shape(host.segments({}), ())
+    except ValueError as error:
+        return (str(error),)
+    found = []
+    if len(shape.segments) < 3:
+        found.append("it has less than two segments")
+    if shape.num_classes != classes:
+        found.append(f"it has {shape.num_classes} classes, not task.num_classes={classes}")
+    return tuple(found)
+
+
+@lru_cache(maxsize=64)  # several parts of a program ask for it
+def _sequential_findings(host: UserHost) -> tuple[str, ...]:
+    """What keeps hosts of modules from being trained."""
     found = list[str]()
     with collect_faults(found):
         module = make_module(host.make, host.classes, PROBE_SEED)
         found += _chain_findings(module) or _shape_findings(host) or _together_findings(host)
     return tuple(found)
-
-
-# of a host that several parts of a program ask for
-_findings = lru_cache(maxsize=64)(host_findings)
 
 
 def _chain_findings(module: object) -> list[str]:
@@ -286,7 +317,7 @@ def _shape_findings(host: UserHost) -> list[str]:
 def _together_findings(host: UserHost) -> list[str]:
     """What the segments of several networks run into at once, in training and in eval mode."""
     shape = host_shape(TaskConfig(), (), host=host)
-    run = Forward(None, PROBED)
+    run = Forward(None, PROBED, torch.float32)
     rows, kept = initial_hosts(shape, torch.arange(PROBED), torch.float32)
     parameters = shape.parameters.unpack(rows)
     for training in (True, False):

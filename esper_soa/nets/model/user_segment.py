@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE
 from esper_soa.config.registry import HOST, reference_to
+from esper_soa.nets.model.head import Classifier
 from esper_soa.nets.model.parts import Arguments, LayerSpec, Parameter
 from esper_soa.nets.model.segments import FeatureShape, Forward, PlainPart, SlotNumbers, Values
 from esper_soa.nets.model.user_module import (
@@ -103,7 +104,7 @@ class UserSegment:
 
 
 @dataclass(frozen=True)
-class UserHead(UserSegment):
+class UserHead(UserSegment, Classifier):
     """The last child of a user's host, which gives the logits."""
 
     def train(self, run: Forward, values: Values, x: Tensor) -> Tensor:

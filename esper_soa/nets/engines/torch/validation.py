@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper_soa.nets import batched
 from esper_soa.nets.data.batches import ValidationFeed
-from esper_soa.nets.model.host import evaluate_forward, fold_batch_norm
+from esper_soa.nets.model.host import evaluate_loss, fold_batch_norm
 from esper_soa.nets.passes import Pass
 from esper_soa.nets.precision import as_input, autocast
 from esper_soa.nets.seeds.pools import upload
@@ -64,7 +63,6 @@ class ValidationChunk:
         host = shared.weights["host"]
         params = shape.parameters.unpack(host["params"].index_select(0, self.env_numbers))
         statistics = shape.statistics.unpack(host["statistics"].index_select(0, self.env_numbers))
-        self.dtype = host["params"].dtype
         self.folded = fold_batch_norm(shape, params, statistics)
         groups = groups_of(shared.plan, envs, device)
         self.actives = [gather_rows(shared.weights, shape, group, shared.alpha) for group in groups]
@@ -84,15 +82,9 @@ class ValidationChunk:
             seeds = SubsetSeeds(self.actives, num_nets, plan, labels.shape[0])
             with autocast(nets.precision, inputs.device):
                 x = as_input(inputs, nets.precision)
-                logits = evaluate_forward(nets.shape, self.folded, x, seeds)
-            logits = logits.to(self.dtype).unflatten(0, (-1, labels.shape[0]))
-            logits, targets = batched.by_target(logits, targets)
-            matching = (logits.argmax(-1) == targets).sum(1)
-            correct += torch.stack([matching[row] for row in rows])
-            main = logits[rows[0]].flatten(0, 1)
-            losses = F.cross_entropy(main, targets.flatten(), ignore_index=-1, reduction="none")
-            # One contiguous row per network: its sum is rounded the same way whoever is validated
-            # beside it.
-            loss += losses.unflatten(0, targets.shape).T.contiguous().sum(1)
-            counted += (targets >= 0).sum(0)
+                batch = x, targets
+                losses, right = evaluate_loss(nets.shape, self.folded, batch, seeds, rows[0])
+            loss += losses
+            correct += torch.stack([right[row] for row in rows])
+            counted += (targets >= 0).transpose(0, 1).flatten(1).sum(1)
         return loss / counted, 100.0 * correct.T.to(STATE_FLOAT) / counted[:, None]
