@@ -88,7 +88,7 @@ def test_a_run_trains_hosts_and_grows_them(
 ) -> None:
     assert "4 x tagging of your own" in (grown.path / "log.txt").read_text()
     assert "validation sentences of every host" in (grown.path / "log.txt").read_text()
-    assert "on V=32 of 32 test sentences each" in (grown.path / "log.txt").read_text()
+    assert "each on all 32 test sentences" in (grown.path / "log.txt").read_text()
     last = grown.metrics()[-1]
     assert last["seeds"]["fossilized"] == 4
     assert last["blueprints"]["shift"]["germinated"] == 8
@@ -110,16 +110,17 @@ def test_subset_rows_are_the_accuracies_without_the_seeds_left_out(
         assert "r0c0" in dict(net.named_children())
         if not subset & 2:
             net.r0c2 = nn.Identity()
-        assert grown.evaluate(net).accuracy == pytest.approx(accuracy)
+        assert grown.evaluate(net, "validation").accuracy == pytest.approx(accuracy)
 
 
 def test_the_best_host_is_a_plain_module_in_every_format(
     grown: esper_soa.RecordedRun, tmp_path: Path
 ) -> None:
     net = grown.export()
-    found = grown.evaluate(net)
-    assert found.accuracy == net.spec["accuracy"]
-    assert found.loss == pytest.approx(net.spec["loss"], abs=1e-5)
+    found = grown.evaluate(net, "validation")
+    assert found.accuracy == net.spec["validation_accuracy"]
+    assert found.loss == pytest.approx(net.spec["validation_loss"], abs=1e-5)
+    assert grown.evaluate(net).accuracy == net.spec["test_accuracy"]
     words, labels = grown.samples()
     assert (words.shape, labels.shape) == ((TEST, LENGTH), (TEST, LENGTH))
     assert net(words).shape == (TEST, LENGTH, CLASSES)

@@ -55,6 +55,7 @@ class Validation(NamedTuple):
 
     source: "Sentences"
     order: Tensor
+    first_sentence: int
 
     def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
         order = self.order[None] if self.order.ndim == 1 else self.order[envs]
@@ -62,7 +63,7 @@ class Validation(NamedTuple):
 
     def _parts(self, parts: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, Tensor]]:
         for part in parts:
-            words = self.source.words[TRAIN + part.clamp(min=0)]
+            words = self.source.words[self.first_sentence + part.clamp(min=0)]
             yield words.flatten(1), torch.where(part[..., None] < 0, -1, targets(words))
 
     def first(self, count: int) -> "Validation":
@@ -76,7 +77,7 @@ def targets(words: Tensor) -> Tensor:
 
 @esper_soa.dataset("sentences")
 class Sentences:
-    """TRAIN training and TEST test sentences."""
+    """TRAIN training, TEST validation and TEST test sentences."""
 
     name = "sentences"
     source = "sentences that a test makes"
@@ -86,9 +87,10 @@ class Sentences:
     spec = SampleSpec("sentences", (LENGTH,), 8 * LENGTH, 8 * LENGTH, num_targets=LENGTH)
 
     def __init__(self, cfg: DataConfig) -> None:
-        draws = torch.arange((TRAIN + TEST) * LENGTH)
+        draws = torch.arange((TRAIN + 2 * TEST) * LENGTH)
         self.words = streams.integers(torch.tensor(5), draws, WORDS).view(-1, LENGTH)
-        self.train_labels, self.test_labels = targets(self.words).split((TRAIN, TEST))
+        parts = targets(self.words).split((TRAIN, TEST, TEST))
+        self.train_labels, self.val_labels, self.test_labels = parts
 
     def to(self, device: torch.device | str) -> Self:
         return self
@@ -100,14 +102,18 @@ class Sentences:
         return {"name": "words", "shape": [LENGTH], "dtype": "int64"}
 
     def samples(self, part: str, places: Tensor) -> tuple[Tensor, Tensor]:
-        words = self.words[places + (TRAIN if part == "test" else 0)]
+        first = {"train": 0, "validation": TRAIN, "test": TRAIN + TEST}[part]
+        words = self.words[first + places]
         return words, targets(words)
 
     def training(self, draw: Draw, dtype: torch.dtype) -> Training:
         return Training(self, draw)
 
     def validation(self, order: Tensor, dtype: torch.dtype) -> Validation:
-        return Validation(self, order)
+        return Validation(self, order, TRAIN)
+
+    def test(self, order: Tensor, dtype: torch.dtype) -> Validation:
+        return Validation(self, order, TRAIN + TEST)
 
 
 # --- hosts

@@ -292,11 +292,13 @@ def settings_from(composed: DictConfig) -> TrainConfig:
 def settings_from_mapping(settings: Mapping[str, object]) -> TrainConfig:
     """The checked settings that a checkpoint keeps as plain values.
 
-    Checkpoints of earlier versions hold compute.convolutions, which changed rounding alone.
+    Checkpoints of earlier versions hold compute.convolutions, which changed rounding alone, and
+    data.val, a choice of images: no run goes on from these, but their policies can be played.
     """
     plain = OmegaConf.create(dict(settings))
-    if "compute" in plain:
-        plain.compute.pop("convolutions", None)
+    for group, gone in (("compute", "convolutions"), ("data", "val")):
+        if group in plain:
+            plain[group].pop(gone, None)
     try:
         merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), plain)
     except OmegaConfBaseException as error:

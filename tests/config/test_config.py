@@ -330,8 +330,9 @@ def test_a_switch_or_a_word_is_no_number_and_a_word_is_no_list() -> None:
         replace(TrainConfig().policy.schedule, advance="12")
 
 
-def test_settings_of_a_checkpoint_from_before_may_say_how_torch_convolves() -> None:
-    old = {"envs": 3, "compute": {"convolutions": "matmul", "engine": "torch"}}
+def test_settings_of_a_checkpoint_from_before_may_hold_what_is_gone() -> None:
+    old: dict = {"envs": 3, "compute": {"convolutions": "matmul", "engine": "torch"}}
+    old["data"] = {"val": "train", "name": "synthetic"}
     found = settings_from_mapping(old)
     assert (found.envs, found.compute.engine) == (3, "torch")
     assert old["compute"] == {"convolutions": "matmul", "engine": "torch"}
