@@ -31,10 +31,7 @@ def _all(kind: type, names: str) -> list[tuple[str, type]]:
 class CropsRecord(ctypes.Structure):
     """crops of images.h."""
 
-    _fields_ = [
-        *_all(INTEGER, "size line colour"),
-        *_all(POINTER, "bytes first values"),
-    ]
+    _fields_ = [*_all(INTEGER, "size line colour"), *_all(POINTER, "bytes first values")]
 
 
 class NativeNetworks(ctypes.Structure):
