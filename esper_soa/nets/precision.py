@@ -4,6 +4,7 @@ Weights, running statistics, momentum, losses, gradients and everything after th
 float32 or wider.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -112,10 +113,13 @@ def of_nets(values: Tensor, nets: Tensor | None) -> Tensor:
     return values if nets is None else values.index_select(0, nets)
 
 
-def all_finite(host_grad: Tensor, seed_grads: list[tuple[Tensor | None, Tensor]]) -> Tensor:
-    """bool [n]: all gradients of a network and its seeds are finite; seeds [m, P] with networks."""
-    broken = ~host_grad.isfinite().all(1)
-    for nets, grad in seed_grads:
+def all_finite(grads: Sequence[Tensor], places: Sequence[Tensor | None]) -> Tensor:
+    """bool [n]: all gradients [m, P] of a network are finite.
+
+    places: the networks of each, positions int64 [m]; None = all, as of the first.
+    """
+    broken = ~grads[0].isfinite().all(1)
+    for grad, nets in zip(grads[1:], places[1:], strict=True):
         wrong = ~grad.isfinite().all(1)
         if nets is not None:
             wrong = torch.zeros_like(broken).index_copy(0, nets, wrong)

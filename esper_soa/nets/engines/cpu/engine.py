@@ -175,11 +175,7 @@ class _Training(NamedTuple):
         return loss / self.num_batches, 100.0 * correct.to(STATE_FLOAT) / seen
 
     def _step_(
-        self,
-        envs: np.ndarray,
-        crops: ImageCrops,
-        sums: tuple[Tensor, Tensor],
-        gradients: Gradients,
+        self, envs: np.ndarray, crops: ImageCrops, sums: tuple[Tensor, Tensor], gradients: Gradients
     ) -> None:
         """One optimiser step of the networks `envs` (int64 [n]) on its batches, [n, B] each.
 

@@ -55,10 +55,7 @@ class _Field(ctypes.Structure):
 
 
 def choose_native(
-    device: torch.device,
-    exact: Engine,
-    dtype: torch.dtype = torch.float32,
-    obstacle: str = "",
+    device: torch.device, exact: Engine, dtype: torch.dtype = torch.float32, obstacle: str = ""
 ) -> EngineChoice:
     """Whether the kernels compute for networks in `dtype` on `device`, else torch, and why.
 

@@ -31,10 +31,7 @@ def _all(kind: type, names: str) -> list[tuple[str, type]]:
 class CropsRecord(ctypes.Structure):
     """crops of images.h."""
 
-    _fields_ = [
-        *_all(INTEGER, "size line colour"),
-        *_all(POINTER, "bytes first values"),
-    ]
+    _fields_ = [*_all(INTEGER, "size line colour"), *_all(POINTER, "bytes first values")]
 
 
 class NativeNetworks(ctypes.Structure):
@@ -100,13 +97,8 @@ def point(record: Record, held: Held) -> Record:
 def crops_record(bank: ImageBank, first: Tensor) -> CropsRecord:
     """Of images that begin at the bytes `first` of a bank; the tensors must outlive the record."""
     lines = bank.lines
-    return CropsRecord(
-        line=lines.stride(1),
-        colour=lines.stride(2),
-        bytes=lines.data_ptr(),
-        first=first.data_ptr(),
-        values=bank.values.data_ptr(),
-    )
+    record = CropsRecord(line=lines.stride(1), colour=lines.stride(2))
+    return point(record, {"bytes": lines, "first": first, "values": bank.values})
 
 
 def sgd_of(rule: UpdateRule) -> Sgd:

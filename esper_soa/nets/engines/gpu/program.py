@@ -9,15 +9,7 @@ Imports no Triton: who chooses an engine asks here what the kernels can run.
 import numpy as np
 
 from esper_soa.nets.model.blueprints import Architecture, Blueprints, num_codes, seed_table
-from esper_soa.nets.model.parts import (
-    Conv,
-    Depthwise,
-    Excite,
-    Part,
-    SoftNorm,
-    Table,
-    norm_groups,
-)
+from esper_soa.nets.model.parts import Conv, Depthwise, Excite, Part, SoftNorm, Table, norm_groups
 from esper_soa.nets.model.user_module import UserModule
 
 KINDS = range(5)  # of parts

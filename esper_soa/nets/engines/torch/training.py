@@ -26,7 +26,7 @@ from esper_soa.nets.precision import (
 )
 from esper_soa.nets.seeds.pools import upload
 from esper_soa.nets.seeds.seed_plan import groups_of
-from esper_soa.nets.seeds.seeds import ActiveGroup, TrainingSeeds, gather_rows, scatter_rows_
+from esper_soa.nets.seeds.seeds import TrainingSeeds, gather_rows, scatter_rows_
 from esper_soa.nets.sgd import LearningRates, rules_of, sgd_
 from esper_soa.nets.workers import Call
 from esper_soa.state import STATE_FLOAT
@@ -78,6 +78,7 @@ class TrainingChunk:
         self.statistics = [row.reshape(-1).clone() for row in rows]
         groups = groups_of(shared.plan, envs, device)
         self.actives = [gather_rows(weights, shape, group, shared.alpha) for group in groups]
+        self.trained = [active for active in self.actives if not active.group.frozen]
         self.scales = LossScales(weights, self.env_numbers) if SCALE in weights else None
         self.loss = torch.zeros(envs.size, dtype=self.params.dtype, device=device)
         self.correct = torch.zeros(envs.size, dtype=torch.int64, device=device)
@@ -89,47 +90,34 @@ class TrainingChunk:
         Under loss scales, networks of envs whose gradient overflows are left as they are.
         """
         before = self._copies() if self.scales is not None else []
-        host_grad, grads = self._mean_gradients(batches)
+        grads = self._mean_gradients(batches)
         finite = torch.ones_like(self.loss, dtype=torch.bool)
         if self.scales is not None:
-            host_grad = self.scales.unscaled(host_grad, None)
-            grads = [
-                (active, self.scales.unscaled(grad, active.group.nets)) for active, grad in grads
-            ]
-            finite = all_finite(host_grad, [(active.group.nets, grad) for active, grad in grads])
+            places = [None, *(active.group.nets for active in self.trained)]
+            both = zip(grads, places, strict=True)
+            grads = [self.scales.unscaled(grad, nets) for grad, nets in both]
+            finite = all_finite(grads, places)
+        host_grad, *seed_grads = grads
         if gradients is not None:
-            self._measure_(gradients, host_grad, grads, finite)
+            self._measure_(gradients, host_grad, seed_grads, finite)
         host_rule, seed_rule = self.rules
         sgd_(self.params, self.momentum, host_grad, host_rule)
-        for active, grad in grads:
+        for active, grad in zip(self.trained, seed_grads, strict=True):
             sgd_(active.params, active.momentum, grad, seed_rule)
         for nets, now, old in before:
             where_finite_(of_nets(finite, nets), now, old)
         if self.scales is not None:
             self.scales.update_(finite)
 
-    def _mean_gradients(
-        self, batches: Iterable[tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, list[tuple[ActiveGroup, Tensor]]]:
+    def _mean_gradients(self, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
         """Gradients of host and seeds, of the mean loss of nets.accumulate batches."""
-        (host_grad, grads), *others = [
-            self._gradients(inputs, labels) for inputs, labels in batches
-        ]
-        for host_more, more in others:
-            host_grad = host_grad + host_more
-            grads = [
-                (active, grad + other)
-                for (active, grad), (_, other) in zip(grads, more, strict=True)
-            ]
-        if others:
-            count = 1 + len(others)
-            return host_grad / count, [(active, grad / count) for active, grad in grads]
-        return host_grad, grads
+        grads, *others = [self._gradients(inputs, labels) for inputs, labels in batches]
+        for more in others:
+            grads = [grad + other for grad, other in zip(grads, more, strict=True)]
+        return [grad / (1 + len(others)) for grad in grads] if others else grads
 
-    def _gradients(
-        self, inputs: Tensor, labels: Tensor
-    ) -> tuple[Tensor, list[tuple[ActiveGroup, Tensor]]]:
-        """Gradients of hosts [n, P] and of seeds that train; adds up losses and correct answers."""
+    def _gradients(self, inputs: Tensor, labels: Tensor) -> list[Tensor]:
+        """Gradients of hosts [n, P], then of `trained`; adds up losses and correct answers."""
         num_nets = labels.shape[1]
         shape = self.shared.nets.shape
         precision = self.shared.nets.precision
@@ -144,13 +132,7 @@ class TrainingChunk:
         self.seen += labels[:, 0].numel()
         leaves = [leaf, *(seed for seed in seeds.leaves if seed.requires_grad)]
         scaled = losses if self.scales is None else losses * self.scales.scale
-        host_grad, *seed_grads = torch.autograd.grad(scaled.sum(), leaves)
-        trained = [
-            active
-            for active, seed in zip(self.actives, seeds.leaves, strict=True)
-            if seed.requires_grad
-        ]
-        return host_grad, list(zip(trained, seed_grads, strict=True))
+        return list(torch.autograd.grad(scaled.sum(), leaves))
 
     def _copies(self) -> list[tuple[Tensor | None, Tensor, Tensor]]:
         """Everything a step changes in a network, as it is now, and the networks of its rows."""
@@ -163,14 +145,10 @@ class TrainingChunk:
         return [(nets, part, part.clone()) for nets, part in own + seeds]
 
     def _measure_(
-        self,
-        gradients: Gradients,
-        host_grad: Tensor,
-        grads: list[tuple[ActiveGroup, Tensor]],
-        finite: Tensor,
+        self, gradients: Gradients, host_grad: Tensor, seed_grads: list[Tensor], finite: Tensor
     ) -> None:
         """Write the statistics of networks with `finite` gradients; without loss scales of all."""
-        for active, grad in grads:
+        for active, grad in zip(self.trained, seed_grads, strict=True):
             group = active.group
             if group.measured:
                 host = of_nets(host_grad, group.nets)
