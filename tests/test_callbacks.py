@@ -13,7 +13,7 @@ import pytest
 from program import ENVIRONMENT, TINY
 from tiny_runs import fresh, records, resumed, settings
 
-from esper_soa.config.errors import UserError
+from esper_soa.config.errors import PrunedError, UserError
 from esper_soa.config.settings import TelemetryConfig
 from esper_soa.lab.telemetry.table_files import table_files
 from esper_soa.training import callbacks as module
@@ -73,6 +73,19 @@ def test_callbacks_are_called_in_order_and_closed_where_one_fails(tmp_path: Path
     assert failing.calls == [("start", 0), *ROUNDS, ("close",)]
     checkpoint = RunFolder(tmp_path).checkpoint(1)
     assert called(Listing(), tmp_path, checkpoint) == [("start", 1), ROUNDS[1], *END]
+
+
+def test_a_run_that_a_callback_gives_up_leaves_a_checkpoint_of_its_last_round(
+    tmp_path: Path,
+) -> None:
+    class Pruning(Callback):
+        def on_round_end(self, run: Run, metrics: Mapping) -> None:
+            raise PrunedError(metrics["round"], metrics["accuracy"]["mean"])
+
+    cfg = replace(SHORT, checkpoint_every=0)
+    with session(RunFolder(tmp_path)) as opened, pytest.raises(PrunedError):
+        run_in_session(opened, cfg, None, callbacks=[Pruning()])
+    assert RunFolder(tmp_path).checkpoints() == [RunFolder(tmp_path).checkpoint(1)]
 
 
 def test_all_callbacks_are_closed_where_one_cannot_be() -> None:
