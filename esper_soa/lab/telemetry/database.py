@@ -3,7 +3,7 @@ all with the column `run`. From Python: `open_database([folder]).sql("select ...
 copied: a run that goes on, or was killed, is read as far as it has come. See docs/queries.md.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -65,11 +65,17 @@ def open_database(
     for name, view in VIEWS.items():
         database.execute(f"create view {name} as {view['sql']}")
     if confined:
-        places = [place for folder in runs.values() for place in (_text(folder), _path(folder))]
-        database.execute(f"set allowed_directories = [{', '.join(places)}]")
-        database.execute("set enable_external_access = false")
-        database.execute("set lock_configuration = true")
+        _confine(database, runs.values())
     return database
+
+
+def _confine(database: duckdb.DuckDBPyConnection, folders: Iterable[Path]) -> None:
+    """Let SQL read and write files in these folders alone."""
+    # A name with signs of patterns is compared as it stands in our views.
+    places = [place for folder in folders for place in (_text(folder), _path(folder))]
+    database.execute(f"set allowed_directories = [{', '.join(places)}]")
+    database.execute("set enable_external_access = false")
+    database.execute("set lock_configuration = true")
 
 
 def _text(value: object) -> str:
