@@ -213,10 +213,12 @@ def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
 
     Raises ValueError.
     """
-    wanted = USER_ARGUMENTS[role]
-    if set(arguments) != set(wanted) and _marked(kind, LAYER):
-        made: nn.Module = _marked(kind, LAYER)[0](**_numbers(kind, arguments))
+    made: nn.Module
+    layers = _marked(kind, LAYER)
+    if layers:
+        made = layers[0](**_numbers(kind, arguments))
         return made
+    wanted = USER_ARGUMENTS[role]
     counts: list[int] = [one for one in map(arguments.get, wanted) if type(one) is int]
     if set(arguments) != set(wanted) or len(counts) < len(wanted) or min(counts) < 0:
         fault = f"it takes {' and '.join(wanted)}, whole numbers"
