@@ -20,7 +20,6 @@ from typing import TypeAlias
 import own_files
 import pytest
 import torch
-from esper_soa.training.pretrained import load_policy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from report_runs import PROGRAM, line, make_run, summary, write_round
@@ -41,6 +40,7 @@ from esper_soa.runtime.json_lines import keep_rounds
 from esper_soa.training.anomaly import WatchState
 from esper_soa.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from esper_soa.training.checksum import write_sealed
+from esper_soa.training.players import load_policy
 from esper_soa.training.resume import read_run as read_checkpoint
 from esper_soa.training.start import POLICIES, shipped
 from esper_soa.training.totals import RunTotals

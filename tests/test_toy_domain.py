@@ -224,7 +224,7 @@ def after_a_step(*changes: str) -> tuple[World, EnvState]:
 
 def test_hosts_with_seeds_of_every_blend_are_measured_as_their_plain_modules() -> None:
     world, state = after_a_step()
-    (words, labels) = Sentences(DataConfig()).samples("test", world.validation.order)
+    (words, labels) = Sentences(DataConfig()).samples("validation", world.validation.order)
     columns = (state.slots.stage, *PLANTED)
     residents = [Residents(*(part[env].tolist() for part in columns)) for env in range(4)]
     inputs = world.data.input_spec()
@@ -283,7 +283,7 @@ def test_validation_is_on_the_same_sentences_for_all_envs_or_on_a_share_for_each
     (words, labels), (rest, _) = shared.validation.batches(shared.envs, 20)
     assert [tuple(one.shape) for one in (words, labels, rest)] == [(20, 6), (20, 1, 6), (12, 6)]
     order = validation_order(TEST, 32, shared.seed)
-    assert torch.equal(torch.cat((words, rest)), shared.data.samples("test", order)[0])
+    assert torch.equal(torch.cat((words, rest)), shared.data.samples("validation", order)[0])
     (few,) = shared.validation.first(3).batches(shared.envs, 20)
     assert torch.equal(few[0], words[:3])
     split = toy_world("data.split=true")

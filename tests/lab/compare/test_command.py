@@ -56,7 +56,7 @@ def test_a_study_leaves_a_report_that_tells_its_tests(compared: Compared) -> Non
     page = place.read_text()
     for row in compared.record["comparisons"]:
         low, high = ("–" if row[end] is None else f"{row[end]:+.2f}" for end in ("low", "high"))
-        effect = "â" if row["effect"] is None else f"{row['effect']:+.2f}"
+        effect = "–" if row["effect"] is None else f"{row['effect']:+.2f}"
         cells = [row["group"], "a", command.MEASURES[row["measure"]]]
         cells += [f"{row['mean']:+.2f} [{low}, {high}]", f"{row['won']} of 2"]
         cells += [effect, f"{row['p']:.3f}", f"{row['corrected']:.3f}", row["verdict"]]

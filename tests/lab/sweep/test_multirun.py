@@ -70,7 +70,7 @@ def test_a_sweep_ends_with_a_table_of_all_its_jobs(swept: Swept) -> None:
 def test_the_folders_of_hydra_are_those_of_the_jobs(swept: Swept) -> None:
     assert [path.name for path in swept.folder.iterdir()] == ["runs"]
     names = sorted(path.name for path in swept.sweep.iterdir())
-    assert names == [".jobs", "0", "1", "multirun.yaml", "sweep.json"]
+    assert names == [".jobs", ".lock", "0", "1", "multirun.yaml", "sweep.json"]
     records = swept.sweep / "1" / ".hydra"
     names = sorted(path.name for path in records.iterdir())
     assert names == ["config.yaml", "hydra.yaml", "overrides.yaml"]
