@@ -76,7 +76,7 @@ class KernelHook(BuildHookInterface):
 def build_kernels(folder: Path, platform: str) -> tuple[list[str], list[Path]]:
     """Compile all levels of `platform` (linux-x86_64) into `folder`; what failed, and libraries."""
     try:
-        found = compiler.ask_compiler(compiler.compiler_command(), folder)
+        found = compiler.identify_compiler(compiler.compiler_command(), folder)
     except NativeError as error:
         return [str(error)], []
     if platform != f"linux-{found.machine}" or sys.maxsize < 2**32:

@@ -32,7 +32,7 @@ from benchmarks.baseline_passes import (
     tensor_norms,
 )
 from esper_soa.config.env import GatesConfig, LifecycleConfig
-from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.vocabulary import (
     ALPHA_TARGETS,
     CURVE_CHOICES,
@@ -112,7 +112,7 @@ class BaselineEnv:
         self.dtype = dtype
         self.device = torch.device(device)
         self.precision = precision
-        self.specs = enabled_slots(task, slot_names)
+        self.specs = sort_slots(task, slot_names)
         self.totals = TotalsRecord()
         self.machines = [SlotMachine(lifecycle, gates, self.totals) for _ in self.specs]
         self.plants: dict[int, Plant] = {}  # networks of the live seeds, by slot number

@@ -179,20 +179,20 @@ class PlainLoop(Loop):
         tested = []
         for env, random in chosen:
             batches = self.crops.batches(self.cfg.batch_size, count, random)
-            self.profile.phase_ended("data")
+            self.profile.on_phase_end("data")
             trained.append(env.training_pass(batches))
-            self.profile.phase_ended("training")
+            self.profile.on_phase_end("training")
             fused = self.validation == "fused"
             validate = env.fused_validation_pass if fused else env.validation_pass
             tested.append(validate(val))
-            self.profile.phase_ended("validation")
+            self.profile.on_phase_end("validation")
         numbers = read_together([*trained, *tested])
         for place, (env, _) in enumerate(chosen):
             reading = trained[place].read(numbers[place])
             env.record(reading, tested[place].read(numbers[len(chosen) + place]))
             env.apply(ScalarAction())
             env.tick()
-        self.profile.phase_ended("state")
+        self.profile.on_phase_end("state")
         return [
             Done(one.num_images, other.num_images * len(other.codes))
             for one, other in zip(trained, tested, strict=True)
@@ -276,14 +276,14 @@ class BareLoop(Loop):
             if self.cfg.task.max_grad_norm > 0:
                 nn.utils.clip_grad_norm_(net.parameters(), self.cfg.task.max_grad_norm)
             optimiser.step()
-        self.profile.phase_ended("training")
+        self.profile.on_phase_end("training")
         net.eval()
         hits = torch.zeros((), dtype=torch.int64, device=self.device)
         tested = batches_of(self.val, self.val_batch)
         with torch.inference_mode(), cast:
             for images, labels in tested:
                 hits += (logits(net, images).argmax(1) == labels).sum()
-        self.profile.phase_ended("validation")
+        self.profile.on_phase_end("validation")
         return Done(*(sum(len(labels) for _, labels in part) for part in (self.batches, tested)))
 
 

@@ -35,14 +35,14 @@ from esper_soa.lab.telemetry.recorder import TableRecorder, legend_of
 from esper_soa.lab.telemetry.tracking import (
     Line,
     Sender,
-    Tracked,
+    TrackedRun,
     TrackerState,
     find_openers,
     numbers_of,
 )
 from esper_soa.lab.telemetry.worker import Worker
 from esper_soa.runtime.device import apply_threads, resolve_device
-from esper_soa.runtime.files import Unwritten
+from esper_soa.runtime.files import WriteErrors
 from esper_soa.training.build import build_world
 from esper_soa.training.callbacks import NO_RECORDER, Recorder
 from esper_soa.training.collect import Player, Round, play_round
@@ -60,20 +60,20 @@ class Trackers:
     """All trackers of a run in `folder`, each told by a thread of its own, as a run has them."""
 
     def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
-        state = TrackerState(folder, False, Unwritten())
-        tracked = Tracked(folder, "benchmark", {})
+        state = TrackerState(folder, False, WriteErrors())
+        tracked = TrackedRun(folder, "benchmark", {})
         self._workers = {
             name: Worker[Line](name, Sender(name, open_, tracked, state), WAITING)
             for name, open_ in find_openers(names).items()
         }
-        self._told = 0
+        self._to_tensors = 0
         self.tell({"round": 0.0})
 
     def tell(self, numbers: dict[str, float]) -> None:
         """The numbers of the next round, until they are taken; else BenchmarkError."""
-        self._told += 1
+        self._to_tensors += 1
         for worker in self._workers.values():
-            worker.emit((self._told, numbers))
+            worker.emit((self._to_tensors, numbers))
         for name, worker in self._workers.items():
             if not worker.flush(PATIENCE) or worker.dropped:
                 raise BenchmarkError(
@@ -117,7 +117,9 @@ class Work:
             if side not in ("off", "rounds"):
                 level = "events" if side == SINKS else side
                 legend = legend_of(self.world, learns=True)
-                recorder = TableRecorder(Path(folder), legend, level, INTERVAL, Unwritten(), table)
+                recorder = TableRecorder(
+                    Path(folder), legend, level, INTERVAL, WriteErrors(), table
+                )
             wait_for(self.device)
             begun = time.perf_counter()
             with shown as progress:

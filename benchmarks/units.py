@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from benchmarks.processes import ROOT
 from esper_soa.runtime.files import write_text
-from esper_soa.training.run_folder import RunFolder, claimed
+from esper_soa.training.run_folder import RunFolder, lock_folder
 
 WORDS = ("commit", "settings_given")  # facts that decide nothing: code and settings do
 CODE = ("esper_soa", "configs", "benchmarks/proof_play.py")  # that decides results
@@ -66,6 +66,6 @@ def opened(top: Path, facts: Mapping) -> Iterator[Units]:
     """The units made under `facts`; UserError where another process works on them."""
     folder = top / stamp_of(facts)
     folder.mkdir(parents=True, exist_ok=True)
-    with claimed(RunFolder(folder)):
+    with lock_folder(RunFolder(folder)):
         write_text(folder / "facts.json", json.dumps(facts, indent=2) + "\n")
         yield Units(folder)

@@ -24,13 +24,13 @@ from esper_soa.config.registry import reward as reward
 if TYPE_CHECKING:
     from esper_soa.agent.controller import Controller as Controller
     from esper_soa.agent.protocol import Agent as Agent
+    from esper_soa.agent.scripted import as_decision as as_decision
     from esper_soa.agent.scripted import seed_action as seed_action
-    from esper_soa.agent.scripted import unlearned as unlearned
-    from esper_soa.agent.user_agents import Surroundings as Surroundings
+    from esper_soa.agent.user_agents import AgentContext as AgentContext
     from esper_soa.config.compose import compose_settings as compose_settings
     from esper_soa.config.compose import experiments as experiments
     from esper_soa.config.errors import DataError as DataError
-    from esper_soa.config.errors import OutOfRoomError as OutOfRoomError
+    from esper_soa.config.errors import RunMemoryError as RunMemoryError
     from esper_soa.config.errors import SettingError as SettingError
     from esper_soa.config.errors import UserError as UserError
     from esper_soa.config.settings import TrainConfig as TrainConfig
@@ -91,8 +91,8 @@ if TYPE_CHECKING:
 def _homes() -> dict[str, str]:
     """The module of every public name, as imported above."""
     text = Path(__file__).read_text(encoding="utf-8")
-    found = re.findall(rf"^ *from ({__name__}\.\S+) import (\w+) as", text, re.MULTILINE)
-    return {name: home for home, name in found}
+    matches = re.findall(rf"^ *from ({__name__}\.\S+) import (\w+) as", text, re.MULTILINE)
+    return {name: module for module, name in matches}
 
 
 def __getattr__(name: str) -> object:

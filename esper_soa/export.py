@@ -12,7 +12,7 @@ from pathlib import Path
 from esper_soa.config.errors import SettingError, UserError, check, one_line
 from esper_soa.config.paths import user_path
 from esper_soa.runtime.console import ending_with_status, make_callable, parser
-from esper_soa.runtime.signals import importing
+from esper_soa.runtime.signals import import_guard
 
 SETTINGS = {"env": "best", "format": "safetensors", "to": ".", "import": ""}  # with defaults
 HELP = """\
@@ -35,14 +35,14 @@ def main(arguments: list[str] | None = None) -> None:
     words = parser(usage, "Take a grown network out of a run.", HELP)
     words.add_argument("run", metavar="RUN", help=argparse.SUPPRESS)
     words.add_argument("settings", nargs="*", help=argparse.SUPPRESS)
-    given = words.parse_args(arguments)
+    options = words.parse_args(arguments)
     with ending_with_status():
-        write_network(given.run, settings_of(given.settings))
+        write_network(options.run, settings_of(options.settings))
 
 
-def settings_of(given: list[str]) -> dict[str, str]:
+def settings_of(pairs: list[str]) -> dict[str, str]:
     """SETTINGS with what is given as name=value; raises UserError for what is none of them."""
-    named = [setting.partition("=") for setting in given]
+    named = [setting.partition("=") for setting in pairs]
     for name, sign, value in named:
         known = ", ".join(f"{name}=" for name in SETTINGS)
         check(bool(sign) and name in SETTINGS, name, value, f"one of {known}", "See --help.")
@@ -62,13 +62,13 @@ def import_parts(modules: list[str]) -> None:
 
 def write_network(run: str, settings: dict[str, str]) -> None:
     """Write the network of `run` in all the formats, and print the paths."""
-    with importing():
+    with import_guard():
         from esper_soa.grown.formats import FORMATS
         from esper_soa.grown.module_files import load
         from esper_soa.nets.model.modules import GrownNetwork
         from esper_soa.training.runs import open_run
-    wanted = settings["format"].split(",")
-    for name in wanted:
+    formats = settings["format"].split(",")
+    for name in formats:
         known = f"one or more of {', '.join(FORMATS)}, with commas between"
         check(name in FORMATS, "format", name, known)
     import_parts(list(filter(None, settings["import"].split(","))))
@@ -80,13 +80,13 @@ def write_network(run: str, settings: dict[str, str]) -> None:
     else:
         net = open_run(place).export(env)
     if not isinstance(net, GrownNetwork):
-        why = "holds a policy, which other programs cannot play: esper_soa.load reads it"
-        raise UserError(f"{place}: {why}")
+        reason = "holds a policy, which other programs cannot play: esper_soa.load reads it"
+        raise UserError(f"{place}: {reason}")
     folder.mkdir(parents=True, exist_ok=True)
     name = "best" if env == "best" else f"host_{env}"
     if place.is_file() and env == "best":
         name = place.stem
-    for ending, write in (FORMATS[one] for one in wanted):
+    for ending, write in (FORMATS[one] for one in formats):
         path = Path(folder, name + ending)
         write(net, path)
         print(path)

@@ -24,7 +24,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from torch import Tensor
 
 from esper_soa.agent.protocol import Agent, restart
-from esper_soa.agent.user_agents import Watched
+from esper_soa.agent.user_agents import CheckedAgent
 from esper_soa.config.agent import SCRATCH
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import UserError, check
@@ -33,13 +33,13 @@ from esper_soa.config.settings import POLICIES, TrainConfig
 from esper_soa.env.actions import ActionLike, check_action, choice_names, read_action
 from esper_soa.env.env import Env
 from esper_soa.env.joint import JointActions
-from esper_soa.env.step import Observed, StepResult
+from esper_soa.env.step import EnvView, StepResult
 from esper_soa.env.topology import HostStates, host_states
 from esper_soa.nets.data.batches import BatchSource
 from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.runtime.device import resolve_device, threads
-from esper_soa.runtime.memory import naming_memory
+from esper_soa.runtime.memory import memory_errors
 from esper_soa.state import Action, EnvState, Masks, Observation, View
 from esper_soa.training.build import build_world, rule_player
 from esper_soa.vocabulary import STAGE_NAMES
@@ -116,7 +116,7 @@ class Simulator:
         self._next_round = 0
         name = settings.policy.name
         if agent is not None:
-            self.agent: Agent = Watched("policy", agent)
+            self.agent: Agent = CheckedAgent("policy", agent)
         elif name != "ppo":
             self.agent = rule_player(settings, name, "policy.name")
         else:
@@ -125,7 +125,7 @@ class Simulator:
             self.agent = player.agent
 
     def _build(self, seed: int) -> None:
-        with naming_memory(UserError):
+        with memory_errors(UserError):
             self.world = build_world(self.settings, self.device, seed, self._images)
         self._images = self.world.data
         self.env = Env(self.world)
@@ -133,7 +133,7 @@ class Simulator:
         self.joint = JointActions(len(self.slots), legal)
         blueprints = names_by_code(self.world.rules.nets.shape.blueprints)
         self.names = choice_names(self.slots, blueprints, legal)  # that actions may use, by head
-        self._observed: Observed | None = None  # what the next action answers; None: reset is due
+        self._observed: EnvView | None = None  # what the next action answers; None: reset is due
         self._hosts: HostStates | None = None  # the hosts as they were last measured
 
     @property
@@ -148,7 +148,7 @@ class Simulator:
 
     @property
     def state(self) -> EnvState:
-        """Everything that is known of the N envs."""
+        """The EnvState of the N envs."""
         return self.env.state
 
     def reset(self, seed: int | None = None) -> tuple[Observation, Info]:
@@ -235,7 +235,7 @@ class Simulator:
             )
         number = self.world.round + 1
         networks = import_module(NETWORKS)
-        (host,) = networks.measured_hosts(self.world, self.settings, self._hosts, number, [env])
+        (host,) = networks.export_hosts(self.world, self.settings, self._hosts, number, [env])
         network: GrownNetwork = host.network()
         networks.add_test_accuracy(network, self.world.data)
         return network
@@ -244,7 +244,7 @@ class Simulator:
         if not 0 <= env < self.num_envs:
             raise IndexError(f"env {env}: there are {self.num_envs}, from 0")
 
-    def _play(self, observed: Observed, action: Action) -> tuple[StepResult, Observed | None]:
+    def _play(self, observed: EnvView, action: Action) -> tuple[StepResult, EnvView | None]:
         """Carry out what answers `observed`, and the next env-step; interrupted, a reset is due."""
         self._observed = self._hosts = None
         with threads(self.settings.compute.threads):
@@ -301,10 +301,10 @@ def make(
 
     Raises UserError for settings that the command line would refuse.
     """
-    given = [] if data is None else ["data.name=given"]
+    data_overrides = [] if data is None else ["data.name=given"]
     if data is not None and data.num_classes is not None:
-        given.append(f"task.num_classes={data.num_classes}")
-    composed = play_settings(experiment, [*given, *overrides], settings)
+        data_overrides.append(f"task.num_classes={data.num_classes}")
+    composed = play_settings(experiment, [*data_overrides, *overrides], settings)
     if isinstance(policy, str):
         composed = with_policy(composed, policy)
     return Simulator(composed, None if isinstance(policy, str) else policy, data, illegal)
@@ -314,8 +314,8 @@ def play_settings(
     experiment: str, overrides: Sequence[str], settings: Mapping[str, Value]
 ) -> TrainConfig:
     """Checked settings for play without learning; see `make`."""
-    given = [f"{name}={_quoted(value)}" for name, value in settings.items()]
-    return compose_settings(experiment, [*overrides, *given])
+    items = [f"{name}={_quoted(value)}" for name, value in settings.items()]
+    return compose_settings(experiment, [*overrides, *items])
 
 
 def _quoted(value: Value) -> str:

@@ -50,10 +50,10 @@ def initial(
 
 def stage_in(stage: Tensor, stages: tuple[int, ...]) -> Tensor:
     """True where `stage` (any shape) is one of `stages`."""
-    found = stage == stages[0]
+    result = stage == stages[0]
     for code in stages[1:]:
-        found = found | (stage == code)
-    return found
+        result = result | (stage == code)
+    return result
 
 
 def known_false(where: Tensor) -> bool:
@@ -69,13 +69,13 @@ def select(where: Tensor, one: Record, other: Record) -> Record:
     """`one` in the envs of `where` (bool [N]), `other` in the rest; records [N, ...] of a kind."""
     masks = {dims: where.reshape(-1, *[1] * (dims - 1)) for dims in (1, 2, 3)}
     pairs = {name: (value, other.get(name)) for name, value in one.items()}
-    chosen = {
-        name: torch.where(masks[mine.ndim], mine, its)
-        if isinstance(mine, Tensor)
-        else select(where, mine, its)
-        for name, (mine, its) in pairs.items()
+    selected = {
+        name: torch.where(masks[first.ndim], first, its)
+        if isinstance(first, Tensor)
+        else select(where, first, its)
+        for name, (first, its) in pairs.items()
     }
-    return other.replace(**chosen)  # type: ignore[no-any-return]
+    return other.replace(**selected)  # type: ignore[no-any-return]
 
 
 class Slots(TensorClass["tensor_only", "frozen"]):
@@ -163,7 +163,7 @@ class Ramp(TensorClass["tensor_only", "frozen"]):
 
 
 class Signals(TensorClass["tensor_only", "frozen"]):
-    """What an env shows of its host's training [N] (histories [N, HISTORY], newest last)."""
+    """Training signals of an env [N] (histories [N, HISTORY], newest last)."""
 
     step: Annotated[Tensor, 0]  # env-steps recorded in this episode, 1-based once recorded
     train_loss: Annotated[Tensor, 0.0]
@@ -262,14 +262,14 @@ class Masks(TensorClass["tensor_only", "frozen"]):
 
 
 class Observation(TensorClass["tensor_only", "frozen"]):
-    """What the policy sees of an env."""
+    """Observation of the policy."""
 
     features: Tensor  # float32 [N, 23 + 31 S]
     blueprints: Tensor  # int64 [N, S], -1 when empty
 
 
 class View(TensorClass["tensor_only", "frozen"]):
-    """Everything that a decision maker may look at, for N envs."""
+    """Everything that an agent may read, for N envs."""
 
     state: EnvState
     observation: Observation
@@ -310,7 +310,7 @@ class Measurements(TensorClass["tensor_only", "frozen"]):
 
 
 class Attribution(TensorClass["tensor_only", "frozen"]):
-    """What the subset rows say about each seed."""
+    """Attribution of accuracy to each seed, from subset rows."""
 
     # Float64 [N, S], accuracy - accuracy without this seed; 0 where not measured.
     contribution: Tensor
@@ -326,7 +326,7 @@ class Attribution(TensorClass["tensor_only", "frozen"]):
 
 
 class ActionOutcome(TensorClass["tensor_only", "frozen"]):
-    """What became of an action [N]."""
+    """Result of an action [N]."""
 
     effective_op: Tensor  # int64, the op, or WAIT where it was not applicable
     success: Tensor  # bool

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.world import World
-from esper_soa.grown.build import GrownHost, Residents, grown_hosts
+from esper_soa.grown.build import GrownHost, SlotContents, grown_hosts
 from esper_soa.nets.engine import ValidationReport
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.nets.seeds.pools import slot_seeds
@@ -48,17 +48,17 @@ class Measured(NamedTuple):
     slots: Slots
     report: ValidationReport
 
-    def residents(self, env: int) -> Residents:
+    def slot_contents(self, env: int) -> SlotContents:
         """What stands in the slots of a host."""
         names = ("stage", "blueprint", "blend", "alpha")
-        return Residents(*(self.slots.get(name)[env].tolist() for name in names))
+        return SlotContents(*(self.slots.get(name)[env].tolist() for name in names))
 
     def hosts(self, envs: list[int]) -> list[GrownHost]:
         """These hosts by themselves."""
         inputs = self.world.data.input_spec()
         shape = self.world.rules.nets.shape
-        residents = [self.residents(env) for env in envs]
-        return grown_hosts(shape, self.world.weights, envs, residents, inputs)
+        slot_contents = [self.slot_contents(env) for env in envs]
+        return grown_hosts(shape, self.world.weights, envs, slot_contents, inputs)
 
     def networks(self, envs: list[int]) -> list[GrownNetwork]:
         """They as modules."""

@@ -22,7 +22,7 @@ from esper_soa.config.env import (
     RewardConfig,
     SignalsConfig,
 )
-from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.step import (
     EnvRules,
@@ -89,7 +89,7 @@ class Setting:
 
     def rules(self) -> EnvRules:
         """The engine's rules."""
-        shape = host_shape(self.task, enabled_slots(self.task, self.slots))
+        shape = host_shape(self.task, sort_slots(self.task, self.slots))
         detached = tuple(STAGE_NAMES.index(stage) for stage in self.lifecycle.detached_stages)
         counts = pools.parameter_table(shape, torch.device("cpu"))
         passes = {"workers": self.workers, "accumulate": self.accumulate}

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 import esper_soa
 from esper_soa.agent.protocol import Memory
-from esper_soa.agent.scripted import seed_action, uniform_choice, unlearned
-from esper_soa.agent.user_agents import Surroundings
+from esper_soa.agent.scripted import as_decision, seed_action, uniform_choice
+from esper_soa.agent.user_agents import AgentContext
 from esper_soa.config.nets import VECTORS
 from esper_soa.env.legal import obey
 from esper_soa.env.reward_records import RewardInputs
@@ -246,7 +246,7 @@ class Eager:
         return (torch.zeros(num_envs, dtype=torch.int64, device=device),)
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
-        return unlearned(self.action(view, memory[0])), (memory[0] + 1,)
+        return as_decision(self.action(view, memory[0])), (memory[0] + 1,)
 
     def action(self, view: View, count: Tensor) -> Action:
         op = view.masks.op.shape[1] - 1 - view.masks.op.flip(1).long().argmax(1)
@@ -332,7 +332,7 @@ class Mute:
 
 @esper_soa.agent("demanding")
 class Demanding(Eager):
-    def __init__(self, surroundings: Surroundings, more: int) -> None:
+    def __init__(self, surroundings: AgentContext, more: int) -> None:
         pass
 
 

@@ -12,7 +12,7 @@ from program import TINY, command, finished
 import esper_soa
 from esper_soa.agent.controller import Controller, controller_spec
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
-from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.export import main
 from esper_soa.grown.module_files import digest
 
@@ -72,7 +72,7 @@ def test_one_host_of_the_last_round_and_a_file_again(
 def test_a_mistake_is_one_line_and_status_2(
     run: Path, chosen: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
-    slots = enabled_slots(TaskConfig(), ["r0c0"])
+    slots = sort_slots(TaskConfig(), ["r0c0"])
     config = PolicyConfig(network=NetworkConfig(hidden=8, features=8))
     esper_soa.save(Controller(controller_spec(config, slots)), "policy.safetensors")
     with pytest.raises(SystemExit) as caught:

@@ -17,9 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-import own_files
 import pytest
 import torch
+import user_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from report_runs import PROGRAM, line, make_run, summary, write_round
@@ -28,7 +28,7 @@ from esper_soa import images
 from esper_soa.agent.controller import Controller, controller_spec
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.config.errors import UserError
-from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.grown.module_files import ENTRY, ModuleFileError, load, save
 from esper_soa.lab.report.page import page_of
@@ -42,7 +42,7 @@ from esper_soa.training.checkpoint import CheckpointError, load_checkpoint, save
 from esper_soa.training.checksum import write_sealed
 from esper_soa.training.players import load_policy
 from esper_soa.training.resume import read_run as read_checkpoint
-from esper_soa.training.start import POLICIES, shipped
+from esper_soa.training.start import POLICIES, packaged_policies
 from esper_soa.training.totals import RunTotals
 
 COUNTS = [100, pytest.param(2000, marks=pytest.mark.slow)]
@@ -138,7 +138,7 @@ SPEC: dict = {
 @cache
 def module_bytes(kind: str) -> bytes:
     """A file of a network or a policy."""
-    slots = enabled_slots(TaskConfig(), ["r0c0", "r0c1"])
+    slots = sort_slots(TaskConfig(), ["r0c0", "r0c1"])
     sizes = NetworkConfig(hidden=16, features=8, slot_features=8)
     policy = controller_spec(PolicyConfig(network=sizes), slots)
     made = GrownNetwork(SPEC) if kind == "network" else Controller(policy)
@@ -176,7 +176,7 @@ def test_files_of_networks_and_policies(kind: str, count: int) -> None:
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_npz_files(count: int) -> None:
-    whole = own_files.write(Path("whole.npz"), own_files.arrays((4, 4))).read_bytes()
+    whole = user_files.write(Path("whole.npz"), user_files.arrays((4, 4))).read_bytes()
 
     def check(edits: list[Edit], changes: list) -> None:
         Path("file.npz").write_bytes(edited(whole, edits))
@@ -196,7 +196,7 @@ def test_checkpoints_and_policy_files_under_a_seal_that_fits(count: int) -> None
         "watch": asdict(WatchState()),
         "learner": {"policy": {"weight": torch.zeros(3)}},
     }
-    policy = load_checkpoint(POLICIES / f"{shipped()[0]}.policy", CPU)
+    policy = load_checkpoint(POLICIES / f"{packaged_policies()[0]}.policy", CPU)
     policy["learner"] = {"policy": {"weight": torch.zeros(3)}}
 
     def check(edits: list[Edit], changes: list) -> None:

@@ -22,7 +22,7 @@ from esper_soa.config.nets import DataConfig
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
-from esper_soa.grown.build import Residents, grown_hosts
+from esper_soa.grown.build import SlotContents, grown_hosts
 from esper_soa.lab import query
 from esper_soa.lab.report import write
 from esper_soa.lab.telemetry.table_files import read_table
@@ -226,7 +226,7 @@ def test_hosts_with_seeds_of_every_blend_are_measured_as_their_plain_modules() -
     world, state = after_a_step()
     (words, labels) = Sentences(DataConfig()).samples("validation", world.validation.order)
     columns = (state.slots.stage, *PLANTED)
-    residents = [Residents(*(part[env].tolist() for part in columns)) for env in range(4)]
+    residents = [SlotContents(*(part[env].tolist() for part in columns)) for env in range(4)]
     inputs = world.data.input_spec()
     hosts = grown_hosts(world.rules.nets.shape, world.weights, range(4), residents, inputs)
     for env, host in enumerate(hosts):

@@ -23,10 +23,10 @@ from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.env import GatesConfig, LifecycleConfig, RewardConfig
 from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
-from esper_soa.env.governor import quarantine, watch
+from esper_soa.env.governor import discard_panicked, watch
 from esper_soa.env.step import (
     EnvRules,
-    Observed,
+    EnvView,
     Recorded,
     StepResult,
     apply_action,
@@ -218,7 +218,7 @@ class EnvStep(NamedTuple):
 
     measured: Measurements
     before: EnvState  # with the verdict of the loss watch
-    observed: Observed
+    observed: EnvView
     action: Action
     result: StepResult
 
@@ -242,9 +242,9 @@ def view_of(recorded: Recorded, seed: int) -> View:
     return View(state, observation, masks, noise, batch_size=[num_envs])
 
 
-def observed_of(recorded: Recorded, trusted: Measurements, seed: int) -> Observed:
+def observed_of(recorded: Recorded, trusted: Measurements, seed: int) -> EnvView:
     """What `Env.observe_` would give."""
-    return Observed(view_of(recorded, seed), recorded[1], trusted, recorded[0].guard.panic)
+    return EnvView(view_of(recorded, seed), recorded[1], trusted, recorded[0].guard.panic)
 
 
 def guarded(
@@ -252,7 +252,7 @@ def guarded(
 ) -> tuple[EnvState, Measurements]:
     """What `guard_` does to the env state; there are no weights to be restored."""
     state, _ = watch(state, measured.val_loss, rules.nets.shape.num_classes, rules.governor)
-    return state, quarantine(measured, state)
+    return state, discard_panicked(measured, state)
 
 
 def play_state(

@@ -1,8 +1,8 @@
 """What all adapters share: a flat observation, a mask over joint actions, episodes without a gap.
 
 A rollback ends the trajectory of an env (terminated), which goes on at once from its snapshot. The
-episode ends for all envs together (truncated), and the next round begins at once. What the ended
-trajectories showed last is kept.
+episode ends for all envs together (truncated), and the next round begins at once. The last
+observations of ended trajectories are kept.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ ACTIONS = ("joint", "heads")  # one number per env, or one choice per head
 
 
 class FlatObservation(NamedTuple):
-    """What an agent is shown of N envs."""
+    """Observation of N envs."""
 
     # Float32 [N, F]: those of the policy, then one-hot which blueprint stands in each slot.
     features: Tensor
@@ -30,7 +30,7 @@ class FlatObservation(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What came of an action."""
+    """Result of an env-step."""
 
     shown: FlatObservation  # where a trajectory ended, the first of the next
     last: FlatObservation  # where a trajectory ended, what it showed last; else as `shown`
@@ -50,7 +50,7 @@ class FlatEnvs:
 
         Heads are masked one by one: a choice of every head may be legal, and all of them together
         not. Such an action becomes WAIT. Joint actions have no such combinations. sim: one with
-        illegal="wait", as agents of other libraries try what is illegal.
+        illegal="wait", as agents of other libraries choose illegal actions.
         """
         check(actions in ACTIONS, "actions", actions, " or ".join(ACTIONS))
         early = sim.settings.early_stop
@@ -89,22 +89,22 @@ class FlatEnvs:
         before = self.shown
         observation, reward, terminated, truncated, info = self.sim.step(action)
         over = bool(truncated.all())
-        shown = last = self._show(observation, info.masks)
+        observation_row = last = self._show(observation, info.masks)
         if bool(terminated.any()):
             where = terminated[:, None]
-            ended = zip(before, shown, strict=True)
+            ended = zip(before, observation_row, strict=True)
             last = FlatObservation(*(torch.where(where, old, new) for old, new in ended))
         if go_on and over:
-            started, fresh = self.sim.reset()
-            shown = self._show(started, fresh.masks)
+            initial, fresh = self.sim.reset()
+            observation_row = self._show(initial, fresh.masks)
             info = fresh._replace(illegal=info.illegal)
-        self.shown = shown
-        return Turn(shown, last, reward, terminated, truncated & ~terminated, info, over)
+        self.shown = observation_row
+        return Turn(observation_row, last, reward, terminated, truncated & ~terminated, info, over)
 
     def _show(self, observation: Observation, masks: Masks) -> FlatObservation:
-        standing = observation.blueprints[:, :, None] == self.codes
+        present = observation.blueprints[:, :, None] == self.codes
         features = torch.cat(
-            (observation.features, standing.flatten(1).to(observation.features.dtype)), 1
+            (observation.features, present.flatten(1).to(observation.features.dtype)), 1
         )
         return FlatObservation(
             features, self.sim.joint.mask(masks) if self.joint else _head_masks(masks)
@@ -122,5 +122,5 @@ def _head_masks(masks: Masks) -> Tensor:
 
 def flat_envs(experiment: str, actions: str, settings: Mapping[str, Value]) -> FlatEnvs:
     """Envs of `make(experiment, illegal="wait", **settings)`; raises UserError as there."""
-    settled = with_policy(play_settings(experiment, (), settings), "wait")
-    return FlatEnvs(Simulator(settled, illegal="wait"), actions)
+    settings_list = with_policy(play_settings(experiment, (), settings), "wait")
+    return FlatEnvs(Simulator(settings_list, illegal="wait"), actions)

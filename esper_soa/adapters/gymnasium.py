@@ -42,11 +42,11 @@ def action_space(envs: FlatEnvs) -> spaces.Space:
     return spaces.MultiDiscrete(list(envs.head_sizes))
 
 
-def arrays(shown: FlatObservation) -> Arrays:
+def arrays(observation: FlatObservation) -> Arrays:
     """An observation of N envs."""
     return {
-        "features": shown.features.cpu().numpy(),
-        "action_mask": shown.action_mask.cpu().numpy().astype(np.int8),
+        "features": observation.features.cpu().numpy(),
+        "action_mask": observation.action_mask.cpu().numpy().astype(np.int8),
     }
 
 
@@ -81,20 +81,20 @@ class GrowthVectorEnv(VectorEnv):
     ) -> tuple[Arrays, Facts]:
         """Begin the next round, or round 0 of `seed`; options are not used."""
         super().reset(seed=seed, options=options)
-        shown, info = self.flat.reset(seed)
-        return arrays(shown), facts(info)
+        flat_observation, info = self.flat.reset(seed)
+        return arrays(flat_observation), facts(info)
 
     def step(self, actions: np.ndarray) -> tuple[Arrays, np.ndarray, np.ndarray, np.ndarray, Facts]:
         """Carry out an action per env; an illegal one becomes WAIT, and info says so."""
         turn = self.flat.step(torch.as_tensor(np.asarray(actions), device=self.flat.sim.device))
         ended = turn.terminated.cpu().numpy(), turn.truncated.cpu().numpy()
-        told = facts(turn.info)
+        values = facts(turn.info)
         over = ended[0] | ended[1]
         if over.any():  # the last observations, as gymnasium's vector envs tell them
             last = {**arrays(turn.last), "_features": over, "_action_mask": over}
-            told |= {"final_obs": last, "_final_obs": over}
-            told |= {"final_info": facts(turn.info), "_final_info": over}
-        return arrays(turn.shown), turn.reward.cpu().numpy(), *ended, told
+            values |= {"final_obs": last, "_final_obs": over}
+            values |= {"final_info": facts(turn.info), "_final_info": over}
+        return arrays(turn.shown), turn.reward.cpu().numpy(), *ended, values
 
 
 class GrowthEnv(gymnasium.Env):
@@ -107,19 +107,19 @@ class GrowthEnv(gymnasium.Env):
         self.flat = flat_envs(experiment, actions, settings | {"envs": 1})
         self.observation_space = observation_space(self.flat)
         self.action_space = action_space(self.flat)
-        self.goes_on: Turn | None = None  # after a rollback: what comes next
+        self.continues: Turn | None = None  # after a rollback: what comes next
 
     def reset(
         self, *, seed: int | None = None, options: Facts | None = None
     ) -> tuple[Arrays, Facts]:
         """Begin the next round, round 0 of `seed`, or go on after a rollback; no options."""
         super().reset(seed=seed, options=options)
-        turn = self.goes_on
-        self.goes_on = None
-        shown, info = (
+        turn = self.continues
+        self.continues = None
+        flat_observation, info = (
             (turn.shown, turn.info) if turn is not None and seed is None else self.flat.reset(seed)
         )
-        return _only(arrays(shown)), _only(facts(info))
+        return _only(arrays(flat_observation)), _only(facts(info))
 
     def step(self, action: int | np.ndarray) -> tuple[Arrays, float, bool, bool, Facts]:
         """Carry out an action; an illegal one becomes WAIT, and info says so."""
@@ -128,7 +128,7 @@ class GrowthEnv(gymnasium.Env):
         )
         terminated = bool(turn.terminated[0])
         truncated = bool(turn.truncated[0])
-        self.goes_on = turn if terminated and not turn.over else None
+        self.continues = turn if terminated and not turn.over else None
         return (
             _only(arrays(turn.last)),
             float(turn.reward[0]),

@@ -47,11 +47,11 @@ class GrowthVecEnv(VecEnv):
 
     def reset(self) -> Arrays:
         """Begin the next round, or round 0 of the seed that `seed` was given."""
-        shown, info = self.flat.reset(self._seeds[0])
+        flat_observation, info = self.flat.reset(self._seeds[0])
         self._reset_seeds()
         self._reset_options()
-        self.reset_infos = _by_env(facts(info), self.num_envs)
-        return arrays(shown)
+        self.reset_infos = _split_by_env(facts(info), self.num_envs)
+        return arrays(flat_observation)
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """The next `reset` begins at round 0 of `seed`, which is that of all envs together."""
@@ -70,7 +70,7 @@ class GrowthVecEnv(VecEnv):
         self.waiting = None
         turn = self.flat.step(torch.as_tensor(np.asarray(actions), device=self.flat.sim.device))
         done = (turn.terminated | turn.truncated).cpu().numpy()
-        infos = _by_env(facts(turn.info), self.num_envs)
+        infos = _split_by_env(facts(turn.info), self.num_envs)
         last = arrays(turn.last) if done.any() else {}
         for env in np.flatnonzero(done):
             infos[env]["terminal_observation"] = {
@@ -80,7 +80,7 @@ class GrowthVecEnv(VecEnv):
         return arrays(turn.shown), turn.reward.float().cpu().numpy(), done, infos
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing; the envs hold no resources."""
 
     def action_masks(self) -> np.ndarray:
         """bool [N, K]: the actions that are legal now. RuntimeError before `reset`."""
@@ -118,10 +118,10 @@ class GrowthVecEnv(VecEnv):
         raise AttributeError(f"the envs of one simulator have no attribute {attr_name} to set")
 
     def env_is_wrapped(self, wrapper_class: type, indices: VecEnvIndices = None) -> list[bool]:
-        """False for all."""
+        """False for every wrapper: the envs have none."""
         return [False for _ in self._get_indices(indices)]
 
 
-def _by_env(told: Facts, num_envs: int) -> list[dict]:
-    columns = {name: np.asarray(values) for name, values in told.items()}
+def _split_by_env(infos_by_key: Facts, num_envs: int) -> list[dict]:
+    columns = {name: np.asarray(values) for name, values in infos_by_key.items()}
     return [{name: values[env] for name, values in columns.items()} for env in range(num_envs)]

@@ -62,44 +62,44 @@ class TorchRLGrowthEnv(EnvBase):
 
         Raises RuntimeError for others in mid-episode unless all are asked: they share env-steps.
         """
-        everyone = torch.ones_like(self._rolled_back)
-        asked = (
-            everyone
+        all_envs = torch.ones_like(self._rolled_back)
+        requested = (
+            all_envs
             if tensordict is None
-            else tensordict.get("_reset", everyone).reshape(self.batch_size)
+            else tensordict.get("_reset", all_envs).reshape(self.batch_size)
         )
-        goes_on = not self._over and bool((self._rolled_back | ~asked).all())
-        if not goes_on:
-            if not bool(asked.all()):
+        continues = not self._over and bool((self._rolled_back | ~requested).all())
+        if not continues:
+            if not bool(requested.all()):
                 raise RuntimeError(
                     "these envs have not ended, or all of them have: reset them all together"
                 )
             self._info = self.flat.reset(self._next_seed)[1]
             self._next_seed = None
             self._over = False
-        self._rolled_back = ~everyone
+        self._rolled_back = ~all_envs
         if self.flat.shown is None:
             raise RuntimeError("there is nothing to go on with")
-        return self._told(self.flat.shown, self._info)
+        return self._to_tensors(self.flat.shown, self._info)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         turn = self.flat.step(tensordict["action"].reshape(self.batch_size), go_on=False)
         self._rolled_back = turn.terminated
         self._info = turn.info
         self._over = turn.over
-        told = self._told(turn.last, turn.info)
+        tensors = self._to_tensors(turn.last, turn.info)
         numbers = {
             "reward": turn.reward,
             "terminated": turn.terminated,
             "truncated": turn.truncated,
             "done": turn.terminated | turn.truncated,
         }
-        return told.update({name: values[:, None] for name, values in numbers.items()})
+        return tensors.update({name: values[:, None] for name, values in numbers.items()})
 
-    def _told(self, shown: FlatObservation, info: Info) -> TensorDict:
-        found = {
-            "features": shown.features,
-            "action_mask": shown.action_mask,
+    def _to_tensors(self, observation: FlatObservation, info: Info) -> TensorDict:
+        tensors = {
+            "features": observation.features,
+            "action_mask": observation.action_mask,
             "accuracy": info.accuracy[:, None],
         }
-        return TensorDict(found, batch_size=self.batch_size, device=self.device)
+        return TensorDict(tensors, batch_size=self.batch_size, device=self.device)

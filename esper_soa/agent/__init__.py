@@ -11,10 +11,10 @@ from esper_soa.config import registry
 
 
 class _Package(ModuleType):
-    """This package."""
+    """The package as a callable, so that `esper_soa.agent` is also the decorator."""
 
     def __call__(self, name: str) -> registry.Mark:
-        """What `registry.agent` gives."""
+        """Mark a function or class as an agent; see `registry.agent`."""
         return registry.agent(name)
 
 

@@ -1,6 +1,6 @@
-"""The learned policy as a module that stands alone: observation in, legal action out, with memory.
+"""The learned policy as a stand-alone module with memory: observation in, legal action out.
 
-Made from a description, so that a file of it can be loaded where its run is unknown.
+It is built from a description, so that its file can be loaded without the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,10 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, head_sizes
 
 
 class Controller(nn.Module):
-    """The policy network with its normaliser of observations, and what it remembers of N envs.
+    """The policy network with its observation normaliser and its memory of N envs.
 
     `reset` begins an episode; each call is an env-step. `spec` is what it was made from: plain
-    values, as JSON has them. The likeliest choices are taken where `deterministic`, else choices
-    are drawn, as in its run.
+    values, as JSON has them. It takes the likeliest choices if `deterministic`, else it samples.
     """
 
     def __init__(self, spec: dict) -> None:
@@ -82,17 +81,19 @@ class Controller(nn.Module):
             memory = restart(memory, fresh, restarted)
         if noise is None:
             noise = torch.rand(num_envs, len(HEAD_NAMES), device=features.device)
-        seen = Observation(features=features, blueprints=blueprints, batch_size=[num_envs])
+        observation = Observation(features=features, blueprints=blueprints, batch_size=[num_envs])
         legal = Masks.from_dict(dict(masks), batch_size=[num_envs])
-        decision, self.memory, _ = self.policy.decide_openly(seen, legal, noise, memory)
+        decision, self.memory, _ = self.policy.decide_with_probabilities(
+            observation, legal, noise, memory
+        )
         return {name: decision.action.get(name) for name in HEAD_NAMES}
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
-        """Memory of N envs at the start of a trajectory, for a caller that keeps it."""
+        """Initial memory of N envs, for a caller that manages memory itself."""
         return self.policy.start(num_envs, device)
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
-        """One action per env and the memory after it; the memory of this object plays no part."""
+        """One action per env and the new memory; the memory of this object is not used."""
         return self.policy.act(view, memory)
 
 
@@ -125,6 +126,6 @@ def controller_of(spec: dict, tensors: Mapping[str, Tensor]) -> Controller:
     with torch.device("meta"):  # sizes are compared before anything is allocated
         Controller(spec).load_state_dict(dict(tensors), assign=True)
     with torch.random.fork_rng(devices=[]):
-        made = Controller(spec)
-    made.load_state_dict(dict(tensors))
-    return made.eval()
+        controller = Controller(spec)
+    controller.load_state_dict(dict(tensors))
+    return controller.eval()

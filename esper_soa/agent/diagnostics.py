@@ -1,7 +1,7 @@
-"""What a policy update reports about itself: how its diagnostics are worked out and read.
+"""Diagnostics of a policy update: computation on the device, and the copy to the host.
 
-docs/metrics.md tells of each. Everything stays on the device until `read_back`, which makes one
-copy to the host.
+docs/metrics.md tells of each. Everything stays on the device until `read_diagnostics`, which makes
+one copy to the host.
 """
 
 from collections.abc import Mapping
@@ -35,13 +35,13 @@ def memory_means(hidden: Tensor, cell: Tensor, valid: Tensor) -> Means:
 
     valid: bool [T, N], the env-steps whose hidden state counts.
     """
-    counted = torch.where(valid[..., None, None], hidden, 0.0)
+    masked = torch.where(valid[..., None, None], hidden, 0.0)
     units = hidden.shape[2:].numel()
     squares = _rms(cell).square()
     return {
-        "hidden_square": Mean(_rms(counted).square().sum(), valid.sum()),
+        "hidden_square": Mean(_rms(masked).square().sum(), valid.sum()),
         "cell_square": Mean(squares.sum(), squares.new_tensor(squares.numel())),
-        "saturated": Mean((counted.abs() > SATURATED).float().sum(), valid.sum() * units),
+        "saturated": Mean((masked.abs() > SATURATED).float().sum(), valid.sum() * units),
     }
 
 
@@ -98,15 +98,15 @@ def calibration(values: Tensor, returns: Tensor, valid: Tensor, unit: Tensor) ->
     value_var = _mean(value_offset.square(), valid)
     return_var = _mean(return_offset.square(), valid)
     covariance = _mean(value_offset * return_offset, valid)
-    varied = value_var.sqrt() > SMALL
-    slope = torch.where(varied, covariance / value_var.clamp(min=SMALL**2), 0.0)
+    defined = value_var.sqrt() > SMALL
+    slope = torch.where(defined, covariance / value_var.clamp(min=SMALL**2), 0.0)
     deviations = (value_var * return_var).sqrt()
-    both = varied & (return_var.sqrt() > SMALL)
+    both_defined = defined & (return_var.sqrt() > SMALL)
     return {
         "calibration_slope": slope,
         "calibration_intercept": return_mean - slope * value_mean,
         "value_correlation": torch.where(
-            both, covariance / deviations.clamp(min=SMALL**2), 0.0
+            both_defined, covariance / deviations.clamp(min=SMALL**2), 0.0
         ).clamp(-1, 1),
         "value_mean": value_mean * unit,
         "return_mean": return_mean * unit,
@@ -115,7 +115,7 @@ def calibration(values: Tensor, returns: Tensor, valid: Tensor, unit: Tensor) ->
 
 
 def action_shares(rollout: GatheredRollout) -> Metrics:
-    """What was done in the rollout."""
+    """Shares of forced and vetoed env-steps and of each op in the rollout."""
     valid = rollout.valid
     op = rollout.effective_op
     shares = {
@@ -128,10 +128,11 @@ def action_shares(rollout: GatheredRollout) -> Metrics:
     } | shares
 
 
-def skipped_pass(metrics: Metrics) -> Metrics:
-    """History of a pass that was not made, after one with these `metrics`, which stopped."""
-    no = torch.zeros_like(metrics["stopped"])
-    return metrics | {"go": no, "looked_at": no, "not_finite": no}
+def skipped_history(metrics: Metrics) -> Metrics:
+    """History entry of a pass that was skipped after the update had stopped; shaped like
+    `metrics`."""
+    zeros = torch.zeros_like(metrics["stopped"])
+    return metrics | {"go": zeros, "looked_at": zeros, "not_finite": zeros}
 
 
 def with_extremes(history: list[Metrics], reduction: Reduction) -> list[Metrics]:
@@ -141,13 +142,14 @@ def with_extremes(history: list[Metrics], reduction: Reduction) -> list[Metrics]
         [torch.stack([one[name] for one in history]) for name in names] for names in (above, below)
     )
     highest, lowest = reduction.extremes(*columns)
-    found = dict(zip([*above, *below], [*highest, *lowest], strict=True))
+    diagnostics = dict(zip([*above, *below], [*highest, *lowest], strict=True))
     return [
-        one | {name: column[at] for name, column in found.items()} for at, one in enumerate(history)
+        one | {name: column[at] for name, column in diagnostics.items()}
+        for at, one in enumerate(history)
     ]
 
 
-def read_back(history: list[Metrics], summary: Metrics, epochs: int) -> dict[str, float]:
+def read_diagnostics(history: list[Metrics], summary: Metrics, epochs: int) -> dict[str, float]:
     """Diagnostics as numbers, in one device-to-host copy.
 
     `history` holds every pass of every one of `epochs`; those after the stop are left out. Means
@@ -157,43 +159,43 @@ def read_back(history: list[Metrics], summary: Metrics, epochs: int) -> dict[str
         [torch.stack([value.double() for value in metrics.values()]) for metrics in history]
     )
     columns = dict(zip(history[0], table.unbind(1), strict=True))
-    go = columns.pop("go") > 0
-    looked_at = columns.pop("looked_at") > 0
-    not_finite = columns.pop("not_finite")
+    stepped = columns.pop("go") > 0
+    evaluated = columns.pop("looked_at") > 0
+    non_finite = columns.pop("not_finite")
     stopped = columns.pop("stopped")
     norm = columns.pop("gradient_norm")
-    packed = _divergence(columns, looked_at, epochs) if "approx_kl" in columns else {}
+    result = _divergence(columns, evaluated, epochs) if "approx_kl" in columns else {}
     for sign, names in ((1, LARGEST), (-1, SMALLEST)):
         for name in filter(columns.__contains__, names):
-            most = torch.where(looked_at, sign * columns.pop(name), -torch.inf).amax()
-            packed[name] = sign * most
-    packed |= {name: _mean(values, go) / go.any() for name, values in columns.items()}
-    packed |= {
-        "gradient_norm": torch.where(go, norm, 0.0).amax(),
-        "steps": go.sum(),
-        "not_finite_steps": not_finite.sum(),
+            most = torch.where(evaluated, sign * columns.pop(name), -torch.inf).amax()
+            result[name] = sign * most
+    result |= {name: _mean(values, stepped) / stepped.any() for name, values in columns.items()}
+    result |= {
+        "gradient_norm": torch.where(stepped, norm, 0.0).amax(),
+        "steps": stepped.sum(),
+        "not_finite_steps": non_finite.sum(),
         "early_stop": stopped.amax(),
     }
-    packed |= summary
-    packed["epochs_begun"] = torch.stack([taken.any() for taken in looked_at.chunk(epochs)]).sum()
-    numbers = torch.stack([value.double() for value in packed.values()]).tolist()
-    report = dict(zip(packed, numbers, strict=True))
+    result |= summary
+    result["epochs_begun"] = torch.stack([mask.any() for mask in evaluated.chunk(epochs)]).sum()
+    numbers = torch.stack([value.double() for value in result.values()]).tolist()
+    report = dict(zip(result, numbers, strict=True))
     for epoch in range(int(report["epochs_begun"]) + 1, epochs + 1):
         report.pop(f"kl_epoch/{epoch}", None)
     return report
 
 
-def _divergence(columns: Metrics, looked_at: Tensor, epochs: int) -> Metrics:
+def _divergence(columns: Metrics, evaluated: Tensor, epochs: int) -> Metrics:
     """Distance from the policy that played, over passes [passes]; takes out `approx_kl`."""
     kl = columns.pop("approx_kl")
-    passes = zip(kl.chunk(epochs), looked_at.chunk(epochs), strict=True)
+    passes = zip(kl.chunk(epochs), evaluated.chunk(epochs), strict=True)
     return {
-        "approx_kl": _mean(kl, looked_at),
-        "kl_last": kl.gather(0, looked_at.sum(0, keepdim=True) - 1).squeeze(0),
+        "approx_kl": _mean(kl, evaluated),
+        "kl_last": kl.gather(0, evaluated.sum(0, keepdim=True) - 1).squeeze(0),
         "ratio_error_first": torch.maximum(
             (columns["ratio_max"][0] - 1).abs(), (columns["ratio_min"][0] - 1).abs()
         ),
-    } | {f"kl_epoch/{epoch}": _mean(*taken) for epoch, taken in enumerate(passes, start=1)}
+    } | {f"kl_epoch/{epoch}": _mean(*pair) for epoch, pair in enumerate(passes, start=1)}
 
 
 def _mean(x: Tensor, mask: Tensor) -> Tensor:

@@ -44,8 +44,8 @@ def choose(log_probs: Tensor, noise: Tensor) -> Tensor:
     index = torch.arange(probs.shape[-1], device=probs.device)
     possible = probs > 0
     last = torch.where(possible, index, 0).amax(-1, keepdim=True)
-    reached = possible & (cumulative > noise.unsqueeze(-1) * cumulative[..., -1:])
-    return torch.where(reached | (index == last), index, probs.shape[-1] - 1).amin(-1)
+    candidates = possible & (cumulative > noise.unsqueeze(-1) * cumulative[..., -1:])
+    return torch.where(candidates | (index == last), index, probs.shape[-1] - 1).amin(-1)
 
 
 def log_prob_of(log_probs: Tensor, choice: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The losses of proximal policy optimisation over eight action heads, as pure functions of tensors.
 
 Heads are the last axis, in HEADS order; all other axes are env-steps. Masks are bool and choose the
-env-steps that count. A loss is made of means, which `over_all` puts together over processes.
+env-steps that count. A loss is made of means, which `global_means` puts together over processes.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class Mean(NamedTuple):
 Means: TypeAlias = dict[str, Mean]
 
 
-def over_all(means: Means, total: Total) -> Means:
+def global_means(means: Means, total: Total) -> Means:
     """The means over the env-steps of all processes, from those of this one."""
     sums = iter(total(*(part for mean in means.values() for part in mean)))
     return {
@@ -40,13 +40,13 @@ def over_all(means: Means, total: Total) -> Means:
     }
 
 
-def masked(x: Tensor, mask: Tensor) -> Mean:
+def mean_where(x: Tensor, mask: Tensor) -> Mean:
     """Mean [8] of x [..., 8] over the env-steps of mask [..., 8], per head."""
     steps = tuple(range(x.ndim - 1))
     return Mean(torch.where(mask, x, 0.0).sum(steps), mask.sum(steps))
 
 
-def weighted(x: Tensor, weight: Tensor) -> Mean:
+def weighted_mean(x: Tensor, weight: Tensor) -> Mean:
     """Sum of weight * x over that of weight (at least 1), where weight is above 0; both [...]."""
     return Mean(torch.where(weight > 0, weight * x, 0.0).sum(), weight.sum())
 
@@ -76,38 +76,38 @@ def ratio_means(log_ratio: Tensor, relevant: Tensor, valid: Tensor, clip: float)
     """
     clipped = (log_ratio.exp() - 1).abs() > clip
     return {
-        "kl": masked(torch.expm1(log_ratio) - log_ratio, relevant),
+        "kl": mean_where(torch.expm1(log_ratio) - log_ratio, relevant),
         "mattered": head_share(relevant, valid),
-        "clip_fraction": weighted(
+        "clip_fraction": weighted_mean(
             ((joint_ratio(log_ratio) - 1).abs() > clip).float(), valid.float()
         ),
-        "head_clip_fraction": masked(clipped.float(), relevant),
+        "head_clip_fraction": mean_where(clipped.float(), relevant),
     }
 
 
-def head_share(counted: Tensor, valid: Tensor) -> Mean:
+def head_share(relevant: Tensor, valid: Tensor) -> Mean:
     """Share [8] of the env-steps of valid [...] on which a head of counted [..., 8] counts."""
-    return Mean(counted.flatten(0, -2).sum(0), valid.sum())
+    return Mean(relevant.flatten(0, -2).sum(0), valid.sum())
 
 
-def divergence(kl: Tensor, mattered: Tensor) -> Tensor:
+def divergence(kl: Tensor, shares: Tensor) -> Tensor:
     """Mean [] of kl [8] over heads, each with the share [8] of env-steps on which it mattered."""
-    return (mattered * kl).sum() / mattered.sum().clamp(min=1e-8)
+    return (shares * kl).sum() / shares.sum().clamp(min=1e-8)
 
 
-def surrogate(log_ratio: Tensor, advantages: Tensor, counted: Tensor, clip: float) -> Mean:
+def surrogate(log_ratio: Tensor, advantages: Tensor, relevant: Tensor, clip: float) -> Mean:
     """Clipped gain [8] (Schulman et al. 2017) of each head over its own env-steps, to be large.
 
     advantages: [...]; counted: bool [..., 8], heads that mattered on env-steps with a choice.
     """
     ratio = log_ratio.exp()
     gain = advantages.unsqueeze(-1)
-    return masked(torch.minimum(ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain), counted)
+    return mean_where(torch.minimum(ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain), relevant)
 
 
 def half_squared_error(predicted: Tensor, target: Tensor, weight: Tensor) -> Mean:
     """Half the weighted mean squared error."""
-    return weighted(0.5 * (predicted - target).square(), weight)
+    return weighted_mean(0.5 * (predicted - target).square(), weight)
 
 
 def floor_penalty(entropies: Mean, floor: Tensor, weight: Tensor) -> Tensor:

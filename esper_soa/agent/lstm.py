@@ -36,9 +36,8 @@ class ResidualLSTM(nn.Module):
 
         `starts` holds, in order and with 0, every t at which some env has reset[t, n]; that env's
         memory is cleared there. Between two starts the fused kernel runs over all env-steps at
-        once. Also gives what the memory was,
-        without gradient: hidden [T, N, L, H] after every env-step, cell [P, N, L, H] at the end of
-        each of P stretches.
+        once. Also returns the memory, without gradient: hidden [T, N, L, H] after every env-step,
+        cell [P, N, L, H] at the end of each of P stretches.
         """
         x = self.project(inputs)
         hidden = []
@@ -76,7 +75,7 @@ def full_precision() -> Iterator[None]:
     """Within it the fused kernel multiplies in float32 on CUDA too, as the rollout does, not in
     TensorFloat-32.
 
-    Its backward pass asks anew, so that has to stand within it as well.
+    The backward pass must be inside the context, too.
     """
     kernel = torch.backends.cudnn.rnn
     before = kernel.fp32_precision  # type: ignore[attr-defined]

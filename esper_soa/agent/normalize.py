@@ -1,7 +1,7 @@
 """Running statistics that bring observations, rewards and returns to unit scale.
 
 States are small tuples of tensors and functions return new ones. Every batch comes with a bool mask
-of the rows that count; what stands in the other rows, NaN included, never enters.
+of valid rows; the other rows have no effect, even if they are NaN.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ VALUE_MOMENTUM = 0.99
 
 
 class Moments(NamedTuple):
-    """Mean and population variance of what was seen, and how much that was."""
+    """Mean, population variance and number of the samples."""
 
     mean: Tensor  # [F] or []
     var: Tensor  # [F] or []
@@ -62,7 +62,7 @@ def batch_moments(rows: Tensor, valid: Tensor) -> Moments:
 
 
 def merge(old: Moments, batch: Moments) -> Moments:
-    """Moments of both together (Chan, Golub and LeVeque 1979); a batch of none changes nothing."""
+    """Moments of the union (Chan, Golub and LeVeque 1979); a batch of none changes nothing."""
     total = old.seen + batch.seen
     share = batch.seen / total.clamp(min=OBSERVATION_PRIOR)
     delta = batch.mean - old.mean
@@ -102,10 +102,10 @@ def update_observation(
 ) -> Moments:
     """Moments after raw features [T, n, F] of a rollout, where valid [T, n], over all envs."""
     batch = batch_moments(features.flatten(0, 1), valid.flatten())
-    together, *others = map(Moments, *map(reduction.all_gather, batch))
+    pooled, *others = map(Moments, *map(reduction.all_gather, batch))
     for other in others:
-        together = merge(together, other)
-    return merge_moving(moments, together, momentum)
+        pooled = merge(pooled, other)
+    return merge_moving(moments, pooled, momentum)
 
 
 def update_reward(stats: RewardStats, rewards: Tensor, valid: Tensor) -> RewardStats:

@@ -1,4 +1,4 @@
-"""What a gradient step makes small: the loss of PPO and that of imitation, of a minibatch.
+"""The losses of a minibatch: PPO and imitation.
 
 The terms are those of losses.py. Means are over all envs, those of other processes too.
 """
@@ -22,7 +22,7 @@ Q_SHARE = 0.5  # weight of the Q loss over that of the value loss
 
 
 class Batch(NamedTuple):
-    """What the losses need of some envs of a rollout."""
+    """The part of a rollout that the losses read."""
 
     rows: Row  # [T, n]
     advantages: Tensor  # [T, n], normalised
@@ -94,7 +94,7 @@ def total_loss(
     """
     rows = batch.rows
     log_ratio = losses.clamped_log_ratio(evaluation.log_probs, rows.log_probs)
-    means = losses.over_all(
+    means = losses.global_means(
         policy_means(evaluation, log_ratio, batch, config.clip_ratio)
         | critic_means(evaluation, batch, config, torch.ones_like(rows.valid))
         | diagnostics.memory_means(evaluation.hidden, evaluation.cell, rows.valid),
@@ -135,9 +135,9 @@ def policy_means(evaluation: Evaluation, log_ratio: Tensor, batch: Batch, clip: 
     decided = relevant & free & open_heads(rows.masks, rows.action.op)
     return {
         "surrogate": losses.surrogate(log_ratio, batch.advantages, relevant & free, clip),
-        "entropy": losses.masked(evaluation.entropies, relevant & free),
-        "available": losses.masked(evaluation.entropies, available_heads(rows.masks.op) & free),
-        "decided": losses.masked(evaluation.entropies, decided),
+        "entropy": losses.mean_where(evaluation.entropies, relevant & free),
+        "available": losses.mean_where(evaluation.entropies, available_heads(rows.masks.op) & free),
+        "decided": losses.mean_where(evaluation.entropies, decided),
         "head_share": losses.head_share(decided, rows.valid),
     } | losses.ratio_means(log_ratio.detach(), relevant, rows.valid, clip)
 
@@ -159,14 +159,14 @@ def imitation_loss(
     """
     rows = batch.rows
     free = rows.valid & ~rows.forced
-    counted = relevant_heads(rows.action.op) & free.unsqueeze(-1)
-    chosen = torch.where(counted, evaluation.log_probs, 0.0).sum(-1)
-    agreed = (evaluation.likeliest | ~counted).all(-1)
-    means = losses.over_all(
+    relevant = relevant_heads(rows.action.op) & free.unsqueeze(-1)
+    log_probs = torch.where(relevant, evaluation.log_probs, 0.0).sum(-1)
+    agreed = (evaluation.likeliest | ~relevant).all(-1)
+    means = losses.global_means(
         {
-            "chosen": losses.weighted(chosen, free.float()),
-            "agreement": losses.weighted(agreed.float(), free.float()),
-            "head_agreement": losses.masked(evaluation.likeliest.float(), counted),
+            "chosen": losses.weighted_mean(log_probs, free.float()),
+            "agreement": losses.weighted_mean(agreed.float(), free.float()),
+            "head_agreement": losses.mean_where(evaluation.likeliest.float(), relevant),
         }
         | critic_means(evaluation, batch, config, rows.action.op == rows.effective_op)
         | diagnostics.memory_means(evaluation.hidden, evaluation.cell, rows.valid),
@@ -181,14 +181,14 @@ def imitation_loss(
     return loss, {name: metric.detach() for name, metric in metrics.items()}
 
 
-def critic_means(evaluation: Evaluation, batch: Batch, config: PPOConfig, taken: Tensor) -> Means:
+def critic_means(evaluation: Evaluation, batch: Batch, config: PPOConfig, known: Tensor) -> Means:
     """Errors of value, Q and contributions; taken: bool [T, n], the op's return is known."""
     rows = batch.rows
     weight = torch.where(rows.forced, config.forced_value_weight, 1.0) * rows.valid
     measured = rows.contribution_measured & rows.valid.unsqueeze(-1)
     return {
         "value": losses.half_squared_error(evaluation.value, batch.targets, weight),
-        "q": losses.half_squared_error(evaluation.q, batch.targets, weight * taken),
+        "q": losses.half_squared_error(evaluation.q, batch.targets, weight * known),
         "contribution": losses.contribution_error(
             evaluation.contribution, rows.contribution, measured, config.contribution_clip
         ),

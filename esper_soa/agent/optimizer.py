@@ -1,7 +1,7 @@
 """Adam over one flat vector of parameters, whose step can be refused by a flag on the device.
 
 A flat vector makes the step a handful of kernels, one all-reduce and three tensors in a checkpoint;
-the flag spares the host from waiting for a loss.
+with the flag the host need not wait for the loss.
 """
 
 from collections.abc import Iterable
@@ -41,7 +41,7 @@ def write_parameters_(parameters: list[nn.Parameter], flat: Tensor) -> None:
 
 
 def adam_step(
-    parameters: Tensor, gradient: Tensor, state: AdamState, lr: float, eps: float, go: Tensor
+    parameters: Tensor, gradient: Tensor, state: AdamState, lr: float, eps: float, do_step: Tensor
 ) -> tuple[Tensor, AdamState]:
     """Parameters [P] and state after one step of Adam (Kingma and Ba 2015), unchanged where go bool
     [] is False.
@@ -53,9 +53,9 @@ def adam_step(
     second = BETAS[1] * state.second + (1 - BETAS[1]) * gradient.square()
     deviation = (second / (1 - BETAS[1] ** steps)).sqrt() + eps
     moved = parameters - lr * (first / (1 - BETAS[0] ** steps)) / deviation
-    kept = AdamState(
-        torch.where(go, steps, state.steps),
-        torch.where(go, first, state.first),
-        torch.where(go, second, state.second),
+    updated = AdamState(
+        torch.where(do_step, steps, state.steps),
+        torch.where(do_step, first, state.first),
+        torch.where(do_step, second, state.second),
     )
-    return torch.where(go, moved, parameters), kept
+    return torch.where(do_step, moved, parameters), updated

@@ -26,8 +26,8 @@ from esper_soa.agent.slots import (
     PLACE_FEATURES,
     SlotEncoder,
     SlotScores,
-    encoding_of,
     place_table,
+    slot_encoding,
     summary,
 )
 from esper_soa.config.agent import PolicyConfig
@@ -50,7 +50,7 @@ VALUE_GAIN = 0.1
 
 
 class Evaluation(NamedTuple):
-    """What the network says of a rollout [T, N]."""
+    """Outputs of the network for a rollout [T, N]."""
 
     log_probs: Tensor  # [T, N, 8], of the recorded action
     entropies: Tensor  # [T, N, 8], in [0, 1]
@@ -80,7 +80,7 @@ def _value_head(num_inputs: int, hidden: int) -> nn.Sequential:
 
 def _heads(hidden: int, slot: int, num_blueprints: int) -> nn.ModuleDict:
     """Action heads in HEADS order: op from the LSTM output, slot from that, the op and each slot,
-    others with the slot, each given what was chosen before (an autoregressive factorisation).
+    others with the slot, each conditioned on the earlier choices (an autoregressive factorisation).
     """
     heads = nn.ModuleDict()
     for head in HEADS:
@@ -221,20 +221,22 @@ class RecurrentPolicy(nn.Module):
     @torch.no_grad()
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """Sample an action per env with view.noise; the likeliest of a deterministic policy."""
-        return self.act_openly(view, memory)[:2]
+        return self.act_with_probabilities(view, memory)[:2]
 
     @torch.no_grad()
-    def act_openly(self, view: View, memory: Memory) -> tuple[Decision, Memory, Tensor]:
-        """What `act` gives, and the probabilities of all choices: float32 [N, X] in HEADS order."""
+    def act_with_probabilities(self, view: View, memory: Memory) -> tuple[Decision, Memory, Tensor]:
+        """Like `act`, and the probabilities of all choices: float32 [N, X] in HEADS order."""
         parts = (view.observation, view.masks, view.noise, memory)
         if self.steps is None:
-            return self.decide_openly(*parts)
-        return captured_call(self.steps, "act", self.decide_openly, *parts)
+            return self.decide_with_probabilities(*parts)
+        return captured_call(self.steps, "act", self.decide_with_probabilities, *parts)
 
-    def decide_openly(
+    def decide_with_probabilities(
         self, observation: Observation, masks: Masks, noise: Tensor, memory: Memory
     ) -> tuple[Decision, Memory, Tensor]:
-        """`act_openly` on the parts of a View that the policy looks at, noise float32 [N, 8]."""
+        """`act_with_probabilities` on the parts of a View that the policy looks at, noise
+        float32 [N, 8].
+        """
         slots, features = self._encode(observation.features, observation.blueprints)
         x, memory = self.lstm.step(features, memory)
         op_log_probs = masked_log_probs(self.heads["op"](x), masks.op, self.floors["op"])
@@ -244,7 +246,7 @@ class RecurrentPolicy(nn.Module):
         slot_log_probs = masked_log_probs(scores, legal["slot"], self.floors["slot"])
         slot = self._pick(slot_log_probs, noise[:, HEAD_NAMES.index("slot")])
         known = {"op": (op_log_probs, op), "slot": (slot_log_probs, slot)}
-        given = torch.cat([x, encoding_of(slots, slot)], dim=-1)
+        head_input = torch.cat([x, slot_encoding(slots, slot)], dim=-1)
         choices = {}
         log_probs = []
         distributions = []
@@ -252,7 +254,9 @@ class RecurrentPolicy(nn.Module):
             if name in known:
                 distribution, choice = known[name]
             else:
-                distribution = masked_log_probs(self.heads[name](given), mask, self.floors[name])
+                distribution = masked_log_probs(
+                    self.heads[name](head_input), mask, self.floors[name]
+                )
                 choice = self._pick(distribution, noise[:, i])
             choices[name] = choice
             log_probs.append(log_prob_of(distribution, choice))
@@ -276,8 +280,8 @@ class RecurrentPolicy(nn.Module):
         x, (hidden, cell) = self.lstm.sequence(features, rows.reset, starts)
         choices = stack_action(rows.action)
         op = one_hot(rows.action.op, x)
-        given = torch.cat([x, encoding_of(slots, rows.action.slot)], dim=-1)
-        inputs = dict.fromkeys(HEAD_NAMES, (given,)) | {
+        head_input = torch.cat([x, slot_encoding(slots, rows.action.slot)], dim=-1)
+        inputs = dict.fromkeys(HEAD_NAMES, (head_input,)) | {
             "op": (x,),
             "slot": (torch.cat([x, op], dim=-1), slots),
         }
@@ -345,14 +349,14 @@ def with_blueprints(
     no more loses its own.
     """
     known = {name: code for code, name in enumerate(before)}
-    found = dict(state)
+    result = dict(state)
     for name in BLUEPRINT_TABLES:
         rows = state[name]
         common = rows[list(CNN_BLUEPRINTS)].mean(0)
-        taken = [rows[known[one]] if one in known else common for one in after]
+        rows_after = [rows[known[one]] if one in known else common for one in after]
         # the embedding of an empty slot stays the last
-        found[name] = torch.stack([*taken, *rows[len(before) :]])
-    return found
+        result[name] = torch.stack([*rows_after, *rows[len(before) :]])
+    return result
 
 
 def one_hot(op: Tensor, like: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from esper_soa.agent import diagnostics, losses, normalize
 from esper_soa.agent.advantages import gae, normalize_advantages
-from esper_soa.agent.diagnostics import Metrics, read_back
+from esper_soa.agent.diagnostics import Metrics, read_diagnostics
 from esper_soa.agent.lstm import full_precision, segment_starts
 from esper_soa.agent.normalize import Moments, RewardStats
 from esper_soa.agent.objective import (
@@ -41,7 +41,7 @@ Nested = Mapping[str, "Tensor | int | Nested"]
 
 
 class UpdatePlan(NamedTuple):
-    """How an update goes over its rollout."""
+    """Epochs and minibatches of an update."""
 
     name: str
     loss: Callable[..., tuple[Tensor, Metrics]]  # of evaluation, batch, and weights by name
@@ -52,7 +52,7 @@ class UpdatePlan(NamedTuple):
 
 
 class Learner:
-    """Holds what learning needs beside the policy: Adam, normalisers and counters."""
+    """The learner's state besides the policy: Adam, normalisers and counters."""
 
     def __init__(
         self,
@@ -157,9 +157,9 @@ class Learner:
         for epoch in range(plan.epochs):
             for envs in self._minibatches(num_envs, minibatches, epoch):
                 if self._ended(stopped):
-                    history.append(diagnostics.skipped_pass(history[-1]))
+                    history.append(diagnostics.skipped_history(history[-1]))
                     continue
-                own = self.reduction.own_of(envs)
+                own = self.reduction.local_envs(envs)
                 noise = self._noise(rollout, own, epoch)
                 part = batch.of(own - self.reduction.first_env)
                 metrics, stopped, self.adam = step(part, noise, on_device, stopped, self.adam)
@@ -169,7 +169,9 @@ class Learner:
         self.policy.update_observations_(
             rows.features, rows.valid, self.config.observation_momentum, self.reduction
         )
-        report = read_back(diagnostics.with_extremes(history, self.reduction), summary, plan.epochs)
+        report = read_diagnostics(
+            diagnostics.with_extremes(history, self.reduction), summary, plan.epochs
+        )
         report |= {f"coefficient/{name}": value for name, value in plan.weights._asdict().items()}
         report |= {
             "learning_rate": plan.lr,
@@ -180,15 +182,15 @@ class Learner:
 
     def _prepare_(self, rollout: Rollout) -> tuple[Batch, Metrics]:
         """Advantages with the value scale of before, targets with that of after all returns."""
-        gathered = GatheredRollout(*self.reduction.gather(GatheredRollout.of(rollout), dim=1))
+        all_rows = GatheredRollout(*self.reduction.gather(GatheredRollout.of(rollout), dim=1))
         scale = normalize.value_scale(self.value).float()
-        values = gathered.value * scale
-        valid = gathered.valid
-        bootstrap = torch.where(gathered.truncated.any(0), gathered.bootstrap[0] * scale, 0.0)
+        values = all_rows.value * scale
+        valid = all_rows.valid
+        bootstrap = torch.where(all_rows.truncated.any(0), all_rows.bootstrap[0] * scale, 0.0)
         advantages, returns, differences = gae(
-            gathered.reward,
+            all_rows.reward,
             values,
-            gathered.terminal,
+            all_rows.terminal,
             valid,
             bootstrap,
             self.config.gamma,
@@ -199,13 +201,13 @@ class Learner:
         reward_scale = normalize.reward_scale(self.reward)
         summary = {
             "explained_variance": losses.explained_variance(values, returns, valid),
-            "bellman_error": losses.weighted(differences.abs(), valid.float()).value,
+            "bellman_error": losses.weighted_mean(differences.abs(), valid.float()).value,
             "value_scale": new_scale,
             "reward_scale": reward_scale,
         }
         summary |= diagnostics.calibration(values, returns, valid, reward_scale)
         summary |= diagnostics.spread("advantage", advantages, valid)
-        summary |= diagnostics.action_shares(gathered)
+        summary |= diagnostics.action_shares(all_rows)
         own = partial(self.reduction.own, dim=1)
         return Batch(
             rollout.rows, own(normalize_advantages(advantages, valid)), own(returns / new_scale)
@@ -228,7 +230,8 @@ class Learner:
         return uniform(keys.reshape(1, -1, 1), counters)
 
     def _ended(self, stopped: Tensor) -> bool:
-        """Whether no pass can change anything; asked of a CPU alone: others would be waited for."""
+        """Whether no pass can change anything; always False on a GPU, which would need a
+        synchronisation."""
         return self.device.type == "cpu" and bool(stopped)
 
     def _step_(
@@ -254,13 +257,13 @@ class Learner:
         gradients = self.reduction.total_gradients(own)
         norm = losses.gradient_norm(list(gradients))
         finite = loss.detach().isfinite() & norm.isfinite()
-        looked_at = ~stopped
+        evaluated = ~stopped
         if plan.target_kl > 0:
             stopped = stopped | (metrics["approx_kl"] > KL_MARGIN * plan.target_kl)
-        go = finite & ~stopped
+        do_step = finite & ~stopped
         flat = flatten(gradients) * losses.scale_for_clip(norm, self.config.max_grad_norm)
         moved, adam = adam_step(
-            flatten(self.parameters), flat, adam, plan.lr, self.config.adam_eps, go
+            flatten(self.parameters), flat, adam, plan.lr, self.config.adam_eps, do_step
         )
         write_parameters_(self.parameters, moved)
         metrics |= diagnostics.gradient_norms(
@@ -268,9 +271,9 @@ class Learner:
         )
         metrics |= {
             "gradient_norm": norm,
-            "go": go,
-            "looked_at": looked_at,
-            "not_finite": looked_at & ~finite,
+            "go": do_step,
+            "looked_at": evaluated,
+            "not_finite": evaluated & ~finite,
             "stopped": stopped,
         }
         return metrics, stopped, adam
@@ -278,8 +281,8 @@ class Learner:
     def _count_(self, report: dict[str, float]) -> None:
         self.rounds += 1
         self.train_steps += report["steps"] > 0
-        lost = report["steps"] == 0 and report["not_finite_steps"] > 0
-        self.skipped = self.skipped + 1 if lost else 0
+        no_step = report["steps"] == 0 and report["not_finite_steps"] > 0
+        self.skipped = self.skipped + 1 if no_step else 0
         if self.skipped >= MAX_SKIPPED:
             raise RuntimeError(
                 f"{self.skipped} updates in a row had no finite gradient, the policy can no longer "
@@ -299,7 +302,7 @@ class Learner:
             "skipped": self.skipped,
         }
 
-    def take_over(self, state: Mapping) -> None:
+    def load_pretrained(self, state: Mapping) -> None:
         """Begin with policy and normalisers of another's state; Adam and counters stay new."""
         self.policy.load_state_dict(state["policy"])
         self.reward = RewardStats(**self._to_device(state["reward"]))
@@ -307,7 +310,7 @@ class Learner:
 
     def load_state_dict(self, state: Mapping) -> None:
         """Go on with what `state_dict` gave, onto this learner's device."""
-        self.take_over(state)
+        self.load_pretrained(state)
         self.adam = AdamState(**self._to_device(state["adam"]))
         self.rounds = state["rounds"]
         self.train_steps = state["train_steps"]

@@ -1,7 +1,7 @@
-"""What every decision maker offers, learning or scripted.
+"""The protocol of all agents, learning or scripted.
 
-What an agent remembers between env-steps is a tuple of tensors with a leading env axis, which the
-caller carries along and restarts where an env begins a new trajectory.
+The memory of an agent is a tuple of tensors with a leading env axis. The caller stores it, and
+resets it for envs that begin a new trajectory.
 """
 
 from typing import Protocol
@@ -29,12 +29,12 @@ class Agent(Protocol):
 def decide(
     agent: Agent, view: View, memory: Memory, openly: bool
 ) -> tuple[Decision, Memory, Tensor | None]:
-    """What the agent does, and how likely each choice was where asked for (`openly`) and known.
+    """The agent's decision, and the probability of each choice if requested (`openly`) and known.
 
-    An agent that can tell has `act_openly`, see RecurrentPolicy.
+    An agent that can tell has `act_with_probabilities`, see RecurrentPolicy.
     """
-    if openly and hasattr(agent, "act_openly"):
-        return agent.act_openly(view, memory)  # type: ignore[no-any-return]
+    if openly and hasattr(agent, "act_with_probabilities"):
+        return agent.act_with_probabilities(view, memory)  # type: ignore[no-any-return]
     decision, memory = agent.act(view, memory)
     return decision, memory, None
 

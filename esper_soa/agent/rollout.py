@@ -1,4 +1,4 @@
-"""The record of one round: what every env showed, what was decided and what it earned, [T, N].
+"""The rollout of one round: observations, actions and rewards [T, N].
 
 The trainer makes one with `new_rollout` and fills it row by row with `write_`; the learner reads
 it. Everything is on the device and is allocated once.
@@ -49,7 +49,7 @@ class Rollout(NamedTuple):
 
 
 class GatheredRollout(NamedTuple):
-    """What advantages and diagnostics need of all envs of a rollout, [T, N]."""
+    """The fields of a rollout that are needed of all envs, [T, N]."""
 
     reward: Tensor  # and what follows as in Row
     value: Tensor

@@ -20,7 +20,7 @@ from esper_soa.env.masks import ADVANCES, stage_allows
 from esper_soa.state import Action, Decision, EnvState, View
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, HEADS, AlphaMode, Blueprint, Op, Stage
 
-FORGOTTEN_PENALTY = 0.1  # a blueprint's penalty that decays below this is dropped
+MIN_PENALTY = 0.1  # a blueprint's penalty that decays below this is dropped
 NEVER = -100  # env-step of the last prune before there was one
 
 
@@ -46,7 +46,7 @@ def uniform_choice(mask: Tensor, noise: Tensor) -> Tensor:
 
 
 class _Memoryless:
-    """Remembers nothing: a View tells all that it needs."""
+    """An agent without memory."""
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
         """Empty."""
@@ -62,7 +62,7 @@ class RandomPolicy(_Memoryless):
         op = uniform_choice(view.masks.op, noise["op"])
         offered = head_masks(view.masks, op)
         heads = {name: uniform_choice(offered[name], noise[name]) for name in HEAD_NAMES}
-        return unlearned(Action.from_dict(heads | {"op": op}, batch_size=op.shape)), memory
+        return as_decision(Action.from_dict(heads | {"op": op}, batch_size=op.shape)), memory
 
 
 class WaitPolicy(_Memoryless):
@@ -72,7 +72,7 @@ class WaitPolicy(_Memoryless):
         """WAIT for every env."""
         op = torch.zeros_like(view.state.signals.step)
         action, _ = obey(seed_action(op, op, op), view.masks)
-        return unlearned(action), memory
+        return as_decision(action), memory
 
 
 class SchedulePolicy(_Memoryless):
@@ -84,7 +84,7 @@ class SchedulePolicy(_Memoryless):
         self.code = blueprint_names(blueprints).index(cfg.blueprint)
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
-        """What is due in the first slot that is due and may act; WAIT where none is."""
+        """The due op of the first slot that may act; WAIT if there is none."""
         step = view.state.signals.step
         slots = view.state.slots
         legal = view.masks.slot_by_op
@@ -92,25 +92,27 @@ class SchedulePolicy(_Memoryless):
         applicable = legal.gather(1, due.unsqueeze(1)).squeeze(1)
         slot = first_choice((due != Op.WAIT) & applicable)
         op = due.gather(1, slot.unsqueeze(1)).squeeze(1)
-        want = seed_action(op, slot, torch.full_like(op, self.code))
+        requested = seed_action(op, slot, torch.full_like(op, self.code))
         fixed = {name: getattr(self.cfg, name) for name in ("style", "tempo", "alpha_target")}
-        want = want.replace(**{name: torch.full_like(op, one) for name, one in fixed.items()})
-        action, _ = obey(want, view.masks)
-        return unlearned(action), memory
+        requested = requested.replace(
+            **{name: torch.full_like(op, one) for name, one in fixed.items()}
+        )
+        action, _ = obey(requested, view.masks)
+        return as_decision(action), memory
 
     def due_ops(self, step: Tensor, stage: Tensor, age: Tensor) -> Tensor:
         """Op due in every slot [N, S] at env-step `step` [N], by stage and age of its seed."""
         cfg = self.cfg
         starts = _constants(cfg.germination_steps(stage.shape[-1]), step.device)
-        open_for_one = (stage == Stage.EMPTY) & (step.unsqueeze(-1) >= starts)
-        due = torch.where(open_for_one, Op.GERMINATE, Op.WAIT)
-        for (left, _), offset in zip(ADVANCES, cfg.advance, strict=False):
-            due = torch.where((stage == left) & (age >= offset), Op.ADVANCE, due)
+        starts_now = (stage == Stage.EMPTY) & (step.unsqueeze(-1) >= starts)
+        due = torch.where(starts_now, Op.GERMINATE, Op.WAIT)
+        for (stage_before, _), offset in zip(ADVANCES, cfg.advance, strict=False):
+            due = torch.where((stage == stage_before) & (age >= offset), Op.ADVANCE, due)
         return torch.where((stage == Stage.HOLDING) & (age >= cfg.fossilize), Op.FOSSILIZE, due)
 
 
 class HeuristicMemory(NamedTuple):
-    """What the heuristic remembers of N envs."""
+    """Memory of the heuristic for N envs."""
 
     rotation: Tensor  # int64 [N], candidates of the blueprint rotation tried so far
     penalties: Tensor  # float64 [N, P], by blueprint
@@ -118,8 +120,8 @@ class HeuristicMemory(NamedTuple):
     last_decay: Tensor  # int64 [N], env-step
 
 
-class Wish(NamedTuple):
-    """What the heuristic wants, int64 [N]."""
+class HeuristicChoice(NamedTuple):
+    """The heuristic's choice, int64 [N]."""
 
     op: Tensor
     slot: Tensor  # of the seed that decides; 0 without one
@@ -138,7 +140,7 @@ class HeuristicPolicy:
         self.names = blueprint_names(blueprints)
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
-        """A HeuristicMemory that has seen nothing."""
+        """The initial HeuristicMemory."""
         zeros = torch.zeros(num_envs, dtype=torch.int64, device=device)
         penalties = torch.zeros(num_envs, len(self.names), dtype=torch.float64, device=device)
         return HeuristicMemory(zeros, penalties, zeros + NEVER, zeros.clone())
@@ -147,20 +149,20 @@ class HeuristicPolicy:
         """The wanted action; where it is masked, WAIT, and the memory is only decayed."""
         state = view.state
         decayed = decay_penalties(HeuristicMemory(*memory), state.signals.step, self.cfg)
-        wish, after = wish_for(state, decayed, self.cfg, self.names)
+        wish, after = heuristic_choice(state, decayed, self.cfg, self.names)
         slot = torch.where(wish.op == Op.GERMINATE, first_choice(state.slots.empty), wish.slot)
         action, legal = obey(seed_action(wish.op, slot, wish.blueprint), view.masks)
-        kept = [
+        recent = [
             torch.where(legal.reshape(-1, *[1] * (new.ndim - 1)), new, old)
             for new, old in zip(after, decayed, strict=True)
         ]
-        return unlearned(action), HeuristicMemory(*kept)
+        return as_decision(action), HeuristicMemory(*recent)
 
 
 def decay_penalties(memory: HeuristicMemory, step: Tensor, cfg: HeuristicConfig) -> HeuristicMemory:
     """Penalties decayed once per env-step; small ones are dropped."""
     decayed = memory.penalties * _column(cfg.penalty_decay)
-    decayed = torch.where(decayed < FORGOTTEN_PENALTY, 0.0, decayed)
+    decayed = torch.where(decayed < MIN_PENALTY, 0.0, decayed)
     due = step > memory.last_decay
     penalties = torch.where(due.unsqueeze(-1), decayed, memory.penalties)
     return memory._replace(
@@ -168,20 +170,20 @@ def decay_penalties(memory: HeuristicMemory, step: Tensor, cfg: HeuristicConfig)
     )
 
 
-def wish_for(
+def heuristic_choice(
     state: EnvState,
     memory: HeuristicMemory,
     cfg: HeuristicConfig,
     names: Sequence[str] = BLUEPRINT_NAMES,
-) -> tuple[Wish, HeuristicMemory]:
-    """What the heuristic wants, masks apart, and its memory if it gets it (as the reference).
+) -> tuple[HeuristicChoice, HeuristicMemory]:
+    """The heuristic's choice without masks, and its memory after that choice (as the reference).
 
     The first managed seed in slot order decides; only without one is germination considered.
     Thresholds of `cfg` may also be tensors [N]; names: what it calls the blueprints, by code.
     """
-    managed = stage_allows(Op.PRUNE, state.slots.stage)  # seeds that still need decisions
-    managing = managed.any(-1)
-    slot = first_choice(managed)
+    undecided = stage_allows(Op.PRUNE, state.slots.stage)  # seeds that still need decisions
+    managing = undecided.any(-1)
+    slot = first_choice(undecided)
     germinating = ~managing & _germination_due(state, memory, cfg)
     next_blueprint, rotation = _next_blueprint(memory, cfg, names)
     op = torch.where(germinating, Op.GERMINATE, Op.WAIT)
@@ -197,7 +199,7 @@ def wish_for(
         ),
         last_prune=torch.where(pruning, state.signals.step, memory.last_prune),
     )
-    return Wish(op, slot, blueprint), memory
+    return HeuristicChoice(op, slot, blueprint), memory
 
 
 def _germination_due(state: EnvState, memory: HeuristicMemory, cfg: HeuristicConfig) -> Tensor:
@@ -227,13 +229,13 @@ def _managing_op(state: EnvState, slot: Tensor, cfg: HeuristicConfig) -> Tensor:
     ransomware = (contribution > cfg.ransomware_contribution) & (
         _at(state.slots.total_improvement, slot) < cfg.ransomware_total_improvement
     )
-    worthy = (contribution > cfg.min_improvement_to_fossilize) & ~ransomware
-    held = torch.where(worthy, Op.FOSSILIZE, Op.PRUNE)
+    keepable = (contribution > cfg.min_improvement_to_fossilize) & ~ransomware
+    decision = torch.where(keepable, Op.FOSSILIZE, Op.PRUNE)
     op = torch.where(failing, Op.PRUNE, Op.ADVANCE)
     op = torch.where((stage == Stage.BLENDING) & ~failing & ~blended, Op.WAIT, op)
     op = torch.where(stage == Stage.GERMINATED, Op.ADVANCE, op)
     known = _at(state.slots.contribution_known, slot)
-    return torch.where(stage == Stage.HOLDING, torch.where(known, held, Op.WAIT), op)
+    return torch.where(stage == Stage.HOLDING, torch.where(known, decision, Op.WAIT), op)
 
 
 def _next_blueprint(
@@ -250,24 +252,24 @@ def _next_blueprint(
     turn = (memory.rotation.unsqueeze(-1) + torch.arange(size, device=device)) % size
     candidates = codes[turn]
     acceptable = memory.penalties.gather(1, candidates) < _column(cfg.penalty_threshold)
-    tried = first_choice(acceptable)
+    first = first_choice(acceptable)
     by_name = _constants([names.index(name) for name in sorted(cfg.blueprint_rotation)], device)
     order = memory.penalties[:, by_name].argsort(dim=1, stable=True)
     least_bad = by_name[_at(order, memory.rotation % size)]
-    found = acceptable.any(-1)
-    return torch.where(found, _at(candidates, tried), least_bad), memory.rotation + torch.where(
-        found, tried + 1, 1
-    )
+    any_acceptable = acceptable.any(-1)
+    return torch.where(
+        any_acceptable, _at(candidates, first), least_bad
+    ), memory.rotation + torch.where(any_acceptable, first + 1, 1)
 
 
 def seed_action(op: Tensor, slot: Tensor, blueprint: Tensor) -> Action:
     """`op` on `slot` [N], `blueprint` for GERMINATE, the placeholder choice in every other head."""
     placeholders = {head.name: torch.full_like(op, head.placeholder) for head in HEADS}
-    chosen = {"op": op, "slot": slot, "blueprint": blueprint.clamp(min=Blueprint.NOOP)}
-    return Action.from_dict(placeholders | chosen, batch_size=op.shape)
+    choices = {"op": op, "slot": slot, "blueprint": blueprint.clamp(min=Blueprint.NOOP)}
+    return Action.from_dict(placeholders | choices, batch_size=op.shape)
 
 
-def unlearned(action: Action) -> Decision:
+def as_decision(action: Action) -> Decision:
     """`action` as a Decision, with zeros for what only a learner needs."""
     zeros = torch.zeros_like(action.op, dtype=torch.float32)
     log_probs = zeros.new_zeros(*zeros.shape, len(HEAD_NAMES))

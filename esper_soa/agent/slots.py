@@ -1,7 +1,7 @@
-"""What the policy makes of seed slots with one set of weights for any number and place of them.
+"""Encoder and scores of seed slots, with one set of weights for any number of slots.
 
-What all slots come to is symmetric in them (deep sets, Zaheer et al. 2017); what is said of each is
-a score of its own (pointer networks, Vinyals et al. 2015). Slots are the last axis but one.
+The summary is symmetric in the slots (deep sets, Zaheer et al. 2017); each slot gets its own score
+(pointer networks, Vinyals et al. 2015). Slots are the last axis but one.
 """
 
 import math
@@ -55,7 +55,7 @@ def summary(slots: Tensor) -> Tensor:
     return torch.cat([slots.mean(-2), slots.amax(-2)], dim=-1)
 
 
-def encoding_of(slots: Tensor, slot: Tensor) -> Tensor:
+def slot_encoding(slots: Tensor, slot: Tensor) -> Tensor:
     """Encoding [..., W] of the slot int64 [...] among the encodings [..., S, W]."""
     index = slot[..., None, None].expand(*slot.shape, 1, slots.shape[-1])
     return slots.gather(-2, index).squeeze(-2)

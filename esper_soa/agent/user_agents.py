@@ -1,7 +1,6 @@
-"""Agents of users' own: found by policy.name, control and the like, and watched while they play.
+"""User agents: loaded by settings such as policy.name and control, and checked at every call.
 
-An agent may do what it likes within the masks; what they do not offer ends the
-run, in words.
+An illegal decision ends the run with a message.
 """
 
 from typing import NamedTuple
@@ -21,8 +20,8 @@ from esper_soa.vocabulary import HEAD_NAMES
 ADVICE = "An agent chooses what view.masks offer; esper_soa.env.legal.obey makes WAIT of all else."
 
 
-class Surroundings(NamedTuple):
-    """What is the same all run long; a factory of agents that takes an argument is given it."""
+class AgentContext(NamedTuple):
+    """Constants of a run, passed to agent factories that take an argument."""
 
     slots: tuple[SlotSpec, ...]  # in the order of actions
     blueprints: tuple[str, ...]  # names by code; which of them may be germinated is in the masks
@@ -30,8 +29,8 @@ class Surroundings(NamedTuple):
     seed: int  # of the run, for agents that begin at random
 
 
-class Watched:
-    """An agent whose decisions are looked at before they count: shapes, types, devices, masks.
+class CheckedAgent:
+    """Wrapper that checks an agent's decisions: shapes, types, devices, masks.
 
     Looking at the masks is one read by the host per env-step.
     """
@@ -61,25 +60,25 @@ class Watched:
             raise UserError(f"{self.label}: {faults[0]}. {ADVICE}")
 
 
-def own_agent(reference: str, setting: str, surroundings: Surroundings) -> Watched:
+def user_agent(reference: str, setting: str, environment: AgentContext) -> CheckedAgent:
     """The agent `module:name` that `setting` names, watched; SettingError where there is none."""
     part = find(AGENT, reference, setting)
     allowed = "called without an argument or with the Surroundings"
     check(num_required(part) <= 1, setting, reference, allowed, "It wants more.")
-    agent = made_agent(part, surroundings)
-    lacking = " and no ".join(name for name in ("start", "act") if not hasattr(agent, name))
-    given = f"What it gives, a {type(agent).__name__}, has no {lacking}."
-    check(not lacking, setting, reference, "a factory of agents", given)
-    return Watched(f"{setting}={reference}", agent)
+    agent = make_agent(part, environment)
+    missing = " and no ".join(name for name in ("start", "act") if not hasattr(agent, name))
+    problem = f"What it gives, a {type(agent).__name__}, has no {missing}."
+    check(not missing, setting, reference, "a factory of agents", problem)
+    return CheckedAgent(f"{setting}={reference}", agent)
 
 
-def made_agent(part: Part, surroundings: Surroundings) -> Agent:
-    """What a factory of agents gives, whatever it is."""
-    return part(surroundings) if num_required(part) == 1 else part()  # type: ignore[return-value]
+def make_agent(part: Part, environment: AgentContext) -> Agent:
+    """The result of an agent factory, unchecked."""
+    return part(environment) if num_required(part) == 1 else part()  # type: ignore[return-value]
 
 
 def memory_faults(memory: object, num_envs: int, device: torch.device) -> list[str]:
-    """What keeps `memory` from being that of N envs, in words."""
+    """Messages on why `memory` is not a valid memory of N envs."""
     if not isinstance(memory, tuple) or not all(isinstance(part, Tensor) for part in memory):
         return [f"its memory is a {type(memory).__name__}, not a tuple of tensors"]
     return [
@@ -100,14 +99,14 @@ def decision_faults(decision: object, view: View) -> list[str]:
     if not isinstance(decision, Decision):
         return [f"its decision is a {type(decision).__name__}, not a Decision"]
     num_envs = view.noise.shape[0]
-    wanted = [
+    expected = [
         *((f"action.{name}", decision.action.get(name), (), torch.int64) for name in HEAD_NAMES),
         ("log_probs", decision.log_probs, (len(HEAD_NAMES),), torch.float32),
         ("value", decision.value, (), torch.float32),
     ]
     return [
         fault
-        for name, part, shape, dtype in wanted
+        for name, part, shape, dtype in expected
         for fault in tensor_findings(
             f"its {name}", part, [num_envs, *shape], dtype, view.noise.device
         )

@@ -99,8 +99,8 @@ class PPOConfig(Settings, path="policy.ppo."):
 class ScheduleConfig(Settings, path="policy.schedule."):
     """Fixed lifecycle per slot: germinate, advance, fossilise at declared env-steps, else wait.
 
-    Where several slots are due at one env-step, the first of them that may act does. What is due
-    and not yet legal, or has to stand back, is done as soon as it can be; a slot whose seed was
+    Where several slots are due at one env-step, the first of them that may act does. An op that is
+    due but not legal yet is done as soon as it is; a slot whose seed was
     pruned takes another one.
     """
 
@@ -162,7 +162,7 @@ class ImitationConfig(Settings, path="policy.imitation."):
 
 @dataclass
 class PolicyConfig(Settings, path="policy."):
-    """Who decides: a learning policy or a scripted one, behind the same `act`."""
+    """The policy: learning or scripted, with the same `act`."""
 
     name: str = choice("ppo", POLICIES, own=AGENT)  # ppo learns, the others follow rules
     # What a new run takes over (ppo only): none, a policy that ships, a run folder, a checkpoint.

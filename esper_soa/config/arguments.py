@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from esper_soa.config.errors import SettingError, UserError, did_you_mean, unknown_setting
+from esper_soa.config.errors import SettingError, UserError, did_you_mean, unknown_setting_text
 from esper_soa.config.paths import config_dir
 
 # Flags of Hydra that take no value. It reads overrides in one piece, so that a flag between them
@@ -27,15 +27,15 @@ def show_help_or_version(name: str) -> bool:
     """
     if "--version" in sys.argv[1:]:
         version = import_module("importlib.metadata").version
-        ours, *others = (
+        groups, *others = (
             f"{one} {version(one)}" for one in ("esper-soa", "torch", "tensordict", "hydra-core")
         )
-        print(f"{ours} (Python {sys.version.split()[0]}, {', '.join(others)})")
+        print(f"{groups} (Python {sys.version.split()[0]}, {', '.join(others)})")
     elif {"--help", "-h"} & {*sys.argv[1:]}:
         text = Path(config_dir(), f"{name}.yaml").read_text(encoding="utf-8")
         words = yaml.safe_load(text)["hydra"]["help"]["template"]
-        listed = [f"{group}: {', '.join(names)}\n" for group, names in options().items() if names]
-        print(words.replace("$APP_CONFIG_GROUPS", "".join(listed)))
+        lines = [f"{group}: {', '.join(names)}\n" for group, names in options().items() if names]
+        print(words.replace("$APP_CONFIG_GROUPS", "".join(lines)))
     else:
         return False
     return True
@@ -92,14 +92,14 @@ def check_options(key: str, value: str, known: Sequence[str]) -> None:
 
 def check_key(key: str, settings: type, groups: Sequence[str] = ()) -> None:
     """Raise UserError for a dotted key that is no group, and no field or part of a mapping."""
-    within: object = settings
+    node: object = settings
     before = ""
     for name in key.split(".") if key not in groups else ():
-        if not is_dataclass(within):
+        if not is_dataclass(node):
             return
-        known = {item.name: item.type for item in fields(within)}
+        known = {item.name: item.type for item in fields(node)}
         if name not in known:
             others = () if before else groups
-            raise UserError(unknown_setting(before + name, [*known, *others]))
-        within = known[name]
+            raise UserError(unknown_setting_text(before + name, [*known, *others]))
+        node = known[name]
         before += f"{name}."

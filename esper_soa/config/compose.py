@@ -1,4 +1,4 @@
-"""Settings of a run from Python; Hydra is then again as a caller had it. Needs no torch."""
+"""Settings of a run from Python; the caller's state of Hydra is restored. Needs no torch."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,16 @@ from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
 from esper_soa.config.arguments import check_overrides, expand_slots, options
-from esper_soa.config.errors import UserError, joined, one_line
+from esper_soa.config.errors import UserError, one_line, single_line
 from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import TrainConfig, register_schema, settings_from
 
-ASIDE = (GlobalHydra, HydraConfig, JobRuntime, VersionBase)  # of which Hydra has one per process
+HYDRA_SINGLETONS = (
+    GlobalHydra,
+    HydraConfig,
+    JobRuntime,
+    VersionBase,
+)  # of which Hydra has one per process
 TURN = threading.Lock()  # one thread at a time, as Hydra's state is the process's
 
 
@@ -33,31 +38,31 @@ def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> Tra
     """Checked settings of `python -m esper_soa.train +experiment=<experiment> <overrides>`.
 
     experiment: one of `experiments()`, or "" for the defaults. overrides: in Hydra's words, such as
-    "rounds=5" or "task=cifar_impaired". Raises UserError for what the command line would refuse.
+    "rounds=5" or "task=cifar_impaired". Raises UserError as the command line would.
     """
-    given = [f"+experiment={experiment}", *overrides] if experiment else list(overrides)
-    check_overrides(given, TrainConfig)
+    all_overrides = [f"+experiment={experiment}", *overrides] if experiment else list(overrides)
+    check_overrides(all_overrides, TrainConfig)
     try:
         with (
             TURN,
-            _hydra_aside(),
+            _isolated_hydra(),
             initialize_config_dir(config_dir(), job_name="train", version_base="1.3"),
         ):
-            return settings_from(compose("train", expand_slots(given)))
+            return settings_from(compose("train", expand_slots(all_overrides)))
     except (HydraException, OmegaConfBaseException) as error:
         value = str(error.__cause__ or "").split("\n")[0]  # that Hydra could not take
-        raise UserError(f"overrides: {one_line(joined(f'{error} {value}'))}") from error
+        raise UserError(f"overrides: {one_line(single_line(f'{error} {value}'))}") from error
 
 
 @contextmanager
-def _hydra_aside() -> Iterator[None]:
-    """Hydra as in a new process with our schemas; then as it was, but for what Hydra has stored."""
+def _isolated_hydra() -> Iterator[None]:
+    """Context with a fresh Hydra and our schemas; restores the caller's Hydra afterwards."""
     # Hydra and OmegaConf have public names to clear what a process holds, and none to put it back
     # (1.3, 2.3).
     instances = Singleton._instances
     store = ConfigStore.instance()
-    saved: dict[type, Singleton] = {
-        kind: instances.pop(kind) for kind in ASIDE if kind in instances
+    singletons: dict[type, Singleton] = {
+        kind: instances.pop(kind) for kind in HYDRA_SINGLETONS if kind in instances
     }
     places = (store.repo, vars(store))  # into which `register_schema` puts things
     before = [dict(place) for place in places]
@@ -66,11 +71,11 @@ def _hydra_aside() -> Iterator[None]:
         register_schema()
         yield
     finally:
-        for kind in ASIDE:
+        for kind in HYDRA_SINGLETONS:
             instances.pop(kind, None)
-        instances.update(saved)
-        for place, kept in zip(places, before, strict=True):
+        instances.update(singletons)
+        for place, instance in zip(places, before, strict=True):
             for name in ("train_schema.yaml", "evaluate_schema.yaml", "__deepcopy__"):
                 place.pop(name, None)
-            place.update(kept)
+            place.update(instance)
         BaseContainer._resolvers = resolvers

@@ -85,8 +85,8 @@ class LifecycleConfig(Settings, path="lifecycle."):
     def __post_init__(self) -> None:
         super().__post_init__()
         remedy = "A seed in training must not disturb its host."
-        listed = "training" in self.detached_stages
-        self.require(listed, "detached_stages", "a list with 'training'", remedy)
+        includes_training = "training" in self.detached_stages
+        self.require(includes_training, "detached_stages", "a list with 'training'", remedy)
 
     @property
     def advance_disabled(self) -> bool:
@@ -289,8 +289,8 @@ class RewardConfig(Settings, path="reward."):
         super().__post_init__()
         if "basic_plus" in self.modes and self.drip_fraction == 0.0:
             remedy = "Alone, basic_plus has 0.7 and basic has 0; envs side by side have the same."
-            alone = "basic" not in self.modes
-            self.require(alone, "split", "given with a reward.drip_fraction", remedy)
+            only_additive = "basic" not in self.modes
+            self.require(only_additive, "split", "given with a reward.drip_fraction", remedy)
             self.drip_fraction = 0.7
         others = [mode for mode in self.modes if mode not in DRIP_MODES]
         setting = "reward.split" if self.split else "reward.mode"

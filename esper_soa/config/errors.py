@@ -1,10 +1,10 @@
-"""Errors that a user can mend: each names the setting, its value and what is allowed. No torch."""
+"""User errors: each message names the setting, its value and what is allowed. No torch."""
 
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-SHOWN = 200  # characters of a value in a message
+MAX_VALUE_LENGTH = 200  # characters of a value in a message
 # settings by another name beside them
 REPLACED = {"compute.native": "engine", "compute.triton": "engine"}
 
@@ -12,24 +12,24 @@ REPLACED = {"compute.native": "engine", "compute.triton": "engine"}
 def one_line(value: object) -> str:
     """`value` in one line of printable characters, cut where it is long."""
     text = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in str(value))
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}..."
 
 
-def joined(value: object) -> str:
-    """All of `value` in one line, with a space for each gap."""
+def single_line(value: object) -> str:
+    """`value` in one line, with single spaces."""
     return " ".join(str(value).split())
 
 
-def fault_in_words(error: BaseException) -> str:
-    """That it fails, and with what, even where the end of a capture then failed as well."""
+def error_text(error: BaseException) -> str:
+    """Text of an error, or of its cause if ending a capture failed, too."""
     message = f"{type(error).__name__}: {one_line(error)}"
     first = error.__context__
     after = f", after {type(first).__name__}: {one_line(first)}" if first is not None else ""
     return f"it fails with {message}{after}"
 
 
-def unknown_setting(key: str, known: Iterable[str]) -> str:
-    """That there is no setting `key`, and which of the `known` names may have been meant."""
+def unknown_setting_text(key: str, known: Iterable[str]) -> str:
+    """Message on the unknown setting `key`, with similar names of `known`."""
     before, dot, name = key.rpartition(".")
     hint = did_you_mean(REPLACED.get(key, name), known, before + dot)
     return f"{key}: there is no such setting.{hint and ' '}{hint}"
@@ -57,7 +57,7 @@ class DataError(UserError):
     """A data file is missing, broken or not trusted."""
 
 
-class OutOfRoomError(Exception):
+class RunMemoryError(Exception):
     """Memory ran out in mid-run: one clear message, exit status 1, no traceback."""
 
 
@@ -67,7 +67,7 @@ class RankLostError(Exception):
 
 @dataclass(eq=False)
 class PrunedError(Exception):
-    """A search gave the run up: what it had reached after a round was behind what others had."""
+    """A search stopped the run, as its accuracy was below that of other trials."""
 
     rounds: int  # that were played
     accuracy: float  # percent, of the last of them
@@ -82,10 +82,10 @@ def check(ok: bool, setting: str, value: object, allowed: str, remedy: str = "")
         raise SettingError(setting, value, allowed, remedy)
 
 
-def check_data(ok: bool, found: str, allowed: str, remedy: str = "") -> None:
+def check_data(ok: bool, actual: str, allowed: str, remedy: str = "") -> None:
     """Raise DataError, which says what was found and what it must be or have, unless `ok`."""
     if not ok:
-        raise DataError(f"{found}: must {allowed}.{remedy and ' '}{remedy}")
+        raise DataError(f"{actual}: must {allowed}.{remedy and ' '}{remedy}")
 
 
 def check_choice(setting: str, value: str, choices: tuple[str, ...]) -> None:

@@ -75,12 +75,12 @@ class TaskConfig(Settings, path="task."):
         for reference in filter(is_reference, self.blueprints):
             allowed = "of another name than every other blueprint"
             remedy = "Records call a blueprint by its name."
-            once = names.count(name_in(reference)) == 1
-            check(once, "task.blueprints", reference, allowed, remedy)
+            unique = names.count(name_in(reference)) == 1
+            check(unique, "task.blueprints", reference, allowed, remedy)
 
     @property
     def host_name(self) -> str:
-        """What messages call the hosts."""
+        """Name of the hosts in messages."""
         return name_in(self.host) if is_reference(self.host) else self.name
 
     def channels(self, block: int) -> int:
@@ -92,13 +92,15 @@ class TaskConfig(Settings, path="task."):
         return block < self.num_pools
 
     def size(self, block: int) -> int:
-        """Height and width of what the block is given, and of its feature map up to the pool."""
+        """Height and width of the block's input and of its feature map before the pool."""
         return IMAGE_SIZE // 2 ** min(block, self.num_pools)
 
 
-def blueprint_names(offered: Sequence[str]) -> tuple[str, ...]:
-    """What settings call the blueprints, by code: the package's, then users' own as `offered`."""
-    return (*BLUEPRINT_NAMES, *filter(is_reference, offered))
+def blueprint_names(references: Sequence[str]) -> tuple[str, ...]:
+    """Names of the blueprints in settings, by code: the package's, then users' own as
+    `references`.
+    """
+    return (*BLUEPRINT_NAMES, *filter(is_reference, references))
 
 
 def lr_factor(schedule: str, step: int, num_steps: int) -> float:
@@ -140,9 +142,9 @@ class DataConfig(Settings, path="data."):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        read = self.name in ("auto", "cifar10", "npz") or is_reference(self.name)
+        has_root = self.name in ("auto", "cifar10", "npz") or is_reference(self.name)
         remedy = "Take data.name=cifar10 or data.name=npz for the files there."
-        self.require(read or not self.root, "root", f"empty with data.name={self.name}", remedy)
+        self.require(has_root or not self.root, "root", f"empty with data.name={self.name}", remedy)
         user_path("data.root", self.root)
         held = self.name != "given" or not self.validation_images
         allowed = "0 with data.name=given: the images handed over have a validation part"
@@ -154,8 +156,8 @@ class DataConfig(Settings, path="data."):
         allowed = f"left out with data.name={self.name}"
         remedy = f"It is for own images: data.root=mine{NPZ}"
         for item in fields(self):
-            unset = item.name not in PREPARATION or vars(self)[item.name] in ([], item.default)
-            self.require(self.own or unset, item.name, allowed, remedy)
+            is_default = item.name not in PREPARATION or vars(self)[item.name] in ([], item.default)
+            self.require(self.own or is_default, item.name, allowed, remedy)
 
     @property
     def own(self) -> bool:
@@ -217,35 +219,35 @@ def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:
     return (*(slot(0, block) for block in blocks), *after_pools)
 
 
-def named_slots(task: TaskConfig, names: list[str]) -> list[str]:
+def resolve_slots(task: TaskConfig, names: list[str]) -> list[str]:
     """`names` of slots, or the host's first where they are a number; raises SettingError."""
     if len(names) != 1 or not names[0].isdecimal():
         return names
     if is_reference(task.host):
         allowed = f"a list of slots of {task.host_name}, a host of your own"
         raise SettingError("slots", names[0], allowed)
-    offered = host_slots(task)
+    all_slots = host_slots(task)
     count = int(names[0])
-    allowed = f"in [1, {len(offered)}] with {task.host_name}, or a list of names"
-    check(1 <= count <= len(offered), "slots", names[0], allowed)
-    return [spec.name for spec in offered[:count]]
+    allowed = f"in [1, {len(all_slots)}] with {task.host_name}, or a list of names"
+    check(1 <= count <= len(all_slots), "slots", names[0], allowed)
+    return [spec.name for spec in all_slots[:count]]
 
 
-def enabled_slots(
-    task: TaskConfig, names: list[str], offered: tuple[SlotSpec, ...] | None = None
+def sort_slots(
+    task: TaskConfig, names: list[str], host_names: tuple[SlotSpec, ...] | None = None
 ) -> tuple[SlotSpec, ...]:
     """Slots of the run in row-major order; `names` may come in any order.
 
     offered: those of a host that the settings do not describe. Raises SettingError for an empty
     list, a repeated name, or a name that the host does not have.
     """
-    offered = host_slots(task) if offered is None else offered
-    allowed = ", ".join(spec.name for spec in offered)
+    host_names = host_slots(task) if host_names is None else host_names
+    allowed = ", ".join(spec.name for spec in host_names)
     some = f"a non-empty list of slots of {task.host_name}: {allowed}"
     check(bool(names), "slots", names, some)
-    once = len(set(names)) == len(names)
-    check(once, "slots", names, "without repetition", "Name every slot once.")
+    unique = len(set(names)) == len(names)
+    check(unique, "slots", names, "without repetition", "Name every slot once.")
     for name in names:
-        known = name in {spec.name for spec in offered}
+        known = name in {spec.name for spec in host_names}
         check(known, "slots", name, f"a slot of {task.host_name}: {allowed}")
-    return tuple(spec for spec in offered if spec.name in names)
+    return tuple(spec for spec in host_names if spec.name in names)

@@ -16,25 +16,25 @@ from esper_soa.config.errors import SettingError, one_line
 def config_dir() -> str:
     """The folder of the configuration files: inside the package, or beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
-    packaged = package / "configs"
-    return str(packaged if packaged.is_dir() else package.parent / "configs")
+    packaged_dir = package / "configs"
+    return str(packaged_dir if packaged_dir.is_dir() else package.parent / "configs")
 
 
-def user_path(setting: str, given: str) -> Path:
-    """The path that `given` names, `~` expanded, whether or not there is anything.
+def user_path(setting: str, text: str) -> Path:
+    """The path that `text` names, `~` expanded, whether or not there is anything.
 
     Raises SettingError for none: an unknown user's home, too long a name, bytes of no text.
     """
-    path = Path(given)
+    path = Path(text)
     try:
-        given.encode()
+        text.encode()
         path = path.expanduser()
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         pass  # there may be nothing yet
     except (OSError, RuntimeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else one_line(error)
-        raise SettingError(setting, given, f"a path that can be used ({reason})") from error
+        raise SettingError(setting, text, f"a path that can be used ({reason})") from error
     return path
 
 

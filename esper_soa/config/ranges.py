@@ -16,7 +16,7 @@ RULE = "rule"  # key of a field's metadata
 COUNT = 10**9  # most env-steps, rounds, images: sums and products of two stay within int64
 # most of a weight, a threshold or a reward term: products of a few stay within float32
 WEIGHT = 1e6
-MOST_ITEMS = 64  # of a list
+MAX_ITEMS = 64  # of a list
 NAME_PATTERN = re.compile(r"(?!\.*\Z)[\w.+-]{1,60}")
 
 Number = TypeVar("Number", int, float)
@@ -80,7 +80,7 @@ class Choice(Rule):
     own: str = ""  # the kind of part that may be named instead, as `module:name`; see registry.py
 
     def holds(self, value: object) -> bool:
-        """Whether there is a part of that name is asked while the run is built."""
+        """The existence of a user's part is checked when the run is built."""
         return value in self.words or (self.own != "" and is_reference(str(value)))
 
     def __str__(self) -> str:
@@ -89,8 +89,8 @@ class Choice(Rule):
 
 
 @dataclass(frozen=True)
-class Word(Rule):
-    """A text of a pattern."""
+class TextPattern(Rule):
+    """A text that matches a pattern."""
 
     pattern: re.Pattern[str]
     described: str
@@ -102,7 +102,9 @@ class Word(Rule):
         return self.described
 
 
-FOLDER = Word(NAME_PATTERN, "a folder name of at most 60 letters, digits, '_', '-', '+' and '.'")
+FOLDER = TextPattern(
+    NAME_PATTERN, "a folder name of at most 60 letters, digits, '_', '-', '+' and '.'"
+)
 
 
 @dataclass(frozen=True)
@@ -114,11 +116,11 @@ class Items(Rule):
     repeated: bool = False  # the same item may occur twice
 
     def check(self, setting: str, value: object) -> None:
-        listed = isinstance(value, Sequence) and not isinstance(value, str)
-        check(listed, setting, value, "a list")
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        check(is_list, setting, value, "a list")
         items = list(cast(Sequence, value))
-        size = f"a list of {self.least} to {MOST_ITEMS} items, each {self.rule}"
-        check(self.least <= len(items) <= MOST_ITEMS, setting, value, size)
+        size = f"a list of {self.least} to {MAX_ITEMS} items, each {self.rule}"
+        check(self.least <= len(items) <= MAX_ITEMS, setting, value, size)
         for item in items:
             self.rule.check(setting, item)
         different = self.repeated or len(set(items)) == len(items)
@@ -155,7 +157,7 @@ def signed(default: float) -> float:
     return number(default, -WEIGHT, WEIGHT)
 
 
-def word(default: str, rule: Word = FOLDER) -> str:
+def word(default: str, rule: TextPattern = FOLDER) -> str:
     """A field for a word of a pattern; without one it must be able to name a folder."""
     return field(default=default, metadata={RULE: rule})
 

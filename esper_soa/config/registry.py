@@ -1,10 +1,9 @@
-"""Parts of users' own: how functions and classes are marked as such, and how a setting
-`module:name` finds them.
+"""User parts: decorators that mark functions and classes, and the lookup of `module:name`.
 
-A mark stays with what it marks, and nothing else is kept: two runs of a process may take parts from
-different modules, and a cell of a notebook may be run twice. Found while a run is built, by
-nets/model/user_parts.py, nets/data/datasets.py, env/user_reward.py, agent/user_agents.py. Needs no
-torch.
+The mark is an attribute of the part; there is no global registry: two runs of a process may take
+parts from different modules, and a cell of a notebook may be run twice. Found while a run is built,
+by nets/model/user_parts.py, nets/data/datasets.py, env/user_reward.py, agent/user_agents.py. Needs
+no torch.
 """
 
 import importlib
@@ -52,7 +51,7 @@ def blueprint(name: str, topology: str = "images") -> Mark:
     features; with `topology` "sequences" features [B, C, T], with "vectors" [B, C]. Raises
     ValueError for a name of other signs than letters, digits, '_' and '-'.
     """
-    named = _marking(BLUEPRINT, name)
+    named = _make_decorator(BLUEPRINT, name)
 
     def mark(part: Marked) -> Marked:
         setattr(part, TOPOLOGY, topology)
@@ -68,7 +67,7 @@ def host(name: str) -> Mark:
     for other samples than images; or it is called with the number of classes and gives an
     nn.Sequential that maps images [B, 3, 32, 32] to logits [B, classes].
     """
-    return _marking(HOST, name)
+    return _make_decorator(HOST, name)
 
 
 def layer(name: str) -> Mark:
@@ -77,7 +76,7 @@ def layer(name: str) -> Mark:
     It is called with numbers by name: the arguments of the LayerSpec of kind `module:name` that a
     segment or part of your own gives.
     """
-    return _marking(LAYER, name)
+    return _make_decorator(LAYER, name)
 
 
 def dataset(name: str) -> Mark:
@@ -86,7 +85,7 @@ def dataset(name: str) -> Mark:
     It is called with the DataConfig and gives a BatchSource on the CPU; `spec`, an attribute of
     the class, says what its samples are like before any is read.
     """
-    return _marking(DATASET, name)
+    return _make_decorator(DATASET, name)
 
 
 def reward(name: str) -> Mark:
@@ -94,7 +93,7 @@ def reward(name: str) -> Mark:
 
     It is given RewardInputs and gives the reward [N] of an env-step, or terms [N] by name.
     """
-    return _marking(REWARD, name)
+    return _make_decorator(REWARD, name)
 
 
 def agent(name: str) -> Mark:
@@ -102,10 +101,10 @@ def agent(name: str) -> Mark:
 
     It is called without an argument, or with the Surroundings of a run, and gives an Agent.
     """
-    return _marking(AGENT, name)
+    return _make_decorator(AGENT, name)
 
 
-def _marking(kind: str, name: str) -> Mark:
+def _make_decorator(kind: str, name: str) -> Mark:
     if re.fullmatch(NAME, name) is None:
         reason = "its name must be of at most 60 letters, digits, '_' and '-'"
         raise ValueError(f"{kind} {one_line(name)!r}: {reason}")
@@ -147,13 +146,15 @@ def find(kind: str, reference: str, setting: str) -> Part:
     What the module itself raises while it is imported is not caught.
     """
     place, _, name = reference.partition(":")
-    parts = {id(part): part for part in vars(_imported(place, reference, setting)).values()}
-    found = [(marked_name(kind, part), part) for part in parts.values()]
-    named = [part for own_name, part in found if own_name == name]
+    parts = {id(part): part for part in vars(_import_part(place, reference, setting)).values()}
+    marked_parts = [(marked_name(kind, part), part) for part in parts.values()]
+    named = [part for own_name, part in marked_parts if own_name == name]
     if not named:
         article = "an" if kind == AGENT else "a"
-        there = ", ".join(sorted(own_name for own_name, _ in found if own_name)) or "none"
-        allowed = f"{article} {kind} that {place} registers ({there})"
+        available = (
+            ", ".join(sorted(own_name for own_name, _ in marked_parts if own_name)) or "none"
+        )
+        allowed = f"{article} {kind} that {place} registers ({available})"
         remedy = f'@esper_soa.{kind}("{name}") above a function or class there registers it.'
         raise SettingError(setting, reference, allowed, remedy)
     if len(named) > 1:
@@ -163,34 +164,34 @@ def find(kind: str, reference: str, setting: str) -> Part:
 
 
 @contextmanager
-def collect_faults(found: list[str], what: str = "it raises") -> Iterator[None]:
-    """Append to `found` what the user's code raises within the context."""
+def collect_faults(faults: list[str], what: str = "it raises") -> Iterator[None]:
+    """Append to `faults` what the user's code raises within the context."""
     try:
         yield
     except RAISED as error:
-        found.append(f"{what} {type(error).__name__}: {one_line(error)}")
+        faults.append(f"{what} {type(error).__name__}: {one_line(error)}")
 
 
 @contextmanager
 def raise_faults(setting: str, reference: str, allowed: str) -> Iterator[list[str]]:
     """Raise SettingError after the context where its list has faults, or on a ValueError within."""
-    found: list[str] = []
+    faults: list[str] = []
     try:
-        yield found
+        yield faults
     except ValueError as error:
-        found.append(one_line(error))
-    if found:
-        raise SettingError(setting, reference, allowed, "; ".join(dict.fromkeys(found)) + ".")
+        faults.append(one_line(error))
+    if faults:
+        raise SettingError(setting, reference, allowed, "; ".join(dict.fromkeys(faults)) + ".")
 
 
 def num_required(part: Part) -> int:
     """How many arguments the part must be called with."""
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    given = signature(part).parameters.values()
-    return sum(one.kind in kinds and one.default is Parameter.empty for one in given)
+    parameters = signature(part).parameters.values()
+    return sum(one.kind in kinds and one.default is Parameter.empty for one in parameters)
 
 
-def _imported(place: str, reference: str, setting: str) -> ModuleType:
+def _import_part(place: str, reference: str, setting: str) -> ModuleType:
     try:
         return importlib.import_module(place)
     except ImportError as error:

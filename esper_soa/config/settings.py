@@ -25,13 +25,13 @@ from esper_soa.config.env import (
     RewardConfig,
     SignalsConfig,
 )
-from esper_soa.config.errors import UserError, check, joined
-from esper_soa.config.nets import DataConfig, TaskConfig, enabled_slots, named_slots
+from esper_soa.config.errors import UserError, check, single_line
+from esper_soa.config.nets import DataConfig, TaskConfig, resolve_slots, sort_slots
 from esper_soa.config.ranges import (
     COUNT,
     WEIGHT,
     Settings,
-    Word,
+    TextPattern,
     choice,
     choices,
     number,
@@ -42,7 +42,7 @@ from esper_soa.config.ranges import (
 from esper_soa.config.registry import AGENT, is_reference
 from esper_soa.vocabulary import HEAD_NAMES, head_sizes
 
-DEVICE = Word(re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?"), "auto, cpu, cuda or cuda:<index>")
+DEVICE = TextPattern(re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?"), "auto, cpu, cuda or cuda:<index>")
 MAX_ENVS = 2**20
 MAX_SEED = 2**31 - 1
 SWITCHES = ("auto", "on", "off")
@@ -61,7 +61,8 @@ Kind = TypeVar("Kind", bound=Settings)
 
 @dataclass
 class ComputeConfig(Settings, path="compute."):
-    """How work is laid out on the device; but `precision`, changes speed, results by rounding."""
+    """Layout of the work on the device. All but `precision` change speed, and results only by
+    rounding."""
 
     # CPU threads that share the chunks of envs; 1 on a GPU.
     workers: int = number(0, 0, 1024, note="0 = one per usable core")
@@ -108,7 +109,7 @@ class AnomalyConfig(Settings, path="telemetry.anomaly."):
 
 @dataclass
 class TelemetryConfig(Settings, path="telemetry."):
-    """What is shown while a run goes on, and what of it is kept."""
+    """Console output and recording of a run."""
 
     # Rounds: a line per round and episode; events: tables too; full: all of them.
     level: str = choice("events", LEVELS)
@@ -185,10 +186,10 @@ class TrainConfig(Settings):
         super().__post_init__()
         self._check_ranks()
         self._check_batches()
-        self.slots = named_slots(self.task, list(self.slots))
+        self.slots = resolve_slots(self.task, list(self.slots))
         own_host = is_reference(self.task.host)
         if not own_host:  # those of a user's own host, which needs torch, later
-            enabled_slots(self.task, list(self.slots))
+            sort_slots(self.task, list(self.slots))
         allowed = f"another control with task.host={self.task.host}"
         remedy = "The package cannot make a host of your own wider."
         self.require(not own_host or self.control != "static_large", "control", allowed, remedy)
@@ -200,21 +201,21 @@ class TrainConfig(Settings):
         self.require(fits, "reward.split", f"at most envs={self.envs} modes", "Each needs an env.")
 
     def _check_ranks(self) -> None:
-        alone = self.ranks == 1
+        single = self.ranks == 1
         remedy = "Every rank has an env at least."
         self.require(self.ranks <= self.envs, "ranks", f"at most envs={self.envs}", remedy)
-        several_devices = alone or not self.device.startswith("cuda:")
+        several_devices = single or not self.device.startswith("cuda:")
         allowed = f"auto, cpu or cuda with ranks={self.ranks}"
         self.require(several_devices, "device", allowed, "Rank i takes the i-th GPU.")
         remedy = "A single process is started again with resume=auto."
-        self.require(not alone or self.restarts == 0, "restarts", "0 with ranks=1", remedy)
+        self.require(not single or self.restarts == 0, "restarts", "0 with ranks=1", remedy)
         remedy = "It looks at the envs of one process alone."
         for setting, value, needed in (
             ("profile", self.profile, "off"),
             ("telemetry.console", self.telemetry.console, "bar"),
         ):
             allowed = f"{needed} with ranks={self.ranks}"
-            self.require(alone or value == needed, setting, allowed, remedy)
+            self.require(single or value == needed, setting, allowed, remedy)
 
     def _check_batches(self) -> None:
         images = self.batch_size * self.accumulate  # of an optimiser step
@@ -268,8 +269,8 @@ class EvaluateConfig(Settings):
     compute: ComputeConfig = field(default_factory=ComputeConfig)
 
     def __post_init__(self) -> None:
-        given = self.checkpoint not in ("", "auto")
-        self.require(given, "checkpoint", "a checkpoint or a run folder")
+        is_path = self.checkpoint not in ("", "auto")
+        self.require(is_path, "checkpoint", "a checkpoint or a run folder")
         super().__post_init__()
 
 
@@ -286,7 +287,7 @@ def settings_from(composed: DictConfig) -> TrainConfig:
     """The checked settings of a composed configuration; raises UserError."""
     for key in flat_settings(cast(Mapping, OmegaConf.to_container(composed))):
         check_key(key, TrainConfig)  # '+key=value' and a file bring it past Hydra's own check
-    return _checked(composed, TrainConfig, "train_schema")
+    return _check_composed(composed, TrainConfig, "train_schema")
 
 
 def settings_from_mapping(settings: Mapping[str, object]) -> TrainConfig:
@@ -302,24 +303,24 @@ def settings_from_mapping(settings: Mapping[str, object]) -> TrainConfig:
     try:
         merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), plain)
     except OmegaConfBaseException as error:
-        reason = f"its settings are not those of this program ({joined(error)})"
+        reason = f"its settings are not those of this program ({single_line(error)})"
         raise UserError(f"checkpoint: {reason}") from error
     return settings_from(cast(DictConfig, merged))
 
 
 def evaluation_from(composed: DictConfig) -> EvaluateConfig:
     """The checked settings of a composed evaluation; raises UserError."""
-    return _checked(composed, EvaluateConfig, "evaluate_schema")
+    return _check_composed(composed, EvaluateConfig, "evaluate_schema")
 
 
-def _checked(composed: DictConfig, kind: type[Kind], schema: str) -> Kind:
+def _check_composed(composed: DictConfig, kind: type[Kind], schema: str) -> Kind:
     """The dataclass of a composed configuration, its checks passed."""
     try:
         settings = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None
-        raise UserError(f"configuration: {joined(error)}") from error
+        raise UserError(f"configuration: {single_line(error)}") from error
     if not isinstance(settings, kind):
         reason = f"the primary config must list {schema} first in its defaults"
         raise UserError(f"configuration: {reason}")
@@ -327,7 +328,7 @@ def _checked(composed: DictConfig, kind: type[Kind], schema: str) -> Kind:
 
 
 def settings_yaml(settings: TrainConfig) -> str:
-    """The settings as they stand in config.yaml."""
+    """The settings as text for config.yaml."""
     return OmegaConf.to_yaml(OmegaConf.structured(settings))
 
 

@@ -1,5 +1,5 @@
-"""Actions as a caller gives them: a record, heads by name, rows of heads or numbers of joint
-actions. Illegal ones reach no env.
+"""The formats of actions that callers may use: a record, heads by name, rows of heads or numbers of
+joint actions. Illegal actions never reach an env.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,8 +41,8 @@ def read_action(
     elif isinstance(action, Mapping):
         unknown = set(action) - set(HEAD_NAMES)
         if unknown:
-            listed = ", ".join(sorted(map(str, unknown)))
-            raise ValueError(f"action heads are {', '.join(HEAD_NAMES)}, not {listed}")
+            unknown_text = ", ".join(sorted(map(str, unknown)))
+            raise ValueError(f"action heads are {', '.join(HEAD_NAMES)}, not {unknown_text}")
         heads = {
             head.name: _numbers(head.name, action[head.name], names[head.name])
             if head.name in action

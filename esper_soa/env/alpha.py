@@ -1,4 +1,4 @@
-"""Alpha ramps: how a seed's share of its host's activations moves from a value to another by ticks.
+"""Alpha ramps: how a seed's weight in its host's activations changes per tick.
 
 Every function works elementwise over any batch shape.
 """
@@ -43,16 +43,16 @@ def retarget(
     """Start a new ramp on `where` from the present alpha to `target`, over `length` ticks; 0 ticks
     jump at once. Both are clamped: to [0, 1], to at least 0.
 
-    Only ramps in mode HOLD may be given a new target: the caller sees to it. A ramp to where alpha
-    already is stays in HOLD with its length stored.
+    Only ramps in mode HOLD may be given a new target: the caller ensures this. A ramp to where
+    alpha already is stays in HOLD with its length stored.
     """
     target = target.clamp(0.0, 1.0)
     length = length.clamp(min=0)
     instant = length == 0
     up = (target > ramp.alpha) & ~instant
     down = (target < ramp.alpha) & ~instant
-    still = torch.zeros_like(ramp.mode)
-    mode = torch.where(up, AlphaMode.UP, torch.where(down, AlphaMode.DOWN, still))
+    zeros = torch.zeros_like(ramp.mode)
+    mode = torch.where(up, AlphaMode.UP, torch.where(down, AlphaMode.DOWN, zeros))
     return ramp.replace(
         alpha=torch.where(where & instant, target, ramp.alpha),
         start=torch.where(where, ramp.alpha, ramp.start),
@@ -73,12 +73,14 @@ def advance_ramp(ramp: Ramp, running: Tensor) -> tuple[Ramp, Tensor]:
     """
     moving = running & (ramp.mode != AlphaMode.HOLD) & (ramp.length > 0)
     done = torch.where(moving, torch.minimum(ramp.done + 1, ramp.length), ramp.done)
-    reached = moving & (done >= ramp.length)
+    complete = moving & (done >= ramp.length)
     time = done.to(ramp.alpha.dtype) / ramp.length.clamp(min=1)
-    way = ramp.start + (ramp.target - ramp.start) * curve_progress(time, ramp.curve, ramp.steepness)
+    path = ramp.start + (ramp.target - ramp.start) * curve_progress(
+        time, ramp.curve, ramp.steepness
+    )
     low = torch.minimum(ramp.start, ramp.target)
     high = torch.maximum(ramp.start, ramp.target)
-    way = torch.minimum(torch.maximum(way, low), high)
-    alpha = torch.where(reached, ramp.target, torch.where(moving, way, ramp.alpha))
-    mode = torch.where(reached, AlphaMode.HOLD, ramp.mode)
-    return ramp.replace(alpha=alpha, done=done, mode=mode), reached
+    path = torch.minimum(torch.maximum(path, low), high)
+    alpha = torch.where(complete, ramp.target, torch.where(moving, path, ramp.alpha))
+    mode = torch.where(complete, AlphaMode.HOLD, ramp.mode)
+    return ramp.replace(alpha=alpha, done=done, mode=mode), complete

@@ -1,4 +1,4 @@
-"""What subset accuracies say of each seed: leave-one-out contribution, interactions, Shapley.
+"""Attribution of accuracy to seeds: leave-one-out contributions, interactions, Shapley values.
 
 Given the accuracies of a set of subsets per env, it knows nothing of networks and can be used on
 its own: rows of (subset bit mask, accuracy) in, per-seed numbers out.
@@ -11,20 +11,20 @@ from esper_soa.state import Attribution, Measurements, Slots
 from esper_soa.vocabulary import Stage
 
 
-def lookup(subset: Tensor, accuracy: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Accuracy of the subsets `wanted` (int64 [N, W], >= 0) in the table (subset int64, accuracy
+def lookup(subset: Tensor, accuracy: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+    """Accuracy of the subsets `codes` (int64 [N, W], >= 0) in the table (subset int64, accuracy
     float; both [N, R]).
 
     Returns values [N, W], 0 where the table lacks the subset, and bool [N, W], where it does not.
     """
-    value = torch.zeros_like(accuracy[:, :1]).expand(wanted.shape)
-    found = torch.zeros_like(wanted, dtype=torch.bool)
+    value = torch.zeros_like(accuracy[:, :1]).expand(codes.shape)
+    known = torch.zeros_like(codes, dtype=torch.bool)
     # few; passes over [N, W] vectorise where a reduction over the rows does not
     for row in range(subset.shape[1]):
-        hit = subset[:, row, None] == wanted
-        value = torch.where(hit, accuracy[:, row, None], value)
-        found = found | hit
-    return value, found
+        matches = subset[:, row, None] == codes
+        value = torch.where(matches, accuracy[:, row, None], value)
+        known = known | matches
+    return value, known
 
 
 def shapley_values(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,15 +40,15 @@ def shapley_values(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> tuple[T
     players = ablated.sum(1, keepdim=True)
     valid = subset >= 0
     complete = valid.sum(1) >= (1 << players.squeeze(1))
-    has = ((subset[:, None, :] & bits[None, :, None]) != 0) & valid[:, None, :]  # [N, S, R]
-    size = has.sum(1)
+    member = ((subset[:, None, :] & bits[None, :, None]) != 0) & valid[:, None, :]  # [N, S, R]
+    size = member.sum(1)
     weights = _order_weights(num_slots, accuracy)
     first = players * (num_slots + 1)
     joins = weights[first + (size - 1).clamp(min=0)] * accuracy
     left_out = weights[first + size] * accuracy
-    signed = torch.where(has, joins[:, None, :], -left_out[:, None, :])
-    usable = (valid & complete[:, None])[:, None, :] & ablated[:, :, None]
-    return torch.where(usable, signed, 0.0).sum(-1), complete
+    signed = torch.where(member, joins[:, None, :], -left_out[:, None, :])
+    valid_pairs = (valid & complete[:, None])[:, None, :] & ablated[:, :, None]
+    return torch.where(valid_pairs, signed, 0.0).sum(-1), complete
 
 
 def _order_weights(num_slots: int, like: Tensor) -> Tensor:
@@ -62,7 +62,9 @@ def _order_weights(num_slots: int, like: Tensor) -> Tensor:
 
 
 def prefix_codes(orders: Tensor) -> Tensor:
-    """Who is there after 0, 1, ..., n arrivals, as bit masks [P, n + 1] of orders int64 [P, n]."""
+    """Players present after 0, 1, ..., n arrivals, as bit masks [P, n + 1] of orders int64 [P,
+    n].
+    """
     bits = torch.ones_like(orders) << orders
     return torch.cat((torch.zeros_like(bits[:, :1]), bits.cumsum(1)), 1)
 
@@ -82,30 +84,32 @@ def sampled_shapley_values(
     prefixes = prefix_codes(orders)
     bits = 1 << torch.arange(num_slots, device=subset.device)
     full = torch.where(ablated, bits, 0).sum(1, keepdim=True)
-    worth, found = lookup(subset, accuracy, prefixes.flatten() & full)
-    gains = worth.unflatten(1, prefixes.shape).diff(dim=2)  # [N, P, S] in the order of arrival
+    values, found = lookup(subset, accuracy, prefixes.flatten() & full)
+    gains = values.unflatten(1, prefixes.shape).diff(dim=2)  # [N, P, S] in the order of arrival
     gains = gains.gather(2, orders.argsort(dim=1).expand_as(gains))  # by slot
     pairs = gains.unflatten(1, (-1, 2)).mean(2)
     known = found.all(1)
-    usable = known[:, None] & ablated
+    valid = known[:, None] & ablated
     error = pairs.std(1) / pairs.shape[1] ** 0.5
-    return torch.where(usable, pairs.mean(1), 0.0), torch.where(usable, error, 0.0), known
+    return torch.where(valid, pairs.mean(1), 0.0), torch.where(valid, error, 0.0), known
 
 
 def pair_interactions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tensor:
     """v(ij) - v(i) - v(j) + v(none) [N, S, S] of pairs, other seeds off; 0 where rows lack."""
     num_slots = ablated.shape[1]
     bits = 1 << torch.arange(num_slots, device=subset.device)
-    wanted = torch.cat(((bits[:, None] | bits[None, :]).flatten(), torch.zeros_like(bits[:1])))
-    value, known = lookup(subset, accuracy, wanted.expand(subset.shape[0], -1))
-    both, found = (part[:, :-1].unflatten(1, (num_slots, num_slots)) for part in (value, known))
+    codes = torch.cat(((bits[:, None] | bits[None, :]).flatten(), torch.zeros_like(bits[:1])))
+    value, known = lookup(subset, accuracy, codes.expand(subset.shape[0], -1))
+    joint, pair_known = (
+        part[:, :-1].unflatten(1, (num_slots, num_slots)) for part in (value, known)
+    )
     # A strided slice for the diagonal of `both`: inductor lowers `diagonal` with a deprecated
     # function, and says so.
-    alone = value[:, : num_slots**2 : num_slots + 1]
+    single = value[:, : num_slots**2 : num_slots + 1]
     none = value[:, -1:, None]
     distinct = ~torch.eye(num_slots, dtype=torch.bool, device=subset.device)
-    valid = found & distinct & ablated[:, :, None] & ablated[:, None, :]
-    return torch.where(valid, both - alone[:, :, None] - alone[:, None, :] + none, 0.0)
+    valid = pair_known & distinct & ablated[:, :, None] & ablated[:, None, :]
+    return torch.where(valid, joint - single[:, :, None] - single[:, None, :] + none, 0.0)
 
 
 def attribute(
@@ -123,8 +127,8 @@ def attribute(
     bits = 1 << torch.arange(num_slots, device=subset.device)
     full = torch.where(ablated, bits, 0).sum(1, keepdim=True)
     fossils = torch.where(ablated & (slots.stage == Stage.FOSSILIZED), bits, 0).sum(1, keepdim=True)
-    wanted = torch.cat((full & ~bits, torch.zeros_like(full), fossils), 1)
-    value, _ = lookup(subset, accuracy, wanted)
+    codes = torch.cat((full & ~bits, torch.zeros_like(full), fossils), 1)
+    value, _ = lookup(subset, accuracy, codes)
     left_out, all_off, committed = value.split((num_slots, 1, 1), 1)
     interactions = pair_interactions(subset, accuracy, ablated)
     shapley, complete = shapley_values(subset, accuracy, ablated)

@@ -1,7 +1,7 @@
 """Episodes that end before their last env-step, env by env (EarlyStopConfig, off by default).
 
 An early end cuts the episode off (truncates it): env/step.py keeps the state right behind the env's
-last action, on which the value of what would have come is read, and the host waits for nothing.
+last action, from which the bootstrap value is computed, without a device synchronisation.
 """
 
 import torch
@@ -28,15 +28,15 @@ def advance(state: EnvState, cfg: EarlyStopConfig, max_steps: int) -> EnvState:
     """
     ending = state.ending
     signals = state.signals
-    gained = signals.val_accuracy > ending.best + cfg.min_delta
-    since = torch.where(gained, 0, ending.since + 1)
-    inside = (signals.step >= cfg.min_steps) & (signals.step < max_steps)
+    improved = signals.val_accuracy > ending.best + cfg.min_delta
+    since = torch.where(improved, 0, ending.since + 1)
+    active = (signals.step >= cfg.min_steps) & (signals.step < max_steps)
     cause = torch.zeros_like(ending.cause)
     if cfg.patience > 0:
         cause = torch.where(since >= cfg.patience, Cause.PLATEAU, cause)
     if cfg.rollbacks > 0:
         cause = torch.where(state.totals.rollbacks.sum(1) >= cfg.rollbacks, Cause.DIVERGED, cause)
-    best = torch.where(gained, signals.val_accuracy, ending.best)
+    best = torch.where(improved, signals.val_accuracy, ending.best)
     return state.replace(
-        ending=ending.replace(best=best, since=since, cause=torch.where(inside, cause, Cause.NONE))
+        ending=ending.replace(best=best, since=since, cause=torch.where(active, cause, Cause.NONE))
     )

@@ -1,26 +1,26 @@
-"""N envs as a user calls them: `reset`, then `step` with an action for each, time after time.
+"""N envs with `reset` and `step`.
 
     observed = env.reset()
     while observed is not None:
         result, observed = env.step(choose(observed.view))
 
-What comes before a decision is `observe_`, what follows it `apply_action_`.
+`observe_` is the part before a decision, `apply_action_` the part after it.
 """
 
 import torch
 from torch import Tensor
 
-from esper_soa.env.step import Observed, StepData, StepResult, initial_state, look, measure_
+from esper_soa.env.step import EnvView, StepData, StepResult, initial_state, look, measure_
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.state import Action, EnvState, Masks, Observation, View
 
 
 class Observer:
-    """What times an env: nothing; see training/profile.py for others."""
+    """Profiler interface of an env; this one does nothing. See training/profile.py."""
 
-    def phase_ended(self, phase: str) -> None:
-        """What passed since the phase before was `phase`."""
+    def on_phase_end(self, phase: str) -> None:
+        """Called at the end of `phase`."""
 
     def watch(self, data: StepData) -> StepData:
         """The data of an env-step, as they are or with feeds that are timed."""
@@ -31,19 +31,19 @@ NO_OBSERVER = Observer()
 
 
 class Env:
-    """N envs in one episode after the other.
+    """N envs that play episodes in sequence.
 
     Every random number of a round follows from the world's seed, the round, the env and env-step.
     """
 
     def __init__(self, world: World, observer: Observer = NO_OBSERVER) -> None:
-        """observer: hears of the phases that end."""
+        """observer: called at the end of each phase."""
         self.world = world
         self.observer = observer
         self.step_number = 0  # of the env-step in progress, from 0
         self.num_playing = world.sizes.num_envs  # envs whose episode has not ended early
         self.state: EnvState = initial_state(world.rules, world.sizes.num_envs, world.device)
-        self.observed: Observed | None = None  # what the next action answers
+        self.observed: EnvView | None = None  # what the next action answers
 
     @property
     def num_envs(self) -> int:
@@ -61,7 +61,7 @@ class Env:
         ended = self.state.ending.over
         return torch.ones_like(ended) if self.over else ended
 
-    def reset(self, number: int = 0, topology: Topology | None = None) -> Observed:
+    def reset(self, number: int = 0, topology: Topology | None = None) -> EnvView:
         """Begin round `number` with fresh hosts, and play its first env-step up to the decision.
 
         topology: seeds that stand in the hosts from the first env-step on.
@@ -69,8 +69,8 @@ class Env:
         self.begin_(number, topology)
         return self.observe_()
 
-    def step(self, action: Action) -> tuple[StepResult, Observed | None]:
-        """What becomes of the action [N] and what the next env-step shows; None after the last."""
+    def step(self, action: Action) -> tuple[StepResult, EnvView | None]:
+        """Result of the action [N], and the next observation; None after the last env-step."""
         result = self.apply_action_(action)
         return result, None if self.over else self.observe_()
 
@@ -80,23 +80,23 @@ class Env:
         self.step_number = 0
         self.observed = None
         self.num_playing = self.num_envs
-        self.observer.phase_ended("reset")
+        self.observer.on_phase_end("reset")
 
-    def observe_(self) -> Observed:
+    def observe_(self) -> EnvView:
         """Train and validate every network, guard, attribute, record, observe."""
         world = self.world
         rules = world.rules
         observer = self.observer
         data = observer.watch(world.work(self.step_number))
-        observer.phase_ended("data")
-        state, measured = measure_(rules, world.weights, self.state, data, observer.phase_ended)
+        observer.on_phase_end("data")
+        state, measured = measure_(rules, world.weights, self.state, data, observer.on_phase_end)
         restarted = state.guard.panic
         measured, recorded = world.kernels.guard_and_observe_(rules, world.weights, state, measured)
-        observer.phase_ended("state")
+        observer.on_phase_end("state")
         state, attribution, masks, observation = recorded
         view = self._view(state, masks, observation)
         ended = rules.ended(state)
-        self.observed = Observed(view, attribution, measured, restarted, ended)
+        self.observed = EnvView(view, attribution, measured, restarted, ended)
         return self.observed
 
     def apply_action_(self, action: Action) -> StepResult:
@@ -106,8 +106,8 @@ class Env:
         follows once all have ended.
         """
         if self.observed is None:
-            unseen = "nothing has been observed since the last action"
-            raise RuntimeError(f"{unseen}: call reset, or observe_, first")
+            message = "nothing has been observed since the last action"
+            raise RuntimeError(f"{message}: call reset, or observe_, first")
         result = self.world.kernels.respond(self.world.rules, self.observed, action)
         self.state = result.state
         self.observed = None
@@ -115,11 +115,11 @@ class Env:
         ended = self.world.rules.ended(self.state)
         if ended is not None:
             self.num_playing = self.num_envs - int(ended.sum())
-        self.observer.phase_ended("state")
+        self.observer.on_phase_end("state")
         return result
 
     def current_view(self) -> View:
-        """What a policy would be given now, unmeasured: for the value of what lies behind."""
+        """The current View without new measurements, for bootstrap values."""
         masks, observation = look(self.world.rules, self.state)
         return self._view(self.state, masks, observation)
 

@@ -1,4 +1,4 @@
-"""The loss watch of every env: when a host has lost its way, and what becomes of its env's state.
+"""The governor: detects divergence of a host, and rolls its env's state back.
 
 `watch` and `quarantine` come before anything is recorded, `roll_back` where actions are carried
 out. The weights are nets/seeds/snapshot.py's business.
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper_soa.config.env import NUM_REASONS, GovernorConfig
 from esper_soa.env.lifecycle import prune_now
-from esper_soa.env.masks import choices_left
+from esper_soa.env.masks import allowed_choices
 from esper_soa.env.reward_terms import RewardTerms, add_terms, no_terms
 from esper_soa.state import EnvState, Guard, Masks, Measurements, known_false
 from esper_soa.vocabulary import HEADS, Op, names_of
@@ -22,7 +22,7 @@ CHANCE_BAND = 0.065  # share of the chance loss within which a loss counts as ch
 
 
 class PanicReason:
-    """What the rule saw in a loss (NUM_REASONS). DIVERGED panics only after enough in a row."""
+    """Reason of a panic (NUM_REASONS). DIVERGED panics only after enough in a row."""
 
     NONE = 0
     NOT_FINITE = 1
@@ -42,7 +42,7 @@ def watch(
     be taken now. One is due every `snapshot_steps` env-steps and after a fossilisation, and waits
     until the env is healthy: it neither panics nor is in a run of divergent losses.
     """
-    guard, panic, reason = judge(state.guard, loss, math.log(num_classes), cfg)
+    guard, panic, reason = check_panic(state.guard, loss, math.log(num_classes), cfg)
     due = guard.snapshot_due | ((state.signals.step + 1) % cfg.snapshot_steps == 0)
     healthy = ~panic & (guard.anomalies == 0)
     guard = guard.replace(
@@ -54,8 +54,8 @@ def watch(
     return state.replace(guard=guard), due & healthy
 
 
-def quarantine(measured: Measurements, state: EnvState) -> Measurements:
-    """`measured` without what panicking hosts said: losses unknown, accuracies those last recorded.
+def discard_panicked(measured: Measurements, state: EnvState) -> Measurements:
+    """`measured` without the values of panicking hosts: losses NaN, accuracies as last recorded.
 
     Nothing about its seeds counts as measured, so nothing of it reaches attribution, state,
     observation or learner.
@@ -64,33 +64,33 @@ def quarantine(measured: Measurements, state: EnvState) -> Measurements:
     signals = state.signals
     if known_false(panic):
         return measured
-    trusted = ~panic[:, None]
+    unaffected = ~panic[:, None]
     return measured.replace(
         train_loss=torch.where(panic, torch.nan, measured.train_loss),
         train_accuracy=torch.where(panic, torch.nan, measured.train_accuracy),
         val_loss=torch.where(panic, torch.nan, measured.val_loss),
-        accuracy=torch.where(trusted, measured.accuracy, signals.val_accuracy[:, None]),
-        ablated=measured.ablated & trusted,
-        gradients=measured.gradients.replace(measured=measured.gradients.measured & trusted),
+        accuracy=torch.where(unaffected, measured.accuracy, signals.val_accuracy[:, None]),
+        ablated=measured.ablated & unaffected,
+        gradients=measured.gradients.replace(measured=measured.gradients.measured & unaffected),
     )
 
 
-def only_wait(masks: Masks, where: Tensor) -> Masks:
+def allow_only_wait(masks: Masks, where: Tensor) -> Masks:
     """`masks` that leave the envs `where` (bool [N]) nothing but WAIT."""
     if known_false(where):
         return masks
-    left = ~where[:, None] | (torch.arange(masks.op.shape[1], device=where.device) == Op.WAIT)
-    op = masks.op & left
+    allowed = ~where[:, None] | (torch.arange(masks.op.shape[1], device=where.device) == Op.WAIT)
+    op = masks.op & allowed
     fixed = {
-        head.name: masks.get(head.name) & choices_left(head, op) for head in HEADS if head.fixed
+        head.name: masks.get(head.name) & allowed_choices(head, op) for head in HEADS if head.fixed
     }
-    return masks.replace(op=op, slot_by_op=masks.slot_by_op & left[:, :, None], **fixed)
+    return masks.replace(op=op, slot_by_op=masks.slot_by_op & allowed[:, :, None], **fixed)
 
 
 def roll_back(
     state: EnvState, cfg: GovernorConfig, prune_penalty: float
 ) -> tuple[EnvState, RewardTerms]:
-    """What an env-step is to an env that goes back to its snapshot, worked out for all N envs.
+    """The env-step of an env that is rolled back to its snapshot, computed for all N envs.
 
     Its seeds short of fossils are removed and counted, each for `prune_penalty` with the next
     reward; the reward of this env-step is the death penalty alone. Nothing else happens: no action,
@@ -98,14 +98,14 @@ def roll_back(
     """
     everywhere = torch.ones_like(state.slots.newborn)
     slots, ramp = prune_now(state.slots, state.ramp, everywhere)
-    removed = state.slots.live & ~slots.live
-    slots = slots.replace(rent_params=torch.where(removed, 0.0, slots.rent_params))
+    is_removed = state.slots.live & ~slots.live
+    slots = slots.replace(rent_params=torch.where(is_removed, 0.0, slots.rent_params))
     totals = state.totals
-    reasons = torch.arange(NUM_REASONS, device=removed.device)
+    reasons = torch.arange(NUM_REASONS, device=is_removed.device)
     penalty = torch.full_like(totals.reward, -cfg.death_penalty)
     totals = totals.replace(
         reward=totals.reward + penalty,
-        pending_penalty=totals.pending_penalty + prune_penalty * removed.sum(1),
+        pending_penalty=totals.pending_penalty + prune_penalty * is_removed.sum(1),
         rollbacks=totals.rollbacks + (state.guard.reason[:, None] == reasons),
     )
     signals = state.signals.replace(
@@ -116,7 +116,7 @@ def roll_back(
     return after, add_terms(no_terms(penalty), {"rollback_penalty": penalty})
 
 
-def judge(
+def check_panic(
     guard: Guard, loss: Tensor, chance_loss: Tensor | float, cfg: GovernorConfig
 ) -> tuple[Guard, Tensor, Tensor]:
     """The panic rule (reference governor) on the validation losses [N] of an env-step: new guard,
@@ -135,13 +135,13 @@ def judge(
     mean = torch.where(counted, guard.losses, 0.0).sum(-1) / number
     spread = torch.where(counted, guard.losses - mean.unsqueeze(-1), 0.0)
     deviation = (spread.square().sum(-1) / number).sqrt()
-    judged = finite & (guard.count >= cfg.min_samples)
+    is_judged = finite & (guard.count >= cfg.min_samples)
     learned = mean < RECOVERED_SHARE * chance_loss
-    collapsed = judged & learned & ((loss - chance_loss).abs() < CHANCE_BAND * chance_loss)
-    outlying = (loss > mean + cfg.sensitivity * deviation) & (loss > cfg.multiplier * mean)
-    diverged = judged & ~collapsed & (loss > cfg.absolute_threshold) & outlying
+    collapsed = is_judged & learned & ((loss - chance_loss).abs() < CHANCE_BAND * chance_loss)
+    is_outlier = (loss > mean + cfg.sensitivity * deviation) & (loss > cfg.multiplier * mean)
+    diverged = is_judged & ~collapsed & (loss > cfg.absolute_threshold) & is_outlier
     ordinary = finite & ~collapsed & ~diverged
-    anomalies = torch.where(ordinary & judged, 0, guard.anomalies + diverged)
+    anomalies = torch.where(ordinary & is_judged, 0, guard.anomalies + diverged)
     panic = ~finite | collapsed | (diverged & (anomalies >= cfg.min_panics))
     reason = torch.where(diverged, PanicReason.DIVERGED, PanicReason.NONE)
     reason = torch.where(collapsed, PanicReason.COLLAPSED_TO_CHANCE, reason)

@@ -1,4 +1,4 @@
-"""Joint actions: every choice of the factored heads that differs in what it does, a row each.
+"""Joint actions: one row per distinct combination of the heads' choices.
 
 Heads that an op does not read keep their placeholders, so no two rows mean the same. The order is
 that of ops, and within an op that of slots, blueprints, styles and so on.
@@ -19,8 +19,8 @@ class JointActions:
     def __init__(self, num_slots: int, blueprints: Tensor) -> None:
         """blueprints: bool [P], by code, that may be germinated; its device is the table's."""
         codes = blueprints.nonzero().flatten().tolist()
-        found = [row for op in range(len(OP_NAMES)) for row in _rows(op, num_slots, codes)]
-        self.rows = torch.tensor(found, dtype=torch.int64, device=blueprints.device)
+        rows = [row for op in range(len(OP_NAMES)) for row in _rows(op, num_slots, codes)]
+        self.rows = torch.tensor(rows, dtype=torch.int64, device=blueprints.device)
         columns = dict(zip(HEAD_NAMES, self.rows.unbind(1), strict=True))
         self.op = columns["op"]
         self.slot = columns["slot"]
@@ -43,8 +43,8 @@ class JointActions:
     def mask(self, masks: Masks) -> Tensor:
         """bool [N, K]: the rows that are legal; `masks` [N] as in a View."""
         legal = masks.op[:, self.op] & masks.slot_by_op[:, self.op, self.slot]
-        for name, choice, read in self.details:
-            legal = legal & (masks.get(name)[:, choice] | ~read)
+        for name, choice, relevant in self.details:
+            legal = legal & (masks.get(name)[:, choice] | ~relevant)
         return legal
 
 

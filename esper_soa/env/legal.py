@@ -1,12 +1,12 @@
-"""What is legal: which heads an op makes relevant, and which choices of an action its masks offer.
+"""Legality: the heads that an op makes relevant, and the choices that the masks allow.
 
-The one rule for every decision maker; masks.py says what the masks are.
+All policies use these functions; masks.py computes the masks.
 """
 
 import torch
 from torch import Tensor
 
-from esper_soa.env.masks import matters_for_some
+from esper_soa.env.masks import is_relevant
 from esper_soa.state import Action, Masks, stage_in
 from esper_soa.vocabulary import CHOICE_NAMES, DETAIL_HEADS, HEAD_NAMES, HEADS, OP_NAMES, Op
 
@@ -20,13 +20,13 @@ def head_masks(masks: Masks, op: Tensor) -> dict[str, Tensor]:
     row = op[..., None, None].expand(*op.shape, 1, masks.slot_by_op.shape[-1])
     slot = masks.slot_by_op.gather(-2, row).squeeze(-2)
     first = slot & (slot.cumsum(-1) == 1)
-    chosen = {"slot": torch.where((op == Op.WAIT)[..., None], first, slot)}
+    choices = {"slot": torch.where((op == Op.WAIT)[..., None], first, slot)}
     for head in DETAIL_HEADS:
         legal = masks.get(head.name)
         placeholder = torch.arange(legal.shape[-1], device=op.device) == head.placeholder
-        chosen[head.name] = torch.where(stage_in(op, head.ops)[..., None], legal, placeholder)
-    chosen["op"] = masks.op
-    return chosen
+        choices[head.name] = torch.where(stage_in(op, head.ops)[..., None], legal, placeholder)
+    choices["op"] = masks.op
+    return choices
 
 
 def relevant_heads(op: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ def open_heads(masks: Masks, op: Tensor) -> Tensor:
 
 def available_heads(op_mask: Tensor) -> Tensor:
     """bool [..., 8] in HEADS order: heads that a legal op of op_mask bool [..., 6] makes matter."""
-    return torch.stack([matters_for_some(head, op_mask) for head in HEADS], dim=-1)
+    return torch.stack([is_relevant(head, op_mask) for head in HEADS], dim=-1)
 
 
 def illegal_heads(action: Action, masks: Masks) -> Tensor:
@@ -51,10 +51,10 @@ def illegal_heads(action: Action, masks: Masks) -> Tensor:
     """
     op = action.op.clamp(0, masks.op.shape[-1] - 1)
     legal_op = _offered(masks.op, action.op)
-    offered = head_masks(masks, op)
+    allowed = head_masks(masks, op)
     relevant = relevant_heads(op).unbind(-1)
     heads = [
-        matters & legal_op & ~_offered(offered[name], action.get(name))
+        matters & legal_op & ~_offered(allowed[name], action.get(name))
         for matters, name in zip(relevant, HEAD_NAMES, strict=True)
     ]
     heads[HEAD_NAMES.index("op")] = ~legal_op
@@ -63,33 +63,31 @@ def illegal_heads(action: Action, masks: Masks) -> Tensor:
 
 def _offered(mask: Tensor, choice: Tensor) -> Tensor:
     """bool [N]: choice int64 [N] is one of those that mask [N, C] offers."""
-    inside = choice.clamp(0, mask.shape[-1] - 1)
-    return (inside == choice) & mask.gather(-1, inside.unsqueeze(-1)).squeeze(-1)
+    clamped = choice.clamp(0, mask.shape[-1] - 1)
+    return (clamped == choice) & mask.gather(-1, clamped.unsqueeze(-1)).squeeze(-1)
 
 
 def illegal_choices(action: Action, masks: Masks) -> list[str]:
-    """The first choice of every head that is not legal, in words; heads that the op makes
-    irrelevant may say anything.
-
-    Read by the host.
+    """The first choice of every head that is not legal, in words; irrelevant heads are ignored.
+    Reads from the device.
     """
     rows = illegal_heads(action, masks)
     if not bool(rows.any()):
         return []
-    offered = head_masks(masks, action.op.clamp(0, len(OP_NAMES) - 1))
-    found = []
+    allowed = head_masks(masks, action.op.clamp(0, len(OP_NAMES) - 1))
+    messages = []
     for head, name in enumerate(HEAD_NAMES):
         envs = rows[:, head].nonzero().flatten().tolist()
         if envs:
             choice = int(action.get(name)[envs[0]])
             op = int(action.op[envs[0]])
-            numbers = offered[name][envs[0]].nonzero().flatten().tolist()
+            numbers = allowed[name][envs[0]].nonzero().flatten().tolist()
             legal = [_word(name, one) for one in numbers]
             what = f"op {_word('op', op)}"
             if name != "op":
                 what = f"{name} {_word(name, choice)} for {what}"
-            found.append(f"env {envs[0]}: {what} is not legal; legal are {', '.join(legal)}")
-    return found
+            messages.append(f"env {envs[0]}: {what} is not legal; legal are {', '.join(legal)}")
+    return messages
 
 
 def _word(head: str, choice: int) -> str:
@@ -103,17 +101,18 @@ def first_choice(mask: Tensor) -> Tensor:
     return mask.to(torch.int64).argmax(-1)
 
 
-def obey(want: Action, masks: Masks) -> tuple[Action, Tensor]:
-    """`want` where every choice that matters is legal, else WAIT; and bool [N], where it was legal.
+def obey(action: Action, masks: Masks) -> tuple[Action, Tensor]:
+    """`action` where every choice that matters is legal, else WAIT; and bool [N], where it was
+    legal.
 
     Heads that the op makes irrelevant take their placeholders; choices may be any numbers.
     """
-    legal = ~illegal_heads(want, masks).any(-1)
-    op = torch.where(legal, want.op, Op.WAIT)
+    legal = ~illegal_heads(action, masks).any(-1)
+    op = torch.where(legal, action.op, Op.WAIT)
     relevant = relevant_heads(op).unbind(-1)
-    offered = head_masks(masks, op)
+    allowed = head_masks(masks, op)
     heads = {
-        name: torch.where(matters, want.get(name), first_choice(offered[name]))
+        name: torch.where(matters, action.get(name), first_choice(allowed[name]))
         for matters, name in zip(relevant, HEAD_NAMES, strict=True)
     }
     return Action.from_dict(heads | {"op": op}, batch_size=op.shape), legal

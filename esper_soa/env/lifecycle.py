@@ -1,4 +1,4 @@
-"""The rule book of a seed's life: what the actions do, and what every env-step does by itself.
+"""The lifecycle of seeds: effects of actions, and automatic transitions.
 
 env/step.py calls `record_accuracy`, `apply` and `tick` in this order, and the governor `prune_now`.
 A seed's weights are frozen exactly while `ramp.mode` is DOWN.
@@ -31,7 +31,7 @@ from esper_soa.vocabulary import (
 ALPHA_TOLERANCE = 1e-6  # alphas closer than this count as equal
 EMPTY_SLOT = initial_values(Slots)
 IDLE_RAMP = initial_values(Ramp)
-RESTING = {name: IDLE_RAMP[name] for name in ("alpha", "start", "target", "mode")}
+RESTING_RAMP = {name: IDLE_RAMP[name] for name in ("alpha", "start", "target", "mode")}
 
 
 class GateResults(NamedTuple):
@@ -44,7 +44,7 @@ class GateResults(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """What is to happen in every slot: `op` [N, S], everything else [N, S] or [N, 1]."""
+    """The orders for every slot: `op` [N, S], everything else [N, S] or [N, 1]."""
 
     op: Tensor  # int64, Op
     blueprint: Tensor  # int64, of a new seed
@@ -57,7 +57,7 @@ class Orders(NamedTuple):
     steepness: Tensor  # float64, of the new ramp
 
 
-def arrived(ramp: Ramp) -> Tensor:
+def is_at_target(ramp: Ramp) -> Tensor:
     """bool: the ramp is at rest at its target."""
     return (ramp.mode == AlphaMode.HOLD) & ((ramp.alpha - ramp.target).abs() <= ALPHA_TOLERANCE)
 
@@ -71,7 +71,7 @@ def check_gates(slots: Slots, ramp: Ramp, cfg: GatesConfig) -> GateResults:
     positive contribution (G5).
     """
     old_enough = slots.stage_age >= cfg.min_blending_steps
-    g3 = (ramp.target >= 1 - ALPHA_TOLERANCE) & arrived(ramp)
+    g3 = (ramp.target >= 1 - ALPHA_TOLERANCE) & is_at_target(ramp)
     g5 = slots.contribution_known
     if cfg.permissive:
         healthy = (slots.gradient_health >= cfg.min_gradient_health) & ~slots.gradient_exploding
@@ -106,8 +106,8 @@ def effective_op(slots: Slots, ramp: Ramp, action: Action, cfg: LifecycleConfig)
     """int64 [N]: the action's op, or WAIT where its slot does not allow it; gates are not asked."""
     num_slots = slots.stage.shape[-1]
     allowed = slot_allows(slots.stage, slots.seed_age, ramp.mode, cfg.min_prune_age)
-    chosen = action.op.view(-1, 1, 1).expand(-1, 1, num_slots)
-    valid = (allowed.gather(1, chosen).squeeze(1) & target_slot(action, num_slots)).any(-1)
+    op = action.op.view(-1, 1, 1).expand(-1, 1, num_slots)
+    valid = (allowed.gather(1, op).squeeze(1) & target_slot(action, num_slots)).any(-1)
     return torch.where(valid, action.op, Op.WAIT)
 
 
@@ -132,13 +132,13 @@ def apply(
     orders = decode(
         action, torch.where(target_slot(action, slots.stage.shape[-1]), op.unsqueeze(-1), Op.WAIT)
     )
-    slots, ramp, done = carry_out(slots, ramp, orders, accuracy, gates)
-    done_by_env = done.any(-1)
+    slots, ramp, done = execute_orders(slots, ramp, orders, accuracy, gates)
+    success = done.any(-1)
     outcome = ActionOutcome(
         effective_op=op,
-        success=(action.op == Op.WAIT) | done_by_env,
-        germinated=done_by_env & (op == Op.GERMINATE),
-        fossilized=done_by_env & (op == Op.FOSSILIZE),
+        success=(action.op == Op.WAIT) | success,
+        germinated=success & (op == Op.GERMINATE),
+        fossilized=success & (op == Op.FOSSILIZE),
         batch_size=op.shape,
     )
     return slots, ramp, outcome
@@ -163,13 +163,13 @@ def decode(action: Action, op: Tensor) -> Orders:
 
 def _pick(choice: Tensor, table: tuple[int, ...] | tuple[float, ...]) -> Tensor:
     """The entries of a small `table` at `choice` (int64), as int64 or floats of the env state."""
-    picked = torch.full_like(choice, table[0], dtype=DTYPES[type(table[0])])
+    result = torch.full_like(choice, table[0], dtype=DTYPES[type(table[0])])
     for index, value in enumerate(table):
-        picked = torch.where(choice == index, value, picked)
-    return picked
+        result = torch.where(choice == index, value, result)
+    return result
 
 
-def carry_out(
+def execute_orders(
     slots: Slots, ramp: Ramp, orders: Orders, accuracy: Tensor, cfg: GatesConfig
 ) -> tuple[Slots, Ramp, Tensor]:
     """Carry out one order per slot where the slot's state allows; bool [N, S]: where done.
@@ -178,26 +178,26 @@ def carry_out(
     """
     stage = slots.stage
     gates = check_gates(slots, ramp, cfg)
-    asked = {op: (orders.op == op) & stage_allows(op, stage) for op in LEGAL_STAGES}
-    germinated = asked[Op.GERMINATE]
+    where_op = {op: (orders.op == op) & stage_allows(op, stage) for op in LEGAL_STAGES}
+    germinated = where_op[Op.GERMINATE]
     advanced_stage = advance_stage(stage, gates)
-    advanced = asked[Op.ADVANCE] & (advanced_stage != stage)
-    fossilized = asked[Op.FOSSILIZE] & gates.g5
-    aimed = asked[Op.SET_ALPHA_TARGET] & at_rest(ramp.mode) & (orders.target > 0)
-    removed, fading = _ways_to_prune(slots, ramp, asked[Op.PRUNE], orders.length)
+    advanced = where_op[Op.ADVANCE] & (advanced_stage != stage)
+    fossilized = where_op[Op.FOSSILIZE] & gates.g5
+    aimed = where_op[Op.SET_ALPHA_TARGET] & at_rest(ramp.mode) & (orders.target > 0)
+    is_removed, fading = _split_prunes(slots, ramp, where_op[Op.PRUNE], orders.length)
 
     reopened = fading | (aimed & (stage == Stage.HOLDING) & (orders.target < 1 - ALPHA_TOLERANCE))
     stage = torch.where(advanced, advanced_stage, stage)
     stage = torch.where(fossilized, Stage.FOSSILIZED, stage)
     stage = torch.where(reopened, Stage.BLENDING, stage)
-    stage = torch.where(removed, Stage.PRUNED, stage)
+    stage = torch.where(is_removed, Stage.PRUNED, stage)
     slots, ramp = enter(slots, ramp, stage)
 
     slots = slots.replace(blend=torch.where(aimed, orders.blend, slots.blend))
     target = torch.where(fading, 0.0, orders.target)
     ramp = retarget(ramp, aimed | fading, target, orders.length, orders.curve, orders.steepness)
     slots = germinate(slots, germinated, orders, accuracy)
-    return slots, ramp, germinated | advanced | fossilized | aimed | removed | fading
+    return slots, ramp, germinated | advanced | fossilized | aimed | is_removed | fading
 
 
 def advance_stage(stage: Tensor, gates: GateResults) -> Tensor:
@@ -206,21 +206,23 @@ def advance_stage(stage: Tensor, gates: GateResults) -> Tensor:
     ADVANCE leads no further than HOLDING: a seed is fossilised by an action of its own.
     """
     following = stage
-    for (before, after), passed in zip(ADVANCES, (gates.g1, gates.g2, gates.g3), strict=True):
-        following = torch.where((stage == before) & passed, after, following)
+    for (before, after), gate in zip(ADVANCES, (gates.g1, gates.g2, gates.g3), strict=True):
+        following = torch.where((stage == before) & gate, after, following)
     return following
 
 
-def _ways_to_prune(
+def _split_prunes(
     slots: Slots, ramp: Ramp, pruning: Tensor, length: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """bool [N, S] twice, of the seeds in `pruning`: those that go at once, as asked to (length 0),
-    without weight yet, or in a stage without ramps; those that first fade out, in `length` ticks.
+    """bool [N, S] twice, of the seeds in `pruning`: removed at once (length 0, not blending yet, or
+    a stage without ramps); fading out first, in `length` ticks.
     """
     at_once = (length <= 0) | (slots.alpha <= 0)
     has_ramp = stage_allows(Op.SET_ALPHA_TARGET, slots.stage)
-    still = at_rest(ramp.mode)
-    return pruning & (at_once | (still & ~has_ramp)), pruning & ~at_once & still & has_ramp
+    is_resting = at_rest(ramp.mode)
+    return pruning & (
+        at_once | (is_resting & ~has_ramp)
+    ), pruning & ~at_once & is_resting & has_ramp
 
 
 def germinate(slots: Slots, where: Tensor, orders: Orders, accuracy: Tensor) -> Slots:
@@ -245,8 +247,8 @@ def germinate(slots: Slots, where: Tensor, orders: Orders, accuracy: Tensor) -> 
 
 def prune_now(slots: Slots, ramp: Ramp, where: Tensor) -> tuple[Slots, Ramp]:
     """Remove the seeds on `where` (bool [N, S]) at once; fossils, cooling and empty slots stay."""
-    removed = where & stage_allows(Op.PRUNE, slots.stage)
-    return enter(slots, ramp, torch.where(removed, Stage.PRUNED, slots.stage))
+    is_pruned = where & stage_allows(Op.PRUNE, slots.stage)
+    return enter(slots, ramp, torch.where(is_pruned, Stage.PRUNED, slots.stage))
 
 
 def enter(slots: Slots, ramp: Ramp, stage: Tensor) -> tuple[Slots, Ramp]:
@@ -279,10 +281,10 @@ def enter(slots: Slots, ramp: Ramp, stage: Tensor) -> tuple[Slots, Ramp]:
     steepness = torch.full_like(ramp.steepness, RAMP_STEEPNESS)
     curve = _pick(slots.style, STYLE_CURVE)
     ramp = retarget(ramp, blending, slots.alpha_goal, slots.tempo, curve, steepness)
-    ramp = _set(ramp, holding, RESTING | {"alpha": 1.0, "start": 1.0, "target": 1.0})
+    ramp = _set(ramp, holding, RESTING_RAMP | {"alpha": 1.0, "start": 1.0, "target": 1.0})
     done = torch.where(holding, ramp.length, ramp.done)
     ramp = ramp.replace(done=done, alpha=torch.where(fossil, 1.0, ramp.alpha))
-    return slots, _set(ramp, pruned, RESTING | {"length": 0, "done": 0})
+    return slots, _set(ramp, pruned, RESTING_RAMP | {"length": 0, "done": 0})
 
 
 def tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: GatesConfig) -> tuple[Slots, Ramp]:
@@ -301,7 +303,7 @@ def tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: GatesConfig) -> 
     slots, ramp = enter(
         slots, ramp, _stage_after_tick(slots, ramp, cfg, check_gates(slots, ramp, gates))
     )
-    return _tidy(slots, ramp)
+    return _reset_empty_slots(slots, ramp)
 
 
 def _stage_after_tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: GateResults) -> Tensor:
@@ -309,23 +311,25 @@ def _stage_after_tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: Gat
 
     Nothing happens to HOLDING and FOSSILIZED. A seed whose ramp ended at alpha 0 is gone.
     """
-    was = slots.stage
-    stage = was
-    onward = advance_stage(was, gates)
+    stage_before = slots.stage
+    stage = stage_before
+    advanced = advance_stage(stage_before, gates)
     by_itself = (cfg.auto_forward_g1, cfg.auto_forward_g2, cfg.auto_forward_g3)
     for (before, _), forwards in zip(ADVANCES, by_itself, strict=True):
         if forwards:
-            stage = torch.where(was == before, onward, stage)
-    faded = (was == Stage.BLENDING) & arrived(ramp) & (ramp.target <= ALPHA_TOLERANCE)
-    stage = torch.where(faded, Stage.PRUNED, stage)
-    stage = torch.where(was == Stage.PRUNED, Stage.EMBARGOED, stage)
-    served = (was == Stage.EMBARGOED) & (slots.stage_age >= cfg.embargo_steps)
-    stage = torch.where(served, Stage.RESETTING, stage)
-    return torch.where(was == Stage.RESETTING, Stage.EMPTY, stage)
+            stage = torch.where(stage_before == before, advanced, stage)
+    has_faded = (
+        (stage_before == Stage.BLENDING) & is_at_target(ramp) & (ramp.target <= ALPHA_TOLERANCE)
+    )
+    stage = torch.where(has_faded, Stage.PRUNED, stage)
+    stage = torch.where(stage_before == Stage.PRUNED, Stage.EMBARGOED, stage)
+    has_served = (stage_before == Stage.EMBARGOED) & (slots.stage_age >= cfg.embargo_steps)
+    stage = torch.where(has_served, Stage.RESETTING, stage)
+    return torch.where(stage_before == Stage.RESETTING, Stage.EMPTY, stage)
 
 
-def _tidy(slots: Slots, ramp: Ramp) -> tuple[Slots, Ramp]:
-    """Drop what dies with a seed; an empty slot gets the record of an empty slot.
+def _reset_empty_slots(slots: Slots, ramp: Ramp) -> tuple[Slots, Ramp]:
+    """Reset the fields of removed seeds and of empty slots.
 
     Blueprint and telemetry of a pruned seed stay readable until its slot is empty.
     """

@@ -53,7 +53,7 @@ def stage_allows(op: int, stage: Tensor) -> Tensor:
 
 
 def at_rest(mode: Tensor) -> Tensor:
-    """bool, shaped as `mode` (AlphaMode): alpha does not move, so it may be sent elsewhere."""
+    """bool, shaped as `mode` (AlphaMode): alpha does not move, so it may be given a new target."""
     return mode == AlphaMode.HOLD
 
 
@@ -64,11 +64,11 @@ def slot_allows(stage: Tensor, seed_age: Tensor, mode: Tensor, min_prune_age: in
     not pruned, nor one whose alpha moves.
     """
     resting = at_rest(mode)
-    beside = {Op.SET_ALPHA_TARGET: resting, Op.PRUNE: (seed_age >= min_prune_age) & resting}
+    extra = {Op.SET_ALPHA_TARGET: resting, Op.PRUNE: (seed_age >= min_prune_age) & resting}
     everywhere = torch.ones_like(resting)
     allowed = [everywhere]  # WAIT
     for op in range(1, len(OP_NAMES)):
-        allowed.append(stage_allows(op, stage) & beside.get(op, everywhere))
+        allowed.append(stage_allows(op, stage) & extra.get(op, everywhere))
     return torch.stack(allowed, dim=-2)
 
 
@@ -82,34 +82,34 @@ def action_masks(
     """
     stage = slots.stage
     num_seeds = stage_in(stage, LIVE_STAGES).sum(-1, keepdim=True)
-    unsettled = stage_in(stage, UNSETTLED_STAGES).any(-1, keepdim=True)
-    by_env = [torch.ones_like(unsettled)] * len(OP_NAMES)
-    by_env[Op.GERMINATE] = ~unsettled & ((num_seeds < max_seeds) | (max_seeds == 0))
-    by_env[Op.ADVANCE] = torch.full_like(unsettled, not lifecycle.advance_disabled)
+    has_unsettled = stage_in(stage, UNSETTLED_STAGES).any(-1, keepdim=True)
+    by_env = [torch.ones_like(has_unsettled)] * len(OP_NAMES)
+    by_env[Op.GERMINATE] = ~has_unsettled & ((num_seeds < max_seeds) | (max_seeds == 0))
+    by_env[Op.ADVANCE] = torch.full_like(has_unsettled, not lifecycle.advance_disabled)
     by_slot = slot_allows(stage, slots.seed_age, ramp.mode, lifecycle.min_prune_age)
     by_op = by_slot & torch.stack(by_env, dim=-2)
     op = by_op.any(-1)
     codes = torch.arange(blueprints_allowed.shape[-1], device=op.device)
-    germinable = (blueprints_allowed & (codes != Blueprint.NOOP)).expand(op.shape[0], -1).clone()
+    can_germinate = (blueprints_allowed & (codes != Blueprint.NOOP)).expand(op.shape[0], -1).clone()
     every_slot = torch.ones_like(stage, dtype=torch.bool)
-    masks = {head.name: choices_left(head, op) for head in DETAIL_HEADS}
-    masks |= {"slot": every_slot, "blueprint": germinable, "op": op, "slot_by_op": by_op}
+    masks = {head.name: allowed_choices(head, op) for head in DETAIL_HEADS}
+    masks |= {"slot": every_slot, "blueprint": can_germinate, "op": op, "slot_by_op": by_op}
     return Masks.from_dict(masks, batch_size=op.shape[:1])
 
 
-def choices_left(head: Head, op: Tensor) -> Tensor:
+def allowed_choices(head: Head, op: Tensor) -> Tensor:
     """bool [N, C]: what the legal ops [N, 6] leave of the choices of a head.
 
     All, but that a head which is `fixed` keeps its placeholder alone where no op that it matters
-    for is legal. Which blueprints there are is for the rules to say.
+    for is legal. The blueprint head is not restricted here.
     """
     if not head.fixed:
         return torch.ones_like(op[:, :1]).expand(-1, head.choices)
     placeholder = torch.arange(head.choices, device=op.device) == head.placeholder
-    return matters_for_some(head, op).unsqueeze(-1) | placeholder
+    return is_relevant(head, op).unsqueeze(-1) | placeholder
 
 
-def matters_for_some(head: Head, op: Tensor) -> Tensor:
+def is_relevant(head: Head, op: Tensor) -> Tensor:
     """bool [...]: some legal op of op [..., 6] makes the head matter."""
     legal = op.unbind(-1)
     return torch.stack([legal[code] for code in head.ops]).any(0)

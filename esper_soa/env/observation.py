@@ -62,7 +62,7 @@ FEATURE_LIMIT = 102.0  # beyond symlog / 7 of the largest float64; only infiniti
 
 
 def observe(state: EnvState, max_steps: int) -> Observation:
-    """What the policy sees of N envs; `max_steps` is the number of env-steps of an episode.
+    """Observation of N envs; `max_steps` is the number of env-steps of an episode.
 
     A feature that is not finite reads 0 where it is NaN and FEATURE_LIMIT where it is infinite.
     """
@@ -105,8 +105,8 @@ def env_features(signals: Signals, num_recorded: Tensor, stage: Tensor, max_step
     losses = _symlog(signals.loss_history[:, -OBSERVED_HISTORY:]) / SYMLOG_SCALE
     accuracies = signals.accuracy_history[:, -OBSERVED_HISTORY:] / PERCENT
     ops = torch.arange(len(OP_NAMES), device=stage.device)
-    held = stage_in(stage, (Stage.HOLDING, Stage.FOSSILIZED))
-    shares = (stage == Stage.TRAINING, stage == Stage.BLENDING, held)
+    is_frozen = stage_in(stage, (Stage.HOLDING, Stage.FOSSILIZED))
+    shares = (stage == Stage.TRAINING, stage == Stage.BLENDING, is_frozen)
     scalars = (
         _progress(signals.step, max_steps),
         _symlog(signals.val_loss) / SYMLOG_SCALE,

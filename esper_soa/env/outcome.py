@@ -1,5 +1,5 @@
-"""What an episode came to: one record per env, the trade-off between accuracy and size, and what
-blueprints achieved. Formulas are the reference's.
+"""Outcomes of episodes: one record per env, the trade-off of accuracy and size, and statistics by
+blueprint. Formulas are the reference's.
 """
 
 from typing import NamedTuple
@@ -105,10 +105,10 @@ def stability(rewards: Tensor, num_steps: Tensor) -> Tensor:
     """
     window = rewards.shape[1]
     place = torch.arange(window, device=rewards.device)
-    received = place >= window - num_steps.unsqueeze(1)
-    count = received.sum(1)
-    mean = torch.where(received, rewards, 0.0).sum(1) / count.clamp(min=1)
-    squares = torch.where(received, (rewards - mean.unsqueeze(1)).square(), 0.0).sum(1)
+    valid = place >= window - num_steps.unsqueeze(1)
+    count = valid.sum(1)
+    mean = torch.where(valid, rewards, 0.0).sum(1) / count.clamp(min=1)
+    squares = torch.where(valid, (rewards - mean.unsqueeze(1)).square(), 0.0).sum(1)
     return torch.where(count < 2, 1.0, 1 / (1 + squares / count.clamp(min=1)))
 
 
@@ -144,28 +144,28 @@ def hypervolume(accuracy: Tensor, param_ratio: Tensor) -> Tensor:
     Swept in the order of falling accuracy: each point adds a strip from its ratio up to the
     smallest ratio so far.
     """
-    counted = (accuracy > 0) & (param_ratio < HYPERVOLUME_RATIO)
-    height, order = torch.where(counted, accuracy, 0.0).sort(descending=True)
-    ratio = torch.where(counted, param_ratio, HYPERVOLUME_RATIO)[order]
+    counts = (accuracy > 0) & (param_ratio < HYPERVOLUME_RATIO)
+    height, order = torch.where(counts, accuracy, 0.0).sort(descending=True)
+    ratio = torch.where(counts, param_ratio, HYPERVOLUME_RATIO)[order]
     start = torch.full_like(ratio[:1], HYPERVOLUME_RATIO)
-    reached = torch.cat((start, ratio)).cummin(0).values
-    return (height * (reached[:-1] - reached[1:])).sum()
+    best_ratio = torch.cat((start, ratio)).cummin(0).values
+    return (height * (best_ratio[:-1] - best_ratio[1:])).sum()
 
 
 def trade_offs(points: Tensor) -> Tensor:
     """Distinct points on the Pareto front [K, 3] of [M, 3] (accuracy, stability, parameter ratio).
 
-    Front and hypervolume of more points are those of these and the new ones: the others can go.
+    Dominated points can be dropped: they never affect later fronts or hypervolumes.
     """
     parts = points.unique(dim=0).split(COMPARED)
-    found = torch.cat([part[pareto_front(*part.unbind(1))] for part in parts]) if parts else points
-    return found[pareto_front(*found.unbind(1))]
+    front = torch.cat([part[pareto_front(*part.unbind(1))] for part in parts]) if parts else points
+    return front[pareto_front(*front.unbind(1))]
 
 
 def empty_blueprint_stats(
     device: torch.device, num_blueprints: int = NUM_BLUEPRINTS
 ) -> BlueprintStats:
-    """Nothing seen yet."""
+    """Statistics of no seeds: all zero."""
     count = torch.zeros(num_blueprints, dtype=torch.int64, device=device)
     amount = torch.zeros(num_blueprints, dtype=STATE_FLOAT, device=device)
     return BlueprintStats(count, count, count, amount, amount, amount, amount, count)
@@ -178,7 +178,7 @@ def count_blueprints(stats: BlueprintStats, before: Slots, after: Slots) -> Blue
     """
     born = after.live & ~before.live
     fossil = (after.stage == Stage.FOSSILIZED) & (before.stage != Stage.FOSSILIZED)
-    removed = before.live & (before.stage != Stage.FOSSILIZED) & ~after.live
+    is_removed = before.live & (before.stage != Stage.FOSSILIZED) & ~after.live
     gain = before.total_improvement
     blending = before.accuracy_current - before.accuracy_blending_start
     blended = fossil & before.blending_started
@@ -186,9 +186,9 @@ def count_blueprints(stats: BlueprintStats, before: Slots, after: Slots) -> Blue
     return stats._replace(
         germinated=_add(stats.germinated, after.blueprint, born),
         fossilized=_add(stats.fossilized, before.blueprint, fossil),
-        pruned=_add(stats.pruned, before.blueprint, removed),
+        pruned=_add(stats.pruned, before.blueprint, is_removed),
         gain=_add(stats.gain, before.blueprint, fossil, gain),
-        churn=_add(stats.churn, before.blueprint, removed, gain),
+        churn=_add(stats.churn, before.blueprint, is_removed, gain),
         blending_gain=_add(stats.blending_gain, before.blueprint, blended, blending),
         contribution=_add(stats.contribution, before.blueprint, measured, before.contribution),
         measured=_add(stats.measured, before.blueprint, measured),
@@ -198,6 +198,6 @@ def count_blueprints(stats: BlueprintStats, before: Slots, after: Slots) -> Blue
 def _add(sums: Tensor, blueprint: Tensor, where: Tensor, amount: Tensor | None = None) -> Tensor:
     """`sums` [P] and, by blueprint, `amount` [N, S], or ones, of slots `where` (bool [N, S])."""
     codes = torch.arange(sums.shape[0], device=blueprint.device)
-    chosen = where.unsqueeze(-1) & (blueprint.unsqueeze(-1) == codes)
+    matches = where.unsqueeze(-1) & (blueprint.unsqueeze(-1) == codes)
     weight = torch.ones_like(blueprint, dtype=STATE_FLOAT) if amount is None else amount
-    return sums + torch.where(chosen, weight.unsqueeze(-1), 0.0).sum((0, 1)).to(sums.dtype)
+    return sums + torch.where(matches, weight.unsqueeze(-1), 0.0).sum((0, 1)).to(sums.dtype)

@@ -1,8 +1,8 @@
-"""What is worked out over all envs of a run, where a process may have some of them.
+"""Reductions over all envs of a run, which may be split over processes.
 
-`Reduction` is that of a process which has all N envs: every method gives back what it gets, at no
-cost. runtime/ranks.py has the one of several processes, which is handed in. All processes call the
-same methods in the same order.
+`Reduction` is that of a process which has all N envs: every method returns its input.
+runtime/ranks.py has the one of several processes, which is handed in. All processes call the same
+methods in the same order.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Reduction:
         """The part of this process of a tensor with an entry for each of N envs along `dim`."""
         return entries
 
-    def own_of(self, envs: Tensor) -> Tensor:
+    def local_envs(self, envs: Tensor) -> Tensor:
         """The env numbers int64 [M] that belong to this process, int64 [m]."""
         return envs
 

@@ -1,5 +1,5 @@
-"""The reward of one env-step: inputs from the env state, score by mode, what is due, and what is
-remembered. Also which seed helped which, credited when the helped one becomes a fossil.
+"""The reward of one env-step: inputs from the env state, terms of the mode, pending payments and
+memory. Also hindsight credit for seeds that helped a later fossil.
 
 `reward` is called with what was measured and before the action takes effect, `settle_fossils` after
 it.
@@ -60,26 +60,26 @@ def reward(
     """
     if settings.split is None:
         return _pay(state, attribution, action, op, settings)
-    terms, paid = _pay(state, attribution, action, op, settings.split.settings[0])
+    terms, own_terms = _pay(state, attribution, action, op, settings.split.settings[0])
     for place, other in enumerate(settings.split.settings[1:], 1):
-        mine = settings.split.place == place
+        selected = settings.split.place == place
         other_terms, other_paid = _pay(state, attribution, action, op, other)
-        terms = select(mine, other_terms, terms)
-        paid = select(mine, other_paid, paid)
-    return terms, paid
+        terms = select(selected, other_terms, terms)
+        own_terms = select(selected, other_paid, own_terms)
+    return terms, own_terms
 
 
 def _pay(
     state: EnvState, attribution: Attribution, action: Action, op: Tensor, settings: RewardSettings
 ) -> tuple[RewardTerms, EnvState]:
     inputs = reward_inputs(state, attribution, action, op, settings)
-    terms, readings = score(inputs, settings.config, settings.own)
-    nothing = torch.zeros_like(terms.total)
-    due = state.totals if settings.own is None else state.totals.replace(pending_hindsight=nothing)
-    terms = adjust(terms, inputs, readings, due, settings.config)
-    slots = _next_slots(state.slots, inputs, readings, settings)
+    terms, slot_readings = score(inputs, settings.config, settings.own)
+    zeros = torch.zeros_like(terms.total)
+    due = state.totals if settings.own is None else state.totals.replace(pending_hindsight=zeros)
+    terms = adjust(terms, inputs, slot_readings, due, settings.config)
+    slots = _next_slots(state.slots, inputs, slot_readings, settings)
     totals = state.totals.replace(
-        reward=state.totals.reward + terms.total, pending_penalty=nothing, pending_hindsight=nothing
+        reward=state.totals.reward + terms.total, pending_penalty=zeros, pending_hindsight=zeros
     )
     return terms, state.replace(slots=slots, totals=totals)
 
@@ -87,7 +87,7 @@ def _pay(
 def reward_inputs(
     state: EnvState, attribution: Attribution, action: Action, op: Tensor, settings: RewardSettings
 ) -> RewardInputs:
-    """What the env state and this env-step's attribution say to the reward."""
+    """Reward inputs from the env state and this env-step's attribution."""
     slots = state.slots
     signals = state.signals
     known = attribution.measured
@@ -137,8 +137,8 @@ def rent_and_shock(slots: Slots, settings: RewardSettings) -> tuple[Tensor, Tens
     host = settings.counts.host
     params = occupied_params(slots, settings.counts)
     alpha = torch.where(slots.live, slots.alpha, 0.0)
-    paying = stage_in(slots.stage, RENT_STAGES)
-    effective = torch.where(paying, cfg.base_slot_rent_ratio * host + alpha * params, 0.0).sum(1)
+    pays_rent = stage_in(slots.stage, RENT_STAGES)
+    effective = torch.where(pays_rent, cfg.base_slot_rent_ratio * host + alpha * params, 0.0).sum(1)
     weight = torch.where(slots.rent_params > 0, slots.rent_params, 0.0) / max(
         host, cfg.rent_host_params_floor
     )
@@ -148,21 +148,22 @@ def rent_and_shock(slots: Slots, settings: RewardSettings) -> tuple[Tensor, Tens
 def adjust(
     terms: RewardTerms,
     inputs: RewardInputs,
-    readings: SlotReadings,
+    slot_readings: SlotReadings,
     totals: Totals,
     cfg: RewardConfig,
 ) -> RewardTerms:
-    """Add what is due beside the mode's terms: last-step reckonings, payments due in `totals`.
+    """Add the payments that do not depend on the mode: at the last env-step, and those pending in
+    `totals`.
 
     A seed that is fossilised by the last action keeps its escrow.
     """
     last = inputs.step == inputs.max_steps
     due = {}
     if cfg.mode == "escrow":
-        kept = (slot_op(inputs) == Op.FOSSILIZE) & (inputs.stage == Stage.HOLDING)
-        lost = inputs.has_seed & (inputs.stage != Stage.FOSSILIZED) & ~kept
+        fossilizes = (slot_op(inputs) == Op.FOSSILIZE) & (inputs.stage == Stage.HOLDING)
+        loses_escrow = inputs.has_seed & (inputs.stage != Stage.FOSSILIZED) & ~fossilizes
         due["escrow_forfeit"] = torch.where(
-            last, -torch.where(lost, readings.escrow_next, 0.0).sum(1), 0.0
+            last, -torch.where(loses_escrow, slot_readings.escrow_next, 0.0).sum(1), 0.0
         )
     if cfg.mode in ("shaped", "escrow") and not cfg.disable_pbrs:
         unproven = inputs.has_seed & stage_in(inputs.stage, UNPROVEN_STAGES)
@@ -179,11 +180,11 @@ def germination_refund(seed_age: Tensor) -> Tensor:
 
 
 def _next_slots(
-    slots: Slots, inputs: RewardInputs, readings: SlotReadings, settings: RewardSettings
+    slots: Slots, inputs: RewardInputs, slot_readings: SlotReadings, settings: RewardSettings
 ) -> Slots:
     """The slots with escrow, drip and rent readings; a new pool waits for `settle_fossils`."""
     slots = slots.replace(
-        escrow=torch.where(slots.live, readings.escrow_next, 0.0),
+        escrow=torch.where(slots.live, slot_readings.escrow_next, 0.0),
         rent_alpha=torch.where(slots.live, slots.alpha, 0.0),
         rent_params=occupied_params(slots, settings.counts),
     )
@@ -191,9 +192,9 @@ def _next_slots(
         return slots
     opened = slot_op(inputs) == Op.FOSSILIZE
     return slots.replace(
-        drip_scale=torch.where(opened, readings.drip_scale, slots.drip_scale),
-        drip_total=torch.where(opened, readings.drip_total, slots.drip_total),
-        drip_paid=torch.where(opened, 0.0, slots.drip_paid + readings.drip_payment),
+        drip_scale=torch.where(opened, slot_readings.drip_scale, slots.drip_scale),
+        drip_total=torch.where(opened, slot_readings.drip_total, slots.drip_total),
+        drip_paid=torch.where(opened, 0.0, slots.drip_paid + slot_readings.drip_payment),
     )
 
 
@@ -247,11 +248,11 @@ def hindsight_credit(
     num_slots = beneficiary.shape[1]
     if num_slots < 2:
         return torch.zeros_like(improvement)
-    helped = torch.stack(
+    is_helped = torch.stack(
         [beneficiary[:, low] | beneficiary[:, high] for low, high in pairs(num_slots)], 1
     )
     gain = (HINDSIGHT_SLOPE * improvement.clamp(min=0)).unsqueeze(1)
-    scale = torch.where(helped, gain, 0.0).to(boosts.dtype).unsqueeze(2)
+    scale = torch.where(is_helped, gain, 0.0).to(boosts.dtype).unsqueeze(2)
     # A running product is computed once; a power would be fused into the pass over the boosts and
     # cost more than it.
     growth = torch.full(boosts.shape[2:], 1 / PBRS_GAMMA, dtype=STATE_FLOAT, device=boosts.device)

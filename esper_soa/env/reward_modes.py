@@ -11,9 +11,9 @@ from torch import Tensor
 
 from esper_soa.config.env import RewardConfig
 from esper_soa.env import reward_terms as term
-from esper_soa.env.reward_records import OwnReward, RewardInputs, SlotReadings
+from esper_soa.env.reward_records import RewardInputs, SlotReadings, UserReward
 from esper_soa.env.reward_terms import RewardTerms, add_terms, column, no_terms
-from esper_soa.env.user_reward import own_parts
+from esper_soa.env.user_reward import user_terms
 from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Op, Stage
 
@@ -27,7 +27,7 @@ RANSOM_CONTRIBUTION = 0.1
 
 
 def score(
-    inputs: RewardInputs, cfg: RewardConfig, own: OwnReward | None = None
+    inputs: RewardInputs, cfg: RewardConfig, own: UserReward | None = None
 ) -> tuple[RewardTerms, SlotReadings]:
     """Terms [N] of mode `cfg.mode`, without what `reward.py` adds at the end; readings [N, S].
 
@@ -36,25 +36,27 @@ def score(
     is not the target of the action; with "target" only the target slot does. Terms of the op itself
     are always the target's.
     """
-    parts, read = MODES[cfg.mode](inputs, cfg) if own is None else (own_parts(own, inputs), {})
+    parts, mode_readings = (
+        MODES[cfg.mode](inputs, cfg) if own is None else (user_terms(own, inputs), {})
+    )
     zero = torch.zeros_like(inputs.contribution)
-    readings = SlotReadings(
+    slot_readings = SlotReadings(
         escrow_next=inputs.escrow,
         drip_total=zero,
         drip_scale=zero,
         drip_payment=torch.zeros_like(inputs.drip_scale),
     )
-    return add_terms(no_terms(inputs.val_accuracy), parts), readings._replace(**read)
+    return add_terms(no_terms(inputs.val_accuracy), parts), slot_readings._replace(**mode_readings)
 
 
-def scored(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
+def is_scored(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     """bool [N, S]: slots whose per-seed terms are paid."""
     return inputs.target if cfg.scored_slots == "target" else inputs.target | inputs.has_seed
 
 
-def over_scored(per_slot: Tensor, inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
+def sum_scored(per_slot: Tensor, inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     """Sum [N] of a per-seed term [N, S] over the scored slots."""
-    return torch.where(scored(inputs, cfg), per_slot, 0.0).sum(1)
+    return torch.where(is_scored(inputs, cfg), per_slot, 0.0).sum(1)
 
 
 def _shaped(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
@@ -80,7 +82,7 @@ def _shaped(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     weight = cfg.contribution_weight * cfg.proxy_confidence_factor
     attribution = torch.where(proxy, weight * inputs.improvement, 0.0)
     attribution = torch.where(inputs.contribution_known, measured, attribution)
-    attribution = torch.where(_refused(inputs) | fossil, 0.0, attribution)
+    attribution = torch.where(_is_refused(inputs) | fossil, 0.0, attribution)
     attribution = torch.where(term.slot_op(inputs) == Op.PRUNE, -attribution, attribution)
     penalty = torch.where(fossil, 0.0, term.ratio_penalty(inputs, discount, cfg))
     return _contribution(inputs, cfg, attribution, penalty, discount), {}
@@ -106,16 +108,18 @@ def _escrow(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     move = torch.where(useful, move, torch.where(harmful, -inputs.escrow, 0.0))
     pruned = term.slot_op(inputs) == Op.PRUNE
     move = torch.where(pruned, -inputs.escrow, torch.where(fossil, 0.0, move))
-    blame = torch.where(harmful & ~pruned & ~fossil, cfg.contribution_weight * contribution, 0.0)
-    credit = torch.where(scored(inputs, cfg), inputs.escrow + move, inputs.escrow)
-    attribution = torch.where(_refused(inputs), 0.0, move + blame)
-    nothing = torch.zeros_like(attribution)
-    parts = _contribution(inputs, cfg, attribution, nothing, undiscounted)
+    contribution_penalty = torch.where(
+        harmful & ~pruned & ~fossil, cfg.contribution_weight * contribution, 0.0
+    )
+    credit = torch.where(is_scored(inputs, cfg), inputs.escrow + move, inputs.escrow)
+    attribution = torch.where(_is_refused(inputs), 0.0, move + contribution_penalty)
+    zeros = torch.zeros_like(attribution)
+    parts = _contribution(inputs, cfg, attribution, zeros, undiscounted)
     return parts, {"escrow_next": credit}
 
 
-def _refused(inputs: RewardInputs) -> Tensor:
-    """bool [N, S]: nothing is earned by a seed that is fossilised where all seeds do harm."""
+def _is_refused(inputs: RewardInputs) -> Tensor:
+    """bool [N, S]: a seed earns nothing if it is fossilised while all seeds together do harm."""
     harmful = column(inputs.total_known & (inputs.total < 0))
     return (term.slot_op(inputs) == Op.FOSSILIZE) & inputs.has_seed & harmful
 
@@ -123,7 +127,7 @@ def _refused(inputs: RewardInputs) -> Tensor:
 def _contribution(
     inputs: RewardInputs, cfg: RewardConfig, attribution: Tensor, penalty: Tensor, discount: Tensor
 ) -> Parts:
-    """What SHAPED and ESCROW have in common: shaping, rents, warnings; all [N, S]."""
+    """Terms shared by SHAPED and ESCROW: shaping, rents, warnings; all [N, S]."""
     bounded = attribution + penalty
     per_seed = {
         "attribution": attribution,
@@ -134,7 +138,7 @@ def _contribution(
     }
     if not cfg.disable_pbrs:
         per_seed["pbrs_bonus"] = term.seed_shaping(inputs, cfg)
-    parts = {name: over_scored(value, inputs, cfg) for name, value in per_seed.items()}
+    parts = {name: sum_scored(value, inputs, cfg) for name, value in per_seed.items()}
     fossils = inputs.num_fossilized.to(STATE_FLOAT)
     parts |= {
         "compute_rent": term.compute_rent(inputs, cfg),
@@ -165,7 +169,7 @@ def _basic(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     if not cfg.disable_pbrs:
         pruned = term.forfeited_potential(inputs, cfg)
         shaping = torch.where(op == Op.PRUNE, pruned, term.seed_shaping(inputs, cfg))
-        parts["pbrs_bonus"] = over_scored(shaping, inputs, cfg)
+        parts["pbrs_bonus"] = sum_scored(shaping, inputs, cfg)
     pool = torch.where(op == Op.FOSSILIZE, pool, 0.0)
     steps_left = (inputs.max_steps - inputs.step).clamp(min=cfg.min_drip_steps)
     scale = pool / column(steps_left)
@@ -181,14 +185,14 @@ def _fossilize_bonus(inputs: RewardInputs, cfg: RewardConfig) -> tuple[Tensor, T
     )
     full = full * term.holding_share(inputs)
     holding = inputs.has_seed & (inputs.stage == Stage.HOLDING)
-    proven = (
+    is_proven = (
         holding & (total > 0) & inputs.contribution_known & (contribution >= term.MIN_CONTRIBUTION)
     )
     ransom = (total <= 0) & inputs.contribution_known & (contribution > RANSOM_CONTRIBUTION)
     invalid = torch.full_like(contribution, cfg.basic_fossilize_invalid_penalty)
     failed = torch.where(ransom | ~holding, invalid, cfg.basic_fossilize_noncontributing_penalty)
-    bonus = torch.where(proven, full * (1 - cfg.drip_fraction), failed)
-    pool = torch.where(proven, full * cfg.drip_fraction, 0.0)
+    bonus = torch.where(is_proven, full * (1 - cfg.drip_fraction), failed)
+    pool = torch.where(is_proven, full * cfg.drip_fraction, 0.0)
     return torch.where(inputs.has_seed, bonus, 0.0), pool
 
 
@@ -208,9 +212,11 @@ def _sparse(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
 
 def _minimal(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     """MINIMAL: SPARSE, and a penalty for pruning a young seed."""
-    young = inputs.has_seed & (inputs.seed_age < cfg.early_prune_threshold)
-    hasty = (young & (term.slot_op(inputs) == Op.PRUNE)).any(1)
-    penalty = torch.where(hasty, cfg.early_prune_penalty, torch.zeros_like(inputs.val_accuracy))
+    is_young = inputs.has_seed & (inputs.seed_age < cfg.early_prune_threshold)
+    prunes_early = (is_young & (term.slot_op(inputs) == Op.PRUNE)).any(1)
+    penalty = torch.where(
+        prunes_early, cfg.early_prune_penalty, torch.zeros_like(inputs.val_accuracy)
+    )
     return {**_sparse(inputs, cfg)[0], "action_shaping": penalty}, {}
 
 
@@ -219,7 +225,7 @@ def _simplified(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     zero = torch.zeros_like(inputs.val_accuracy)
     parts = {"action_shaping": torch.where(inputs.op == Op.WAIT, zero, -SIMPLIFIED_ACTION_COST)}
     if not cfg.disable_pbrs:
-        parts["pbrs_bonus"] = over_scored(term.seed_shaping(inputs, cfg), inputs, cfg)
+        parts["pbrs_bonus"] = sum_scored(term.seed_shaping(inputs, cfg), inputs, cfg)
     if not cfg.disable_terminal_reward:
         final = SIMPLIFIED_ACCURACY_WEIGHT * (inputs.val_accuracy / 100)
         final = final + SIMPLIFIED_FOSSIL_BONUS * inputs.num_contributing
@@ -239,17 +245,17 @@ def _loss(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     change = torch.where(change > 0, change * loss.regression_penalty_scale, change)
     growth = (inputs.total_params - inputs.host_params) / inputs.host_params.clamp(min=1)
     rent = term.growth_rent(growth, loss.compute_rent_weight, loss.max_rent_penalty)
-    grace = (scored(inputs, cfg) & inputs.has_seed & (inputs.seed_age < loss.grace_steps)).any(1)
+    grace = (is_scored(inputs, cfg) & inputs.has_seed & (inputs.seed_age < loss.grace_steps)).any(1)
     shaping = term.shaping(
         term.stage_potential(inputs.previous_stage), term.stage_potential(inputs.stage)
     )
     shaping = torch.where(inputs.has_seed, loss.stage_potential_weight * shaping, 0.0)
-    reached = (loss.baseline_loss - inputs.val_loss) / (loss.baseline_loss - loss.target_loss)
+    progress = (loss.baseline_loss - inputs.val_loss) / (loss.baseline_loss - loss.target_loss)
     return {
         "loss_change": -loss.loss_delta_weight * change,
         "compute_rent": torch.where((inputs.host_params > 0) & ~grace, -rent, 0.0),
-        "pbrs_bonus": over_scored(shaping, inputs, cfg),
-        "terminal_bonus": _at_end(inputs, loss.terminal_loss_weight * reached.clamp(0, 1)),
+        "pbrs_bonus": sum_scored(shaping, inputs, cfg),
+        "terminal_bonus": _at_end(inputs, loss.terminal_loss_weight * progress.clamp(0, 1)),
     }, {}
 
 

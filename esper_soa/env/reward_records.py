@@ -1,4 +1,4 @@
-"""The records of the reward: what it reads, what it leaves per slot. Pay is in reward_terms.py.
+"""Records of the reward: inputs, and readings per slot. The terms are in reward_terms.py.
 
 Filled by `reward.py` from the env state, read by the terms and the modes. Accuracies, contributions
 and improvements are percent points. N envs, S slots, D drip pools (one per slot in the simulator).
@@ -15,20 +15,20 @@ from esper_soa.state import ParameterCounts
 
 
 class RewardSettings(NamedTuple):
-    """What the reward needs to know beside the env state; the same for every env."""
+    """Constants of the reward, the same for every env."""
 
     config: RewardConfig
     counts: ParameterCounts
     max_steps: int  # env-steps per episode; the last one pays the terminal terms
-    own: "OwnReward | None" = None  # that of a user's, where config.mode names one
+    own: "UserReward | None" = None  # that of a user's, where config.mode names one
     # Where envs are paid by several modes; config.mode is then none of them.
     split: "RewardSplit | None" = None
 
     @property
-    def own_name(self) -> str:
+    def user_name(self) -> str:
         """Of the rewards of a user's, in the order of the split; "" without any."""
-        paid = (self,) if self.split is None else self.split.settings
-        return "+".join(dict.fromkeys(one.own.name for one in paid if one.own is not None))
+        all_settings = (self,) if self.split is None else self.split.settings
+        return "+".join(dict.fromkeys(one.own.name for one in all_settings if one.own is not None))
 
 
 class RewardSplit(NamedTuple):
@@ -92,8 +92,8 @@ class RewardInputs(TensorClass["tensor_only", "frozen"]):
     max_steps: Tensor  # int64
 
 
-class OwnReward(NamedTuple):
-    """A reward of a user's own; see own.py."""
+class UserReward(NamedTuple):
+    """A user's reward function; see user_reward.py."""
 
     name: str
     # The reward [N], or terms [N] by name.
@@ -101,7 +101,7 @@ class OwnReward(NamedTuple):
 
 
 class SlotReadings(NamedTuple):
-    """What the reward computed on the way, float64 [N, S] unless noted."""
+    """Intermediate values of the reward, float64 [N, S] unless noted."""
 
     escrow_next: Tensor  # credit after this env-step
     drip_total: Tensor  # pool that this action creates, else 0

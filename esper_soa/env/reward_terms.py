@@ -59,9 +59,9 @@ class RewardTerms(TensorClass["tensor_only", "frozen"]):
     total: Tensor
 
 
-OWN_TERM = "own"
+USER_TERM = "own"
 # the package's
-TERM_NAMES = tuple(name for name in RewardTerms.__annotations__ if name not in ("total", OWN_TERM))
+TERM_NAMES = tuple(name for name in RewardTerms.__annotations__ if name not in ("total", USER_TERM))
 
 
 def add_terms(terms: RewardTerms, parts: Mapping[str, Tensor]) -> RewardTerms:
@@ -69,10 +69,10 @@ def add_terms(terms: RewardTerms, parts: Mapping[str, Tensor]) -> RewardTerms:
 
     Raises ValueError for a name that RewardTerms lacks.
     """
-    strangers = sorted(set(parts).difference((*TERM_NAMES, OWN_TERM)))
-    if strangers:
+    unknown = sorted(set(parts).difference((*TERM_NAMES, USER_TERM)))
+    if unknown:
         raise ValueError(
-            f"RewardTerms has no {', '.join(strangers)}: the total would pay what no table shows"
+            f"RewardTerms has no {', '.join(unknown)}: the total would pay what no table shows"
         )
     total = terms.total
     for part in parts.values():
@@ -84,7 +84,7 @@ def no_terms(like: Tensor) -> RewardTerms:
     """Nothing is paid: every term and the total are 0, in the shape [N] of `like`."""
     zero = torch.zeros_like(like)
     return RewardTerms.from_dict(
-        dict.fromkeys((*TERM_NAMES, OWN_TERM, "total"), zero), batch_size=like.shape
+        dict.fromkeys((*TERM_NAMES, USER_TERM, "total"), zero), batch_size=like.shape
     )
 
 
@@ -124,9 +124,9 @@ def shaping(before: Tensor, after: Tensor) -> Tensor:
 
 def seed_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     """Shaping of the last env-step of every live seed, [N, S]; a new stage goes on from the old."""
-    entered = inputs.stage_age == 0
-    stage_before = torch.where(entered, inputs.previous_stage, inputs.stage)
-    age_before = torch.where(entered, inputs.previous_stage_age, inputs.stage_age - 1)
+    is_new = inputs.stage_age == 0
+    stage_before = torch.where(is_new, inputs.previous_stage, inputs.stage)
+    age_before = torch.where(is_new, inputs.previous_stage_age, inputs.stage_age - 1)
     after = seed_potential(inputs.stage, inputs.stage_age, cfg)
     bonus = cfg.pbrs_weight * shaping(seed_potential(stage_before, age_before, cfg), after)
     return torch.where(inputs.has_seed, bonus, 0.0)
@@ -173,13 +173,13 @@ def ratio_penalty(inputs: RewardInputs, discount: Tensor, cfg: RewardConfig) -> 
     )
     unsupported = cfg.prune_good_seed_penalty * (inputs.contribution / 10).clamp(max=1.0)
     unsupported = torch.where(total <= cfg.improvement_safe_threshold, unsupported, 0.0)
-    suspect = (
+    is_suspect = (
         inputs.contribution_known
         & inputs.has_seed
         & (inputs.contribution > 1.0)
         & (discount >= 0.5)
     )
-    return torch.where(suspect, torch.where(supported, excess, unsupported), 0.0)
+    return torch.where(is_suspect, torch.where(supported, excess, unsupported), 0.0)
 
 
 def credible_gain(inputs: RewardInputs, progress: Tensor, joint: Tensor) -> Tensor:
@@ -201,10 +201,10 @@ def holding_warning(inputs: RewardInputs, attribution: Tensor) -> Tensor:
     """Growing penalty for holding a useful seed without deciding about it, [N, S]."""
     op = slot_op(inputs)
     holding = inputs.has_seed & (inputs.stage == Stage.HOLDING)
-    undecided = holding & (op != Op.FOSSILIZE) & (op != Op.PRUNE)
-    undecided = undecided & (inputs.stage_age >= 2) & (attribution > 0)
+    is_undecided = holding & (op != Op.FOSSILIZE) & (op != Op.PRUNE)
+    is_undecided = is_undecided & (inputs.stage_age >= 2) & (attribution > 0)
     growth = 0.05 * (inputs.stage_age - 2).clamp(min=0).to(STATE_FLOAT)
-    return torch.where(undecided, -(0.1 + growth).clamp(max=0.3), 0.0)
+    return torch.where(is_undecided, -(0.1 + growth).clamp(max=0.3), 0.0)
 
 
 def synergy_bonus(inputs: RewardInputs, discount: Tensor, attribution: Tensor) -> Tensor:
@@ -216,8 +216,8 @@ def synergy_bonus(inputs: RewardInputs, discount: Tensor, attribution: Tensor) -
 def growth_ratio(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     """Parameters that pay rent over those of the host, [N]; 0 without a host."""
     floored = inputs.host_params.clamp(min=cfg.rent_host_params_floor)
-    paying = (inputs.host_params > 0) & (inputs.effective_params > 0)
-    return torch.where(paying, inputs.effective_params / floored, 0.0)
+    has_params = (inputs.host_params > 0) & (inputs.effective_params > 0)
+    return torch.where(has_params, inputs.effective_params / floored, 0.0)
 
 
 def growth_rent(growth: Tensor, weight: float, most: float) -> Tensor:
@@ -272,29 +272,29 @@ def fossilize_shaping(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     contribution = inputs.contribution
     total = column(inputs.total)
     eligible = inputs.has_seed & (inputs.stage == Stage.HOLDING) & column(inputs.total_known)
-    proven = inputs.contribution_known & (contribution >= MIN_CONTRIBUTION)
+    is_proven = inputs.contribution_known & (contribution >= MIN_CONTRIBUTION)
     bonus = cfg.fossilize_base_bonus + cfg.fossilize_contribution_scale * contribution
     if not cfg.disable_terminal_reward:
         bonus = bonus + cfg.fossilize_terminal_scale * math.tanh(1 / cfg.fossilize_quality_ceiling)
-    selfish = inputs.contribution_known & (contribution > 0.1) & (total < -0.2)
-    blame = torch.where(selfish, 0.3, torch.zeros_like(contribution))
-    damage = -0.5 - (0.2 * total.abs()).clamp(max=1.0) - blame
+    is_selfish = inputs.contribution_known & (contribution > 0.1) & (total < -0.2)
+    penalty = torch.where(is_selfish, 0.3, torch.zeros_like(contribution))
+    damage = -0.5 - (0.2 * total.abs()).clamp(max=1.0) - penalty
     bonus = bonus * holding_share(inputs)
-    shaped = torch.where(proven, bonus, cfg.fossilize_noncontributing_penalty)
+    shaped = torch.where(is_proven, bonus, cfg.fossilize_noncontributing_penalty)
     shaped = torch.where(total < 0, damage, shaped)
     return torch.where(eligible, shaped, cfg.invalid_fossilize_penalty) + cfg.fossilize_cost
 
 
 def prune_judgement(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
-    """What pruning each slot's seed deserves [N, S]: praise for harmful, blame for other seeds."""
+    """Pruning term of each slot [N, S]: a bonus for harmful seeds, a penalty for others."""
     contribution = inputs.contribution
     age = inputs.seed_age
     zero = torch.zeros_like(contribution)
     hurting = torch.where(age < cfg.min_prune_bonus_age, -0.1, zero + cfg.prune_hurting_bonus)
-    blame = (cfg.prune_good_seed_penalty - 0.05 * contribution).clamp(
+    penalty = (cfg.prune_good_seed_penalty - 0.05 * contribution).clamp(
         min=3 * cfg.prune_good_seed_penalty
     )
-    value = torch.where(contribution < 0, cfg.prune_acceptable_bonus, blame)
+    value = torch.where(contribution < 0, cfg.prune_acceptable_bonus, penalty)
     value = torch.where(contribution < cfg.prune_hurting_threshold, hurting, value)
     unmeasured = torch.where(age < cfg.early_prune_threshold, cfg.early_prune_penalty, zero)
     value = torch.where(inputs.contribution_known, value, unmeasured)

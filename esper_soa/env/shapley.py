@@ -1,4 +1,4 @@
-"""Shapley values for anyone's value function: exact from all subsets, or sampled with error bars.
+"""Shapley values of any value function: exact from all subsets, or sampled with error bars.
 
 Knows nothing of networks or of the simulator. `exact_shapley` takes (subsets, values) as they come
 from an evaluation; `sampled_shapley` calls a value function on the subsets that it needs, in
@@ -59,8 +59,8 @@ def exact_shapley(subsets: Tensor, values: Tensor) -> Tensor:
         raise ValueError(
             f"exact_shapley: needs each of the {1 << num_players} subsets once, with one value"
         )
-    everyone = torch.ones(1, num_players, dtype=torch.bool, device=subsets.device)
-    shares, _ = shapley_values(codes.unsqueeze(0), values.unsqueeze(0), everyone)
+    full = torch.ones(1, num_players, dtype=torch.bool, device=subsets.device)
+    shares, _ = shapley_values(codes.unsqueeze(0), values.unsqueeze(0), full)
     return shares.squeeze(0)
 
 
@@ -89,8 +89,8 @@ def sampled_shapley(
     orders = arrival_orders(num_players, num_samples, seed, torch.device(device))
     codes, place = prefix_codes(orders).unique(return_inverse=True)
     distinct = (codes.unsqueeze(1) >> torch.arange(num_players, device=codes.device)) & 1 == 1
-    worth = value(distinct)[place]
-    gains = torch.zeros_like(worth[:, 1:]).scatter(1, orders, worth.diff(dim=1))
+    values = value(distinct)[place]
+    gains = torch.zeros_like(values[:, 1:]).scatter(1, orders, values.diff(dim=1))
     return estimate(gains.unflatten(0, (-1, 2)).mean(1), len(distinct))
 
 
@@ -112,5 +112,5 @@ def estimate(observations: Tensor, num_subsets: int) -> ShapleySample:
     count, num_players = observations.shape
     mean = observations.mean(0)
     error = observations.std(0) / count**0.5
-    reach = float(stdtrit(count - 1, 1 - (1 - CONFIDENCE) / (2 * num_players))) * error
-    return ShapleySample(mean, error, mean - reach, mean + reach, num_subsets)
+    half_width = float(stdtrit(count - 1, 1 - (1 - CONFIDENCE) / (2 * num_players))) * error
+    return ShapleySample(mean, error, mean - half_width, mean + half_width, num_subsets)

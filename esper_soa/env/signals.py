@@ -1,4 +1,4 @@
-"""What every env remembers of its host's training: losses, accuracies, plateau, stability, seeds.
+"""History of every host's training: losses, accuracies, plateau, stability, seeds.
 
 Nothing that is not finite enters the env state.
 """
@@ -27,8 +27,8 @@ def record_signals(signals: Signals, measured: Measurements, cfg: SignalsConfig)
     loss_delta = torch.where(loss_known, signals.val_loss - val_loss, 0.0)
     accuracy_delta = val_accuracy - signals.val_accuracy
     small_gain = accuracy_delta < cfg.plateau_threshold
-    judged = finite & loss_known
-    stable_count, stabilized = _stability(signals, loss_delta, judged, cfg)
+    is_judged = finite & loss_known
+    stable_count, stabilized = _stability(signals, loss_delta, is_judged, cfg)
     return signals.replace(
         step=signals.step + 1,
         train_loss=_finite_or(measured.train_loss, signals.train_loss),
@@ -49,11 +49,11 @@ def _stability(
     signals: Signals, loss_delta: Tensor, judged: Tensor, cfg: SignalsConfig
 ) -> tuple[Tensor, Tensor]:
     """Count of consecutive stable env-steps [N], and the latch that closes after enough [N]."""
-    judgeable = signals.val_loss > MIN_PREVIOUS_LOSS
-    change = loss_delta / torch.where(judgeable, signals.val_loss, 1.0)
+    is_measurable = signals.val_loss > MIN_PREVIOUS_LOSS
+    change = loss_delta / torch.where(is_measurable, signals.val_loss, 1.0)
     stable = judged & (change > -cfg.regression_threshold) & (change < cfg.stabilization_threshold)
     count = torch.where(stable, signals.stable_count + 1, 0)
-    evaluated = (signals.step > 0) & judgeable & ~signals.stabilized
+    evaluated = (signals.step > 0) & is_measurable & ~signals.stabilized
     count = torch.where(evaluated, count, signals.stable_count)
     return count, signals.stabilized | (count >= cfg.stabilization_steps)
 
@@ -83,14 +83,14 @@ def record_gradients(slots: Slots, stats: GradientStats) -> Slots:
     that is not finite is kept as 0: health 0 and the exploding flag say what happened.
     """
     measured = stats.measured
-    nothing = torch.zeros_like(slots.gradient_norm)
+    zeros = torch.zeros_like(slots.gradient_norm)
     ratio_measured = measured & torch.isfinite(stats.ratio)
     average = RATIO_MEMORY * slots.gradient_ratio + (1.0 - RATIO_MEMORY) * stats.ratio
     ratio = torch.where(slots.gradient_ratio_known, average, stats.ratio)
     return slots.replace(
-        gradient_norm=torch.where(measured, _finite_or(stats.l2, nothing), slots.gradient_norm),
+        gradient_norm=torch.where(measured, _finite_or(stats.l2, zeros), slots.gradient_norm),
         gradient_health=torch.where(
-            measured, _finite_or(stats.health, nothing), slots.gradient_health
+            measured, _finite_or(stats.health, zeros), slots.gradient_health
         ),
         gradient_vanishing=torch.where(measured, stats.vanishing, slots.gradient_vanishing),
         gradient_exploding=torch.where(measured, stats.exploding, slots.gradient_exploding),

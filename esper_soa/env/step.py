@@ -25,7 +25,7 @@ from esper_soa.config.env import (
 from esper_soa.env import lifecycle
 from esper_soa.env.attribution import attribute
 from esper_soa.env.early_stop import advance
-from esper_soa.env.governor import PanicReason, only_wait, quarantine, roll_back, watch
+from esper_soa.env.governor import PanicReason, allow_only_wait, discard_panicked, roll_back, watch
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
 from esper_soa.env.reward import pairs, record_boosts, reward, settle_fossils
@@ -102,8 +102,8 @@ class StepData(NamedTuple):
     lr_factor: float = 1.0  # of the learning rates of hosts and seeds
 
 
-class Observed(NamedTuple):
-    """What an env-step shows of N envs, before their actions."""
+class EnvView(NamedTuple):
+    """Observation of N envs in an env-step, before their actions."""
 
     view: View  # what a policy gets
     attribution: Attribution
@@ -113,7 +113,7 @@ class Observed(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What became of the actions."""
+    """Result of the actions."""
 
     state: EnvState
     terms: RewardTerms
@@ -150,11 +150,11 @@ def measure_(
     weights: TensorDict,
     state: EnvState,
     data: StepData,
-    phase_ended: Callable[[str], None] = lambda phase: None,
+    on_phase_end: Callable[[str], None] = lambda phase: None,
 ) -> tuple[EnvState, Measurements]:
     """Initialise newborn seeds, train every network, validate under every subset row needed.
 
-    phase_ended: hears the name of each phase as it ends.
+    on_phase_end: called with the name of each phase.
     """
     slots = state.slots
     nets = rules.nets
@@ -164,20 +164,20 @@ def measure_(
     active_seeds = engine.claim_(nets, weights, seeds, data.seed_keys)
     none = torch.zeros_like(slots.newborn)
     state = state.replace(slots=slots.replace(newborn=none, fresh_momentum=none))
-    phase_ended("state")
+    on_phase_end("state")
     trained = engine.train_(
         nets, weights, slots.alpha, active_seeds, data.training, data.num_batches, data.lr_factor
     )
-    phase_ended("training")
-    tested = engine.validate(nets, weights, slots.alpha, active_seeds, data.validation)
-    phase_ended("validation")
+    on_phase_end("training")
+    validation = engine.validate(nets, weights, slots.alpha, active_seeds, data.validation)
+    on_phase_end("validation")
     return state, Measurements(
         train_loss=trained.loss,
         train_accuracy=trained.accuracy,
-        val_loss=tested.loss,
-        accuracy=tested.accuracy,
-        subset=tested.subset,
-        ablated=tested.ablated,
+        val_loss=validation.loss,
+        accuracy=validation.accuracy,
+        subset=validation.subset,
+        ablated=validation.ablated,
         gradients=trained.gradients,
         batch_size=state.batch_size,
     )
@@ -207,7 +207,7 @@ def guard_(
     rising = (stage == Stage.HOLDING) & ~guard.panic[:, None]
     snapshot_where_(weights, shape, due, fossil, rising)
     restore_where_(weights, shape, guard.panic, fossil, guard.reason == PanicReason.NOT_FINITE)
-    return state, quarantine(measured, state)
+    return state, discard_panicked(measured, state)
 
 
 def record_and_observe(rules: EnvRules, state: EnvState, measured: Measurements) -> Recorded:
@@ -225,7 +225,7 @@ def record_and_observe(rules: EnvRules, state: EnvState, measured: Measurements)
         state = select(ended, before, state)
         idle = idle | ended
     masks, observation = look(rules, state)
-    return state, attribution, only_wait(masks, idle), observation
+    return state, attribution, allow_only_wait(masks, idle), observation
 
 
 def look(rules: EnvRules, state: EnvState) -> tuple[Masks, Observation]:
@@ -243,7 +243,7 @@ def apply_action(
 
     Nothing happens to an env whose episode has ended early, and it is paid nothing.
     """
-    result = _carry_out(rules, before, attribution, action)
+    result = _apply_in_all_envs(rules, before, attribution, action)
     ended = rules.ended(before)
     if ended is None:
         return result
@@ -251,11 +251,11 @@ def apply_action(
     return StepResult(
         select(ended, before, after),
         select(ended, no_terms(result.terms.total), result.terms),
-        select(ended, _nothing_done(result.outcome), result.outcome),
+        select(ended, _no_outcome(result.outcome), result.outcome),
     )
 
 
-def _carry_out(
+def _apply_in_all_envs(
     rules: EnvRules, before: EnvState, attribution: Attribution, action: Action
 ) -> StepResult:
     """`apply_action` in every env, those that have ended early too."""
@@ -282,25 +282,25 @@ def _carry_out(
         signals=select(panic, restored.signals, state.signals),
         totals=select(panic, restored.totals, state.totals),
     )
-    outcome = select(panic, _nothing_done(outcome), outcome)
+    outcome = select(panic, _no_outcome(outcome), outcome)
     return StepResult(_count(before, state, outcome), select(panic, penalty, terms), outcome)
 
 
-def _nothing_done(outcome: ActionOutcome) -> ActionOutcome:
+def _no_outcome(outcome: ActionOutcome) -> ActionOutcome:
     """The outcome of no action: WAIT, without success."""
-    no = torch.zeros_like(outcome.success)
+    zeros = torch.zeros_like(outcome.success)
     wait = torch.full_like(outcome.effective_op, Op.WAIT)
-    return outcome.replace(effective_op=wait, success=no, germinated=no, fossilized=no)
+    return outcome.replace(effective_op=wait, success=zeros, germinated=zeros, fossilized=zeros)
 
 
 def _count(before: EnvState, after: EnvState, outcome: ActionOutcome) -> EnvState:
     """Totals of seeds that were born, began to blend, or were removed at this env-step."""
-    started = after.slots.blending_started & ~before.slots.blending_started
-    removed = before.slots.live & ~after.slots.live & (before.slots.stage != Stage.FOSSILIZED)
+    starts_blending = after.slots.blending_started & ~before.slots.blending_started
+    is_removed = before.slots.live & ~after.slots.live & (before.slots.stage != Stage.FOSSILIZED)
     totals = after.totals.replace(
         germinated=after.totals.germinated + outcome.germinated,
-        blended=after.totals.blended + started.sum(1),
-        pruned=after.totals.pruned + removed.sum(1),
+        blended=after.totals.blended + starts_blending.sum(1),
+        pruned=after.totals.pruned + is_removed.sum(1),
     )
     return after.replace(totals=totals)
 
@@ -318,7 +318,7 @@ class StepKernels(NamedTuple):
     def guard_and_observe_(
         self, rules: EnvRules, weights: TensorDict, state: EnvState, measured: Measurements
     ) -> tuple[Measurements, Recorded]:
-        """What was measured, guarded, and what it shows; for the rules it is first called with."""
+        """`guard_` and `record_and_observe` as one step, for the rules of the first call."""
 
         def guard_and_record(
             state: EnvState, measured: Measurements
@@ -329,8 +329,8 @@ class StepKernels(NamedTuple):
         name = "observe", weights["host", "params"].data_ptr()
         return self.call(name, guard_and_record, state, measured)
 
-    def respond(self, rules: EnvRules, observed: Observed, action: Action) -> StepResult:
-        """`apply_action` as one step, for the rules that it is first called with."""
+    def respond(self, rules: EnvRules, observed: EnvView, action: Action) -> StepResult:
+        """`apply_action` as one step, for the rules of the first call."""
         before = observed.view.state
         kernel = partial(self.apply_action, rules)
         return self.call("respond", kernel, before, observed.attribution, action)
@@ -349,5 +349,5 @@ def compiled() -> StepKernels:
     """The kernels as one compiled graph each, made at the first call (compute.compile); equal to
     EAGER up to rounding. Another number of envs or slots compiles again.
     """
-    whole = partial(torch.compile, fullgraph=True, dynamic=False)
-    return StepKernels(whole(record_and_observe), whole(apply_action))
+    compile_whole = partial(torch.compile, fullgraph=True, dynamic=False)
+    return StepKernels(compile_whole(record_and_observe), compile_whole(apply_action))

@@ -1,4 +1,4 @@
-"""What stands in the slots of a host at the end of an episode, and an episode that begins with it.
+"""Topologies: the seeds in a host's slots at the end of an episode, as the start of another.
 
 Given the env state of the last env-step; `plant` makes the control that trains a grown network from
 its first env-step on.
@@ -52,15 +52,15 @@ def host_states(before: EnvState, after: EnvState) -> HostStates:
 def topology_of(state: EnvState) -> Topology:
     """The topology of an env state: every running seed whose alpha is above 0, mid-ramp or not."""
     slots = state.slots
-    present = slots.running & (slots.alpha > 0)
+    is_present = slots.running & (slots.alpha > 0)
     return Topology(
-        torch.where(present, slots.blueprint, Blueprint.NONE),
-        torch.where(present, slots.blend, Blend.ADD),
-        torch.where(present, slots.alpha, 0.0),
+        torch.where(is_present, slots.blueprint, Blueprint.NONE),
+        torch.where(is_present, slots.blend, Blend.ADD),
+        torch.where(is_present, slots.alpha, 0.0),
     )
 
 
-def plant(state: EnvState, topology: Topology) -> EnvState:
+def state_with_topology(state: EnvState, topology: Topology) -> EnvState:
     """A fresh state with the seeds of `topology` in its slots, as fossils of this env-step.
 
     Weights and momentum are set before the first training pass, as those of any newborn. Each
@@ -73,22 +73,24 @@ def plant(state: EnvState, topology: Topology) -> EnvState:
     totals = state.totals
     blueprint, blend, alpha = (part.to(slots.stage.device) for part in topology)
     if blueprint.shape != slots.stage.shape:
-        ours = list(slots.stage.shape)
-        raise ValueError(f"a topology of {list(blueprint.shape)} for hosts and slots of {ours}")
-    here = blueprint != Blueprint.NONE
+        state_shape = list(slots.stage.shape)
+        raise ValueError(
+            f"a topology of {list(blueprint.shape)} for hosts and slots of {state_shape}"
+        )
+    has_seed = blueprint != Blueprint.NONE
     slots = slots.replace(
-        stage=torch.where(here, Stage.FOSSILIZED, slots.stage),
-        previous_stage=torch.where(here, Stage.HOLDING, slots.previous_stage),
-        blueprint=torch.where(here, blueprint, slots.blueprint),
-        blend=torch.where(here, blend, slots.blend),
-        alpha=torch.where(here, alpha, slots.alpha),
-        newborn=slots.newborn | here,
-        fresh_momentum=slots.fresh_momentum | here,
+        stage=torch.where(has_seed, Stage.FOSSILIZED, slots.stage),
+        previous_stage=torch.where(has_seed, Stage.HOLDING, slots.previous_stage),
+        blueprint=torch.where(has_seed, blueprint, slots.blueprint),
+        blend=torch.where(has_seed, blend, slots.blend),
+        alpha=torch.where(has_seed, alpha, slots.alpha),
+        newborn=slots.newborn | has_seed,
+        fresh_momentum=slots.fresh_momentum | has_seed,
     )
     resting = {
-        name: torch.where(here, alpha, ramp.get(name)) for name in ("alpha", "start", "target")
+        name: torch.where(has_seed, alpha, ramp.get(name)) for name in ("alpha", "start", "target")
     }
-    count = here.sum(1)
+    count = has_seed.sum(1)
     totals = totals.replace(
         germinated=totals.germinated + count, fossilized=totals.fossilized + count
     )

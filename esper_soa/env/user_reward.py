@@ -1,7 +1,7 @@
-"""The reward of a user's own: found by the setting reward.mode, looked at while a run is built, and
-called as a mode.
+"""User rewards: loaded by the setting reward.mode, checked when a run is built, called as a mode.
 
-`own_parts` runs in compiled kernels too. conformance.py looks closer, on the same made-up inputs.
+`user_terms` runs in compiled kernels too. conformance.py has more checks, on the same generated
+inputs.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ from esper_soa.config.registry import (
     num_required,
     raise_faults,
 )
-from esper_soa.env.reward_records import OwnReward, RewardInputs
-from esper_soa.env.reward_terms import OWN_TERM, TERM_NAMES
+from esper_soa.env.reward_records import RewardInputs, UserReward
+from esper_soa.env.reward_terms import TERM_NAMES, USER_TERM
 from esper_soa.nets.data import streams
 from esper_soa.nets.model.user_parts import tensor_findings
 from esper_soa.state import STATE_FLOAT, stage_in
@@ -32,7 +32,7 @@ PROBED_ENVS = 5
 STAGES = tuple(
     code for code, name in enumerate(STAGE_NAMES) if name not in ("unknown", "dormant", "retired")
 )
-MOST_PARAMETERS = 10_000.0
+MAX_PARAMETERS = 10_000.0
 # Fields that are 0 where the flag is not set.
 KNOWN = {
     "improvement": "improvement_known",
@@ -46,9 +46,9 @@ POSITIVE = ("val_loss", "alpha_delta_sq", "drip_scale", "drip_left", "escrow")
 PARAMETERS = ("effective_params", "total_params", "host_params", "fossilized_params")
 
 
-def own_reward(
+def user_reward(
     mode: str, num_slots: int, max_steps: int, device: torch.device, setting: str = "reward.mode"
-) -> OwnReward | None:
+) -> UserReward | None:
     """The reward that `mode` in `setting` names as module:name; None for a mode of the package.
 
     Raises SettingError, which says what is wrong with it.
@@ -59,17 +59,17 @@ def own_reward(
     name = name_in(mode)
     allowed = "of another name than the terms of the package"
     check(name not in TERM_NAMES, setting, mode, allowed, "Records tell both by name.")
-    with raise_faults(setting, mode, "a reward") as found:
-        found += reward_findings(part, sample_inputs(PROBED_ENVS, num_slots, max_steps, device))
-    return OwnReward(name, part)  # type: ignore[arg-type]
+    with raise_faults(setting, mode, "a reward") as faults:
+        faults += reward_findings(part, sample_inputs(PROBED_ENVS, num_slots, max_steps, device))
+    return UserReward(name, part)  # type: ignore[arg-type]
 
 
-def own_parts(own: OwnReward, inputs: RewardInputs) -> dict[str, Tensor]:
+def user_terms(own: UserReward, inputs: RewardInputs) -> dict[str, Tensor]:
     """The terms [N] that a user's reward pays, by the names of RewardTerms; one that has no name
     there is `own`.
     """
-    given = own.function(inputs)
-    parts = given if isinstance(given, Mapping) else {OWN_TERM: given}
+    result = own.function(inputs)
+    parts = result if isinstance(result, Mapping) else {USER_TERM: result}
     return {name: part.to(STATE_FLOAT) for name, part in parts.items()}
 
 
@@ -77,23 +77,23 @@ def reward_findings(part: Part, inputs: RewardInputs) -> list[str]:
     """What keeps `part` from being a reward, in words; inputs: of N envs, on the run's device."""
     if num_required(part) != 1:
         return ["it is not called with the inputs alone"]
-    found = list[str]()
-    with collect_faults(found):
-        given = part(inputs)
-        parts = given if isinstance(given, Mapping) else {OWN_TERM: given}
-        strangers = ", ".join(str(one) for one in parts if one not in (*TERM_NAMES, OWN_TERM))
-        if strangers:
-            return [f"it gives the terms {strangers}, which RewardTerms lacks"]
+    findings = list[str]()
+    with collect_faults(findings):
+        result = part(inputs)
+        parts = result if isinstance(result, Mapping) else {USER_TERM: result}
+        unknown = ", ".join(str(one) for one in parts if one not in (*TERM_NAMES, USER_TERM))
+        if unknown:
+            return [f"it gives the terms {unknown}, which RewardTerms lacks"]
         for name, value in parts.items():
-            what = "the reward" if name == OWN_TERM else f"its term {name}"
-            found += tensor_findings(what, value, inputs.op.shape, None, inputs.op.device)
-    return found
+            what = "the reward" if name == USER_TERM else f"its term {name}"
+            findings += tensor_findings(what, value, inputs.op.shape, None, inputs.op.device)
+    return findings
 
 
 def sample_inputs(
     num_envs: int, num_slots: int, max_steps: int, device: torch.device, seed: int = 0
 ) -> RewardInputs:
-    """Made-up inputs of N envs: random, but possible; the last env is at its last env-step."""
+    """Random but consistent inputs of N envs; the last env is at its last env-step."""
     slots = torch.empty(num_envs, num_slots)
     turn = count(1)
 
@@ -137,5 +137,5 @@ def _field(name: str, share: Tensor, max_steps: int) -> Tensor:
     if name in PERCENT:
         return 100 * share
     if name in PARAMETERS:
-        return 1 + MOST_PARAMETERS * share
+        return 1 + MAX_PARAMETERS * share
     return 5 * share if name in POSITIVE else 10 * share - 5

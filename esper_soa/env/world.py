@@ -10,7 +10,7 @@ from torch import Tensor
 from esper_soa.config.nets import DataConfig, lr_factor
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.step import EAGER, EnvRules, StepData, StepKernels, initial_state
-from esper_soa.env.topology import Topology, plant
+from esper_soa.env.topology import Topology, state_with_topology
 from esper_soa.nets.data import orders, streams
 from esper_soa.nets.data.batches import BatchSource, Draw, check_classes, check_inputs, check_work
 from esper_soa.nets.engine import Sizes
@@ -44,13 +44,13 @@ class World:
         check_inputs(data, rules.nets.task.host, shape.input_shape)
         check_classes(data, shape.num_classes)
         self.augment = cfg.augment
-        together = reduction.all_envs(sizes.num_envs)
+        all_envs = reduction.all_envs(sizes.num_envs)
         self.split: orders.Split | None = None
         if not cfg.split:
             check_work(data, sizes.train_samples, sizes.val_samples)
         else:
             steps = rules.nets.accumulate
-            self.split = share = orders.split_sizes(data, sizes.batch_size, together, steps)
+            self.split = share = orders.split_sizes(data, sizes.batch_size, all_envs, steps)
             sizes = Sizes(*sizes[:2], share.train_samples, share.val_samples)
         self.sizes = sizes
         self.device = data.train_labels.device
@@ -79,21 +79,21 @@ class World:
         reset_loss_scales_(self.weights)
         state = initial_state(self.rules, self.sizes.num_envs, self.device)
         if topology is not None:
-            state = plant(state, Topology(*map(self.reduction.own, topology)))
+            state = state_with_topology(state, Topology(*map(self.reduction.own, topology)))
             seeds = pools.slot_seeds(state.slots, state.ramp, ablate_fossils=False)
             self.rules.engine.claim_(self.rules.nets, self.weights, seeds, self.seed_keys(0))
-        everyone = torch.ones_like(self.envs, dtype=torch.bool)
+        all_envs = torch.ones_like(self.envs, dtype=torch.bool)
         fossil = state.slots.stage == Stage.FOSSILIZED
         rising = torch.zeros_like(fossil)
-        snapshot_where_(self.weights, self.rules.nets.shape, everyone, fossil, rising)
+        snapshot_where_(self.weights, self.rules.nets.shape, all_envs, fossil, rising)
         return state
 
     def _enter_round(self, number: int) -> None:
         self.round = number
         self._keys = dict[int, Tensor]()
-        everyone = self.reduction.all_envs(self.sizes.num_envs)
+        all_envs = self.reduction.all_envs(self.sizes.num_envs)
         keys = self.keys(streams.DATA_ORDER)
-        self.order = orders.OrderBook(keys, len(self.data.train_labels), everyone)
+        self.order = orders.SampleOrders(keys, len(self.data.train_labels), all_envs)
 
     def keys(self, purpose: int) -> Tensor:
         """int64 [N]: one random stream per env for `purpose` in this round."""

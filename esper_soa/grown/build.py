@@ -1,8 +1,8 @@
-"""Hosts taken out of their pools, as what plain modules are made from, with seeds that take part.
+"""Descriptions and tensors of grown hosts, from which plain modules are built.
 
 Given the shape of the hosts, their rows of weights, and what stands in their slots, `grown_hosts`
 describes every host and gives its tensors the names that they have in a GrownNetwork
-(model/modules.py). The engines are not asked: rows mean what the tables of parameters say.
+(model/modules.py). The parameter tables alone define the layout of rows.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,13 +21,13 @@ from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.vocabulary import BLEND_NAMES, STAGE_NAMES, Blend, Stage
 
 # A seed in training is not felt by its host; these are, one that blends at an alpha of 0 will be.
-FELT_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
+ACTIVE_STAGES_OF_HOST = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 # of a batch norm, which moves by a fixed share and does not read it
 COUNTER = "num_batches_tracked"
 
 
-class Residents(NamedTuple):
-    """What stands in the S slots of a host."""
+class SlotContents(NamedTuple):
+    """Contents of the S slots of a host."""
 
     stage: list[int]  # Stage
     blueprint: list[int]  # Blueprint
@@ -66,35 +66,35 @@ def host_spec(shape: HostShape, inputs: dict) -> dict:
     }
 
 
-def seed_specs(shape: HostShape, residents: Residents) -> list[dict]:
-    """The descriptions of the seeds that a host feels, in the order in which images meet them."""
+def seed_specs(shape: HostShape, slot_contents: SlotContents) -> list[dict]:
+    """The descriptions of the seeds that affect a host's output, in forward order."""
     places = {part.slot: part.name for part in plain_parts(shape)}
-    found = []
+    specs = []
     for slot in shape.execution_order:
-        if residents.stage[slot] in FELT_STAGES:
-            blueprint = shape.blueprint(residents.blueprint[slot])
+        if slot_contents.stage[slot] in ACTIVE_STAGES_OF_HOST:
+            blueprint = shape.blueprint(slot_contents.blueprint[slot])
             channels = shape.slots[slot].channels
-            gated = residents.blend[slot] == Blend.GATE
+            gated = slot_contents.blend[slot] == Blend.GATE
             seed = {
                 "slot": shape.slots[slot].name,
                 "after": places[slot],
-                "stage": STAGE_NAMES[residents.stage[slot]],
+                "stage": STAGE_NAMES[slot_contents.stage[slot]],
                 "blueprint": blueprint.name,
                 "residual": blueprint.residual,
                 "layers": _plain(seed_layers(blueprint, channels)),
-                "blend": BLEND_NAMES[residents.blend[slot]],
-                "alpha": residents.alpha[slot],
+                "blend": BLEND_NAMES[slot_contents.blend[slot]],
+                "alpha": slot_contents.alpha[slot],
                 "gate": gate_layer(channels)._asdict() if gated else None,
             }
-            found.append(seed)
-    return found
+            specs.append(seed)
+    return specs
 
 
 def grown_hosts(
     shape: HostShape,
     weights: TensorDict,
     envs: Sequence[int],
-    residents: Sequence[Residents],
+    slot_contents: Sequence[SlotContents],
     inputs: dict,
 ) -> list[GrownHost]:
     """The hosts of the env numbers `envs`, on the CPU; `residents` of each.
@@ -102,15 +102,15 @@ def grown_hosts(
     inputs: what their source says of samples, BatchSource.input_spec. Raises ValueError for layers
     that are not what the tables of parameters say.
     """
-    kept: list[tuple[str, ...]] = [("host", "params"), ("host", "statistics")]
-    kept += [("seeds", slot.name, "params") for slot in shape.slots]
-    chosen = torch.tensor(list(envs), device=weights["host", "params"].device)
-    rows = weights.select(*kept)[chosen].cpu()
+    keys: list[tuple[str, ...]] = [("host", "params"), ("host", "statistics")]
+    keys += [("seeds", slot.name, "params") for slot in shape.slots]
+    indices = torch.tensor(list(envs), device=weights["host", "params"].device)
+    rows = weights.select(*keys)[indices].cpu()
     nets = dict[tuple[tuple[int, ...], ...], GrownNetwork]()  # without numbers, of each kind
     hosts = []
-    for place, mine in enumerate(residents):
-        spec = host_spec(shape, inputs) | {"seeds": seed_specs(shape, mine)}
-        kind = tuple(mine.stage), tuple(mine.blueprint), tuple(mine.blend)
+    for place, env_slots in enumerate(slot_contents):
+        spec = host_spec(shape, inputs) | {"seeds": seed_specs(shape, env_slots)}
+        kind = tuple(env_slots.stage), tuple(env_slots.blueprint), tuple(env_slots.blend)
         if kind not in nets:
             with torch.device("meta"):
                 nets[kind] = GrownNetwork(spec)
@@ -144,7 +144,7 @@ def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) ->
             tensors |= _named(named, gate_table(channels), gates)
     spec["parameters"] = sum(one.numel() for one in tensors.values())
     buffers = [one for at in places for one in modules[at].named_buffers(prefix=at)]
-    statistics = _named(_kept_buffers(shape, modules), shape.statistics, rows["host", "statistics"])
+    statistics = _named(_buffer_names(shape, modules), shape.statistics, rows["host", "statistics"])
     for name, buffer in buffers:
         tensors[name] = statistics.get(name, torch.zeros(())).to(buffer.dtype)
     for seed in spec["seeds"]:
@@ -154,7 +154,7 @@ def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) ->
     return GrownHost(spec, tensors)
 
 
-def _kept_buffers(shape: HostShape, modules: Mapping[str, nn.Module]) -> list[tuple[str, Tensor]]:
+def _buffer_names(shape: HostShape, modules: Mapping[str, nn.Module]) -> list[tuple[str, Tensor]]:
     """The buffers that rows of statistics hold, by name; modules: by part."""
     return [
         (name, buffer)
@@ -166,12 +166,12 @@ def _kept_buffers(shape: HostShape, modules: Mapping[str, nn.Module]) -> list[tu
 
 def _named(named: Iterable[tuple[str, Tensor]], table: Table, rows: Tensor) -> dict[str, Tensor]:
     """The tensors in the first columns of rows [1, ...] by the names of those of a module."""
-    found = dict[str, Tensor]()
+    tensors = dict[str, Tensor]()
     for (name, like), values in zip(named, table.unpack(rows[:, : table.total]), strict=True):
         if like.shape != values.shape[1:]:
             shapes = list(values.shape[1:]), list(like.shape)
             raise ValueError(
                 f"{name}: a parameter {shapes[0]} for a layer that has one of {shapes[1]}"
             )
-        found[name] = values[0].clone()
-    return found
+        tensors[name] = values[0].clone()
+    return tensors

@@ -51,7 +51,7 @@ if __name__ == "__main__":
 
 def save_pt2(net: GrownNetwork, path: Path) -> None:
     """Write a program of torch.export for any number of samples; spec.json is an extra file."""
-    program = torch.export.export(net, **_traced(net))
+    program = torch.export.export(net, **_example_inputs(net))
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={"spec.json": json.dumps(net.spec)})
     write_bytes(path, content.getvalue())
@@ -64,10 +64,10 @@ def save_onnx(net: GrownNetwork, path: Path) -> None:
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise UserError(f"format=onnx: needs {' and '.join(missing)}. Install esper-soa[onnx]")
-    with _without_notes_of_the_exporter():
+    with _quiet_exporter():
         program = torch.onnx.export(
             net,
-            **_traced(net),
+            **_example_inputs(net),
             dynamo=True,
             verbose=False,
             input_names=[net.spec["input"].get("name", "images")],
@@ -81,10 +81,8 @@ def save_onnx(net: GrownNetwork, path: Path) -> None:
 
 
 @contextmanager
-def _without_notes_of_the_exporter() -> Iterator[None]:
-    """Silence torch's exporter on what no user can change: packages that it could also export, and
-    names of torch that it uses and should not.
-    """
+def _quiet_exporter() -> Iterator[None]:
+    """Suppress warnings of torch's exporter that no user can act on."""
     logger = logging.getLogger(REGISTRATION)
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -114,7 +112,7 @@ def save_code(net: GrownNetwork, path: Path) -> None:
     write_bytes(path, ("\n".join(lines) + CODE_TAIL).encode())
 
 
-def _traced(net: GrownNetwork) -> dict:
+def _example_inputs(net: GrownNetwork) -> dict:
     """Inputs to trace a program with: two samples, as one would be taken for a constant."""
     inputs = net.spec["input"]
     dtype = getattr(torch, inputs.get("dtype", "float32"))

@@ -1,6 +1,6 @@
 """Files of modules: networks and policies in safetensors, with the description to make them from.
 
-A file is one that every reader of safetensors takes. What is ours is one entry of its metadata: a
+A file is one that every reader of safetensors takes. The package adds one entry to its metadata: a
 version, and for each module its description (`spec`) and a SHA-256 of its tensors. Nothing in it is
 run. One file may hold all hosts of a round.
 """
@@ -32,7 +32,7 @@ MAKERS: dict[str, Callable[[dict, Mapping[str, Tensor]], Module]] = {
     "policy": controller_of,
 }
 # What a spec or tensors raise that this version has not written.
-UNFIT = (*RAISED, MemoryError, UserError)
+LOAD_ERRORS = (*RAISED, MemoryError, UserError)
 
 
 class ModuleFileError(UserError):
@@ -49,11 +49,11 @@ def save(module: Module, path: str | PathLike[str]) -> None:
     tensors = {name: value.cpu().clone().contiguous() for name, value in state.items()}
     if isinstance(module, GrownNetwork):
         with torch.device("meta"):
-            described = GrownNetwork(module.spec).state_dict()
-        shapes = [{name: one.shape for name, one in part.items()} for part in (described, tensors)]
+            expected = GrownNetwork(module.spec).state_dict()
+        shapes = [{name: one.shape for name, one in part.items()} for part in (expected, tensors)]
         if shapes[0] != shapes[1]:
-            why = "the layers of this network are not those of its spec: keep it by torch.save"
-            raise ValueError(why)
+            reason = "the layers of this network are not those of its spec: keep it by torch.save"
+            raise ValueError(reason)
     kind = "network" if isinstance(module, GrownNetwork) else "policy"
     _write(Path(path), [_entry(kind, module.spec, tensors)], tensors)
 
@@ -90,27 +90,27 @@ def load(path: str | PathLike[str], env: int | None = None) -> Module:
     except OSError as error:
         raise ModuleFileError(f"{place}: cannot be read ({error.strerror or error})") from error
     except SafetensorError as error:
-        why = f"cut off, damaged, or no file of safetensors ({one_line(error)})"
-        raise ModuleFileError(f"{place}: {why}") from error
+        reason = f"cut off, damaged, or no file of safetensors ({one_line(error)})"
+        raise ModuleFileError(f"{place}: {reason}") from error
     if entry["sha256"] != digest(tensors):
         raise ModuleFileError(f"{place}: damaged (its content is not what was written)")
     try:
         return MAKERS[entry["kind"]](entry["spec"], tensors)
-    except UNFIT as error:
-        raise _not_understood(place, error) from error
+    except LOAD_ERRORS as error:
+        raise _unreadable(place, error) from error
 
 
-def _not_understood(place: str, error: Exception) -> ModuleFileError:
+def _unreadable(place: str, error: Exception) -> ModuleFileError:
     return ModuleFileError(f"{place}: its description is not understood ({one_line(error)})")
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of names, types and bytes, hexadecimal."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for name in sorted(tensors):
-        found.update(f"{name} {tensors[name].dtype}\n".encode())
-        found.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        result.update(f"{name} {tensors[name].dtype}\n".encode())
+        result.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+    return result.hexdigest()
 
 
 def _entry(kind: str, spec: dict, tensors: Mapping[str, Tensor], prefix: str = "") -> dict:
@@ -120,8 +120,8 @@ def _entry(kind: str, spec: dict, tensors: Mapping[str, Tensor], prefix: str = "
 
 def _write(path: Path, entries: list[dict], tensors: dict[str, Tensor]) -> None:
     """One entry: safetensors writes several in any order, and the same must be the same bytes."""
-    ours = json.dumps({"version": VERSION, "modules": entries}, allow_nan=False)
-    write_bytes(path, to_bytes(tensors, {ENTRY: ours}))
+    entry_text = json.dumps({"version": VERSION, "modules": entries}, allow_nan=False)
+    write_bytes(path, to_bytes(tensors, {ENTRY: entry_text}))
 
 
 def _entries(place: str, metadata: Mapping[str, str] | None) -> list[dict]:
@@ -129,19 +129,19 @@ def _entries(place: str, metadata: Mapping[str, str] | None) -> list[dict]:
     if metadata is None or ENTRY not in metadata:
         raise ModuleFileError(f"{place}: written by another program")
     try:
-        ours = json.loads(metadata[ENTRY])
-        if ours["version"] > VERSION:
-            age = f"has version {ours['version']}, written by a newer version of the program"
+        record = json.loads(metadata[ENTRY])
+        if record["version"] > VERSION:
+            age = f"has version {record['version']}, written by a newer version of the program"
             raise ModuleFileError(f"{place}: {age}: this one reads version {VERSION}")
-        entries = [{name: one[name] for name in FIELDS} for one in ours["modules"]]
+        entries = [{name: one[name] for name in FIELDS} for one in record["modules"]]
         if not all(isinstance(one[name], str) for one in entries for name in ("kind", "prefix")):
             raise ValueError("a kind or prefix that is no text")
     except (LookupError, TypeError, ValueError, RecursionError) as error:
-        raise _not_understood(place, error) from error
-    foreign = [one_line(entry["kind"]) for entry in entries if entry["kind"] not in MAKERS]
-    if foreign or not entries:
-        held = foreign[0] if foreign else "nothing"
-        raise ModuleFileError(f"{place}: holds {held}, no network or policy")
+        raise _unreadable(place, error) from error
+    unknown = [one_line(entry["kind"]) for entry in entries if entry["kind"] not in MAKERS]
+    if unknown or not entries:
+        kinds = unknown[0] if unknown else "nothing"
+        raise ModuleFileError(f"{place}: holds {kinds}, no network or policy")
     return entries
 
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
-from esper_soa.grown.build import GrownHost, Residents, grown_hosts
+from esper_soa.grown.build import GrownHost, SlotContents, grown_hosts
 from esper_soa.nets.data.batches import BatchSource
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.runtime.versions import package_versions
@@ -52,7 +52,7 @@ def add_test_accuracy(net: GrownNetwork, source: BatchSource) -> None:
     net.spec["test_accuracy"] = score_network(net, inputs.cpu(), labels.cpu()).accuracy
 
 
-def measured_hosts(
+def export_hosts(
     world: World,
     cfg: TrainConfig,
     states: HostStates,
@@ -79,11 +79,13 @@ def measured_hosts(
     }
     rows = [env - world.reduction.first_env for env in envs]
     columns = [part.tolist() for part in states[:4]]
-    mine = [Residents(*(column[env] for column in columns)) for env in envs]
-    found = grown_hosts(world.rules.nets.shape, world.weights, rows, mine, source.input_spec())
-    for env, host in zip(envs, found, strict=True):
+    slot_contents = [SlotContents(*(column[env] for column in columns)) for env in envs]
+    hosts = grown_hosts(
+        world.rules.nets.shape, world.weights, rows, slot_contents, source.input_spec()
+    )
+    for env, host in zip(envs, hosts, strict=True):
         scores = (float(part[env]) for part in (states.accuracy, states.loss))
         accuracy, loss = (None if math.isnan(one) else one for one in scores)
         measured = {"validation_accuracy": accuracy, "validation_loss": loss}
         host.spec.update(facts | {"env": env} | measured | {"test_accuracy": None})
-    return found
+    return hosts

@@ -1,1 +1,1 @@
-"""What looks at runs and organises many of them; the core does without it."""
+"""Analysis and organisation of runs; the core does not need it."""

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from esper_soa.config.settings import TrainConfig
-from esper_soa.nets.choose import tried_engines
+from esper_soa.nets.choose import probe_engines
 from esper_soa.nets.trial import TrialResult
 from esper_soa.runtime.device import (
     device_name,
@@ -46,14 +46,14 @@ def check_device(cfg: TrainConfig, console: Console) -> None:
         trial = trial_of(cfg, device)
         place = device_name(device, trial.nets.workers, trial.nets.precision)
         console.print(place, highlight=False)
-        found = tried_engines(trial)
-    console.print(engine_table(found, cfg))
+        engines = probe_engines(trial)
+    console.print(engine_table(engines, cfg))
     for rule in RULES[device.type]:
         console.print(rule, highlight=False)
     console.print(memory_table(cfg, device))
 
 
-def engine_table(found: list[TrialResult], cfg: TrainConfig) -> Table:
+def engine_table(engines: list[TrialResult], cfg: TrainConfig) -> Table:
     """A row per engine."""
     work = (
         f"N={cfg.envs} B={cfg.batch_size} T={cfg.train_samples} V={cfg.val_samples}, "
@@ -63,8 +63,10 @@ def engine_table(found: list[TrialResult], cfg: TrainConfig) -> Table:
     for heading in ("engine", "ms per env-step", "MiB", "off torch in float32", "verdict"):
         right = heading in ("ms per env-step", "MiB")
         table.add_column(heading, justify="right" if right else "left")
-    best = min((one for one in found if not one.dropped), key=lambda one: one.seconds, default=None)
-    for one in found:
+    best = min(
+        (one for one in engines if not one.dropped), key=lambda one: one.seconds, default=None
+    )
+    for one in engines:
         if one.dropped:
             table.add_row(one.name, "", "", "", one.dropped)
             continue

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.agent.protocol import Agent, Memory
-from esper_soa.agent.user_agents import Surroundings, decision_faults, made_agent, memory_faults
+from esper_soa.agent.user_agents import AgentContext, decision_faults, make_agent, memory_faults
 from esper_soa.config import registry
 from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.config.errors import UserError, one_line
@@ -26,7 +26,7 @@ from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.env import Env
 from esper_soa.env.legal import illegal_choices, obey
 from esper_soa.env.reward_records import RewardInputs
-from esper_soa.env.step import Observed
+from esper_soa.env.step import EnvView
 from esper_soa.env.user_reward import reward_findings, sample_inputs
 from esper_soa.lab.conformance_networks import (
     RAISES,
@@ -112,9 +112,9 @@ def check_agent(part: Part | str, num_slots: int = 2, envs: int = 4, steps: int 
         if registry.num_required(made) > 1:
             raise ValueError("it wants more arguments than the Surroundings")
         world = build_world(_small_run(num_slots, envs, steps), CPU)
-        surroundings = Surroundings(world.rules.nets.shape.slots, BLUEPRINT_NAMES, steps, 0)
+        surroundings = AgentContext(world.rules.nets.shape.slots, BLUEPRINT_NAMES, steps, 0)
         with collect_faults(found):
-            found.extend(_play_findings(made_agent(made, surroundings), Env(world)))
+            found.extend(_play_findings(make_agent(made, surroundings), Env(world)))
 
 
 @contextmanager
@@ -211,7 +211,7 @@ def _play_findings(agent: Agent, env: Env) -> Iterator[str]:
     """
     num_envs = env.num_envs
     memory = agent.start(num_envs, CPU)
-    observed: Observed | None = env.reset()
+    observed: EnvView | None = env.reset()
     known = set[str]()
     fatal = memory_faults(memory, num_envs, CPU)
     yield from fatal

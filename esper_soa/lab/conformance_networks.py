@@ -96,7 +96,9 @@ def training_findings(make: Callable[[], Networks], faulty: bool) -> list[str]:
     found = list[str]()
     with collect_faults(found):
         found += _network_findings(make())
-    return [one for one in found if not (faulty and one.startswith((own_parts.TOGETHER, RAISES)))]
+    return [
+        one for one in found if not (faulty and one.startswith((own_parts.BATCHED_CALL, RAISES)))
+    ]
 
 
 def _network_findings(nets: Networks) -> list[str]:
@@ -109,9 +111,9 @@ def _network_findings(nets: Networks) -> list[str]:
         )
     if not (rows.isfinite().all() and kept.isfinite().all()):
         return [*found, "its initial values are not finite"]
-    with collect_faults(found, own_parts.TOGETHER), torch.no_grad():
+    with collect_faults(found, own_parts.BATCHED_CALL), torch.no_grad():
         found += _pass_findings(nets, rows, kept)
-    with collect_faults(found, own_parts.TOGETHER):
+    with collect_faults(found, own_parts.BATCHED_CALL):
         found += _gradient_findings(nets, rows, kept)
     return found
 

@@ -1,4 +1,4 @@
-"""The command line that asks runs in SQL: `esper-query RUN "select round, eps from rounds"`.
+"""The command line for SQL queries over runs: `esper-query RUN "select round, eps from rounds"`.
 
 Also `python -m esper_soa.lab.query`. Exit status: 0 done, 1 a question that the runs cannot
 answer, 2 a mistake that we found before it was asked.
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from esper_soa.config.errors import UserError, check, check_choice
 from esper_soa.runtime.console import ending_with_status, parser
-from esper_soa.runtime.signals import importing
+from esper_soa.runtime.signals import import_guard
 
 SETTINGS = {
     "format": "table",
@@ -47,11 +47,11 @@ def main(arguments: list[str] | None = None) -> None:
     words = parser(usage, "Ask runs in SQL.", HELP)
     words.add_argument("words", nargs="+", help=argparse.SUPPRESS)
     with ending_with_status():
-        status = ask(words.parse_args(arguments).words)
+        status = run_query(words.parse_args(arguments).words)
     sys.exit(status)
 
 
-def ask(words: Sequence[str]) -> int:
+def run_query(words: Sequence[str]) -> int:
     """Answer the question among `words`, or list the views; returns the exit status."""
     named = [word for word in words if word.startswith(tuple(f"{name}=" for name in SETTINGS))]
     places = [word for word in words if word not in named]
@@ -65,7 +65,7 @@ def ask(words: Sequence[str]) -> int:
     question = places.pop() if asks else ""
     check(bool(places), "RUN", "''", "a run folder")
     try:
-        with importing():
+        with import_guard():
             from esper_soa.lab.telemetry.database import VIEWS, QueryError, open_database
     except ImportError as error:
         raise UserError(str(error)) from error

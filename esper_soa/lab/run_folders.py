@@ -38,23 +38,23 @@ def resumes(folder: RunFolder, settings: TrainConfig) -> bool:
     """Whether `settings` ask to go on with the run in `folder`, and it was of the same."""
     if settings.resume != "auto":
         return False
-    there = read_settings(folder.config)
+    recorded = read_settings(folder.config)
     own = {"resume": "", "run_dir": ""}
-    return bool(there) and there | own == flat_settings(asdict(settings)) | own
+    return bool(recorded) and recorded | own == flat_settings(asdict(settings)) | own
 
 
-def find_run_folders(given: Sequence[str | Path]) -> dict[str, Path]:
-    """The run folders in `given` by labels: the ends of their paths, the shortest that differ.
+def find_run_folders(folders: Sequence[str | Path]) -> dict[str, Path]:
+    """The run folders in `folders` by labels: the ends of their paths, the shortest that differ.
 
     A run that is found twice counts once. Raises UserError where a folder holds none.
     """
     paths: list[Path] = []
-    for one in given:
-        found = list(_run_folders(user_path("RUN", str(one)), DEPTH))
-        if not found:
-            why = "holds no run: there is no config.yaml of a run in it or below it"
-            raise UserError(f"RUN={one_line(one)}: {why}")
-        paths += [path for path in found if path not in paths]
+    for one in folders:
+        folders_here = list(_run_folders(user_path("RUN", str(one)), DEPTH))
+        if not folders_here:
+            reason = "holds no run: there is no config.yaml of a run in it or below it"
+            raise UserError(f"RUN={one_line(one)}: {reason}")
+        paths += [path for path in folders_here if path not in paths]
     return dict(zip(_labels(paths), paths, strict=True))
 
 
@@ -65,10 +65,10 @@ def read_settings(path: Path) -> dict[str, object]:
         # We write no aliases, a few lines of which can stand for more than fits into memory.
         if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
             return {}
-        found = OmegaConf.to_container(OmegaConf.create(text))
+        settings = OmegaConf.to_container(OmegaConf.create(text))
     except (OSError, ValueError, RecursionError, OmegaConfBaseException, yaml.YAMLError):
         return {}
-    return flat_settings(cast(dict, found)) if isinstance(found, dict) else {}
+    return flat_settings(cast(dict, settings)) if isinstance(settings, dict) else {}
 
 
 def _run_folders(place: Path, depth: int) -> Iterator[Path]:

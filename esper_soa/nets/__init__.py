@@ -1,1 +1,1 @@
-"""N networks at once: hosts, seeds, training and data; knows nothing of reinforcement learning."""
+"""N networks at once: hosts, seeds, training and data, without reinforcement learning."""

@@ -76,7 +76,7 @@ def classify(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return linear(spatial_mean(x, weight.shape[0]), weight, bias)
 
 
-def by_target(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def flatten_targets(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Logits [..., B, n, K, C] and labels [B, n, K] as those of B*K samples with a target each:
     [..., B*K, n, C] and [B*K, n]. With labels [B, n] both as they are.
     """
@@ -90,7 +90,7 @@ def loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
     Of samples with K targets, logits are [B, n, K, C] and labels [B, n, K].
     """
-    logits, labels = by_target(logits, labels)
+    logits, labels = flatten_targets(logits, labels)
     losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
     losses = losses.unflatten(0, labels.shape)
     return losses.mean(0), (logits.detach().argmax(-1) == labels).sum(0)
@@ -105,18 +105,18 @@ def per_channel(values: Tensor, num_channels: int, axes: int = 2) -> Tensor:
     return every[(..., *[None] * axes)]
 
 
-def mixed(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+def interpolate(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
     """x + factor (other - x) of activations [B, n*C, ...], factor [..., n]; in the format of x."""
     factors = per_channel(factor, x.shape[1] // factor.shape[-1], x.dim() - 2)
     return torch.lerp(x.to(factors.dtype), other.to(factors.dtype), factors).to(x.dtype)
 
 
-def take_nets(x: Tensor, nets: Tensor | None, num_nets: int) -> Tensor:
+def select_nets(x: Tensor, nets: Tensor | None, num_nets: int) -> Tensor:
     """Activations [B, m*C, ...] of networks `nets` (int64 [m]; None = all) of x [B, n*C, ...]."""
     if nets is None:
         return x
-    picked = x.movedim(1, -1).unflatten(-1, (num_nets, -1)).index_select(-2, nets)
-    return picked.flatten(-2).movedim(-1, 1)
+    selected = x.movedim(1, -1).unflatten(-1, (num_nets, -1)).index_select(-2, nets)
+    return selected.flatten(-2).movedim(-1, 1)
 
 
 def put_nets(x: Tensor, nets: Tensor | None, num_nets: int, values: Tensor) -> Tensor:

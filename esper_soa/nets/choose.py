@@ -24,7 +24,7 @@ NATIVE = "native"  # the kernels in C
 REFERENCE = "torch"  # the engine that says what the others must come to
 # Torch computes for a GPU where it takes less than this share of the time of kernels that agree
 # with it: so clear a difference is the same at every start, and so are the numbers of the run.
-CLEARLY = 0.5
+SPEED_MARGIN = 0.5
 
 
 class Kind(NamedTuple):
@@ -59,18 +59,18 @@ def _samples_obstacle(trial: Trial) -> str:
 def _native(trial: Trial) -> EngineChoice:
     """The native kernels where they can compute, else torch."""
     nets = trial.nets
-    why_not = _samples_obstacle(trial) or _cpu("engine").obstacle(
+    reason = _samples_obstacle(trial) or _cpu("engine").obstacle(
         nets.task.host_name, nets.shape, _blueprints(trial)
     )
-    chosen: EngineChoice = _cpu("proof").choose_native(
-        trial.device, TorchEngine(), nets.precision, why_not
+    choice: EngineChoice = _cpu("proof").choose_native(
+        trial.device, TorchEngine(), nets.precision, reason
     )
-    return chosen
+    return choice
 
 
 def _native_obstacle(trial: Trial) -> str:
-    chosen = _native(trial)
-    return "" if chosen.native else chosen.reason
+    choice = _native(trial)
+    return "" if choice.native else choice.reason
 
 
 def _triton_obstacle(trial: Trial) -> str:
@@ -92,13 +92,13 @@ def _graphs_obstacle(trial: Trial) -> str:
     return _triton_obstacle(trial) or graphs
 
 
-def _native_engine(_: Trial, chosen: EngineChoice) -> Engine:
-    engine: Engine = _cpu("engine").CpuEngine(chosen)
+def _native_engine(_: Trial, choice: EngineChoice) -> Engine:
+    engine: Engine = _cpu("engine").CpuEngine(choice)
     return engine
 
 
-def _triton(trial: Trial, chosen: EngineChoice, capture: bool) -> Engine:
-    engine: Engine = _gpu().loaded_engine(StepCache(capture, device=trial.device), chosen)
+def _triton(trial: Trial, choice: EngineChoice, capture: bool) -> Engine:
+    engine: Engine = _gpu().load_engine(StepCache(capture, device=trial.device), choice)
     return engine
 
 
@@ -114,21 +114,21 @@ ENGINES = {
 def choose_engine(setting: str, trial: Trial) -> Engine:
     """The engine that compute.engine stands for; trial: what it is wanted for, and tried on.
 
-    Raises SettingError where the setting insists on what cannot run.
+    Raises SettingError if the requested engine cannot run.
     """
     if setting != "auto":
-        chosen = _requested_engine(setting, trial)
+        choice = _requested_engine(setting, trial)
     else:
-        chosen = fastest_engine(trial) if trial.device.type == "cuda" else _native(trial)
-    return ENGINES[chosen.name].make(trial, chosen)
+        choice = fastest_engine(trial) if trial.device.type == "cuda" else _native(trial)
+    return ENGINES[choice.name].make(trial, choice)
 
 
 def _requested_engine(name: str, trial: Trial) -> EngineChoice:
     """The engine of that name."""
     reason = ENGINES[name].obstacle(trial)
     if reason:
-        sentence = f"{reason[0].upper()}{reason[1:]}."
-        raise SettingError("compute.engine", name, "auto or torch here", sentence)
+        message = f"{reason[0].upper()}{reason[1:]}."
+        raise SettingError("compute.engine", name, "auto or torch here", message)
     if name == NATIVE:
         return _native(trial)
     words = "plain torch" if name == REFERENCE else name
@@ -142,9 +142,9 @@ def fastest_engine(trial: Trial) -> EngineChoice:
     why = _samples_obstacle(trial)
     if why:
         return EngineChoice(False, f"plain torch: {why}", name=REFERENCE)
-    found = tried_engines(trial)
-    words = tuple(one.words() for one in found)
-    best = preferred(found)
+    results = probe_engines(trial)
+    words = tuple(one.words() for one in results)
+    best = select_engine(results)
     if best is None:
         reason = "plain torch, although it failed when it was tried"
         return EngineChoice(False, reason, fallback=True, tried=words)
@@ -152,22 +152,22 @@ def fastest_engine(trial: Trial) -> EngineChoice:
     return EngineChoice(False, reason, name=best.name, tried=words)
 
 
-def preferred(found: Sequence[TrialResult]) -> TrialResult | None:
+def select_engine(results: Sequence[TrialResult]) -> TrialResult | None:
     """The last engine of the table that a run can have, or torch where it is CLEARLY quicker."""
-    fit = [one for one in found if not one.dropped]
+    fit = [one for one in results if not one.dropped]
     plain = next((one for one in fit if one.name == REFERENCE), None)
-    if plain is not None and plain.seconds < CLEARLY * fit[-1].seconds:
+    if plain is not None and plain.seconds < SPEED_MARGIN * fit[-1].seconds:
         return plain
     return fit[-1] if fit else None
 
 
-def tried_engines(trial: Trial) -> list[TrialResult]:
-    """What became of every engine `auto` may take on this device; those that cannot run too."""
+def probe_engines(trial: Trial) -> list[TrialResult]:
+    """Trial results of every engine that `auto` may choose on this device."""
     kinds = [name for name, kind in ENGINES.items() if kind.tried_on in ("", trial.device.type)]
     obstacles = {name: ENGINES[name].obstacle(trial) for name in kinds}
     fit = [name for name in kinds if not obstacles[name]]
     makers = {
         name: partial(ENGINES[name].make, trial, EngineChoice(False, "tried")) for name in fit
     }
-    found = {one.name: one for one in try_engines(trial, TorchEngine, REFERENCE, makers)}
-    return [found.get(name) or TrialResult(name, obstacles[name]) for name in kinds]
+    results = {one.name: one for one in try_engines(trial, TorchEngine, REFERENCE, makers)}
+    return [results.get(name) or TrialResult(name, obstacles[name]) for name in kinds]

@@ -1,6 +1,6 @@
-"""What runs networks: an engine trains and validates N of them; what it is given and gives back.
+"""The protocol of engines, which train and validate N networks, and its records.
 
-A network means what engines/torch makes of it; every other engine is tested against that.
+The torch engine defines the results; the others are tested against it.
 """
 
 from typing import NamedTuple, Protocol, TypeVar
@@ -20,7 +20,7 @@ Active = TypeVar("Active")
 
 
 class NetsConfig(NamedTuple):
-    """What the training and validation of a run's networks have in common."""
+    """Configuration shared by training and validation."""
 
     shape: HostShape
     task: TaskConfig
@@ -87,7 +87,7 @@ class Engine(Protocol[Active]):
         """Why it is this one."""
         ...
 
-    def kept_bytes(self, nets: NetsConfig, sizes: Sizes, device: torch.device) -> int:
+    def persistent_bytes(self, nets: NetsConfig, sizes: Sizes, device: torch.device) -> int:
         """Memory kept beside the weights; 0 where it keeps none from one pass to the next."""
         ...
 

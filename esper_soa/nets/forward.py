@@ -54,8 +54,8 @@ def _part_forward(
         case SoftNorm():
             strength, scale, shift = parameters
             factor = batched.per_channel(torch.tanh(strength), scale.shape[1])
-            normed = batched.group_norm(x, norm_groups(scale.shape[1]), scale, shift)
-            out = x + factor * (normed - x)
+            normalised = batched.group_norm(x, norm_groups(scale.shape[1]), scale, shift)
+            out = x + factor * (normalised - x)
         case Excite():
             out = x * _squeeze(parameters, x).flatten(1)[..., None, None]
     return out if residual is None else residual + out

@@ -13,8 +13,8 @@ EXPLODING = 10.0
 TINY = 1e-8
 
 
-def unmeasured(size: torch.Size, device: torch.device) -> dict[str, Tensor]:
-    """The fields of GradientStats [N, S] before anything is measured."""
+def unmeasured_statistics(size: torch.Size, device: torch.device) -> dict[str, Tensor]:
+    """Initial fields of GradientStats [N, S]."""
     kinds = dict.fromkeys(("l2", "health", "ratio"), STATE_FLOAT)
     kinds |= dict.fromkeys(("vanishing", "exploding", "measured"), torch.bool)
     return {name: torch.zeros(size, dtype=dtype, device=device) for name, dtype in kinds.items()}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from esper_soa.config.errors import check, fault_in_words
+from esper_soa.config.errors import check, error_text
 
 # torch has no public name for the pytrees above (2.13); tensordict registers its classes with these
 # and no others.
@@ -37,14 +37,14 @@ def copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
     What has gaps, or another shape or dtype than its target, goes alone: it would part all others.
     """
-    alike = defaultdict[torch.dtype, list[tuple[Tensor, Tensor]]](list)
+    by_dtype = defaultdict[torch.dtype, list[tuple[Tensor, Tensor]]](list)
     for target, source in zip(targets, sources, strict=True):
         same = target.dtype == source.dtype and target.shape == source.shape
         if same and target.is_contiguous() and source.is_contiguous():
-            alike[target.dtype].append((target, source))
+            by_dtype[target.dtype].append((target, source))
         else:
             target.copy_(source)
-    for pairs in alike.values():
+    for pairs in by_dtype.values():
         torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
@@ -65,7 +65,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
-class _Kept(Generic[Step]):
+class _CachedStep(Generic[Step]):
     """A step, how often each variant has run, and the graphs of those that were captured."""
 
     step: Step
@@ -82,7 +82,7 @@ class CapturedCall:
     spec: TreeSpec
     given: object = None  # in a graph's memory once it is captured
 
-    def on_own_buffers(self) -> "CapturedCall":
+    def with_copied_arguments(self) -> "CapturedCall":
         """The same call with copies of the arguments."""
         own = [None if argument is None else argument.clone() for argument in self.arguments]
         return CapturedCall(self.function, own, self.spec)
@@ -111,7 +111,10 @@ class GraphRecorder:
     def recorded(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """The graph of `work`, recorded, not done; EmptyGraphError where this GPU does nothing."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self.device), warnings.catch_warnings(record=True) as caught:
+        with (
+            torch.cuda.device(self.device),
+            warnings.catch_warnings(record=True) as caught_warnings,
+        ):
             warnings.simplefilter("always")
             torch.cuda.synchronize()
             with torch.cuda.stream(self.stream):
@@ -120,7 +123,7 @@ class GraphRecorder:
                     work()
                 finally:
                     graph.capture_end()
-        for one in caught:
+        for one in caught_warnings:
             if EMPTY in str(one.message):
                 raise EmptyGraphError(f"a graph captured on {self.device} is empty")
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
@@ -148,51 +151,51 @@ class StepCache(Generic[Step]):
         self.capacity = capacity
         self.part = part
         self.counts: Counter[str] = Counter()  # plain, captured, replayed, dropped
-        self._kept: OrderedDict[Hashable, _Kept[Step]] = OrderedDict()
+        self._cached: OrderedDict[Hashable, _CachedStep[Step]] = OrderedDict()
         self._recorder = GraphRecorder(device) if capture else None
 
     def run_(self, key: Hashable, fresh: Step, variants: Sequence[int]) -> Step:
         """Do `fresh` once for each of `variants`; the step that is returned has the results."""
-        kept = self._kept.setdefault(key, _Kept(fresh))
-        self._kept.move_to_end(key)
-        if kept.step is not fresh:
-            copy_all_(kept.step.buffers(), fresh.buffers())
+        entry = self._cached.setdefault(key, _CachedStep(fresh))
+        self._cached.move_to_end(key)
+        if entry.step is not fresh:
+            copy_all_(entry.step.buffers(), fresh.buffers())
         for variant in variants:
-            self._advance_(kept, variant)
-        while len(self._kept) > self.capacity:
-            self._kept.popitem(last=False)
+            self._advance_(entry, variant)
+        while len(self._cached) > self.capacity:
+            self._cached.popitem(last=False)
             self.counts["dropped"] += 1
-        return kept.step
+        return entry.step
 
-    def keeps(self, key: Hashable) -> bool:
+    def is_cached(self, key: Hashable) -> bool:
         """Whether a step is kept under this key."""
-        return key in self._kept
+        return key in self._cached
 
-    def _advance_(self, kept: _Kept[Step], variant: int) -> None:
-        if variant in kept.graphs:
-            kept.graphs[variant].replay()
+    def _advance_(self, entry: _CachedStep[Step], variant: int) -> None:
+        if variant in entry.graphs:
+            entry.graphs[variant].replay()
             self.counts["replayed"] += 1
-        elif kept.runs[variant] >= WARM_UPS and self._capture_(kept, variant):
+        elif entry.runs[variant] >= WARM_UPS and self._capture_(entry, variant):
             self.counts["captured"] += 1
-            kept.graphs[variant].replay()
+            entry.graphs[variant].replay()
         else:
-            kept.step.step_(variant)
-            kept.runs[variant] += 1
+            entry.step.step_(variant)
+            entry.runs[variant] += 1
             self.counts["plain"] += 1
 
-    def _capture_(self, kept: _Kept[Step], variant: int) -> bool:
+    def _capture_(self, entry: _CachedStep[Step], variant: int) -> bool:
         """Whether the step could be captured; what was to be recorded has not been done."""
         if self._recorder is None:
             return False
         try:
-            kept.graphs[variant] = self._recorder.recorded(partial(kept.step.step_, variant))
+            entry.graphs[variant] = self._recorder.recorded(partial(entry.step.step_, variant))
         except RuntimeError as error:
             if not self.part:
                 raise
-            why = fault_in_words(error)
-            LOGGER.warning("graphs   %s: no longer captured, as %s", self.part, why)
+            reason = error_text(error)
+            LOGGER.warning("graphs   %s: no longer captured, as %s", self.part, reason)
             self._recorder = None
-        return variant in kept.graphs
+        return variant in entry.graphs
 
 
 def captured_call(
@@ -210,10 +213,10 @@ def captured_call(
     leaves, spec = tree_flatten(arguments)
     key = (name, *(None if leaf is None else leaf.shape for leaf in leaves))
     fresh = CapturedCall(function, leaves, spec)
-    done = steps.run_(key, fresh if steps.keeps(key) else fresh.on_own_buffers(), [0])
-    given, result = tree_flatten(done.given)
-    copies = [torch.empty_like(one) for one in given]
-    copy_all_(copies, given)
+    done = steps.run_(key, fresh if steps.is_cached(key) else fresh.with_copied_arguments(), [0])
+    flat_arguments, result = tree_flatten(done.given)
+    copies = [torch.empty_like(one) for one in flat_arguments]
+    copy_all_(copies, flat_arguments)
     return tree_unflatten(copies, result)  # type: ignore[no-any-return]
 
 
@@ -262,5 +265,7 @@ def choose_replay(setting: str, device: torch.device, own_reward: bool, num_rank
         GRADIENTS: "ranks take them together" if num_ranks > 1 else "",
     }
     parts = tuple(part for part in PARTS if not obstacles.get(part))
-    left_out = tuple(f"{part}: left out, as {why}" for part, why in obstacles.items() if why)
+    left_out = tuple(
+        f"{part}: left out, as {reason}" for part, reason in obstacles.items() if reason
+    )
     return Replay(parts, f"{', '.join(parts)} (compute.cuda_graphs=auto)", left_out, insists=False)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.engine import EngineChoice, NetsConfig, Sizes, TrainReport, ValidationReport
-from esper_soa.nets.gradients import unmeasured
+from esper_soa.nets.gradients import unmeasured_statistics
 from esper_soa.nets.seeds.pools import ActiveSeeds, SlotSeeds, claim_, read_active_seeds, upload
 from esper_soa.nets.seeds.seed_plan import SeedPlan, training_plan, validation_plan
 from esper_soa.nets.seeds.subsets import Job, jobs_of, max_rows
@@ -34,7 +34,7 @@ Measure = Callable[[Job, Call], tuple[Tensor, Tensor]]
 
 
 class Pass(NamedTuple, Generic[Feed]):
-    """What all pieces of a pass share."""
+    """State shared by the pieces of a pass."""
 
     nets: NetsConfig
     weights: TensorDict
@@ -60,8 +60,8 @@ class PieceEngine(ABC):
     @abstractmethod
     def validator(self, shared: Pass[ValidationFeed]) -> Measure: ...
 
-    def kept_bytes(self, nets: NetsConfig, sizes: Sizes, device: torch.device) -> int:
-        """None: what a pass needs it gives back."""
+    def persistent_bytes(self, nets: NetsConfig, sizes: Sizes, device: torch.device) -> int:
+        """0: a pass frees its memory."""
         return 0
 
     def claim_(
@@ -88,7 +88,7 @@ class PieceEngine(ABC):
         shared = Pass(nets, weights, alpha, plan, feed)
         train_chunk_ = self.trainer(shared, num_batches, lr)
         device = alpha.device
-        gradients = unmeasured(alpha.shape, device)
+        gradients = unmeasured_statistics(alpha.shape, device)
         parts = [active_seeds.playing(envs) for envs in chunks(alpha.shape[0], nets.env_chunk)]
         parts = [envs for envs in parts if envs.size]
         pieces = [partial(train_chunk_, envs, gradients) for envs in parts]

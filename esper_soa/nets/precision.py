@@ -23,7 +23,7 @@ GOOD = "good_updates"  # of the weights: int64 [N], in a row
 
 
 class Precision(NamedTuple):
-    """What the networks compute in, and why."""
+    """Number format of the networks, with the reason."""
 
     dtype: torch.dtype
     reason: str
@@ -51,11 +51,11 @@ def choose_precision(setting: str, device: torch.device) -> Precision:
 
 def autocast(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
     """Where networks run: in `dtype` if that has 16 bits, else as their weights are."""
-    short = dtype in (torch.bfloat16, torch.float16)
+    is_half = dtype in (torch.bfloat16, torch.float16)
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
-    told = dtype if short else torch.bfloat16
-    return torch.autocast(device.type, told, enabled=short, cache_enabled=False)
+    autocast_dtype = dtype if is_half else torch.bfloat16
+    return torch.autocast(device.type, autocast_dtype, enabled=is_half, cache_enabled=False)
 
 
 def as_input(inputs: Tensor, dtype: torch.dtype) -> Tensor:

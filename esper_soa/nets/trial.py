@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.config.errors import UserError, fault_in_words, one_line
+from esper_soa.config.errors import UserError, error_text, one_line
 from esper_soa.nets.data import streams
 from esper_soa.nets.data.batches import BatchSource, Draw, SampleSpec, TrainingFeed, ValidationFeed
 from esper_soa.nets.engine import Engine, NetsConfig, Sizes
@@ -79,8 +79,8 @@ def try_engines(
     Raises UserError where the device is of no use any more after an engine has failed on it.
     """
     workload = Workload(trial)
-    wanted, _ = workload.run(exact(), torch.float32)
-    found = []
+    expected, _ = workload.run(exact(), torch.float32)
+    trial_results = []
     rounding: Distances = {}
     for name in (reference, *(name for name in makers if name != reference)):
         try:
@@ -88,14 +88,14 @@ def try_engines(
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 (whatever it, or its compiler, raises)
-            found.append(TrialResult(name, fault_in_words(error)))
+            trial_results.append(TrialResult(name, error_text(error)))
         else:
-            errors = distances(results, wanted, workload.val_samples)
+            errors = distances(results, expected, workload.val_samples)
             rounding = errors if name == reference else rounding
-            worst = max(max(both) for both in errors.values())
-            found.append(TrialResult(name, disagreement(errors, rounding), worst, *cost))
+            worst = max(max(pair) for pair in errors.values())
+            trial_results.append(TrialResult(name, disagreement(errors, rounding), worst, *cost))
         release(trial.device, name)
-    return found
+    return trial_results
 
 
 def disagreement(errors: Distances, rounding: Distances) -> str:
@@ -103,31 +103,31 @@ def disagreement(errors: Distances, rounding: Distances) -> str:
 
     rounding: how far torch itself is in the precision of the run; empty where it could not say.
     """
-    for name, both in errors.items():
-        for found, own in zip(both, rounding.get(name, (0.0, 0.0)), strict=True):
+    for name, pair in errors.items():
+        for actual, own in zip(pair, rounding.get(name, (0.0, 0.0)), strict=True):
             allowed = ROUNDING + TIMES * own
-            if not math.isfinite(found) or found > allowed:
-                far = f"{found:.1e} from torch in float32"
+            if not math.isfinite(actual) or actual > allowed:
+                far = f"{actual:.1e} from torch in float32"
                 return f"its {name} is {far}, and {allowed:.1e} is rounding"
     return ""
 
 
-def distances(found: Results, wanted: Results, val_samples: int) -> Distances:
+def distances(actual: Results, expected: Results, val_samples: int) -> Distances:
     """Distances relative to the norm of a network's: of the worst network, and the mean of all.
 
     Accuracies count as the share of samples beyond FLIPPED; other subsets are infinitely far.
     """
     errors = Distances()
-    for name, right in wanted.items():
-        mine = found[name].to(right.dtype)
+    for name, right in expected.items():
+        values = actual[name].to(right.dtype)
         if name == "subset":
-            rows = torch.where((mine == right).all(1), 0.0, math.inf)
+            rows = torch.where((values == right).all(1), 0.0, math.inf)
         elif name == "accuracy":
-            rows = ((mine - right).abs().amax(1) / 100 - FLIPPED / val_samples).clamp(min=0)
+            rows = ((values - right).abs().amax(1) / 100 - FLIPPED / val_samples).clamp(min=0)
         else:
             norm = right.reshape(len(right), -1).norm(dim=1)
             floor = 0.1 * norm.mean() + torch.finfo(right.dtype).tiny
-            rows = (mine - right).reshape(len(right), -1).norm(dim=1) / norm.clamp(min=floor)
+            rows = (values - right).reshape(len(right), -1).norm(dim=1) / norm.clamp(min=floor)
         errors[name] = float(rows.max()), float(rows.mean())
     return errors
 
@@ -150,7 +150,7 @@ class Workload:
         self.alpha = alpha.to(device, STATE_FLOAT)
 
     def run(self, engine: Engine, precision: torch.dtype) -> tuple[Results, tuple[float, int]]:
-        """What training and validation came to last pass; seconds of an env-step, and bytes."""
+        """Results of the last training and validation pass; seconds of an env-step, and bytes."""
         trial = self.trial
         nets = trial.nets._replace(precision=precision, accumulate=1)
         weights = self.weights.clone()
@@ -166,16 +166,16 @@ class Workload:
             weights.update_(self.weights)
             reset_loss_scales_(weights)
             seeds = engine.claim_(nets, weights, self.seeds.resident(self.device), self.keys)
-            begun = now(self.device)
+            start = now(self.device)
             trained = engine.train_(nets, weights, self.alpha, seeds, training, BATCHES)
             between = now(self.device)
-            tested = engine.validate(nets, weights, self.alpha, seeds, validation)
-            times.append((between - begun, now(self.device) - between))
+            validation_result = engine.validate(nets, weights, self.alpha, seeds, validation)
+            times.append((between - start, now(self.device) - between))
             reports = {
                 "train loss": trained.loss,
-                "validation loss": tested.loss,
-                "accuracy": tested.accuracy,
-                "subset": tested.subset,
+                "validation loss": validation_result.loss,
+                "accuracy": validation_result.accuracy,
+                "subset": validation_result.subset,
             }
         train, validate = (min(column) for column in zip(*times[-TIMED:], strict=True))
         seconds = train * trial.sizes.train_samples / (BATCHES * trial.sizes.batch_size)
@@ -189,9 +189,9 @@ class Workload:
         places = torch.arange(BATCHES * batch_size, device=self.device)
         order = streams.integers(self.keys[:, None], places, SAMPLES)
         draw = Draw(order, self.keys, 0, batch_size, True)
-        drawn = torch.arange(self.val_samples, device=self.device)
+        samples = torch.arange(self.val_samples, device=self.device)
         dtype = torch.float32
-        return self.samples.training(draw, dtype), self.samples.validation(drawn, dtype)
+        return self.samples.training(draw, dtype), self.samples.validation(samples, dtype)
 
 
 def mixture(trial: Trial) -> pools.ActiveSeeds:

@@ -17,7 +17,7 @@ import torch
 Result = TypeVar("Result")
 
 
-class GivenUp(Exception):  # noqa: N818 (what happened, not a fault)
+class PieceCancelled(Exception):  # noqa: N818 (what happened, not a fault)
     """Raised in a piece whose caller no longer waits for its result."""
 
 
@@ -25,9 +25,9 @@ class Call(threading.Event):
     """One call of `run_pieces`, as its pieces see it; set once nobody waits any more."""
 
     def check(self) -> None:
-        """Raise GivenUp where nobody waits any more; pieces ask between batches."""
+        """Raise PieceCancelled if the call was cancelled; pieces check between batches."""
         if self.is_set():
-            raise GivenUp
+            raise PieceCancelled
 
 
 def chunks(num_envs: int, size: int) -> list[np.ndarray]:

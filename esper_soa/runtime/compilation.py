@@ -21,7 +21,7 @@ COMPILE_SECONDS = 70.0
 # saved per env-step of all envs: the calls of operations, however many envs there are
 CALL_SECONDS = 0.0055
 ENV_SECONDS = 7e-6  # saved per env and env-step: passes over memory that are fused
-WORTH = 2.0  # times COMPILE_SECONDS that must be saved, as machines differ
+MIN_SAVING = 2.0  # times COMPILE_SECONDS that must be saved, as machines differ
 
 
 class Compilation(NamedTuple):
@@ -38,19 +38,19 @@ def choose_compilation(
 
     env_steps: of all envs together, rounds times env-steps per episode.
     """
-    saved = env_steps * (CALL_SECONDS + ENV_SECONDS * envs)
+    saving = env_steps * (CALL_SECONDS + ENV_SECONDS * envs)
     if setting != "auto":
-        wanted = setting == "on"
-        why = f" (compute.compile={setting})"
+        compile_on = setting == "on"
+        reason = f" (compute.compile={setting})"
     elif device.type != "cpu":
-        wanted = False
-        why = f": what compiling saves on {device.type} was never measured"
+        compile_on = False
+        reason = f": what compiling saves on {device.type} was never measured"
     else:
-        wanted = saved >= WORTH * COMPILE_SECONDS
-        played = f"{env_steps} env-steps of {envs} envs"
-        gain = f"saves {f'about {saved:.0f}' if saved >= 1 else 'less than 1'} s in {played}"
-        why = f": compiling takes about {COMPILE_SECONDS:.0f} s and {gain}"
-    return Compilation(wanted, f"{'compiled' if wanted else 'not compiled'}{why}")
+        compile_on = saving >= MIN_SAVING * COMPILE_SECONDS
+        length_text = f"{env_steps} env-steps of {envs} envs"
+        gain = f"saves {f'about {saving:.0f}' if saving >= 1 else 'less than 1'} s in {length_text}"
+        reason = f": compiling takes about {COMPILE_SECONDS:.0f} s and {gain}"
+    return Compilation(compile_on, f"{'compiled' if compile_on else 'not compiled'}{reason}")
 
 
 def keep_compiled() -> str:

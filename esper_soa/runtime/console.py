@@ -1,5 +1,5 @@
-"""Standard output and error that a program can lose without dying of it; and what the commands that
-need no Hydra share: help on one screen, and what their errors end with.
+"""Output streams that survive a closed console; argument parser and exit status of the commands
+without Hydra.
 
 The reader of a pipe may go away (`| head -1`), a terminal may be closed, a file may be full: what
 is written then is dropped, and whoever keeps a log says so once. Needs no torch.
@@ -16,21 +16,21 @@ from importlib import import_module
 from types import ModuleType
 from typing import NoReturn, TextIO, cast
 
-from esper_soa.config.errors import OutOfRoomError, RankLostError, UserError
+from esper_soa.config.errors import RankLostError, RunMemoryError, UserError
 from esper_soa.runtime.files import IncompleteError
-from esper_soa.runtime.signals import stopped_at_once
+from esper_soa.runtime.signals import stop_at_once
 
 CLOSED = "it was closed before the start"
 # Errors of which a user is told the message alone.
-KNOWN_ERRORS = (UserError, IncompleteError, OutOfRoomError, RankLostError)
+KNOWN_ERRORS = (UserError, IncompleteError, RunMemoryError, RankLostError)
 
 
-class Outlet(io.TextIOBase):
+class SafeStream(io.TextIOBase):
     """A text stream that drops what it can no longer write; `lost` then says why."""
 
-    def __init__(self, stream: TextIO, lost: str = "") -> None:
+    def __init__(self, stream: TextIO, reason: str = "") -> None:
         self._stream = stream
-        self.lost = lost  # "" while there is somebody to write to
+        self.lost = reason  # "" while there is somebody to write to
         self.told = False  # whether the log has it
 
     @property
@@ -50,38 +50,39 @@ class Outlet(io.TextIOBase):
         try:
             return self._stream.write(text)
         except OSError as error:
-            self._lose(error)
+            self._detach(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except OSError as error:
-            self._lose(error)
+            self._detach(error)
 
-    def _lose(self, error: OSError) -> None:
-        """Lead the stream's descriptor nowhere: what it still holds must not fail at its end."""
+    def _detach(self, error: OSError) -> None:
+        """Redirect the stream's descriptor to the null device, so that flushing its buffer cannot
+        fail."""
         self.lost = self.lost or error.strerror or str(error)
-        with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), self._stream.fileno())
+        with suppress(OSError, ValueError), open(os.devnull, "w") as null:
+            os.dup2(null.fileno(), self._stream.fileno())
 
 
-def outlet(stream: TextIO | None) -> Outlet:
+def safe_stream(stream: TextIO | None) -> SafeStream:
     """`stream` as an outlet; one that was closed before the start (None) is lost already."""
-    if isinstance(stream, Outlet):
+    if isinstance(stream, SafeStream):
         return stream
     if stream is None:
-        return Outlet(open(os.devnull, "w", encoding="utf-8"), CLOSED)  # noqa: SIM115
-    return Outlet(stream)
+        return SafeStream(open(os.devnull, "w", encoding="utf-8"), CLOSED)  # noqa: SIM115
+    return SafeStream(stream)
 
 
-def no_outlet() -> Outlet:
+def null_stream() -> SafeStream:
     """A stream that drops everything."""
-    return Outlet(open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    return SafeStream(open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 @contextmanager
-def standing_streams() -> Iterator[None]:
+def safe_streams() -> Iterator[None]:
     """Standard output and error as outlets while the context lasts.
 
     Descriptors 0 to 2 are open from here on: no file of ours gets the number of a closed one.
@@ -90,7 +91,7 @@ def standing_streams() -> Iterator[None]:
     while number <= 2:
         number = os.open(os.devnull, os.O_RDWR)
     os.close(number)
-    streams = outlet(sys.stdout), outlet(sys.stderr)
+    streams = safe_stream(sys.stdout), safe_stream(sys.stderr)
     with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
         try:
             yield
@@ -119,11 +120,11 @@ def ending_with_status() -> Iterator[None]:
     """The work of a command; ends the interpreter with 2 for a mistake that we found, 1 for a file
     that could not be written, each told in one line, and at once when it is asked to stop.
     """
-    with standing_streams(), stopped_at_once():
+    with safe_streams(), stop_at_once():
         try:
             yield
             sys.stdout.flush()
-            lost = cast(Outlet, sys.stdout).lost
+            lost = cast(SafeStream, sys.stdout).lost
             if lost not in ("", CLOSED, os.strerror(errno.EPIPE)):
                 raise IncompleteError(f"standard output could not be written ({lost})")
         except (UserError, IncompleteError) as error:

@@ -13,9 +13,9 @@ import torch
 from esper_soa.config.errors import SettingError, check
 from esper_soa.config.nets import SubsetRows
 from esper_soa.config.settings import TrainConfig
+from esper_soa.nets.activations import INDEXED, activation_elements
 from esper_soa.nets.data.datasets import sample_spec
 from esper_soa.nets.engine import Sizes
-from esper_soa.nets.extent import INDEXED, activation_elements
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.seeds.subsets import max_rows
@@ -54,12 +54,12 @@ def resolve_device(setting: str, place: int = 0) -> torch.device:
     if kind != "cuda" or not (index.isdigit() or setting == "cuda"):
         raise SettingError("device", setting, "auto, cpu, cuda or cuda:<index>")
     if count == 0:
-        why = "torch finds no usable NVIDIA GPU or driver."
+        reason = "torch finds no usable NVIDIA GPU or driver."
         if torch.version.cuda is None:
-            why = "The installed torch is a CPU build; install a CUDA build of torch."
-        raise SettingError("device", setting, "auto or cpu here", why)
-    shown = f"This machine shows {count} CUDA device(s)."
-    check(int(index or 0) < count, "device", setting, f"below cuda:{count}", shown)
+            reason = "The installed torch is a CPU build; install a CUDA build of torch."
+        raise SettingError("device", setting, "auto or cpu here", reason)
+    device_text = f"This machine shows {count} CUDA device(s)."
+    check(int(index or 0) < count, "device", setting, f"below cuda:{count}", device_text)
     return torch.device("cuda", int(index or place))
 
 
@@ -81,7 +81,7 @@ def sizes_of(cfg: TrainConfig) -> Sizes:
 
 def choose_layout(cfg: TrainConfig, shape: HostShape, device: torch.device) -> Layout:
     """What `cfg.compute` means for these hosts on `device`: as much at once as suits it, with every
-    tensor within its bound (nets/extent.py).
+    tensor within its bound (nets/activations.py).
 
     Raises SettingError for settings that the device cannot follow.
     """
@@ -89,14 +89,18 @@ def choose_layout(cfg: TrainConfig, shape: HostShape, device: torch.device) -> L
     sampled = tuple(range(cfg.attribution.shapley_samples * num_slots))  # at most as many codes
     rows = max_rows(num_slots, SubsetRows(cfg.attribution.pairs, sampled))
     inputs = sample_spec(cfg.data).elements
-    tested = activation_elements(shape, inputs, rows)
+    validation_elements = activation_elements(shape, inputs, rows)
     trained = cfg.batch_size * activation_elements(shape, inputs)
     chunk = choose_env_chunk(
-        cfg.compute.env_chunk, cfg.envs, cfg.batch_size, device, elements=max(trained, tested)
+        cfg.compute.env_chunk,
+        cfg.envs,
+        cfg.batch_size,
+        device,
+        elements=max(trained, validation_elements),
     )
     return Layout(
         chunk,
-        choose_eval_batch(device, elements=chunk * tested),
+        choose_eval_batch(device, elements=chunk * validation_elements),
         choose_workers(cfg.compute.workers, -(-cfg.envs // chunk), device),
         choose_precision(cfg.compute.precision, device).dtype,
     )
@@ -180,8 +184,8 @@ def device_name(device: torch.device, workers: int = 1, dtype: torch.dtype = tor
     precision = str(dtype).removeprefix("torch.")
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)}, {precision})"
-    used = f"{_some(workers, 'worker')}, {_some(torch.get_num_threads(), 'thread')}"
-    return f"{device} ({platform.processor() or platform.machine()}, {used}, {precision})"
+    resources = f"{_some(workers, 'worker')}, {_some(torch.get_num_threads(), 'thread')}"
+    return f"{device} ({platform.processor() or platform.machine()}, {resources}, {precision})"
 
 
 def _some(count: int, what: str) -> str:
@@ -192,10 +196,12 @@ def layout_in_words(device: torch.device, workers: int, env_chunk: int) -> str:
     """How the work on the envs is shared out, and why, for the log."""
     if device.type != "cpu":
         return f"trains {env_chunk} envs at a time, one such chunk after the other"
-    beside = f"{_some(torch.get_num_threads(), 'thread')} for policy and env state"
-    who = "1 worker trains" if workers == 1 else f"{workers} workers, each of one thread, train"
-    work = f"{who} {_some(env_chunk, 'env')} at a time"
-    return f"{work} ({usable_cores()} usable cores), {beside}"
+    thread_text = f"{_some(torch.get_num_threads(), 'thread')} for policy and env state"
+    worker_text = (
+        "1 worker trains" if workers == 1 else f"{workers} workers, each of one thread, train"
+    )
+    work = f"{worker_text} {_some(env_chunk, 'env')} at a time"
+    return f"{work} ({usable_cores()} usable cores), {thread_text}"
 
 
 def choose_eval_batch(device: torch.device, elements: int = 1) -> int:

@@ -1,5 +1,6 @@
 """Writing to a disk that may be full: texts replaced whole, lines appended whole, and what could
-not be written. A run plays on where a file cannot be, and ends with a failure. Needs no torch.
+not be written. A run continues if a file cannot be written, and ends with a failure. Needs no
+torch.
 """
 
 import logging
@@ -16,15 +17,15 @@ DELETED = "somebody has deleted it"
 
 
 class IncompleteError(Exception):
-    """All was played, but not all could be written."""
+    """The run is complete, but some files could not be written."""
 
 
 def reason_of(error: OSError) -> str:
-    """Why, in the system's words."""
+    """The system's error text."""
     return error.strerror or str(error) or type(error).__name__
 
 
-class Unwritten:
+class WriteErrors:
     """Files that could not be written, with the reason, until a later attempt succeeds."""
 
     def __init__(self) -> None:
@@ -51,8 +52,8 @@ class Unwritten:
         by_reason: dict[str, list[str]] = {}
         for name, reason in self.reasons.items():
             by_reason.setdefault(reason, []).append(name)
-        told = [(", ".join(names), reason) for reason, names in by_reason.items()]
-        return "; ".join(f"{names} could not be written ({reason})" for names, reason in told)
+        texts = [(", ".join(names), reason) for reason, names in by_reason.items()]
+        return "; ".join(f"{names} could not be written ({reason})" for names, reason in texts)
 
 
 @contextmanager
@@ -114,10 +115,10 @@ class LineFile:
             self._handle = os.open(self._path, flags, 0o666)
         end = os.fstat(self._handle).st_size
         text = "".join(f"{line}\n" for line in self._waiting)
-        left = memoryview(text.encode(errors="backslashreplace"))
+        remaining = memoryview(text.encode(errors="backslashreplace"))
         try:
-            while left:
-                left = left[os.write(self._handle, left) :]
+            while remaining:
+                remaining = remaining[os.write(self._handle, remaining) :]
         except OSError:
             os.ftruncate(self._handle, end)
             raise

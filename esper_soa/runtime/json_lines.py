@@ -15,22 +15,22 @@ from esper_soa.runtime.files import LineFile, write_text
 Json: TypeAlias = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 
-def finite_json(value: Json, path: str, found: list[str]) -> Json:
-    """`value` with None for every NaN and infinity, whose paths `found` gets.
+def finite_json(value: Json, path: str, paths: list[str]) -> Json:
+    """`value` with None for every NaN and infinity, whose paths `paths` gets.
 
     Raises TypeError for what JSON cannot hold, tensors among it.
     """
     if isinstance(value, float):
         if math.isfinite(value):
             return float(value)
-        found.append(f"{path[1:]}={value}")
+        paths.append(f"{path[1:]}={value}")
         return None
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): finite_json(one, f"{path}.{key}", found) for key, one in value.items()}
+        return {str(key): finite_json(one, f"{path}.{key}", paths) for key, one in value.items()}
     if isinstance(value, Sequence):
-        return [finite_json(one, f"{path}[{at}]", found) for at, one in enumerate(value)]
+        return [finite_json(one, f"{path}[{at}]", paths) for at, one in enumerate(value)]
     kind = type(value).__name__
     raise TypeError(
         f"{path[1:]}: a {kind} cannot be written as JSON; give plain numbers, texts or lists"
@@ -39,9 +39,9 @@ def finite_json(value: Json, path: str, found: list[str]) -> Json:
 
 def finite_record(record: Mapping[str, Json]) -> dict[str, Json]:
     """`record` as JSON can hold it, with the list `non_finite` where something was replaced."""
-    found: list[str] = []
-    clean = {key: finite_json(value, f".{key}", found) for key, value in record.items()}
-    return clean | {"non_finite": list(found)} if found else clean
+    paths: list[str] = []
+    clean = {key: finite_json(value, f".{key}", paths) for key, value in record.items()}
+    return clean | {"non_finite": list(paths)} if paths else clean
 
 
 def json_line(record: Mapping[str, Json]) -> str:
@@ -64,15 +64,15 @@ def keep_rounds(path: Path, rounds: int) -> int:
     Needs no room on the disk unless something else is between those lines; raises OSError.
     """
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    kept = [
+    first_lines = [
         line for line in lines if line.endswith(b"\n") and _round_of(line) in range(1, rounds + 1)
     ]
-    if kept == lines[: len(kept)]:
-        if len(kept) < len(lines):
-            os.truncate(path, sum(map(len, kept)))
+    if first_lines == lines[: len(first_lines)]:
+        if len(first_lines) < len(lines):
+            os.truncate(path, sum(map(len, first_lines)))
     else:
-        write_text(path, b"".join(kept).decode("utf-8", "replace"))
-    return len(kept)
+        write_text(path, b"".join(first_lines).decode("utf-8", "replace"))
+    return len(first_lines)
 
 
 def _round_of(line: bytes) -> int:

@@ -1,7 +1,7 @@
 """Whether a run fits into the memory of its device, asked before anything is built.
 
 `check_room` adds up what is known to be needed: a lower bound, so what it refuses could not have
-run; what a run takes indeed is measured by probe.py. `naming_memory` turns an allocation that fails
+run; what a run takes indeed is measured by probe.py. `memory_errors` turns an allocation that fails
 all the same into one line.
 """
 
@@ -30,7 +30,7 @@ from esper_soa.runtime.device import choose_layout, sizes_of
 FLOAT = 4  # bytes of a number
 MIB = 2**20
 GIB = 2**30
-DRAWN = 16  # bytes of a random number while it is drawn: its place and its hash, both int64
+DRAW_BYTES = 16  # bytes of a random number while it is drawn: its place and its hash, both int64
 TRAINED = "activations of the batches in training"
 NO_SAMPLES = SampleCount(0, 0)
 LOWER = (
@@ -56,8 +56,8 @@ class Need(NamedTuple):
 
 def at_once(parts: Sequence[Need]) -> int:
     """Bytes that are needed at the same time: all that lasts, and the most of what passes."""
-    lasting = sum(need.size for need in parts if not need.passing)
-    return lasting + max((need.size for need in parts if need.passing), default=0)
+    lasting_bytes = sum(need.size for need in parts if not need.passing)
+    return lasting_bytes + max((need.size for need in parts if need.passing), default=0)
 
 
 def needs(cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMPLES) -> list[Need]:
@@ -70,16 +70,16 @@ def needs(cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMP
     # parameters, momentum, snapshot
     weights = 3 * (shape.parameters.total + rows) + 2 * shape.statistics.total
     synthetic = (
-        DRAWN
+        DRAW_BYTES
         * spec.elements
         * max(cfg.data.synthetic_train, cfg.data.synthetic_test, cfg.data.validation_images)
     )
-    drawn = synthetic if cfg.data.name == "synthetic" else 0
-    fewer_drawn = ("data.synthetic_train", "data.synthetic_test")
+    image_bytes = synthetic if cfg.data.name == "synthetic" else 0
+    settings_to_lower = ("data.synthetic_train", "data.synthetic_test")
     smaller_batches = ("batch_size", "compute.env_chunk", *narrower[:1])
-    hosts = cfg.envs * DRAWN * shape.parameters.total
-    whole = 0 if cfg.data.split else cfg.envs * samples.train  # numbers in the order of a pass
-    order = 8 * cfg.envs * cfg.train_samples + FLOAT * whole * (whole <= MAX_STORED)
+    hosts = cfg.envs * DRAW_BYTES * shape.parameters.total
+    orders = 0 if cfg.data.split else cfg.envs * samples.train  # numbers in the order of a pass
+    order = 8 * cfg.envs * cfg.train_samples + FLOAT * orders * (orders <= MAX_STORED)
     stored = spec.train_bytes * samples.train + spec.test_bytes * samples.others
     boosts = FLOAT * cfg.envs * (len(slots) * (len(slots) - 1) // 2 * cfg.steps)
     return [
@@ -87,7 +87,7 @@ def needs(cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMP
         Need(TRAINED, activations(cfg, shape, device), smaller_batches, passing=True),
         Need("drawing the weights of the hosts", hosts, ("envs", *narrower), passing=True),
         Need(f"the order of the {spec.name}", order, ("train_samples", "envs")),
-        Need(f"drawing the synthetic {spec.name}", drawn, fewer_drawn, passing=True),
+        Need(f"drawing the synthetic {spec.name}", image_bytes, settings_to_lower, passing=True),
         Need(f"the {spec.name}", stored, ("data.root",)),
         Need("the boosts of seeds that help each other", boosts, ("steps", "envs", "slots")),
         *policy_needs(cfg, tuple(slot.name for slot in slots)),
@@ -98,10 +98,12 @@ def activations(cfg: TrainConfig, shape: HostShape, device: torch.device) -> int
     """Bytes of what the forward passes that run side by side keep for their gradients."""
     layout = choose_layout(cfg, shape, device)
     chunk = layout.env_chunk
-    kept = sample_spec(cfg.data).elements + sum(segment.activations for segment in shape.segments)
+    elements = sample_spec(cfg.data).elements + sum(
+        segment.activations for segment in shape.segments
+    )
     if device.type == "cpu" and cfg.compute.engine != "torch" and shape.modules is None:
         chunk = 1  # the native kernels take network by network
-    return FLOAT * min(layout.workers * chunk, cfg.envs) * cfg.batch_size * kept
+    return FLOAT * min(layout.workers * chunk, cfg.envs) * cfg.batch_size * elements
 
 
 def policy_needs(cfg: TrainConfig, slots: tuple[str, ...]) -> list[Need]:
@@ -117,13 +119,13 @@ def policy_needs(cfg: TrainConfig, slots: tuple[str, ...]) -> list[Need]:
     envs = -(-cfg.envs // min(cfg.policy.ppo.minibatches, cfg.envs))
     # Numbers that a row keeps for its gradient: input layer, norm, ReLU; gates, states and norms of
     # the LSTM; heads.
-    kept = 3 * network.features + 20 * network.layers * network.hidden + 12 * network.hidden
+    elements = 3 * network.features + 20 * network.layers * network.hidden + 12 * network.hidden
     # layer, norm and encoding of every slot, and what scores it
-    kept += len(slots) * (3 * width + half)
+    elements += len(slots) * (3 * width + half)
     sizes = ("hidden", "layers", "features", "slot_features")
     smaller = tuple(f"policy.network.{name}" for name in sizes)
     rollout = cfg.steps * cfg.envs * (FLOAT * features + 8 * (len(slots) + 12))
-    update = FLOAT * cfg.steps * envs * kept
+    update = FLOAT * cfg.steps * envs * elements
     return [
         Need("the rollout", rollout, ("steps", "envs")),
         Need("the policy", 4 * FLOAT * weights, smaller),  # parameters, gradients, two moments
@@ -139,13 +141,13 @@ def free_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
-    said = _text(Path("/proc/meminfo")).splitlines()
-    left = [1024 * int(line.split()[1]) for line in said if line.startswith("MemAvailable:")]
+    lines = _text(Path("/proc/meminfo")).splitlines()
+    available = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
     for names in CGROUP_LIMITS:
-        limit, used = [_text(CGROUPS / name).strip() for name in names]
-        if limit.isdigit() and used.isdigit():
-            left.append(int(limit) - int(used))
-    return min(left) if left else None
+        limit, usage = [_text(CGROUPS / name).strip() for name in names]
+        if limit.isdigit() and usage.isdigit():
+            available.append(int(limit) - int(usage))
+    return min(available) if available else None
 
 
 def _text(path: Path) -> str:
@@ -153,29 +155,29 @@ def _text(path: Path) -> str:
 
 
 def check_room(
-    cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMPLES, beside: int = 1
+    cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMPLES, processes: int = 1
 ) -> None:
     """Raise SettingError, which names what needs most, where less memory is free than is needed.
 
     beside: processes, with as much work each, that share what is free.
     """
     free = free_memory(device)
-    free = None if free is None else free // beside
+    free = None if free is None else free // processes
     parts = _largest_first(needs(cfg, device, samples))
     total = at_once(parts)
     if free is None or total <= free:
         return
     values = {setting: reduce(getattr, setting.split("."), cfg) for setting in parts[0].settings}
-    remedies = [setting for setting, value in values.items() if value != 1]
-    first = remedies[0]
+    settings = [setting for setting, value in values.items() if value != 1]
+    first = settings[0]
     remedy = f"Take fewer {sample_spec(cfg.data).name} than in" if first == "data.root" else "Lower"
     most = most_envs(cfg, device, free, samples)
     hint = f" At most {most} envs can fit." if 0 < most < cfg.envs else ""
-    why = (
+    reason = (
         f"It needs at least {total / GIB:.1f} GiB ({_listed(parts)}), and {free / GIB:.1f} GiB "
-        f"are free. {remedy} {' or '.join(remedies)}.{hint}"
+        f"are free. {remedy} {' or '.join(settings)}.{hint}"
     )
-    raise SettingError(first, values[first], f"so small that {device} holds the run", why)
+    raise SettingError(first, values[first], f"so small that {device} holds the run", reason)
 
 
 def most_envs(
@@ -194,10 +196,10 @@ def plan_in_words(cfg: TrainConfig, device: torch.device, rules: EnvRules) -> st
 
     An engine that keeps what its passes work in says itself how much that is.
     """
-    kept = rules.engine.kept_bytes(rules.nets, sizes_of(cfg), device)
-    engine = Need(f"the steps of {rules.engine.chosen.name}", kept, ())
+    kept_bytes = rules.engine.persistent_bytes(rules.nets, sizes_of(cfg), device)
+    engine = Need(f"the steps of {rules.engine.chosen.name}", kept_bytes, ())
     parts = _largest_first(
-        [engine if kept and need.what == TRAINED else need for need in needs(cfg, device)]
+        [engine if kept_bytes and need.what == TRAINED else need for need in needs(cfg, device)]
     )
     free = free_memory(device)
     rest = "what is free is not known" if free is None else f"{free / GIB:.1f} GiB are free"
@@ -214,7 +216,7 @@ def _listed(parts: Sequence[Need]) -> str:
 
 
 @contextmanager
-def naming_memory(fault: type[Exception]) -> Iterator[None]:
+def memory_errors(fault: type[Exception]) -> Iterator[None]:
     """Raise `fault` with one line, in place of an allocation that fails within."""
     try:
         yield

@@ -76,12 +76,12 @@ class Ranks(Reduction):
         """What `find` gives on the first rank, where alone it is called; nothing on a device."""
         return find()
 
-    def of_all(self, value: Value) -> list[Value]:
+    def gather_values(self, value: Value) -> list[Value]:
         """The value of every rank, in order; what lies on a device is moved to the host before."""
         return [value]
 
     def at_first(self, value: Value) -> list[Value]:
-        """On the first rank what `of_all` gives; nothing on the others."""
+        """On the first rank what `gather_values` gives; nothing on the others."""
         return [value]
 
 
@@ -91,15 +91,15 @@ ALONE = Ranks()
 class RankGroup(Ranks):
     """One of several ranks. What it raises where another one ended or hangs is RankLostError."""
 
-    def __init__(self, num_envs: int, local_rank: int = 0, beside: int = 1) -> None:
+    def __init__(self, num_envs: int, local_rank: int = 0, local_ranks: int = 1) -> None:
         """Once torch.distributed is initialised; num_envs: N, of the run."""
         self.num_envs = num_envs
         self.local_rank = local_rank
-        self.beside = beside
+        self.beside = local_ranks
         self.rank = dist.get_rank()
         self.count = dist.get_world_size()
         self.first_env = self.share(num_envs).start
-        with _answered():
+        with _rank_errors():
             self._host = dist.new_group(backend="gloo", timeout=PATIENCE)
 
     def all_envs(self, own: int) -> int:
@@ -109,7 +109,7 @@ class RankGroup(Ranks):
         share = self.share(self.num_envs)
         return entries.narrow(dim, share.start, len(share))
 
-    def own_of(self, envs: Tensor) -> Tensor:
+    def local_envs(self, envs: Tensor) -> Tensor:
         share = self.share(self.num_envs)
         return envs[(envs >= share.start) & (envs < share.stop)]
 
@@ -135,13 +135,13 @@ class RankGroup(Ranks):
 
     def gather(self, parts: Sequence[Tensor], dim: int = 0) -> list[Tensor]:
         rows = [part.movedim(dim, 0) for part in parts]
-        packed = torch.cat([row.reshape(len(row), _width(row)).double() for row in rows], dim=1)
+        flat_rows = torch.cat([row.reshape(len(row), _width(row)).double() for row in rows], dim=1)
         shares = [share_of(self.num_envs, self.count, rank) for rank in range(self.count)]
-        most = packed.new_zeros(len(shares[0]), packed.shape[1])
-        most[: len(packed)] = packed
+        most = flat_rows.new_zeros(len(shares[0]), flat_rows.shape[1])
+        most[: len(flat_rows)] = flat_rows
         rooms = zip(self.all_gather(most), shares, strict=True)
-        whole = torch.cat([room[: len(share)] for room, share in rooms])
-        pieces = whole.split([_width(row) for row in rows], dim=1)
+        gathered = torch.cat([room[: len(share)] for room, share in rooms])
+        pieces = gathered.split([_width(row) for row in rows], dim=1)
         return [
             piece.reshape(self.num_envs, *row.shape[1:]).to(row.dtype).movedim(0, dim)
             for piece, row in zip(pieces, rows, strict=True)
@@ -153,7 +153,7 @@ class RankGroup(Ranks):
 
     def from_first(self, find: Callable[[], Value]) -> Value:
         box = [find() if self.first else None]
-        with _answered():
+        with _rank_errors():
             dist.broadcast_object_list(box, src=0, group=self._host)
         return box[0]  # type: ignore[return-value]
 
@@ -167,15 +167,15 @@ class RankGroup(Ranks):
                 "should do"
             )
 
-    def of_all(self, value: Value) -> list[Value]:
+    def gather_values(self, value: Value) -> list[Value]:
         boxes: list = [None] * self.count
-        with _answered():
+        with _rank_errors():
             dist.all_gather_object(boxes, value, group=self._host)
         return boxes
 
     def at_first(self, value: Value) -> list[Value]:
         boxes: list = [None] * self.count
-        with _answered():
+        with _rank_errors():
             dist.gather_object(value, boxes if self.first else None, dst=0, group=self._host)
         return boxes if self.first else []
 
@@ -184,7 +184,7 @@ class RankGroup(Ranks):
     ) -> Tensor:
         """`flat` reduced over all ranks; the same bits on each."""
         flat = flat.detach().clone()
-        with _answered():
+        with _rank_errors():
             dist.all_reduce(flat, operation)
         return flat
 
@@ -196,7 +196,7 @@ class RankGroup(Ranks):
     def all_gather(self, numbers: Tensor) -> list[Tensor]:
         room = numbers.contiguous()
         rooms = [torch.empty_like(room) for _ in range(self.count)]
-        with _answered():
+        with _rank_errors():
             dist.all_gather(rooms, room, group=self._host if room.device.type == "cpu" else None)
         return rooms
 
@@ -218,8 +218,8 @@ def _width(rows: Tensor) -> int:
 
 
 @contextmanager
-def _answered() -> Iterator[None]:
-    """Say in our words that another rank does not take part any more."""
+def _rank_errors() -> Iterator[None]:
+    """Raise RankLostError for errors of torch.distributed."""
     try:
         yield
     except RuntimeError as error:

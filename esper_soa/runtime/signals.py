@@ -29,10 +29,10 @@ class Interrupted(SystemExit):
     `unsaved` says what could not be saved before, which makes a failure of it.
     """
 
-    def __init__(self, number: int, unsaved: str = "") -> None:
+    def __init__(self, number: int, unsaved_text: str = "") -> None:
         self.number = number
-        self.unsaved = unsaved
-        self.status = 1 if unsaved else 128 + number
+        self.unsaved = unsaved_text
+        self.status = 1 if unsaved_text else 128 + number
         super().__init__(self.status)
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ def is_foreign(handler: Handler) -> bool:
 
 
 @contextmanager
-def reacting(
+def signal_handlers(
     react: Callable[[int], None], numbers: tuple[int, ...]
 ) -> Iterator[dict[int, Handler]]:
     """`react` to signals in the context, in the main thread; yields the handlers from before."""
@@ -66,14 +66,14 @@ def reacting(
 
 
 @contextmanager
-def stopped_at_once() -> Iterator[None]:
-    """SIGINT and SIGTERM end what is done in the context by Interrupted, told in one line."""
+def stop_at_once() -> Iterator[None]:
+    """In the context, SIGINT and SIGTERM raise Interrupted."""
 
     def stop(number: int) -> None:
         raise Interrupted(number)
 
     try:
-        with reacting(stop, STOPPING):
+        with signal_handlers(stop, STOPPING):
             yield
     except Interrupted as error:
         print(error, file=sys.stderr)
@@ -81,7 +81,7 @@ def stopped_at_once() -> Iterator[None]:
 
 
 @contextmanager
-def importing() -> Iterator[None]:
+def import_guard() -> Iterator[None]:
     """SIGINT and SIGTERM end the process amid an import, where exceptions get lost or changed.
 
     Handlers of other programs stay in place. No garbage is looked for meanwhile: what is imported
@@ -93,11 +93,11 @@ def importing() -> Iterator[None]:
         print(stop, file=sys.stderr, flush=True)
         os._exit(stop.status)
 
-    ours = tuple(number for number in STOPPING if not is_foreign(signal.getsignal(number)))
+    handled = tuple(number for number in STOPPING if not is_foreign(signal.getsignal(number)))
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with reacting(leave, ours):
+        with signal_handlers(leave, handled):
             yield
     finally:
         if collecting:
@@ -105,10 +105,10 @@ def importing() -> Iterator[None]:
 
 
 @contextmanager
-def importing_torch() -> Iterator[None]:
+def torch_import_guard() -> Iterator[None]:
     """As `importing`, of torch; UserError where there is no room for the files that it makes."""
     try:
-        with importing():
+        with import_guard():
             yield
     except OSError as error:
         raise UserError(
@@ -117,7 +117,7 @@ def importing_torch() -> Iterator[None]:
 
 
 class Requests:
-    """What signals have asked for and nobody has done yet."""
+    """Pending requests by signals."""
 
     def __init__(self) -> None:
         self.stop = 0  # number of the signal; 0 = none
@@ -151,9 +151,9 @@ class Requests:
 
 
 @contextmanager
-def signals_noted() -> Iterator[Requests]:
+def collect_signals() -> Iterator[Requests]:
     """Requests that fill while the context lasts; outside the main thread they stay empty."""
     requests = Requests()
-    with reacting(requests.note, (*STOPPING, SAVING)) as before:
+    with signal_handlers(requests.note, (*STOPPING, SAVING)) as before:
         requests.before = before
         yield requests

@@ -10,8 +10,8 @@ PACKAGES = ("esper-soa", "torch", "tensordict", "numpy", "hydra-core", "rich")
 @cache
 def package_versions() -> dict[str, str | None]:
     """Version by package; None for one that is not installed."""
-    found: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions

@@ -38,7 +38,7 @@ RULES = tuple(
 
 @dataclass
 class WatchState:
-    """What a resumed run needs to go on in the same way."""
+    """State of the watch, for checkpoints."""
 
     active: list[str] = field(default_factory=list)  # names of what is going on
     streaks: dict[str, int] = field(default_factory=dict)  # unhealthy updates in a row, by name
@@ -56,10 +56,10 @@ class Watch(WatchState):
         """What has begun with this update, messages by name; `active` names all that goes on."""
         if not self.cfg.enabled or not update:
             return {}
-        found = self._skipped(update) | self._limits(update)
-        found |= self._entropy(update) | self._gradient_drift(update)
-        new = {name: message for name, message in found.items() if name not in self.active}
-        self.active = list(found)
+        findings = self._skipped(update) | self._limits(update)
+        findings |= self._entropy(update) | self._gradient_drift(update)
+        new = {name: message for name, message in findings.items() if name not in self.active}
+        self.active = list(findings)
         return new
 
     def state_dict(self) -> dict:
@@ -72,49 +72,53 @@ class Watch(WatchState):
 
     def _skipped(self, update: Mapping[str, float]) -> dict[str, str]:
         """Updates without a step, and numbers that are not finite in those with one."""
-        lost = update.get("not_finite_steps", 0.0)
+        skipped = update.get("not_finite_steps", 0.0)
         if not update.get("steps", 1.0):
-            why = "no gradient was finite" if lost else "the policy moved too far before the first"
-            text = f"no gradient step was taken: {why}. If it happens again, lower policy.ppo.lr."
+            reason = (
+                "no gradient was finite" if skipped else "the policy moved too far before the first"
+            )
+            text = (
+                f"no gradient step was taken: {reason}. If it happens again, lower policy.ppo.lr."
+            )
             return {"skipped_update": text}
-        bad = [name for name, value in update.items() if not math.isfinite(value)]
-        if not bad and not lost:
+        names = [name for name, value in update.items() if not math.isfinite(value)]
+        if not names and not skipped:
             return {}
-        what = ", ".join(bad[:MAX_NAMED]) if bad else f"the gradient of {lost:.0f} step(s)"
+        what = ", ".join(names[:MAX_NAMED]) if names else f"the gradient of {skipped:.0f} step(s)"
         advice = "Look at reward and val_loss of this round in metrics.jsonl; if they are sound, "
         return {"not_finite": f"{what} is not finite. {advice}lower policy.ppo.lr."}
 
     def _limits(self, update: Mapping[str, float]) -> dict[str, str]:
-        found = {}
+        findings = {}
         for rule in RULES:
             value = update.get(rule.metric, math.nan)
             limit = getattr(self.cfg, rule.limit)
             side = "above" if rule.limit.startswith("max") else "below"
             over = value > limit if side == "above" else value < limit  # False for NaN
             if self._streak(rule.name, over) >= (self.cfg.patience if rule.patient else 1):
-                found[rule.name] = (
+                findings[rule.name] = (
                     f"{rule.metric} is {value:.3g}, {side} {limit:g} "
                     f"(telemetry.anomaly.{rule.limit}). {rule.advice}"
                 )
-        return found
+        return findings
 
     def _entropy(self, update: Mapping[str, float]) -> dict[str, str]:
         """Heads that hardly explore; one not in use in this update stays as it was judged."""
-        found = {}
+        findings = {}
         for head in HEAD_NAMES:
             name = f"entropy_collapse/{head}"
             limit = self.cfg.entropy_collapse[head]
             entropy = update.get(f"entropy/{head}", math.nan)
-            in_use = update.get(f"head_share/{head}", 0.0) > 0
-            recovered = limit * (self.cfg.entropy_recovery if name in self.active else 1.0)
-            if in_use:
-                self._streak(name, entropy < recovered)
+            is_used = update.get(f"head_share/{head}", 0.0) > 0
+            recovery_limit = limit * (self.cfg.entropy_recovery if name in self.active else 1.0)
+            if is_used:
+                self._streak(name, entropy < recovery_limit)
             if self.streaks.get(name, 0) >= self.cfg.patience:
                 low = f"low (limit {limit:g}) for {self.streaks[name]} updates"
                 text = f"entropy/{head} is {entropy:.3g}: {low}"
                 advice = f"Raise policy.ppo.entropy_coef or policy.ppo.probability_floor.{head}."
-                found[name] = f"{text}. {advice}"
-        return found
+                findings[name] = f"{text}. {advice}"
+        return findings
 
     def _gradient_drift(self, update: Mapping[str, float]) -> dict[str, str]:
         """The gradient norm far from its running mean, which is taken from before this update."""

@@ -7,7 +7,7 @@ import torch
 
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import scripted_policy
-from esper_soa.agent.user_agents import Surroundings, own_agent
+from esper_soa.agent.user_agents import AgentContext, user_agent
 from esper_soa.config.nets import SubsetRows, blueprint_names
 from esper_soa.config.registry import is_reference, name_in
 from esper_soa.config.settings import TrainConfig
@@ -15,7 +15,7 @@ from esper_soa.env.attribution import prefix_codes
 from esper_soa.env.reward_records import RewardSettings, RewardSplit
 from esper_soa.env.shapley import arrival_orders
 from esper_soa.env.step import EAGER, EnvRules, StepKernels, compiled
-from esper_soa.env.user_reward import own_reward
+from esper_soa.env.user_reward import user_reward
 from esper_soa.env.world import World
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.data.batches import BatchSource
@@ -72,7 +72,7 @@ def reward_settings(
     device = counts.seed.device
 
     def of(mode: str, setting: str) -> RewardSettings:
-        own = own_reward(mode, num_slots, cfg.steps, device, setting)
+        own = user_reward(mode, num_slots, cfg.steps, device, setting)
         return RewardSettings(replace(cfg.reward, mode=mode, split=[]), counts, cfg.steps, own)
 
     if not cfg.reward.split:
@@ -111,7 +111,7 @@ def rule_player(cfg: TrainConfig, name: str, setting: str) -> Agent:
         return scripted_policy(replace(cfg.policy, name=name), cfg.task.blueprints)
     slots = task_slots(cfg.task, cfg.slots)
     names = tuple(map(name_in, blueprint_names(cfg.task.blueprints)))
-    return own_agent(name, setting, Surroundings(slots, names, cfg.steps, cfg.seed))
+    return user_agent(name, setting, AgentContext(slots, names, cfg.steps, cfg.seed))
 
 
 def shapley_orders(cfg: TrainConfig, num_slots: int) -> tuple[torch.Tensor | None, tuple[int, ...]]:
@@ -169,17 +169,17 @@ def build_worlds(
     """`build_world` on every rank: the first chooses the engine and compiles for the others."""
     world = build_world(cfg, device, None, data, ranks) if ranks.first else None
     engine = ranks.from_first(lambda: world.rules.engine.chosen.name if world is not None else "")
-    insisting = replace(cfg, compute=replace(cfg.compute, engine=engine))
-    return world or build_world(insisting, device, None, data, ranks)
+    strict_cfg = replace(cfg, compute=replace(cfg.compute, engine=engine))
+    return world or build_world(strict_cfg, device, None, data, ranks)
 
 
 def build_kernels(cfg: TrainConfig, device: torch.device) -> StepKernels:
     """The kernels of the state machine as the settings ask for them: compiled or not."""
     env_steps = cfg.rounds * cfg.steps
-    chosen = choose_compilation(cfg.compute.compile, device, cfg.envs, env_steps)
-    kernels = EAGER._replace(reason=chosen.reason)
-    if chosen.wanted:
-        reason = f"{chosen.reason}; {keep_compiled()}"
+    choice = choose_compilation(cfg.compute.compile, device, cfg.envs, env_steps)
+    kernels = EAGER._replace(reason=choice.reason)
+    if choice.wanted:
+        reason = f"{choice.reason}; {keep_compiled()}"
         # jobs of a sweep share a process: what one compiled is nothing to the next
         torch.compiler.reset()
         kernels = compiled()._replace(reason=reason)

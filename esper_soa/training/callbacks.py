@@ -1,5 +1,5 @@
-"""What watches a run: callbacks, called when it starts, after every round and when it ends, and the
-recorder of its env-steps. Settings name those of esper_soa.lab, which only they import.
+"""Callbacks, called at the start of a run, after every round and at its end; and the recorder of
+env-steps. Settings name those of esper_soa.lab, which only they import.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from torch import Tensor
 
 from esper_soa.config.settings import TrainConfig
-from esper_soa.env.step import Observed, StepResult
+from esper_soa.env.step import EnvView, StepResult
 from esper_soa.env.world import World
 from esper_soa.runtime.json_lines import Json
 from esper_soa.runtime.ranks import Ranks
@@ -27,9 +27,9 @@ TABLE_LEVELS = ("events", "full")  # of telemetry.level, at which env-steps are 
 
 
 class Facts(NamedTuple):
-    """What an env-step showed, what was decided, and what became of it."""
+    """Observation, decision and result of an env-step."""
 
-    observed: Observed
+    observed: EnvView
     decision: Decision
     result: StepResult
     # Float32 [N, X] of all choices in HEADS order; None = not asked or not known.
@@ -37,7 +37,7 @@ class Facts(NamedTuple):
 
 
 class Recorder:
-    """Records the env-steps of a run. This one records nothing, and asks the device for nothing."""
+    """Records the env-steps of a run. This one records nothing."""
 
     full = False  # whether `pack` reads the probabilities of all choices
     env_steps = 0  # of all envs, of which every table is on the disk
@@ -49,7 +49,7 @@ class Recorder:
         """Env-steps of all envs that some table lacks; known once all is closed."""
         return self.received - self.env_steps
 
-    def cut_back(self, rounds: int) -> None:
+    def truncate(self, rounds: int) -> None:
         """Drop what is recorded after the first `rounds` rounds, which the run repeats; OSError."""
 
     def begin(self, number: int) -> None:
@@ -128,14 +128,14 @@ class Callbacks(Callback):
 
 def make_callbacks(cfg: TrainConfig, own: Sequence[Callback] = ()) -> Callbacks:
     """The callbacks that the settings ask for, and a user's `own`; the report comes last."""
-    made = list(own)
+    callbacks = list(own)
     if cfg.track:
         tracking = find_in_lab("track", f"track={cfg.track}", "Take track=[]")
-        made.insert(0, cast(Callback, tracking(cfg.track)))
+        callbacks.insert(0, cast(Callback, tracking(cfg.track)))
     if cfg.report:
         report = find_in_lab("report", "report=true", "Take report=false")
-        made.append(cast(Callback, report()))
-    return Callbacks(made)
+        callbacks.append(cast(Callback, report()))
+    return Callbacks(callbacks)
 
 
 def make_recorder(

@@ -1,6 +1,6 @@
 """Checkpoints: one sealed file of plain tensors and numbers, read without running foreign code.
 
-What goes in (nested dictionaries and lists of tensors, numbers and texts) comes back the same. Seal
+Loading restores nested dictionaries and lists of tensors, numbers and texts exactly. Seal
 and atomic replacement are those of sealed.py; within the seal lies what torch.save writes, so
 torch.load reads it too. `misfit` and `unlike` say where what came back is not what is needed.
 """
@@ -47,8 +47,8 @@ def load_checkpoint(path: Path, device: torch.device) -> dict:
         content = torch.load(archive, map_location=device, weights_only=True)
     except UNREADABLE as error:
         reason = f"its content cannot be read or is not trusted ({type(error).__name__})"
-        no_room = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if no_room or "allocate memory" in str(error):
+        out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if out_of_memory or "allocate memory" in str(error):
             reason = f"there is not enough memory on {device} to read it"
         raise CheckpointError(f"{name}: {reason}") from error
     if not isinstance(content, dict):
@@ -56,40 +56,40 @@ def load_checkpoint(path: Path, device: torch.device) -> dict:
     return content
 
 
-def misfit(value: object, kind: object, place: str) -> str:
+def type_error(value: object, kind: object, place: str) -> str:
     """Where the plain `value` is not of the type `kind` (of lists, dictionaries and records), in
     words; empty where it is. An int serves as a float.
     """
-    inside = get_args(kind)
+    item_types = get_args(kind)
     parts: Iterable[tuple[object, object, object]] = ()
     if isinstance(kind, UnionType):
-        return min((misfit(value, one, place) for one in inside), key=len)
+        return min((type_error(value, one, place) for one in item_types), key=len)
     if is_dataclass(kind) and isinstance(value, dict):
         hints = get_type_hints(kind)
-        foreign = sorted(hints.keys() ^ value.keys())
-        if foreign:
-            return f"{place} {'lacks' if foreign[0] in hints else 'has'} {foreign[0]}"
+        unknown = sorted(hints.keys() ^ value.keys())
+        if unknown:
+            return f"{place} {'lacks' if unknown[0] in hints else 'has'} {unknown[0]}"
         parts = ((name, value[name], hint) for name, hint in hints.items())
     elif type(value) is not (get_origin(kind) or kind) and (type(value), kind) != (int, float):
         return f"{place} is {_kind(value)}"
-    elif inside and isinstance(value, list | dict):
+    elif item_types and isinstance(value, list | dict):
         named = value.items() if isinstance(value, dict) else enumerate(value)
-        parts = ((name, one, inside[-1]) for name, one in named)
-    return _first(misfit(one, sub, f"{place}.{name}") for name, one, sub in parts)
+        parts = ((name, one, item_types[-1]) for name, one in named)
+    return _first(type_error(one, sub, f"{place}.{name}") for name, one, sub in parts)
 
 
-def unlike(value: object, like: object, place: str) -> str:
+def mismatch(value: object, like: object, place: str) -> str:
     """How `value` is unlike `like` in names, types, shapes, dtypes; finite, counts from 0."""
     if isinstance(like, Mapping) and isinstance(value, Mapping):
-        foreign = [name for name in (*like, *value) if name not in like or name not in value]
-        if foreign:
-            return f"{place} {'lacks' if foreign[0] in like else 'has'} {foreign[0]}"
-        return _first(unlike(value[name], part, f"{place}.{name}") for name, part in like.items())
+        unknown = [name for name in (*like, *value) if name not in like or name not in value]
+        if unknown:
+            return f"{place} {'lacks' if unknown[0] in like else 'has'} {unknown[0]}"
+        return _first(mismatch(value[name], part, f"{place}.{name}") for name, part in like.items())
     if not isinstance(like, Tensor) or not isinstance(value, Tensor):
         if type(value) is type(like) is int and 0 <= value <= LARGEST:  # type: ignore[operator]
             return ""
-        wanted = "a count" if type(like) is int else _kind(like)
-        return f"{place} is {_kind(value)} where {wanted} is wanted"
+        expected = "a count" if type(like) is int else _kind(like)
+        return f"{place} is {_kind(value)} where {expected} is wanted"
     if (value.shape, value.dtype) != (like.shape, like.dtype):
         return f"{place} is {_kind(value)} where {_kind(like)} is wanted"
     finite = bool(torch.isfinite(value).all())

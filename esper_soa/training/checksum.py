@@ -42,15 +42,15 @@ def read_sealed(path: Path) -> bytes:
             end = file.seek(max(0, file.seek(0, os.SEEK_END) - SEAL_BYTES))
             seal = SEAL.search(file.read())
             file.seek(0)
-            whole = file.read(HEAD_BYTES if seal is None else -1)
+            content = file.read(HEAD_BYTES if seal is None else -1)
     except FileNotFoundError as error:
         raise CheckpointError(f"{name}: there is no such file") from error
     except OSError as error:
         raise CheckpointError(f"{name}: cannot be read ({reason_of(error)})") from error
     version = 1 if seal is None else int(seal[1])
-    if seal is None and FORMAT not in whole:
+    if seal is None and FORMAT not in content:
         raise CheckpointError(f"{name}: cut off, damaged, or not a checkpoint of this program")
-    if seal and hashlib.sha256(whole[: end + seal.start(2)]).hexdigest() != seal[2].decode():
+    if seal and hashlib.sha256(content[: end + seal.start(2)]).hexdigest() != seal[2].decode():
         raise CheckpointError(f"{name}: damaged (its content is not what was written)")
     if seal is None or version != VERSION:
         age = "an older" if version < VERSION else "a newer"
@@ -58,10 +58,10 @@ def read_sealed(path: Path) -> bytes:
             f"{name}: has version {version}, written by {age} version of the program: this one "
             f"reads version {VERSION}"
         )
-    return whole[: end + seal.start()]
+    return content[: end + seal.start()]
 
 
-def why_broken(path: Path) -> str | None:
+def find_damage(path: Path) -> str | None:
     """What is wrong with the sealed file `path`, which is named; None where it is whole."""
     try:
         read_sealed(path)

@@ -15,7 +15,7 @@ from esper_soa.agent.protocol import Agent, decide, restart
 from esper_soa.agent.rollout import Rollout, Row, new_rollout, with_teacher, write_
 from esper_soa.env.env import Env
 from esper_soa.env.observation import feature_names
-from esper_soa.env.step import Observed, StepResult
+from esper_soa.env.step import EnvView, StepResult
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
 from esper_soa.nets.model.blueprints import names_by_code, num_codes
@@ -23,8 +23,8 @@ from esper_soa.state import Decision, View, select
 from esper_soa.training.callbacks import NO_RECORDER, Facts, Recorder
 from esper_soa.training.metrics import (
     PROGRESS,
-    Arriving,
     MetricsAccumulator,
+    PendingCopy,
     RoundResult,
     read_progress,
 )
@@ -33,7 +33,7 @@ from esper_soa.training.progress import Progress
 
 
 class Player(NamedTuple):
-    """Who decides, who learns from it, and who is asked what it would have done."""
+    """The agent of a round, its learner and its teacher."""
 
     agent: Agent
     learner: Learner | None  # None: nobody
@@ -80,15 +80,15 @@ class EpisodeRunner:
         self.earned: list[Tensor] = []  # raw rewards float64 [N] of every env-step, for the learner
         self.recorder = request.recorder
         self.recorder.begin(request.number + 1)
-        self.arriving = deque[Arriving]()  # numbers of env-steps that are not reported yet
+        self.pending_copy = deque[PendingCopy]()  # numbers of env-steps that are not reported yet
         self.num_playing: list[int] = []  # by env-step, envs whose episode was not over
         self.num_reported = 0  # env-steps
-        self.profile.phase_ended("reset")
+        self.profile.on_phase_end("reset")
 
     def step_(self) -> None:
         """Play an env-step."""
         env = self.env
-        phase_ended = self.profile.phase_ended
+        phase_ended = self.profile.on_phase_end
         step = self.env.step_number
         self.num_playing.append(env.num_playing)
         observed = env.observe_()
@@ -109,11 +109,11 @@ class EpisodeRunner:
                 row = select(ended, self.rollout.rows[step], row)
             write_(self.rollout, step, row)
             self.earned.append(result.terms.total)
-            self._ask_(observed.view, observed.restarted, step)
+            self._ask_teacher_(observed.view, observed.restarted, step)
         phase_ended("policy")
         self.metrics.add_(observed, result)
-        packed = self.recorder.pack(Facts(observed, decision, result, probabilities))
-        self.arriving.append(read_progress(result.state, packed))
+        record = self.recorder.pack(Facts(observed, decision, result, probabilities))
+        self.pending_copy.append(read_progress(result.state, record))
         phase_ended("telemetry")
         self.profile.env_step()
 
@@ -123,19 +123,19 @@ class EpisodeRunner:
         Envs of other processes count as if as many of them went on as of those here.
         """
         num_envs = self.env.num_envs
-        whole = self.env.world.reduction.all_envs(num_envs)
-        while self.arriving and self.arriving[0].here:
-            numbers = self.arriving.popleft().numbers.numpy()
+        all_envs = self.env.world.reduction.all_envs(num_envs)
+        while self.pending_copy and self.pending_copy[0].here:
+            numbers = self.pending_copy.popleft().numbers.numpy()
             if len(numbers) > len(PROGRESS):
                 self.recorder.emit(
                     self.num_reported + 1, numbers[len(PROGRESS) :].reshape(num_envs, -1)
                 )
-            playing = whole * self.num_playing[self.num_reported] // num_envs
+            playing = all_envs * self.num_playing[self.num_reported] // num_envs
             self.num_reported += 1
-            self.progress.leave_out(whole - playing)
+            self.progress.skip_env_steps(all_envs - playing)
             self.progress.advance(playing, self.label, *numbers[: len(PROGRESS)].tolist())
 
-    def _ask_(self, view: View, reset: Tensor, step: int) -> None:
+    def _ask_teacher_(self, view: View, reset: Tensor, step: int) -> None:
         """Record what the teacher would do at `step`, by its own memory; it changes nothing."""
         teacher = self.player.teacher
         rollout = self.rollout
@@ -148,29 +148,29 @@ class EpisodeRunner:
         """Return the results of the round; the rollout is None where no policy learns."""
         env = self.env
         state = self.env.state
-        self._leave_out()
+        self._skip_rest()
         if self.rollout is not None and self.player.learner is not None:
             self.player.learner.fill_rewards_(self.rollout, torch.stack(self.earned))
             memory = restart(self.memory, self.fresh, state.guard.panic)
             self.rollout.bootstrap.copy_(self.player.agent.act(env.current_view(), memory)[0].value)
-        self.profile.phase_ended("policy")
+        self.profile.on_phase_end("policy")
         result = self.metrics.read(state, env.world.rules.reward.counts, env.world.reduction)
-        self.arriving[-1].wait()
+        self.pending_copy[-1].wait()
         self._report()
         self.recorder.end()
-        self.profile.phase_ended("telemetry")
+        self.profile.on_phase_end("telemetry")
         return result, self.rollout
 
-    def _leave_out(self) -> None:
+    def _skip_rest(self) -> None:
         """Count the env-steps left out at the end, as every episode has ended early."""
         world = self.env.world
         num_envs = self.env.num_envs
-        left = world.rules.max_steps - self.env.step_number
-        if left:
-            self.progress.leave_out(left * world.reduction.all_envs(num_envs))
-            self.metrics.leave_out(left * num_envs)
+        steps_left = world.rules.max_steps - self.env.step_number
+        if steps_left:
+            self.progress.skip_env_steps(steps_left * world.reduction.all_envs(num_envs))
+            self.metrics.skip_env_steps(steps_left * num_envs)
             # for rows that stay empty
-            self.earned += [torch.zeros_like(paid) for paid in self.earned[-1:]] * left
+            self.earned += [torch.zeros_like(rewards) for rewards in self.earned[-1:]] * steps_left
 
 
 def play_round(world: World, player: Player, request: Round) -> tuple[RoundResult, Rollout | None]:
@@ -196,7 +196,7 @@ def _rollout(world: World, player: Player) -> Rollout | None:
     return with_teacher(rollout) if player.teacher is not None else rollout
 
 
-def _row(observed: Observed, decision: Decision, result: StepResult, truncated: Tensor) -> Row:
+def _row(observed: EnvView, decision: Decision, result: StepResult, truncated: Tensor) -> Row:
     """What the learner keeps of one env-step.
 
     truncated: bool [N], episodes that are cut here. A rollback ends the trajectory. Rewards are

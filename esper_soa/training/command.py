@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from esper_soa.config.arguments import prepare_arguments, show_help_or_version
 from esper_soa.config.errors import UserError
 from esper_soa.config.paths import config_dir
-from esper_soa.runtime.console import KNOWN_ERRORS, exit_with, standing_streams
-from esper_soa.runtime.signals import importing, importing_torch, stopped_at_once
+from esper_soa.runtime.console import KNOWN_ERRORS, exit_with, safe_streams
+from esper_soa.runtime.signals import import_guard, stop_at_once, torch_import_guard
 from esper_soa.training.lab import find_in_lab
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ SWEEPS = ("-m", "--multirun", "hydra/launcher=", "hydra/sweeper=", "+sweep=")
 
 def run_command(name: str) -> None:
     """Run the command `name`, train or evaluate; ends the interpreter with the status above."""
-    with standing_streams(), stopped_at_once():
+    with safe_streams(), stop_at_once():
         if show_help_or_version(name):
             return
-        with importing():
+        with import_guard():
             import hydra
 
             from esper_soa.config.settings import EvaluateConfig, TrainConfig, register_schema
@@ -42,7 +42,7 @@ def run_command(name: str) -> None:
         sweep = next((one for one in arguments if one.startswith(SWEEPS)), "")
         try:
             if questions:
-                answer(questions[0], [one for one in arguments if one not in QUESTIONS])
+                head_logits(questions[0], [one for one in arguments if one not in QUESTIONS])
                 return
             if sweep:
                 find_in_lab("sweep", sweep)(arguments)
@@ -58,7 +58,7 @@ def job(composed: "DictConfig", *callbacks: "Callback") -> float | None:
 
     A single run that fails with a message of ours ends the interpreter; Hydra prints other errors.
     """
-    with importing():
+    with import_guard():
         from hydra.core.hydra_config import HydraConfig
         from omegaconf import OmegaConf
 
@@ -71,13 +71,13 @@ def job(composed: "DictConfig", *callbacks: "Callback") -> float | None:
         exit_with(error)
 
 
-def answer(question: str, overrides: list[str]) -> None:
+def head_logits(question: str, overrides: list[str]) -> None:
     """Print what a flag asks of a run with these overrides; raises UserError."""
-    with importing():
+    with import_guard():
         from rich.console import Console
 
         from esper_soa.config.compose import compose_settings
     settings = compose_settings(overrides=overrides)
-    with importing_torch():
+    with torch_import_guard():
         show = find_in_lab(question, question)
     show(settings, Console())

@@ -1,4 +1,4 @@
-"""What grown hosts are measured against: other decision makers, and networks that do not grow.
+"""Controls for grown hosts: other policies, and networks that do not grow.
 
 A control plays a round again on the same seeds, data order, augmentation and validation images, so
 with as many training images where no episode ends early; every random stream is keyed by seed,
@@ -37,7 +37,7 @@ def play_control(
     cfg: TrainConfig,
     world: World,
     grown: GrownHosts,
-    played: Round,
+    env_steps: Round,
     ranks: Ranks = ALONE,
     record: Callable[[World], Recorder] = lambda world: NO_RECORDER,
 ) -> RoundResult:
@@ -53,12 +53,12 @@ def play_control(
     if not is_reference(name):
         check_choice("control", name, CONTROLS)
     if name == "static_final":
-        waiting = Player(WaitPolicy(), None)
-        return _played(world, waiting, played._replace(topology=grown.topology), record)
+        player = Player(WaitPolicy(), None)
+        return _played(world, player, env_steps._replace(topology=grown.topology), record)
     if name == "static_large":
         size = sum(grown.parameters) / len(grown.parameters)
-        return _play_widened(cfg, world, size, played, ranks, record)
-    return _played(world, Player(rule_player(cfg, name, "control"), None), played, record)
+        return _play_wide_host(cfg, world, size, env_steps, ranks, record)
+    return _played(world, Player(rule_player(cfg, name, "control"), None), env_steps, record)
 
 
 def _played(
@@ -70,11 +70,11 @@ def _played(
     return with_test(world, result)
 
 
-def _play_widened(
+def _play_wide_host(
     cfg: TrainConfig,
     world: World,
     parameters: float,
-    played: Round,
+    env_steps: Round,
     ranks: Ranks,
     record: Callable[[World], Recorder],
 ) -> RoundResult:
@@ -84,27 +84,27 @@ def _play_widened(
     kernels are compiled and no graphs tried.
     """
     first = task_slots(cfg.task, cfg.slots)[0].name
-    plain = _without_own(cfg)
-    task = widened(plain.task, parameters)
+    plain = _without_user_parts(cfg)
+    task = widen_host(plain.task, parameters)
     compute = replace(cfg.compute, compile="off", cuda_graphs="off")
     wide = replace(plain, task=task, slots=[first], compute=compute)
     wider = build_world(wide, world.device, world.seed, world.data, ranks)
-    return _played(wider, Player(WaitPolicy(), None), played, record)
+    return _played(wider, Player(WaitPolicy(), None), env_steps, record)
 
 
-def _without_own(cfg: TrainConfig) -> TrainConfig:
+def _without_user_parts(cfg: TrainConfig) -> TrainConfig:
     """The settings without users' own blueprints and rewards, which may not fit width or slot.
 
-    Nothing is germinated in a host that does not grow, and nobody is told what it is paid.
+    A host that does not grow needs neither.
     """
-    shipped = [name for name in cfg.task.blueprints if not is_reference(name)]
-    if len(shipped) == len(cfg.task.blueprints) and not any(map(is_reference, cfg.reward.modes)):
+    packaged = [name for name in cfg.task.blueprints if not is_reference(name)]
+    if len(packaged) == len(cfg.task.blueprints) and not any(map(is_reference, cfg.reward.modes)):
         return cfg
-    task = replace(cfg.task, blueprints=shipped or list(CNN_BLUEPRINT_NAMES))
+    task = replace(cfg.task, blueprints=packaged or list(CNN_BLUEPRINT_NAMES))
     return replace(cfg, task=task, reward=RewardConfig(), policy=replace(cfg.policy, name="wait"))
 
 
-def widened(task: TaskConfig, parameters: float) -> TaskConfig:
+def widen_host(task: TaskConfig, parameters: float) -> TaskConfig:
     """`task` with base_channels such that its plain host has most nearly so many parameters.
 
     Never narrower than it is, nor wider than a block may be; of two as near, the narrower.

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
-from esper_soa.config.errors import OutOfRoomError, UserError, check, one_line
+from esper_soa.config.errors import RunMemoryError, UserError, check, one_line
 from esper_soa.config.settings import EvaluateConfig, TrainConfig, settings_from_mapping
 from esper_soa.env.reward import final_rents
 from esper_soa.env.world import World
@@ -24,14 +24,14 @@ from esper_soa.nets.model.blueprints import num_codes
 from esper_soa.runtime.device import apply_threads, device_name, resolve_device
 from esper_soa.runtime.files import write_text
 from esper_soa.runtime.json_lines import finite_record
-from esper_soa.runtime.memory import naming_memory
+from esper_soa.runtime.memory import memory_errors
 from esper_soa.training.build import build_world, rule_player, world_facts
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.final_table import as_text
 from esper_soa.training.final_test import with_test
 from esper_soa.training.progress import LOGGER, Progress, show
-from esper_soa.training.resume import Saved, read_run, restore_policy
-from esper_soa.training.run_folder import RunFolder, find_checkpoint, passed_over, write_versions
+from esper_soa.training.resume import SavedRun, read_run, restore_policy
+from esper_soa.training.run_folder import RunFolder, damaged_newer, find_checkpoint, write_versions
 from esper_soa.training.session import Session, session
 from esper_soa.training.statistics import Interval, difference_interval, mean_interval
 
@@ -59,35 +59,37 @@ class Verdict(NamedTuple):
     lead: Interval | None  # None for the first policy
 
 
-def build_agent(name: str, cfg: TrainConfig, world: World, saved: Saved) -> Agent:
+def build_agent(name: str, cfg: TrainConfig, world: World, checkpoint_run: SavedRun) -> Agent:
     """The policy `name`; ppo is the learned one. Raises UserError where there is none."""
     if name != "ppo":
         return rule_player(cfg, name, "policies")
     allowed = f"other than ppo: the checkpoint is of policy {cfg.policy.name}"
-    check(saved.learner is not None, "policies", name, allowed, "It has learned nothing.")
+    check(checkpoint_run.learner is not None, "policies", name, allowed, "It has learned nothing.")
     shape = world.rules.nets.shape
     policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, num_codes(shape.blueprints))
-    restore_policy(policy, saved)
+    restore_policy(policy, checkpoint_run)
     return policy.to(world.device)
 
 
-def evaluation_settings(saved: Saved, cfg: EvaluateConfig) -> TrainConfig:
+def evaluation_settings(checkpoint_run: SavedRun, cfg: EvaluateConfig) -> TrainConfig:
     """Those of the checkpoint's run, with amount, place and way of choosing of the evaluation."""
-    made = settings_from_mapping(saved.settings)
-    name = "auto" if cfg.data_root and made.data.name == "given" else made.data.name
-    data = replace(made.data, name=name, root=cfg.data_root or made.data.root)
-    asked = cfg.compute.precision
-    compute = replace(cfg.compute, precision=made.compute.precision if asked == "auto" else asked)
+    settings = settings_from_mapping(checkpoint_run.settings)
+    name = "auto" if cfg.data_root and settings.data.name == "given" else settings.data.name
+    data = replace(settings.data, name=name, root=cfg.data_root or settings.data.root)
+    precision = cfg.compute.precision
+    compute = replace(
+        cfg.compute, precision=settings.compute.precision if precision == "auto" else precision
+    )
     return replace(
-        made,
+        settings,
         name=cfg.name,
-        envs=cfg.envs or made.envs,
+        envs=cfg.envs or settings.envs,
         rounds=cfg.episodes,
         device=cfg.device,
         data=data,
         compute=compute,
-        telemetry=replace(made.telemetry, progress=cfg.progress),
-        policy=replace(made.policy, deterministic=cfg.deterministic),
+        telemetry=replace(settings.telemetry, progress=cfg.progress),
+        policy=replace(settings.policy, deterministic=cfg.deterministic),
     )
 
 
@@ -112,10 +114,10 @@ def judge(scores: dict[str, Scores], cfg: EvaluateConfig) -> list[Verdict]:
     """Means and intervals of every policy, each set against the first."""
     first = next(iter(scores.values())).net
     verdicts: list[Verdict] = []
-    for name, found in scores.items():
-        parts = found._asdict().items()
+    for name, score_row in scores.items():
+        parts = score_row._asdict().items()
         means = {field: mean_interval(values, cfg.confidence) for field, values in parts}
-        lead = difference_interval(found.net, first, cfg.confidence) if verdicts else None
+        lead = difference_interval(score_row.net, first, cfg.confidence) if verdicts else None
         verdicts.append(Verdict(name, means, lead))
     return verdicts
 
@@ -157,11 +159,11 @@ def write_results(
 
 def evaluate(cfg: EvaluateConfig, folder: RunFolder) -> list[Verdict]:
     """Open a session in `folder`, evaluate the policies there, and return how they compare."""
-    with session(folder) as within:
-        return evaluate_within(within, cfg)
+    with session(folder) as run_session:
+        return evaluate_in_session(run_session, cfg)
 
 
-def evaluate_within(within: Session, cfg: EvaluateConfig) -> list[Verdict]:
+def evaluate_in_session(session: Session, cfg: EvaluateConfig) -> list[Verdict]:
     """Play, compare, write evaluation.json and evaluation.txt and print the table.
 
     Raises IncompleteError, with everything else done, where something could not be written.
@@ -169,14 +171,14 @@ def evaluate_within(within: Session, cfg: EvaluateConfig) -> list[Verdict]:
     apply_threads(cfg.compute.threads)
     device = resolve_device(cfg.device)
     checkpoint = find_checkpoint(cfg.checkpoint, "checkpoint")
-    saved = read_run(checkpoint, torch.device("cpu"))
-    run = evaluation_settings(saved, cfg)
-    with naming_memory(UserError):
+    checkpoint_run = read_run(checkpoint, torch.device("cpu"))
+    run = evaluation_settings(checkpoint_run, cfg)
+    with memory_errors(UserError):
         world = build_world(run, device, FRESH_SEEDS + cfg.seed)
-    data = announce(within, checkpoint, saved, world)
-    agents = {name: build_agent(name, run, world, saved) for name in cfg.policies}
+    data = announce(session, checkpoint, checkpoint_run, world)
+    agents = {name: build_agent(name, run, world, checkpoint_run) for name in cfg.policies}
     total = len(agents) * cfg.episodes * run.envs * run.steps
-    with within.progress(total, run.telemetry) as progress, naming_memory(OutOfRoomError):
+    with session.progress(total, run.telemetry) as progress, memory_errors(RunMemoryError):
         scores = {
             name: score(world, agent, cfg.episodes, progress, name)
             for name, agent in agents.items()
@@ -184,7 +186,7 @@ def evaluate_within(within: Session, cfg: EvaluateConfig) -> list[Verdict]:
     verdicts = judge(scores, cfg)
     facts = {
         "checkpoint": str(checkpoint),
-        "rounds_done": saved.progress.rounds_done,
+        "rounds_done": checkpoint_run.progress.rounds_done,
         "seed": cfg.seed,
         "envs": run.envs,
         "episodes": cfg.episodes,
@@ -199,30 +201,32 @@ def evaluate_within(within: Session, cfg: EvaluateConfig) -> list[Verdict]:
         f"{cfg.confidence:.0%} t intervals"
     )
     text = f"{title}\n{as_text(verdict_table(verdicts))}"
-    with within.unwritten.attempt(within.folder.evaluation.name):
-        write_results(within.folder.evaluation, facts, scores, verdicts)
-    with within.unwritten.attempt(TABLE):
-        write_text(within.folder.path / TABLE, text)
-    show(within.console, text)
-    LOGGER.info("files    %s", within.folder.path)
-    within.finish()
+    with session.write_errors.attempt(session.folder.evaluation.name):
+        write_results(session.folder.evaluation, facts, scores, verdicts)
+    with session.write_errors.attempt(TABLE):
+        write_text(session.folder.path / TABLE, text)
+    show(session.console, text)
+    LOGGER.info("files    %s", session.folder.path)
+    session.finish()
     return verdicts
 
 
-def announce(within: Session, checkpoint: Path, saved: Saved, world: World) -> dict[str, str]:
+def announce(
+    session: Session, checkpoint: Path, checkpoint_run: SavedRun, world: World
+) -> dict[str, str]:
     """Tell policy and data, write versions.json; returns the identity of the data."""
     source = world.data
     nets = world.rules.nets
     data = {"name": source.name, "source": source.source, "identity": source.identity}
-    with within.unwritten.attempt(within.folder.versions.name):
+    with session.write_errors.attempt(session.folder.versions.name):
         place = device_name(world.device, nets.workers, nets.precision)
-        write_versions(within.folder, place, world_facts(world))
-    for damaged in passed_over(checkpoint):
+        write_versions(session.folder, place, world_facts(world))
+    for damaged in damaged_newer(checkpoint):
         LOGGER.warning("policy   %s", damaged)
-    LOGGER.info("policy   %s, after %d rounds", checkpoint, saved.progress.rounds_done)
+    LOGGER.info("policy   %s, after %d rounds", checkpoint, checkpoint_run.progress.rounds_done)
     LOGGER.info("data     %s", source.source)
-    if source.identity != saved.data["identity"]:
-        other = one_line(saved.data["source"])
+    if source.identity != checkpoint_run.data["identity"]:
+        other = one_line(checkpoint_run.data["source"])
         which = f"the {source.spec.name} of the checkpoint, which are"
         LOGGER.warning("data     these are not %s: %s", which, other)
     return data

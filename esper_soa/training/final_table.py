@@ -1,4 +1,4 @@
-"""The end of a run: the table that answers what growing bought, and the same as summary.json.
+"""The end of a run: the table of grown hosts and control, and summary.json.
 
 Given a Summary of plain numbers by the trainer. Needs no torch.
 """
@@ -19,7 +19,7 @@ from esper_soa.training.verdict import (
     CONFIDENCE,
     HostScore,
     compare,
-    control_words,
+    control_text,
     format_interval,
     verdict,
 )
@@ -65,7 +65,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Summary:
-    """Everything that the final table and summary.json say."""
+    """Contents of the final table and of summary.json."""
 
     name: str
     task: str
@@ -95,7 +95,7 @@ class Summary:
     samples: str = "images"  # what the data set has, in the plural
 
     @property
-    def own_env_steps(self) -> int:
+    def local_env_steps(self) -> int:
         """Env-steps of the growing hosts in this process."""
         return self.speed.env_steps - self.env_steps_before
 
@@ -118,14 +118,14 @@ def write_summary(summary: Summary, path: Path) -> None:
     record["control_env_steps"] = summary.control_env_steps
     record["difference"] = record["verdict"] = None
     if summary.control is not None:
-        found = compare(summary.grown, summary.control)
+        comparison = compare(summary.grown, summary.control)
         # the bounds of a single pair
-        unknown = dict.fromkeys(("low", "high")) if found.pairs < 2 else {}
+        unknown = dict.fromkeys(("low", "high")) if comparison.pairs < 2 else {}
         names = ("test_accuracy", "net")
-        intervals = {name: getattr(found, name)._asdict() | unknown for name in names}
-        facts = {"confidence": CONFIDENCE, "outcome": found.outcome}
-        record["difference"] = facts | found._asdict() | intervals
-        record["verdict"] = verdict(found, summary.control.name)
+        intervals = {name: getattr(comparison, name)._asdict() | unknown for name in names}
+        facts = {"confidence": CONFIDENCE, "outcome": comparison.outcome}
+        record["difference"] = facts | comparison._asdict() | intervals
+        record["verdict"] = verdict(comparison, summary.control.name)
     write_text(path, json.dumps(finite_record(record), indent=2) + "\n")
 
 
@@ -152,7 +152,7 @@ def score_table(grown: HostScore, control: HostScore | None) -> Table:
     table.add_column("last env-step")
     table.add_column("grown", justify="right")
     if control is not None:
-        table.add_column(control_words(control.name), justify="right")
+        table.add_column(control_text(control.name), justify="right")
         table.add_column("difference", justify="right")
     size, unit = next((pair for pair in FLOP_UNITS if grown.flop >= pair[0]), FLOP_UNITS[-1])
     flop_form = ",.3g" if grown.flop < 100 * size else ",.0f"
@@ -169,13 +169,13 @@ def score_table(grown: HostScore, control: HostScore | None) -> Table:
 
 def differences(grown: HostScore, control: HostScore) -> dict[str, str]:
     """The last cells of the table, by what their rows show."""
-    found = compare(grown, control)
+    comparison = compare(grown, control)
     return {
-        "test_accuracy": format_interval(found.test_accuracy),
+        "test_accuracy": format_interval(comparison.test_accuracy),
         "best": format(grown.best - control.best, "+,.2f"),
-        "net": format_interval(found.net),
-        "size": f"x {found.parameters:.2f}",
-        "flop": f"x {found.train_flop:.2f}",
+        "net": format_interval(comparison.net),
+        "size": f"x {comparison.parameters:.2f}",
+        "flop": f"x {comparison.train_flop:.2f}",
     }
 
 
@@ -193,18 +193,18 @@ def verdict_lines(summary: Summary) -> list[str]:
     control = summary.control
     if control is None:
         return lines
-    found = compare(summary.grown, control)
+    comparison = compare(summary.grown, control)
     interval = "none, as there is but one pair of hosts to compare"
-    if found.pairs > 1:
-        over = f"{found.pairs} paired differences, over hosts and episodes"
+    if comparison.pairs > 1:
+        over = f"{comparison.pairs} paired differences, over hosts and episodes"
         interval = f"{CONFIDENCE:.0%} t interval of {over}"
     work = (
         f"{summary.control_env_steps} env-steps on the same seeds, data order and {summary.samples}"
     )
-    lines += [f"control  {control_words(control.name)}: {work}", f"interval {interval}"]
-    if found.left_out:
-        lines.append(f"left out {found.left_out} pairs with an accuracy that is not finite")
-    return [verdict(found, control.name), *lines]
+    lines += [f"control  {control_text(control.name)}: {work}", f"interval {interval}"]
+    if comparison.left_out:
+        lines.append(f"left out {comparison.left_out} pairs with an accuracy that is not finite")
+    return [verdict(comparison, control.name), *lines]
 
 
 def fact_lines(summary: Summary) -> list[str]:
@@ -214,11 +214,11 @@ def fact_lines(summary: Summary) -> list[str]:
     front = f"{summary.pareto.front_size} episodes on the Pareto front"
     # 0 would not say that nothing was reached, but that all of it lies beyond the reference point.
     volume = summary.pareto.hypervolume
-    reached = f", hypervolume {volume:.2f}" if volume > 0 else ""
+    front_text = f", hypervolume {volume:.2f}" if volume > 0 else ""
     env_steps = f"{speed.env_steps} env-steps"
     if summary.rounds_before:
         env_steps = (
-            f"{summary.own_env_steps} of {env_steps} (the others before the run was resumed)"
+            f"{summary.local_env_steps} of {env_steps} (the others before the run was resumed)"
         )
     if summary.control is not None:
         env_steps += f" and {summary.control_env_steps} of the control"
@@ -230,7 +230,7 @@ def fact_lines(summary: Summary) -> list[str]:
         f"{seeds['fossilized']} fossilised, {seeds['pruned']} pruned",
         *rollbacks,
         f"reward   {summary.reward:+.2f} per episode in the last of {summary.rounds} rounds",
-        f"outcome  {front} of accuracy, stability and size{reached}",
+        f"outcome  {front} of accuracy, stability and size{front_text}",
         f"speed    {speed.eps:.1f} env-steps/s at {work} (N={summary.envs})",
         f"time     {duration(summary.wall_seconds)} for {env_steps}",
     ]

@@ -16,10 +16,10 @@ from esper_soa.config.errors import UserError
 from esper_soa.config.settings import EvaluateConfig, evaluation_from, settings_from
 from esper_soa.runtime.console import exit_with
 from esper_soa.runtime.files import write_text
-from esper_soa.runtime.signals import importing_torch
+from esper_soa.runtime.signals import torch_import_guard
 from esper_soa.training.run_folder import RunFolder, find_checkpoint, open_run_folder, write_config
 from esper_soa.training.session import Session, quiet_warnings, session
-from esper_soa.training.start import asked_folder, begin_run, launched_rank, make_run_folder
+from esper_soa.training.start import begin_run, launched_rank, make_run_folder, requested_folder
 
 if TYPE_CHECKING:
     from esper_soa.training.callbacks import Callback as TrainCallback
@@ -50,12 +50,12 @@ def _folder_of(config: DictConfig) -> RunFolder:
     composed = copy.deepcopy(config)
     with open_dict(composed):
         del composed["hydra"]
-    asked = asked_folder(config, "hydra.run.dir")
+    folder = requested_folder(config, "hydra.run.dir")
     if OmegaConf.get_type(config) is not EvaluateConfig:
-        return make_run_folder(settings_from(composed), asked)
+        return make_run_folder(settings_from(composed), folder)
     evaluation = evaluation_from(composed)
     find_checkpoint(evaluation.checkpoint, "checkpoint")  # before a folder is made
-    return open_run_folder(asked, evaluation.name)
+    return open_run_folder(folder, evaluation.name)
 
 
 def run_job(composed: DictConfig, callbacks: Sequence["TrainCallback"]) -> float | None:
@@ -75,42 +75,42 @@ def _train(composed: DictConfig, folder: RunFolder, callbacks: Sequence["TrainCa
     settings = settings_from(composed)
     launched = launched_rank()
     if launched is not None and launched.rank > 0:
-        with importing_torch():
+        with torch_import_guard():
             from esper_soa.training.launch import run_silent_rank
         return run_silent_rank(settings, launched)
-    with session(folder) as within:
+    with session(folder) as run_session:
         overrides = list(HydraConfig.get().overrides.task)
-        checkpoint = begin_run(within, settings, overrides)
+        checkpoint = begin_run(run_session, settings, overrides)
         if checkpoint is None:
-            _keep_hydra_records(within, composed, overrides)
-        with importing_torch():
-            from esper_soa.training.launch import train_within
-        return train_within(within, settings, checkpoint, callbacks)
+            _keep_hydra_records(run_session, composed, overrides)
+        with torch_import_guard():
+            from esper_soa.training.launch import train_in_session
+        return train_in_session(run_session, settings, checkpoint, callbacks)
 
 
 def _evaluate(composed: DictConfig, folder: RunFolder) -> None:
     settings = evaluation_from(composed)
-    with session(folder) as within:
+    with session(folder) as run_session:
         open_run_folder(str(folder.path), settings.name)
         overrides = list(HydraConfig.get().overrides.task)
-        with within.unwritten.attempt("config.yaml"):
+        with run_session.write_errors.attempt("config.yaml"):
             write_config(folder, OmegaConf.to_yaml(composed, resolve=True), overrides)
-        _keep_hydra_records(within, composed, overrides)
-        with importing_torch():
-            from esper_soa.training.evaluation import evaluate_within
+        _keep_hydra_records(run_session, composed, overrides)
+        with torch_import_guard():
+            from esper_soa.training.evaluation import evaluate_in_session
 
-        evaluate_within(within, settings)
+        evaluate_in_session(run_session, settings)
 
 
-def _keep_hydra_records(within: Session, composed: DictConfig, overrides: Sequence[str]) -> None:
+def _keep_hydra_records(session: Session, composed: DictConfig, overrides: Sequence[str]) -> None:
     """Write the records that Hydra would have written before the folder is claimed."""
-    folder = within.folder.path / HYDRA_FOLDER
+    folder = session.folder.path / HYDRA_FOLDER
     records = {
         "config.yaml": composed,
         "hydra.yaml": OmegaConf.create({"hydra": HydraConfig.get()}),
         "overrides.yaml": OmegaConf.create(list(overrides)),
     }
-    with within.unwritten.attempt(HYDRA_FOLDER):
+    with session.write_errors.attempt(HYDRA_FOLDER):
         folder.mkdir(exist_ok=True)
         for name, record in records.items():
             write_text(folder / name, OmegaConf.to_yaml(record))

@@ -28,13 +28,13 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from esper_soa.config.errors import RankLostError, UserError, check, one_line
 from esper_soa.config.settings import TrainConfig, settings_from_yaml, settings_yaml
-from esper_soa.runtime.console import KNOWN_ERRORS, standing_streams
+from esper_soa.runtime.console import KNOWN_ERRORS, safe_streams
 from esper_soa.runtime.device import resolve_device
 from esper_soa.runtime.files import LOGGER, write_text
 from esper_soa.runtime.ranks import PATIENCE, RankGroup, keep_to_cores
-from esper_soa.runtime.signals import SAVING, Interrupted, reacting
+from esper_soa.runtime.signals import SAVING, Interrupted, signal_handlers
 from esper_soa.training.callbacks import Callback
-from esper_soa.training.run_folder import RunFolder, claimed, rounds_of
+from esper_soa.training.run_folder import RunFolder, lock_folder, rounds_of
 from esper_soa.training.session import Session, quiet_warnings
 from esper_soa.training.start import LaunchedRank, launched_rank, resume_start
 from esper_soa.training.trainer import run_in_session
@@ -50,8 +50,8 @@ FRESH_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
-def train_within(
-    within: Session,
+def train_in_session(
+    session: Session,
     cfg: TrainConfig,
     checkpoint: Path | None,
     callbacks: Sequence[Callback] = (),
@@ -62,26 +62,26 @@ def train_within(
     lost for good, with the checkpoint to go on from.
     """
     launched = launched_rank()
-    alone = launched is None and cfg.ranks == 1
-    check(alone or not callbacks, "ranks", cfg.ranks, "1 with callbacks, which one process calls")
+    single = launched is None and cfg.ranks == 1
+    check(single or not callbacks, "ranks", cfg.ranks, "1 with callbacks, which one process calls")
     if launched is not None:
-        return run_rank(within, replace(cfg, resume=cfg.resume or "auto"), checkpoint, launched)
+        return run_rank(session, replace(cfg, resume=cfg.resume or "auto"), checkpoint, launched)
     if cfg.ranks == 1:
-        summary = run_in_session(within, cfg, checkpoint, callbacks=callbacks)
+        summary = run_in_session(session, cfg, checkpoint, callbacks=callbacks)
         return summary.grown.validation_accuracy
     check_devices(cfg, cfg.ranks)
     with TemporaryDirectory(prefix="esper_ranks_") as scratch:
         job = {
             "launcher": os.getpid(),
-            "folder": str(within.folder.path),
+            "folder": str(session.folder.path),
             "checkpoint": str(checkpoint or ""),
             "path": sys.path,
             "settings": settings_yaml(cfg),
-            "verbose": within.verbose,
+            "verbose": session.verbose,
         }
         write_text(Path(scratch, "job.json"), json.dumps(job))
-        _launch(within.folder, cfg, Path(scratch))
-    written = json.loads(within.folder.summary.read_text(encoding="utf-8"))
+        _launch(session.folder, cfg, Path(scratch))
+    written = json.loads(session.folder.summary.read_text(encoding="utf-8"))
     return float(written["grown"]["validation_accuracy"])
 
 
@@ -109,7 +109,7 @@ def _launch(folder: RunFolder, cfg: TrainConfig, scratch: Path) -> None:
 
     try:
         # torch's launcher replaces the handlers of STOPS, and leaves its own
-        with _quiet_launcher(), reacting(react, (SAVING, *STOPS)):
+        with _quiet_launcher(), signal_handlers(react, (SAVING, *STOPS)):
             elastic_launch(config, sys.executable)("-m", "esper_soa.training.launch", str(scratch))
     except SignalException as stop:
         raise Interrupted(int(stop.sigval), _first_fault(scratch).get("unsaved", "")) from None
@@ -124,17 +124,17 @@ def _quiet_launcher() -> Iterator[None]:
     """
     log = logging.getLogger("torch.distributed.elastic")
     before = log.propagate
-    nothing = logging.NullHandler()
-    unset = FRESH_STORE not in os.environ
-    log.addHandler(nothing)
+    handler = logging.NullHandler()
+    is_unset = FRESH_STORE not in os.environ
+    log.addHandler(handler)
     log.propagate = False
     os.environ.setdefault(FRESH_STORE, "1")
     try:
         yield
     finally:
-        log.removeHandler(nothing)
+        log.removeHandler(handler)
         log.propagate = before
-        if unset:
+        if is_unset:
             del os.environ[FRESH_STORE]
 
 
@@ -165,10 +165,10 @@ def _failure_of(
 
 def resume_hint(folder: RunFolder, rounds: int) -> str:
     """How to go on with the run in `folder`, in words."""
-    saved = folder.checkpoints()
-    if not saved:
+    checkpoints = folder.checkpoints()
+    if not checkpoints:
         return "No round is saved yet; resume=auto with the same run_dir begins again"
-    done = f"{saved[-1].name} holds {rounds_of(saved[-1])} of {rounds} rounds."
+    done = f"{checkpoints[-1].name} holds {rounds_of(checkpoints[-1])} of {rounds} rounds."
     return f"{done} Go on with resume={folder.path}"
 
 
@@ -190,26 +190,26 @@ def main() -> None:
     job = json.loads((scratch / "job.json").read_text(encoding="utf-8"))
     sys.path[:] = job["path"]
     threading.Thread(target=_stop_with, args=(job["launcher"],), daemon=True).start()
-    meeting = f"file://{scratch}/store_{launched.restarts}"
+    rendezvous = f"file://{scratch}/store_{launched.restarts}"
     fault = scratch / f"fault_{launched.rank}.json"
     with (
         _dropped_without(job["launcher"], scratch),
-        _leave_fault(fault, launched.rank),
-        standing_streams(),
+        _write_fault(fault, launched.rank),
+        safe_streams(),
         quiet_warnings(),
     ):
         cfg = settings_from_yaml(job["settings"])
         if launched.rank > 0:
-            run_silent_rank(cfg, launched, meeting)
+            run_silent_rank(cfg, launched, rendezvous)
             return
         write_text(scratch / "pid", str(os.getpid()))
-        within = Session(RunFolder(Path(job["folder"])), job["verbose"])
-        with claimed(within.folder, shared=True) as within.claim, within.speaking():
+        session = Session(RunFolder(Path(job["folder"])), job["verbose"])
+        with lock_folder(session.folder, shared=True) as session.claim, session.logging_output():
             checkpoint = Path(job["checkpoint"]) if job["checkpoint"] else None
             if launched.restarts:
                 cfg = replace(cfg, resume="auto")
-                checkpoint = resume_start("auto", str(within.folder.path), cfg.name).checkpoint
-            run_rank(within, cfg, checkpoint, launched, meeting)
+                checkpoint = resume_start("auto", str(session.folder.path), cfg.name).checkpoint
+            run_rank(session, cfg, checkpoint, launched, rendezvous)
 
 
 def _stop_with(launcher: int) -> None:
@@ -230,7 +230,7 @@ def _dropped_without(launcher: int, scratch: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _leave_fault(path: Path, rank: int) -> Iterator[None]:
+def _write_fault(path: Path, rank: int) -> Iterator[None]:
     """Write what ends the context early to `path`, for the launcher; KNOWN_ERRORS end the process
     with their status.
     """
@@ -254,23 +254,23 @@ def _leave_fault(path: Path, rank: int) -> Iterator[None]:
             sys.exit(2 if isinstance(error, UserError) else 1)
 
 
-def run_silent_rank(cfg: TrainConfig, launched: LaunchedRank, meeting: str = "env://") -> float:
+def run_silent_rank(cfg: TrainConfig, launched: LaunchedRank, rendezvous: str = "env://") -> float:
     """Run a rank other than the first, which prints and writes nothing; returns the final accuracy
     (percent). The rest is as of `run_rank`.
     """
     LOGGER.disabled = True
-    within = Session(RunFolder(Path(os.devnull)), 0)
+    session = Session(RunFolder(Path(os.devnull)), 0)
     telemetry = replace(cfg.telemetry, progress="off")
-    silent = replace(cfg, report=False, track=[], telemetry=telemetry)
-    return run_rank(within, silent, None, launched, meeting)
+    silent_cfg = replace(cfg, report=False, track=[], telemetry=telemetry)
+    return run_rank(session, silent_cfg, None, launched, rendezvous)
 
 
 def run_rank(
-    within: Session,
+    session: Session,
     cfg: TrainConfig,
     checkpoint: Path | None,
     launched: LaunchedRank,
-    meeting: str = "env://",
+    rendezvous: str = "env://",
 ) -> float:
     """Run this process's rank of a run, from `checkpoint` on; returns the final accuracy (percent).
 
@@ -291,23 +291,23 @@ def run_rank(
             launched.processes,
             launched.restarts,
         )
-    _meet(device, launched, meeting)
-    beside = launched.local_processes if device.type == "cpu" else 1
-    group = RankGroup(cfg.envs, launched.local_rank, beside)
+    _connect(device, launched, rendezvous)
+    processes = launched.local_processes if device.type == "cpu" else 1
+    group = RankGroup(cfg.envs, launched.local_rank, processes)
     try:
-        accuracy = run_in_session(within, cfg, checkpoint, ranks=group).grown.validation_accuracy
-        group.of_all(None)  # nobody leaves before all have come to the end
+        accuracy = run_in_session(session, cfg, checkpoint, ranks=group).grown.validation_accuracy
+        group.gather_values(None)  # nobody leaves before all have come to the end
     except RankLostError as error:
-        raise RankLostError(f"{error}. {resume_hint(within.folder, cfg.rounds)}") from error
+        raise RankLostError(f"{error}. {resume_hint(session.folder, cfg.rounds)}") from error
     dist.destroy_process_group()
     return accuracy
 
 
-def _meet(device: torch.device, launched: LaunchedRank, meeting: str) -> None:
+def _connect(device: torch.device, launched: LaunchedRank, rendezvous: str) -> None:
     """Connect with the other ranks; raises RankLostError where they cannot be reached."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, meeting, PATIENCE, launched.processes, launched.rank)
+        dist.init_process_group(backend, rendezvous, PATIENCE, launched.processes, launched.rank)
     except RuntimeError as error:
         raise RankLostError(
             f"the other ranks cannot be reached ({one_line(error)}). Give torchrun {FRESH_STORE}=1,"

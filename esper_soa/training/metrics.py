@@ -24,8 +24,8 @@ from esper_soa.env.outcome import (
 from esper_soa.env.parameters import flop_per_image, total_params
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.reward_records import RewardSettings
-from esper_soa.env.reward_terms import OWN_TERM, TERM_NAMES
-from esper_soa.env.step import EAGER, Observed, StepKernels, StepResult
+from esper_soa.env.reward_terms import TERM_NAMES, USER_TERM
+from esper_soa.env.step import EAGER, EnvView, StepKernels, StepResult
 from esper_soa.env.topology import HostStates, Topology, host_states, topology_of
 from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.runtime.json_lines import Json
@@ -69,7 +69,7 @@ class RoundResult(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What the env-steps of a round come to, on the device."""
+    """Sums over the env-steps of a round, on the device."""
 
     terms: Tensor  # float64 [terms], of means over envs
     ops: Tensor  # float64 [ops], how often each took effect
@@ -101,8 +101,8 @@ class MetricsAccumulator:
             return torch.zeros(shape, dtype=STATE_FLOAT, device=device)
 
         self.terms_by_name = {name: name for name in TERM_NAMES}
-        if reward is not None and reward.own_name:
-            self.terms_by_name[reward.own_name] = OWN_TERM
+        if reward is not None and reward.user_name:
+            self.terms_by_name[reward.user_name] = USER_TERM
         self.split = None if reward is None else reward.split
         self.sums = Sums(
             zeros(len(self.terms_by_name)),
@@ -122,13 +122,13 @@ class MetricsAccumulator:
         self.shapley = zeros(2, num_envs, 0)  # values and standard errors at the newest env-step
         self.newest: tuple[EnvState, EnvState] | None = None  # before and after the newest actions
 
-    def add_(self, observed: Observed, result: StepResult) -> None:
+    def add_(self, observed: EnvView, result: StepResult) -> None:
         """Count one env-step of all envs but those whose episode has ended before it."""
         state = observed.view.state
         subset = observed.measured.subset
         ended = observed.ended
         parts = self.sums, subset, state.slots, result, ended
-        self.sums = self.kernels.call("count", self._counted, *parts)
+        self.sums = self.kernels.call("count", self._count_actions, *parts)
         self.env_steps += subset.shape[0]
         shapley = torch.stack((observed.attribution.shapley, observed.attribution.shapley_error))
         if ended is not None and self.newest is not None:
@@ -138,29 +138,29 @@ class MetricsAccumulator:
         self.shapley = shapley
         self.newest = state, result.state
 
-    def leave_out(self, env_steps: int) -> None:
+    def skip_env_steps(self, env_steps: int) -> None:
         """Count env-steps, over all envs, that are not played, as every episode has ended early."""
         self.env_steps += env_steps
         self.left_out = self.left_out + env_steps
 
-    def _counted(
+    def _count_actions(
         self, sums: Sums, subset: Tensor, before: Slots, result: StepResult, ended: Tensor | None
     ) -> Sums:
         terms = result.terms
         outcome = result.outcome
         choices = torch.arange(len(OP_NAMES), device=subset.device)
-        chosen = outcome.effective_op[:, None] == choices
+        matches = outcome.effective_op[:, None] == choices
         flop = self.train_samples * flop_per_image(before, self.costs)  # as they were trained
         rewards = push_reward(sums.rewards, terms.total)
         if ended is not None:
-            chosen = chosen & ~ended[:, None]
+            matches = matches & ~ended[:, None]
             flop = torch.where(ended, 0.0, flop)
             rewards = torch.where(ended[:, None], sums.rewards, rewards)
         return Sums(
             terms=sums.terms
             + torch.stack([terms.get(name).mean() for name in self.terms_by_name.values()]),
-            ops=sums.ops + chosen.sum(0),
-            successes=sums.successes + (chosen & outcome.success[:, None]).sum(0),
+            ops=sums.ops + matches.sum(0),
+            successes=sums.successes + (matches & outcome.success[:, None]).sum(0),
             rows=sums.rows + (subset >= 0).sum(),
             flop=sums.flop + flop,
             rewards=rewards,
@@ -171,30 +171,30 @@ class MetricsAccumulator:
         self, state: EnvState, counts: ParameterCounts, reduction: Reduction = ALL_ENVS
     ) -> RoundResult:
         """One packed copy to the host at the end of a round (`state`), of all envs of the run."""
-        found = _of_all_envs(_on_host(self._sums(state, counts)), reduction)
-        episodes = Outcomes(*found["ended"])
+        values = _reduce_values(_to_host(self._sums(state, counts)), reduction)
+        episodes = Outcomes(*values["ended"])
         modes = [] if self.split is None else self.split.modes(len(episodes.accuracy))
-        counted = episodes._asdict() | {"blended": found["blended"]}
-        seeds = {name: int(count.sum()) for name, count in counted.items() if name in COUNTS}
-        record = self._record(found, episodes, seeds)
+        seed_counts = episodes._asdict() | {"blended": values["blended"]}
+        seeds = {name: int(count.sum()) for name, count in seed_counts.items() if name in COUNTS}
+        record = self._record(values, episodes, seeds)
         if modes:
-            record["reward_split"] = split_record(modes, episodes, found["parameters"])
+            record["reward_split"] = split_record(modes, episodes, values["parameters"])
         points = torch.stack((episodes.accuracy, episodes.stability, episodes.param_ratio), 1)
-        grown = found["topology"]
-        stood = found["stood"]
+        grown = values["topology"]
+        stage_counts = values["stood"]
         return RoundResult(
             accuracies=episodes.accuracy.tolist(),
-            parameters=found["parameters"].tolist(),
+            parameters=values["parameters"].tolist(),
             rewards=episodes.reward.tolist(),
-            train_flop=found["flop"].tolist(),
-            seeds=seeds | {"rollbacks": int(found["rollbacks"].sum())},
+            train_flop=values["flop"].tolist(),
+            seeds=seeds | {"rollbacks": int(values["rollbacks"].sum())},
             alpha_rows=float(record["alpha_rows"]),  # type: ignore[arg-type]
-            env_steps=int(found["env_steps"] - found["left_out"]),
+            env_steps=int(values["env_steps"] - values["left_out"]),
             points=points.tolist(),
             record=record,
-            episodes=episode_records(episodes, found, modes),
+            episodes=episode_records(episodes, values, modes),
             topology=Topology(grown[0].long(), grown[1].long(), grown[2]),
-            hosts=HostStates._make([*stood[:3].long(), stood[3], *found["scored"]]),
+            hosts=HostStates._make([*stage_counts[:3].long(), stage_counts[3], *values["scored"]]),
         )
 
     def _sums(self, state: EnvState, counts: ParameterCounts) -> dict[str, Tensor]:
@@ -225,25 +225,25 @@ class MetricsAccumulator:
         }
 
     def _record(
-        self, found: Mapping[str, Tensor], episodes: Outcomes, seeds: Mapping[str, int]
+        self, stats: Mapping[str, Tensor], episodes: Outcomes, seeds: Mapping[str, int]
     ) -> dict[str, Json]:
         """The round's part of a line of metrics.jsonl."""
-        by_reason = dict(zip(REASON_NAMES, map(int, found["rollbacks"].sum(0)), strict=True))
+        by_reason = dict(zip(REASON_NAMES, map(int, stats["rollbacks"].sum(0)), strict=True))
         return {
             "accuracy": _spread(episodes.accuracy),
-            **dict(zip(TRAINING, found["training"].mean(1).tolist(), strict=True)),
+            **dict(zip(TRAINING, stats["training"].mean(1).tolist(), strict=True)),
             "reward": _spread(episodes.reward),
-            "reward_terms": dict(zip(self.terms_by_name, found["terms"].tolist(), strict=True)),
-            "parameters": float(found["parameters"].mean()),
-            "train_flop": float(found["flop"].mean()),
+            "reward_terms": dict(zip(self.terms_by_name, stats["terms"].tolist(), strict=True)),
+            "parameters": float(stats["parameters"].mean()),
+            "train_flop": float(stats["flop"].mean()),
             "outcome": {name: float(episodes._asdict()[name].mean()) for name in MEAN_OUTCOMES},
             "seeds": {name: seeds[name] for name in COUNTS},
-            "blueprints": blueprint_record(BlueprintStats(*found["blueprints"]), self.names),
+            "blueprints": blueprint_record(BlueprintStats(*stats["blueprints"]), self.names),
             "rollbacks": {"total": sum(by_reason.values())}
             | {name: by_reason[name] for name in REASON_NAMES[1:]},
-            "ops": dict(zip(OP_NAMES, found["ops"].tolist(), strict=True)),
-            "ops_successful": dict(zip(OP_NAMES, found["successes"].tolist(), strict=True)),
-            "alpha_rows": float(found["rows"]) / float(found["env_steps"] - found["left_out"]),
+            "ops": dict(zip(OP_NAMES, stats["ops"].tolist(), strict=True)),
+            "ops_successful": dict(zip(OP_NAMES, stats["successes"].tolist(), strict=True)),
+            "alpha_rows": float(stats["rows"]) / float(stats["env_steps"] - stats["left_out"]),
         }
 
 
@@ -251,31 +251,33 @@ def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -
     """By mode of reward: its envs, and means over them; modes: of every env."""
     record: dict[str, Json] = {}
     for mode in dict.fromkeys(modes):
-        mine = torch.tensor([one == mode for one in modes])
+        in_mode = torch.tensor([one == mode for one in modes])
         means = {"accuracy": episodes.accuracy, "reward": episodes.reward, "parameters": parameters}
-        record[mode] = {"envs": int(mine.sum())} | {
-            name: float(values[mine].mean()) for name, values in means.items()
+        record[mode] = {"envs": int(in_mode.sum())} | {
+            name: float(values[in_mode].mean()) for name, values in means.items()
         }
     return record
 
 
-def _of_all_envs(found: dict[str, Tensor], reduction: Reduction) -> dict[str, Tensor]:
+def _reduce_values(values: dict[str, Tensor], reduction: Reduction) -> dict[str, Tensor]:
     """The same of all envs of the run: sums added, means weighted, what is per env joined."""
     if reduction.count == 1:
-        return found
-    summed = {name: found[name] for name in SUMMED} | {"terms": found["terms"] * found["env_steps"]}
-    whole = {name: torch.stack(reduction.all_gather(part)).sum(0) for name, part in summed.items()}
-    whole["terms"] = whole["terms"] / whole["env_steps"]
+        return values
+    summed = {name: values[name] for name in SUMMED} | {
+        "terms": values["terms"] * values["env_steps"]
+    }
+    sums = {name: torch.stack(reduction.all_gather(part)).sum(0) for name, part in summed.items()}
+    sums["terms"] = sums["terms"] / sums["env_steps"]
     for dim, names in enumerate(PER_ENV):
-        gathered = reduction.gather([found[name] for name in names], dim)
-        whole |= dict(zip(names, gathered, strict=True))
-    return whole
+        gathered_rows = reduction.gather([values[name] for name in names], dim)
+        sums |= dict(zip(names, gathered_rows, strict=True))
+    return sums
 
 
-def _on_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _to_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same on the host, as float64, by one copy."""
-    packed = torch.cat([part.flatten().to(STATE_FLOAT) for part in parts.values()]).cpu()
-    pieces = packed.split([part.numel() for part in parts.values()])
+    flat_values = torch.cat([part.flatten().to(STATE_FLOAT) for part in parts.values()]).cpu()
+    pieces = flat_values.split([part.numel() for part in parts.values()])
     return {
         name: piece.view(part.shape)
         for (name, part), piece in zip(parts.items(), pieces, strict=True)
@@ -283,21 +285,21 @@ def _on_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def episode_records(
-    episodes: Outcomes, found: Mapping[str, Tensor], modes: Sequence[str]
+    episodes: Outcomes, totals: Mapping[str, Tensor], modes: Sequence[str]
 ) -> list[dict[str, Json]]:
     """Lines of episodes.jsonl, one per env; modes: that paid each, where they are split."""
     values = episodes._asdict()
-    counted = torch.stack([values[name] for name in SEED_OUTCOMES], 1).long().tolist()
+    seed_counts = torch.stack([values[name] for name in SEED_OUTCOMES], 1).long().tolist()
     plain = ("accuracy", "param_ratio", "stability", "reward")
     columns = {name: values[name].tolist() for name in plain} | {
         "success": episodes.success.bool().tolist(),
         "compute_cost": episodes.compute_cost.tolist(),
-        "seeds": [dict(zip(SEED_OUTCOMES, one, strict=True)) for one in counted],
-        "rollbacks": found["rollbacks"].sum(1).long().tolist(),
+        "seeds": [dict(zip(SEED_OUTCOMES, one, strict=True)) for one in seed_counts],
+        "rollbacks": totals["rollbacks"].sum(1).long().tolist(),
         "env_steps": episodes.num_steps.long().tolist(),
-        "shapley": found["shapley"][0].tolist(),
-        "shapley_error": found["shapley"][1].tolist(),
-        "ended_by": [CAUSE_NAMES[code] or LIMIT for code in found["cause"].long().tolist()],
+        "shapley": totals["shapley"][0].tolist(),
+        "shapley_error": totals["shapley"][1].tolist(),
+        "ended_by": [CAUSE_NAMES[code] or LIMIT for code in totals["cause"].long().tolist()],
     }
     if modes:
         columns["reward_mode"] = modes
@@ -312,9 +314,9 @@ def blueprint_record(
     means = {key: mean.tolist() for key, mean in stats.means().items()}
     record: dict[str, Json] = {}
     for code, name in enumerate(names):
-        counted = {key: int(count[code]) for key, count in counts.items()}
-        if any(counted.values()):
-            record[name] = counted | {
+        seed_counts = {key: int(count[code]) for key, count in counts.items()}
+        if any(seed_counts.values()):
+            record[name] = seed_counts | {
                 key: None if math.isnan(mean[code]) else mean[code] for key, mean in means.items()
             }
     return record
@@ -324,8 +326,8 @@ def _spread(values: Tensor) -> dict[str, float]:
     return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
 
 
-class Arriving(NamedTuple):
-    """Numbers on their way to the host; nothing of them may be read before they are there."""
+class PendingCopy(NamedTuple):
+    """An asynchronous copy to the host; read it only once it is ready."""
 
     numbers: Tensor  # float64: those of PROGRESS, and behind them what else was packed
     copied: torch.cuda.Event | None  # happens once they are there; None: they are
@@ -339,7 +341,7 @@ class Arriving(NamedTuple):
             self.copied.synchronize()
 
 
-def read_progress(state: EnvState, packed: Tensor | None = None) -> Arriving:
+def read_progress(state: EnvState, packed: Tensor | None = None) -> PendingCopy:
     """Those of PROGRESS, then those of `packed`, float64, by a copy that nobody waits for."""
     values = torch.stack([state.signals.val_accuracy.mean(), state.totals.reward.mean()])
     if packed is not None:
@@ -349,4 +351,4 @@ def read_progress(state: EnvState, packed: Tensor | None = None) -> Arriving:
     if values.is_cuda:
         copied = torch.cuda.Event()
         copied.record(torch.cuda.current_stream(values.device))
-    return Arriving(numbers, copied)
+    return PendingCopy(numbers, copied)

@@ -17,9 +17,9 @@ from esper_soa.env.topology import HostStates
 from esper_soa.env.world import World
 from esper_soa.grown.build import GrownHost
 from esper_soa.grown.module_files import ModuleFileError, load, save, save_hosts
-from esper_soa.grown.networks import add_test_accuracy, measured_hosts
+from esper_soa.grown.networks import add_test_accuracy, export_hosts
 from esper_soa.nets.model.modules import GrownNetwork
-from esper_soa.runtime.files import LOGGER, Unwritten
+from esper_soa.runtime.files import LOGGER, WriteErrors
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.training.run_folder import RunFolder, rounds_of
 
@@ -34,14 +34,14 @@ class NetworkFiles:
     def __init__(
         self,
         folder: RunFolder,
-        unwritten: Unwritten,
+        write_errors: WriteErrors,
         cfg: TrainConfig,
         world: World,
         ranks: Ranks = ALONE,
     ) -> None:
         """At the start of a run: no host has been seen."""
         self.folder = folder
-        self.unwritten = unwritten
+        self.write_errors = write_errors
         self.cfg = cfg
         self.world = world
         self.ranks = ranks
@@ -49,7 +49,7 @@ class NetworkFiles:
         self.unsaved: GrownHost | None = None  # it, where it is not written yet
         self.newest: tuple[HostStates, int] | None = None  # the last round, and its number
 
-    def cut_back(self, rounds: int) -> None:
+    def truncate(self, rounds: int) -> None:
         """Resume after `rounds` rounds: drop later files, and find the best host of that time."""
         self.best = self.ranks.from_first(partial(self._find_best, rounds))
 
@@ -64,8 +64,10 @@ class NetworkFiles:
             except ModuleFileError as error:
                 LOGGER.warning("networks %s: it is passed over", error)
         if rounds:
-            gone = "the best host so far is not there: that of the rounds to come will be the best"
-            LOGGER.warning("networks %s", gone)
+            message = (
+                "the best host so far is not there: that of the rounds to come will be the best"
+            )
+            LOGGER.warning("networks %s", message)
         return None
 
     def save_best(self, states: HostStates, number: int) -> None:
@@ -80,13 +82,13 @@ class NetworkFiles:
         highest = max(accuracies)
         if highest > -math.inf and (self.best is None or highest >= self.best[CHOSEN_BY]):
             envs = [env for env, accuracy in enumerate(accuracies) if accuracy == highest]
-            found = self.ranks.of_all(self.own_hosts(states, number, envs, CHOSEN_BY))
-            first = min(chain(*found), key=lambda host: host.spec["parameters"])
+            hosts = self.ranks.gather_values(self.local_hosts(states, number, envs, CHOSEN_BY))
+            first = min(chain(*hosts), key=lambda host: host.spec["parameters"])
             if self.best is None or _rank(first.spec) > _rank(self.best):
                 self.best = first.spec
                 self.unsaved = first
         if self.unsaved is not None and self.ranks.first:
-            with self.unwritten.attempt(BEST):
+            with self.write_errors.attempt(BEST):
                 save(self.unsaved.network(), self._path("best", self.unsaved.spec["round"]))
                 self.unsaved = None
 
@@ -95,12 +97,12 @@ class NetworkFiles:
         if self.newest is None:
             return
         states, number = self.newest
-        parts = self.ranks.at_first(self.own_hosts(states, number, range(len(states.accuracy))))
+        parts = self.ranks.at_first(self.local_hosts(states, number, range(len(states.accuracy))))
         if self.ranks.first:
-            with self.unwritten.attempt(HOSTS):
+            with self.write_errors.attempt(HOSTS):
                 save_hosts(list(chain(*parts)), self._path("hosts", number))
 
-    def tidy(self) -> None:
+    def remove_old_files(self) -> None:
         """Keep, of what the oldest checkpoint has seen, the newest file of each kind."""
         oldest = min(map(rounds_of, self.folder.checkpoints()), default=0)
         for kind in ("best", "hosts"):
@@ -111,13 +113,13 @@ class NetworkFiles:
     def measure_best(self) -> None:
         """Put the test accuracy of the run's best host into its file, once all rounds are done."""
         for path in self.folder.network_files("best")[-1:] if self.ranks.first else ():
-            with self.unwritten.attempt(BEST), suppress(ModuleFileError):
+            with self.write_errors.attempt(BEST), suppress(ModuleFileError):
                 net = load(path)
                 if isinstance(net, GrownNetwork):
                     add_test_accuracy(net, self.world.data)
                     save(net, path)
 
-    def own_hosts(
+    def local_hosts(
         self,
         states: HostStates,
         number: int,
@@ -127,7 +129,7 @@ class NetworkFiles:
         """Those of these hosts of round `number` (from 1) that this rank has."""
         own = [env for env in envs if env in self.ranks.share(len(states.accuracy))]
         given = self.world, self.cfg, states, number, own
-        return measured_hosts(*given, chosen_by) if own else []
+        return export_hosts(*given, chosen_by) if own else []
 
     def _path(self, kind: str, number: int) -> Path:
         self.folder.networks.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a run writes to its folder: lines of JSON, checkpoints, networks and recorded env-steps.
+"""Writes the files of a run: JSON lines, checkpoints, networks and recorded env-steps.
 
 Only the first rank writes. What cannot be written is noted, and the run continues.
 """
@@ -36,10 +36,10 @@ class RunOutput:
         """callbacks: those beside the settings' own."""
         self.cfg = cfg
         self.folder = session.folder
-        self.unwritten = session.unwritten
+        self.write_errors = session.write_errors
         self.claim = session.claim
         self.writes = ranks.first
-        self.networks = NetworkFiles(self.folder, self.unwritten, cfg, world, ranks)
+        self.networks = NetworkFiles(self.folder, self.write_errors, cfg, world, ranks)
         self.callbacks = make_callbacks(cfg, callbacks)
         self.recorder = make_recorder(cfg, world, session, ranks)
         self.checkpoint: dict = {}  # content of a checkpoint after the last round
@@ -58,11 +58,11 @@ class RunOutput:
             stack.enter_context(closing(self.recorder))
             yield
 
-    def cut_back(self, rounds: int) -> None:
+    def truncate(self, rounds: int) -> None:
         """Drop what later rounds wrote; raises UserError where the folder cannot be written."""
         if self.writes:
             cut_back(self.folder, rounds, self.recorder)
-        self.networks.cut_back(rounds)
+        self.networks.truncate(rounds)
 
     def log(self, metrics: Mapping[str, Json], episodes: Sequence[Mapping[str, Json]]) -> None:
         """Append the lines of a round to metrics.jsonl and episodes.jsonl.
@@ -71,7 +71,7 @@ class RunOutput:
         """
         self._look_for_files()
         for (name, file), records in zip(self._lines.items(), (episodes, [metrics]), strict=False):
-            with self.unwritten.attempt(name):
+            with self.write_errors.attempt(name):
                 file.write(*records)
                 file.sync()
 
@@ -79,19 +79,19 @@ class RunOutput:
         """Note which files of this run somebody has deleted."""
         if self.claim is None:
             return
-        with self.unwritten.attempt(self.claim.name):
+        with self.write_errors.attempt(self.claim.name):
             self.claim.keep()
         folder = self.folder
         written = [folder.config, folder.versions, folder.networks, folder.best]
         there = {path.name for path in written if path.exists()}
         for name in sorted(self._seen - there):
-            self.unwritten.note(name, DELETED)
+            self.write_errors.note(name, DELETED)
         self._seen = there
 
     def save_best(self) -> None:
         """Save the policy of the best round so far, as it was before the update."""
         if self.writes:
-            with self.unwritten.attempt(self.folder.best.name):
+            with self.write_errors.attempt(self.folder.best.name):
                 save_checkpoint(self.folder.best, self.checkpoint)
 
     def save_round(self, number: int, hosts: HostStates) -> None:
@@ -119,9 +119,9 @@ class RunOutput:
         if self.saved == rounds_of(path) or not self.writes:
             return
         self.recorder.flush()
-        with self.unwritten.attempt(NEWEST):
+        with self.write_errors.attempt(NEWEST):
             save_checkpoint(path, self.checkpoint)
             self.saved = rounds_of(path)
             for old in self.folder.checkpoints()[: -self.cfg.checkpoint_keep]:
                 old.unlink(missing_ok=True)
-            self.networks.tidy()
+            self.networks.remove_old_files()

@@ -28,10 +28,10 @@ from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.runtime.files import LOGGER
 from esper_soa.training import checkpoint
 from esper_soa.training.build import rule_player
-from esper_soa.training.checkpoint import CheckpointError, misfit, unlike
+from esper_soa.training.checkpoint import CheckpointError, mismatch, type_error
 from esper_soa.training.collect import Player
-from esper_soa.training.resume import Saved, saved_run
-from esper_soa.training.run_folder import passed_over
+from esper_soa.training.resume import SavedRun, parse_run
+from esper_soa.training.run_folder import damaged_newer
 from esper_soa.training.start import find_policy
 from esper_soa.vocabulary import BLUEPRINT_NAMES
 
@@ -61,7 +61,9 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
         policy, ppo, ppo.floor_penalty_rounds, cfg.seed, gradients, imitation, world.reduction
     )
     if cfg.policy.init != SCRATCH:
-        take_over(learner, cfg.policy.network, load_policy(cfg.policy.init, world.device), names)
+        load_pretrained(
+            learner, cfg.policy.network, load_policy(cfg.policy.init, world.device), names
+        )
     teacher = None
     if imitation.rounds:
         teacher = rule_player(cfg, imitation.teacher, "policy.imitation.teacher")
@@ -94,7 +96,7 @@ class Pretrained:
         return one_line(f"{self.init}: learned for {rounds} rounds on {tasks} with {data}")
 
 
-def save_policy(path: Path, saved: Saved, facts: Mapping[str, object]) -> None:
+def save_policy(path: Path, saved: SavedRun, facts: Mapping[str, object]) -> None:
     """Write the policy of a run to the file `path`; `facts` go before what the run tells.
 
     Raises CheckpointError where the run has learned nothing, OSError where not written.
@@ -111,27 +113,27 @@ def load_policy(init: str, device: torch.device) -> Pretrained:
     Damaged checkpoints of a run that are newer than the one taken are told in the log.
     """
     path = find_policy(init)
-    for damaged in passed_over(path):
+    for damaged in damaged_newer(path):
         LOGGER.warning("policy   %s", damaged)
     content = checkpoint.load_checkpoint(path, device)
     if content.get("format") != FORMAT:
-        return _of_run(init, saved_run(path, content))
+        return _of_run(init, parse_run(path, content))
     if content.get("version") != VERSION:
         given = content.get("version")
         raise _refusal(init, f"its version is {given}, this program reads version {VERSION}")
     kept = {name: part for name, part in content.items() if name not in ("format", "version")}
     parts = kept | {"init": init}
-    fault = misfit(parts, Pretrained, "the policy")
+    fault = type_error(parts, Pretrained, "the policy")
     if not fault:
         told = {OWN: []} | cast(dict, parts["facts"])
         known = {item.name for item in fields(PolicyFacts)} & told.keys()
-        fault = misfit({name: told[name] for name in known}, PolicyFacts, "facts")
+        fault = type_error({name: told[name] for name in known}, PolicyFacts, "facts")
     if fault:
         raise _refusal(init, f"its file is not what this program writes ({one_line(fault)})")
     return Pretrained(**cast(dict, parts))
 
 
-def take_over(
+def load_pretrained(
     learner: Learner,
     network: NetworkConfig,
     learned: Pretrained,
@@ -157,10 +159,10 @@ def take_over(
     state = dict(learned.learner)
     if "policy" in state:
         state["policy"] = _for_blueprints(state["policy"], known, blueprints)
-    fault = unlike(state, like, "learner")
+    fault = mismatch(state, like, "learner")
     if fault:
         raise _refusal(learned.init, f"its network does not fit these hosts ({one_line(fault)})")
-    learner.take_over(state)
+    learner.load_pretrained(state)
     LOGGER.debug("start    from %s", learned)
     new = ", ".join(name for name in blueprints if name not in known)
     if new:
@@ -177,7 +179,7 @@ def _for_blueprints(policy: object, known: Sequence[str], wanted: Sequence[str])
     return with_blueprints(weights, known, wanted)
 
 
-def _of_run(init: str, saved: Saved) -> Pretrained:
+def _of_run(init: str, saved: SavedRun) -> Pretrained:
     """The policy of a run's checkpoint."""
     settings = flat_settings(saved.settings)
     if saved.learner is None:

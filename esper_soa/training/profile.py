@@ -1,6 +1,6 @@
 """Where the time of a run goes: the share of every phase per update, or a trace of a few env-steps.
 
-What plays says where a phase ends: what passed since the one before belongs to it. On CUDA that is
+The caller reports the end of each phase. On CUDA that is
 an event in the stream; the events are read once a round.
 """
 
@@ -35,7 +35,7 @@ TRACED_STEPS = 3
 
 
 class NoProfile(Observer):
-    """Watches nothing; what the others override."""
+    """A profile that does nothing; base class of the others."""
 
     def env_step(self) -> None:
         """An env-step ends here."""
@@ -69,17 +69,17 @@ class PhaseProfile(NoProfile):
         self.phases = list[str]()  # on CUDA, and the events at their ends, after the first
         self.events = [_event()] if self.cuda else []
 
-    def phase_ended(self, phase: str) -> None:
+    def on_phase_end(self, phase: str) -> None:
         """Feeds in several threads run side by side: their mean is taken out of the phase."""
         if self.cuda:
             self.phases.append(phase)
             self.events.append(_event())
             return
         now = self.clock()
-        inside = sum(self.fed.values()) / max(1, len(self.fed))
-        self.seconds[phase] += now - self.begin - inside
-        if inside:
-            self.seconds["data"] += inside
+        inner = sum(self.fed.values()) / max(1, len(self.fed))
+        self.seconds[phase] += now - self.begin - inner
+        if inner:
+            self.seconds["data"] += inner
         self.fed.clear()
         self.begin = now
 
@@ -97,14 +97,14 @@ class PhaseProfile(NoProfile):
             self.events[-1].synchronize()
             for phase, begin, end in zip(self.phases, self.events, self.events[1:], strict=False):
                 self.seconds[phase] += begin.elapsed_time(end) / 1e3
-        found = dict(self.seconds)
+        seconds = dict(self.seconds)
         self._restart()
-        return found
+        return seconds
 
     def report(self, label: str) -> None:
         """One line: the share of every phase since the last report."""
-        found = self.take()
-        LOGGER.info("phases   %s: %s of %.1f s", label, shares(found), sum(found.values()))
+        seconds = self.take()
+        LOGGER.info("phases   %s: %s of %.1f s", label, shares(seconds), sum(seconds.values()))
 
 
 def _event() -> torch.cuda.Event:
@@ -125,9 +125,9 @@ class TimedFeed:
 
         def timed(*args: object) -> object:
             begin = self._profile.clock()
-            found = method(*args)
+            result = method(*args)
             self._profile.fed[threading.get_ident()] += self._profile.clock() - begin
-            return found
+            return result
 
         return timed
 

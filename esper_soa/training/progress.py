@@ -15,7 +15,7 @@ from rich.progress import Progress as RichProgress
 from esper_soa.runtime.files import LOGGER
 
 WINDOW = 50  # reports over which the speed is averaged
-PRINTED = {"printed": True}  # marks records of the log that are on the console already
+ON_CONSOLE = {"printed": True}  # marks records of the log that are on the console already
 
 
 def say(console: Console, text: str) -> None:
@@ -27,19 +27,19 @@ def show(console: Console, text: str) -> None:
     """Print lines on the console alone, and keep them in the log file where there is one."""
     for line in text.splitlines():
         say(console, line)
-        LOGGER.debug("%s", line, extra=PRINTED)
+        LOGGER.debug("%s", line, extra=ON_CONSOLE)
 
 
 def duration(seconds: float) -> str:
     """Seconds as 7s, 3m05s or 2h07m; -- where unknown."""
     if not math.isfinite(seconds):
         return "--"
-    whole = int(seconds + 0.5)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    seconds_left = int(seconds + 0.5)
+    if seconds_left < 60:
+        return f"{seconds_left}s"
+    if seconds_left < 3600:
+        return f"{seconds_left // 60}m{seconds_left % 60:02d}s"
+    return f"{seconds_left // 3600}h{seconds_left % 3600 // 60:02d}m"
 
 
 class Progress:
@@ -85,7 +85,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def leave_out(self, env_steps: int) -> None:
+    def skip_env_steps(self, env_steps: int) -> None:
         """Expect `env_steps` less, as episodes have ended early."""
         self._total -= env_steps
 
@@ -100,10 +100,10 @@ class Progress:
         self._marks.append((now, done))
         start, before = self._marks[0]
         eps = (done - before) / (now - start) if now > start else math.nan
-        left = (total - done) / eps if eps > 0 else math.nan
+        remaining = (total - done) / eps if eps > 0 else math.nan
         facts = (
             f"{_number(eps, '.1f')} EPS  accuracy {_number(accuracy, '.2f')} %  "
-            f"reward {_number(reward, '+.2f')}  left {duration(left)}"
+            f"reward {_number(reward, '+.2f')}  left {duration(remaining)}"
         )
         if self._bar is not None:
             task = self._bar.task_ids[0]
@@ -119,8 +119,8 @@ class Progress:
 class _Bar(RichProgress):
     """The bar of a Progress, and what it has below."""
 
-    def __init__(self, console: Console, owner: Progress) -> None:
-        self._owner = owner
+    def __init__(self, console: Console, progress: Progress) -> None:
+        self._owner = progress
         super().__init__(
             TextColumn("{task.fields[label]}"),
             BarColumn(bar_width=24),

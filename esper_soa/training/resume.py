@@ -22,7 +22,7 @@ from esper_soa.runtime.json_lines import keep_rounds
 from esper_soa.runtime.versions import package_versions
 from esper_soa.training.anomaly import WatchState
 from esper_soa.training.callbacks import Recorder
-from esper_soa.training.checkpoint import CheckpointError, load_checkpoint, misfit, unlike
+from esper_soa.training.checkpoint import CheckpointError, load_checkpoint, mismatch, type_error
 from esper_soa.training.run_folder import RunFolder, rounds_of
 from esper_soa.training.totals import FinalHosts, RunTotals
 
@@ -57,7 +57,7 @@ ABSENT = "(absent)"
 
 
 @dataclass
-class Saved:
+class SavedRun:
     """The content of a checkpoint of ours."""
 
     progress: RunTotals
@@ -68,40 +68,43 @@ class Saved:
     learner: dict | None
 
 
-def read_run(path: Path, device: torch.device) -> Saved:
+def read_run(path: Path, device: torch.device) -> SavedRun:
     """The run that was saved to `path`; raises CheckpointError for everything else."""
-    return saved_run(path, load_checkpoint(path, device))
+    return parse_run(path, load_checkpoint(path, device))
 
 
-def saved_run(path: Path, content: Mapping[str, object]) -> Saved:
+def parse_run(path: Path, content: Mapping[str, object]) -> SavedRun:
     """The run of a checkpoint's content; raises CheckpointError where it is of none."""
     parts: dict = dict(content)
     if isinstance(parts.get("progress"), dict):  # older runs could not end episodes early
         parts["progress"] = {"cut_off": 0} | parts["progress"]
-    fault = misfit(parts, Saved, "the record")
+    fault = type_error(parts, SavedRun, "the record")
     if fault:
-        why = f"is not of a training run ({one_line(fault)})"
-        raise CheckpointError(f"checkpoint {one_line(path)}: {why}")
+        reason = f"is not of a training run ({one_line(fault)})"
+        raise CheckpointError(f"checkpoint {one_line(path)}: {reason}")
     recent = [FinalHosts(**hosts) for hosts in parts["progress"]["recent"]]
     progress = RunTotals(**parts["progress"] | {"recent": recent})
-    return Saved(**parts | {"progress": progress, "watch": WatchState(**parts["watch"])})
+    return SavedRun(**parts | {"progress": progress, "watch": WatchState(**parts["watch"])})
 
 
-def restore_learner(learner: Learner, saved: Saved, path: Path) -> None:
+def restore_learner(learner: Learner, checkpoint_run: SavedRun, path: Path) -> None:
     """Give the learner its state back, all or nothing; CheckpointError where it does not fit."""
     _restore(
-        learner, saved.learner, "learner", f" {one_line(path)}: the learner does not fit this run"
+        learner,
+        checkpoint_run.learner,
+        "learner",
+        f" {one_line(path)}: the learner does not fit this run",
     )
 
 
-def restore_policy(policy: RecurrentPolicy, saved: Saved) -> None:
+def restore_policy(policy: RecurrentPolicy, checkpoint_run: SavedRun) -> None:
     """Give the policy its weights back, all or nothing; CheckpointError where they do not fit."""
-    weights = (saved.learner or {}).get("policy")
+    weights = (checkpoint_run.learner or {}).get("policy")
     _restore(policy, weights, "policy", ": the policy does not fit its own settings")
 
 
 def _restore(part: Learner | RecurrentPolicy, state: object, name: str, label: str) -> None:
-    fault = unlike(state, part.state_dict(), name)
+    fault = mismatch(state, part.state_dict(), name)
     if fault:
         raise CheckpointError(f"checkpoint{label} ({one_line(fault)})")
     part.load_state_dict(cast(dict, state))
@@ -126,13 +129,13 @@ def changes(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, s
     before = flat_settings(old)
     after = flat_settings(new)
     defaults = flat_settings(asdict(TrainConfig()))
-    found = {}
+    changed = {}
     for name in [*after, *(name for name in before if name not in after)]:
-        was = before.get(name, defaults.get(name, ABSENT))
-        now = after.get(name, ABSENT)
-        if was != now:
-            found[one_line(name)] = f"{one_line(was)} -> {one_line(now)}"
-    return found
+        value_before = before.get(name, defaults.get(name, ABSENT))
+        value_after = after.get(name, ABSENT)
+        if value_before != value_after:
+            changed[one_line(name)] = f"{one_line(value_before)} -> {one_line(value_after)}"
+    return changed
 
 
 def may_change(name: str) -> bool:
@@ -140,50 +143,52 @@ def may_change(name: str) -> bool:
     return any(name.startswith(free) if free.endswith(".") else name == free for free in MAY_CHANGE)
 
 
-def check_settings(saved: Saved, cfg: TrainConfig) -> list[str]:
+def check_settings(checkpoint_run: SavedRun, cfg: TrainConfig) -> list[str]:
     """The harmless changes; raises UserError, which lists them, for changes that matter."""
-    found = changes(saved.settings, asdict(cfg))
-    matter = [f"  {name}: {change}\n" for name, change in found.items() if not may_change(name)]
-    if matter:
+    changed = changes(checkpoint_run.settings, asdict(cfg))
+    relevant = [f"  {name}: {change}\n" for name, change in changed.items() if not may_change(name)]
+    if relevant:
         free = ", ".join(name + "*" if name.endswith(".") else name for name in MAY_CHANGE)
         raise UserError(
             "resume: these settings are not those of the checkpoint:\n"
-            f"{''.join(matter)}  These may change: {free}."
+            f"{''.join(relevant)}  These may change: {free}."
         )
-    done = saved.progress.rounds_done
+    done = checkpoint_run.progress.rounds_done
     if cfg.rounds < done:
         raise UserError(
             f"rounds={cfg.rounds}: must be at least {done}, which the checkpoint has done already"
         )
     own = ("resume", "run_dir")
-    return [f"{name}: {change}" for name, change in found.items() if name not in own]
+    return [f"{name}: {change}" for name, change in changed.items() if name not in own]
 
 
-def check_data(saved: Saved, data: BatchSource) -> None:
+def check_data(checkpoint_run: SavedRun, data: BatchSource) -> None:
     """Raise UserError where the samples are not those of the checkpoint."""
-    if saved.data["identity"] != data.identity:
+    if checkpoint_run.data["identity"] != data.identity:
         raise UserError(
             f"resume: the {data.spec.name} are not those of the checkpoint. It was made on "
-            f"{one_line(saved.data['source'])} This is {data.source}"
+            f"{one_line(checkpoint_run.data['source'])} This is {data.source}"
         )
 
 
-def version_changes(saved: Saved, folder: RunFolder, engine: str) -> list[str]:
+def version_changes(checkpoint_run: SavedRun, folder: RunFolder, engine: str) -> list[str]:
     """Packages, and the engine, that are others than those of the run so far, and what of it."""
-    before = saved.versions
-    found = [
-        f"{name}: {one_line(before.get(name))} -> {now}: results may differ in rounding"
-        for name, now in package_versions().items()
-        if before.get(name) != now
+    before = checkpoint_run.versions
+    texts = [
+        f"{name}: {one_line(before.get(name))} -> {version}: results may differ in rounding"
+        for name, version in package_versions().items()
+        if before.get(name) != version
     ]
     try:
-        was = json.loads(folder.versions.read_text(encoding="utf-8"))["kernels"]["engine"]
+        engine_before = json.loads(folder.versions.read_text(encoding="utf-8"))["kernels"]["engine"]
     except (OSError, ValueError, KeyError, TypeError):
-        return found  # nothing says which it was
-    if was != engine:
-        remedy = f"compute.engine={one_line(was)} asks for it again"
-        found.append(f"engine: {one_line(was)} -> {engine}: results differ in rounding ({remedy})")
-    return found
+        return texts  # nothing says which it was
+    if engine_before != engine:
+        remedy = f"compute.engine={one_line(engine_before)} asks for it again"
+        texts.append(
+            f"engine: {one_line(engine_before)} -> {engine}: results differ in rounding ({remedy})"
+        )
+    return texts
 
 
 def cut_back(folder: RunFolder, rounds: int, recorder: Recorder) -> None:
@@ -197,7 +202,7 @@ def cut_back(folder: RunFolder, rounds: int, recorder: Recorder) -> None:
                 path.unlink(missing_ok=True)
                 again = "is dropped: this run makes its rounds anew"
                 LOGGER.warning("resume   %s %s", path.name, again)
-        recorder.cut_back(rounds)
+        recorder.truncate(rounds)
         keep_rounds(folder.episodes, rounds)
         if keep_rounds(folder.metrics, rounds) < rounds:
             LOGGER.warning("resume   metrics.jsonl lacks rounds that the checkpoint has done")

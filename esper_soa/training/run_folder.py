@@ -19,7 +19,7 @@ from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.paths import user_path
 from esper_soa.runtime.files import IncompleteError, reason_of, write_text
 from esper_soa.runtime.versions import package_versions
-from esper_soa.training.checksum import CheckpointError, why_broken
+from esper_soa.training.checksum import CheckpointError, find_damage
 
 RESULTS = ("metrics.jsonl", "episodes.jsonl", "summary.json", "evaluation.json", "best.pt")
 NUMBERED = re.compile(r"(?:checkpoint_(\d{6,18})\.pt|(?:best|hosts)_(\d{6,18})\.safetensors)")
@@ -67,54 +67,54 @@ class RunFolder:
 
 def rounds_of(path: Path) -> int:
     """Rounds done at a numbered checkpoint or file of networks; -1 for another file."""
-    found = NUMBERED.fullmatch(path.name)
-    return int(found[1] or found[2]) if found else -1
+    match = NUMBERED.fullmatch(path.name)
+    return int(match[1] or match[2]) if match else -1
 
 
 def _numbered(folder: Path, pattern: str) -> list[Path]:
     return sorted((path for path in folder.glob(pattern) if rounds_of(path) >= 0), key=rounds_of)
 
 
-def find_checkpoint(given: str, setting: str) -> Path:
-    """The checkpoint `given`, or the newest whole one where it is a run folder.
+def find_checkpoint(path_text: str, setting: str) -> Path:
+    """The checkpoint `path_text`, or the newest whole one where it is a run folder.
 
     Raises UserError, which names `setting`, and for a damaged one the newest whole before it.
     """
-    path = user_path(setting, given)
-    label = f"{setting}={one_line(given)}"
+    path = user_path(setting, path_text)
+    label = f"{setting}={one_line(path_text)}"
     if path.is_dir():
-        found = RunFolder(path).checkpoints()
-        if not found:
+        checkpoints = RunFolder(path).checkpoints()
+        if not checkpoints:
             raise UserError(
                 f"{label}: there is no checkpoint in this folder. Give a checkpoint or a run folder"
             )
-        return newest_whole(found, label)
+        return newest_undamaged(checkpoints, label)
     if not path.exists():
         raise UserError(f"{label}: there is no such file or folder")
     path = path.resolve()
-    reason = why_broken(path)
+    reason = find_damage(path)
     if reason is None:
         return path
     for older in reversed(RunFolder(path.parent).checkpoints()):
         newer = rounds_of(older) > rounds_of(path) >= 0
-        if older != path and not newer and why_broken(older) is None:
+        if older != path and not newer and find_damage(older) is None:
             reason += f". The newest whole one before it is {older}"
             break
     raise CheckpointError(f"{label}: {reason}")
 
 
-def passed_over(checkpoint: Path) -> list[str]:
+def damaged_newer(checkpoint: Path) -> list[str]:
     """What is wrong with damaged checkpoints newer than `checkpoint`; each names both."""
-    found = RunFolder(checkpoint.parent).checkpoints() if rounds_of(checkpoint) >= 0 else []
-    reasons = (why_broken(one) for one in found if rounds_of(one) > rounds_of(checkpoint))
+    checkpoints = RunFolder(checkpoint.parent).checkpoints() if rounds_of(checkpoint) >= 0 else []
+    reasons = (find_damage(one) for one in checkpoints if rounds_of(one) > rounds_of(checkpoint))
     return [f"{reason}; {checkpoint.name} is taken" for reason in reasons if reason is not None]
 
 
-def newest_whole(found: list[Path], label: str) -> Path:
-    """The last of `found` that is not damaged; raises CheckpointError where all are."""
+def newest_undamaged(checkpoints: list[Path], label: str) -> Path:
+    """The last of `checkpoints` that is not damaged; raises CheckpointError where all are."""
     reasons = []
-    for path in reversed(found):
-        reason = why_broken(path)
+    for path in reversed(checkpoints):
+        reason = find_damage(path)
         if reason is None:
             return path.resolve()
         reasons.append(reason)
@@ -125,8 +125,8 @@ def newest_whole(found: list[Path], label: str) -> Path:
 def dated_folders(parent: Path, prefix: str = "") -> list[Path]:
     """Folders named by `prefix` and time in `parent`, newest first."""
     paths = parent.glob(f"{prefix}*")
-    found = {path: STAMP.fullmatch(path.name.removeprefix(prefix)) for path in paths}
-    dated = [(stamp[1], int(stamp[2] or 1), path) for path, stamp in found.items() if stamp]
+    stamps = {path: STAMP.fullmatch(path.name.removeprefix(prefix)) for path in paths}
+    dated = [(stamp[1], int(stamp[2] or 1), path) for path, stamp in stamps.items() if stamp]
     return [path for *_, path in sorted(dated, reverse=True)]
 
 
@@ -178,7 +178,7 @@ class Claim:
 
 
 @contextmanager
-def claimed(folder: RunFolder, shared: bool = False) -> Iterator[Claim]:
+def lock_folder(folder: RunFolder, shared: bool = False) -> Iterator[Claim]:
     """Keep other processes out of the folder while the context lasts.
 
     shared: see Claim.take. What killed processes left half written is removed, and what this one
@@ -215,10 +215,10 @@ def open_run_folder(run_dir: str, name: str) -> RunFolder:
         return RunFolder(make_dated_folder(RUNS / name))
     folder = writable(user_path("run_dir", run_dir), "run_dir")
     names = [*RESULTS, folder.networks.name, *(path.name for path in folder.checkpoints())]
-    found = [name for name in names if (folder.path / name).exists()]
-    if found:
+    existing = [name for name in names if (folder.path / name).exists()]
+    if existing:
         raise UserError(
-            f"run_dir={folder.path}: already holds the results of a run ({', '.join(found)}). "
+            f"run_dir={folder.path}: already holds the results of a run ({', '.join(existing)}). "
             "Choose another folder, or go on with resume=auto."
         )
     return folder
@@ -250,8 +250,8 @@ def writable(path: Path, setting: str) -> RunFolder:
 
 
 def _unwritable(path: Path, setting: str, error: OSError) -> UserError:
-    why = f"cannot be written ({reason_of(error)})"
-    return UserError(f"{setting}={path}: {why}. Choose another with run_dir=...")
+    reason = f"cannot be written ({reason_of(error)})"
+    return UserError(f"{setting}={path}: {reason}. Choose another with run_dir=...")
 
 
 def write_config(folder: RunFolder, resolved_yaml: str, overrides: list[str] | None = None) -> None:

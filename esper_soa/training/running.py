@@ -48,7 +48,7 @@ from esper_soa.training.progress import LOGGER, Progress
 from esper_soa.training.run_folder import RunFolder, write_config
 from esper_soa.training.session import Session
 from esper_soa.training.totals import RunTotals, cut_off
-from esper_soa.training.verdict import Episode, HostScore, control_words
+from esper_soa.training.verdict import Episode, HostScore, control_text
 from esper_soa.vocabulary import NUM_BLUEPRINTS
 
 
@@ -116,26 +116,26 @@ class Run:
         """The device of hosts and policy."""
         return self.world.device
 
-    def restore(self, saved: resume.Saved, path: Path) -> None:
-        """Continue from `saved`; files of later rounds are cut back."""
-        resume.check_data(saved, self.world.data)
+    def restore(self, checkpoint_run: resume.SavedRun, path: Path) -> None:
+        """Continue from `checkpoint_run`; files of later rounds are cut back."""
+        resume.check_data(checkpoint_run, self.world.data)
         if self.player.learner is not None:
-            resume.restore_learner(self.player.learner, saved, path)
-        self.totals = saved.progress
-        self.watch.load_state_dict(saved.watch)
+            resume.restore_learner(self.player.learner, checkpoint_run, path)
+        self.totals = checkpoint_run.progress
+        self.watch.load_state_dict(checkpoint_run.watch)
         output = self.output
         output.checkpoint = self.checkpoint()
         done = self.totals.rounds_done
         self.origin = self.origin._replace(rounds=done, env_steps=self.totals.env_steps(self.cfg))
         LOGGER.info("resume   %s: %d of %d rounds are done", path.name, done, self.cfg.rounds)
-        output.cut_back(done)
+        output.truncate(done)
         if output.writes:
-            with output.unwritten.attempt(self.folder.config.name):
+            with output.write_errors.attempt(self.folder.config.name):
                 write_config(self.folder, settings_yaml(self.cfg))
-        for change in resume.check_settings(saved, self.cfg):
+        for change in resume.check_settings(checkpoint_run, self.cfg):
             LOGGER.info("resume   changed %s", change)
         engine = self.world.rules.engine.chosen.name
-        for change in resume.version_changes(saved, self.folder, engine):
+        for change in resume.version_changes(checkpoint_run, self.folder, engine):
             LOGGER.warning("resume   changed %s", change)
 
     def checkpoint(self) -> dict:
@@ -150,7 +150,7 @@ class Run:
             self.totals, self.cfg, self.world.data, self.watch.state_dict(), state
         )
 
-    def take_turn(self) -> None:
+    def activate(self) -> None:
         """Give torch the threads and device of this run; several may take turns in a process."""
         apply_threads(self.cfg.compute.threads)
         take_device(self.device)
@@ -203,8 +203,8 @@ class Run:
         precision = choose_precision(self.cfg.compute.precision, self.device)
         LOGGER.debug("numbers  hosts compute in %s: %s", precision.name, precision.reason)
         LOGGER.log(WARNING if engine.fallback else DEBUG, "kernels  %s", engine.reason)
-        for tried in engine.tried:
-            LOGGER.debug("kernels  %s", tried)
+        for obstacle in engine.tried:
+            LOGGER.debug("kernels  %s", obstacle)
         LOGGER.debug("state    kernels of the env state: %s", self.world.kernels.reason)
         LOGGER.debug("graphs   %s", replay.reason)
         for left_out in replay.left_out:
@@ -254,16 +254,16 @@ class Run:
         Where another program handles a signal, its handler is called after the checkpoint is saved;
         the run continues unless that raises.
         """
-        self.session.look_at_console()
+        self.session.check_console()
         requests = self.session.requests
         output = self.output
         done = output.checkpoint["progress"]["rounds_done"]
         for number in requests.waiting():
             output.save()
-            stop = Interrupted(number, str(output.unwritten))
-            way_on = f"Go on with resume={self.folder.path}"
-            saved = f"{done} of {self.cfg.rounds} rounds are saved. {way_on}"
-            LOGGER.info("%s: %s", Signals(number).name, stop.unsaved or saved)
+            stop = Interrupted(number, str(output.write_errors))
+            resume_text = f"Go on with resume={self.folder.path}"
+            rounds_text = f"{done} of {self.cfg.rounds} rounds are saved. {resume_text}"
+            LOGGER.info("%s: %s", Signals(number).name, stop.unsaved or rounds_text)
             if not requests.handle(number) and number in STOPPING:
                 raise stop
 
@@ -273,7 +273,7 @@ class Run:
         if not wants_control(cfg):
             return
         recent = self.totals.recent
-        label = control_words(cfg.control)
+        label = control_text(cfg.control)
         record = partial(make_recorder, cfg, session=self.session, ranks=self.ranks, control=True)
         results = [
             play_control(

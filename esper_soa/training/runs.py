@@ -33,7 +33,7 @@ from esper_soa.nets.model.user_parts import task_slots
 from esper_soa.runtime.signals import Interrupted
 from esper_soa.runtime.versions import package_versions
 from esper_soa.training.callbacks import Callback
-from esper_soa.training.launch import train_within
+from esper_soa.training.launch import train_in_session
 from esper_soa.training.resume import read_run, restore_policy
 from esper_soa.training.run_folder import RunFolder, find_checkpoint
 from esper_soa.training.session import quiet_warnings, session
@@ -78,8 +78,8 @@ class RecordedRun:
         if find_spec("pandas") is None:
             raise UserError("steps: needs pandas. Install esper-soa[pandas]")
         if not files:
-            why = "the run had telemetry.level=off or rounds, or no round is done"
-            raise UserError(f"{self.path}: there is no table of env-steps: {why}")
+            reason = "the run had telemetry.level=off or rounds, or no round is done"
+            raise UserError(f"{self.path}: there is no table of env-steps: {reason}")
         files.sort(key=lambda file: (len(file.name), file.name))
         tables = [import_module("pyarrow.parquet").read_table(file) for file in files]
         frame: DataFrame = import_module("pyarrow").concat_tables(tables).to_pandas()
@@ -156,14 +156,14 @@ class RecordedRun:
         known = number is not None or env == "best"
         check(known, "env", env, "best, or the number of a host of the last round")
         kind = "best" if number is None else "hosts"
-        found = self.folder.network_files(kind)
-        if not found:
-            late = "with every checkpoint and at the end of the last round"
-            when = "once a round is done" if number is None else late
-            raise UserError(f"env={env}: {self.path} holds no such network; it is written {when}")
-        net = load(found[-1], number)
+        files = self.folder.network_files(kind)
+        if not files:
+            available_text = "with every checkpoint and at the end of the last round"
+            hint = "once a round is done" if number is None else available_text
+            raise UserError(f"env={env}: {self.path} holds no such network; it is written {hint}")
+        net = load(files[-1], number)
         if not isinstance(net, GrownNetwork):
-            raise UserError(f"{found[-1]}: holds no network")
+            raise UserError(f"{files[-1]}: holds no network")
         with suppress(UserError):
             add_test_accuracy(net, self._source)
         return net
@@ -175,24 +175,24 @@ class RecordedRun:
         checkpoint's name. Raises UserError where nothing was learned, or there is none such.
         """
         named = {"newest": self.path, "best": self.folder.best}.get(which, self.path / which)
-        saved = read_run(find_checkpoint(str(named), "policy"), torch.device("cpu"))
-        settings = settings_from_mapping(saved.settings)
-        learns = saved.learner is not None
+        checkpoint_run = read_run(find_checkpoint(str(named), "policy"), torch.device("cpu"))
+        settings = settings_from_mapping(checkpoint_run.settings)
+        learns = checkpoint_run.learner is not None
         check(learns, "policy", settings.policy.name, "one that learns, as ppo does")
         slots = task_slots(settings.task, settings.slots)
         names = blueprint_names(settings.task.blueprints)
         spec = controller_spec(settings.policy, slots, tuple(map(name_in, names)))
         facts = {
             "task": settings.task.host_name,
-            "rounds": saved.progress.rounds_done,
+            "rounds": checkpoint_run.progress.rounds_done,
             "seed": settings.seed,
-            "data": saved.data,
+            "data": checkpoint_run.data,
             "version": package_versions()["esper-soa"],
         }
         with torch.random.fork_rng(devices=[]):
-            made = Controller(spec | facts)
-        restore_policy(made.policy, saved)
-        return made.eval()
+            controller = Controller(spec | facts)
+        restore_policy(controller.policy, checkpoint_run)
+        return controller.eval()
 
     def _text(self, path: Path, otherwise: str = "") -> str:
         """What the file holds; without it nothing, or UserError with the reason `otherwise`."""
@@ -238,7 +238,7 @@ def train(
     threads = torch.get_num_threads()
     try:
         with session(folder, verbose) as opened, quiet_warnings():
-            train_within(opened, settings, begin_run(opened, settings, changes), callbacks)
+            train_in_session(opened, settings, begin_run(opened, settings, changes), callbacks)
     except Interrupted as stop:
         if stop.number != SIGINT:
             raise

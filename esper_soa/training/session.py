@@ -14,11 +14,11 @@ from rich.console import Console
 
 from esper_soa.config.errors import PrunedError, RankLostError, UserError
 from esper_soa.config.settings import TelemetryConfig
-from esper_soa.runtime.console import no_outlet, outlet
-from esper_soa.runtime.files import LOGGER, IncompleteError, LineFile, Unwritten, reason_of
+from esper_soa.runtime.console import null_stream, safe_stream
+from esper_soa.runtime.files import LOGGER, IncompleteError, LineFile, WriteErrors, reason_of
 from esper_soa.runtime.signals import Interrupted, Requests
-from esper_soa.training.progress import PRINTED, Progress, say
-from esper_soa.training.run_folder import Claim, RunFolder, claimed
+from esper_soa.training.progress import ON_CONSOLE, Progress, say
+from esper_soa.training.run_folder import Claim, RunFolder, lock_folder
 
 
 class Log(logging.Handler):
@@ -26,24 +26,24 @@ class Log(logging.Handler):
     those of `level` and above on the console, above a live bar.
     """
 
-    def __init__(self, path: Path, console: Console, unwritten: Unwritten, level: int) -> None:
+    def __init__(self, path: Path, console: Console, write_errors: WriteErrors, level: int) -> None:
         super().__init__()
         self._console_level = level
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self._path = path
         self._lines = LineFile(path)
         self._console = console
-        self._unwritten = unwritten
+        self._write_errors = write_errors
 
     def emit(self, record: logging.LogRecord) -> None:
         # not by `attempt`, whose warning would come back here
         try:
             self._lines.write(self.format(record))
         except OSError as error:
-            self._unwritten.reasons[self._path.name] = reason_of(error)
+            self._write_errors.reasons[self._path.name] = reason_of(error)
         else:
-            self._unwritten.reasons.pop(self._path.name, None)
-        if record.levelno >= self._console_level and not PRINTED.items() <= vars(record).items():
+            self._write_errors.reasons.pop(self._path.name, None)
+        if record.levelno >= self._console_level and not ON_CONSOLE.items() <= vars(record).items():
             say(self._console, record.getMessage())
 
     def close(self) -> None:
@@ -58,17 +58,17 @@ class Session:
         """verbose: see `session`."""
         self.folder = folder
         self.verbose = verbose
-        self.stream = outlet(sys.stdout) if verbose else no_outlet()
+        self.stream = safe_stream(sys.stdout) if verbose else null_stream()
         self.console = Console(file=cast(TextIO, self.stream))
-        self.unwritten = Unwritten()
+        self.write_errors = WriteErrors()
         self.requests = Requests()  # what signals have asked for
         self.claim: Claim | None = None  # on the folder, of a process that writes to it
         level = logging.DEBUG if verbose > 1 else logging.INFO
-        self.log = Log(folder.log, self.console, self.unwritten, level)
+        self.log = Log(folder.log, self.console, self.write_errors, level)
         self._begun = folder.log.exists()
 
     @contextmanager
-    def speaking(self) -> Iterator[None]:
+    def logging_output(self) -> Iterator[None]:
         """What is said in the context, and what ends it early, goes to console and log."""
         LOGGER.setLevel(logging.DEBUG)
         LOGGER.propagate = False
@@ -76,17 +76,17 @@ class Session:
         try:
             yield
         finally:
-            self._log_the_end()
+            self._log_error()
             LOGGER.removeHandler(self.log)
 
-    def _log_the_end(self) -> None:
+    def _log_error(self) -> None:
         """Keep what ends the work early in the log, with its traceback where no message of ours.
 
         A refusal leaves a folder as it is in which a run has begun before.
         """
         error = sys.exception()
-        brief = isinstance(error, IncompleteError | Interrupted | RankLostError | PrunedError)
-        if brief or (isinstance(error, UserError) and not self._begun):
+        is_expected = isinstance(error, IncompleteError | Interrupted | RankLostError | PrunedError)
+        if is_expected or (isinstance(error, UserError) and not self._begun):
             LOGGER.debug("ended: %s", error)
         elif error is not None and not isinstance(error, UserError):
             LOGGER.debug("ended by an error", exc_info=error)
@@ -99,22 +99,22 @@ class Session:
         after_step: Callable[[], None] | None = None,
     ) -> Progress:
         """What shows `total` env-steps on the console, as the settings say."""
-        check = after_step or self.look_at_console
+        check = after_step or self.check_console
         style = telemetry.progress
         interval = telemetry.plain_interval
         return Progress(total, self.console, style, interval, done=done, after_step=check)
 
-    def look_at_console(self) -> None:
+    def check_console(self) -> None:
         """Say in the log, once, that nobody reads the console any more."""
         if self.stream.lost and not self.stream.told:
             self.stream.told = True
-            gone = "console  is gone (%s): the log alone has what is said"
-            LOGGER.warning(gone, self.stream.lost)
+            message = "console  is gone (%s): the log alone has what is said"
+            LOGGER.warning(message, self.stream.lost)
 
     def finish(self) -> None:
         """At the end of the work; raises IncompleteError where something is not written."""
-        self.look_at_console()
-        missing = str(self.unwritten)
+        self.check_console()
+        missing = str(self.write_errors)
         if missing:
             raise IncompleteError(f"{self.folder.path}: {missing}")
 
@@ -128,9 +128,9 @@ def session(folder: RunFolder, verbose: int = 1, speaking: bool = True) -> Itera
     is `speaking`. Raises UserError where another process works there.
     """
     opened = Session(folder, verbose)
-    with claimed(folder) as opened.claim:
+    with lock_folder(folder) as opened.claim:
         try:
-            with opened.speaking() if speaking else nullcontext():
+            with opened.logging_output() if speaking else nullcontext():
                 yield opened
         finally:
             opened.log.close()

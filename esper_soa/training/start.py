@@ -22,7 +22,7 @@ from esper_soa.training.run_folder import (
     RunFolder,
     dated_folders,
     find_checkpoint,
-    newest_whole,
+    newest_undamaged,
     open_run_folder,
     writable,
     write_config,
@@ -68,32 +68,32 @@ def launched_rank() -> LaunchedRank | None:
     )
 
 
-def asked_folder(config: DictConfig, key: str) -> str:
+def requested_folder(config: DictConfig, key: str) -> str:
     """The folder that run_dir asks for, or Hydra's `key` where that is set; empty for neither."""
-    asked = str(OmegaConf.select(config, key))
-    if config.run_dir and asked != config.run_dir:
+    folder = str(OmegaConf.select(config, key))
+    if config.run_dir and folder != config.run_dir:
         raise UserError(
-            f"run_dir={config.run_dir}, {key}={asked}: both name the folder. Give one of them"
+            f"run_dir={config.run_dir}, {key}={folder}: both name the folder. Give one of them"
         )
-    return asked
+    return folder
 
 
-def make_run_folder(settings: TrainConfig, asked: str) -> RunFolder:
-    """The folder of a run, made where new: `asked`, or its name and the time; or what it resumes.
+def make_run_folder(settings: TrainConfig, run_dir: str) -> RunFolder:
+    """The folder of a run, made where new: `run_dir`, or its name and the time; or what it resumes.
 
     Where torchrun has started the ranks of the run, the id of its launch stands for the time.
     Raises UserError where there can be none, or a policy to start from leads nowhere.
     """
     if settings.resume:
-        return resume_start(settings.resume, asked, settings.name).folder
+        return resume_start(settings.resume, run_dir, settings.name).folder
     if settings.policy.name == "ppo" and settings.policy.init != SCRATCH:
         find_policy(settings.policy.init)
     launched = launched_rank()
     if launched is None:
-        return open_run_folder(asked, settings.name)
+        return open_run_folder(run_dir, settings.name)
     # torchrun tells only the machine of a rank that was lost that it starts all again, so a folder
     # that there is, is that of this run, for all ranks, on every machine, and at every start
-    path = user_path("run_dir", asked) if asked else RUNS / settings.name / launched.run_id
+    path = user_path("run_dir", run_dir) if run_dir else RUNS / settings.name / launched.run_id
     return writable(path, "run_dir")
 
 
@@ -113,7 +113,7 @@ def begin_run(session: "Session", settings: TrainConfig, overrides: Sequence[str
     else:
         open_run_folder(str(folder.path), settings.name)
     if checkpoint is None:
-        with session.unwritten.attempt(folder.config.name):
+        with session.write_errors.attempt(folder.config.name):
             write_config(folder, settings_yaml(settings), list(overrides))
     return checkpoint
 
@@ -123,28 +123,30 @@ def resume_start(resume: str, run_dir: str, name: str) -> RunStart:
 
     auto takes the newest checkpoint in `run_dir`, or without one in the newest folder of
     runs/`name` that has any; where there is none it starts afresh. A damaged checkpoint is passed
-    over (see `passed_over`). Raises UserError where there is nothing to resume from.
+    over (see `damaged_newer`). Raises UserError where there is nothing to resume from.
     """
-    asked = user_path("run_dir", run_dir)
+    requested = user_path("run_dir", run_dir)
     if resume != "auto":
         path = find_checkpoint(resume, "resume")
-        if run_dir and asked.resolve() != path.parent:
+        if run_dir and requested.resolve() != path.parent:
             raise UserError(
                 f"run_dir={one_line(run_dir)}: a resumed run goes on in the folder of its "
                 f"checkpoint, {path.parent}. Leave run_dir out."
             )
         return RunStart(writable(path.parent, "resume"), path)
-    for folder in [asked] if run_dir else dated_folders(RUNS / name):
-        found = RunFolder(folder).checkpoints()
-        if found:
-            return RunStart(writable(folder, "run_dir"), newest_whole(found, "resume=auto"))
-    ended = any((asked / result).exists() for result in ("summary.json", "evaluation.json"))
+    for folder in [requested] if run_dir else dated_folders(RUNS / name):
+        checkpoints = RunFolder(folder).checkpoints()
+        if checkpoints:
+            return RunStart(
+                writable(folder, "run_dir"), newest_undamaged(checkpoints, "resume=auto")
+            )
+    ended = any((requested / result).exists() for result in ("summary.json", "evaluation.json"))
     if run_dir and not ended:  # left by a run that ended before its first checkpoint
-        return RunStart(writable(asked, "run_dir"), None)
+        return RunStart(writable(requested, "run_dir"), None)
     return RunStart(open_run_folder(run_dir, name), None)
 
 
-def shipped() -> list[str]:
+def packaged_policies() -> list[str]:
     """Names of the policies that ship, in order."""
     return sorted(path.stem for path in POLICIES.glob(f"*{SUFFIX}"))
 
@@ -154,7 +156,7 @@ def find_policy(init: str) -> Path:
 
     A name goes before a folder of that name. Raises UserError, which lists the names, for none.
     """
-    names = shipped()
+    names = packaged_policies()
     if init in names:
         return POLICIES / f"{init}{SUFFIX}"
     if not user_path("policy.init", init).exists():

@@ -11,20 +11,20 @@ from functools import partial
 from pathlib import Path
 
 from esper_soa.agent.rollout import Rollout
-from esper_soa.config.errors import OutOfRoomError, PrunedError, RankLostError, UserError, check
+from esper_soa.config.errors import PrunedError, RankLostError, RunMemoryError, UserError, check
 from esper_soa.config.settings import TrainConfig
 from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.runtime.device import resolve_device
-from esper_soa.runtime.memory import naming_memory
+from esper_soa.runtime.memory import memory_errors
 from esper_soa.runtime.ranks import ALONE, Ranks
-from esper_soa.runtime.signals import signals_noted
+from esper_soa.runtime.signals import collect_signals
 from esper_soa.training import resume
 from esper_soa.training.build import world_facts
 from esper_soa.training.callbacks import Callback
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.final_table import Summary, print_summary, write_summary
 from esper_soa.training.progress import LOGGER, Progress
-from esper_soa.training.run_folder import RunFolder, passed_over, write_versions
+from esper_soa.training.run_folder import RunFolder, damaged_newer, write_versions
 from esper_soa.training.running import Run, wants_control
 from esper_soa.training.session import Session, session
 
@@ -35,7 +35,7 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
     Yields the number of rounds done after every round. Raises OutOfRoomError where memory runs out.
     """
     output = run.output
-    with naming_memory(OutOfRoomError), progress_bar(run) as progress, output.open():
+    with memory_errors(RunMemoryError), progress_bar(run) as progress, output.open():
         output.callbacks.on_run_start(run)
         for number in range(run.totals.rounds_done, run.cfg.rounds):
             label = f"round {number + 1}/{run.cfg.rounds}"
@@ -44,12 +44,12 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
 
             # Collect: an episode of every env.
             begin = time.monotonic()
-            run.profile.phase_ended("files")
+            run.profile.on_phase_end("files")
             request = Round(number, progress, label, run.profile, None, output.recorder)
             result, rollout = play_round(run.world, player, request)
             collect_seconds = time.monotonic() - begin
             run.save_best(result)
-            run.profile.phase_ended("files")
+            run.profile.on_phase_end("files")
 
             # Update: the policy learns from it.
             begin = time.monotonic()
@@ -59,7 +59,7 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
                 "collect_seconds": collect_seconds,
                 "update_seconds": time.monotonic() - begin,
             }
-            run.profile.phase_ended("update")
+            run.profile.on_phase_end("update")
             run.profile.report(label)
 
             # Log.
@@ -128,7 +128,7 @@ def run_in_session(
     run = start_run(session, cfg, checkpoint, images, ranks, callbacks)
     with closing(run.output.callbacks):
         try:
-            with signals_noted() as session.requests:
+            with collect_signals() as session.requests:
                 for _ in train_rounds(run):
                     pass
         except (PrunedError, RankLostError):
@@ -149,27 +149,27 @@ def start_run(
 
     Raises UserError where it cannot continue from there, or memory does not suffice.
     """
-    here = f"{ranks.count} here"
-    check(cfg.ranks == ranks.count, "ranks", cfg.ranks, here, "esper-train starts ranks.")
+    local_text = f"{ranks.count} here"
+    check(cfg.ranks == ranks.count, "ranks", cfg.ranks, local_text, "esper-train starts ranks.")
     checkpoint = ranks.from_first(lambda: checkpoint)
-    with naming_memory(UserError):
-        saved = None
+    with memory_errors(UserError):
+        checkpoint_run = None
         if checkpoint is not None:
             device = resolve_device(cfg.device if ranks.count == 1 else "cpu")
-            saved = ranks.from_first(partial(resume.read_run, checkpoint, device))
-            for damaged in passed_over(checkpoint):
+            checkpoint_run = ranks.from_first(partial(resume.read_run, checkpoint, device))
+            for damaged in damaged_newer(checkpoint):
                 LOGGER.warning("resume   %s", damaged)
-            resume.check_settings(saved, cfg)
-        run = Run(cfg, session, saved is not None, images, ranks, callbacks)
-        if saved is not None and checkpoint is not None:
-            run.restore(saved, checkpoint)
+            resume.check_settings(checkpoint_run, cfg)
+        run = Run(cfg, session, checkpoint_run is not None, images, ranks, callbacks)
+        if checkpoint_run is not None and checkpoint is not None:
+            run.restore(checkpoint_run, checkpoint)
         elif cfg.resume and ranks.first:
             LOGGER.info("resume   no checkpoint was found: the run starts afresh")
-            run.output.cut_back(0)
+            run.output.truncate(0)
         else:
-            run.output.networks.cut_back(0)
+            run.output.networks.truncate(0)
         if ranks.first:
-            with session.unwritten.attempt(session.folder.versions.name):
+            with session.write_errors.attempt(session.folder.versions.name):
                 write_versions(session.folder, run.origin.place, world_facts(run.world))
     run.announce()
     return run
@@ -182,7 +182,7 @@ def finish_run(run: Run) -> Summary:
     session = run.session
     if not run.output.writes:
         return summary
-    with session.unwritten.attempt(run.folder.summary.name):
+    with session.write_errors.attempt(run.folder.summary.name):
         write_summary(summary, run.folder.summary)
     print_summary(summary, session.console)
     run.output.callbacks.on_run_end(run, summary)

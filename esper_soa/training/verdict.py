@@ -27,7 +27,7 @@ LOST = "lost"
 UNCLEAR = "unclear"
 
 
-def control_words(name: str) -> str:
+def control_text(name: str) -> str:
     """What tables call a control; an agent of a user's own goes by its name."""
     return CONTROL_WORDS.get(name, f"agent {name_in(name)}")
 
@@ -118,38 +118,40 @@ class Comparison(NamedTuple):
 def compare(grown: HostScore, control: HostScore) -> Comparison:
     """Paired differences with t intervals; of one pair they are infinite, of none NaN."""
     pairs = zip(grown.flat("test_accuracies"), control.flat("test_accuracies"), strict=True)
-    whole = [math.isfinite(mine) and math.isfinite(other) for mine, other in pairs]
+    both_finite = [math.isfinite(first) and math.isfinite(other) for first, other in pairs]
 
     def difference(name: str) -> Interval:
-        mine, other = (list(compress(one.flat(name), whole)) for one in (grown, control))
+        first, other = (list(compress(one.flat(name), both_finite)) for one in (grown, control))
         unknown = Interval(math.nan, math.nan, math.nan)
-        return difference_interval(mine, other, CONFIDENCE) if mine else unknown
+        return difference_interval(first, other, CONFIDENCE) if first else unknown
 
     return Comparison(
         difference("test_accuracies"),
         difference("nets"),
-        sum(whole),
-        len(whole) - sum(whole),
+        sum(both_finite),
+        len(both_finite) - sum(both_finite),
         grown.size / control.size if control.size else math.nan,
         grown.flop / control.flop if control.flop else math.nan,
     )
 
 
-def verdict(found: Comparison, control: str) -> str:
+def verdict(comparison: Comparison, control: str) -> str:
     """One sentence for a reader who has seen nothing else; `control` is its name."""
-    other = f"the control ({control_words(control)})"
-    if found.pairs == 0:
+    other = f"the control ({control_text(control)})"
+    if comparison.pairs == 0:
         return f"Nothing to compare with {other}: no pair of finite accuracies."
-    size = f"{times(found.parameters)} the parameters"
-    facts = f"{format_interval(found.test_accuracy, 'points')} for {size}"
-    facts += f" and {times(found.train_flop)} the training FLOP"
-    if found.pairs == 1:
+    size = f"{times(comparison.parameters)} the parameters"
+    facts = f"{format_interval(comparison.test_accuracy, 'points')} for {size}"
+    facts += f" and {times(comparison.train_flop)} the training FLOP"
+    if comparison.pairs == 1:
         return f"One host in one episode says little, and has no interval: {facts}."
-    if found.outcome == UNCLEAR:
+    if comparison.outcome == UNCLEAR:
         return f"No difference that this run could show: {facts}."
     if control == "wait":
-        return f"{'Growth paid' if found.outcome == GAINED else 'Growth cost accuracy'}: {facts}."
-    where = "ahead of" if found.outcome == GAINED else "behind"
+        return (
+            f"{'Growth paid' if comparison.outcome == GAINED else 'Growth cost accuracy'}: {facts}."
+        )
+    where = "ahead of" if comparison.outcome == GAINED else "behind"
     return f"The grown hosts end {where} {other}: {facts}."
 
 

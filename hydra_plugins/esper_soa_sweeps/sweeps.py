@@ -17,7 +17,7 @@ from omegaconf import DictConfig, read_write
 
 from esper_soa.config.errors import UserError
 from esper_soa.runtime.console import exit_with
-from esper_soa.runtime.signals import importing
+from esper_soa.runtime.signals import import_guard
 
 if find_spec("esper_soa.lab") is not None:
     from esper_soa.lab.sweep.resolvers import register_resolvers
@@ -38,7 +38,7 @@ class SweepCallback(Callback):
         """
         HydraConfig.instance().set_config(config)
         try:
-            from esper_soa.lab.sweep.plugins import OUR_LAUNCHERS, sweep_folder
+            from esper_soa.lab.sweep.plugins import LAUNCHERS, sweep_folder
 
             folder = str(sweep_folder(config))
         except ModuleNotFoundError as error:
@@ -51,7 +51,7 @@ class SweepCallback(Callback):
             config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted}")
             # submitit's, however they were asked for, end with the first job that is lost
             launcher = config.hydra.launcher["_target_"]
-            config.hydra.launcher["_target_"] = OUR_LAUNCHERS.get(launcher, launcher)
+            config.hydra.launcher["_target_"] = LAUNCHERS.get(launcher, launcher)
             around = {"_target_": f"{__name__}.JobSweeper", "_recursive_": False}
             config.hydra.sweeper = around | {"sweeper": config.hydra.sweeper}
         HydraConfig.instance().set_config(config)
@@ -84,7 +84,7 @@ class JobSweeper(Sweeper):
         Ends the interpreter with status 1 where a job did not come to its end, with 2 for a
         mistake of the user's.
         """
-        with importing():
+        with import_guard():
             from esper_soa.lab.sweep.summary import Console, end_sweep
             from esper_soa.training.run_folder import Claim
         folder = Path(self.hydra.sweep.dir)

@@ -80,7 +80,9 @@ def first_decision(
     if masks is None:
         masks = masks_of_ops(torch.ones(num_envs, 6, dtype=torch.bool), num_slots)
     observation = Observation(features, blueprints, batch_size=[num_envs])
-    return policy.decide_openly(observation, masks, noise, policy.start(num_envs, CPU))[:2]
+    return policy.decide_with_probabilities(observation, masks, noise, policy.start(num_envs, CPU))[
+        :2
+    ]
 
 
 def row_of(observation: Observation, masks: Masks, decision: Decision, **told: Tensor) -> Row:
@@ -127,7 +129,9 @@ def random_rollout(
         memory = restart(memory, fresh, reset)
         observation = Observation(features, blueprints, batch_size=[num_envs])
         with torch.no_grad():
-            decision, memory, _ = policy.decide_openly(observation, masks, noise, memory)
+            decision, memory, _ = policy.decide_with_probabilities(
+                observation, masks, noise, memory
+            )
         row = row_of(
             observation,
             masks,
@@ -185,7 +189,9 @@ def play_recall(num_updates: int) -> list[float]:
                 features[:, :3] = torch.stack([2.0 * cue - 1, no + 1.0, no + 1.0], dim=1)
             observation = Observation(features, blueprints, batch_size=[num_envs])
             with torch.no_grad():
-                decision, memory, _ = policy.decide_openly(observation, masks, noise, memory)
+                decision, memory, _ = policy.decide_with_probabilities(
+                    observation, masks, noise, memory
+                )
             last = t == num_steps - 1
             row = row_of(observation, masks, decision, terminal=no | last, reset=no | (t == 0))
             right = decision.action.op == torch.where(cue == 1, Op.ADVANCE, Op.WAIT)

@@ -7,7 +7,7 @@ from esper_soa.agent.diagnostics import (
     calibration,
     memory_health,
     memory_means,
-    read_back,
+    read_diagnostics,
     spread,
 )
 from esper_soa.agent.rollout import GatheredRollout
@@ -160,7 +160,7 @@ def test_means_are_over_steps_extremes_over_passes_and_what_follows_the_stop_is_
         (False, True, 0.5, 50.0),
         (False, False, 9.0, 90.0),
     )
-    report = read_back(history, {"valid_rows": torch.tensor(7)}, epochs=2)
+    report = read_diagnostics(history, {"valid_rows": torch.tensor(7)}, epochs=2)
     expected = {
         "loss": 3.0,
         "approx_kl": 0.8 / 3,
@@ -182,7 +182,7 @@ def test_means_are_over_steps_extremes_over_passes_and_what_follows_the_stop_is_
 
 
 def test_an_epoch_that_was_not_begun_is_not_reported():
-    report = read_back(
+    report = read_diagnostics(
         passes((True, True, 0.1, 1.0), (False, True, 0.5, 1.0), (False, False, 0.0, 1.0)),
         {},
         epochs=3,

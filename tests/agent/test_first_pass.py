@@ -124,6 +124,6 @@ def test_an_update_reads_the_device_twice_whatever_its_size(
     rollouts: list[Rollout], epochs: int, minibatches: int
 ) -> None:
     learner = untrained(epochs=epochs, minibatches=minibatches)
-    with SyncGuard(["segment_starts", "read_back"]) as guard:
+    with SyncGuard(["segment_starts", "read_diagnostics"]) as guard:
         learner.update(rollouts[0])
-    assert [sync.function for sync in guard.log] == ["segment_starts", "read_back"]
+    assert [sync.function for sync in guard.log] == ["segment_starts", "read_diagnostics"]

@@ -167,7 +167,7 @@ def test_the_floor_penalty_takes_the_mean_over_env_steps_where_the_head_was_avai
     entropies[0] = 0.4
     available = torch.zeros(2, 8, dtype=torch.bool)
     available[:, 1] = True
-    means = losses.masked(entropies, available)
+    means = losses.mean_where(entropies, available)
     penalty = losses.floor_penalty(means, torch.full((8,), 0.3), torch.full((8,), 2.0))
     assert penalty.item() == pytest.approx(2 * 0.1**2)
     above = losses.floor_penalty(means, torch.full((8,), 0.1), torch.full((8,), 2.0))

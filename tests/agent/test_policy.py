@@ -56,9 +56,9 @@ def test_an_env_decides_as_if_it_were_alone():
         torch.randn(m.shape, generator=torch.Generator().manual_seed(5))
         for m in policy.start(4, CPU)
     )
-    decision, after, _ = policy.decide_openly(observation, masks, noise, memory)
+    decision, after, _ = policy.decide_with_probabilities(observation, masks, noise, memory)
     one = slice(2, 3)
-    alone, alone_after, _ = policy.decide_openly(
+    alone, alone_after, _ = policy.decide_with_probabilities(
         observation[one], masks[one], noise[one], tuple(m[one] for m in memory)
     )
     assert torch.equal(decision.action[one].op, alone.action.op)

@@ -174,8 +174,8 @@ def test_explained_variance_takes_sample_variances_and_no_spread_below_one() -> 
 
 def test_a_mean_with_weights_divides_by_their_sum_but_by_no_less_than_one() -> None:
     x = torch.tensor([4.0, 8.0, float("nan")])
-    assert losses.weighted(x, torch.tensor([1.0, 3.0, 0.0])).value.item() == 7.0
-    assert losses.weighted(x, torch.tensor([0.25, 0.25, 0.0])).value.item() == 3.0
+    assert losses.weighted_mean(x, torch.tensor([1.0, 3.0, 0.0])).value.item() == 7.0
+    assert losses.weighted_mean(x, torch.tensor([0.25, 0.25, 0.0])).value.item() == 3.0
     assert losses.half_squared_error(*torch.tensor([3.0, 1.0, 1.0])).value.item() == 2.0
 
 

@@ -20,7 +20,7 @@ from esper_soa.agent.normalize import Moments
 from esper_soa.agent.policy import Evaluation, RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Row
-from esper_soa.agent.slots import SlotScores, encoding_of, place_table, summary
+from esper_soa.agent.slots import SlotScores, place_table, slot_encoding, summary
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.nets import SlotSpec, TaskConfig, host_slots
 from esper_soa.vocabulary import HEAD_NAMES, Op
@@ -251,7 +251,7 @@ def test_the_summary_is_mean_and_largest_over_slots() -> None:
 
 def test_the_encoding_of_a_slot_is_that_of_its_number() -> None:
     slots = torch.arange(24.0).reshape(2, 2, 3, 2)
-    found = encoding_of(slots, torch.tensor([[0, 2], [1, 0]]))
+    found = slot_encoding(slots, torch.tensor([[0, 2], [1, 0]]))
     assert found.tolist() == [[[0, 1], [10, 11]], [[14, 15], [18, 19]]]
 
 

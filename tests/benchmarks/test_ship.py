@@ -240,7 +240,7 @@ def test_the_plans_of_the_project_compose(name: str, tmp_path: Path) -> None:
 
 
 def test_every_policy_that_ships_has_a_card_and_starts_a_run() -> None:
-    for name in start.shipped():
+    for name in start.packaged_policies():
         card = (start.POLICIES / f"{name}.md").read_text(encoding="utf-8")
         assert f"policy.init={name}" in card
         file = load_checkpoint(start.find_policy(name), CPU)

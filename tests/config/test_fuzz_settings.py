@@ -18,14 +18,14 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from esper_soa.config.errors import OutOfRoomError, UserError
+from esper_soa.config.errors import RunMemoryError, UserError
 from esper_soa.config.paths import config_dir
 from esper_soa.config.ranges import RULE, Choice, Items, NumberTable, Range
 from esper_soa.config.settings import TrainConfig, register_schema, settings_from
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.trainer import run
 
-CLEAN = (UserError, HydraException, OmegaConfBaseException, OutOfRoomError)
+CLEAN = (UserError, HydraException, OmegaConfBaseException, RunMemoryError)
 NASTY = [
     *shlex.split("0 -1 1 3.7 1e308 -1e308 1e-320 inf -inf nan 0x10 2147483648 9223372036854775808"),
     *shlex.split("x null true [] {} [1,[2]] [x,x] {a:1} [null] ~ /dev/null ../.. ${nowhere} ???"),

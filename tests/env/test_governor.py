@@ -10,7 +10,7 @@ from env_records import empty_state, numbers
 from torch import Tensor
 
 from esper_soa.config.env import GUARD_WINDOW, GovernorConfig
-from esper_soa.env.governor import PanicReason, judge, watch
+from esper_soa.env.governor import PanicReason, check_panic, watch
 from esper_soa.state import EnvState, Guard
 
 # 6 deviations, 3 times the mean, above 12; 3 in a row; judged from 10 losses on
@@ -37,7 +37,7 @@ def guard_with(*losses: float, garbage: float = 0.0) -> Guard:
 
 
 def reason_of(guard: Guard, loss: float, cfg: GovernorConfig, chance: float = 1000.0) -> int:
-    return int(judge(guard, numbers(loss), chance, cfg)[2])
+    return int(check_panic(guard, numbers(loss), chance, cfg)[2])
 
 
 def above(value: float) -> float:
@@ -50,7 +50,7 @@ def judged(rows: Tensor) -> tuple[Guard, list, list]:
     panics = []
     reasons = []
     for row in rows:
-        guard, panic, reason = judge(guard, row, CHANCE, CFG)
+        guard, panic, reason = check_panic(guard, row, CHANCE, CFG)
         panics.append(panic.tolist())
         reasons.append(reason.tolist())
     return guard, panics, reasons
@@ -92,7 +92,9 @@ def test_the_window_keeps_the_newest_ordinary_losses_of_every_env() -> None:
     assert panics == [[False, False]] + [[False, True]] * (count - 1)
     full = guard_with(*[1.0] * GUARD_WINDOW)
     for loss in (13.0, math.nan):
-        assert torch.equal(judge(full, numbers(loss), 1000.0, unlimited())[0].losses, full.losses)
+        assert torch.equal(
+            check_panic(full, numbers(loss), 1000.0, unlimited())[0].losses, full.losses
+        )
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_as_many_losses_as_asked_for_are_enough_to_judge() -> None:
     # and one that could not be judged does not end a run of divergent ones
     for count, anomalies in ((9, 2), (10, 0)):
         guard = guard_with(*[1.0] * count).replace(anomalies=torch.tensor([2]))
-        assert judge(guard, numbers(1.0), CHANCE, CFG)[0].anomalies.tolist() == [anomalies]
+        assert check_panic(guard, numbers(1.0), CHANCE, CFG)[0].anomalies.tolist() == [anomalies]
 
 
 # --- watch: the verdict in the state, and when a snapshot is taken

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from recording_agent import RecordingAgent
 from tensordict import TensorDict
 from tiny_world import CPU, quiet_progress, tiny_settings
 from torch import Tensor
-from witness import Witness
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
@@ -123,7 +123,7 @@ class FaultyWorld(World):
         return super().work(step)
 
 
-class WeightWitness(Witness):
+class WeightWitness(RecordingAgent):
     """Keeps the memories too, and the weights of the moment."""
 
     def __init__(self, agent: Agent, world: World) -> None:
@@ -141,14 +141,14 @@ class WeightWitness(Witness):
 class Played(NamedTuple):
     """All about one round; lists are by env-step, the view after the last at their ends."""
 
-    witness: WeightWitness
+    recording_agent: WeightWitness
     rollout: Rollout
     result: RoundResult
     learner: Learner
     update: dict[str, float]
 
     def state(self, step: int) -> EnvState:
-        return self.witness.views[step].state
+        return self.recording_agent.views[step].state
 
 
 def play(faults: Mapping[int, list[tuple[Tensor, Damage]]]) -> Played:
@@ -157,10 +157,10 @@ def play(faults: Mapping[int, list[tuple[Tensor, Damage]]]) -> Played:
     cfg = PolicyConfig(network=NetworkConfig(hidden=16, features=16), ppo=PPOConfig(epochs=1))
     policy = RecurrentPolicy(cfg, world.rules.nets.shape.slots, 0)
     learner = Learner(policy, cfg.ppo, 10, 0)
-    witness = WeightWitness(policy, world)
-    result, rollout = play_round(world, Player(witness, learner), Round(0, QUIET))
+    recording_agent = WeightWitness(policy, world)
+    result, rollout = play_round(world, Player(recording_agent, learner), Round(0, QUIET))
     assert rollout is not None
-    return Played(witness, rollout, result, learner, learner.update(rollout))
+    return Played(recording_agent, rollout, result, learner, learner.update(rollout))
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +227,7 @@ def test_the_agent_starts_afresh_after_a_rollback(case) -> None:
     assert not played.rollout.rows.reset[0].any()
     for step in range(STEPS):
         fresh = panic[step]
-        assert all((part[fresh] == 0).all() for part in played.witness.memories[step + 1])
+        assert all((part[fresh] == 0).all() for part in played.recording_agent.memories[step + 1])
 
 
 @pytest.mark.parametrize("kind", ["mixed", "everywhere"])
@@ -237,8 +237,10 @@ def test_weights_go_back_to_the_last_healthy_snapshot_without_momentum(kind: str
     world.start_round(0)
     initial = world.weights
     for env, fault in EXPECTED[kind]:
-        now = played.witness.weights[fault.rollback][env]
-        then = (initial if fault.snapshot == START else played.witness.weights[fault.snapshot])[env]
+        now = played.recording_agent.weights[fault.rollback][env]
+        then = (
+            initial if fault.snapshot == START else played.recording_agent.weights[fault.snapshot]
+        )[env]
         for part in ("params", "statistics"):
             assert torch.equal(now["host", part], then["host", part]), (env, fault)
         assert (now["host", "momentum"] == 0).all()
@@ -255,7 +257,9 @@ def test_rollbacks_of_others_change_no_weight_of_an_env_by_a_bit(
     clean: Played, mixed: Played, env: int
 ) -> None:
     for step in range(untouched(env)):
-        assert (clean.witness.weights[step][env] == mixed.witness.weights[step][env]).all()
+        assert (
+            clean.recording_agent.weights[step][env] == mixed.recording_agent.weights[step][env]
+        ).all()
         assert (clean.state(step)[env] == mixed.state(step)[env]).all()
     for name in ("effective_op", "terminal", "truncated", "reset", "valid"):
         one = clean.rollout.rows.get(name)
@@ -270,7 +274,7 @@ def test_the_policy_and_the_normalisers_never_see_anything_that_is_not_finite(ca
     learner = played.learner
     moments = (*learner.reward, *learner.value, *learner.policy.observation_moments)
     assert all(part.isfinite().all() for part in (*moments, *learner.policy.parameters()))
-    for view in played.witness.views:
+    for view in played.recording_agent.views:
         assert_finite(view.to_tensordict())
 
 
@@ -281,7 +285,7 @@ def assert_finite(record: TensorDict) -> None:
 
 def test_training_goes_on_and_the_final_metrics_are_finite(case) -> None:
     played, reasons = case
-    assert_finite(played.witness.weights[-1])
+    assert_finite(played.recording_agent.weights[-1])
     result = played.result
     assert all(
         math.isfinite(number)

@@ -10,7 +10,7 @@ from env_records import with_values
 from tiny_world import made_up, play_state, tiny_rules, view_of
 
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
-from esper_soa.env.governor import quarantine, watch
+from esper_soa.env.governor import discard_panicked, watch
 from esper_soa.env.step import EnvRules, StepResult, apply_action, record_and_observe
 from esper_soa.state import EnvState, Masks, Measurements
 from esper_soa.vocabulary import Op, Stage
@@ -43,7 +43,7 @@ def env_step(
         val_loss=torch.tensor(losses, dtype=torch.float64)
     )
     state, _ = watch(state, measured.val_loss, 10, rules.governor)
-    measured = quarantine(measured, state)
+    measured = discard_panicked(measured, state)
     recorded = record_and_observe(rules, state, measured)
     decision, _ = RandomPolicy().act(view_of(recorded, seed), ())
     return measured, apply_action(rules, *recorded[:2], decision.action), recorded[2]

@@ -11,7 +11,7 @@ from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.step import look
-from esper_soa.env.topology import Topology, plant, topology_of
+from esper_soa.env.topology import Topology, state_with_topology, topology_of
 from esper_soa.env.world import World
 from esper_soa.nets.seeds import pools
 from esper_soa.state import EnvState
@@ -206,4 +206,4 @@ def test_a_topology_is_of_the_seeds_that_the_host_feels(world: World) -> None:
 
 def test_a_topology_of_other_hosts_is_refused(world: World) -> None:
     with pytest.raises(ValueError, match=r"a topology of \[2, 1\] for hosts and slots of \[2, 3\]"):
-        plant(world.start_round(0), Topology(*(part[:, :1] for part in GROWN)))
+        state_with_topology(world.start_round(0), Topology(*(part[:, :1] for part in GROWN)))

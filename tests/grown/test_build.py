@@ -176,7 +176,7 @@ def test_a_layer_that_is_not_what_its_part_says_is_refused(plain: Measured) -> N
     with pytest.raises(
         ValueError, match=r"classifier.linear.weight: a parameter \[10, 8\] for a layer"
     ):
-        grown_hosts(narrow, plain.world.weights, [0], [plain.residents(0)], inputs)
+        grown_hosts(narrow, plain.world.weights, [0], [plain.slot_contents(0)], inputs)
 
 
 def test_an_epoch_of_plain_sgd_fine_tunes_it(plain: Measured) -> None:

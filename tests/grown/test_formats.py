@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from esper_soa.config.errors import UserError
 from esper_soa.grown import formats
-from esper_soa.grown.build import FELT_STAGES
+from esper_soa.grown.build import ACTIVE_STAGES_OF_HOST
 from esper_soa.grown.formats import save_code, save_onnx, save_pt2
 from esper_soa.grown.module_files import digest
 from esper_soa.nets.model.modules import GrownNetwork
@@ -40,7 +40,9 @@ def cover(hosts: Measured) -> list[GrownNetwork]:
     }
     missing = set(itertools.chain(*kinds.values()))
     chosen = list[int]()
-    assert len(missing) == len({kind[:2] for kind in KINDS if kind[2] in FELT_STAGES}) == 21
+    assert (
+        len(missing) == len({kind[:2] for kind in KINDS if kind[2] in ACTIVE_STAGES_OF_HOST}) == 21
+    )
     while missing:
         chosen.append(max(kinds, key=lambda env: len(kinds[env] & missing)))
         missing -= kinds[chosen[-1]]

@@ -22,7 +22,7 @@ from torch import nn
 from esper_soa import blueprint
 from esper_soa.agent.controller import Controller, controller_of, controller_spec
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
-from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.export import main
 from esper_soa.grown.module_files import ENTRY, ModuleFileError, digest, load, save, save_hosts
 from esper_soa.nets.model.modules import GrownNetwork, layer_of
@@ -42,7 +42,7 @@ def net(hosts: Measured) -> GrownNetwork:
 
 def policy() -> Controller:
     """A small policy of four slots with its own numbers."""
-    slots = enabled_slots(TaskConfig(), ["r0c0", "r0c1", "r1c0", "r1c1"])
+    slots = sort_slots(TaskConfig(), ["r0c0", "r0c1", "r1c0", "r1c1"])
     made = Controller(
         controller_spec(PolicyConfig(network=NetworkConfig(hidden=16, features=8)), slots)
     )

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.config.nets import SlotSpec, TaskConfig
-from esper_soa.nets.engines.gpu import roster
+from esper_soa.nets.engines.gpu import slot_flags
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture
 from esper_soa.nets.model.host import HostShape, host_shape
 from esper_soa.nets.model.parts import (
@@ -78,11 +78,11 @@ def random_weights(shape: HostShape, num_nets: int, seed: int) -> TensorDict:
 
 def planned_roster(plan: SeedPlan) -> Tensor:
     """int32 [N, S]: what roster.py makes of the env state, of a plan of the host's."""
-    flags = plan.running * roster.RUNNING | (plan.blend == THROUGH) * roster.THROUGH
-    flags |= (plan.blend == Blend.MULTIPLY) * roster.MULTIPLIED
-    flags |= (plan.blend == Blend.GATE) * roster.GATED
-    flags |= plan.detached * roster.DETACHED | plan.frozen * roster.FROZEN
-    flags |= plan.measured * roster.MEASURED | plan.blueprint << roster.CODE_SHIFT
+    flags = plan.running * slot_flags.RUNNING | (plan.blend == THROUGH) * slot_flags.THROUGH
+    flags |= (plan.blend == Blend.MULTIPLY) * slot_flags.MULTIPLIED
+    flags |= (plan.blend == Blend.GATE) * slot_flags.GATED
+    flags |= plan.detached * slot_flags.DETACHED | plan.frozen * slot_flags.FROZEN
+    flags |= plan.measured * slot_flags.MEASURED | plan.blueprint << slot_flags.CODE_SHIFT
     return torch.from_numpy(np.where(plan.running, flags, 0).astype(np.int32))
 
 

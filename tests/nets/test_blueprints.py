@@ -13,7 +13,7 @@ from tiny_world import CPU
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.nets import batched
 from esper_soa.nets.data import streams
 from esper_soa.nets.forward import gate_forward, seed_forward
@@ -109,7 +109,7 @@ def test_a_seed_begins_with_the_same_numbers_on_every_machine(name: str) -> None
 @pytest.mark.parametrize("blueprint", EXTENDED[1:], ids=lambda one: one.name)
 def test_flop_and_parameters_are_as_torch_counts(blueprint: Architecture, channels: int) -> None:
     task = TaskConfig(base_channels=channels, num_blocks=2, num_pools=2)
-    shape = host_shape(task, enabled_slots(task, ["r1c0"]), EXTENDED)
+    shape = host_shape(task, sort_slots(task, ["r1c0"]), EXTENDED)
     table = seed_table(blueprint, channels)
     x = torch.empty(1, channels, 16, 16, device="meta")
     parameters = table.unpack(torch.empty(1, table.total, device="meta"))
@@ -139,7 +139,7 @@ def counted(forward: Callable[[], Tensor]) -> int:
     ids=["baseline", "pointwise", "deep"],
 )
 def test_flop_and_tables_of_a_host_are_those_of_its_forward_pass(task: TaskConfig) -> None:
-    shape = host_shape(task, enabled_slots(task, ["r0c0"]))
+    shape = host_shape(task, sort_slots(task, ["r0c0"]))
     parameters = shape.parameters.unpack(torch.rand(1, shape.parameters.total))
     ones = torch.ones(1, shape.statistics.total)
     statistics = [row.reshape(-1) for row in shape.statistics.unpack(ones)]
@@ -218,7 +218,7 @@ def test_a_code_without_a_blueprint_is_refused_by_name() -> None:
 
 def test_the_rows_of_a_slot_are_as_wide_as_the_widest_of_its_blueprints() -> None:
     task = TaskConfig()
-    slots = enabled_slots(task, ["r0c0"])
+    slots = sort_slots(task, ["r0c0"])
     deep = Architecture(14, "deep", (Conv(), Conv(), Conv()))
     plain = host_shape(task, slots)
     extended = host_shape(task, slots, (*BLUEPRINTS, deep))

@@ -5,14 +5,14 @@ about good ones.
 from pathlib import Path
 
 import numpy as np
-import own_files
 import pytest
+import user_files
 
 import esper_soa
 from esper_soa.config.nets import DataConfig
 from esper_soa.nets.data.datasets import load_images
 
-GOOD = own_files.arrays()
+GOOD = user_files.arrays()
 TRAIN, TRAIN_LABELS, TEST, TEST_LABELS = GOOD.values()
 
 
@@ -23,7 +23,7 @@ COMMON_CLASS = (
 
 
 def findings(classes: int = 3, names: tuple[str, ...] = (), **changed: np.ndarray) -> list[str]:
-    content = own_files.arrays(classes=classes) | changed
+    content = user_files.arrays(classes=classes) | changed
     return esper_soa.check_images(esper_soa.images(*content.values(), class_names=list(names)))
 
 
@@ -37,7 +37,7 @@ def put(array: np.ndarray, places: object, values: object) -> np.ndarray:
 def test_good_sets_have_no_findings(tmp_path: Path) -> None:
     for name in ("fashion32", "synthetic"):
         assert esper_soa.check_images(load_images(DataConfig(name=name), "cpu")) == []
-    assert esper_soa.check_images(own_files.write(tmp_path / "m.npz")) == []
+    assert esper_soa.check_images(user_files.write(tmp_path / "m.npz")) == []
     assert findings() == []
 
 

@@ -42,7 +42,7 @@ def stand_in(folder: Path, macros: tuple[str, ...]) -> str:
 def test_flags_are_those_of_the_compiler_and_of_what_it_compiles_for(
     tmp_path: Path, macros: tuple[str, ...], kind: tuple[str, str, str], own: tuple[str, ...]
 ) -> None:
-    found = compiler.ask_compiler([stand_in(tmp_path, macros)], tmp_path)
+    found = compiler.identify_compiler([stand_in(tmp_path, macros)], tmp_path)
     assert found[1:] == kind
     assert compiler.kernel_flags(found) == (*COMMON, *own)
     compiler.compile_kernels(found, tmp_path / "nets.so")
@@ -54,14 +54,14 @@ def test_flags_are_those_of_the_compiler_and_of_what_it_compiles_for(
 
 
 def test_another_processor_is_asked_for_in_place_of_this_one(tmp_path: Path) -> None:
-    found = compiler.ask_compiler([stand_in(tmp_path, (*GCC, "__x86_64__ 1"))], tmp_path)
+    found = compiler.identify_compiler([stand_in(tmp_path, (*GCC, "__x86_64__ 1"))], tmp_path)
     flags = compiler.kernel_flags(found, "-march=x86-64-v3")
     assert flags == (*COMMON, TAME, "-march=x86-64-v3")
 
 
 @pytest.mark.usefixtures("native")
 def test_the_compiler_of_this_machine_is_known(tmp_path: Path) -> None:
-    found = compiler.ask_compiler(compiler.compiler_command(), tmp_path)
+    found = compiler.identify_compiler(compiler.compiler_command(), tmp_path)
     assert found.family in ("gcc", "clang")
     assert found.machine == platform.machine().replace("arm64", "aarch64")
     assert found.version
@@ -72,7 +72,7 @@ def test_a_compiler_that_answers_with_an_error_is_named(tmp_path: Path) -> None:
     path.write_text("#!/bin/sh\necho no licence: error 7 >&2\nexit 3\n")
     path.chmod(0o700)
     with pytest.raises(cache.NativeError, match="cc failed: no licence: error 7"):
-        compiler.ask_compiler([str(path)], tmp_path)
+        compiler.identify_compiler([str(path)], tmp_path)
 
 
 # --- processors

@@ -16,9 +16,9 @@ from esper_soa.nets.data.images import (
     training_crops,
 )
 from esper_soa.nets.data.orders import (
-    OrderBook,
+    SampleOrders,
     Split,
-    shuffled,
+    random_permutations,
     split_sizes,
     split_training_order,
     split_validation_order,
@@ -31,7 +31,7 @@ STD = (0.5, 0.25, 0.125)
 
 
 def training_order(keys: torch.Tensor, dataset_size: int, start: int, count: int) -> torch.Tensor:
-    return OrderBook(keys, dataset_size, len(keys)).draw(start, count)
+    return SampleOrders(keys, dataset_size, len(keys)).draw(start, count)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_an_order_is_a_permutation_in_every_pass() -> None:
 def test_an_order_drawn_in_pieces_equals_one_drawn_at_once() -> None:
     stream = keys(DATA_ORDER, range(2))
     whole = training_order(stream, 11, 0, 40)
-    book = OrderBook(stream, 11, 2)
+    book = SampleOrders(stream, 11, 2)
     # inside, across 1, across 2
     pieces = torch.cat([book.draw(0, 7), book.draw(7, 9), book.draw(16, 24)], dim=1)
     assert torch.equal(pieces, whole)
@@ -98,7 +98,7 @@ def test_an_order_that_is_too_large_to_hold_is_looked_up(monkeypatch: pytest.Mon
     sorted_ones = training_order(keys(DATA_ORDER, range(5)), 11, 0, 33)
     monkeypatch.setattr(orders, "MAX_STORED", 5 * 11 - 1)
     monkeypatch.setattr(orders, "SORT_ELEMENTS", 2 * 11)
-    book = OrderBook(stream, 11, 5)
+    book = SampleOrders(stream, 11, 5)
     order = torch.cat([book.draw(0, 7), book.draw(7, 26)], dim=1)
     assert book.order.numel() == 0
     assert_passes(order)
@@ -107,16 +107,16 @@ def test_an_order_that_is_too_large_to_hold_is_looked_up(monkeypatch: pytest.Mon
 
 def test_an_env_draws_the_same_whoever_has_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders, "MAX_STORED", 5 * 11 - 1)
-    whole = OrderBook(keys(DATA_ORDER, range(5)), 11, 5).draw(4, 30)
+    whole = SampleOrders(keys(DATA_ORDER, range(5)), 11, 5).draw(4, 30)
     shares = [
-        OrderBook(keys(DATA_ORDER, envs), 11, 5).draw(4, 30) for envs in (range(2), range(2, 5))
+        SampleOrders(keys(DATA_ORDER, envs), 11, 5).draw(4, 30) for envs in (range(2), range(2, 5))
     ]
     assert torch.equal(torch.cat(shares), whole)
 
 
 def test_all_permutations_are_equally_likely() -> None:
     stream = stream_keys(0, DATA_ORDER, (), torch.arange(6000))
-    orders = shuffled(stream, 3) @ torch.tensor([9, 3, 1], dtype=torch.int32)
+    orders = random_permutations(stream, 3) @ torch.tensor([9, 3, 1], dtype=torch.int32)
     counts = orders.unique(return_counts=True)[1]
     assert counts.numel() == 6
     assert float(((counts - 1000) ** 2 / 1000).sum()) < 20.5  # chi-square(5), 99.9 %

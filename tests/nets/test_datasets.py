@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import own_files
 import pytest
 import torch
+import user_files
 
 from esper_soa.config.errors import DataError, SettingError
 from esper_soa.config.nets import DataConfig
@@ -113,7 +113,7 @@ def test_archives_are_read_by_name_or_from_their_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
 def test_a_pickle_that_runs_a_command_is_refused_and_not_run(tmp_path: Path, protocol: int) -> None:
     trace = tmp_path / "trace"
-    content = pickle.dumps({"data": own_files.Command(trace)}, protocol)
+    content = pickle.dumps({"data": user_files.Command(trace)}, protocol)
     with pytest.raises(DataError, match="^data_batch_1 .*lacks `data` or `labels`"):
         parse_pickle(content, "data_batch_1")
     assert not trace.exists()

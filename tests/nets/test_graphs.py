@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
-from esper_soa.config.errors import SettingError, fault_in_words
+from esper_soa.config.errors import SettingError, error_text
 from esper_soa.config.settings import TrainConfig
 from esper_soa.nets.graphs import (
     GRADIENTS,
@@ -153,9 +153,9 @@ def test_calls_give_copies_and_leave_their_arguments() -> None:
         assert pair.total.tolist() == [start] * 2
         assert given.parts["a"].data_ptr() != pair.parts["a"].data_ptr()
     assert len({given.parts["a"].data_ptr() for given in found}) == 3
-    assert len(cache._kept) == 1
+    assert len(cache._cached) == 1
     captured_call(cache, "both", both, pair_of(1.0, 3), ten)
-    assert len(cache._kept) == 2  # other shapes are another step
+    assert len(cache._cached) == 2  # other shapes are another step
 
 
 def test_tensors_are_copied_together_by_dtype_and_those_that_differ_alone() -> None:
@@ -245,7 +245,7 @@ def test_a_fault_is_told_with_the_one_that_it_followed() -> None:
     last = RuntimeError("capture ended")
     last.__context__ = ZeroDivisionError("no such\nthing")
     told = "it fails with RuntimeError: capture ended, after ZeroDivisionError: no such\\nthing"
-    assert fault_in_words(last) == told
+    assert error_text(last) == told
 
 
 def learning() -> TrainConfig:

@@ -5,9 +5,9 @@ import logging
 from pathlib import Path
 
 import numpy as np
-import own_files
 import pytest
 import torch
+import user_files
 
 import esper_soa
 from esper_soa.config.errors import DataError, SettingError, UserError
@@ -24,7 +24,7 @@ def loaded(path: Path, **settings: object) -> ImageSet:
 def given(**changed: object) -> ImageSet:
     """From arrays of three classes in grey 28x28."""
     names = ("train", "train_labels", "test", "test_labels")
-    arguments: dict = dict(zip(names, own_files.arrays().values(), strict=True))
+    arguments: dict = dict(zip(names, user_files.arrays().values(), strict=True))
     return esper_soa.images(**(arguments | changed))
 
 
@@ -34,8 +34,8 @@ def given(**changed: object) -> ImageSet:
 def test_a_set_of_medmnist_loads_as_it_is(
     tmp_path: Path, flag: str, classes: int, channels: int
 ) -> None:
-    content = own_files.arrays((28, 28, 3)[: 2 + channels // 3], classes, val=True)
-    path = own_files.write(tmp_path / f"{flag}.npz", content)
+    content = user_files.arrays((28, 28, 3)[: 2 + channels // 3], classes, val=True)
+    path = user_files.write(tmp_path / f"{flag}.npz", content)
     for images in (loaded(path), esper_soa.images(path)):
         assert (images.name, images.num_classes, images.class_names) == (flag, classes, ())
         assert images.train_images.shape == (48, 32, 32, 3)
@@ -55,8 +55,8 @@ KINDS = (("", "images"), ("_labels", "labels"))
 
 
 def test_the_part_val_of_a_file_is_the_validation_part(tmp_path: Path) -> None:
-    content = own_files.arrays(val=True)
-    path = own_files.write(tmp_path / "m.npz", content)
+    content = user_files.arrays(val=True)
+    path = user_files.write(tmp_path / "m.npz", content)
     images = loaded(path)
     assert np.array_equal(images.val_images[:, 2:30, 2:30, 1].numpy(), content["val_images"])
     assert images.val_labels.tolist() == content["val_labels"][:, 0].tolist()
@@ -72,7 +72,7 @@ def test_the_part_val_of_a_file_is_the_validation_part(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("asked", "count"), [(0, 9), (20, 20), (47, 47)])
 def test_without_a_part_val_training_images_are_set_aside(asked: int, count: int) -> None:
-    whole = own_files.arrays()
+    whole = user_files.arrays()
     images = given(validation_images=asked)
     assert len(images.val_images) == count
     shown = torch.cat((images.train_images, images.val_images))[:, 2:30, 2:30, 0]
@@ -88,7 +88,7 @@ def test_without_a_part_val_training_images_are_set_aside(asked: int, count: int
 def test_a_training_part_with_nothing_left_is_refused() -> None:
     with pytest.raises(SettingError, match="^validation_images=48: must be 1 to 47"):
         given(validation_images=48)
-    few = {name: array[:4] for name, array in own_files.arrays().items()}
+    few = {name: array[:4] for name, array in user_files.arrays().items()}
     parts = [few[name] for name in ("train_images", "train_labels", "test_images", "test_labels")]
     with pytest.raises(SettingError, match="^validation_images=0: must be 1 to 3"):
         esper_soa.images(*parts)
@@ -97,9 +97,9 @@ def test_a_training_part_with_nothing_left_is_refused() -> None:
 def test_a_set_is_of_the_classes_of_all_parts_and_the_task_must_have_as_many(
     tmp_path: Path,
 ) -> None:
-    content = own_files.arrays(val=True)
+    content = user_files.arrays(val=True)
     content["val_labels"][3] = 5
-    images = loaded(own_files.write(tmp_path / "m.npz", content))
+    images = loaded(user_files.write(tmp_path / "m.npz", content))
     assert images.num_classes == 6
     check_classes(images, 6)
     for wrong in (5, 10):
@@ -109,7 +109,7 @@ def test_a_set_is_of_the_classes_of_all_parts_and_the_task_must_have_as_many(
 
 
 def test_class_names_come_from_the_file_or_the_argument(tmp_path: Path) -> None:
-    path = own_files.write(tmp_path / "m.npz", class_names=np.array(["cat", "dog", "eel", "fox"]))
+    path = user_files.write(tmp_path / "m.npz", class_names=np.array(["cat", "dog", "eel", "fox"]))
     images = loaded(path)
     assert (images.num_classes, images.class_names) == (4, ("cat", "dog", "eel", "fox"))
     assert "4 classes: 0 cat, 1 dog, 2 eel, 3 fox" in images.notes
@@ -137,14 +137,14 @@ def test_class_names_that_cannot_be_right_are_refused(names: object, told: str) 
 def test_class_names_of_a_file_are_texts(tmp_path: Path) -> None:
     for names in (np.array([[1, 2]]), np.array([b"a", b"b", b"c"]), np.array("abc")):
         with pytest.raises(DataError, match="class_names has shape .* must be a list of texts"):
-            loaded(own_files.write(tmp_path / "m.npz", class_names=names))
+            loaded(user_files.write(tmp_path / "m.npz", class_names=names))
     with pytest.raises(DataError, match="class_names holds Python objects"):
-        loaded(own_files.write(tmp_path / "m.npz", class_names=np.array(["a", None], object)))
+        loaded(user_files.write(tmp_path / "m.npz", class_names=np.array(["a", None], object)))
 
 
 def test_arrays_and_tensors_and_a_file_of_the_same_are_one_set(tmp_path: Path) -> None:
-    content = own_files.arrays((28, 28, 3))
-    one = esper_soa.images(own_files.write(tmp_path / "m.npz", content))
+    content = user_files.arrays((28, 28, 3))
+    one = esper_soa.images(user_files.write(tmp_path / "m.npz", content))
     parts = list(content.values())
     tensors = [torch.from_numpy(array) for array in parts]
     moved = [tensors[0].permute(0, 3, 1, 2), tensors[1], tensors[2].permute(0, 3, 1, 2), tensors[3]]
@@ -195,7 +195,7 @@ def test_nchw_must_be_said_and_the_remedy_says_so() -> None:
 
 
 def test_mean_and_deviation_are_those_of_the_training_images_as_hosts_see_them() -> None:
-    content = own_files.arrays((28, 28, 3), val=True)
+    content = user_files.arrays((28, 28, 3), val=True)
     images = given(train=content["train_images"], test=content["test_images"])
     values = images.train_images.double().flatten(0, 2) / 255
     assert images.mean == pytest.approx(values.mean(0).tolist(), abs=1e-12)
@@ -210,7 +210,7 @@ def test_mean_and_deviation_are_those_of_the_training_images_as_hosts_see_them()
 
 
 def test_mean_and_deviation_may_be_given_for_all_channels_or_for_each(tmp_path: Path) -> None:
-    path = own_files.write(tmp_path / "m.npz")
+    path = user_files.write(tmp_path / "m.npz")
     one = loaded(path, mean=[0.5], std=[0.25])
     three = loaded(path, mean=[0.1, 0.2, 0.3], std=[1, 2, 3])
     assert (one.mean, one.std) == ((0.5,) * 3, (0.25,) * 3)
@@ -245,7 +245,7 @@ def test_a_wrong_choice_is_refused_by_its_name_in_a_run_and_as_an_argument(
 
 
 def test_arguments_that_do_not_fit_together_are_refused_by_name(tmp_path: Path) -> None:
-    path = own_files.write(tmp_path / "m.npz", train_labels=np.zeros(48))
+    path = user_files.write(tmp_path / "m.npz", train_labels=np.zeros(48))
     with pytest.raises(SettingError, match="test_labels=.* must be left out: train is a file"):
         esper_soa.images(path, test_labels=np.zeros(24, int))
     with pytest.raises(DataError, match=rf"^data\.root={path}: train_labels has type float64"):
@@ -322,26 +322,26 @@ def test_a_brightness_that_is_none_is_told_with_its_place(
 ) -> None:
     train = np.full((48, 28, 28), 0.5, np.float32)
     train[31, 3, 4] = bad
-    for at_once in (image_preparation.AT_ONCE, 5 * train[0].nbytes):
-        monkeypatch.setattr(image_preparation, "AT_ONCE", at_once)
+    for at_once in (image_preparation.CHUNK_BYTES, 5 * train[0].nbytes):
+        monkeypatch.setattr(image_preparation, "CHUNK_BYTES", at_once)
         told = r"^train holds .* in image 31: must be from 0 to 1\. Divide by 255"
         with pytest.raises(DataError, match=told):
             given(train=train)
 
 
 def test_missing_keys_are_named_and_others_told(tmp_path: Path) -> None:
-    for gone in own_files.arrays():
-        content = {key: array for key, array in own_files.arrays().items() if key != gone}
+    for gone in user_files.arrays():
+        content = {key: array for key, array in user_files.arrays().items() if key != gone}
         with pytest.raises(DataError, match=gone):
-            loaded(own_files.write(tmp_path / "m.npz", content))
+            loaded(user_files.write(tmp_path / "m.npz", content))
     told = r"lacks train_images, train_labels, test_images, .*It holds x_train, y_train\."
     other = {"x_train": np.zeros(3), "y_train": np.zeros(3)}
     with pytest.raises(DataError, match=told):
-        loaded(own_files.write(tmp_path / "m.npz", other))
+        loaded(user_files.write(tmp_path / "m.npz", other))
 
 
 def test_a_channel_that_never_varies_is_left_as_it_is_and_told() -> None:
-    train = own_files.arrays((28, 28, 3))["train_images"]
+    train = user_files.arrays((28, 28, 3))["train_images"]
     test = np.zeros((24, 28, 28, 3), np.uint8)
     train[..., 2] = 0
     images = given(train=train, test=test)
@@ -351,16 +351,16 @@ def test_a_channel_that_never_varies_is_left_as_it_is_and_told() -> None:
 
 
 def test_large_images_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = own_files.write(tmp_path / "m.npz", own_files.arrays((64, 64, 3)))
+    path = user_files.write(tmp_path / "m.npz", user_files.arrays((64, 64, 3)))
     whole = loaded(path)
-    monkeypatch.setattr(image_preparation, "AT_ONCE", 7 * 64 * 64 * 3)
+    monkeypatch.setattr(image_preparation, "CHUNK_BYTES", 7 * 64 * 64 * 3)
     parts = loaded(path)
     assert parts.identity == whole.identity
     assert torch.equal(parts.train_images, whole.train_images)
 
 
 def test_auto_takes_a_root_that_ends_in_npz_and_says_why(tmp_path: Path) -> None:
-    path = own_files.write(tmp_path / "m.npz")
+    path = user_files.write(tmp_path / "m.npz")
     images = load_images(DataConfig(root=str(path)), "cpu")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     why = f"sha256 {digest[:12]}..., data.name=auto takes it as data.root is an .npz"

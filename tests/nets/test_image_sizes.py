@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from esper_soa.config.errors import SettingError
-from esper_soa.nets.data.image_preparation import fit_words, fitted, inner_size
+from esper_soa.nets.data.image_preparation import inner_size, resize_images, resize_text
 
 
 def noise(height: int, width: int) -> np.ndarray:
@@ -40,9 +40,9 @@ def test_every_rule_gives_its_size_in_the_middle_of_black_and_says_so(
     size: tuple[int, int], rule: str, inner: tuple[int, int], words: str
 ) -> None:
     assert inner_size(*size, rule, "data.resize") == inner
-    assert words in fit_words(size, inner, "x")
+    assert words in resize_text(size, inner, "x")
     images = noise(*size)
-    shown = fitted(images, inner)
+    shown = resize_images(images, inner)
     top = (32 - inner[0]) // 2
     left = (32 - inner[1]) // 2
     cut = shown[:, top : top + inner[0], left : left + inner[1]]
@@ -63,7 +63,7 @@ def test_padding_refuses_what_is_too_large() -> None:
 def test_scaling_is_pillows_to_a_level(size: tuple[int, int]) -> None:
     images = noise(*size)
     pillow = [Image.fromarray(one).resize((32, 32), Image.Resampling.BILINEAR) for one in images]
-    found = fitted(images, (32, 32)).astype(int)
+    found = resize_images(images, (32, 32)).astype(int)
     assert np.abs(found - np.stack([np.asarray(one) for one in pillow])).max() <= 1
 
 
@@ -76,4 +76,4 @@ def test_a_half_is_rounded_up_as_in_whole_numbers_so_that_bytes_are_the_same_eve
     sums = np.einsum("ih,nhwc,jw->nijc", weights, images.astype(np.int64), weights)
     inner = (slice(None), slice(1, 31), slice(1, 31))
     assert (sums % 64 == 32).any()  # halves
-    assert np.array_equal(fitted(images, (32, 32))[inner], ((sums + 32) >> 6)[inner])
+    assert np.array_equal(resize_images(images, (32, 32))[inner], ((sums + 32) >> 6)[inner])

@@ -8,7 +8,7 @@ from tiny_world import CPU, seeds_where
 from torch import Tensor
 
 from benchmarks.baseline_modules import FlatModule, Gate, Host, make_seed
-from esper_soa.config.nets import TaskConfig, enabled_slots, host_slots
+from esper_soa.config.nets import TaskConfig, host_slots, sort_slots
 from esper_soa.nets.data import streams
 from esper_soa.nets.model.blueprints import BLUEPRINTS, gate_table, initial_seeds, seed_table
 from esper_soa.nets.model.host import HostShape, host_shape
@@ -140,7 +140,7 @@ def test_a_birth_fills_its_own_row_alone_with_a_seed_a_gap_of_zeros_and_a_gate()
 
 def test_seeds_of_all_envs_slots_and_births_differ_and_the_same_birth_gives_the_same_seed() -> None:
     task = TaskConfig(base_channels=4)
-    shape = host_shape(task, enabled_slots(task, ["r0c0", "r1c0"]))  # both of 4 channels
+    shape = host_shape(task, sort_slots(task, ["r0c0", "r1c0"]))  # both of 4 channels
     weights = pools.allocate(shape, 2, CPU, torch.float64)
     # Kernel 4 x 4 x 3 x 3, and the gate's first layer 8 x 4, of 49 numbers: in units of their
     # bounds 1/6 and 1/2.

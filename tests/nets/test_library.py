@@ -152,9 +152,9 @@ def test_what_has_changed_is_built_again(
 ) -> None:
     good = files(warm)[0].read_bytes()
     key = library.library_key()
-    assert cache.stored(warm, key) == files(warm)[0]
+    assert cache.load_stored(warm, key) == files(warm)[0]
     DAMAGES[damage](files(warm)[part])
-    assert cache.stored(warm, key) is None
+    assert cache.load_stored(warm, key) is None
     status, out, err = ended(start(XDG_CACHE_HOME=str(tmp_path), CC=copying(tmp_path)))
     assert (status, asked(tmp_path)) == (0, 1), err
     found, digest = files(warm)
@@ -162,7 +162,7 @@ def test_what_has_changed_is_built_again(
     assert found.read_bytes() == good
     assert not found.is_symlink()
     assert not digest.is_symlink()
-    assert cache.stored(warm, key) == found
+    assert cache.load_stored(warm, key) == found
 
 
 def test_what_is_stored_is_closed_to_others_and_has_a_digest_for_sha256sum(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_processes_that_compile_at_once_all_get_the_kernels(tmp_path: Path) -> N
     outs = [ended(one) for one in [start(XDG_CACHE_HOME=str(tmp_path), CC=slow) for _ in range(4)]]
     found, _ = files(tmp_path / "esper_soa")
     assert [one[:2] for one in outs] == [(0, str(found))] * 4
-    assert cache.stored(found.parent, library.library_key()) == found
+    assert cache.load_stored(found.parent, library.library_key()) == found
 
 
 # --- stops
@@ -359,7 +359,7 @@ def test_a_build_that_is_killed_leaves_nothing_that_is_trusted(tmp_path: Path) -
     os.killpg(int((tmp_path / "ids").read_text().split()[0]), signal.SIGKILL)
     (left,) = folder.iterdir()
     assert (left / "nets.so").stat().st_size == 100_000
-    assert cache.stored(folder, library.library_key()) is None
+    assert cache.load_stored(folder, library.library_key()) is None
     assert ended(start(XDG_CACHE_HOME=str(tmp_path), CC=copying(tmp_path)))[0] == 0
     assert left.exists()  # it may be that of a process at work
     os.utime(left, (0, 0))
@@ -402,7 +402,7 @@ def test_every_record_that_python_fills_is_compared() -> None:
     assert ours == {*proof.RECORDS.values(), proof._Field}
 
 
-@pytest.mark.parametrize("channels", proof.PROVEN)
+@pytest.mark.parametrize("channels", proof.PROOF_SIZES)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_proof_compares_all_that_a_step_changes(channels: int, seed: int) -> None:
     errors = dict(proof.differences(channels, TorchEngine(), seed))
@@ -473,7 +473,7 @@ def breaking(folder: Path, source: str, text: str, other: str) -> str:
     """The C compiler without optimisation, on sources of which one is changed."""
     copies = folder / "sources"
     shutil.copytree(compiler.FOLDER, copies)
-    given = *compiler.kernel_flags(compiler.ask_compiler(["cc"], folder)), *compiler.LINK
+    given = *compiler.kernel_flags(compiler.identify_compiler(["cc"], folder)), *compiler.LINK
     flags = " ".join(flag for flag in given if flag != "-O3")
     change = (
         f'cp {source} before; sed -i "s/{text}/{other}/" {source}; if cmp -s before '

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import own_files
 import pytest
+import user_files
 
 from esper_soa import images
 from esper_soa.config.errors import DataError
@@ -72,7 +72,7 @@ def test_rows_come_in_parts_of_bounded_size_and_together_are_the_array(tmp_path:
 def test_objects_are_refused_and_never_unpickled(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     objects = np.empty(2, object)
-    objects[:] = own_files.Command(trace)
+    objects[:] = user_files.Command(trace)
     told = r"^data\.root=x\.npz: a holds Python objects, .* never are\. .*numpy\.stack"
     for array in (objects, np.zeros(2, [("a", object), ("b", int)])):
         with pytest.raises(DataError, match=told):
@@ -144,7 +144,7 @@ def test_images_that_become_much_larger_than_their_file_are_refused_before_they_
     tmp_path: Path,
 ) -> None:
     labels = np.arange(10**6) % 2
-    content = own_files.arrays((1, 1)) | {"train_images": np.zeros((10**6, 1, 1), np.uint8)}
+    content = user_files.arrays((1, 1)) | {"train_images": np.zeros((10**6, 1, 1), np.uint8)}
     np.savez_compressed(tmp_path / "a.npz", **(content | {"train_labels": labels}))
     with pytest.raises(DataError, match="hold 1000024 images of 3072 bytes"):
         images(tmp_path / "a.npz")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.sync_guard import SyncGuard
-from esper_soa.nets.data.orders import grid, permuted
+from esper_soa.nets.data.orders import grid, permutation_values
 from esper_soa.nets.data.streams import DATA_ORDER, stream_keys
 
 SIZES = (1, 2, 3, 4, 5, 7, 11, 64, 97, 1009, 5003)
@@ -19,7 +19,7 @@ def keys(count: int, seed: int = 0) -> Tensor:
 
 def table(size: int, count: int) -> Tensor:
     """int64 [count, size]: a whole permutation per key."""
-    return permuted(keys(count), torch.arange(size), size)
+    return permutation_values(keys(count), torch.arange(size), size)
 
 
 def beyond(observed: Tensor, freedom: int) -> float:
@@ -44,8 +44,8 @@ def test_few_places_are_to_spare_whatever_the_size() -> None:
 
 def test_any_places_are_looked_up_alike() -> None:
     places = torch.tensor([1008, 3, 77, 3])
-    assert torch.equal(permuted(keys(4), places, 1009), table(1009, 4)[:, places])
-    assert torch.equal(permuted(keys(4)[2:], places, 1009), table(1009, 4)[2:, places])
+    assert torch.equal(permutation_values(keys(4), places, 1009), table(1009, 4)[:, places])
+    assert torch.equal(permutation_values(keys(4)[2:], places, 1009), table(1009, 4)[2:, places])
 
 
 @pytest.mark.parametrize("size", [3, 4, 7, 12])
@@ -60,7 +60,7 @@ def test_members_and_pairs_are_equally_likely_in_every_place(size: int) -> None:
 
 def test_permutations_of_envs_and_seeds_are_independent() -> None:
     size = 4001
-    others = permuted(keys(20, seed=1), torch.arange(size), size)
+    others = permutation_values(keys(20, seed=1), torch.arange(size), size)
     both = torch.cat((table(size, 20), others)).double()
     # a correlation has a standard deviation of 0.0158; the largest of 780 stays below 5 of them
     assert float((torch.corrcoef(both) - torch.eye(40)).abs().max()) < 0.08

@@ -48,7 +48,7 @@ def store_watched(home: Path) -> None:
     draft = folder / "draft-watched" / "nets.so"
     draft.parent.mkdir()
     compiler.compile_kernels(
-        compiler.ask_compiler([str(wrapper)], draft.parent), draft, timeout=SECONDS
+        compiler.identify_compiler([str(wrapper)], draft.parent), draft, timeout=SECONDS
     )
     cache.store(folder, library.library_key(), draft)
 

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from tiny_world import CPU, seeds_where
 from torch import Tensor
 
-from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.nets.data import streams
 from esper_soa.nets.engine import NetsConfig, TrainReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
@@ -77,7 +77,7 @@ def grown(stage: int) -> tuple[NetsConfig, TensorDict, Tensor, ActiveSeeds]:
     """
     given = {"num_blocks": 2, "num_pools": 2, "gradient_stride": 1, "host_lr": 1e-12}
     task = TaskConfig(base_channels=4, seed_lr=0.2, **given)  # type: ignore[arg-type]
-    shape = host_shape(task, enabled_slots(task, ["r0c1"]))  # 8 channels
+    shape = host_shape(task, sort_slots(task, ["r0c1"]))  # 8 channels
     count = len(KINDS)
     weights = pools.allocate(shape, count, CPU, torch.float64)
     host_keys = streams.stream_keys(3, streams.HOST_INIT, (), torch.zeros(count, dtype=torch.int64))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.nets.model.host import HostShape, host_shape
 from esper_soa.nets.seeds.pools import allocate
 from esper_soa.nets.seeds.snapshot import add_snapshot_, restore_where_, snapshot_where_
@@ -19,7 +19,7 @@ FIRST = torch.tensor([True, False, False])
 
 def tiny_shape() -> HostShape:
     task = TaskConfig(base_channels=1, num_blocks=2, num_pools=2, kernel_size=1)
-    return host_shape(task, enabled_slots(task, ["r0c0", "r0c1"]))
+    return host_shape(task, sort_slots(task, ["r0c0", "r0c1"]))
 
 
 def filled(value: float) -> TensorDict:

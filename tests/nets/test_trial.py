@@ -11,7 +11,7 @@ from tiny_world import CPU, tiny_settings
 from esper_soa.config.settings import ENGINES as NAMES
 from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets import trial as trials
-from esper_soa.nets.choose import ENGINES, Kind, fastest_engine, preferred, tried_engines
+from esper_soa.nets.choose import ENGINES, Kind, fastest_engine, probe_engines, select_engine
 from esper_soa.nets.engine import TrainReport, ValidationReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.trial import Trial, TrialResult, disagreement, distances, mixture, try_engines
@@ -80,7 +80,7 @@ class Shuffled(TorchEngine):
 
 @pytest.mark.usefixtures("native")
 def test_the_native_kernels_agree_with_torch_on_seeds_of_every_kind() -> None:
-    found = {one.name: one for one in tried_engines(trial(12))}
+    found = {one.name: one for one in probe_engines(trial(12))}
     assert list(found) == ["native", "torch"]
     assert not any(one.dropped for one in found.values())
     assert found["torch"].error == 0
@@ -152,12 +152,12 @@ def test_every_engine_of_the_table_can_be_asked_for() -> None:
 def test_kernels_that_agree_are_taken_but_where_torch_is_clearly_quicker() -> None:
     names = ("torch", "triton", "graphs")
     torch_, triton, graphs = (TrialResult(name, "", 0.0, 1.0) for name in names)
-    assert preferred([torch_, triton, graphs]) is graphs
-    assert preferred([torch_._replace(seconds=0.6), triton, graphs]).name == "graphs"
-    assert preferred([torch_._replace(seconds=0.4), triton, graphs]).name == "torch"
-    assert preferred([torch_, triton, graphs._replace(dropped="no")]) is triton
-    assert preferred([torch_, TrialResult("triton", "no")]) is torch_
-    assert preferred([TrialResult("torch", "no")]) is None
+    assert select_engine([torch_, triton, graphs]) is graphs
+    assert select_engine([torch_._replace(seconds=0.6), triton, graphs]).name == "graphs"
+    assert select_engine([torch_._replace(seconds=0.4), triton, graphs]).name == "torch"
+    assert select_engine([torch_, triton, graphs._replace(dropped="no")]) is triton
+    assert select_engine([torch_, TrialResult("triton", "no")]) is torch_
+    assert select_engine([TrialResult("torch", "no")]) is None
 
 
 def test_what_is_tried_is_chosen_and_torch_where_none_fits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ pytest.importorskip("triton", reason="the package triton is not installed (extra
 
 from nets.gpu_launches import Watched, counted
 
-from esper_soa.nets.engines.gpu import roster, step, tree
+from esper_soa.nets.engines.gpu import slot_flags, step, tree
 from esper_soa.nets.engines.gpu.engine import GpuEngine
 from esper_soa.nets.engines.gpu.kernels import tiles
 
@@ -182,7 +182,7 @@ def test_a_step_that_is_kept_gives_the_bits_of_a_fresh_one() -> None:
     for seed in (4, 5):
         seeds = some_seeds(1, 2, seed, running=1.0)
         reports.append((play(kept, engine, seeds), play(fresh, GpuEngine(), seeds)))
-    assert len(engine.steps._kept) == 2
+    assert len(engine.steps._cached) == 2
     for ours, theirs in reports:
         assert torch.equal(ours[0].loss, theirs[0].loss)
         assert torch.equal(ours[1].loss, theirs[1].loss)
@@ -228,7 +228,7 @@ def launches_of(
             launches.take()
             mixture = some_seeds(num_envs, len(slots), seeds + step, running=0.4 * step + 0.3)
             play(world, engine, mixture, work)
-    assert len(engine.steps._kept) == 3  # claim, a training batch, a validation batch
+    assert len(engine.steps._cached) == 3  # claim, a training batch, a validation batch
     return [step.launches for step in launches.steps if step.name.endswith("Step")], launches.take()
 
 
@@ -250,18 +250,18 @@ def test_what_an_engine_keeps_is_known_before_it_is_made_and_weights_change_in_p
     world = build(3, 2)
     engine = GpuEngine()
     sizes = Sizes(3, 2, 3, 3)
-    planned = engine.kept_bytes(world.rules.nets, sizes, CPU)
+    planned = engine.persistent_bytes(world.rules.nets, sizes, CPU)
     own = {rows.data_ptr() for rows in world.weights.flatten_keys(".").values()}
     with counted(monkeypatch):
         play(world, engine, some_seeds(3, 3, 1))
     assert own == {rows.data_ptr() for rows in world.weights.flatten_keys(".").values()}
-    kept = [one.step for one in engine.steps._kept.values()]
+    kept = [one.step for one in engine.steps._cached.values()]
     steps = [step.memory for step in kept if hasattr(step, "memory")]
     found = [one.untyped_storage() for one in tree_leaves(steps) if isinstance(one, Tensor)]
     made = {one.data_ptr(): one.nbytes() for one in found if one.data_ptr() not in own}
     assert len(steps) == 2
     assert 0.99 < planned / sum(made.values()) <= 1.0
-    assert world.rules.engine.kept_bytes(world.rules.nets, sizes, CPU) == 0
+    assert world.rules.engine.persistent_bytes(world.rules.nets, sizes, CPU) == 0
 
 
 def test_the_plan_of_a_run_counts_what_its_engine_keeps() -> None:
@@ -301,13 +301,13 @@ def test_the_roster_read_on_the_device_is_that_of_the_host(ablate_fossils: bool)
     detached = rules.nets.detached_stages
     active = read_active_seeds(seeds)
     with SyncGuard():
-        trained = roster.training_roster(seeds, detached)
-        tested = roster.validation_roster(seeds, detached)
+        trained = slot_flags.training_flags(seeds, detached)
+        tested = slot_flags.validation_flags(seeds, detached)
     assert torch.equal(trained, planned_roster(training_plan(active, detached)))
     # the first two are nothing to a validation pass
-    read = ~(roster.FROZEN | roster.MEASURED | roster.ABLATED)
+    read = ~(slot_flags.FROZEN | slot_flags.MEASURED | slot_flags.ABLATED)
     assert torch.equal(tested & read, planned_roster(validation_plan(active, detached)) & read)
-    assert torch.equal((tested & roster.ABLATED) > 0, seeds.ablated)
+    assert torch.equal((tested & slot_flags.ABLATED) > 0, seeds.ablated)
 
 
 def host_codes(seeds: ActiveSeeds, rows: SubsetRows) -> Tensor:

@@ -158,7 +158,7 @@ def test_an_env_step_launches_little_as_blocks_and_slots_alone_say(
     assert with_statistics.launches == batch + 1
     assert {step.launches for step in steps if step.name == "ValidationStep"} == {validation}
     assert 4 + task.num_blocks + num_slots == validation
-    names = "claimed guard_and_record decide_openly apply_action counted"
+    names = "claimed guard_and_record decide_with_probabilities apply_action count_actions"
     assert [step.name for step in others] == names.split()
     outside -= len(steps) - len(others)  # the replays of batches
     assert abs(outside - TOLD_OUTSIDE) <= NEAR

@@ -43,7 +43,7 @@ def test_rows_of_newborn_seeds_are_those_of_torch_to_the_bit() -> None:
     keys = torch.randint(-(2**62), 2**62, (NUM_ENVS,), generator=g)
     seeds = slot_seeds(slots, state.ramp, ablate_fossils=False)
     claim_(wanted, shape, read_active_seeds(seeds), keys)
-    nurseries = newborn.nurseries_of(found, shape)
+    nurseries = newborn.seed_inits(found, shape)
     with SyncGuard():
         newborn.begin_(nurseries, seeds, keys)
     for name, rows in wanted.flatten_keys(".").items():

@@ -30,9 +30,9 @@ def triton_slot(
     num_nets, batch, height, width = x.shape[:4]
     pooled = behind.shape[2] != height
     table = slots.slot_table(shape, 0, CPU)
-    work = slots.work_places(table, num_nets * batch, (height, width), x, True)
-    roster = gpu_mixtures.planned_roster(plan)
-    slot = slots.slot_of(table, roster, alpha.float(), rows, work, (height, width), pooled)
+    work = slots.slot_workspace(table, num_nets * batch, (height, width), x, True)
+    slot_flags = gpu_mixtures.planned_roster(plan)
+    slot = slots.slot_of(table, slot_flags, alpha.float(), rows, work, (height, width), pooled)
     features = x.flatten(2, 3).clone()
     gradient = behind.flatten(2, 3).to(x.dtype).clone()
     small = torch.full_like(gradient, torch.nan) if pooled else features

@@ -13,7 +13,7 @@ import torch
 from loop_world import Setting, StackedEnvs
 from tensordict import TensorDict
 
-from esper_soa.nets.workers import Call, GivenUp, run_pieces
+from esper_soa.nets.workers import Call, PieceCancelled, run_pieces
 
 
 def test_results_come_in_the_order_of_the_pieces() -> None:
@@ -64,7 +64,7 @@ def test_an_interrupt_gives_the_pieces_up() -> None:
     def piece(call: Call) -> None:
         try:
             wait_to_be_given_up(call)
-        except GivenUp:
+        except PieceCancelled:
             ended.append(True)
             raise
 

@@ -4,7 +4,7 @@ import torch
 from parity_vectors import columns, load
 
 from esper_soa.config.env import GovernorConfig
-from esper_soa.env.governor import PanicReason, judge
+from esper_soa.env.governor import PanicReason, check_panic
 from esper_soa.state import Guard, initial
 
 MIN_SAMPLES = 10
@@ -32,7 +32,7 @@ def test_every_judgement_of_every_series_equals_the_recording() -> None:
         losses = torch.zeros(len(loss), int(window), dtype=torch.float64)
         guard = initial(Guard, (len(loss),), "cpu", losses=losses)
         for step in range(loss.shape[1]):
-            guard, panic, reason = judge(guard, loss[:, step], chance, cfg)
+            guard, panic, reason = check_panic(guard, loss[:, step], chance, cfg)
             recorded = {name: values[chosen, step] for name, values in expected.items()}
             assert torch.equal(panic, recorded["panic returned"] == 1), step
             assert torch.equal(reason == PanicReason.DIVERGED, recorded["_pending_panic"] == 1), (

@@ -5,7 +5,12 @@ from env_records import empty_state, with_values
 from parity_vectors import columns, load
 from torch.nn.functional import pad
 
-from esper_soa.agent.scripted import HeuristicMemory, HeuristicPolicy, decay_penalties, wish_for
+from esper_soa.agent.scripted import (
+    HeuristicMemory,
+    HeuristicPolicy,
+    decay_penalties,
+    heuristic_choice,
+)
 from esper_soa.config.agent import HeuristicConfig
 from esper_soa.state import EnvState
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Blueprint, Op, Stage
@@ -83,7 +88,9 @@ def test_every_decision_of_every_episode_equals_the_recording() -> None:
     target = torch.from_numpy(rows["target_seed"])
     for step in range(recorded.shape[1]):
         state = state_at(rows, step)
-        wish, memory = wish_for(state, decay_penalties(memory, state.signals.step, cfg), cfg)
+        wish, memory = heuristic_choice(
+            state, decay_penalties(memory, state.signals.step, cfg), cfg
+        )
         assert torch.equal(wish.op, ops[recorded[:, step]]), step
         named = blueprints[recorded[:, step]]
         assert torch.equal(torch.where(named >= 0, wish.blueprint, -1), named), step

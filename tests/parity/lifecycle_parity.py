@@ -14,9 +14,9 @@ from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.env.alpha import advance_ramp, curve_progress, retarget
 from esper_soa.env.lifecycle import (
     Orders,
-    carry_out,
     check_gates,
     decode,
+    execute_orders,
     germinate,
     prune_now,
     record_accuracy,
@@ -277,7 +277,7 @@ def test_random_lives_equal_the_recorded_ones(permissive, automatic):
         program = data["program"][rows, step]
         expected = dict(zip(data["result_columns"], data["result"][rows, step].T, strict=True))
         op = code(program[:, 0])
-        slots, ramp, done = carry_out(
+        slots, ramp, done = execute_orders(
             slots, ramp, orders_of(program, slots), torch.zeros(len(program)), gates
         )
         was_live = slots.live

@@ -11,7 +11,7 @@ import torch
 from parity_vectors import load_networks
 from torch.nn import functional as F
 
-from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.nets.engines.torch.validation import SubsetSeeds
 from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.model.host import (
@@ -85,7 +85,7 @@ def active_group(case, stage, count, weights, alphas):
 @pytest.mark.parametrize(("slot", "isolated"), FILES)
 def test_training_pass_gives_the_recorded_outputs_and_gradients(slot, isolated):
     recorded = load_networks(f"host_{slot}_iso{isolated}")
-    shape = host_shape(TaskConfig(), enabled_slots(TaskConfig(), [slot]))
+    shape = host_shape(TaskConfig(), sort_slots(TaskConfig(), [slot]))
     seen = 0
     for blueprint, algorithm, stage, cases, weights in stacks(recorded):
         count = len(cases)
@@ -136,7 +136,7 @@ def test_training_pass_gives_the_recorded_outputs_and_gradients(slot, isolated):
 @pytest.mark.parametrize(("slot", "isolated"), FILES)
 def test_validation_pass_gives_the_recorded_logits(slot, isolated):
     recorded = load_networks(f"host_{slot}_iso{isolated}")
-    shape = host_shape(TaskConfig(), enabled_slots(TaskConfig(), [slot]))
+    shape = host_shape(TaskConfig(), sort_slots(TaskConfig(), [slot]))
     for _, _, stage, cases, weights in stacks(recorded):
         count = len(cases)
         params, stats = host_rows(recorded["host_state_dict"], count)
@@ -152,7 +152,7 @@ def test_validation_pass_gives_the_recorded_logits(slot, isolated):
 
 def test_hosts_without_seeds_give_the_recorded_logits_and_gradients():
     recorded = load_networks("host_r0c0_iso1")
-    shape = host_shape(TaskConfig(), enabled_slots(TaskConfig(), ["r0c0"]))
+    shape = host_shape(TaskConfig(), sort_slots(TaskConfig(), ["r0c0"]))
     params, stats = host_rows(recorded["host_state_dict"], 2)
     images = recorded["input"].repeat(1, 2, 1, 1).requires_grad_()
     statistics = [part.reshape(-1).clone() for part in shape.statistics.unpack(stats)]
@@ -169,7 +169,7 @@ def test_hosts_without_seeds_give_the_recorded_logits_and_gradients():
 
 def test_every_override_row_of_the_fused_pass_is_one_alpha_of_the_stack():
     recorded = load_networks("host_fused")
-    shape = host_shape(TaskConfig(), enabled_slots(TaskConfig(), list(CHANNELS)))
+    shape = host_shape(TaskConfig(), sort_slots(TaskConfig(), list(CHANNELS)))
     params, stats = host_rows(recorded["host_state_dict"], 12)
     folded = fold_batch_norm(shape, shape.parameters.unpack(params), shape.statistics.unpack(stats))
     assert len(recorded["cases"]) > 0

@@ -20,7 +20,7 @@ HOUR = (64, 150 * 2_000)
 def break_even(envs: int) -> int:
     """Env-steps from which on `auto` compiles, by the constants of the module."""
     saved = compilation.CALL_SECONDS + compilation.ENV_SECONDS * envs
-    return round(compilation.WORTH * compilation.COMPILE_SECONDS / saved)
+    return round(compilation.MIN_SAVING * compilation.COMPILE_SECONDS / saved)
 
 
 @pytest.mark.parametrize(

@@ -23,16 +23,16 @@ ASKED = [*TINY, "run_dir=run", "telemetry.plain_interval=0.001"]
 SAY = """
 import sys
 from pathlib import Path
-from esper_soa.runtime.console import standing_streams
+from esper_soa.runtime.console import safe_streams
 from esper_soa.training.progress import LOGGER, show
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.session import session
-with standing_streams():
+with safe_streams():
     with session(RunFolder(Path(sys.argv[1]))) as within:
         for number in range(3):
             show(within.console, f"shown {number}")
             LOGGER.info("logged %d", number)
-            within.look_at_console()
+            within.check_console()
             sys.stdin.readline()
         print("no more", file=sys.stderr)
         within.finish()

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import warm
 
-from esper_soa.runtime.files import LineFile, Unwritten
+from esper_soa.runtime.files import LineFile, WriteErrors
 
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from esper_soa.runtime.files import LineFile, Unwritten, write_text
+from esper_soa.runtime.files import LineFile, WriteErrors, write_text
 
 def allow(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -87,7 +87,7 @@ def test_lines_are_appended_to_those_that_are_there_and_no_line_makes_no_file(
 def test_what_could_not_be_written_is_named_by_reason_until_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    unwritten = Unwritten()
+    unwritten = WriteErrors()
     assert str(unwritten) == ""
     for name, reason in (("a", "full"), ("b", "too large"), ("c", "full"), ("c", "full")):
         with unwritten.attempt(name):
@@ -104,5 +104,5 @@ def test_what_could_not_be_written_is_named_by_reason_until_it_is(
 
 
 def test_what_is_no_error_of_files_is_not_kept_back() -> None:
-    with pytest.raises(ValueError, match="other"), Unwritten().attempt("a"):
+    with pytest.raises(ValueError, match="other"), WriteErrors().attempt("a"):
         raise ValueError("other")

@@ -14,8 +14,8 @@ from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Batch, Learner, coefficients, total_loss
 from esper_soa.agent.rollout import new_rollout
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
-from esper_soa.config.errors import OutOfRoomError, SettingError, UserError
-from esper_soa.config.nets import DataConfig, TaskConfig, enabled_slots
+from esper_soa.config.errors import RunMemoryError, SettingError, UserError
+from esper_soa.config.nets import DataConfig, TaskConfig, sort_slots
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.observation import feature_names
 from esper_soa.nets.model.host import host_shape
@@ -27,8 +27,8 @@ from esper_soa.runtime.memory import (
     at_once,
     check_room,
     free_memory,
+    memory_errors,
     most_envs,
-    naming_memory,
     needs,
 )
 
@@ -38,9 +38,7 @@ SMALL = ("+experiment=smoke", "rounds=1", "steps=2", "compute.engine=torch")
 
 def test_the_weights_are_counted_as_they_are_allocated() -> None:
     cfg = TrainConfig(envs=3, slots=["r0c0", "r1c1"])
-    weights = allocate(
-        host_shape(cfg.task, enabled_slots(cfg.task, cfg.slots)), 3, CPU, torch.float32
-    )
+    weights = allocate(host_shape(cfg.task, sort_slots(cfg.task, cfg.slots)), 3, CPU, torch.float32)
     add_snapshot_(weights)
     numbers = sum(one.numel() for one in weights.values(True, True) if one.dtype == torch.float32)
     assert sizes(cfg)["weights"] == pytest.approx(4 * numbers, rel=0.02)
@@ -78,7 +76,7 @@ def test_what_fits_alone_is_refused_where_another_process_takes_as_much() -> Non
     fits = replace(cfg, envs=most_envs(cfg, CPU, free * 3 // 4))
     check_room(fits, CPU)
     with pytest.raises(SettingError, match=f"envs={fits.envs}"):
-        check_room(fits, CPU, beside=2)
+        check_room(fits, CPU, processes=2)
 
 
 MANY = DataConfig(name="synthetic", synthetic_train=1_000_000, synthetic_test=1_000_000)
@@ -162,7 +160,7 @@ def test_activations_of_an_update_are_counted_as_autograd_keeps_them(
 
 def update_of(cfg: TrainConfig, envs: int) -> tuple[Learner, Batch, Tensor]:
     """A learner, a batch of rows in which everything is legal, and numbers for its dropout."""
-    specs = enabled_slots(cfg.task, cfg.slots)
+    specs = sort_slots(cfg.task, cfg.slots)
     names = tuple(spec.name for spec in specs)
     learner = Learner(RecurrentPolicy(cfg.policy, specs, 0), cfg.policy.ppo, 1, 0)
     rows = new_rollout(cfg.steps, envs, len(specs), len(feature_names(names)), CPU).rows
@@ -176,11 +174,11 @@ def update_of(cfg: TrainConfig, envs: int) -> tuple[Learner, Batch, Tensor]:
 
 def test_an_allocation_that_fails_is_one_line_and_other_errors_pass() -> None:
     told = r"out of memory\. Lower envs, batch_size"
-    with pytest.raises(UserError, match=told), naming_memory(UserError):
+    with pytest.raises(UserError, match=told), memory_errors(UserError):
         torch.empty(2**50)
-    with pytest.raises(OutOfRoomError, match="Lower envs"), naming_memory(OutOfRoomError):
+    with pytest.raises(RunMemoryError, match="Lower envs"), memory_errors(RunMemoryError):
         np.zeros(2**50)
-    with pytest.raises(RuntimeError, match="shape"), naming_memory(OutOfRoomError):
+    with pytest.raises(RuntimeError, match="shape"), memory_errors(RunMemoryError):
         torch.zeros(2).view(3)
 
 

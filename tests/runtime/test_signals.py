@@ -14,7 +14,7 @@ import pytest
 import warm
 from program import ENVIRONMENT, PATIENCE, TINY, contents, finished, lines, started, wait_until
 
-from esper_soa.runtime.signals import Interrupted, importing, signals_noted, stopped_at_once
+from esper_soa.runtime.signals import Interrupted, collect_signals, import_guard, stop_at_once
 
 LONG = [*TINY, "rounds=5000", "checkpoint_every=0", "control=none", "telemetry.progress=off"]
 STOPS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
@@ -45,7 +45,7 @@ def test_set_up_ends_at_once_with_one_line_and_the_status_of_the_signal(
     number: int, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(number)
-    with pytest.raises(SystemExit) as stop, stopped_at_once():
+    with pytest.raises(SystemExit) as stop, stop_at_once():
         send(number)
     assert stop.value.code == status
     assert capsys.readouterr().err == f"stopped by {signal.Signals(number).name}\n"
@@ -59,7 +59,7 @@ def test_set_up_ends_at_once_with_one_line_and_the_status_of_the_signal(
 def test_a_second_signal_does_not_wait_and_gives_its_own_status(
     first: str, second: str, status: int
 ) -> None:
-    with signals_noted() as requests:
+    with collect_signals() as requests:
         send(getattr(signal, f"SIG{first}"))
         assert requests.waiting() == [getattr(signal, f"SIG{first}")]
         with pytest.raises(Interrupted) as stop:
@@ -81,7 +81,7 @@ def test_a_handler_of_another_program_is_called_once_the_request_is_heeded() -> 
         called.append(number)
 
     with handled(signal.SIGUSR2, of_the_launcher), handled(signal.SIGTERM, of_the_launcher):
-        with signals_noted() as requests:
+        with collect_signals() as requests:
             # twice is no hurry: the launcher decides
             send(signal.SIGTERM, signal.SIGTERM, signal.SIGUSR2)
             assert requests.waiting() == [signal.SIGUSR2, signal.SIGTERM]
@@ -91,7 +91,7 @@ def test_a_handler_of_another_program_is_called_once_the_request_is_heeded() -> 
             assert requests.waiting() == []
             assert called == [signal.SIGUSR2, signal.SIGTERM]
         assert signal.getsignal(signal.SIGTERM) is of_the_launcher
-        with importing():
+        with import_guard():
             send(signal.SIGTERM)
         assert called[2:] == [signal.SIGTERM]
 
@@ -100,12 +100,12 @@ def test_without_such_a_handler_there_is_nobody_to_call() -> None:
     with (
         handled(signal.SIGTERM, signal.SIG_DFL),
         handled(signal.SIGUSR2, signal.SIG_IGN),
-        signals_noted() as requests,
+        collect_signals() as requests,
     ):
         send(signal.SIGTERM, signal.SIGUSR2)
         assert not requests.handle(signal.SIGTERM)
         assert not requests.handle(signal.SIGUSR2)
-    with stopped_at_once(), signals_noted() as requests:  # the entry point's handlers are our own
+    with stop_at_once(), collect_signals() as requests:  # the entry point's handlers are our own
         send(signal.SIGTERM)
         assert not requests.handle(signal.SIGTERM)
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from recording_agent import witnessed_round
 from tiny_world import CPU, tiny_settings
-from witness import witnessed_round
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.slots import place_table

@@ -16,7 +16,7 @@ from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.config.agent import NetworkConfig, PPOConfig
 from esper_soa.env.world import World
-from esper_soa.nets.graphs import StaticStep, StepCache, _Kept
+from esper_soa.nets.graphs import StaticStep, StepCache, _CachedStep
 from esper_soa.training.build import build_world
 from esper_soa.training.callbacks import NO_RECORDER, Recorder
 from esper_soa.training.collect import Player, Round, play_round
@@ -35,7 +35,7 @@ class WatchedSteps(StepCache[StaticStep]):
         assert len(set(places)) == len(places)
         return step
 
-    def _advance_(self, kept: _Kept[StaticStep], variant: int) -> None:
+    def _advance_(self, kept: _CachedStep[StaticStep], variant: int) -> None:
         places = [buffer.data_ptr() for buffer in kept.step.buffers()]
         with SyncGuard():
             super()._advance_(kept, variant)
@@ -74,7 +74,7 @@ def test_rounds_whose_decisions_lie_on_static_buffers_teach_the_same_bit_for_bit
                 3 * 2 * 2,
                 3 * (STEPS + 1),
             ]
-            assert [len(steps._kept) for steps in kept] == [3, 2, 1]
+            assert [len(steps._cached) for steps in kept] == [3, 2, 1]
     ordinary, same = found
     assert same.keys() == ordinary.keys()
     for name, value in ordinary.items():

@@ -11,8 +11,8 @@ import torch
 import warm
 
 from esper_soa.training.checkpoint import load_checkpoint, save_checkpoint
-from esper_soa.training.checksum import CheckpointError, read_sealed, why_broken, write_sealed
-from esper_soa.training.run_folder import RunFolder, claimed
+from esper_soa.training.checksum import CheckpointError, find_damage, read_sealed, write_sealed
+from esper_soa.training.run_folder import RunFolder, lock_folder
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ def whole(tmp_path: Path) -> Path:
     """A small checkpoint with two tensors."""
     path = tmp_path / "checkpoint.pt"
     save_checkpoint(path, {"round": 3, "weights": {"conv": torch.ones(3), "bias": torch.arange(5)}})
-    assert why_broken(path) is None
+    assert find_damage(path) is None
     return path
 
 
@@ -33,7 +33,7 @@ def test_every_single_flipped_bit_is_found(whole: Path) -> None:
         for place, byte in enumerate(content):
             for bit in range(8):
                 os.pwrite(file.fileno(), bytes([byte ^ 1 << bit]), place)
-                if why_broken(whole) is None:
+                if find_damage(whole) is None:
                     unnoticed.append((place, bit))
             os.pwrite(file.fileno(), bytes([byte]), place)
     assert unnoticed == []
@@ -45,22 +45,24 @@ def test_a_file_of_any_other_length_is_found(whole: Path) -> None:
     seal = content[content.rindex(b"\nesper_soa") :]
     for length in [*range(0, len(content) - 200, 7), *range(len(content) - 200, len(content))]:
         whole.write_bytes(content[:length])
-        assert why_broken(whole) is not None, length
+        assert find_damage(whole) is not None, length
     for more in (b"\0", b"\n", seal, content, bytes(1000)):
         whole.write_bytes(content + more)
-        assert why_broken(whole) is not None, more[:20]
+        assert find_damage(whole) is not None, more[:20]
         whole.write_bytes(more + content)
-        assert why_broken(whole) is not None, more[:20]
+        assert find_damage(whole) is not None, more[:20]
     whole.write_bytes(content)
-    assert why_broken(whole) is None
+    assert find_damage(whole) is None
 
 
 def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert why_broken(tmp_path / "pipe") == f"checkpoint {tmp_path / 'pipe'}: not a file"
-    assert why_broken(tmp_path) == f"checkpoint {tmp_path}: not a file"
-    assert why_broken(tmp_path / "none") == f"checkpoint {tmp_path / 'none'}: there is no such file"
-    assert why_broken(Path("/dev/zero")) == "checkpoint /dev/zero: not a file"
+    assert find_damage(tmp_path / "pipe") == f"checkpoint {tmp_path / 'pipe'}: not a file"
+    assert find_damage(tmp_path) == f"checkpoint {tmp_path}: not a file"
+    assert (
+        find_damage(tmp_path / "none") == f"checkpoint {tmp_path / 'none'}: there is no such file"
+    )
+    assert find_damage(Path("/dev/zero")) == "checkpoint /dev/zero: not a file"
 
 
 @pytest.mark.parametrize(("reads", "age"), [(13, "an older"), (2, "a newer")])
@@ -69,7 +71,7 @@ def test_another_version_is_refused_by_number(
 ) -> None:
     monkeypatch.setattr("esper_soa.training.checksum.VERSION", reads)
     told = f"has version 3, written by {age} version of the program: this one reads version {reads}"
-    assert why_broken(whole) == f"checkpoint {whole}: {told}"
+    assert find_damage(whole) == f"checkpoint {whole}: {told}"
 
 
 def test_an_older_version_is_refused_as_such(tmp_path: Path) -> None:
@@ -147,10 +149,10 @@ def test_wherever_the_room_ends_the_old_checkpoint_stays_whole_and_the_reason_is
 SLOW_WRITER = """
 import sys, time
 from pathlib import Path
-from esper_soa.training.run_folder import RunFolder, claimed
+from esper_soa.training.run_folder import RunFolder, lock_folder
 from esper_soa.runtime.files import replacing
 with (
-    claimed(RunFolder(Path(sys.argv[1]))),
+    lock_folder(RunFolder(Path(sys.argv[1]))),
     replacing(Path(sys.argv[1]) / "checkpoint_000002.pt") as half,
 ):
     half.write_bytes(bytes(100_000))
@@ -172,14 +174,17 @@ def test_what_a_killed_process_left_half_written_goes_when_the_folder_is_claimed
     assert process.stdout is not None
     assert process.stdout.readline() == "half\n"
     half = tmp_path / f"checkpoint_000002.pt.{process.pid}.tmp"
-    with pytest.raises(Exception, match="another process is writing"), claimed(RunFolder(tmp_path)):
+    with (
+        pytest.raises(Exception, match="another process is writing"),
+        lock_folder(RunFolder(tmp_path)),
+    ):
         pass
     assert half.exists()  # what a living process writes is left alone
     process.kill()
     process.wait()
     process.stdout.close()
     assert half.exists()
-    with claimed(RunFolder(tmp_path)):
+    with lock_folder(RunFolder(tmp_path)):
         names = sorted(file.name for file in tmp_path.iterdir())
     assert names == [".lock", "checkpoint_000001.pt.backup.tmp", "checkpoint_000002.pt", "mine.tmp"]
     assert read_sealed(path) == b"old"

@@ -16,8 +16,8 @@ from esper_soa.training.session import session
 HOLD = """
 import sys, time
 from pathlib import Path
-from esper_soa.training.run_folder import RunFolder, claimed
-with claimed(RunFolder(Path(sys.argv[1]))):
+from esper_soa.training.run_folder import RunFolder, lock_folder
+with lock_folder(RunFolder(Path(sys.argv[1]))):
     print("held", flush=True)
     time.sleep(600)
 """

@@ -5,10 +5,10 @@ import math
 
 import pytest
 import torch
+from recording_agent import Witnessed, witnessed_round
 from rich.console import Console
 from tiny_world import CPU, tiny_settings
 from torch import Tensor
-from witness import Witnessed, witnessed_round
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
@@ -24,7 +24,7 @@ from esper_soa.state import Decision, EnvState, View
 from esper_soa.training import collect
 from esper_soa.training.build import build_world
 from esper_soa.training.collect import EpisodeRunner, Player, Round
-from esper_soa.training.metrics import Arriving
+from esper_soa.training.metrics import PendingCopy
 from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import HEAD_NAMES
@@ -58,9 +58,9 @@ def test_numbers_on_their_way_are_told_in_order_once_they_are_there_and_waited_f
     seen = list[str]()
     copies = list[LateCopy]()
 
-    def late(state: EnvState, packed: Tensor | None) -> Arriving:
+    def late(state: EnvState, packed: Tensor | None) -> PendingCopy:
         copies.append(LateCopy(seen))
-        return Arriving(torch.tensor([len(copies), 0.0]), copies[-1])  # type: ignore[arg-type]
+        return PendingCopy(torch.tensor([len(copies), 0.0]), copies[-1])  # type: ignore[arg-type]
 
     monkeypatch.setattr(collect, "read_progress", late)
     monkeypatch.setattr(

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from recording_agent import Witnessed, witnessed_round
 from rich.console import Console
 from tiny_world import CPU
-from witness import Witnessed, witnessed_round
 
 from esper_soa.agent.scripted import RandomPolicy, SchedulePolicy, WaitPolicy
 from esper_soa.config.agent import PolicyConfig, ScheduleConfig
@@ -19,7 +19,7 @@ from esper_soa.env.world import World
 from esper_soa.nets.model.host import host_shape
 from esper_soa.training.build import build_world
 from esper_soa.training.collect import Player, Round, play_round
-from esper_soa.training.controls import CONTROLS, play_control, widened
+from esper_soa.training.controls import CONTROLS, play_control, widen_host
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import BLUEPRINT_NAMES
@@ -135,7 +135,7 @@ def test_a_widened_host_sees_the_images_of_the_growing_one_in_their_order_and_au
     world: World,
 ) -> None:
     wide = build_world(
-        replace(CFG, task=widened(CFG.task, 3000)), CPU, seed=2**31 + 5, data=world.data
+        replace(CFG, task=widen_host(CFG.task, 3000)), CPU, seed=2**31 + 5, data=world.data
     )
     assert wide.data.train_images is world.data.train_images
     for played in (world, wide):
@@ -178,7 +178,7 @@ def test_a_host_widened_to_its_own_size_is_that_without_growth_and_compiles_noth
 @pytest.mark.parametrize("factor", [0.5, 1.0, 1.004, 2.9, 30.0])
 def test_no_width_is_nearer_than_that_of_the_widened_task(task: TaskConfig, factor: float) -> None:
     wanted = factor * host(task.base_channels, task)
-    found = widened(task, wanted)
+    found = widen_host(task, wanted)
     assert abs(host(found.base_channels, task) - wanted) == min(
         abs(host(width, task) - wanted) for width in range(task.base_channels, 80)
     )
@@ -186,9 +186,9 @@ def test_no_width_is_nearer_than_that_of_the_widened_task(task: TaskConfig, fact
 
 
 def test_no_host_is_widened_beyond_what_a_block_may_have() -> None:
-    assert widened(TaskConfig(), 1e12).base_channels == MAX_CHANNELS // 4
+    assert widen_host(TaskConfig(), 1e12).base_channels == MAX_CHANNELS // 4
     narrow = TaskConfig(base_channels=MAX_CHANNELS // 4)
-    assert widened(narrow, 1e12) == narrow
+    assert widen_host(narrow, 1e12) == narrow
 
 
 def test_other_controls_are_refused_by_name(world: World, grown: RoundResult) -> None:

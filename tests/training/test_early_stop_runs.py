@@ -14,7 +14,7 @@ from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import ComputeConfig, TelemetryConfig, TrainConfig, settings_yaml
 from esper_soa.lab.report.groups import groups_of
 from esper_soa.lab.report.run_files import find_runs
-from esper_soa.lab.report.sections import shown_of
+from esper_soa.lab.report.sections import make_drawing
 from esper_soa.lab.telemetry.table_files import read_table
 from esper_soa.training.final_table import Summary
 from esper_soa.training.run_folder import RunFolder
@@ -105,7 +105,7 @@ def test_env_steps_and_pace_count_those_that_were_played_also_after_a_resume(
     ]
     assert counts[-1] < 3 * ENVS * STEPS
     assert [line["env_steps"] for line in lines] == counts
-    assert (summary.speed.env_steps, summary.own_env_steps) == (counts[2], counts[2] - counts[1])
+    assert (summary.speed.env_steps, summary.local_env_steps) == (counts[2], counts[2] - counts[1])
     for line, before in zip(lines, (0, *counts), strict=False):
         seconds = line["collect_seconds"] + line["update_seconds"]
         assert line["eps"] * seconds == pytest.approx(line["env_steps"] - before)
@@ -145,7 +145,7 @@ def test_a_control_heeds_early_stop_too(tmp_path: Path, control: str) -> None:
 def test_a_report_of_such_a_run_shows_the_env_steps_that_were_played(tmp_path: Path) -> None:
     early = EarlyStopConfig(patience=4, min_delta=0.0, min_steps=3)
     _, _, episodes = played(tmp_path, control="wait", early_stop=early)
-    shown = shown_of(groups_of(find_runs([str(tmp_path)])))
+    shown = make_drawing(groups_of(find_runs([str(tmp_path)])))
     ends = {(one["round"], one["env"]): one["env_steps"] for one in episodes}
     curve = shown.tables["accuracies"]
     points = zip(curve["round"], curve["host"], strict=True)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from equal_runs import CPU, settings
 from program import finished
+from recording_agent import Witnessed, witnessed_round
 from tiny_runs import fresh
-from witness import Witnessed, witnessed_round
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
@@ -18,7 +18,7 @@ from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.env import GatesConfig, RewardConfig
 from esper_soa.config.errors import SettingError, UserError
-from esper_soa.config.nets import DataConfig, enabled_slots
+from esper_soa.config.nets import DataConfig, sort_slots
 from esper_soa.config.settings import ComputeConfig, EvaluateConfig
 from esper_soa.env.world import World
 from esper_soa.training.build import build_world
@@ -31,7 +31,7 @@ from esper_soa.training.evaluation import (
     judge,
 )
 from esper_soa.training.final_test import measure_test
-from esper_soa.training.resume import Saved, read_run
+from esper_soa.training.resume import SavedRun, read_run
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.statistics import mean_interval
 
@@ -61,7 +61,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def saved(trained: Path) -> Saved:
+def saved(trained: Path) -> SavedRun:
     return read_run(RunFolder(trained).checkpoint(1), CPU)
 
 
@@ -87,7 +87,7 @@ def found(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 
 @pytest.fixture(scope="module")
-def world(trained: Path, saved: Saved) -> World:
+def world(trained: Path, saved: SavedRun) -> World:
     """Hosts and data of seed 2**31 + 3."""
     return build_world(evaluation_settings(saved, asked(trained)), CPU, 2**31 + SEED)
 
@@ -96,9 +96,9 @@ def by_hand(world: World, agent: Agent) -> list[Witnessed]:
     return [witnessed_round(world, agent, episode) for episode in range(EPISODES)]
 
 
-def learned(saved: Saved) -> RecurrentPolicy:
+def learned(saved: SavedRun) -> RecurrentPolicy:
     assert saved.learner is not None
-    policy = RecurrentPolicy(TRAINED.policy, enabled_slots(TRAINED.task, ["r0c0", "r0c1"]), seed=99)
+    policy = RecurrentPolicy(TRAINED.policy, sort_slots(TRAINED.task, ["r0c0", "r0c1"]), seed=99)
     policy.load_state_dict(saved.learner["policy"])
     return policy
 
@@ -117,7 +117,7 @@ def samples(found: dict, policy: str) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("name", ["wait", "random", "ppo"])
 def test_every_policy_plays_on_the_fresh_seed_that_was_asked_for(
-    found: dict, world: World, saved: Saved, name: str
+    found: dict, world: World, saved: SavedRun, name: str
 ) -> None:
     agent: Agent = (
         {"wait": WaitPolicy, "random": RandomPolicy}[name]() if name != "ppo" else learned(saved)
@@ -155,7 +155,7 @@ def test_means_and_leads_are_those_of_the_samples_pair_by_pair(found: dict) -> N
 
 
 def test_the_learned_policy_takes_the_likeliest_choice_where_it_is_asked_to(
-    trained: Path, saved: Saved, world: World
+    trained: Path, saved: SavedRun, world: World
 ) -> None:
     for deterministic in (False, True):
         cfg = evaluation_settings(saved, asked(trained, deterministic=deterministic))
@@ -173,7 +173,7 @@ def test_the_learned_policy_takes_the_likeliest_choice_where_it_is_asked_to(
 
 
 def test_task_data_reward_and_rules_are_those_of_the_checkpoint(
-    trained: Path, saved: Saved
+    trained: Path, saved: SavedRun
 ) -> None:
     cfg = evaluation_settings(saved, asked(trained))
     assert (cfg.envs, cfg.rounds, cfg.seed) == (ENVS, EPISODES, TRAINED.seed)
@@ -193,7 +193,7 @@ def test_task_data_reward_and_rules_are_those_of_the_checkpoint(
 
 
 def test_an_evaluation_takes_its_own_data_and_precision_where_it_names_them_else_those_of_the_run(
-    trained: Path, saved: Saved
+    trained: Path, saved: SavedRun
 ) -> None:
     there = saved.settings | {"data": saved.settings["data"] | {"name": "auto", "root": "/there"}}
     there |= {"compute": saved.settings["compute"] | {"precision": "bfloat16"}}

@@ -29,7 +29,7 @@ from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import HeuristicPolicy, RandomPolicy, SchedulePolicy, WaitPolicy
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.env import REWARD_MODES, RewardConfig
-from esper_soa.config.nets import enabled_slots
+from esper_soa.config.nets import sort_slots
 from esper_soa.env.step import apply_action, guard_, look, measure_, record_and_observe
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.training.collect import Player, Round, play_round
@@ -45,7 +45,7 @@ ACTIVE_SEEDS = "read_active_seeds"
 READ_PROGRESS = "read_progress"
 # MetricsAccumulator.read: the sums of a whole round by one copy after its last env-step, and what
 # the host makes of it.
-METRICS = ("MetricsAccumulator", "_on_host", "episode_records", "blueprint_record", "_spread")
+METRICS = ("MetricsAccumulator", "_to_host", "episode_records", "blueprint_record", "_spread")
 
 VALUES = torch.arange(4.0)
 SYNCS: dict[str, Callable[[], object]] = {
@@ -119,7 +119,7 @@ def test_the_guard_logs_what_is_allowed_and_forgives_reads_of_what_is_on_the_hos
 def agents(num_slots: int, device: torch.device) -> dict[str, Agent]:
     cfg = tiny_settings(1, num_slots, 1)
     network = PolicyConfig(network=NetworkConfig(hidden=32, features=32))
-    policy = RecurrentPolicy(network, enabled_slots(cfg.task, cfg.slots), seed=0)
+    policy = RecurrentPolicy(network, sort_slots(cfg.task, cfg.slots), seed=0)
     return {
         "random": RandomPolicy(),
         "wait": WaitPolicy(),

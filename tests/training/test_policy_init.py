@@ -95,7 +95,7 @@ def test_a_run_starts_from_a_checkpoint_and_not_from_a_newer_one(before: Path) -
 def test_a_run_starts_from_a_policy_that_ships_by_its_name_or_from_its_file(
     before: Path, package: Path
 ) -> None:
-    assert start.shipped() == ["grower"]
+    assert start.packaged_policies() == ["grower"]
     assert_taken_over(built(starting("grower")), before)
     assert_taken_over(built(starting(package / "grower.policy")), before)
 

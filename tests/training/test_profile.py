@@ -46,10 +46,10 @@ def test_a_lap_takes_what_passed_since_the_lap_before() -> None:
     profile, clock = by_hand()
     for phase, moment in (("training", 3.0), ("state", 4.0), ("training", 6.0)):
         clock.time = moment
-        profile.phase_ended(phase)
+        profile.on_phase_end(phase)
     assert profile.take() == {"training": 5.0, "state": 1.0}
     clock.time = 7.0
-    profile.phase_ended("policy")
+    profile.on_phase_end("policy")
     assert profile.take() == {"policy": 1.0}, "counting did not begin anew"
 
 
@@ -58,7 +58,7 @@ def test_feeds_are_taken_out_of_the_phase_around_them() -> None:
     profile, clock = by_hand()
     profile.fed = {1: 1.0 + 3.0, 2: 2.0}
     clock.time = 10.0
-    profile.phase_ended("training")
+    profile.on_phase_end("training")
     assert profile.take() == {"training": 7.0, "data": 3.0}
 
 

@@ -64,7 +64,7 @@ def test_env_steps_that_are_left_out_are_no_longer_waited_for(live: bool) -> Non
     with Progress(total=40, console=console, clock=clock) as progress:
         for played, left_out in ((8, 0), (4, 4), (4, 20)):
             clock.now += 4.0
-            progress.leave_out(left_out)
+            progress.skip_env_steps(left_out)
             progress.advance(played, "round 1/1", accuracy=10.0, reward=0.0)
     shown = "\n".join(written(console))
     for fact in ("16/16 env-steps", "1.3 EPS", "left 0s"):  # 16 in 12 s

@@ -23,7 +23,7 @@ from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.runtime.ranks import core_group, share_of
 from esper_soa.training.checkpoint import load_checkpoint
 from esper_soa.training.launch import resume_hint
-from esper_soa.training.run_folder import RunFolder, claimed
+from esper_soa.training.run_folder import RunFolder, lock_folder
 from esper_soa.training.trainer import run
 
 pytestmark = pytest.mark.timeout(900)
@@ -334,7 +334,7 @@ def test_ranks_listen_on_loopback_alone_and_end_with_a_checkpoint_when_their_lau
     for pid in ranks.values():
         assert set(listening(pid)) == {"0100007F"}  # 127.0.0.1
     process.kill()
-    with pytest.raises(UserError, match="another process"), claimed(RunFolder(path)):
+    with pytest.raises(UserError, match="another process"), lock_folder(RunFolder(path)):
         pass
     process.communicate(timeout=PATIENCE)
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks.values()))

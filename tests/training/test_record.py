@@ -10,7 +10,12 @@ import torch
 from tiny_runs import fresh, settings
 
 from esper_soa.training import resume
-from esper_soa.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint, unlike
+from esper_soa.training.checkpoint import (
+    CheckpointError,
+    load_checkpoint,
+    mismatch,
+    save_checkpoint,
+)
 from esper_soa.training.evaluation import build_agent
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.running import Run
@@ -51,7 +56,7 @@ def test_a_run_that_was_saved_before_episodes_could_end_early_has_cut_off_none(
 ) -> None:
     older = changed(record, ("progress", "cut_off"), ...)
     assert "cut_off" not in older["progress"]
-    assert resume.saved_run(tmp_path, older).progress.cut_off == 0
+    assert resume.parse_run(tmp_path, older).progress.cut_off == 0
 
 
 @pytest.mark.parametrize(
@@ -74,7 +79,7 @@ def test_what_is_wrong_with_a_record_is_told_by_place(
     record: dict, tmp_path: Path, place: Place, value: object, told: str
 ) -> None:
     with pytest.raises(CheckpointError) as caught:
-        resume.saved_run(tmp_path, changed(record, place, value))
+        resume.parse_run(tmp_path, changed(record, place, value))
     assert f"is not of a training run ({told}" in str(caught.value)
 
 
@@ -117,7 +122,7 @@ def test_a_learner_that_does_not_fit_changes_nothing(
             job.player.learner, resume.read_run(tmp_path / "a.pt", CPU), tmp_path / "a.pt"
         )
     assert f"the learner does not fit this run ({told}" in str(caught.value)
-    assert unlike(job.player.learner.state_dict(), before, "learner") == ""
+    assert mismatch(job.player.learner.state_dict(), before, "learner") == ""
     assert torch.equal(job.player.learner.policy.state_dict()[first], before["policy"][first])  # type: ignore[index]
 
 

@@ -11,10 +11,10 @@ from esper_soa.lab.sweep.plugins import open_sweep_folder
 from esper_soa.training.checksum import CheckpointError, write_sealed
 from esper_soa.training.run_folder import (
     RunFolder,
-    claimed,
+    damaged_newer,
     find_checkpoint,
+    lock_folder,
     open_run_folder,
-    passed_over,
     write_config,
     write_versions,
 )
@@ -84,14 +84,14 @@ def test_a_folder_gives_its_newest_whole_checkpoint_and_says_what_was_passed_ove
 ) -> None:
     given = str(three.path)
     assert find_checkpoint(given, "resume") == three.checkpoint(3)
-    assert passed_over(three.checkpoint(3)) == []
+    assert damaged_newer(three.checkpoint(3)) == []
     damage(three.checkpoint(3))
     assert find_checkpoint(given, "checkpoint") == three.checkpoint(2)
     assert resume_start(given, "", "trial").checkpoint == three.checkpoint(2)
     assert resume_start("auto", given, "trial").checkpoint == three.checkpoint(2)
     three.checkpoint(2).write_bytes(b"")
     assert resume_start("auto", given, "trial").checkpoint == three.checkpoint(1)
-    assert passed_over(three.checkpoint(1)) == [
+    assert damaged_newer(three.checkpoint(1)) == [
         f"checkpoint {three.checkpoint(2)}: cut off, damaged, or not a checkpoint of this program; "
         "checkpoint_000001.pt is taken",
         f"checkpoint {three.checkpoint(3)}: damaged (its content is not what was written); "
@@ -172,7 +172,7 @@ def test_a_folder_in_which_nothing_can_be_made_is_refused(tmp_path: Path) -> Non
         pytest.raises(
             UserError, match=rf"run_dir={tmp_path}: cannot be written \(Is a directory\)"
         ),
-        claimed(RunFolder(tmp_path)),
+        lock_folder(RunFolder(tmp_path)),
     ):
         pass
 

@@ -19,11 +19,11 @@ import pytest
 import tiny_runs
 import torch
 from lanes import some_of
+from recording_agent import Witnessed, witnessed_round
 from rich.console import Console
 from tiny_runs import records
 from tiny_world import CPU
 from torch import Tensor
-from witness import Witnessed, witnessed_round
 
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.config.env import GatesConfig, LifecycleConfig

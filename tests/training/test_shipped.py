@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 
 from esper_soa.training.checkpoint import save_checkpoint
-from esper_soa.training.start import POLICIES, shipped
+from esper_soa.training.start import POLICIES, packaged_policies
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOK = """
 from importlib.resources import files
 import esper_soa
-from esper_soa.training.start import find_policy, shipped
-print(esper_soa.__file__, shipped(), find_policy("sprout"))
+from esper_soa.training.start import find_policy, packaged_policies
+print(esper_soa.__file__, packaged_policies(), find_policy("sprout"))
 print(files("esper_soa").joinpath("agent", "policies", "sprout.policy").is_file())
 """
 
@@ -37,7 +37,7 @@ def test_an_installed_copy_finds_the_policies_that_lie_in_it(tmp_path: Path) -> 
         text=True,
         check=True,
     )
-    names = sorted([*shipped(), "sprout"])
+    names = sorted([*packaged_policies(), "sprout"])
     assert done.stdout == f"{site}/esper_soa/__init__.py {names} {there}\nTrue\n"
 
 

@@ -33,9 +33,9 @@ from esper_soa.lab.compare.comparison import (
     MEASURES,
     RESULT,
     SIGNIFICANCE,
-    Compared,
+    MeasureComparison,
     Numbers,
-    compared,
+    compare_groups,
     power_note,
 )
 from esper_soa.lab.report.page import NAME, report_in
@@ -43,12 +43,12 @@ from esper_soa.lab.run_folders import finished_accuracy
 from esper_soa.runtime.console import ending_with_status, parser
 from esper_soa.runtime.files import write_text
 from esper_soa.runtime.json_lines import Json, MetricsWriter, json_line
-from esper_soa.runtime.signals import importing
+from esper_soa.runtime.signals import import_guard
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.statistics import mean_interval
 
 GROUP = re.compile(r"[A-Za-z]\w{0,30}")
-OWN = ("seeds", "out")  # settings of this command
+COMMAND_SETTINGS = ("seeds", "out")  # settings of this command
 # a line per seed and round, of the groups in the order in which they have played it
 TURNS = "turns.jsonl"
 # Of a run, by where they stand in summary.json; those of grown hosts are means over the hosts of
@@ -78,7 +78,7 @@ HELP = """\
 
 
 class Study(NamedTuple):
-    """What is to be compared."""
+    """The groups, seeds and folder of a comparison."""
 
     experiment: str
     common: tuple[str, ...]  # overrides of all groups
@@ -89,8 +89,8 @@ class Study(NamedTuple):
     def overrides(self, group: str, seed: int) -> list[str]:
         """Of one run."""
         place = self.folder(group, seed)
-        here = (f"seed={seed}", f"run_dir='{place}'", "resume=auto")
-        return ["report=false", *self.common, *self.groups[group], *here]
+        run_overrides = (f"seed={seed}", f"run_dir='{place}'", "resume=auto")
+        return ["report=false", *self.common, *self.groups[group], *run_overrides]
 
     def folder(self, group: str, seed: int) -> Path:
         """Of one run."""
@@ -102,26 +102,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     usage = 'esper-compare a="..." b="..." [seeds=10] [out=FOLDER] [setting=value ...]'
     words = parser(usage, "Compare settings over seeds.", HELP)
     words.add_argument("given", nargs="+", help=argparse.SUPPRESS)
-    given = words.parse_args(arguments).given
+    words_given = words.parse_args(arguments).given
     with ending_with_status():
-        failed = compare(study_of(given), Console())
+        failed = compare(study_of(words_given), Console())
         if failed:
             print("failed runs:", *failed, sep="\n  ", file=sys.stderr)
             sys.exit(1)
 
 
-def study_of(given: Sequence[str]) -> Study:
-    """What the arguments ask for; raises UserError for what cannot be, of any group."""
+def study_of(arguments: Sequence[str]) -> Study:
+    """The study that the arguments describe; raises UserError for invalid settings of any group."""
     own = dict[str, str]()
     groups = dict[str, tuple[str, ...]]()
     common = list[str]()
     experiment = ""
     known = {*(one.name for one in fields(TrainConfig)), *options()}
-    for argument in given:
+    for argument in arguments:
         name, equals, value = argument.partition("=")
         if name == "+experiment":
             experiment = value
-        elif name in OWN:
+        elif name in COMMAND_SETTINGS:
             own[name] = value
         elif not equals or name in known or not GROUP.fullmatch(name):
             common.append(argument)
@@ -132,8 +132,8 @@ def study_of(given: Sequence[str]) -> Study:
             groups[name] = tuple(value.split())
     words = 'two or more, such as a="reward=shaped" b=""'
     check(len(groups) >= 2, "groups", ", ".join(groups) or "none", words)
-    taken = [one for one in common if one.partition("=")[0] in ("seed", "run_dir", "resume")]
-    check(not taken, "setting", ", ".join(taken), "left to seeds= and out=")
+    reserved = [one for one in common if one.partition("=")[0] in ("seed", "run_dir", "resume")]
+    check(not reserved, "setting", ", ".join(reserved), "left to seeds= and out=")
     settings = [
         compose_settings(experiment, [*common, *overrides]) for overrides in groups.values()
     ]
@@ -145,17 +145,19 @@ def study_of(given: Sequence[str]) -> Study:
 def _seeds(text: str, first: int) -> tuple[int, ...]:
     """The seeds that `text` stands for: a number of them, or a list in brackets."""
     words = "a number from 1 to 10000, or a list such as [101,102,103] without a seed twice"
-    listed = re.fullmatch(r"\[\s*\d+(\s*,\s*\d+)*\s*\]", text) is not None
-    check(listed or text.isdecimal(), "seeds", text, words)
-    count = 0 if listed else min(int(text), 10_001)
-    seeds = tuple(map(int, re.findall(r"\d+", text))) if listed else (*range(first, first + count),)
+    is_list = re.fullmatch(r"\[\s*\d+(\s*,\s*\d+)*\s*\]", text) is not None
+    check(is_list or text.isdecimal(), "seeds", text, words)
+    count = 0 if is_list else min(int(text), 10_001)
+    seeds = (
+        tuple(map(int, re.findall(r"\d+", text))) if is_list else (*range(first, first + count),)
+    )
     check(1 <= len(seeds) <= 10_000 and len(set(seeds)) == len(seeds), "seeds", text, words)
     return seeds
 
 
 def compare(study: Study, console: Console) -> list[str]:
     """Play what is missing, print the table, write compare.json; returns failed runs, in words."""
-    found: dict[str, dict[int, dict[str, float]]] = {group: {} for group in study.groups}
+    accuracies: dict[str, dict[int, dict[str, float]]] = {group: {} for group in study.groups}
     failed = list[str]()
     for seed in study.seeds:
         reasons = play_seed(study, seed)
@@ -163,26 +165,26 @@ def compare(study: Study, console: Console) -> list[str]:
         for group in study.groups.keys() - reasons.keys():
             text = RunFolder(study.folder(group, seed)).summary.read_text(encoding="utf-8")
             summary = json.loads(text)
-            found[group][seed] = {
+            accuracies[group][seed] = {
                 name: float(summary[part][key]) for name, (part, key) in NUMBERS.items()
             }
         values = [
             f"{name} {runs[seed]['test_accuracy']:.2f}"
-            for name, runs in found.items()
+            for name, runs in accuracies.items()
             if seed in runs
         ]
         told = ", ".join(values) or "of none"
         console.print(f"seed {seed}: test accuracy {told}", highlight=False)
-    whole = [seed for seed in study.seeds if all(seed in runs for runs in found.values())]
-    if whole:
+    complete = [seed for seed in study.seeds if all(seed in runs for runs in accuracies.values())]
+    if complete:
         numbers = {
-            group: {name: [runs[seed][name] for seed in whole] for name in NUMBERS}
-            for group, runs in found.items()
+            group: {name: [runs[seed][name] for seed in complete] for name in NUMBERS}
+            for group, runs in accuracies.items()
         }
-        rows = compared(numbers)
+        rows = compare_groups(numbers)
         report(console, numbers, rows)
         place = study.out / RESULT
-        write_text(place, json_line(record(study, whole, numbers, rows)) + "\n")
+        write_text(place, json_line(record(study, complete, numbers, rows)) + "\n")
         console.print(f"written to {place}; runs by group and seed beside it", highlight=False)
         missing = report_in(study.out)
         console.print(f"report   {missing or study.out / NAME}", highlight=False, soft_wrap=True)
@@ -198,21 +200,21 @@ def play_seed(study: Study, seed: int) -> dict[str, str]:
         if finished_accuracy(RunFolder(study.folder(group, seed)), settings) is None:
             experiment = [f"+experiment={study.experiment}"] * bool(study.experiment)
             missing[group] = settings, experiment + overrides
-    with importing():
-        from esper_soa.lab.compare.lockstep import train_in_turns
+    with import_guard():
+        from esper_soa.lab.compare.interleaved import train_interleaved
     study.out.mkdir(parents=True, exist_ok=True)
     with (
         open(os.devnull, "w", encoding="utf-8") as quiet,
         redirect_stdout(quiet),
         MetricsWriter(study.out / TURNS) as turns,
     ):
-        return train_in_turns(
+        return train_interleaved(
             missing,
             lambda number, order: turns.write({"seed": seed, "round": number, "order": order}),
         )
 
 
-def report(console: Console, numbers: Numbers, rows: Sequence[Compared]) -> None:
+def report(console: Console, numbers: Numbers, rows: Sequence[MeasureComparison]) -> None:
     """Print what the groups came to and how they compare."""
     levels = _table(f"means over seeds [{CONFIDENCE:.0%}]", LEVELS)
     for group, values in numbers.items():
@@ -227,7 +229,7 @@ def report(console: Console, numbers: Numbers, rows: Sequence[Compared]) -> None
             row.group,
             MEASURES[row.measure],
             f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]",
-            f"{row.won}/{len(row.differences)}",
+            f"{row.wins}/{len(row.differences)}",
             f"{row.effect:+.2f}",
             f"{row.p:.3f}",
             f"{row.corrected:.3f}",
@@ -237,8 +239,8 @@ def report(console: Console, numbers: Numbers, rows: Sequence[Compared]) -> None
         f"exact two-sided signed rank tests at {SIGNIFICANCE:.0%}, {rows[0].comparisons} "
         "comparisons, Holm's correction"
     )
-    left = [(row, power_note(row)) for row in rows]
-    notes = [f"{row.group}, {MEASURES[row.measure]}: {note}" for row, note in left if note]
+    row_notes = [(row, power_note(row)) for row in rows]
+    notes = [f"{row.group}, {MEASURES[row.measure]}: {note}" for row, note in row_notes if note]
     console.print(levels, table)
     console.print(tests, *notes, sep="\n", highlight=False, soft_wrap=True)
 
@@ -252,7 +254,7 @@ def _table(title: str, headings: Sequence[str]) -> Table:
 
 
 def record(
-    study: Study, seeds: Sequence[int], numbers: Numbers, rows: Sequence[Compared]
+    study: Study, seeds: Sequence[int], numbers: Numbers, rows: Sequence[MeasureComparison]
 ) -> dict[str, Json]:
     """compare.json."""
     return {

@@ -27,7 +27,7 @@ MEASURES = {"test_accuracy": "test accuracy", "net": "test accuracy less rent"}
 Numbers = Mapping[str, Mapping[str, Sequence[float]]]
 
 
-class Compared(NamedTuple):
+class MeasureComparison(NamedTuple):
     """A group against the first in one of MEASURES: group less first, paired by seed."""
 
     group: str
@@ -53,7 +53,7 @@ class Compared(NamedTuple):
         return stdev(self.differences) if len(self.differences) > 1 else 0.0
 
     @property
-    def won(self) -> int:
+    def wins(self) -> int:
         """Seeds with which the group was above the first."""
         return sum(one > 0 for one in self.differences)
 
@@ -70,11 +70,11 @@ class Compared(NamedTuple):
         """The fields of a comparison in compare.json."""
         fields = self._asdict() | self.interval._asdict()
         del fields["interval"], fields["comparisons"]
-        told = {"effect": self.effect, "won": self.won, "verdict": self.verdict}
-        return fields | told | {"power": power_note(self)}
+        values = {"effect": self.effect, "won": self.wins, "verdict": self.verdict}
+        return fields | values | {"power": power_note(self)}
 
 
-def compared(groups: Numbers) -> list[Compared]:
+def compare_groups(groups: Numbers) -> list[MeasureComparison]:
     """Every group against the first in every measure; ValueError where groups differ in seeds."""
     first, *others = groups
     sizes = {len(values) for group in groups.values() for values in group.values()}
@@ -85,10 +85,10 @@ def compared(groups: Numbers) -> list[Compared]:
     differences = [tuple(map(sub, *pair)) for pair in pairs]
     intervals = [mean_interval(one, CONFIDENCE) for one in differences]
     p_values = [signed_rank(one) for one in differences]
-    found = zip(rows, differences, intervals, p_values, holm(p_values), strict=True)
+    columns = zip(rows, differences, intervals, p_values, holm(p_values), strict=True)
     return [
-        Compared(group, first, measure, one, interval, p, corrected, len(rows))
-        for (group, measure), one, interval, p, corrected in found
+        MeasureComparison(group, first, measure, one, interval, p, corrected, len(rows))
+        for (group, measure), one, interval, p, corrected in columns
     ]
 
 
@@ -112,8 +112,8 @@ def detectable(seeds: int, comparisons: int = 1) -> float:
         middle = (low + high) / 2
         studies = draws + middle
         ranks = np.abs(studies).argsort(1).argsort(1) + 1
-        found = (np.where(studies > 0, ranks, 0).sum(1) >= needed).mean()
-        low, high = (low, middle) if found >= POWER else (middle, high)
+        power = (np.where(studies > 0, ranks, 0).sum(1) >= needed).mean()
+        low, high = (low, middle) if power >= POWER else (middle, high)
     return high
 
 
@@ -123,8 +123,8 @@ def fewest_seeds(comparisons: int = 1) -> int:
     return math.floor(math.log2(2 * comparisons / SIGNIFICANCE)) + 1
 
 
-def power_note(row: Compared) -> str:
-    """What a row that shows no difference leaves open, in words; "" for others."""
+def power_note(row: MeasureComparison) -> str:
+    """Detectable effect of a row without a significant difference, as text; "" for others."""
     if row.verdict != "no difference shown":
         return ""
     seeds = len(row.differences)
@@ -132,6 +132,6 @@ def power_note(row: Compared) -> str:
     if seeds < least:
         over = f"at {SIGNIFICANCE:.0%} over {row.comparisons} comparisons"
         return f"{seeds} seeds cannot show any difference {over}: take {least} or more"
-    found = row.spread * detectable(seeds, row.comparisons)
-    share = f"{found:.2f} points in {POWER:.0%} of studies"
+    effect = row.spread * detectable(seeds, row.comparisons)
+    share = f"{effect:.2f} points in {POWER:.0%} of studies"
     return f"{seeds} seeds find a difference of {share}; smaller ones stay open"

@@ -1,1 +1,1 @@
-"""What a run will cost, before it is made."""
+"""Estimates of a run's cost."""

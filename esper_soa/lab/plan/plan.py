@@ -38,8 +38,11 @@ MIB = 2**20
 PROBE_SECONDS = 12.0  # for the env-steps of the probe's episode that are played in full
 SPREAD = 192 * MIB  # between the two numbers of envs that tell what one takes
 ROUND_FILES = ("metrics.jsonl", "episodes.jsonl", "telemetry")  # that grow with the rounds
-AT_MOST = ", at most (early_stop)"  # as the probe lets no episode end early
-KEPT_FILES = ("checkpoint_", "networks")  # of which one goes with every checkpoint that is kept
+UPPER_BOUND = ", at most (early_stop)"  # as the probe lets no episode end early
+CHECKPOINT_FILES = (
+    "checkpoint_",
+    "networks",
+)  # of which one goes with every checkpoint that is kept
 
 
 class Disk(NamedTuple):
@@ -51,7 +54,7 @@ class Disk(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a run of the settings takes."""
+    """Estimated cost of a run."""
 
     cfg: TrainConfig
     device: torch.device  # of the first rank
@@ -86,19 +89,19 @@ class Plan(NamedTuple):
     @property
     def round_seconds(self) -> float:
         """Of a round with its files."""
-        took = self.took
-        return took.episode_seconds + took.update_seconds + took.files_seconds
+        timing = self.took
+        return timing.episode_seconds + timing.update_seconds + timing.files_seconds
 
     @property
     def seconds(self) -> float:
         """Of the whole run."""
         cfg = self.cfg
-        took = self.took
-        control = took.bare_seconds if cfg.control == "wait" else took.episode_seconds
+        timing = self.took
+        control = timing.bare_seconds if cfg.control == "wait" else timing.episode_seconds
         controls = cfg.control not in ("none", cfg.policy.name)
         rounds = cfg.rounds * self.round_seconds
         rounds += controls * min(cfg.control_rounds, cfg.rounds) * control
-        return took.build_seconds + rounds + took.report_seconds
+        return timing.build_seconds + rounds + timing.report_seconds
 
     def record(self) -> dict[str, Json]:
         """For programs: bytes and seconds."""
@@ -150,23 +153,25 @@ def make_plan(cfg: TrainConfig, seconds: float = PROBE_SECONDS) -> Plan:
     device = resolve_device(cfg.device)
     ranks = cfg.ranks
     check_devices(cfg, ranks)
-    beside = ranks if device.type == "cpu" else 1
+    processes = ranks if device.type == "cpu" else 1
     free = free_memory(device)
-    check_room(share(cfg), device, count_samples(cfg.data), beside)
-    with tempfile.TemporaryDirectory(prefix="esper-plan-") as made:
-        folder = Path(made)
+    check_room(share(cfg), device, count_samples(cfg.data), processes)
+    with tempfile.TemporaryDirectory(prefix="esper-plan-") as temporary:
+        folder = Path(temporary)
         for rank in range(ranks):
-            mine = replace(share(cfg), device=str(resolve_device(cfg.device, rank)))
-            (folder / f"{rank}.yaml").write_text(settings_yaml(mine), encoding="utf-8")
+            rank_cfg = replace(share(cfg), device=str(resolve_device(cfg.device, rank)))
+            (folder / f"{rank}.yaml").write_text(settings_yaml(rank_cfg), encoding="utf-8")
         with ThreadPoolExecutor(ranks) as pool:
-            found = pool.map(
+            results = pool.map(
                 lambda rank: run_probe(folder, f"{seconds}", rank, ranks), range(ranks)
             )
-            took = slowest_rank([ProbeResult(**one) for one in found], free if beside > 1 else None)
+            slowest = slowest_rank(
+                [ProbeResult(**one) for one in results], free if processes > 1 else None
+            )
         few, many = numbers_of_envs(share(cfg), device)
         per_env = run_probe(folder, f"{few},{many}", 0, ranks)["per_env"]
         disk = disk_of(folder / f"{seconds}_0", cfg)
-    return Plan(cfg, device, took, per_env, disk)
+    return Plan(cfg, device, slowest, per_env, disk)
 
 
 def share(cfg: TrainConfig) -> TrainConfig:
@@ -177,15 +182,15 @@ def share(cfg: TrainConfig) -> TrainConfig:
 
 
 def slowest_rank(ranks: Sequence[ProbeResult], shared: int | None = None) -> ProbeResult:
-    """What the ranks took at most, as each waits for all, and what was left at least.
+    """Maximum cost over the ranks, and minimum of their free memory.
 
     shared: bytes that were free for all of them before they began; None: each has its own.
     """
     most = ProbeResult(*map(max, zip(*ranks, strict=True)))
-    free = min(took.free for took in ranks)
+    free = min(probe.free for probe in ranks)
     return most._replace(
         free=free if shared is None else shared // len(ranks) - most.program,
-        measured_steps=min(took.measured_steps for took in ranks),
+        measured_steps=min(probe.measured_steps for probe in ranks),
     )
 
 
@@ -198,13 +203,13 @@ def numbers_of_envs(cfg: TrainConfig, device: torch.device) -> tuple[int, int]:
     return few, min(MAX_ENVS, 3 * few)
 
 
-def run_probe(folder: Path, asked: str, rank: int = 0, ranks: int = 1) -> dict:
+def run_probe(folder: Path, seconds: str, rank: int = 0, ranks: int = 1) -> dict:
     """What the probe of a rank says, by the settings in <rank>.yaml; raises UserError where it was
     refused, or ran out of memory.
     """
-    files = [str(folder / f"{rank}.yaml"), str(folder / f"{asked}_{rank}")]
+    files = [str(folder / f"{rank}.yaml"), str(folder / f"{seconds}_{rank}")]
     done = subprocess.run(
-        [sys.executable, "-m", "esper_soa.lab.plan.probe", *files, asked, str(rank), str(ranks)],
+        [sys.executable, "-m", "esper_soa.lab.plan.probe", *files, seconds, str(rank), str(ranks)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
@@ -227,17 +232,17 @@ def disk_of(folder: Path, cfg: TrainConfig) -> Disk:
     files = [path for path in folder.rglob("*") if path.is_file()]
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
     rounds = sum(size for name, size in sizes.items() if name.startswith(ROUND_FILES))
-    kept = sum(size for name, size in sizes.items() if name.startswith(KEPT_FILES))
+    kept_bytes = sum(size for name, size in sizes.items() if name.startswith(CHECKPOINT_FILES))
     written = sum(name.startswith("checkpoint_") for name in sizes) or 1
     per_round = cfg.ranks * rounds // min(2, cfg.rounds)
     numbered = -(-cfg.rounds // cfg.checkpoint_every) if cfg.checkpoint_every else 1
-    checkpoints = cfg.ranks * kept // written * min(cfg.checkpoint_keep, numbered)
-    whole = per_round * cfg.rounds + checkpoints + sum(sizes.values()) - rounds - kept
+    checkpoints = cfg.ranks * kept_bytes // written * min(cfg.checkpoint_keep, numbered)
+    total = per_round * cfg.rounds + checkpoints + sum(sizes.values()) - rounds - kept_bytes
     place = user_path("run_dir", cfg.run_dir or "runs").resolve()
     while not place.exists():
         place = place.parent
     try:
-        return Disk(whole, per_round, shutil.disk_usage(place).free)
+        return Disk(total, per_round, shutil.disk_usage(place).free)
     except OSError as error:
         raise UserError(
             f"run_dir={cfg.run_dir}: {place} cannot be read ({reason_of(error)})"
@@ -247,18 +252,20 @@ def disk_of(folder: Path, cfg: TrainConfig) -> Disk:
 def plan_table(plan: Plan) -> Table:
     """The plan for people."""
     cfg = plan.cfg
-    took = plan.took
+    result = plan.took
     disk = plan.disk
-    known = took.free >= 0
+    known = result.free >= 0
     kind = plan.device if cfg.ranks == 1 else plan.device.type
     each = f"of each of {cfg.ranks} ranks " if cfg.ranks > 1 else ""
-    where = f"on {plan.device}" if took.device else f"and {in_mib(took.program)} for the program"
-    free = f"{took.free / GIB:.1f} GiB free" if known else "unknown"
+    where = (
+        f"on {plan.device}" if result.device else f"and {in_mib(result.program)} for the program"
+    )
+    free = f"{result.free / GIB:.1f} GiB free" if known else "unknown"
     most = f"{plan.most_envs:,}" if known else "unknown"
-    measured = f"{took.measured_steps} of {cfg.steps} env-steps measured"
-    updating = f"{took.update_seconds:.1f} s of it the policy update"
-    run = "with control and report" + AT_MOST * cfg.early_stop.enabled
-    left = f"{in_mib(disk.per_round, 2)} per round; {disk.free / GIB:.1f} GiB free"
+    measured = f"{result.measured_steps} of {cfg.steps} env-steps measured"
+    updating = f"{result.update_seconds:.1f} s of it the policy update"
+    run = "with control and report" + UPPER_BOUND * cfg.early_stop.enabled
+    free_text = f"{in_mib(disk.per_round, 2)} per round; {disk.free / GIB:.1f} GiB free"
     title = f"{cfg.name}: rounds={cfg.rounds} steps={cfg.steps} envs={cfg.envs} on {kind}"
     columns = ("", Column(justify="right"), Column(style="dim"))
     table = Table(*columns, title=title, box=box.SIMPLE, title_justify="left", show_header=False)
@@ -268,7 +275,7 @@ def plan_table(plan: Plan) -> Table:
     table.add_row("env-steps/s", f"{plan.eps:,.1f}", measured)
     table.add_row("a round", duration(plan.round_seconds), updating)
     table.add_row("the run", duration(plan.seconds), run)
-    table.add_row("disk", in_mib(disk.whole, 1), left)
+    table.add_row("disk", in_mib(disk.whole, 1), free_text)
     return table
 
 

@@ -1,4 +1,4 @@
-"""What a run takes, measured: its first rounds in a process of its own, in a passing folder.
+"""Measures the cost of a run by its first rounds, in a separate process and a temporary folder.
 
 `python -m esper_soa.lab.plan.probe` is started by plan.py and prints one line of JSON at its end.
 It plays the run's own first round with tables, checkpoint and report as the run would have them;
@@ -19,12 +19,12 @@ from typing import NamedTuple
 import torch
 
 from esper_soa.agent.rollout import write_
-from esper_soa.config.errors import OutOfRoomError, UserError
+from esper_soa.config.errors import RunMemoryError, UserError
 from esper_soa.config.settings import TrainConfig, settings_from_yaml, settings_yaml
 from esper_soa.env.step import StepData
-from esper_soa.lab.report.page import leave_report
+from esper_soa.lab.report.page import try_write_report
 from esper_soa.runtime.device import CPU_EVAL_BATCH, resolve_device
-from esper_soa.runtime.memory import free_memory, naming_memory
+from esper_soa.runtime.memory import free_memory, memory_errors
 from esper_soa.runtime.ranks import keep_to_cores
 from esper_soa.training.collect import EpisodeRunner, Round
 from esper_soa.training.profile import NoProfile
@@ -40,7 +40,7 @@ FEW_STEPS = 3  # env-steps that are played where only memory is asked for
 
 
 class ProbeResult(NamedTuple):
-    """What a round of the run took."""
+    """Measured cost of a round."""
 
     program: int  # bytes of the process before anything of the run was built
     host: int  # bytes of the process at most
@@ -55,13 +55,13 @@ class ProbeResult(NamedTuple):
     measured_steps: int  # env-steps that were played in full
 
 
-class Pace(NoProfile):
+class ProbeProfile(NoProfile):
     """Plays as many env-steps of the first round in full as fit into `seconds`, spread over it, and
     times them.
 
-    The others, and later rounds, train on one batch and validate on a few images, so that seeds go
-    their way meanwhile. On a GPU all are played in full: other amounts of work would be other
-    graphs there, with memory of their own.
+    The others, and later rounds, train on one batch and validate on a few images, so that seeds
+    still pass through their stages. On a GPU all are played in full: other amounts of work would be
+    other graphs there, with memory of their own.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Pace(NoProfile):
         self.files_seconds = 0.0
         self.phase_began = self.step_began = clock()
 
-    def phase_ended(self, phase: str) -> None:
+    def on_phase_end(self, phase: str) -> None:
         """The first env-step begins behind the reset."""
         now = self.clock()
         seconds = now - self.phase_began
@@ -108,7 +108,7 @@ class Pace(NoProfile):
         return data._replace(num_batches=1, validation=data.validation.first(CPU_EVAL_BATCH))
 
     def env_step(self) -> None:
-        """An env-step has been played: which one is the next to be played in full?"""
+        """Count an env-step, and choose the next that is played in full."""
         now = self.clock()
         seconds = now - self.step_began
         self.step_began = now
@@ -137,17 +137,17 @@ class Pace(NoProfile):
 def main() -> None:
     """Measure: settings, a folder, seconds for the episode or two numbers of envs, rank, ranks."""
     program = _memory("VmRSS")
-    settings, folder, asked, rank, ranks = sys.argv[1:]
+    settings, folder, seconds_text, rank, ranks = sys.argv[1:]
     keep_to_cores(int(rank), int(ranks))
     try:
         cfg = settings_in(Path(settings))
-        if "," in asked:
-            few, many = map(int, asked.split(","))
+        if "," in seconds_text:
+            few, many = map(int, seconds_text.split(","))
             print(json.dumps({"per_env": per_env(cfg, Path(folder), few, many)}))
         else:
-            took = round_of(cfg, RunFolder(Path(folder)), float(asked), program)
-            print(json.dumps(took._asdict()))
-    except (UserError, OutOfRoomError) as error:
+            result = round_of(cfg, RunFolder(Path(folder)), float(seconds_text), program)
+            print(json.dumps(result._asdict()))
+    except (UserError, RunMemoryError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 
@@ -160,47 +160,47 @@ def settings_in(path: Path) -> TrainConfig:
     """
     cfg = settings_from_yaml(path.read_text(encoding="utf-8"))
     telemetry = replace(cfg.telemetry, progress="off", console="bar")
-    whole = replace(cfg.early_stop, min_steps=cfg.steps)  # the last env-step is no early end
+    stop = replace(cfg.early_stop, min_steps=cfg.steps)  # the last env-step is no early end
     return replace(
-        cfg, early_stop=whole, telemetry=telemetry, track=[], profile="off", resume="", run_dir=""
+        cfg, early_stop=stop, telemetry=telemetry, track=[], profile="off", resume="", run_dir=""
     )
 
 
 @contextmanager
-def opened(cfg: TrainConfig, folder: RunFolder) -> Iterator[tuple[Session, Run]]:
+def run_at_start(cfg: TrainConfig, folder: RunFolder) -> Iterator[tuple[Session, Run]]:
     """A run at its start in `folder`."""
     folder.path.mkdir()
-    with session(folder) as within, naming_memory(OutOfRoomError):
-        yield within, Run(cfg, within)
+    with session(folder) as run_session, memory_errors(RunMemoryError):
+        yield run_session, Run(cfg, run_session)
 
 
 def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) -> ProbeResult:
     """Play and measure a round, then a short one, which shows what memory later rounds add."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     free = free_memory(resolve_device(cfg.device))
-    with opened(cfg, folder) as (within, job):
+    with run_at_start(cfg, folder) as (run_session, job):
         job.cfg = job.output.cfg = replace(cfg, rounds=min(2, cfg.rounds), control="none")
-        job.profile = pace = Pace(seconds, cfg.steps, job.device)
+        job.profile = pace = ProbeProfile(seconds, cfg.steps, job.device)
         built = time.perf_counter()
         for _ in train_rounds(job):
             pass
         rounds_end = time.perf_counter()
         folder.config.write_text(settings_yaml(job.cfg), encoding="utf-8")
         if cfg.report:
-            leave_report(within)
-        reported = time.perf_counter()
-    beside = max(0.0, pace.beside)
+            try_write_report(run_session)
+        end = time.perf_counter()
+    extra = max(0.0, pace.beside)
     return ProbeResult(
         program=program,
         host=_memory("VmHWM"),
         device=_on_device(job.device),
         free=-1 if free is None else free,
-        build_seconds=built - begun,
-        episode_seconds=pace.whole + beside,
-        bare_seconds=min(pace.paces) * cfg.steps + beside,
+        build_seconds=built - start,
+        episode_seconds=pace.whole + extra,
+        bare_seconds=min(pace.paces) * cfg.steps + extra,
         update_seconds=pace.update_seconds,
         files_seconds=pace.files_seconds / pace.rounds,
-        report_seconds=reported - rounds_end,
+        report_seconds=end - rounds_end,
         measured_steps=len(pace.full_times),
     )
 
@@ -209,20 +209,20 @@ def per_env(cfg: TrainConfig, folder: Path, few: int, many: int) -> float:
     """Bytes of one more env: what the process had at most with `few`, then with `many` envs."""
     folder.mkdir()
     small, large = (
-        most_of_envs(replace(cfg, envs=envs), folder / f"{envs}") for envs in (few, many)
+        peak_memory(replace(cfg, envs=envs), folder / f"{envs}") for envs in (few, many)
     )
     return max(1.0, (large - small) / (many - few))
 
 
-def most_of_envs(cfg: TrainConfig, folder: Path) -> int:
+def peak_memory(cfg: TrainConfig, folder: Path) -> int:
     """Bytes at most, of the GPU where there is one: a few env-steps and an update."""
     cfg.policy.ppo.epochs = 1
-    with opened(cfg, RunFolder(folder)) as (within, job):
-        pace = Pace(0.0, cfg.steps, job.device)
+    with run_at_start(cfg, RunFolder(folder)) as (run_session, job):
+        pace = ProbeProfile(0.0, cfg.steps, job.device)
         pace.next_full = cfg.steps
         pace.full_times.append(0.0)
         episode = EpisodeRunner(
-            job.world, job.player, Round(0, Progress(1, within.console, "off"), "", pace)
+            job.world, job.player, Round(0, Progress(1, run_session.console, "off"), "", pace)
         )
         for _ in range(min(FEW_STEPS, cfg.steps)):
             episode.step_()

@@ -34,22 +34,22 @@ def bundle() -> str:
         folder = cache_folder()
         open_folder(folder)
     except FolderError:
-        return _made()
+        return _build_program()
     path = folder / f"vega_{metadata.version(PACKAGE)}.js"
     with suppress(OSError, UnicodeDecodeError):
-        first, _, kept = path.read_bytes().decode().partition("\n")
-        if first == _digest(kept):
-            return kept
-    made = _made()
+        first, _, content = path.read_bytes().decode().partition("\n")
+        if first == _digest(content):
+            return content
+    program = _build_program()
     with suppress(OSError):
-        write_text(path, f"{_digest(made)}\n{made}")
-    return made
+        write_text(path, f"{_digest(program)}\n{program}")
+    return program
 
 
 def _digest(program: str) -> str:
     return f"// sha256 {hashlib.sha256(program.encode()).hexdigest()}"
 
 
-def _made() -> str:
+def _build_program() -> str:
     """The program, put together by vl-convert; nothing in it ends the script element."""
     return str(import_module(MODULE).javascript_bundle()).replace("</script", "<\\/script")

@@ -9,9 +9,9 @@ from esper_soa.config.settings import flat_settings
 from esper_soa.lab.compare.comparison import MEASURES, RESULT
 from esper_soa.lab.report.groups import CONFIDENCE, RunGroup, differing, pairs
 from esper_soa.lab.report.run_files import Cell, Record, RunRecord, Table, number, read_json
-from esper_soa.lab.report.text import NOTHING, bounded, format_number, p_value
+from esper_soa.lab.report.text import NOTHING, bounds_text, format_number, p_value
 
-MOST_COLUMNS = 12  # runs side by side in the table of differing settings
+MAX_COLUMNS = 12  # runs side by side in the table of differing settings
 # Columns of the table `rounds` that describe an update, with their titles.
 UPDATE = {
     "reward": "reward of an episode",
@@ -25,7 +25,7 @@ STUDY = "group|against|measure|difference (points)|seeds won|effect|p, exact|p a
 def details(runs: Sequence[RunRecord]) -> str:
     """The section that tells what the runs were: settings, machine, findings."""
     first = runs[0]
-    of_first = f" of run {first.label}" if len(runs) > 1 else ""
+    label = f" of run {first.label}" if len(runs) > 1 else ""
     settings = _table("setting|value", ((name, str(one)) for name, one in first.settings.items()))
     if settings:
         count = f"{len(first.settings)} settings"
@@ -41,7 +41,7 @@ def details(runs: Sequence[RunRecord]) -> str:
         _card("Settings that differ", _differing(runs)),
         _card("Overrides", _table("run|overrides", overrides)),
         _card("Software and machine", _shared("fact|value|runs", versions, len(runs))),
-        _card(f"All settings{of_first}", settings),
+        _card(f"All settings{label}", settings),
     ]
     return (
         '<section id="settings" aria-labelledby="settings-title"><h2 id="settings-title">What was '
@@ -103,7 +103,7 @@ def _pairs(groups: Sequence[RunGroup]) -> str:
         (
             pair.label,
             pair.other,
-            "not of the same seeds" if pair.difference is None else bounded(pair.difference),
+            "not of the same seeds" if pair.difference is None else bounds_text(pair.difference),
             p_value(pair.p),
             p_value(pair.adjusted),
         )
@@ -147,13 +147,13 @@ def _study(study: Record) -> str:
 def _study_row(row: Record) -> tuple[str, ...]:
     names = ("mean", "low", "high", "effect")
     mean, low, high, effect = (format_number(number(row, name), "{:+.2f}".format) for name in names)
-    won = format_number(number(row, "won"), "{:.0f}".format)
+    wins = format_number(number(row, "won"), "{:.0f}".format)
     return (
         str(row.get("group", "")),
         str(row.get("reference", "")),
         _measure(row),
         f"{mean} [{low}, {high}]",
-        f"{won} of {len(_listed(row, 'differences'))}",
+        f"{wins} of {len(_listed(row, 'differences'))}",
         effect,
         p_value(number(row, "p") or 0.0),
         p_value(number(row, "corrected") or 0.0),
@@ -166,12 +166,12 @@ def _measure(row: Record) -> str:
 
 
 def _differing(runs: Sequence[RunRecord]) -> str:
-    shown = runs[:MOST_COLUMNS]
-    labels = "|".join(run.label.replace("|", " ") for run in shown)
+    columns = runs[:MAX_COLUMNS]
+    labels = "|".join(run.label.replace("|", " ") for run in columns)
     table = _table(
-        f"setting|{labels}", ([name, *values] for name, values in differing(shown).items())
+        f"setting|{labels}", ([name, *values] for name, values in differing(columns).items())
     )
-    left_out = len(runs) - len(shown)
+    left_out = len(runs) - len(columns)
     return table + (_about(f"{left_out} more runs are not shown here.") if left_out else "")
 
 

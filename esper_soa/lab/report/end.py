@@ -1,6 +1,6 @@
 """The report that a run leaves in its folder at its end, as the setting `report` asks."""
 
-from esper_soa.lab.report.page import leave_report
+from esper_soa.lab.report.page import try_write_report
 from esper_soa.training.callbacks import Callback
 from esper_soa.training.final_table import Summary
 from esper_soa.training.running import Run
@@ -10,4 +10,4 @@ class EndReport(Callback):
     """Writes report.html."""
 
     def on_run_end(self, run: Run, summary: Summary) -> None:
-        leave_report(run.session)
+        try_write_report(run.session)

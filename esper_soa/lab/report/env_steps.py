@@ -10,7 +10,7 @@ from esper_soa.lab.report.run_tables import FATES, GIGA, table_of
 from esper_soa.lab.telemetry.schema import CONTROL
 from esper_soa.lab.telemetry.table_files import table_files
 
-MOST_ROWS = 20_000  # of all runs together
+MAX_ROWS = 20_000  # of all runs together
 SPREAD = {"accuracy": "accuracy", "step_reward": "reward"}  # columns with extremes, by the table's
 MEANS = ("parameters", "val_loss", "train_loss")
 
@@ -21,8 +21,10 @@ def steps_table(runs: Sequence[RunRecord]) -> Table:
     where there are many.
     """
     rows = [list(_steps(run)) for run in runs]
-    every = 1 + sum(map(len, rows)) // MOST_ROWS
-    return table_of(row for of_run in rows for row in of_run[(len(of_run) - 1) % every :: every])
+    every = 1 + sum(map(len, rows)) // MAX_ROWS
+    return table_of(
+        row for env_rows in rows for row in env_rows[(len(env_rows) - 1) % every :: every]
+    )
 
 
 def fates_table(runs: Sequence[RunRecord]) -> Table:

@@ -17,7 +17,7 @@ from esper_soa.lab.report.run_files import RunRecord, mean_of, number
 from esper_soa.training.statistics import Interval, difference_interval, mean_interval
 
 # Overrides that say where and how a run is done, or are repeated on purpose: they make no group.
-APART = re.compile(
+IGNORED_SETTINGS = re.compile(
     r"(seed|name|run_dir|resume|report|track|profile|device|checkpoint_\w+|(hydra|compute|telemetry)\..*)"
 )
 CONFIDENCE = 0.95
@@ -71,31 +71,33 @@ def groups_of(runs: Sequence[RunRecord]) -> list[RunGroup]:
     for run in runs:
         by_key.setdefault(key_of(run), []).append(run)
     common = set.intersection(*(set(key) for key in by_key)) if by_key else set()
-    found = []
+    groups = []
     for key, members in by_key.items():
         own = [override for override in key if override not in common]
         names = dict.fromkeys(str(run.settings.get("name", run.label)) for run in members)
         label = ", ".join(own or names)
-        found.append(RunGroup(label, [replace(run, group=label) for run in members]))
-    return found
+        groups.append(RunGroup(label, [replace(run, group=label) for run in members]))
+    return groups
 
 
 def key_of(run: RunRecord) -> tuple[str, ...]:
     """The overrides that decide what a run does, sorted."""
     plain = (override.lstrip("+") for override in run.overrides)
-    return tuple(sorted(one for one in plain if not APART.fullmatch(one.partition("=")[0])))
+    return tuple(
+        sorted(one for one in plain if not IGNORED_SETTINGS.fullmatch(one.partition("=")[0]))
+    )
 
 
 def differing(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
     """The settings in which the runs differ, by name: a value per run, empty where it has none."""
     names = sorted(set().union(*(run.settings for run in runs)))
-    found = {name: [str(run.settings.get(name, "")) for run in runs] for name in names}
-    return {name: values for name, values in found.items() if len(set(values)) > 1}
+    by_name = {name: [str(run.settings.get(name, "")) for run in runs] for name in names}
+    return {name: values for name, values in by_name.items() if len(set(values)) > 1}
 
 
 def standings(groups: Sequence[RunGroup]) -> list[FinishedGroup]:
     """Every group that has a run at its end, the highest accuracy first."""
-    found = []
+    rows = []
     for group in groups:
         ended = group.ended
         gains = [run.gain for run in ended if run.gain is not None]
@@ -109,27 +111,27 @@ def standings(groups: Sequence[RunGroup]) -> list[FinishedGroup]:
                 mean_of([number(run.summary, "grown", "size") for run in ended]),
                 mean_of([number(run.summary, "grown", "flop") for run in ended]),
             )
-            found.append(one)
-    return sorted(found, key=lambda one: -one.accuracy.mean)
+            rows.append(one)
+    return sorted(rows, key=lambda one: -one.accuracy.mean)
 
 
 def pairs(groups: Sequence[RunGroup]) -> list[Pair]:
     """All pairs of groups with runs at their end, surest first; p also for all pairs together."""
-    both = list(combinations([group for group in groups if group.ended], 2))
-    ps = [mann_whitney(one.accuracies, other.accuracies) for one, other in both]
-    found = [
+    all_pairs = list(combinations([group for group in groups if group.ended], 2))
+    ps = [mann_whitney(one.accuracies, other.accuracies) for one, other in all_pairs]
+    results = [
         Pair(one.label, other.label, _difference(one, other), p, adjusted)
-        for (one, other), p, adjusted in zip(both, ps, holm(ps), strict=True)
+        for (one, other), p, adjusted in zip(all_pairs, ps, holm(ps), strict=True)
     ]
-    return sorted(found, key=lambda pair: pair.p)
+    return sorted(results, key=lambda pair: pair.p)
 
 
 def _difference(one: RunGroup, other: RunGroup) -> Interval | None:
-    mine, theirs = (
+    first, second = (
         dict(zip((number(run.settings, "seed") for run in ended), accuracies, strict=True))
         for ended, accuracies in ((group.ended, group.accuracies) for group in (one, other))
     )
-    alike = mine.keys() == theirs.keys() and len(mine) == len(one.ended) == len(other.ended)
-    if not alike or len(mine) < 2:
+    same_seeds = first.keys() == second.keys() and len(first) == len(one.ended) == len(other.ended)
+    if not same_seeds or len(first) < 2:
         return None
-    return difference_interval(list(mine.values()), [theirs[seed] for seed in mine], CONFIDENCE)
+    return difference_interval(list(first.values()), [second[seed] for seed in first], CONFIDENCE)

@@ -19,10 +19,10 @@ from esper_soa.lab.report.run_files import (
 from esper_soa.lab.report.run_tables import table_of
 from esper_soa.lab.telemetry.table_files import table_files
 
-MOST_ROWS = 20_000  # of the lanes of all rounds shown together, but for changes of seeds
+MAX_ROWS = 20_000  # of the lanes of all rounds shown together, but for changes of seeds
 ROWS_OF_HOSTS = 32  # lanes on a screen
 HEAD = 2  # lanes of a host's name and accuracy, above its slots
-MOST_RUNS = 16  # of which lanes are shown
+MAX_RUNS = 16  # of which lanes are shown
 EMPTY = ("empty", "dormant", "unknown")  # stages of a slot that holds nothing
 # Events that a lane marks.
 MARKED = ("germinated", "blended", "fossilized", "pruned", "rollback", "ended_early")
@@ -41,22 +41,22 @@ class LaneRound(NamedTuple):
 
     def place(self, env: Cell) -> tuple[Row, float]:
         """How a host's row begins, and the foot of its HEAD on its screen; lanes are 1 high."""
-        shown = hosts_on_screen(len(self.names))
-        first = _int(env) // shown * shown
+        count = hosts_on_screen(len(self.names))
+        first = _int(env) // count * count
         row: Row = {
             "run": self.run.label,
             "round": self.name,
-            "hosts": f"{first} to {min(first + shown, self.hosts) - 1}",
+            "hosts": f"{first} to {min(first + count, self.hosts) - 1}",
             "host": env,
         }
-        return row, -float(_int(env) % shown * (len(self.names) + HEAD) + HEAD)
+        return row, -float(_int(env) % count * (len(self.names) + HEAD) + HEAD)
 
 
 def chosen_rounds(runs: Sequence[RunRecord]) -> list[LaneRound]:
     """The rounds to be shown, with their tables; of each run the last one first."""
-    found = []
-    for run in runs[:MOST_RUNS]:
-        for number_, name in _wanted(run, len(runs) > 1):
+    rounds = []
+    for run in runs[:MAX_RUNS]:
+        for number_, name in _named_rounds(run, len(runs) > 1):
             slots, steps, events = (
                 read_round(run.path, table, number_) for table in ("slots", "steps", "events")
             )
@@ -64,21 +64,21 @@ def chosen_rounds(runs: Sequence[RunRecord]) -> list[LaneRound]:
                 hosts = 1 + max(_int(row["env"]) for row in steps)
                 seeds = [row for row in slots if row["stage"] not in EMPTY]
                 names = list(dict.fromkeys([*run.slots, *(str(row["slot"]) for row in slots)]))
-                found.append(LaneRound(run, name, seeds, steps, events, hosts, names))
-    return found
+                rounds.append(LaneRound(run, name, seeds, steps, events, hosts, names))
+    return rounds
 
 
-def _wanted(run: RunRecord, last_alone: bool) -> list[tuple[int, str]]:
+def _named_rounds(run: RunRecord, last_alone: bool) -> list[tuple[int, str]]:
     """Rounds and their names."""
-    there = list(table_files(run.path, "slots"))
-    if not there:
+    available = list(table_files(run.path, "slots"))
+    if not available:
         return []
     accuracies = {round_of(line): number(line, "accuracy", "mean") for line in run.rounds}
-    ended = [one for one in there if accuracies.get(one) is not None]
-    names = {there[-1]: ["last" if there[-1] in ended or not run.rounds else "in progress"]}
+    ended = [one for one in available if accuracies.get(one) is not None]
+    names = {available[-1]: ["last" if available[-1] in ended or not run.rounds else "in progress"]}
     if ended and not last_alone:
         names.setdefault(max(ended, key=lambda one: accuracies[one] or 0.0), []).append("best")
-        names.setdefault(there[0], []).append("first")
+        names.setdefault(available[0], []).append("first")
     return [(one, f"{one} ({', '.join(words)})") for one, words in names.items()]
 
 
@@ -91,23 +91,23 @@ def lanes_table(rounds: Sequence[LaneRound]) -> Table:
     """A row per stretch of env-steps in which a slot kept seed, stage and alpha; `base` is where
     its lane stands. Stretches are longer where there are many rows: each tells one contribution.
     """
-    longest = 1 + sum(len(one.seeds) for one in rounds) // MOST_ROWS
-    return table_of(row for one in rounds for row in _stretches(one, longest))
+    longest = 1 + sum(len(one.seeds) for one in rounds) // MAX_ROWS
+    return table_of(row for one in rounds for row in _intervals(one, longest))
 
 
-def _stretches(one: LaneRound, longest: int) -> Iterator[Row]:
+def _intervals(one: LaneRound, longest: int) -> Iterator[Row]:
     """The rows of lanes_table of a round; at most `longest` env-steps each."""
     since = count()
 
     def same(row: Row) -> tuple[Cell, ...]:
         step = _int(row["step"])
         # Rows that follow each other in time keep the difference of env-step and place in the list.
-        kept = tuple(row[name] for name in ("env", "slot", "seed", "stage", "alpha"))
-        return (*kept, step - next(since), (step - 1) // longest)
+        values = tuple(row[name] for name in ("env", "slot", "seed", "stage", "alpha"))
+        return (*values, step - next(since), (step - 1) // longest)
 
     by_lane = sorted(one.seeds, key=lambda row: (_int(row["env"]), str(row["slot"])))
-    for _, together in groupby(by_lane, key=same):
-        rows = list(together)
+    for _, same_rows in groupby(by_lane, key=same):
+        rows = list(same_rows)
         first = rows[0]
         row, base = one.place(first["env"])
         row |= {name: first[name] for name in ("slot", "stage", "seed", "alpha")}
@@ -124,7 +124,7 @@ def _stretches(one: LaneRound, longest: int) -> Iterator[Row]:
 
 def accuracies_table(rounds: Sequence[LaneRound]) -> Table:
     """A row per host and env-step: its accuracy, and where it lies in the lane above its slots."""
-    every = 1 + sum(len(one.steps) for one in rounds) // MOST_ROWS
+    every = 1 + sum(len(one.steps) for one in rounds) // MAX_ROWS
     return table_of(row for one in rounds for row in _accuracies(one, every))
 
 
@@ -138,9 +138,9 @@ def _accuracies(one: LaneRound, every: int) -> Iterator[Row]:
         env = row["env"]
         step = row["step"]
         if isinstance(value, int | float) and (_int(step) % every == 0 or step == last[env]):
-            begun, base = one.place(env)
+            start, base = one.place(env)
             height = base + 1.4 * (value - low) / ((high - low) or 1.0)
-            yield begun | {"step": step, "accuracy": value, "y": height}
+            yield start | {"step": step, "accuracy": value, "y": height}
 
 
 def names_table(rounds: Sequence[LaneRound]) -> Table:

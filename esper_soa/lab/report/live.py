@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from esper_soa.config.errors import UserError, check
 from esper_soa.lab.report.bundle import bundle
-from esper_soa.lab.report.page import POLICY, Parts, framed, parts_of
+from esper_soa.lab.report.page import POLICY, Parts, page_html, parts_of
 from esper_soa.lab.report.run_files import find_runs
 from esper_soa.lab.report.sections import asset
 from esper_soa.runtime.console import ending_with_status, parser
@@ -29,7 +29,7 @@ from esper_soa.runtime.signals import Interrupted
 HOST = "127.0.0.1"
 PORT = 8765
 NICENESS = 10  # lower priority than the runs that are watched
-LEAST_SECONDS = 2.0  # between two readings of run folders
+MIN_SECONDS = 2.0  # between two readings of run folders
 READ = ("*.json", "*.jsonl", "*.yaml", "telemetry/*/*.parquet")  # of a run folder
 SELF = f"{POLICY}; connect-src 'self'".replace("script-src", "script-src 'self'")
 LIVE = (
@@ -48,16 +48,16 @@ HELP = f"""\
 
 def state_of(paths: Sequence[Path]) -> tuple[str, float]:
     """A stamp of all that is read of the runs; when it was last written (seconds since 1970)."""
-    found = []
+    stats = []
     for file in (file for path in paths for pattern in READ for file in path.glob(pattern)):
         with suppress(FileNotFoundError):  # a resumed run has removed it just now
-            found.append(file.stat())
-    newest = max((one.st_mtime_ns for one in found), default=0)
-    return f"{len(found)}-{newest}-{sum(one.st_size for one in found)}", newest / 1e9
+            stats.append(file.stat())
+    newest = max((one.st_mtime_ns for one in stats), default=0)
+    return f"{len(stats)}-{newest}-{sum(one.st_size for one in stats)}", newest / 1e9
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers the page and its questions; nothing can be written through it."""
+    """Serves the page and its updates, read-only."""
 
     server: "Server"
     timeout = 5.0  # seconds that a request may take to come, as each holds a thread
@@ -74,14 +74,14 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(503, "text/plain", str(error))
 
     def answer(self, status: int, kind: str, text: str) -> None:
-        """Send `text`; whoever has gone before it has come is left alone."""
+        """Send `text`; ignore a client that has disconnected."""
         content = text.encode(errors="backslashreplace")
-        kept = "max-age=3600" if self.path == "/vega.js" else "no-store"
+        cache_control = "max-age=3600" if self.path == "/vega.js" else "no-store"
         try:
             self.send_response(status)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(content)))
-            self.send_header("Cache-Control", kept)
+            self.send_header("Cache-Control", cache_control)
             self.send_header("X-Content-Type-Options", "nosniff")
             self.send_header("X-Frame-Options", "DENY")
             self.end_headers()
@@ -105,7 +105,7 @@ class Server(ThreadingHTTPServer):
         self.folders = folders
         self.program = program
         self.turn = threading.Lock()
-        self.read_at = -LEAST_SECONDS
+        self.read_at = -MIN_SECONDS
         self.stamp = ""
         self.written = 0.0  # when anything was last written, seconds since 1970
         self.parts = Parts("", "", "", "", False)
@@ -115,7 +115,7 @@ class Server(ThreadingHTTPServer):
         UserError where there is no run.
         """
         with self.turn:
-            if time.monotonic() - self.read_at >= LEAST_SECONDS:
+            if time.monotonic() - self.read_at >= MIN_SECONDS:
                 runs = find_runs(self.folders)
                 stamp, self.written = state_of([run.path for run in runs])
                 if stamp != self.stamp:
@@ -126,22 +126,26 @@ class Server(ThreadingHTTPServer):
 
     def answer_to(self, path: str) -> tuple[int, str, str]:
         """Status, type and text for what is asked; UserError, OSError where runs cannot be read."""
-        asked = urlsplit(path)
-        if asked.path == "/vega.js":
+        url = urlsplit(path)
+        if url.path == "/vega.js":
             return 200, "text/javascript", self.program
-        if asked.path not in ("/", "/news"):
+        if url.path not in ("/", "/news"):
             return 404, "text/plain", "there is no such page"
         parts, stamp = self.look()
         changed = max(0, round(time.time() - self.written))  # seconds since something was
-        if asked.path == "/":
+        if url.path == "/":
             ended = str(parts.ended).lower()
             live = LIVE.format(stamp=stamp, changed=changed, ended=ended)
-            return 200, "text/html", framed(parts, [asset("page.js"), asset("live.js")], SELF, live)
-        news: dict[str, object] = {"changed": changed}
-        if parse_qs(asked.query).get("since") != [stamp]:
+            return (
+                200,
+                "text/html",
+                page_html(parts, [asset("page.js"), asset("live.js")], SELF, live),
+            )
+        message: dict[str, object] = {"changed": changed}
+        if parse_qs(url.query).get("since") != [stamp]:
             data = json.loads(parts.data)
-            news |= {"stamp": stamp, "ended": parts.ended, "main": parts.main, "data": data}
-        return 200, "application/json", json.dumps(news)
+            message |= {"stamp": stamp, "ended": parts.ended, "main": parts.main, "data": data}
+        return 200, "application/json", json.dumps(message)
 
 
 def main(arguments: list[str] | None = None) -> None:

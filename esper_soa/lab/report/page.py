@@ -19,15 +19,15 @@ from esper_soa.lab.report.bundle import MISSING, available, bundle
 from esper_soa.lab.report.details import comparisons, details, updates
 from esper_soa.lab.report.groups import RunGroup, groups_of
 from esper_soa.lab.report.run_files import RunRecord, find_runs
-from esper_soa.lab.report.run_tables import packed
-from esper_soa.lab.report.sections import Drawing, Section, asset, charts, shown_of
+from esper_soa.lab.report.run_tables import pack_table
+from esper_soa.lab.report.sections import Drawing, Section, asset, charts, make_drawing
 from esper_soa.lab.report.text import state_of, tiles_of, verdict_of
 from esper_soa.lab.telemetry.worker import Failures
 from esper_soa.runtime.files import LOGGER, write_text
 from esper_soa.training.session import Session
 
 NAME = "report.html"  # of a report in the folder of its run
-MOST_KINDS = 4  # of runs that the head names
+MAX_KINDS = 4  # of runs that the head names
 ABOUT = {"name": "", "task.name": "", "policy.name": "policy ", "reward.mode": "reward "}
 # The page runs the scripts that are marked, and can neither fetch anything nor send it anywhere.
 POLICY = (
@@ -37,7 +37,7 @@ POLICY = (
 
 
 class Parts(NamedTuple):
-    """What a page shows of runs, apart from the program and style around it."""
+    """Contents of a page, without program and style."""
 
     title: str
     links: str  # HTML
@@ -48,27 +48,27 @@ class Parts(NamedTuple):
 
 def page_of(runs: Sequence[RunRecord], program: str) -> str:
     """The page; `program` is what draws its figures."""
-    return framed(parts_of(runs), [program, asset("page.js")], POLICY)
+    return page_html(parts_of(runs), [program, asset("page.js")], POLICY)
 
 
 def parts_of(runs: Sequence[RunRecord]) -> Parts:
-    """What there is to be shown of runs."""
+    """Contents of the page of these runs."""
     groups = groups_of(runs)
-    shown = shown_of(groups)
-    more = {"growth": comparisons(groups), "policy": updates(shown.tables)}
-    links = "".join(f'<a href="#{one.id}">{escape(one.title)}</a>' for one in shown.sections)
-    body = "".join(_section(section, more.get(section.id, "")) for section in shown.sections)
+    drawing = make_drawing(groups)
+    more = {"growth": comparisons(groups), "policy": updates(drawing.tables)}
+    links = "".join(f'<a href="#{one.id}">{escape(one.title)}</a>' for one in drawing.sections)
+    body = "".join(_section(section, more.get(section.id, "")) for section in drawing.sections)
     return Parts(
         escape(f"{runs[0].label if len(runs) == 1 else f'{len(runs)} runs'} - esper_soa"),
         links + '<a href="#settings">Settings</a>',
         f"\n{_opening(runs, groups)}{body}{details(runs)}<footer>Written by esper_soa "
         f"{escape(metadata.version('esper-soa'))}. This file works offline.</footer>\n",
-        _data(shown),
+        _data(drawing),
         state_of(runs)[1],
     )
 
 
-def framed(parts: Parts, programs: Sequence[str], policy: str, live: str = "") -> str:
+def page_html(parts: Parts, programs: Sequence[str], policy: str, live: str = "") -> str:
     """A page. programs: its scripts; policy: what it may load, with a place for the mark of scripts
     of ours, which nothing that stands in the page can know; live: HTML in its head.
     """
@@ -99,7 +99,7 @@ def _opening(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> str:
         for tile in tiles_of(groups)
     )
     kinds = list(dict.fromkeys(escape(_about(run)) for run in runs))
-    about = " · ".join(kinds[:MOST_KINDS]) + (" …" if len(kinds) > MOST_KINDS else "")
+    about = " · ".join(kinds[:MAX_KINDS]) + (" …" if len(kinds) > MAX_KINDS else "")
     return (
         f'{state}\n<h1>{escape(verdict_of(groups))}</h1>\n<p class="about">{about}</p>\n'
         f'<dl class="tiles">{tiles}</dl>\n'
@@ -117,11 +117,11 @@ def _about(run: RunRecord) -> str:
 def _section(section: Section, more: str) -> str:
     """A section with its figures, not yet drawn, and more HTML below them."""
     narrow = [figure["id"] for figure in section.figures if not figure["wide"]]
-    alone = narrow[-1:] if len(narrow) % 2 else []  # nothing would stand beside it
+    last_alone = narrow[-1:] if len(narrow) % 2 else []  # nothing would stand beside it
     figures = []
     for figure in section.figures:
         title = escape(figure["title"])
-        wide = " class=wide" if figure["wide"] or figure["id"] in alone else ""
+        wide = " class=wide" if figure["wide"] or figure["id"] in last_alone else ""
         figures.append(
             f'<figure id="{figure["id"]}"{wide}><figcaption><h3>{title}</h3>'
             f'<p>{escape(figure["caption"])}</p></figcaption><div class="choices"></div>'
@@ -139,10 +139,10 @@ def _section(section: Section, more: str) -> str:
 def _data(shown: Drawing) -> str:
     """Tables and figures as the page's program reads them; none can end the script element."""
     figures = [figure for section in shown.sections for figure in section.figures]
-    wanted = {name for figure in figures for name in (*figure["data"], figure["table"])}
+    names = {name for figure in figures for name in (*figure["data"], figure["table"])}
     data = {
         "figures": figures,
-        "tables": {name: packed(shown.tables[name]) for name in sorted(wanted)},
+        "tables": {name: pack_table(shown.tables[name]) for name in sorted(names)},
         "config": charts()["config"],
     }
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
@@ -166,11 +166,11 @@ def report_in(folder: Path) -> str:
     return ""
 
 
-def leave_report(within: Session) -> None:
+def try_write_report(session: Session) -> None:
     """Write the report of the run that has ended in the session's folder; one that cannot be made
     fails nothing: why is said in one line.
     """
-    with within.unwritten.attempt(NAME):
-        missing = report_in(within.folder.path)
+    with session.write_errors.attempt(NAME):
+        missing = report_in(session.folder.path)
         if missing:
             LOGGER.log(WARNING if available() else INFO, "report   %s", missing)

@@ -1,4 +1,4 @@
-"""What a run folder holds, read as it is: finished, killed or still going on.
+"""Reads run folders of finished, killed or active runs.
 
 What is not there yet is no error: a report is of what has been written. What cannot be read is left
 out, and said in a line of the log. Needs no torch.
@@ -63,8 +63,8 @@ class RunRecord:
     @property
     def slots(self) -> list[str]:
         """Names of the host's slots."""
-        found = self.settings.get("slots")
-        return [str(name) for name in found] if isinstance(found, list) else []
+        slots = self.settings.get("slots")
+        return [str(name) for name in slots] if isinstance(slots, list) else []
 
 
 def number(record: object, *names: str) -> float | None:
@@ -78,14 +78,14 @@ def number(record: object, *names: str) -> float | None:
 
 def part(record: object, name: str) -> Record:
     """The record under `name`; empty where there is none."""
-    found = record.get(name) if isinstance(record, Mapping) else None
-    return {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else {}
+    item = record.get(name) if isinstance(record, Mapping) else None
+    return {str(key): value for key, value in item.items()} if isinstance(item, Mapping) else {}
 
 
 def numbers(record: object, name: str) -> list[float | None]:
     """The list of numbers under `name`; empty where there is none."""
-    found = record.get(name) if isinstance(record, Mapping) else None
-    return [number({"": value}, "") for value in found] if isinstance(found, list) else []
+    items = record.get(name) if isinstance(record, Mapping) else None
+    return [number({"": value}, "") for value in items] if isinstance(items, list) else []
 
 
 def round_of(line: Record) -> int:
@@ -99,13 +99,13 @@ def mean_of(values: Sequence[object]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def find_runs(given: Sequence[str | Path]) -> list[RunRecord]:
+def find_runs(folders: Sequence[str | Path]) -> list[RunRecord]:
     """The runs in folders that are of a run, or hold some; UserError where one holds none."""
-    return [read_run(path, label) for label, path in find_run_folders(given).items()]
+    return [read_run(path, label) for label, path in find_run_folders(folders).items()]
 
 
 def read_run(path: Path, label: str = "") -> RunRecord:
-    """The run in the folder `path`, whatever of it there is."""
+    """The run in the folder `path`, as far as it is recorded."""
     folder = RunFolder(path)
     return RunRecord(
         path,
@@ -121,8 +121,8 @@ def read_run(path: Path, label: str = "") -> RunRecord:
 
 def read_lines(path: Path) -> list[Record]:
     """The records in a file of JSON lines."""
-    found = (_parsed(line, path) for line in _text(path).splitlines())
-    return [record for record in found if record]
+    records = (_parsed(line, path) for line in _text(path).splitlines())
+    return [record for record in records if record]
 
 
 def read_json(path: Path) -> Record:
@@ -145,13 +145,13 @@ def _text(path: Path) -> str:
 def _parsed(text: str, path: Path) -> Record:
     """The record that `text`, out of the file `path`, holds as JSON."""
     try:
-        found = json.loads(text or "{}")
-        if _deeper(found, DEEPEST):
+        record = json.loads(text or "{}")
+        if _deeper(record, DEEPEST):
             raise ValueError(f"more than {DEEPEST} deep")
     except (ValueError, RecursionError) as error:
         LOGGER.warning("report   without a part of %s: %s", path, error)
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def _deeper(value: object, levels: int) -> bool:

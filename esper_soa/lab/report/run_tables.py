@@ -41,16 +41,16 @@ FATES = ("germinated", "fossilized", "pruned")
 
 def table_of(rows: Iterable[Row]) -> Table:
     """The columns of `rows`; a row that lacks a column has None there."""
-    listed = list(rows)
-    names = dict.fromkeys(name for row in listed for name in row)
-    return {name: [_rounded(row.get(name)) for row in listed] for name in names}
+    all_rows = list(rows)
+    names = dict.fromkeys(name for row in all_rows for name in row)
+    return {name: [_rounded(row.get(name)) for row in all_rows] for name in names}
 
 
 def _rounded(value: Cell) -> Cell:
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
-def packed(table: Table) -> dict[str, Json]:
+def pack_table(table: Table) -> dict[str, Json]:
     """The table as the page holds it: a column of texts as distinct `names` and a code per row."""
     return {name: _packed(column) for name, column in table.items()}
 
@@ -94,15 +94,15 @@ def means_table(table: Table, time: str) -> Table:
 
 def parts_table(runs: Sequence[RunRecord], name: str) -> Table:
     """The table `name` of PARTS: a row per run, round and name, without names that stay 0."""
-    column, value_name, read = PARTS[name]
+    column, value_name, reader = PARTS[name]
     rows: list[Row] = [
         {"run": run.label, "round": round_of(line), column: name, value_name: value}
         for run in runs
         for line in (_shapley(run) if column == "slot" else run.rounds)
-        for name, value in read(line).items()
+        for name, value in reader(line).items()
     ]
-    used = {row[column] for row in rows if row[value_name]}
-    return table_of(row for row in rows if row[column] in used)
+    used_keys = {row[column] for row in rows if row[value_name]}
+    return table_of(row for row in rows if row[column] in used_keys)
 
 
 def _shapley(run: RunRecord) -> Iterator[Record]:
@@ -110,10 +110,10 @@ def _shapley(run: RunRecord) -> Iterator[Record]:
     where it is not 0, as episodes.jsonl has it for what was not measured.
     """
     for round_, episodes in groupby(sorted(run.episodes, key=round_of), round_of):
-        worths = zip_longest(*(numbers(episode, "shapley") for episode in episodes))
+        columns = zip_longest(*(numbers(episode, "shapley") for episode in episodes))
         means = {
-            name: mean_of([value for value in worth if value])
-            for name, worth in zip(run.slots, worths, strict=False)
+            name: mean_of([value for value in values if value])
+            for name, values in zip(run.slots, columns, strict=False)
         }
         yield {"round": round_, "shapley": means}
 
@@ -122,9 +122,9 @@ def _all_of(name: str, prefix: str = "") -> Callable[[Record], Shares]:
     """Reads the numbers of the record `name` whose names begin with `prefix`, without it."""
 
     def read(line: Record) -> Shares:
-        found = part(line, name)
-        kept = (key for key in found if key.startswith(prefix))
-        return {key.removeprefix(prefix): number(found, key) for key in kept}
+        record = part(line, name)
+        keys = (key for key in record if key.startswith(prefix))
+        return {key.removeprefix(prefix): number(record, key) for key in keys}
 
     return read
 
@@ -160,9 +160,9 @@ def blueprints_table(runs: Sequence[RunRecord]) -> Table:
     """A row per run and blueprint: seeds by fate, and means over those that came to an end."""
     rows: list[Row] = []
     for run in runs:
-        found = [part(line, "blueprints") for line in run.rounds]
-        for name in sorted({name for one in found for name in one}):
-            fates = _fates([part(one, name) for one in found])
+        records = [part(line, "blueprints") for line in run.rounds]
+        for name in sorted({name for one in records for name in one}):
+            fates = _fates([part(one, name) for one in records])
             rows.append({"run": run.label, "blueprint": name, **fates})
     return table_of(rows)
 
@@ -209,10 +209,10 @@ def _host_rows(score: Record) -> Iterator[Row]:
             yield {"host": env, "accuracy": seen, "test_accuracy": tested} | sizes
 
 
-def standings_table(found: Sequence[FinishedGroup]) -> Table:
+def standings_table(standings_rows: Sequence[FinishedGroup]) -> Table:
     """A row per group, the best first; a bound that is not finite is left out."""
     rows: list[Row] = []
-    for one in found:
+    for one in standings_rows:
         row: Row = {"group": one.label, "runs": one.runs, "left_out": one.left_out}
         for name, interval in (("accuracy", one.accuracy), ("gain", one.gain)):
             for end, bound in zip(("", "_low", "_high"), interval or (None,) * 3, strict=True):

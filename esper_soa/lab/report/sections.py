@@ -59,23 +59,23 @@ def charts() -> dict:
     return dict(yaml.safe_load(asset("charts.yaml")))
 
 
-def shown_of(groups: Sequence[RunGroup]) -> Drawing:
+def make_drawing(groups: Sequence[RunGroup]) -> Drawing:
     """Everything that a report draws."""
     runs = [run for group in groups for run in group.runs]
     tables = tables_of(groups, runs)
     kind = "of several" if len(runs) > 1 else "of one run"
     sections = []
     for section in charts()["sections"]:
-        suited = (_suited(listed, tables) for listed in section["figures"])
+        figure_entries = (_adapt_figure(entry, tables) for entry in section["figures"])
         figures = [
-            _figure(listed, tables, runs)
-            for listed in suited
-            if listed["kind"] and any(tables[listed["data"]].get(listed["value"], []))
+            _figure(entry, tables, runs)
+            for entry in figure_entries
+            if entry["kind"] and any(tables[entry["data"]].get(entry["value"], []))
         ]
-        drawn = [figure["id"] for figure in figures]
+        ids = [figure["id"] for figure in figures]
         words = [section["words"], section.get(kind, "")]
-        words += [said for name, said in section.get("else", {}).items() if name not in drawn]
-        text = " ".join(said for said in words if said)
+        words += [sentence for name, sentence in section.get("else", {}).items() if name not in ids]
+        text = " ".join(sentence for sentence in words if sentence)
         sections.append(Section(section["id"], section["title"], text, figures))
     return Drawing(sections, tables)
 
@@ -103,23 +103,23 @@ def tables_of(groups: Sequence[RunGroup], runs: Sequence[RunRecord]) -> dict[str
     } | {name: run_tables.parts_table(runs, name) for name in run_tables.PARTS}
 
 
-def _suited(listed: dict, tables: Mapping[str, Table]) -> dict:
+def _adapt_figure(entry: dict, tables: Mapping[str, Table]) -> dict:
     """A figure that charts.yaml lists, as it is where only one round has been played: over
     env-steps, or with bars; `kind` is empty where it would be a single point.
     """
     rounds = tables["rounds"].get("round", [])
     if len(set(rounds)) > 1:
-        return listed
-    if listed["kind"] == "cost":
-        return listed | ({"data": "steps", "x": "step"} if tables["steps"] else {})
-    kind = listed["kind"] if listed.get("x") == "step" else None
-    kind = kind or charts()["of one round"].get(listed["kind"], listed["kind"])
-    return listed | {"kind": kind} | ({"rows": listed["by"]} if kind == "bars" else {})
+        return entry
+    if entry["kind"] == "cost":
+        return entry | ({"data": "steps", "x": "step"} if tables["steps"] else {})
+    kind = entry["kind"] if entry.get("x") == "step" else None
+    kind = kind or charts()["of one round"].get(entry["kind"], entry["kind"])
+    return entry | {"kind": kind} | ({"rows": entry["by"]} if kind == "bars" else {})
 
 
-def _figure(listed: dict, tables: Mapping[str, Table], runs: Sequence[RunRecord]) -> dict:
+def _figure(chart_entry: dict, tables: Mapping[str, Table], runs: Sequence[RunRecord]) -> dict:
     """A figure that charts.yaml lists, with the values that its kind of chart asks for."""
-    entry: dict = {"table": listed["data"], **charts()["left_out"], **listed}
+    entry: dict = {"table": chart_entry["data"], **charts()["left_out"], **chart_entry}
     data = tables[entry["data"]]
     value = entry["value"]
     ended = value == "accuracy" and "control" in tables["hosts"].get("hosts", [])
@@ -186,22 +186,22 @@ def chart(kind: str, description: str, height: int, values: Mapping[str, Json]) 
         "description": description,
         "height": height,
         "layer": [
-            {name: _filled(part, values) for name, part in layer.items() if name != "if"}
+            {name: _fill_template(part, values) for name, part in layer.items() if name != "if"}
             for layer in charts()["kinds"][kind]
-            if "if" not in layer or _filled(layer["if"], values)
+            if "if" not in layer or _fill_template(layer["if"], values)
         ],
     }
 
 
-def _filled(template: Json, values: Mapping[str, Json]) -> Json:
+def _fill_template(template: Json, values: Mapping[str, Json]) -> Json:
     if isinstance(template, dict):
-        filled = {name: _filled(part, values) for name, part in template.items()}
+        filled = {name: _fill_template(part, values) for name, part in template.items()}
         fields = filled.get("tooltip")
         if isinstance(fields, list):
             filled["tooltip"] = [_tooltip(name) for name in fields]
         return filled
     if isinstance(template, list):
-        return [_filled(part, values) for part in template]
+        return [_fill_template(part, values) for part in template]
     if isinstance(template, str) and template.startswith("$"):
         return values[template[1:]]
     return template

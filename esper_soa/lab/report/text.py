@@ -8,7 +8,7 @@ from esper_soa.lab.report.groups import LEVEL, FinishedGroup, RunGroup, pairs, s
 from esper_soa.lab.report.run_files import RunRecord, number, part
 from esper_soa.training.progress import duration
 from esper_soa.training.statistics import Interval
-from esper_soa.training.verdict import control_words, format_interval
+from esper_soa.training.verdict import control_text, format_interval
 
 NOTHING = "–"  # stands where a number is not known
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
@@ -23,20 +23,20 @@ class Highlight(NamedTuple):
 
 
 def verdict_of(groups: Sequence[RunGroup]) -> str:
-    """What came of the runs, in a sentence or two."""
+    """Result of the runs, in one or two sentences."""
     runs = [run for group in groups for run in group.runs]
     if len(runs) == 1:
         return _of_one(runs[0])
-    found = standings(groups)
-    if not found:
+    rows = standings(groups)
+    if not rows:
         return f"None of {len(runs)} runs has come to its end: what follows is how far they are."
-    return _of_seeds(found[0]) if len(groups) == 1 else _of_groups(found, groups)
+    return _of_seeds(rows[0]) if len(groups) == 1 else _of_groups(rows, groups)
 
 
 def _of_one(run: RunRecord) -> str:
-    said = run.summary.get("verdict")
-    if isinstance(said, str):
-        return said
+    sentence = run.summary.get("verdict")
+    if isinstance(sentence, str):
+        return sentence
     if run.accuracy is not None:
         return f"The hosts end at {run.accuracy:.2f} %; there is no control to set them beside."
     if not run.rounds:
@@ -50,7 +50,7 @@ def _of_one(run: RunRecord) -> str:
 
 def _of_seeds(one: FinishedGroup) -> str:
     """Several runs of the same settings."""
-    ended = f"{one.runs} runs end at {bounded(one.accuracy)} %"
+    ended = f"{one.runs} runs end at {bounds_text(one.accuracy)} %"
     if one.gain is None:
         return f"{ended}; not all of them have a control to be set beside."
     gain = format_interval(one.gain, "points")
@@ -62,9 +62,9 @@ def _of_seeds(one: FinishedGroup) -> str:
     return f"No difference from the control that {one.runs} runs could show: {gain}; {ended}."
 
 
-def _of_groups(found: Sequence[FinishedGroup], groups: Sequence[RunGroup]) -> str:
-    best, *others = found
-    ends = bounded(best.accuracy)
+def _of_groups(rows: Sequence[FinishedGroup], groups: Sequence[RunGroup]) -> str:
+    best, *others = rows
+    ends = bounds_text(best.accuracy)
     if not others:
         return f"Only “{best.label}” of {len(groups)} groups has runs at their end: {ends} %."
     second = others[0]
@@ -72,16 +72,16 @@ def _of_groups(found: Sequence[FinishedGroup], groups: Sequence[RunGroup]) -> st
         return f"“{best.label}” and “{second.label}” end highest, and alike: {ends} %."
     compared = pairs(groups)
     pair = next(pair for pair in compared if {pair.label, pair.other} == {best.label, second.label})
-    sure = "clearly" if pair.adjusted < LEVEL else "not surely"
+    certainty = "clearly" if pair.adjusted < LEVEL else "not surely"
     tests = f"{len(compared)} comparison{'s' if len(compared) > 1 else ''}"
     p = f"p = {p_value(pair.adjusted)}, exact, corrected for {tests}"
     return (
-        f"“{best.label}” ends highest, {ends} %, {sure} ahead of “{second.label}” at "
-        f"{bounded(second.accuracy)} % ({p})."
+        f"“{best.label}” ends highest, {ends} %, {certainty} ahead of “{second.label}” at "
+        f"{bounds_text(second.accuracy)} % ({p})."
     )
 
 
-def bounded(interval: Interval) -> str:
+def bounds_text(interval: Interval) -> str:
     """'81.34 [80.66, 82.02]'; without bounds where there are none, or where values are equal."""
     if not interval.has_bounds:
         return f"{interval.mean:.2f}"
@@ -89,7 +89,7 @@ def bounded(interval: Interval) -> str:
 
 
 def p_value(p: float) -> str:
-    """Small ones by their order."""
+    """Text of a p-value; small ones as an upper bound."""
     return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
 
 
@@ -118,7 +118,7 @@ def _tiles_of_one(run: RunRecord) -> list[Highlight]:
         "flop": last.get("train_flop"),
     }
     control = part(run.summary, "control")
-    name = control_words(str(control["name"])) if "name" in control else ""
+    name = control_text(str(control["name"])) if "name" in control else ""
 
     def tile(title: str, field: str, form: Callable[[float], str]) -> Highlight:
         plain = number(control, field)
@@ -126,8 +126,8 @@ def _tiles_of_one(run: RunRecord) -> list[Highlight]:
         return Highlight(title, format_number(number(grown, field), form), note)
 
     germinated, fossilized, pruned = (
-        sum(int(number(line, "seeds", fate) or 0) for line in run.rounds)
-        for fate in ("germinated", "fossilized", "pruned")
+        sum(int(number(line, "seeds", outcome) or 0) for line in run.rounds)
+        for outcome in ("germinated", "fossilized", "pruned")
     )
     fates = f"{fossilized:,} fossilised, {pruned:,} pruned"
     eps = number(run.summary, "speed", "eps") or number(last, "eps")
@@ -146,13 +146,13 @@ def _tiles_of_one(run: RunRecord) -> list[Highlight]:
 
 
 def _tiles_of_several(groups: Sequence[RunGroup], runs: Sequence[RunRecord]) -> list[Highlight]:
-    found = standings(groups)
+    rows = standings(groups)
     tiles = [
         Highlight("runs", str(len(runs)), f"{sum(run.finished for run in runs)} finished"),
         Highlight("groups", str(len(groups)), "by overrides"),
     ]
-    if found:
-        best = found[0]
+    if rows:
+        best = rows[0]
         name = best.label if len(groups) > 1 else "mean over runs"
         title = "highest test accuracy" if len(groups) > 1 else "test accuracy"
         tiles.append(Highlight(title, f"{best.accuracy.mean:.2f} %", name))

@@ -1,1 +1,1 @@
-"""Sweeps: what becomes of each job, jobs in processes, the table at the end, search by Optuna."""
+"""Sweeps: records of jobs, jobs in processes, the final table, search with Optuna."""

@@ -25,21 +25,21 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import setup_globals
 from omegaconf import DictConfig, OmegaConf
 
-from esper_soa.config.errors import PrunedError, UserError, joined
+from esper_soa.config.errors import PrunedError, UserError, single_line
 from esper_soa.config.settings import EvaluateConfig, evaluation_from, settings_from
 from esper_soa.lab.run_folders import finished_accuracy, resumes
-from esper_soa.lab.sweep.plugins import check_job, has_own_process, is_search
+from esper_soa.lab.sweep.plugins import check_job, has_separate_process, is_search
 from esper_soa.lab.sweep.resolvers import register_resolvers
-from esper_soa.runtime.console import KNOWN_ERRORS, standing_streams
+from esper_soa.runtime.console import KNOWN_ERRORS, safe_streams
 from esper_soa.runtime.files import write_text
 from esper_soa.runtime.signals import (
     SAVING,
     STOPPING,
     Interrupted,
-    importing,
-    importing_torch,
-    reacting,
-    stopped_at_once,
+    import_guard,
+    signal_handlers,
+    stop_at_once,
+    torch_import_guard,
 )
 from esper_soa.training.run_folder import RunFolder
 
@@ -86,7 +86,7 @@ def this_job() -> JobRecord:
     return JobRecord(int(context.job.num), list(context.overrides.task), context.runtime.output_dir)
 
 
-def keep(sweep: Path, record: JobRecord) -> None:
+def save_record(sweep: Path, record: JobRecord) -> None:
     """Write the record of a job, all or nothing; raises OSError."""
     (sweep / FOLDER).mkdir(parents=True, exist_ok=True)
     write_text(sweep / FOLDER / f"{record.number}.json", json.dumps(asdict(record)) + "\n")
@@ -104,19 +104,19 @@ def run_job(task: Task, composed: DictConfig) -> float | None:
     sweep = Path(HydraConfig.get().sweep.dir)
     job = this_job()
     try:
-        ended = ended_before(composed, job, read_records(sweep, job.number).get(job.number))
+        ended = finished_record(composed, job, read_records(sweep, job.number).get(job.number))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        ended = job.ended(FAILED, message=joined(error))
-    keep(sweep, ended or job)
+        ended = job.ended(FAILED, message=single_line(error))
+    save_record(sweep, ended or job)
     if ended is not None:
         return ended.value
-    if has_own_process(HydraConfig.get()):
+    if has_separate_process(HydraConfig.get()):
         return run_here(task, composed)
     return watch(task, composed, sweep, job)
 
 
-def ended_before(
+def finished_record(
     composed: DictConfig, job: JobRecord, before: JobRecord | None
 ) -> JobRecord | None:
     """The record of a job that an earlier call has ended; None for one to be run.
@@ -150,24 +150,26 @@ def run_here(task: Task, composed: DictConfig) -> float | None:
         ended = job.ended(PRUNED, error.accuracy, str(error))
     except KNOWN_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
-        ended = job.ended(FAILED, message=joined(error))
+        ended = job.ended(FAILED, message=single_line(error))
     finally:
         cause = sys.exception()
         if ended is job and isinstance(cause, SystemExit):
-            why = joined(cause) if isinstance(cause, Interrupted) else "stopped by the launcher"
-            ended = job.ended(STOPPED, message=why)
+            reason = (
+                single_line(cause) if isinstance(cause, Interrupted) else "stopped by the launcher"
+            )
+            ended = job.ended(STOPPED, message=reason)
         elif ended is job:
-            ended = job.ended(FAILED, message=f"{type(cause).__name__}: {joined(cause)}")
-        keep(Path(HydraConfig.get().sweep.dir), ended)
+            ended = job.ended(FAILED, message=f"{type(cause).__name__}: {single_line(cause)}")
+        save_record(Path(HydraConfig.get().sweep.dir), ended)
     return ended.value
 
 
 def pruner(composed: DictConfig) -> tuple["Callback", ...]:
-    """What ends hopeless runs of a search early; none in other sweeps, and for several ranks."""
+    """The pruner of a search; none in other sweeps, and for several ranks."""
     hydra = HydraConfig.get()
     if not is_search(hydra) or composed.ranks > 1:
         return ()
-    with importing_torch():
+    with torch_import_guard():
         from esper_soa.lab.sweep.pruner import Pruner  # needs the extra `sweep`
     return (Pruner(hydra),)
 
@@ -175,8 +177,8 @@ def pruner(composed: DictConfig) -> tuple["Callback", ...]:
 def watch(task: Task, composed: DictConfig, sweep: Path, job: JobRecord) -> float | None:
     """Run the job in a process of its own; raises Interrupted where asked to stop meanwhile.
 
-    That process has a session of its own: Ctrl-C reaches it once, from here. The end of its
-    standard input tells it that nobody waits for it any more. (Not by multiprocessing, which cannot
+    That process has a session of its own: Ctrl-C reaches it once, from here. It stops when its
+    standard input ends. (Not by multiprocessing, which cannot
     start processes within joblib's.)
     """
     requests: list[int] = []
@@ -192,16 +194,16 @@ def watch(task: Task, composed: DictConfig, sweep: Path, job: JobRecord) -> floa
             requests.append(number)
             process.send_signal(number)
 
-        with reacting(hand_on, (*STOPPING, SAVING)):
+        with signal_handlers(hand_on, (*STOPPING, SAVING)):
             with suppress(BrokenPipeError):  # of one that ended at once; its status says how
                 pickle.dump((task, composed, context), cast(BinaryIO, process.stdin))
                 cast(BinaryIO, process.stdin).flush()
             status = process.wait()
     record = read_records(sweep, job.number).get(job.number, job)
     if record.status == BEGUN:  # it had no time to say how it ended
-        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-        record = job.ended(KILLED, message=f"its process was ended {how}")
-        keep(sweep, record)
+        ending = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        record = job.ended(KILLED, message=f"its process was ended {ending}")
+        save_record(sweep, record)
         print(f"error: job {job.number}: {record.message}", file=sys.stderr)
     stopping = [number for number in requests if number in STOPPING]
     if stopping:
@@ -218,8 +220,8 @@ def _stop_with_parent() -> None:
 
 def main() -> None:
     """Run the job that standard input holds."""
-    with standing_streams(), stopped_at_once():
-        with importing():
+    with safe_streams(), stop_at_once():
+        with import_guard():
             task, composed, context = pickle.load(sys.stdin.buffer)
         setup_globals()
         HydraConfig.instance().cfg = cast(HydraConf, OmegaConf.create({"hydra": context}))

@@ -13,14 +13,16 @@ from esper_soa.config.errors import UserError, check
 from esper_soa.config.paths import user_path
 from esper_soa.config.settings import EvaluateConfig, TrainConfig
 from esper_soa.training.run_folder import RUNS, dated_folders, make_dated_folder, writable
-from esper_soa.training.start import asked_folder, launched_rank
+from esper_soa.training.start import launched_rank, requested_folder
 
 SWEEP = "sweep_"  # before the time in the name of a sweep's folder
-OURS = "hydra_plugins.esper_soa_sweeps"  # plugins of our own, which Hydra looks for under that name
+PLUGIN_PACKAGE = (
+    "hydra_plugins.esper_soa_sweeps"  # plugins of our own, which Hydra looks for under that name
+)
 SUBMITIT = "hydra_plugins.hydra_submitit_launcher.submitit_launcher."
-OUR_LAUNCHERS = {
-    f"{SUBMITIT}LocalLauncher": f"{OURS}.submitit.LocalJobs",
-    f"{SUBMITIT}SlurmLauncher": f"{OURS}.submitit.SlurmJobs",
+LAUNCHERS = {
+    f"{SUBMITIT}LocalLauncher": f"{PLUGIN_PACKAGE}.submitit.LocalJobs",
+    f"{SUBMITIT}SlurmLauncher": f"{PLUGIN_PACKAGE}.submitit.SlurmJobs",
 }
 CHOSEN_BY = re.compile(r"(hydra/launcher|hydra/sweeper|\+sweep)=\[?([\w,]+)")
 # By what is chosen: the module that has to be there, and the extra that brings it.
@@ -38,12 +40,12 @@ PLUGINS = {
 
 def check_plugins(arguments: Sequence[str]) -> None:
     """Raise UserError where the command line chooses a launcher or sweeper not installed."""
-    for found in filter(None, map(CHOSEN_BY.match, arguments)):
-        for name in found[2].split(","):
+    for match in filter(None, map(CHOSEN_BY.match, arguments)):
+        for name in match[2].split(","):
             module, extra = PLUGINS.get(name, ("", ""))
             if module and find_spec(module) is None:
                 raise UserError(
-                    f"{found[1]}={name}: {module} is not installed. "
+                    f"{match[1]}={name}: {module} is not installed. "
                     f"Install the extra: pip install 'esper-soa[{extra}]'"
                 )
 
@@ -56,9 +58,9 @@ def check_slurm(hydra: DictConfig, named: bool, resume: str) -> None:
     if hydra.launcher["_target_"] != f"{SUBMITIT}SlurmLauncher":
         return
     setting = "hydra/launcher=submitit_slurm"
-    why = "A job that is preempted is started again and must find its folder."
-    check(resume == "auto", "resume", resume or "''", f"auto with {setting}", why)
-    check(named, "run_dir", "''", f"a folder that all machines see with {setting}", why)
+    reason = "A job that is preempted is started again and must find its folder."
+    check(resume == "auto", "resume", resume or "''", f"auto with {setting}", reason)
+    check(named, "run_dir", "''", f"a folder that all machines see with {setting}", reason)
     if shutil.which("sbatch") is None:
         raise UserError(
             f"{setting}: there is no sbatch here. Start the sweep on a machine of the cluster"
@@ -67,12 +69,12 @@ def check_slurm(hydra: DictConfig, named: bool, resume: str) -> None:
 
 def is_search(hydra: HydraConf) -> bool:
     """Whether Optuna chooses the jobs."""
-    return hydra.sweeper["_target_"] == f"{OURS}.search.OptunaSweeper"
+    return hydra.sweeper["_target_"] == f"{PLUGIN_PACKAGE}.search.OptunaSweeper"
 
 
-def has_own_process(hydra: HydraConf) -> bool:
+def has_separate_process(hydra: HydraConf) -> bool:
     """Whether every job has a process to itself; asked in the job: Hydra composes anew for each."""
-    return hydra.launcher["_target_"] in (*OUR_LAUNCHERS, *OUR_LAUNCHERS.values())
+    return hydra.launcher["_target_"] in (*LAUNCHERS, *LAUNCHERS.values())
 
 
 def sweep_folder(config: DictConfig) -> Path:
@@ -87,7 +89,7 @@ def sweep_folder(config: DictConfig) -> Path:
             "ranks=K"
         )
     _check_resume(resume)
-    asked = asked_folder(config, "hydra.sweep.dir")
+    asked = requested_folder(config, "hydra.sweep.dir")
     check_slurm(config.hydra, bool(asked), resume)
     return open_sweep_folder(asked, config.name, resume == "auto")
 

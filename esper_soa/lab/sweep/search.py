@@ -1,9 +1,9 @@
 """A search by Optuna: its trials are a sweep's jobs, by any launcher; the study lies in its folder.
 
 Trial i is job i, which tells the study its validation accuracy after every round (never that on
-test images, which are for the reader of the result), and ends early where the pruner finds it
-hopeless. A trial whose job did not come to its end stays open, so that a sweep that goes on
-(resume=auto) plays it from its checkpoint on. Needs the extra `sweep`, and no torch.
+test images, which are for the reader of the result), and ends early if the pruner decides so. A
+trial whose job did not come to its end stays open, so that a sweep that goes on (resume=auto) plays
+it from its checkpoint on. Needs the extra `sweep`, and no torch.
 """
 
 import warnings
@@ -38,22 +38,22 @@ NAME = "search"
 SAMPLERS = ("tpe", "random")
 PRUNERS = ("median", "halving", "none")
 # The least of whole numbers among the settings of the search.
-LEAST = {"n_trials": 1, "n_jobs": 1, "startup_trials": 1, "warmup_rounds": 0, "seed": 0}
+MINIMA = {"n_trials": 1, "n_jobs": 1, "startup_trials": 1, "warmup_rounds": 0, "seed": 0}
 # Overrides that may be others when a search goes on.
 MAY_CHANGE = ("run_dir=", "resume=", "hydra.")
 
 
 class Space(NamedTuple):
-    """What a search is asked to do."""
+    """Settings of a search."""
 
     searched: dict[str, BaseDistribution]  # by the key of the setting
     fixed: list[str]  # overrides of all trials
 
     def record(self) -> dict[str, object]:
         """The fields that the study keeps of it."""
-        kept = (one for one in self.fixed if not one.startswith(MAY_CHANGE))
+        overrides = (one for one in self.fixed if not one.startswith(MAY_CHANGE))
         searched = {name: str(one) for name, one in self.searched.items()}
-        return {"searched": searched, "fixed": sorted(kept)}
+        return {"searched": searched, "fixed": sorted(overrides)}
 
 
 def search(config: DictConfig, arguments: Sequence[str], launcher: Launcher) -> float | None:
@@ -71,19 +71,19 @@ def search(config: DictConfig, arguments: Sequence[str], launcher: Launcher) -> 
     space = space_of([*params, *arguments])
     study = open_study(settings, sweep, space, config.resume == "auto")
     OmegaConf.save(config, sweep / "multirun.yaml")
-    left = [one.number for one in study.trials if one.state == TrialState.RUNNING]
-    while left or len(study.trials) < settings.n_trials:
+    running = [one.number for one in study.trials if one.state == TrialState.RUNNING]
+    while running or len(study.trials) < settings.n_trials:
         count = min(settings.n_jobs, settings.n_trials - len(study.trials))
-        left = left or [study.ask(space.searched).number for _ in range(count)]
-        batch = first_batch(left, settings.n_jobs)
+        running = running or [study.ask(space.searched).number for _ in range(count)]
+        batch = first_batch(running, settings.n_jobs)
         run_trials(study, space, launcher, batch, sweep)
-        left = left[len(batch) :]
+        running = running[len(batch) :]
     ended = [one for one in study.trials if one.state == TrialState.COMPLETE]
     if not ended:
         return None
     best = max(ended, key=lambda one: one.value or 0.0)
-    found = f"{len(study.trials)} trials, best is job {best.number}: {best.value:.2f} %"
-    print(f"search   {found} validation accuracy with", *overrides_of(best.params))
+    sentence = f"{len(study.trials)} trials, best is job {best.number}: {best.value:.2f} %"
+    print(f"search   {sentence} validation accuracy with", *overrides_of(best.params))
     return best.value
 
 
@@ -108,16 +108,16 @@ def distribution_of(override: Override) -> BaseDistribution:
     """The values of a setting: interval(a,b), by tag(log,...); range(a,b,step); or a choice."""
     value = override.value()
     if isinstance(value, IntervalSweep):
-        whole = isinstance(value.start, int) and isinstance(value.end, int)
-        kind: Callable[..., BaseDistribution] = IntDistribution if whole else FloatDistribution
+        integral = isinstance(value.start, int) and isinstance(value.end, int)
+        kind: Callable[..., BaseDistribution] = IntDistribution if integral else FloatDistribution
         try:
             return kind(value.start, value.end, log="log" in value.tags)
         except (TypeError, ValueError) as error:
             raise UserError(f"{override.input_line}: is no interval to search ({error})") from error
     if isinstance(value, RangeSweep):
         numbers = list(value.range())
-        whole = all(isinstance(one, int) for one in numbers)
-        if len(numbers) > 1 and whole and numbers[1] > numbers[0]:
+        integral = all(isinstance(one, int) for one in numbers)
+        if len(numbers) > 1 and integral and numbers[1] > numbers[0]:
             return IntDistribution(numbers[0], numbers[-1], step=numbers[1] - numbers[0])
     return CategoricalDistribution(list(override.sweep_string_iterator()))
 
@@ -126,21 +126,21 @@ def open_study(settings: DictConfig, sweep: Path, space: Space, resume: bool) ->
     """The study in the sweep's folder; UserError for another search's, or one not resumed."""
     check_choice("hydra.sweeper.sampler", settings.sampler, SAMPLERS)
     check_choice("hydra.sweeper.pruner", settings.pruner, PRUNERS)
-    for name, least in LEAST.items():
-        whole = isinstance(settings[name], int) and settings[name] >= least
-        check(whole, f"hydra.sweeper.{name}", settings[name], f"a whole number of at least {least}")
+    for name, least in MINIMA.items():
+        valid = isinstance(settings[name], int) and settings[name] >= least
+        check(valid, f"hydra.sweeper.{name}", settings[name], f"a whole number of at least {least}")
     if (sweep / STUDY).exists() and not resume:
         raise UserError(
             f"run_dir={sweep}: already holds a search. Choose another folder, or go on with "
             "resume=auto"
         )
     study = load_study(settings, sweep)
-    now = space.record()
-    before = study.user_attrs.get("space", now)
-    if before != now:
-        other = f"holds a search of something else: {before}, and not {now}"
+    record = space.record()
+    before = study.user_attrs.get("space", record)
+    if before != record:
+        other = f"holds a search of something else: {before}, and not {record}"
         raise UserError(f"run_dir={sweep}: {other}")
-    study.set_user_attr("space", now)
+    study.set_user_attr("space", record)
     return study
 
 
@@ -179,8 +179,8 @@ def make_sampler(settings: DictConfig, done: int) -> BaseSampler:
 
 def first_batch(numbers: Sequence[int], largest: int) -> list[int]:
     """The consecutive numbers that rising `numbers` begin with: launchers count up from one."""
-    counted = enumerate(numbers[:largest], numbers[0])
-    return [number for expected, number in counted if number == expected]
+    job_numbers = enumerate(numbers[:largest], numbers[0])
+    return [number for expected, number in job_numbers if number == expected]
 
 
 def run_trials(

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from esper_soa.config.errors import one_line
-from esper_soa.lab.sweep.jobs import BEGUN, KILLED, WAITING, JobRecord, keep, read_records
+from esper_soa.lab.sweep.jobs import BEGUN, KILLED, WAITING, JobRecord, read_records, save_record
 
 
 def launch(
@@ -48,9 +48,9 @@ def launch(
         try:
             job.results()
         except (FailedJobError, UncompletedJobError) as error:
-            lost = JobRecord(number, list(overrides[number - first]), "", WAITING)
-            record = read_records(sweep, number).get(number, lost)
+            lost_record = JobRecord(number, list(overrides[number - first]), "", WAITING)
+            record = read_records(sweep, number).get(number, lost_record)
             if record.status in (BEGUN, WAITING):
-                why = f"ended by the system ({job.state}): {one_line(error)}"
-                keep(sweep, record.ended(KILLED, message=why))
+                reason = f"ended by the system ({job.state}): {one_line(error)}"
+                save_record(sweep, record.ended(KILLED, message=reason))
     return [JobReturn(overrides=one, status=JobStatus.COMPLETED) for one in overrides]

@@ -1,4 +1,4 @@
-"""What is said at the end of a sweep: a table of all its jobs, in sweep.json too, and those left.
+"""The summary of a sweep: a table of all jobs, also in sweep.json, and the unfinished ones.
 
 Made of the records and folders of the jobs: the same under every launcher. Needs no torch.
 """
@@ -34,7 +34,7 @@ def end_sweep(hydra: HydraConf, console: Console) -> bool:
     """
     sweep = Path(hydra.sweep.dir)
     jobs = list_jobs(hydra, sweep)
-    left = [job for job in jobs if job.status not in ENDED]
+    unfinished = [job for job in jobs if job.status not in ENDED]
     if jobs:
         common = set.intersection(*(set(job.overrides) for job in jobs))
         # resume=auto may be of another call than that which ran some job
@@ -46,13 +46,13 @@ def end_sweep(hydra: HydraConf, console: Console) -> bool:
             write_text(sweep / RESULT, text + "\n")
         except OSError as error:
             where = f"{RESULT} could not be written ({reason_of(error)})"
-        hint = "; resume=auto plays what is not done" if left else ""
+        hint = "; resume=auto plays what is not done" if unfinished else ""
         counts = Counter(job.status for job in jobs).items()
-        counted = ", ".join(f"{count} {status}" for status, count in counts)
-        console.print(f"{counted}{hint}; {where}", highlight=False, soft_wrap=True)
-    if left:
-        print("failed jobs:", *map(failure_words, left), sep="\n  ", file=sys.stderr)
-    return not left and bool(jobs)
+        counts_text = ", ".join(f"{count} {status}" for status, count in counts)
+        console.print(f"{counts_text}{hint}; {where}", highlight=False, soft_wrap=True)
+    if unfinished:
+        print("failed jobs:", *map(failure_words, unfinished), sep="\n  ", file=sys.stderr)
+    return not unfinished and bool(jobs)
 
 
 def list_jobs(hydra: HydraConf, sweep: Path) -> list[JobRecord]:
@@ -60,14 +60,14 @@ def list_jobs(hydra: HydraConf, sweep: Path) -> list[JobRecord]:
 
     Hydra's own sweeper runs every combination; other numbers are of earlier, larger sweeps.
     """
-    found = read_records(sweep)
+    records = read_records(sweep)
     if hydra.sweeper["_target_"] != BASIC:
-        return list(found.values())
+        return list(records.values())
     params = [f"{key}={value}" for key, value in (hydra.sweeper["params"] or {}).items()]
     overrides = OverridesParser.create().parse_overrides([*params, *hydra.overrides.task])
     (jobs,) = BasicSweeper.split_arguments(overrides, None)
     return [
-        found.get(number, JobRecord(number, combination, "", WAITING))
+        records.get(number, JobRecord(number, combination, "", WAITING))
         for number, combination in enumerate(jobs)
     ]
 
@@ -96,21 +96,21 @@ def _row(job: JobRecord, hidden: set[str]) -> dict[str, Json]:
 
 def table(rows: Sequence[dict]) -> Table:
     """The jobs one below the other."""
-    shown = Table(box=box.SIMPLE, title="jobs", title_justify="left")
+    console_table = Table(box=box.SIMPLE, title="jobs", title_justify="left")
     numbers = "validation %", "less rent", "parameters", "time"
     for heading in ("job", "overrides", "status", *numbers):
-        left = heading in ("overrides", "status")
-        shown.add_column(heading, justify="left" if left else "right", overflow="fold")
+        is_text = heading in ("overrides", "status")
+        console_table.add_column(heading, justify="left" if is_text else "right", overflow="fold")
     forms = {"accuracy": ".2f", "net": ".2f", "parameters": ",.0f"}
     for row in rows:
         cells = ["" if row[key] is None else format(row[key], form) for key, form in forms.items()]
-        took = "" if row["seconds"] is None else duration(row["seconds"])
+        duration_text = "" if row["seconds"] is None else duration(row["seconds"])
         words = escape(" ".join(row["overrides"]))
-        shown.add_row(str(row["job"]), words, row["status"], *cells, took)
-    return shown
+        console_table.add_row(str(row["job"]), words, row["status"], *cells, duration_text)
+    return console_table
 
 
 def failure_words(job: JobRecord) -> str:
     """A job that is not done by number and overrides, and why."""
-    why = job.message or ("has not come to its end" if job.status == BEGUN else job.status)
-    return f"{' '.join([f'#{job.number}', *job.overrides])}: {' '.join(why.split())}"
+    reason = job.message or ("has not come to its end" if job.status == BEGUN else job.status)
+    return f"{' '.join([f'#{job.number}', *job.overrides])}: {' '.join(reason.split())}"

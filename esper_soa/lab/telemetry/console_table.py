@@ -10,7 +10,7 @@ from esper_soa.lab.telemetry.rows import Legend, RoundRecord
 from esper_soa.lab.telemetry.schema import ENDINGS
 from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES
 
-MOST_ENVS = 24  # rows, so that a terminal holds them
+MAX_SHOWN_ENVS = 24  # rows, so that a terminal holds them
 
 
 class EnvsTable:
@@ -37,7 +37,7 @@ class EnvsTable:
         number, step, numbers = self._latest
         record = unpack(self._legend, number, np.array([step]), numbers[None])
         table.title = f"round {number}, env-step {step}"
-        for env in range(min(len(numbers), MOST_ENVS)):
+        for env in range(min(len(numbers), MAX_SHOWN_ENVS)):
             slots = [self._slot(record, env, slot) for slot in range(len(self._legend.slots))]
             table.add_row(
                 str(env),
@@ -45,8 +45,8 @@ class EnvsTable:
                 *self._turn(record, env),
                 *slots,
             )
-        left = len(numbers) - MOST_ENVS
-        table.caption = f"and {left} more" if left > 0 else None
+        hidden = len(numbers) - MAX_SHOWN_ENVS
+        table.caption = f"and {hidden} more" if hidden > 0 else None
         return table
 
     @staticmethod

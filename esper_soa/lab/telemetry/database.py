@@ -11,7 +11,7 @@ import pyarrow
 import yaml
 from pyarrow import parquet
 
-from esper_soa.config.errors import joined
+from esper_soa.config.errors import single_line
 from esper_soa.lab.run_folders import find_run_folders, read_settings
 from esper_soa.lab.telemetry.schema import TABLES
 from esper_soa.lab.telemetry.table_files import table_files
@@ -42,8 +42,8 @@ def open_database(
     database = duckdb.connect(":memory:")
     database.execute("set threads = 2")
     for table, columns in TABLES.items():
-        nothing = database.from_arrow(columns.empty_table())
-        types = dict(zip(nothing.columns, nothing.types, strict=True))
+        no_rows = database.from_arrow(columns.empty_table())
+        types = dict(zip(no_rows.columns, no_rows.types, strict=True))
         parts_of = {run: list(table_files(one, table).values()) for run, one in runs.items()}
         try:
             database.execute(f"create view {table} as {_tables(parts_of, types)}")
@@ -95,7 +95,7 @@ def _readable(paths: Sequence[Path]) -> Iterator[Path]:
             parquet.read_metadata(path)
             yield path
         except (pyarrow.ArrowException, OSError) as error:
-            LOGGER.warning("query    without %s: %s", path, joined(error))
+            LOGGER.warning("query    without %s: %s", path, single_line(error))
 
 
 def _tables(files: Mapping[str, Sequence[Path]], types: Mapping[str, object]) -> str:

@@ -32,33 +32,33 @@ class Event(NamedTuple):
 
 
 def seed_events(record: RoundRecord) -> list[Event]:
-    """What happened to seeds, in the order in which it happens within an env-step."""
+    """Events of seeds, in order within an env-step."""
     before = record.code("slot.stage")
     after = record.code("slot.stage_after")
     panic = record.flag("panic")[:, :, None]
     target = record.code("slot")[:, :, None] == np.arange(before.shape[2])
     op = record.code("effective_op")[:, :, None]
     success = record.flag("success")[:, :, None]
-    asked = {
+    by_op = {
         code: target & (op == code) & ~panic
         for code in (Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE)
     }
-    pruned = asked[Op.PRUNE] & success
-    stays = np.isin(after, LIVE_STAGES)
+    pruned = by_op[Op.PRUNE] & success
+    survives = np.isin(after, LIVE_STAGES)
     by = np.where(pruned, ACTION, CAUSES.index("faded"))
-    fate = np.where(panic, CAUSES.index("rollback"), by)
+    ending = np.where(panic, CAUSES.index("rollback"), by)
     cooling = (after == Stage.EMBARGOED) & (before != Stage.EMBARGOED)
     return [
         Event("germinated", (before == Stage.EMPTY) & (after != Stage.EMPTY), ACTION),
         *(
-            Event("refused", asked[Op.ADVANCE] & ~success & (before == PATH[gate]), ACTION, gate)
+            Event("refused", by_op[Op.ADVANCE] & ~success & (before == PATH[gate]), ACTION, gate)
             for gate in range(3)
         ),
-        Event("refused", asked[Op.FOSSILIZE] & ~success, ACTION, 3),
-        Event("retargeted", asked[Op.SET_ALPHA_TARGET] & success, ACTION),
-        Event("fading", pruned & stays, ACTION),
-        *_passages(before, after, asked[Op.ADVANCE] & success),
-        Event("pruned", np.isin(before, LIVE_STAGES) & ~stays, fate),
+        Event("refused", by_op[Op.FOSSILIZE] & ~success, ACTION, 3),
+        Event("retargeted", by_op[Op.SET_ALPHA_TARGET] & success, ACTION),
+        Event("fading", pruned & survives, ACTION),
+        *_passages(before, after, by_op[Op.ADVANCE] & success),
+        Event("pruned", np.isin(before, LIVE_STAGES) & ~survives, ending),
         Event("embargoed", cooling, AUTOMATIC),
         Event("emptied", (after == Stage.EMPTY) & (before != Stage.EMPTY), AUTOMATIC),
     ]
@@ -66,13 +66,13 @@ def seed_events(record: RoundRecord) -> list[Event]:
 
 def _passages(before: np.ndarray, after: np.ndarray, advanced: np.ndarray) -> list[Event]:
     """Gates that were passed; by an action the first of them, any further by itself."""
-    found = []
+    rows = []
     start = np.where(before == Stage.EMPTY, Stage.GERMINATED, before)
     for gate, source in enumerate(PATH[:-1]):
-        passed = np.isin(start, PATH[: gate + 1]) & np.isin(after, PATH[gate + 1 :])
+        crosses = np.isin(start, PATH[: gate + 1]) & np.isin(after, PATH[gate + 1 :])
         by_action = (advanced & (before == source)) | (PATH[gate + 1] == Stage.FOSSILIZED)
-        found.append(Event(PASSED[gate], passed, np.where(by_action, ACTION, AUTOMATIC), gate))
-    return found
+        rows.append(Event(PASSED[gate], crosses, np.where(by_action, ACTION, AUTOMATIC), gate))
+    return rows
 
 
 def events_rows(record: RoundRecord) -> Rows:
@@ -82,26 +82,26 @@ def events_rows(record: RoundRecord) -> Rows:
     reason, ending, panic, over = (
         record.code(name)[:, :, None] for name in ("reason", "ending", "panic", "over")
     )
-    why = np.array([0, *map(CAUSES.index, REASONS)])[reason]
+    reason_codes = np.array([0, *map(CAUSES.index, REASONS)])[reason]
     last = np.array([0, *map(CAUSES.index, ENDINGS)])[ending]
-    found = [
-        Event("diverging", (reason > 0) & (panic == 0), why, of_seed=False),
-        Event("panic", panic > 0, why, of_seed=False),
-        Event("rollback", panic > 0, why, of_seed=False),
+    columns = [
+        Event("diverging", (reason > 0) & (panic == 0), reason_codes, of_seed=False),
+        Event("panic", panic > 0, reason_codes, of_seed=False),
+        Event("rollback", panic > 0, reason_codes, of_seed=False),
         *seed_events(record),
         Event("ended_early", ending > 0, last, of_seed=False),
     ]
-    places = [np.nonzero(one.where & (over == 0)) for one in found]
+    places = [np.nonzero(one.where & (over == 0)) for one in columns]
     counts = [len(place[0]) for place in places]
     step, env, slot = (np.concatenate([place[axis] for place in places]) for axis in range(3))
-    order = np.lexsort((slot, np.repeat(np.arange(len(found)), counts), env, step))
+    order = np.lexsort((slot, np.repeat(np.arange(len(columns)), counts), env, step))
     causes = [
         np.broadcast_to(one.cause, one.where.shape)[place]
-        for one, place in zip(found, places, strict=True)
+        for one, place in zip(columns, places, strict=True)
     ]
-    kind = np.repeat([KIND_NAMES.index(one.kind) for one in found], counts)[order]
-    gate = np.repeat([one.gate for one in found], counts)[order]
-    of_seed = np.repeat([one.of_seed for one in found], counts)[order]
+    kind = np.repeat([KIND_NAMES.index(one.kind) for one in columns], counts)[order]
+    gate = np.repeat([one.gate for one in columns], counts)[order]
+    of_seed = np.repeat([one.of_seed for one in columns], counts)[order]
     return _rows(record, (step[order], env[order], slot[order]), of_seed) | {
         "kind": Texts(kind, KIND_NAMES),
         "gate": Texts(gate, GATES),

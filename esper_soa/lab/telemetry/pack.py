@@ -71,13 +71,13 @@ SLOT: tuple[Part, ...] = (SLOT_CODES, SLOT_FLAGS, SLOT_NUMBERS)
 def pack(facts: Facts, full: bool) -> Tensor:
     """float64 [N, C]: all that the tables of a level say of an env-step; full: at that level."""
     parts = [
-        *(torch.stack([read(facts) for read in part.values()], 1) for part in ENV),
+        *(torch.stack([read_field(facts) for read_field in part.values()], 1) for part in ENV),
         torch.stack([facts.result.terms.get(name) for name in (*REWARD_TERMS, "total")], 1),
         facts.decision.log_probs,
         facts.decision.value.unsqueeze(1),
         facts.observed.view.masks.op,
         (facts.observed.measured.subset >= 0).sum(1, keepdim=True),
-        *(torch.stack([read(facts) for read in part.values()], 1) for part in SLOT),
+        *(torch.stack([read_field(facts) for read_field in part.values()], 1) for part in SLOT),
     ]
     if full:
         parts += _details(facts)
@@ -89,11 +89,11 @@ def _details(facts: Facts) -> list[Tensor]:
     legal = head_masks(facts.observed.view.masks, facts.decision.action.op)
     masks = torch.cat(list(legal.values()), 1)
     unknown = torch.full_like(masks, torch.nan, dtype=torch.float32)
-    likely = facts.probabilities if facts.probabilities is not None else unknown
-    return [masks, likely, facts.observed.measured.subset, facts.observed.measured.accuracy]
+    probabilities = facts.probabilities if facts.probabilities is not None else unknown
+    return [masks, probabilities, facts.observed.measured.subset, facts.observed.measured.accuracy]
 
 
-def still_played(numbers: np.ndarray) -> np.ndarray:
+def is_playing(numbers: np.ndarray) -> np.ndarray:
     """bool [..., N], of numbers [..., N, C] of `pack`: envs not over before the env-step."""
     return numbers[..., OVER] == 0
 

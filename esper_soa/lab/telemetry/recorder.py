@@ -1,4 +1,4 @@
-"""Keeps the env-steps of a run as tables in its folder, by a thread that the run never waits for.
+"""Records the env-steps of a run as tables in its folder, in a background thread.
 
 A round's files are written when it is over, and now and then before.
 """
@@ -16,7 +16,7 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.env.world import World
 from esper_soa.lab.telemetry.console_table import EnvsTable
 from esper_soa.lab.telemetry.events import events_rows
-from esper_soa.lab.telemetry.pack import ended, pack, still_played, unpack
+from esper_soa.lab.telemetry.pack import ended, is_playing, pack, unpack
 from esper_soa.lab.telemetry.rows import (
     Cost,
     Legend,
@@ -28,15 +28,15 @@ from esper_soa.lab.telemetry.rows import (
 from esper_soa.lab.telemetry.schema import CONTROL, SCHEMA_VERSION, TABLES
 from esper_soa.lab.telemetry.table_files import (
     FOLDER,
-    keep_tables,
     table_bytes,
     table_path,
+    truncate_tables,
     written_at,
 )
 from esper_soa.lab.telemetry.worker import Worker
 from esper_soa.nets.model.blueprints import names_by_code
 from esper_soa.nets.model.flops import TrainingFlop
-from esper_soa.runtime.files import DELETED, LOGGER, Unwritten, write_bytes
+from esper_soa.runtime.files import DELETED, LOGGER, WriteErrors, write_bytes
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.state import ParameterCounts
 from esper_soa.training.callbacks import NO_RECORDER, Facts, Recorder
@@ -47,7 +47,7 @@ LIMIT = 256  # env-steps of all envs that may wait for the thread
 # a round in progress is written again after this many times as long as the last time took
 SHARE = 20
 PATIENCE = 60.0  # seconds that a checkpoint waits for the tables of its rounds
-MOST_WAITING = 2**26  # bytes of finished rounds that wait for room on the disk
+MAX_QUEUED_BYTES = 2**26  # bytes of finished rounds that wait for room on the disk
 MAKERS = {
     "steps": steps_rows,
     "slots": slots_rows,
@@ -69,8 +69,8 @@ class TableFolder(Recorder):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def cut_back(self, rounds: int) -> None:
-        keep_tables(self._folder, rounds)
+    def truncate(self, rounds: int) -> None:
+        truncate_tables(self._folder, rounds)
 
 
 class TableRecorder(TableFolder):
@@ -82,7 +82,7 @@ class TableRecorder(TableFolder):
         legend: Legend,
         level: str,
         interval: float,
-        unwritten: Unwritten,
+        write_errors: WriteErrors,
         table: EnvsTable | None = None,
         control: bool = False,
     ) -> None:
@@ -94,7 +94,7 @@ class TableRecorder(TableFolder):
         self.full = level == "full"
         self._legend = legend
         self._interval = interval
-        self._unwritten = unwritten
+        self._write_errors = write_errors
         self._tables = [CONTROL] if control else written_at(level)
         # the lists by which bits and lists in the tables are to be read
         lists = {"ops": OP_NAMES, "slots": legend.slots, "blueprints": legend.blueprints}
@@ -122,7 +122,7 @@ class TableRecorder(TableFolder):
     def emit(self, step: int, numbers: np.ndarray) -> None:
         if self.table is not None:
             self.table.show(self._number, step, numbers)
-        env_steps = int(still_played(numbers).sum())
+        env_steps = int(is_playing(numbers).sum())
         self.received += env_steps
         if not self._worker.emit((self._number, step, numbers)):
             self._lost += env_steps
@@ -133,22 +133,22 @@ class TableRecorder(TableFolder):
     def flush(self) -> None:
         done = self._worker.flush(PATIENCE)
         if not done or self._worker.reason:
-            self._unwritten.reasons[FOLDER] = self._worker.reason or "the disk is too slow"
+            self._write_errors.reasons[FOLDER] = self._worker.reason or "the disk is too slow"
 
     def close(self) -> None:
         self._worker.insist((0, 0))
         self.flush()
         self._worker.close(PATIENCE)
         if self.dropped:
-            reason = self._unwritten.reasons.get(FOLDER) or "the disk was full, or too slow"
+            reason = self._write_errors.reasons.get(FOLDER) or "the disk was full, or too slow"
             LOGGER.warning("%s lacks %d env-steps: %s", FOLDER, self.dropped, reason)
 
     def _handle(self, item: Item) -> None:
         """In the thread: keep an env-step, or write a round."""
         if len(item) == 2:
-            number, lost = item
+            number, dropped = item
             if self._steps:
-                facts = {"dropped": str(lost)} if lost else {}
+                facts = {"dropped": str(dropped)} if dropped else {}
                 self._make({"complete": str(number == self._round).lower()} | facts)
             self._steps = {}
             self._write()
@@ -175,17 +175,17 @@ class TableRecorder(TableFolder):
             rows = MAKERS[table](record)
             content = table_bytes(TABLES[table], rows, {"table": table} | self._facts | facts)
             files[table_path(self._folder, table, self._round)] = content
-        self._waiting[self._round] = (int(still_played(numbers).sum()), files)
+        self._waiting[self._round] = (int(is_playing(numbers).sum()), files)
 
     def _write(self) -> None:
         """Write what waits. What the disk refuses is tried again the next time, but for the oldest
         rounds, which are given up where all come to more than MOST_WAITING bytes.
         """
-        with self._unwritten.attempt(FOLDER):
+        with self._write_errors.attempt(FOLDER):
             for number, (env_steps, files) in list(self._waiting.items()):
                 for path in list(files):
                     if self._on_disk and not path.parent.exists():
-                        self._unwritten.note(f"{FOLDER} of earlier rounds", DELETED)
+                        self._write_errors.note(f"{FOLDER} of earlier rounds", DELETED)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     write_bytes(path, files[path])
                     del files[path]
@@ -194,7 +194,7 @@ class TableRecorder(TableFolder):
                 del self._waiting[number]
         sizes = {number: sum(map(len, one[1].values())) for number, one in self._waiting.items()}
         for number in sorted(sizes):
-            if sum(sizes.values()) > MOST_WAITING:
+            if sum(sizes.values()) > MAX_QUEUED_BYTES:
                 del self._waiting[number], sizes[number]
 
 
@@ -208,8 +208,8 @@ class RankRecorder(Recorder):
         self._ranks = ranks
         self._steps: list[np.ndarray] = []
 
-    def cut_back(self, rounds: int) -> None:
-        self._recorder.cut_back(rounds)
+    def truncate(self, rounds: int) -> None:
+        self._recorder.truncate(rounds)
 
     def begin(self, number: int) -> None:
         self._steps = []
@@ -223,10 +223,10 @@ class RankRecorder(Recorder):
 
     def end(self) -> None:
         # where others play on
-        left_out = max(self._ranks.of_all(len(self._steps))) - len(self._steps)
+        left_out = max(self._ranks.gather_values(len(self._steps))) - len(self._steps)
         steps = [*self._steps, *[ended(numbers) for numbers in self._steps[-1:]] * left_out]
-        whole = self._ranks.gather_at_first(torch.from_numpy(np.stack(steps, 1)))
-        for step, numbers in enumerate([] if whole is None else whole.unbind(1), start=1):
+        gathered = self._ranks.gather_at_first(torch.from_numpy(np.stack(steps, 1)))
+        for step, numbers in enumerate([] if gathered is None else gathered.unbind(1), start=1):
             self._recorder.emit(step, numbers.numpy())
             if step % (LIMIT // 2) == 0:
                 self._recorder.flush()
@@ -262,7 +262,7 @@ def make_recorder(
         shown = cfg.telemetry.console == "envs" and not control
         table = EnvsTable(legend) if shown else None
         interval = cfg.telemetry.write_interval
-        options = interval, session.unwritten, table, control
+        options = interval, session.write_errors, table, control
         recorder = TableRecorder(folder, legend, level, *options)
     return RankRecorder(recorder, ranks, level) if ranks.count > 1 else recorder
 

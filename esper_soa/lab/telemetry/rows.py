@@ -30,7 +30,7 @@ Rows = dict[str, Values]
 
 
 class Cost(NamedTuple):
-    """What a host and what can stand in its slots costs: parameters, or FLOP of an env-step."""
+    """Cost of a host and of its possible seeds: parameters, or FLOP of an env-step."""
 
     host: float
     seed: np.ndarray  # float64 [S, P]
@@ -39,7 +39,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Legend:
-    """What is the same for all env-steps of a run, and needed to read their numbers."""
+    """Constants of a run that are needed to read its tables."""
 
     slots: tuple[str, ...]
     blueprints: tuple[str, ...]  # by code
@@ -80,8 +80,8 @@ class RoundRecord(NamedTuple):
         """A table of `columns` of all env-steps that were record ([T, N, ...]), or of the places
         `where` (bool [T, N, K]) in them ([T, N, K]).
         """
-        there = ~self.flag("over")
-        at = np.nonzero(there if where is None else where & there[:, :, None])
+        present = ~self.flag("over")
+        at = np.nonzero(present if where is None else where & present[:, :, None])
         return self.keys(*at[:2]) | {name: values[at] for name, values in columns.items()}
 
     def keys(self, step: np.ndarray, env: np.ndarray) -> Rows:
@@ -110,14 +110,14 @@ def seed_numbers(record: RoundRecord) -> tuple[np.ndarray, np.ndarray]:
     born = after & ~occupied
     earlier = np.zeros_like(occupied)
     earlier[1:] = after[:-1]
-    younger = np.zeros_like(occupied)
-    younger[1:] = occupied[:-1] & occupied[1:] & (age[1:] < age[:-1])
-    unseen = occupied & (~earlier | younger)
+    is_new = np.zeros_like(occupied)
+    is_new[1:] = occupied[:-1] & occupied[1:] & (age[1:] < age[:-1])
+    is_first = occupied & (~earlier | is_new)
     # [T, 2, N, S]: before the actions of an env-step, and by them
-    births = np.stack((unseen, born), 1)
+    births = np.stack((is_first, born), 1)
     by_slot = births.transpose(0, 1, 3, 2)  # in the order in which seeds are numbered
-    counted = np.cumsum(by_slot.reshape(-1, by_slot.shape[3]), 0).reshape(by_slot.shape)
-    born_last = np.where(births, counted.transpose(0, 1, 3, 2), 0)
+    numbers = np.cumsum(by_slot.reshape(-1, by_slot.shape[3]), 0).reshape(by_slot.shape)
+    born_last = np.where(births, numbers.transpose(0, 1, 3, 2), 0)
     latest = np.maximum.accumulate(born_last.reshape(-1, *born_last.shape[2:]), 0)
     latest = latest.reshape(born_last.shape)
     return np.where(occupied, latest[:, 0], 0), np.where(after, latest[:, 1], 0)
@@ -135,11 +135,11 @@ def _number(values: np.ndarray, known: np.ndarray | bool) -> np.ndarray:
 def steps_rows(record: RoundRecord) -> Rows:
     """The table `steps`."""
     measured = ("accuracy", "val_loss", "train_loss", "train_accuracy", "committed_accuracy")
-    paid = ("reward", *(f"reward_{name}" for name in REWARD_TERMS))
+    reward_columns = ("reward", *(f"reward_{name}" for name in REWARD_TERMS))
     parameters = record.legend.parameters
     flop = record.legend.train_flop
     bits = 1 << np.arange(len(OP_NAMES))
-    columns = {name: record.read(name) for name in (*measured, *paid)} | {
+    columns = {name: record.read(name) for name in (*measured, *reward_columns)} | {
         "parameters": parameters.host + residents(record, parameters, LIVE_STAGES).sum(2),
         "train_flop": flop.host + residents(record, flop, RUNNING_STAGES).sum(2),
         "subsets": record.code("subsets"),
@@ -162,13 +162,13 @@ def _choice_columns(record: RoundRecord) -> dict[str, Values]:
     columns: dict[str, Values] = {"value": _number(record.read("value"), legend.learns)}
     probability = np.exp(record.read("log_probs").astype(np.float32))
     for place, head in enumerate(HEADS):
-        chosen = record.code(head.name)
+        codes = record.code(head.name)
         matters = np.isin(op, head.ops)
         values = names.get(head.name, head.values)
         if isinstance(values[0], str):
-            columns[head.name] = _text(chosen, values, matters)
+            columns[head.name] = _text(codes, values, matters)
         else:
-            columns[head.name] = _number(np.asarray(values)[chosen], matters)
+            columns[head.name] = _number(np.asarray(values)[codes], matters)
         columns[f"{head.name}_probability"] = _number(
             probability[:, :, place], matters & legend.learns
         )
@@ -179,7 +179,7 @@ def slots_rows(record: RoundRecord) -> Rows:
     """The table `slots`."""
     legend = record.legend
     stage = record.code("slot.stage")
-    taken = stage != Stage.EMPTY
+    occupied = stage != Stage.EMPTY
     measured = record.flag("slot.measured")
     few = measured.sum(2, keepdims=True) <= EXACT_SEEDS
     shared = measured & (few | legend.sampled_shapley)
@@ -190,7 +190,7 @@ def slots_rows(record: RoundRecord) -> Rows:
         "interaction": measured,
         "shapley": shared,
         "shapley_error": shared,
-        "seed_age": taken,
+        "seed_age": occupied,
         "gradient_norm": gradient,
         "gradient_health": gradient,
         "gradient_vanishing": gradient,
@@ -203,11 +203,11 @@ def slots_rows(record: RoundRecord) -> Rows:
     columns |= {
         "slot": Texts(np.broadcast_to(np.arange(stage.shape[2]), stage.shape), legend.slots),
         "stage": Texts(stage, STAGE_NAMES),
-        "seed": _number(seed_numbers(record)[0], taken),
-        "blueprint": _text(record.code("slot.blueprint"), legend.blueprints, taken),
-        "blend": _text(record.code("slot.blend"), BLEND_NAMES, taken),
+        "seed": _number(seed_numbers(record)[0], occupied),
+        "blueprint": _text(record.code("slot.blueprint"), legend.blueprints, occupied),
+        "blend": _text(record.code("slot.blend"), BLEND_NAMES, occupied),
         "parameters": residents(record, legend.parameters, LIVE_STAGES),
-        "accuracy_gain": _number(gain, taken),
+        "accuracy_gain": _number(gain, occupied),
     }
     return record.rows(columns, stage >= 0)
 
@@ -216,10 +216,10 @@ def choices_rows(record: RoundRecord) -> Rows:
     """The table `choices`."""
     ends = np.cumsum(record.legend.choices)[:-1]
     legal = np.split(record.flag("masks"), ends, 2)
-    likely = np.split(record.read("probabilities"), ends, 2)
+    probabilities = np.split(record.read("probabilities"), ends, 2)
     known = None if record.legend.learns else 0  # of a policy that does not learn, none
     columns: dict[str, Values] = {}
-    for name, masks, shares in zip(HEAD_NAMES, legal, likely, strict=True):
+    for name, masks, shares in zip(HEAD_NAMES, legal, probabilities, strict=True):
         columns[f"{name}_legal"] = masks
         columns[f"{name}_probability"] = shares[:, :, :known]
     return record.rows(columns)

@@ -37,7 +37,7 @@ Values: TypeAlias = np.ndarray | Texts
 
 
 class Contents(NamedTuple):
-    """What a file holds."""
+    """Metadata and columns of a file."""
 
     values: dict[str, np.ndarray]  # [R] by column, or [R, K]; null is NaN, and None among texts
     facts: dict[str, str]
@@ -78,17 +78,17 @@ def table_from(content: bytes, columns: pyarrow.Schema) -> Contents:
         raise ValueError(f"not a table of ours ({type(error).__name__}: {error})") from error
 
 
-def _numbers(column: pyarrow.Field, found: pyarrow.ChunkedArray) -> np.ndarray:
+def _numbers(column: pyarrow.Field, array: pyarrow.ChunkedArray) -> np.ndarray:
     """The values of a column; nullable numbers as float64 with NaN, texts as objects with None."""
     if types.is_list(column.type):
-        numbers = found.combine_chunks().flatten().to_numpy(zero_copy_only=False)
-        return numbers.reshape(len(found), len(numbers) // max(len(found), 1))
+        numbers = array.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        return numbers.reshape(len(array), len(numbers) // max(len(array), 1))
     if types.is_string(column.type):
-        return np.array(found.to_pylist(), object)
+        return np.array(array.to_pylist(), object)
     if column.nullable:
         kind = pyarrow.float32() if types.is_boolean(column.type) else pyarrow.float64()
-        return found.cast(kind).to_numpy().astype("<f8")
-    return found.to_numpy()
+        return array.cast(kind).to_numpy().astype("<f8")
+    return array.to_numpy()
 
 
 def table_path(folder: Path, table: str, number: int) -> Path:
@@ -98,8 +98,8 @@ def table_path(folder: Path, table: str, number: int) -> Path:
 
 def table_files(folder: Path, table: str) -> dict[int, Path]:
     """The files of a table by round, in order."""
-    there = folder / FOLDER / table
-    named = [(FILE.fullmatch(path.name), path) for path in there.glob("*") if path.is_file()]
+    table_folder = folder / FOLDER / table
+    named = [(FILE.fullmatch(path.name), path) for path in table_folder.glob("*") if path.is_file()]
     return dict(sorted((int(match[1]), path) for match, path in named if match))
 
 
@@ -122,16 +122,16 @@ def read_table(
     ValueError for what is no such table.
     """
     files = table_files(Path(folder), table)
-    wanted = [path for number, path in files.items() if rounds is None or number in rounds]
-    parts = [read_file(path, table).values for path in wanted]
-    whole = [part for part in parts if len(part["round"])] or parts[:1]
+    paths = [path for number, path in files.items() if rounds is None or number in rounds]
+    parts = [read_file(path, table).values for path in paths]
+    non_empty = [part for part in parts if len(part["round"])] or parts[:1]
     return {
-        name: np.concatenate([part[name] for part in whole]) if whole else np.zeros(0)
+        name: np.concatenate([part[name] for part in non_empty]) if non_empty else np.zeros(0)
         for name in TABLES[table].names
     }
 
 
-def keep_tables(folder: Path, rounds: int) -> None:
+def truncate_tables(folder: Path, rounds: int) -> None:
     """Remove the tables after the first `rounds`, which a resumed run makes anew; OSError."""
     for table in TABLES:
         for number, path in table_files(folder, table).items():

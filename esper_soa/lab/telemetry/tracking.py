@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from esper_soa.config.errors import UserError
 from esper_soa.config.settings import flat_settings
 from esper_soa.lab.telemetry.worker import Worker
-from esper_soa.runtime.files import LOGGER, Unwritten, write_text
+from esper_soa.runtime.files import LOGGER, WriteErrors, write_text
 from esper_soa.runtime.json_lines import Json
 from esper_soa.training.callbacks import Callback
 from esper_soa.training.running import Run
@@ -31,7 +31,7 @@ STATE = "trackers.json"  # in the run folder
 Line: TypeAlias = tuple[int, Mapping[str, float]]
 
 
-class Tracked(NamedTuple):
+class TrackedRun(NamedTuple):
     """The run that is tracked."""
 
     folder: Path
@@ -50,19 +50,19 @@ class Tracker(Protocol):
         """The numbers of round `number`, from 1."""
 
     def finish(self) -> None:
-        """All has been said."""
+        """End the tracker's run."""
 
 
-Opener: TypeAlias = Callable[[Tracked], Tracker]
+Opener: TypeAlias = Callable[[TrackedRun], Tracker]
 
 
 class TrackerState:
     """The id of a run at each tracker, by the tracker's name, and the last round it received."""
 
-    def __init__(self, folder: Path, resumed: bool, unwritten: Unwritten) -> None:
+    def __init__(self, folder: Path, resumed: bool, write_errors: WriteErrors) -> None:
         """resumed: whether the run is; one that starts afresh is a new one to all trackers."""
         self._path = folder / STATE
-        self._unwritten = unwritten
+        self._write_errors = write_errors
         self._lock = threading.Lock()
         self._known = read_state(self._path) if resumed else {}
 
@@ -72,7 +72,7 @@ class TrackerState:
 
     def save(self, name: str, known: tuple[str, int]) -> None:
         """Save what the tracker `name` knows now."""
-        with self._lock, self._unwritten.attempt(STATE):
+        with self._lock, self._write_errors.attempt(STATE):
             self._known[name] = known
             record = {
                 one: {"id": id_, "round": number} for one, (id_, number) in self._known.items()
@@ -83,8 +83,8 @@ class TrackerState:
 def read_state(path: Path) -> dict[str, tuple[str, int]]:
     """The id and the last round by tracker; raises UserError where the file is not ours."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        return {name: (str(one["id"]), int(one["round"])) for name, one in found.items()}
+        state = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return {name: (str(one["id"]), int(one["round"])) for name, one in state.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path}: cannot be read ({error}). Without it, trackers begin new runs"
@@ -94,7 +94,7 @@ def read_state(path: Path) -> dict[str, tuple[str, int]]:
 class Sender:
     """Opens a tracker with the first line that it lacks; sends it every such line."""
 
-    def __init__(self, name: str, open_: Opener, tracked: Tracked, state: TrackerState) -> None:
+    def __init__(self, name: str, open_: Opener, tracked: TrackedRun, state: TrackerState) -> None:
         self._name = name
         self._open = open_
         self._state = state
@@ -124,11 +124,11 @@ class Tracking(Callback):
         self._workers: dict[str, Worker[Line]] = {}
 
     def on_run_start(self, run: Run) -> None:
-        tracked = Tracked(run.folder.path, run.cfg.name, flat_settings(asdict(run.cfg)))
+        tracked = TrackedRun(run.folder.path, run.cfg.name, flat_settings(asdict(run.cfg)))
         resumed = run.totals.rounds_done > 0
-        self.start(tracked, TrackerState(run.folder.path, resumed, run.session.unwritten))
+        self.start(tracked, TrackerState(run.folder.path, resumed, run.session.write_errors))
 
-    def start(self, tracked: Tracked, state: TrackerState) -> None:
+    def start(self, tracked: TrackedRun, state: TrackerState) -> None:
         """Give each tracker a thread."""
         for name, open_ in self.openers.items():
             sender = Sender(name, open_, tracked, state)
@@ -146,11 +146,11 @@ class Tracking(Callback):
             worker.insist((0, {}))
         for worker in workers.values():
             worker.close(PATIENCE / len(workers))
-        lost = {name: worker.dropped for name, worker in workers.items() if worker.dropped}
-        for name, count in lost.items():
+        dropped = {name: worker.dropped for name, worker in workers.items() if worker.dropped}
+        for name, count in dropped.items():
             reason = workers[name].reason or "it is too slow"
             LOGGER.warning("track    %s lacks %d lines: %s", name, count, reason)
-        return lost
+        return dropped
 
     def close(self) -> None:
         self.finish()
@@ -167,12 +167,12 @@ def numbers_of(value: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[st
 
 def find_openers(names: Sequence[str]) -> dict[str, Opener]:
     """What opens the trackers of these names; raises UserError where one is not installed."""
-    found = {}
+    openers = {}
     for name in names:
         try:
-            found[name] = import_module(f"{HOME}.{name}").open_tracker
+            openers[name] = import_module(f"{HOME}.{name}").open_tracker
         except ImportError as error:
             raise UserError(
                 f"track=[{name}] needs {name}: pip install 'esper-soa[{name}]' ({error})"
             ) from error
-    return found
+    return openers

@@ -1,5 +1,5 @@
-"""A thread that does small jobs in order, for whoever must not wait: a bounded queue, and what was
-dropped from it. The writer of tables and every tracker have one each. Needs no torch.
+"""A background thread with a bounded queue, which counts dropped items. The writer of tables and
+every tracker have one each. Needs no torch.
 """
 
 import threading
@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 
 
 class Failures:
-    """Counts what is raised in its context, and goes on: for what a run can do without."""
+    """Context that counts exceptions and suppresses them, for optional parts of a run."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -40,14 +40,14 @@ class Worker(Generic[Item]):
         self._limit = limit
         self._queue = Queue[Item | None]()  # None: no more will come
         self._failures = Failures()
-        self._refused = self._abandoned = 0
+        self._refused = self._is_closed = 0
         self._gone = False  # whether the thread is
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     @property
     def dropped(self) -> int:
         """Items that found the queue full, that failed, or that were left at the end."""
-        return self._refused + self._failures.count + self._abandoned
+        return self._refused + self._failures.count + self._is_closed
 
     @property
     def reason(self) -> str:
@@ -73,7 +73,7 @@ class Worker(Generic[Item]):
         self._put(item)
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all items are done, but not longer; returns whether they are."""
+        """Wait until all items are done, at most for the timeout; returns whether they are."""
         self._wait(lambda: self._gone or not self._queue.unfinished_tasks, seconds)
         return not self._queue.unfinished_tasks
 
@@ -85,7 +85,7 @@ class Worker(Generic[Item]):
         self._wait(lambda: self._gone, seconds)
         ended = self._gone
         while not self._queue.empty():
-            self._abandoned += self._queue.get() is not None
+            self._is_closed += self._queue.get() is not None
         if not ended:
             self._queue.put(None)
         return ended

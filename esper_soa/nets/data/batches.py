@@ -1,4 +1,4 @@
-"""What samples are drawn from: the protocol of a batch source, and the feeds that it makes.
+"""The protocols of batch sources and of their feeds.
 
 A source holds training, validation and test samples on one device. Rewards, gates and observations
 see the validation samples; the test samples are for the figures at the end. The world decides which
@@ -43,7 +43,7 @@ class ValidationFeed(Protocol):
 
 
 class SampleSpec(NamedTuple):
-    """What the samples of a source are like, known before any of them is read."""
+    """Shape and counts of a source's samples, known before they are read."""
 
     name: str  # in messages, in the plural: "images"
     shape: tuple[int, ...]  # of an input
@@ -93,7 +93,7 @@ class BatchSource(Protocol):
         ...
 
     def facts(self) -> dict[str, str]:
-        """What versions.json keeps of the source."""
+        """Entry of the source in versions.json."""
         ...
 
     def input_spec(self) -> dict:
@@ -124,7 +124,7 @@ class BatchSource(Protocol):
 
 
 class Draw(NamedTuple):
-    """What N envs draw in an env-step."""
+    """The samples that N envs draw in an env-step."""
 
     order: Tensor  # int64 [N, T], training samples
     keys: Tensor  # int64 [N], streams of augmentation
@@ -167,6 +167,6 @@ def check_classes(source: BatchSource, num_classes: int) -> None:
     allowed = f"{own}, the classes of {source.name}"
     check(own in (None, num_classes), setting, num_classes, allowed, f"Give {setting}={own}.")
     parts = source.train_labels, source.val_labels, source.test_labels
-    found = 1 + max(int(labels.max()) for labels in parts)
-    allowed = f"at least {found}, the classes of {source.name}"
-    check(num_classes >= found, setting, num_classes, allowed)
+    num_found = 1 + max(int(labels.max()) for labels in parts)
+    allowed = f"at least {num_found}, the classes of {source.name}"
+    check(num_classes >= num_found, setting, num_classes, allowed)

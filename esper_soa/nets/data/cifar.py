@@ -1,7 +1,7 @@
 """Reads CIFAR-10 from its official files: python or binary batches, a folder or the .tar.gz.
 
-The files are not trusted: of a pickle only the texts and numbers are read and nothing is carried
-out, archives are read in memory with bounded sizes, and every size and label is checked.
+The files are not trusted: pickles are parsed for texts and numbers without executing them, archives
+are read in memory with bounded sizes, and every size and label is checked.
 """
 
 import gzip
@@ -106,8 +106,8 @@ def _read_folder(folder: Path) -> dict[str, bytes]:
 def _read_archive(path: Path) -> dict[str, bytes]:
     """Content of the batch files in a .tar or .tar.gz archive by name, wherever they lie in it."""
     with path.open("rb") as raw:
-        packed = raw.read(2) == b"\x1f\x8b"
-    with gzip.open(path) if packed else path.open("rb") as stream:
+        is_gzip = raw.read(2) == b"\x1f\x8b"
+    with gzip.open(path) if is_gzip else path.open("rb") as stream:
         content = stream.read(MAX_ARCHIVE_BYTES + 1)
     if len(content) > MAX_ARCHIVE_BYTES:
         raise _fault(f"{path}: unpacks to more than {MAX_ARCHIVE_BYTES >> 20} MiB")
@@ -136,7 +136,7 @@ def parse_binary(content: bytes, where: str) -> Batch:
         problem = f"{len(content)} bytes, not a multiple of {1 + PIXELS}"
         raise _fault(f"{where} has {problem}: truncated, or not CIFAR-10")
     records = np.frombuffer(content, np.uint8).reshape(-1, 1 + PIXELS)
-    return _checked(records[:, 1:], records[:, 0].tolist(), where)
+    return _check_samples(records[:, 1:], records[:, 0].tolist(), where)
 
 
 def parse_pickle(content: bytes, where: str) -> Batch:
@@ -145,22 +145,22 @@ def parse_pickle(content: bytes, where: str) -> Batch:
     The instructions of the pickle are not carried out. Labels are the numbers behind the text
     `labels`; data are the longest text, in the memory of an array of unsigned bytes.
     """
-    found = [("", False)]  # the texts, and what was said before of Fortran's order
+    known_texts = [("", False)]  # the texts, and what was said before of Fortran's order
     labels = []
     order = False
     try:
         for opcode, argument, _ in pickletools.genops(content):
             text = argument.decode("latin1") if isinstance(argument, bytes) else argument
             if isinstance(text, str) and text != "latin1":  # as bytes are pickled: text, encoding
-                found.append((text, order))
+                known_texts.append((text, order))
             elif opcode.name in ("NEWTRUE", "NEWFALSE"):
                 order = opcode.name == "NEWTRUE"
-            elif found[-1][0] == "labels" and opcode.name in NUMBERS:
+            elif known_texts[-1][0] == "labels" and opcode.name in NUMBERS:
                 labels.append(argument)
-        texts = [text for text, _ in found]
+        texts = [text for text, _ in known_texts]
         if "labels" not in texts or "data" not in texts:
             raise ValueError("lacks `data` or `labels`; CIFAR-100 cannot be used")
-        data, fortran = max(found, key=lambda one: len(one[0]))
+        data, fortran = max(known_texts, key=lambda one: len(one[0]))
         values = data.encode("latin1")
         if not {"u1", "uint8"} & set(texts) or len(values) % PIXELS:
             raise ValueError(f"`data` does not hold unsigned bytes of shape [images, {PIXELS}]")
@@ -168,16 +168,16 @@ def parse_pickle(content: bytes, where: str) -> Batch:
         problem = f"{where} is broken or truncated, or no CIFAR-10 batch ({one_line(error)})"
         raise _fault(problem) from error
     called = texts[texts.index("batch_label") + 1] if "batch_label" in texts[:-1] else None
-    wanted = BATCHES.get(where.rpartition(" ")[2], called)
-    if called not in (None, wanted):
-        problem = f"{one_line(called)!r}, not {wanted!r}"
+    batch_name = BATCHES.get(where.rpartition(" ")[2], called)
+    if called not in (None, batch_name):
+        problem = f"{one_line(called)!r}, not {batch_name!r}"
         raise _fault(f"{where} calls itself {problem}: batch files were exchanged")
     shape = len(values) // PIXELS, PIXELS
     pixels = np.frombuffer(values, np.uint8).reshape(shape, order="F" if fortran else "C")
-    return _checked(pixels, labels, where)
+    return _check_samples(pixels, labels, where)
 
 
-def _checked(pixels: np.ndarray, labels: list, where: str) -> Batch:
+def _check_samples(pixels: np.ndarray, labels: list, where: str) -> Batch:
     """From pixels [M, PIXELS] and M labels."""
     if len(labels) != len(pixels):
         raise _fault(f"{where} has {len(pixels)} images but {len(labels)} labels")

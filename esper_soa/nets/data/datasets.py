@@ -20,7 +20,7 @@ from esper_soa.nets.data.streams import fold, uniform
 
 # The readers of files, imported where one is asked for.
 CIFAR = "esper_soa.nets.data.cifar"
-OWN_IMAGES = "esper_soa.nets.data.image_preparation"
+IMAGE_PREPARATION = "esper_soa.nets.data.image_preparation"
 FASHION32_FILE = Path(__file__).parent / "assets" / "fashion32.npz"
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
@@ -53,7 +53,7 @@ def sample_spec(cfg: DataConfig) -> SampleSpec:
 def count_samples(cfg: DataConfig) -> SampleCount:
     """How many samples a file of own images holds; 0 of the other sets, whose known size fits."""
     return SampleCount(
-        *import_module(OWN_IMAGES).count_npz(cfg) if cfg.own and cfg.root else (0, 0)
+        *import_module(IMAGE_PREPARATION).count_npz(cfg) if cfg.own and cfg.root else (0, 0)
     )
 
 
@@ -71,8 +71,8 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
     root it takes fashion32. Raises SettingError or DataError.
     """
     if not cfg.root and cfg.name in ("cifar10", "npz"):
-        wanted = "a file like mine.npz" if cfg.own else "the folder or archive of CIFAR-10"
-        raise SettingError("data.root", "", f"{wanted} when data.name={cfg.name}")
+        expected = "a file like mine.npz" if cfg.own else "the folder or archive of CIFAR-10"
+        raise SettingError("data.root", "", f"{expected} when data.name={cfg.name}")
     if cfg.name == "given":
         remedy = f"A program handed the images over: save them as an {NPZ} for use without it."
         raise SettingError("data.name", cfg.name, "npz, or another set that can be read", remedy)
@@ -81,7 +81,7 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
         state = "empty" if not cfg.root else f"an {NPZ}" if cfg.own else "set"
         reason = f"data.name=auto takes it as data.root is {state}"
     if cfg.own:
-        own: ImageSet = import_module(OWN_IMAGES).read_npz(cfg, reason)
+        own: ImageSet = import_module(IMAGE_PREPARATION).read_npz(cfg, reason)
         return own.to(device)
     if cfg.root:
         train, test, place = import_module(CIFAR).read_cifar10(cfg.root)

@@ -1,6 +1,6 @@
 """Own images: from arrays or an .npz to the bytes, labels and normalisation that hosts train on.
 
-Everything is checked. Notes say what was changed.
+All inputs are checked; notes list the changes.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig
 from esper_soa.config.paths import user_path
 from esper_soa.nets.data.image_set import ImageSet, Part, image_set, set_aside
 from esper_soa.nets.data.images import Statistics
-from esper_soa.nets.data.npz import AT_ONCE, LazyArray, check_ratio, lazy_array, npz_arrays
+from esper_soa.nets.data.npz import CHUNK_BYTES, LazyArray, check_ratio, lazy_array, npz_arrays
 
 PARTS = ("train", "test", "val")
 KEYS = tuple(f"{name}_{kind}" for name in PARTS for kind in ("images", "labels"))
@@ -29,7 +29,7 @@ MAX_SIDE = 1024  # pixels
 SCALED_AT_ONCE = 1024  # images, which take 100 kB each while they are scaled
 IMAGE_BYTES = IMAGE_SIZE * IMAGE_SIZE * IMAGE_CHANNELS  # as hosts see it
 CHANNELS = ("red", "green", "blue")
-MOST_TOLD = 20  # classes by name
+MAX_LISTED = 20  # classes by name
 # pixels of the longer side from which `auto` pads: at least half of what hosts see is image
 PAD_FROM = 24
 # Levels of 256 by which a half is moved up before it is rounded: more than sums of doubles differ
@@ -49,9 +49,9 @@ def read_npz(
     parts = _parts(cfg, setting)
     own = parts.pop(CLASS_NAMES, None)
     if own is not None and not names:
-        found = f"{own.name} has shape {list(own.shape)} and type {own.dtype}"
-        listed = len(own.shape) == 1 and own.dtype.kind == "U" and own.shape[0] <= MAX_CLASSES
-        check_data(listed, found, "be a list of texts", "Save numpy.array(['cat', 'dog']).")
+        actual = f"{own.name} has shape {list(own.shape)} and type {own.dtype}"
+        is_text = len(own.shape) == 1 and own.dtype.kind == "U" and own.shape[0] <= MAX_CLASSES
+        check_data(is_text, actual, "be a list of texts", "Save numpy.array(['cat', 'dog']).")
         names = own.whole().tolist()
     count = sum(sum(part.shape[:1]) for key, part in parts.items() if key in KEYS[::2])
     path = user_path(setting, cfg.root)
@@ -79,9 +79,9 @@ def _parts(cfg: DataConfig, setting: str = "data.root") -> dict[str, LazyArray]:
     where = f"{setting}={one_line(cfg.root)}"
     parts, names = npz_arrays(user_path(setting, cfg.root), where, (*KEYS, CLASS_NAMES))
     missing = [key for key in KEYS[:4] if key not in parts]
-    held = ", ".join(map(one_line, names[:8])) or "no arrays"
-    lacks = f"{where}: lacks {', '.join(missing)}"
-    check_data(not missing, lacks, f"have {', '.join(KEYS[:4])}", f"It holds {held}.")
+    names_text = ", ".join(map(one_line, names[:8])) or "no arrays"
+    message = f"{where}: lacks {', '.join(missing)}"
+    check_data(not missing, message, f"have {', '.join(KEYS[:4])}", f"It holds {names_text}.")
     return parts
 
 
@@ -92,16 +92,16 @@ def prepare(parts: Mapping[str, LazyArray], cfg: DataConfig, names: Sequence[str
     images val_images are the validation part; without them it is set aside from the training part.
     """
     for name in PARTS:
-        both = [f"{name}_images", f"{name}_labels"]
-        there = [parts[key].name for key in both if key in parts]
-        alone = f"{', '.join(there)} is there alone"
-        check_data(len(there) != 1, alone, f"have both {' and '.join(both)}")
+        keys = [f"{name}_images", f"{name}_labels"]
+        present = [parts[key].name for key in keys if key in parts]
+        message = f"{', '.join(present)} is there alone"
+        check_data(len(present) != 1, message, f"have both {' and '.join(keys)}")
     images = {name: parts[f"{name}_images"] for name in PARTS if f"{name}_images" in parts}
     sizes = {name: _check_images(part, cfg) for name, part in images.items()}
     labels = {name: _labels(parts[f"{name}_labels"], images[name]) for name in images}
     num_classes = _num_classes(labels, parts, names)
-    alone = "0 where there are val_images, which are the validation part"
-    cfg.require("val" not in images or not cfg.validation_images, "validation_images", alone)
+    message = "0 where there are val_images, which are the validation part"
+    cfg.require("val" not in images or not cfg.validation_images, "validation_images", message)
     first = sizes["train"]
     for name in images:
         problem = f"{_size(*sizes[name])}, but the training images have {_size(*first)}"
@@ -109,24 +109,26 @@ def prepare(parts: Mapping[str, LazyArray], cfg: DataConfig, names: Sequence[str
         check_data(sizes[name] == first, f"{images[name].name}: {problem}", "be the same", remedy)
     setting = f"{cfg.path}resize"
     inner = inner_size(*first[:2], cfg.resize, setting)
-    shown = {
-        name: (_shown(part, cfg.layout, first, inner), labels[name])
+    colors = {
+        name: (_as_color(part, cfg.layout, first, inner), labels[name])
         for name, part in images.items()
     }
-    train, val = _training_parts(shown, cfg)
+    train, val = _training_parts(colors, cfg)
     mean, std, normalised = _normalisation(train[0], cfg, images["train"].name)
-    listed = ", ".join(f"{code} {one_line(name)}" for code, name in enumerate(names[:MOST_TOLD]))
-    more = ", ..." if len(names) > MOST_TOLD else ""
+    classes_text = ", ".join(
+        f"{code} {one_line(name)}" for code, name in enumerate(names[:MAX_LISTED])
+    )
+    more = ", ..." if len(names) > MAX_LISTED else ""
     notes = (
-        fit_words(first[:2], inner, f"{setting}={cfg.resize}"),
+        resize_text(first[:2], inner, f"{setting}={cfg.resize}"),
         *_notes(list(images.values()), first[2]),
         normalised,
-        f"{num_classes} classes" + (f": {listed}{more}" if names else ""),
+        f"{num_classes} classes" + (f": {classes_text}{more}" if names else ""),
     )
-    further = repr(((mean, std), num_classes)).encode()
+    extra = repr(((mean, std), num_classes)).encode()
     text = "own images from arrays, handed over"
-    made = image_set("images", (train, val, shown["test"]), (mean, std), text, further)
-    return replace(made, num_classes=num_classes, class_names=tuple(names), notes=notes)
+    result = image_set("images", (train, val, colors["test"]), (mean, std), text, extra)
+    return replace(result, num_classes=num_classes, class_names=tuple(names), notes=notes)
 
 
 def _training_parts(shown: dict[str, Part], cfg: DataConfig) -> tuple[Part, Part]:
@@ -155,10 +157,10 @@ def _check_images(part: LazyArray, cfg: DataConfig) -> tuple[int, int, int]:
     remedy = f"Hosts see {IMAGE_SIZE}x{IMAGE_SIZE}: give smaller ones."
     fits = min(height, width) >= 1 and max(height, width) <= MAX_SIDE
     check_data(fits, problem, f"have 1 to {MAX_SIDE} a side", remedy)
-    usable = part.dtype == np.uint8 or part.dtype.kind == "f"
+    supported = part.dtype == np.uint8 or part.dtype.kind == "f"
     allowed = "be uint8, from 0 to 255, or float, from 0 to 1"
     remedy = "Convert whole numbers from 0 to 255 with .astype(numpy.uint8)."
-    check_data(usable, f"{part.name} has type {part.dtype}", allowed, remedy)
+    check_data(supported, f"{part.name} has type {part.dtype}", allowed, remedy)
     return height, width, channels
 
 
@@ -187,11 +189,11 @@ def _labels(part: LazyArray, images: LazyArray) -> np.ndarray:
     problem = f"{part.name} has type {part.dtype}"
     check_data(part.dtype.kind in "iu", problem, allowed, "Convert with .astype(numpy.int64).")
     values = part.whole().reshape(-1)
-    bad = (values < 0) | (values >= MAX_CLASSES)
-    at = int(bad.argmax())
+    is_bad = (values < 0) | (values >= MAX_CLASSES)
+    at = int(is_bad.argmax())
     allowed = f"be classes from 0 to {MAX_CLASSES - 1} at most"
     problem = f"{part.name} holds {values[at]} at {at}"
-    check_data(not bad[at], problem, allowed, "Number them from 0 on.")
+    check_data(not is_bad[at], problem, allowed, "Number them from 0 on.")
     return values.astype(np.int64)
 
 
@@ -230,21 +232,21 @@ def inner_size(height: int, width: int, rule: str, setting: str) -> tuple[int, i
     return rows, columns
 
 
-def fit_words(given: tuple[int, int], inner: tuple[int, int], reason: str) -> str:
-    """What `fitted` does to images of the size `given`."""
+def resize_text(original: tuple[int, int], inner: tuple[int, int], reason: str) -> str:
+    """What `fitted` does to images of the size `original`."""
     size = IMAGE_SIZE
-    if given == (size, size):
+    if original == (size, size):
         return f"{size}x{size} pixels, taken as they are"
-    text = f"{given[0]}x{given[1]} pixels"
-    if inner != given:
-        smaller = " and antialiased" if given[0] > inner[0] or given[1] > inner[1] else ""
+    text = f"{original[0]}x{original[1]} pixels"
+    if inner != original:
+        smaller = " and antialiased" if original[0] > inner[0] or original[1] > inner[1] else ""
         text += f", scaled to {inner[0]}x{inner[1]} (bilinear{smaller})"
     if inner != (size, size):
         text += f", put in the middle of {size}x{size} black pixels"
     return f"{text} ({reason})"
 
 
-def fitted(images: np.ndarray, inner: tuple[int, int]) -> np.ndarray:
+def resize_images(images: np.ndarray, inner: tuple[int, int]) -> np.ndarray:
     """uint8 [M, 32, 32, C] from uint8 [M, H, W, C], scaled to `inner` and put in the middle."""
     height, width = inner
     if images.shape[1:3] != inner:
@@ -253,34 +255,34 @@ def fitted(images: np.ndarray, inner: tuple[int, int]) -> np.ndarray:
         images = (scaled + 0.5 + NUDGE).floor().byte().permute(0, 2, 3, 1).numpy()
     top = (IMAGE_SIZE - height) // 2
     left = (IMAGE_SIZE - width) // 2
-    shown = np.zeros((len(images), IMAGE_SIZE, IMAGE_SIZE, images.shape[3]), np.uint8)
-    shown[:, top : top + height, left : left + width] = images
-    return shown
+    result = np.zeros((len(images), IMAGE_SIZE, IMAGE_SIZE, images.shape[3]), np.uint8)
+    result[:, top : top + height, left : left + width] = images
+    return result
 
 
-def _shown(
+def _as_color(
     part: LazyArray, layout: str, size: tuple[int, int, int], inner: tuple[int, int]
 ) -> np.ndarray:
     """uint8 [M, 32, 32, 3] of the images in `part`; DataError for values that are no brightness."""
-    shown = np.empty((part.shape[0], IMAGE_SIZE, IMAGE_SIZE, IMAGE_CHANNELS), np.uint8)
+    result = np.empty((part.shape[0], IMAGE_SIZE, IMAGE_SIZE, IMAGE_CHANNELS), np.uint8)
     first = 0
-    for rows in part.rows(AT_ONCE):
+    for rows in part.rows(CHUNK_BYTES):
         if rows.dtype != np.uint8:
             rows = _bytes(rows, part.name, first)
         if rows.ndim == 4 and layout == "nchw":
             rows = np.moveaxis(rows, 1, 3)
         few = lazy_array(part.name, rows.reshape(-1, *size))
         for images in few.rows(SCALED_AT_ONCE * math.prod(size)):
-            shown[first : first + len(images)] = fitted(images, inner)  # grey: to all
+            result[first : first + len(images)] = resize_images(images, inner)  # grey: to all
             first += len(images)
-    return shown
+    return result
 
 
 def _bytes(values: np.ndarray, name: str, first: int) -> np.ndarray:
     """Bytes from brightness in [0, 1], to the nearest level; `first`: number of the first image."""
-    bad = ~((values >= 0) & (values <= 1))  # NaN is neither
-    if bad.any():
-        at = np.argwhere(bad)[0]
+    is_bad = ~((values >= 0) & (values <= 1))  # NaN is neither
+    if is_bad.any():
+        at = np.argwhere(is_bad)[0]
         problem = f"{name} holds {values[tuple(at)]} in image {first + int(at[0])}"
         remedy = "Divide by 255, or give uint8, and replace what is not a number."
         check_data(False, problem, "be from 0 to 1", remedy)
@@ -301,15 +303,15 @@ def _normalisation(
             spread = total * second - first**2  # whole numbers: the same on every machine
             mean.append(first / total / 255)
             std.append(math.sqrt(spread) / total / 255 if spread else 0.0)
-        still = [name for name, value in zip(CHANNELS, std, strict=True) if not value]
-        if len(still) == IMAGE_CHANNELS:
+        constant = [name for name, value in zip(CHANNELS, std, strict=True) if not value]
+        if len(constant) == IMAGE_CHANNELS:
             raise DataError(f"{name}: every pixel of the training images is the same.")
         end = " of the training images"
-        end += f"; {' and '.join(still)} never varies" if still else ""
+        end += f"; {' and '.join(constant)} never varies" if constant else ""
         std = [value or 1.0 for value in std]
     means, stds = (tuple(map(float, one)) * (IMAGE_CHANNELS // len(one)) for one in (mean, std))
-    shown = (", ".join(f"{value:.4f}" for value in values) for values in (means, stds))
-    return means, stds, f"normalised by mean {' and deviation '.join(shown)}{end}"
+    texts = (", ".join(f"{value:.4f}" for value in values) for values in (means, stds))
+    return means, stds, f"normalised by mean {' and deviation '.join(texts)}{end}"
 
 
 def level_counts(images: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What a data set is: images and labels on a device, their normalisation, where they are from."""
+"""A data set: images and labels on a device, normalisation and origin."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ from esper_soa.nets.data.images import (
     padded_bank,
     plain_bank,
 )
-from esper_soa.nets.data.orders import shuffled
+from esper_soa.nets.data.orders import random_permutations
 
 MAX_COMMON = 0.01  # share of the images that may be there twice
 MOST_ASIDE = 5000  # images of a validation part that no setting has the size of
@@ -112,7 +112,7 @@ class ImageSet:
         return images[places].permute(0, 3, 1, 2) / 255, labels[places]
 
     def facts(self) -> dict[str, str]:
-        """What versions.json keeps of the set."""
+        """Entry of the set in versions.json."""
         record = {"name": self.name, "source": self.source, "identity": self.identity}
         record["mean"] = ", ".join(map(repr, self.mean))
         record["std"] = ", ".join(map(repr, self.std))
@@ -124,7 +124,7 @@ class ImageSet:
         return record
 
     def __repr__(self) -> str:
-        """In words: tensors of images are no use on a screen."""
+        """Summary without the tensors."""
         return "\n  ".join([f"{self.name}: {self.source}", *self.notes])
 
 
@@ -133,9 +133,9 @@ def image_set(
     parts: Sequence[Part],
     statistics: tuple[Statistics, Statistics],
     text: str,
-    further: bytes = b"",
+    extra: bytes = b"",
 ) -> ImageSet:
-    """The training, validation and test part, on the CPU; their identity is of them and `further`.
+    """The training, validation and test part, on the CPU; their identity is of them and `extra`.
 
     text: a clause that says where they are from.
     """
@@ -143,7 +143,7 @@ def image_set(
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(np.ascontiguousarray(array).data)
-    digest.update(further)
+    digest.update(extra)
     counts = "{:d} training, {:d} validation and {:d} test images".format(*map(len, arrays[::2]))
     train, val, test = ((torch.from_numpy(one), torch.from_numpy(two)) for one, two in parts)
     identity = digest.hexdigest()
@@ -164,7 +164,7 @@ def set_aside(train: Part, cfg: DataConfig) -> tuple[Part, Part]:
     remedy = "Or give more images."
     cfg.require(0 < wanted < total, "validation_images", allowed, remedy)
     aside = np.zeros(total, bool)
-    aside[shuffled(torch.tensor([ASIDE]), total)[0, :wanted].numpy()] = True
+    aside[random_permutations(torch.tensor([ASIDE]), total)[0, :wanted].numpy()] = True
     return (images[~aside], labels[~aside]), (images[aside], labels[aside])
 
 

@@ -1,7 +1,7 @@
 """Batches of images: crops cut from a bank of bytes that is resident on the device.
 
-Many envs are served at once, without a loop over them or a copy to the host. What an env gets
-depends only on its own streams and on how many samples it drew before.
+Many envs are served at once, without a loop over them or a copy to the host. The samples of an env
+depend only on its own streams and on its number of earlier samples.
 """
 
 from collections.abc import Callable
@@ -70,8 +70,8 @@ def padded_bank(images: Tensor, labels: Tensor, mean: Statistics, std: Statistic
     """
     lines = images.permute(0, 1, 3, 2)
     padded = F.pad(lines, (PADDING, PADDING, 0, 0, PADDING, PADDING))
-    both = torch.cat((padded, padded.flip(3)))
-    return ImageBank(both, labels, *_normalisation(mean, std, images.device))
+    both_banks = torch.cat((padded, padded.flip(3)))
+    return ImageBank(both_banks, labels, *_normalisation(mean, std, images.device))
 
 
 def plain_bank(images: Tensor, labels: Tensor, mean: Statistics, std: Statistics) -> ImageBank:

@@ -25,7 +25,7 @@ SUFFIX = ".npy"  # of the members of an .npz
 HEADER_BYTES = 16_384  # read of a member to find its header, which numpy limits to 10,000
 MAX_RATIO = 200  # of the bytes of an array to those of its member, beyond SMALL_BYTES
 SMALL_BYTES = 64 << 20
-AT_ONCE = 4 << 20  # bytes in work at a time
+CHUNK_BYTES = 4 << 20  # bytes in work at a time
 PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # that numpy writes, of bounded memory
 REMEDY = "Save the arrays anew: numpy.savez('mine.npz', train_images=..., train_labels=..., ...)."
 
@@ -44,7 +44,7 @@ class LazyArray(NamedTuple):
 
     def whole(self) -> np.ndarray:
         """All of its values."""
-        return np.concatenate([*self.rows(AT_ONCE), np.empty((0, *self.shape[1:]), self.dtype)])
+        return np.concatenate([*self.rows(CHUNK_BYTES), np.empty((0, *self.shape[1:]), self.dtype)])
 
 
 def lazy_array(name: str, array: np.ndarray) -> LazyArray:
@@ -66,24 +66,24 @@ def npz_arrays(
     where: what messages call the file. No values are read yet. Raises DataError for what is no file
     or no plain array.
     """
-    with _reading(where):
+    with _data_errors(where):
         if path.exists() and not path.is_file():
             raise DataError(f"{where}: is not a file. Name the .npz file itself.")
         with zipfile.ZipFile(path) as archive:
-            found = {one.filename.removesuffix(SUFFIX): one for one in archive.infolist()}
-        stored = [key for key in keys if key in found]
-        arrays = {key: _lazy_array(path, found[key], f"{where}: {key}") for key in stored}
-        return arrays, list(found)
+            members = {one.filename.removesuffix(SUFFIX): one for one in archive.infolist()}
+        stored = [key for key in keys if key in members]
+        arrays = {key: _lazy_array(path, members[key], f"{where}: {key}") for key in stored}
+        return arrays, list(members)
 
 
 def _lazy_array(path: Path, member: zipfile.ZipInfo, name: str) -> LazyArray:
     packing = f"{name} is packed by method {member.compress_type}"
     check_data(member.compress_type in PACKINGS, packing, "be stored or deflated", REMEDY)
-    with _reading(name), zipfile.ZipFile(path) as archive, archive.open(member) as stream:
+    with _data_errors(name), zipfile.ZipFile(path) as archive, archive.open(member) as stream:
         begin = io.BytesIO(stream.read(HEADER_BYTES))
-        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
         # version 3, of records with names, is no key
-        shape, fortran, dtype = read[npy.read_magic(begin)](begin)
+        shape, fortran, dtype = readers[npy.read_magic(begin)](begin)
     if dtype.hasobject:
         problem = "holds Python objects, which would have to be unpickled and never are"
         convert = "Give all images one shape and convert: numpy.stack(...).astype(numpy.uint8)."
@@ -92,21 +92,21 @@ def _lazy_array(path: Path, member: zipfile.ZipInfo, name: str) -> LazyArray:
     if any(side < 0 for side in shape) or math.prod(shape) * dtype.itemsize != size:
         problem = f"the bytes of its shape {one_line(list(shape))} and type {dtype}, but {size}"
         raise DataError(f"{name} does not have {problem}. {REMEDY}")
-    packed = member.compress_size
-    check_ratio(f"{name} is {packed} bytes that unpack to {size}", packed, size)
+    num_bytes = member.compress_size
+    check_ratio(f"{name} is {num_bytes} bytes that unpack to {size}", num_bytes, size)
 
     def rows(most_bytes: int) -> Iterator[np.ndarray]:
         left = shape[0]
         row = max(1, math.prod(shape[1:]) * dtype.itemsize)
         # In Fortran order the first index changes fastest, so that a row is all over the array.
-        whole = fortran and len(shape) > 1
-        at_once = left if whole else max(1, most_bytes // row)
-        with _reading(name), zipfile.ZipFile(path) as file, file.open(member) as stream:
+        transposed = fortran and len(shape) > 1
+        at_once = left if transposed else max(1, most_bytes // row)
+        with _data_errors(name), zipfile.ZipFile(path) as file, file.open(member) as stream:
             stream.read(begin.tell())
             while left:
                 count = min(left, at_once)
                 values = np.frombuffer(stream.read(count * row), dtype)
-                yield values.reshape((count, *shape[1:]), order="F" if whole else "C")
+                yield values.reshape((count, *shape[1:]), order="F" if transposed else "C")
                 left -= count
 
     return LazyArray(name, shape, dtype, rows)
@@ -120,7 +120,7 @@ def check_ratio(problem: str, packed: int, size: int) -> None:
 
 
 @contextmanager
-def _reading(where: str) -> Iterator[None]:
+def _data_errors(where: str) -> Iterator[None]:
     """Raise DataError for what goes wrong with the file in the context."""
     try:
         yield

@@ -1,7 +1,7 @@
 """Which samples of a source the envs draw, and in which order.
 
-What an env draws depends on its own stream and on how many samples it drew before, never on the
-other envs. Nothing here loops over envs or copies to the host.
+The samples of an env depend on its own stream and on its number of earlier samples, not on other
+envs. Nothing here loops over envs or copies to the host.
 """
 
 from functools import lru_cache
@@ -21,7 +21,7 @@ MAX_STORED = 1 << 28  # elements of the orders of a pass, 1 GiB, beyond which th
 ROUNDS = 16
 
 
-class OrderBook:
+class SampleOrders:
     """Order in which every env draws training samples: permutations of all, pass after pass.
 
     Stores the permutations of one pass, int32 [n, D], made by sorting, as all envs are in the same
@@ -53,16 +53,18 @@ class OrderBook:
     def _columns(self, pass_number: int, columns: slice) -> Tensor:
         if self.stored:
             if pass_number != self.pass_number:
-                self.order = shuffled(fold(self.keys, pass_number), self.dataset_size)
+                self.order = random_permutations(fold(self.keys, pass_number), self.dataset_size)
                 self.pass_number = pass_number
             return self.order[:, columns]
         keys = fold(self.keys, pass_number)
         places = torch.arange(columns.start, columns.stop, device=self.keys.device)
         parts = keys.split(max(1, SORT_ELEMENTS // len(places)))
-        return torch.cat([permuted(part, places, self.dataset_size).int() for part in parts])
+        return torch.cat(
+            [permutation_values(part, places, self.dataset_size).int() for part in parts]
+        )
 
 
-def shuffled(keys: Tensor, size: int) -> Tensor:
+def random_permutations(keys: Tensor, size: int) -> Tensor:
     """One random permutation of 0 to size - 1 per key: int32 [n, size], by sorting hashes."""
     members = torch.arange(size, device=keys.device)
     parts = keys.split(max(1, SORT_ELEMENTS // size))
@@ -71,7 +73,7 @@ def shuffled(keys: Tensor, size: int) -> Tensor:
     )
 
 
-def permuted(keys: Tensor, places: Tensor, size: int) -> Tensor:
+def permutation_values(keys: Tensor, places: Tensor, size: int) -> Tensor:
     """Members int64 [n, m] at `places` (int64 [m], below `size`) of a permutation per key [n].
 
     Both coordinates of the grid are moved in turn by what the other and the key say (Luby and
@@ -81,10 +83,10 @@ def permuted(keys: Tensor, places: Tensor, size: int) -> Tensor:
     """
     rows, columns = grid(size)
     round_keys = [fold(keys, number)[:, None] for number in range(ROUNDS)]
-    found = _moved(places.expand(keys.shape[0], -1), round_keys, rows, columns)
+    index = _permute_places(places.expand(keys.shape[0], -1), round_keys, rows, columns)
     for _ in range(rows * columns - size):
-        found = torch.where(found < size, found, _moved(found, round_keys, rows, columns))
-    return found
+        index = torch.where(index < size, index, _permute_places(index, round_keys, rows, columns))
+    return index
 
 
 @lru_cache(maxsize=64)
@@ -98,7 +100,7 @@ def grid(size: int) -> tuple[int, int]:
     return min(shapes, key=lambda shape: (shape[0] * shape[1], -shape[0]))
 
 
-def _moved(place: Tensor, round_keys: list[Tensor], rows: int, columns: int) -> Tensor:
+def _permute_places(place: Tensor, round_keys: list[Tensor], rows: int, columns: int) -> Tensor:
     """Where the network takes the places [n, m] of the grid: a permutation of all of them."""
     row = place // columns
     column = place % columns
@@ -115,7 +117,7 @@ def validation_order(
 ) -> Tensor:
     """Validation samples int64 [V] of every env: the first of a fixed shuffle by seed."""
     key = stream_keys(seed, VALIDATION_SET, (), torch.zeros(1, dtype=torch.int64, device=device))
-    return shuffled(key, num_val)[0, :val_samples].long()
+    return random_permutations(key, num_val)[0, :val_samples].long()
 
 
 class Split(NamedTuple):
@@ -136,22 +138,22 @@ def split_sizes(source: BatchSource, batch_size: int, num_envs: int, accumulate:
     num_train = len(source.train_labels)
     num_val = len(source.val_labels)
     samples = source.spec.name
-    together = batch_size * num_envs
+    total_batch = batch_size * num_envs
     allowed = (
         f"at most {num_train // batch_size} with data.split=true, so that the {num_train} training "
         f"{samples} of {source.name} give every env a batch of {batch_size}"
     )
     remedy = "Lower envs or batch_size, or set data.split=false."
-    check(num_train >= together, "envs", num_envs, allowed, remedy)
-    num_batches = num_train // together
+    check(num_train >= total_batch, "envs", num_envs, allowed, remedy)
+    num_batches = num_train // total_batch
     allowed = f"a divisor of {num_batches}, the batches per env-step with data.split=true"
     check(num_batches % accumulate == 0, "accumulate", accumulate, allowed)
     reason = f"so that the validation {samples} of {source.name} give every env one"
     allowed = f"at most {num_val} with data.split=true, {reason}"
     check(num_val >= num_envs, "envs", num_envs, allowed, "Lower envs, or set data.split=false.")
-    whole, rest = divmod(num_val, together)
-    tested = whole * batch_size + -(-rest // num_envs)
-    return Split(num_envs, batch_size, num_batches, batch_size * num_batches, tested)
+    full_batches, rest = divmod(num_val, total_batch)
+    tested_samples = full_batches * batch_size + -(-rest // num_envs)
+    return Split(num_envs, batch_size, num_batches, batch_size * num_batches, tested_samples)
 
 
 def split_training_order(key: Tensor, dataset_size: int, pass_number: int, split: Split) -> Tensor:
@@ -160,9 +162,13 @@ def split_training_order(key: Tensor, dataset_size: int, pass_number: int, split
 
     key: int64 [1], shared by all envs; an env-step is one pass, the rest of the samples is dropped.
     """
-    order = shuffled(fold(key, pass_number), dataset_size)[0].long()
-    used = order[: split.num_envs * split.train_samples]
-    return used.view(split.num_batches, split.num_envs, split.batch_size).transpose(0, 1).flatten(1)
+    order = random_permutations(fold(key, pass_number), dataset_size)[0].long()
+    training_order = order[: split.num_envs * split.train_samples]
+    return (
+        training_order.view(split.num_batches, split.num_envs, split.batch_size)
+        .transpose(0, 1)
+        .flatten(1)
+    )
 
 
 def split_validation_order(
@@ -173,13 +179,13 @@ def split_validation_order(
 
     Every B*N samples in their order are cut into N chunks as torch.tensor_split does.
     """
-    together = split.batch_size * split.num_envs
-    whole, rest = divmod(num_val, together)
+    total_batch = split.batch_size * split.num_envs
+    full_batches, rest = divmod(num_val, total_batch)
     envs = torch.arange(split.num_envs, device=device)[:, None]
-    shape = whole, split.num_envs, split.batch_size
-    order = torch.arange(whole * together, device=device).view(shape)
+    shape = full_batches, split.num_envs, split.batch_size
+    order = torch.arange(full_batches * total_batch, device=device).view(shape)
     size, longer = divmod(rest, split.num_envs)
-    column = torch.arange(split.val_samples - whole * split.batch_size, device=device)
-    place = whole * together + envs * size + envs.clamp(max=longer) + column
+    column = torch.arange(split.val_samples - full_batches * split.batch_size, device=device)
+    place = full_batches * total_batch + envs * size + envs.clamp(max=longer) + column
     last = torch.where(column < size + (envs < longer).long(), place, -1)
     return torch.cat((order.transpose(0, 1).flatten(1), last), dim=1)

@@ -18,7 +18,7 @@ from esper_soa.nets.data.npz import lazy_array
 LOGGER = logging.getLogger("esper_soa")
 FEW_IMAGES = 10  # of a class in training, below which there is a finding
 DARK = 15  # of 255: brightest value, up to which there is a finding
-MOST_NAMED = 8  # classes of a finding
+MAX_NAMED = 8  # classes of a finding
 
 Array = np.ndarray | Tensor
 
@@ -82,17 +82,17 @@ def images(
             allowed = "left out: train is a file, which holds all parts"
             check(value is None, argument, "...", allowed)
         cfg.root = fspath(train)
-        made = read_npz(cfg, "handed over", names, "train")
+        result = read_npz(cfg, "handed over", names, "train")
     else:
         named = {"train": train} | others
         if val is not None or val_labels is not None:
             named |= validation
         arrays = {argument: _numpy(argument, value) for argument, value in named.items()}
         parts = [lazy_array(argument, array) for argument, array in arrays.items()]
-        made = prepare(dict(zip(KEYS, parts, strict=False)), cfg, names)
-    made = replace(made, name=str(name or made.name))
-    LOGGER.info("data     %s", made)
-    return made
+        result = prepare(dict(zip(KEYS, parts, strict=False)), cfg, names)
+    result = replace(result, name=str(name or result.name))
+    LOGGER.info("data     %s", result)
+    return result
 
 
 def _numpy(argument: str, value: object) -> np.ndarray:
@@ -107,15 +107,15 @@ def _numpy(argument: str, value: object) -> np.ndarray:
     return value
 
 
-def check_images(found: "ImageSet | str | PathLike[str]") -> list[str]:
-    """What a set or an .npz file has that spoils results though it can be used, a sentence each; []
+def check_images(faults: "ImageSet | str | PathLike[str]") -> list[str]:
+    """Messages on properties of a set or an .npz file that would spoil results; []
     where nothing.
 
     Classes without images or with few, or one so frequent that a constant answer scores; images
     that are in both parts, there twice, or twice under different labels; images of one colour;
     parts that are not of one brightness. Validation images count as training images.
     """
-    image_set = (images(found) if isinstance(found, str | PathLike) else found).to("cpu")
+    image_set = (images(faults) if isinstance(faults, str | PathLike) else faults).to("cpu")
     image_set = replace(
         image_set,
         train_images=torch.cat((image_set.train_images, image_set.val_images)),
@@ -138,12 +138,12 @@ def _classes(images: ImageSet) -> list[str]:
     findings = []
     if not train[0] and not test[0]:
         findings.append("Class 0 has no image: do labels count from 1? They must count from 0.")
-    for bad, what in (
+    for is_bad, what in (
         (train == 0, "no training image"),
         (test == 0, "no test image"),
         ((train > 0) & (train < FEW_IMAGES), f"fewer than {FEW_IMAGES} training images"),
     ):
-        classes = np.flatnonzero(bad).tolist()
+        classes = np.flatnonzero(is_bad).tolist()
         if classes:
             words = ("Class", "has") if len(classes) == 1 else ("Classes", "have")
             findings.append(f"{words[0]} {_named(images, classes)} {words[1]} {what}.")
@@ -158,18 +158,20 @@ def _classes(images: ImageSet) -> list[str]:
 def _named(images: ImageSet, classes: list[int]) -> str:
     """'3', or '1 (dog), 2 (eel) and 4 more'."""
     named = images.class_names
-    first = classes[:MOST_NAMED]
-    shown = [f"{one} ({one_line(named[one])})" if named else str(one) for one in first]
-    more = f" and {len(classes) - MOST_NAMED} more" if len(classes) > MOST_NAMED else ""
-    return ", ".join(shown) + more
+    first = classes[:MAX_NAMED]
+    texts = [f"{one} ({one_line(named[one])})" if named else str(one) for one in first]
+    more = f" and {len(classes) - MAX_NAMED} more" if len(classes) > MAX_NAMED else ""
+    return ", ".join(texts) + more
 
 
 def _twice(train: np.ndarray, labels: list[int], test: np.ndarray) -> list[str]:
     findings = []
-    found = hashes(train)
-    first = dict(zip(reversed(found), reversed(labels), strict=True))  # labels when first seen
-    again = len(found) - len(first)
-    other = sum(first[one] != label for one, label in zip(found, labels, strict=True))
+    train_hashes = hashes(train)
+    first = dict(
+        zip(reversed(train_hashes), reversed(labels), strict=True)
+    )  # labels when first seen
+    again = len(train_hashes) - len(first)
+    other = sum(first[one] != label for one, label in zip(train_hashes, labels, strict=True))
     common = sum(one in first for one in hashes(test))
     if common > MAX_COMMON * len(test):
         some = f"{common} of {len(test)} test images"
@@ -183,8 +185,8 @@ def _twice(train: np.ndarray, labels: list[int], test: np.ndarray) -> list[str]:
 
 def _plain(parts: dict[str, np.ndarray]) -> list[str]:
     """Images of one colour, within pixels that are not black in all of them: borders are black."""
-    used = np.logical_or(*(part.max(axis=(0, 3)) > 0 for part in parts.values()))
-    rows, columns = (np.flatnonzero(used.any(axis)) for axis in (1, 0))
+    non_zero = np.logical_or(*(part.max(axis=(0, 3)) > 0 for part in parts.values()))
+    rows, columns = (np.flatnonzero(non_zero.any(axis)) for axis in (1, 0))
     findings = []
     for name, part in parts.items():
         inner = part[:, rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
@@ -200,12 +202,12 @@ def _brightness(train: np.ndarray, test: np.ndarray) -> list[str]:
     counts, others = (level_counts(part).sum(0) for part in (train, test))
     brightest = int(np.flatnonzero(counts).max())
     if brightest <= DARK:
-        why = "were values from 0 to 1, or class numbers, stored as bytes?"
-        findings.append(f"The brightest value of the training images is {brightest} of 255: {why}")
+        hint = "were values from 0 to 1, or class numbers, stored as bytes?"
+        findings.append(f"The brightest value of the training images is {brightest} of 255: {hint}")
     levels = np.arange(256) / 255
     mean = counts @ levels / counts.sum()
     other = others @ levels / others.sum()
     if abs(other - mean) > float(np.sqrt(counts @ (levels - mean) ** 2 / counts.sum())):
-        both = f"a mean brightness of {mean:.2f}, test images of {other:.2f}"
-        findings.append(f"Training images have {both}: were both prepared in one way?")
+        comparison = f"a mean brightness of {mean:.2f}, test images of {other:.2f}"
+        findings.append(f"Training images have {comparison}: were both prepared in one way?")
     return findings

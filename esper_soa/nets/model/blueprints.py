@@ -56,10 +56,10 @@ class Architecture:
 
     def widths(self, channels: int) -> list[int]:
         """Channels before every part, and behind the last, in a slot of C = `channels`."""
-        found = [channels]
+        widths = [channels]
         for part in self.parts:
-            found.append(part.outputs_of(found[-1], channels))
-        return found
+            widths.append(part.outputs_of(widths[-1], channels))
+        return widths
 
     def part_inputs(self, channels: int) -> list[tuple[Part | UserModule, int]]:
         """Every part with the number of channels of its input."""
@@ -103,7 +103,7 @@ def num_codes(blueprints: Blueprints) -> int:
     return max(NUM_BLUEPRINTS, *(one.code + 1 for one in blueprints))
 
 
-def by_code(blueprints: Blueprints, count: Callable[[Architecture], int]) -> list[int]:
+def counts_by_code(blueprints: Blueprints, count: Callable[[Architecture], int]) -> list[int]:
     """What is counted of each blueprint, by code; 0 for codes of none."""
     counts = {one.code: count(one) for one in blueprints}
     return [counts.get(code, 0) for code in range(num_codes(blueprints))]
@@ -148,8 +148,8 @@ def initial_seeds(
         return blueprint.module.initial_rows(channels, keys, dtype)
     table = seed_table(blueprint, channels)
     rows = table.initial(keys, dtype)
-    cleared = table.spread([one.cleared for one in table.parameters], keys.device)
-    return torch.where(multiply[:, None] & cleared, torch.zeros_like(rows), rows)
+    initial_cleared = table.spread([one.cleared for one in table.parameters], keys.device)
+    return torch.where(multiply[:, None] & initial_cleared, torch.zeros_like(rows), rows)
 
 
 def parameter_counts(blueprints: Blueprints, slot: SlotSpec) -> list[int]:
@@ -158,7 +158,7 @@ def parameter_counts(blueprints: Blueprints, slot: SlotSpec) -> list[int]:
     def count(one: Architecture) -> int:
         return seed_table(one, slot.channels).total if one.fits(slot) else 0
 
-    return by_code(blueprints, count)
+    return counts_by_code(blueprints, count)
 
 
 def blueprint_codes(names: list[str]) -> tuple[int, ...]:

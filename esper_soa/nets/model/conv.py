@@ -100,8 +100,8 @@ class ConvSegment:
     @property
     def slot_shapes(self) -> tuple[FeatureShape, ...]:
         half = self.size // 2
-        behind = ((self.channels, half, half),) if self.pooled else ()
-        return (self.channels, self.size, self.size), *behind
+        pooled_shape = ((self.channels, half, half),) if self.pooled else ()
+        return (self.channels, self.size, self.size), *pooled_shape
 
     @property
     def products(self) -> int:
@@ -146,8 +146,8 @@ class ConvSegment:
         ]
         block = PlainPart(f"block{self.number}", layers, slot=self.slot_before_pool)
         pool = [LayerSpec("pool", "MaxPool2d", {"kernel_size": 2})]
-        behind = PlainPart(f"pool{self.number}", pool, slot=self.slot_after_pool)
-        return [block, behind] if self.pooled else [block]
+        pool_part = PlainPart(f"pool{self.number}", pool, slot=self.slot_after_pool)
+        return [block, pool_part] if self.pooled else [block]
 
 
 def conv_segments(segments: Iterable[Segment]) -> tuple[ConvSegment, ...]:

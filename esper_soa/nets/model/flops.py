@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.nets import SlotSpec
-from esper_soa.nets.model.blueprints import GATE, Architecture, by_code, seed_products
+from esper_soa.nets.model.blueprints import GATE, Architecture, counts_by_code, seed_products
 from esper_soa.nets.model.host import HostShape
 from esper_soa.state import STATE_FLOAT
 
@@ -35,7 +35,9 @@ class TrainingFlop(NamedTuple):
 
 def training_flop(shape: HostShape, device: torch.device) -> TrainingFlop:
     """The costs of hosts of `shape` and of what can grow in them, on `device`."""
-    seeds = [by_code(shape.blueprints, partial(_products_in, slot=slot)) for slot in shape.slots]
+    seeds = [
+        counts_by_code(shape.blueprints, partial(_products_in, slot=slot)) for slot in shape.slots
+    ]
     gates = [GATE.products(spec.channels, 1, spec.channels) for spec in shape.slots]
     each = PASSES * FLOP_PER_PRODUCT
     return TrainingFlop(

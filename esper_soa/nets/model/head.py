@@ -41,7 +41,7 @@ class Classifier(ABC):
         self, run: Forward, folded: list[Tensor], x: Tensor, labels: Tensor, row: int
     ) -> tuple[Tensor, Tensor]:
         logits = self.infer(run, folded, x).to(run.dtype).unflatten(0, (-1, labels.shape[0]))
-        logits, targets = batched.by_target(logits, labels)
+        logits, targets = batched.flatten_targets(logits, labels)
         correct = (logits.argmax(-1) == targets).sum(1)
         main = logits[row].flatten(0, 1)
         losses = F.cross_entropy(main, targets.flatten(), ignore_index=-1, reduction="none")

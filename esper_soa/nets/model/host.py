@@ -115,9 +115,9 @@ def chain_shape(
     """The hosts that these segments make; ValueError where one does not take what the one before
     it gives.
     """
-    for number, (one, behind) in enumerate(zip(segments[:-1], segments[1:], strict=True), 1):
-        if one.output_shape != behind.input_shape:
-            shapes = f"{list(behind.input_shape)}, not {list(one.output_shape)}"
+    for number, (one, following) in enumerate(zip(segments[:-1], segments[1:], strict=True), 1):
+        if one.output_shape != following.input_shape:
+            shapes = f"{list(following.input_shape)}, not {list(one.output_shape)}"
             raise ValueError(f"segment {number} of the host takes features {shapes}")
     parameters = Table(tuple(one for segment in segments for one in segment.parameters))
     statistics = Table(tuple(one for segment in segments for one in segment.statistics))
@@ -126,8 +126,8 @@ def chain_shape(
 
 def foreign_segments(shape: HostShape, kinds: Collection[str]) -> str:
     """The segments of none of `kinds`, in words ("1 (residual), 3 (residual)"); "" for none."""
-    foreign = [(at, kind) for at, kind in enumerate(shape.kinds) if kind not in kinds]
-    return ", ".join(f"{at} ({kind})" for at, kind in foreign)
+    unsupported = [(at, kind) for at, kind in enumerate(shape.kinds) if kind not in kinds]
+    return ", ".join(f"{at} ({kind})" for at, kind in unsupported)
 
 
 def initial_hosts(shape: HostShape, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -143,10 +143,10 @@ def split_values(
     """Every segment with its own tensors."""
     for segment in segments:
         count = len(segment.parameters)
-        kept = len(segment.statistics)
-        yield segment, Values(parameters[:count], statistics[:kept])
+        num_statistics = len(segment.statistics)
+        yield segment, Values(parameters[:count], statistics[:num_statistics])
         parameters = parameters[count:]
-        statistics = statistics[kept:]
+        statistics = statistics[num_statistics:]
 
 
 def train_loss(

@@ -35,8 +35,8 @@ class HostChain:
     def segments(self, slots: SlotNumbers) -> tuple[Segment, ...]:
         """The segments in their places; ValueError where one cannot stand there."""
         shape = IMAGE_SHAPE
-        found = list[Segment]()
+        segments = list[Segment]()
         for number, part in enumerate(self.parts):
-            found.append(part.segment(number, shape, slots))
-            shape = found[-1].output_shape
-        return *found, MeanLinear(shape, self.classes)
+            segments.append(part.segment(number, shape, slots))
+            shape = segments[-1].output_shape
+        return *segments, MeanLinear(shape, self.classes)

@@ -176,10 +176,10 @@ def sequence(
     layers: list[dict], kind: type[nn.Sequential] = nn.Sequential, role: str = ""
 ) -> nn.Sequential:
     """Layers one after the other, by their names; `role` as in `layer_of`."""
-    made = kind()
+    module = kind()
     for layer in layers:
-        made.add_module(layer["name"], layer_of(layer, role))
-    return made
+        module.add_module(layer["name"], layer_of(layer, role))
+    return module
 
 
 def layer_of(layer: dict, role: str = "") -> nn.Module:
@@ -213,27 +213,27 @@ def _user_layer(kind: str, role: str, arguments: dict) -> nn.Module:
 
     Raises ValueError.
     """
-    made: nn.Module
+    module: nn.Module
     layers = _marked(kind, LAYER)
     if layers:
-        made = layers[0](**_numbers(kind, arguments))
-        return made
-    wanted = USER_ARGUMENTS[role]
-    counts: list[int] = [one for one in map(arguments.get, wanted) if type(one) is int]
-    if set(arguments) != set(wanted) or len(counts) < len(wanted) or min(counts) < 0:
-        fault = f"it takes {' and '.join(wanted)}, whole numbers"
+        module = layers[0](**_numbers(kind, arguments))
+        return module
+    num_arguments = USER_ARGUMENTS[role]
+    counts: list[int] = [one for one in map(arguments.get, num_arguments) if type(one) is int]
+    if set(arguments) != set(num_arguments) or len(counts) < len(num_arguments) or min(counts) < 0:
+        fault = f"it takes {' and '.join(num_arguments)}, whole numbers"
         raise ValueError(f"a part of the kind {kind} with {arguments}: {fault}")
-    marked = _marked(kind, role)
-    if len(marked) != 1:
+    matches = _marked(kind, role)
+    if len(matches) != 1:
         place, _, name = kind.partition(":")
-        fault = f"{place} has {len(marked)} parts marked as the {role} {name}, not one"
+        fault = f"{place} has {len(matches)} parts marked as the {role} {name}, not one"
         raise ValueError(f"a part that {kind} makes: {fault}")
-    made = marked[0](counts[0])
+    module = matches[0](counts[0])
     if len(counts) == 1:
-        return made
-    if not isinstance(made, nn.Sequential) or counts[1] >= len(made):
+        return module
+    if not isinstance(module, nn.Sequential) or counts[1] >= len(module):
         raise ValueError(f"a part that {kind} makes: it has no segment {counts[1]}")
-    return made[counts[1]]
+    return module[counts[1]]
 
 
 def _marked(kind: str, role: str) -> list:

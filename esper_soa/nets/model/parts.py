@@ -74,8 +74,8 @@ class Table(NamedTuple):
 def norm_groups(channels: int) -> int:
     """Groups of a group norm: most of 32, 16, ... that leave 16 channels, else most that divide."""
     divisors = [groups for groups in (32, 16, 8, 4, 2, 1) if channels % groups == 0]
-    roomy = [groups for groups in divisors if channels // groups >= CHANNELS_PER_GROUP]
-    return (roomy or divisors)[0]
+    preferred = [groups for groups in divisors if channels // groups >= CHANNELS_PER_GROUP]
+    return (preferred or divisors)[0]
 
 
 @dataclass(frozen=True)

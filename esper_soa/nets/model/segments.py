@@ -21,7 +21,7 @@ SlotNumbers = Mapping[tuple[int, int], int]  # number of an enabled slot, by (ro
 
 
 class SlotFiller(Protocol):
-    """What the forward pass asks of whoever fills the slots, in the engine in torch."""
+    """The interface by which the torch engine's forward pass fills slots."""
 
     def occupied(self, slot: int) -> bool:
         """False: the slot is a pass-through for all networks of this pass."""

@@ -60,23 +60,23 @@ def call_networks(
     values: parameters with a leading [n] each; buffers: likewise; x [n, B, C, ...].
     """
     names = [name for name, _ in module.named_parameters()]
-    kept = [name for name, _ in module.named_buffers()]
+    buffer_names = [name for name, _ in module.named_buffers()]
 
     def one(
         own: tuple[Tensor, ...], state: tuple[Tensor, ...], features: Tensor
     ) -> tuple[Tensor, ...]:
-        tensors = dict(zip((*names, *kept), (*own, *state), strict=True))
+        tensors = dict(zip((*names, *buffer_names), (*own, *state), strict=True))
         out = functional_call(module, tensors, (features,))
-        return out, *(tensors[name] for name in kept)
+        return out, *(tensors[name] for name in buffer_names)
 
     # A copy of its own, which the module may write to; torch 2.13's CPU backward of a channels_last
     # group norm crashes the process where the input needs no gradient.
     copied = x.clone(memory_format=torch.contiguous_format)
     out, *state = vmap(one)(tuple(values), tuple(buffers), copied)
-    joined = out.transpose(0, 1).flatten(1, 2)
-    if joined.dim() == 4:
-        joined = joined.contiguous(memory_format=torch.channels_last)
-    return joined, tuple(state)
+    output = out.transpose(0, 1).flatten(1, 2)
+    if output.dim() == 4:
+        output = output.contiguous(memory_format=torch.channels_last)
+    return output, tuple(state)
 
 
 def count_products(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:

@@ -21,7 +21,7 @@ from esper_soa.config.nets import (
     IMAGES,
     SlotSpec,
     TaskConfig,
-    enabled_slots,
+    sort_slots,
 )
 from esper_soa.config.registry import (
     BLUEPRINT,
@@ -53,11 +53,11 @@ from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.vocabulary import NUM_BLUEPRINTS
 
 PROBE_SEED = 1
-PROBED = 2  # networks, and images of each, that a part is tried on
+NUM_PROBED = 2  # networks, and images of each, that a part is tried on
 PLACES = ("", "positions", "pixels")  # of features, by TOPOLOGIES
-TAKEN = re.compile(r"input|r\d+c\d+")  # names of other parts of a grown network
+RESERVED_NAME = re.compile(r"input|r\d+c\d+")  # names of other parts of a grown network
 ARGUMENTS = {BLUEPRINT: "the channels of a slot", HOST: "the number of classes"}
-TOGETHER = "for several networks at once it raises"
+BATCHED_CALL = "for several networks at once it raises"
 
 
 def task_shape(task: TaskConfig, slots: Sequence[str]) -> HostShape:
@@ -72,7 +72,7 @@ def task_shape(task: TaskConfig, slots: Sequence[str]) -> HostShape:
 def task_slots(task: TaskConfig, names: Sequence[str]) -> tuple[SlotSpec, ...]:
     """The run's slots, of its host, row-major; `names` in any order. Raises SettingError."""
     host = task_host(task)
-    return enabled_slots(task, list(names), None if host is None else _offered_slots(host))
+    return sort_slots(task, list(names), None if host is None else _offered_slots(host))
 
 
 def task_host(task: TaskConfig) -> Host | None:
@@ -80,9 +80,9 @@ def task_host(task: TaskConfig) -> Host | None:
     if not is_reference(task.host):
         return None
     part = find(HOST, task.host, "task.host")
-    with raise_faults("task.host", task.host, "a host that can be trained") as found:
+    with raise_faults("task.host", task.host, "a host that can be trained") as faults:
         host = host_of(part, name_in(task.host), task.num_classes)
-        found += host_findings(host, task.num_classes)
+        faults += host_findings(host, task.num_classes)
     return host
 
 
@@ -102,19 +102,19 @@ def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> Bluepr
         check(name in known, setting, name, allowed)
     for place, reference in enumerate(filter(is_reference, offered)):
         part = find(BLUEPRINT, reference, setting)
-        with raise_faults(setting, reference, "a blueprint that can stand in the slots") as found:
+        with raise_faults(setting, reference, "a blueprint that can stand in the slots") as faults:
             blueprint = architecture_of(part, name_in(reference), NUM_BLUEPRINTS + place)
             shapes = {spec.shape for spec in slots if blueprint.fits(spec)}
             if slots and not shapes:
-                found.append(f"it takes {blueprint.topology}, which no slot has")
+                faults.append(f"it takes {blueprint.topology}, which no slot has")
             for shape in sorted(shapes):
-                found += blueprint_findings(blueprint, shape)
+                faults += blueprint_findings(blueprint, shape)
             every.append(blueprint)
     return tuple(every)
 
 
 def architecture_of(part: Part, name: str, code: int) -> Architecture:
-    """What a function or class marked as a blueprint stands for; ValueError where that is none."""
+    """The blueprint of a marked function or class; ValueError if it is none."""
     result = _result_of(BLUEPRINT, part, name)
     if result is part:
         module = UserModule(part, vars(part).get(TOPOLOGY, IMAGES))  # type: ignore[arg-type]
@@ -122,13 +122,13 @@ def architecture_of(part: Part, name: str, code: int) -> Architecture:
     if isinstance(result, Architecture):
         return replace(result, code=code, name=name)
     if not are_parts(result):
-        lacking = f"no tuple of parts ({PART_NAMES}) and no Architecture"
-        raise ValueError(f"blueprint {name}: it gives {one_line(result)}, {lacking}")
+        problem = f"no tuple of parts ({PART_NAMES}) and no Architecture"
+        raise ValueError(f"blueprint {name}: it gives {one_line(result)}, {problem}")
     return Architecture(code, name, result)  # type: ignore[arg-type]
 
 
 def host_of(part: Part, name: str, num_classes: int) -> Host:
-    """What a function or class marked as a host stands for; ValueError where that is none."""
+    """The host of a marked function or class; ValueError if it is none."""
     result = _result_of(HOST, part, name)
     if result is part:
         return UserHost(part, num_classes)  # type: ignore[arg-type]
@@ -136,12 +136,12 @@ def host_of(part: Part, name: str, num_classes: int) -> Host:
         return cast(Host, result)
     kinds = [kind.__name__ for kind in HOST_PARTS]
     if not isinstance(result, tuple):
-        lacking = f"no tuple of segments ({', '.join(kinds)})"
-        raise ValueError(f"host {name}: it gives {one_line(result)}, {lacking}")
-    foreign = [type(one).__name__ for one in result if not isinstance(one, HOST_PARTS)]
-    if foreign:
-        lacking = f"a {foreign[0]} among its segments, no {' and no '.join(kinds)}"
-        raise ValueError(f"host {name}: it gives {lacking}")
+        problem = f"no tuple of segments ({', '.join(kinds)})"
+        raise ValueError(f"host {name}: it gives {one_line(result)}, {problem}")
+    unsupported = [type(one).__name__ for one in result if not isinstance(one, HOST_PARTS)]
+    if unsupported:
+        problem = f"a {unsupported[0]} among its segments, no {' and no '.join(kinds)}"
+        raise ValueError(f"host {name}: it gives {problem}")
     return HostChain(result, num_classes)
 
 
@@ -163,12 +163,12 @@ def _offered_slots(host: Host) -> tuple[SlotSpec, ...]:
     """Every slot, row-major: r0c{i} behind segment i, before its pool, r1c{i} behind its pool."""
     *body, _ = host.segments({})
     last = max(len(body) - 1, 1)
-    found = []
+    slots = []
     for at, segment in enumerate(body):
         for row, (channels, *axes) in enumerate(segment.slot_shapes):
             size = axes[0] if axes else 0
-            found.append(SlotSpec(f"r{row}c{at}", row, at, channels, size, at / last, len(axes)))
-    return tuple(sorted(found, key=lambda spec: spec.row))
+            slots.append(SlotSpec(f"r{row}c{at}", row, at, channels, size, at / last, len(axes)))
+    return tuple(sorted(slots, key=lambda spec: spec.row))
 
 
 # --- what keeps a part from being trained, in words
@@ -180,16 +180,16 @@ def tensor_findings(
     """What keeps `value` from being such a tensor; dtype None: of any floating-point numbers."""
     if not isinstance(value, Tensor):
         return [f"{what} is a {type(value).__name__}, not a tensor"]
-    found = []
+    findings = []
     if list(value.shape) != list(shape):
-        found.append(f"{what} is of shape {list(value.shape)}, not {list(shape)}")
+        findings.append(f"{what} is of shape {list(value.shape)}, not {list(shape)}")
     if not value.is_floating_point() if dtype is None else value.dtype != dtype:
-        found.append(f"{what} is of {value.dtype}, not {dtype or 'of floating-point numbers'}")
+        findings.append(f"{what} is of {value.dtype}, not {dtype or 'of floating-point numbers'}")
     if value.device != device:
-        found.append(f"{what} is on {value.device}, not on {device}")
+        findings.append(f"{what} is on {value.device}, not on {device}")
     if value.requires_grad:
-        found.append(f"{what} has a gradient, and nobody learns from it")
-    return found
+        findings.append(f"{what} has a gradient, and nobody learns from it")
+    return findings
 
 
 def blueprint_findings(blueprint: Architecture, shape: FeatureShape) -> list[str]:
@@ -198,33 +198,33 @@ def blueprint_findings(blueprint: Architecture, shape: FeatureShape) -> list[str
     channels, *axes = shape
     if part is None:
         return [] if seed_table(blueprint, channels).total else ["it has no parameters"]
-    x = torch.zeros(PROBED, *shape)
-    found = list[str]()
-    with collect_faults(found):
+    x = torch.zeros(NUM_PROBED, *shape)
+    findings = list[str]()
+    with collect_faults(findings):
         module = make_module(part.make, channels, PROBE_SEED)
         if isinstance(module, nn.Module):
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 out = module(x.clone())
-            found += _module_findings(module)
+            findings += _module_findings(module)
             buffers = ", ".join(name for name, _ in module.named_buffers())
             if buffers:
-                found.append(f"it keeps buffers ({buffers}), which all networks would share")
-            found += tensor_findings("its output", out, x.shape, x.dtype, x.device)
+                findings.append(f"it keeps buffers ({buffers}), which all networks would share")
+            findings += tensor_findings("its output", out, x.shape, x.dtype, x.device)
         else:
-            found.append(f"it gives a {type(module).__name__}, not an nn.Module")
-    if not found:
-        with collect_faults(found, TOGETHER), torch.no_grad():
-            rows = part.initial_rows(channels, torch.arange(PROBED), x.dtype)
+            findings.append(f"it gives a {type(module).__name__}, not an nn.Module")
+    if not findings:
+        with collect_faults(findings, BATCHED_CALL), torch.no_grad():
+            rows = part.initial_rows(channels, torch.arange(NUM_PROBED), x.dtype)
             own = Table(part.parameters(channels, channels)).unpack(rows)
-            part.forward(own, torch.cat([x] * PROBED, dim=1))
+            part.forward(own, torch.cat([x] * NUM_PROBED, dim=1))
     sides = "x".join(map(str, axes))
     places = f" of {sides} {PLACES[len(axes)]}" * bool(axes)
-    return [f"with {channels} channels{places} {fault}" for fault in found]
+    return [f"with {channels} channels{places} {fault}" for fault in findings]
 
 
 def _module_findings(module: nn.Module) -> list[str]:
-    """What keeps the parameters of a module, as they are, from being rows of weights."""
-    found = []
+    """Messages on why the parameters of a module cannot be rows of weights."""
+    findings = []
     parameters = dict(module.named_parameters(remove_duplicate=False))
     faults = {
         "want no gradient, but all are trained": lambda one: not one.requires_grad,
@@ -234,17 +234,17 @@ def _module_findings(module: nn.Module) -> list[str]:
     for words, wrong in faults.items():
         names = ", ".join(name for name, one in parameters.items() if wrong(one))
         if names:
-            found.append(f"its parameters {names} {words}")
+            findings.append(f"its parameters {names} {words}")
     if not parameters:
-        found.append("it has no parameters")
+        findings.append("it has no parameters")
     if len(set(map(id, parameters.values()))) < len(parameters):
-        found.append("two of its parameters are one, which rows of weights cannot say")
+        findings.append("two of its parameters are one, which rows of weights cannot say")
     values = (item for part in module.modules() for item in vars(part).items())
-    kept = ", ".join(name for name, one in values if isinstance(one, Tensor))
-    if kept:
-        what = f"tensors that are no parameters or buffers ({kept})"
-        found.append(f"it keeps {what}, which all networks would share")
-    return found
+    buffer_names = ", ".join(name for name, one in values if isinstance(one, Tensor))
+    if buffer_names:
+        what = f"tensors that are no parameters or buffers ({buffer_names})"
+        findings.append(f"it keeps {what}, which all networks would share")
+    return findings
 
 
 def host_findings(host: Host, classes: int) -> tuple[str, ...]:
@@ -255,12 +255,12 @@ def host_findings(host: Host, classes: int) -> tuple[str, ...]:
         shape = chain_shape(host.segments({}), ())
     except ValueError as error:
         return (str(error),)
-    found = []
+    findings = []
     if len(shape.segments) < 3:
-        found.append("it has less than two segments")
+        findings.append("it has less than two segments")
     if shape.num_classes != classes:
-        found.append(f"it has {shape.num_classes} classes, not task.num_classes={classes}")
-    return tuple(found)
+        findings.append(f"it has {shape.num_classes} classes, not task.num_classes={classes}")
+    return tuple(findings)
 
 
 @lru_cache(maxsize=64)  # several parts of a program ask for it
@@ -269,7 +269,7 @@ def _sequential_findings(host: UserHost) -> tuple[str, ...]:
     found = list[str]()
     with collect_faults(found):
         module = make_module(host.make, host.classes, PROBE_SEED)
-        found += _chain_findings(module) or _shape_findings(host) or _together_findings(host)
+        found += _chain_findings(module) or _shape_findings(host) or _batched_findings(host)
     return tuple(found)
 
 
@@ -279,50 +279,52 @@ def _chain_findings(module: object) -> list[str]:
         kind = type(module).__name__
         return [f"it gives a {kind}, which is no nn.Sequential: a host is a chain of segments"]
     if type(module).forward is not nn.Sequential.forward:
-        way = "a host hands images from segment to segment, as nn.Sequential does"
-        return [f"its forward pass is its own: {way}"]
+        expectation = "a host hands images from segment to segment, as nn.Sequential does"
+        return [f"its forward pass is its own: {expectation}"]
     if len(module) < 2:
-        way = "the last gives the logits, and seeds stand behind the others"
-        return [f"it has less than two segments: {way}"]
-    found = _module_findings(module)
-    taken = [name for name, _ in module.named_children() if TAKEN.fullmatch(name)]
-    if taken:
-        found.append(f"its segment {taken[0]} has the name of another part of a grown network")
+        expectation = "the last gives the logits, and seeds stand behind the others"
+        return [f"it has less than two segments: {expectation}"]
+    findings = _module_findings(module)
+    reserved = [name for name, _ in module.named_children() if RESERVED_NAME.fullmatch(name)]
+    if reserved:
+        findings.append(
+            f"its segment {reserved[0]} has the name of another part of a grown network"
+        )
     if len(set(map(id, module))) < len(module):
-        found.append("two of its segments are one, which rows of weights cannot say")
+        findings.append("two of its segments are one, which rows of weights cannot say")
     state = module.state_dict(keep_vars=True)
     passing = ", ".join(name for name, _ in module.named_buffers() if name not in state)
     if passing:
-        found.append(
+        findings.append(
             f"its buffers {passing} are not persistent, so that grown networks would lack them"
         )
-    return found
+    return findings
 
 
 def _shape_findings(host: UserHost) -> list[str]:
     """What comes out of the segments."""
     *inner, last = host.children
-    found = []
+    findings = []
     if last.output_shape != (host.classes,):
         shape = ", ".join(map(str, ("B", *last.output_shape)))
-        found.append(
+        findings.append(
             f"its last segment {last.name} gives [{shape}], not logits [B, {host.classes}]"
         )
     if not any(one.slot_shapes for one in inner):
-        lacking = "gives features [B, C, H, H], in which a seed could stand"
-        found.append(f"none of its segments but the last {lacking}")
-    return found
+        problem = "gives features [B, C, H, H], in which a seed could stand"
+        findings.append(f"none of its segments but the last {problem}")
+    return findings
 
 
-def _together_findings(host: UserHost) -> list[str]:
+def _batched_findings(host: UserHost) -> list[str]:
     """What the segments of several networks run into at once, in training and in eval mode."""
     shape = host_shape(TaskConfig(), (), host=host)
-    run = Forward(None, PROBED, torch.float32)
-    rows, kept = initial_hosts(shape, torch.arange(PROBED), torch.float32)
+    run = Forward(None, NUM_PROBED, torch.float32)
+    rows, statistics = initial_hosts(shape, torch.arange(NUM_PROBED), torch.float32)
     parameters = shape.parameters.unpack(rows)
     for training in (True, False):
-        x = torch.zeros(PROBED, PROBED * IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
-        buffers = shape.statistics.unpack(kept.clone())
+        x = torch.zeros(NUM_PROBED, NUM_PROBED * IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
+        buffers = shape.statistics.unpack(statistics.clone())
         buffers = [one.reshape(-1) for one in buffers] if training else buffers
         for segment, values in split_values(host.children, parameters, buffers):
             what = f"its segment {segment.plain_parts()[0].name}"
@@ -335,7 +337,7 @@ def _together_findings(host: UserHost) -> list[str]:
             except RAISED as error:
                 return [f"{what} {_failure(training, error)}"]
             channels, *axes = segment.output_shape
-            if x.shape != (PROBED, PROBED * channels, *axes):
+            if x.shape != (NUM_PROBED, NUM_PROBED * channels, *axes):
                 return [f"{what} gives features of another shape in training than in eval mode"]
             if not x.is_floating_point():
                 return [f"{what} gives {x.dtype}, no floating-point numbers"]

@@ -89,12 +89,14 @@ class UserSegment:
         module = skeleton(self.host.make, self.host.classes, training, threading.get_ident())
         assert isinstance(module, nn.Sequential)
         rows = zip(buffers, self.dtypes, strict=True)
-        kept = [one if dtype.is_floating_point else one.to(dtype) for one, dtype in rows]
+        own_buffers = [one if dtype.is_floating_point else one.to(dtype) for one, dtype in rows]
         # Autocast does not reach into vmap: modules compute in the format of their weights.
-        of_weights = [one.dtype for one in (*parameters, *kept) if one.is_floating_point()]
-        features = x.to((*of_weights, x.dtype)[0]).unflatten(1, (-1, self.input_shape[0]))
+        weight_dtypes = [
+            one.dtype for one in (*parameters, *own_buffers) if one.is_floating_point()
+        ]
+        features = x.to((*weight_dtypes, x.dtype)[0]).unflatten(1, (-1, self.input_shape[0]))
         features = features.expand(-1, run.num_nets, *features.shape[2:]).transpose(0, 1)
-        return call_networks(module[self.number], parameters, kept, features)
+        return call_networks(module[self.number], parameters, own_buffers, features)
 
     def plain_parts(self) -> list[PlainPart]:
         """The module by the name of what makes the host."""
@@ -137,8 +139,8 @@ class UserHost:
     def segments(self, slots: SlotNumbers) -> tuple[UserSegment, ...]:
         """The segments with their slots; the last is the head."""
         *body, last = self.children
-        placed = (replace(one, slot=slots.get((0, one.number), -1)) for one in body)
-        return *placed, UserHead(**vars(last))
+        segments = (replace(one, slot=slots.get((0, one.number), -1)) for one in body)
+        return *segments, UserHead(**vars(last))
 
     def initial_rows(self, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Fresh rows of parameters and of buffers [n, ...]; as of UserModule."""
@@ -154,15 +156,15 @@ def _children(host: UserHost) -> tuple[UserSegment, ...]:
     if not isinstance(module, nn.Sequential):
         raise TypeError(f"{type(module).__name__} is no nn.Sequential")
     x = torch.zeros(1, IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
-    found = []
+    children = []
     for number, (name, child) in enumerate(module.eval().named_children()):
         out, products = count_products(child, x)
         parameters = tuple(Parameter(tuple(one.shape)) for one in child.parameters())
         statistics = tuple(Parameter(tuple(one.shape)) for one in child.buffers())
         dtypes = tuple(one.dtype for one in child.buffers())
         shapes = tuple(x.shape[1:]), tuple(out.shape[1:])
-        found.append(
+        children.append(
             UserSegment(host, number, name, parameters, statistics, dtypes, *shapes, products)
         )
         x = out
-    return tuple(found)
+    return tuple(children)

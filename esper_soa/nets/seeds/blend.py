@@ -22,7 +22,7 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
-        return gradient, batched.take_nets(gradient, *ctx.place), None, None  # type: ignore[attr-defined]
+        return gradient, batched.select_nets(gradient, *ctx.place), None, None  # type: ignore[attr-defined]
 
 
 def straight_through(host: Tensor, seed: Tensor, nets: Tensor | None, num_nets: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sleeping seeds: memory for every slot of every env, allocated once, and which of them are active.
+"""Memory for the seeds of every slot of every env, allocated once, and the list of active seeds.
 
 A slot's row is wide enough for its largest blueprint; the blueprint in residence decides what the
 numbers mean, and the gate network lies at the end. Germination re-initialises a row in place;
@@ -75,7 +75,7 @@ def parameter_table(shape: HostShape, device: torch.device) -> ParameterCounts:
 
 
 class Seeds(NamedTuple, Generic[Values]):
-    """What stands in the slots and which rows run, [N, S]."""
+    """Contents of the slots and the active rows, [N, S]."""
 
     running: Values  # bool, takes part in the forward pass
     stage: Values  # int64
@@ -113,7 +113,7 @@ def slot_seeds(
     running = slots.running
     visible = running & (slots.alpha > 0)
     ablated = visible if ablate_fossils else visible & (slots.stage != Stage.FOSSILIZED)
-    found = SlotSeeds(
+    slot_columns = SlotSeeds(
         running,
         slots.stage,
         slots.blueprint,
@@ -125,19 +125,19 @@ def slot_seeds(
         slots.fresh_momentum,
     )
     if over is None:
-        return found
-    left = over[:, None].expand_as(running)
-    playing = (one & ~left if one.dtype == torch.bool else one for one in found[:-1])
-    return SlotSeeds._make((*playing, left))
+        return slot_columns
+    over_slots = over[:, None].expand_as(running)
+    playing = (one & ~over_slots if one.dtype == torch.bool else one for one in slot_columns[:-1])
+    return SlotSeeds._make((*playing, over_slots))
 
 
 def read_active_seeds(seeds: SlotSeeds) -> ActiveSeeds:
     """One packed device-to-host copy: the one read of an env-step."""
-    given = [column for column in seeds if column is not None]
-    columns = torch.stack([column.long() for column in given]).cpu().numpy()
-    flags = [column.dtype == torch.bool for column in given]
-    both = zip(columns, flags, strict=True)
-    return ActiveSeeds(*(found.astype(bool) if flag else found for found, flag in both))
+    present = [column for column in seeds if column is not None]
+    columns = torch.stack([column.long() for column in present]).cpu().numpy()
+    flags = [column.dtype == torch.bool for column in present]
+    pairs = zip(columns, flags, strict=True)
+    return ActiveSeeds(*(values.astype(bool) if flag else values for values, flag in pairs))
 
 
 def upload(values: np.ndarray, device: torch.device) -> Tensor:
@@ -153,14 +153,14 @@ def claim_(weights: TensorDict, shape: HostShape, active_seeds: ActiveSeeds, key
     for slot, spec in enumerate(shape.slots):
         pool = weights["seeds", spec.name]
         for code in np.unique(active_seeds.blueprint[active_seeds.newborn[:, slot], slot]):
-            chosen = active_seeds.newborn[:, slot] & (active_seeds.blueprint[:, slot] == code)
-            rows = upload(np.flatnonzero(chosen), keys.device)
-            multiply = upload(active_seeds.blend[chosen, slot] == Blend.MULTIPLY, keys.device)
+            is_new = active_seeds.newborn[:, slot] & (active_seeds.blueprint[:, slot] == code)
+            rows = upload(np.flatnonzero(is_new), keys.device)
+            multiply = upload(active_seeds.blend[is_new, slot] == Blend.MULTIPLY, keys.device)
             fresh = _newborn_rows(shape, slot, int(code), keys[rows], multiply, pool)
             pool["params"].index_copy_(0, rows, fresh)
-        cleared = np.flatnonzero(active_seeds.fresh_momentum[:, slot])
-        if cleared.size:
-            pool["momentum"].index_fill_(0, upload(cleared, keys.device), 0.0)
+        cleared_rows = np.flatnonzero(active_seeds.fresh_momentum[:, slot])
+        if cleared_rows.size:
+            pool["momentum"].index_fill_(0, upload(cleared_rows, keys.device), 0.0)
 
 
 def _newborn_rows(

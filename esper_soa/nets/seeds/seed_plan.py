@@ -1,4 +1,4 @@
-"""What every running seed does in a pass: active seeds decoded once, grouped by what runs alike.
+"""The role of every running seed in a pass: active seeds, decoded once and grouped by equal work.
 
 Made once per training and validation pass by the engines; kernels of whole networks read the
 arrays, layers of n networks at once the groups.
@@ -64,10 +64,10 @@ class Group(NamedTuple):
 
 def groups_of(plan: SeedPlan, envs: np.ndarray, device: torch.device) -> list[Group]:
     """Groups of the running seeds of a chunk with env numbers `envs`, slot by slot."""
-    found = []
+    groups = []
     own = SeedPlan(*(facts[envs] for facts in plan))
-    ways = Blend.GATE + 1
-    code = own.blueprint * ways + own.blend
+    stride = Blend.GATE + 1
+    code = own.blueprint * stride + own.blend
     for flag in (own.detached, own.frozen, own.measured):
         code = code * 2 + flag
     for slot in range(code.shape[1]):
@@ -75,5 +75,5 @@ def groups_of(plan: SeedPlan, envs: np.ndarray, device: torch.device) -> list[Gr
             nets = np.flatnonzero(own.running[:, slot] & (code[:, slot] == value))
             kind = [facts[nets[0], slot].item() for facts in own[1:]]
             chosen = None if nets.size == envs.size else upload(nets, device)
-            found.append(Group._make((slot, *kind, chosen, upload(envs[nets], device))))
-    return found
+            groups.append(Group._make((slot, *kind, chosen, upload(envs[nets], device))))
+    return groups

@@ -38,23 +38,23 @@ class ActiveGroup:
         sizes = seed_table(self.blueprint, self.channels).sizes
         return sizes + gate_table(self.channels).sizes if self.group.blend == Blend.GATE else sizes
 
-    def grow(self, seen: Tensor) -> Tensor:
+    def output(self, inputs: Tensor) -> Tensor:
         """Output [B, m*C, H, W] of the seeds."""
         table = seed_table(self.blueprint, self.channels)
-        return seed_forward(self.blueprint, table.unpack(self.params[:, : table.total]), seen)
+        return seed_forward(self.blueprint, table.unpack(self.params[:, : table.total]), inputs)
 
     def blend_in(self, host: Tensor) -> Tensor:
         """[B, m*C, H, W] of the group's networks after the slot."""
         group = self.group
-        seen = host.detach() if group.detached else host
-        seed = self.grow(seen)
+        inputs = host.detach() if group.detached else host
+        seed = self.output(inputs)
         if group.blend == Blend.MULTIPLY:
-            return blend.multiply(host, seed, seen, self.alpha)
+            return blend.multiply(host, seed, inputs, self.alpha)
         if group.blend == Blend.ADD:
-            return batched.mixed(host, seed, self.alpha)
+            return batched.interpolate(host, seed, self.alpha)
         table = gate_table(self.channels)
-        gates = gate_forward(table.unpack(self.params[:, -table.total :]), seen)
-        return batched.mixed(host, seed, self.alpha * gates)
+        gates = gate_forward(table.unpack(self.params[:, -table.total :]), inputs)
+        return batched.interpolate(host, seed, self.alpha * gates)
 
 
 def _columns(shape: HostShape, group: Group) -> tuple[int, int, int]:
@@ -73,8 +73,8 @@ def gather_rows(weights: TensorDict, shape: HostShape, group: Group, alpha: Tens
     seed, start, end = _columns(shape, group)
 
     def rows(name: str) -> Tensor:
-        chosen = pool[name].index_select(0, group.rows)
-        return torch.cat([chosen[:, :seed], chosen[:, start:end]], dim=1)
+        parameters = pool[name].index_select(0, group.rows)
+        return torch.cat([parameters[:, :seed], parameters[:, start:end]], dim=1)
 
     factor = alpha[:, group.slot].index_select(0, group.rows).to(pool["params"].dtype)
     own = shape.blueprint(group.blueprint)
@@ -116,9 +116,9 @@ class SeedFiller:
         nets = []
         for active in here:
             group = active.group
-            taken = batched.take_nets(x, group.nets, self.num_nets)
+            taken = batched.select_nets(x, group.nets, self.num_nets)
             if group.blend == THROUGH:
-                seed = active.grow(taken.detach() if group.detached else taken)
+                seed = active.output(taken.detach() if group.detached else taken)
                 x = blend.straight_through(x, seed, group.nets, self.num_nets)
                 continue
             values.append(active.blend_in(taken))

@@ -1,4 +1,4 @@
-"""The last good weights of every host: kept, and given back to a host that has lost its way.
+"""Snapshots of every host's weights, restored after divergence.
 
 A snapshot holds hosts with their running statistics and the rows of fossils; it is allocated once,
 among the weights. A pass over all weights costs more than anything else of the state machine, and
@@ -39,16 +39,18 @@ def snapshot_where_(
     passed over: what is kept is finite.
     """
     host = weights["host"]
-    kept = weights["snapshot"]
+    snapshot = weights["snapshot"]
     if not known_false(where):
         for name in HOST_ROWS:
             where = where & host[name].isfinite().all(1)
     for name in HOST_ROWS:
-        _copy_where_(kept[name], host[name], where)
+        _copy_where_(snapshot[name], host[name], where)
     for slot, spec in enumerate(shape.slots):
-        chosen = (where & fossil[:, slot]) | rising[:, slot]
-        _copy_where_(kept["seeds", spec.name], weights["seeds", spec.name, "params"], chosen)
-    _copy_where_(kept["fossil"], fossil, where)
+        is_changed = (where & fossil[:, slot]) | rising[:, slot]
+        _copy_where_(
+            snapshot["seeds", spec.name], weights["seeds", spec.name, "params"], is_changed
+        )
+    _copy_where_(snapshot["fossil"], fossil, where)
 
 
 def restore_where_(
@@ -64,15 +66,15 @@ def restore_where_(
     if known_false(where):
         return
     host = weights["host"]
-    kept = weights["snapshot"]
+    snapshot = weights["snapshot"]
     for name in HOST_ROWS:
-        _copy_where_(host[name], kept[name], where)
+        _copy_where_(host[name], snapshot[name], where)
     host["momentum"].masked_fill_(where[:, None], 0.0)
     for slot, spec in enumerate(shape.slots):
         pool = weights["seeds", spec.name]
         is_fossil = fossil[:, slot]
-        back = where & is_fossil & (kept["fossil"][:, slot] | broken)
-        _copy_where_(pool["params"], kept["seeds", spec.name], back)
+        back = where & is_fossil & (snapshot["fossil"][:, slot] | broken)
+        _copy_where_(pool["params"], snapshot["seeds", spec.name], back)
         pool["params"].masked_fill_((where & ~is_fossil)[:, None], 0.0)
         pool["momentum"].masked_fill_(where[:, None], 0.0)
 

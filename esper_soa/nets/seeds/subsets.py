@@ -31,13 +31,13 @@ def subset_codes(
     full = sum(1 << slot for slot in ablated)
     if len(ablated) <= EXACT_SLOTS:
         return tuple(code for code in range(full, -1, -1) if code & full == code)
-    kept = sum(1 << slot for slot in fossils)
-    alone = [1 << slot for slot in ablated]
-    wanted = [full, *(full - one for one in alone), *alone, 0, kept]
+    fossil_code = sum(1 << slot for slot in fossils)
+    single_codes = [1 << slot for slot in ablated]
+    codes = [full, *(full - one for one in single_codes), *single_codes, 0, fossil_code]
     if rows.pairs:
-        wanted += [1 << one | 1 << other for one, other in combinations(ablated, 2)]
-    wanted += [code & full for code in rows.codes]
-    return tuple(dict.fromkeys(wanted))
+        codes += [1 << one | 1 << other for one, other in combinations(ablated, 2)]
+    codes += [code & full for code in rows.codes]
+    return tuple(dict.fromkeys(codes))
 
 
 def max_rows(num_slots: int, rows: SubsetRows = DEFAULT_ROWS) -> int:
@@ -66,9 +66,9 @@ def branch_plan(
     for slot in order:
         bit = 1 << slot
         mask |= bit
-        wanted = {code & mask for code in codes}
-        off = tuple(row for row, prefix in enumerate(prefixes) if prefix in wanted)
-        on = tuple(row for row, prefix in enumerate(prefixes) if prefix | bit in wanted)
+        masked_codes = {code & mask for code in codes}
+        off = tuple(row for row, prefix in enumerate(prefixes) if prefix in masked_codes)
+        on = tuple(row for row, prefix in enumerate(prefixes) if prefix | bit in masked_codes)
         plan[slot] = Branch(off, on)
         prefixes = [prefixes[row] for row in off] + [prefixes[row] | bit for row in on]
     return plan, tuple(prefixes.index(code) for code in codes)
@@ -103,11 +103,11 @@ def jobs_of(
     patterns = ablated_bits << num_slots | fossil_bits
     jobs = []
     for pattern in np.unique(patterns):
-        alike = np.flatnonzero(patterns == pattern)
-        slots = _members(int(ablated_bits[alike[0]]), num_slots)
-        codes = subset_codes(slots, _members(int(fossil_bits[alike[0]]), num_slots), rows)
+        equal = np.flatnonzero(patterns == pattern)
+        slots = _members(int(ablated_bits[equal[0]]), num_slots)
+        codes = subset_codes(slots, _members(int(fossil_bits[equal[0]]), num_slots), rows)
         plan, final_rows = branch_plan(tuple(slot for slot in order if slot in slots), codes)
-        jobs += [Job(alike[piece], codes, plan, final_rows) for piece in chunks(alike.size, size)]
+        jobs += [Job(equal[piece], codes, plan, final_rows) for piece in chunks(equal.size, size)]
     return sorted(jobs, key=lambda job: -len(job.codes) * job.envs.size)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import esper_soa
-from esper_soa import Decision, Op, Surroundings, View, obey, seed_action, unlearned
+from esper_soa import AgentContext, Decision, Op, View, as_decision, obey, seed_action
 
 Memory = tuple[Tensor, ...]
 NEEDED = 0.5  # percent points of contribution that make a seed worth keeping
@@ -18,7 +18,7 @@ class Patient:
     pruned.
     """
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: AgentContext) -> None:
         self.steps = surroundings.steps
 
     def start(self, num_envs: int, device: torch.device) -> Memory:
@@ -49,7 +49,7 @@ class Patient:
             op = torch.where(found, code, op)
             slot = torch.where(found, first(possible), slot)
         action, _ = obey(seed_action(op, slot, nth(view.masks.blueprint, grown)), view.masks)
-        return unlearned(action), (grown + (action.op == Op.GERMINATE),)
+        return as_decision(action), (grown + (action.op == Op.GERMINATE),)
 
 
 def first(mask: Tensor) -> Tensor:

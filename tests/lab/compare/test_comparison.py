@@ -9,7 +9,7 @@ from scipy import stats
 
 from esper_soa.lab.compare.comparison import (
     MEASURES,
-    compared,
+    compare_groups,
     detectable,
     fewest_seeds,
     power_note,
@@ -56,7 +56,7 @@ def study(rng: np.random.Generator, seeds: int, shift: float) -> dict[str, dict[
 
 def test_two_hundred_comparisons_of_the_same_give_uniform_p() -> None:
     rng = np.random.default_rng(11)
-    rows = [compared(study(rng, 12, 0.0))[0] for _ in range(200)]
+    rows = [compare_groups(study(rng, 12, 0.0))[0] for _ in range(200)]
     p_values = np.array([row.p for row in rows])
     assert stats.kstest(p_values, "uniform").pvalue > 0.05
     assert 0.02 <= (p_values < 0.05).mean() <= 0.08
@@ -67,7 +67,7 @@ def test_two_hundred_comparisons_of_the_same_give_uniform_p() -> None:
 def test_a_planted_difference_is_found_with_the_promised_power(seeds: int) -> None:
     rng = np.random.default_rng(seeds)
     shift = math.sqrt(2) * detectable(seeds, comparisons=2)
-    found = [compared(study(rng, seeds, shift))[0] for _ in range(400)]
+    found = [compare_groups(study(rng, seeds, shift))[0] for _ in range(400)]
     # both measures are the same here, so that Holm asks both for its first step
     share = np.mean([row.corrected < 0.05 for row in found])
     assert share == pytest.approx(0.8, abs=0.06)  # three standard errors
@@ -76,7 +76,7 @@ def test_a_planted_difference_is_found_with_the_promised_power(seeds: int) -> No
 
 def test_too_few_seeds_are_told() -> None:
     assert [fewest_seeds(one) for one in (1, 2, 4)] == [6, 7, 8]
-    row = compared(study(np.random.default_rng(0), 5, 100.0))[0]
+    row = compare_groups(study(np.random.default_rng(0), 5, 100.0))[0]
     assert row.verdict == "no difference shown"
     told = "5 seeds cannot show any difference at 5% over 2 comparisons: take 7 or more"
     assert told in power_note(row)
@@ -84,18 +84,18 @@ def test_too_few_seeds_are_told() -> None:
 
 
 def test_a_verdict_needs_the_corrected_p() -> None:
-    row = compared(study(np.random.default_rng(0), 6, 100.0))[0]
+    row = compare_groups(study(np.random.default_rng(0), 6, 100.0))[0]
     assert (row.p, row.corrected) == (2 / 2**6, 4 / 2**6)
     assert row.interval.low > 0
     assert row.verdict == "no difference shown"
 
 
 def test_a_row_says_what_was_found() -> None:
-    rows = compared(study(np.random.default_rng(1), 12, -5.0))
+    rows = compare_groups(study(np.random.default_rng(1), 12, -5.0))
     assert [row[:3] for row in rows] == [("b", "a", "test_accuracy"), ("b", "a", "net")]
     row = rows[0]
     differences = np.array(row.differences)
-    assert (row.verdict, row.won, row.comparisons) == ("below", 0, 2)
+    assert (row.verdict, row.wins, row.comparisons) == ("below", 0, 2)
     assert row.interval.mean == pytest.approx(differences.mean())
     low, high = stats.t.interval(0.95, 11, differences.mean(), stats.sem(differences))
     assert (row.interval.low, row.interval.high) == (pytest.approx(low), pytest.approx(high))
@@ -103,4 +103,4 @@ def test_a_row_says_what_was_found() -> None:
     assert power_note(row) == ""
     counts = {"a": 12, "b": 11}
     with pytest.raises(ValueError, match=r"groups of \[11, 12\] seeds"):
-        compared({name: dict.fromkeys(MEASURES, [0.0] * n) for name, n in counts.items()})
+        compare_groups({name: dict.fromkeys(MEASURES, [0.0] * n) for name, n in counts.items()})

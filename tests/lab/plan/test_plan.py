@@ -29,7 +29,7 @@ from esper_soa.lab.plan.plan import (
     slowest_rank,
     verdict,
 )
-from esper_soa.lab.plan.probe import Pace, ProbeResult, per_env, round_of, settings_in
+from esper_soa.lab.plan.probe import ProbeProfile, ProbeResult, per_env, round_of, settings_in
 from esper_soa.nets.data.images import ValidationImages
 from esper_soa.runtime.memory import GIB
 from esper_soa.training.build import build_world
@@ -116,7 +116,7 @@ def test_a_plan_of_episodes_that_may_end_early_is_of_those_that_do_not(tmp_path:
     ends = {}
     for name, cfg in (("asked", asked), ("run_probe", probed_cfg)):
         world = build_world(cfg, CPU)
-        number = Round(0, quiet_progress(), "", Pace(0.0, 6, CPU))
+        number = Round(0, quiet_progress(), "", ProbeProfile(0.0, 6, CPU))
         episode = EpisodeRunner(world, build_player(cfg, world), number)
         while not episode.env.over:
             episode.step_()
@@ -138,16 +138,16 @@ def few_images(steps: int) -> TrainConfig:
     return replace(tiny_settings(2, 1, steps), train_samples=8, val_samples=64, data=data)
 
 
-def paced(seconds: float, steps: int, short: float) -> tuple[Pace, list[int]]:
+def paced(seconds: float, steps: int, short: float) -> tuple[ProbeProfile, list[int]]:
     """Play all env-steps: 2 s each in full, the first of all ten times that, and `short` otherwise.
     Gives those played in full.
     """
     world = build_world(few_images(40), CPU)
     now = [0.0]
-    pace = Pace(seconds, steps, CPU, lambda: now[0])
+    pace = ProbeProfile(seconds, steps, CPU, lambda: now[0])
     played = []
     now[0] += 3.0
-    pace.phase_ended("reset")
+    pace.on_phase_end("reset")
     for step in range(steps):
         given = world.work(step)
         work = pace.watch(given)
@@ -156,7 +156,7 @@ def paced(seconds: float, steps: int, short: float) -> tuple[Pace, list[int]]:
         played += [step] * full
         assert (work.num_batches, len(work.validation.order)) == ((4, 64) if full else (1, 16))
         now[0] += 2.0 * (1 if step else 10) if full else short
-        pace.phase_ended("training")
+        pace.on_phase_end("training")
         pace.env_step()
     return pace, played
 
@@ -177,7 +177,7 @@ def test_one_that_does_not_is_played_in_full_now_and_then_and_told_as_if() -> No
 
 
 def test_on_a_gpu_all_env_steps_are_played_in_full() -> None:
-    pace = Pace(0.0, 40, torch.device("cuda"))
+    pace = ProbeProfile(0.0, 40, torch.device("cuda"))
     work = build_world(few_images(40), CPU).work(0)
     for _ in range(5):
         assert pace.watch(work) is work

@@ -18,7 +18,7 @@ from esper_soa.lab.report.live import HOST, Server, port_of
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(live, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(live, "MIN_SECONDS", 0.0)
     made = make_run(tmp_path / "run", [line(1, 40.0)])
     write_round(made, 1, envs=2, steps=6)
     return made

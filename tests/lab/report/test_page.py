@@ -13,7 +13,7 @@ from esper_soa.config.errors import UserError
 from esper_soa.lab.report import bundle, page, write
 from esper_soa.lab.report.groups import groups_of
 from esper_soa.lab.report.run_files import find_runs
-from esper_soa.lab.report.sections import Drawing, shown_of
+from esper_soa.lab.report.sections import Drawing, make_drawing
 from esper_soa.lab.telemetry.table_files import table_path
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.session import session
@@ -57,7 +57,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def shown_in(place: Path) -> Drawing:
-    return shown_of(groups_of(find_runs([place])))
+    return make_drawing(groups_of(find_runs([place])))
 
 
 def figures_in(place: Path) -> list[dict]:
@@ -259,7 +259,7 @@ def test_the_command_writes_beside_the_run_or_where_it_is_told_but_to_no_device(
 def log_of(run: Path) -> str:
     """What the log says once the run has left its report."""
     with session(RunFolder(run)) as within:
-        page.leave_report(within)
+        page.try_write_report(within)
         within.finish()
     return RunFolder(run).log.read_text() if RunFolder(run).log.exists() else ""
 
@@ -301,7 +301,7 @@ def test_the_program_is_kept_in_the_users_cache_and_made_anew_where_it_is_damage
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(bundle, "available", lambda: True)
     monkeypatch.setattr(bundle.metadata, "version", lambda _: "1.2.3")
-    monkeypatch.setattr(bundle, "_made", lambda: made.append(1) or "program\nof lines")
+    monkeypatch.setattr(bundle, "_build_program", lambda: made.append(1) or "program\nof lines")
     assert [bundle.bundle(), bundle.bundle()] == ["program\nof lines"] * 2
     assert len(made) == 1
     kept = tmp_path / "esper_soa" / "vega_1.2.3.js"

@@ -103,7 +103,7 @@ def test_env_steps_are_means_and_flop_add_up(
     # host 0 in env-step 2 and host 1 in 3, first slot; second slots in 5 and 6; of two runs
     told = zip(born["step"], born["event"], born["seeds"], strict=True)
     assert list(told) == [(step, "germinated", 2) for step in (2, 3, 5, 6)]
-    monkeypatch.setattr(env_steps, "MOST_ROWS", 5)
+    monkeypatch.setattr(env_steps, "MAX_ROWS", 5)
     assert env_steps.steps_table([run])["step"] == [2, 4, 6], "the last env-step stays"
 
 
@@ -151,7 +151,7 @@ def test_an_env_step_is_a_row_of_a_lane_where_there_is_room_else_what_stands_sti
     assert set(found["base"]) == {-9.0}
     marks = lanes.marks_table(chosen)
     assert (marks["event"], marks["step"], marks["y"]) == (["germinated"], [2], [-8.6])
-    monkeypatch.setattr(lanes, "MOST_ROWS", 1)
+    monkeypatch.setattr(lanes, "MAX_ROWS", 1)
     found = lanes.lanes_table(chosen)
     told = zip(found["from"], found["to"], found["contribution"], strict=True)
     assert list(told) == [(1, 3, 1.5), (3, 4, None), (4, 5, 4.0), (5, 6, None)]
@@ -177,7 +177,7 @@ def test_an_unreadable_table_is_none_and_said(
 
 
 def test_env_steps_dropped_leave_a_gap(run: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "MOST_ROWS", 1)
+    monkeypatch.setattr(lanes, "MAX_ROWS", 1)
     steps = [{"step": step, "env": 0, "accuracy": 10.0} for step in (1, 2, 4, 5)]
     still = {"slot": "r0c0", "stage": "training", "seed": 1, "blueprint": "norm"}
     write_table(run.path, "slots", 1, [at | still for at in steps])
@@ -194,7 +194,7 @@ def test_a_curve_has_the_last_env_step(run: RunRecord, monkeypatch: pytest.Monke
     steps = [dict(zip(names, row, strict=True)) for row in rows]
     write_table(run.path, "steps", 1, steps)
     write_table(run.path, "events", 1, [steps[4] | {"kind": "ended_early", "cause": "plateau"}])
-    monkeypatch.setattr(lanes, "MOST_ROWS", 8)  # every second env-step
+    monkeypatch.setattr(lanes, "MAX_ROWS", 8)  # every second env-step
     chosen = lanes.chosen_rounds([run])
     found = lanes.accuracies_table(chosen)
     drawn = [(0, 2), (1, 2), (0, 3), (1, 4), (1, 6)]

@@ -19,7 +19,7 @@ from program import wait_until
 
 from esper_soa.config.paths import config_dir
 from esper_soa.config.settings import register_schema
-from esper_soa.lab.sweep.jobs import KILLED, STOPPED, JobRecord, keep, read_records, watch
+from esper_soa.lab.sweep.jobs import KILLED, STOPPED, JobRecord, read_records, save_record, watch
 from esper_soa.runtime.signals import Interrupted
 
 LONG = 20  # seconds of a job that must not come to its end
@@ -38,7 +38,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobRecord:
         OmegaConf.update(composed.hydra, key, value if key == "job.num" else str(value))
     monkeypatch.setattr(HydraConfig.instance(), "cfg", composed)
     begun = JobRecord(0, [], str(tmp_path))
-    keep(tmp_path, begun)
+    save_record(tmp_path, begun)
     return begun
 
 

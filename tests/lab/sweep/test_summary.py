@@ -9,7 +9,15 @@ from hydra.conf import HydraConf
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from esper_soa.lab.sweep.jobs import DONE, FAILED, KILLED, WAITING, JobRecord, keep, read_records
+from esper_soa.lab.sweep.jobs import (
+    DONE,
+    FAILED,
+    KILLED,
+    WAITING,
+    JobRecord,
+    read_records,
+    save_record,
+)
 from esper_soa.lab.sweep.summary import end_sweep, list_jobs
 
 
@@ -27,7 +35,7 @@ def hydra_of(sweep: Path, *overrides: str, sweeper: str = "") -> HydraConf:
 
 def test_a_record_is_read_as_it_was_kept(tmp_path: Path) -> None:
     record = JobRecord(3, ["a=[b]"], "folder").ended(FAILED, None, "why\nnot")
-    keep(tmp_path, record)
+    save_record(tmp_path, record)
     assert read_records(tmp_path, 3) == read_records(tmp_path) == {3: record}
     assert read_records(tmp_path, 4) == {}
 
@@ -37,7 +45,7 @@ def test_jobs_are_those_of_the_sweep_begun_or_not_and_none_of_an_earlier_one(
 ) -> None:
     done = JobRecord(1, ["reward=shaped", "seed=2"], "there").ended(DONE, 50.0)
     for record in (done, JobRecord(9, ["seed=9"], "there").ended(FAILED)):
-        keep(tmp_path, record)
+        save_record(tmp_path, record)
     listed = list_jobs(hydra_of(tmp_path, "reward=shaped,escrow"), tmp_path)
     # The sweep's own parameters come first, and so vary slowest; of job 1 it is the record.
     expected = [
@@ -56,8 +64,8 @@ def test_brackets_in_overrides_are_shown_and_what_is_not_done_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs = [JobRecord(n, [f"seed={n + 1}", "slots=[r0c0]"], str(tmp_path / str(n))) for n in (0, 1)]
-    keep(tmp_path, jobs[0].ended(DONE, 12.345))
-    keep(tmp_path, jobs[1].ended(KILLED, None, "by\nSIGKILL"))
+    save_record(tmp_path, jobs[0].ended(DONE, 12.345))
+    save_record(tmp_path, jobs[1].ended(KILLED, None, "by\nSIGKILL"))
     shown = io.StringIO()
     hydra = hydra_of(tmp_path, sweeper="another")
     assert not end_sweep(hydra, Console(file=shown, width=100))
@@ -70,7 +78,9 @@ def test_brackets_in_overrides_are_shown_and_what_is_not_done_is_named(
     assert capsys.readouterr().err == "failed jobs:\n  #1 seed=2 slots=[r0c0]: by SIGKILL\n"
     written = json.loads((tmp_path / "sweep.json").read_text())
     assert written["common"] == ["slots=[r0c0]"]
-    keep(tmp_path, JobRecord(1, ["seed=2", "slots=[r1c1]"], str(tmp_path / "1")).ended(DONE, 1.0))
+    save_record(
+        tmp_path, JobRecord(1, ["seed=2", "slots=[r1c1]"], str(tmp_path / "1")).ended(DONE, 1.0)
+    )
     shown = io.StringIO()
     assert end_sweep(hydra, Console(file=shown, width=100))
     assert "slots=[r1c1]" in shown.getvalue()

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from recorded_world import record
+from recording_agent import Witnessed, witnessed_round
 from rich.console import Console
 from tiny_runs import fresh, records, settings
-from witness import Witnessed, witnessed_round
 
 from esper_soa.config.env import EarlyStopConfig, GatesConfig, LifecycleConfig
 from esper_soa.config.settings import TelemetryConfig, settings_yaml

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from esper_soa.config.errors import SettingError
 from esper_soa.config.settings import TelemetryConfig
-from esper_soa.lab.telemetry.console_table import MOST_ENVS, EnvsTable
+from esper_soa.lab.telemetry.console_table import MAX_SHOWN_ENVS, EnvsTable
 from esper_soa.lab.telemetry.recorder import TableRecorder
-from esper_soa.runtime.files import Unwritten
+from esper_soa.runtime.files import WriteErrors
 from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES, Op
 
@@ -25,7 +25,7 @@ def text_of(table: EnvsTable) -> list[str]:
 
 
 def test_rows_say_what_every_env_was_and_did() -> None:
-    recorded = record(3, num_envs=MOST_ENVS + 2, steps=24)
+    recorded = record(3, num_envs=MAX_SHOWN_ENVS + 2, steps=24)
     table = EnvsTable(recorded.legend)
     seen = 0
     for at in (0, 8, 16, 23):
@@ -37,7 +37,7 @@ def test_rows_say_what_every_env_was_and_did() -> None:
         attribution = recorded.steps[at].observed.attribution
         outcome = recorded.steps[at].result
         rows = [line for line in lines if line.strip()[:1].isdigit()]
-        assert [int(row.split()[0]) for row in rows] == list(range(MOST_ENVS))
+        assert [int(row.split()[0]) for row in rows] == list(range(MAX_SHOWN_ENVS))
         for env, row in enumerate(rows):
             assert f"{float(state.signals.val_accuracy[env]):.2f}" in row
             assert f"{float(outcome.terms.total[env]):+.3f}" in row
@@ -69,7 +69,7 @@ def test_the_op_is_the_one_that_rewards_go_by() -> None:
 def test_the_recorder_shows_what_it_is_given_and_the_bar_has_it_below(tmp_path: Path) -> None:
     recorded = record(4, steps=3)
     table = EnvsTable(recorded.legend)
-    recorder = TableRecorder(tmp_path, recorded.legend, "full", 60.0, Unwritten(), table)
+    recorder = TableRecorder(tmp_path, recorded.legend, "full", 60.0, WriteErrors(), table)
     recorder.begin(7)
     recorder.emit(1, recorded.numbers[0])
     recorder.close()

@@ -13,15 +13,15 @@ from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
-from esper_soa.config.nets import enabled_slots
+from esper_soa.config.nets import sort_slots
 from esper_soa.lab.telemetry.pack import pack
 from esper_soa.lab.telemetry.recorder import TableRecorder
 from esper_soa.lab.telemetry.table_files import read_table
-from esper_soa.runtime.files import Unwritten
+from esper_soa.runtime.files import WriteErrors
 from esper_soa.training.collect import Player, Round, play_round
 
 READS = ("read_active_seeds", "read_progress")
-ROUND_END = ("MetricsAccumulator", "_on_host", "episode_records", "blueprint_record", "_spread")
+ROUND_END = ("MetricsAccumulator", "_to_host", "episode_records", "blueprint_record", "_spread")
 STEPS = 6
 ENVS = 3
 SLOTS = 2
@@ -31,7 +31,7 @@ EVERY_STEP = dict.fromkeys(READS, STEPS)
 def learning() -> Player:
     cfg = tiny_settings(1, SLOTS, 1)
     network = PolicyConfig(network=NetworkConfig(hidden=16, features=16))
-    policy = RecurrentPolicy(network, enabled_slots(cfg.task, cfg.slots), seed=0)
+    policy = RecurrentPolicy(network, sort_slots(cfg.task, cfg.slots), seed=0)
     return Player(policy, Learner(policy, PPOConfig(minibatches=1), 1, seed=0))
 
 
@@ -40,7 +40,9 @@ def test_a_recorded_round_reads_the_device_no_more(
     level: str, learns: bool, tmp_path: Path
 ) -> None:
     world = tiny_world(ENVS, SLOTS, STEPS)
-    recorder = TableRecorder(tmp_path, made_legend(world.rules, learns), level, 100.0, Unwritten())
+    recorder = TableRecorder(
+        tmp_path, made_legend(world.rules, learns), level, 100.0, WriteErrors()
+    )
     player = learning() if learns else Player(RandomPolicy(), None)
     with SyncGuard([*READS, *ROUND_END]) as guard:
         play_round(world, player, Round(0, quiet_progress(), recorder=recorder))

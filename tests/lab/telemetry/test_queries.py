@@ -13,9 +13,9 @@ from statistics import correlation
 import pytest
 import torch
 from lanes import some_of
+from recording_agent import Witnessed, witnessed_round
 from report_runs import line, make_run, write_round
 from tiny_runs import fresh, records, settings
-from witness import Witnessed, witnessed_round
 
 from esper_soa.config.agent import PolicyConfig, ScheduleConfig
 from esper_soa.config.env import GatesConfig, LifecycleConfig

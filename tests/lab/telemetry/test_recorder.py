@@ -17,7 +17,7 @@ from esper_soa.lab.telemetry import recorder as module
 from esper_soa.lab.telemetry import table_files as files
 from esper_soa.lab.telemetry.recorder import RankRecorder, TableRecorder
 from esper_soa.lab.telemetry.table_files import read_file, read_table, table_files, table_path
-from esper_soa.runtime.files import Unwritten
+from esper_soa.runtime.files import WriteErrors
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.training.callbacks import Recorder
 
@@ -30,7 +30,7 @@ def recorded() -> Recorded:
 def made(
     recorded: Recorded, folder: Path, level: str = "events", interval: float = 100.0
 ) -> TableRecorder:
-    return TableRecorder(folder, recorded.legend, level, interval, Unwritten())
+    return TableRecorder(folder, recorded.legend, level, interval, WriteErrors())
 
 
 def columns(recorder: Recorder, recorded: Recorded) -> np.ndarray:
@@ -73,9 +73,9 @@ def test_each_round_has_a_file_per_table(recorded: Recorded, tmp_path: Path, lev
     legend = json.loads(facts["legend"])
     assert (legend["slots"], legend["ops"][1]) == ([*recorded.legend.slots], "germinate")
     assert "dropped" not in facts
-    files.keep_tables(tmp_path, 1)
+    files.truncate_tables(tmp_path, 1)
     assert all(list(table_files(tmp_path, table)) == [1] for table in tables)
-    files.keep_tables(tmp_path, 0)
+    files.truncate_tables(tmp_path, 0)
     assert len(read_table(tmp_path, "steps")["env"]) == 0
 
 
@@ -160,7 +160,7 @@ def test_a_round_of_ranks_is_handed_over_no_faster_than_it_is_taken(
 class Longer(Ranks):
     """Another rank has played two env-steps more."""
 
-    def of_all(self, value: int) -> list[int]:  # type: ignore[override]
+    def gather_values(self, value: int) -> list[int]:  # type: ignore[override]
         return [value, value + 2]
 
 
@@ -182,7 +182,7 @@ def test_envs_that_are_over_have_no_rows_where_those_of_other_ranks_play_on(
 def test_what_the_disk_refuses_is_named_and_written_when_it_can_be(
     recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unwritten = Unwritten()
+    unwritten = WriteErrors()
     recorder = TableRecorder(tmp_path, recorded.legend, "events", 100.0, unwritten)
     refuse = mock.Mock(side_effect=OSError(28, "No space left on device"))
     with monkeypatch.context() as full:
@@ -217,7 +217,7 @@ def test_what_waits_for_a_full_disk_is_bounded_and_what_is_given_up_is_counted(
     play(recorder, recorded, 1, ends=True)
     recorder.flush()
     size = sum(path.stat().st_size for path in tmp_path.rglob("*.parquet"))
-    monkeypatch.setattr(module, "MOST_WAITING", 2 * size + size // 2)
+    monkeypatch.setattr(module, "MAX_QUEUED_BYTES", 2 * size + size // 2)
     with disk_that_takes(500):
         for number in range(2, 8):
             play(recorder, recorded, number, ends=True)
@@ -230,7 +230,7 @@ def test_what_waits_for_a_full_disk_is_bounded_and_what_is_given_up_is_counted(
 
 
 def test_what_still_waits_at_the_end_is_counted(recorded: Recorded, tmp_path: Path) -> None:
-    unwritten = Unwritten()
+    unwritten = WriteErrors()
     recorder = TableRecorder(tmp_path, recorded.legend, "events", 100.0, unwritten)
     with disk_that_takes(500):
         play(recorder, recorded, 1, ends=True)

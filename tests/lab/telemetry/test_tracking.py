@@ -17,20 +17,20 @@ from tiny_runs import TIMES, fresh, records, resumed, settings, timeless
 from esper_soa.config.errors import UserError
 from esper_soa.lab.telemetry import tracking as module
 from esper_soa.lab.telemetry.table_files import read_table
-from esper_soa.lab.telemetry.tracking import STATE, Tracked, Tracker, TrackerState, Tracking
-from esper_soa.runtime.files import Unwritten
+from esper_soa.lab.telemetry.tracking import STATE, TrackedRun, Tracker, TrackerState, Tracking
+from esper_soa.runtime.files import WriteErrors
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.session import session
 from esper_soa.training.trainer import start_run, train_rounds
 
-Opener = Callable[[Tracked], Tracker]
+Opener = Callable[[TrackedRun], Tracker]
 SHORT = settings(steps=2, slots=["r0c0"])
 
 
 class Sink:
     """Keeps what it is told, a second later or never."""
 
-    def __init__(self, tracked: Tracked, seconds: float = 0.0, fails: bool = False) -> None:
+    def __init__(self, tracked: TrackedRun, seconds: float = 0.0, fails: bool = False) -> None:
         self.tracked = tracked
         self.seconds = seconds
         self.fails = fails
@@ -92,7 +92,7 @@ def test_a_tracker_that_sleeps_or_fails_changes_nothing_but_what_it_lacks(
 def test_a_tracker_that_cannot_be_opened_costs_its_lines_alone_which_the_summary_counts(
     alone: tuple[Path, list[dict]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(tracked: Tracked) -> Tracker:
+    def refuse(tracked: TrackedRun) -> Tracker:
         raise OSError("no route to host")
 
     monkeypatch.setattr(module, "find_openers", lambda names: {"sink": refuse})
@@ -108,14 +108,14 @@ def test_a_tracker_that_hangs_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
     begun = threading.Event()
     held = threading.Event()
 
-    def hang(tracked: Tracked) -> Tracker:
+    def hang(tracked: TrackedRun) -> Tracker:
         begun.set()
         held.wait(60)
         return Sink(tracked)
 
     opened = Tracking([])
     opened.openers = {"sink": hang}
-    opened.start(Tracked(tmp_path, "run", {}), TrackerState(tmp_path, False, Unwritten()))
+    opened.start(TrackedRun(tmp_path, "run", {}), TrackerState(tmp_path, False, WriteErrors()))
     for number in (1, 2, 3):
         opened.on_round_end(None, {"round": number, "accuracy": 1.0})
     assert begun.wait(60)
@@ -184,13 +184,13 @@ def test_a_tracker_is_told_every_number_of_every_round_once_also_where_a_run_goe
 
 
 def test_a_fresh_run_is_a_new_one_and_files_not_ours_are_refused(tmp_path: Path) -> None:
-    TrackerState(tmp_path, False, Unwritten()).save("sink", ("old", 3))
-    assert TrackerState(tmp_path, True, Unwritten()).of("sink") == ("old", 3)
-    assert TrackerState(tmp_path, False, Unwritten()).of("sink") == ("", 0)
+    TrackerState(tmp_path, False, WriteErrors()).save("sink", ("old", 3))
+    assert TrackerState(tmp_path, True, WriteErrors()).of("sink") == ("old", 3)
+    assert TrackerState(tmp_path, False, WriteErrors()).of("sink") == ("", 0)
     for text in ("no JSON", "[1]", '{"x": {"id": "x"}}', '{"x": {"id": "x", "round": "y"}}'):
         (tmp_path / STATE).write_text(text)
         with pytest.raises(UserError, match=r"trackers\.json: cannot be read"):
-            TrackerState(tmp_path, True, Unwritten())
+            TrackerState(tmp_path, True, WriteErrors())
 
 
 def test_tensorboard_has_every_step_once_after_a_run_has_gone_on(tmp_path: Path) -> None:
@@ -227,9 +227,9 @@ def test_mlflow_shows_a_resumed_run_running(
     from esper_soa.lab.telemetry.trackers.mlflow import open_tracker
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    first = open_tracker(Tracked(tmp_path, "run", {"rounds": 2}))
+    first = open_tracker(TrackedRun(tmp_path, "run", {"rounds": 2}))
     first.finish()
-    open_tracker(Tracked(tmp_path, "run", {"rounds": 4}, first.id, 2))
+    open_tracker(TrackedRun(tmp_path, "run", {"rounds": 4}, first.id, 2))
     found = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(first.id)
     assert (found.info.status, found.data.params) == ("RUNNING", {"rounds": "2"})
 

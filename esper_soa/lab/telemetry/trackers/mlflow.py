@@ -9,32 +9,34 @@ from collections.abc import Mapping
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunStatus
 
-from esper_soa.lab.telemetry.tracking import Tracked
+from esper_soa.lab.telemetry.tracking import TrackedRun
 
 EXPERIMENT = "esper_soa"
-AT_ONCE = 100  # settings in one call, at most
+MAX_PARAMS = 100  # settings in one call, at most
 LONGEST = 500  # characters of a setting
 
 
 class MLflow:
     """A run there."""
 
-    def __init__(self, tracked: Tracked) -> None:
+    def __init__(self, tracked: TrackedRun) -> None:
         self._client = MlflowClient(
             os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{tracked.folder}/mlflow.db"
         )
         self.id = tracked.id or self._create(tracked)
         self._client.update_run(self.id, RunStatus.to_string(RunStatus.RUNNING))
 
-    def _create(self, tracked: Tracked) -> str:
+    def _create(self, tracked: TrackedRun) -> str:
         """A new run with its settings, which MLflow lets nobody change later; returns its id."""
-        found = self._client.get_experiment_by_name(EXPERIMENT)
-        experiment = found.experiment_id if found else self._client.create_experiment(EXPERIMENT)
+        existing = self._client.get_experiment_by_name(EXPERIMENT)
+        experiment = (
+            existing.experiment_id if existing else self._client.create_experiment(EXPERIMENT)
+        )
         name = f"{tracked.name} {tracked.folder.name}"
         run: str = self._client.create_run(experiment, run_name=name).info.run_id
         settings = [Param(name, str(value)[:LONGEST]) for name, value in tracked.settings.items()]
-        for start in range(0, len(settings), AT_ONCE):
-            self._client.log_batch(run, params=settings[start : start + AT_ONCE])
+        for start in range(0, len(settings), MAX_PARAMS):
+            self._client.log_batch(run, params=settings[start : start + MAX_PARAMS])
         return run
 
     def log(self, number: int, numbers: Mapping[str, float]) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from esper_soa.lab.telemetry.tracking import Tracked
+from esper_soa.lab.telemetry.tracking import TrackedRun
 
 
 class TensorBoard:
     """The event file of a run."""
 
-    def __init__(self, tracked: Tracked) -> None:
+    def __init__(self, tracked: TrackedRun) -> None:
         self._writer = SummaryWriter(
             str(Path(tracked.folder, "tensorboard")), purge_step=tracked.last_round + 1
         )

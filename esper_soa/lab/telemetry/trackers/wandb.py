@@ -11,13 +11,13 @@ from collections.abc import Mapping
 
 import wandb
 
-from esper_soa.lab.telemetry.tracking import Tracked
+from esper_soa.lab.telemetry.tracking import TrackedRun
 
 
 class WeightsAndBiases:
     """A run there."""
 
-    def __init__(self, tracked: Tracked) -> None:
+    def __init__(self, tracked: TrackedRun) -> None:
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "esper_soa"),
             name=f"{tracked.name} {tracked.folder.name}",

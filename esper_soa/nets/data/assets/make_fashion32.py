@@ -30,11 +30,11 @@ def read_idx(path: Path) -> np.ndarray:
 
 def balanced(labels: np.ndarray, per_class: int, generator: np.random.Generator) -> np.ndarray:
     """Indices of `per_class` random images of every class, in random order."""
-    chosen = [
+    indices = [
         generator.permutation(np.flatnonzero(labels == code))[:per_class]
         for code in range(NUM_CLASSES)
     ]
-    return generator.permutation(np.concatenate(chosen))
+    return generator.permutation(np.concatenate(indices))
 
 
 def main(folder: Path, output: Path) -> None:
@@ -45,9 +45,9 @@ def main(folder: Path, output: Path) -> None:
     for part, prefix, per_class in parts:
         images = read_idx(folder / f"{prefix}-images-idx3-ubyte.gz")
         labels = read_idx(folder / f"{prefix}-labels-idx1-ubyte.gz")
-        chosen = balanced(labels, per_class, generator)
-        arrays[f"{part}_images"] = images[chosen]
-        arrays[f"{part}_labels"] = labels[chosen]
+        indices = balanced(labels, per_class, generator)
+        arrays[f"{part}_images"] = images[indices]
+        arrays[f"{part}_labels"] = labels[indices]
     np.savez_compressed(output, **arrays)  # type: ignore[arg-type]
 
 

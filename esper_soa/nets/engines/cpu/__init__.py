@@ -1,1 +1,1 @@
-"""The engine of a CPU: whole networks by kernels in C, their compiler, the proof of them."""
+"""The CPU engine: kernels in C for whole networks, their compilation and verification."""

@@ -1,4 +1,4 @@
-"""The cache folder of compiled kernels: files in it are run that this user wrote, unchanged.
+"""The cache folder of compiled kernels: it runs only unchanged files that this user wrote.
 
 A library stands under a name made of its key and its content; beside it `nets-<key>.sha256` holds
 its digest in the format of sha256sum. That file is written last, so a library that was cut off in
@@ -20,22 +20,22 @@ DRAFT_SECONDS = 3600.0  # older drafts belong to a process that was killed
 
 
 class NativeError(Exception):
-    """Why there are no native kernels here, in words for the user."""
+    """There are no native kernels here; the message says why."""
 
 
-def _own_bytes(path: Path) -> bytes | None:
+def _read_user_file(path: Path) -> bytes | None:
     """Content of a file of this user that others cannot write; None where there is no such file."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode):  # a folder, say, which Python does not open as a file
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):  # a folder, say, which Python does not open as a file
         os.close(handle)
         return None
     with os.fdopen(handle, "rb") as file:
-        closed = not found.st_mode & 0o022
-        return file.read() if closed and found.st_uid == os.geteuid() else None
+        closed = not status.st_mode & 0o022
+        return file.read() if closed and status.st_uid == os.geteuid() else None
 
 
 def _library(folder: Path, key: str, digest: str) -> Path:
@@ -46,20 +46,20 @@ def _line(library: Path, digest: str) -> bytes:
     return f"{digest}  {library.name}\n".encode()
 
 
-def stored(folder: Path, key: str) -> Path | None:
+def load_stored(folder: Path, key: str) -> Path | None:
     """The library of `key`, if it is what `store` stored."""
-    said = _own_bytes(folder / f"nets-{key}.sha256")
-    if said is None:
+    expected = _read_user_file(folder / f"nets-{key}.sha256")
+    if expected is None:
         return None
-    digest = said[:64].decode(errors="replace")
+    digest = expected[:64].decode(errors="replace")
     library = _library(folder, key, digest)
-    if said != _line(library, digest):
+    if expected != _line(library, digest):
         return None
-    content = _own_bytes(library) or b""
+    content = _read_user_file(library) or b""
     return library if hashlib.sha256(content).hexdigest() == digest else None
 
 
-def kept(key: str) -> Path | None:
+def load_cached(key: str) -> Path | None:
     """The library of `key` in the cache folder; None where none is there that can be trusted."""
     try:
         folder = cache_folder()
@@ -68,7 +68,7 @@ def kept(key: str) -> Path | None:
         open_folder(folder)
     except (FolderError, OSError):
         return None
-    return stored(folder, key)
+    return load_stored(folder, key)
 
 
 def store(folder: Path, key: str, draft: Path) -> Path:
@@ -76,27 +76,27 @@ def store(folder: Path, key: str, draft: Path) -> Path:
 
     Raises OSError. Processes that do so at once leave a library each, and the digest of one.
     """
-    _settle(draft)
+    _sync_private(draft)
     digest = hashlib.sha256(draft.read_bytes()).hexdigest()
     library = _library(folder, key, digest)
-    said = draft.with_name("digest")
+    digest_file = draft.with_name("digest")
     os.replace(draft, library)
-    said.write_bytes(_line(library, digest))
-    _settle(said)
+    digest_file.write_bytes(_line(library, digest))
+    _sync_private(digest_file)
     sync(folder)
-    os.replace(said, folder / f"nets-{key}.sha256")
+    os.replace(digest_file, folder / f"nets-{key}.sha256")
     sync(folder)
     return library
 
 
-def _settle(file: Path) -> None:
+def _sync_private(file: Path) -> None:
     """For this user alone, and on the disk."""
     os.chmod(file, 0o700 if file.suffix == ".so" else 0o600)
     sync(file)
 
 
 def drop_old_drafts(folder: Path) -> None:
-    """Delete what killed processes left of their work."""
+    """Delete drafts of killed processes."""
     for draft in folder.glob(f"{DRAFT}*"):
         if time.time() - draft.lstat().st_mtime > DRAFT_SECONDS:
             shutil.rmtree(draft, ignore_errors=True)

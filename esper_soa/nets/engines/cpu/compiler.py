@@ -44,20 +44,20 @@ class Compiler(NamedTuple):
 
 def compiler_command() -> list[str]:
     """The command that compiles C: $CC or cc; raises NativeError where $CC is no command."""
-    said = os.environ.get("CC", "")
+    command = os.environ.get("CC", "")
     try:
-        return shlex.split(said) or ["cc"]
+        return shlex.split(command) or ["cc"]
     except ValueError as error:
-        raise NativeError(f"CC={said} is no command: {error}".replace("\n", " ")) from error
+        raise NativeError(f"CC={command} is no command: {error}".replace("\n", " ")) from error
 
 
-def ask_compiler(command: list[str], folder: Path) -> Compiler:
+def identify_compiler(command: list[str], folder: Path) -> Compiler:
     """What the compiler is, told by the macros that it defines; `folder`: for files of its own.
 
     Raises NativeError where it cannot be run.
     """
-    said = _run([*command, "-dM", "-E", "-x", "c", "-"], folder)
-    macros = dict(re.findall(r'^#define (\w+) ?"?(.*?)"?$', said, re.MULTILINE))
+    output = _run([*command, "-dM", "-E", "-x", "c", "-"], folder)
+    macros = dict(re.findall(r'^#define (\w+) ?"?(.*?)"?$', output, re.MULTILINE))
     family = "clang" if "__clang__" in macros else "gcc" if "__GNUC__" in macros else ""
     machine = next((name for name in NATIVE if f"__{name}__" in macros), "")
     return Compiler(tuple(command), family, machine, macros.get("__VERSION__", ""))
@@ -112,7 +112,7 @@ def _run(command: list[str], folder: Path, timeout: int = TIMEOUT) -> str:
     except (OSError, ValueError) as error:
         raise NativeError(f"{name} failed: {error}") from error
     try:
-        printed, said = process.communicate(timeout=timeout)
+        output, errors = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired as error:
         raise NativeError(f"{name} failed: it took more than {timeout} seconds") from error
     finally:
@@ -120,7 +120,7 @@ def _run(command: list[str], folder: Path, timeout: int = TIMEOUT) -> str:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if process.returncode:
-        lines = said.splitlines() or [f"status {process.returncode}"]
-        complaint = next((line for line in lines if "error" in line), lines[-1])
-        raise NativeError(f"{name} failed: {complaint[:MESSAGE]}")
-    return printed
+        lines = errors.splitlines() or [f"status {process.returncode}"]
+        message = next((line for line in lines if "error" in line), lines[-1])
+        raise NativeError(f"{name} failed: {message[:MESSAGE]}")
+    return output

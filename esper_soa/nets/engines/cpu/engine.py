@@ -40,9 +40,9 @@ def obstacle(name: str, shape: HostShape, blueprints: Sequence[str]) -> str:
     unknown = [one for one in blueprints if one not in known]
     if unknown:
         return f"there is none for the blueprint {', '.join(unknown)}"
-    foreign = foreign_segments(shape, KINDS)
-    if foreign:
-        return f"there is none for segments of the host {name}: {foreign}"
+    unsupported = foreign_segments(shape, KINDS)
+    if unsupported:
+        return f"there is none for segments of the host {name}: {unsupported}"
     if not is_chain(shape):
         return f"the hosts of {name} are no plain chain of convolutions, batch norms and pools"
     return ""
@@ -117,13 +117,15 @@ def _tables(shape: HostShape) -> dict[str, np.ndarray]:
 def _networks(
     shared: Pass[TrainingFeed] | Pass[ValidationFeed], seeds: Seeds
 ) -> records.NativeNetworks:
-    """LookupError for networks the kernels were not made for, whose memory they would misread."""
+    """Record of the networks; LookupError if the kernels do not support their memory layout."""
     shape = shared.nets.shape
     weights = shared.weights
     host = weights["host"]
     params = host["params"]
-    ours = params.device.type == "cpu" and params.dtype == torch.float32 and params.dim() == 2
-    if not (is_chain(shape) and ours):
+    is_supported = (
+        params.device.type == "cpu" and params.dtype == torch.float32 and params.dim() == 2
+    )
+    if not (is_chain(shape) and is_supported):
         raise LookupError(f"no native kernels for {params.dtype} networks of {shape.segments}")
     pools = [weights["seeds", spec.name] for spec in shape.slots]
     tables = _tables(shape)
@@ -140,13 +142,13 @@ def _networks(
         norm_momentum=batched.BATCH_NORM_MOMENTUM,
         eps=batched.NORM_EPS,
     )
-    held: records.Held = {
+    arrays: records.Held = {
         "seed_width": np.array([pool["params"].shape[1] for pool in pools], dtype=np.int64),
         "seed_params": np.array([pool["params"].data_ptr() for pool in pools], dtype=np.int64),
         "seed_momentum": np.array([pool["momentum"].data_ptr() for pool in pools], dtype=np.int64),
         "alpha": shared.alpha.to(params.dtype).contiguous(),
     }
-    return records.point(record, {**tables, **seeds, **held, **host})
+    return records.point(record, {**tables, **seeds, **arrays, **host})
 
 
 class _Training(NamedTuple):
@@ -164,15 +166,15 @@ class _Training(NamedTuple):
     ) -> tuple[Tensor, Tensor]:
         """Loss float32 [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
         numbers = torch.from_numpy(envs)
-        seen = 0
+        offset = 0
         loss = torch.zeros(envs.size)
         correct = torch.zeros(envs.size, dtype=torch.int64)
         for index in range(self.num_batches // self.accumulate):
             call.check()
             crops = self.crops(numbers, index * self.accumulate, self.accumulate)
             self._step_(envs, crops, (loss, correct), gradients if index % self.stride == 0 else {})
-            seen += crops.labels.shape[1]
-        return loss / self.num_batches, 100.0 * correct.to(STATE_FLOAT) / seen
+            offset += crops.labels.shape[1]
+        return loss / self.num_batches, 100.0 * correct.to(STATE_FLOAT) / offset
 
     def _step_(
         self, envs: np.ndarray, crops: ImageCrops, sums: tuple[Tensor, Tensor], gradients: Gradients
@@ -215,7 +217,7 @@ class _Validation(NamedTuple):
         first = crops.first.contiguous()
         loss = torch.zeros(envs.size, dtype=STATE_FLOAT)
         correct = torch.zeros(envs.size, codes.size, dtype=torch.int64)
-        counted = torch.zeros(envs.size, dtype=torch.int64)
+        correct_counts = torch.zeros(envs.size, dtype=torch.int64)
         record = records.Validation(
             nets=self.nets,
             count=envs.size,
@@ -226,10 +228,10 @@ class _Validation(NamedTuple):
             ablated=job.ablated,
         )
         held: records.Held = {"envs": envs, "labels": crops.labels.contiguous(), "code": codes}
-        held |= {"loss": loss, "correct": correct, "counted": counted}
+        held |= {"loss": loss, "correct": correct, "counted": correct_counts}
         records.point(record, held)
         records.call("validate_networks", record)
-        return loss / counted, 100.0 * correct.to(STATE_FLOAT) / counted[:, None]
+        return loss / correct_counts, 100.0 * correct.to(STATE_FLOAT) / correct_counts[:, None]
 
 
 @dataclass(frozen=True)

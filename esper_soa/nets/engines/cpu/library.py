@@ -20,18 +20,18 @@ from esper_soa.nets.engines.cpu.cache import (
     DRAFT,
     NativeError,
     drop_old_drafts,
-    kept,
+    load_cached,
+    load_stored,
     store,
-    stored,
 )
 from esper_soa.nets.engines.cpu.compiler import (
     FAMILY_FLAGS,
     FLAGS,
     LINK,
     NATIVE,
-    ask_compiler,
     compile_kernels,
     compiler_command,
+    identify_compiler,
     sources_digest,
 )
 from esper_soa.nets.engines.cpu.prebuilt import LIBRARIES, choose_prebuilt
@@ -54,9 +54,9 @@ def library_key(processor: Processor | None = None) -> str:
     name = "CS_GNU_LIBC_VERSION"
     libc = os.confstr(name) if name in os.confstr_names else None
     machine, _, kind = processor or this_processor()
-    made_for = platform.system(), machine, kind or platform.processor(), libc
-    made_of = sources_digest(), FLAGS, LINK, FAMILY_FLAGS, NATIVE
-    return hashlib.sha256(repr(made_for + made_of).encode()).hexdigest()[:20]
+    platform_key = platform.system(), machine, kind or platform.processor(), libc
+    source_key = sources_digest(), FLAGS, LINK, FAMILY_FLAGS, NATIVE
+    return hashlib.sha256(repr(platform_key + source_key).encode()).hexdigest()[:20]
 
 
 def build() -> Path:
@@ -67,9 +67,9 @@ def build() -> Path:
     except FolderError as error:
         raise NativeError(str(error)) from error
     key = library_key()
-    found = stored(folder, key)
-    if found is not None:
-        return found
+    library = load_stored(folder, key)
+    if library is not None:
+        return library
     command = compiler_command()
     try:
         drop_old_drafts(folder)
@@ -77,7 +77,7 @@ def build() -> Path:
             prefix=DRAFT, dir=folder, ignore_cleanup_errors=True
         ) as drafts:
             draft = Path(drafts) / "nets.so"
-            compile_kernels(ask_compiler(command, draft.parent), draft)
+            compile_kernels(identify_compiler(command, draft.parent), draft)
             return store(folder, key, draft)
     except OSError as error:
         raise NativeError(f"the cache folder {folder} cannot be written: {error}") from error
@@ -88,20 +88,20 @@ def find_kernels(libraries: Path, processor: Processor) -> Kernels:
 
     libraries: the folder of those that came with the package, if any. Raises NativeError.
     """
-    path = kept(library_key(processor))
+    path = load_cached(library_key(processor))
     if path is not None:
         return _load(path, COMPILED)
     try:
-        chosen = choose_prebuilt(libraries, processor)
-        if chosen is not None:
-            return _load(*chosen)
-        refused = ""
+        prebuilt = choose_prebuilt(libraries, processor)
+        if prebuilt is not None:
+            return _load(*prebuilt)
+        reasons = ""
     except NativeError as error:
-        refused = str(error)
+        reasons = str(error)
     try:
-        return _load(build(), f"{COMPILED}, as {refused}" if refused else COMPILED)
+        return _load(build(), f"{COMPILED}, as {reasons}" if reasons else COMPILED)
     except NativeError as error:
-        raise NativeError(f"{refused}, and {error}" if refused else str(error)) from error
+        raise NativeError(f"{reasons}, and {error}" if reasons else str(error)) from error
 
 
 def _load(path: Path, words: str) -> Kernels:

@@ -55,8 +55,8 @@ def write_manifest(
     libraries: level, sha256 and flags of each, which is the file `<level>.so`.
     """
     record = {"sources": sources_digest(), "compiler": compiler, "builder": builder}
-    said = json.dumps(record | {"libraries": libraries}, indent=2)
-    (folder / MANIFEST).write_text(said + "\n", encoding="utf-8")
+    text = json.dumps(record | {"libraries": libraries}, indent=2)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 def choose_prebuilt(folder: Path, processor: Processor) -> tuple[Path, str] | None:
@@ -67,15 +67,15 @@ def choose_prebuilt(folder: Path, processor: Processor) -> tuple[Path, str] | No
     if not folder.is_dir():
         return None
     try:
-        said = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        digests = {library["level"]: library["sha256"] for library in said["libraries"]}
-        level = _best(digests, said["builder"], processor)
-        made_of_these = said["sources"] == sources_digest()
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        digests = {library["level"]: library["sha256"] for library in manifest["libraries"]}
+        level = _best(digests, manifest["builder"], processor)
+        same_sources = manifest["sources"] == sources_digest()
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise NativeError(f"{folder / MANIFEST} is damaged (install the package again)") from error
     if level is None:
         return None
-    if not made_of_these:
+    if not same_sources:
         raise NativeError(
             f"the libraries of {folder} were made of other C files than those of {FOLDER}"
         )
@@ -89,11 +89,11 @@ def choose_prebuilt(folder: Path, processor: Processor) -> tuple[Path, str] | No
     return path, "prebuilt for this CPU" if level == BUILDER else f"prebuilt ({level})"
 
 
-def _best(held: Container[str], builder: str, processor: Processor) -> str | None:
+def _best(path: Container[str], builder: str, processor: Processor) -> str | None:
     own = [BUILDER] if processor.kind and builder == processor.kind else []
-    fitting = [
+    candidates = [
         level.name
         for level in LEVELS
         if level.machine == processor.machine and level.needs <= processor.features
     ]
-    return next((name for name in own + fitting if name in held), None)
+    return next((name for name in own + candidates if name in path), None)

@@ -1,4 +1,4 @@
-"""The processor of this machine: which code it can run, and what tells it from others.
+"""The processor of this machine: its identity and its instruction sets.
 
 Needs no torch, as a wheel is built with it.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 CPUINFO = Path("/proc/cpuinfo")  # of Linux
 # What compilers look at where they are asked for code for the machine that they run on. x86-64 has
 # flags and a model name, arm64 has the others.
-TELLING = ("flags", "model name", "Features", "CPU implementer", "CPU part")
+IDENTIFYING_FIELDS = ("flags", "model name", "Features", "CPU implementer", "CPU part")
 
 
 class Processor(NamedTuple):
@@ -24,7 +24,7 @@ class Processor(NamedTuple):
 
 def processor_of(machine: str, cpuinfo: str) -> Processor:
     """The processor that the text of /proc/cpuinfo describes."""
-    lines = sorted({line for line in cpuinfo.splitlines() if line.startswith(TELLING)})
+    lines = sorted({line for line in cpuinfo.splitlines() if line.startswith(IDENTIFYING_FIELDS)})
     listed = [line.split(":")[1] for line in lines if line.startswith(("flags", "Features"))]
     kind = hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else ""
     return Processor(machine, frozenset(" ".join(listed).split()), kind)

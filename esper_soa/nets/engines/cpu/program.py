@@ -42,18 +42,20 @@ def programs(blueprints: Blueprints, channels: list[int]) -> np.ndarray:
     That of a blueprint which does not run is nothing else.
     """
     longest = 1 + max(len(one.parts) for one in blueprints)
-    found = np.zeros((len(channels), len(blueprints), longest, len(FIELDS)), dtype=np.int64)
+    table = np.zeros((len(channels), len(blueprints), longest, len(FIELDS)), dtype=np.int64)
     for slot, width in enumerate(channels):
         for place, one in enumerate(blueprints):
             for at, row in enumerate(_rows(one, width) if runs(one) else []):
-                found[slot, place, at] = row
-    return found
+                table[slot, place, at] = row
+    return table
 
 
 def _rows(blueprint: Architecture, channels: int) -> list[Row]:
     """The program of a blueprint: its residual, or with REPLACING all of its output."""
-    alone = len(blueprint.parts) == 1 and isinstance(blueprint.parts[0], SoftNorm | Excite)
-    differing = alone and not blueprint.residual  # such a part can give what it adds to x by itself
+    is_single = len(blueprint.parts) == 1 and isinstance(blueprint.parts[0], SoftNorm | Excite)
+    differing = (
+        is_single and not blueprint.residual
+    )  # such a part can give what it adds to x by itself
     more = (0 if differing else KEPT, 0 if blueprint.residual or differing else REPLACING)
     return [
         _row(part, inputs, channels, *more)

@@ -1,4 +1,4 @@
-"""Whether the native kernels compute: what a library must show before a run takes it.
+"""Verification of the native kernels before a run uses them.
 
 Its records are to be as ctypes lays them out, its numbers those of torch: tiny hosts with each kind
 of seed are trained and validated by both, in some milliseconds, once per process. Tests prove other
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.nets.data.batches import Draw
 from esper_soa.nets.data.datasets import synthetic
 from esper_soa.nets.engine import Engine, EngineChoice, NetsConfig
@@ -37,12 +37,12 @@ NAME = "native"  # in compute.engine
 CPU = torch.device("cpu")
 # of the largest number; kernels and torch differ by about 1e-6, a wrong kernel by about 1
 ROUNDING = 1e-3
-PROVEN = (4, 8)  # channels of the first block, for the kernels of either width in kernels.h
+PROOF_SIZES = (4, 8)  # channels of the first block, for the kernels of either width in kernels.h
 BATCH = 3
 KINDS = np.array(CNN_BLUEPRINTS)[:, None]  # a network with each
 # All others are added to the host and see its graph.
 BLENDS = {Blueprint.DEPTHWISE: Blend.MULTIPLY, Blueprint.BOTTLENECK: Blend.GATE}
-BEHIND = Blueprint.CONV_SMALL  # learns behind the host, cut off from it
+DETACHED_SEED = Blueprint.CONV_SMALL  # learns behind the host, cut off from it
 
 
 class _Field(ctypes.Structure):
@@ -83,7 +83,7 @@ def choose_native(
 def prove(exact: Engine) -> None:
     """Raise NativeError unless the library's records are ours and its networks those of `exact`."""
     compare_records(RECORDS)
-    for name, error in (found for size in PROVEN for found in differences(size, exact)):
+    for name, error in (pair for size in PROOF_SIZES for pair in differences(size, exact)):
         if not error <= ROUNDING:
             raise NativeError(
                 f"{kernels().functions._name} computes {name} of a small network otherwise than "
@@ -95,12 +95,12 @@ def prove(exact: Engine) -> None:
 def compare_records(records: dict[str, type[ctypes.Structure]]) -> None:
     """Raise NativeError unless all records of the library have the fields of `records` in place."""
     functions = kernels().functions
-    listed = functions.record_fields
-    listed.argtypes = [ctypes.POINTER(ctypes.POINTER(_Field))]
-    listed.restype = ctypes.c_int64
+    compiled_fields = functions.record_fields
+    compiled_fields.argtypes = [ctypes.POINTER(ctypes.POINTER(_Field))]
+    compiled_fields.restype = ctypes.c_int64
     fields = ctypes.POINTER(_Field)()
-    count = listed(ctypes.byref(fields))
-    theirs = {
+    count = compiled_fields(ctypes.byref(fields))
+    expected = {
         (one.record.decode(), one.name.decode()): (one.at, one.size) for one in fields[:count]
     }
     for record, kind in records.items():
@@ -109,21 +109,21 @@ def compare_records(records: dict[str, type[ctypes.Structure]]) -> None:
             field = getattr(kind, name)
             places[record, name] = field.offset, field.size
         for place, bytes_ in places.items():
-            if theirs.pop(place, None) != bytes_:
+            if expected.pop(place, None) != bytes_:
                 where = ".".join(place)
                 raise NativeError(
                     f"{functions._name} has another record {where}: {bytes_} bytes expected"
                 )
-    for place in theirs:
+    for place in expected:
         raise NativeError(f"{functions._name} has the unknown record {'.'.join(place)}")
 
 
 def differences(channels: int, exact: Engine, seed: int = 1) -> Iterator[tuple[str, float]]:
-    """What both engines compute, by name, and the largest difference over the largest number."""
-    ours = results(CpuEngine(EngineChoice(True, "")), channels, torch.float32, seed)
-    for name, wanted in results(exact, channels, torch.float64, seed).items():
-        scale = float(wanted.abs().max().clamp(min=1e-6))
-        yield name, float((ours[name] - wanted).abs().max()) / scale
+    """Largest relative difference of the engines' results, by name."""
+    actual = results(CpuEngine(EngineChoice(True, "")), channels, torch.float32, seed)
+    for name, expected in results(exact, channels, torch.float64, seed).items():
+        scale = float(expected.abs().max().clamp(min=1e-6))
+        yield name, float((actual[name] - expected).abs().max()) / scale
 
 
 def results(engine: Engine, channels: int, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
@@ -131,7 +131,7 @@ def results(engine: Engine, channels: int, dtype: torch.dtype, seed: int) -> dic
     count = len(KINDS)
     task = TaskConfig(base_channels=channels, num_blocks=2, num_pools=2, max_grad_norm=0.05)
     task.weight_decay = 0.01
-    shape = host_shape(task, enabled_slots(task, ["r0c1"]))
+    shape = host_shape(task, sort_slots(task, ["r0c1"]))
     nets = NetsConfig(shape, task, (Stage.TRAINING,), count, BATCH)
     g = torch.Generator().manual_seed(seed)
     weights = pools.allocate(shape, count, CPU, torch.float32)
@@ -139,22 +139,27 @@ def results(engine: Engine, channels: int, dtype: torch.dtype, seed: int) -> dic
         rows.copy_(0.5 * torch.randn(rows.shape, generator=g))
     weights["host", "statistics"].abs_().add_(0.5)
     weights = weights.to(dtype)
-    stage = np.where(KINDS == BEHIND, Stage.TRAINING, Stage.BLENDING)
+    stage = np.where(KINDS == DETACHED_SEED, Stage.TRAINING, Stage.BLENDING)
     blend = np.array([[BLENDS.get(kind, Blend.ADD)] for kind in CNN_BLUEPRINTS])
-    yes = np.ones_like(KINDS, dtype=bool)
+    mask = np.ones_like(KINDS, dtype=bool)
     visible = stage != Stage.TRAINING
-    seeds = pools.ActiveSeeds(yes, stage, KINDS, blend, ~yes, visible, visible, ~yes, ~yes)
+    seeds = pools.ActiveSeeds(mask, stage, KINDS, blend, ~mask, visible, visible, ~mask, ~mask)
     images = synthetic(16, 16, CPU)
     order = torch.randint(16, (count, BATCH), generator=g)
     feed = images.training(Draw(order, torch.arange(count), 0, BATCH, True), dtype)
     alpha = torch.full(KINDS.shape, 0.6, dtype=torch.float64)
     trained = engine.train_(nets, weights, alpha, seeds, feed, 1)
-    found = dict(weights.flatten_keys(".").items()) | {
+    outputs = dict(weights.flatten_keys(".").items()) | {
         "loss": trained.loss,
         "accuracy": trained.accuracy,
         "gradients": trained.gradients.l2,
     }
-    for name, seen in (("own ", order), ("shared ", order[0])):
-        tested = engine.validate(nets, weights, alpha, seeds, images.validation(seen, dtype))
-        found |= {f"{name}validation loss": tested.loss, f"{name}validation": tested.accuracy}
-    return found
+    for name, order_used in (("own ", order), ("shared ", order[0])):
+        validation = engine.validate(
+            nets, weights, alpha, seeds, images.validation(order_used, dtype)
+        )
+        outputs |= {
+            f"{name}validation loss": validation.loss,
+            f"{name}validation": validation.accuracy,
+        }
+    return outputs

@@ -85,12 +85,12 @@ class Validation(ctypes.Structure):
     ]
 
 
-def point(record: Record, held: Held) -> Record:
+def point(record: Record, fields: Held) -> Record:
     """The record, with pointers to what it holds from here on, by field."""
-    for name, values in held.items():
+    for name, values in fields.items():
         place = values.data_ptr() if isinstance(values, Tensor) else values.ctypes.data
         setattr(record, name, place)
-    record.held = held  # type: ignore[attr-defined]
+    record.held = fields  # type: ignore[attr-defined]
     return record
 
 

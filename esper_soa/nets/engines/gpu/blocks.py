@@ -25,7 +25,7 @@ from esper_soa.nets.model.conv import conv_segments
 from esper_soa.nets.model.host import HostShape
 
 COLOURS = 4  # numbers per pixel of an image: three, and a zero so that they are loaded together
-MOST_SPLITS = 32  # parts of a weight gradient's sum
+MAX_SPLITS = 32  # parts of a weight gradient's sum
 PIXELS_PER_SPLIT = 1024
 
 
@@ -87,7 +87,7 @@ def block_plans(shape: HostShape) -> list[BlockPlan]:
 def num_splits(batch: int, shape: HostShape) -> int:
     """Parts of the sums over the pixels of a batch: a function of the batch alone."""
     return max(
-        1, min(MOST_SPLITS, batch * conv_segments(shape.segments)[0].size ** 2 // PIXELS_PER_SPLIT)
+        1, min(MAX_SPLITS, batch * conv_segments(shape.segments)[0].size ** 2 // PIXELS_PER_SPLIT)
     )
 
 
@@ -116,7 +116,7 @@ def weights_of(plan: BlockPlan, params: Tensor, statistics: Tensor) -> Weights:
 
 
 class BlockMemory(NamedTuple):
-    """What a block leaves behind for its backward pass, and room for that."""
+    """Activations that a block saves for its backward pass, and buffers."""
 
     output: Tensor  # [n, B, H*W, O] of the convolution
     features: Tensor  # [n, B, ., O] behind norm, ReLU and its own pool
@@ -216,9 +216,9 @@ def evaluate_(
     units, batch = features.shape[:2]
     layer, tile, _ = _launch(plan, batch, x)
     tiles = triton.cdiv(batch * plan.norm_side**2, tile.pixels.value)
-    seen = plane(x, shared=x.shape[0] == 1)
+    source = plane(x, shared=x.shape[0] == 1)
     block.evaluation_kernel[units, tiles](
-        seen, weights.kernel, weights[1:], plane(features), tuple(branches), layer, tile
+        source, weights.kernel, weights[1:], plane(features), tuple(branches), layer, tile
     )
 
 

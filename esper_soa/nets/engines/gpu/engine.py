@@ -17,14 +17,22 @@ from torch.utils._pytree import tree_leaves
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.data.images import crops_of
 from esper_soa.nets.engine import EngineChoice, NetsConfig, Sizes, TrainReport, ValidationReport
-from esper_soa.nets.engines.gpu import blocks, newborn, roster, training, tree, update, validation
-from esper_soa.nets.engines.gpu.kernels.newborn import Nursery
+from esper_soa.nets.engines.gpu import (
+    blocks,
+    newborn,
+    slot_flags,
+    training,
+    tree,
+    update,
+    validation,
+)
+from esper_soa.nets.engines.gpu.kernels.newborn import SeedInit
 from esper_soa.nets.engines.gpu.slots import num_programs, slot_table
-from esper_soa.nets.engines.gpu.step import Plans, crops_record, given_of
-from esper_soa.nets.engines.gpu.support import MOST_IMAGES
+from esper_soa.nets.engines.gpu.step import Plans, crops_record, pass_inputs
+from esper_soa.nets.engines.gpu.support import MAX_BATCH_IMAGES
 from esper_soa.nets.engines.gpu.training import TrainStep, TrainSums
-from esper_soa.nets.engines.gpu.validation import Extent, ValidationStep, ValidationSums
-from esper_soa.nets.gradients import unmeasured
+from esper_soa.nets.engines.gpu.validation import MemorySizes, ValidationStep, ValidationSums
+from esper_soa.nets.gradients import unmeasured_statistics
 from esper_soa.nets.graphs import StepCache, captured_call
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.seeds.pools import SlotSeeds, allocate
@@ -33,11 +41,11 @@ from esper_soa.nets.sgd import LearningRates
 from esper_soa.state import STATE_FLOAT, GradientStats
 from esper_soa.vocabulary import Stage
 
-NOWHERE = torch.device("meta")
+META_DEVICE = torch.device("meta")
 
 
 class ResidentSeeds(NamedTuple):
-    """What passes of an env-step know of the seeds of N networks with S slots, on the device."""
+    """Seeds of N networks with S slots in an env-step, on the device."""
 
     training: Tensor  # int32 [N, S], see roster.py
     validation: Tensor  # int32 [N, S]
@@ -53,34 +61,34 @@ class GpuEngine:
     steps: StepCache = field(default_factory=lambda: StepCache(capture=False))
     chosen: EngineChoice = EngineChoice(False, "Triton kernels for whole networks")
     plans: dict[tuple[HostShape, torch.device], Plans] = field(default_factory=dict)
-    nurseries: dict[tuple[int, ...], tuple[Nursery, ...]] = field(default_factory=dict)
+    seed_inits: dict[tuple[int, ...], tuple[SeedInit, ...]] = field(default_factory=dict)
 
-    def kept_bytes(self, nets: NetsConfig, sizes: Sizes, device: torch.device) -> int:
+    def persistent_bytes(self, nets: NetsConfig, sizes: Sizes, device: torch.device) -> int:
         """Of both steps with all that they work in, as they are on a device without values."""
-        plans = self._plans(nets.shape, NOWHERE)
+        plans = self._plans(nets.shape, META_DEVICE)
         num_slots = len(nets.shape.slots)
         rows = tree.level_rows(num_slots, max_rows(num_slots, nets.rows))
-        weights = allocate(nets.shape, sizes.num_envs, NOWHERE, torch.float32)
-        extent = Extent(
+        weights = allocate(nets.shape, sizes.num_envs, META_DEVICE, torch.float32)
+        extent = MemorySizes(
             sizes.num_envs, 1, _eval_batch(nets, sizes.val_samples), rows, num_programs(device)
         )
-        kept = (
+        arrays = (
             training.memory_of(nets, plans, weights, sizes.batch_size),
-            validation.memory_of(nets, plans, extent, NOWHERE),
+            validation.memory_of(nets, plans, extent, META_DEVICE),
         )
         own = _storages([rows for pool in _pools(weights) for rows in pool.values()])
-        return sum(size for place, size in _storages(kept).items() if place not in own)
+        return sum(size for place, size in _storages(arrays).items() if place not in own)
 
     def claim_(
         self, nets: NetsConfig, weights: TensorDict, seeds: SlotSeeds, keys: Tensor
     ) -> ResidentSeeds:
         """Where the env state lies: nothing is read by the host, whether seeds are born or not."""
         place = _places(weights, keys)[1:]
-        if place not in self.nurseries:
-            self.nurseries[place] = newborn.nurseries_of(weights, nets.shape)
+        if place not in self.seed_inits:
+            self.seed_inits[place] = newborn.seed_inits(weights, nets.shape)
         name = "claim", nets.detached_stages, nets.rows, place
         return captured_call(
-            self.steps, name, partial(_claimed_, nets, self.nurseries[place]), seeds, keys
+            self.steps, name, partial(_claimed_, nets, self.seed_inits[place]), seeds, keys
         )
 
     def train_(
@@ -100,16 +108,16 @@ class GpuEngine:
         crops = crops_of(feed)(envs, 0, num_batches)
         images = crops.first.shape[1]
         rates = LearningRates.of(nets.task, lr_factor)
-        given = given_of(crops, active_seeds.training, alpha)
+        inputs = pass_inputs(crops, active_seeds.training, alpha)
         sums = TrainSums(
             torch.stack([torch.full((), float(rate), device=device) for rate in rates]),
             torch.zeros(num_nets, device=device),
             torch.zeros(num_nets, dtype=torch.int64, device=device),
-            dict(unmeasured(alpha.shape, device).items()),
+            dict(unmeasured_statistics(alpha.shape, device).items()),
         )
         plans = self._plans(nets.shape, device)
-        cut = crops_record(crops.bank, given.first)
-        fresh = TrainStep(nets, plans, weights, given, sums, cut, images // num_batches)
+        cut = crops_record(crops.bank, inputs.first)
+        fresh = TrainStep(nets, plans, weights, inputs, sums, cut, images // num_batches)
         stride = nets.task.gradient_stride
         key = "train", images, num_batches, *_places(weights, crops.bank.lines)
         steps = range(num_batches // nets.accumulate)
@@ -140,7 +148,7 @@ class GpuEngine:
         crops = crops._replace(
             first=F.pad(crops.first, padding), labels=F.pad(crops.labels, padding, value=-1)
         )
-        given = given_of(crops, active_seeds.validation, alpha)
+        inputs = pass_inputs(crops, active_seeds.validation, alpha)
         sums = ValidationSums(
             active_seeds.levels,
             torch.zeros(num_nets, dtype=STATE_FLOAT, device=device),
@@ -148,10 +156,10 @@ class GpuEngine:
             torch.zeros(num_nets, dtype=torch.int64, device=device),
         )
         plans = self._plans(nets.shape, device)
-        cut = crops_record(crops.bank, given.first)
-        fresh = ValidationStep(nets, plans, weights, given, sums, cut, batch)
-        key = "validate", *given.first.shape, batch, *_places(weights, crops.bank.lines)
-        count = given.first.shape[1] // batch
+        cut = crops_record(crops.bank, inputs.first)
+        fresh = ValidationStep(nets, plans, weights, inputs, sums, cut, batch)
+        key = "validate", *inputs.first.shape, batch, *_places(weights, crops.bank.lines)
+        count = inputs.first.shape[1] // batch
         done = self.steps.run_(key, fresh, [0] * count).sums
         accuracy = 100.0 * done.correct.to(STATE_FLOAT) / done.counted[:, None]
         accuracy = torch.where(codes >= 0, accuracy, 0.0)
@@ -170,11 +178,11 @@ class GpuEngine:
 
 
 def _claimed_(
-    nets: NetsConfig, nurseries: tuple[Nursery, ...], seeds: SlotSeeds, keys: Tensor
+    nets: NetsConfig, seed_inits: tuple[SeedInit, ...], seeds: SlotSeeds, keys: Tensor
 ) -> ResidentSeeds:
-    newborn.begin_(nurseries, seeds, keys)
-    training = roster.training_roster(seeds, nets.detached_stages)
-    validation = roster.validation_roster(seeds, nets.detached_stages)
+    newborn.begin_(seed_inits, seeds, keys)
+    training = slot_flags.training_flags(seeds, nets.detached_stages)
+    validation = slot_flags.validation_flags(seeds, nets.detached_stages)
     codes = tree.codes_of(
         seeds.ablated, seeds.ablated & (seeds.stage == Stage.FOSSILIZED), nets.rows
     )
@@ -184,7 +192,7 @@ def _claimed_(
 
 def _eval_batch(nets: NetsConfig, images: int) -> int:
     """Images of a validation batch."""
-    return min(nets.eval_batch, images, MOST_IMAGES)
+    return min(nets.eval_batch, images, MAX_BATCH_IMAGES)
 
 
 def _places(weights: TensorDict, lines: Tensor) -> tuple[int, ...]:
@@ -201,5 +209,5 @@ def _pools(weights: TensorDict) -> list[TensorDict]:
 
 def _storages(tree: object) -> dict[int, int]:
     """Bytes of all memory in nested tensors, each once."""
-    found = (one.untyped_storage() for one in tree_leaves(tree) if isinstance(one, Tensor))
-    return {storage._cdata: storage.nbytes() for storage in found}
+    tensors = (one.untyped_storage() for one in tree_leaves(tree) if isinstance(one, Tensor))
+    return {storage._cdata: storage.nbytes() for storage in tensors}

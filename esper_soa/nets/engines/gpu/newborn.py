@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets.engines.gpu import program
-from esper_soa.nets.engines.gpu.kernels.newborn import Births, Nursery, newborn_kernel
+from esper_soa.nets.engines.gpu.kernels.newborn import NewSeeds, SeedInit, newborn_kernel
 from esper_soa.nets.engines.gpu.kernels.tiles import EXACT
 from esper_soa.nets.model.blueprints import gate_table, num_codes, seed_table
 from esper_soa.nets.model.host import HostShape
@@ -21,25 +21,25 @@ from esper_soa.nets.seeds.pools import SlotSeeds, row_layout
 TILE = 512  # columns
 
 
-def nurseries_of(weights: TensorDict, shape: HostShape) -> tuple[Nursery, ...]:
-    """How the seeds of every slot begin, on the device of the weights."""
-    return tuple(_nursery(weights, shape, slot) for slot in range(len(shape.slots)))
+def seed_inits(weights: TensorDict, shape: HostShape) -> tuple[SeedInit, ...]:
+    """Initialisation of the seeds of every slot, on the device of the weights."""
+    return tuple(_seed_init(weights, shape, slot) for slot in range(len(shape.slots)))
 
 
-def begin_(nurseries: tuple[Nursery, ...], seeds: SlotSeeds, keys: Tensor) -> None:
+def begin_(seed_inits: tuple[SeedInit, ...], seeds: SlotSeeds, keys: Tensor) -> None:
     """Initialise the rows of newborn seeds and clear the momentum that must start afresh.
 
     keys: int64 [N], streams of this env-step; every slot takes a sub-stream of its own.
     """
     given = seeds.newborn, seeds.fresh_momentum, seeds.blueprint, seeds.blend
     states = [one.contiguous() for one in given]
-    births = Births._make((*states, keys, tl.constexpr(len(nurseries))))
-    tiles = triton.cdiv(max(nursery.width.value for nursery in nurseries), TILE)
-    grid = keys.shape[0], tiles, len(nurseries)
-    newborn_kernel[grid](nurseries, births, num_slots=len(nurseries), tile=TILE, **EXACT)
+    new_seeds = NewSeeds._make((*states, keys, tl.constexpr(len(seed_inits))))
+    tiles = triton.cdiv(max(seed_init.width.value for seed_init in seed_inits), TILE)
+    grid = keys.shape[0], tiles, len(seed_inits)
+    newborn_kernel[grid](seed_inits, new_seeds, num_slots=len(seed_inits), tile=TILE, **EXACT)
 
 
-def _nursery(weights: TensorDict, shape: HostShape, slot: int) -> Nursery:
+def _seed_init(weights: TensorDict, shape: HostShape, slot: int) -> SeedInit:
     spec = shape.slots[slot]
     layout = row_layout(shape, slot)
     pool = weights["seeds", spec.name]
@@ -52,9 +52,11 @@ def _nursery(weights: TensorDict, shape: HostShape, slot: int) -> Nursery:
             facts[:, one.code, : table.total] = _columns(table)
             facts[:, one.code, layout.seed :] = _columns(gate)
     facts[2, :, layout.seed :] = 0  # a gate begins alike with every blend
-    bound, value, cleared = facts.to(pool["params"].device)
+    bound, value, initial_cleared = facts.to(pool["params"].device)
     numbers = tl.constexpr(width), tl.constexpr(layout.seed)
-    return Nursery(pool["params"], pool["momentum"], bound, value, cleared.byte(), *numbers)
+    return SeedInit(
+        pool["params"], pool["momentum"], bound, value, initial_cleared.byte(), *numbers
+    )
 
 
 def _columns(table: Table) -> Tensor:

@@ -32,13 +32,13 @@ def programs(blueprints: Blueprints, channels: int) -> np.ndarray:
     """int32 [codes, 1 + parts, FIELDS] for slots of C = `channels`; 0: codes that do not run."""
     running = [one for one in blueprints if runs(one)]
     longest = max((len(one.parts) for one in running), default=0)
-    found = np.zeros((num_codes(blueprints), 1 + longest, len(FIELDS)), dtype=np.int32)
+    table = np.zeros((num_codes(blueprints), 1 + longest, len(FIELDS)), dtype=np.int32)
     for one in running:
         rows = _rows(one, channels)
         numbers = seed_table(one, channels).total
-        found[one.code, 0, : len(HEAD)] = len(rows), not one.residual, numbers
-        found[one.code, 1 : 1 + len(rows)] = rows
-    return found
+        table[one.code, 0, : len(HEAD)] = len(rows), not one.residual, numbers
+        table[one.code, 1 : 1 + len(rows)] = rows
+    return table
 
 
 def num_maps(programs: np.ndarray) -> int:

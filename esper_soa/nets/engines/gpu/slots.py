@@ -18,10 +18,10 @@ from esper_soa.nets.engines.gpu.kernels.seed_forward import slot_branch_kernel, 
 from esper_soa.nets.engines.gpu.kernels.seed_weights import Share, seed_weights_kernel
 from esper_soa.nets.engines.gpu.kernels.tiles import (
     constants,
+    needs_float32,
     padded,
     product_precision,
     rows,
-    widened,
 )
 from esper_soa.nets.model.blueprints import GATE
 from esper_soa.nets.model.host import HostShape
@@ -29,7 +29,7 @@ from esper_soa.nets.seeds.pools import row_layout
 
 TILE_NUMBERS = 1024  # of a tile: pixels times lanes; with more the registers do not suffice
 IMAGES_PER_SPLIT = 8  # of a weight gradient's sum
-MOST_SPLITS = 16
+MAX_SPLITS = 16
 PROGRAMS_PER_PROCESSOR = 4
 
 
@@ -52,7 +52,7 @@ class SlotTable(NamedTuple):
         return self.programs.shape[1] - 1
 
 
-class WorkPlaces(NamedTuple):
+class SlotWorkspace(NamedTuple):
     """Memory of a slot for as many images as go through at a time; a batch's until `weights_`."""
 
     maps: Tensor
@@ -68,18 +68,18 @@ def slot_table(shape: HostShape, number: int, device: torch.device) -> SlotTable
     widest = max(channels, hidden, program.widest(programs))
     sizes = program.num_maps(programs), padded(widest), -(-widest // 8) * 8
     gate_at = row_layout(shape, number).seed
-    uploaded = torch.from_numpy(programs).to(device)
-    return SlotTable(number, len(shape.slots), channels, uploaded, *sizes, gate_at, hidden)
+    device_programs = torch.from_numpy(programs).to(device)
+    return SlotTable(number, len(shape.slots), channels, device_programs, *sizes, gate_at, hidden)
 
 
 def num_splits(batch: int) -> int:
     """Parts of the sums over a batch; depend on nothing else, so that no network's numbers do."""
-    return min(MOST_SPLITS, triton.cdiv(batch, IMAGES_PER_SPLIT))
+    return min(MAX_SPLITS, triton.cdiv(batch, IMAGES_PER_SPLIT))
 
 
-def work_places(
+def slot_workspace(
     table: SlotTable, places: int, size: tuple[int, int], like: Tensor, gradients: bool
-) -> WorkPlaces:
+) -> SlotWorkspace:
     """Memory for `places` images of (height, width), like `like`; gradients: with room for them."""
     area = size[0] * size[1]
     stride = table.stride
@@ -87,15 +87,15 @@ def work_places(
         places, table.parts + 2, VECTORS.value, table.lanes, dtype=torch.float32
     )
     room = like.new_empty(places if gradients else 1, table.parts, area, stride)
-    return WorkPlaces(like.new_empty(places, table.maps, area, stride), vectors, room)
+    return SlotWorkspace(like.new_empty(places, table.maps, area, stride), vectors, room)
 
 
 def slot_of(
     table: SlotTable,
-    roster: Tensor,
+    slot_flags: Tensor,
     alpha: Tensor,
     params: Tensor,
-    work: WorkPlaces,
+    work: SlotWorkspace,
     size: tuple[int, int],
     pooled: bool,
 ) -> KernelSlot:
@@ -108,9 +108,9 @@ def slot_of(
     tile = min(max(TILE_NUMBERS // lanes, 16), padded(size[0] * size[1]))
     sizes = *size, table.channels, work.maps.shape[3], lanes, tile, min(32, lanes)
     known = table.parts, table.maps, table.gate_at, table.gate_hidden, 2 if pooled else 1
-    shape = SlotShape(*constants(*sizes, *known, product_precision(dtype), widened(dtype)))
+    shape = SlotShape(*constants(*sizes, *known, product_precision(dtype), needs_float32(dtype)))
     place = tl.constexpr(table.number), tl.constexpr(table.num_slots)
-    return KernelSlot(roster, alpha, *place, table.programs, rows(params), *work, shape)
+    return KernelSlot(slot_flags, alpha, *place, table.programs, rows(params), *work, shape)
 
 
 def forward_(slot: KernelSlot, features: Tensor, pooled: Tensor, codes: Tensor) -> None:

@@ -16,11 +16,11 @@ from esper_soa.nets.data.images import ImageBank, ImageCrops
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.engines.gpu import blocks, slots
 from esper_soa.nets.engines.gpu.blocks import BlockPlan
-from esper_soa.nets.engines.gpu.kernels.head import Answers, KernelHead
+from esper_soa.nets.engines.gpu.kernels.head import HeadOutputs, KernelHead
 from esper_soa.nets.engines.gpu.kernels.images import Crops, cut_kernel
 from esper_soa.nets.engines.gpu.kernels.seed import KernelSlot
 from esper_soa.nets.engines.gpu.kernels.tiles import EXACT, constants, padded, rows
-from esper_soa.nets.engines.gpu.slots import SlotTable, WorkPlaces
+from esper_soa.nets.engines.gpu.slots import SlotTable, SlotWorkspace
 from esper_soa.nets.engines.gpu.update import TensorTable
 from esper_soa.nets.model.host import HostShape
 
@@ -35,21 +35,21 @@ class Plans(NamedTuple):
     tensors: list[TensorTable]
 
 
-class Given(NamedTuple):
-    """What tells one pass from another; memory of its own."""
+class PassInputs(NamedTuple):
+    """Inputs of a pass, in static buffers."""
 
     first: Tensor  # int64 [1 or N, images]: bytes of the bank at which images begin
     labels: Tensor  # int64 [1 or N, images]; -1 does not count
-    roster: Tensor  # int32 [N, S], see roster.py
+    slot_flags: Tensor  # int32 [N, S], see roster.py
     alpha: Tensor  # float32 [N, S]
     counter: Tensor  # int32 [1], batches so far
 
 
-def given_of(crops: ImageCrops, roster: Tensor, alpha: Tensor) -> Given:
+def pass_inputs(crops: ImageCrops, slot_flags: Tensor, alpha: Tensor) -> PassInputs:
     """Of a pass that begins."""
     counter = torch.zeros(1, dtype=torch.int32, device=alpha.device)
     images = crops.first.contiguous(), crops.labels.contiguous()
-    return Given(*images, roster, alpha.float().contiguous(), counter)
+    return PassInputs(*images, slot_flags, alpha.float().contiguous(), counter)
 
 
 @dataclass(eq=False)
@@ -59,7 +59,7 @@ class PassStep:
     nets: NetsConfig
     plans: Plans
     weights: TensorDict
-    given: Given
+    given: PassInputs
     sums: tuple[object, ...]  # what else differs between passes, and what they give
     crops: Crops  # of the bank; its `first` is the given one
     batch: int  # images of each network
@@ -73,12 +73,12 @@ class PassStep:
         host = self.weights["host"]
         return blocks.weights_of(plan, host["params"], host["statistics"])
 
-    def slot(self, place: tuple[int, int, bool], work: WorkPlaces) -> KernelSlot:
+    def slot(self, place: tuple[int, int, bool], work: SlotWorkspace) -> KernelSlot:
         """What the kernels of a slot read; place: slot, side, whether a pool follows."""
         number, side, pooled = place
         params = self.weights["seeds", self.nets.shape.slots[number].name, "params"]
         table = self.plans.slots[number]
-        known = self.given.roster, self.given.alpha
+        known = self.given.slot_flags, self.given.alpha
         return slots.slot_of(table, *known, params, work, (side, side), pooled)
 
     def head(self, features: Tensor) -> KernelHead:
@@ -104,11 +104,11 @@ class PassStep:
         )
 
 
-def answers_of(shape: HostShape, num_nets: int, batch: int, like: Tensor) -> Answers:
+def head_outputs(shape: HostShape, num_nets: int, batch: int, like: Tensor) -> HeadOutputs:
     """Room for what B = `batch` images of each of `num_nets` networks give."""
     size = (num_nets, batch)
     wide = like.new_empty(0, dtype=torch.float32)
-    return Answers(
+    return HeadOutputs(
         wide.new_empty(*size, padded(shape.segments[-1].input_shape[0])),
         wide.new_empty(*size, padded(shape.num_classes)),
         wide.new_empty(size),

@@ -20,10 +20,10 @@ from esper_soa.nets.model.host import HostShape, foreign_segments
 
 ENGINE = "esper_soa.nets.engines.gpu.engine"
 KINDS = (CONV_BLOCK, MEAN_LINEAR)  # of segments
-MOST_LANES = 128  # channels, or hidden units, of a block or of a seed's parts
+MAX_LANES = 128  # channels, or hidden units, of a block or of a seed's parts
 MOST_CLASSES = 1024
 # of a network in a batch: 65,535 tiles of 64 pixels are the most that a grid has
-MOST_IMAGES = 4095
+MAX_BATCH_IMAGES = 4095
 MIN_CAPABILITY = (8, 0)  # tensor cores for bfloat16
 
 
@@ -40,8 +40,8 @@ def unavailable_reason(device: torch.device) -> str | None:
         )
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
-        found, least = (".".join(map(str, version)) for version in (capability, MIN_CAPABILITY))
-        return f"the GPU has compute capability {found}, the kernels need {least}"
+        actual, least = (".".join(map(str, version)) for version in (capability, MIN_CAPABILITY))
+        return f"the GPU has compute capability {actual}, the kernels need {least}"
     return None
 
 
@@ -49,9 +49,9 @@ def obstacle(
     shape: HostShape, blueprints: Sequence[str], dtype: torch.dtype, batch_size: int
 ) -> str:
     """Why the kernels cannot take such hosts with seeds of these blueprints in `dtype`; or ""."""
-    foreign = foreign_segments(shape, KINDS)
-    if foreign:
-        return f"there is none for segments of the hosts: {foreign}"
+    unsupported = foreign_segments(shape, KINDS)
+    if unsupported:
+        return f"there is none for segments of the hosts: {unsupported}"
     known = {one.name for one in shape.blueprints if program.runs(one)}
     unknown = [one for one in blueprints if one not in known]
     widths = [one.channels for one in conv_segments(shape.segments)]
@@ -62,16 +62,16 @@ def obstacle(
         return f"there is none for {dtype}, which needs loss scales"
     if unknown:
         return f"there is none for the blueprint {', '.join(unknown)}"
-    if max(widths) > MOST_LANES:
-        return f"they hold at most {MOST_LANES} channels, not {max(widths)}"
+    if max(widths) > MAX_LANES:
+        return f"they hold at most {MAX_LANES} channels, not {max(widths)}"
     if shape.num_classes > MOST_CLASSES:
         return f"they hold at most {MOST_CLASSES} classes, not {shape.num_classes}"
-    if batch_size > MOST_IMAGES:
-        return f"they hold batches of at most {MOST_IMAGES} images, not {batch_size}"
+    if batch_size > MAX_BATCH_IMAGES:
+        return f"they hold batches of at most {MAX_BATCH_IMAGES} images, not {batch_size}"
     return ""
 
 
-def loaded_engine(steps: StepCache, chosen: EngineChoice) -> Engine:
+def load_engine(steps: StepCache, choice: EngineChoice) -> Engine:
     """The engine of the kernels, where they can run; steps: captured into CUDA graphs or not."""
-    engine: Engine = importlib.import_module(ENGINE).GpuEngine(steps, chosen)
+    engine: Engine = importlib.import_module(ENGINE).GpuEngine(steps, choice)
     return engine

@@ -13,11 +13,11 @@ from esper_soa.config.nets import IMAGE_SIZE
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.engines.gpu import blocks, slots, update
 from esper_soa.nets.engines.gpu.blocks import COLOURS, BlockMemory
-from esper_soa.nets.engines.gpu.kernels.head import Answers, head_kernel, head_sums_kernel
+from esper_soa.nets.engines.gpu.kernels.head import HeadOutputs, head_kernel, head_sums_kernel
 from esper_soa.nets.engines.gpu.kernels.seed import KernelSlot
 from esper_soa.nets.engines.gpu.kernels.update import Pool
-from esper_soa.nets.engines.gpu.slots import WorkPlaces
-from esper_soa.nets.engines.gpu.step import PassStep, Plans, activation_kind, answers_of, cut_
+from esper_soa.nets.engines.gpu.slots import SlotWorkspace
+from esper_soa.nets.engines.gpu.step import PassStep, Plans, activation_kind, cut_, head_outputs
 
 
 class TrainSums(NamedTuple):
@@ -36,12 +36,12 @@ class TrainMemory(NamedTuple):
     blocks: list[BlockMemory]
     pooled: list[Tensor]  # by block: features behind a slot's pool, else those of the block
     pooled_codes: list[Tensor]
-    places: list[WorkPlaces]  # by slot
+    places: list[SlotWorkspace]  # by slot
     gradients: list[Tensor]  # by block, of its features
     pooled_gradients: list[Tensor]
     partials: list[Tensor]  # of the hosts, then by slot
     pools: tuple[Pool, ...]
-    answers: Answers
+    answers: HeadOutputs
 
 
 @dataclass(eq=False)
@@ -56,7 +56,7 @@ class TrainStep(PassStep):
         if self.memory is None:
             self.memory = memory_of(self.nets, self.plans, self.weights, self.batch)
         memory = self.memory
-        roster = self.given.roster
+        slot_flags = self.given.slot_flags
         counter = self.given.counter
         count = self.nets.accumulate
         for number in range(count):
@@ -66,12 +66,12 @@ class TrainStep(PassStep):
             self._head_(memory, self._forward_(memory))
             self._backward_(memory)
             share = 1 / count if number == count - 1 else 1.0
-            update.sum_(memory.pools, roster, kept=number > 0, share=share)
+            update.sum_(memory.pools, slot_flags, accumulate=number > 0, share=share)
         if variant == 1:
             measures = update.measures_of(self.sums.gradients, self.nets.shape)
-            update.measure_(memory.pools, self.plans.tensors, roster, measures)
+            update.measure_(memory.pools, self.plans.tensors, slot_flags, measures)
         update.step_(
-            memory.pools, roster, update.rules_of(self.nets.task, self.sums.rates), counter
+            memory.pools, slot_flags, update.rules_of(self.nets.task, self.sums.rates), counter
         )
 
     def _forward_(self, memory: TrainMemory) -> Tensor:
@@ -83,8 +83,8 @@ class TrainStep(PassStep):
             x = memory.pooled[plan.number]
             codes = memory.pooled_codes[plan.number]
             for place in plan.places:
-                given = own.features if place[0] == plan.before else x
-                slots.forward_(self.slot(place, memory.places[place[0]]), given, x, codes)
+                inputs = own.features if place[0] == plan.before else x
+                slots.forward_(self.slot(place, memory.places[place[0]]), inputs, x, codes)
         return x
 
     def _head_(self, memory: TrainMemory, features: Tensor) -> None:
@@ -102,12 +102,14 @@ class TrainStep(PassStep):
         records = dict[int, KernelSlot]()
         for plan in reversed(self.plans.blocks):
             number = plan.number
-            behind = memory.pooled_gradients[number]
+            pooled_gradient = memory.pooled_gradients[number]
             codes = memory.pooled_codes[number]
             for place in reversed(plan.places):
-                given = memory.gradients[number] if place[0] == plan.before else behind
+                output_gradient = (
+                    memory.gradients[number] if place[0] == plan.before else pooled_gradient
+                )
                 records[place[0]] = self.slot(place, memory.places[place[0]])
-                slots.backward_(records[place[0]], given, behind, codes)
+                slots.backward_(records[place[0]], output_gradient, pooled_gradient, codes)
             x = memory.pooled[number - 1] if number else memory.images
             room = memory.pooled_gradients[number - 1] if number else None
             gradients = memory.gradients[number], room
@@ -132,20 +134,20 @@ def memory_of(nets: NetsConfig, plans: Plans, weights: TensorDict, batch: int) -
         pooled.append(images.new_empty(size) if plan.slot_pool else memory.features)
         codes.append(images.new_empty(size, dtype=torch.uint8) if plan.slot_pool else memory.codes)
     gradients = [torch.empty_like(memory.features) for memory in own]
-    behind = [
+    pooled_gradients = [
         torch.empty_like(features) if plan.slot_pool else gradient
         for plan, features, gradient in zip(plans.blocks, pooled, gradients, strict=True)
     ]
     sides = {slot: side for plan in plans.blocks for slot, side, _ in plan.places}
     places = [
-        slots.work_places(table, num_nets * batch, (sides[table.number],) * 2, images, True)
+        slots.slot_workspace(table, num_nets * batch, (sides[table.number],) * 2, images, True)
         for table in plans.slots
     ]
     seeds = [weights["seeds", spec.name, "params"] for spec in shape.slots]
     partials = [params.new_zeros(num_nets, blocks.num_splits(batch, shape), params.shape[1])]
     partials += [rows.new_zeros(num_nets, slots.num_splits(batch), rows.shape[1]) for rows in seeds]
     pools = update.pools_of(weights, shape, plans.slots, partials)
-    answers = answers_of(shape, num_nets, batch, images)
+    answers = head_outputs(shape, num_nets, batch, images)
     return TrainMemory(
-        images, own, pooled, codes, places, gradients, behind, partials, pools, answers
+        images, own, pooled, codes, places, gradients, pooled_gradients, partials, pools, answers
     )

@@ -45,8 +45,8 @@ def codes_of(ablated: Tensor, fossil: Tensor, rows: SubsetRows) -> Tensor:
     most = max_rows(num_slots, rows)
     if num_slots <= EXACT_SLOTS:
         return every
-    kept = torch.where(fossil, bits, 0).sum(1, keepdim=True)
-    few = _few_codes(ablated, (full, kept), bits, rows)
+    fossil_codes = torch.where(fossil, bits, 0).sum(1, keepdim=True)
+    few = _few_codes(ablated, (full, fossil_codes), bits, rows)
     few, every = (
         F.pad(one, (0, most - one.shape[1]), value=-1) for one in (few[:, :most], every[:, :most])
     )
@@ -57,19 +57,19 @@ def _few_codes(
     ablated: Tensor, known: tuple[Tensor, Tensor], bits: Tensor, rows: SubsetRows
 ) -> Tensor:
     """int64 [N, .]: subsets for more than EXACT_SLOTS seeds; known: the full set, the fossils."""
-    full, kept = known
-    wanted = [full, torch.where(ablated, full - bits, -1), torch.where(ablated, bits, -1)]
-    wanted += [torch.zeros_like(full), kept]
+    full, fossil_codes = known
+    needed = [full, torch.where(ablated, full - bits, -1), torch.where(ablated, bits, -1)]
+    needed += [torch.zeros_like(full), fossil_codes]
     if rows.pairs:
         one, other = torch.triu_indices(len(bits), len(bits), 1, device=bits.device).unbind(0)
-        both = ablated.index_select(1, one) & ablated.index_select(1, other)
-        wanted.append(
-            torch.where(both, bits.index_select(0, one) | bits.index_select(0, other), -1)
+        pair_ablated = ablated.index_select(1, one) & ablated.index_select(1, other)
+        needed.append(
+            torch.where(pair_ablated, bits.index_select(0, one) | bits.index_select(0, other), -1)
         )
-    wanted += [full & code for code in rows.codes]
-    codes = torch.cat(wanted, dim=1)
-    repeated = (codes[:, :, None] == codes[:, None, :]).tril(-1).any(-1)
-    codes = torch.where(repeated, -1, codes)
+    needed += [full & code for code in rows.codes]
+    codes = torch.cat(needed, dim=1)
+    is_repeated = (codes[:, :, None] == codes[:, None, :]).tril(-1).any(-1)
+    codes = torch.where(is_repeated, -1, codes)
     return codes.gather(1, (codes < 0).int().argsort(dim=1, stable=True))
 
 
@@ -91,13 +91,13 @@ def levels_of(codes: Tensor, order: tuple[int, ...]) -> list[TreeLevel]:
     for slot, rows in zip(order, level_rows(len(order), most), strict=True):
         mask |= 1 << slot
         prefix = torch.where(known, codes & mask, -1)
-        alike = (prefix[:, :, None] == prefix[:, None, :]).int()
-        first = known & (alike.argmax(2) == torch.arange(most, device=codes.device))
+        is_equal = (prefix[:, :, None] == prefix[:, None, :]).int()
+        first = known & (is_equal.argmax(2) == torch.arange(most, device=codes.device))
         rank = first.cumsum(1) - 1
-        own = rank.gather(1, alike.argmax(2))
+        own = rank.gather(1, is_equal.argmax(2))
         origins = codes.new_zeros(codes.shape[0], rows + 1)
-        came = 2 * before + (codes >> slot & 1)
-        origins.scatter_(1, torch.where(first, own, rows), came)
+        child = 2 * before + (codes >> slot & 1)
+        origins.scatter_(1, torch.where(first, own, rows), child)
         levels.append(TreeLevel(first.sum(1).int(), origins[:, :rows].int().contiguous()))
         before = own
     return levels

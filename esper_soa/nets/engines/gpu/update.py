@@ -45,16 +45,16 @@ def tensor_table(shape: HostShape, slot: int, device: torch.device) -> TensorTab
     lists = {one.code: seed_table(one, channels).sizes for one in known}
     codes = 1 + max(lists, default=0)
     gate = gate_table(channels).sizes
-    found = np.zeros(
+    table = np.zeros(
         (codes + 1, max(len(sizes) for sizes in (gate, *lists.values())), 2), dtype=np.int32
     )
     for row, sizes, start in [
         *((code, sizes, 0) for code, sizes in lists.items()),
         (-1, gate, row_layout(shape, slot).seed),
     ]:
-        found[row, : len(sizes), 0] = start + np.array([0, *itertools.accumulate(sizes)][:-1])
-        found[row, : len(sizes), 1] = sizes
-    return TensorTable(torch.from_numpy(found).to(device), found.shape[1], codes)
+        table[row, : len(sizes), 0] = start + np.array([0, *itertools.accumulate(sizes)][:-1])
+        table[row, : len(sizes), 1] = sizes
+    return TensorTable(torch.from_numpy(table).to(device), table.shape[1], codes)
 
 
 def pools_of(
@@ -63,7 +63,7 @@ def pools_of(
     """Pools of hosts and slots, with room for gradients; partials: [n, splits, width] of each."""
     stores = [weights["host"], *(weights["seeds", spec.name] for spec in shape.slots)]
     tiles = triton.cdiv(max(store["params"].shape[1] for store in stores), TILE)
-    found = []
+    pools = []
     for number, (store, part) in enumerate(zip(stores, partials, strict=True), start=-1):
         table = tables[max(number, 0)] if tables else None
         gradient = torch.empty_like(store["params"])
@@ -73,8 +73,8 @@ def pools_of(
         sizes += constants(0, 0) if table is None else constants(table.parts, table.gate_at)
         none = torch.zeros(1, dtype=torch.int32, device=gradient.device)
         programs = none if table is None else table.programs
-        found.append(Pool(*own, part, gradient, squares, programs, *sizes))
-    return tuple(found)
+        pools.append(Pool(*own, part, gradient, squares, programs, *sizes))
+    return tuple(pools)
 
 
 def rules_of(task: TaskConfig, rates: Tensor) -> KernelRules:
@@ -91,28 +91,30 @@ def measures_of(gradients: dict[str, Tensor], shape: HostShape) -> Measures:
     return Measures(*fields, *constants(*numbers))
 
 
-def sum_(pools: tuple[Pool, ...], roster: Tensor, kept: bool = False, share: float = 1.0) -> None:
+def sum_(
+    pools: tuple[Pool, ...], slot_flags: Tensor, accumulate: bool = False, share: float = 1.0
+) -> None:
     """Gradients of all rows from their partials, `share` of them; kept: added to those there."""
     update.sum_kernel[_grid(pools)](
-        pools, roster, num_pools=len(pools), tile=TILE, kept=kept, share=share
+        pools, slot_flags, num_pools=len(pools), tile=TILE, accumulate=accumulate, share=share
     )
 
 
-def step_(pools: tuple[Pool, ...], roster: Tensor, rules: KernelRules, counter: Tensor) -> None:
+def step_(pools: tuple[Pool, ...], slot_flags: Tensor, rules: KernelRules, counter: Tensor) -> None:
     """One step of SGD of all rows that learn; counts the batch."""
     update.step_kernel[_grid(pools)](
-        pools, roster, rules, counter, num_pools=len(pools), tile=TILE, **EXACT
+        pools, slot_flags, rules, counter, num_pools=len(pools), tile=TILE, **EXACT
     )
 
 
 def measure_(
-    pools: tuple[Pool, ...], tables: list[TensorTable], roster: Tensor, measures: Measures
+    pools: tuple[Pool, ...], tables: list[TensorTable], slot_flags: Tensor, measures: Measures
 ) -> None:
     """Gradient statistics of the seeds that are to be measured."""
     num_nets, num_tiles = pools[0].squares.shape
     known = tuple(tuple(table) for table in tables)
     update.measure_kernel[num_nets, len(tables)](
-        pools, known, roster, measures, num_tiles, num_slots=len(tables), tile=TILE
+        pools, known, slot_flags, measures, num_tiles, num_slots=len(tables), tile=TILE
     )
 
 

@@ -11,13 +11,13 @@ from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.engines.gpu import blocks, slots
 from esper_soa.nets.engines.gpu.blocks import COLOURS, Branches
 from esper_soa.nets.engines.gpu.kernels.head import (
-    Answers,
+    HeadOutputs,
     advance_kernel,
     evaluation_sums_kernel,
     head_evaluate_kernel,
 )
-from esper_soa.nets.engines.gpu.slots import WorkPlaces
-from esper_soa.nets.engines.gpu.step import PassStep, Plans, activation_kind, answers_of, cut_
+from esper_soa.nets.engines.gpu.slots import SlotWorkspace
+from esper_soa.nets.engines.gpu.step import PassStep, Plans, activation_kind, cut_, head_outputs
 from esper_soa.nets.engines.gpu.tree import TreeLevel
 
 
@@ -35,9 +35,9 @@ class ValidationMemory(NamedTuple):
 
     images: Tensor  # [1 or N, B, 1024, COLOURS]
     features: list[Tensor]  # by segment of the chain: [N * rows, B, H*W, C]
-    places: dict[int, WorkPlaces]  # by slot
+    places: dict[int, SlotWorkspace]  # by slot
     spares: dict[int, Tensor]  # by slot: [programs, H*W, C]
-    answers: Answers
+    answers: HeadOutputs
     one: Tensor  # int32 [N], the rows before the first slot
 
 
@@ -50,22 +50,22 @@ class ValidationStep(PassStep):
 
     def step_(self, variant: int) -> None:
         """One batch under all subset rows."""
-        given = self.given
+        inputs = self.given
         sums = self.sums
         if self.memory is None:
-            programs = slots.num_programs(given.first.device)
+            programs = slots.num_programs(inputs.first.device)
             rows = [level.rows for level in sums.levels]
-            size = given.roster.shape[0], given.first.shape[0], self.batch
-            extent = Extent(*size, rows, programs)
-            self.memory = memory_of(self.nets, self.plans, extent, given.first.device)
+            size = inputs.slot_flags.shape[0], inputs.first.shape[0], self.batch
+            extent = MemorySizes(*size, rows, programs)
+            self.memory = memory_of(self.nets, self.plans, extent, inputs.first.device)
         memory = self.memory
-        cut_(self.crops, given.counter, memory.images)
+        cut_(self.crops, inputs.counter, memory.images)
         features, branches = self._forward_(memory)
         units, batch = features.shape[:2]
         head = self.head(features)
         head_evaluate_kernel[units, batch](features, memory.answers, tuple(branches), head)
         evaluation_sums_kernel[units,](memory.answers, sums[1:], tuple(branches), head)
-        advance_kernel[1,](given.counter)
+        advance_kernel[1,](inputs.counter)
 
     def _forward_(self, memory: ValidationMemory) -> tuple[Tensor, Branches]:
         """Features behind the last block, and their rows."""
@@ -80,17 +80,17 @@ class ValidationStep(PassStep):
             for place in plan.places:
                 number = place[0]
                 slot = self.slot(place, memory.places[number])
-                behind = next(room)
+                pooled = next(room)
                 level = next(levels)
                 tree = branches.rows, level.rows, *level
-                slots.branch_(slot, x, behind, memory.spares[number], tree)
-                x = behind
+                slots.branch_(slot, x, pooled, memory.spares[number], tree)
+                x = pooled
                 branches = Branches(level.rows, level.counts)
         return x, branches
 
 
-class Extent(NamedTuple):
-    """What decides how much memory a step takes."""
+class MemorySizes(NamedTuple):
+    """Sizes that determine the memory of a step."""
 
     num_nets: int  # N
     image_sets: int  # 1, or N where every network has its own
@@ -100,16 +100,16 @@ class Extent(NamedTuple):
 
 
 def memory_of(
-    nets: NetsConfig, plans: Plans, extent: Extent, device: torch.device
+    nets: NetsConfig, plans: Plans, extent: MemorySizes, device: torch.device
 ) -> ValidationMemory:
     """Memory of a step."""
     size = (extent.image_sets, extent.batch, IMAGE_SIZE**2, COLOURS)
     kind = activation_kind(nets)
     images = torch.empty(size, dtype=kind, device=device)
     last = 1
-    left = iter(extent.rows)
+    row_counts = iter(extent.rows)
     features = list[Tensor]()
-    places = dict[int, WorkPlaces]()
+    places = dict[int, SlotWorkspace]()
     spares = dict[int, Tensor]()
 
     def room(side: int, channels: int) -> Tensor:
@@ -118,12 +118,12 @@ def memory_of(
     for plan in plans.blocks:
         features.append(room(plan.norm_side, plan.outputs))
         for number, side, pooled in plan.places:
-            last = next(left)
+            last = next(row_counts)
             features.append(room(side // 2 if pooled else side, plan.outputs))
-            places[number] = slots.work_places(
+            places[number] = slots.slot_workspace(
                 plans.slots[number], extent.programs, (side, side), images, False
             )
             spares[number] = images.new_empty(extent.programs, side**2, plan.outputs)
-    answers = answers_of(nets.shape, extent.num_nets * last, extent.batch, images)
+    answers = head_outputs(nets.shape, extent.num_nets * last, extent.batch, images)
     one = torch.ones(extent.num_nets, dtype=torch.int32, device=device)
     return ValidationMemory(images, features, places, spares, answers, one)

@@ -104,8 +104,8 @@ class TrainingChunk:
         sgd_(self.params, self.momentum, host_grad, host_rule)
         for active, grad in zip(self.trained, seed_grads, strict=True):
             sgd_(active.params, active.momentum, grad, seed_rule)
-        for nets, now, old in before:
-            where_finite_(of_nets(finite, nets), now, old)
+        for nets, rows, old in before:
+            where_finite_(of_nets(finite, nets), rows, old)
         if self.scales is not None:
             self.scales.update_(finite)
 
@@ -154,8 +154,8 @@ class TrainingChunk:
                 host = of_nets(host_grad, group.nets)
                 valid = of_nets(finite, group.nets)
                 for name, values in gradient_statistics(host, grad, active.sizes).items():
-                    kept = gradients[name][group.rows, group.slot]
-                    gradients[name][group.rows, group.slot] = torch.where(valid, values, kept)
+                    gradient = gradients[name][group.rows, group.slot]
+                    gradients[name][group.rows, group.slot] = torch.where(valid, values, gradient)
 
     def write_back_(self) -> None:
         """Return the rows of hosts and seeds to the pools."""

@@ -76,7 +76,7 @@ class ValidationChunk:
         rows = list(final_rows)
         loss = torch.zeros(num_nets, dtype=STATE_FLOAT, device=self.env_numbers.device)
         correct = torch.zeros(len(rows), num_nets, dtype=torch.int64, device=loss.device)
-        counted = torch.zeros_like(loss)
+        correct_counts = torch.zeros_like(loss)
         for inputs, labels in self.shared.feed.batches(self.env_numbers, nets.eval_batch):
             targets = labels.expand(-1, num_nets, *labels.shape[2:])
             seeds = SubsetSeeds(self.actives, num_nets, plan, labels.shape[0])
@@ -86,5 +86,5 @@ class ValidationChunk:
                 losses, right = evaluate_loss(nets.shape, self.folded, batch, seeds, rows[0])
             loss += losses
             correct += torch.stack([right[row] for row in rows])
-            counted += (targets >= 0).transpose(0, 1).flatten(1).sum(1)
-        return loss / counted, 100.0 * correct.T.to(STATE_FLOAT) / counted[:, None]
+            correct_counts += (targets >= 0).transpose(0, 1).flatten(1).sum(1)
+        return loss / correct_counts, 100.0 * correct.T.to(STATE_FLOAT) / correct_counts[:, None]

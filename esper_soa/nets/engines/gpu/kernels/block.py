@@ -52,9 +52,9 @@ def conv_kernel(x, weight, output, partials, layer, tile):
     store_pixels(output, env, span, layer.outputs, values, tile.outputs)
     count = tl.sum(span[1].to(tl.float32), axis=0)
     mean = tl.sum(tl.where(span[1][:, None], values, 0.0), axis=0) / count
-    apart = tl.where(span[1][:, None], values - mean[None, :], 0.0)
+    centred = tl.where(span[1][:, None], values - mean[None, :], 0.0)
     place = partials + (env * tl.num_programs(1) + part) * 2 * layer.outputs
-    store_rows(place, (mean, tl.sum(apart * apart, axis=0)), layer, tile)
+    store_rows(place, (mean, tl.sum(centred * centred, axis=0)), layer, tile)
 
 
 @triton.jit
@@ -70,8 +70,8 @@ def statistics_kernel(partials, statistics, running, num_tiles, layer, tile):
     for first in range(0, num_tiles, tile.pixels):
         means, count = tile_moments(start, first, num_tiles, layer, tile)
         centred, _ = tile_moments(start + layer.outputs, first, num_tiles, layer, tile)
-        apart = means - mean[None, :]
-        squares += tl.sum(centred + apart * apart * count[:, None], axis=0)
+        deviation = means - mean[None, :]
+        squares += tl.sum(centred + deviation * deviation * count[:, None], axis=0)
     variance = squares / layer.num_pixels
     inverse = 1.0 / tl.sqrt(variance + NORM_EPS)
     store_rows(statistics + env * 2 * layer.outputs, (mean, inverse), layer, tile)
@@ -129,8 +129,8 @@ def norm_pool_kernel(output, statistics, affine, pooled, codes, layer, tile):
     code = tl.zeros((tile.pixels, tile.outputs), tl.int32)
     for down in tl.static_range(layer.pool):
         for right in tl.static_range(layer.pool):
-            here = window_pixel(span[0], down, right, layer), span[1]
-            values = load_pixels(output, env, here, layer.outputs, tile.outputs).to(tl.float32)
+            window = window_pixel(span[0], down, right, layer), span[1]
+            values = load_pixels(output, env, window, layer.outputs, tile.outputs).to(tl.float32)
             values = (values - mean[None, :]) * scale[None, :] + shift[None, :]
             better = (values > best) | (values != values)
             code = tl.where(better, layer.pool * down + right, code)
@@ -152,14 +152,14 @@ def norm_sums_kernel(upstream, statistics, partials, layer, tile):
     span = span_of(part, num_pooled(layer), tile)
     channel = tl.arange(0, tile.outputs)
     code = load_pixels(upstream.codes, env, span, layer.outputs, tile.outputs).to(tl.int32)
-    passed = span[1][:, None] & (code != NO_GRADIENT) & (channel < layer.outputs)[None, :]
+    has_gradient = span[1][:, None] & (code != NO_GRADIENT) & (channel < layer.outputs)[None, :]
     gradient = load_pixels(upstream.gradient, env, span, layer.outputs, tile.outputs)
-    gradient = tl.where(passed, gradient.to(tl.float32), 0.0)
+    gradient = tl.where(has_gradient, gradient.to(tl.float32), 0.0)
     source = window_pixel(span[0][:, None], code // layer.pool, code % layer.pool, layer)
-    values = at(upstream.output, env, source, channel, passed).to(tl.float32)
+    values = at(upstream.output, env, source, channel, has_gradient).to(tl.float32)
     mean = load_row(statistics, 2 * env, layer.outputs, tile.outputs)
     scale = load_row(statistics, 2 * env + 1, layer.outputs, tile.outputs)
-    products = tl.where(passed, gradient * (values - mean[None, :]) * scale[None, :], 0.0)
+    products = tl.where(has_gradient, gradient * (values - mean[None, :]) * scale[None, :], 0.0)
     place = partials + (env * tl.num_programs(1) + part) * 2 * layer.outputs
     store_rows(place, (tl.sum(gradient, axis=0), tl.sum(products, axis=0)), layer, tile)
 
@@ -200,10 +200,10 @@ def gradient_taps(upstream, env, span, columns, size: tl.constexpr, layer):
     width: tl.constexpr = layer.width // layer.pool
     pooled = place // (layer.height * layer.width) * height + row // layer.pool
     pooled = pooled * width + column // layer.pool
-    covered = inside & (row < height * layer.pool) & (column < width * layer.pool)
-    code = at(upstream.codes, env, pooled, channel, covered).to(tl.int32)
-    chosen = covered & (code == row % layer.pool * layer.pool + column % layer.pool)
-    gradient = at(upstream.gradient, env, pooled, channel, chosen).to(tl.float32)
+    in_map = inside & (row < height * layer.pool) & (column < width * layer.pool)
+    code = at(upstream.codes, env, pooled, channel, in_map).to(tl.int32)
+    is_maximum = in_map & (code == row % layer.pool * layer.pool + column % layer.pool)
+    gradient = at(upstream.gradient, env, pooled, channel, is_maximum).to(tl.float32)
     output = at(upstream.output, env, place, channel, inside).to(tl.float32)
     start = upstream.coefficients + env * 4 * layer.outputs + channel
     known = columns < layer.outputs * size * size
@@ -275,8 +275,8 @@ def evaluation_kernel(x, weight, norm, pooled, branches, layer, tile):
         best = tl.full((tile.pixels, tile.outputs), float("-inf"), tl.float32)
         for down in tl.static_range(layer.pool):
             for right in tl.static_range(layer.pool):
-                here = window_pixel(span[0], down, right, layer), span[1]
-                values = conv_tile(x, unit, weight, env, here, layer, tile)
+                window = window_pixel(span[0], down, right, layer), span[1]
+                values = conv_tile(x, unit, weight, env, window, layer, tile)
                 values = (values - mean[None, :]) * gain[None, :] + shift[None, :]
                 best = tl.where((values > best) | (values != values), values, best)
         best = tl.where(best < 0, 0.0, best)

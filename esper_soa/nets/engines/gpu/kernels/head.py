@@ -29,7 +29,7 @@ class KernelHead(NamedTuple):
     tile: tl.constexpr  # pixels
 
 
-class Answers(NamedTuple):
+class HeadOutputs(NamedTuple):
     """What the images of n networks gave, for the sums over them."""
 
     mean: Tensor  # float32 [n, B, channel_lanes], of the pixels
@@ -66,7 +66,7 @@ def labels_of(head, env):
 
 
 @triton.jit
-def answer(features, head, env, image):
+def head_logits(features, head, env, image):
     """(mean, weights, logits, loss, whether the label wins as int32, the label) of one image.
 
     As torch's argmax: the first of equals wins, and NaN is greatest.
@@ -78,14 +78,14 @@ def answer(features, head, env, image):
     bias = tl.load(start_of(head.bias, env) + classes, mask=known, other=0.0)
     logits = tl.sum(weights * mean[None, :], axis=1) + bias
     label = tl.load(labels_of(head, env) + image)
-    shown = tl.where(known, logits, float("-inf"))
-    largest = tl.max(tl.where(shown == shown, shown, float("-inf")), axis=0)
-    whole = largest + tl.log(tl.sum(tl.where(known, tl.exp(logits - largest), 0.0), axis=0))
-    loss = whole - tl.sum(tl.where(classes == label, logits, 0.0), axis=0)
+    masked = tl.where(known, logits, float("-inf"))
+    largest = tl.max(tl.where(masked == masked, masked, float("-inf")), axis=0)
+    log_sum = largest + tl.log(tl.sum(tl.where(known, tl.exp(logits - largest), 0.0), axis=0))
+    loss = log_sum - tl.sum(tl.where(classes == label, logits, 0.0), axis=0)
     broken = known & (logits != logits)
     best = tl.where(tl.sum(broken.to(tl.int32), axis=0) > 0, broken, known & (logits == largest))
     winner = tl.min(tl.where(best, classes, head.class_lanes), axis=0)
-    return mean, weights, logits - whole, loss, (winner == label).to(tl.int32), label
+    return mean, weights, logits - log_sum, loss, (winner == label).to(tl.int32), label
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def head_kernel(features, gradient, answers, head):
     image = tl.program_id(1)
     place = env * head.batch + image
     start = place * (head.area * head.channels)
-    mean, weights, logs, loss, correct, label = answer(features + start, head, env, image)
+    mean, weights, logs, loss, correct, label = head_logits(features + start, head, env, image)
     classes = tl.arange(0, head.class_lanes)
     channel = tl.arange(0, head.channel_lanes)
     logit = tl.exp(logs) - (classes == label).to(tl.float32)
@@ -163,8 +163,8 @@ def head_evaluate_kernel(features, answers, branches, head):
     env = unit // branches[0]
     if unit % branches[0] < tl.load(branches[1] + env):
         place = unit * head.batch + image
-        here = features + place * (head.area * head.channels)
-        _, _, _, loss, correct, label = answer(here, head, env, image)
+        pointer = features + place * (head.area * head.channels)
+        _, _, _, loss, correct, label = head_logits(pointer, head, env, image)
         tl.store(answers.loss + place, tl.where(label < 0, 0.0, loss))
         tl.store(answers.correct + place, tl.where(label < 0, 0, correct))
 

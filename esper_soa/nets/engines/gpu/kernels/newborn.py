@@ -19,7 +19,7 @@ MIX_B = tl.constexpr(streams._signed(streams._MIX_B))
 MULTIPLY = tl.constexpr(Blend.MULTIPLY)
 
 
-class Births(NamedTuple):
+class NewSeeds(NamedTuple):
     """What the env state says of N networks with S slots, and the streams of an env-step."""
 
     newborn: Tensor  # bool [N, S]
@@ -30,7 +30,7 @@ class Births(NamedTuple):
     num_slots: tl.constexpr
 
 
-class Nursery(NamedTuple):
+class SeedInit(NamedTuple):
     """Rows of a slot and how its seeds begin: at value + bound * U(-1, 1), by column."""
 
     params: Tensor  # float32 [N, width]
@@ -59,34 +59,34 @@ def fold(key, coordinate):
 
 
 @triton.jit
-def newborn_kernel(nurseries, births, num_slots: tl.constexpr, tile: tl.constexpr):
+def newborn_kernel(seed_inits, new_seeds, num_slots: tl.constexpr, tile: tl.constexpr):
     """Fresh rows and momentum where they are due. Grid (N, tiles of the widest row, S)."""
     env = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * tile + tl.arange(0, tile)
     for slot in tl.static_range(num_slots):
         if tl.program_id(2) == slot:
-            begin(nurseries[slot], births, env, column, slot)
+            begin(seed_inits[slot], new_seeds, env, column, slot)
 
 
 @triton.jit
-def begin(nursery, births, env, column, slot: tl.constexpr):
+def begin(seed_init, new_seeds, env, column, slot: tl.constexpr):
     """The columns [tile] of one row."""
-    place = env * births.num_slots + slot
-    inside = column < nursery.width
-    target = env * nursery.width + column
-    if tl.load(births.newborn + place) != 0:
-        code = tl.load(births.blueprint + place)
-        blend = tl.load(births.blend + place)
-        own = fold(tl.load(births.keys + env), tl.full((1,), slot, tl.int64))
-        gate = column >= nursery.gate_at
+    place = env * new_seeds.num_slots + slot
+    inside = column < seed_init.width
+    target = env * seed_init.width + column
+    if tl.load(new_seeds.newborn + place) != 0:
+        code = tl.load(new_seeds.blueprint + place)
+        blend = tl.load(new_seeds.blend + place)
+        own = fold(tl.load(new_seeds.keys + env), tl.full((1,), slot, tl.int64))
+        gate = column >= seed_init.gate_at
         key = fold(own, gate.to(tl.int64))
-        counter = tl.where(gate, column - nursery.gate_at, column).to(tl.int64)
+        counter = tl.where(gate, column - seed_init.gate_at, column).to(tl.int64)
         draw = shifted_right(fold(key, counter), 40).to(tl.float32) * (1.0 / (1 << 24))
-        at = code * nursery.width + column
-        bound = tl.load(nursery.bound + at, mask=inside, other=0.0)
-        values = tl.load(nursery.value + at, mask=inside, other=0.0) + bound * (2.0 * draw - 1.0)
-        cleared = tl.load(nursery.cleared + at, mask=inside, other=0)
-        values = tl.where((cleared != 0) & (blend == MULTIPLY), 0.0, values)
-        tl.store(nursery.params + target, values, mask=inside)
-    if tl.load(births.fresh_momentum + place) != 0:
-        tl.store(nursery.momentum + target, tl.zeros_like(column).to(tl.float32), mask=inside)
+        at = code * seed_init.width + column
+        bound = tl.load(seed_init.bound + at, mask=inside, other=0.0)
+        values = tl.load(seed_init.value + at, mask=inside, other=0.0) + bound * (2.0 * draw - 1.0)
+        cleared_mask = tl.load(seed_init.cleared + at, mask=inside, other=0)
+        values = tl.where((cleared_mask != 0) & (blend == MULTIPLY), 0.0, values)
+        tl.store(seed_init.params + target, values, mask=inside)
+    if tl.load(new_seeds.fresh_momentum + place) != 0:
+        tl.store(seed_init.momentum + target, tl.zeros_like(column).to(tl.float32), mask=inside)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper_soa.nets.engines.gpu import program, roster
+from esper_soa.nets.engines.gpu import program, slot_flags
 from esper_soa.nets.engines.gpu.kernels.tiles import NORM_EPS, Rows, load_map
 
 FIELDS = tl.constexpr(len(program.FIELDS))
@@ -23,10 +23,10 @@ COUNT, REPLACING, PARAMETERS = (tl.constexpr(place) for place in range(len(progr
 END, CONV, DEPTH, SOFT_NORM, EXCITE = map(tl.constexpr, program.KINDS)
 NORMED, RELU, BIASED = map(tl.constexpr, program.FLAGS)
 RUNNING, THROUGH, MULTIPLIED, GATED, DETACHED, FROZEN, MEASURED, ABLATED = map(
-    tl.constexpr, roster.FLAGS
+    tl.constexpr, slot_flags.FLAGS
 )
-CODE_SHIFT = tl.constexpr(roster.CODE_SHIFT)
-FLAG_BITS = tl.constexpr((1 << roster.CODE_SHIFT) - 1)
+CODE_SHIFT = tl.constexpr(slot_flags.CODE_SHIFT)
+FLAG_BITS = tl.constexpr((1 << slot_flags.CODE_SHIFT) - 1)
 VECTORS = tl.constexpr(8)  # per part; what they hold:
 # value = act((map - centre) gain + shift)
 CENTRE, GAIN, SHIFT, INVERSE = (tl.constexpr(place) for place in range(4))
@@ -59,7 +59,7 @@ class SlotShape(NamedTuple):
 class KernelSlot(NamedTuple):
     """A slot of N networks and its work places."""
 
-    roster: Tensor  # int32 [N, S]
+    slot_flags: Tensor  # int32 [N, S]
     alpha: Tensor  # float32 [N, S]
     number: tl.constexpr  # of the slot
     num_slots: tl.constexpr  # S
@@ -74,7 +74,7 @@ class KernelSlot(NamedTuple):
 @triton.jit
 def member(slot, env):
     """(flags, pointer to the program) of a network's seed."""
-    word = tl.load(slot.roster + env * slot.num_slots + slot.number)
+    word = tl.load(slot.slot_flags + env * slot.num_slots + slot.number)
     flags = word & FLAG_BITS
     head = slot.programs + (word >> CODE_SHIFT).to(tl.int64) * ((1 + slot.shape.parts) * FIELDS)
     return flags, head
@@ -149,7 +149,7 @@ def pixels_from(first, shape):
 
 
 @triton.jit
-def acted(raw, vectors, relu, inside, channel, shape):
+def activated_values(raw, vectors, relu, inside, channel, shape):
     """What a map's numbers [M, K] stand for: act((raw - centre) gain + shift), zero outside."""
     centre = tl.load(vectors + CENTRE * shape.lanes + channel)
     gain = tl.load(vectors + GAIN * shape.lanes + channel)
@@ -164,7 +164,7 @@ def input_values(work, part, number, span, channel, shape):
     """float32 [M, K]: the features that part `number` is given."""
     raw = load_map(map_at(work, tl.load(part + SOURCE), shape), span, channel, shape.stride)
     relu = tl.load(part + SOURCE_RELU)
-    return acted(raw, vectors_at(work, number, shape), relu, span[1], channel, shape)
+    return activated_values(raw, vectors_at(work, number, shape), relu, span[1], channel, shape)
 
 
 @triton.jit
@@ -173,11 +173,11 @@ def output_values(work, part, number, span, shape):
     channel = tl.arange(0, shape.lanes)
     raw = load_map(map_at(work, tl.load(part + MAP), shape), span, channel, shape.stride)
     relu = tl.load(part + FLAGS) & RELU
-    return acted(raw, vectors_at(work, number + 1, shape), relu, span[1], channel, shape)
+    return activated_values(raw, vectors_at(work, number + 1, shape), relu, span[1], channel, shape)
 
 
 @triton.jit
-def shifted(pixels, tap, kernel, shape):
+def shift_pixels(pixels, tap, kernel, shape):
     """(pixels [M] under a tap of a kernel around `pixels`, which of them lie in the image)."""
     down = tap // kernel - kernel // 2
     right = tap % kernel - kernel // 2
@@ -207,14 +207,16 @@ def group_sum(values, per_group, count, shape):
 def join_moments(moments, values, inside):
     """(mean [lanes], centred square sum [lanes], pixels) with a tile taken in (Chan's rule)."""
     count = tl.sum(inside.to(tl.float32), axis=0)
-    here = tl.sum(tl.where(inside[:, None], values, 0.0), axis=0) / count
-    apart = tl.where(inside[:, None], values - here[None, :], 0.0)
-    delta = here - moments[0]
-    seen = moments[2] + count
+    mean = tl.sum(tl.where(inside[:, None], values, 0.0), axis=0) / count
+    centred = tl.where(inside[:, None], values - mean[None, :], 0.0)
+    delta = mean - moments[0]
+    total = moments[2] + count
     squares = (
-        moments[1] + tl.sum(apart * apart, axis=0) + delta * delta * (moments[2] * count / seen)
+        moments[1]
+        + tl.sum(centred * centred, axis=0)
+        + delta * delta * (moments[2] * count / total)
     )
-    return moments[0] + delta * (count / seen), squares, seen
+    return moments[0] + delta * (count / total), squares, total
 
 
 @triton.jit
@@ -223,10 +225,10 @@ def group_moments(moments, part, shape):
     outputs = tl.load(part + OUTPUTS)
     per_group = outputs // tl.load(part + GROUPS)
     area: tl.constexpr = shape.height * shape.width
-    joined = group_sum(moments[0], per_group, outputs, shape) / per_group
-    apart = moments[0] - joined
-    squares = group_sum(moments[1] + apart * apart * area, per_group, outputs, shape)
-    return joined, 1.0 / tl.sqrt(squares / (per_group * area) + NORM_EPS)
+    group_mean = group_sum(moments[0], per_group, outputs, shape) / per_group
+    centred = moments[0] - group_mean
+    squares = group_sum(moments[1] + centred * centred * area, per_group, outputs, shape)
+    return group_mean, 1.0 / tl.sqrt(squares / (per_group * area) + NORM_EPS)
 
 
 @triton.jit

@@ -10,13 +10,13 @@ import triton.language as tl
 
 from esper_soa.nets.engines.gpu.kernels import seed
 from esper_soa.nets.engines.gpu.kernels.seed import gradient_at, map_at
-from esper_soa.nets.engines.gpu.kernels.seed_forward import conv_tile, depth_tile, seed_less_input
-from esper_soa.nets.engines.gpu.kernels.squeeze import gate_net, part_net, squeeze_back
+from esper_soa.nets.engines.gpu.kernels.seed_forward import conv_tile, depth_tile, seed_residual
+from esper_soa.nets.engines.gpu.kernels.squeeze import gate_net, part_net, squeeze_backward
 from esper_soa.nets.engines.gpu.kernels.tiles import load_map, store_map
 
 
 @triton.jit
-def blend_back(work, head, flags, alpha, gradient, shape):
+def blend_backward(work, head, flags, alpha, gradient, shape):
     """Gradient of the seed's residual to the last part's map; `gradient` keeps the rest, that of x.
 
     Derivatives of nets/seeds/blend.py. The residual falls as x rises where the seed replaces x,
@@ -40,12 +40,12 @@ def blend_back(work, head, flags, alpha, gradient, shape):
             outer = tl.where(cut | replacing, upstream, 2.0 * upstream)
         else:
             x = load_map(map_at(work, 0, shape), span, channel, shape.stride)
-            change = seed_less_input(work, head, span, x, shape)
+            change = seed_residual(work, head, span, x, shape)
             slope += tl.sum(tl.sum(upstream * change, axis=1), axis=0)
             if flags & seed.MULTIPLIED:
-                bent = seed.tanh(change)
-                inner = alpha * x * (1.0 - bent * bent) * upstream
-                outer = (1.0 + alpha * bent) * upstream
+                slope_input = seed.tanh(change)
+                inner = alpha * x * (1.0 - slope_input * slope_input) * upstream
+                outer = (1.0 + alpha * slope_input) * upstream
                 outer = tl.where(replacing & (cut == 0), outer - inner, outer)
             else:
                 inner = factor * upstream
@@ -53,9 +53,9 @@ def blend_back(work, head, flags, alpha, gradient, shape):
         store_map(target, span, inner, shape.stride)
         store_map(gradient, span, outer, shape.channels)
     if flags & seed.GATED:
-        passed = tl.where(channel == 0, alpha * slope, 0.0)
+        gate_gradient = tl.where(channel == 0, alpha * slope, 0.0)
         outputs = seed.saved_vector(gate, seed.GAIN, shape)
-        mean = squeeze_back(gate_net(work[0], shape), gate, passed, outputs, shape)
+        mean = squeeze_backward(gate_net(work[0], shape), gate, gate_gradient, outputs, shape)
         if cut == 0:
             tl.debug_barrier()
             add_everywhere(gradient, mean / (shape.height * shape.width), shape)
@@ -103,7 +103,7 @@ def norm_sums(work, part, number, shape):
 
 
 @triton.jit
-def norm_back(work, part, number, norm, kept, factor, shape):
+def norm_backward(work, part, number, norm, direct, factor, shape):
     """Gradient map <- kept * gradient + factor * that through the norm (its first column)."""
     vectors = seed.vectors_at(work, number + 1, shape)
     outputs = tl.load(part + seed.OUTPUTS)
@@ -121,7 +121,7 @@ def norm_back(work, part, number, norm, kept, factor, shape):
         gradient, raw = cut_gradient(work, part, number, span, shape)
         normalised = (raw - centre[None, :]) * inverse[None, :]
         through = scale[None, :] * gradient - level[None, :] - normalised * slope[None, :]
-        values = kept[None, :] * gradient + factor[None, :] * (through * inverse[None, :])
+        values = direct[None, :] * gradient + factor[None, :] * (through * inverse[None, :])
         store_map(gradient_at(work, number, shape), span, values, shape.stride)
     seed.save_vector(vectors, seed.TOTAL, factor * total, shape)
     seed.save_vector(vectors, seed.PRODUCT, factor * product, shape)
@@ -129,13 +129,13 @@ def norm_back(work, part, number, norm, kept, factor, shape):
 
 
 @triton.jit
-def conv_back(work, part, number, shape):
+def conv_backward(work, part, number, shape):
     """The gradient map of a convolution: from behind its norm and ReLU to before them."""
-    ones = tl.full((shape.lanes,), 1.0, tl.float32)
+    unit = tl.full((shape.lanes,), 1.0, tl.float32)
     if tl.load(part + seed.FLAGS) & seed.NORMED:
         size = seed.kernel_size(part, tl.load(part + seed.OUTPUTS))
         norm = tl.load(part + seed.OFFSET) + size
-        norm_back(work, part, number, norm, 0.0 * ones, ones, shape)
+        norm_backward(work, part, number, norm, 0.0 * unit, unit, shape)
     else:
         for first in range(0, shape.height * shape.width, shape.tile):
             span = seed.pixels_from(first, shape)
@@ -144,13 +144,13 @@ def conv_back(work, part, number, shape):
 
 
 @triton.jit
-def soft_norm_back(work, part, number, shape):
+def soft_norm_backward(work, part, number, shape):
     """The gradient map of x + t (norm(x) - x): from behind it to before it; t = tanh(strength)."""
     at = tl.load(part + seed.OFFSET)
     outputs = tl.load(part + seed.OUTPUTS)
     vectors = seed.vectors_at(work, number + 1, shape)
     strength = seed.tanh(tl.load(work[0] + at + tl.arange(0, shape.lanes) * 0))
-    total, product = norm_back(work, part, number, at + 1, 1.0 - strength, strength, shape)
+    total, product = norm_backward(work, part, number, at + 1, 1.0 - strength, strength, shape)
     scale = seed.parameters_at(work[0], at + 1, outputs, shape)
     shift = seed.parameters_at(work[0], at + 1 + outputs, outputs, shape)
     centre = seed.saved_vector(vectors, seed.CENTRE, shape)
@@ -162,7 +162,7 @@ def soft_norm_back(work, part, number, shape):
 
 
 @triton.jit
-def excite_back(work, part, number, shape):
+def excite_backward(work, part, number, shape):
     """The gradient map of x times a squeeze of x: from behind it to before it."""
     channel = tl.arange(0, shape.lanes)
     own = map_at(work, tl.load(part + seed.MAP), shape)
@@ -174,7 +174,7 @@ def excite_back(work, part, number, shape):
         span = seed.pixels_from(first, shape)
         gradient = load_map(target, span, channel, shape.stride)
         product += tl.sum(gradient * load_map(own, span, channel, shape.stride), axis=0)
-    mean = squeeze_back(part_net(work[0], part), vectors, product, outputs, shape)
+    mean = squeeze_backward(part_net(work[0], part), vectors, product, outputs, shape)
     mean = mean / (shape.height * shape.width)
     tl.debug_barrier()
     for first in range(0, shape.height * shape.width, shape.tile):
@@ -184,7 +184,7 @@ def excite_back(work, part, number, shape):
 
 
 @triton.jit
-def hand_back(work, part, number, flags, gradient, shape):
+def pass_gradient(work, part, number, flags, gradient, shape):
     """From a part's gradient map to that of the part before, or to x of a seed not cut off."""
     kind = tl.load(part + seed.KIND)
     channel = tl.arange(0, shape.lanes)
@@ -217,12 +217,12 @@ def unpool_image(gradient, pooled, codes, place, shape):
         row = span[0] // shape.width
         column = span[0] % shape.width
         known = span[1][:, None] & (channel < shape.channels)[None, :]
-        covered = known & ((row < 2 * height) & (column < 2 * width))[:, None]
+        in_map = known & ((row < 2 * height) & (column < 2 * width))[:, None]
         small = (row // 2 * width + column // 2)[:, None]
         source = start + small * shape.channels + channel[None, :]
-        code = tl.load(codes + source, mask=covered, other=4).to(tl.int32)
-        chosen = covered & (code == (row % 2 * 2 + column % 2)[:, None])
-        values = tl.load(pooled + source, mask=chosen, other=0.0)
+        code = tl.load(codes + source, mask=in_map, other=4).to(tl.int32)
+        is_maximum = in_map & (code == (row % 2 * 2 + column % 2)[:, None])
+        values = tl.load(pooled + source, mask=is_maximum, other=0.0)
         store_map(gradient, span, values, shape.channels)
 
 
@@ -234,26 +234,26 @@ def slot_backward_kernel(slot, gradient, pooled, codes):
     """
     env = tl.program_id(0).to(tl.int64)
     place = env * tl.num_programs(1) + tl.program_id(1)
-    here = gradient + place * (slot.shape.height * slot.shape.width * slot.shape.channels)
+    pointer = gradient + place * (slot.shape.height * slot.shape.width * slot.shape.channels)
     if slot.shape.pool == 2:
-        unpool_image(here, pooled, codes, place, slot.shape)
+        unpool_image(pointer, pooled, codes, place, slot.shape)
         tl.debug_barrier()
     flags, head = seed.member(slot, env)
     if flags & seed.RUNNING:
         work = seed.work_place(slot, env, place)
         count = tl.load(head + seed.COUNT)
-        blend_back(work, head, flags, seed.alpha_of(slot, env), here, slot.shape)
+        blend_backward(work, head, flags, seed.alpha_of(slot, env), pointer, slot.shape)
         tl.debug_barrier()
         for step in range(0, count):
             number = count - 1 - step
             part = head + (1 + number) * seed.FIELDS
             kind = tl.load(part + seed.KIND)
             if kind == seed.CONV:
-                conv_back(work, part, number, slot.shape)
+                conv_backward(work, part, number, slot.shape)
             if kind == seed.SOFT_NORM:
-                soft_norm_back(work, part, number, slot.shape)
+                soft_norm_backward(work, part, number, slot.shape)
             if kind == seed.EXCITE:
-                excite_back(work, part, number, slot.shape)
+                excite_backward(work, part, number, slot.shape)
             tl.debug_barrier()
-            hand_back(work, part, number, flags, here, slot.shape)
+            pass_gradient(work, part, number, flags, pointer, slot.shape)
             tl.debug_barrier()

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from esper_soa.nets.engines.gpu.kernels import seed
 from esper_soa.nets.engines.gpu.kernels.seed import input_values, map_at
-from esper_soa.nets.engines.gpu.kernels.squeeze import gate_net, part_net, squeezed
+from esper_soa.nets.engines.gpu.kernels.squeeze import gate_net, part_net, squeeze_forward
 from esper_soa.nets.engines.gpu.kernels.tiles import add_product, load_map, store_map
 
 
@@ -24,7 +24,7 @@ def copy_features(source, target, stride: tl.constexpr, shape):
 
 
 @triton.jit
-def take_in(features, work, shape):
+def load_input(features, work, shape):
     """Map 0 and its vectors: x as it is."""
     copy_features(features, map_at(work, 0, shape), shape.stride, shape)
     save_plain(seed.vectors_at(work, 0, shape), shape)
@@ -57,7 +57,7 @@ def conv_tile(work, part, number, pixels, back: tl.constexpr, shape):
     dtype: tl.constexpr = work[1].dtype.element_ty
     result = tl.zeros((shape.tile, shape.lanes), tl.float32)
     for tap in range(0, num_taps):
-        span = seed.shifted(pixels, tap, kernel, shape)
+        span = seed.shift_pixels(pixels, tap, kernel, shape)
         for first in range(0, outputs if back else inputs, shape.chunk):
             channel = first + tl.arange(0, shape.chunk)
             if back:
@@ -85,7 +85,7 @@ def depth_tile(work, part, number, pixels, back: tl.constexpr, shape):
     num_taps = kernel * kernel
     result = tl.zeros((shape.tile, shape.lanes), tl.float32)
     for tap in range(0, num_taps):
-        span = seed.shifted(pixels, tap, kernel, shape)
+        span = seed.shift_pixels(pixels, tap, kernel, shape)
         column = channel * num_taps + (num_taps - 1 - tap if back else tap)
         weights = tl.load(row + column, mask=channel < inputs, other=0.0)
         if back:
@@ -166,7 +166,7 @@ def forward_norm(work, part, number, shape):
 def forward_excite(work, part, number, shape):
     """x times a number per channel, from a squeeze of x."""
     mean, _, _ = input_moments(work, part, number, shape)
-    units, outputs = squeezed(part_net(work[0], part), mean, shape)
+    units, outputs = squeeze_forward(part_net(work[0], part), mean, shape)
     vectors = seed.vectors_at(work, number + 1, shape)
     zeros = tl.zeros((shape.lanes,), tl.float32)
     save_affine(vectors, zeros, outputs, zeros, shape)
@@ -192,7 +192,7 @@ def forward_parts(work, head, shape):
 
 
 @triton.jit
-def seed_less_input(work, head, span, x, shape):
+def seed_residual(work, head, span, x, shape):
     """float32 [M, lanes]: what the seed gives, less its input x."""
     last = tl.load(head + seed.COUNT) - 1
     values = seed.output_values(work, head + (1 + last) * seed.FIELDS, last, span, shape)
@@ -208,7 +208,7 @@ def gate_of(work, shape):
         span = seed.pixels_from(first, shape)
         total += tl.sum(load_map(map_at(work, 0, shape), span, channel, shape.stride), axis=0)
     mean = total / (shape.height * shape.width)
-    units, outputs = squeezed(gate_net(work[0], shape), mean, shape)
+    units, outputs = squeeze_forward(gate_net(work[0], shape), mean, shape)
     vectors = seed.vectors_at(work, shape.parts + 1, shape)
     seed.save_vector(vectors, seed.MEAN, mean, shape)
     seed.save_vector(vectors, seed.UNITS, units, shape)
@@ -226,7 +226,7 @@ def blend(work, head, flags, alpha, features, shape):
     for first in range(0, shape.height * shape.width, shape.tile):
         span = seed.pixels_from(first, shape)
         x = load_map(map_at(work, 0, shape), span, channel, shape.stride)
-        change = seed_less_input(work, head, span, x, shape)
+        change = seed_residual(work, head, span, x, shape)
         if flags & seed.MULTIPLIED:
             change = x * seed.tanh(change)
         store_map(features, span, x + factor * change, shape.channels)
@@ -263,18 +263,18 @@ def slot_forward_kernel(slot, features, pooled, codes):
     """features [N, B, H*W, C] through the slot in place; pooled ones beside. Grid (N, B)."""
     env = tl.program_id(0).to(tl.int64)
     place = env * tl.num_programs(1) + tl.program_id(1)
-    here = features + place * (slot.shape.height * slot.shape.width * slot.shape.channels)
+    pointer = features + place * (slot.shape.height * slot.shape.width * slot.shape.channels)
     flags, head = seed.member(slot, env)
     if flags & seed.RUNNING:
         work = seed.work_place(slot, env, place)
-        take_in(here, work, slot.shape)
+        load_input(pointer, work, slot.shape)
         tl.debug_barrier()
         forward_parts(work, head, slot.shape)
         if (flags & seed.THROUGH) == 0:
-            blend(work, head, flags, seed.alpha_of(slot, env), here, slot.shape)
+            blend(work, head, flags, seed.alpha_of(slot, env), pointer, slot.shape)
     if slot.shape.pool == 2:
         tl.debug_barrier()
-        pool_image(here, pooled, codes, place, slot.shape)
+        pool_image(pointer, pooled, codes, place, slot.shape)
 
 
 @triton.jit
@@ -296,19 +296,19 @@ def slot_branch_kernel(slot, source, target, spare, tree, batch, units):
         row = place // batch % tree[1]
         env = place // (batch * tree[1])
         if row < tl.load(tree[2] + env):
-            came = tl.load(tree[3] + env * tree[1] + row)
-            before = source + ((env * tree[0] + came // 2) * batch + image) * area
-            here = target + place * (area if slot.shape.pool == 1 else smaller)
+            branch_row = tl.load(tree[3] + env * tree[1] + row)
+            before = source + ((env * tree[0] + branch_row // 2) * batch + image) * area
+            pointer = target + place * (area if slot.shape.pool == 1 else smaller)
             flags, head = seed.member(slot, env)
-            kept = ((flags & seed.ABLATED) == 0) | (came % 2 == 1)
-            if ((flags & seed.RUNNING) != 0) & kept:
+            is_active = ((flags & seed.ABLATED) == 0) | (branch_row % 2 == 1)
+            if ((flags & seed.RUNNING) != 0) & is_active:
                 work = seed.work_place(slot, env, work_number)
-                take_in(before, work, slot.shape)
+                load_input(before, work, slot.shape)
                 tl.debug_barrier()
                 forward_parts(work, head, slot.shape)
                 alpha = seed.alpha_of(slot, env)
                 if slot.shape.pool == 1:
-                    blend(work, head, flags, alpha, here, slot.shape)
+                    blend(work, head, flags, alpha, pointer, slot.shape)
                 else:
                     blend(work, head, flags, alpha, spare + work_number * area, slot.shape)
                     tl.debug_barrier()
@@ -316,6 +316,6 @@ def slot_branch_kernel(slot, source, target, spare, tree, batch, units):
                 tl.debug_barrier()
             else:
                 if slot.shape.pool == 1:
-                    copy_features(before, here, slot.shape.channels, slot.shape)
+                    copy_features(before, pointer, slot.shape.channels, slot.shape)
                 else:
                     pool_image(before, target, None, place, slot.shape)

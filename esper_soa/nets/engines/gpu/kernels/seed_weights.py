@@ -32,7 +32,7 @@ def conv_weights(slot, target, part, number, env, images, shape):
                 for start in range(0, shape.height * shape.width, shape.tile):
                     span = seed.pixels_from(start, shape)
                     gradient = tl.trans(load_map(source, span, lane, shape.stride))
-                    span = seed.shifted(span[0], tap, kernel, shape)
+                    span = seed.shift_pixels(span[0], tap, kernel, shape)
                     values = seed.input_values(work, part, number, span, channel, shape)
                     result = add_product(gradient.to(dtype), values.to(dtype), result, shape)
             column = lane[:, None] * (inputs * num_taps) + channel[None, :] * num_taps + tap
@@ -54,7 +54,7 @@ def depth_weights(slot, target, part, number, env, images, shape):
             for start in range(0, shape.height * shape.width, shape.tile):
                 span = seed.pixels_from(start, shape)
                 gradient = load_map(source, span, lane, shape.stride)
-                span = seed.shifted(span[0], tap, kernel, shape)
+                span = seed.shift_pixels(span[0], tap, kernel, shape)
                 values = seed.input_values(work, part, number, span, lane, shape)
                 result += tl.sum(gradient * values, axis=0)
         column = tl.load(part + seed.OFFSET) + lane * kernel * kernel + tap

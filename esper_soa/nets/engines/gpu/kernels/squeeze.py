@@ -42,7 +42,7 @@ def second_at(net):
 
 
 @triton.jit
-def squeezed(net, mean, shape):
+def squeeze_forward(net, mean, shape):
     """(hidden units, outputs in (0, 1))."""
     units = tl.sum(matrix(net[0], net[1], net[3], net[2], shape) * mean[None, :], axis=1)
     units += seed.parameters_at(net[0], net[1] + net[3] * net[2], net[3] * net[5], shape)
@@ -54,15 +54,17 @@ def squeezed(net, mean, shape):
 
 
 @triton.jit
-def squeeze_back(net, vectors, gradient, outputs, shape):
+def squeeze_backward(net, vectors, gradient, outputs, shape):
     """Gradient of the mean from that of the outputs; what the weights' needs goes to `vectors`."""
     logit = gradient * outputs * (1.0 - outputs)
     units = seed.saved_vector(vectors, seed.UNITS, shape)
-    passed = tl.sum(matrix(net[0], second_at(net), net[4], net[3], shape) * logit[:, None], axis=0)
-    passed = tl.where(units <= 0, 0.0, passed)
+    hidden_gradient = tl.sum(
+        matrix(net[0], second_at(net), net[4], net[3], shape) * logit[:, None], axis=0
+    )
+    hidden_gradient = tl.where(units <= 0, 0.0, hidden_gradient)
     seed.save_vector(vectors, seed.LOGIT, logit, shape)
-    seed.save_vector(vectors, seed.UNIT_GRADIENT, passed, shape)
-    return tl.sum(matrix(net[0], net[1], net[3], net[2], shape) * passed[:, None], axis=0)
+    seed.save_vector(vectors, seed.UNIT_GRADIENT, hidden_gradient, shape)
+    return tl.sum(matrix(net[0], net[1], net[3], net[2], shape) * hidden_gradient[:, None], axis=0)
 
 
 @triton.jit
@@ -90,12 +92,12 @@ def squeeze_weights(net, target, vectors, images, shape):
     units_sum = tl.zeros((shape.lanes,), tl.float32)
     logit_sum = tl.zeros((shape.lanes,), tl.float32)
     for image in range(images[0], images[1]):
-        here = seed.of_image(vectors, image, shape)
-        passed = seed.saved_vector(here, seed.UNIT_GRADIENT, shape)
-        logit = seed.saved_vector(here, seed.LOGIT, shape)
-        one += passed[:, None] * seed.saved_vector(here, seed.MEAN, shape)[None, :]
-        two += logit[:, None] * seed.saved_vector(here, seed.UNITS, shape)[None, :]
-        units_sum += passed
+        pointer = seed.of_image(vectors, image, shape)
+        unit_gradient = seed.saved_vector(pointer, seed.UNIT_GRADIENT, shape)
+        logit = seed.saved_vector(pointer, seed.LOGIT, shape)
+        one += unit_gradient[:, None] * seed.saved_vector(pointer, seed.MEAN, shape)[None, :]
+        two += logit[:, None] * seed.saved_vector(pointer, seed.UNITS, shape)[None, :]
+        units_sum += unit_gradient
         logit_sum += logit
     second = second_at(net)
     store_matrix(target, net[1], one, net[3], net[2], shape)

@@ -88,7 +88,7 @@ def tile_of(layer: KernelLayer, dtype: torch.dtype) -> KernelTile:
     pixels = min(64 if outputs > 64 else 128, padded(layer.num_pixels))
     columns = min(16 if inputs <= 8 else 32, padded(inputs * layer.size.value**2))
     sizes = pixels, columns, padded(inputs), padded(outputs)
-    return KernelTile(*constants(*sizes, product_precision(dtype), widened(dtype)))
+    return KernelTile(*constants(*sizes, product_precision(dtype), needs_float32(dtype)))
 
 
 def product_precision(dtype: torch.dtype) -> str:
@@ -97,7 +97,7 @@ def product_precision(dtype: torch.dtype) -> str:
     return "tf32" if tf32 else "ieee"
 
 
-def widened(dtype: torch.dtype) -> bool:
+def needs_float32(dtype: torch.dtype) -> bool:
     """Whether products in `dtype` are taken in float32: Triton's interpreter has no others."""
     return dtype == torch.bfloat16 and triton.knobs.runtime.interpret
 

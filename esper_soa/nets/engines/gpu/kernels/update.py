@@ -70,7 +70,7 @@ def sum_kernel(
     words,
     num_pools: tl.constexpr,
     tile: tl.constexpr,
-    kept: tl.constexpr,
+    accumulate: tl.constexpr,
     share: tl.constexpr,
 ):
     """gradient = sum of partials over the splits, and its squares by tile. Grid (n, tiles, pools).
@@ -81,16 +81,18 @@ def sum_kernel(
     part = tl.program_id(1)
     for index in tl.static_range(num_pools):
         if tl.program_id(2) == index:
-            sum_tile(pools[index], words, env, part, tile, kept, share)
+            sum_tile(pools[index], words, env, part, tile, accumulate, share)
 
 
 @triton.jit
-def sum_tile(pool, words, env, part, tile: tl.constexpr, kept: tl.constexpr, share: tl.constexpr):
+def sum_tile(
+    pool, words, env, part, tile: tl.constexpr, accumulate: tl.constexpr, share: tl.constexpr
+):
     """One tile of one row."""
     column = part * tile + tl.arange(0, tile)
     mask = learning(pool, words, env, column)
     result = tl.zeros((tile,), tl.float32)
-    if kept:
+    if accumulate:
         result = tl.load(pool.gradient + env * pool.width + column, mask=mask, other=0.0)
     for split in range(0, pool.splits):
         partials = pool.partials + (env * pool.splits + split) * pool.width
@@ -190,10 +192,10 @@ def measure_seed(pool, table, word, measures, host, tile: tl.constexpr):
     total = tl.sum(tl.zeros((1,), tl.float64), axis=0)
     row = (word >> CODE_SHIFT).to(tl.int64)
     for kind in tl.static_range(2):
-        here = table[0] + (row if kind == 0 else table[2]) * (table[1] * 2)
+        pointer = table[0] + (row if kind == 0 else table[2]) * (table[1] * 2)
         for tensor in range(0, table[1]):
-            first = tl.load(here + 2 * tensor)
-            size = tl.load(here + 2 * tensor + 1)
+            first = tl.load(pointer + 2 * tensor)
+            size = tl.load(pointer + 2 * tensor + 1)
             if (size > 0) & ((kind == 0) | ((word & GATED) != 0)):
                 squares = tensor_squares(pool, host[0], first, size, tile)
                 norm = tl.sqrt(squares)
@@ -229,10 +231,10 @@ def store_measures(measures, host, l2, counts, pool):
     health = 1.0 - 0.5 * vanishing - 0.8 * (counts[3] / counts[0]).to(tl.float64)
     health = tl.minimum(tl.maximum(health, 0.0), 1.0)
     ratio = (l2 / tl.sqrt(counts[1].to(tl.float64))) / (host[2] + measures.tiny)
-    meant = ((ratio - ratio) == 0) & (l2 >= measures.tiny) & (host[1] >= measures.tiny)
+    is_meaningful = ((ratio - ratio) == 0) & (l2 >= measures.tiny) & (host[1] >= measures.tiny)
     tl.store(measures.l2 + place, l2)
     tl.store(measures.health + place, tl.where(finite, health, 0.0))
-    tl.store(measures.ratio + place, tl.where(meant, ratio, 0.0))
+    tl.store(measures.ratio + place, tl.where(is_meaningful, ratio, 0.0))
     tl.store(measures.vanishing + place, (counts[2] > 0).to(tl.uint8))
     tl.store(measures.exploding + place, (counts[3] > 0).to(tl.uint8))
     tl.store(measures.measured + place, (counts[2] >= 0).to(tl.uint8))

@@ -15,33 +15,33 @@ RUNNING, THROUGH, MULTIPLIED, GATED, DETACHED, FROZEN, MEASURED, ABLATED = FLAGS
 CODE_SHIFT = 8  # the blueprint's code stands above the flags
 
 
-def training_roster(seeds: SlotSeeds, detached_stages: tuple[int, ...]) -> Tensor:
+def training_flags(seeds: SlotSeeds, detached_stages: tuple[int, ...]) -> Tensor:
     """int32 [N, S] of a training pass."""
     measured = stage_in(seeds.stage, (Stage.TRAINING, Stage.BLENDING)) & ~seeds.frozen
-    return _words(
+    return _slot_words(
         seeds, seeds.running, detached_stages, [(seeds.frozen, FROZEN), (measured, MEASURED)]
     )
 
 
-def validation_roster(seeds: SlotSeeds, detached_stages: tuple[int, ...]) -> Tensor:
+def validation_flags(seeds: SlotSeeds, detached_stages: tuple[int, ...]) -> Tensor:
     """int32 [N, S] of a validation pass: seeds with alpha above 0, ABLATED if rows omit them."""
-    return _words(seeds, seeds.visible, detached_stages, [(seeds.ablated, ABLATED)])
+    return _slot_words(seeds, seeds.visible, detached_stages, [(seeds.ablated, ABLATED)])
 
 
-def _words(
+def _slot_words(
     seeds: SlotSeeds,
     running: Tensor,
     detached_stages: tuple[int, ...],
     marks: list[tuple[Tensor, int]],
 ) -> Tensor:
     through = seeds.stage == Stage.TRAINING
-    ways = [
+    paths = [
         (through, THROUGH),
         ((seeds.blend == Blend.MULTIPLY) & ~through, MULTIPLIED),
         ((seeds.blend == Blend.GATE) & ~through, GATED),
     ]
     detached = [(stage_in(seeds.stage, detached_stages), DETACHED)] if detached_stages else []
     words = (seeds.blueprint << CODE_SHIFT) | RUNNING
-    for where, flag in [*ways, *detached, *marks]:
+    for where, flag in [*paths, *detached, *marks]:
         words = words | where.long() * flag
     return torch.where(running, words, 0).int()

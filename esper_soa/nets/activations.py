@@ -13,15 +13,15 @@ def activation_elements(shape: HostShape, inputs: int, rows: int = 1) -> int:
 
     inputs: elements of a sample. rows: alpha rows at the end, at most; each slot may double them.
     """
-    now = 1
+    current = 1
     largest = inputs
     for segment in shape.segments:
-        largest = max(largest, now * segment.activations)
+        largest = max(largest, current * segment.activations)
         for slot in segment.slots:
             if slot >= 0:
-                now = min(2 * now, rows)
+                current = min(2 * current, rows)
                 spec = shape.slots[slot]
-                fitting = (one for one in shape.blueprints if one.fits(spec))
-                widest = max(max(one.widths(spec.channels)) for one in fitting)
-                largest = max(largest, now * spec.positions * widest)
+                blueprints = (one for one in shape.blueprints if one.fits(spec))
+                widest = max(max(one.widths(spec.channels)) for one in blueprints)
+                largest = max(largest, current * spec.positions * widest)
     return largest

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import esper_soa
 from esper_soa.config import registry
 from esper_soa.config.errors import SettingError
-from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.outcome import compute_cost
 from esper_soa.nets.data import streams
@@ -109,7 +109,7 @@ def test_a_module_begins_as_it_would_by_itself_and_by_the_stream_of_its_env_alon
 
 def test_parameters_and_flop_of_a_module_are_counted() -> None:
     task = TaskConfig(base_channels=CHANNELS, num_blocks=2, num_pools=2)
-    slots = enabled_slots(task, ["r1c0"])  # 8 channels of 16x16 pixels
+    slots = sort_slots(task, ["r1c0"])  # 8 channels of 16x16 pixels
     shape = host_shape(task, slots, task_blueprints(own("grouped", "perceptron"), slots))
     counts = parameter_counts(shape.blueprints, shape.slots[0])[13:]
     assert counts == [9 * 64 + 8 + 16, 2 * 128 + 16 + 8]

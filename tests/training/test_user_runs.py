@@ -4,9 +4,9 @@ import json
 import shlex
 from pathlib import Path
 
-import own_files
 import pytest
 import torch
+import user_files
 from tiny_runs import records
 
 import esper_soa
@@ -32,7 +32,7 @@ TIMINGS = ("eps", "collect_seconds", "update_seconds")
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return own_files.write(tmp_path / "spots.npz", own_files.arrays((40, 30, 3), val=True))
+    return user_files.write(tmp_path / "spots.npz", user_files.arrays((40, 30, 3), val=True))
 
 
 def settings(*overrides: str) -> TrainConfig:
@@ -106,16 +106,16 @@ def test_a_run_on_own_images_goes_on_to_the_bit_wherever_its_file_is_now(
 
 
 def test_changed_images_labels_or_normalisation_are_refused(tmp_path: Path, file: Path) -> None:
-    before = own_files.arrays((40, 30, 3), val=True)
+    before = user_files.arrays((40, 30, 3), val=True)
     play(tmp_path / "run", f"data.root={file}", "rounds=1")
     for key in ("train_labels", "val_images", "test_images"):
         changed = before[key].copy()
         changed[5] = (changed[5] + 1) % 3
-        own_files.write(file, before, **{key: changed})
+        user_files.write(file, before, **{key: changed})
         told = r"the images are not those of the checkpoint\. It was made on own images fr"
         with pytest.raises(UserError, match=told):
             resumed(tmp_path / "run", f"data.root={file}")
-    own_files.write(file, before)
+    user_files.write(file, before)
     for setting in ("data.resize=stretch", "data.mean=[0.5] data.std=[0.5]"):
         told = r"these settings are not those of the checkpoint:\n  data\."
         with pytest.raises(UserError, match=told):
@@ -147,9 +147,9 @@ def test_arrays_that_a_program_hands_over_are_played_resumed_and_evaluated(
 
 
 def test_findings_are_warnings_of_the_run(tmp_path: Path) -> None:
-    content = own_files.arrays(val=True)
+    content = user_files.arrays(val=True)
     content["test_images"][:3] = content["train_images"][:3]
-    path = own_files.write(tmp_path / "m.npz", content)
+    path = user_files.write(tmp_path / "m.npz", content)
     play(tmp_path / "run", f"data.root={path}", "rounds=1", "steps=1")
     log = (tmp_path / "run" / "log.txt").read_text()
     assert (

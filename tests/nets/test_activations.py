@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper_soa.config.compose import compose_settings
-from esper_soa.config.nets import TaskConfig, enabled_slots
+from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.config.settings import ComputeConfig
+from esper_soa.nets.activations import INDEXED, activation_elements
 from esper_soa.nets.data.images import IMAGES
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.nets.extent import INDEXED, activation_elements
 from esper_soa.nets.model.blueprints import BLUEPRINTS
 from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.trial import Trial, Workload
@@ -43,7 +43,7 @@ class Largest(TorchDispatchMode):
 
 
 def shape_of(task: TaskConfig, slots: list[str], *rows: int) -> int:
-    shape = host_shape(task, enabled_slots(task, slots), BLUEPRINTS)
+    shape = host_shape(task, sort_slots(task, slots), BLUEPRINTS)
     return activation_elements(shape, IMAGES.elements, *rows)
 
 

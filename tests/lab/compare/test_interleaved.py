@@ -13,7 +13,7 @@ from tiny_runs import timeless
 import esper_soa
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.settings import TrainConfig
-from esper_soa.lab.compare.lockstep import train_in_turns
+from esper_soa.lab.compare.interleaved import train_interleaved
 from esper_soa.runtime.signals import Interrupted
 
 TINY = shlex.split(
@@ -65,7 +65,7 @@ def test_runs_in_turns_are_those_alone_and_a_failure_ends_no_other(
         if number == 2:  # nothing can take the place of a folder
             (tmp_path / "net" / "summary.json").mkdir()
 
-    failed = train_in_turns(composed(asked), spoil)
+    failed = train_interleaved(composed(asked), spoil)
     assert failed.keys() == {"net", "lost"}
     assert "data.root=" in failed["lost"]
     assert "summary.json" in failed["net"]
@@ -89,10 +89,10 @@ def test_a_signal_saves_all_of_them_and_the_next_call_goes_on(alone: Path, tmp_p
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        train_in_turns(composed(asked), stop)
+        train_interleaved(composed(asked), stop)
     for name in GROUPS:
         assert len(list((tmp_path / name).glob("checkpoint_*.pt"))) == 1
-    assert train_in_turns(composed(asked), lambda *turn: turns.append(turn)) == {}
+    assert train_interleaved(composed(asked), lambda *turn: turns.append(turn)) == {}
     assert [order for _, order in turns] == [
         ["shaped", "net", "slow"],
         ["slow", "net", "shaped"],

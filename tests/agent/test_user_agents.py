@@ -9,7 +9,7 @@ from equal_runs import CPU, assert_equal_runs, settings
 from tiny_runs import fresh, resumed
 
 from esper_soa.agent.scripted import HeuristicMemory, HeuristicPolicy, _next_blueprint
-from esper_soa.agent.user_agents import Watched
+from esper_soa.agent.user_agents import CheckedAgent
 from esper_soa.config.agent import HeuristicConfig, ImitationConfig
 from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.settings import TrainConfig
@@ -54,7 +54,7 @@ def test_an_own_agent_teaches(tmp_path: Path) -> None:
         policy=replace(cfg.policy, imitation=ImitationConfig(rounds=1, teacher=f"{HERE}:eager")),
     )
     teacher = build_player(cfg, build_world(cfg, CPU)).teacher
-    assert isinstance(teacher, Watched)
+    assert isinstance(teacher, CheckedAgent)
     assert type(teacher.agent).__name__ == "Eager"
     fresh(cfg, tmp_path)
     assert "agreement" in json.loads((tmp_path / "metrics.jsonl").read_text())["update"]

@@ -15,7 +15,7 @@ from esper_soa.training.collect import EpisodeRunner, Player, Round
 from esper_soa.training.metrics import RoundResult
 
 
-class Witness:
+class RecordingAgent:
     """Plays as `agent` does."""
 
     def __init__(self, agent: Agent) -> None:
@@ -61,12 +61,12 @@ def witnessed_round(
     teacher: Agent | None = None,
 ) -> Witnessed:
     """Play round `number`."""
-    witness = Witness(agent)
+    recording_agent = RecordingAgent(agent)
     played = Round(number, quiet_progress())
-    episode = EpisodeRunner(world, Player(witness, learner, teacher), played)
+    episode = EpisodeRunner(world, Player(recording_agent, learner, teacher), played)
     states = []
     for _ in range(world.rules.max_steps):
         episode.step_()
         states.append(episode.env.state)
     result, rollout = episode.finish()
-    return Witnessed(witness.views, witness.decisions, states, result, rollout)
+    return Witnessed(recording_agent.views, recording_agent.decisions, states, result, rollout)
