@@ -84,7 +84,7 @@ class ComputeConfig(Settings, path="compute."):
 
 @dataclass
 class AnomalyConfig(Settings, path="telemetry.anomaly."):
-    """When a policy update counts as unhealthy; defaults are the reference's. Results stay."""
+    """When a policy update counts as unhealthy. Results stay."""
 
     enabled: bool = True  # False: nothing is looked for
     max_ratio: float = weight(5.0)  # largest new over old probability of an action
@@ -95,13 +95,14 @@ class AnomalyConfig(Settings, path="telemetry.anomaly."):
     min_explained_variance: float = number(-0.5, -WEIGHT, 1)  # of the returns, by the critic
     max_lstm_rms: float = weight(10.0)  # of the hidden or cell state, in any env
     min_lstm_rms: float = weight(1e-6)  # of the hidden state, in any env
-    max_gradient_drift: float = weight(0.5)  # of the gradient norm from its running mean, relative
-    gradient_momentum: float = number(0.99, 0, 1, "[)")  # of that running mean
+    max_gradient_drift: float = weight(4.0)  # of the gradient norm from its running mean, relative
+    gradient_momentum: float = number(0.9, 0, 1, "[)")  # of that running mean
     # As policy.ppo.entropy_floor.
     entropy_collapse: dict[str, float] = table(
         dict.fromkeys(HEAD_NAMES, 0.08) | {"slot": 0.10, "blueprint": 0.05, "tempo": 0.05}, 0, 1
     )
-    # Updates in a row before low entropy or low explained variance counts.
+    # Updates in a row before entropy, explained variance, value loss, Bellman error or gradient
+    # drift counts.
     patience: int = number(3, 1, COUNT)
     # Times entropy_collapse, above which a head counts as recovered.
     entropy_recovery: float = number(1.5, 1, WEIGHT)

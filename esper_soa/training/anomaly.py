@@ -42,6 +42,7 @@ class WatchState:
 
     active: list[str] = field(default_factory=list)  # names of what is going on
     streaks: dict[str, int] = field(default_factory=dict)  # unhealthy updates in a row, by name
+    explored: list[str] = field(default_factory=list)  # heads whose entropy has been high
     gradient_mean: float | None = None  # running mean of the gradient norm
 
 
@@ -103,19 +104,24 @@ class Watch(WatchState):
         return findings
 
     def _entropy(self, update: Mapping[str, float]) -> dict[str, str]:
-        """Heads that hardly explore; one not in use in this update stays as it was judged."""
+        """Heads that explored in this run and hardly do any more; one not in use in this update
+        stays as it was judged. A policy that begins with low entropies has not collapsed.
+        """
         findings = {}
         for head in HEAD_NAMES:
             name = f"entropy_collapse/{head}"
             limit = self.cfg.entropy_collapse[head]
             entropy = update.get(f"entropy/{head}", math.nan)
             is_used = update.get(f"head_share/{head}", 0.0) > 0
-            recovery_limit = limit * (self.cfg.entropy_recovery if name in self.active else 1.0)
+            recovery_limit = limit * self.cfg.entropy_recovery
+            if is_used and entropy > recovery_limit and head not in self.explored:
+                self.explored.append(head)
             if is_used:
-                self._streak(name, entropy < recovery_limit)
+                low = entropy < (recovery_limit if name in self.active else limit)
+                self._streak(name, low and head in self.explored)
             if self.streaks.get(name, 0) >= self.cfg.patience:
-                low = f"low (limit {limit:g}) for {self.streaks[name]} updates"
-                text = f"entropy/{head} is {entropy:.3g}: {low}"
+                text = f"entropy/{head} is {entropy:.3g}: low (limit {limit:g}) for "
+                text += f"{self.streaks[name]} updates"
                 advice = f"Raise policy.ppo.entropy_coef or policy.ppo.probability_floor.{head}."
                 findings[name] = f"{text}. {advice}"
         return findings
@@ -133,11 +139,11 @@ class Watch(WatchState):
         limit = self.cfg.max_gradient_drift
         self.gradient_mean = momentum * mean + (1 - momentum) * norm
         drift = abs(norm - mean) / (mean + 1e-8)
-        if drift <= limit:
+        if self._streak("gradient_drift", drift > limit) < self.cfg.patience:
             return {}
         text = (
             f"the gradient norm is {norm:.3g}, its running mean {mean:.3g} (drift {drift:.2f}, "
-            f"above {limit:g}). One update is no harm; if it stays, lower policy.ppo.lr."
+            f"above {limit:g}) for {self.cfg.patience} updates or more. Lower policy.ppo.lr."
         )
         return {"gradient_drift": text}
 

@@ -104,7 +104,7 @@ CASES: dict[str, tuple[dict[str, object], Infection | None, Fault | None, str]] 
 @pytest.mark.parametrize("name", CASES)
 def test_a_sick_update_is_told_once_with_what_to_do(name: str) -> None:
     ppo, infect, fault, advice = CASES[name]
-    watch = Watch(AnomalyConfig())
+    watch = Watch(AnomalyConfig(patience=1))
     learner = learner_of(**ppo)
     if infect is not None:
         infect(learner)
@@ -129,6 +129,7 @@ def test_what_takes_three_updates_is_told_at_the_third_even_without_a_gradient(
 ) -> None:
     watch = Watch(AnomalyConfig())
     learner = learner_of(lr=1e-9, epochs=1)
+    assert updates(watch, learner, 1) == [{}]
     infect(learner)
     told = updates(watch, learner, 4)
     assert [name in update for update in told] == [False, False, True, False]
