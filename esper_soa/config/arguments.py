@@ -94,7 +94,7 @@ def check_key(key: str, settings: type, groups: Sequence[str] = ()) -> None:
     """Raise UserError for a dotted key that is no group, and no field or part of a mapping."""
     node: object = settings
     before = ""
-    for name in key.split(".") if key not in groups else ():
+    for name in key.split("."):
         if not is_dataclass(node):
             return
         known = {item.name: item.type for item in fields(node)}
