@@ -102,8 +102,8 @@ class Progress:
         eps = (done - before) / (now - start) if now > start else math.nan
         remaining = (total - done) / eps if eps > 0 else math.nan
         facts = (
-            f"{_number(eps, '.1f')} EPS  accuracy {_number(accuracy, '.2f')} %  "
-            f"reward {_number(reward, '+.2f')}  left {duration(remaining)}"
+            f"left {duration(remaining)}  {_number(eps, '.1f')} EPS  "
+            f"accuracy {_number(accuracy, '.2f')} %  reward {_number(reward, '+.2f')}"
         )
         if self._bar is not None:
             task = self._bar.task_ids[0]

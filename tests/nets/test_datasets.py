@@ -274,7 +274,9 @@ def test_auto_takes_what_the_root_says_and_tells_why(tmp_path: Path) -> None:
     assert (images.name, images.mean) == ("cifar10", (0.4914, 0.4822, 0.4465))
     why = "(data.name=auto takes it as data.root is set): "
     why += "12 training, 3 validation and 3 test images."
-    assert images.source == f"CIFAR-10 from {tmp_path}/cifar-10-batches-bin {why}"
+    assert (
+        images.source == f"a subset (0.03 %) of CIFAR-10 from {tmp_path}/cifar-10-batches-bin {why}"
+    )
     named = load_images(DataConfig(name="cifar10", root=str(tmp_path)), "cpu")
     assert named.identity == images.identity
 

@@ -52,8 +52,8 @@ def test_plain_lines_come_at_the_interval_and_at_the_end() -> None:
             progress.advance(8, "round 1/1", accuracy=10.0 + number, reward=-0.5)
     # 8 env-steps every 4 s; lines at 12 s (first after 10 s) and at the end (20 s)
     assert written(console) == [
-        "round 1/1  24/40 env-steps  2.0 EPS  accuracy 12.00 %  reward -0.50  left 8s",
-        "round 1/1  40/40 env-steps  2.0 EPS  accuracy 14.00 %  reward -0.50  left 0s",
+        "round 1/1  24/40 env-steps  left 8s  2.0 EPS  accuracy 12.00 %  reward -0.50",
+        "round 1/1  40/40 env-steps  left 0s  2.0 EPS  accuracy 14.00 %  reward -0.50",
     ]
 
 
@@ -76,7 +76,7 @@ def test_unknown_numbers_show_as_dashes() -> None:
     console = plain_console()
     with Progress(total=1, console=console, clock=clock) as progress:
         progress.advance(1, "start", accuracy=math.nan, reward=math.nan)
-    assert written(console) == ["start  1/1 env-steps  -- EPS  accuracy -- %  reward --  left --"]
+    assert written(console) == ["start  1/1 env-steps  left --  -- EPS  accuracy -- %  reward --"]
 
 
 def test_progress_can_be_switched_off() -> None:

@@ -23,6 +23,7 @@ CIFAR = "esper_soa.nets.data.cifar"
 IMAGE_PREPARATION = "esper_soa.nets.data.image_preparation"
 FASHION32_FILE = Path(__file__).parent / "assets" / "fashion32.npz"
 
+CIFAR10_IMAGES = 60_000  # of all official batches
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR10_STD = (0.2470, 0.2435, 0.2616)
 FASHION32_MEAN = (0.2199,) * 3  # of its training images with their border of 2 black pixels
@@ -85,7 +86,11 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
         return own.to(device)
     if cfg.root:
         train, test, place = import_module(CIFAR).read_cifar10(cfg.root)
-        text = f"CIFAR-10 from {place} ({reason})"
+        size = len(train[1]) + len(test[1])
+        share = (
+            "" if size >= CIFAR10_IMAGES else f"a subset ({100 * size / CIFAR10_IMAGES:.2g} %) of "
+        )
+        text = f"{share}CIFAR-10 from {place} ({reason})"
         statistics = (CIFAR10_MEAN, CIFAR10_STD)
         parts = (*set_aside(train, cfg), test)
         return image_set("cifar10", parts, statistics, text).to(device)
