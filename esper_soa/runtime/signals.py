@@ -106,7 +106,7 @@ def import_guard() -> Iterator[None]:
 
 @contextmanager
 def torch_import_guard() -> Iterator[None]:
-    """As `importing`, of torch; UserError where there is no room for the files that it makes."""
+    """As `import_guard`, of torch; UserError where there is no room for the files that it makes."""
     try:
         with import_guard():
             yield
