@@ -29,6 +29,8 @@ from esper_soa.lab.telemetry.table_files import read_table
 from esper_soa.nets.choose import choose_engine
 from esper_soa.nets.data import streams
 from esper_soa.nets.data.orders import validation_order
+from esper_soa.nets.model.blueprints import BLUEPRINTS, parameter_counts
+from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.host import chain_shape
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.state import EnvState
@@ -252,6 +254,9 @@ def test_costs_follow_from_segments_and_slots() -> None:
     assert world.flop.host == 6 * (2 * mixing + CLASSES * WIDTH * LENGTH)
     assert world.flop.seed[:, PERCEPTRON].tolist() == [6 * 4 * mixing] * 2
     assert world.flop.seed[:, :PERCEPTRON].sum() == 0  # which take images
+    mixed = world.rules.nets.shape._replace(blueprints=BLUEPRINTS)
+    assert training_flop(mixed, CPU).seed.sum() == 0
+    assert not any(parameter_counts(BLUEPRINTS, mixed.slots[0]))
     perceptron = 4 * WIDTH * WIDTH + 3 * WIDTH
     assert row_layout(world.rules.nets.shape, 0).seed == perceptron
     assert place_table(world.rules.nets.shape.slots).isfinite().all()
