@@ -40,5 +40,5 @@ def main(composed: DictConfig, pruner: Pruner) -> float:
 
 if __name__ == "__main__":
     register_schema()
-    with mock.patch.object(jobs, "has_own_process", return_value=True):  # one process for all
+    with mock.patch.object(jobs, "has_separate_process", return_value=True):  # one process for all
         main()
