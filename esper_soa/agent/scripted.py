@@ -1,6 +1,6 @@
 """Decision makers that follow rules, not learning: random, wait, a fixed schedule, a heuristic.
 
-Every choice obeys the masks. Agents of users' own are written with `seed_action`, `unlearned`
+Every choice obeys the masks. Agents of users' own are written with `seed_action`, `as_decision`
 and `env.legal.obey`.
 """
 

@@ -63,7 +63,7 @@ class CheckedAgent:
 def user_agent(reference: str, setting: str, environment: AgentContext) -> CheckedAgent:
     """The agent `module:name` that `setting` names, watched; SettingError where there is none."""
     part = find(AGENT, reference, setting)
-    allowed = "called without an argument or with the Surroundings"
+    allowed = "called without an argument or with the AgentContext"
     check(num_required(part) <= 1, setting, reference, allowed, "It wants more.")
     agent = make_agent(part, environment)
     missing = " and no ".join(name for name in ("start", "act") if not hasattr(agent, name))

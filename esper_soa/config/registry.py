@@ -99,7 +99,7 @@ def reward(name: str) -> Mark:
 def agent(name: str) -> Mark:
     """Marks a function or class as agent `name`; `policy.name`, `control` take `module:name`.
 
-    It is called without an argument, or with the Surroundings of a run, and gives an Agent.
+    It is called without an argument, or with the AgentContext of a run, and gives an Agent.
     """
     return _make_decorator(AGENT, name)
 

@@ -110,7 +110,7 @@ def check_agent(part: Part | str, num_slots: int = 2, envs: int = 4, steps: int 
     """
     with _checking(AGENT, part) as (_, made, found):
         if registry.num_required(made) > 1:
-            raise ValueError("it wants more arguments than the Surroundings")
+            raise ValueError("it wants more arguments than the AgentContext")
         world = build_world(_small_run(num_slots, envs, steps), CPU)
         surroundings = AgentContext(world.rules.nets.shape.slots, BLUEPRINT_NAMES, steps, 0)
         with collect_faults(found):

@@ -228,7 +228,7 @@ def train(
 
     A caller's own use of Hydra and of torch's threads is left as it is. An interrupt (Ctrl-C, or
     the stop button of a notebook) ends the run with a checkpoint and a KeyboardInterrupt that says
-    how to go on. Raises UserError for settings that cannot work, OutOfRoomError where memory ran
+    how to go on. Raises UserError for settings that cannot work, RunMemoryError where memory ran
     out, and IncompleteError, with everything played, where something could not be written.
     """
     check(verbose in (0, 1, 2), "verbose", verbose, "0, 1 or 2")

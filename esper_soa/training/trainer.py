@@ -32,7 +32,7 @@ from esper_soa.training.session import Session, session
 def train_rounds(run: Run) -> Generator[int, None, None]:
     """Collect, update, log and save in every round that is left, then play the control's rounds.
 
-    Yields the number of rounds done after every round. Raises OutOfRoomError where memory runs out.
+    Yields the number of rounds done after every round. Raises RunMemoryError where memory runs out.
     """
     output = run.output
     with memory_errors(RunMemoryError), progress_bar(run) as progress, output.open():
@@ -122,7 +122,7 @@ def run_in_session(
 
     Raises Interrupted where a signal stopped it, after saving a checkpoint; and at its end
     IncompleteError where something could not be written. PrunedError where a search gave it up, and
-    RankLostError where another rank ended early, after saving a checkpoint. OutOfRoomError where
+    RankLostError where another rank ended early, after saving a checkpoint. RunMemoryError where
     memory ran out.
     """
     run = start_run(session, cfg, checkpoint, images, ranks, callbacks)

@@ -80,7 +80,7 @@ def test_an_agent_that_breaks_the_rules_ends_the_run_in_words(tmp_path: Path, na
     ("name", "words"),
     [
         ("mute", "a factory of agents. What it gives, a Mute, has no act"),
-        ("demanding", "called without an argument or with the Surroundings. It wants more"),
+        ("demanding", "called without an argument or with the AgentContext. It wants more"),
         ("gain", "an agent that parts_of_users registers"),
     ],
 )

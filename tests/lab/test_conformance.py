@@ -75,7 +75,7 @@ FAULTY: dict[str, dict[str, list[str]]] = {
         "listing": ["its memory is a list, not a tuple of tensors"],
         "loose": [FIRST + "its value is of torch.float64, not", FIRST + "its value has a gradient"],
         "mute": ["it raises AttributeError: 'Mute' object has no attribute 'act'"],
-        "demanding": ["it wants more arguments than the Surroundings"],
+        "demanding": ["it wants more arguments than the AgentContext"],
         "stumbling": ["it raises KeyError: 'memory'"],
         "hopeless": [
             FIRST + "env 0: op 9 is not legal",

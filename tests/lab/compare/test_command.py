@@ -62,7 +62,7 @@ def test_a_study_leaves_a_report_that_tells_its_tests(compared: Compared) -> Non
         cells += [effect, f"{row['p']:.3f}", f"{row['corrected']:.3f}", row["verdict"]]
         assert "".join(f"<td>{cell}</td>" for cell in cells) in page
         assert row["power"] in page
-    assert "over 2 seeds that every group has played in lockstep" in page
+    assert "over 2 seeds that every group has played in turns" in page
     assert "corrected after Holm for 4 comparisons" in page
     assert "Mann and Whitney" not in page
     assert not list((compared.folder / "study").rglob("seed_*/report.html"))
