@@ -32,13 +32,12 @@ from benchmarks.baseline_passes import (
     tensor_norms,
 )
 from esper_soa.config.env import GatesConfig, LifecycleConfig
-from esper_soa.config.nets import TaskConfig, sort_slots
+from esper_soa.config.nets import IMAGES, TaskConfig, sort_slots
 from esper_soa.vocabulary import (
     ALPHA_TARGETS,
     CURVE_CHOICES,
     CURVE_STEEPNESS,
     SPEED_STEPS,
-    STAGE_NAMES,
     STYLE_BLEND,
     TEMPO_STEPS,
     AlphaMode,
@@ -116,7 +115,7 @@ class BaselineEnv:
         self.totals = TotalsRecord()
         self.machines = [SlotMachine(lifecycle, gates, self.totals) for _ in self.specs]
         self.plants: dict[int, Plant] = {}  # networks of the live seeds, by slot number
-        self.detached = {STAGE_NAMES.index(name) for name in lifecycle.detached_stages}
+        self.detached = set(lifecycle.detached_in(IMAGES))
         self.accuracy = 0.0  # of the last record, percent
         self.host = self._place(Host(task))
         self.optimiser = self._sgd(list(self.host.parameters()), task.host_lr, task.weight_decay)

@@ -71,6 +71,7 @@ class Blueprint:
 BLUEPRINT_NAMES = names_of(Blueprint)
 NUM_BLUEPRINTS = len(BLUEPRINT_NAMES)  # of the package: codes from here on are those of users
 CNN_BLUEPRINTS = (1, 2, 3, 4, 5, 6, 7)
+SEQUENCE_BLUEPRINTS = (2, 3, 8, 9, 10, 11, 12)
 
 
 class AlphaMode:

@@ -22,7 +22,7 @@ from esper_soa.config.env import (
     RewardConfig,
     SignalsConfig,
 )
-from esper_soa.config.nets import TaskConfig, sort_slots
+from esper_soa.config.nets import IMAGES, TaskConfig, sort_slots
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.step import (
     EnvRules,
@@ -41,7 +41,7 @@ from esper_soa.nets.model.host import HostShape, host_shape
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.snapshot import add_snapshot_, snapshot_where_
 from esper_soa.state import Action, EnvState, Measurements
-from esper_soa.vocabulary import CNN_BLUEPRINTS, NUM_BLUEPRINTS, STAGE_NAMES, Op
+from esper_soa.vocabulary import CNN_BLUEPRINTS, NUM_BLUEPRINTS, Op
 
 BATCH = 4  # images per training batch, batches per env-step
 NUM_BATCHES = 2
@@ -90,7 +90,7 @@ class Setting:
     def rules(self) -> EnvRules:
         """The engine's rules."""
         shape = host_shape(self.task, sort_slots(self.task, self.slots))
-        detached = tuple(STAGE_NAMES.index(stage) for stage in self.lifecycle.detached_stages)
+        detached = self.lifecycle.detached_in(IMAGES)
         counts = pools.parameter_table(shape, torch.device("cpu"))
         passes = {"workers": self.workers, "accumulate": self.accumulate}
         return EnvRules(

@@ -175,8 +175,8 @@ def test_report_and_queries_read_the_run(
         (["train_samples=72"], "must be at most 64, the training sentences of sentences"),
         (["task.num_classes=4"], "it has 3 classes, not task.num_classes=4"),
         (
-            ["policy=wait", "task.blueprints=[norm]"],
-            "norm: must be a list of blueprints for sequences",
+            ["policy=wait", "task.blueprints=[conv_light]"],
+            "conv_light: must be a list of blueprints for sequences",
         ),
         (["data.name=toy_domain:tagging"], "a dataset that toy_domain registers"),
         (["slots=[r0c3]"], "a slot of tagging: r0c0, r0c1, r0c2"),

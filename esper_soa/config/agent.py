@@ -8,7 +8,7 @@ env-steps.
 
 from dataclasses import dataclass, field
 
-from esper_soa.config.nets import CNN_BLUEPRINT_NAMES
+from esper_soa.config.nets import GROWABLE
 from esper_soa.config.ranges import (
     COUNT,
     WEIGHT,
@@ -111,7 +111,7 @@ class ScheduleConfig(Settings, path="policy.schedule."):
     # ADVANCE there.
     advance: list[int] = numbers((1, 11, 16), 1, COUNT, least=0)
     fossilize: int = number(17, 1, COUNT)  # age of the seed, env-steps
-    blueprint: str = choice("norm", CNN_BLUEPRINT_NAMES, own=BLUEPRINT)  # of every seed
+    blueprint: str = choice("norm", GROWABLE, own=BLUEPRINT)  # of every seed
     style: int = number(2, 0, len(STYLE_BLEND) - 1)  # vocabulary.Style
     tempo: int = number(1, 0, len(TEMPO_STEPS) - 1)  # index of vocabulary.TEMPO_STEPS
     alpha_target: int = number(2, 0, len(ALPHA_TARGETS) - 1)  # index of vocabulary.ALPHA_TARGETS
@@ -137,7 +137,7 @@ class HeuristicConfig(Settings, path="policy.heuristic."):
     embargo_steps_after_prune: int = number(5, 0, COUNT)  # env-steps without a germination
     blueprint_rotation: list[str] = choices(  # germinated in turn
         ("conv_light", "conv_heavy", "attention", "norm", "depthwise"),
-        CNN_BLUEPRINT_NAMES,
+        GROWABLE,
         repeated=True,
         own=BLUEPRINT,
     )

@@ -8,8 +8,10 @@ range; see config/ranges.py.
 
 from dataclasses import dataclass, field
 
+from esper_soa.config.nets import SEQUENCES
 from esper_soa.config.ranges import COUNT, WEIGHT, Settings, choice, choices, number, signed, weight
 from esper_soa.config.registry import REWARD
+from esper_soa.vocabulary import STAGE_NAMES
 
 REWARD_MODES = (
     "shaped",
@@ -77,16 +79,22 @@ class LifecycleConfig(Settings, path="lifecycle."):
     auto_forward_g3: bool = False  # BLENDING -> HOLDING
     embargo_steps: int = number(5, 1, COUNT)  # during which the slot of a pruned seed stays closed
     min_prune_age: int = number(5, 0, COUNT)  # of a seed, below which PRUNE is masked
-    # Stages whose seeds send no gradient into their host.
+    # Stages whose seeds send no gradient into their host; [] = training and blending, in sequences
+    # training alone.
     detached_stages: list[str] = choices(
-        ("training", "blending"), ("training", "blending", "holding", "fossilized")
+        (), ("training", "blending", "holding", "fossilized"), least=0
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         remedy = "A seed in training must not disturb its host."
-        includes_training = "training" in self.detached_stages
+        includes_training = not self.detached_stages or "training" in self.detached_stages
         self.require(includes_training, "detached_stages", "a list with 'training'", remedy)
+
+    def detached_in(self, topology: str) -> tuple[int, ...]:
+        """Stages (vocabulary.Stage) whose seeds send no gradient into a host of such features."""
+        usual = ("training",) if topology == SEQUENCES else ("training", "blending")
+        return tuple(STAGE_NAMES.index(name) for name in self.detached_stages or usual)
 
     @property
     def advance_disabled(self) -> bool:

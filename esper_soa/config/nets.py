@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from esper_soa.config.errors import SettingError, check
@@ -18,14 +18,18 @@ from esper_soa.config.ranges import (
     word,
 )
 from esper_soa.config.registry import BLUEPRINT, DATASET, HOST, is_reference, name_in
-from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS
+from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS, SEQUENCE_BLUEPRINTS
 
 IMAGE_SIZE = 32
 IMAGE_CHANNELS = 3
 MAX_CHANNELS = 8192  # of a block
 MAX_POOLS = 5  # that leave one pixel of an image
 CNN_BLUEPRINT_NAMES = tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS)
-DATASETS = ("auto", "cifar10", "fashion32", "synthetic", "npz", "given")
+# Those that can be germinated, each in slots of the kind of features that it takes.
+GROWABLE = tuple(BLUEPRINT_NAMES[code] for code in sorted({*CNN_BLUEPRINTS, *SEQUENCE_BLUEPRINTS}))
+ATTENTION_HEADS = 4  # of the seeds of transformers that have attention
+DATASETS = ("auto", "cifar10", "fashion32", "synthetic", "npz", "given", "text", "tinystories")
+TEXTS = ("text", "tinystories")  # of DATASETS
 # Kinds of features, which a seed and the slot that it stands in have in common, by the number of
 # axes behind the channels: [B, C], [B, C, T], [B, C, H, W].
 VECTORS = "vectors"
@@ -33,8 +37,32 @@ SEQUENCES = "sequences"
 IMAGES = "images"
 TOPOLOGIES = (VECTORS, SEQUENCES, IMAGES)
 NPZ = ".npz"  # how a file of own images ends
+TXT = ".txt"  # and one of text
 # Settings of DataConfig that only own images heed.
 PREPARATION = ("layout", "resize", "mean", "std")
+
+
+@dataclass
+class TransformerConfig(Settings, path="task.transformer."):
+    """Hosts of text, as esper-lite's TransformerHost in kasmina/host.py."""
+
+    width: int = number(32, 1, MAX_CHANNELS)  # D, numbers of a position
+    layers: int = number(3, 1, 1000)  # of attention and MLP each
+    heads: int = number(2, 1, MAX_CHANNELS)  # of the attention in each layer
+    context: int = number(64, 1, 65_536)  # T, tokens of a sequence
+    # Equal numbers of layers, with slot r0c{i} behind segment i.
+    segments: int = number(3, 1, 64)
+    dropout: float = number(0.0, 0, 1, "[)")  # of embeddings, attention weights and layers
+    embedding_std: float = number(1.0, 0, 100, "(]")  # of the embeddings as they begin
+    # Memory of every worker for logits, MiB; losses are computed in as many pieces.
+    logits_mib: int = number(64, 1, 65_536)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        allowed = f"a divisor of {self.path}width={self.width}"
+        self.require(self.width % self.heads == 0, "heads", allowed)
+        allowed = f"a divisor of {self.path}layers={self.layers}"
+        self.require(self.layers % self.segments == 0, "segments", allowed)
 
 
 @dataclass
@@ -42,13 +70,15 @@ class TaskConfig(Settings, path="task."):
     """Host architecture and the settings of its training, as esper-lite's kasmina/host.py."""
 
     name: str = word("cifar_baseline")  # in words, for the table
-    # chain: the blocks that the next four settings describe; they do nothing for a user's own host.
-    host: str = choice("chain", ("chain",), own=HOST)
+    # chain: the blocks that the next four settings describe; transformer: what task.transformer
+    # describes. Neither does anything for a user's own host.
+    host: str = choice("chain", ("chain", "transformer"), own=HOST)
     base_channels: int = number(8, 1, MAX_CHANNELS)  # channels of block 0; doubled by every block
     num_blocks: int = number(3, 2, 13)  # convolution, batch norm, ReLU each
     kernel_size: int = number(3, 1, IMAGE_SIZE - 1, note="odd")  # of the convolutions, pixels
     num_pools: int = number(3, 0, MAX_POOLS)  # the first num_pools blocks end in a 2x2 max pool
-    num_classes: int = number(10, 2, 100_000)  # outputs of the classifier; the data has no more
+    # Outputs of the classifier; the data has no more. Of a transformer: tokens, V.
+    num_classes: int = number(10, 2, 100_000)
     host_lr: float = number(0.01, 0, 1000, "(]")  # learning rate of the host
     seed_lr: float = number(0.01, 0, 1000, "(]")  # of its seeds
     # Of both over an episode: as they are, or from there to 0 along half a cosine.
@@ -60,7 +90,8 @@ class TaskConfig(Settings, path="task."):
     # Optimiser steps between two measurements of seed gradients.
     gradient_stride: int = number(10, 1, COUNT)
     # Those that may be germinated; users' own take the codes from 13 on, in this order.
-    blueprints: list[str] = choices(CNN_BLUEPRINT_NAMES, CNN_BLUEPRINT_NAMES, own=BLUEPRINT)
+    blueprints: list[str] = choices(CNN_BLUEPRINT_NAMES, GROWABLE, own=BLUEPRINT)
+    transformer: TransformerConfig = field(default_factory=TransformerConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,6 +102,12 @@ class TaskConfig(Settings, path="task."):
         allowed = f"so small that the last block has at most {MAX_CHANNELS} channels, not {last}"
         remedy = f"Or lower task.base_channels={self.base_channels}."
         self.require(last <= MAX_CHANNELS, "num_blocks", allowed, remedy)
+        attentive = {"attention", "flex_attention"}.isdisjoint(self.blueprints)
+        if self.host == "transformer" and not attentive:
+            allowed = f"a multiple of {ATTENTION_HEADS}, the heads of seeds with attention"
+            remedy = "Or leave attention out of task.blueprints."
+            fits = self.transformer.width % ATTENTION_HEADS == 0
+            self.require(fits, "transformer.width", allowed, remedy)
         names = [name_in(name) for name in blueprint_names(self.blueprints)]
         for reference in filter(is_reference, self.blueprints):
             allowed = "of another name than every other blueprint"
@@ -117,18 +154,26 @@ class DataConfig(Settings, path="data."):
     """Which samples, from where, and how an env-step draws them."""
 
     # auto: what root holds, CIFAR-10 or an .npz, and without root the embedded fashion32; npz: own
-    # images from the file root; given: own images that a program hands over; module:name: a data
-    # set of your own.
+    # images from the file root; given: own images that a program hands over; text: the embedded
+    # text, or the files of root; tinystories: stories of Eldan and Li 2023, from the internet;
+    # module:name: a data set of your own.
     name: str = choice("auto", DATASETS, own=DATASET)
     # Folder or archive of CIFAR-10 (cifar-10-batches-py, -bin, or the .tar.gz), or an .npz of own
-    # images, or what a data set of your own reads; "" = none.
+    # images, or a .txt file or a folder of them, or what a data set of your own reads; "" = none.
     root: str = ""
-    augment: bool = True  # random crop with padding 4 and horizontal flip, training only
+    # Training only. Images: random crop with padding 4 and horizontal flip; text: sequences begin
+    # anywhere.
+    augment: bool = True
     split: bool = False  # the reference's rule: one pass over the data set is split over the envs
     # Training images set aside for validation, which rewards, gates and observations see; 0 = a
     # fifth of them, at most 5,000. An .npz with val_images brings its own; synthetic images are
     # drawn for it, 0 = as many as test images.
     validation_images: int = number(0, 0, 10_000_000)
+    # Tokens of a sequence of text: task.transformer.context.
+    context: int = number(64, 1, 65_536)
+    # Of text. bytes: every byte of UTF-8 is a token; or a tokenizer.json, as Hugging Face's
+    # tokenizers save it, or the name of one on its hub (the extra `text`).
+    tokenizer: str = "bytes"
     synthetic_train: int = number(512, 1, 1_000_000)  # images of the synthetic set
     synthetic_test: int = number(256, 1, 1_000_000)  # of its test part
     # Of own images with several channels each: nhwc has them last, nchw before height and width.
@@ -142,7 +187,8 @@ class DataConfig(Settings, path="data."):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        has_root = self.name in ("auto", "cifar10", "npz") or is_reference(self.name)
+        reading = ("auto", "cifar10", "npz", "text")
+        has_root = self.name in reading or is_reference(self.name)
         remedy = "Take data.name=cifar10 or data.name=npz for the files there."
         self.require(has_root or not self.root, "root", f"empty with data.name={self.name}", remedy)
         user_path("data.root", self.root)
@@ -158,6 +204,12 @@ class DataConfig(Settings, path="data."):
         for item in fields(self):
             is_default = item.name not in PREPARATION or vars(self)[item.name] in ([], item.default)
             self.require(self.own or is_default, item.name, allowed, remedy)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the samples are sequences of tokens."""
+        is_file = self.root.lower().endswith(TXT)
+        return self.name in TEXTS or (self.name == "auto" and is_file)
 
     @property
     def own(self) -> bool:
@@ -208,6 +260,8 @@ class SlotSpec(NamedTuple):
 
 def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:
     """Every slot that the host offers, row-major (r0c0, r0c1, ..., r1c0, ...): order of actions."""
+    if task.host == "transformer":
+        return _transformer_slots(task.transformer)
 
     def slot(row: int, block: int) -> SlotSpec:
         depth = block / (task.num_blocks - 1)
@@ -217,6 +271,14 @@ def host_slots(task: TaskConfig) -> tuple[SlotSpec, ...]:
     blocks = range(task.num_blocks)
     after_pools = (slot(1, block) for block in blocks if task.pooled(block))
     return (*(slot(0, block) for block in blocks), *after_pools)
+
+
+def _transformer_slots(cfg: TransformerConfig) -> tuple[SlotSpec, ...]:
+    last = max(cfg.segments - 1, 1)
+    return tuple(
+        SlotSpec(f"r0c{number}", 0, number, cfg.width, cfg.context, number / last, 1)
+        for number in range(cfg.segments)
+    )
 
 
 def resolve_slots(task: TaskConfig, names: list[str]) -> list[str]:

@@ -32,7 +32,6 @@ from esper_soa.runtime.device import choose_layout, keep_freed_memory, sizes_of,
 from esper_soa.runtime.memory import NO_SAMPLES, check_room
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.state import ParameterCounts
-from esper_soa.vocabulary import STAGE_NAMES
 
 
 def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> EnvRules:
@@ -89,11 +88,10 @@ def reward_settings(
 def trial_of(cfg: TrainConfig, device: torch.device) -> Trial:
     """Networks and their work on `device`, as any engine but the native kernels gets them."""
     shape = task_shape(cfg.task, cfg.slots)
-    detached = tuple(STAGE_NAMES.index(stage) for stage in cfg.lifecycle.detached_stages)
     nets = NetsConfig(
         shape,
         cfg.task,
-        detached,
+        cfg.lifecycle.detached_in(shape.slots[0].topology),
         rows=SubsetRows(cfg.attribution.pairs, shapley_orders(cfg, len(shape.slots))[1]),
         accumulate=cfg.accumulate,
         ends_early=cfg.early_stop.enabled,

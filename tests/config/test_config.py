@@ -203,15 +203,17 @@ TASKS = {
     "cifar_highres": (16, 3, 3, 3, 6),
     "cifar_deep_impaired": (2, 5, 1, 5, 10),
 }
+TEXT_TASKS = ("text_small", "tinystories")
 
 
 def test_the_nine_tasks_have_their_hosts() -> None:
     found = {}
-    for name in options("task"):
+    for name in TASKS:
         task = option("task", name).task
         sizes = (task.base_channels, task.num_blocks, task.kernel_size, task.num_pools)
         found[name] = (*sizes, len(host_slots(task)))
     assert found == TASKS
+    assert {*options("task")} == {*TASKS, *TEXT_TASKS}
 
 
 @pytest.mark.parametrize(
@@ -273,7 +275,7 @@ def test_a_scripted_policy_may_only_use_blueprints_of_the_task(policy: str, sett
         settings(*asked, "policy.imitation.rounds=1")
 
 
-FREE = {"run_dir", "resume", "slots", "data.root"}
+FREE = {"run_dir", "resume", "slots", "data.root", "data.tokenizer"}
 FREE |= {"checkpoint", "data_root", "policy.init"}
 
 

@@ -26,7 +26,7 @@ DEFAULTS = """
 GatesConfig: {permissive: true, min_training_improvement: 0.5, min_blending_steps: 10,
   min_gradient_ratio: 0.1, min_gradient_health: 0.7, min_fossilize_contribution: 1.0}
 LifecycleConfig: {auto_forward_g1: false, auto_forward_g2: false, auto_forward_g3: false,
-  embargo_steps: 5, min_prune_age: 5, detached_stages: [training, blending]}
+  embargo_steps: 5, min_prune_age: 5, detached_stages: []}
 SignalsConfig: {plateau_threshold: 0.5, stabilization_threshold: 0.03, stabilization_steps: 3,
   regression_threshold: 0.05}
 GovernorConfig: {enabled: true, sensitivity: 6.0, multiplier: 3.0, absolute_threshold: 12.0,

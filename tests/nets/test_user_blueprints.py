@@ -169,7 +169,7 @@ FAULTS = {
     "same": "registered once in parts_of_users. 2 of its functions and classes are the",
     "norm": "of another name than every other blueprint",
     "narrower": "blueprint narrower: its parts turn 1 channels into 8",
-    "word": r"it gives conv_light, no tuple of parts \(Conv, Depthwise, SoftNorm, Excite\)",
+    "word": r"it gives conv_light, no tuple of parts \(Conv, Depthwise, SoftNorm, Excite",
     "bare": "blueprint bare: it gives a module, so it must be called with the channels",
     "greedy": "it is called with the channels of a slot or with nothing, and wants more",
     "counting": "it keeps buffers .running_mean, running_var, num_batches_tracked., which all",

@@ -334,7 +334,7 @@ FAULTS = {
     "lazy": "its parameters 2.weight, 2.bias have no shape before a first pass",
     "broken": "it raises RuntimeError: Given groups=1, weight of size .4, 4, 1, 1.",
     "reading": "its segment 0 raises RuntimeError for several networks in training mode",
-    "no such word": "one of chain, or module:name of your own host",
+    "no such word": "one of chain, transformer, or module:name of your own host",
 }
 
 

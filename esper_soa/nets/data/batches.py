@@ -13,10 +13,16 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.errors import check
+from esper_soa.nets.data import streams
 
 
 class TrainingFeed(Protocol):
     """Training batches of one env-step."""
+
+    @property
+    def draw(self) -> "Draw":
+        """What the envs draw in it."""
+        ...
 
     def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """Inputs and labels of batch `index` for `envs` (int64 [n]).
@@ -139,6 +145,11 @@ class Draw(NamedTuple):
         first = index * self.batch_size
         samples = self.order[:, first : first + count * self.batch_size][envs]
         return samples, self.keys[envs], self.start + first
+
+    def noise(self, envs: Tensor, index: int) -> Tensor:
+        """Streams int64 [n] of what the networks of `envs` draw in batch `index`."""
+        keys = streams.fold(self.keys[envs], streams.DROPOUT)
+        return streams.fold(keys, self.start + index * self.batch_size)
 
 
 def check_work(source: BatchSource, train_samples: int, val_samples: int) -> None:

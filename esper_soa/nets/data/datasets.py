@@ -17,6 +17,7 @@ from esper_soa.nets.data.batches import BatchSource, SampleSpec
 from esper_soa.nets.data.image_set import ImageSet, Part, image_set, set_aside
 from esper_soa.nets.data.images import IMAGES
 from esper_soa.nets.data.streams import fold, uniform
+from esper_soa.nets.data.text import load_text, text_spec
 
 # The readers of files, imported where one is asked for.
 CIFAR = "esper_soa.nets.data.cifar"
@@ -43,6 +44,8 @@ class SampleCount(NamedTuple):
 
 def sample_spec(cfg: DataConfig) -> SampleSpec:
     """What the samples are like that the settings ask for; SettingError where they name none."""
+    if cfg.is_text:
+        return text_spec(cfg.context)
     if not is_reference(cfg.name):
         return IMAGES
     found = vars(find(DATASET, cfg.name, "data.name")).get("spec")
@@ -59,9 +62,11 @@ def count_samples(cfg: DataConfig) -> SampleCount:
 
 
 def load_samples(cfg: DataConfig, device: torch.device | str) -> BatchSource:
-    """The samples that the settings ask for: images, or those of a user's own data set."""
+    """The samples that the settings ask for: images, text, or those of a user's own data set."""
     if is_reference(cfg.name):
         return cast(BatchSource, find(DATASET, cfg.name, "data.name")(cfg)).to(device)
+    if cfg.is_text:
+        return load_text(cfg).to(device)
     return load_images(cfg, device)
 
 

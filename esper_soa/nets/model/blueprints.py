@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper_soa.config.nets import SlotSpec, blueprint_names
+from esper_soa.config.nets import IMAGES, SEQUENCES, SlotSpec, blueprint_names
 from esper_soa.nets.model.parts import (
     NARROW,
     REDUCED,
@@ -26,7 +26,9 @@ from esper_soa.nets.model.parts import (
     Squeeze,
     Start,
     Table,
+    Width,
 )
+from esper_soa.nets.model.sequence_parts import CausalAttention, Dense, SoftLayerNorm
 from esper_soa.nets.model.user_module import UserModule
 from esper_soa.vocabulary import BLUEPRINT_NAMES, NUM_BLUEPRINTS, Blueprint
 
@@ -46,6 +48,8 @@ class Architecture:
     def __post_init__(self) -> None:
         if len(self.parts) > 1 and any(isinstance(part, UserModule) for part in self.parts):
             raise ValueError(f"blueprint {self.name}: a module must be its only part")
+        if len({part.topology for part in self.parts}) > 1:
+            raise ValueError(f"blueprint {self.name}: its parts take different kinds of features")
         for channels in (1, 24, 64):
             last = self.widths(channels)[-1]
             if last != channels:
@@ -85,8 +89,11 @@ Blueprints = tuple[Architecture, ...]
 OPEN = Squeeze(REDUCED, hidden_bias=False, start=ZEROS, bias_start=Start(3.0, cleared=True))
 NARROWED = (Conv(NARROW, kernel=1, norm=False), Conv(NARROW, norm=False))
 WIDENED = Conv(kernel=1, relu=False, start=ZEROS)
+PARTS = (Conv, Depthwise, SoftNorm, Excite, Dense, CausalAttention, SoftLayerNorm)
+PART_NAMES = ", ".join(kind.__name__ for kind in PARTS)
+NOOP = Architecture(Blueprint.NOOP, "noop", (), residual=False)
 BLUEPRINTS: Blueprints = (
-    Architecture(Blueprint.NOOP, "noop", (), residual=False),
+    NOOP,
     Architecture(Blueprint.CONV_LIGHT, "conv_light", (Conv(),)),
     Architecture(Blueprint.ATTENTION, "attention", (Excite(OPEN),), residual=False),
     Architecture(Blueprint.NORM, "norm", (SoftNorm(),), residual=False),
@@ -95,6 +102,31 @@ BLUEPRINTS: Blueprints = (
     Architecture(Blueprint.CONV_SMALL, "conv_small", (Conv(kernel=1),)),
     Architecture(Blueprint.CONV_HEAVY, "conv_heavy", (Conv(), Conv())),
 )
+
+
+def low_rank(rank: int) -> tuple[Dense, Dense]:
+    """Two linear layers without bias by way of so few channels (Hu et al. 2021, LoRA)."""
+    down = Dense(Width(times=0, least=rank), bias=False)
+    return down, Dense(bias=False, start=ZEROS)
+
+
+def perceptron(times: int) -> tuple[Dense, Dense]:
+    """A hidden layer of so many times the channels."""
+    return Dense(Width(times=times), gelu=True), Dense(start=ZEROS)
+
+
+SEQUENCE_BLUEPRINTS: Blueprints = (
+    NOOP,
+    Architecture(Blueprint.ATTENTION, "attention", (CausalAttention(),)),
+    Architecture(Blueprint.NORM, "norm", (SoftLayerNorm(),), residual=False),
+    Architecture(Blueprint.LORA, "lora", low_rank(8)),
+    Architecture(Blueprint.LORA_LARGE, "lora_large", low_rank(32)),
+    Architecture(Blueprint.MLP_SMALL, "mlp_small", perceptron(2)),
+    Architecture(Blueprint.MLP, "mlp", perceptron(4)),
+    Architecture(Blueprint.FLEX_ATTENTION, "flex_attention", (CausalAttention(),)),
+)
+# What the package offers for slots of a kind of features.
+PACKAGED = {IMAGES: BLUEPRINTS, SEQUENCES: SEQUENCE_BLUEPRINTS}
 GATE = Squeeze(NARROW)  # the network that GATE adds to a seed, with one output
 
 

@@ -72,6 +72,7 @@ class ConvSegment:
     size: int  # height and width of its input and of its convolution
 
     kind = CONV_BLOCK
+    borrowed = ()
 
     @property
     def input_shape(self) -> FeatureShape:

@@ -4,7 +4,7 @@ What a segment computes is its own business (segments.py); the last segment is t
 the loss.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -23,6 +23,7 @@ from esper_soa.nets.model.segments import (
     SlotNumbers,
     Values,
 )
+from esper_soa.nets.model.transformer import Transformer
 
 
 class InitialRows(Protocol):
@@ -91,6 +92,12 @@ class Host(Protocol):
         """The segments with their slots; the last gives the logits."""
 
 
+HOSTS: dict[str, Callable[[TaskConfig], Host]] = {
+    "chain": HostChain.of_task,
+    "transformer": Transformer,
+}
+
+
 def host_shape(
     task: TaskConfig,
     slots: tuple[SlotSpec, ...],
@@ -102,7 +109,7 @@ def host_shape(
     host: a user's in place of that of the settings.
     """
     numbers = {(spec.row, spec.block): index for index, spec in enumerate(slots)}
-    host = HostChain.of_task(task) if host is None else host
+    host = HOSTS[task.host](task) if host is None else host
     return chain_shape(host.segments(numbers), slots, blueprints, host.modules)
 
 
@@ -140,12 +147,14 @@ def initial_hosts(shape: HostShape, keys: Tensor, dtype: torch.dtype) -> tuple[T
 def split_values(
     segments: Sequence[Segment], parameters: list[Tensor], statistics: list[Tensor]
 ) -> Iterator[tuple[Segment, Values]]:
-    """Every segment with its own tensors."""
+    """Every segment with its own tensors, and those that it borrows."""
+    rest = parameters
     for segment in segments:
         count = len(segment.parameters)
         num_statistics = len(segment.statistics)
-        yield segment, Values(parameters[:count], statistics[:num_statistics])
-        parameters = parameters[count:]
+        borrowed = [parameters[place] for place in segment.borrowed]
+        yield segment, Values(rest[:count] + borrowed, statistics[:num_statistics])
+        rest = rest[count:]
         statistics = statistics[num_statistics:]
 
 
@@ -155,12 +164,13 @@ def train_loss(
     statistics: list[Tensor],
     batch: tuple[Tensor, Tensor],
     filler: SlotFiller,
+    noise: Callable[[], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Mean loss and right answers int64, both [n], of inputs [B, n*C, ...] and labels [B, n, ...],
-    by batch statistics; running ones [n * numbers] move in place.
+    by batch statistics; running ones [n * numbers] move in place. noise: as of Forward.
     """
     x, labels = batch
-    run = Forward(filler, parameters[0].shape[0], parameters[0].dtype)
+    run = Forward(filler, parameters[0].shape[0], parameters[0].dtype, noise)
     *body, (_, own) = split_values(shape.segments, parameters, statistics)
     for segment, values in body:
         x = segment.train(run, values, x)

@@ -65,6 +65,100 @@ class ExciteModule(SqueezeModule):
         return x * super().forward(x)
 
 
+class DenseModule(nn.Linear):
+    """Linear layer of the channels [B, C, T] of every position, then GELU where asked for."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, gelu: bool) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        self.gelu = gelu
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x.transpose(1, 2)).transpose(1, 2)
+        return nn.functional.gelu(out) if self.gelu else out
+
+
+class CausalAttentionModule(nn.Module):
+    """Self-attention of the positions of x [B, C, T] to themselves and those before them."""
+
+    def __init__(self, channels: int, heads: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.qkv = nn.Linear(channels, 3 * channels)
+        self.proj = nn.Linear(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(x.transpose(1, 2)).unflatten(-1, (3, self.heads, -1))
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        rate = self.dropout if self.training else 0.0
+        out = nn.functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=rate, is_causal=True
+        )
+        return self.proj(out.transpose(1, 2).flatten(2)).transpose(1, 2)
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Layer norm of the channels of x [B, C, T]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
+class SoftLayerNormModule(nn.Module):
+    """x + tanh(strength) (layer norm(x) - x)."""
+
+    def __init__(self, channels: int, eps: float) -> None:
+        super().__init__()
+        self.strength = nn.Parameter(torch.zeros(1))
+        self.norm = ChannelNorm(channels, eps=eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.strength) * (self.norm(x) - x)
+
+
+class TransformerLayer(nn.Module):
+    """x + attention(norm(x)), then x + MLP(norm(x)), of x [B, C, T]."""
+
+    def __init__(self, width: int, heads: int, dropout: float, eps: float) -> None:
+        super().__init__()
+        self.norm1 = ChannelNorm(width, eps=eps)
+        self.attention = CausalAttentionModule(width, heads, dropout)
+        self.norm2 = ChannelNorm(width, eps=eps)
+        self.hidden = DenseModule(width, 4 * width, bias=True, gelu=True)
+        self.output = DenseModule(4 * width, width, bias=True, gelu=False)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop(self.attention(self.norm1(x)))
+        return x + self.drop(self.output(self.hidden(self.norm2(x))))
+
+
+class TokenEmbedding(nn.Module):
+    """Features [B, width, T] of tokens int64 [B, T], with T up to `context`."""
+
+    def __init__(self, tokens: int, width: int, context: int, dropout: float) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(tokens, width)
+        self.positions = nn.Embedding(context, width)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        features = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        return self.drop(features).transpose(1, 2)
+
+
+class TiedHeadModule(nn.Module):
+    """Logits [B, T, V] of x [B, C, T]: layer norm, products with the embeddings of the tokens."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=eps)
+        self.embeddings: list[nn.Embedding] = []  # one; in a list, as it is no part of this module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.norm(x.transpose(1, 2)), self.embeddings[0].weight)
+
+
 class ResidualModule(nn.Sequential):
     """x + layers(x)."""
 
@@ -136,6 +230,12 @@ KINDS = {
     "SoftNorm": SoftNormModule,
     "Squeeze": SqueezeModule,
     "Excite": ExciteModule,
+    "Dense": DenseModule,
+    "CausalAttention": CausalAttentionModule,
+    "SoftLayerNorm": SoftLayerNormModule,
+    "TiedHead": TiedHeadModule,
+    "TransformerLayer": TransformerLayer,
+    "TokenEmbedding": TokenEmbedding,
 }
 MARK = "_esper_soa_"  # with a role behind it, what the decorators of users' parts set
 USER_ARGUMENTS = {"blueprint": ("channels",), "host": ("classes", "segment")}  # in a spec
@@ -147,9 +247,10 @@ class GrownNetwork(nn.Sequential):
     """A host with its seeds, named in the order in which images meet them: input, block0, r0c0,
     pool0, ... classifier.
 
-    Images float32 [B, 3, 32, 32], RGB in [0, 1], to logits [B, classes]; other samples as
-    `spec["input"]` says. `net.r0c0.seed` and `net.r0c0.blend` are there where a seed stands in the
-    slot r0c0. `spec` is what it was made from: plain values, as JSON has them.
+    Images float32 [B, 3, 32, 32], RGB in [0, 1], to logits [B, classes]; tokens int64 [B, T] to
+    logits [B, T, V]; other samples as `spec["input"]` says. `net.r0c0.seed` and `net.r0c0.blend`
+    are there where a seed stands in the slot r0c0. `spec` is what it was made from: plain values,
+    as JSON has them.
     """
 
     def __init__(self, spec: dict) -> None:
@@ -170,6 +271,38 @@ class GrownNetwork(nn.Sequential):
                     gate = [layer_of(seed["gate"])] if seed["gate"] else []
                     blend = BLENDS[seed["blend"]](seed["alpha"], *gate)
                     self.add_module(seed["slot"], Slot(grown, blend))
+        embeddings = [one.tokens for one in self.modules() if isinstance(one, TokenEmbedding)]
+        for module in self.modules():
+            if isinstance(module, TiedHeadModule):
+                module.embeddings = embeddings[:1]
+
+    @torch.no_grad()
+    def generate(self, prompt: str | Tensor, count: int, temperature: float = 1.0) -> str | Tensor:
+        """`prompt` with `count` more tokens, each drawn by torch's generator from what the network
+        says; the likeliest at a temperature of 0.
+
+        prompt: text, where tokens are bytes, or int64 [B, t]. ValueError for a network that does
+        not take tokens, and for an empty prompt.
+        """
+        inputs = self.spec["input"]
+        words = isinstance(prompt, str)
+        if inputs.get("name") != "tokens" or (words and inputs["tokenizer"] != "bytes"):
+            taken = "tokens int64 [B, t]" if inputs.get("name") == "tokens" else "no tokens"
+            raise ValueError(f"generate: this network takes {taken}")
+        tokens = torch.tensor([list(prompt.encode())]) if isinstance(prompt, str) else prompt
+        if tokens.shape[-1] == 0:
+            raise ValueError("generate: the prompt is empty")
+        for _ in range(count):
+            logits = self(tokens[:, -inputs["shape"][0] :])[:, -1]
+            if temperature > 0:
+                drawn = torch.multinomial((logits / temperature).softmax(-1), 1)
+            else:
+                drawn = logits.argmax(-1, keepdim=True)
+            tokens = torch.cat([tokens, drawn], dim=1)
+        # a host may have more tokens than there are bytes
+        return (
+            bytes(tokens[0].clamp(max=255).tolist()).decode(errors="replace") if words else tokens
+        )
 
 
 def sequence(

@@ -3,19 +3,23 @@ flat rows of numbers, one per network, that parameters are kept in.
 
 Clipping, SGD, re-initialisation and snapshots work on rows and never look inside. Widths of parts
 follow from C, the channels of the slot, so one tuple of parts describes a seed in every slot.
-nets/forward.py is what they mean for many networks at once, and `layers` what they are in a network
-by itself: plain modules of torch.
+`forward` is what a part means for many networks at once, and `layers` what it is in a network by
+itself: plain modules of torch. Here are the parts of images; sequence_parts.py has those of
+sequences.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, get_args
+from typing import ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from esper_soa.config.nets import IMAGES
+from esper_soa.nets import batched
 from esper_soa.nets.batched import NORM_EPS
 from esper_soa.nets.data import streams
 
@@ -23,12 +27,13 @@ CHANNELS_PER_GROUP = 16
 
 
 class Parameter(NamedTuple):
-    """One parameter tensor of a network: it starts at value + bound * U(-1, 1)."""
+    """One parameter tensor of a network: it starts at value + bound * U(-1, 1) + std * N(0, 1)."""
 
     shape: tuple[int, ...]
     bound: float = 0.0
     value: float = 0.0
     cleared: bool = False  # at 0 instead, in a seed that is germinated with MULTIPLY
+    std: float = 0.0
 
 
 class Table(NamedTuple):
@@ -68,7 +73,19 @@ class Table(NamedTuple):
         value = self.spread([one.value for one in self.parameters], keys.device).to(dtype)
         counters = torch.arange(self.total, device=keys.device)
         draws = streams.uniform(keys[:, None], counters, dtype)
-        return value + bound * (2 * draws - 1)
+        rows = value + bound * (2 * draws - 1)
+        if any(one.std for one in self.parameters):
+            std = self.spread([one.std for one in self.parameters], keys.device).to(dtype)
+            normal = std > 0
+            rows[:, normal] += std[normal] * normal_numbers(draws[:, normal])
+        return rows
+
+
+def normal_numbers(draws: Tensor) -> Tensor:
+    """Numbers of N(0, 1) from uniform ones in [0, 1), by the inverse of its distribution."""
+    # half a step up, as the least of them is 0, of which the inverse is infinite
+    step = 2.0**-53 if draws.dtype == torch.float64 else 2.0**-24
+    return torch.special.ndtri((draws + step / 2).clamp(max=1 - step))
 
 
 def norm_groups(channels: int) -> int:
@@ -149,7 +166,33 @@ def convolution(inputs: int, outputs: int, kernel: int, groups: int = 1) -> Laye
     return LayerSpec("conv", "Conv2d", sizes)
 
 
-class ImagePart:
+class Part(ABC):
+    """A part of a seed; C = `channels` are those of the slot."""
+
+    topology: ClassVar[str]  # kind of the features that it takes and gives
+
+    @abstractmethod
+    def outputs_of(self, inputs: int, channels: int) -> int:
+        """Channels that come out of `inputs` channels."""
+
+    @abstractmethod
+    def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
+        """Parameter tensors of a network, in row order."""
+
+    @abstractmethod
+    def products(self, inputs: int, channels: int, positions: int) -> int:
+        """Multiplications of a sample with so many positions; norms are not counted."""
+
+    @abstractmethod
+    def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
+        """Modules one after the other, with `parameters` in their order."""
+
+    @abstractmethod
+    def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
+        """Output [B, m*O, ...] for m networks; parameters [m, ...], x [B, m*I, ...]."""
+
+
+class ImagePart(Part):
     """A part that takes and gives features [B, C, H, W]."""
 
     topology = IMAGES
@@ -169,7 +212,6 @@ class Conv(ImagePart):
         _check_kernel(self.kernel)
 
     def outputs_of(self, inputs: int, channels: int) -> int:
-        """Channels that come out of `inputs` channels in a slot of C = `channels`."""
         return self.outputs.of(channels)
 
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
@@ -179,16 +221,22 @@ class Conv(ImagePart):
         kernel = self.start.tensor(shape, math.prod(shape[1:]))
         return (kernel, *norm_parameters(outputs)) if self.norm else (kernel,)
 
-    def products(self, inputs: int, channels: int, pixels: int) -> int:
-        """Multiplications of an image of `pixels`, padding counted; norms are not counted."""
-        return pixels * self.outputs.of(channels) * inputs * self.kernel**2
+    def products(self, inputs: int, channels: int, positions: int) -> int:
+        """Padding is counted."""
+        return positions * self.outputs.of(channels) * inputs * self.kernel**2
 
     def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
-        """Modules one after the other, with `parameters` in their order; so of every part."""
         outputs = self.outputs.of(channels)
         norm = (LayerSpec("norm", "GroupNorm", _group_norm(outputs)),) if self.norm else ()
         relu = (LayerSpec("relu", "ReLU", {}),) if self.relu else ()
         return convolution(inputs, outputs, self.kernel), *norm, *relu
+
+    def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
+        kernel, *norm = parameters
+        out = batched.conv2d(x, kernel)
+        if norm:
+            out = batched.group_norm(out, norm_groups(kernel.shape[1]), *norm)
+        return F.relu(out, inplace=True) if self.relu else out
 
 
 class SameWidth:
@@ -212,11 +260,14 @@ class Depthwise(SameWidth, ImagePart):
         """Kernel [I, 1, k, k]."""
         return (self.start.tensor((inputs, 1, self.kernel, self.kernel), self.kernel**2),)
 
-    def products(self, inputs: int, channels: int, pixels: int) -> int:
-        return pixels * inputs * self.kernel**2
+    def products(self, inputs: int, channels: int, positions: int) -> int:
+        return positions * inputs * self.kernel**2
 
     def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
         return (convolution(inputs, inputs, self.kernel, groups=inputs),)
+
+    def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
+        return batched.depthwise_conv2d(x, *parameters)
 
 
 @dataclass(frozen=True)
@@ -229,11 +280,17 @@ class SoftNorm(SameWidth, ImagePart):
         """Strength [], then scale and shift [I] of the norm."""
         return self.start.tensor(()), *norm_parameters(inputs)
 
-    def products(self, inputs: int, channels: int, pixels: int) -> int:
+    def products(self, inputs: int, channels: int, positions: int) -> int:
         return 0
 
     def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
         return (LayerSpec("soft_norm", "SoftNorm", _group_norm(inputs)),)
+
+    def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
+        strength, scale, shift = parameters
+        factor = batched.per_channel(torch.tanh(strength), scale.shape[1])
+        normalised = batched.group_norm(x, norm_groups(scale.shape[1]), scale, shift)
+        return x + factor * (normalised - x)
 
 
 @dataclass(frozen=True)
@@ -265,6 +322,13 @@ class Squeeze:
         sizes: Arguments = {"inputs": inputs, "hidden": hidden, "outputs": outputs}
         return LayerSpec(kind.lower(), kind, sizes | {"hidden_bias": self.hidden_bias})
 
+    def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
+        """Numbers [B, m, O] of features x [B, m*I, ...]."""
+        first, *hidden_bias, second, bias = parameters
+        mean = batched.spatial_mean(x, first.shape[0])
+        hidden = F.relu(batched.linear(mean, first, *hidden_bias))
+        return torch.sigmoid(batched.linear(hidden, second, bias))
+
 
 @dataclass(frozen=True)
 class Excite(SameWidth, ImagePart):
@@ -275,16 +339,19 @@ class Excite(SameWidth, ImagePart):
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
         return self.squeeze.parameters(inputs, inputs, channels)
 
-    def products(self, inputs: int, channels: int, pixels: int) -> int:
+    def products(self, inputs: int, channels: int, positions: int) -> int:
         """Of the squeeze; scaling the pixels is not counted."""
         return self.squeeze.products(inputs, inputs, channels)
 
     def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
         return (self.squeeze.layer("Excite", inputs, inputs, channels),)
 
+    def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
+        return x * self.squeeze.forward(parameters, x).flatten(1)[..., None, None]
 
-Part = Conv | Depthwise | SoftNorm | Excite
-PART_NAMES = ", ".join(kind.__name__ for kind in get_args(Part))
+
+# Those that engines with kernels of their own know.
+KernelPart = Conv | Depthwise | SoftNorm | Excite
 
 
 def are_parts(value: object) -> bool:

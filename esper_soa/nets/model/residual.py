@@ -9,8 +9,14 @@ from torch import Tensor
 
 from esper_soa.config.errors import one_line
 from esper_soa.nets.forward import seed_forward
-from esper_soa.nets.model.blueprints import Architecture, seed_layers, seed_products, seed_table
-from esper_soa.nets.model.parts import PART_NAMES, Parameter, Part, are_parts
+from esper_soa.nets.model.blueprints import (
+    PART_NAMES,
+    Architecture,
+    seed_layers,
+    seed_products,
+    seed_table,
+)
+from esper_soa.nets.model.parts import Parameter, Part, are_parts
 from esper_soa.nets.model.segments import (
     FeatureShape,
     Forward,

@@ -7,7 +7,7 @@ its `kind` and refuses kinds that it does not know.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 import torch
@@ -39,6 +39,9 @@ class Forward(NamedTuple):
     filler: SlotFiller | None  # None: all slots are empty
     num_nets: int
     dtype: torch.dtype  # of the weights, in which losses are computed
+    # Gives the streams int64 [n] of what networks draw in this batch, as dropout does; None where
+    # nothing is drawn.
+    noise: Callable[[], Tensor] | None = None
 
     def occupied(self, slot: int) -> bool:
         """Whether a seed of any network stands in the slot; False for slot -1."""
@@ -66,7 +69,7 @@ class PlainPart(NamedTuple):
 class Values(NamedTuple):
     """The tensors of a segment of n networks."""
 
-    parameters: list[Tensor]  # [n, *shape]
+    parameters: list[Tensor]  # [n, *shape]; those that it borrows last
     # [n, *shape]; in training [n * numbers], which move in place
     statistics: list[Tensor]
 
@@ -92,6 +95,10 @@ class Segment(Protocol):
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Parameter tensors of one network, in row order."""
+
+    @property
+    def borrowed(self) -> tuple[int, ...]:
+        """Numbers of parameter tensors of the host, of other segments, that it uses as well."""
 
     @property
     def statistics(self) -> tuple[Parameter, ...]:
@@ -152,6 +159,7 @@ class StatelessSegment(ABC):
     """Part of a segment without running statistics, which computes the same in both modes."""
 
     statistics = ()
+    borrowed: tuple[int, ...] = ()
 
     @abstractmethod
     def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor: ...

@@ -36,7 +36,14 @@ from esper_soa.config.registry import (
     num_required,
     raise_faults,
 )
-from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints, seed_table
+from esper_soa.nets.model.blueprints import (
+    NOOP,
+    PACKAGED,
+    PART_NAMES,
+    Architecture,
+    Blueprints,
+    seed_table,
+)
 from esper_soa.nets.model.host import (
     Host,
     HostShape,
@@ -46,7 +53,7 @@ from esper_soa.nets.model.host import (
     split_values,
 )
 from esper_soa.nets.model.host_parts import HOST_PARTS, HostChain
-from esper_soa.nets.model.parts import PART_NAMES, Table, are_parts
+from esper_soa.nets.model.parts import Table, are_parts
 from esper_soa.nets.model.segments import FeatureShape, Forward
 from esper_soa.nets.model.user_module import UserModule, make_module
 from esper_soa.nets.model.user_segment import UserHost
@@ -87,19 +94,20 @@ def task_host(task: TaskConfig) -> Host | None:
 
 
 def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> Blueprints:
-    """The package's blueprints of the topologies that these slots have, all without slots, and
-    users' own among `offered` (task.blueprints), which can stand in the slots.
+    """Those of `offered` (task.blueprints), the package's and users' own, which can stand in the
+    slots.
 
     Own ones have the codes from NUM_BLUEPRINTS on, in the order of `offered`. Raises SettingError,
     which says what is wrong with one of them.
     """
     setting = "task.blueprints"
     kinds = sorted({spec.topology for spec in slots})
-    every = [one for one in BLUEPRINTS if not slots or one.topology in ("", *kinds)]
+    packaged = (one for kind in kinds for one in PACKAGED.get(kind, ()) if one.name in offered)
+    every = [NOOP, *packaged]
     known = {one.name for one in every}
     for name in (name for name in offered if not is_reference(name)):
         allowed = f"a list of blueprints for {' and '.join(kinds)}, which the slots have"
-        check(name in known, setting, name, allowed)
+        check(not slots or name in known, setting, name, allowed)
     for place, reference in enumerate(filter(is_reference, offered)):
         part = find(BLUEPRINT, reference, setting)
         with raise_faults(setting, reference, "a blueprint that can stand in the slots") as faults:

@@ -44,6 +44,7 @@ class UserSegment:
     slot: int = -1  # number of the slot behind it, -1 for none
 
     kind = "user_module"
+    borrowed = ()
 
     @property
     def slots(self) -> tuple[int, ...]:

@@ -8,8 +8,7 @@ import ctypes
 import numpy as np
 
 from esper_soa.nets.model.blueprints import Architecture, Blueprints
-from esper_soa.nets.model.parts import Conv, Depthwise, Excite, Part, SoftNorm, norm_groups
-from esper_soa.nets.model.user_module import UserModule
+from esper_soa.nets.model.parts import Conv, Depthwise, Excite, KernelPart, SoftNorm, norm_groups
 
 END, SEED, RELU, DEPTH, NORMED, SQUEEZED = 0, *range(2, 7)  # kinds of layers, as in chain.h
 LINEAR, BIASED, KEPT, REPLACING = (1 << bit for bit in range(4))  # of a part, as in chain.h
@@ -31,7 +30,7 @@ def runs(blueprint: Architecture) -> bool:
     sides = [part.kernel for part in blueprint.parts if isinstance(part, Depthwise)]
     return (
         bool(blueprint.parts)
-        and blueprint.module is None
+        and all(isinstance(part, KernelPart) for part in blueprint.parts)
         and all(side == DEPTH_SIDE for side in sides)
     )
 
@@ -60,11 +59,11 @@ def _rows(blueprint: Architecture, channels: int) -> list[Row]:
     return [
         _row(part, inputs, channels, *more)
         for part, inputs in blueprint.part_inputs(channels)
-        if not isinstance(part, UserModule)
+        if isinstance(part, KernelPart)
     ]
 
 
-def _row(part: Part, inputs: int, channels: int, kept: int, flags: int) -> Row:
+def _row(part: KernelPart, inputs: int, channels: int, kept: int, flags: int) -> Row:
     outputs = part.outputs_of(inputs, channels)
     match part:
         case Conv():

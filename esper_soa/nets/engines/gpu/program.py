@@ -9,8 +9,15 @@ Imports no Triton: who chooses an engine asks here what the kernels can run.
 import numpy as np
 
 from esper_soa.nets.model.blueprints import Architecture, Blueprints, num_codes, seed_table
-from esper_soa.nets.model.parts import Conv, Depthwise, Excite, Part, SoftNorm, Table, norm_groups
-from esper_soa.nets.model.user_module import UserModule
+from esper_soa.nets.model.parts import (
+    Conv,
+    Depthwise,
+    Excite,
+    KernelPart,
+    SoftNorm,
+    Table,
+    norm_groups,
+)
 
 KINDS = range(5)  # of parts
 END, CONV, DEPTH, SOFT_NORM, EXCITE = KINDS
@@ -25,7 +32,8 @@ HEAD = ["count", "replacing", "parameters"]
 
 def runs(blueprint: Architecture) -> bool:
     """Whether the kernels have all parts of a blueprint."""
-    return bool(blueprint.parts) and blueprint.module is None
+    known = all(isinstance(part, KernelPart) for part in blueprint.parts)
+    return bool(blueprint.parts) and known
 
 
 def programs(blueprints: Blueprints, channels: int) -> np.ndarray:
@@ -63,8 +71,8 @@ def _rows(blueprint: Architecture, channels: int) -> list[tuple[int, ...]]:
     relu = 0
     maps = 0
     for part, inputs in blueprint.part_inputs(channels):
-        if isinstance(part, UserModule):
-            raise LookupError(f"blueprint {blueprint.name}: a module is no part of a program")
+        if not isinstance(part, KernelPart):
+            raise LookupError(f"blueprint {blueprint.name}: no program for its parts")
         own = 0 if isinstance(part, SoftNorm | Excite) and not rows else maps + 1
         maps = max(maps, own)
         outputs = part.outputs_of(inputs, channels)
@@ -78,7 +86,7 @@ def _rows(blueprint: Architecture, channels: int) -> list[tuple[int, ...]]:
     return rows
 
 
-def _facts(part: Part, outputs: int, channels: int) -> tuple[int, int, int, int, int]:
+def _facts(part: KernelPart, outputs: int, channels: int) -> tuple[int, int, int, int, int]:
     """Kind, kernel, groups, hidden units and flags."""
     match part:
         case Conv():

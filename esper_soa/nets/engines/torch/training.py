@@ -5,7 +5,9 @@ workers run them side by side. The losses of a chunk are summed, so one backward
 its own gradient.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -51,14 +53,27 @@ def train_chunk_(
     return chunk.loss / num_batches, 100.0 * chunk.correct.to(STATE_FLOAT) / chunk.seen
 
 
+class TrainingBatch(NamedTuple):
+    """A training batch of n networks."""
+
+    inputs: Tensor
+    labels: Tensor
+    noise: Callable[[], Tensor] | None = None  # as of segments.Forward
+
+
 def _batches(
     shared: Pass[TrainingFeed], envs: Tensor, step: int, call: Call
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[TrainingBatch]:
     """The batches of an optimiser step."""
     count = shared.nets.accumulate
     for number in range(step * count, (step + 1) * count):
         call.check()
-        yield shared.feed.batch(envs, number)
+        noise = partial(_noise, shared.feed, envs, number)
+        yield TrainingBatch(*shared.feed.batch(envs, number), noise)
+
+
+def _noise(feed: TrainingFeed, envs: Tensor, number: int) -> Tensor:
+    return feed.draw.noise(envs, number)
 
 
 class TrainingChunk:
@@ -84,7 +99,7 @@ class TrainingChunk:
         self.correct = torch.zeros(envs.size, dtype=torch.int64, device=device)
         self.seen = 0  # targets of each network
 
-    def step_(self, batches: Iterable[tuple[Tensor, Tensor]], gradients: Gradients | None) -> None:
+    def step_(self, batches: Iterable[TrainingBatch], gradients: Gradients | None) -> None:
         """One optimiser step on all `batches`; writes gradient statistics where asked for.
 
         Under loss scales, networks of envs whose gradient overflows are left as they are.
@@ -109,15 +124,16 @@ class TrainingChunk:
         if self.scales is not None:
             self.scales.update_(finite)
 
-    def _mean_gradients(self, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    def _mean_gradients(self, batches: Iterable[TrainingBatch]) -> list[Tensor]:
         """Gradients of host and seeds, of the mean loss of nets.accumulate batches."""
-        grads, *others = [self._gradients(inputs, labels) for inputs, labels in batches]
+        grads, *others = [self._gradients(batch) for batch in batches]
         for more in others:
             grads = [grad + other for grad, other in zip(grads, more, strict=True)]
         return [grad / (1 + len(others)) for grad in grads] if others else grads
 
-    def _gradients(self, inputs: Tensor, labels: Tensor) -> list[Tensor]:
+    def _gradients(self, batch: TrainingBatch) -> list[Tensor]:
         """Gradients of hosts [n, P], then of `trained`; adds up losses and correct answers."""
+        inputs, labels, noise = batch
         num_nets = labels.shape[1]
         shape = self.shared.nets.shape
         precision = self.shared.nets.precision
@@ -126,7 +142,9 @@ class TrainingChunk:
         with autocast(precision, inputs.device):
             x = as_input(inputs, precision)
             parameters = shape.parameters.unpack(leaf)
-            losses, correct = train_loss(shape, parameters, self.statistics, (x, labels), seeds)
+            losses, correct = train_loss(
+                shape, parameters, self.statistics, (x, labels), seeds, noise
+            )
         self.loss += losses.detach()
         self.correct += correct
         self.seen += labels[:, 0].numel()

@@ -1,0 +1,231 @@
+"""Text as sequences of tokens, each of which is followed by the next: a batches.BatchSource.
+
+The training, validation and test part are stretches of one text, one behind the other. A sample is
+a window of T tokens; its targets are the tokens that come next.
+"""
+
+import codecs
+import hashlib
+import lzma
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper_soa.config.errors import DataError
+from esper_soa.config.nets import TXT, DataConfig
+from esper_soa.nets.data import streams
+from esper_soa.nets.data.batches import Draw, SampleSpec
+
+KJV_FILE = Path(__file__).parent / "assets" / "kjv.txt.xz"
+HELD_OUT = 20  # validation and test part are each one of so many equal parts
+PARTS = ("train", "validation", "test")
+BYTES = "bytes"
+PIECE = 1 << 24  # bytes that are read at a time
+LONG = 8  # bytes of a token in a batch
+
+
+def text_spec(context: int) -> SampleSpec:
+    """What sequences of `context` tokens are like."""
+    return SampleSpec("sequences", (context,), context, context, num_targets=context)
+
+
+class TrainingSequences(NamedTuple):
+    """Tokens [B, n*T] and the next ones [B, n, T]; they begin anywhere where drawn so."""
+
+    source: "TextSet"
+    draw: Draw
+
+    def batch(self, envs: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        samples, keys, start = self.draw.batches(envs, index)
+        first = samples * self.source.context
+        if self.draw.augment:
+            counters = start + torch.arange(samples.shape[1], device=samples.device)
+            first = first + streams.integers(keys[:, None], counters, self.source.context)
+        windows = self.source.windows("train", first)
+        return windows[..., :-1].transpose(0, 1).flatten(1), windows[..., 1:].transpose(0, 1)
+
+
+class HeldOutSequences(NamedTuple):
+    """The sequences of the validation or test part in an order, [V] for all envs or [N, V] with -1
+    for none, whose labels are -1.
+    """
+
+    source: "TextSet"
+    part: str
+    order: Tensor
+
+    def batches(self, envs: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+        order = self.order[None] if self.order.ndim == 1 else self.order[envs]
+        return list(self._parts(order, size))
+
+    def _parts(self, order: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for samples in order.T.split(size):
+            first = samples.clamp(min=0) * self.source.context
+            windows = self.source.windows(self.part, first)
+            labels = torch.where(samples[..., None] < 0, -1, windows[..., 1:])
+            yield windows[..., :-1].flatten(1), labels
+
+    def first(self, count: int) -> "HeldOutSequences":
+        return self._replace(order=self.order[..., :count])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TextSet:
+    """A text of M tokens in three parts, on one device."""
+
+    name: str
+    source: str  # a sentence: where it is from and how long
+    identity: str  # sha256 of tokens and context, hexadecimal
+    tokens: Tensor  # uint8 or int32 [M]
+    context: int  # T
+    num_tokens: int  # V of the tokenizer; tokens are below
+    tokenizer: str = BYTES
+
+    notes = ()
+    num_classes = None  # hosts may have more tokens than occur
+
+    @property
+    def spec(self) -> SampleSpec:
+        return text_spec(self.context)
+
+    @property
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """First token of each part, and the end of it."""
+        size = len(self.tokens)
+        held_out = size // HELD_OUT
+        edges = 0, size - 2 * held_out, size - held_out, size
+        return dict(zip(PARTS, zip(edges, edges[1:], strict=False), strict=True))
+
+    def windows(self, part: str, first: Tensor) -> Tensor:
+        """T + 1 tokens int64 [..., T + 1] from each place of `part` int64 [...] on."""
+        start = self.bounds[part][0]
+        places = start + first[..., None] + torch.arange(self.context + 1, device=first.device)
+        return self.tokens[places].long()
+
+    def labels(self, part: str) -> Tensor:
+        """The targets of the part's sequences [D, T], as tokens are stored. Of the training part,
+        the last sequences are left out that could not begin T tokens later.
+        """
+        start, end = self.bounds[part]
+        count = (end - start - 1) // self.context - (part == "train")
+        return self.tokens[start + 1 :][: count * self.context].view(count, self.context)
+
+    @property
+    def train_labels(self) -> Tensor:
+        return self.labels("train")
+
+    @property
+    def val_labels(self) -> Tensor:
+        return self.labels("validation")
+
+    @property
+    def test_labels(self) -> Tensor:
+        return self.labels("test")
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same text on `device`."""
+        return replace(self, tokens=self.tokens.to(device))
+
+    def facts(self) -> dict[str, str]:
+        """Entry of the text in versions.json."""
+        facts = {"name": self.name, "source": self.source, "identity": self.identity}
+        return facts | {"tokenizer": self.tokenizer, "tokens": str(self.num_tokens)}
+
+    def input_spec(self) -> dict:
+        """What grown networks take: int64 [T], and how text becomes that."""
+        facts = {"name": "tokens", "shape": [self.context], "dtype": "int64"}
+        return facts | {"tokenizer": self.tokenizer}
+
+    def samples(self, part: str, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens int64 [B, T] and the next ones [B, T]."""
+        windows = self.windows(part, places.to(self.tokens.device) * self.context)
+        return windows[..., :-1], windows[..., 1:]
+
+    def training(self, draw: Draw, dtype: torch.dtype) -> TrainingSequences:
+        return TrainingSequences(self, draw)
+
+    def validation(self, order: Tensor, dtype: torch.dtype) -> HeldOutSequences:
+        return HeldOutSequences(self, "validation", order)
+
+    def test(self, order: Tensor, dtype: torch.dtype) -> HeldOutSequences:
+        return HeldOutSequences(self, "test", order)
+
+    def __repr__(self) -> str:
+        """Summary without the tokens."""
+        return f"{self.name}: {self.source}"
+
+
+def load_text(cfg: DataConfig) -> TextSet:
+    """The text that the settings ask for, on the CPU; DataError for one that cannot be used."""
+    if cfg.root:
+        path = Path(cfg.root)
+        name, text = path.name, f"{path} (data.root)"
+        content = read_bytes(text_files(path))
+    else:
+        name, text = "kjv", "Genesis to 2 Kings of the King James Bible, embedded"
+        content = np.frombuffer(lzma.decompress(KJV_FILE.read_bytes()), np.uint8).copy()
+    return text_set(name, text, torch.from_numpy(content), cfg.context, 256)
+
+
+def text_set(
+    name: str, text: str, tokens: Tensor, context: int, num_tokens: int, tokenizer: str = BYTES
+) -> TextSet:
+    """A set of these tokens; `text` says where they are from. DataError where they are too few."""
+    digest = hashlib.sha256(tokens.numpy().data)
+    digest.update(context.to_bytes(8, "little"))
+    found = TextSet(name, "", digest.hexdigest(), tokens, context, num_tokens, tokenizer)
+    counts = [found.bounds[part][1] - found.bounds[part][0] for part in PARTS]
+    if min(counts[0] - context, *counts[1:]) <= context:
+        least = HELD_OUT * (context + 1)
+        raise DataError(
+            f"{text}: {len(tokens):,} tokens are too few for sequences of "
+            f"data.context={context}: give {least:,} at least, or lower it"
+        )
+    sizes = "{:,} training, {:,} validation and {:,} test tokens".format(*counts)
+    return replace(found, source=f"{text}: {sizes}.")
+
+
+def text_files(path: Path) -> list[Path]:
+    """The file, or the .txt files of a folder by name; DataError where there is none."""
+    if path.is_dir():
+        files = sorted(path.rglob(f"*{TXT}"))
+        if not files:
+            raise DataError(f"data.root={path}: a folder without {TXT} files")
+        return files
+    if not path.is_file():
+        raise DataError(f"data.root={path}: no file or folder of text")
+    return [path]
+
+
+def read_bytes(files: Sequence[Path]) -> np.ndarray:
+    """The bytes of the files uint8 [M], one file behind the other, a single one as it lies on the
+    disk. DataError for what is no UTF-8.
+    """
+    for file in files:
+        check_encoding(file)
+    parts = [np.memmap(file, np.uint8, "c") for file in files if file.stat().st_size]
+    if not parts:
+        raise DataError(f"{files[0]}: no text in it")
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def check_encoding(file: Path) -> None:
+    """Raise DataError for a file that is no UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    done = 0
+    try:
+        with file.open("rb") as stream:
+            while piece := stream.read(PIECE):
+                decoder.decode(piece)
+                done += len(piece)
+            decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        place = max(done - len(error.object) + error.start, error.start)
+        raise DataError(f"{file}: no UTF-8 text (byte {place}); save it as UTF-8") from error
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error

@@ -1,0 +1,117 @@
+"""The parts that seeds of sequences are made of: what stands in the slots of transformers.
+
+Features are [B, C, T]; each part works on the channels of a position, and attention on the
+positions before it too.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper_soa.config.nets import ATTENTION_HEADS, SEQUENCES
+from esper_soa.nets import sequences
+from esper_soa.nets.batched import NORM_EPS
+from esper_soa.nets.model.parts import (
+    CHANNELS,
+    SPREAD,
+    ZEROS,
+    LayerSpec,
+    Parameter,
+    Part,
+    SameWidth,
+    Start,
+    Width,
+    norm_parameters,
+)
+
+
+class SequencePart(Part):
+    """A part that takes and gives features [B, C, T]."""
+
+    topology = SEQUENCES
+
+
+@dataclass(frozen=True)
+class Dense(SequencePart):
+    """Linear layer of every position, then the exact GELU where asked for."""
+
+    outputs: Width = CHANNELS
+    bias: bool = True
+    gelu: bool = False
+    start: Start = SPREAD  # of weight and bias
+
+    def outputs_of(self, inputs: int, channels: int) -> int:
+        return self.outputs.of(channels)
+
+    def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
+        """Weight [O, I] and, where it has one, bias [O]."""
+        outputs = self.outputs.of(channels)
+        weight = self.start.tensor((outputs, inputs), inputs)
+        return (weight, self.start.tensor((outputs,), inputs)) if self.bias else (weight,)
+
+    def products(self, inputs: int, channels: int, positions: int) -> int:
+        return positions * inputs * self.outputs.of(channels)
+
+    def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
+        sizes = {"inputs": inputs, "outputs": self.outputs.of(channels), "bias": self.bias}
+        return (LayerSpec("dense", "Dense", {**sizes, "gelu": self.gelu}),)
+
+    def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
+        rows = sequences.linear(sequences.rows_of(x, parameters[0].shape[0]), *parameters)
+        return sequences.features_of(F.gelu(rows) if self.gelu else rows, x.shape[-1])
+
+
+@dataclass(frozen=True)
+class CausalAttention(SameWidth, SequencePart):
+    """Self-attention of `heads` heads over a position and those before it, then a linear layer."""
+
+    heads: int = ATTENTION_HEADS
+    start: Start = ZEROS  # of the last layer
+
+    def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
+        """Weight [3*I, I] and bias [3*I] of queries, keys and values; those of the last layer."""
+        first = SPREAD.tensor((3 * inputs, inputs), inputs), SPREAD.tensor((3 * inputs,), inputs)
+        last = self.start.tensor((inputs, inputs), inputs), self.start.tensor((inputs,), inputs)
+        return *first, *last
+
+    def products(self, inputs: int, channels: int, positions: int) -> int:
+        """Positions behind are counted too."""
+        return positions * inputs * (4 * inputs + 2 * positions)
+
+    def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
+        sizes = {"channels": inputs, "heads": self.heads}
+        return (LayerSpec("attention", "CausalAttention", {**sizes}),)
+
+    def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
+        weight, bias, last_weight, last_bias = parameters
+        length = x.shape[-1]
+        rows = sequences.linear(sequences.rows_of(x, weight.shape[0]), weight, bias)
+        rows = sequences.causal_attention(rows, self.heads, length)
+        return sequences.features_of(sequences.linear(rows, last_weight, last_bias), length)
+
+
+@dataclass(frozen=True)
+class SoftLayerNorm(SameWidth, SequencePart):
+    """x + tanh(strength) (layer norm(x) - x)."""
+
+    start: Start = ZEROS  # of the strength: at 0 it changes nothing
+
+    def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
+        """Strength [1], then scale and shift [I] of the norm."""
+        return self.start.tensor((1,)), *norm_parameters(inputs)
+
+    def products(self, inputs: int, channels: int, positions: int) -> int:
+        return 0
+
+    def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
+        sizes = {"channels": inputs, "eps": NORM_EPS}
+        return (LayerSpec("soft_norm", "SoftLayerNorm", {**sizes}),)
+
+    def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
+        strength, scale, shift = parameters
+        rows = sequences.rows_of(x, scale.shape[0])
+        normalised = sequences.layer_norm(rows, scale, shift)
+        rows = rows + torch.tanh(strength)[:, :, None] * (normalised - rows)
+        return sequences.features_of(rows, x.shape[-1])

@@ -1,0 +1,284 @@
+"""Transformers as hosts: token and position embeddings, pre-norm layers with causal attention, a
+head whose weights are the token embeddings (Radford et al. 2019, GPT-2; esper-lite's
+kasmina/host.py). Slot r0c{i} stands at the end of segment i.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper_soa.config.nets import TaskConfig
+from esper_soa.nets import sequences
+from esper_soa.nets.batched import NORM_EPS
+from esper_soa.nets.model.parts import SPREAD, LayerSpec, Parameter, norm_parameters
+from esper_soa.nets.model.segments import (
+    FeatureShape,
+    Forward,
+    PlainPart,
+    SlotNumbers,
+    StatelessSegment,
+    Values,
+)
+
+MIB = 2**20
+FLOAT = 4  # bytes of a logit
+TOKENS = 0  # number of the token embeddings among the host's parameters
+TENSORS = 12  # parameter tensors of a layer
+PLACES = 3  # of a layer that drop numbers; one more is behind the embeddings
+
+Drop = Callable[[Tensor, int], Tensor]  # dropout of rows [n, R, C] at a place of the network
+
+
+def dropout_of(run: Forward, rate: float, batch: int) -> Drop:
+    """Dropout of a pass over `batch` samples; the identity where nothing is dropped."""
+    if run.noise is None or rate == 0:
+        return lambda rows, _: rows
+    keys = run.noise()
+    return lambda rows, site: (
+        rows * sequences.dropout_factors(keys, site, tuple(rows.shape[1:]), rate).to(rows.dtype)
+    )
+
+
+@dataclass(frozen=True)
+class Embedding(StatelessSegment):
+    """Features [B, n*D, T] of tokens int64 [B, n*T], or [B, T] for all networks."""
+
+    tokens: int  # V
+    width: int  # D
+    length: int  # T
+    dropout: float
+    std: float  # of the embeddings, as they begin
+
+    kind = "embedding"
+    slots = ()
+    slot_shapes = ()
+    products = 0
+
+    @property
+    def input_shape(self) -> FeatureShape:
+        return (self.length,)
+
+    @property
+    def output_shape(self) -> FeatureShape:
+        return self.width, self.length
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Embeddings [V, D] of tokens and [T, D] of positions."""
+        shapes = (self.tokens, self.width), (self.length, self.width)
+        return tuple(Parameter(shape, std=self.std) for shape in shapes)
+
+    @property
+    def activations(self) -> int:
+        return self.width * self.length
+
+    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
+        tokens, positions = folded
+        num_nets = tokens.shape[0]
+        words = x.unflatten(1, (-1, self.length)).expand(-1, num_nets, -1).transpose(0, 1)
+        first = self.tokens * torch.arange(num_nets, device=x.device)[:, None, None]
+        embedded = F.embedding(words + first, tokens.flatten(0, 1)) + positions[:, None]
+        rows = embedded.flatten(1, 2)
+        rows = dropout_of(run, self.dropout, x.shape[0])(rows, 0)
+        return sequences.features_of(rows, self.length)
+
+    def plain_parts(self) -> list[PlainPart]:
+        sizes = {"tokens": self.tokens, "width": self.width, "context": self.length}
+        layer = LayerSpec("embed", "TokenEmbedding", {**sizes, "dropout": self.dropout})
+        return [PlainPart("embedding", [layer])]
+
+
+@dataclass(frozen=True)
+class Layers(StatelessSegment):
+    """Transformer layers one after the other; slot: number of the slot behind them, -1 for none."""
+
+    number: int
+    first: int  # number of its first layer in the host
+    count: int
+    width: int  # D
+    heads: int
+    length: int  # T
+    dropout: float
+    slot: int
+
+    kind = "transformer_layers"
+
+    @property
+    def input_shape(self) -> FeatureShape:
+        return self.width, self.length
+
+    output_shape = input_shape
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Of each layer a weight and a bias each: norm, queries with keys and values, projection,
+        norm, hidden layer, output.
+        """
+        width = self.width
+        norm = norm_parameters(width)
+
+        def linear(inputs: int, outputs: int) -> tuple[Parameter, ...]:
+            return SPREAD.tensor((outputs, inputs), inputs), SPREAD.tensor((outputs,), inputs)
+
+        attention = *norm, *linear(width, 3 * width), *linear(width, width)
+        return (
+            *attention,
+            *norm,
+            *linear(width, 4 * width),
+            *linear(4 * width, width),
+        ) * self.count
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        return (self.slot,)
+
+    @property
+    def slot_shapes(self) -> tuple[FeatureShape, ...]:
+        return (self.input_shape,)
+
+    @property
+    def products(self) -> int:
+        """Attention to positions behind is counted too."""
+        return self.count * self.length * self.width * (12 * self.width + 2 * self.length)
+
+    @property
+    def activations(self) -> int:
+        """Of each layer 16 D: norms 2, queries, keys, values 3, attention 2, MLP 9."""
+        return self.count * 16 * self.width * self.length
+
+    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
+        batch = x.shape[0]
+        drop = dropout_of(run, self.dropout, batch)
+        rows = sequences.rows_of(x, run.num_nets)
+        for place in range(self.count):
+            own = folded[place * TENSORS : (place + 1) * TENSORS]
+            rows = self._layer(run, own, rows, drop, 1 + PLACES * (self.first + place))
+        return run.fill(self.slot, sequences.features_of(rows, self.length))
+
+    def _layer(
+        self, run: Forward, parameters: list[Tensor], rows: Tensor, drop: Drop, site: int
+    ) -> Tensor:
+        """Rows behind a layer; site: number of its first place that drops numbers."""
+        norm, attend, project, norm2, hide, give = zip(*[iter(parameters)] * 2, strict=True)
+        dropped = None
+        if run.noise is not None and self.dropout > 0:
+            batch = rows.shape[1] // self.length
+            shape = batch, self.heads, self.length, self.length
+            dropped = sequences.dropout_factors(run.noise(), site, shape, self.dropout)
+            dropped = dropped.flatten(0, 1).to(rows.dtype)
+        mixed = sequences.linear(sequences.layer_norm(rows, *norm), *attend)
+        mixed = sequences.causal_attention(mixed, self.heads, self.length, dropped)
+        rows = rows + drop(sequences.linear(mixed, *project), site + 1)
+        hidden = F.gelu(sequences.linear(sequences.layer_norm(rows, *norm2), *hide))
+        return rows + drop(sequences.linear(hidden, *give), site + 2)
+
+    def plain_parts(self) -> list[PlainPart]:
+        sizes = {"width": self.width, "heads": self.heads, "dropout": self.dropout, "eps": NORM_EPS}
+        layers = [LayerSpec(f"layer{i}", "TransformerLayer", {**sizes}) for i in range(self.count)]
+        return [PlainPart(f"layers{self.number}", layers, slot=self.slot)]
+
+
+@dataclass(frozen=True)
+class TiedHead(StatelessSegment):
+    """Logits [B, n, T, V]: layer norm, and products with the token embeddings.
+
+    For losses, at most `most` logits are in memory at the same time.
+    """
+
+    tokens: int  # V
+    width: int  # D
+    length: int  # T
+    most: int
+
+    kind = "tied_head"
+    borrowed = (TOKENS,)
+    slots = ()
+    slot_shapes = ()
+
+    @property
+    def input_shape(self) -> FeatureShape:
+        return self.width, self.length
+
+    @property
+    def output_shape(self) -> FeatureShape:
+        return (self.tokens,)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Scale and shift of the norm."""
+        return norm_parameters(self.width)
+
+    @property
+    def products(self) -> int:
+        return self.length * self.width * self.tokens
+
+    @property
+    def activations(self) -> int:
+        return 2 * self.width * self.length
+
+    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
+        rows = self._rows(run, folded, x)
+        logits = sequences.linear(rows, folded[2])
+        return logits.unflatten(1, (-1, self.length)).transpose(0, 1)
+
+    def _rows(self, run: Forward, parameters: list[Tensor], x: Tensor) -> Tensor:
+        return sequences.layer_norm(sequences.rows_of(x, run.num_nets), *parameters[:2])
+
+    def train_loss(
+        self, run: Forward, values: Values, x: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        rows = self._rows(run, values.parameters, x)
+        wanted = labels.transpose(0, 1).flatten(1)
+        losses, right = sequences.summed_token_loss(rows, values.parameters[2], wanted, self.most)
+        return losses / wanted.shape[1], right.sum(1)
+
+    def measure(
+        self, run: Forward, folded: list[Tensor], x: Tensor, labels: Tensor, row: int
+    ) -> tuple[Tensor, Tensor]:
+        wanted = labels.transpose(0, 1).flatten(1)
+        correct = []
+        sums = x.new_zeros(0)
+        for number, part in enumerate(x.split(labels.shape[0])):
+            rows = self._rows(run, folded, part)
+            losses, right = sequences.summed_token_loss(rows, folded[2], wanted, self.most)
+            correct.append(right.sum(1))
+            sums = losses if number == row else sums
+        return sums, torch.stack(correct)
+
+    def plain_parts(self) -> list[PlainPart]:
+        layer = LayerSpec("head", "TiedHead", {"width": self.width, "eps": NORM_EPS})
+        return [PlainPart("head", [layer])]
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """The hosts that task.transformer describes."""
+
+    task: TaskConfig
+
+    modules = None  # rows begin as the tables of parameters say
+
+    def segments(self, slots: SlotNumbers) -> tuple[Embedding | Layers | TiedHead, ...]:
+        """Embedding, segments of layers, head."""
+        cfg = self.task.transformer
+        tokens = self.task.num_classes
+        each = cfg.layers // cfg.segments
+        embedding = Embedding(tokens, cfg.width, cfg.context, cfg.dropout, cfg.embedding_std)
+        body = (
+            Layers(
+                number,
+                number * each,
+                each,
+                cfg.width,
+                cfg.heads,
+                cfg.context,
+                cfg.dropout,
+                slots.get((0, number), -1),
+            )
+            for number in range(cfg.segments)
+        )
+        most = cfg.logits_mib * MIB // FLOAT
+        return embedding, *body, TiedHead(tokens, cfg.width, cfg.context, most)
