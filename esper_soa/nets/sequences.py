@@ -90,13 +90,14 @@ class _TokenLoss(torch.autograd.Function):
         for nets, places in logit_pieces(labels.shape, table.shape[1], most):
             piece = rows[nets, places]
             logits = linear(piece, table[nets]).to(table.dtype)
-            wanted = labels[nets, places]
-            losses[nets, places], right[nets, places] = token_losses(logits, wanted)
+            wanted = labels[nets, places, None]
+            right[nets, places] = logits.argmax(-1) == wanted.squeeze(-1)
+            logs = logits.log_softmax(-1)
+            chosen = logs.gather(-1, wanted.clamp(min=0))
+            losses[nets, places] = torch.where(wanted < 0, 0.0, -chosen).squeeze(-1)
             if learns:
-                total = torch.logsumexp(logits, -1, keepdim=True)
-                gradient = logits.sub_(total).exp_()
-                one = gradient.new_full((), -1.0).expand(wanted.unsqueeze(-1).shape)
-                gradient.scatter_add_(-1, wanted.unsqueeze(-1), one)
+                gradient = logs.exp_()
+                gradient.scatter_add_(-1, wanted, torch.full_like(chosen, -1.0))
                 gradient = gradient.to(rows.dtype)
                 row_grad[nets, places] = torch.bmm(gradient, table[nets].to(rows.dtype))
                 table_grad[nets] += torch.bmm(gradient.transpose(1, 2), piece)
@@ -120,21 +121,12 @@ def summed_token_loss(
     """Sum of the cross-entropies [n] of rows [n, R, C], whose logits are products with the rows of
     table [n, V, C]; and whether the largest logit is that of the label, bool [n, R].
 
-    labels: int64 [n, R]. most: logits that may be in memory at the same time.
+    labels: int64 [n, R]; -1, in validation, has loss 0 and is never right. most: logits that may be
+    made at the same time.
     """
     losses: Tensor
     losses, right = _TokenLoss.apply(rows, table, labels, most)
     return losses, right
-
-
-def token_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropies of logits [..., V] for labels int64 [...], and where the largest logit is
-    that of the label; label -1 has loss 0 and is never right.
-    """
-    flat = F.cross_entropy(
-        logits.flatten(0, -2), labels.flatten(), ignore_index=-1, reduction="none"
-    )
-    return flat.view(labels.shape), logits.argmax(-1) == labels
 
 
 def logit_pieces(shape: tuple[int, ...], num_tokens: int, most: int) -> list[tuple[slice, slice]]:

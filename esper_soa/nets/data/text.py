@@ -164,10 +164,12 @@ def load_text(cfg: DataConfig) -> TextSet:
     """The text that the settings ask for, on the CPU; DataError for one that cannot be used."""
     if cfg.root:
         path = Path(cfg.root)
-        name, text = path.name, f"{path} (data.root)"
+        name = path.name
+        text = f"{path} (data.root)"
         content = read_bytes(text_files(path))
     else:
-        name, text = "kjv", "Genesis to 2 Kings of the King James Bible, embedded"
+        name = "kjv"
+        text = "Genesis to 2 Kings of the King James Bible, embedded"
         content = np.frombuffer(lzma.decompress(KJV_FILE.read_bytes()), np.uint8).copy()
     return text_set(name, text, torch.from_numpy(content), cfg.context, 256)
 

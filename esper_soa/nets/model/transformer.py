@@ -24,7 +24,7 @@ from esper_soa.nets.model.segments import (
 )
 
 MIB = 2**20
-FLOAT = 4  # bytes of a logit
+LOGIT = 8  # bytes of a logit and its logarithm
 TOKENS = 0  # number of the token embeddings among the host's parameters
 TENSORS = 12  # parameter tensors of a layer
 PLACES = 3  # of a layer that drop numbers; one more is behind the embeddings
@@ -280,5 +280,5 @@ class Transformer:
             )
             for number in range(cfg.segments)
         )
-        most = cfg.logits_mib * MIB // FLOAT
+        most = cfg.logits_mib * MIB // LOGIT
         return embedding, *body, TiedHead(tokens, cfg.width, cfg.context, most)
