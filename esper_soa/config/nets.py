@@ -29,6 +29,7 @@ CNN_BLUEPRINT_NAMES = tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS)
 GROWABLE = tuple(BLUEPRINT_NAMES[code] for code in sorted({*CNN_BLUEPRINTS, *SEQUENCE_BLUEPRINTS}))
 ATTENTION_HEADS = 4  # of the seeds of transformers that have attention
 DATASETS = ("auto", "cifar10", "fashion32", "synthetic", "npz", "given", "text", "tinystories")
+OPTIMIZERS = ("sgd", "adamw")
 TEXTS = ("text", "tinystories")  # of DATASETS
 # Kinds of features, which a seed and the slot that it stands in have in common, by the number of
 # axes behind the channels: [B, C], [B, C, T], [B, C, H, W].
@@ -83,7 +84,9 @@ class TaskConfig(Settings, path="task."):
     seed_lr: float = number(0.01, 0, 1000, "(]")  # of its seeds
     # Of both over an episode: as they are, or from there to 0 along half a cosine.
     lr_schedule: str = choice("constant", ("constant", "cosine"))
-    momentum: float = number(0.9, 0, 1, "[)")  # of both
+    # sgd: with momentum; adamw: with two moments, in torch alone (Loshchilov and Hutter 2019).
+    optimizer: str = choice("sgd", OPTIMIZERS)
+    momentum: float = number(0.9, 0, 1, "[)")  # of both; the decay of adamw's first moment
     weight_decay: float = number(5e-4, 0, 1000)  # of the host; seeds have none
     # Gradient norm per env for the host, per env and slot for seeds.
     max_grad_norm: float = number(1.0, 0, WEIGHT, note="0 = no clipping")

@@ -56,7 +56,10 @@ class World:
         self.device = data.train_labels.device
         self.flop = training_flop(rules.nets.shape, self.device)
         self.envs = reduction.first_env + torch.arange(sizes.num_envs, device=self.device)
-        self.weights = pools.allocate(rules.nets.shape, sizes.num_envs, self.device, torch.float32)
+        nets = rules.nets
+        self.weights = pools.allocate(
+            nets.shape, sizes.num_envs, self.device, torch.float32, nets.task.optimizer
+        )
         add_snapshot_(self.weights)
         if rules.nets.precision == torch.float16:
             add_loss_scales_(self.weights)

@@ -47,8 +47,12 @@ def _blueprints(trial: Trial) -> list[str]:
     return [name_in(one) for one in trial.nets.task.blueprints]
 
 
-def _samples_obstacle(trial: Trial) -> str:
-    """Why kernels that cut images themselves cannot take the samples; "" where they can."""
+def _kernel_obstacle(trial: Trial) -> str:
+    """Why kernels that cut images themselves cannot take the samples, or the optimizer; "" where
+    they can.
+    """
+    if trial.nets.task.optimizer != "sgd":
+        return f"the kernels have sgd, not {trial.nets.task.optimizer} (task.optimizer)"
     spec = trial.spec
     if CROPS not in spec.cuts:
         return f"the kernels cut {CROPS} of images, not of {spec.name}"
@@ -59,7 +63,7 @@ def _samples_obstacle(trial: Trial) -> str:
 def _native(trial: Trial) -> EngineChoice:
     """The native kernels where they can compute, else torch."""
     nets = trial.nets
-    reason = _samples_obstacle(trial) or _cpu("engine").obstacle(
+    reason = _kernel_obstacle(trial) or _cpu("engine").obstacle(
         nets.task.host_name, nets.shape, _blueprints(trial)
     )
     choice: EngineChoice = _cpu("proof").choose_native(
@@ -79,7 +83,7 @@ def _triton_obstacle(trial: Trial) -> str:
         return "the kernels cannot leave out the envs whose episode has ended early (early_stop)"
     support = _gpu()
     reason: str = (
-        _samples_obstacle(trial)
+        _kernel_obstacle(trial)
         or support.unavailable_reason(trial.device)
         or support.obstacle(nets.shape, _blueprints(trial), nets.precision, trial.sizes.batch_size)
     )
@@ -139,7 +143,7 @@ def fastest_engine(trial: Trial) -> EngineChoice:
     """What computes on a GPU, of the engines that agree with torch when they are tried there; torch
     without a trial where the samples are for no other.
     """
-    why = _samples_obstacle(trial)
+    why = _kernel_obstacle(trial)
     if why:
         return EngineChoice(False, f"plain torch: {why}", name=REFERENCE)
     results = probe_engines(trial)

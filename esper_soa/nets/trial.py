@@ -143,7 +143,9 @@ class Workload:
         self.samples = trial.example(SAMPLES, max(self.val_samples, 1), device)
         envs = torch.arange(trial.sizes.num_envs, device=device)
         self.keys = streams.stream_keys(SEED, streams.HOST_INIT, (0,), envs)
-        self.weights = pools.allocate(nets.shape, trial.sizes.num_envs, device, torch.float32)
+        self.weights = pools.allocate(
+            nets.shape, trial.sizes.num_envs, device, torch.float32, nets.task.optimizer
+        )
         pools.initialise_hosts_(self.weights, nets.shape, self.keys)
         self.seeds = mixture(trial)
         alpha = torch.from_numpy(np.where(self.seeds.visible, 0.6, 0.0))

@@ -25,6 +25,7 @@ from esper_soa.nets.data.orders import MAX_STORED
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.model.user_parts import task_shape
 from esper_soa.nets.seeds.pools import row_layout
+from esper_soa.nets.sgd import state_width
 from esper_soa.runtime.device import choose_layout, sizes_of
 
 FLOAT = 4  # bytes of a number
@@ -67,8 +68,9 @@ def needs(cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMP
     slots = shape.slots
     narrower = () if is_reference(cfg.task.host) else ("task.base_channels", "task.kernel_size")
     rows = sum(sum(row_layout(shape, slot)) for slot in range(len(slots)))
-    # parameters, momentum, snapshot
-    weights = 3 * (shape.parameters.total + rows) + 2 * shape.statistics.total
+    numbers = shape.parameters.total + rows
+    # parameters, what the optimizer keeps, snapshot
+    weights = 2 * numbers + state_width(cfg.task.optimizer, numbers) + 2 * shape.statistics.total
     synthetic = (
         DRAW_BYTES
         * spec.elements

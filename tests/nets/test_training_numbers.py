@@ -12,7 +12,7 @@ from esper_soa.config.nets import TaskConfig
 from esper_soa.nets import batched
 from esper_soa.nets.gradients import gradient_statistics
 from esper_soa.nets.model.parts import norm_groups
-from esper_soa.nets.sgd import LearningRates, rules_of, sgd_
+from esper_soa.nets.sgd import LearningRates, rules_of, state_width, update_
 
 CPU = torch.device("cpu")
 
@@ -32,7 +32,7 @@ def test_a_step_clips_every_row_by_its_own_norm_then_decays_then_remembers() -> 
     rule, _ = rules_of(
         TaskConfig(momentum=0.5, max_grad_norm=1.0, weight_decay=0.01), LearningRates(0.1, 0.2)
     )
-    sgd_(params, momentum, grad, rule)
+    update_(params, momentum, grad, rule)
     first = 5 + 1e-6
     second = 1 + 1e-6
     kept = [
@@ -51,7 +51,7 @@ def test_a_limit_of_0_does_not_clip_and_no_decay_leaves_the_gradient_alone() -> 
     momentum = doubles([0.0, 0.0])
     # that of seeds
     _, rule = rules_of(TaskConfig(max_grad_norm=0.0, weight_decay=0.1), LearningRates(0.2, 0.5))
-    sgd_(params, momentum, doubles([300.0, 400.0]), rule)
+    update_(params, momentum, doubles([300.0, 400.0]), rule)
     assert momentum.tolist() == [[300.0, 400.0]]
     assert params.tolist() == [[-149.0, -198.0]]
 
@@ -136,3 +136,27 @@ def test_the_epsilon_of_batch_norm_counts_where_a_channel_hardly_varies() -> Non
 )
 def test_group_norm_has_the_most_groups_of_16_channels_else_any(channels: int, groups: int) -> None:
     assert norm_groups(channels) == groups
+
+
+def test_adamw_moves_rows_as_the_optimizer_of_torch_does() -> None:
+    """Row by row, from a row's own first update on, which the second row has two steps later."""
+    task = TaskConfig(optimizer="adamw", weight_decay=0.1, max_grad_norm=0.5)
+    rule, seed_rule = rules_of(task, LearningRates(0.02, 0.03))
+    assert seed_rule.weight_decay == 0
+    start = torch.linspace(-1, 1, 8, dtype=torch.float64).view(2, 4)
+    params = start.clone()
+    state = torch.zeros(2, state_width("adamw", 4), dtype=torch.float64)
+    grads = torch.linspace(-3, 2, 40, dtype=torch.float64).view(5, 2, 4).sin()
+    for step, grad in enumerate(grads):
+        if step == 2:
+            state[1] = 0.0
+            params[1] = start[1]
+        update_(params, state, grad, rule)
+    for row, first in ((0, 0), (1, 2)):
+        expected = start[row].clone().requires_grad_()
+        optimizer = torch.optim.AdamW([expected], lr=0.02, betas=(0.9, 0.999), weight_decay=0.1)
+        for grad in grads[first:, row]:
+            expected.grad = grad.clone()
+            torch.nn.utils.clip_grad_norm_([expected], 0.5)
+            optimizer.step()
+        torch.testing.assert_close(params[row], expected.detach(), rtol=1e-12, atol=1e-12)

@@ -16,6 +16,7 @@ from torch import Tensor
 from esper_soa.nets.data import streams
 from esper_soa.nets.model.blueprints import gate_table, initial_seeds, parameter_counts
 from esper_soa.nets.model.host import HostShape, initial_hosts
+from esper_soa.nets.sgd import state_width
 from esper_soa.state import ParameterCounts, Ramp, Slots
 from esper_soa.vocabulary import AlphaMode, Blend, Stage
 
@@ -37,19 +38,26 @@ def row_layout(shape: HostShape, slot: int) -> RowLayout:
 
 
 def allocate(
-    shape: HostShape, num_envs: int, device: torch.device, dtype: torch.dtype
+    shape: HostShape,
+    num_envs: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    optimizer: str = "sgd",
 ) -> TensorDict:
-    """Weights of N envs: host and seeds, each parameters, momentum, (host) running statistics."""
+    """Weights of N envs: host and seeds, each parameters and momentum, which is all that the
+    optimizer keeps (sgd.state_width); of hosts running statistics too.
+    """
 
     def rows(width: int) -> Tensor:
         return torch.zeros(num_envs, width, device=device, dtype=dtype)
 
-    seeds = {}
-    for slot, spec in enumerate(shape.slots):
-        width = sum(row_layout(shape, slot))
-        seeds[spec.name] = {"params": rows(width), "momentum": rows(width)}
-    width = shape.parameters.total
-    host = {"params": rows(width), "momentum": rows(width)}
+    def learning(width: int) -> dict[str, Tensor]:
+        return {"params": rows(width), "momentum": rows(state_width(optimizer, width))}
+
+    seeds = {
+        spec.name: learning(sum(row_layout(shape, slot))) for slot, spec in enumerate(shape.slots)
+    }
+    host = learning(shape.parameters.total)
     host["statistics"] = rows(shape.statistics.total)
     return TensorDict({"host": host, "seeds": seeds}, batch_size=[num_envs])
 

@@ -29,7 +29,7 @@ class ActiveGroup:
     blueprint: Architecture
     channels: int
     params: Tensor  # [m, seed + gate]
-    momentum: Tensor  # [m, seed + gate]
+    momentum: Tensor  # [m, seed + gate], or all that the optimizer keeps of these
     alpha: Tensor  # [m], in the weights' dtype
 
     @property
@@ -57,24 +57,32 @@ class ActiveGroup:
         return batched.interpolate(host, seed, self.alpha * gates)
 
 
-def _columns(shape: HostShape, group: Group) -> tuple[int, int, int]:
-    """(seed parameters, start of the gate, end of it); the last two equal without a gate."""
+def _columns(shape: HostShape, group: Group, width: int) -> list[slice]:
+    """Columns of the group's numbers in a row of so many: of seed and gate in a row of parameters,
+    in each part of what an optimizer keeps, and its count.
+    """
     channels = shape.slots[group.slot].channels
     layout = row_layout(shape, group.slot)
     gate = layout.gate if group.blend == Blend.GATE else 0
     seed = seed_table(shape.blueprint(group.blueprint), channels).total
-    return seed, layout.seed, layout.seed + gate
+    parts, count = divmod(width, sum(layout))
+    columns = list[slice]()
+    for first in range(0, parts * sum(layout), sum(layout)):
+        start = first + layout.seed
+        columns += [slice(first, first + seed), slice(start, start + gate)]
+    return [*columns, slice(width - count, width)] if count else columns
 
 
 def gather_rows(weights: TensorDict, shape: HostShape, group: Group, alpha: Tensor) -> ActiveGroup:
     """The group's rows, copied out of the pool; alpha [N, S] is the env state's."""
     spec = shape.slots[group.slot]
     pool = weights["seeds", spec.name]
-    seed, start, end = _columns(shape, group)
 
     def rows(name: str) -> Tensor:
-        parameters = pool[name].index_select(0, group.rows)
-        return torch.cat([parameters[:, :seed], parameters[:, start:end]], dim=1)
+        numbers = pool[name].index_select(0, group.rows)
+        return torch.cat(
+            [numbers[:, part] for part in _columns(shape, group, numbers.shape[1])], dim=1
+        )
 
     factor = alpha[:, group.slot].index_select(0, group.rows).to(pool["params"].dtype)
     own = shape.blueprint(group.blueprint)
@@ -85,11 +93,12 @@ def scatter_rows_(weights: TensorDict, shape: HostShape, active: ActiveGroup) ->
     """Write the rows back into the pool."""
     group = active.group
     pool = weights["seeds", shape.slots[group.slot].name]
-    seed, start, end = _columns(shape, group)
     for name, rows in (("params", active.params), ("momentum", active.momentum)):
-        pool[name][:, :seed].index_copy_(0, group.rows, rows[:, :seed])
-        if end > start:
-            pool[name][:, start:end].index_copy_(0, group.rows, rows[:, seed:])
+        columns = _columns(shape, group, pool[name].shape[1])
+        parts = rows.split([part.stop - part.start for part in columns], dim=1)
+        for part, numbers in zip(columns, parts, strict=True):
+            if numbers.shape[1]:
+                pool[name][:, part].index_copy_(0, group.rows, numbers)
 
 
 class SeedFiller:

@@ -29,7 +29,7 @@ from esper_soa.nets.precision import (
 from esper_soa.nets.seeds.pools import upload
 from esper_soa.nets.seeds.seed_plan import groups_of
 from esper_soa.nets.seeds.seeds import TrainingSeeds, gather_rows, scatter_rows_
-from esper_soa.nets.sgd import LearningRates, rules_of, sgd_
+from esper_soa.nets.sgd import LearningRates, rules_of, update_
 from esper_soa.nets.workers import Call
 from esper_soa.state import STATE_FLOAT
 
@@ -116,9 +116,9 @@ class TrainingChunk:
         if gradients is not None:
             self._measure_(gradients, host_grad, seed_grads, finite)
         host_rule, seed_rule = self.rules
-        sgd_(self.params, self.momentum, host_grad, host_rule)
+        update_(self.params, self.momentum, host_grad, host_rule)
         for active, grad in zip(self.trained, seed_grads, strict=True):
-            sgd_(active.params, active.momentum, grad, seed_rule)
+            update_(active.params, active.momentum, grad, seed_rule)
         for nets, rows, old in before:
             where_finite_(of_nets(finite, nets), rows, old)
         if self.scales is not None:
