@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 from esper_soa.config.errors import SettingError, check
@@ -122,6 +122,21 @@ class TaskConfig(Settings, path="task."):
     def host_name(self) -> str:
         """Name of the hosts in messages."""
         return name_in(self.host) if is_reference(self.host) else self.name
+
+    @property
+    def widths(self) -> range:
+        """Widths of hosts like this one, from its own to the largest; see `with_width`."""
+        if self.host == "transformer":
+            step = math.lcm(self.transformer.heads, ATTENTION_HEADS)
+            return range(self.transformer.width, MAX_CHANNELS + 1, step)
+        last = self.channels(self.num_blocks - 1)
+        return range(self.base_channels, MAX_CHANNELS * self.base_channels // last + 1)
+
+    def with_width(self, width: int) -> "TaskConfig":
+        """The same hosts with another width: base_channels, or that of the transformer."""
+        if self.host == "transformer":
+            return replace(self, transformer=replace(self.transformer, width=width))
+        return replace(self, base_channels=width)
 
     def channels(self, block: int) -> int:
         """Channels of block `block`, counted from 0: doubled by every block."""

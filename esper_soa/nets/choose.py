@@ -51,13 +51,14 @@ def _kernel_obstacle(trial: Trial) -> str:
     """Why kernels that cut images themselves cannot take the samples, or the optimizer; "" where
     they can.
     """
-    if trial.nets.task.optimizer != "sgd":
-        return f"the kernels have sgd, not {trial.nets.task.optimizer} (task.optimizer)"
     spec = trial.spec
     if CROPS not in spec.cuts:
         return f"the kernels cut {CROPS} of images, not of {spec.name}"
     labels = f"the kernels take one label per sample, not the {spec.num_targets} of {spec.name}"
-    return "" if spec.num_targets == 1 else labels
+    if spec.num_targets > 1:
+        return labels
+    optimizer = trial.nets.task.optimizer
+    return "" if optimizer == "sgd" else f"the kernels have sgd, not task.optimizer={optimizer}"
 
 
 def _native(trial: Trial) -> EngineChoice:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.config.env import RewardConfig
 from esper_soa.config.errors import check_choice
-from esper_soa.config.nets import CNN_BLUEPRINT_NAMES, MAX_CHANNELS, TaskConfig
+from esper_soa.config.nets import CNN_BLUEPRINT_NAMES, TaskConfig
 from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import CONTROLS, TrainConfig
 from esper_soa.env.world import World
@@ -105,21 +105,18 @@ def _without_user_parts(cfg: TrainConfig) -> TrainConfig:
 
 
 def widen_host(task: TaskConfig, parameters: float) -> TaskConfig:
-    """`task` with base_channels such that its plain host has most nearly so many parameters.
+    """`task` with a width such that its plain host has most nearly so many parameters.
 
-    Never narrower than it is, nor wider than a block may be; of two as near, the narrower.
+    Never narrower than it is, nor wider than a host may be; of two as near, the narrower.
     """
-    widths = range(
-        task.base_channels,
-        MAX_CHANNELS * task.base_channels // task.channels(task.num_blocks - 1) + 1,
-    )
+    widths = task.widths
     at = min(bisect_left(widths, parameters, key=lambda width: _size(task, width)), len(widths) - 1)
     nearest = min(
         widths[max(at - 1, 0) : at + 1], key=lambda width: abs(_size(task, width) - parameters)
     )
-    return replace(task, base_channels=nearest)
+    return task.with_width(nearest)
 
 
 def _size(task: TaskConfig, width: int) -> int:
-    """Parameters of the plain host with `width` base channels."""
-    return host_shape(replace(task, base_channels=width), ()).parameters.total
+    """Parameters of the plain host of that width."""
+    return host_shape(task.with_width(width), ()).parameters.total

@@ -34,6 +34,10 @@ ROWS = (  # of the table: fields of a HostScore, titles, and how the numbers are
     ("size", "parameters, mean over hosts", ",.0f"),
     ("flop", "training {unit}, mean over hosts", ""),
 )
+LOSS_ROWS = (  # of the table where perplexity is a figure of the samples
+    ("test_loss", "test loss, mean over hosts (nats)", ",.4f"),
+    ("perplexity", "test perplexity, mean over hosts", ",.3f"),
+)
 FLOP_UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
 
 
@@ -88,6 +92,7 @@ class Summary:
     rollbacks: int = 0
     rounds_before: int = 0  # rounds that were done before this process went on with the run
     env_steps_before: int = 0  # of all envs, in these
+    perplexity: bool = False  # as of batches.SampleSpec
     control_cut_off: int = 0  # env-steps that the control did not play, as episodes had ended early
     policy_init: str = "none"  # what the policy started from, as policy.init
     # Level, env-steps recorded by this process, and dropped.
@@ -113,7 +118,7 @@ def write_summary(summary: Summary, path: Path) -> None:
     for key, score in (("grown", summary.grown), ("control", summary.control)):
         if score is not None:
             record[key] |= asdict(score.episodes[-1])
-            record[key] |= {name: getattr(score, name) for name, *_ in ROWS}
+            record[key] |= {name: getattr(score, name) for name, *_ in (*LOSS_ROWS, *ROWS)}
     record["speed"]["eps"] = summary.speed.eps
     record["control_env_steps"] = summary.control_env_steps
     record["difference"] = record["verdict"] = None
@@ -121,7 +126,7 @@ def write_summary(summary: Summary, path: Path) -> None:
         comparison = compare(summary.grown, summary.control)
         # the bounds of a single pair
         unknown = dict.fromkeys(("low", "high")) if comparison.pairs < 2 else {}
-        names = ("test_accuracy", "net")
+        names = ("test_accuracy", "net", "test_loss")
         intervals = {name: getattr(comparison, name)._asdict() | unknown for name in names}
         facts = {"confidence": CONFIDENCE, "outcome": comparison.outcome}
         record["difference"] = facts | comparison._asdict() | intervals
@@ -134,7 +139,7 @@ def print_summary(summary: Summary, console: Console) -> None:
     start = f" from {summary.policy_init}" if summary.policy_init != "none" else ""
     title = f"{summary.name}: {summary.task} on {summary.data}, policy {summary.policy}{start}"
     show(console, f"{title}, {summary.device}")
-    show(console, as_text(score_table(summary.grown, summary.control)))
+    show(console, as_text(score_table(summary)))
     for line in verdict_lines(summary) + fact_lines(summary):
         show(console, line)
 
@@ -147,7 +152,9 @@ def as_text(table: Table) -> str:
     return "".join(f"{line.rstrip()}\n" for line in text.get().splitlines() if line.strip())
 
 
-def score_table(grown: HostScore, control: HostScore | None) -> Table:
+def score_table(summary: Summary) -> Table:
+    grown = summary.grown
+    control = summary.control
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("last env-step")
     table.add_column("grown", justify="right")
@@ -157,7 +164,7 @@ def score_table(grown: HostScore, control: HostScore | None) -> Table:
     size, unit = next((pair for pair in FLOP_UNITS if grown.flop >= pair[0]), FLOP_UNITS[-1])
     flop_form = ",.3g" if grown.flop < 100 * size else ",.0f"
     less = {} if control is None else differences(grown, control)
-    for key, title, form in ROWS:
+    for key, title, form in (*LOSS_ROWS, *ROWS) if summary.perplexity else ROWS:
         scale, form = (size, flop_form) if key == "flop" else (1.0, form)
         scores = [grown] if control is None else [grown, control]
         cells = [format(getattr(score, key) / scale, form) for score in scores]
@@ -171,6 +178,8 @@ def differences(grown: HostScore, control: HostScore) -> dict[str, str]:
     """The last cells of the table, by what their rows show."""
     comparison = compare(grown, control)
     return {
+        "test_loss": format_interval(comparison.test_loss, digits=4),
+        "perplexity": f"x {grown.perplexity / control.perplexity:.3f}",
         "test_accuracy": format_interval(comparison.test_accuracy),
         "best": format(grown.best - control.best, "+,.2f"),
         "net": format_interval(comparison.net),

@@ -1,4 +1,8 @@
-"""Accuracy on the test samples, which nothing in a run sees before the last env-step of a round."""
+"""Accuracy and loss on the test samples, which nothing in a run sees before the last env-step of a
+round.
+"""
+
+from typing import NamedTuple
 
 import torch
 
@@ -12,13 +16,21 @@ from esper_soa.vocabulary import RUNNING_STAGES
 AT_ONCE = 256  # test samples of a pass, at least
 
 
+class TestScores(NamedTuple):
+    """How N hosts do on all test samples."""
+
+    accuracies: list[float]  # percent
+    losses: list[float]  # nats, mean over the targets
+
+
 def with_test(world: World, result: RoundResult) -> RoundResult:
-    """The result with the test accuracies of its hosts, whose weights `world` still holds."""
-    return result._replace(test_accuracies=measure_test(world, result.hosts))
+    """The result with the test scores of its hosts, whose weights `world` still holds."""
+    scores = measure_test(world, result.hosts)
+    return result._replace(test_accuracies=scores.accuracies, test_losses=scores.losses)
 
 
-def measure_test(world: World, hosts: HostStates) -> list[float]:
-    """Accuracy of N hosts on all test samples, percent, each with all its seeds on.
+def measure_test(world: World, hosts: HostStates) -> TestScores:
+    """Scores of N hosts, each with all its seeds on.
 
     hosts: those of all envs of the run as they were last measured. The samples go through in passes
     of as many as a validation pass has, so that an engine which keeps steps has one for both.
@@ -38,11 +50,14 @@ def measure_test(world: World, hosts: HostStates) -> list[float]:
     order = torch.full((-(-num_test // size) * size,), -1, device=world.device)
     order[:num_test] = torch.arange(num_test, device=world.device)
     correct = torch.zeros(len(stage), dtype=STATE_FLOAT, device=world.device)
+    loss = torch.zeros_like(correct)
     targets = world.data.spec.num_targets
     for part in order.split(size):
         feed = world.data.test(part, world.dtype)
         report = engine.validate(nets, world.weights, alpha, active, feed)
-        correct += (report.accuracy[:, 0] / 100 * (part >= 0).sum() * targets).round()
-    (everyone,) = world.reduction.gather([100.0 * correct / (num_test * targets)])
-    accuracies: list[float] = everyone.tolist()
-    return accuracies
+        count = (part >= 0).sum() * targets
+        correct += (report.accuracy[:, 0] / 100 * count).round()
+        loss += report.loss * count
+    total = num_test * targets
+    every = world.reduction.gather([100.0 * correct / total, loss / total])
+    return TestScores(*(values.tolist() for values in every))

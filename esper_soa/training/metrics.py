@@ -66,6 +66,7 @@ class RoundResult(NamedTuple):
     topology: Topology  # what every host ended with
     hosts: HostStates  # every host as it was last measured
     test_accuracies: Sequence[float] = ()  # per env, percent; none where not measured
+    test_losses: Sequence[float] = ()  # per env, nats; likewise
 
 
 class Sums(NamedTuple):

@@ -298,7 +298,8 @@ class Run:
             rents = final_rents(one.parameters, reward.counts.host, reward.config)
             tested = list(one.test_accuracies) or [math.nan] * len(one.accuracies)
             net = [*map(sub, tested, rents)]
-            scores = one.accuracies, tested, one.parameters, net, one.train_flop
+            losses = list(one.test_losses) or [math.nan] * len(one.accuracies)
+            scores = one.accuracies, tested, one.parameters, net, one.train_flop, losses
             episodes.append(Episode(*scores))
         return HostScore(name, episodes)
 
@@ -321,6 +322,7 @@ class Run:
             steps=cfg.steps,
             grown=self.score(cfg.policy.name, totals.recent),
             control=self.control.score if self.control else None,
+            perplexity=self.world.data.spec.perplexity,
             test_images=len(self.world.data.test_labels),
             validation_images=len(self.world.data.val_labels),
             seeds={name: totals.seeds[name] for name in SEEDS},

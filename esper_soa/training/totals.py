@@ -24,6 +24,7 @@ class FinalHosts:
     blend: list[list[int]]
     alpha: list[list[float]]
     test_accuracies: list[float] = field(default_factory=list)  # percent; none where not measured
+    test_losses: list[float] = field(default_factory=list)  # nats; likewise
 
     @classmethod
     def of(cls, result: RoundResult) -> "FinalHosts":
@@ -31,6 +32,7 @@ class FinalHosts:
         topology = (part.tolist() for part in result.topology)
         made = cls(result.accuracies, result.parameters, result.train_flop, *topology)
         made.test_accuracies = list(result.test_accuracies)
+        made.test_losses = list(result.test_losses)
         return made
 
     @property

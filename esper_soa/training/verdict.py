@@ -4,7 +4,7 @@ A host whose accuracy is not finite is left out, and so is its pair. Needs no to
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
 from operator import itemgetter
 from statistics import fmean
@@ -41,6 +41,7 @@ class Episode:
     parameters: list[float]  # trainable ones, of the host and the seeds that take part in it
     nets: list[float]  # test accuracies less the rent of the parameters grown, percent points
     train_flop: list[float]  # of all training of the episode
+    test_losses: list[float] = field(default_factory=list)  # nats, mean over the targets
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,16 @@ class HostScore:
     def test_accuracy(self) -> float:
         """Percent."""
         return self.mean("test_accuracies")
+
+    @property
+    def test_loss(self) -> float:
+        """Nats."""
+        return self.mean("test_losses")
+
+    @property
+    def perplexity(self) -> float:
+        """The exponential of the test loss."""
+        return math.exp(self.test_loss)
 
     @property
     def net(self) -> float:
@@ -102,6 +113,7 @@ class Comparison(NamedTuple):
 
     test_accuracy: Interval  # percent points
     net: Interval  # the same of test accuracy less rent
+    test_loss: Interval  # nats
     pairs: int  # hosts times episodes that both sides have a finite test accuracy of
     left_out: int  # pairs that they have not
     parameters: float  # ratio of the means
@@ -128,6 +140,7 @@ def compare(grown: HostScore, control: HostScore) -> Comparison:
     return Comparison(
         difference("test_accuracies"),
         difference("nets"),
+        difference("test_losses"),
         sum(both_finite),
         len(both_finite) - sum(both_finite),
         grown.size / control.size if control.size else math.nan,
@@ -160,7 +173,8 @@ def times(ratio: float) -> str:
     return f"{ratio:,.{2 if ratio < 2 else 1}f} times"
 
 
-def format_interval(interval: Interval, unit: str = "") -> str:
+def format_interval(interval: Interval, unit: str = "", digits: int = 2) -> str:
     """'+2.43 points [+1.10, +3.76]'; without bounds where there are none, or values are equal."""
-    mean = f"{interval.mean:+.2f}" + (f" {unit}" if unit else "")
-    return f"{mean} [{interval.low:+.2f}, {interval.high:+.2f}]" if interval.has_bounds else mean
+    mean, low, high = (f"{value:+.{digits}f}" for value in interval[:3])
+    mean += f" {unit}" if unit else ""
+    return f"{mean} [{low}, {high}]" if interval.has_bounds else mean

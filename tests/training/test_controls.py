@@ -194,3 +194,19 @@ def test_no_host_is_widened_beyond_what_a_block_may_have() -> None:
 def test_other_controls_are_refused_by_name(world: World, grown: RoundResult) -> None:
     with pytest.raises(SettingError, match="control=none: must be one of " + ", ".join(CONTROLS)):
         control("none", world, grown)
+
+
+def test_a_transformer_is_widened_in_steps_that_its_heads_divide() -> None:
+    task = TaskConfig(host="transformer", blueprints=["norm"])
+
+    def size(width: int) -> int:
+        return host_shape(task.with_width(width), ()).parameters.total
+
+    wanted = 1.5 * size(32)
+    wide = widen_host(task, wanted)
+    width = wide.transformer.width
+    assert wide == task.with_width(width)
+    assert width % 4 == 0
+    distances = [abs(size(near) - wanted) for near in (width - 4, width, width + 4)]
+    assert min(distances) == distances[1]
+    assert width > 32

@@ -28,10 +28,30 @@ SUMMARY = Summary(
     rounds=3,
     steps=5,
     grown=HostScore(
-        "ppo", [Episode([45.0, 44.0], [50.0, 53.0], [7000.0, 8001.0], [49.5, 52.0], [3e9, 5e9])]
+        "ppo",
+        [
+            Episode(
+                validation_accuracies=[45.0, 44.0],
+                test_accuracies=[50.0, 53.0],
+                parameters=[7000.0, 8001.0],
+                nets=[49.5, 52.0],
+                train_flop=[3e9, 5e9],
+                test_losses=[1.5, 1.3],
+            )
+        ],
     ),
     control=HostScore(
-        "wait", [Episode([41.0, 43.0], [48.0, 49.0], [6418.0, 6418.0], [48.0, 49.0], [2e9, 2e9])]
+        "wait",
+        [
+            Episode(
+                validation_accuracies=[41.0, 43.0],
+                test_accuracies=[48.0, 49.0],
+                parameters=[6418.0, 6418.0],
+                nets=[48.0, 49.0],
+                train_flop=[2e9, 2e9],
+                test_losses=[1.7, 1.6],
+            )
+        ],
     ),
     test_images=2000,
     validation_images=1000,
@@ -70,6 +90,16 @@ def test_the_table_sets_grown_hosts_beside_the_same_hosts_without_growth() -> No
     assert row(text, "test accuracy - rent, mean over hosts") == "50.75 48.50 +2.25 [-7.28, +11.78]"
     assert row(text, "parameters, mean over hosts") == "7,500 6,418 x 1.17"
     assert row(text, "training GFLOP, mean over hosts") == "4 2 x 2.00"
+    assert "loss" not in text
+
+
+def test_loss_and_perplexity_are_told_where_the_samples_have_it() -> None:
+    text = shown(replace(SUMMARY, perplexity=True))
+    # differences -0.2 and -0.3: mean -0.25, standard error 0.05, t of one degree of freedom 12.706
+    told = "1.4000 1.6500 -0.2500 [-0.8853, +0.3853]"
+    assert row(text, "test loss, mean over hosts (nats)") == told
+    # exp(1.4) and exp(1.65), exp(-0.25)
+    assert row(text, "test perplexity, mean over hosts") == "4.055 5.207 x 0.779"
 
 
 @pytest.mark.parametrize(
@@ -130,8 +160,8 @@ def test_several_episodes_are_compared_host_by_host_and_round_by_round(tmp_path:
 
 
 def test_one_host_and_one_episode_have_no_interval(tmp_path: Path) -> None:
-    grown = HostScore("ppo", [Episode([50.0], [50.0], [7000.0], [49.0], [3e9])])
-    control = HostScore("random", [Episode([48.0], [48.0], [6418.0], [48.0], [2e9])])
+    grown = HostScore("ppo", [Episode([50.0], [50.0], [7000.0], [49.0], [3e9], [1.4])])
+    control = HostScore("random", [Episode([48.0], [48.0], [6418.0], [48.0], [2e9], [1.6])])
     summary = replace(SUMMARY, envs=1, grown=grown, control=control)
     text = shown(summary)
     assert row(text, "test accuracy, mean over hosts (%)") == "50.00 48.00 +2.00"
@@ -208,11 +238,14 @@ def test_the_summary_file_holds_the_record_and_what_follows_from_it(tmp_path: Pa
         "parameters": [7000.0, 8001.0],
         "nets": [49.5, 52.0],
         "train_flop": [3e9, 5e9],
+        "test_losses": [1.5, 1.3],
     }
     assert record["grown"] == episode | {
         "name": "ppo",
         "episodes": [episode],
         "test_accuracy": 51.5,
+        "test_loss": 1.4,
+        "perplexity": math.exp(1.4),
         "best": 50.0,
         "validation_accuracy": 44.5,
         "net": 50.75,

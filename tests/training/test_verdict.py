@@ -94,7 +94,7 @@ def test_ratios_are_told_as_finely_as_they_say_something(ratio: float, text: str
 def test_an_interval_decides_and_not_the_mean_alone() -> None:
     def outcome(low: float, high: float, pairs: int = 5) -> str:
         interval = Interval((low + high) / 2, low, high)
-        return Comparison(interval, interval, pairs, 0, 1.0, 1.0).outcome
+        return Comparison(interval, interval, interval, pairs, 0, 1.0, 1.0).outcome
 
     assert [outcome(0.1, 3), outcome(-3, -0.1)] == ["gained", "lost"]
     assert [outcome(-0.1, 3), outcome(0.0, 3), outcome(-3, 0.0)] == ["unclear"] * 3

@@ -59,6 +59,7 @@ class SampleSpec(NamedTuple):
     # name; images.CROPS is one.
     cuts: frozenset[str] = frozenset()
     num_targets: int = 1  # K, labels of a sample
+    perplexity: bool = False  # whether tables tell the loss too, and its exponential
 
     @property
     def elements(self) -> int:

@@ -31,7 +31,8 @@ LONG = 8  # bytes of a token in a batch
 
 def text_spec(context: int) -> SampleSpec:
     """What sequences of `context` tokens are like."""
-    return SampleSpec("sequences", (context,), context, context, num_targets=context)
+    shape = (context,)
+    return SampleSpec("sequences", shape, context, context, num_targets=context, perplexity=True)
 
 
 class TrainingSequences(NamedTuple):
