@@ -23,6 +23,7 @@ TOPICS = (
     "observation",
     "reward",
     "shapley",
+    "text",
 )
 sys.path.insert(0, str(FOLDER))
 pytest.register_assert_rewrite(*(f"{topic}_parity" for topic in TOPICS))
@@ -38,6 +39,7 @@ from observation_parity import *
 from parity_vectors import vectors_dir
 from reward_parity import *
 from shapley_parity import *
+from text_parity import *
 
 
 def test_every_recorded_file_is_checked_by_some_topic() -> None:

@@ -1,6 +1,6 @@
 """Draws the sample of the recordings that every clone has, tests/vectors, from the whole of them.
 
-    python tests/parity/sample.py ../shared/vectors
+    python tests/parity/sample.py ../shared/vectors ../shared/vectors_text
 
 Takes every so many rows of each recording, and a few cases of the passes of networks.
 """
@@ -60,6 +60,21 @@ def networks(source: Path) -> None:
     torch.save(torch.load(source / "host_fused.pt", weights_only=True), TARGET / "host_fused.pt")
 
 
+def text(source: Path) -> None:
+    """Some cases of text: of a slot, a blueprint with a gate and one without; one fused pass."""
+    recorded = torch.load(source / "text_host.pt", weights_only=True)
+    kinds = {("attention", "GATE"), ("norm", "MULTIPLY")}
+    recorded["cases"] = [
+        case
+        for case in recorded["cases"]
+        if case["slot"] == "r0c1"
+        and (case["blueprint"], case["algorithm"]) in kinds
+        and case["alpha"] < 0.5
+    ]
+    recorded["fused"] = recorded["fused"][:1]
+    torch.save(recorded, TARGET / "text_host.pt")
+
+
 def main() -> None:
     """Write the sample."""
     source = Path(sys.argv[1])
@@ -69,6 +84,7 @@ def main() -> None:
             arrays = {key: recorded[key] for key in recorded.files}
         np.savez_compressed(TARGET / path.name, **rows_of(path.stem, arrays))
     networks(source)
+    text(Path(sys.argv[2]))
 
 
 if __name__ == "__main__":
