@@ -220,15 +220,15 @@ def read_bytes(files: Sequence[Path]) -> np.ndarray:
 def check_encoding(file: Path) -> None:
     """Raise DataError for a file that is no UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    done = 0
+    read = 0
     try:
         with file.open("rb") as stream:
             while piece := stream.read(PIECE):
+                read += len(piece)
                 decoder.decode(piece)
-                done += len(piece)
             decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        place = max(done - len(error.object) + error.start, error.start)
+        place = read - len(error.object) + error.start
         raise DataError(f"{file}: no UTF-8 text (byte {place}); save it as UTF-8") from error
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror})") from error

@@ -1,0 +1,145 @@
+"""Text as a source of batches: three stretches, windows and their next tokens, what is refused."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_world import CPU
+
+from esper_soa.config.errors import DataError
+from esper_soa.config.nets import DataConfig
+from esper_soa.nets.data import streams, text
+from esper_soa.nets.data.batches import Draw
+from esper_soa.nets.data.datasets import load_samples, sample_spec
+
+SIZE = 403  # tokens: stretches of 363, 20 and 20
+LENGTH = 4
+
+
+@pytest.fixture
+def numbered() -> text.TextSet:
+    """Every token tells its own place, modulo 251."""
+    tokens = (torch.arange(SIZE) % 251).to(torch.uint8)
+    return text.text_set("numbered", "a text", tokens, LENGTH, 256)
+
+
+def places(tokens: torch.Tensor, part_start: int) -> torch.Tensor:
+    return (tokens - part_start) % 251
+
+
+def test_the_parts_are_stretches_of_the_text_and_nothing_is_in_two(numbered: text.TextSet) -> None:
+    assert numbered.bounds == {"train": (0, 363), "validation": (363, 383), "test": (383, 403)}
+    assert "363 training, 20 validation and 20 test tokens" in numbered.source
+    for part in text.PARTS:
+        start, end = numbered.bounds[part]
+        labels = numbered.labels(part)
+        samples, targets = numbered.samples(part, torch.arange(len(labels)))
+        assert torch.equal(targets.to(torch.uint8), labels)
+        assert torch.equal(samples[:, 1:], targets[:, :-1])
+        assert torch.equal(samples.flatten(), (start + torch.arange(labels.numel())) % 251)
+        last = start + labels.numel() + (LENGTH - 1 if part == "train" else 0)
+        assert last < end <= last + 2 * LENGTH
+
+
+def test_training_begins_anywhere_in_its_part_and_at_multiples_of_the_context_without(
+    numbered: text.TextSet,
+) -> None:
+    count = len(numbered.train_labels)
+    order = torch.arange(count).repeat(3, 1)
+    keys = streams.stream_keys(1, streams.AUGMENTATION, (0,), torch.arange(3))
+    for augment in (True, False):
+        feed = numbered.training(Draw(order, keys, 0, count, augment), torch.float32)
+        x, y = feed.batch(torch.arange(3), 0)
+        assert (x.shape, y.shape) == ((count, 3 * LENGTH), (count, 3, LENGTH))
+        windows = x.unflatten(1, (3, LENGTH))
+        assert torch.equal(windows[..., 1:], y[..., :-1])
+        offsets = places(windows[..., 0], 0) - (torch.arange(count) * LENGTH % 251)[:, None]
+        found = set((offsets % 251).unique().tolist())
+        assert found == (set(range(LENGTH)) if augment else {0})
+        alone, _ = feed.batch(torch.tensor([2]), 0)
+        assert torch.equal(alone, x[:, 2 * LENGTH :])
+    later = numbered.training(Draw(order, keys, count, count, True), torch.float32)
+    assert not torch.equal(later.batch(torch.arange(3), 0)[0], x)
+
+
+def test_held_out_sequences_are_in_order_and_nothing_stands_for_minus_one(
+    numbered: text.TextSet,
+) -> None:
+    shared = numbered.validation(torch.tensor([3, 0, 1]), torch.float32)
+    (x, y), (rest, _) = shared.batches(torch.arange(5), 2)
+    assert (x.shape, y.shape, rest.shape) == ((2, LENGTH), (2, 1, LENGTH), (1, LENGTH))
+    assert places(x[:, 0], 363 % 251).tolist() == [12, 0]
+    assert len(shared.first(2).batches(torch.arange(5), 9)[0][0]) == 2
+    own = numbered.test(torch.tensor([[0, 1], [2, -1]]), torch.float32)
+    ((x, y),) = own.batches(torch.tensor([1, 0]), 9)
+    assert x.shape == (2, 2 * LENGTH)
+    assert places(x[0, [0, LENGTH]], 383 % 251).tolist() == [8, 0]
+    assert y[1, 0].tolist() == [-1] * LENGTH
+
+
+def test_the_embedded_text_is_prose_without_labels_of_verses() -> None:
+    found = load_samples(DataConfig(name="text"), CPU)
+    assert isinstance(found, text.TextSet)
+    assert len(found.tokens) == 1_510_606
+    words = bytes(found.tokens.tolist()).decode()
+    assert words.startswith("In the beginning God created the heaven and the earth. And the earth")
+    assert ":1 " not in words
+    assert found.spec == sample_spec(DataConfig(name="text"))
+    assert found.input_spec()["tokenizer"] == "bytes"
+
+
+def own(path: Path, context: int = LENGTH) -> text.TextSet:
+    return text.load_text(DataConfig(name="text", root=str(path), context=context))
+
+
+def test_own_text_is_a_file_or_the_text_files_of_a_folder(tmp_path: Path) -> None:
+    words = "Die Sonne tönt nach alter Weise. " * 20
+    (tmp_path / "b.txt").write_text(words)
+    (tmp_path / "a.txt").write_text("Prolog im Himmel. ")
+    (tmp_path / "notes.md").write_text("not this")
+    file = own(tmp_path / "b.txt")
+    assert bytes(file.tokens.tolist()).decode() == words
+    folder = own(tmp_path)
+    assert bytes(folder.tokens.tolist()).decode() == "Prolog im Himmel. " + words
+    assert DataConfig(root=str(tmp_path / "b.txt")).is_text  # data.name=auto
+    assert len({file.identity, folder.identity, own(tmp_path / "b.txt", 5).identity}) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "no text in it"),
+        (b"abc " * 8, r"32 tokens are too few .*context=4: give 100 at least"),
+        (b"abc " * 50 + b"\xff\xfe" + b"abc " * 50, r"no UTF-8 text \(byte 200\)"),
+        (b"abc " * 50 + "ö".encode()[:1], r"no UTF-8 text \(byte 200\)"),
+    ],
+)
+def test_text_that_cannot_be_used_is_refused_in_a_sentence(
+    content: bytes, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "own.txt"
+    file.write_bytes(content)
+    for piece in (text.PIECE, 7):  # also where a letter lies across two reads
+        monkeypatch.setattr(text, "PIECE", piece)
+        with pytest.raises(DataError, match=told):
+            own(file)
+
+
+def test_what_is_no_text_file_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "empty").mkdir()
+    for name in ("pipe.txt", "missing.txt", "empty"):
+        with pytest.raises(DataError, match=name):
+            own(tmp_path / name)
+    with pytest.raises(DataError, match=r"without \.txt files"):
+        own(tmp_path / "empty")
+
+
+def test_letters_across_two_reads_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "PIECE", 3)
+    file = tmp_path / "own.txt"
+    file.write_text("öäü€" * 40)
+    assert len(own(file).tokens) == 40 * 9
