@@ -1,15 +1,17 @@
 """Text as a source of batches: three stretches, windows and their next tokens, what is refused."""
 
 import os
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_world import CPU
 
-from esper_soa.config.errors import DataError
+from esper_soa.config.errors import DataError, SettingError
 from esper_soa.config.nets import DataConfig
-from esper_soa.nets.data import streams, text
+from esper_soa.nets.data import streams, text, tokens
 from esper_soa.nets.data.batches import Draw
 from esper_soa.nets.data.datasets import load_samples, sample_spec
 
@@ -143,3 +145,51 @@ def test_letters_across_two_reads_are_whole(
     file = tmp_path / "own.txt"
     file.write_text("öäü€" * 40)
     assert len(own(file).tokens) == 40 * 9
+
+
+def test_tokens_of_a_tokenizer_are_made_once_and_mapped_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    words = "In the beginning was the word,\nand the word was here.\n" * 40
+    (tmp_path / "own.txt").write_text(words)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator([words], trainer)
+    file = tmp_path / "tokenizer.json"
+    tokenizer.save(str(file))
+    cfg = DataConfig(
+        name="text", root=str(tmp_path / "own.txt"), context=LENGTH, tokenizer=str(file)
+    )
+    monkeypatch.setattr(tokens, "PIECE", 100)
+    found = text.load_text(cfg)
+    assert found.tokens.dtype == torch.int32
+    assert tokenizer.decode(found.tokens.tolist()) == words
+    assert found.num_tokens == tokenizer.get_vocab_size()
+    (kept,) = (tmp_path / "cache" / "esper_soa" / "text").iterdir()
+    before = kept.stat().st_ino
+    assert text.load_text(cfg).identity == found.identity
+    assert kept.stat().st_ino == before
+    kept.write_bytes(kept.read_bytes()[:50])  # cut: made anew
+    assert text.load_text(cfg).identity == found.identity
+    with pytest.raises(SettingError, match=r"data.tokenizer=.*own.txt: must be bytes"):
+        text.load_text(replace(cfg, tokenizer=str(tmp_path / "own.txt")))
+
+
+def test_what_needs_the_extra_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    for cfg, setting in (
+        (DataConfig(name="text", tokenizer="gpt2"), "data.tokenizer=gpt2 needs tokenizers"),
+        (DataConfig(name="tinystories"), "data.name=tinystories needs datasets"),
+    ):
+        with pytest.raises(DataError, match=rf"{setting}: pip install 'esper-soa\[text\]'"):
+            text.load_text(cfg)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from esper_soa.config.errors import DataError
 from esper_soa.config.nets import TXT, DataConfig
-from esper_soa.nets.data import streams
+from esper_soa.nets.data import streams, tokens
 from esper_soa.nets.data.batches import Draw, SampleSpec
 
 KJV_FILE = Path(__file__).parent / "assets" / "kjv.txt.xz"
@@ -163,30 +163,38 @@ class TextSet:
 
 def load_text(cfg: DataConfig) -> TextSet:
     """The text that the settings ask for, on the CPU; DataError for one that cannot be used."""
-    if cfg.root:
-        path = Path(cfg.root)
-        name = path.name
-        text = f"{path} (data.root)"
-        content = read_bytes(text_files(path))
+    if cfg.name == "tinystories":
+        name = cfg.name
+        text = "TinyStories (Eldan and Li 2023)"
+        content = read_bytes([tokens.stories()])
+    elif cfg.root:
+        name = Path(cfg.root).name
+        text = f"{cfg.root} (data.root)"
+        content = read_bytes(text_files(Path(cfg.root)))
     else:
         name = "kjv"
         text = "Genesis to 2 Kings of the King James Bible, embedded"
         content = np.frombuffer(lzma.decompress(KJV_FILE.read_bytes()), np.uint8).copy()
-    return text_set(name, text, torch.from_numpy(content), cfg.context, 256)
+    count = 256
+    if cfg.tokenizer != BYTES:
+        content, count = tokens.encode(content, cfg.tokenizer)
+    return text_set(name, text, torch.from_numpy(content), cfg.context, count, cfg.tokenizer)
 
 
 def text_set(
-    name: str, text: str, tokens: Tensor, context: int, num_tokens: int, tokenizer: str = BYTES
+    name: str, text: str, content: Tensor, context: int, num_tokens: int, tokenizer: str = BYTES
 ) -> TextSet:
-    """A set of these tokens; `text` says where they are from. DataError where they are too few."""
-    digest = hashlib.sha256(tokens.numpy().data)
+    """A set of the tokens `content`; `text` says where they are from. DataError where they are too
+    few.
+    """
+    digest = hashlib.sha256(content.numpy().data)
     digest.update(context.to_bytes(8, "little"))
-    found = TextSet(name, "", digest.hexdigest(), tokens, context, num_tokens, tokenizer)
+    found = TextSet(name, "", digest.hexdigest(), content, context, num_tokens, tokenizer)
     counts = [found.bounds[part][1] - found.bounds[part][0] for part in PARTS]
     if min(counts[0] - context, *counts[1:]) <= context:
         least = HELD_OUT * (context + 1)
         raise DataError(
-            f"{text}: {len(tokens):,} tokens are too few for sequences of "
+            f"{text}: {len(content):,} tokens are too few for sequences of "
             f"data.context={context}: give {least:,} at least, or lower it"
         )
     sizes = "{:,} training, {:,} validation and {:,} test tokens".format(*counts)
