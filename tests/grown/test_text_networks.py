@@ -1,0 +1,127 @@
+"""Grown transformers as plain modules: every format, the tied head, causality, generated text."""
+
+import copy
+import importlib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import esper_soa
+from esper_soa.nets.model.modules import GrownNetwork
+
+TINY = [
+    "task.transformer.context=8",
+    "task.transformer.width=8",
+    "envs=2",
+    "steps=10",
+    "batch_size=4",
+    "train_samples=16",
+    "val_samples=16",
+    "telemetry.progress=off",
+    "compute.workers=1",
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> esper_soa.RecordedRun:
+    folder = tmp_path_factory.mktemp("text")
+    words = (Path(__file__).parents[2] / "docs" / "concepts.md").read_text()
+    (folder / "own.txt").write_text(words)
+    given = [*TINY, f"data.root={folder / 'own.txt'}", f"run_dir={folder / 'run'}"]
+    return esper_soa.train("text_3seed", given, verbose=0)
+
+
+@pytest.fixture
+def net(run: esper_soa.RecordedRun) -> GrownNetwork:
+    return run.export()
+
+
+def test_the_best_host_has_the_figures_of_the_run(
+    run: esper_soa.RecordedRun, net: GrownNetwork
+) -> None:
+    assert {seed["blueprint"] for seed in net.spec["seeds"]} == {"mlp"}
+    found = run.evaluate(net)
+    assert found.accuracy == net.spec["test_accuracy"]
+    validated = run.evaluate(net, "validation")
+    assert validated.loss == pytest.approx(net.spec["validation_loss"], abs=1e-5)
+    page = (run.path / "report.html").read_text() if (run.path / "report.html").exists() else ""
+    assert "test images" not in page
+    log = (run.path / "log.txt").read_text()
+    assert "test perplexity, mean over hosts" in log
+    assert "the kernels cut crops of images, not of sequences" in log
+
+
+def test_its_table_of_tokens_is_there_once_and_shared_with_the_head(net: GrownNetwork) -> None:
+    tables = [name for name, one in net.state_dict().items() if one.shape == (256, 8)]
+    assert tables == ["embedding.embed.tokens.weight"]
+    tokens = torch.arange(8)[None]
+    for one in (net, copy.deepcopy(net)):
+        before = one(tokens)
+        with torch.no_grad():
+            one.embedding.embed.tokens.weight[200] += 1.0  # a token that the inputs do not have
+        changed = (one(tokens) - before).abs().amax((0, 1))
+        assert changed[200] > 0
+        assert changed[:200].max() == 0
+
+
+def test_it_is_saved_in_every_format(net: GrownNetwork, tmp_path: Path) -> None:
+    tokens = torch.arange(16).view(2, 8)
+    logits = net(tokens)
+    assert logits.shape == (2, 8, 256)
+    loaded = esper_soa.load(esper_soa.export(net, tmp_path / "net.safetensors"))
+    assert torch.equal(loaded(tokens), logits)  # type: ignore[operator]
+    program = torch.export.load(esper_soa.export(net, tmp_path / "net.pt2")).module()
+    torch.testing.assert_close(program(tokens), logits)
+    if find_spec("onnx") and find_spec("onnxscript") and find_spec("onnxruntime"):
+        file = esper_soa.export(net, tmp_path / "net.onnx")
+        session = importlib.import_module("onnxruntime").InferenceSession(str(file))
+        (found,) = session.run(None, {"tokens": tokens.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_position_does_not_see_those_behind_it(net: GrownNetwork) -> None:
+    tokens = torch.arange(8)[None]
+    other = tokens.clone()
+    other[0, 5:] = 99
+    difference = (net(tokens) - net(other)).abs().amax((0, 2))
+    assert difference[:5].max() == 0
+    assert difference[5:].min() > 0
+
+
+def test_text_is_generated_token_by_token(net: GrownNetwork) -> None:
+    written = net.generate("The beginning", 12, temperature=0)  # longer than the context
+    assert isinstance(written, str)
+    assert written.startswith("The beginning")
+    assert net.generate("The beginning", 12, temperature=0) == written
+    tokens = torch.tensor([[84, 104, 101], [65, 32, 98]])
+    more = net.generate(tokens, 4, temperature=0)
+    assert isinstance(more, torch.Tensor)
+    assert more.shape == (2, 7)
+    logits = net(more[:, :6])
+    assert torch.equal(more[:, 6], logits[:, -1].argmax(-1))
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        drawn.append(net.generate("a", 20, temperature=2.0))
+    assert drawn[0] == drawn[1] != net.generate("a", 20, temperature=0)
+
+
+def test_what_cannot_be_continued_is_refused(net: GrownNetwork) -> None:
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        net.generate("", 3)
+    by_file = GrownNetwork(net.spec | {"input": net.spec["input"] | {"tokenizer": "own.json"}})
+    with pytest.raises(ValueError, match=r"takes tokens int64 \[B, t\]"):
+        by_file.generate("words", 3)
+    images = {"input": {"mean": [0.0], "std": [1.0], "shape": [3, 32, 32]}, "host": [], "seeds": []}
+    with pytest.raises(ValueError, match="takes no tokens"):
+        GrownNetwork(images).generate("words", 3)
+
+
+def test_it_can_be_trained_on_as_a_module(net: GrownNetwork) -> None:
+    tokens = torch.arange(8)[None]
+    loss = nn.functional.cross_entropy(net(tokens)[0, :-1], tokens[0, 1:])
+    loss.backward()
+    assert all(one.grad is not None for one in net.parameters())
