@@ -21,6 +21,7 @@ from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.model.blueprints import SEQUENCE_BLUEPRINTS
 from esper_soa.nets.model.host import host_shape, train_loss
 from esper_soa.nets.model.parts import Parameter, Table, normal_numbers
+from esper_soa.nets.model.segments import Forward
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.nets.sgd import CLIP_EPS
@@ -280,3 +281,24 @@ def test_embeddings_begin_as_normal_numbers_of_the_streams() -> None:
         assert ends.isfinite().all()
         assert ends[0] < -4
         assert ends[2] > 4
+
+
+def test_attention_with_dropout_sees_no_later_position_either() -> None:
+    rows = torch.randn(2, 3 * LENGTH, 24, generator=torch.Generator().manual_seed(1))
+    ones = torch.ones(2 * 3, 2, LENGTH, LENGTH)
+    expected = sequences.causal_attention(rows, 2, LENGTH)
+    torch.testing.assert_close(sequences.causal_attention(rows, 2, LENGTH, ones), expected)
+    assert not torch.allclose(sequences.causal_attention(rows, 2, LENGTH, ones.tril(-1)), expected)
+
+
+def test_the_loss_of_validation_is_that_of_the_row_asked_for() -> None:
+    own = SHAPE.parameters.unpack(SHAPE.parameters.initial(torch.arange(1), torch.float64))
+    run = Forward(None, 1, torch.float64)
+    folded = [*own[-2:], own[0]]
+    parts = torch.randn(3, BATCH, SIZES.width, LENGTH, dtype=torch.float64)
+    labels = OneText().tokens[0][:, None, 1:]
+    for row in range(3):
+        found, correct = SHAPE.head.measure(run, folded, parts.flatten(0, 1), labels, row)
+        expected, right = SHAPE.head.measure(run, folded, parts[row], labels, 0)
+        torch.testing.assert_close(found, expected)
+        assert torch.equal(correct[row], right[0])
