@@ -1,7 +1,9 @@
 """A run calls callbacks at its start, after every round and at its end, and needs no lab."""
 
 import gc
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import weakref
@@ -16,6 +18,7 @@ from tiny_runs import fresh, records, resumed, settings
 from esper_soa.config.errors import PrunedError, UserError
 from esper_soa.config.settings import TelemetryConfig
 from esper_soa.lab.telemetry.table_files import table_files
+from esper_soa.runtime.signals import Interrupted
 from esper_soa.training import callbacks as module
 from esper_soa.training import runs, trainer
 from esper_soa.training.callbacks import Callback, make_callbacks
@@ -175,3 +178,28 @@ def test_a_copy_of_the_package_without_the_lab_trains_resumes_and_exports(tmp_pa
     asked = [sys.executable, "-c", WITHOUT_LAB, *words]
     done = subprocess.run(asked, capture_output=True, text=True, **given)
     assert done.returncode == 0, done.stderr
+
+
+class Stopped(Callback):
+    """Fails because of the signal that stops the run, as a compiler in another process does."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def on_round_end(self, run: Run, metrics: Mapping) -> None:
+        if self.number:
+            os.kill(os.getpid(), self.number)
+        raise ArithmeticError("of a compiler")
+
+
+def test_what_fails_because_of_a_stop_is_the_stop(tmp_path: Path) -> None:
+    for name in ("run", "other"):
+        (tmp_path / name).mkdir()
+    with session(RunFolder(tmp_path / "run")) as opened, pytest.raises(Interrupted) as stopped:
+        run_in_session(opened, SHORT, None, callbacks=[Stopped(signal.SIGTERM)])
+    assert stopped.value.status == 143
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "stopped while it fails with ArithmeticError: of a compiler" in log
+    assert "SIGTERM: " in log
+    with session(RunFolder(tmp_path / "other")) as opened, pytest.raises(ArithmeticError):
+        run_in_session(opened, SHORT, None, callbacks=[Stopped(0)])

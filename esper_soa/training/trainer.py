@@ -11,7 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from esper_soa.agent.rollout import Rollout
-from esper_soa.config.errors import PrunedError, RankLostError, RunMemoryError, UserError, check
+from esper_soa.config.errors import (
+    PrunedError,
+    RankLostError,
+    RunMemoryError,
+    UserError,
+    check,
+    error_text,
+)
 from esper_soa.config.settings import TrainConfig
 from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.runtime.device import resolve_device
@@ -129,8 +136,15 @@ def run_in_session(
     with closing(run.output.callbacks):
         try:
             with collect_signals() as session.requests:
-                for _ in train_rounds(run):
-                    pass
+                try:
+                    for _ in train_rounds(run):
+                        pass
+                except Exception as error:
+                    # a compiler, say, that the same signal has ended
+                    if session.requests.stop and ranks is ALONE:
+                        LOGGER.debug("stopped while %s", error_text(error))
+                        run.handle_signals()
+                    raise
         except (PrunedError, RankLostError):
             run.output.save()
             raise
