@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks import baseline_modules, baseline_text
 from benchmarks.baseline_attribution import (
     AttributionReading,
     ValidationReading,
@@ -21,7 +22,7 @@ from benchmarks.baseline_attribution import (
     subset_codes,
 )
 from benchmarks.baseline_lifecycle import SlotMachine, TotalsRecord
-from benchmarks.baseline_modules import FlatModule, Gate, Graft, Host, make_seed
+from benchmarks.baseline_modules import FlatModule, Graft
 from benchmarks.baseline_passes import (
     GradientNorms,
     TrainPass,
@@ -32,7 +33,7 @@ from benchmarks.baseline_passes import (
     tensor_norms,
 )
 from esper_soa.config.env import GatesConfig, LifecycleConfig
-from esper_soa.config.nets import IMAGES, TaskConfig, sort_slots
+from esper_soa.config.nets import SEQUENCES, TaskConfig, sort_slots
 from esper_soa.vocabulary import (
     ALPHA_TARGETS,
     CURVE_CHOICES,
@@ -46,7 +47,8 @@ from esper_soa.vocabulary import (
     Stage,
 )
 
-Batches = Sequence[tuple[Tensor, Tensor]]  # images [B, 3, 32, 32] and labels [B]
+# Images [B, 3, 32, 32] and labels [B], or tokens [B, T] and the next ones [B*T].
+Batches = Sequence[tuple[Tensor, Tensor]]
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -81,9 +83,9 @@ class Plant:
     """The networks in one slot; the gate stands by for the blend GATE and trains with its seed."""
 
     seed: FlatModule
-    gate: Gate
+    gate: FlatModule
     # None = the next training pass makes one, with fresh momentum.
-    optimiser: torch.optim.SGD | None = None
+    optimiser: torch.optim.Optimizer | None = None
 
     def parameters(self) -> list[nn.Parameter]:
         """Parameters of the seed, then of the gate."""
@@ -115,10 +117,13 @@ class BaselineEnv:
         self.totals = TotalsRecord()
         self.machines = [SlotMachine(lifecycle, gates, self.totals) for _ in self.specs]
         self.plants: dict[int, Plant] = {}  # networks of the live seeds, by slot number
-        self.detached = set(lifecycle.detached_in(IMAGES))
+        topology = self.specs[0].topology
+        self.modules = baseline_text if topology == SEQUENCES else baseline_modules
+        self.detached = set(lifecycle.detached_in(topology))
         self.accuracy = 0.0  # of the last record, percent
-        self.host = self._place(Host(task))
-        self.optimiser = self._sgd(list(self.host.parameters()), task.host_lr, task.weight_decay)
+        self.host = self._place(self.modules.Host(task))
+        own = list(self.host.parameters())
+        self.optimiser = self._optimiser(own, task.host_lr, task.weight_decay)
 
     def step(self, train: Batches, validation: Batches, action: ScalarAction) -> ScalarOutcome:
         """One env-step in the reference's order: train, evaluate, record, act, tick."""
@@ -213,18 +218,19 @@ class BaselineEnv:
         loss_sum = torch.zeros((), dtype=self.dtype, device=self.device)
         correct = torch.zeros(len(codes), dtype=torch.int64, device=self.device)
         for images, labels in batches:
-            size = len(labels)
+            size = len(images)
             per_image = (
                 alphas[:, :, None]
                 .expand(-1, -1, size)
-                .reshape(len(slots), len(rows) * size, 1, 1, 1)
+                .reshape(len(slots), len(rows) * size, *(1,) * self.modules.FEATURE_DIMS)
             )
             grafts = {
                 self.specs[slot].name: self._graft(slot, per_image[at])
                 for at, slot in enumerate(slots)
             }
             with self._autocast():
-                logits = self.host(repeated(images, len(codes)), grafts).view(len(codes), size, -1)
+                logits = self.host(repeated(images, len(codes)), grafts)
+                logits = logits.view(len(codes), len(labels), -1)
                 loss_sum += F.cross_entropy(logits[0], labels)
             correct += (logits.argmax(-1) == labels).sum(1)
         return self._validation_pass(batches, codes, loss_sum, correct)
@@ -273,8 +279,9 @@ class BaselineEnv:
         blend = STYLE_BLEND[action.style]
         if action.op == Op.GERMINATE:
             channels = self.specs[action.slot].channels
-            seed = make_seed(action.blueprint, channels, blend)
-            self.plants[action.slot] = Plant(self._place(seed), self._place(Gate(channels)))
+            seed = self.modules.make_seed(action.blueprint, channels, blend)
+            gate = self.modules.Gate(channels)
+            self.plants[action.slot] = Plant(self._place(seed), self._place(gate))
             return machine.germinate(
                 action.blueprint, action.style, TEMPO_STEPS[action.tempo], target, self.accuracy
             )
@@ -311,10 +318,13 @@ class BaselineEnv:
         detached = seed.stage in self.detached
         return Graft(plant.seed, plant.gate, seed.blend, alpha, training, detached)
 
-    def _sgd(
+    def _optimiser(
         self, parameters: list[nn.Parameter], rate: float, weight_decay: float
-    ) -> torch.optim.SGD:
+    ) -> torch.optim.Optimizer:
         """Fused: one kernel launch per step on CUDA, a third of the plain form's time on a CPU."""
+        if self.task.optimizer == "adamw":
+            betas = self.task.momentum, 0.999
+            return torch.optim.AdamW(parameters, rate, betas, weight_decay=weight_decay, fused=True)
         found = torch.optim.SGD(
             parameters, rate, self.task.momentum, weight_decay=weight_decay, fused=True
         )
@@ -324,7 +334,7 @@ class BaselineEnv:
             found.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return found
 
-    def _optimisers(self) -> list[torch.optim.SGD]:
+    def _optimisers(self) -> list[torch.optim.Optimizer]:
         """The host's and one per running seed; frozen weights get no gradients, so they stay."""
         found = [self.optimiser]
         for slot in self._running():
@@ -332,7 +342,7 @@ class BaselineEnv:
             for parameter in plant.parameters():
                 parameter.requires_grad_(not self.machines[slot].frozen)
             if plant.optimiser is None:
-                plant.optimiser = self._sgd(plant.parameters(), self.task.seed_lr, 0.0)
+                plant.optimiser = self._optimiser(plant.parameters(), self.task.seed_lr, 0.0)
             found.append(plant.optimiser)
         return found
 
@@ -398,7 +408,9 @@ class BaselineEnv:
 
 
 def repeated(images: Tensor, times: int) -> Tensor:
-    """`images` [n, C, H, W] one set after the other [times n, C, H, W], in channels_last."""
+    """`images` [n, ...] one set after the other [times n, ...], images in channels_last."""
+    if images.ndim == 2:
+        return images.repeat(times, 1)
     return images.permute(0, 2, 3, 1).repeat(times, 1, 1, 1).permute(0, 3, 1, 2)
 
 

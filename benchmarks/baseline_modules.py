@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from esper_soa.config.nets import IMAGE_CHANNELS, TaskConfig
 from esper_soa.vocabulary import Blend, Blueprint
 
+FEATURE_DIMS = 3  # of features behind the batch
+
 
 class FlatModule(nn.Module):
     """A module whose parameters can be read and written as one vector, each in row-major order."""
@@ -211,15 +213,15 @@ class Graft(NamedTuple):
     """A running seed as one forward pass sees it."""
 
     seed: nn.Module
-    gate: Gate | None  # needed by GATE only
+    gate: FlatModule | None  # needed by GATE only
     blend: int
-    alpha: float | Tensor  # one number, or one per image [B, 1, 1, 1]
+    alpha: float | Tensor  # one number, or one per sample [B, 1, ...]
     incubating: bool  # TRAINING: the host's features pass unchanged, the seed gets their gradient
     detached: bool  # the seed's gradient does not reach the layers before it
 
 
 def graft_forward(graft: Graft, h: Tensor) -> Tensor:
-    """Host features [B, C, H, W] after the seed has acted on them."""
+    """Host features [B, ...] after the seed has acted on them."""
     x = h.detach() if graft.detached else h
     s = graft.seed(x).to(h.dtype)  # autocast leaves norms in float32
     if graft.incubating:

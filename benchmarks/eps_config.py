@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.env import LifecycleConfig
 from esper_soa.config.errors import check, check_choice
-from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
+from esper_soa.config.nets import SEQUENCES, DataConfig, TaskConfig, host_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
-from esper_soa.vocabulary import BLUEPRINT_NAMES, CNN_BLUEPRINTS
 
 SIDES = ("engine", "baseline", "bare")
 MIN_IMAGES = 1024  # of the synthetic training set
@@ -61,8 +60,9 @@ class EpsConfig:
         seedless = "bare" not in self.sides or self.live == 0
         remedy = "Bare hosts have no seeds."
         check(seedless, "sides", self.sides, "without bare where live is above 0", remedy)
-        known = tuple(BLUEPRINT_NAMES[code] for code in CNN_BLUEPRINTS)
-        check_choice("blueprint", self.blueprint, known)
+        check_choice("blueprint", self.blueprint, tuple(self.task.blueprints))
+        hosts = "without bare where hosts read text"
+        check("bare" not in self.sides or self.targets == 1, "sides", self.sides, hosts)
         most = {
             "num_slots": len(host_slots(self.task)),
             "live": min(self.num_slots, 4),  # beyond 4 not every subset is evaluated
@@ -88,9 +88,22 @@ class EpsConfig:
         return 2**self.live
 
     @property
+    def targets(self) -> int:
+        """Answers that a sample has: tokens of a sequence, one of an image."""
+        return self.task.transformer.context if self.text else 1
+
+    @property
+    def text(self) -> bool:
+        """Whether hosts read text."""
+        return host_slots(self.task)[0].topology == SEQUENCES
+
+    @property
     def images(self) -> tuple[int, int]:
-        """Training images, and validation images times subset rows, of one env-step of all envs."""
-        return self.envs * self.train_samples, self.envs * self.rows * self.val_samples
+        """Training images (or tokens), and those of validation times subset rows, of one env-step
+        of all envs.
+        """
+        train, val = self.train_samples, self.rows * self.val_samples
+        return self.envs * self.targets * train, self.envs * self.targets * val
 
     def points(self) -> list["EpsConfig"]:
         """The works that are compared: one per value of the setting that varies."""
@@ -119,7 +132,9 @@ def train_config(cfg: EpsConfig) -> TrainConfig:
         val_samples=cfg.val_samples,
         slots=cfg.slots,
         task=cfg.task,
-        data=DataConfig(
+        data=DataConfig(name="text", context=cfg.targets)
+        if cfg.text
+        else DataConfig(
             name="synthetic",
             synthetic_train=max(cfg.bank, cfg.train_samples),
             synthetic_test=cfg.val_samples,

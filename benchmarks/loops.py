@@ -24,6 +24,7 @@ from benchmarks.timing import LIVE_ALPHA, BenchmarkError
 from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig
 from esper_soa.nets.data.datasets import load_images
+from esper_soa.nets.data.text import load_text
 from esper_soa.nets.precision import choose_precision
 from esper_soa.runtime.device import keep_freed_memory, resolve_device
 from esper_soa.training.profile import PhaseProfile
@@ -155,8 +156,7 @@ class PlainLoop(Loop):
     def __init__(self, cfg: EpsConfig, numbers: Sequence[int]) -> None:
         """The envs with these numbers."""
         super().__init__(cfg)
-        train, labels, self.val = ready_images(cfg, self.device)
-        self.crops = Crops(train, labels)
+        self.source = source_of(cfg, self.device)
         self.validation = "separate"
         self.val_batch = cfg.batch_size
         self.envs = []
@@ -172,13 +172,13 @@ class PlainLoop(Loop):
 
     def one_step(self, envs: int | None = None) -> list[Done]:
         """An env-step in which nothing is done to slots; the device is waited for once."""
-        val = batches_of(self.val, self.val_batch)
+        val = self.source.validation(self.val_batch)
         count = self.cfg.train_samples // self.cfg.batch_size
         chosen = self.envs[:envs]
         trained = []
         tested = []
         for env, random in chosen:
-            batches = self.crops.batches(self.cfg.batch_size, count, random)
+            batches = self.source.batches(self.cfg.batch_size, count, random)
             self.profile.on_phase_end("data")
             trained.append(env.training_pass(batches))
             self.profile.on_phase_end("training")
@@ -333,10 +333,13 @@ def make_env(cfg: EpsConfig, device: torch.device, precision: torch.dtype) -> Ba
 
 
 class Crops:
-    """Training images to be cropped and mirrored at random, ready-made except for that."""
+    """Training images to be cropped and mirrored at random, ready-made except for that, and those
+    to validate with.
+    """
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
+    def __init__(self, images: Tensor, labels: Tensor, val: Images) -> None:
         """images [D, 3, 32, 32], normalised; black is what the padding is."""
+        self.val = val
         black = images.amin(dim=(0, 2, 3)).view(1, -1, 1, 1)
         padded = F.pad(images - black, (PADDING,) * 4) + black
         both = torch.cat((padded, padded.flip(3))).permute(0, 2, 3, 1).contiguous()
@@ -361,6 +364,47 @@ class Crops:
         """`count` batches of images in random order, no image twice."""
         order = torch.randperm(len(self.labels), device=self.labels.device, generator=random)
         return [self.cut(rows, random) for rows in order[: size * count].split(size)]
+
+    def validation(self, size: int) -> Batches:
+        """All images to validate with."""
+        return batches_of(self.val, size)
+
+
+class Windows:
+    """Sequences of a text: those to train on begin anywhere."""
+
+    def __init__(self, train: Tensor, val: Tensor, context: int) -> None:
+        """Texts as tokens [M]."""
+        self.train = train
+        self.span = torch.arange(context + 1, device=train.device)
+        self.val = val[: len(val) // context * context + 1].unfold(0, context + 1, context)
+
+    def batches(self, size: int, count: int, random: Generator) -> list[Images]:
+        """`count` batches of sequences that begin anywhere."""
+        most = len(self.train) - len(self.span) + 1
+        shape = count, size, 1
+        first = torch.randint(most, shape, device=self.train.device, generator=random)
+        return [self._pair(part) for part in self.train[first + self.span]]
+
+    def validation(self, size: int) -> Batches:
+        """All sequences to validate with."""
+        return [self._pair(part) for part in self.val.split(size)]
+
+    def _pair(self, windows: Tensor) -> Images:
+        """Tokens [B, T] and the next ones [B*T]."""
+        windows = windows.long()
+        return windows[:, :-1], windows[:, 1:].flatten()
+
+
+def source_of(cfg: EpsConfig, device: torch.device) -> Crops | Windows:
+    """What the envs draw from: images or text of the engine's run."""
+    if cfg.targets == 1:
+        return Crops(*ready_images(cfg, device))
+    context = cfg.task.transformer.context
+    text = load_text(train_config(cfg).data).to(device)
+    stretches = {part: text.tokens[slice(*text.bounds[part])] for part in ("train", "validation")}
+    val = stretches["validation"][: cfg.val_samples * context + 1]
+    return Windows(stretches["train"], val, context)
 
 
 def tune(

@@ -136,7 +136,7 @@ class EngineSide:
             "workers": nets.workers,
             "eval_batch": nets.eval_batch,
             "dtype": str(nets.precision).removeprefix("torch."),
-            "train_images": self.world.sizes.train_samples * self.cfg.envs,
+            "train_images": self.world.sizes.train_samples * self.cfg.envs * self.cfg.targets,
             "val_images": self.val_images(),
             "rows": self.cfg.rows,
             "warmup_seconds": self.first_seconds,
@@ -146,7 +146,7 @@ class EngineSide:
     def val_images(self) -> int:
         """Validation images times subset rows of an env-step of all envs, as counted."""
         rows = float(self.episode.metrics.sums.rows) / self.step
-        return round(rows * self.world.sizes.val_samples)
+        return round(rows * self.world.sizes.val_samples * self.cfg.targets)
 
     def one_step(self) -> None:
         """Another env-step of all envs, for those who count something in it."""

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from esper_soa.config.errors import SettingError
+from esper_soa.config.nets import SEQUENCES
 from esper_soa.config.registry import name_in
 from esper_soa.nets.data.images import CROPS
 from esper_soa.nets.engine import Engine, EngineChoice
@@ -61,14 +62,22 @@ def _kernel_obstacle(trial: Trial) -> str:
     return "" if optimizer == "sgd" else f"the kernels have sgd, not task.optimizer={optimizer}"
 
 
+def _takes_sequences(trial: Trial) -> bool:
+    return trial.nets.shape.slots[0].topology == SEQUENCES
+
+
 def _native(trial: Trial) -> EngineChoice:
     """The native kernels where they can compute, else torch."""
     nets = trial.nets
-    reason = _kernel_obstacle(trial) or _cpu("engine").obstacle(
-        nets.task.host_name, nets.shape, _blueprints(trial)
-    )
+    sequences = _takes_sequences(trial)
+    if sequences:
+        reason = _cpu("sequences").obstacle(nets.shape)
+    else:
+        reason = _kernel_obstacle(trial) or _cpu("engine").obstacle(
+            nets.task.host_name, nets.shape, _blueprints(trial)
+        )
     choice: EngineChoice = _cpu("proof").choose_native(
-        trial.device, TorchEngine(), nets.precision, reason
+        trial.device, TorchEngine(), nets.precision, reason, sequences
     )
     return choice
 
@@ -97,8 +106,12 @@ def _graphs_obstacle(trial: Trial) -> str:
     return _triton_obstacle(trial) or graphs
 
 
-def _native_engine(_: Trial, choice: EngineChoice) -> Engine:
-    engine: Engine = _cpu("engine").CpuEngine(choice)
+def _native_engine(trial: Trial, choice: EngineChoice) -> Engine:
+    engine: Engine
+    if _takes_sequences(trial):
+        engine = _cpu("sequences").SequenceEngine(choice, TorchEngine())
+    else:
+        engine = _cpu("engine").CpuEngine(choice)
     return engine
 
 

@@ -11,15 +11,21 @@ import warm
 from hydra import compose, initialize_config_dir
 
 from benchmarks import machine, sections
+from benchmarks.baseline_text import Gate, Host, make_seed
 from benchmarks.eps import benchmark, paired, settings_from
 from benchmarks.eps_config import EpsConfig
-from benchmarks.loops import PlainLoop, ready_images
+from benchmarks.loops import Crops, PlainLoop, ready_images
 from benchmarks.records import keep, kept
 from benchmarks.sides import EngineSide, planted
 from benchmarks.timing import COLUMNS, BenchmarkError, Timing, in_turns
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.errors import SettingError
-from esper_soa.vocabulary import Op, Stage
+from esper_soa.config.nets import TaskConfig, TransformerConfig
+from esper_soa.nets.forward import gate_forward, seed_forward
+from esper_soa.nets.model.blueprints import SEQUENCE_BLUEPRINTS, gate_table, seed_table
+from esper_soa.nets.model.host import evaluate_forward, fold_batch_norm
+from esper_soa.nets.seeds.seeds import SeedFiller
+from esper_soa.vocabulary import Blend, Op, Stage
 from tests.benchmarks.here import stay_here
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,7 +155,8 @@ def test_both_sides_are_given_the_same_images_and_crops_are_windows_of_them() ->
         torch.testing.assert_close(images[mine], image)
     loop = PlainLoop(cfg, range(1))
     rows = torch.arange(4)
-    crops, _ = loop.crops.cut(rows, torch.Generator().manual_seed(1))
+    assert isinstance(loop.source, Crops)
+    crops, _ = loop.source.cut(rows, torch.Generator().manual_seed(1))
     assert crops.is_contiguous(memory_format=torch.channels_last)
     black = train.amin(dim=(0, 2, 3)).view(1, -1, 1, 1)
     padded = torch.nn.functional.pad(train[:4] - black, (4,) * 4) + black
@@ -157,6 +164,57 @@ def test_both_sides_are_given_the_same_images_and_crops_are_windows_of_them() ->
         windows = [way.unfold(1, 32, 1).unfold(2, 32, 1) for way in (image, image.flip(2))]
         windows = torch.stack(windows).permute(0, 2, 3, 1, 4, 5)  # [2, 9, 9, C, 32, 32]
         assert (windows == crop).flatten(3).all(3).any()
+
+
+# --- text
+
+
+def text_work(**changed: object) -> EpsConfig:
+    sizes = TransformerConfig(width=8, layers=2, heads=2, context=6, segments=2)
+    names = [one.name for one in SEQUENCE_BLUEPRINTS[1:]]
+    task = TaskConfig(
+        host="transformer", num_classes=256, blueprints=names, optimizer="adamw", transformer=sizes
+    )
+    return tiny(task=task, blueprint="mlp_small", **changed)
+
+
+def test_on_text_both_sides_do_the_declared_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    stay_here(monkeypatch)
+    point = benchmark(text_work())["points"][0]
+    for side in point["sides"].values():
+        assert (side["train_images"], side["val_images"], side["rows"]) == (96, 192, 2)
+    with pytest.raises(SettingError, match="without bare where hosts read text"):
+        text_work(sides=["bare"], live=0)
+
+
+def test_the_loop_on_text_has_the_networks_of_the_engine() -> None:
+    cfg = text_work()
+    side = EngineSide(cfg)
+    side.begin()
+    shape = side.world.rules.nets.shape
+    row = side.world.weights["host", "params"][:1]
+    loop = PlainLoop(cfg, range(1))
+    ((tokens, following), *_) = loop.source.validation(4)
+    assert torch.equal(tokens.flatten()[1:6], following[:5])
+    host = Host(cfg.task)
+    host.load_flat(row[0])
+    folded = fold_batch_norm(shape, shape.parameters.unpack(row), [])
+    expected = evaluate_forward(shape, folded, tokens, SeedFiller([], 1))[:, 0].flatten(0, 1)
+    torch.testing.assert_close(host(tokens, {}).detach(), expected)
+    x = torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(1))
+    for blueprint in shape.blueprints[1:]:
+        table = seed_table(blueprint, 8)
+        seed = make_seed(blueprint.code, 8, Blend.ADD)
+        assert seed.num_parameters() == table.total
+        numbers = torch.randn(1, table.total, generator=torch.Generator().manual_seed(2))
+        seed.load_flat(numbers[0])
+        found = seed(x.transpose(1, 2)).detach().transpose(1, 2)
+        torch.testing.assert_close(found, seed_forward(blueprint, table.unpack(numbers), x))
+    gate = Gate(8)
+    numbers = torch.randn(1, gate_table(8).total, generator=torch.Generator().manual_seed(3))
+    gate.load_flat(numbers[0])
+    amplitudes = gate_forward(gate_table(8).unpack(numbers), x)
+    torch.testing.assert_close(gate(x.transpose(1, 2)).detach()[:, 0], amplitudes)
 
 
 # --- turns and ratios

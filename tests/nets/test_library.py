@@ -40,7 +40,8 @@ LOAD = "from esper_soa.nets.engines.cpu import library; library.kernels(); print
 CHOOSE = (
     "import torch; from esper_soa.nets.engines.cpu.proof import choose_native; "
     "from esper_soa.nets.engines.torch.engine import TorchEngine; "
-    "print(choose_native(torch.device('cpu'), TorchEngine())[:3])"
+    "found = [choose_native(torch.device('cpu'), TorchEngine(), sequences=many)[:3] "
+    "for many in (False, True)]; print(*sorted(found))"
 )
 NO_COMPILER = "/nonexistent/cc"
 CPU = torch.device("cpu")
@@ -402,15 +403,21 @@ def test_every_record_that_python_fills_is_compared() -> None:
     assert ours == {*proof.RECORDS.values(), proof._Field}
 
 
-@pytest.mark.parametrize("channels", proof.PROOF_SIZES)
+CASES = [(proof.image_case, size) for size in proof.IMAGE_SIZES]
+CASES += [(proof.sequence_case, size) for size in proof.SEQUENCE_SIZES]
+
+
+@pytest.mark.parametrize(("make", "size"), CASES)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_proof_compares_all_that_a_step_changes(channels: int, seed: int) -> None:
-    errors = dict(proof.differences(channels, TorchEngine(), seed))
+def test_the_proof_compares_all_that_a_step_changes(make, size: int, seed: int) -> None:
+    case = make(size)
+    errors = dict(proof.differences(case, TorchEngine(), seed))
     assert all(error < 1e-5 for error in errors.values()), errors
-    given = (channels, torch.float64, seed)
+    given = (case, torch.float64, seed)
     before, after = (proof.results(engine, *given) for engine in (Idle(), TorchEngine()))
     assert errors.keys() == after.keys()
-    assert len([name for name in after if "." in name]) == 5
+    has_statistics = len(case.shape.statistics.parameters) > 0
+    assert len([name for name in after if "." in name]) == 4 + has_statistics
     for name in (name for name in after if "." in name):
         moved = (after[name] - before[name]).abs()
         assert (moved.amax(1) > 1e-4).all(), name  # in the network of every kind
@@ -466,6 +473,8 @@ BREAKS = {
     "all seeds are on": ("validate.c", "net->v->ablated : 0", "0 : 0", "validation"),
     "other order": ("sgd.h", "rate, momentum", "momentum, rate", "record sgd.rate"),
     "wide vectors alone": ("vec.h", NINE, f"{NINE[:-2]}0,", OTHERWISE),
+    "later keys are seen": ("sequence.c", "zero(row + count, N - count)", "", OTHERWISE),
+    "no gradient of keys": ("sequence.c", "add_outer(grad_key.at", "(void)(grad_key.at", OTHERWISE),
 }
 
 

@@ -20,7 +20,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SANITIZERS = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
 # Kernels beside kernels, and networks so small that other flags put no value on the other side of a
 # ReLU.
-TESTS = ("tests/nets/test_fused.py", "-k", "to_the_bit or not_finite or right_answers")
+TESTS = (
+    "tests/nets/test_fused.py",
+    "tests/nets/test_transformer.py",
+    "-k",
+    "to_the_bit or not_finite or right_answers or native_kernels",
+)
 SECONDS = 3600
 
 

@@ -16,9 +16,17 @@ from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.grown.build import SlotContents, grown_hosts
 from esper_soa.nets import sequences
 from esper_soa.nets.data import streams
-from esper_soa.nets.engine import NetsConfig
+from esper_soa.nets.engine import EngineChoice, NetsConfig
+from esper_soa.nets.engines.cpu.sequences import (
+    MOST_TABLE,
+    NativeHead,
+    NativeLayers,
+    NativeSeed,
+    SequenceEngine,
+    native_shape,
+)
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.nets.model.blueprints import SEQUENCE_BLUEPRINTS
+from esper_soa.nets.model.blueprints import SEQUENCE_BLUEPRINTS, seed_table
 from esper_soa.nets.model.host import host_shape, train_loss
 from esper_soa.nets.model.parts import Parameter, Table, normal_numbers
 from esper_soa.nets.model.segments import Forward
@@ -146,6 +154,49 @@ def test_subset_rows_are_plain_modules_with_and_without_the_seed(case) -> None:
             net.r0c0 = nn.Identity()
 
 
+@pytest.mark.parametrize("stage", [Stage.BLENDING, Stage.TRAINING])
+def test_native_kernels_come_to_what_torch_does_in_double_precision(case, stage: Stage) -> None:
+    nets, weights, alpha, active = case
+    born = {"newborn": True, "fresh_momentum": True, "ablated": stage == Stage.BLENDING}
+    active = seeds_where(active.running, stage, active.blueprint, active.blend, **born)
+    found = []
+    for engine, dtype in (
+        (TorchEngine(), torch.float64),
+        (SequenceEngine(EngineChoice(True, ""), TorchEngine()), torch.float32),
+    ):
+        own = weights.clone().to(dtype)
+        given = nets, own, alpha, active, OneText()
+        reports = engine.train_(*given, BATCHES), engine.validate(*given)
+        rows = {str(name): one for name, one in own.flatten_keys(".").items() if one.numel()}
+        gradients = {"gradients": reports[0].gradients.l2}
+        numbers = [{"loss": one.loss, "accuracy": one.accuracy} for one in reports]
+        found.append([rows | gradients, *numbers])
+    for expected, actual in zip(*found, strict=True):
+        for name, one in expected.items():
+            torch.testing.assert_close(
+                actual[name].double(), one, rtol=1e-5, atol=2e-6, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+def test_the_kernels_have_all_layers_and_blueprints_but_the_norm() -> None:
+    shape = native_shape(SHAPE)
+    assert [type(one) for one in shape.segments[1:]] == [NativeLayers, NativeLayers, NativeHead]
+    native = {one.name for one in shape.blueprints if isinstance((*one.parts, 0)[0], NativeSeed)}
+    assert native == {one.name for one in SEQUENCE_BLUEPRINTS} - {"noop", "norm"}
+    for own, plain in zip(shape.blueprints, SHAPE.blueprints, strict=True):
+        assert seed_table(own, 8).parameters == seed_table(plain, 8).parameters
+    assert shape.parameters == SHAPE.parameters
+    large = replace(TASK, num_classes=MOST_TABLE // SIZES.width + 1)
+    drops = replace(TASK, transformer=replace(SIZES, dropout=0.1))
+    for task in (large, drops):
+        plain = host_shape(task, host_slots(task))
+        kept = set(plain.segments) & set(native_shape(plain).segments)
+        assert {one.kind for one in kept} == {
+            "embedding",
+            "tied_head" if task is large else "transformer_layers",
+        }
+
+
 def test_a_seed_in_training_is_not_noticed_and_one_that_blends_is_felt_by_the_host(case) -> None:
     """The gradient of a host under a seed in training is that of the host alone."""
     nets, weights, alpha, active = case
@@ -197,8 +248,8 @@ def test_pieces_keep_within_the_budget_and_do_not_depend_on_the_number_of_networ
 # --- draws
 
 
-def tiny_text(envs: int, **changes: object) -> TrainConfig:
-    sizes = replace(SIZES, dropout=0.3)
+def tiny_text(envs: int, dropout: float, **changes: object) -> TrainConfig:
+    sizes = replace(SIZES, dropout=dropout)
     task = replace(TASK, num_classes=256, transformer=sizes, **changes)
     return TrainConfig(
         envs=envs,
@@ -213,12 +264,14 @@ def tiny_text(envs: int, **changes: object) -> TrainConfig:
     )
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.3])  # by native kernels, and by torch
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_an_env_is_the_same_to_the_bit_in_any_company(optimizer: str) -> None:
+def test_an_env_is_the_same_to_the_bit_in_any_company(optimizer: str, dropout: float) -> None:
     """Data, dropout, start and steps follow from its own streams."""
     found = []
     for envs in (1, 3):
-        world = build_world(tiny_text(envs, optimizer=optimizer), CPU)
+        world = build_world(tiny_text(envs, dropout, optimizer=optimizer), CPU)
+        assert isinstance(world.rules.engine, SequenceEngine) == (dropout == 0)
         state = world.start_round(0)
         work = world.work(0)
         engine = world.rules.engine

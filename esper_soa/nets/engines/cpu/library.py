@@ -38,7 +38,12 @@ from esper_soa.nets.engines.cpu.prebuilt import LIBRARIES, choose_prebuilt
 from esper_soa.nets.engines.cpu.processor import Processor, this_processor
 
 COMPILED = "compiled for this CPU"
-KERNELS = ("train_networks", "validate_networks")
+KERNELS = (
+    "train_networks",
+    "validate_networks",
+    "sequence_block_pass",
+    "sequence_head_pass",
+)
 
 
 class Kernels(NamedTuple):

@@ -1,29 +1,36 @@
 """Verification of the native kernels before a run uses them.
 
 Its records are to be as ctypes lays them out, its numbers those of torch: tiny hosts with each kind
-of seed are trained and validated by both, in some milliseconds, once per process. Tests prove other
-networks.
+of seed, of images or of sequences, are trained and validated by both, in some milliseconds, once
+per process. Tests prove other networks.
 """
 
 import ctypes
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from esper_soa.config.nets import TaskConfig, sort_slots
-from esper_soa.nets.data.batches import Draw
+from esper_soa.config.nets import TaskConfig, TransformerConfig, host_slots, sort_slots
+from esper_soa.nets.data.batches import BatchSource, Draw
 from esper_soa.nets.data.datasets import synthetic
+from esper_soa.nets.data.text import text_set
 from esper_soa.nets.engine import Engine, EngineChoice, NetsConfig
 from esper_soa.nets.engines.cpu import program, records
 from esper_soa.nets.engines.cpu.cache import NativeError
 from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.cpu.library import kernels
-from esper_soa.nets.model.host import host_shape
+from esper_soa.nets.engines.cpu.sequences import SequenceBlock, SequenceEngine, SequenceHead
+from esper_soa.nets.model.blueprints import SEQUENCE_BLUEPRINTS
+from esper_soa.nets.model.host import HostShape, host_shape
+from esper_soa.nets.passes import PieceEngine
 from esper_soa.nets.seeds import pools
-from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
+from esper_soa.vocabulary import CNN_BLUEPRINTS as IMAGE_CODES
+from esper_soa.vocabulary import SEQUENCE_BLUEPRINTS as SEQUENCE_CODES
+from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 RECORDS: dict[str, type[ctypes.Structure]] = {
     "crops": records.CropsRecord,
@@ -32,17 +39,61 @@ RECORDS: dict[str, type[ctypes.Structure]] = {
     "seed_part": program.NativePart,
     "training": records.Training,
     "validation": records.Validation,
+    "sequence_block": SequenceBlock,
+    "sequence_head": SequenceHead,
 }
 NAME = "native"  # in compute.engine
 CPU = torch.device("cpu")
 # of the largest number; kernels and torch differ by about 1e-6, a wrong kernel by about 1
 ROUNDING = 1e-3
-PROOF_SIZES = (4, 8)  # channels of the first block, for the kernels of either width in kernels.h
 BATCH = 3
-KINDS = np.array(CNN_BLUEPRINTS)[:, None]  # a network with each
-# All others are added to the host and see its graph.
-BLENDS = {Blueprint.DEPTHWISE: Blend.MULTIPLY, Blueprint.BOTTLENECK: Blend.GATE}
-DETACHED_SEED = Blueprint.CONV_SMALL  # learns behind the host, cut off from it
+SAMPLES = 16
+
+
+class Case(NamedTuple):
+    """Tiny networks, one with each of `codes` in its slot, and what they learn from."""
+
+    engine: Callable[[PieceEngine], PieceEngine]  # given the engine in torch
+    task: TaskConfig
+    shape: HostShape
+    codes: tuple[int, ...]
+    blends: Mapping[int, int]  # by code; all others are added to the host and see its graph
+    detached: int  # learns behind the host, cut off from it
+    samples: BatchSource
+    spread: float  # of all weights
+
+
+def image_case(channels: int) -> Case:
+    """Hosts of images, whose first block gives `channels`."""
+    task = TaskConfig(base_channels=channels, num_blocks=2, num_pools=2, max_grad_norm=0.05)
+    task.weight_decay = 0.01
+    shape = host_shape(task, sort_slots(task, ["r0c1"]))
+    blends = {Blueprint.DEPTHWISE: Blend.MULTIPLY, Blueprint.BOTTLENECK: Blend.GATE}
+    images = synthetic(SAMPLES, SAMPLES, CPU)
+    engine = CpuEngine(EngineChoice(True, ""))
+    return Case(
+        lambda _: engine, task, shape, IMAGE_CODES, blends, Blueprint.CONV_SMALL, images, 0.5
+    )
+
+
+def sequence_case(width: int) -> Case:
+    """Transformers with two heads, of this width."""
+    sizes = TransformerConfig(width=width, layers=1, heads=2, context=20, segments=1)
+    names = [one.name for one in SEQUENCE_BLUEPRINTS[1:]]
+    task = TaskConfig(host="transformer", num_classes=13, blueprints=names, transformer=sizes)
+    task.max_grad_norm = 0.05
+    task.weight_decay = 0.01
+    shape = host_shape(task, host_slots(task), SEQUENCE_BLUEPRINTS)
+    blends = {Blueprint.LORA: Blend.MULTIPLY, Blueprint.MLP: Blend.GATE}
+    tokens = torch.arange(20 * 20 * (SAMPLES + 2)) * 7919 % 8191 % 13
+    text = text_set("proof", "", tokens.to(torch.uint8), 20, 13)
+    engine = partial(SequenceEngine, EngineChoice(True, ""))
+    return Case(engine, task, shape, SEQUENCE_CODES, blends, Blueprint.MLP_SMALL, text, 0.25)
+
+
+# Of sizes for the kernels of either width in kernels.h, and for vectors that are not full.
+IMAGE_SIZES = (4, 8)
+SEQUENCE_SIZES = (12, 32)
 
 
 class _Field(ctypes.Structure):
@@ -55,12 +106,17 @@ class _Field(ctypes.Structure):
 
 
 def choose_native(
-    device: torch.device, exact: Engine, dtype: torch.dtype = torch.float32, obstacle: str = ""
+    device: torch.device,
+    exact: PieceEngine,
+    dtype: torch.dtype = torch.float32,
+    obstacle: str = "",
+    sequences: bool = False,
 ) -> EngineChoice:
     """Whether the kernels compute for networks in `dtype` on `device`, else torch, and why.
 
     exact: the engine that they are proven against. obstacle: why the networks of this run cannot be
-    left to them, where that is so. Kernels that are proven are taken without a timing: what a run
+    left to them, where that is so. sequences: whether it is about those for sequences, not those
+    for images. Kernels that are proven are taken without a timing: what a run
     computes must not depend on how busy the machine was.
     """
     if device.type != "cpu" or dtype != torch.float32:
@@ -71,7 +127,7 @@ def choose_native(
     try:
         if obstacle:
             raise NativeError(obstacle)
-        prove(exact)  # type: ignore[arg-type]
+        prove(exact, sequences)
     except NativeError as error:
         return EngineChoice(
             False, f"plain torch, slower: no native kernels, {error}", fallback=True
@@ -80,10 +136,11 @@ def choose_native(
 
 
 @cache
-def prove(exact: Engine) -> None:
+def prove(exact: PieceEngine, sequences: bool = False) -> None:
     """Raise NativeError unless the library's records are ours and its networks those of `exact`."""
     compare_records(RECORDS)
-    for name, error in (pair for size in PROOF_SIZES for pair in differences(size, exact)):
+    cases = map(sequence_case, SEQUENCE_SIZES) if sequences else map(image_case, IMAGE_SIZES)
+    for name, error in (pair for case in cases for pair in differences(case, exact)):
         if not error <= ROUNDING:
             raise NativeError(
                 f"{kernels().functions._name} computes {name} of a small network otherwise than "
@@ -118,45 +175,43 @@ def compare_records(records: dict[str, type[ctypes.Structure]]) -> None:
         raise NativeError(f"{functions._name} has the unknown record {'.'.join(place)}")
 
 
-def differences(channels: int, exact: Engine, seed: int = 1) -> Iterator[tuple[str, float]]:
+def differences(case: Case, exact: PieceEngine, seed: int = 1) -> Iterator[tuple[str, float]]:
     """Largest relative difference of the engines' results, by name."""
-    actual = results(CpuEngine(EngineChoice(True, "")), channels, torch.float32, seed)
-    for name, expected in results(exact, channels, torch.float64, seed).items():
+    actual = results(case.engine(exact), case, torch.float32, seed)
+    for name, expected in results(exact, case, torch.float64, seed).items():
         scale = float(expected.abs().max().clamp(min=1e-6))
         yield name, float((actual[name] - expected).abs().max()) / scale
 
 
-def results(engine: Engine, channels: int, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
-    """Weights after a step, what it gave, and validation on own images and on shared ones."""
-    count = len(KINDS)
-    task = TaskConfig(base_channels=channels, num_blocks=2, num_pools=2, max_grad_norm=0.05)
-    task.weight_decay = 0.01
-    shape = host_shape(task, sort_slots(task, ["r0c1"]))
-    nets = NetsConfig(shape, task, (Stage.TRAINING,), count, BATCH)
+def results(engine: Engine, case: Case, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
+    """Weights after a step, what it gave, and validation on own samples and on shared ones."""
+    count = len(case.codes)
+    kinds = np.array(case.codes)[:, None]
+    nets = NetsConfig(case.shape, case.task, (Stage.TRAINING,), count, BATCH)
     g = torch.Generator().manual_seed(seed)
-    weights = pools.allocate(shape, count, CPU, torch.float32)
+    weights = pools.allocate(case.shape, count, CPU, torch.float32)
     for rows in weights.flatten_keys(".").values():
-        rows.copy_(0.5 * torch.randn(rows.shape, generator=g))
+        rows.copy_(case.spread * torch.randn(rows.shape, generator=g))
     weights["host", "statistics"].abs_().add_(0.5)
     weights = weights.to(dtype)
-    stage = np.where(KINDS == DETACHED_SEED, Stage.TRAINING, Stage.BLENDING)
-    blend = np.array([[BLENDS.get(kind, Blend.ADD)] for kind in CNN_BLUEPRINTS])
-    mask = np.ones_like(KINDS, dtype=bool)
+    stage = np.where(kinds == case.detached, Stage.TRAINING, Stage.BLENDING)
+    blend = np.array([[case.blends.get(code, Blend.ADD)] for code in case.codes])
+    mask = np.ones_like(kinds, dtype=bool)
     visible = stage != Stage.TRAINING
-    seeds = pools.ActiveSeeds(mask, stage, KINDS, blend, ~mask, visible, visible, ~mask, ~mask)
-    images = synthetic(16, 16, CPU)
-    order = torch.randint(16, (count, BATCH), generator=g)
-    feed = images.training(Draw(order, torch.arange(count), 0, BATCH, True), dtype)
-    alpha = torch.full(KINDS.shape, 0.6, dtype=torch.float64)
+    seeds = pools.ActiveSeeds(mask, stage, kinds, blend, ~mask, visible, visible, ~mask, ~mask)
+    order = torch.randint(SAMPLES, (count, BATCH), generator=g)
+    feed = case.samples.training(Draw(order, torch.arange(count), 0, BATCH, True), dtype)
+    alpha = torch.full(kinds.shape, 0.6, dtype=torch.float64)
     trained = engine.train_(nets, weights, alpha, seeds, feed, 1)
-    outputs = dict(weights.flatten_keys(".").items()) | {
+    rows = weights.flatten_keys(".").items()
+    outputs = {name: values for name, values in rows if values.numel()} | {
         "loss": trained.loss,
         "accuracy": trained.accuracy,
         "gradients": trained.gradients.l2,
     }
     for name, order_used in (("own ", order), ("shared ", order[0])):
         validation = engine.validate(
-            nets, weights, alpha, seeds, images.validation(order_used, dtype)
+            nets, weights, alpha, seeds, case.samples.validation(order_used, dtype)
         )
         outputs |= {
             f"{name}validation loss": validation.loss,

@@ -1,6 +1,7 @@
 /* Where every field of the records that Python fills lies; proof.py compares it with what ctypes made of them. */
 #include <stddef.h>
 
+#include "sequence.h"
 #include "train.h"
 #include "validate.h"
 
@@ -18,6 +19,8 @@ typedef struct {
 #define PART(name) AT(seed_part, name)
 #define TRAINING(name) AT(training, name)
 #define VALIDATION(name) AT(validation, name)
+#define BLOCK(name) AT(sequence_block, name)
+#define HEAD(name) AT(sequence_head, name)
 
 static const field FIELDS[] = {
     RECORD(crops), CROPS(size), CROPS(line), CROPS(colour), CROPS(bytes), CROPS(first), CROPS(values),
@@ -36,6 +39,12 @@ static const field FIELDS[] = {
     RECORD(validation), VALIDATION(nets), VALIDATION(count), VALIDATION(images), VALIDATION(envs), VALIDATION(shared),
     VALIDATION(images_of), VALIDATION(labels), VALIDATION(codes), VALIDATION(ablated), VALIDATION(code), VALIDATION(loss),
     VALIDATION(correct), VALIDATION(counted),
+    RECORD(sequence_block), BLOCK(nets), BLOCK(batch), BLOCK(length), BLOCK(width), BLOCK(heads), BLOCK(inner),
+    BLOCK(normed), BLOCK(gelu), BLOCK(saves), BLOCK(eps), BLOCK(x), BLOCK(grad_out), BLOCK(out), BLOCK(grad_x),
+    BLOCK(statistics), BLOCK(hidden), BLOCK(mixed), BLOCK(sums), BLOCK(parameters), BLOCK(steps), BLOCK(gradients),
+    RECORD(sequence_head), HEAD(nets), HEAD(batch), HEAD(length), HEAD(width), HEAD(tokens), HEAD(eps), HEAD(x),
+    HEAD(scale), HEAD(shift), HEAD(table), HEAD(steps), HEAD(labels), HEAD(loss), HEAD(correct), HEAD(grad_x),
+    HEAD(grad_scale), HEAD(grad_shift), HEAD(grad_table),
 };
 
 /* All of them; returns their number. */

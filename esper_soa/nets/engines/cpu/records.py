@@ -24,35 +24,35 @@ NUMBER = ctypes.c_double
 THROUGH, DETACHED, FROZEN, MEASURED, MULTIPLIED, GATED = (1 << bit for bit in range(6))
 
 
-def _all(kind: type, names: str) -> list[tuple[str, type]]:
+def all_of(kind: type, names: str) -> list[tuple[str, type]]:
     return [(name, kind) for name in names.split()]
 
 
 class CropsRecord(ctypes.Structure):
     """crops of images.h."""
 
-    _fields_ = [*_all(INTEGER, "size line colour"), *_all(POINTER, "bytes first values")]
+    _fields_ = [*all_of(INTEGER, "size line colour"), *all_of(POINTER, "bytes first values")]
 
 
 class NativeNetworks(ctypes.Structure):
     """networks of chain.h."""
 
     _fields_ = [
-        *_all(INTEGER, "blocks slots classes size"),
-        *_all(POINTER, "channels kernels pooled before after gate_at gate_hidden"),
-        *_all(INTEGER, "blueprints parts"),
-        *_all(POINTER, "programs"),
-        *_all(INTEGER, "width statistics_width"),
-        *_all(POINTER, "seed_width params momentum statistics seed_params seed_momentum"),
-        *_all(POINTER, "seed_kind seed_flags alpha"),
-        *_all(NUMBER, "norm_momentum eps"),
+        *all_of(INTEGER, "blocks slots classes size"),
+        *all_of(POINTER, "channels kernels pooled before after gate_at gate_hidden"),
+        *all_of(INTEGER, "blueprints parts"),
+        *all_of(POINTER, "programs"),
+        *all_of(INTEGER, "width statistics_width"),
+        *all_of(POINTER, "seed_width params momentum statistics seed_params seed_momentum"),
+        *all_of(POINTER, "seed_kind seed_flags alpha"),
+        *all_of(NUMBER, "norm_momentum eps"),
     ]
 
 
 class Sgd(ctypes.Structure):
     """sgd of sgd.h."""
 
-    _fields_ = _all(NUMBER, "max_norm eps rate momentum decay")
+    _fields_ = all_of(NUMBER, "max_norm eps rate momentum decay")
 
 
 class Training(ctypes.Structure):
@@ -60,13 +60,13 @@ class Training(ctypes.Structure):
 
     _fields_ = [
         ("nets", NativeNetworks),
-        *_all(INTEGER, "count batch accumulate"),
+        *all_of(INTEGER, "count batch accumulate"),
         ("envs", POINTER),
         ("images", CropsRecord),
         ("labels", POINTER),
-        *_all(Sgd, "host seed"),
-        *_all(POINTER, "loss correct l2 health ratio vanishing exploding measured"),
-        *_all(NUMBER, "vanishing_norm exploding_norm tiny"),
+        *all_of(Sgd, "host seed"),
+        *all_of(POINTER, "loss correct l2 health ratio vanishing exploding measured"),
+        *all_of(NUMBER, "vanishing_norm exploding_norm tiny"),
     ]
 
 
@@ -75,13 +75,13 @@ class Validation(ctypes.Structure):
 
     _fields_ = [
         ("nets", NativeNetworks),
-        *_all(INTEGER, "count images"),
+        *all_of(INTEGER, "count images"),
         ("envs", POINTER),
         ("shared", INTEGER),
         ("images_of", CropsRecord),
         ("labels", POINTER),
-        *_all(INTEGER, "codes ablated"),
-        *_all(POINTER, "code loss correct counted"),
+        *all_of(INTEGER, "codes ablated"),
+        *all_of(POINTER, "code loss correct counted"),
     ]
 
 

@@ -1,0 +1,322 @@
+"""Transformers by native kernels: layers, seeds, the tied head, all networks of a chunk in a call.
+
+What trains and validates is the engine in torch; it gets a host whose segments and blueprints
+compute by sequence.c what theirs say in torch. Those that the kernels do not know stay as they are.
+"""
+
+import ctypes
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from esper_soa.nets.batched import NORM_EPS
+from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
+from esper_soa.nets.engines.cpu.records import INTEGER, NUMBER, POINTER, all_of, call
+from esper_soa.nets.model.blueprints import Architecture
+from esper_soa.nets.model.host import HostShape
+from esper_soa.nets.model.parts import LayerSpec, Parameter
+from esper_soa.nets.model.segments import Forward, Segment, Values
+from esper_soa.nets.model.sequence_parts import CausalAttention, Dense, SequencePart
+from esper_soa.nets.model.transformer import TENSORS, Layers, TiedHead
+from esper_soa.nets.passes import Measure, Pass, PieceEngine, TrainChunk
+from esper_soa.nets.sgd import LearningRates
+
+# Numbers of a table of tokens up to which the kernels have its products; torch has larger ones.
+MOST_TABLE = 2**18
+PADDING = 16  # numbers behind what is saved, which is read in whole vectors
+HALF = TENSORS // 2  # tensors of a block: of the norm, and of two linear layers
+
+
+class SequenceBlock(ctypes.Structure):
+    """sequence_block of sequence.h."""
+
+    _fields_ = [
+        *all_of(INTEGER, "nets batch length width heads inner normed gelu saves"),
+        *all_of(NUMBER, "eps"),
+        *all_of(POINTER, "x grad_out out grad_x statistics hidden mixed sums"),
+        ("parameters", POINTER * HALF),
+        ("steps", INTEGER * HALF),
+        ("gradients", POINTER * HALF),
+    ]
+
+
+class SequenceHead(ctypes.Structure):
+    """sequence_head of sequence.h."""
+
+    _fields_ = [
+        *all_of(INTEGER, "nets batch length width tokens"),
+        *all_of(NUMBER, "eps"),
+        *all_of(POINTER, "x scale shift table"),
+        ("steps", INTEGER * 3),
+        *all_of(POINTER, "labels loss correct grad_x grad_scale grad_shift grad_table"),
+    ]
+
+
+class BlockKind(NamedTuple):
+    """What x + f(norm(x)) is: f is attention between linear layers, or a perceptron."""
+
+    heads: int  # 0 for a perceptron
+    inner: int  # channels that its first linear layer gives
+    gelu: bool = False
+
+
+def _memory_of(x: Tensor) -> Tensor:
+    """Features [B, n*C, T] as they lie in memory, [B, T, n*C]."""
+    return x.transpose(1, 2).contiguous()
+
+
+def _of_nets(tensors: list[Tensor | None]) -> list[Tensor | None]:
+    """Tensors [n, ...], the numbers of a network one after the other."""
+    return [one if one is None or one[0].is_contiguous() else one.contiguous() for one in tensors]
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+class _Block(torch.autograd.Function):
+    """A block of n networks on features [B, n*C, T]."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: FunctionCtx, x: Tensor, kind: BlockKind, *parameters: Tensor | None
+    ) -> Tensor:
+        tensors = _of_nets(list(parameters))
+        rows = _memory_of(x)
+        out = torch.empty_like(rows)
+        batch, length, _ = rows.shape
+        weight = tensors[2]
+        assert weight is not None
+        nets, _, width = weight.shape
+        saves = any(ctx.needs_input_grad)  # type: ignore[attr-defined]
+        count = nets * batch if saves else 1
+        saved = [
+            rows.new_empty(count * length * numbers + PADDING)
+            for numbers in (2, kind.inner, width if kind.heads else 0, kind.heads)
+        ]
+        record = _block_record(kind, rows, tensors, saved, (batch, length, nets, width))
+        record.out = out.data_ptr()
+        record.saves = saves
+        call("sequence_block_pass", record)
+        ctx.save_for_backward(rows, *saved, *tensors)  # type: ignore[arg-type]
+        ctx.kind = kind  # type: ignore[attr-defined]
+        return out.transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        rows, *rest = ctx.saved_tensors  # type: ignore[attr-defined]
+        saved = rest[:4]
+        tensors = rest[4:]
+        batch, length, _ = rows.shape
+        nets, _, width = tensors[2].shape
+        sizes = batch, length, nets, width
+        record = _block_record(ctx.kind, rows, tensors, saved, sizes)  # type: ignore[attr-defined]
+        record.saves = True
+        out = _memory_of(grad)
+        grad_x = torch.empty_like(rows)
+        grads = [None if one is None else torch.zeros(one.shape) for one in tensors]
+        record.grad_out = out.data_ptr()
+        record.grad_x = grad_x.data_ptr()
+        record.gradients = (POINTER * HALF)(*[_pointer(one) for one in grads])
+        call("sequence_block_pass", record)
+        return grad_x.transpose(1, 2), None, *grads
+
+
+def _block_record(
+    kind: BlockKind,
+    rows: Tensor,
+    tensors: list[Tensor | None],
+    saved: list[Tensor],
+    sizes: tuple[int, int, int, int],
+) -> SequenceBlock:
+    """The record of a pass; what it points to must outlive it."""
+    batch, length, nets, width = sizes
+    record = SequenceBlock(nets, batch, length, width, kind.heads, kind.inner)
+    record.normed = tensors[0] is not None
+    record.gelu = kind.gelu
+    record.eps = NORM_EPS
+    record.x = rows.data_ptr()
+    names = ("statistics", "hidden", "mixed", "sums")
+    for name, one in zip(names, saved, strict=True):
+        setattr(record, name, one.data_ptr())
+    record.parameters = (POINTER * HALF)(*[_pointer(one) for one in tensors])
+    steps = [0 if one is None else one.stride(0) for one in tensors]
+    record.steps = (INTEGER * HALF)(*steps)
+    return record
+
+
+class _Head(torch.autograd.Function):
+    """Sums of losses float64 [n] of the tied head, and right answers bool [n, R]."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: FunctionCtx, x: Tensor, scale: Tensor, shift: Tensor, table: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        scale, shift, table = (one for one in _of_nets([scale, shift, table]) if one is not None)
+        rows = _memory_of(x)
+        labels = labels.contiguous()
+        batch, length, _ = rows.shape
+        nets, tokens, width = table.shape
+        loss = torch.zeros(nets, dtype=torch.float64)
+        correct = torch.empty(labels.shape, dtype=torch.bool)
+        record = SequenceHead(nets, batch, length, width, tokens, NORM_EPS)
+        held = {"x": rows, "scale": scale, "shift": shift, "table": table}
+        held |= {"labels": labels, "loss": loss, "correct": correct}
+        if any(ctx.needs_input_grad):  # type: ignore[attr-defined]
+            grads = [torch.zeros(one.shape) for one in (scale, shift, table)]
+            grad_x = torch.empty_like(rows)
+            names = ("grad_x", "grad_scale", "grad_shift", "grad_table")
+            held |= dict(zip(names, (grad_x, *grads), strict=True))
+            ctx.save_for_backward(grad_x, *grads)
+        for name, one in held.items():
+            setattr(record, name, one.data_ptr())
+        record.steps = (INTEGER * 3)(scale.stride(0), shift.stride(0), table.stride(0))
+        call("sequence_head_pass", record)
+        ctx.mark_non_differentiable(correct)
+        return loss, correct
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        grad_x, *grads = ctx.saved_tensors  # type: ignore[attr-defined]
+        factor = grad.to(grad_x.dtype)
+        found = [one * factor.view(-1, *[1] * (one.dim() - 1)) for one in grads]
+        grad_x = grad_x.unflatten(2, (len(factor), -1)) * factor[:, None]
+        return grad_x.flatten(2).transpose(1, 2), *found, None
+
+
+def block(x: Tensor, kind: BlockKind, parameters: list[Tensor | None]) -> Tensor:
+    """x + f(norm(x)) of features [B, n*C, T]; parameters: scale, shift, and weight and bias of two
+    linear layers, None where there is none.
+    """
+    out: Tensor = _Block.apply(x, kind, *parameters)
+    return out
+
+
+@dataclass(frozen=True)
+class NativeLayers(Layers):
+    """Layers without dropout."""
+
+    def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
+        attention = BlockKind(self.heads, 3 * self.width)
+        perceptron = BlockKind(0, 4 * self.width, gelu=True)
+        for first in range(0, self.count * TENSORS, TENSORS):
+            x = block(x, attention, list(folded[first : first + HALF]))
+            x = block(x, perceptron, list(folded[first + HALF : first + TENSORS]))
+        return run.fill(self.slot, x)
+
+
+@dataclass(frozen=True)
+class NativeHead(TiedHead):
+    """The tied head, for losses."""
+
+    def train_loss(
+        self, run: Forward, values: Values, x: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        wanted = labels.transpose(0, 1).flatten(1)
+        losses, right = _Head.apply(x, *values.parameters, wanted)
+        return (losses / wanted.shape[1]).to(x.dtype), right.sum(1)
+
+    def measure(
+        self, run: Forward, folded: list[Tensor], x: Tensor, labels: Tensor, row: int
+    ) -> tuple[Tensor, Tensor]:
+        wanted = labels.transpose(0, 1).flatten(1)
+        passes = [_Head.apply(part, *folded, wanted) for part in x.split(labels.shape[0])]
+        return passes[row][0].to(x.dtype), torch.stack([right.sum(1) for _, right in passes])
+
+
+@dataclass(frozen=True)
+class NativeSeed(SequencePart):
+    """x + what `parts` of a seed make of it, in a call."""
+
+    parts: tuple[SequencePart, ...]
+    kind: BlockKind
+    biased: bool
+
+    def outputs_of(self, inputs: int, channels: int) -> int:
+        return inputs
+
+    def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
+        """Those of its parts."""
+        found: tuple[Parameter, ...] = ()
+        for part in self.parts:
+            found += part.parameters(inputs, channels)
+            inputs = part.outputs_of(inputs, channels)
+        return found
+
+    def products(self, inputs: int, channels: int, positions: int) -> int:
+        raise NotImplementedError
+
+    def layers(self, inputs: int, channels: int) -> tuple[LayerSpec, ...]:
+        raise NotImplementedError
+
+    def forward(self, parameters: list[Tensor], x: Tensor) -> Tensor:
+        biases: list[Tensor | None] = [None, None]
+        weights = parameters
+        if self.biased:
+            weights = parameters[::2]
+            biases = list(parameters[1::2])
+        kind = self.kind._replace(inner=weights[0].shape[1])
+        return block(x, kind, [None, None, weights[0], biases[0], weights[1], biases[1]])
+
+
+def native_seed(blueprint: Architecture) -> Architecture:
+    """The blueprint as the kernels have it; as it is where they do not."""
+    match blueprint.parts:
+        case (CausalAttention() as only,) if blueprint.residual:
+            part = NativeSeed((only,), BlockKind(only.heads, 0), True)
+        case (Dense() as first, Dense() as last) if (
+            blueprint.residual and first.bias == last.bias and not last.gelu
+        ):
+            part = NativeSeed((first, last), BlockKind(0, 0, first.gelu), first.bias)
+        case _:
+            return blueprint
+    return replace(blueprint, parts=(part,), residual=False)
+
+
+def native_segment(segment: Segment) -> Segment:
+    """The segment as the kernels have it; as it is where they do not."""
+    if isinstance(segment, Layers) and segment.dropout == 0:
+        return NativeLayers(**vars(segment))
+    if isinstance(segment, TiedHead) and segment.tokens * segment.width <= MOST_TABLE:
+        return NativeHead(**vars(segment))
+    return segment
+
+
+@lru_cache(maxsize=64)
+def native_shape(shape: HostShape) -> HostShape:
+    """The same hosts, which compute by the kernels."""
+    segments = tuple(native_segment(one) for one in shape.segments)
+    blueprints = tuple(native_seed(one) for one in shape.blueprints)
+    return shape._replace(segments=segments, blueprints=blueprints)
+
+
+def obstacle(shape: HostShape) -> str:
+    """Why the kernels are of no use to the hosts; "" where they are."""
+    found = any(isinstance(one, NativeLayers) for one in native_shape(shape).segments)
+    return "" if found else "the kernels for sequences have layers of transformers without dropout"
+
+
+@dataclass(frozen=True)
+class SequenceEngine(PieceEngine):
+    """For transformers with weights in float32, on a CPU."""
+
+    torch_engine: PieceEngine  # trains and validates what the segments compute
+
+    def trainer(
+        self, shared: Pass[TrainingFeed], num_batches: int, lr: LearningRates
+    ) -> TrainChunk:
+        return self.torch_engine.trainer(_native(shared), num_batches, lr)
+
+    def validator(self, shared: Pass[ValidationFeed]) -> Measure:
+        return self.torch_engine.validator(_native(shared))
+
+
+def _native(shared: Pass) -> Pass:
+    nets = shared.nets
+    return shared._replace(nets=nets._replace(shape=native_shape(nets.shape)))
