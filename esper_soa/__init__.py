@@ -102,7 +102,12 @@ def __getattr__(name: str) -> object:
         return sorted([*_homes(), "__version__"])
     if name.startswith("_") or name not in _homes():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_homes()[name]), name)
+    try:
+        return getattr(import_module(_homes()[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "esper_soa.lab":
+            raise
+        raise ImportError(f"esper_soa.{name} needs esper_soa.lab, which is not installed") from None
 
 
 def __dir__() -> list[str]:

@@ -151,3 +151,7 @@ def test_what_needs_the_lab_says_so_without_it(tmp_path: Path, words: str, told:
     done = subprocess.run(asked, capture_output=True, text=True, **given)
     assert (done.returncode, done.stderr) == ((2, f"error: {told}\n") if told else (0, ""))
     assert not (tmp_path / "runs").exists()
+    asked = [sys.executable, "-c", "import esper_soa; esper_soa.check_host"]
+    done = subprocess.run(asked, capture_output=True, text=True, **given)
+    *_, last = done.stderr.splitlines()
+    assert last == "ImportError: esper_soa.check_host needs esper_soa.lab, which is not installed"

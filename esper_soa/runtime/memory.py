@@ -16,13 +16,14 @@ from typing import NamedTuple
 import torch
 
 from esper_soa.config.errors import SettingError
-from esper_soa.config.registry import is_reference
+from esper_soa.config.nets import IMAGES
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.observation import NUM_ENV_FEATURES, feature_names
 from esper_soa.env.step import EnvRules
 from esper_soa.nets.data.datasets import SampleCount, sample_spec
 from esper_soa.nets.data.orders import MAX_STORED
 from esper_soa.nets.model.host import HostShape
+from esper_soa.nets.model.transformer import LOGIT
 from esper_soa.nets.model.user_parts import task_shape
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.nets.sgd import state_width
@@ -34,9 +35,14 @@ GIB = 2**30
 DRAW_BYTES = 16  # bytes of a random number while it is drawn: its place and its hash, both int64
 TRAINED = "activations of the batches in training"
 NO_SAMPLES = SampleCount(0, 0)
+# By host, what makes it small; nothing does for a user's own.
+NARROWER = {
+    "chain": ("task.base_channels", "task.kernel_size"),
+    "transformer": ("task.transformer.width", "task.transformer.layers"),
+}
 LOWER = (
-    "envs, batch_size, steps, train_samples, task.base_channels, policy.network.hidden or "
-    "compute.env_chunk"
+    "envs, batch_size, steps, train_samples, the width of the hosts (task.base_channels or "
+    "task.transformer.width), policy.network.hidden or compute.env_chunk"
 )
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP_LIMITS = (
@@ -66,7 +72,7 @@ def needs(cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMP
     shape = task_shape(cfg.task, cfg.slots)
     spec = sample_spec(cfg.data)
     slots = shape.slots
-    narrower = () if is_reference(cfg.task.host) else ("task.base_channels", "task.kernel_size")
+    narrower = NARROWER.get(cfg.task.host, ())
     rows = sum(sum(row_layout(shape, slot)) for slot in range(len(slots)))
     numbers = shape.parameters.total + rows
     # parameters, what the optimizer keeps, snapshot
@@ -87,6 +93,7 @@ def needs(cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMP
     return [
         Need("weights", cfg.envs * FLOAT * weights, ("envs", *narrower)),
         Need(TRAINED, activations(cfg, shape, device), smaller_batches, passing=True),
+        Need("logits", logits(cfg, shape, device), ("task.transformer.logits_mib",)),
         Need("drawing the weights of the hosts", hosts, ("envs", *narrower), passing=True),
         Need(f"the order of the {spec.name}", order, ("train_samples", "envs")),
         Need(f"drawing the synthetic {spec.name}", image_bytes, settings_to_lower, passing=True),
@@ -103,9 +110,20 @@ def activations(cfg: TrainConfig, shape: HostShape, device: torch.device) -> int
     elements = sample_spec(cfg.data).elements + sum(
         segment.activations for segment in shape.segments
     )
-    if device.type == "cpu" and cfg.compute.engine != "torch" and shape.modules is None:
+    by_network = shape.modules is None and shape.slots[0].topology == IMAGES
+    if device.type == "cpu" and cfg.compute.engine != "torch" and by_network:
         chunk = 1  # the native kernels take network by network
     return FLOAT * min(layout.workers * chunk, cfg.envs) * cfg.batch_size * elements
+
+
+def logits(cfg: TrainConfig, shape: HostShape, device: torch.device) -> int:
+    """Bytes of the logits of text that workers have at the same time; 0 of images."""
+    if cfg.task.host != "transformer":
+        return 0
+    layout = choose_layout(cfg, shape, device)
+    rows = layout.env_chunk * cfg.batch_size * cfg.task.transformer.context
+    all_of_chunk = LOGIT * rows * cfg.task.num_classes
+    return layout.workers * min(all_of_chunk, MIB * cfg.task.transformer.logits_mib)
 
 
 def policy_needs(cfg: TrainConfig, slots: tuple[str, ...]) -> list[Need]:

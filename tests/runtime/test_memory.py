@@ -15,7 +15,7 @@ from esper_soa.agent.ppo import Batch, Learner, coefficients, total_loss
 from esper_soa.agent.rollout import new_rollout
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
 from esper_soa.config.errors import RunMemoryError, SettingError, UserError
-from esper_soa.config.nets import DataConfig, TaskConfig, sort_slots
+from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig, sort_slots
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.observation import feature_names
 from esper_soa.nets.model.host import host_shape
@@ -81,6 +81,10 @@ def test_what_fits_alone_is_refused_where_another_process_takes_as_much() -> Non
 
 MANY = DataConfig(name="synthetic", synthetic_train=1_000_000, synthetic_test=1_000_000)
 WIDE = TaskConfig(base_channels=4096, num_blocks=2, num_pools=2, kernel_size=31)
+SIZES = TransformerConfig(width=8192, layers=960, segments=1)
+TEXT = TaskConfig(host="transformer", blueprints=["norm"], transformer=SIZES, num_classes=50_257)
+MANY_TOKENS = replace(TEXT, transformer=TransformerConfig(segments=1, logits_mib=65_536))
+READS = {"data": DataConfig(name="text"), "slots": ["r0c0"], "envs": 4}
 DEEP = PolicyConfig(network=NetworkConfig(hidden=16384, layers=32))
 
 
@@ -94,6 +98,11 @@ DEEP = PolicyConfig(network=NetworkConfig(hidden=16384, layers=32))
         ({"task": WIDE, "envs": 1, "slots": ["r0c0"]}, "task.base_channels=4096"),
         ({"policy": DEEP}, "policy.network.hidden=16384"),
         ({"data": MANY}, "data.synthetic_train=1000000"),
+        ({"task": TEXT, **READS, "envs": 1}, "task.transformer.width=8192"),
+        (
+            {"task": MANY_TOKENS, **READS, "batch_size": 4096, "train_samples": 4096},
+            "task.transformer.logits_mib=65536",
+        ),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
