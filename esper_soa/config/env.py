@@ -267,6 +267,8 @@ class RewardConfig(Settings, path="reward."):
     early_prune_threshold: int = number(5, 0, COUNT)
     early_prune_penalty: float = signed(-0.1)  # what it costs
     auto_prune_penalty: float = signed(-0.2)  # per seed that a rollback removes
+    # What the mode net pays for: percent points of accuracy, or hundredths of a nat of the loss.
+    net_measure: str = choice("accuracy", ("accuracy", "loss"))
     # the end of the episode
     terminal_accuracy_weight: float = signed(0.05)  # reward per percent of final accuracy
     # basic and basic_plus

@@ -17,6 +17,7 @@ from esper_soa.env.user_reward import user_terms
 from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Op, Stage
 
+MOST_NATS = 10.0  # that a change of the loss counts in NET, as of a host that breaks down
 SIMPLIFIED_ACTION_COST = 0.01
 SIMPLIFIED_ACCURACY_WEIGHT = 3.0  # at 100 percent
 SIMPLIFIED_FOSSIL_BONUS = 2.0  # per contributing fossil
@@ -260,14 +261,19 @@ def _loss(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
 
 
 def _net(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
-    """NET: every change of accuracy, and at the end the rent of the final size, in percent points.
+    """NET: every change of accuracy, in percent points, or every fall of the loss, in hundredths of
+    a nat; and at the end the rent of the final size.
 
     Without discount an episode sums to its final accuracy minus rent, as the evaluation reports it,
-    less the accuracy of the first env-step, which no action could change.
+    less the accuracy of the first env-step, which no action could change; so does it with losses.
     """
     rent = term.size_rent(inputs.total_params, inputs.host_params, cfg)
+    by_loss = cfg.net_measure == "loss"
+    gain = (
+        -100 * inputs.loss_delta.clamp(-MOST_NATS, MOST_NATS) if by_loss else inputs.accuracy_delta
+    )
     return {
-        "accuracy_change": torch.where(inputs.step > 1, inputs.accuracy_delta, 0.0),
+        "loss_change" if by_loss else "accuracy_change": torch.where(inputs.step > 1, gain, 0.0),
         "compute_rent": _at_end(inputs, -rent),
     }, {}
 

@@ -189,6 +189,22 @@ def test_a_mode_pays_by_hand(mode: str, fields: dict, term: str, paid: float) ->
     assert terms_of(mode, fields).get(term).item() == pytest.approx(paid, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("fields", "paid"),
+    [
+        ({"step": 1}, 0.0),
+        ({"step": 5}, 3.0),  # a fall by 0.03 nats
+        ({"step": 6}, 3.0 - 0.5 * math.log(3)),
+        ({"step": 5, "loss_delta": torch.inf}, -1000.0),
+    ],
+)
+def test_net_pays_by_the_loss_where_it_is_told_to(fields: dict, paid: float) -> None:
+    given = NET | {"loss_delta": -0.03} | fields
+    found = terms_of("net", given, net_measure="loss")
+    assert found.total.item() == pytest.approx(paid, abs=1e-12)
+    assert found.accuracy_change.item() == 0.0
+
+
 def test_a_term_that_the_record_lacks_is_refused_instead_of_paid_unseen() -> None:
     one = torch.ones(1)
     assert add_terms(no_terms(one), {"drip": one, "compute_rent": -3 * one}).total.item() == -2.0
