@@ -169,7 +169,7 @@ def test_report_and_queries_read_the_run(
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        (["compute.engine=native"], "kernels cut crops of images, not of sentences"),
+        (["compute.engine=native"], "kernels for sequences need transformer layers"),
         (["compute.engine=triton"], "kernels cut crops of images, not of sentences"),
         (["data.name=synthetic"], r"must be a host of images \[3, 32, 32\], not of inputs \[6\]"),
         (["train_samples=72"], "must be at most 64, the training sentences of sentences"),

@@ -93,7 +93,7 @@ def needs(cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMP
     return [
         Need("weights", cfg.envs * FLOAT * weights, ("envs", *narrower)),
         Need(TRAINED, activations(cfg, shape, device), smaller_batches, passing=True),
-        Need("logits", logits(cfg, shape, device), ("task.transformer.logits_mib",)),
+        *logit_needs(cfg, shape, device),
         Need("drawing the weights of the hosts", hosts, ("envs", *narrower), passing=True),
         Need(f"the order of the {spec.name}", order, ("train_samples", "envs")),
         Need(f"drawing the synthetic {spec.name}", image_bytes, settings_to_lower, passing=True),
@@ -116,14 +116,15 @@ def activations(cfg: TrainConfig, shape: HostShape, device: torch.device) -> int
     return FLOAT * min(layout.workers * chunk, cfg.envs) * cfg.batch_size * elements
 
 
-def logits(cfg: TrainConfig, shape: HostShape, device: torch.device) -> int:
-    """Bytes of the logits of text that workers have at the same time; 0 of images."""
+def logit_needs(cfg: TrainConfig, shape: HostShape, device: torch.device) -> list[Need]:
+    """The logits of text that workers have at the same time; nothing for images."""
     if cfg.task.host != "transformer":
-        return 0
+        return []
     layout = choose_layout(cfg, shape, device)
     rows = layout.env_chunk * cfg.batch_size * cfg.task.transformer.context
     all_of_chunk = LOGIT * rows * cfg.task.num_classes
-    return layout.workers * min(all_of_chunk, MIB * cfg.task.transformer.logits_mib)
+    most = layout.workers * min(all_of_chunk, MIB * cfg.task.transformer.logits_mib)
+    return [Need("logits", most, ("task.transformer.logits_mib",))]
 
 
 def policy_needs(cfg: TrainConfig, slots: tuple[str, ...]) -> list[Need]:

@@ -299,7 +299,7 @@ def native_shape(shape: HostShape) -> HostShape:
 def obstacle(shape: HostShape) -> str:
     """Why the kernels are of no use to the hosts; "" where they are."""
     found = any(isinstance(one, NativeLayers) for one in native_shape(shape).segments)
-    return "" if found else "the kernels for sequences have layers of transformers without dropout"
+    return "" if found else "the kernels for sequences need transformer layers without dropout"
 
 
 @dataclass(frozen=True)
