@@ -45,9 +45,10 @@ RewardConfig: {mode: shaped, split: [], scored_slots: all, contribution_weight: 
   fossilize_terminal_scale: 3.0, fossilize_quality_ceiling: 3.0, prune_fossilized_penalty: -1.0,
   prune_hurting_bonus: 0.15, prune_acceptable_bonus: 0.1, prune_good_seed_penalty: -0.3,
   prune_hurting_threshold: -0.5, min_prune_bonus_age: 3, early_prune_threshold: 5,
-  early_prune_penalty: -0.1, auto_prune_penalty: -0.2, net_measure: accuracy, terminal_accuracy_weight: 0.05,
-  basic_accuracy_delta_weight: 5.0, basic_fossilize_base_bonus: 0.3, basic_contribution_scale:
-  0.5, basic_fossilize_invalid_penalty: -0.5, basic_fossilize_noncontributing_penalty: -0.2,
+  early_prune_penalty: -0.1, auto_prune_penalty: -0.2, net_measure: accuracy,
+  terminal_accuracy_weight: 0.05, basic_accuracy_delta_weight: 5.0, basic_fossilize_base_bonus: 0.3,
+  basic_contribution_scale: 0.5, basic_fossilize_invalid_penalty: -0.5,
+  basic_fossilize_noncontributing_penalty: -0.2,
   param_budget: 500000, param_penalty_weight: 0.1, sparse_reward_scale: 1.0, drip_fraction: 0.0,
   max_drip_per_step: 0.1, min_drip_steps: 5, negative_drip_ratio: 0.5, disable_pbrs: false,
   disable_terminal_reward: false, disable_anti_gaming: false, loss: {loss_delta_weight: 5.0,
