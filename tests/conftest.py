@@ -7,6 +7,7 @@ each other, many times as long beside other work.
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,15 @@ if not torch.cuda.is_available():
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_compiler_beside_tests() -> Iterator[None]:
+    """Runs compile no step kernels beside themselves: the one that may is this process."""
+    from esper_soa.runtime.step_cache import only_compiler, step_folder
+
+    with only_compiler(step_folder()):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,16 @@ write in it could run code as this user. Needs no torch.
 
 import os
 import pwd
+import shutil
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from esper_soa.config.errors import SettingError, one_line
+
+DRAFT = "draft-"  # begins the name of a folder in which a compiler works
+DRAFT_SECONDS = 3600.0  # older drafts belong to a process that was killed
 
 
 def config_dir() -> str:
@@ -99,3 +104,25 @@ def open_folder(path: Path) -> None:
             os.fchmod(handle, mode & 0o700)
     finally:
         os.close(handle)
+
+
+def read_user_file(path: Path) -> bytes | None:
+    """Content of a file of this user that others cannot write; None where there is no such file."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):  # a folder, say, which Python does not open as a file
+        os.close(handle)
+        return None
+    with os.fdopen(handle, "rb") as file:
+        closed = not status.st_mode & 0o022
+        return file.read() if closed and status.st_uid == os.geteuid() else None
+
+
+def drop_old_drafts(folder: Path) -> None:
+    """Delete drafts of killed processes."""
+    for draft in folder.glob(f"{DRAFT}*"):
+        if time.time() - draft.lstat().st_mtime > DRAFT_SECONDS:
+            shutil.rmtree(draft, ignore_errors=True)

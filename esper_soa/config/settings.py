@@ -71,8 +71,8 @@ class ComputeConfig(Settings, path="compute."):
     env_chunk: int = number(0, 0, MAX_ENVS, note="0 = automatic")
     # Of the hosts: float32, bfloat16, float16; see nets/precision.py.
     precision: str = choice("auto", ("auto", "float32", "bfloat16", "float16"))
-    # Compile the kernels of the state machine: auto = where the run is so long that it pays; see
-    # runtime/compilation.py.
+    # Kernels of the state machine as compiled code: auto = on a CPU those that the cache has, on =
+    # compile before the run; see runtime/step_cache.py and compilation.py.
     compile: str = choice("auto", SWITCHES)
     # What runs the networks: auto = on a CPU the C kernels where they are proven, on a GPU the
     # Triton kernels where they agree with torch when they are tried; a name insists on it.

@@ -1,4 +1,5 @@
-"""Whether the kernels of the state machine are compiled for a run, and where they are kept.
+"""Whether torch.compile compiles the kernels of the state machine for a run, and where those are
+kept: for runs that cannot have those of step_cache.py.
 
 The decision follows from the settings alone, never from what a cache holds: compiled kernels round
 otherwise, and every run of the same settings is to have the same numbers.

@@ -31,6 +31,7 @@ from esper_soa.runtime.compilation import choose_compilation, keep_compiled
 from esper_soa.runtime.device import choose_layout, keep_freed_memory, sizes_of, take_device
 from esper_soa.runtime.memory import NO_SAMPLES, check_room
 from esper_soa.runtime.ranks import ALONE, Ranks
+from esper_soa.runtime.step_cache import stored_kernels, unsupported
 from esper_soa.state import ParameterCounts
 
 
@@ -145,7 +146,7 @@ def build_world(
     data = load_samples(cfg.data, device) if data is None else data.to(device)
     own_reward = any(map(is_reference, cfg.reward.modes))
     replay = choose_replay(cfg.compute.cuda_graphs, device, own_reward, ranks.count)
-    kernels = replaying(build_kernels(cfg, device), replay, device)
+    kernels = replaying(build_kernels(cfg, rules, part.envs), replay, device)
     return World(
         rules, data, sizes_of(part), cfg.data, cfg.seed if seed is None else seed, kernels, ranks
     )
@@ -171,10 +172,18 @@ def build_worlds(
     return world or build_world(strict_cfg, device, None, data, ranks)
 
 
-def build_kernels(cfg: TrainConfig, device: torch.device) -> StepKernels:
-    """The kernels of the state machine as the settings ask for them: compiled or not."""
+def build_kernels(cfg: TrainConfig, rules: EnvRules, num_envs: int) -> StepKernels:
+    """The kernels of the state machine as the settings ask for them: compiled or not.
+
+    On a CPU those that were compiled ahead of time, which change no number.
+    """
+    setting = cfg.compute.compile
     env_steps = cfg.rounds * cfg.steps
-    choice = choose_compilation(cfg.compute.compile, device, cfg.envs, env_steps)
+    if setting != "off" and not unsupported(rules):
+        stored = stored_kernels(rules, num_envs, env_steps, wait=setting == "on")
+        if setting == "auto" or stored.record_and_observe is not EAGER.record_and_observe:
+            return stored
+    choice = choose_compilation(setting, rules.blueprints.device, cfg.envs, env_steps)
     kernels = EAGER._replace(reason=choice.reason)
     if choice.wanted:
         reason = f"{choice.reason}; {keep_compiled()}"

@@ -26,9 +26,9 @@ from program import wait_until
 from tensordict import TensorDict
 from warm import Popen
 
+from esper_soa.config.processor import this_processor
 from esper_soa.nets.engine import NetsConfig, TrainReport
 from esper_soa.nets.engines.cpu import cache, compiler, library, proof
-from esper_soa.nets.engines.cpu.processor import this_processor
 from esper_soa.nets.engines.cpu.proof import choose_native
 from esper_soa.nets.engines.torch.engine import TorchEngine
 

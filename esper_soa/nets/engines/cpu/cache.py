@@ -8,34 +8,19 @@ user's own, closed to all others, and no link.
 
 import hashlib
 import os
-import shutil
-import stat
-import time
 from pathlib import Path
 
-from esper_soa.config.paths import FolderError, cache_folder, open_folder, sync
-
-DRAFT = "draft-"  # begins the name of a folder in which a compiler works
-DRAFT_SECONDS = 3600.0  # older drafts belong to a process that was killed
+from esper_soa.config.paths import (
+    FolderError,
+    cache_folder,
+    open_folder,
+    read_user_file,
+    sync,
+)
 
 
 class NativeError(Exception):
     """There are no native kernels here; the message says why."""
-
-
-def _read_user_file(path: Path) -> bytes | None:
-    """Content of a file of this user that others cannot write; None where there is no such file."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):  # a folder, say, which Python does not open as a file
-        os.close(handle)
-        return None
-    with os.fdopen(handle, "rb") as file:
-        closed = not status.st_mode & 0o022
-        return file.read() if closed and status.st_uid == os.geteuid() else None
 
 
 def _library(folder: Path, key: str, digest: str) -> Path:
@@ -48,14 +33,14 @@ def _line(library: Path, digest: str) -> bytes:
 
 def load_stored(folder: Path, key: str) -> Path | None:
     """The library of `key`, if it is what `store` stored."""
-    expected = _read_user_file(folder / f"nets-{key}.sha256")
+    expected = read_user_file(folder / f"nets-{key}.sha256")
     if expected is None:
         return None
     digest = expected[:64].decode(errors="replace")
     library = _library(folder, key, digest)
     if expected != _line(library, digest):
         return None
-    content = _read_user_file(library) or b""
+    content = read_user_file(library) or b""
     return library if hashlib.sha256(content).hexdigest() == digest else None
 
 
@@ -93,10 +78,3 @@ def _sync_private(file: Path) -> None:
     """For this user alone, and on the disk."""
     os.chmod(file, 0o700 if file.suffix == ".so" else 0o600)
     sync(file)
-
-
-def drop_old_drafts(folder: Path) -> None:
-    """Delete drafts of killed processes."""
-    for draft in folder.glob(f"{DRAFT}*"):
-        if time.time() - draft.lstat().st_mtime > DRAFT_SECONDS:
-            shutil.rmtree(draft, ignore_errors=True)

@@ -15,11 +15,16 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from esper_soa.config.paths import FolderError, cache_folder, open_folder
-from esper_soa.nets.engines.cpu.cache import (
+from esper_soa.config.paths import (
     DRAFT,
-    NativeError,
+    FolderError,
+    cache_folder,
     drop_old_drafts,
+    open_folder,
+)
+from esper_soa.config.processor import Processor, this_processor
+from esper_soa.nets.engines.cpu.cache import (
+    NativeError,
     load_cached,
     load_stored,
     store,
@@ -35,7 +40,6 @@ from esper_soa.nets.engines.cpu.compiler import (
     sources_digest,
 )
 from esper_soa.nets.engines.cpu.prebuilt import LIBRARIES, choose_prebuilt
-from esper_soa.nets.engines.cpu.processor import Processor, this_processor
 
 COMPILED = "compiled for this CPU"
 KERNELS = (

@@ -1,0 +1,166 @@
+"""The kernels of an env-step as libraries compiled ahead of time, called as the eager ones.
+
+A library takes the tensors of its records in a fixed order and gives those of the results. Whoever
+loads one compares it with the eager kernel on an empty state: only what is equal to the bit is
+taken. runtime/step_cache.py keeps libraries, runtime/compile_step.py makes them.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import torch
+from tensordict import TensorClass, TensorDict
+from torch import Tensor
+from torch._C._aoti import AOTIModelContainerRunnerCpu
+
+from esper_soa.env.step import (
+    EnvRules,
+    StepKernels,
+    apply_action,
+    initial_state,
+    record_and_observe,
+)
+from esper_soa.nets.data import streams
+from esper_soa.state import (
+    STATE_FLOAT,
+    Action,
+    EnvState,
+    GradientStats,
+    Measurements,
+)
+from esper_soa.vocabulary import HEAD_NAMES, Stage
+
+Record: TypeAlias = Tensor | TensorClass | tuple["Record", ...]
+Result = TypeVar("Result", bound=Record)
+KERNELS: dict[str, Callable[..., Record]] = {
+    "record_and_observe": record_and_observe,
+    "apply_action": apply_action,
+}
+
+
+def leaves(record: Record) -> list[Tensor]:
+    """The tensors of a record, or of several, by the order of their fields in state.py."""
+    if isinstance(record, Tensor):
+        return [record]
+    if isinstance(record, tuple):
+        return [leaf for part in record for leaf in leaves(part)]
+    fields = dict(record.items())
+    return [leaf for name in record.__annotations__ for leaf in leaves(fields[name])]
+
+
+def rebuild(like: Result, tensors: Iterator[Tensor]) -> Result:
+    """A record as `like` of the tensors that `leaves` gives, whatever N they have."""
+    if isinstance(like, Tensor):
+        return next(tensors)  # type: ignore[return-value]
+    if isinstance(like, tuple):
+        parts = [rebuild(part, tensors) for part in like]
+        return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)  # type: ignore[return-value]
+    fields = dict(like.items())
+    made = {name: rebuild(fields[name], tensors) for name in like.__annotations__}
+    size = [*leaves(next(iter(made.values())))[0].shape[: len(like.batch_size)]]
+    return type(like).from_tensordict(TensorDict(made, batch_size=size))
+
+
+class LibraryError(Exception):
+    """A library is not what it is taken for."""
+
+
+class LibraryKernel:
+    """A kernel of a library, for the rules it was compiled for and inputs as its first ones."""
+
+    def __init__(self, path: Path, inputs: tuple[Record, ...], like: Record) -> None:
+        """inputs, like: what the eager kernel takes and gives. RuntimeError where nothing loads."""
+        self.runner = AOTIModelContainerRunnerCpu(str(path), 1)
+        self.layout = _layout(leaves(inputs))
+        self.like = like
+
+    def __call__(self, rules: EnvRules, *inputs: Record) -> Record:
+        """The results; LibraryError for other dtypes or shapes, which it would misread."""
+        tensors = [leaf.contiguous() for leaf in leaves(inputs)]
+        if _layout(tensors) != self.layout:
+            raise LibraryError("inputs of other dtypes or shapes than the kernels were loaded for")
+        return rebuild(self.like, iter(self.runner.run(tensors)))
+
+
+def _layout(tensors: list[Tensor]) -> list[tuple[torch.dtype, torch.Size]]:
+    return [(tensor.dtype, tensor.shape) for tensor in tensors]
+
+
+def load_kernels(folder: Path, rules: EnvRules, num_envs: int) -> StepKernels:
+    """Kernels of the libraries in `folder`, which were compiled for these rules.
+
+    LibraryError where they cannot be loaded or differ from the eager ones, by a bit.
+    """
+    examples = example_inputs(rules, num_envs)
+    try:
+        own = [
+            LibraryKernel(folder / f"{name}.so", inputs, kernel(rules, *inputs))
+            for (name, kernel), inputs in zip(KERNELS.items(), examples, strict=True)
+        ]
+        for kernel, inputs in zip(own, examples, strict=True):
+            if not same_bits(kernel(rules, *inputs), kernel.like):
+                raise LibraryError(f"the libraries of {folder} do not compute what they should")
+    except RuntimeError as error:
+        raise LibraryError(f"the libraries of {folder} cannot be loaded: {error}") from error
+    return StepKernels(*own)  # type: ignore[arg-type]
+
+
+def example_inputs(
+    rules: EnvRules, num_envs: int
+) -> tuple[tuple[EnvState, Measurements], tuple[Record, ...]]:
+    """What the two kernels are given in the first env-step, all envs waiting."""
+    state = initial_state(rules, num_envs, torch.device("cpu"))
+    measured = made_up(rules, state, 0)
+    state_after, attribution, masks, _ = record_and_observe(rules, state, measured)
+    wait = {name: torch.zeros_like(state.signals.step) for name in HEAD_NAMES}
+    action = Action.from_dict(wait, batch_size=masks.batch_size)
+    return (state, measured), (state_after, attribution, action)
+
+
+def same_bits(mine: Record, theirs: Record) -> bool:
+    """Whether all tensors of two records are equal, in dtype and shape too."""
+    pairs = zip(leaves(mine), leaves(theirs), strict=True)
+    return all(one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)
+
+
+def made_up(rules: EnvRules, state: EnvState, step: int) -> Measurements:
+    """Measurements of every subset of the seeds at work: random numbers, functions of env and
+    env-step. One loss in a hundred is not finite.
+    """
+    slots = state.slots
+    num_envs, num_slots = slots.stage.shape
+    keys = streams.stream_keys(0, streams.POLICY_SAMPLE, (step,), torch.arange(num_envs))
+    draw = partial(_draw, keys[:, None])
+    loss = 0.5 + draw(0, 1).squeeze(1)
+    accuracy = 100 * draw(1, 2**num_slots)
+    health = draw(1000, num_slots)
+    settled = slots.stage == Stage.FOSSILIZED
+    ablated = slots.running & (slots.alpha > 0)
+    if rules.reward.config.drip_fraction == 0:
+        ablated = ablated & ~settled
+    full = torch.where(ablated, 1 << torch.arange(num_slots), 0).sum(1, keepdim=True)
+    off = torch.arange(2**num_slots)
+    return Measurements(
+        train_loss=loss,
+        train_accuracy=accuracy[:, 0],
+        val_loss=torch.where(draw(500, 1).squeeze(1) < 0.01, torch.nan, loss),
+        accuracy=accuracy,
+        subset=torch.where((off & ~full) == 0, full & ~off, -1),
+        ablated=ablated,
+        gradients=GradientStats(
+            l2=3 * draw(2000, num_slots),
+            health=health,
+            vanishing=health < 0.3,
+            exploding=health < 0.1,
+            ratio=2 * draw(3000, num_slots),
+            measured=slots.running & ~settled,
+            batch_size=ablated.shape,
+        ),
+        batch_size=[num_envs],
+    )
+
+
+def _draw(keys: Tensor, start: int, count: int) -> Tensor:
+    return streams.uniform(keys, start + torch.arange(count), STATE_FLOAT)

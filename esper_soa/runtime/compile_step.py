@@ -1,0 +1,202 @@
+"""Compiles the kernels of an env-step ahead of time, in a process of its own.
+
+`python -m esper_soa.runtime.compile_step FOLDER KEY NICENESS` reads pickled rules, makes their
+libraries, compares them with the eager kernels over episodes of random play, and puts them into the
+cache (step_cache.py). What adds up or rounds otherwise in inductor's own code is left to the
+operations of torch. Where a bit differs the cache says so, and the kernels stay eager. A signal, or
+LIMIT seconds, ends it: nothing stays behind.
+"""
+
+import os
+import pickle
+import shutil
+import signal
+import sys
+import tempfile
+from itertools import count
+from pathlib import Path
+
+import torch
+import torch._inductor as inductor
+from torch import Tensor
+from torch.export import Dim, export
+
+from esper_soa.agent.scripted import RandomPolicy
+from esper_soa.config.paths import DRAFT, drop_old_drafts
+from esper_soa.env.ahead import (
+    KERNELS,
+    LibraryError,
+    LibraryKernel,
+    Record,
+    example_inputs,
+    leaves,
+    made_up,
+    rebuild,
+    same_bits,
+)
+from esper_soa.env.governor import discard_panicked, watch
+from esper_soa.env.step import EnvRules, apply_action, initial_state, record_and_observe
+from esper_soa.nets.data import streams
+from esper_soa.runtime.signals import STOPPING, Interrupted, signal_handlers
+from esper_soa.runtime.step_cache import REFUSED, digests, find, only_compiler, store
+from esper_soa.state import View
+from esper_soa.vocabulary import HEADS
+
+LIMIT = 1800  # seconds
+PROOF_ENVS = (1, 7, 64, 300)  # sizes that vectors and blocks of threads end in differently
+PROOF_STEPS = 150
+aten = torch.ops.aten
+# Inductor's code for these rounds or adds up in another order than torch's.
+INEXACT = {
+    getattr(getattr(aten, name), overload)
+    for name, overload in (
+        ("cos", "default"),
+        ("cumprod", "default"),
+        ("exp", "default"),
+        ("log", "default"),
+        ("log1p", "default"),
+        ("mean", "dim"),
+        ("pow", "Scalar"),
+        ("pow", "Tensor_Scalar"),
+        ("pow", "Tensor_Tensor"),
+        ("sigmoid", "default"),
+        ("std", "correction"),
+        ("std", "dim"),
+        ("sum", "default"),
+        ("sum", "dim_IntList"),
+        ("tanh", "default"),
+    )
+}
+OPTIONS: dict[str, str | bool] = {
+    "cpp.enable_floating_point_contract_flag": "off",  # no product and sum in one rounding
+    "cpp.dynamic_threads": True,  # as many as the caller has, not as this process
+    "cpp_cache_precompile_headers": False,  # dearer than the two files that would use them
+}
+
+
+class FlatKernel(torch.nn.Module):
+    """A kernel over the tensors of its records."""
+
+    def __init__(self, name: str, rules: EnvRules, inputs: tuple[Record, ...]) -> None:
+        super().__init__()
+        self.name = name
+        self.rules = rules
+        self.inputs = inputs
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of its results."""
+        records = rebuild(self.inputs, iter(tensors))
+        return tuple(leaves(KERNELS[self.name](self.rules, *records)))
+
+
+def compile_kernel(
+    name: str, rules: EnvRules, inputs: tuple[Record, ...], work: Path, draft: Path
+) -> None:
+    """Make the files of the kernel in `draft`, for any N unless the rules are of a fixed N."""
+    tensors = tuple(leaf.contiguous() for leaf in leaves(inputs))
+    dims = {0: Dim("N", min=1)} if rules.reward.split is None else {}
+    program = export(
+        FlatKernel(name, rules, inputs),
+        tensors,
+        dynamic_shapes=(tuple(dims for _ in tensors),),
+        strict=False,
+    )
+    for node in program.graph.nodes:
+        if node.target in INEXACT and node.meta["val"].is_floating_point():
+            node.meta["custom"] = {"fallback_to_eager": True}
+    own = work / name
+    own.mkdir()
+    options = OPTIONS | {"aot_inductor.output_path": str(own / f"{name}.so")}
+    library = inductor.aot_compile(program.module(), tensors, options=options)
+    shutil.move(str(library), draft / f"{name}.so")
+    # what the library is to know of the operations it leaves to torch
+    shutil.move(str(next(own.glob("*.wrapper.json"))), draft / f"{name}.json")
+
+
+def example_envs(rules: EnvRules) -> int:
+    """An N that no other size of the kernels has: export would take them for the same."""
+    if rules.reward.split is not None:
+        return len(rules.reward.split.place)
+    sizes = {
+        size
+        for record in example_inputs(rules, 1)
+        for leaf in leaves(record)
+        for size in leaf.shape
+    }
+    return next(number for number in count(11) if number not in sizes)
+
+
+def differs(rules: EnvRules, folder: Path, num_envs: int) -> str:
+    """Where the libraries differ from the eager kernels over an episode; "" where they never do."""
+    agent = RandomPolicy()
+    state = initial_state(rules, num_envs, torch.device("cpu"))
+    envs = torch.arange(num_envs)
+    own: dict[str, LibraryKernel] = {}
+    for step in range(min(rules.max_steps, PROOF_STEPS)):
+        measured = made_up(rules, state, step)
+        state, _ = watch(state, measured.val_loss, rules.nets.shape.num_classes, rules.governor)
+        measured = discard_panicked(measured, state)
+        recorded = record_and_observe(rules, state, measured)
+        keys = streams.stream_keys(0, streams.POLICY_SAMPLE, (step,), envs)[:, None]
+        noise = streams.uniform(keys, 5000 + torch.arange(len(HEADS)), torch.float32)
+        observed, attribution, masks, observation = recorded
+        view = View(observed, observation, masks, noise, batch_size=[num_envs])
+        action = agent.act(view, ())[0].action
+        result = apply_action(rules, observed, attribution, action)
+        calls = ((state, measured), recorded), ((observed, attribution, action), result)
+        for name, (inputs, wanted) in zip(KERNELS, calls, strict=True):
+            own.setdefault(name, LibraryKernel(folder / f"{name}.so", inputs, wanted))
+            if not same_bits(own[name](rules, *inputs), wanted):
+                return f"{name} compiled rounds otherwise here (env-step {step} of {num_envs} envs)"
+        state = result.state
+    return ""
+
+
+def fill(folder: Path, key: str, rules: EnvRules) -> None:
+    """Compile, compare, store; where that fails the cache says why."""
+    with tempfile.TemporaryDirectory(prefix=DRAFT, dir=folder) as work_folder:
+        work = Path(work_folder)
+        draft = work / "draft"
+        draft.mkdir(mode=0o700)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(work / "inductor")
+        try:
+            inputs = example_inputs(rules, example_envs(rules))
+            for name, own in zip(KERNELS, inputs, strict=True):
+                compile_kernel(name, rules, own, work, draft)
+            envs = PROOF_ENVS if rules.reward.split is None else (example_envs(rules),)
+            refusal = next(filter(None, (differs(rules, draft, number) for number in envs)), "")
+        except (RuntimeError, ValueError, TypeError, LibraryError, StopIteration) as error:
+            refusal = f"inductor failed: {' '.join(str(error).split())[:200]}"
+        store(draft, folder, key, {REFUSED: refusal} if refusal else digests(draft))
+
+
+def main() -> None:
+    """Read the rules and fill the cache, if no other process does so, for LIMIT seconds at most."""
+    _, folder_text, key, niceness_text = sys.argv
+    folder = Path(folder_text)
+    niceness = int(niceness_text)
+    rules = pickle.load(sys.stdin.buffer)
+    os.nice(niceness)
+    torch.set_num_threads(1)
+
+    def stop(number: int) -> None:
+        raise Interrupted(number)
+
+    signal.alarm(LIMIT)
+    try:
+        with (
+            signal_handlers(stop, (*STOPPING, signal.SIGALRM)),
+            only_compiler(folder, wait=niceness == 0) as alone,
+            torch.no_grad(),
+        ):
+            if alone and find(folder, key) is None:
+                drop_old_drafts(folder)
+                fill(folder, key, rules)
+    except Interrupted:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)  # compilers that it has started
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""The cache of step kernels that were compiled ahead of time (env/ahead.py), and who fills it.
+
+A folder of the cache has the libraries for one key: sources, versions, processor, and all settings
+that the kernels read. It is written whole by a process of its own (compile_step.py) and renamed to
+its place, with the digests of its files; what differs from them is never run. Kernels are taken
+only where they equal the eager ones to the bit, so that no number depends on what the cache has.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import pickle
+import platform
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import tensordict
+import torch
+
+from esper_soa.config.paths import FolderError, cache_folder, open_folder, read_user_file
+from esper_soa.config.processor import this_processor
+from esper_soa.env.ahead import KERNELS, LibraryError, load_kernels
+from esper_soa.env.reward_records import RewardSettings
+from esper_soa.env.step import EAGER, EnvRules, StepKernels
+from esper_soa.nets.seeds.subsets import EXACT_SLOTS
+
+MANIFEST = "sha256.json"
+REFUSED = "refused"  # the entry of a manifest that says why there are no libraries
+FILES = tuple(f"{name}.{ending}" for name in KERNELS for ending in ("so", "json"))
+BACKGROUND_STEPS = 64  # env-steps of the shortest run that has kernels compiled beside it
+
+
+def step_folder() -> Path:
+    """The folder of all keys, closed to others; FolderError where there can be none."""
+    folder = cache_folder() / "step"
+    for path in (folder.parent, folder):
+        open_folder(path)
+    return folder
+
+
+def unsupported(rules: EnvRules) -> str:
+    """Why kernels for these rules are not compiled ahead of time; "" where they are."""
+    if rules.blueprints.device.type != "cpu":
+        return f"not for {rules.blueprints.device.type}"
+    if rules.reward.user_name:
+        return f"not with the reward {rules.reward.user_name} of your own"
+    if len(rules.nets.shape.slots) > EXACT_SLOTS:
+        return f"not for more than {EXACT_SLOTS} slots"
+    return ""
+
+
+def step_key(rules: EnvRules) -> str:
+    """Digest of all that decides what the kernels of these rules are."""
+    reward = rules.reward
+    split = reward.split
+    settings = rules.lifecycle, rules.gates, rules.signals, rules.governor, rules.early_stop
+    split_facts = () if split is None else (split.place.tolist(), *map(_facts, split.settings))
+    processor = this_processor()
+    made_for = processor.machine, processor.kind or platform.processor()
+    versions = torch.__version__, tensordict.__version__
+    kernels = rules.blueprints.tolist(), rules.max_seeds, _facts(reward), split_facts
+    facts = sources_digest(), versions, made_for, settings, kernels
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
+
+
+def _facts(reward: RewardSettings) -> tuple[object, ...]:
+    counts = reward.counts.host, reward.counts.seed.tolist(), reward.counts.gate.tolist()
+    return reward.config, counts, reward.max_steps
+
+
+def sources_digest() -> str:
+    """SHA-256 of the sources that kernels are compiled from, and of how that is done."""
+    package = Path(__file__).parents[1]
+    files = [package / name for name in ("state.py", "vocabulary.py", "config/env.py")]
+    files += [*package.glob("runtime/*step*.py"), *package.glob("env/*.py")]
+    digest = hashlib.sha256()
+    for source in sorted(files):
+        digest.update(source.name.encode() + b"\0" + hashlib.sha256(source.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def find(folder: Path, key: str) -> dict[str, str] | None:
+    """The manifest of `key`, of unchanged files of this user; None where there is none."""
+    place = folder / key
+    with suppress(FolderError, ValueError):
+        if not place.is_dir():
+            return None
+        open_folder(place)
+        manifest = json.loads(read_user_file(place / MANIFEST) or "null")
+        if isinstance(manifest, dict) and (REFUSED in manifest or manifest == digests(place)):
+            return manifest
+    return None
+
+
+def digests(place: Path) -> dict[str, str]:
+    """SHA-256 by name of the files of a key; of no content where one is missing."""
+    contents = {name: read_user_file(place / name) or b"" for name in FILES}
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+
+
+def store(draft: Path, folder: Path, key: str, manifest: dict[str, str]) -> None:
+    """Put the folder `draft` of finished files in the place of `key`; OSError."""
+    (draft / MANIFEST).write_text(json.dumps(manifest))
+    for path in draft.iterdir():
+        path.chmod(0o700 if path.suffix == ".so" else 0o600)
+    shutil.rmtree(folder / key, ignore_errors=True)
+    draft.rename(folder / key)
+
+
+@contextmanager
+def only_compiler(folder: Path, wait: bool = False) -> Iterator[bool]:
+    """Whether this process is the one that compiles in `folder`, for as long as the context.
+
+    wait: until it is.
+    """
+    with open(folder / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError:
+            yield False
+        else:
+            yield True
+
+
+def stored_kernels(rules: EnvRules, num_envs: int, env_steps: int, wait: bool) -> StepKernels:
+    """The kernels for a run of so many env-steps: from the cache, or the eager ones.
+
+    Where the cache lacks them they are compiled: with `wait` before this returns, else beside the
+    run, for the next one, at low priority and never two at once; not beside runs of fewer than
+    BACKGROUND_STEPS env-steps, as tests are.
+    """
+    reason = unsupported(rules)
+    if reason:
+        return EAGER._replace(reason=f"not compiled: {reason}")
+    try:
+        folder = step_folder()
+        key = step_key(rules)
+        manifest = find(folder, key)
+        said = "" if manifest is not None else _compile(folder, key, rules, env_steps, wait)
+        manifest = find(folder, key) if wait else manifest
+        if manifest is None:
+            return EAGER._replace(reason=f"not compiled: {said or 'the compiler failed'}")
+        if REFUSED in manifest:
+            return EAGER._replace(reason=f"not compiled: {manifest[REFUSED]}")
+        kernels = load_kernels(folder / key, rules, num_envs)
+    except (FolderError, LibraryError, OSError) as error:
+        return EAGER._replace(reason=f"not compiled: {error}")
+    return kernels._replace(reason=f"compiled ahead of time, equal to the bit: {folder / key}")
+
+
+def _compile(folder: Path, key: str, rules: EnvRules, env_steps: int, wait: bool) -> str:
+    """Have `key` compiled; why this run goes without, where it does."""
+    compiler = os.environ.get("CXX") or "g++"
+    if shutil.which(compiler) is None:
+        return f"no C++ compiler: {compiler} is not there (install g++, or set CXX)"
+    if not wait and env_steps < BACKGROUND_STEPS:
+        return f"the cache lacks them, and runs below {BACKGROUND_STEPS} env-steps compile nothing"
+    with only_compiler(folder) as free:
+        if not wait and not free:
+            return "the cache lacks them, and another process compiles"
+    process = start_compiler(folder, key, rules, 0 if wait else 19)
+    if not wait:
+        return "the cache lacks them; a process beside this run compiles them for the next"
+    try:
+        os.waitpid(process, 0)
+    except BaseException:
+        os.killpg(process, signal.SIGTERM)
+        os.waitpid(process, 0)
+        raise
+    return ""
+
+
+def start_compiler(folder: Path, key: str, rules: EnvRules, niceness: int) -> int:
+    """Start compile_step.py in a session of its own, which says nothing; its process number."""
+    program = [sys.executable, "-m", "esper_soa.runtime.compile_step", str(folder), key]
+    with tempfile.TemporaryFile() as given, open(os.devnull, "w") as nothing:
+        # an engine may hold what cannot be sent, and kernels never ask it
+        pickle.dump(rules._replace(engine=None), given)  # type: ignore[arg-type]
+        given.seek(0)
+        streams = [(os.POSIX_SPAWN_DUP2, given.fileno(), 0)]
+        streams += [(os.POSIX_SPAWN_DUP2, nothing.fileno(), number) for number in (1, 2)]
+        return os.posix_spawn(
+            sys.executable,
+            [*program, str(niceness)],
+            os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            file_actions=streams,
+            setsid=True,
+        )

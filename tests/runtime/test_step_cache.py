@@ -1,0 +1,197 @@
+"""Step kernels compiled ahead of time: kept whole, taken as they were made, equal to the bit."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_world import CPU, tiny_rules, tiny_settings
+
+from esper_soa.config.env import REWARD_MODES, EarlyStopConfig, RewardConfig
+from esper_soa.env.ahead import KERNELS, LibraryError, example_inputs, leaves, rebuild, same_bits
+from esper_soa.env.step import EAGER, EnvRules
+from esper_soa.runtime.compile_step import differs
+from esper_soa.runtime.step_cache import (
+    FILES,
+    REFUSED,
+    digests,
+    find,
+    only_compiler,
+    step_folder,
+    step_key,
+    store,
+    stored_kernels,
+    unsupported,
+)
+from esper_soa.training.build import build_rules
+
+ENVS = 3
+SHORT = 4  # env-steps of a run that compiles nothing beside itself
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of step kernels of an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return step_folder()
+
+
+def made_files(folder: Path) -> Path:
+    """A draft of files that are no libraries."""
+    draft = folder / "draft"
+    draft.mkdir(mode=0o700)
+    for name in FILES:
+        (draft / name).write_text(name)
+    return draft
+
+
+def told(rules: EnvRules, env_steps: int = SHORT) -> str:
+    """The reason of kernels that are the eager ones."""
+    kernels = stored_kernels(rules, ENVS, env_steps, wait=False)
+    assert kernels[:2] == EAGER[:2]
+    return kernels.reason.removeprefix("not compiled: ")
+
+
+def test_what_is_stored_is_found_and_what_was_changed_is_not(folder: Path) -> None:
+    draft = made_files(folder)
+    manifest = digests(draft)
+    assert find(folder, "key") is None
+    store(draft, folder, "key", manifest)
+    assert find(folder, "key") == manifest
+    assert not draft.exists()
+    for name in FILES:
+        content = (folder / "key" / name).read_bytes()
+        (folder / "key" / name).write_bytes(content + b"x")
+        assert find(folder, "key") is None
+        (folder / "key" / name).write_bytes(content)
+    (folder / "key").chmod(0o777)
+    assert find(folder, "key") is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"record_and_observe.so": "0"}'])
+def test_a_damaged_manifest_is_none(folder: Path, text: str) -> None:
+    draft = made_files(folder)
+    store(draft, folder, "key", digests(draft))
+    (folder / "key" / "sha256.json").write_text(text)
+    assert find(folder, "key") is None
+
+
+def test_files_that_are_no_libraries_leave_the_run_to_the_eager_kernels(folder: Path) -> None:
+    rules = tiny_rules(2, 6)
+    draft = made_files(folder)
+    store(draft, folder, step_key(rules), digests(draft))
+    assert "cannot be loaded" in told(rules)
+
+
+def test_a_refusal_is_kept_and_said(folder: Path) -> None:
+    rules = tiny_rules(2, 6)
+    draft = folder / "draft"
+    draft.mkdir(mode=0o700)
+    store(draft, folder, step_key(rules), {REFUSED: "it rounds"})
+    assert told(rules) == "it rounds"
+
+
+def test_the_key_follows_all_that_kernels_read() -> None:
+    rules = tiny_rules(2, 6)
+    others = [
+        tiny_rules(3, 6),
+        tiny_rules(2, 7),
+        tiny_rules(2, 6, RewardConfig(mode="escrow")),
+        tiny_rules(2, 6, RewardConfig(rent_weight=0.123)),
+        rules._replace(early_stop=EarlyStopConfig(rollbacks=1)),
+        rules._replace(max_seeds=1),
+        rules._replace(blueprints=~rules.blueprints),
+        build_rules(tiny_settings(4, 2, 6, RewardConfig(split=["shaped", "escrow"])), CPU),
+        build_rules(tiny_settings(6, 2, 6, RewardConfig(split=["shaped", "escrow"])), CPU),
+    ]
+    assert step_key(tiny_rules(2, 6)) == step_key(rules)
+    assert len({step_key(one) for one in (rules, *others)}) == 1 + len(others)
+
+
+def test_runs_say_why_nothing_is_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = tiny_rules(2, 6)
+    assert "runs below 64 env-steps compile nothing" in told(rules)
+    with only_compiler(folder) as alone:
+        assert alone
+        assert told(rules, 64) == "the cache lacks them, and another process compiles"
+    monkeypatch.setenv("CXX", "/nonexistent/c++")
+    assert told(rules, 64).startswith("no C++ compiler: /nonexistent/c++ is not there")
+    assert not [*folder.glob("[!l]*")]
+
+
+def test_what_is_not_supported_is_told() -> None:
+    assert unsupported(tiny_rules(2, 6)) == ""
+    assert unsupported(tiny_rules(5, 6)) == "not for more than 4 slots"
+    own = tiny_rules(2, 6, RewardConfig(mode="parts_of_users:parts"))
+    assert unsupported(own) == "not with the reward parts of your own"
+
+
+def test_records_are_taken_apart_and_put_together() -> None:
+    rules = tiny_rules(2, 6)
+    for inputs, kernel in zip(example_inputs(rules, ENVS), KERNELS.values(), strict=True):
+        given = kernel(rules, *inputs)
+        again = rebuild(given, iter(leaves(given)))
+        assert type(again) is type(given)
+        assert same_bits(again, given)
+        changed = [leaf.clone() for leaf in leaves(given)]
+        changed[0] = changed[0] + 1
+        assert not same_bits(rebuild(given, iter(changed)), given)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_compilation_that_is_interrupted_ends_without_a_traceback_and_leaves_nothing(
+    folder: Path, number: int
+) -> None:
+    rules = tiny_rules(2, 6)._replace(engine=None)  # type: ignore[arg-type]
+    program = [sys.executable, "-m", "esper_soa.runtime.compile_step", str(folder), "key", "19"]
+    process = subprocess.Popen(
+        program, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdin is not None
+    process.stdin.write(pickle.dumps(rules))
+    process.stdin.close()
+    begun = time.monotonic()
+    while not [*folder.glob("draft-*/inductor/*")] and time.monotonic() < begun + 100:
+        time.sleep(0.05)
+    os.kill(process.pid, number)
+    assert process.wait(60) == 128 + number
+    assert process.stderr is not None
+    assert b"Traceback" not in process.stderr.read()
+    assert [path.name for path in folder.iterdir()] == ["lock"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # inductor takes about a minute of one core
+@pytest.mark.parametrize(
+    "reward",
+    [
+        *(RewardConfig(mode=mode) for mode in REWARD_MODES),
+        RewardConfig(split=[mode for mode in REWARD_MODES if not mode.startswith("basic")]),
+    ],
+    ids=[*REWARD_MODES, "split"],
+)
+def test_compiled_kernels_equal_the_eager_ones_to_the_bit(
+    folder: Path, reward: RewardConfig
+) -> None:
+    """Whatever N, number of threads and inputs; a second start finds them."""
+    envs = len(REWARD_MODES) + 1
+    rules = build_rules(tiny_settings(envs, 3, 40, reward), CPU)
+    rules = rules._replace(early_stop=EarlyStopConfig(rollbacks=2))
+    kernels = stored_kernels(rules, envs, 1, wait=True)
+    assert kernels.reason.startswith("compiled ahead of time, equal to the bit: ")
+    assert stored_kernels(rules, envs, 1, wait=False).reason == kernels.reason
+    assert json.loads((folder / step_key(rules) / "sha256.json").read_text()).keys() == {*FILES}
+    with torch.no_grad():
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for number in (envs,) if reward.split else (2, envs, 129):
+                assert differs(rules, folder / step_key(rules), number) == ""
+    (state, measured), _ = example_inputs(rules, envs)
+    with pytest.raises(LibraryError, match="other dtypes or shapes"):
+        kernels.record_and_observe(rules, state, measured[1:])
