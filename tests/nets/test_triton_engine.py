@@ -403,6 +403,12 @@ def test_the_engine_is_chosen_by_its_setting(monkeypatch: pytest.MonkeyPatch) ->
         chosen("triton")
 
 
+def test_rocm_is_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    told = str(unavailable_reason(torch.device("cuda")))
+    assert told.endswith("the barriers that they rely on do not order global memory on ROCm (6.4)")
+
+
 @pytest.mark.parametrize(
     ("task", "compute", "reason"),
     [

@@ -33,6 +33,11 @@ def unavailable_reason(device: torch.device) -> str | None:
         return "the package triton is not installed"
     if os.environ.get("TRITON_INTERPRET") == "1" and device.type == "cpu":
         return None
+    if torch.version.hip is not None:
+        return (
+            "the kernels are for NVIDIA: the barriers that they rely on do not order global memory "
+            f"on ROCm ({torch.version.hip})"
+        )
     if device.type != "cuda":
         return (
             f"Triton kernels need a CUDA device, not {device.type} (TRITON_INTERPRET=1 "
