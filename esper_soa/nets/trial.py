@@ -50,6 +50,8 @@ class Trial(NamedTuple):
     spec: SampleSpec  # of the run's samples
     # Makes so many training and test samples of that kind, on which engines are tried.
     example: Callable[[int, int, torch.device], BatchSource]
+    # Bytes that the device has left for what an engine keeps; None where that is not known.
+    room: Callable[[], int | None] = lambda: None
 
 
 class TrialResult(NamedTuple):

@@ -21,7 +21,7 @@ from esper_soa.config.nets import DataConfig, SubsetRows, TaskConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.step import StepData, initial_state
 from esper_soa.env.world import World
-from esper_soa.nets.choose import choose_engine
+from esper_soa.nets.choose import ENGINES, choose_engine
 from esper_soa.nets.data.images import cut_batch, training_crops
 from esper_soa.nets.engine import Engine, Sizes, TrainReport, ValidationReport
 from esper_soa.nets.engines.gpu.support import unavailable_reason
@@ -29,7 +29,7 @@ from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seed
 from esper_soa.nets.seeds.seed_plan import training_plan, validation_plan
 from esper_soa.nets.seeds.subsets import max_rows, subset_codes
 from esper_soa.runtime.memory import plan_in_words
-from esper_soa.training.build import build_world, trial_of
+from esper_soa.training.build import build_rules, build_world, trial_of
 from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Blend, Blueprint, Stage
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
@@ -262,6 +262,28 @@ def test_what_an_engine_keeps_is_known_before_it_is_made_and_weights_change_in_p
     assert len(steps) == 2
     assert 0.99 < planned / sum(made.values()) <= 1.0
     assert world.rules.engine.persistent_bytes(world.rules.nets, sizes, CPU) == 0
+
+
+def test_what_an_engine_keeps_must_find_room_beside_the_rest_of_the_run() -> None:
+    given = trial_of(replace(tiny_settings(3, 3, 4), compute=ComputeConfig(workers=1)), CPU)
+    kept = GpuEngine().persistent_bytes(given.nets, given.sizes, CPU)
+    assert isinstance(choose_engine("triton", given._replace(room=lambda: kept)), GpuEngine)
+    tight = given._replace(room=lambda: kept - 1)
+    told = (
+        r"its steps keep 0\.\d GiB, and 0\.\d GiB are free beside the rest of the run: lower envs"
+    )
+    assert re.match(told, ENGINES["triton"].obstacle(tight))
+
+
+def test_a_run_that_keeps_more_than_the_machine_has_is_refused_before_it_begins() -> None:
+    cfg = tiny_settings(3, 3, 4)
+    cfg.compute = ComputeConfig(workers=1, engine="triton")
+    cfg.batch_size = 2048
+    cfg.train_samples = 2048
+    cfg.envs = 2048
+    cfg.data = DataConfig(name="synthetic", synthetic_train=2048, synthetic_test=32)
+    with pytest.raises(SettingError, match="Its steps keep"):
+        build_rules(cfg, CPU)
 
 
 def test_the_plan_of_a_run_counts_what_its_engine_keeps() -> None:
