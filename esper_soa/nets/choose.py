@@ -90,8 +90,6 @@ def _native_obstacle(trial: Trial) -> str:
 
 def _triton_obstacle(trial: Trial) -> str:
     nets = trial.nets
-    if nets.ends_early:
-        return "the kernels cannot leave out the envs whose episode has ended early (early_stop)"
     support = _gpu()
     reason: str = (
         _kernel_obstacle(trial)

@@ -99,7 +99,6 @@ def trial_of(cfg: TrainConfig, device: torch.device, processes: int = 1) -> Tria
         cfg.lifecycle.detached_in(shape.slots[0].topology),
         rows=SubsetRows(cfg.attribution.pairs, shapley_orders(cfg, len(shape.slots))[1]),
         accumulate=cfg.accumulate,
-        ends_early=cfg.early_stop.enabled,
         **choose_layout(cfg, shape, device)._asdict(),
     )
     room = partial(room_for_steps, cfg, device, processes)

@@ -77,7 +77,7 @@ def random_weights(shape: HostShape, num_nets: int, seed: int) -> TensorDict:
 
 
 def planned_roster(plan: SeedPlan) -> Tensor:
-    """int32 [N, S]: what roster.py makes of the env state, of a plan of the host's."""
+    """int32 [N, S]: what slot_flags.py makes of the env state, of a plan of the host's."""
     flags = plan.running * slot_flags.RUNNING | (plan.blend == THROUGH) * slot_flags.THROUGH
     flags |= (plan.blend == Blend.MULTIPLY) * slot_flags.MULTIPLIED
     flags |= (plan.blend == Blend.GATE) * slot_flags.GATED

@@ -125,6 +125,25 @@ def test_a_training_pass_and_a_validation_equal_torch(num_envs: int, batch: int,
         assert float((found[name].double() - value.double()).abs().max()) <= ROUNDING * scale, name
 
 
+def test_networks_whose_episode_has_ended_are_left_out_as_by_torch_and_stay_as_they_are() -> None:
+    rows = [[True], [False]]
+    seeds = seeds_where(rows, Stage.BLENDING, Blueprint.CONV_SMALL, Blend.ADD)
+    seeds = seeds._replace(over=np.array([[False], [True]]))
+    worlds = [build(2, 2, ("r1c1",), BARE) for _ in range(2)]
+    before = worlds[0].weights.clone()
+    for part in before["host"].values():
+        part[1] += 1.0  # so that what is left out differs from what is computed
+    for world in worlds:
+        world.weights.update_(before)
+    found = results(worlds[0], GpuEngine(), seeds)
+    wanted = results(worlds[1], worlds[1].rules.engine, seeds)
+    near_torch(found, wanted)
+    assert found["subsets"][1].tolist() == [-1] * found["subsets"].shape[1]
+    for name, rows in before.flatten_keys(".").items():
+        assert torch.equal(found[name][1], rows[1]), name
+    assert not torch.equal(found["host.params"][0], before["host", "params"][0])
+
+
 def one_seed(blend: Blend) -> ActiveSeeds:
     """Of one network: a convolution that blends in."""
     return seeds_where([[1]], Stage.BLENDING, Blueprint.CONV_SMALL, blend, ablated=False)

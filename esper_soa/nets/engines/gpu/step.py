@@ -40,7 +40,7 @@ class PassInputs(NamedTuple):
 
     first: Tensor  # int64 [1 or N, images]: bytes of the bank at which images begin
     labels: Tensor  # int64 [1 or N, images]; -1 does not count
-    slot_flags: Tensor  # int32 [N, S], see roster.py
+    slot_flags: Tensor  # int32 [N, S], see slot_flags.py
     alpha: Tensor  # float32 [N, S]
     counter: Tensor  # int32 [1], batches so far
 
@@ -100,6 +100,7 @@ class PassStep:
             0 if shared else labels.shape[1],
             self.given.counter,
             batch,
+            rows(self.given.slot_flags),
             *sizes,
         )
 

@@ -79,7 +79,7 @@ class TrainStep(PassStep):
         x = memory.images
         for plan in self.plans.blocks:
             own = memory.blocks[plan.number]
-            blocks.forward_(plan, x, self.block_weights(plan), own)
+            blocks.forward_(plan, x, self.block_weights(plan), own, self.given.slot_flags)
             x = memory.pooled[plan.number]
             codes = memory.pooled_codes[plan.number]
             for place in plan.places:
@@ -113,8 +113,8 @@ class TrainStep(PassStep):
             x = memory.pooled[number - 1] if number else memory.images
             room = memory.pooled_gradients[number - 1] if number else None
             gradients = memory.gradients[number], room
-            own = memory.blocks[number]
-            blocks.backward_(plan, x, self.block_weights(plan), own, gradients, memory.partials[0])
+            known = self.block_weights(plan), memory.blocks[number], gradients
+            blocks.backward_(plan, x, *known, memory.partials[0], self.given.slot_flags)
         if records:
             partials = tuple(memory.partials[1 + slot] for slot in records)
             slots.weights_(tuple(records.values()), partials, self.batch)
