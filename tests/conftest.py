@@ -7,6 +7,7 @@ each other, many times as long beside other work.
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,18 @@ def _one_thread() -> None:
 @pytest.fixture(autouse=True)
 def _one_patch() -> None:
     patch_language_once()
+
+
+@pytest.fixture(params=["ieee"])
+def kernel_device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Where the GPU's kernels are tested: on a GPU, or by the interpreter on a CPU; products of
+    float32 are in this format.
+    """
+    conv = torch.backends.cudnn.conv
+    before = conv.fp32_precision  # type: ignore[attr-defined]
+    conv.fp32_precision = request.param  # type: ignore[attr-defined]
+    yield torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    conv.fp32_precision = before  # type: ignore[attr-defined]
 
 
 @pytest.fixture
