@@ -3,6 +3,7 @@ CUDA graphs.
 """
 
 import json
+import subprocess
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -227,6 +228,19 @@ def test_a_capture_that_fails_ends_the_run_only_where_the_setting_insists(
     why = "it fails with EmptyGraphError: a graph captured on cuda:1 is empty"
     assert caplog.messages == [f"graphs   policy: no longer captured, as {why}"]
     assert cache.counts == {"plain": WARM_UPS + 5}
+
+
+def test_a_compiler_that_fails_in_a_capture_ends_no_run(happened: list[str]) -> None:
+    def compiled(one: Tensor) -> Tensor:
+        if happened[-1].startswith("begin"):
+            raise subprocess.CalledProcessError(1, ["gcc"])
+        return one + 1
+
+    cache = Replay((POLICY,), insists=False).steps(POLICY, SECOND)
+    assert cache is not None
+    given = [captured_call(cache, "more", compiled, torch.ones(1)) for _ in range(WARM_UPS + 2)]
+    assert [one.item() for one in given] == [2.0] * (WARM_UPS + 2)
+    assert cache.counts == {"plain": WARM_UPS + 2}
 
 
 def test_an_empty_graph_is_an_error_and_others_warn(monkeypatch: pytest.MonkeyPatch) -> None:
