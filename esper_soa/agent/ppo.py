@@ -219,8 +219,9 @@ class Learner:
         envs = torch.arange(num_envs)
         keys = stream_keys(self.seed, MINIBATCH, (self.rounds, epoch), envs)
         order = uniform(keys, torch.zeros_like(envs), torch.float64).argsort()
-        parts = map(self.reduction.local_envs, order.tensor_split(count))
-        return [part.to(self.device, non_blocking=True) for part in parts]
+        parts = [self.reduction.local_envs(part) for part in order.tensor_split(count)]
+        own = torch.cat(parts).to(self.device, non_blocking=True)
+        return list(own.split([len(part) for part in parts]))
 
     def _noise(self, rollout: Rollout, envs: Tensor, epoch: int) -> Tensor:
         """Uniform float32 [T, n, H / 2] for dropout of these envs; each env has its own numbers."""
