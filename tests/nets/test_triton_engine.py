@@ -204,7 +204,7 @@ def test_a_step_that_is_kept_gives_the_bits_of_a_fresh_one() -> None:
     for seed in (4, 5):
         seeds = some_seeds(1, 2, seed, running=1.0)
         reports.append((play(kept, engine, seeds), play(fresh, GpuEngine(), seeds)))
-    assert len(engine.steps._cached) == 2
+    assert len(engine.steps._cached) == 3  # claim, training, validation
     for ours, theirs in reports:
         assert torch.equal(ours[0].loss, theirs[0].loss)
         assert torch.equal(ours[1].loss, theirs[1].loss)
@@ -477,7 +477,7 @@ def test_batches_that_no_grid_holds_are_refused_with_a_reason() -> None:
     trial = trial_of(
         compose_settings("", ["envs=1", "batch_size=4096", "train_samples=4096"]), DEVICE
     )
-    with pytest.raises(SettingError, match="at most 4095 images, not 4096"):
+    with pytest.raises(SettingError, match="at most 4095 images in a batch, not 4096"):
         choose_engine("triton", trial)
 
 

@@ -13,12 +13,10 @@ from functools import cached_property
 import torch
 import triton
 import triton.language as tl
-from compile_for_gpu import Device
+from compile_for_gpu import Device, settings_of
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.runtime import driver
 
-from esper_soa.config.nets import DataConfig, TaskConfig
-from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.nets import trial as trials
 from esper_soa.nets.engines.gpu import newborn
 from esper_soa.nets.engines.gpu.engine import GpuEngine
@@ -47,22 +45,10 @@ def main() -> None:
     driver.set_active(LaunchingDevice(ARCHITECTURE))
     if sys.argv[1] == "broken kernel":
         newborn.newborn_kernel = broken_kernel
-    cfg = TrainConfig(
-        envs=2,
-        steps=1,
-        rounds=1,
-        batch_size=2,
-        train_samples=2,
-        val_samples=2,
-        task=TaskConfig(name="small", base_channels=2, num_blocks=2, num_pools=1),
-        slots=["r0c0"],
-        data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32),
-        compute=ComputeConfig(workers=1, engine="torch"),
-    )
     trials.PASSES = trials.TIMED
     makers = {"torch": TorchEngine, "triton": GpuEngine}
     for result in trials.try_engines(
-        trial_of(cfg, torch.device("cpu")), TorchEngine, "torch", makers
+        trial_of(settings_of("small", 2), torch.device("cpu")), TorchEngine, "torch", makers
     ):
         print(result.words())
 

@@ -117,11 +117,6 @@ def head_outputs(shape: HostShape, num_nets: int, batch: int, like: Tensor) -> H
     )
 
 
-def activation_kind(nets: NetsConfig) -> torch.dtype:
-    """The format of activations."""
-    return nets.precision if nets.precision == torch.bfloat16 else torch.float32
-
-
 def crops_record(bank: ImageBank, first: Tensor) -> Crops:
     """What the kernel is told; first: int64 [n, images]."""
     _, line, colour, _ = bank.lines.stride()

@@ -17,7 +17,7 @@ from esper_soa.nets.engines.gpu.kernels.head import HeadOutputs, head_kernel, he
 from esper_soa.nets.engines.gpu.kernels.seed import KernelSlot
 from esper_soa.nets.engines.gpu.kernels.update import Pool
 from esper_soa.nets.engines.gpu.slots import SlotWorkspace
-from esper_soa.nets.engines.gpu.step import PassStep, Plans, activation_kind, cut_, head_outputs
+from esper_soa.nets.engines.gpu.step import PassStep, Plans, cut_, head_outputs
 
 
 class TrainSums(NamedTuple):
@@ -125,7 +125,7 @@ def memory_of(nets: NetsConfig, plans: Plans, weights: TensorDict, batch: int) -
     shape = nets.shape
     params = weights["host", "params"]
     num_nets = params.shape[0]
-    images = params.new_empty(num_nets, batch, IMAGE_SIZE**2, COLOURS, dtype=activation_kind(nets))
+    images = params.new_empty(num_nets, batch, IMAGE_SIZE**2, COLOURS, dtype=nets.precision)
     own = [blocks.memory_of(plan, num_nets, batch, images) for plan in plans.blocks]
     pooled = list[Tensor]()
     codes = list[Tensor]()

@@ -17,7 +17,7 @@ from esper_soa.nets.engines.gpu.kernels.head import (
     head_evaluate_kernel,
 )
 from esper_soa.nets.engines.gpu.slots import SlotWorkspace
-from esper_soa.nets.engines.gpu.step import PassStep, Plans, activation_kind, cut_, head_outputs
+from esper_soa.nets.engines.gpu.step import PassStep, Plans, cut_, head_outputs
 from esper_soa.nets.engines.gpu.tree import TreeLevel
 
 
@@ -104,8 +104,7 @@ def memory_of(
 ) -> ValidationMemory:
     """Memory of a step."""
     size = (extent.image_sets, extent.batch, IMAGE_SIZE**2, COLOURS)
-    kind = activation_kind(nets)
-    images = torch.empty(size, dtype=kind, device=device)
+    images = torch.empty(size, dtype=nets.precision, device=device)
     last = 1
     row_counts = iter(extent.rows)
     features = list[Tensor]()
