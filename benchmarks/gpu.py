@@ -1,17 +1,23 @@
 """What only a GPU can show, each task in a process of its own.
 
-    python -m benchmarks.gpu                       all tasks, as far as eight minutes go
+    python -m benchmarks.gpu --visit 1             parity with the CPU; kernels under the sanitizer
+    python -m benchmarks.gpu --visit 2             E10 at N=16, 64, 512, time by kernel
+    python -m benchmarks.gpu --visit 3             the plain loops and torch's engine at E10
+    python -m benchmarks.gpu --visit 4             waits of the host, and all other rungs
     python -m benchmarks.gpu --only parity         those whose names begin so
     python -m benchmarks.gpu --device cpu --tiny   a rehearsal, whose figures mean nothing
 
-Parity with the CPU, waits of the host inside an env-step, EPS and images per second at E10 (T=4608,
-V=1000, three live seeds, all eight subsets) beside the plain loop, and N=64 against N=1. Each task
-is a JSON line of benchmarks/results/gpu.jsonl; what that file has of the same commit and machine is
-not done again. Status 3: give the command again.
+E10 is T=4608, V=1000, three live seeds, all eight subsets. A call takes eight minutes at most; each
+task is a JSON line of gpu.jsonl in the results, and what is there of the same sources and machine
+is not done again. Status 3: give the command again. Needs no network and no git. Results and
+compiled kernels go to the folder $OUT where that is set, and --resume brings those of an earlier
+call; else to benchmarks/results, or to build/gpu where the files are not those of a commit.
 """
 
 import argparse
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -22,11 +28,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import eps, machine
 from benchmarks.eps_config import EpsConfig
 from benchmarks.processes import ROOT
-from benchmarks.records import check_folder, clean, command_line, keep, kept, markdown, origin
+from benchmarks.records import (
+    RESULTS,
+    check_folder,
+    clean,
+    command_line,
+    keep,
+    kept,
+    markdown,
+    origin,
+)
 from benchmarks.sides import EngineSide
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.agent.policy import RecurrentPolicy
@@ -40,6 +56,11 @@ BEST = "triton+graphs"
 BEST_PRECISION = f"{BEST}+bfloat16"  # the rung whose precision the plain loop has too
 RUNGS = ("default", "eager", "compiled", "graphs", "triton", BEST, BEST_PRECISION)
 ENVS = 64
+CROWDS = (16, 64, 512)  # numbers of envs of the best rung
+TOOLS = ("memcheck", "racecheck")
+SANITIZER = "compute-sanitizer"
+FOUND_FAULTS = 9  # exit status of the sanitizer
+KERNELS_SHOWN = 40
 BATCHES = (32, 512)
 BASELINE_ENVS = 8  # the plain loop takes as long per env whatever their number
 BANK = 16_384  # training images, 157 MB: more than the cache of any GPU
@@ -61,14 +82,19 @@ class Place(NamedTuple):
     tiny: bool
 
 
-def names() -> list[str]:
-    """Tasks in order of weight: where time runs out, the last are left for the next call."""
-    found = [f"parity:{rung}" for rung in RUNGS if rung != "compiled"]
-    found += ["syncs:default", f"syncs:{BEST}"]
-    for batch in BATCHES:
-        found += [f"rung:{rung}:{ENVS}:{batch}" for rung in RUNGS]
-        found += [f"baseline:{BASELINE_ENVS}:{batch}"]
-    return [*found, f"rung:{BEST}:1:{BATCHES[0]}"]
+def visits() -> list[list[str]]:
+    """Tasks by visit in order of weight: where time runs out, the last wait for the next call."""
+    small, large = BATCHES
+    parities = [f"parity:{rung}" for rung in reversed(RUNGS) if rung != "compiled"]
+    first = [*parities[:2], *(f"sanitize:{tool}" for tool in TOOLS), *parities[2:]]
+    second = [f"rung:{BEST_PRECISION}:{envs}:{small}" for envs in CROWDS]
+    third = [f"{loop}:{BASELINE_ENVS}:{small}" for loop in ("baseline", "bare")]
+    third += [f"rung:{rung}:{ENVS}:{small}" for rung in ("eager", "compiled", "graphs")]
+    fourth = ["syncs:default", f"syncs:{BEST}"]
+    fourth += [f"rung:{rung}:{ENVS}:{small}" for rung in ("default", "triton", BEST)]
+    fourth += [f"rung:{BEST}:1:{small}", f"baseline:{BASELINE_ENVS}:{large}"]
+    fourth += [f"rung:{rung}:{ENVS}:{large}" for rung in RUNGS]
+    return [first, second, third, fourth]
 
 
 def compute_of(rung: str, place: Place) -> ComputeConfig:
@@ -191,17 +217,57 @@ def rung(place: Place, name: str, envs: str, batch: str) -> Found:
     side.warm_up()
     timings = [side.run() for _ in range(cfg.repeats)]
     peak = machine.peak(place.device) / machine.MIB
-    return {"ok": True, **figures(cfg, timings), "peak_mib": peak, **chosen(side)}
+    found = {"ok": True, **figures(cfg, timings), "peak_mib": peak, **chosen(side)}
+    return found | {"kernels": kernel_times(side, place.device)}
 
 
-def baseline(place: Place, envs: str, batch: str) -> Found:
-    """The plain loop at the same work, in the precision of the best rung."""
+def kernel_times(side: EngineSide, device: torch.device) -> list[Found]:
+    """What takes most time in an env-step, by name of the kernel: launches and milliseconds."""
+    on_gpu = device.type == "cuda"
+    kind = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+    with profile(activities=[kind]) as profiler:
+        side.one_step()
+        machine.wait_for(device)
+    rows = [
+        (one.key, one.count, one.self_device_time_total if on_gpu else one.self_cpu_time_total)
+        for one in profiler.key_averages()
+    ]
+    largest = sorted(rows, key=lambda row: -row[2])[:KERNELS_SHOWN]
+    return [{"kernel": key, "launches": many, "ms": time / 1e3} for key, many, time in largest]
+
+
+def sanitize(place: Place, tool: str) -> Found:
+    """A pass of the Triton kernels under a tool of NVIDIA's sanitizer, which a CPU has none of."""
+    path = shutil.which(SANITIZER)
+    on_gpu = place.device.type == "cuda"
+    if on_gpu and path is None:
+        return {"ok": False, "error": f"{SANITIZER}, of the CUDA toolkit, is not on PATH"}
+    prefix = [str(path), "--tool", tool, "--error-exitcode", str(FOUND_FAULTS)] * on_gpu
+    command = [sys.executable, "-m", "benchmarks.gpu", "few:triton"]
+    command += ["--tiny", "--device", str(place.device)]
+    done = subprocess.run([*prefix, *command], cwd=ROOT, capture_output=True, text=True)
+    error = {"error": (done.stdout + done.stderr)[-3000:]} if done.returncode else {}
+    return {"ok": done.returncode == 0, **error}
+
+
+def few(place: Place, rung: str) -> Found:
+    """As few env-steps as there can be."""
+    return {"ok": True, **chosen(played(place, rung))}
+
+
+def baseline(place: Place, envs: str, batch: str, name: str = "baseline") -> Found:
+    """A plain loop at the same work, in the precision of the best rung."""
     cfg = work(place, BEST_PRECISION, int(envs), int(batch))
-    cfg = replace(cfg, sides=["baseline"], repeats=2)
+    cfg = replace(cfg, sides=[name], repeats=2, live=0 if name == "bare" else cfg.live)
     with ExitStack() as stack:
-        one = eps.Contestant("baseline", cfg, stack)
+        one = eps.Contestant(name, cfg, stack)
         one.timings += [one.side.run() for _ in range(cfg.repeats)]
-    return {"ok": True, **figures(cfg, one.timings), "dtype": one.notes["dtype"]}
+    return {"ok": True, **figures(cfg, one.timings), "notes": one.notes}
+
+
+def bare(place: Place, envs: str, batch: str) -> Found:
+    """The loop of hosts alone, compiled if that is quicker."""
+    return baseline(place, envs, batch, "bare")
 
 
 def figures(cfg: EpsConfig, timings: list) -> Found:
@@ -218,7 +284,7 @@ def figures(cfg: EpsConfig, timings: list) -> Found:
 
 
 TASKS: dict[str, Callable[..., Found]] = {
-    task.__name__: task for task in (parity, syncs, rung, baseline)
+    task.__name__: task for task in (parity, syncs, rung, baseline, bare, sanitize, few)
 }
 
 
@@ -227,13 +293,24 @@ def in_process(name: str, place: Place, seconds: float) -> Found:
     command = [sys.executable, "-m", "benchmarks.gpu", name, "--device", str(place.device)]
     command += ["--tiny"] * place.tiny
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=seconds
+        )
     except subprocess.TimeoutExpired:
         return {"ok": False, "error": f"not done after {seconds:.0f} s", "cut_off": True}
     lines = done.stdout.strip().splitlines()
     if lines and lines[-1].startswith("{"):
         return json.loads(lines[-1])
     return {"ok": False, "error": done.stderr[-3000:] or "no output"}
+
+
+def environment() -> dict[str, str]:
+    """Of a task: what is compiled is kept under $OUT where that is set."""
+    out = os.environ.get("OUT")
+    caches = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+    return os.environ | (
+        {name: str(Path(out, cache)) for name, cache in caches.items()} if out else {}
+    )
 
 
 def ladder(records: dict[str, Found], batch: int) -> Iterator[tuple[str, ...]]:
@@ -267,15 +344,20 @@ def show(records: dict[str, Found]) -> None:
 def play_all(place: Place, options: argparse.Namespace) -> int:
     """Do what is not done yet while there is time; the exit status."""
     check_folder(options.results)
-    head = origin("gpu", place.device) | {"tiny": place.tiny}
-    same = {key: head[key] for key in ("commit", "machine", "tiny")}
+    if options.resume and options.results:
+        shutil.copytree(options.resume, options.results, dirs_exist_ok=True)
+    head = origin("gpu", place.device)
+    head |= {"tiny": place.tiny, "sources": machine.sources_digest()}
+    same = {key: head[key] for key in ("sources", "machine", "tiny")}
     records = {
         record["task"]: record["found"]
         for record in kept(Path(options.results)).get("gpu", []) * bool(options.results)
-        if clean(str(head["commit"])) and same.items() <= record.items()
+        if same.items() <= record.items()
     }
     ending = time.monotonic() + options.seconds
-    wanted = [name for name in names() if name.startswith(options.only)]
+    chosen_visits = visits()[options.visit - 1 :][:1] if options.visit else visits()
+    names = [name for visit in chosen_visits for name in visit]
+    wanted = [name for name in names if name.startswith(options.only)]
     todo = [name for name in wanted if name not in records]
     for name in todo:
         found = in_process(name, place, max(ending - time.monotonic(), 1.0))
@@ -296,9 +378,13 @@ def play_all(place: Place, options: argparse.Namespace) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 all went well, 1 a task failed, 2 there is no GPU, 3 there is more to do."""
     parser = command_line(__doc__)
+    folder = RESULTS if clean(machine.git_commit()) else ROOT / "build" / "gpu"
+    parser.set_defaults(results=os.environ.get("OUT", str(folder)))
     parser.add_argument("task", nargs="?", help="one task, in this process; prints a JSON line")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal")
+    parser.add_argument("--visit", type=int, choices=(1, 2, 3, 4), help="its tasks alone")
+    parser.add_argument("--resume", default="", help="folder of an earlier call's results")
     parser.add_argument("--only", default="", help="tasks whose names begin with this")
     parser.add_argument("--seconds", type=float, default=PART, help="time of this call")
     options = parser.parse_args(arguments)

@@ -8,7 +8,8 @@ process it is in.
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, Op, Stage
 # env-steps of one env per form of a loop, of which the quickest counts: one slow moment decides
 # nothing
 TRIALS = 8
+STREAMS = 8  # of a GPU, for envs side by side
 SMALL_VALIDATION = 16  # images of a validation pass that suit a CPU's caches
 PADDING = 4  # pixels around an image that is to be cropped
 PADDED = IMAGE_SIZE + 2 * PADDING
@@ -96,12 +98,15 @@ class Loop:
         raise NotImplementedError
 
     def trial(self) -> float:
-        """Seconds of the first env's env-step, the quickest of a few after one to warm up."""
+        """Seconds of the first env's env-step, the quickest of a few after one to warm up; on a GPU
+        of as many as may run side by side.
+        """
+        envs = STREAMS if self.device.type == "cuda" else 1
         times = []
         for _ in range(1 + TRIALS):
             wait_for(self.device)
             begun = time.perf_counter()
-            self.one_step(1)
+            self.one_step(envs)
             wait_for(self.device)
             times.append(time.perf_counter() - begun)
         return min(times[1:])
@@ -158,6 +163,8 @@ class PlainLoop(Loop):
         super().__init__(cfg)
         self.source = source_of(cfg, self.device)
         self.validation = "separate"
+        self.streams = 1
+        self.beside: list[torch.cuda.Stream] = []
         self.val_batch = cfg.batch_size
         self.envs = []
         for number in numbers:
@@ -167,8 +174,28 @@ class PlainLoop(Loop):
             self.envs.append(LoopEnv(env, random))
 
     def forms(self) -> Forms:
-        """All subsets in one pass, best on a GPU, or each in its own, best in a CPU's caches."""
-        return {"validation": ("separate", "fused")} | super().forms()
+        """All subsets in one pass, best on a GPU, or each in its own, best in a CPU's caches; on a
+        GPU one env after the other, or side by side on streams.
+        """
+        streams: Forms = {"streams": (1, STREAMS)} if self.device.type == "cuda" else {}
+        return {"validation": ("separate", "fused")} | streams | super().forms()
+
+    def choose(self, setting: str, value: int | str) -> None:
+        """One of the forms."""
+        super().choose(setting, value)
+        many = self.streams if self.streams > 1 else 0
+        self.beside = [torch.cuda.Stream(self.device) for _ in range(many)]
+
+    @contextmanager
+    def on_stream(self, place: int) -> Iterator[None]:
+        """Within it, work of an env waits for all before and for no other env, if on streams."""
+        if not self.beside:
+            yield
+            return
+        stream = self.beside[place % len(self.beside)]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            yield
 
     def one_step(self, envs: int | None = None) -> list[Done]:
         """An env-step in which nothing is done to slots; the device is waited for once."""
@@ -177,15 +204,18 @@ class PlainLoop(Loop):
         chosen = self.envs[:envs]
         trained = []
         tested = []
-        for env, random in chosen:
-            batches = self.source.batches(self.cfg.batch_size, count, random)
-            self.profile.on_phase_end("data")
-            trained.append(env.training_pass(batches))
-            self.profile.on_phase_end("training")
-            fused = self.validation == "fused"
-            validate = env.fused_validation_pass if fused else env.validation_pass
-            tested.append(validate(val))
-            self.profile.on_phase_end("validation")
+        for place, (env, random) in enumerate(chosen):
+            with self.on_stream(place):
+                batches = self.source.batches(self.cfg.batch_size, count, random)
+                self.profile.on_phase_end("data")
+                trained.append(env.training_pass(batches))
+                self.profile.on_phase_end("training")
+                fused = self.validation == "fused"
+                validate = env.fused_validation_pass if fused else env.validation_pass
+                tested.append(validate(val))
+                self.profile.on_phase_end("validation")
+        for stream in self.beside:
+            torch.cuda.current_stream(self.device).wait_stream(stream)
         numbers = read_together([*trained, *tested])
         for place, (env, _) in enumerate(chosen):
             reading = trained[place].read(numbers[place])
@@ -200,7 +230,8 @@ class PlainLoop(Loop):
 
     def facts(self) -> dict[str, object]:
         """How the work is done."""
-        return super().facts() | {"fused_validation": self.validation == "fused"}
+        fused = self.validation == "fused"
+        return super().facts() | {"fused_validation": fused, "streams": self.streams}
 
     def results(self) -> list[np.ndarray]:
         """The weights of every env's host, then its accuracy."""

@@ -5,6 +5,7 @@ Linux tells most of it under /proc; elsewhere those entries are None.
 """
 
 import ctypes
+import hashlib
 import os
 import platform
 import subprocess
@@ -26,6 +27,8 @@ from esper_soa.runtime.device import usable_cores
 QUIET_LOAD = 0.3
 MIB = 2**20
 ROOT = Path(__file__).parents[1]
+SOURCES = ("esper_soa", "benchmarks", "configs")
+SUFFIXES = (".py", ".c", ".h", ".yaml")
 
 
 def describe(device: torch.device) -> dict[str, object]:
@@ -53,6 +56,16 @@ def git_commit(root: Path = ROOT) -> str:
         return "unknown"
     mark = "+" if changed.stdout.strip() else ""
     return head.stdout.strip() + mark if head.returncode == 0 else "unknown"
+
+
+def sources_digest(root: Path = ROOT) -> str:
+    """What the code says, with git or without: a digest of all that computes or measures."""
+    digest = hashlib.sha256()
+    for folder in SOURCES:
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in SUFFIXES:
+                digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def everyones_seconds() -> float | None:

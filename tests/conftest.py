@@ -43,6 +43,18 @@ def _one_patch() -> None:
 
 
 @pytest.fixture
+def kernel_device() -> Iterator[torch.device]:
+    """Where the GPU's kernels are tested: on a GPU, or by the interpreter on a CPU; products of
+    float32 are exact, as long as a test says nothing else.
+    """
+    conv = torch.backends.cudnn.conv
+    before = conv.fp32_precision  # type: ignore[attr-defined]
+    conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    yield torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    conv.fp32_precision = before  # type: ignore[attr-defined]
+
+
+@pytest.fixture
 def native(_one_thread: None) -> None:
     """Native kernels can be had; skips where there is no compiler."""
     from esper_soa.nets.engines.cpu.proof import choose_native

@@ -155,11 +155,10 @@ class Learner:
         stopped = torch.zeros((), dtype=torch.bool, device=self.device)
         history: list[Metrics] = []
         for epoch in range(plan.epochs):
-            for envs in self._minibatches(num_envs, minibatches, epoch):
+            for own in self._minibatches(num_envs, minibatches, epoch):
                 if self._ended(stopped):
                     history.append(diagnostics.skipped_history(history[-1]))
                     continue
-                own = self.reduction.local_envs(envs)
                 noise = self._noise(rollout, own, epoch)
                 part = batch.of(own - self.reduction.first_env)
                 metrics, stopped, self.adam = step(part, noise, on_device, stopped, self.adam)
@@ -214,12 +213,15 @@ class Learner:
         ), summary
 
     def _minibatches(self, num_envs: int, count: int, epoch: int) -> list[Tensor]:
-        """Envs int64 of every minibatch, in an order drawn anew for each epoch of each update."""
-        envs = torch.arange(num_envs, device=self.device)
+        """Envs int64 of every minibatch, in an order drawn anew for each epoch of each update; of
+        this process. Drawn on the host, where to count them makes nobody wait for a device.
+        """
+        envs = torch.arange(num_envs)
         keys = stream_keys(self.seed, MINIBATCH, (self.rounds, epoch), envs)
-        return list(
-            uniform(keys, torch.zeros_like(envs), torch.float64).argsort().tensor_split(count)
-        )
+        order = uniform(keys, torch.zeros_like(envs), torch.float64).argsort()
+        parts = [self.reduction.local_envs(part) for part in order.tensor_split(count)]
+        own = torch.cat(parts).to(self.device, non_blocking=True)
+        return list(own.split([len(part) for part in parts]))
 
     def _noise(self, rollout: Rollout, envs: Tensor, epoch: int) -> Tensor:
         """Uniform float32 [T, n, H / 2] for dropout of these envs; each env has its own numbers."""

@@ -26,6 +26,7 @@ REFERENCE = "torch"  # the engine that says what the others must come to
 # Torch computes for a GPU where it takes less than this share of the time of kernels that agree
 # with it: so clear a difference is the same at every start, and so are the numbers of the run.
 SPEED_MARGIN = 0.5
+GIB = 2**30
 
 
 class Kind(NamedTuple):
@@ -89,15 +90,25 @@ def _native_obstacle(trial: Trial) -> str:
 
 def _triton_obstacle(trial: Trial) -> str:
     nets = trial.nets
-    if nets.ends_early:
-        return "the kernels cannot leave out the envs whose episode has ended early (early_stop)"
     support = _gpu()
     reason: str = (
         _kernel_obstacle(trial)
         or support.unavailable_reason(trial.device)
         or support.obstacle(nets.shape, _blueprints(trial), nets.precision, trial.sizes.batch_size)
     )
-    return reason
+    return reason or _memory_obstacle(trial)
+
+
+def _memory_obstacle(trial: Trial) -> str:
+    """Why what the GPU's kernels keep finds no room; "" where it does, or nobody knows."""
+    room = trial.room()
+    if room is None:
+        return ""
+    engine: Engine = _gpu().load_engine(StepCache(capture=False), EngineChoice(False, "planned"))
+    kept = engine.persistent_bytes(trial.nets, trial.sizes, trial.device)
+    left = f"{max(room, 0) / GIB:.1f} GiB are free beside the rest of the run"
+    remedy = "lower envs, batch_size or task.base_channels"
+    return f"its steps keep {kept / GIB:.1f} GiB, and {left}: {remedy}" if kept > room else ""
 
 
 def _graphs_obstacle(trial: Trial) -> str:

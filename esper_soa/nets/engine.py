@@ -31,7 +31,6 @@ class NetsConfig(NamedTuple):
     workers: int = 1  # threads that chunks of envs are shared among
     precision: torch.dtype = torch.float32  # of activations, where it has 16 bits; see precision.py
     accumulate: int = 1  # batches whose mean gradient makes one optimiser step
-    ends_early: bool = False  # whether passes leave out envs whose episode is over
 
 
 class TrainReport(NamedTuple):

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
@@ -25,6 +26,7 @@ LOGGER = logging.getLogger("esper_soa")
 WARM_UPS = 2  # steps before a capture: what is made at first use must be there by then
 CAPACITY = 32  # graphs kept; each holds its own copy of the weights of its networks
 CURRENT = torch.device("cuda")  # whichever is current
+THREAD = "thread_local"  # what other threads ask of the driver breaks no capture
 EMPTY = "CUDA Graph is empty"  # in the words of torch's warning
 
 
@@ -32,6 +34,7 @@ class EmptyGraphError(RuntimeError):
     """A capture has seen no work: its replay would change nothing, and nobody would notice."""
 
 
+@torch.no_grad()
 def copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Every source into its target; those of one dtype are one launch for some dozens on a GPU.
 
@@ -45,7 +48,11 @@ def copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         else:
             target.copy_(source)
     for pairs in by_dtype.values():
-        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+        own, other = (
+            TensorDict({str(place): one for place, one in enumerate(column)})
+            for column in zip(*pairs, strict=True)
+        )
+        own.update_(other)
 
 
 class StaticStep(Protocol):
@@ -118,7 +125,7 @@ class GraphRecorder:
             warnings.simplefilter("always")
             torch.cuda.synchronize()
             with torch.cuda.stream(self.stream):
-                graph.capture_begin(self.pool)
+                graph.capture_begin(self.pool, THREAD)
                 try:
                     work()
                 finally:
@@ -189,7 +196,7 @@ class StepCache(Generic[Step]):
             return False
         try:
             entry.graphs[variant] = self._recorder.recorded(partial(entry.step.step_, variant))
-        except RuntimeError as error:
+        except Exception as error:  # noqa: BLE001 (whatever compilers or the driver raise)
             if not self.part:
                 raise
             reason = error_text(error)

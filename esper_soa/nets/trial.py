@@ -1,13 +1,16 @@
 """Tries engines on the shapes of a run: what they compute, in what time, in how much memory.
 
 A mixture of seeds of every kind and stage is trained and validated by each; torch in float32 says
-what is right. choose.py, which alone knows engines, gives how each of them is made.
+what is right, of as many envs as it has room for. Whatever an engine or its compiler raises is a
+verdict on it. choose.py, which alone knows engines, gives how each of them is made.
 """
 
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from copy import copy
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +34,7 @@ ROUNDING = 1e-2
 TIMES = 2.0
 FLIPPED = 2.5  # validation samples whose answer may be another by rounding
 BATCHES = 3  # training batches of a pass
+REFERENCE_ENVS = (64, 8, 1)  # what is right is known of the first of them, of fewer if memory ends
 TIMED = 2  # last passes, of which the quicker counts
 PASSES = WARM_UPS + 1 + TIMED  # the one between them captures
 SAMPLES = 512  # to train on
@@ -46,6 +50,8 @@ class Trial(NamedTuple):
     spec: SampleSpec  # of the run's samples
     # Makes so many training and test samples of that kind, on which engines are tried.
     example: Callable[[int, int, torch.device], BatchSource]
+    # Bytes that the device has left for what an engine keeps; None where that is not known.
+    room: Callable[[], int | None] = lambda: None
 
 
 class TrialResult(NamedTuple):
@@ -66,6 +72,7 @@ class TrialResult(NamedTuple):
 
 
 Maker = Callable[[], Engine]
+Outcome = TypeVar("Outcome")
 Results = dict[str, Tensor]
 # by name of a result: of the worst network, and of all in the mean
 Distances = dict[str, tuple[float, float]]
@@ -79,23 +86,41 @@ def try_engines(
     Raises UserError where the device is of no use any more after an engine has failed on it.
     """
     workload = Workload(trial)
-    expected, _ = workload.run(exact(), torch.float32)
+    expected: Results | str = "there are no envs"
+    for envs in REFERENCE_ENVS:
+        expected = attempt(partial(workload.first(envs).results, exact, torch.float32))
+        release(trial.device, reference)
+        if not isinstance(expected, str):
+            break
     trial_results = []
     rounding: Distances = {}
     for name in (reference, *(name for name in makers if name != reference)):
-        try:
-            results, cost = workload.run(makers[name](), trial.nets.precision)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 (whatever it, or its compiler, raises)
-            trial_results.append(TrialResult(name, error_text(error)))
+        outcome = attempt(partial(workload.run, makers[name], trial.nets.precision))
+        if isinstance(outcome, str) or isinstance(expected, str):
+            unknown = f"torch in float32, which says what is right, does not run: {expected}"
+            why = outcome if isinstance(outcome, str) else unknown
+            trial_results.append(TrialResult(name, why))
         else:
+            results, cost = outcome
             errors = distances(results, expected, workload.val_samples)
             rounding = errors if name == reference else rounding
             worst = max(max(pair) for pair in errors.values())
             trial_results.append(TrialResult(name, disagreement(errors, rounding), worst, *cost))
+        del outcome  # before its memory is given back
         release(trial.device, name)
     return trial_results
+
+
+def attempt(work: Callable[[], Outcome]) -> Outcome | str:
+    """What `work` gives, or in words what it raises, be it an engine, its compiler or the linker's
+    process; only what ends the program goes through.
+    """
+    try:
+        return work()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 (compilers raise what they like)
+        return error_text(error)
 
 
 def disagreement(errors: Distances, rounding: Distances) -> str:
@@ -113,13 +138,14 @@ def disagreement(errors: Distances, rounding: Distances) -> str:
 
 
 def distances(actual: Results, expected: Results, val_samples: int) -> Distances:
-    """Distances relative to the norm of a network's: of the worst network, and the mean of all.
+    """Distances relative to the norm of a network's: of the worst network, and the mean of all that
+    `expected` has, the first.
 
     Accuracies count as the share of samples beyond FLIPPED; other subsets are infinitely far.
     """
     errors = Distances()
     for name, right in expected.items():
-        values = actual[name].to(right.dtype)
+        values = actual[name][: len(right)].to(right.dtype)
         if name == "subset":
             rows = torch.where((values == right).all(1), 0.0, math.inf)
         elif name == "accuracy":
@@ -151,25 +177,54 @@ class Workload:
         alpha = torch.from_numpy(np.where(self.seeds.visible, 0.6, 0.0))
         self.alpha = alpha.to(device, STATE_FLOAT)
 
-    def run(self, engine: Engine, precision: torch.dtype) -> tuple[Results, tuple[float, int]]:
-        """Results of the last training and validation pass; seconds of an env-step, and bytes."""
+    def first(self, envs: int) -> "Workload":
+        """The same of the first envs."""
+        part = copy(self)
+        part.weights = self.weights[:envs]
+        part.alpha = self.alpha[:envs]
+        part.keys = self.keys[:envs]
+        part.seeds = pools.ActiveSeeds._make(
+            values if values is None else values[:envs] for values in self.seeds
+        )
+        return part
+
+    def results(self, make: Maker, precision: torch.dtype) -> Results:
+        """What a training and a validation pass give and change."""
+        return self.passes(make(), precision, BATCHES)[0]
+
+    def run(self, make: Maker, precision: torch.dtype) -> tuple[Results, tuple[float, int]]:
+        """Results of the last training and validation pass; seconds of an env-step, and bytes.
+
+        What a pass costs besides its batches is counted once.
+        """
+        sizes = self.trial.sizes
+        on_gpu = self.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        results, train, validate = self.passes(make(), precision, BATCHES)
+        _, single, _ = self.passes(make(), precision, 1)
+        seconds = extrapolate(single, train, sizes.train_samples // sizes.batch_size)
+        seconds += validate * sizes.val_samples / self.val_samples
+        return results, (seconds, torch.cuda.max_memory_allocated(self.device) if on_gpu else 0)
+
+    def passes(
+        self, engine: Engine, precision: torch.dtype, batches: int
+    ) -> tuple[Results, float, float]:
+        """Results of the last pass, seconds of the quickest in training and in validation."""
         trial = self.trial
         nets = trial.nets._replace(precision=precision, accumulate=1)
         weights = self.weights.clone()
         if precision == torch.float16:
             add_loss_scales_(weights)
-        training, validation = self.feeds()
+        training, validation = self.feeds(batches)
         times = []
         reports: Results = {}
-        on_gpu = self.device.type == "cuda"
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats(self.device)
         for _ in range(PASSES):
             weights.update_(self.weights)
             reset_loss_scales_(weights)
             seeds = engine.claim_(nets, weights, self.seeds.resident(self.device), self.keys)
             start = now(self.device)
-            trained = engine.train_(nets, weights, self.alpha, seeds, training, BATCHES)
+            trained = engine.train_(nets, weights, self.alpha, seeds, training, batches)
             between = now(self.device)
             validation_result = engine.validate(nets, weights, self.alpha, seeds, validation)
             times.append((between - start, now(self.device) - between))
@@ -180,20 +235,22 @@ class Workload:
                 "subset": validation_result.subset,
             }
         train, validate = (min(column) for column in zip(*times[-TIMED:], strict=True))
-        seconds = train * trial.sizes.train_samples / (BATCHES * trial.sizes.batch_size)
-        seconds += validate * trial.sizes.val_samples / self.val_samples
         leaves = dict(weights.select(*self.weights.keys()).flatten_keys(".").items())
-        peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else 0
-        return leaves | reports, (seconds, peak)
+        return leaves | reports, train, validate
 
-    def feeds(self) -> tuple[TrainingFeed, ValidationFeed]:
+    def feeds(self, batches: int) -> tuple[TrainingFeed, ValidationFeed]:
         batch_size = self.trial.sizes.batch_size
-        places = torch.arange(BATCHES * batch_size, device=self.device)
+        places = torch.arange(batches * batch_size, device=self.device)
         order = streams.integers(self.keys[:, None], places, SAMPLES)
         draw = Draw(order, self.keys, 0, batch_size, True)
         samples = torch.arange(self.val_samples, device=self.device)
         dtype = torch.float32
         return self.samples.training(draw, dtype), self.samples.validation(samples, dtype)
+
+
+def extrapolate(single: float, several: float, batches: int) -> float:
+    """Seconds of a pass of so many batches from those of one batch and of BATCHES."""
+    return single + (batches - 1) * max(0.0, several - single) / (BATCHES - 1)
 
 
 def mixture(trial: Trial) -> pools.ActiveSeeds:

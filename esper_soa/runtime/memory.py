@@ -212,6 +212,15 @@ def most_envs(
     return bisect_right(range(1, cfg.envs + 1), 0, key=excess)
 
 
+def room_for_steps(cfg: TrainConfig, device: torch.device, processes: int = 1) -> int | None:
+    """Bytes that a run leaves to an engine that keeps what its passes work in, at most; None where
+    what is free is not known. processes: that share what is free.
+    """
+    free = free_memory(device)
+    others = [need for need in needs(cfg, device) if need.what != TRAINED]
+    return None if free is None else free // processes - at_once(others)
+
+
 def plan_in_words(cfg: TrainConfig, device: torch.device, rules: EnvRules) -> str:
     """The memory that a run needs at least, what needs most of it, and what is free, for the log.
 

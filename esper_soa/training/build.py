@@ -2,6 +2,7 @@
 
 from copy import copy
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -29,19 +30,19 @@ from esper_soa.nets.seeds.subsets import EXACT_SLOTS
 from esper_soa.nets.trial import Trial
 from esper_soa.runtime.compilation import choose_compilation, keep_compiled
 from esper_soa.runtime.device import choose_layout, keep_freed_memory, sizes_of, take_device
-from esper_soa.runtime.memory import NO_SAMPLES, check_room
+from esper_soa.runtime.memory import NO_SAMPLES, check_room, room_for_steps
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.runtime.step_cache import stored_kernels, unsupported
 from esper_soa.state import ParameterCounts
 
 
-def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> EnvRules:
+def build_rules(cfg: TrainConfig, device: torch.device, ranks: Ranks = ALONE) -> EnvRules:
     """All that stays the same during a run, on `device`, the engine of its networks included.
 
-    first_env: the number of the first env, where cfg.envs are a rank's share. Raises SettingError
-    where the settings ask for what cannot run.
+    cfg.envs are the share of this rank of `ranks`. Raises SettingError where the settings ask for
+    what cannot run.
     """
-    trial = trial_of(cfg, device)
+    trial = trial_of(cfg, device, ranks.beside)
     nets = trial.nets
     num_slots = len(nets.shape.slots)
     allowed = torch.zeros(num_codes(nets.shape.blueprints), dtype=torch.bool)
@@ -54,7 +55,9 @@ def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> E
         gates=cfg.gates,
         signals=cfg.signals,
         governor=cfg.governor,
-        reward=reward_settings(cfg, parameter_table(nets.shape, device), num_slots, first_env),
+        reward=reward_settings(
+            cfg, parameter_table(nets.shape, device), num_slots, ranks.first_env
+        ),
         blueprints=allowed.to(device),
         max_seeds=cfg.max_seeds,
         shapley_orders=None if orders is None else orders.to(device),
@@ -86,8 +89,10 @@ def reward_settings(
     return RewardSettings(cfg.reward, counts, cfg.steps, split=split)
 
 
-def trial_of(cfg: TrainConfig, device: torch.device) -> Trial:
-    """Networks and their work on `device`, as any engine but the native kernels gets them."""
+def trial_of(cfg: TrainConfig, device: torch.device, processes: int = 1) -> Trial:
+    """Networks and their work on `device`, which so many processes share, as any engine but the
+    native kernels gets them.
+    """
     shape = task_shape(cfg.task, cfg.slots)
     nets = NetsConfig(
         shape,
@@ -95,10 +100,10 @@ def trial_of(cfg: TrainConfig, device: torch.device) -> Trial:
         cfg.lifecycle.detached_in(shape.slots[0].topology),
         rows=SubsetRows(cfg.attribution.pairs, shapley_orders(cfg, len(shape.slots))[1]),
         accumulate=cfg.accumulate,
-        ends_early=cfg.early_stop.enabled,
         **choose_layout(cfg, shape, device)._asdict(),
     )
-    return Trial(nets, device, sizes_of(cfg), sample_spec(cfg.data), synthetic)
+    room = partial(room_for_steps, cfg, device, processes)
+    return Trial(nets, device, sizes_of(cfg), sample_spec(cfg.data), synthetic, room)
 
 
 def rule_player(cfg: TrainConfig, name: str, setting: str) -> Agent:
@@ -142,7 +147,7 @@ def build_world(
     check_room(part, device, count_samples(cfg.data) if data is None else NO_SAMPLES, ranks.beside)
     take_device(device)
     keep_freed_memory(device)
-    rules = build_rules(part, device, ranks.first_env)
+    rules = build_rules(part, device, ranks)
     data = load_samples(cfg.data, device) if data is None else data.to(device)
     own_reward = any(map(is_reference, cfg.reward.modes))
     replay = choose_replay(cfg.compute.cuda_graphs, device, own_reward, ranks.count)

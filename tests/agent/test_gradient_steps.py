@@ -13,6 +13,7 @@ from esper_soa.agent.optimizer import flatten
 from esper_soa.agent.policy import ContributionPredictor
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.rollout import Rollout
+from esper_soa.env.reduction import Reduction
 from esper_soa.vocabulary import HEAD_NAMES
 
 CPU = torch.device("cpu")
@@ -168,6 +169,23 @@ def test_minibatches_are_drawn_anew_in_every_epoch_and_round_and_by_the_seed() -
         assert sorted(order) == list(range(10))
         orders.add(tuple(order))
     assert len(orders) == 4
+
+
+class LaterHalf(Reduction):
+    """Of a process that has the envs from 5 on."""
+
+    def local_envs(self, envs: Tensor) -> Tensor:
+        return envs[envs >= 5]
+
+
+def test_the_envs_of_a_process_are_counted_without_a_read_of_the_device() -> None:
+    learner = learner_of(0, minibatches=2)
+    learner.reduction = LaterHalf()
+    wanted = torch.cat(learner._minibatches(10, 2, 0))
+    learner.device = torch.device("meta")  # where every read raises
+    found = learner._minibatches(10, 2, 0)
+    assert sum(len(piece) for piece in found) == len(wanted) == 5
+    assert {piece.device.type for piece in found} == {"meta"}
 
 
 def test_a_unit_is_dropped_below_a_tenth_and_kept_from_there_on() -> None:

@@ -9,7 +9,19 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from benchmarks import gpu
-from benchmarks.gpu import RUNGS, TASKS, Place, compute_of, ladder, main, names, rung, syncs
+from benchmarks.gpu import (
+    RUNGS,
+    TASKS,
+    Place,
+    compute_of,
+    environment,
+    ladder,
+    main,
+    rung,
+    syncs,
+    visits,
+)
+from benchmarks.machine import sources_digest
 from benchmarks.sync_guard import HostSyncError
 from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets import passes
@@ -41,29 +53,66 @@ def test_a_call_goes_on_where_the_one_before_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done: list[str] = []
+    names = [name for visit in visits() for name in visit]
 
     def task(name: str, place: Place, seconds: float) -> dict:
-        cut_off = name == names()[2] and name not in done
+        cut_off = name == names[2] and name not in done
         done.append(name)
         return {"ok": False, "cut_off": True} if cut_off else {"ok": True}
 
     monkeypatch.setattr(gpu, "in_process", task)
-    monkeypatch.setattr(gpu, "origin", lambda *_: {"commit": "abc", "machine": {"device": "cpu"}})
-    given = [*REHEARSAL, "--results", str(tmp_path)]
+    monkeypatch.setattr(
+        gpu, "origin", lambda *_: {"commit": "unknown", "machine": {"device": "cpu"}}
+    )
+    first, later = tmp_path / "first", tmp_path / "later"
+    given = [*REHEARSAL, "--results", str(first)]
     assert main(given) == gpu.MORE
     assert "tasks are left: give the command again" in capsys.readouterr().err
     assert main(given) == 0
-    assert done == [*names()[:3], *names()[2:]]
+    assert done == [*names[:3], *names[2:]]
     assert main(given) == 0
-    assert len(done) == len(names()) + 1
-    monkeypatch.setattr(gpu, "origin", lambda *_: {"commit": "abd", "machine": {"device": "cpu"}})
+    elsewhere = [*REHEARSAL, "--results", str(later), "--resume", str(first)]
+    assert main([*elsewhere, "--visit", "1"]) == 0
+    assert len(done) == len(names) + 1
+    monkeypatch.setattr("benchmarks.machine.sources_digest", lambda: "others")
     main(given)
-    assert len(done) > len(names()) + 1
+    assert len(done) > len(names) + 1
+
+
+def test_a_visit_does_a_part_of_all_and_none_is_done_twice() -> None:
+    names = [name for visit in visits() for name in visit]
+    assert len(names) == len(set(names))
+    assert len(visits()) == 4
+    assert {"sanitize:memcheck", "sanitize:racecheck"} <= set(visits()[0])
+    envs = [name.split(":")[2] for name in visits()[1]]
+    assert envs == ["16", "64", "512"]
+
+
+def test_what_was_measured_is_known_by_its_sources_without_git(tmp_path: Path) -> None:
+    for folder in ("esper_soa", "benchmarks", "configs"):
+        (tmp_path / folder).mkdir()
+    code = tmp_path / "esper_soa" / "code.py"
+    found = []
+    for text in ("a = 1", "a = 2", "a = 1"):
+        code.write_text(text)
+        found.append(sources_digest(tmp_path))
+    assert found[0] == found[2] != found[1]
+    code.rename(code.with_name("other.py"))
+    assert sources_digest(tmp_path) != found[0]
+
+
+def test_what_is_compiled_goes_where_the_results_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", "/somewhere")
+    assert environment()["TRITON_CACHE_DIR"] == "/somewhere/triton"
+    monkeypatch.delenv("OUT")
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    assert "TRITON_CACHE_DIR" not in environment()
 
 
 def test_the_true_default_is_the_first_rung() -> None:
     assert compute_of(RUNGS[0], TINY) == ComputeConfig()
-    assert {name.split(":")[0] for name in names()} == set(TASKS)
+    names = [name for visit in visits() for name in visit]
+    assert {name.split(":")[0] for name in names} == set(TASKS) - {"few"}
 
 
 @pytest.mark.slow
@@ -71,6 +120,7 @@ def test_the_guarded_env_step_and_a_rung_can_be_rehearsed() -> None:
     assert syncs(TINY, "graphs") == {"ok": True, "births": 1, "steady": 1, "allowed": 1}
     found = rung(TINY, "graphs", "64", "32")
     assert found["K"] == 8
+    assert sum(one["ms"] for one in found["kernels"]) > 0
     assert found["images_per_second"] == pytest.approx(found["eps"] * (4 + 8 * 4))
 
 

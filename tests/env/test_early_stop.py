@@ -22,10 +22,9 @@ from esper_soa.config.errors import SettingError
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.early_stop import Cause, advance
 from esper_soa.env.step import initial_state
-from esper_soa.nets.choose import ENGINES
 from esper_soa.simulator import Simulator
 from esper_soa.state import Action, EnvState
-from esper_soa.training.build import build_world, trial_of
+from esper_soa.training.build import build_world
 from esper_soa.training.collect import EpisodeRunner, Player, Round
 from esper_soa.training.players import build_player
 from esper_soa.training.progress import Progress
@@ -321,11 +320,6 @@ def test_a_simulator_whose_episodes_have_all_ended_early_begins_anew() -> None:
 
 
 # --- what is refused
-
-
-@pytest.mark.parametrize("name", ["triton", "triton_graphs"])
-def test_engines_that_cannot_leave_out_envs_say_so(name: str) -> None:
-    assert "early_stop" in ENGINES[name].obstacle(trial_of(stopping(), CPU))
 
 
 def test_rollbacks_that_never_come_end_nothing() -> None:

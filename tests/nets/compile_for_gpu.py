@@ -111,25 +111,29 @@ def widths_of(pattern: str, code: str) -> Counter[int]:
     return found
 
 
-def a_pass(task: str, dtype: torch.dtype) -> None:
-    """A training batch and a validation of two networks."""
+def settings_of(task: str, images: int) -> TrainConfig:
+    """An env-step of two networks with one batch of so many images."""
     chosen, slots = TASKS[task]
-    settings = TrainConfig(
+    return TrainConfig(
         envs=2,
         steps=1,
         rounds=1,
-        batch_size=32,
-        train_samples=32,
-        val_samples=32,
+        batch_size=images,
+        train_samples=images,
+        val_samples=images,
         task=chosen,
         slots=slots,
         data=DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32),
         compute=ComputeConfig(workers=1, engine="torch"),
     )
-    world = build_world(settings, torch.device("cpu"))
+
+
+def a_pass(task: str, dtype: torch.dtype) -> None:
+    """A training batch and a validation of two networks."""
+    world = build_world(settings_of(task, 32), torch.device("cpu"))
     nets = world.rules.nets._replace(precision=dtype)
     work = world.work(0)
-    size = (2, len(slots))
+    size = (2, len(nets.shape.slots))
     yes = np.ones(size, dtype=bool)
     no = np.zeros(size, dtype=bool)
     seeds = ActiveSeeds(yes, no + Stage.BLENDING, no + 1, no + Blend.ADD, no, yes, yes, no, no)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
-from triton.runtime import interpreter
+from triton import knobs
+from triton.runtime import JITFunction, interpreter
 
 from benchmarks.sync_guard import SyncGuard
 from esper_soa.nets.graphs import CapturedCall, StepCache
@@ -65,7 +66,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     """Within it launches are counted, and kernels of Triton are not run."""
     with Launches() as launches, monkeypatch.context() as patched:
         patched.setattr(
-            interpreter.InterpretedFunction,
+            interpreter.InterpretedFunction if knobs.runtime.interpret else JITFunction,
             "run",
             lambda self, *args, **options: launches.counts.update([self.fn.__name__]),
         )

@@ -42,6 +42,12 @@ ODD = (
 )
 
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# How much further from torch than in the interpreter: division and exp of a GPU are approximate.
+APPROXIMATE = 10.0 if DEVICE.type == "cuda" else 1.0
+TF32 = 1e-2  # relative, of products in TensorFloat-32, which have 10 bits
+
+
 def slot_shape(channels: int, odd: bool = False) -> HostShape:
     """Hosts with one slot of this many channels."""
     task = TaskConfig(name="one_slot", base_channels=channels, num_blocks=2, num_pools=0)
@@ -62,12 +68,13 @@ def mixed_plan(
 
 
 def drawn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return numbers.to(DEVICE, dtype)
 
 
 def random_weights(shape: HostShape, num_nets: int, seed: int) -> TensorDict:
     """Weights of N networks, none of them 0 or 1 as they are at birth."""
-    weights = allocate(shape, num_nets, torch.device("cpu"), torch.float32)
+    weights = allocate(shape, num_nets, DEVICE, torch.float32)
     for place, pool in enumerate((weights["host"], *weights["seeds"].values())):
         for number, rows in enumerate(pool.values()):
             rows.copy_(0.3 * drawn(seed + 10 * place + number, *rows.shape))
@@ -77,13 +84,13 @@ def random_weights(shape: HostShape, num_nets: int, seed: int) -> TensorDict:
 
 
 def planned_roster(plan: SeedPlan) -> Tensor:
-    """int32 [N, S]: what roster.py makes of the env state, of a plan of the host's."""
+    """int32 [N, S]: what slot_flags.py makes of the env state, of a plan of the host's."""
     flags = plan.running * slot_flags.RUNNING | (plan.blend == THROUGH) * slot_flags.THROUGH
     flags |= (plan.blend == Blend.MULTIPLY) * slot_flags.MULTIPLIED
     flags |= (plan.blend == Blend.GATE) * slot_flags.GATED
     flags |= plan.detached * slot_flags.DETACHED | plan.frozen * slot_flags.FROZEN
     flags |= plan.measured * slot_flags.MEASURED | plan.blueprint << slot_flags.CODE_SHIFT
-    return torch.from_numpy(np.where(plan.running, flags, 0).astype(np.int32))
+    return torch.from_numpy(np.where(plan.running, flags, 0).astype(np.int32)).to(DEVICE)
 
 
 class SlotResult(NamedTuple):

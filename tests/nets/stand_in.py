@@ -22,8 +22,8 @@ class Graph:
         self.happened = happened
         self.words = words
 
-    def capture_begin(self, pool: str) -> None:
-        self.happened.append(f"begin in {pool}")
+    def capture_begin(self, pool: str, capture_error_mode: str) -> None:
+        self.happened.append(f"begin {capture_error_mode} in {pool}")
 
     def capture_end(self) -> None:
         self.happened.append("end")

@@ -3,6 +3,7 @@ CUDA graphs.
 """
 
 import json
+import subprocess
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -198,7 +199,7 @@ def test_work_is_captured_on_its_own_device_and_memory_stays(happened: list[str]
     assert happened == ["enter cuda:1", "leave cuda:1"]
     happened.clear()
     recorder.recorded(lambda: happened.append("work"))
-    before = ["enter cuda:1", "wait", "enter stream", "begin in pool"]
+    before = ["enter cuda:1", "wait", "enter stream", "begin thread_local in pool"]
     assert happened == [*before, "work", "end", "leave stream", "leave cuda:1"]
 
 
@@ -223,10 +224,23 @@ def test_a_capture_that_fails_ends_the_run_only_where_the_setting_insists(
             return
         given = captured_call(cache, "add", torch.add, one, number * one)
         assert given.tolist() == [1.0 + number] * 2
-    assert happened.count("begin in pool") == 1
+    assert happened.count("begin thread_local in pool") == 1
     why = "it fails with EmptyGraphError: a graph captured on cuda:1 is empty"
     assert caplog.messages == [f"graphs   policy: no longer captured, as {why}"]
     assert cache.counts == {"plain": WARM_UPS + 5}
+
+
+def test_a_compiler_that_fails_in_a_capture_ends_no_run(happened: list[str]) -> None:
+    def compiled(one: Tensor) -> Tensor:
+        if happened[-1].startswith("begin"):
+            raise subprocess.CalledProcessError(1, ["gcc"])
+        return one + 1
+
+    cache = Replay((POLICY,), insists=False).steps(POLICY, SECOND)
+    assert cache is not None
+    given = [captured_call(cache, "more", compiled, torch.ones(1)) for _ in range(WARM_UPS + 2)]
+    assert [one.item() for one in given] == [2.0] * (WARM_UPS + 2)
+    assert cache.counts == {"plain": WARM_UPS + 2}
 
 
 def test_an_empty_graph_is_an_error_and_others_warn(monkeypatch: pytest.MonkeyPatch) -> None:

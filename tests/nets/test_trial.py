@@ -6,15 +6,24 @@ import math
 
 import pytest
 import torch
+from tensordict import TensorDict
 from tiny_world import CPU, tiny_settings
 
 from esper_soa.config.settings import ENGINES as NAMES
 from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets import trial as trials
 from esper_soa.nets.choose import ENGINES, Kind, fastest_engine, probe_engines, select_engine
-from esper_soa.nets.engine import TrainReport, ValidationReport
+from esper_soa.nets.engine import NetsConfig, TrainReport, ValidationReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.nets.trial import Trial, TrialResult, disagreement, distances, mixture, try_engines
+from esper_soa.nets.trial import (
+    Trial,
+    TrialResult,
+    disagreement,
+    distances,
+    extrapolate,
+    mixture,
+    try_engines,
+)
 from esper_soa.training.build import trial_of
 from esper_soa.vocabulary import CNN_BLUEPRINTS, RUNNING_STAGES, Blend
 
@@ -104,6 +113,45 @@ def test_an_engine_unlike_torch_is_dropped_with_why(engine: type[TorchEngine], r
     assert second.name == "other"
     assert reason in second.dropped
     assert second.words().startswith("other is left out: ")
+
+
+class Full(TorchEngine):
+    """Has room for a few envs alone, as on a GPU."""
+
+    most = 2
+
+    def train_(self, nets: NetsConfig, weights: TensorDict, *given: object) -> TrainReport:
+        if len(weights) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().train_(nets, weights, *given)  # type: ignore[arg-type]
+
+
+class Fuller(Full):
+    most = 0
+
+
+def test_where_torch_in_float32_has_no_room_for_all_envs_the_first_of_them_tell() -> None:
+    given = {"torch": Full, "wrong": Faster, "same": TorchEngine}
+    plain, wrong, same = try_engines(trial(9), Full, "torch", given)
+    assert plain.dropped == "it fails with OutOfMemoryError: CUDA out of memory"
+    assert "momentum is " in wrong.dropped
+    assert same.dropped == ""
+    assert same.error < 1e-5
+
+
+def test_where_torch_in_float32_has_no_room_at_all_nothing_is_believed() -> None:
+    (result,) = try_engines(trial(2), Fuller, "same", {"same": TorchEngine})
+    assert result.dropped == (
+        "torch in float32, which says what is right, does not run: it fails with OutOfMemoryError: "
+        "CUDA out of memory"
+    )
+
+
+def test_what_a_pass_costs_beside_its_batches_is_counted_once() -> None:
+    # 10 s and 2 s per batch
+    assert extrapolate(12.0, 10.0 + 2.0 * trials.BATCHES, 144) == pytest.approx(10 + 2 * 144)
+    assert extrapolate(12.0, 16.0, 1) == 12.0
+    assert extrapolate(12.0, 11.0, 144) == 12.0  # the clock is not that exact
 
 
 def test_an_interrupt_is_no_verdict() -> None:

@@ -34,7 +34,7 @@ from esper_soa.nets.engines.gpu.engine import GpuEngine
 
 META = torch.device("meta")
 READ_PROGRESS = "read_progress"  # a copy that is started, not waited for
-TABLES = ("_nursery", "slot_table", "tensor_table")  # made once, at the first env-step of a run
+TABLES = ("_seed_init", "slot_table", "tensor_table")  # made once, at the first env-step of a run
 DEFAULT = TaskConfig()
 DEEP = TaskConfig(name="deep", num_blocks=5, num_pools=5)
 SMALLEST = TaskConfig(name="bare", base_channels=1, num_blocks=2, num_pools=2)

@@ -1,9 +1,9 @@
-"""The Triton kernels of a host's block against the plain path, interpreted, tiny shapes."""
+"""The Triton kernels of a host's block against the plain path, on a GPU or interpreted."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from nets.gpu_mixtures import drawn, per_net
+from nets.gpu_mixtures import APPROXIMATE, DEVICE, TF32, drawn, per_net
 from torch import Tensor
 
 from esper_soa.nets import batched
@@ -13,7 +13,9 @@ pytest.importorskip("triton", reason="the package triton is not installed (extra
 from esper_soa.nets.engines.gpu import blocks
 from esper_soa.nets.engines.gpu.blocks import BlockPlan, Branches
 
+pytestmark = pytest.mark.usefixtures("kernel_device")
 SPLITS = 2
+ROUNDING = 1e-4 * APPROXIMATE
 # networks, batch, inputs, outputs, side, kernel, pool, whether the input has a channel of zeros
 # more
 CASES = [
@@ -47,10 +49,11 @@ def block_results(
     memory = blocks.memory_of(plan, num_nets, batch, x)
     moved = statistics.clone()
     weights = blocks.weights_of(plan, params, moved)
-    partials = torch.zeros(num_nets, SPLITS, params.shape[1])
-    blocks.forward_(plan, x, weights, memory)
+    partials = torch.zeros(num_nets, SPLITS, params.shape[1], device=DEVICE)
+    roster = torch.zeros(num_nets, 1, dtype=torch.int32, device=DEVICE)
+    blocks.forward_(plan, x, weights, memory, roster)
     room = torch.full_like(x, torch.nan) if plan.inputs == plan.stored else None
-    blocks.backward_(plan, x, weights, memory, (upstream.to(x.dtype), room), partials)
+    blocks.backward_(plan, x, weights, memory, (upstream.to(x.dtype), room), partials, roster)
     found = [memory.features, moved, partials.sum(1)]
     return found if room is None else [*found, room]
 
@@ -86,7 +89,16 @@ def test_block_equals_convolution_norm_pool_and_relu(case: tuple) -> None:
     inputs = given(case)
     both = (results(case, *inputs) for results in (block_results, plain_results))
     for value, wanted in zip(*both, strict=True):
-        torch.testing.assert_close(value, wanted, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(value, wanted, atol=ROUNDING, rtol=ROUNDING)
+
+
+def test_block_in_tensor_float_32_is_near_float32() -> None:
+    inputs = given(CASES[1])
+    torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined]
+    found = block_results(CASES[1], *inputs)
+    torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    for value, wanted in zip(found, plain_results(CASES[1], *inputs), strict=True):
+        assert (value - wanted).norm() / wanted.norm() < TF32
 
 
 def test_block_in_bfloat16_is_near_float32() -> None:
@@ -118,8 +130,8 @@ def test_evaluation_takes_running_statistics_and_leaves_missing_rows_out(case: t
     weights = blocks.weights_of(plan, params, statistics)
     rows = 2
     twice = x.repeat_interleave(rows, dim=0)
-    features = torch.full((nets * rows, batch, plan.norm_side**2, plan.outputs), torch.nan)
-    counts = torch.full((nets,), rows, dtype=torch.int32)
+    features = x.new_full((nets * rows, batch, plan.norm_side**2, plan.outputs), torch.nan)
+    counts = torch.full((nets,), rows, dtype=torch.int32, device=DEVICE)
     counts[-1] = 1
     blocks.evaluate_(plan, twice, weights, features, Branches(rows, counts))
     inner, scale, shift = convolved(case, x, params)
@@ -129,6 +141,6 @@ def test_evaluation_takes_running_statistics_and_leaves_missing_rows_out(case: t
     wanted = F.relu(inner * affine[0] + affine[1])
     wanted = per_net(F.max_pool2d(wanted, 2) if case[6] == 2 else wanted, nets).flatten(2, 3)
     found = features.unflatten(0, (nets, rows))
-    torch.testing.assert_close(found[:, 0], wanted, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(found[:-1, 1], wanted[:-1], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found[:, 0], wanted, atol=ROUNDING, rtol=ROUNDING)
+    torch.testing.assert_close(found[:-1, 1], wanted[:-1], atol=ROUNDING, rtol=ROUNDING)
     assert found[-1, 1].isnan().all()

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from nets.gpu_mixtures import ODD
-from tiny_world import CPU, tiny_rules
+from nets.gpu_mixtures import DEVICE, ODD
+from tiny_world import tiny_rules
 from torch import Tensor
 
 from benchmarks.sync_guard import SyncGuard
@@ -25,11 +25,13 @@ NUM_ENVS = 12
 def test_rows_of_newborn_seeds_are_those_of_torch_to_the_bit() -> None:
     task = TaskConfig(name="two", base_channels=8, num_blocks=2, num_pools=0)
     shape = host_shape(task, host_slots(task), BLUEPRINTS + ODD)
-    state = initial_state(tiny_rules(2, 4), NUM_ENVS, CPU)
+    state = initial_state(tiny_rules(2, 4, device=DEVICE), NUM_ENVS, DEVICE)
     g = torch.Generator().manual_seed(1)
 
     def choice(*values: int) -> Tensor:
-        return torch.tensor(values)[torch.randint(len(values), (NUM_ENVS, 2), generator=g)]
+        return torch.tensor(values)[torch.randint(len(values), (NUM_ENVS, 2), generator=g)].to(
+            DEVICE
+        )
 
     slots = state.slots.replace(
         stage=choice(Stage.TRAINING, Stage.EMPTY),
@@ -38,9 +40,9 @@ def test_rows_of_newborn_seeds_are_those_of_torch_to_the_bit() -> None:
         blueprint=choice(*CNN_BLUEPRINTS, *(one.code for one in ODD)),
         blend=choice(Blend.ADD, Blend.MULTIPLY, Blend.GATE),
     )
-    wanted = allocate(shape, NUM_ENVS, CPU, torch.float32).apply(torch.ones_like)
+    wanted = allocate(shape, NUM_ENVS, DEVICE, torch.float32).apply(torch.ones_like)
     found = wanted.clone()
-    keys = torch.randint(-(2**62), 2**62, (NUM_ENVS,), generator=g)
+    keys = torch.randint(-(2**62), 2**62, (NUM_ENVS,), generator=g).to(DEVICE)
     seeds = slot_seeds(slots, state.ramp, ablate_fossils=False)
     claim_(wanted, shape, read_active_seeds(seeds), keys)
     nurseries = newborn.seed_inits(found, shape)

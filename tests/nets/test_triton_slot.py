@@ -1,11 +1,20 @@
-"""A slot of all networks in one launch against torch by groups, in Triton's interpreter: mixtures
-of everything.
+"""A slot of all networks in one launch against torch by groups, on a GPU or interpreted:
+mixtures of everything.
 """
 
 import pytest
 import torch
 from nets import gpu_mixtures
-from nets.gpu_mixtures import ODD, SlotResult, drawn, mixed_plan, plain_slot, random_weights
+from nets.gpu_mixtures import (
+    APPROXIMATE,
+    DEVICE,
+    ODD,
+    SlotResult,
+    drawn,
+    mixed_plan,
+    plain_slot,
+    random_weights,
+)
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -17,8 +26,8 @@ pytest.importorskip("triton", reason="the package triton is not installed (extra
 
 from esper_soa.nets.engines.gpu import slots
 
-CPU = torch.device("cpu")
-ROUNDING = 2e-4
+pytestmark = pytest.mark.usefixtures("kernel_device")
+ROUNDING = 2e-4 * APPROXIMATE
 EVERY_CODE = (*CNN_BLUEPRINTS, *(one.code for one in ODD))
 
 
@@ -29,7 +38,7 @@ def triton_slot(
     rows = weights["seeds", "r0c0", "params"]
     num_nets, batch, height, width = x.shape[:4]
     pooled = behind.shape[2] != height
-    table = slots.slot_table(shape, 0, CPU)
+    table = slots.slot_table(shape, 0, DEVICE)
     work = slots.slot_workspace(table, num_nets * batch, (height, width), x, True)
     slot_flags = gpu_mixtures.planned_roster(plan)
     slot = slots.slot_of(table, slot_flags, alpha.float(), rows, work, (height, width), pooled)
@@ -39,7 +48,7 @@ def triton_slot(
     codes = torch.zeros_like(small, dtype=torch.uint8)
     slots.forward_(slot, features, small, codes)
     before = torch.full_like(features, torch.nan) if pooled else gradient
-    partials = torch.zeros(num_nets, slots.num_splits(batch), rows.shape[1])
+    partials = rows.new_zeros(num_nets, slots.num_splits(batch), rows.shape[1])
     slots.backward_(slot, before, gradient, codes)
     slots.weights_((slot,), (partials,), batch)
     out = small.view(behind.shape)
@@ -75,7 +84,7 @@ SINGLES = [
 @pytest.mark.parametrize(("detached", "code", "blend"), SINGLES)
 def test_a_seed_of_every_kind_and_blend_equals_torch(detached: bool, code: int, blend: int) -> None:
     shape = gpu_mixtures.slot_shape(4, odd=True)
-    alpha = torch.tensor([[0.3], [0.6]], dtype=torch.float64)
+    alpha = torch.tensor([[0.3], [0.6]], dtype=torch.float64, device=DEVICE)
     x = drawn(1, 2, 1, 3, 2, 4)
     plan = single(code, blend, detached)
     given = (shape, random_weights(shape, 2, 5), plan, alpha, x, drawn(2, *x.shape))
@@ -110,7 +119,7 @@ def test_a_mixture_of_everything_equals_torch(
 ) -> None:
     shape = gpu_mixtures.slot_shape(channels, odd=True)
     plan = mixed_plan(num_nets, 1, num_nets + batch, EVERY_CODE)
-    alpha = torch.rand(num_nets, 1, dtype=torch.float64)
+    alpha = torch.rand(num_nets, 1, dtype=torch.float64, device=DEVICE)
     x = drawn(3, num_nets, batch, *size, channels)
     behind = (size[0] // 2, size[1] // 2) if pooled else size
     upstream = drawn(4, num_nets, batch, *behind, channels)
@@ -120,7 +129,7 @@ def test_a_mixture_of_everything_equals_torch(
 
 def test_in_bfloat16_a_slot_is_near_float32() -> None:
     shape = gpu_mixtures.slot_shape(8)
-    alpha = torch.full((4, 1), 0.4, dtype=torch.float64)
+    alpha = torch.full((4, 1), 0.4, dtype=torch.float64, device=DEVICE)
     given = (shape, random_weights(shape, 4, 7), mixed_plan(4, 1, 2), alpha)
     x = drawn(3, 4, 1, 4, 4, 8).bfloat16()
     upstream = drawn(4, *x.shape).bfloat16()
@@ -139,7 +148,7 @@ def test_a_broken_or_sleeping_seed_touches_no_other_network() -> None:
     plan.blend[...] = Blend.ADD
     plan.frozen[...] = [[False], [False], [False], [True], [False]]
     weights = random_weights(shape, 5, 7)
-    alpha = torch.full((5, 1), 0.4, dtype=torch.float64)
+    alpha = torch.full((5, 1), 0.4, dtype=torch.float64, device=DEVICE)
     x = drawn(3, 5, 1, 2, 3, 4)
     upstream = drawn(4, *x.shape)
     clean = triton_slot(shape, weights, plan, alpha, x, upstream)

@@ -141,10 +141,12 @@ def memory_of(plan: BlockPlan, num_nets: int, batch: int, like: Tensor) -> Block
     )
 
 
-def forward_(plan: BlockPlan, x: Tensor, weights: Weights, memory: BlockMemory) -> None:
-    """features of `memory` from x [n, B, H*W, C]; running statistics move."""
+def forward_(
+    plan: BlockPlan, x: Tensor, weights: Weights, memory: BlockMemory, slot_flags: Tensor
+) -> None:
+    """features of `memory` from x [n, B, H*W, C]; running statistics move. slot_flags: [n, S]."""
     num_nets, batch = memory.output.shape[:2]
-    layer, tile, tiles = _launch(plan, batch, x)
+    layer, tile, tiles = _launch(plan, batch, x, rows(slot_flags))
     output = plane(memory.output)
     block.conv_kernel[num_nets, tiles](
         plane(x), weights.kernel, output, memory.partials, layer, tile
@@ -168,13 +170,14 @@ def backward_(
     memory: BlockMemory,
     gradients: tuple[Tensor, Tensor | None],
     partials: Tensor,
+    slot_flags: Tensor,
 ) -> None:
     """Gradients of the block's parameters, to their columns of partials [n, splits, P], and of x.
 
     gradients: of the block's features, and room for that of x, or None. Split 0 has the norm's.
     """
     (num_nets, batch), (splits, width) = memory.output.shape[:2], partials.shape[1:]
-    layer, tile, tiles = _launch(plan, batch, x)
+    layer, tile, tiles = _launch(plan, batch, x, rows(slot_flags))
     upstream = Upstream(
         plane(gradients[0]), plane(memory.output), plane(memory.codes), memory.coefficients
     )
@@ -222,9 +225,11 @@ def evaluate_(
     )
 
 
-def _launch(plan: BlockPlan, batch: int, x: Tensor) -> tuple[KernelLayer, KernelTile, int]:
+def _launch(
+    plan: BlockPlan, batch: int, x: Tensor, words: Rows | None = None
+) -> tuple[KernelLayer, KernelTile, int]:
     """Sizes that the kernels are told, tile sizes and the number of tiles of the full map."""
     sizes = (plan.side, plan.side, plan.inputs, plan.stored, plan.outputs, plan.kernel, plan.pool)
-    layer = KernelLayer(batch * plan.side**2, *constants(*sizes))
+    layer = KernelLayer(batch * plan.side**2, *constants(*sizes))._replace(words=words)
     tile = tile_of(layer, x.dtype)
     return layer, tile, triton.cdiv(layer.num_pixels, tile.pixels.value)

@@ -47,7 +47,7 @@ META_DEVICE = torch.device("meta")
 class ResidentSeeds(NamedTuple):
     """Seeds of N networks with S slots in an env-step, on the device."""
 
-    training: Tensor  # int32 [N, S], see roster.py
+    training: Tensor  # int32 [N, S], see slot_flags.py
     validation: Tensor  # int32 [N, S]
     codes: Tensor  # int64 [N, R], subset rows, -1 = none
     levels: list[tree.TreeLevel]  # of the subset rows, by slot in execution order
@@ -150,6 +150,7 @@ class GpuEngine:
         )
         inputs = pass_inputs(crops, active_seeds.validation, alpha)
         sums = ValidationSums(
+            (codes[:, 0] >= 0).int(),
             active_seeds.levels,
             torch.zeros(num_nets, dtype=STATE_FLOAT, device=device),
             torch.zeros(codes.shape, dtype=torch.int64, device=device),
@@ -161,9 +162,10 @@ class GpuEngine:
         key = "validate", *inputs.first.shape, batch, *_places(weights, crops.bank.lines)
         count = inputs.first.shape[1] // batch
         done = self.steps.run_(key, fresh, [0] * count).sums
-        accuracy = 100.0 * done.correct.to(STATE_FLOAT) / done.counted[:, None]
+        counted = done.counted.clamp(min=1)  # none of a network that has ended
+        accuracy = 100.0 * done.correct.to(STATE_FLOAT) / counted[:, None]
         accuracy = torch.where(codes >= 0, accuracy, 0.0)
-        return ValidationReport(done.loss / done.counted, accuracy, codes, active_seeds.ablated)
+        return ValidationReport(done.loss / counted, accuracy, codes, active_seeds.ablated)
 
     def _plans(self, shape: HostShape, device: torch.device) -> Plans:
         """Tables of a host, made once."""
@@ -186,6 +188,8 @@ def _claimed_(
     codes = tree.codes_of(
         seeds.ablated, seeds.ablated & (seeds.stage == Stage.FOSSILIZED), nets.rows
     )
+    if seeds.over is not None:
+        codes = torch.where(seeds.over[:, :1], -1, codes)
     levels = tree.levels_of(codes, nets.shape.execution_order)
     return ResidentSeeds(training, validation, codes, levels, seeds.ablated)
 

@@ -1,6 +1,7 @@
 """Which seed stands in a slot and how it takes part in a pass: a number per network and slot.
 
-Made without a read by the host; the kernels branch on it. Imports no Triton.
+Made without a read by the host; the kernels branch on it. ENDED is of the whole network, whose
+episode is over: it stands in every slot, and nothing of the network moves. Imports no Triton.
 """
 
 import torch
@@ -10,9 +11,9 @@ from esper_soa.nets.seeds.pools import SlotSeeds
 from esper_soa.state import stage_in
 from esper_soa.vocabulary import Blend, Stage
 
-FLAGS = [1 << bit for bit in range(8)]
-RUNNING, THROUGH, MULTIPLIED, GATED, DETACHED, FROZEN, MEASURED, ABLATED = FLAGS
-CODE_SHIFT = 8  # the blueprint's code stands above the flags
+FLAGS = [1 << bit for bit in range(9)]
+RUNNING, THROUGH, MULTIPLIED, GATED, DETACHED, FROZEN, MEASURED, ABLATED, ENDED = FLAGS
+CODE_SHIFT = 9  # the blueprint's code stands above the flags
 
 
 def training_flags(seeds: SlotSeeds, detached_stages: tuple[int, ...]) -> Tensor:
@@ -44,4 +45,5 @@ def _slot_words(
     words = (seeds.blueprint << CODE_SHIFT) | RUNNING
     for where, flag in [*paths, *detached, *marks]:
         words = words | where.long() * flag
-    return torch.where(running, words, 0).int()
+    words = torch.where(running, words, 0)
+    return (words if seeds.over is None else torch.where(seeds.over, ENDED, words)).int()

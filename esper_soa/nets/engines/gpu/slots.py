@@ -101,7 +101,7 @@ def slot_of(
 ) -> KernelSlot:
     """The record that the kernels read.
 
-    roster: int32 [N, S], see roster.py; alpha: float32 [N, S]; params: [N, width], of the slot.
+    roster: int32 [N, S], see slot_flags.py; alpha: float32 [N, S]; params: [N, width], of the slot.
     """
     lanes = table.lanes
     dtype = work.maps.dtype

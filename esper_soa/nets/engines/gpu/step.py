@@ -40,7 +40,7 @@ class PassInputs(NamedTuple):
 
     first: Tensor  # int64 [1 or N, images]: bytes of the bank at which images begin
     labels: Tensor  # int64 [1 or N, images]; -1 does not count
-    slot_flags: Tensor  # int32 [N, S], see roster.py
+    slot_flags: Tensor  # int32 [N, S], see slot_flags.py
     alpha: Tensor  # float32 [N, S]
     counter: Tensor  # int32 [1], batches so far
 
@@ -100,6 +100,7 @@ class PassStep:
             0 if shared else labels.shape[1],
             self.given.counter,
             batch,
+            rows(self.given.slot_flags),
             *sizes,
         )
 
@@ -114,11 +115,6 @@ def head_outputs(shape: HostShape, num_nets: int, batch: int, like: Tensor) -> H
         wide.new_empty(size),
         torch.empty(size, dtype=torch.int32, device=like.device),
     )
-
-
-def activation_kind(nets: NetsConfig) -> torch.dtype:
-    """The format of activations."""
-    return nets.precision if nets.precision == torch.bfloat16 else torch.float32
 
 
 def crops_record(bank: ImageBank, first: Tensor) -> Crops:

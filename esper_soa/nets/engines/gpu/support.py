@@ -33,6 +33,11 @@ def unavailable_reason(device: torch.device) -> str | None:
         return "the package triton is not installed"
     if os.environ.get("TRITON_INTERPRET") == "1" and device.type == "cpu":
         return None
+    if torch.version.hip is not None:
+        return (
+            "the kernels are for NVIDIA: the barriers that they rely on do not order global memory "
+            f"on ROCm ({torch.version.hip})"
+        )
     if device.type != "cuda":
         return (
             f"Triton kernels need a CUDA device, not {device.type} (TRITON_INTERPRET=1 "
@@ -62,12 +67,13 @@ def obstacle(
         return f"there is none for {dtype}, which needs loss scales"
     if unknown:
         return f"there is none for the blueprint {', '.join(unknown)}"
-    if max(widths) > MAX_LANES:
-        return f"they hold at most {MAX_LANES} channels, not {max(widths)}"
-    if shape.num_classes > MOST_CLASSES:
-        return f"they hold at most {MOST_CLASSES} classes, not {shape.num_classes}"
-    if batch_size > MAX_BATCH_IMAGES:
-        return f"they hold batches of at most {MAX_BATCH_IMAGES} images, not {batch_size}"
+    for what, actual, most in (
+        ("channels", max(widths), MAX_LANES),
+        ("classes", shape.num_classes, MOST_CLASSES),
+        ("images in a batch", batch_size, MAX_BATCH_IMAGES),
+    ):
+        if actual > most:
+            return f"they hold at most {most} {what}, not {actual}"
     return ""
 
 

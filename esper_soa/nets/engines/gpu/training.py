@@ -17,7 +17,7 @@ from esper_soa.nets.engines.gpu.kernels.head import HeadOutputs, head_kernel, he
 from esper_soa.nets.engines.gpu.kernels.seed import KernelSlot
 from esper_soa.nets.engines.gpu.kernels.update import Pool
 from esper_soa.nets.engines.gpu.slots import SlotWorkspace
-from esper_soa.nets.engines.gpu.step import PassStep, Plans, activation_kind, cut_, head_outputs
+from esper_soa.nets.engines.gpu.step import PassStep, Plans, cut_, head_outputs
 
 
 class TrainSums(NamedTuple):
@@ -79,7 +79,7 @@ class TrainStep(PassStep):
         x = memory.images
         for plan in self.plans.blocks:
             own = memory.blocks[plan.number]
-            blocks.forward_(plan, x, self.block_weights(plan), own)
+            blocks.forward_(plan, x, self.block_weights(plan), own, self.given.slot_flags)
             x = memory.pooled[plan.number]
             codes = memory.pooled_codes[plan.number]
             for place in plan.places:
@@ -113,8 +113,8 @@ class TrainStep(PassStep):
             x = memory.pooled[number - 1] if number else memory.images
             room = memory.pooled_gradients[number - 1] if number else None
             gradients = memory.gradients[number], room
-            own = memory.blocks[number]
-            blocks.backward_(plan, x, self.block_weights(plan), own, gradients, memory.partials[0])
+            known = self.block_weights(plan), memory.blocks[number], gradients
+            blocks.backward_(plan, x, *known, memory.partials[0], self.given.slot_flags)
         if records:
             partials = tuple(memory.partials[1 + slot] for slot in records)
             slots.weights_(tuple(records.values()), partials, self.batch)
@@ -125,7 +125,7 @@ def memory_of(nets: NetsConfig, plans: Plans, weights: TensorDict, batch: int) -
     shape = nets.shape
     params = weights["host", "params"]
     num_nets = params.shape[0]
-    images = params.new_empty(num_nets, batch, IMAGE_SIZE**2, COLOURS, dtype=activation_kind(nets))
+    images = params.new_empty(num_nets, batch, IMAGE_SIZE**2, COLOURS, dtype=nets.precision)
     own = [blocks.memory_of(plan, num_nets, batch, images) for plan in plans.blocks]
     pooled = list[Tensor]()
     codes = list[Tensor]()

@@ -17,13 +17,14 @@ from esper_soa.nets.engines.gpu.kernels.head import (
     head_evaluate_kernel,
 )
 from esper_soa.nets.engines.gpu.slots import SlotWorkspace
-from esper_soa.nets.engines.gpu.step import PassStep, Plans, activation_kind, cut_, head_outputs
+from esper_soa.nets.engines.gpu.step import PassStep, Plans, cut_, head_outputs
 from esper_soa.nets.engines.gpu.tree import TreeLevel
 
 
 class ValidationSums(NamedTuple):
     """The rows of an env-step, and what it gives; memory of its own."""
 
+    roots: Tensor  # int32 [N], rows before the first slot: 0 of a network that has ended
     levels: list[TreeLevel]  # by slot, in execution order
     loss: Tensor  # float64 [N], of row 0, sum over images
     correct: Tensor  # int64 [N, R]
@@ -38,7 +39,6 @@ class ValidationMemory(NamedTuple):
     places: dict[int, SlotWorkspace]  # by slot
     spares: dict[int, Tensor]  # by slot: [programs, H*W, C]
     answers: HeadOutputs
-    one: Tensor  # int32 [N], the rows before the first slot
 
 
 @dataclass(eq=False)
@@ -64,7 +64,7 @@ class ValidationStep(PassStep):
         units, batch = features.shape[:2]
         head = self.head(features)
         head_evaluate_kernel[units, batch](features, memory.answers, tuple(branches), head)
-        evaluation_sums_kernel[units,](memory.answers, sums[1:], tuple(branches), head)
+        evaluation_sums_kernel[units,](memory.answers, sums[2:], tuple(branches), head)
         advance_kernel[1,](inputs.counter)
 
     def _forward_(self, memory: ValidationMemory) -> tuple[Tensor, Branches]:
@@ -72,7 +72,7 @@ class ValidationStep(PassStep):
         room = iter(memory.features)
         levels = iter(self.sums.levels)
         x = memory.images
-        branches = Branches(1, memory.one)
+        branches = Branches(1, self.sums.roots)
         for plan in self.plans.blocks:
             features = next(room)
             blocks.evaluate_(plan, x, self.block_weights(plan), features, branches)
@@ -104,8 +104,7 @@ def memory_of(
 ) -> ValidationMemory:
     """Memory of a step."""
     size = (extent.image_sets, extent.batch, IMAGE_SIZE**2, COLOURS)
-    kind = activation_kind(nets)
-    images = torch.empty(size, dtype=kind, device=device)
+    images = torch.empty(size, dtype=nets.precision, device=device)
     last = 1
     row_counts = iter(extent.rows)
     features = list[Tensor]()
@@ -125,5 +124,4 @@ def memory_of(
             )
             spares[number] = images.new_empty(extent.programs, side**2, plan.outputs)
     answers = head_outputs(nets.shape, extent.num_nets * last, extent.batch, images)
-    one = torch.ones(extent.num_nets, dtype=torch.int32, device=device)
-    return ValidationMemory(images, features, places, spares, answers, one)
+    return ValidationMemory(images, features, places, spares, answers)

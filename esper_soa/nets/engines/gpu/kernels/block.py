@@ -18,6 +18,7 @@ from esper_soa.nets.engines.gpu.kernels.tiles import (
     add_product,
     at,
     conv_tile,
+    has_ended,
     load_pixels,
     load_row,
     span_of,
@@ -46,6 +47,8 @@ class Upstream(NamedTuple):
 def conv_kernel(x, weight, output, partials, layer, tile):
     """output = convolution; partials [n, tiles, 2, O] = mean, square sum. Grid (n, tiles)."""
     env = tl.program_id(0).to(tl.int64)
+    if has_ended(layer.words, env):
+        return
     part = tl.program_id(1)
     span = span_of(part, layer.num_pixels, tile)
     values = conv_tile(x, env, weight, env, span, layer, tile)
@@ -61,6 +64,8 @@ def conv_kernel(x, weight, output, partials, layer, tile):
 def statistics_kernel(partials, statistics, running, num_tiles, layer, tile):
     """statistics [n, 2, O] = mean and 1/deviation; moves running [mean, variance]. Grid (n,)."""
     env = tl.program_id(0).to(tl.int64)
+    if has_ended(layer.words, env):
+        return
     start = partials + env * num_tiles * 2 * layer.outputs
     mean = tl.zeros((tile.outputs,), tl.float32)
     for first in range(0, num_tiles, tile.pixels):
@@ -120,6 +125,8 @@ def num_pooled(layer):
 def norm_pool_kernel(output, statistics, affine, pooled, codes, layer, tile):
     """pooled = max pool of ReLU of batch norm, NaN too; codes for its way back. Grid (n, tiles)."""
     env = tl.program_id(0).to(tl.int64)
+    if has_ended(layer.words, env):
+        return
     span = span_of(tl.program_id(1), num_pooled(layer), tile)
     mean = load_row(statistics, 2 * env, layer.outputs, tile.outputs)
     scale = load_row(statistics, 2 * env + 1, layer.outputs, tile.outputs)
@@ -148,6 +155,8 @@ def norm_sums_kernel(upstream, statistics, partials, layer, tile):
     Only the maxima count: the output is read where `codes` points. Grid (n, tiles).
     """
     env = tl.program_id(0).to(tl.int64)
+    if has_ended(layer.words, env):
+        return
     part = tl.program_id(1)
     span = span_of(part, num_pooled(layer), tile)
     channel = tl.arange(0, tile.outputs)
@@ -172,6 +181,8 @@ def coefficients_kernel(sums, statistics, scale, coefficients, affine, layer, ti
     of scale and shift.
     """
     env = tl.program_id(0).to(tl.int64)
+    if has_ended(layer.words, env):
+        return
     total = tl.zeros((tile.outputs,), tl.float32)
     product = tl.zeros((tile.outputs,), tl.float32)
     start = sums[0] + env * sums[1] * 2 * layer.outputs
@@ -218,6 +229,8 @@ def gradient_taps(upstream, env, span, columns, size: tl.constexpr, layer):
 def input_gradient_kernel(upstream, weight, target, layer, tile):
     """target = transposed convolution. Grid (n, tiles)."""
     env = tl.program_id(0).to(tl.int64)
+    if has_ended(layer.words, env):
+        return
     span = span_of(tl.program_id(1), layer.num_pixels, tile)
     result = tl.zeros((tile.pixels, tile.inputs), tl.float32)
     for first in range(0, layer.outputs * layer.size * layer.size, tile.columns):
@@ -236,6 +249,8 @@ def weight_gradient_kernel(upstream, x, partials, width, layer, tile):
     Grid (n, splits, tiles); the tiles are those of the columns (tap, stored input channel).
     """
     env = tl.program_id(0).to(tl.int64)
+    if has_ended(layer.words, env):
+        return
     split = tl.program_id(1)
     columns = tl.program_id(2) * tile.columns + tl.arange(0, tile.columns)
     output = tl.arange(0, tile.outputs)

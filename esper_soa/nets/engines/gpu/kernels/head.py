@@ -9,7 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper_soa.nets.engines.gpu.kernels.tiles import Rows, load_map, start_of, store_map
+from esper_soa.nets.engines.gpu.kernels.tiles import (
+    Rows,
+    has_ended,
+    load_map,
+    start_of,
+    store_map,
+)
 
 
 class KernelHead(NamedTuple):
@@ -21,6 +27,7 @@ class KernelHead(NamedTuple):
     labels_env: int  # labels from network to network, 0 where they share them
     counter: Tensor  # int32 [1]: the batch
     batch: int
+    words: Rows  # int32 [n, S], see slot_flags.py
     area: tl.constexpr  # pixels of an image
     channels: tl.constexpr
     classes: tl.constexpr
@@ -92,6 +99,8 @@ def head_logits(features, head, env, image):
 def head_kernel(features, gradient, answers, head):
     """Loss, right answers, gradients of an image, of its features [n, B, ., C]. Grid (n, B)."""
     env = tl.program_id(0).to(tl.int64)
+    if has_ended(head.words, env):
+        return
     image = tl.program_id(1)
     place = env * head.batch + image
     start = place * (head.area * head.channels)
@@ -118,6 +127,8 @@ def head_sums_kernel(answers, partials, width, sums, head):
     Grid (n, splits). sums: loss float32 [n] and right answers int64 [n] grow by those of the batch.
     """
     env = tl.program_id(0).to(tl.int64)
+    if has_ended(head.words, env):
+        return
     split = tl.program_id(1)
     classes = tl.arange(0, head.class_lanes)
     channel = tl.arange(0, head.channel_lanes)

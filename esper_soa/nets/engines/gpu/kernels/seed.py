@@ -22,7 +22,7 @@ KIND, INPUTS, OUTPUTS, KERNEL, GROUPS, HIDDEN, FLAGS, OFFSET, MAP, SOURCE, SOURC
 COUNT, REPLACING, PARAMETERS = (tl.constexpr(place) for place in range(len(program.HEAD)))
 END, CONV, DEPTH, SOFT_NORM, EXCITE = map(tl.constexpr, program.KINDS)
 NORMED, RELU, BIASED = map(tl.constexpr, program.FLAGS)
-RUNNING, THROUGH, MULTIPLIED, GATED, DETACHED, FROZEN, MEASURED, ABLATED = map(
+RUNNING, THROUGH, MULTIPLIED, GATED, DETACHED, FROZEN, MEASURED, ABLATED, _ = map(
     tl.constexpr, slot_flags.FLAGS
 )
 CODE_SHIFT = tl.constexpr(slot_flags.CODE_SHIFT)

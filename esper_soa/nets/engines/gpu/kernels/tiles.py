@@ -13,7 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from esper_soa.nets.engines.gpu import slot_flags
+
 NORM_EPS = tl.constexpr(1e-5)
+ENDED = tl.constexpr(slot_flags.ENDED)
 # of a launch: products and sums are rounded one by one, as torch does
 EXACT = {"enable_fp_fusion": False}
 
@@ -47,6 +50,7 @@ class KernelLayer(NamedTuple):
     outputs: tl.constexpr
     size: tl.constexpr  # of the kernel, 1 or 3
     pool: tl.constexpr  # side of the pooling window, 1 = none
+    words: Rows | None = None  # int32 [n, S], see slot_flags.py; None in validation
 
 
 class KernelTile(NamedTuple):
@@ -134,6 +138,12 @@ def store_map(target, span, values, stride: tl.constexpr):
     channel = tl.arange(0, values.shape[1])
     place = target + span[0][:, None] * stride + channel[None, :]
     tl.store(place, values, mask=span[1][:, None] & (channel < stride)[None, :])
+
+
+@triton.jit
+def has_ended(words, env):
+    """Whether passes leave a network out; words: Rows of int32 [n, S]."""
+    return (tl.load(start_of(words, env)) & ENDED) != 0
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from esper_soa.nets.engines.gpu.kernels.seed import (
     PARAMETERS,
     RUNNING,
 )
-from esper_soa.nets.engines.gpu.kernels.tiles import Rows, start_of
+from esper_soa.nets.engines.gpu.kernels.tiles import ENDED, Rows, start_of
 
 
 class Pool(NamedTuple):
@@ -54,7 +54,7 @@ class KernelRules(NamedTuple):
 @triton.jit
 def learning(pool, words, env, column):
     """bool [tile]: which columns of a row move."""
-    mask = column < pool.width
+    mask = (column < pool.width) & ((tl.load(words + env * pool.num_slots) & ENDED) == 0)
     if pool.slot >= 0:
         word = tl.load(words + env * pool.num_slots + pool.slot)
         head = pool.programs + (word >> CODE_SHIFT).to(tl.int64) * ((1 + pool.parts) * FIELDS)

@@ -1,0 +1,72 @@
+"""What Triton, its compilers and its launcher raise on a machine that lacks something is a verdict
+of the trial, not the end of a run. All of them are the real ones; only the driver launches nothing.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
+
+from triton import knobs
+
+HERE = Path(__file__).parent
+COMPILER = shutil.which("cc")
+
+
+def told(folder: Path, fault: str, **environment: str) -> str:
+    """What the trial says of the kernels."""
+    command = [str(COMPILER), "-w", "-shared", "-fPIC", "-o", str(folder / "libcuda.so.1")]
+    subprocess.run([*command, str(HERE / "stand_in_driver.c")], check=True)
+    known = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder / "cache")}
+    known |= {"LD_LIBRARY_PATH": str(folder), "TRITON_LIBCUDA_PATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "try_for_gpu.py"), fault],
+        env=os.environ | known | {"PYTHONPATH": str(HERE.parents[1])} | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def assembler_that_fails(folder: Path) -> str:
+    path = folder / "ptxas"
+    real = knobs.nvidia.ptxas.path
+    path.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then exec {real} --version; fi\nexit 1\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C compiler")
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        ("no compiler", "CalledProcessError"),  # gcc, or no Python.h
+        pytest.param("broken kernel", "CompilationError", marks=pytest.mark.slow),
+        pytest.param("no assembler", "PTXASError", marks=pytest.mark.slow),
+        pytest.param("little shared memory", "OutOfResources", marks=pytest.mark.slow),
+    ],
+)
+def test_whatever_compiler_or_launcher_raise_is_a_verdict(
+    fault: str, name: str, tmp_path: Path
+) -> None:
+    environment = {
+        "no compiler": {"CC": "false"},
+        "no assembler": {"TRITON_PTXAS_PATH": assembler_that_fails(tmp_path)},
+        "little shared memory": {"FAKE_SMEM": "16"},
+    }.get(fault, {})
+    found = told(tmp_path, fault, **environment)
+    assert found.startswith(f"triton is left out: it fails with {name}: ")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(COMPILER is None, reason="no C compiler")
+def test_with_nothing_amiss_every_launch_gets_through_and_numbers_alone_tell(
+    tmp_path: Path,
+) -> None:
+    assert "its host.momentum is 1.0e+00 from torch" in told(tmp_path, "none")

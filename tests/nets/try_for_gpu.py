@@ -1,0 +1,57 @@
+"""Tries the GPU's kernels by Triton's own compiler and launcher beside a driver that launches
+nothing; a script of its own, as Triton must not interpret here.
+
+    LD_LIBRARY_PATH=<folder of a libcuda.so.1 made of stand_in_driver.c> python try_for_gpu.py FAULT
+
+Prints what the trial says of them: "broken kernel" has one that does not compile; of a compiler
+that does not work, or of little shared memory, the environment tells.
+"""
+
+import sys
+from functools import cached_property
+
+import torch
+import triton
+import triton.language as tl
+from compile_for_gpu import Device, settings_of
+from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
+from triton.runtime import driver
+
+from esper_soa.nets import trial as trials
+from esper_soa.nets.engines.gpu import newborn
+from esper_soa.nets.engines.gpu.engine import GpuEngine
+from esper_soa.nets.engines.torch.engine import TorchEngine
+from esper_soa.training.build import trial_of
+
+ARCHITECTURE = 90
+
+
+class LaunchingDevice(Device):
+    """Has Triton's launcher, made at the first launch, as on a machine with a GPU."""
+
+    launcher_cls = CudaLauncher
+
+    @cached_property
+    def utils(self) -> CudaUtils:
+        return CudaUtils()
+
+
+@triton.jit
+def broken_kernel(seed_inits, seeds, num_slots: tl.constexpr, tile: tl.constexpr):
+    tl.arange(0, tile + 1)
+
+
+def main() -> None:
+    driver.set_active(LaunchingDevice(ARCHITECTURE))
+    if sys.argv[1] == "broken kernel":
+        newborn.newborn_kernel = broken_kernel
+    trials.PASSES = trials.TIMED
+    makers = {"torch": TorchEngine, "triton": GpuEngine}
+    for result in trials.try_engines(
+        trial_of(settings_of("small", 2), torch.device("cpu")), TorchEngine, "torch", makers
+    ):
+        print(result.words())
+
+
+if __name__ == "__main__":
+    main()
