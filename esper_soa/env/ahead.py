@@ -111,7 +111,7 @@ def example_inputs(
     rules: EnvRules, num_envs: int
 ) -> tuple[tuple[EnvState, Measurements], tuple[Record, ...]]:
     """What the two kernels are given in the first env-step, all envs waiting."""
-    state = initial_state(rules, num_envs, torch.device("cpu"))
+    state = initial_state(rules, num_envs, rules.blueprints.device)
     measured = made_up(rules, state, 0)
     state_after, attribution, masks, _ = record_and_observe(rules, state, measured)
     wait = {name: torch.zeros_like(state.signals.step) for name in HEAD_NAMES}
