@@ -41,7 +41,7 @@ def build_rules(cfg: TrainConfig, device: torch.device, first_env: int = 0) -> E
     where the settings ask for what cannot run.
     """
     trial = trial_of(cfg, device)
-    nets = trial.nets
+    nets = trial.nets._replace(first_env=first_env)
     num_slots = len(nets.shape.slots)
     allowed = torch.zeros(num_codes(nets.shape.blueprints), dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
