@@ -9,10 +9,14 @@ from esper_soa.config.errors import SettingError, check
 from esper_soa.config.paths import user_path
 from esper_soa.config.ranges import (
     COUNT,
+    RULE,
     WEIGHT,
+    EnvNumber,
+    EnvRange,
     Settings,
     choice,
     choices,
+    env_number,
     number,
     numbers,
     word,
@@ -80,16 +84,17 @@ class TaskConfig(Settings, path="task."):
     num_pools: int = number(3, 0, MAX_POOLS)  # the first num_pools blocks end in a 2x2 max pool
     # Outputs of the classifier; the data has no more. Of a transformer: tokens, V.
     num_classes: int = number(10, 2, 100_000)
-    host_lr: float = number(0.01, 0, 1000, "(]")  # learning rate of the host
-    seed_lr: float = number(0.01, 0, 1000, "(]")  # of its seeds
+    # A list in place of a number gives one to each env in turn, here and wherever EnvNumber stands.
+    host_lr: EnvNumber = env_number(0.01, 0, 1000, "(]")  # learning rate of the host
+    seed_lr: EnvNumber = env_number(0.01, 0, 1000, "(]")  # of its seeds
     # Of both over an episode: as they are, or from there to 0 along half a cosine.
     lr_schedule: str = choice("constant", ("constant", "cosine"))
     # sgd: with momentum; adamw: with two moments, in torch alone (Loshchilov and Hutter 2019).
     optimizer: str = choice("sgd", OPTIMIZERS)
-    momentum: float = number(0.9, 0, 1, "[)")  # of both; the decay of adamw's first moment
-    weight_decay: float = number(5e-4, 0, 1000)  # of the host; seeds have none
+    momentum: EnvNumber = env_number(0.9, 0, 1, "[)")  # of both; the decay of adamw's first moment
+    weight_decay: EnvNumber = env_number(5e-4, 0, 1000)  # of the host; seeds have none
     # Gradient norm per env for the host, per env and slot for seeds.
-    max_grad_norm: float = number(1.0, 0, WEIGHT, note="0 = no clipping")
+    max_grad_norm: EnvNumber = env_number(1.0, 0, WEIGHT, note="0 = no clipping")
     # Optimiser steps between two measurements of seed gradients.
     gradient_stride: int = number(10, 1, COUNT)
     # Those that may be germinated; users' own take the codes from 13 on, in this order.
@@ -101,6 +106,9 @@ class TaskConfig(Settings, path="task."):
         self.require(self.kernel_size % 2 == 1, "kernel_size", "odd")
         allowed = f"at most task.num_blocks={self.num_blocks}"
         self.require(self.num_pools <= self.num_blocks, "num_pools", allowed)
+        alike = self.optimizer == "sgd" or not isinstance(self.momentum, str)
+        allowed = f"one number for all envs with task.optimizer={self.optimizer}"
+        self.require(alike, "momentum", allowed)
         last = self.channels(self.num_blocks - 1)
         allowed = f"so small that the last block has at most {MAX_CHANNELS} channels, not {last}"
         remedy = f"Or lower task.base_channels={self.base_channels}."
@@ -149,6 +157,12 @@ class TaskConfig(Settings, path="task."):
     def size(self, block: int) -> int:
         """Height and width of the block's input and of its feature map before the pool."""
         return IMAGE_SIZE // 2 ** min(block, self.num_pools)
+
+
+# Settings of a task of which each env can have its own.
+ENV_SETTINGS = tuple(
+    one.name for one in fields(TaskConfig) if isinstance(one.metadata.get(RULE), EnvRange)
+)
 
 
 def blueprint_names(references: Sequence[str]) -> tuple[str, ...]:

@@ -19,7 +19,10 @@ WEIGHT = 1e6
 MAX_ITEMS = 64  # of a list
 NAME_PATTERN = re.compile(r"(?!\.*\Z)[\w.+-]{1,60}")
 
+LIST_PATTERN = re.compile(r"\[([^\[\]]+)\]")
+
 Number = TypeVar("Number", int, float)
+EnvNumber = int | float | str  # a number, or as text a list of them, of which envs take one in turn
 
 
 class Settings:
@@ -70,6 +73,24 @@ class Range(Rule):
     def __str__(self) -> str:
         note = f" ({self.note})" if self.note else ""
         return f"in {self.ends[0]}{_plain(self.low)}, {_plain(self.high)}{self.ends[1]}{note}"
+
+
+@dataclass(frozen=True)
+class EnvRange(Range):
+    """A number within the range, or a list of them as text, of which envs take one in turn."""
+
+    def check(self, setting: str, value: object) -> None:
+        try:
+            numbers = env_numbers(cast(EnvNumber, value)) if isinstance(value, str) else (value,)
+        except ValueError:
+            numbers = ()
+        check(0 < len(numbers) <= MAX_ITEMS, setting, value, str(self))
+        for one in numbers:
+            check(self.holds(one), setting, one, str(self))
+
+    def __str__(self) -> str:
+        each = f"a list of at most {MAX_ITEMS} such numbers, of which envs take one in turn"
+        return f"{super().__str__()}, or {each}"
 
 
 @dataclass(frozen=True)
@@ -145,6 +166,26 @@ class NumberTable(Rule):
 def number(default: Number, low: float, high: float, ends: str = "[]", note: str = "") -> Number:
     """A field for a number within the range; see Range."""
     return field(default=default, metadata={RULE: Range(low, high, ends, note)})
+
+
+def env_number(
+    default: float, low: float, high: float, ends: str = "[]", note: str = ""
+) -> EnvNumber:
+    """A field for a number within the range, or for a list that gives each env its own."""
+    return field(default=default, metadata={RULE: EnvRange(low, high, ends, note)})
+
+
+def env_numbers(value: EnvNumber) -> tuple[float, ...]:
+    """The numbers of a setting: env i takes number i, modulo how many there are.
+
+    Raises ValueError for a text that is no list of numbers.
+    """
+    if not isinstance(value, str):
+        return (float(value),)
+    found = LIST_PATTERN.fullmatch(value.strip())
+    if found is None:
+        raise ValueError(f"{value} is no list")
+    return tuple(map(float, found[1].split(",")))
 
 
 def weight(default: float) -> float:

@@ -31,6 +31,7 @@ class NetsConfig(NamedTuple):
     workers: int = 1  # threads that chunks of envs are shared among
     precision: torch.dtype = torch.float32  # of activations, where it has 16 bits; see precision.py
     accumulate: int = 1  # batches whose mean gradient makes one optimiser step
+    first_env: int = 0  # number in the run of the first network, where settings differ by env
 
 
 class TrainReport(NamedTuple):
@@ -115,7 +116,7 @@ class Engine(Protocol[Active]):
         An optimiser step follows every nets.accumulate batches, of which num_batches is a multiple:
         clipping, weight decay, momentum and gradient statistics see the mean of their gradients.
         Batch norm normalises every batch by itself, and moves its running statistics with each.
-        lr_factor: what the learning rates of the task are multiplied by at this env-step.
+        lr_factor: what all learning rates are multiplied by at this env-step.
         """
         ...
 

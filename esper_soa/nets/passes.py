@@ -20,7 +20,7 @@ from esper_soa.nets.gradients import unmeasured_statistics
 from esper_soa.nets.seeds.pools import ActiveSeeds, SlotSeeds, claim_, read_active_seeds, upload
 from esper_soa.nets.seeds.seed_plan import SeedPlan, training_plan, validation_plan
 from esper_soa.nets.seeds.subsets import Job, jobs_of, max_rows
-from esper_soa.nets.sgd import LearningRates
+from esper_soa.nets.sgd import Rules, rules_of_envs
 from esper_soa.nets.workers import Call, chunks, run_pieces
 from esper_soa.state import STATE_FLOAT, GradientStats
 
@@ -53,9 +53,7 @@ class PieceEngine(ABC):
     chosen: EngineChoice
 
     @abstractmethod
-    def trainer(
-        self, shared: Pass[TrainingFeed], num_batches: int, lr: LearningRates
-    ) -> TrainChunk: ...
+    def trainer(self, shared: Pass[TrainingFeed], num_batches: int, rules: Rules) -> TrainChunk: ...
 
     @abstractmethod
     def validator(self, shared: Pass[ValidationFeed]) -> Measure: ...
@@ -84,9 +82,9 @@ class PieceEngine(ABC):
     ) -> TrainReport:
         """The report of all chunks of envs, zeros for those that are left out; alpha [N, S]."""
         plan = training_plan(active_seeds, nets.detached_stages)
-        lr = LearningRates.of(nets.task, lr_factor)
+        rules = rules_of_envs(nets.task, lr_factor, nets.first_env)
         shared = Pass(nets, weights, alpha, plan, feed)
-        train_chunk_ = self.trainer(shared, num_batches, lr)
+        train_chunk_ = self.trainer(shared, num_batches, rules)
         device = alpha.device
         gradients = unmeasured_statistics(alpha.shape, device)
         parts = [active_seeds.playing(envs) for envs in chunks(alpha.shape[0], nets.env_chunk)]

@@ -43,7 +43,7 @@ def build_rules(cfg: TrainConfig, device: torch.device, ranks: Ranks = ALONE) ->
     what cannot run.
     """
     trial = trial_of(cfg, device, ranks.beside)
-    nets = trial.nets
+    nets = trial.nets._replace(first_env=ranks.first_env)
     num_slots = len(nets.shape.slots)
     allowed = torch.zeros(num_codes(nets.shape.blueprints), dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True

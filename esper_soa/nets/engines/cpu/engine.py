@@ -26,7 +26,7 @@ from esper_soa.nets.passes import Gradients, Measure, Pass, PieceEngine, TrainCh
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.nets.seeds.seed_plan import THROUGH, SeedPlan
 from esper_soa.nets.seeds.subsets import Job
-from esper_soa.nets.sgd import LearningRates, rules_of
+from esper_soa.nets.sgd import Rules
 from esper_soa.nets.workers import Call
 from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Blend
@@ -155,7 +155,7 @@ class _Training(NamedTuple):
     """A training pass of N networks; `train_chunk_` may run for different envs at the same time."""
 
     nets: records.NativeNetworks
-    rules: tuple[records.Sgd, records.Sgd]  # of the hosts and of the seeds
+    rules: tuple[np.ndarray, np.ndarray]  # float64 [N, 5], of the hosts and of the seeds
     crops: Callable[..., ImageCrops]  # of its feed
     num_batches: int
     accumulate: int  # batches that make an optimiser step
@@ -190,14 +190,13 @@ class _Training(NamedTuple):
             count=envs.size,
             batch=first.shape[1] // self.accumulate,
             accumulate=self.accumulate,
-            host=self.rules[0],
-            seed=self.rules[1],
             images=records.crops_record(crops.bank, first),
             vanishing_norm=VANISHING,
             exploding_norm=EXPLODING,
             tiny=TINY,
         )
         held: records.Held = {"envs": envs, "labels": crops.labels.contiguous(), "loss": sums[0]}
+        held |= dict(zip(("host", "seed"), self.rules, strict=True))
         records.point(record, {**held, "correct": sums[1], **gradients})
         records.call("train_networks", record)
 
@@ -241,16 +240,14 @@ class CpuEngine(PieceEngine):
     It cuts the images of its feeds as it goes, so that they never leave the caches.
     """
 
-    def trainer(
-        self, shared: Pass[TrainingFeed], num_batches: int, lr: LearningRates
-    ) -> TrainChunk:
+    def trainer(self, shared: Pass[TrainingFeed], num_batches: int, rules: Rules) -> TrainChunk:
         nets = shared.nets
         networks = _networks(shared, training_seeds(nets.shape, shared.plan))
-        host, seed = rules_of(nets.task, lr)
-        rules = records.sgd_of(host), records.sgd_of(seed)
+        num_nets = shared.alpha.shape[0]
+        moves = records.sgd_of(rules.hosts, num_nets), records.sgd_of(rules.seeds, num_nets)
         crops = crops_of(shared.feed)
         return _Training(
-            networks, rules, crops, num_batches, nets.accumulate, nets.task.gradient_stride
+            networks, moves, crops, num_batches, nets.accumulate, nets.task.gradient_stride
         ).train_chunk_
 
     def validator(self, shared: Pass[ValidationFeed]) -> Measure:

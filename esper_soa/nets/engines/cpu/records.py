@@ -5,6 +5,7 @@ the caches. The records are those of chain.h, images.h, sgd.h, train.h and valid
 """
 
 import ctypes
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -64,8 +65,7 @@ class Training(ctypes.Structure):
         ("envs", POINTER),
         ("images", CropsRecord),
         ("labels", POINTER),
-        *all_of(Sgd, "host seed"),
-        *all_of(POINTER, "loss correct l2 health ratio vanishing exploding measured"),
+        *all_of(POINTER, "host seed loss correct l2 health ratio vanishing exploding measured"),
         *all_of(NUMBER, "vanishing_norm exploding_norm tiny"),
     ]
 
@@ -101,9 +101,11 @@ def crops_record(bank: ImageBank, first: Tensor) -> CropsRecord:
     return point(record, {"bytes": lines, "first": first, "values": bank.values})
 
 
-def sgd_of(rule: UpdateRule) -> Sgd:
-    """The record of a rule whose rate is a number."""
-    return Sgd(rule.max_norm, rule.eps, rule.lr, rule.momentum, rule.weight_decay)
+def sgd_of(rules: Sequence[UpdateRule], num_nets: int) -> np.ndarray:
+    """Records of so many networks, float64 [N, 5], which take `rules` of numbers in turn."""
+    columns = len(Sgd._fields_)
+    numbers = np.array([rule[:columns] for rule in rules], dtype=np.float64)
+    return numbers[np.arange(num_nets) % len(rules)]
 
 
 def call(kernel: str, record: ctypes.Structure) -> None:

@@ -23,7 +23,7 @@ from esper_soa.nets.model.segments import Forward, Segment, Values
 from esper_soa.nets.model.sequence_parts import CausalAttention, Dense, SequencePart
 from esper_soa.nets.model.transformer import TENSORS, Layers, TiedHead
 from esper_soa.nets.passes import Measure, Pass, PieceEngine, TrainChunk
-from esper_soa.nets.sgd import LearningRates
+from esper_soa.nets.sgd import Rules
 
 # Numbers of a table of tokens up to which the kernels have its products; torch has larger ones.
 MOST_TABLE = 2**18
@@ -308,10 +308,8 @@ class SequenceEngine(PieceEngine):
 
     torch_engine: PieceEngine  # trains and validates what the segments compute
 
-    def trainer(
-        self, shared: Pass[TrainingFeed], num_batches: int, lr: LearningRates
-    ) -> TrainChunk:
-        return self.torch_engine.trainer(_native(shared), num_batches, lr)
+    def trainer(self, shared: Pass[TrainingFeed], num_batches: int, rules: Rules) -> TrainChunk:
+        return self.torch_engine.trainer(_native(shared), num_batches, rules)
 
     def validator(self, shared: Pass[ValidationFeed]) -> Measure:
         return self.torch_engine.validator(_native(shared))

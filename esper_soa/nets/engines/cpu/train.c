@@ -183,10 +183,10 @@ static void descend_seed(const training *t, const layer *first, long env, const 
     const layer *last = first + first->span - 1;
     long numel = numbers_of_seed(first), slot = first->slot, at = env * t->nets.seed_width[slot], gate = last->kind == JOIN ? numbers_of(last) : 0;
     float *params = t->nets.seed_params[slot] + at, *momentum = t->nets.seed_momentum[slot] + at;
-    float factor = sgd_factor(&t->seed, grads, numel);
-    sgd_move(&t->seed, params, momentum, grads, numel - gate, factor);
+    float factor = sgd_factor(t->seed + env, grads, numel);
+    sgd_move(t->seed + env, params, momentum, grads, numel - gate, factor);
     long column = t->nets.gate_at[slot];
-    if (gate) sgd_move(&t->seed, params + column, momentum + column, grads + numel - gate, gate, factor);
+    if (gate) sgd_move(t->seed + env, params + column, momentum + column, grads + numel - gate, gate, factor);
 }
 
 /* Add the newest gradients of a row to those before them; those of the last batch become the mean. */
@@ -215,8 +215,8 @@ static void update(const training *t, const network *net, long env) {
             measure(t, env * w->slots + own->slot, net->host_grad, norms_of(t, own, grads));
         if (!(own->s.flags & FROZEN)) descend_seed(t, own, env, grads);
     }
-    float factor = sgd_factor(&t->host, net->host_grad, w->width);
-    sgd_move(&t->host, w->params + env * w->width, w->momentum + env * w->width, net->host_grad, w->width, factor);
+    float factor = sgd_factor(t->host + env, net->host_grad, w->width);
+    sgd_move(t->host + env, w->params + env * w->width, w->momentum + env * w->width, net->host_grad, w->width, factor);
 }
 
 static void train_network(const training *t, long at, layer *layers, float **seed_grads, arena a) {

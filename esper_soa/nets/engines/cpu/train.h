@@ -13,7 +13,7 @@ typedef struct {
     const int64_t *envs;   /* [count] */
     crops images;          /* first [count, K, B] */
     const int64_t *labels; /* [count, K, B] */
-    sgd host, seed;    /* rules */
+    const sgd *host, *seed; /* [N], rules */
     float *loss;           /* [count], added to */
     int64_t *correct;         /* [count], added to */
     double *l2, *health, *ratio;               /* [N, slots]; NULL where no statistics are asked for */

@@ -11,7 +11,7 @@ from esper_soa.nets.engine import EngineChoice
 from esper_soa.nets.engines.torch.training import train_chunk_
 from esper_soa.nets.engines.torch.validation import measure
 from esper_soa.nets.passes import Measure, Pass, PieceEngine, TrainChunk
-from esper_soa.nets.sgd import LearningRates
+from esper_soa.nets.sgd import Rules
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,8 @@ class TorchEngine(PieceEngine):
 
     chosen: EngineChoice = EngineChoice(False, "plain torch")
 
-    def trainer(
-        self, shared: Pass[TrainingFeed], num_batches: int, lr: LearningRates
-    ) -> TrainChunk:
-        return partial(train_chunk_, shared, num_batches, lr)
+    def trainer(self, shared: Pass[TrainingFeed], num_batches: int, rules: Rules) -> TrainChunk:
+        return partial(train_chunk_, shared, num_batches, rules)
 
     def validator(self, shared: Pass[ValidationFeed]) -> Measure:
         return partial(measure, shared)

@@ -29,7 +29,7 @@ from esper_soa.nets.precision import (
 from esper_soa.nets.seeds.pools import upload
 from esper_soa.nets.seeds.seed_plan import groups_of
 from esper_soa.nets.seeds.seeds import TrainingSeeds, gather_rows, scatter_rows_
-from esper_soa.nets.sgd import LearningRates, rules_of, update_
+from esper_soa.nets.sgd import Rules, rule_of_rows, update_
 from esper_soa.nets.workers import Call
 from esper_soa.state import STATE_FLOAT
 
@@ -37,14 +37,14 @@ from esper_soa.state import STATE_FLOAT
 def train_chunk_(
     shared: Pass[TrainingFeed],
     num_batches: int,
-    lr: LearningRates,
+    rules: Rules,
     envs: np.ndarray,
     gradients: Gradients,
     call: Call,
 ) -> tuple[Tensor, Tensor]:
     """Loss [n] and accuracy (percent, float64 [n]) of the envs with these numbers."""
     nets = shared.nets
-    chunk = TrainingChunk(shared, lr, envs)
+    chunk = TrainingChunk(shared, rules, envs)
     for step in range(num_batches // nets.accumulate):
         measured = step % nets.task.gradient_stride == 0
         batches = _batches(shared, chunk.env_numbers, step, call)
@@ -79,13 +79,13 @@ def _noise(feed: TrainingFeed, envs: Tensor, number: int) -> Tensor:
 class TrainingChunk:
     """Weights of a few envs in training: copies, as other chunks of the memory may train too."""
 
-    def __init__(self, shared: Pass[TrainingFeed], lr: LearningRates, envs: np.ndarray) -> None:
+    def __init__(self, shared: Pass[TrainingFeed], rules: Rules, envs: np.ndarray) -> None:
         self.shared = shared
-        self.rules = rules_of(shared.nets.task, lr)
         weights = shared.weights
         shape = shared.nets.shape
         device = shared.alpha.device
         self.env_numbers = upload(envs, device)
+        self.rules = [rule_of_rows(one, self.env_numbers) for one in rules]
         host = weights["host"]
         self.params = host["params"].index_select(0, self.env_numbers)
         self.momentum = host["momentum"].index_select(0, self.env_numbers)
@@ -118,7 +118,7 @@ class TrainingChunk:
         host_rule, seed_rule = self.rules
         update_(self.params, self.momentum, host_grad, host_rule)
         for active, grad in zip(self.trained, seed_grads, strict=True):
-            update_(active.params, active.momentum, grad, seed_rule)
+            update_(active.params, active.momentum, grad, seed_rule.of_nets(active.group.nets))
         for nets, rows, old in before:
             where_finite_(of_nets(finite, nets), rows, old)
         if self.scales is not None:
