@@ -10,9 +10,10 @@ from torch import Tensor
 from benchmarks.baseline_modules import FlatModule, Gate, Host, make_seed
 from esper_soa.config.nets import TaskConfig, host_slots, sort_slots
 from esper_soa.nets.data import streams
+from esper_soa.nets.model import parts
 from esper_soa.nets.model.blueprints import BLUEPRINTS, gate_table, initial_seeds, seed_table
 from esper_soa.nets.model.host import HostShape, host_shape
-from esper_soa.nets.model.parts import Table
+from esper_soa.nets.model.parts import Parameter, Table
 from esper_soa.nets.seeds import pools
 from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint, Stage
 
@@ -155,3 +156,12 @@ def test_seeds_of_all_envs_slots_and_births_differ_and_the_same_birth_gives_the_
     assert both.unique().numel() == both.numel()
     # equal up to rounding, were they one stream
     assert ((both[..., :32] - both[..., 144:]).abs().amax(-1) > 0.1).all()
+
+
+def test_rows_drawn_in_pieces_are_those_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = Parameter((7, 5), bound=0.3), Parameter((11,), value=1.0), Parameter((13, 3), std=0.7)
+    table = Table(shapes)
+    keys = env_keys(streams.HOST_INIT, 3)
+    whole = table.initial(keys, torch.float32)
+    monkeypatch.setattr(parts, "DRAWN", 12)  # four columns, which end within parameters
+    assert torch.equal(table.initial(keys, torch.float32), whole)

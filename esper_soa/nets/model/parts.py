@@ -24,6 +24,7 @@ from esper_soa.nets.batched import NORM_EPS
 from esper_soa.nets.data import streams
 
 CHANNELS_PER_GROUP = 16
+DRAWN = 2**22  # numbers drawn at the same time: what is in between takes little memory for any host
 
 
 class Parameter(NamedTuple):
@@ -69,15 +70,21 @@ class Table(NamedTuple):
         """Fresh rows [n, total] from the random streams `keys` (int64 [n])."""
         if not self.parameters:
             return torch.zeros(keys.shape[0], 0, dtype=dtype, device=keys.device)
+        columns = self.total
+        rows = torch.empty(keys.shape[0], columns, dtype=dtype, device=keys.device)
         bound = self.spread([one.bound for one in self.parameters], keys.device).to(dtype)
         value = self.spread([one.value for one in self.parameters], keys.device).to(dtype)
-        counters = torch.arange(self.total, device=keys.device)
-        draws = streams.uniform(keys[:, None], counters, dtype)
-        rows = value + bound * (2 * draws - 1)
-        if any(one.std for one in self.parameters):
-            std = self.spread([one.std for one in self.parameters], keys.device).to(dtype)
-            normal = std > 0
-            rows[:, normal] += std[normal] * normal_numbers(draws[:, normal])
+        std = self.spread([one.std for one in self.parameters], keys.device).to(dtype)
+        width = max(1, DRAWN // max(1, keys.shape[0]))
+        for start in range(0, columns, width):
+            counters = torch.arange(start, min(start + width, columns), device=keys.device)
+            part = slice(start, start + width)
+            draws = streams.uniform(keys[:, None], counters, dtype)
+            drawn = value[part] + bound[part] * (2 * draws - 1)
+            if any(one.std for one in self.parameters):
+                normal = std[part] > 0
+                drawn[:, normal] += std[part][normal] * normal_numbers(draws[:, normal])
+            rows[:, part] = drawn
         return rows
 
 
