@@ -42,7 +42,7 @@ def run_command(name: str) -> None:
         sweep = next((one for one in arguments if one.startswith(SWEEPS)), "")
         try:
             if questions:
-                head_logits(questions[0], [one for one in arguments if one not in QUESTIONS])
+                answer_question(questions[0], [one for one in arguments if one not in QUESTIONS])
                 return
             if sweep:
                 find_in_lab("sweep", sweep)(arguments)
@@ -71,7 +71,7 @@ def job(composed: "DictConfig", *callbacks: "Callback") -> float | None:
         exit_with(error)
 
 
-def head_logits(question: str, overrides: list[str]) -> None:
+def answer_question(question: str, overrides: list[str]) -> None:
     """Print what a flag asks of a run with these overrides; raises UserError."""
     with import_guard():
         from rich.console import Console

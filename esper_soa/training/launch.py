@@ -274,7 +274,7 @@ def run_rank(
 ) -> float:
     """Run this process's rank of a run, from `checkpoint` on; returns the final accuracy (percent).
 
-    meeting: where ranks find each other, for torch.distributed. Raises RankLostError, with the
+    rendezvous: where ranks find each other, for torch.distributed. Raises RankLostError, with the
     checkpoint to go on from, where another rank does not go on.
     """
     allowed = f"{launched.processes}, the processes that were started"

@@ -14,7 +14,7 @@ from esper_soa.env.masks import action_masks
 from esper_soa.state import Ramp, Slots, initial, stage_in
 from esper_soa.vocabulary import CNN_BLUEPRINTS, HEAD_NAMES, LIVE_STAGES, Stage
 
-TRANSFORMER_BLUEPRINTS = (2, 3, 8, 9, 10, 11, 12)  # those of the reference that no task here has
+TRANSFORMER_BLUEPRINTS = (2, 3, 8, 9, 10, 11, 12)  # of hosts of text
 TOPOLOGIES = torch.zeros(2, 13, dtype=torch.bool)
 TOPOLOGIES[0, list(CNN_BLUEPRINTS)] = True
 TOPOLOGIES[1, list(TRANSFORMER_BLUEPRINTS)] = True
