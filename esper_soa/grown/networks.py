@@ -16,7 +16,8 @@ from esper_soa.nets.data.batches import BatchSource
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.runtime.versions import package_versions
 
-AT_ONCE = 256  # samples per forward pass of `score_network`
+AT_ONCE = 256  # samples per forward pass of `score_network`, at most
+MOST_LOGITS = 2**25  # of a pass, where samples have many targets of many classes
 
 
 class NetworkScore(NamedTuple):
@@ -37,13 +38,19 @@ def score_network(net: nn.Module, inputs: Tensor, labels: Tensor) -> NetworkScor
     training = net.training
     net.eval()
     try:
-        parts = [net(part.to(device)).cpu() for part in inputs.split(AT_ONCE)]
+        per_sample = net(inputs[:1].to(device)).numel()
+        size = max(1, min(AT_ONCE, MOST_LOGITS // per_sample))
+        losses = []
+        right = []
+        for part, wanted in zip(inputs.split(size), labels.split(size), strict=True):
+            logits = net(part.to(device)).cpu().double().flatten(0, -2)
+            targets = wanted.flatten()
+            losses.append(cross_entropy(logits, targets, reduction="none"))
+            right.append(logits.argmax(1) == targets)
     finally:
         net.train(training)
-    logits = torch.cat(parts).double().flatten(0, -2)
-    targets = labels.flatten()
-    correct = int((logits.argmax(1) == targets).sum())
-    return NetworkScore(100.0 * correct / len(targets), float(cross_entropy(logits, targets)))
+    accuracy = 100.0 * int(torch.cat(right).sum()) / labels.numel()
+    return NetworkScore(accuracy, float(torch.cat(losses).mean()))
 
 
 def add_test_accuracy(net: GrownNetwork, source: BatchSource) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import esper_soa
+from esper_soa.grown import networks
 from esper_soa.nets.model.modules import GrownNetwork
 
 TINY = [
@@ -125,3 +126,11 @@ def test_it_can_be_trained_on_as_a_module(net: GrownNetwork) -> None:
     loss = nn.functional.cross_entropy(net(tokens)[0, :-1], tokens[0, 1:])
     loss.backward()
     assert all(one.grad is not None for one in net.parameters())
+
+
+def test_scores_in_small_passes_are_those_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = torch.nn.Sequential(torch.nn.Embedding(50, 8), torch.nn.Linear(8, 50)).double()
+    inputs, labels = torch.arange(120).reshape(30, 4) % 50, torch.arange(120).reshape(30, 4) % 7
+    whole = networks.score_network(net, inputs, labels)
+    monkeypatch.setattr(networks, "MOST_LOGITS", 1000)  # five samples of 200 logits
+    assert networks.score_network(net, inputs, labels) == pytest.approx(whole, rel=1e-12)
