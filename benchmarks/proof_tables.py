@@ -33,11 +33,11 @@ def proof(records: Records) -> list[str]:
 
 
 SHORT = {  # players of the README's table, in its words
-    LEARNED: "grown by the policy that ships",
+    LEARNED: "grown by `grower`",
     "schedule": "grown by a fixed schedule",
     "wait": "the same hosts, without growth",
     "static_large": "a plain host of the grown size",
-    "static_final": "the grown networks, trained whole from the start",
+    "static_final": "the final grown networks, trained from scratch",
     "random": "grown at random",
 }
 
@@ -52,7 +52,7 @@ def result(records: Records) -> list[str]:
             accuracies = (bounds(one[player].means["accuracy"]) for one in by_data)
             lines.append((words, *accuracies, *cost(by_data[0][player], ",.0f")))
         titles = " | ".join(f"{data['name']}, accuracy (%)" for data in record["data"])
-        heads = f"{len(record['seeds'])} seeds, 95 % intervals | {titles} | {COST}"
+        heads = f"{len(record['seeds'])} random seeds, 95 % t intervals | {titles} | {COST}"
         found += markdown(heads, lines)
     return found
 
