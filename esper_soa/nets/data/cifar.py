@@ -155,6 +155,11 @@ def parse_pickle(content: bytes, where: str) -> Batch:
         raise _fault(f"{where} calls itself {problem}: batch files were exchanged")
     shape = len(values) // PIXELS, PIXELS
     pixels = np.frombuffer(values, np.uint8).reshape(shape, order="F" if fortran else "C")
+    return _check_samples(pixels, labels, where)
+
+
+def _check_samples(pixels: np.ndarray, labels: list, where: str) -> Batch:
+    """From pixels [M, PIXELS] and M labels."""
     if len(labels) != len(pixels):
         raise _fault(f"{where} has {len(pixels)} images but {len(labels)} labels")
     if any(type(label) is not int or not 0 <= label < NUM_CLASSES for label in labels):
