@@ -49,9 +49,7 @@ if TYPE_CHECKING:
     from esper_soa.nets.data.user_images import check_images as check_images
     from esper_soa.nets.data.user_images import images as images
     from esper_soa.nets.model.blueprints import Architecture as Architecture
-    from esper_soa.nets.model.host_parts import ConvBlock as ConvBlock
-    from esper_soa.nets.model.host_parts import HostPart as HostPart
-    from esper_soa.nets.model.host_parts import Residual as Residual
+    from esper_soa.nets.model.conv import ConvBlock as ConvBlock
     from esper_soa.nets.model.modules import GrownNetwork as GrownNetwork
     from esper_soa.nets.model.parts import CHANNELS as CHANNELS
     from esper_soa.nets.model.parts import NARROW as NARROW
@@ -64,6 +62,8 @@ if TYPE_CHECKING:
     from esper_soa.nets.model.parts import Squeeze as Squeeze
     from esper_soa.nets.model.parts import Start as Start
     from esper_soa.nets.model.parts import Width as Width
+    from esper_soa.nets.model.residual import Residual as Residual
+    from esper_soa.nets.model.segments import HostPart as HostPart
     from esper_soa.runtime.files import IncompleteError as IncompleteError
     from esper_soa.simulator import Info as Info
     from esper_soa.simulator import Seed as Seed

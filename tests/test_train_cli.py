@@ -44,7 +44,7 @@ def test_a_mistake_has_a_status_and_words(
         ("policy.ppo.lrr=4", " Did you mean policy.ppo.lr?"),
         ("rewards=net", " Did you mean reward?"),
         ("sweeps=gpus", " Did you mean sweep?"),
-        ("compute.native=off", " Did you mean compute.engine?"),
+        ("compute.engin=torch", " Did you mean compute.engine?"),
         ("nonsense=1", ""),
     ],
 )

@@ -5,8 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 MAX_VALUE_LENGTH = 200  # characters of a value in a message
-# settings by another name beside them
-REPLACED = {"compute.native": "engine", "compute.triton": "engine"}
 
 
 def one_line(value: object) -> str:
@@ -31,7 +29,7 @@ def error_text(error: BaseException) -> str:
 def unknown_setting_text(key: str, known: Iterable[str]) -> str:
     """Message on the unknown setting `key`, with similar names of `known`."""
     before, dot, name = key.rpartition(".")
-    hint = did_you_mean(REPLACED.get(key, name), known, before + dot)
+    hint = did_you_mean(name, known, before + dot)
     return f"{key}: there is no such setting.{hint and ' '}{hint}"
 
 

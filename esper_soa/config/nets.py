@@ -190,7 +190,7 @@ class DataConfig(Settings, path="data."):
     # text, or the files of root; tinystories: stories of Eldan and Li 2023, from the internet;
     # module:name: a data set of your own.
     name: str = choice("auto", DATASETS, own=DATASET)
-    # Folder or archive of CIFAR-10 (cifar-10-batches-py, -bin, or the .tar.gz), or an .npz of own
+    # Folder or archive of CIFAR-10 (cifar-10-batches-py, or the .tar.gz), or an .npz of own
     # images, or a .txt file or a folder of them, or what a data set of your own reads; "" = none.
     root: str = ""
     # Training only. Images: random crop with padding 4 and horizontal flip; text: sequences begin

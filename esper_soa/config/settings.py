@@ -292,17 +292,9 @@ def settings_from(composed: DictConfig) -> TrainConfig:
 
 
 def settings_from_mapping(settings: Mapping[str, object]) -> TrainConfig:
-    """The checked settings that a checkpoint keeps as plain values.
-
-    Checkpoints of earlier versions hold compute.convolutions, which changed rounding alone, and
-    data.val, a choice of images: no run goes on from these, but their policies can be played.
-    """
-    plain = OmegaConf.create(dict(settings))
-    for group, gone in (("compute", "convolutions"), ("data", "val")):
-        if group in plain:
-            plain[group].pop(gone, None)
+    """The checked settings that a checkpoint keeps as plain values."""
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), plain)
+        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), dict(settings))
     except OmegaConfBaseException as error:
         reason = f"its settings are not those of this program ({single_line(error)})"
         raise UserError(f"checkpoint: {reason}") from error

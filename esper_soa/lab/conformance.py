@@ -35,7 +35,7 @@ from esper_soa.lab.conformance_networks import (
     training_findings,
 )
 from esper_soa.nets.model import user_parts as own_parts
-from esper_soa.nets.model.host_parts import HostChain
+from esper_soa.nets.model.host import HostChain
 from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.state import Decision, View
 from esper_soa.training.build import build_world

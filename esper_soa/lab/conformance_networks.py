@@ -11,11 +11,10 @@ from torch import Tensor
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig
 from esper_soa.config.registry import collect_faults
 from esper_soa.nets.data import streams
-from esper_soa.nets.forward import seed_forward
 from esper_soa.nets.model import host as hosts
 from esper_soa.nets.model import user_parts as own_parts
-from esper_soa.nets.model.blueprints import Architecture, initial_seeds, seed_table
-from esper_soa.nets.model.host_parts import HostChain
+from esper_soa.nets.model.blueprints import Architecture, initial_seeds, seed_forward, seed_table
+from esper_soa.nets.model.host import HostChain
 from esper_soa.nets.model.segments import FeatureShape
 from esper_soa.nets.model.user_segment import UserHost
 from esper_soa.nets.seeds.seeds import TrainingSeeds

@@ -13,10 +13,9 @@ import torch
 from esper_soa.config.errors import SettingError, check
 from esper_soa.config.nets import SubsetRows
 from esper_soa.config.settings import TrainConfig
-from esper_soa.nets.activations import INDEXED, activation_elements
 from esper_soa.nets.data.datasets import sample_spec
 from esper_soa.nets.engine import Sizes
-from esper_soa.nets.model.host import HostShape
+from esper_soa.nets.model.host import INDEXED, HostShape, activation_elements
 from esper_soa.nets.precision import choose_precision
 from esper_soa.nets.seeds.subsets import max_rows
 
@@ -81,7 +80,7 @@ def sizes_of(cfg: TrainConfig) -> Sizes:
 
 def choose_layout(cfg: TrainConfig, shape: HostShape, device: torch.device) -> Layout:
     """What `cfg.compute` means for these hosts on `device`: as much at once as suits it, with every
-    tensor within its bound (nets/activations.py).
+    tensor within its bound (nets/model/host.py).
 
     Raises SettingError for settings that the device cannot follow.
     """

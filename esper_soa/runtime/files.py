@@ -3,6 +3,7 @@ not be written. A run continues if a file cannot be written, and ends with a fai
 torch.
 """
 
+import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -99,21 +100,17 @@ class LineFile:
         self._waiting: list[str] = []
 
     def write(self, *lines: str) -> None:
-        """Append `lines`, without their ends; raises OSError where any line must wait.
-
-        A file that was deleted meanwhile is written anew, with all that was in it.
+        """Append `lines`, without their ends; raises OSError where any line must wait, and where
+        the file was deleted meanwhile.
         """
         self._waiting.extend(lines)
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         if self._handle is None:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._handle = os.open(self._path, flags, 0o666)
-        elif not os.fstat(self._handle).st_nlink:
-            with os.fdopen(os.dup(self._handle), "rb") as deleted:
-                deleted.seek(0)
-                write_bytes(self._path, deleted.read())
-            os.close(self._handle)
-            self._handle = os.open(self._path, flags, 0o666)
-        end = os.fstat(self._handle).st_size
+        status = os.fstat(self._handle)
+        if not status.st_nlink:
+            raise FileNotFoundError(errno.ENOENT, DELETED)
+        end = status.st_size
         text = "".join(f"{line}\n" for line in self._waiting)
         remaining = memoryview(text.encode(errors="backslashreplace"))
         try:

@@ -15,9 +15,7 @@ from esper_soa.runtime.files import reason_of, write_bytes
 
 # 3: the policy's weights are shared by all slots; in 2 their shapes went by the number of slots.
 VERSION = 3
-# A checkpoint of version 1 has this text within its first bytes and no seal at its end.
 FORMAT = b"esper_soa checkpoint"
-HEAD_BYTES = 512
 SEAL = re.compile(rb"\n" + FORMAT + rb" (\d{1,9}) sha256 ([0-9a-f]{64})\n\Z")
 SEAL_BYTES = len(FORMAT) + 92  # at most
 
@@ -41,23 +39,20 @@ def read_sealed(path: Path) -> bytes:
         with path.open("rb") as file:
             end = file.seek(max(0, file.seek(0, os.SEEK_END) - SEAL_BYTES))
             seal = SEAL.search(file.read())
+            if seal is None:
+                problem = "cut off, damaged, or not a checkpoint of this program"
+                raise CheckpointError(f"{name}: {problem}")
             file.seek(0)
-            content = file.read(HEAD_BYTES if seal is None else -1)
+            content = file.read()
     except FileNotFoundError as error:
         raise CheckpointError(f"{name}: there is no such file") from error
     except OSError as error:
         raise CheckpointError(f"{name}: cannot be read ({reason_of(error)})") from error
-    version = 1 if seal is None else int(seal[1])
-    if seal is None and FORMAT not in content:
-        raise CheckpointError(f"{name}: cut off, damaged, or not a checkpoint of this program")
-    if seal and hashlib.sha256(content[: end + seal.start(2)]).hexdigest() != seal[2].decode():
+    if hashlib.sha256(content[: end + seal.start(2)]).hexdigest() != seal[2].decode():
         raise CheckpointError(f"{name}: damaged (its content is not what was written)")
-    if seal is None or version != VERSION:
-        age = "an older" if version < VERSION else "a newer"
-        raise CheckpointError(
-            f"{name}: has version {version}, written by {age} version of the program: this one "
-            f"reads version {VERSION}"
-        )
+    if int(seal[1]) != VERSION:
+        problem = f"has version {int(seal[1])}: this program reads version {VERSION}"
+        raise CheckpointError(f"{name}: {problem}")
     return content[: end + seal.start()]
 
 

@@ -67,7 +67,7 @@ class RunOutput:
     def log(self, metrics: Mapping[str, Json], episodes: Sequence[Mapping[str, Json]]) -> None:
         """Append the lines of a round to metrics.jsonl and episodes.jsonl.
 
-        Raises IncompleteError where another run has come into the folder.
+        Raises IncompleteError where the folder is open to another run.
         """
         self._look_for_files()
         for (name, file), records in zip(self._lines.items(), (episodes, [metrics]), strict=False):
@@ -79,8 +79,7 @@ class RunOutput:
         """Note which files of this run somebody has deleted."""
         if self.claim is None:
             return
-        with self.write_errors.attempt(self.claim.name):
-            self.claim.keep()
+        self.claim.check()
         folder = self.folder
         written = [folder.config, folder.versions, folder.networks, folder.best]
         there = {path.name for path in written if path.exists()}

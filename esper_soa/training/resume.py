@@ -48,7 +48,6 @@ MAY_CHANGE = (
     "compute.compile",
     "compute.engine",
     "compute.cuda_graphs",
-    "compute.convolutions",  # of earlier versions
     "telemetry.",
     "data.name",
     "data.root",
@@ -76,8 +75,6 @@ def read_run(path: Path, device: torch.device) -> SavedRun:
 def parse_run(path: Path, content: Mapping[str, object]) -> SavedRun:
     """The run of a checkpoint's content; raises CheckpointError where it is of none."""
     parts: dict = dict(content)
-    if isinstance(parts.get("progress"), dict):  # older runs could not end episodes early
-        parts["progress"] = {"cut_off": 0} | parts["progress"]
     fault = type_error(parts, SavedRun, "the record")
     if fault:
         reason = f"is not of a training run ({one_line(fault)})"

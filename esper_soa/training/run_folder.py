@@ -154,21 +154,11 @@ class Claim:
         self.release()
         self._file = file
 
-    def keep(self) -> None:
-        """Take the lock again where its file was deleted or replaced.
-
-        Raises IncompleteError where another run has come in meanwhile, OSError where not written.
-        """
-        try:
-            held = self._file and os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
-        except FileNotFoundError:
-            held = False
-        try:
-            if not held:
-                self.take()
-        except BlockingIOError as error:
-            why = "another process has taken the folder, as .lock was deleted; this run stops"
-            raise IncompleteError(f"{self._path.parent}: {why}") from error
+    def check(self) -> None:
+        """Raise IncompleteError where somebody has deleted the lock, so that others may enter."""
+        if self._file is None or not os.fstat(self._file.fileno()).st_nlink:
+            why = f"{self.name} was deleted, so another run may enter; this run stops"
+            raise IncompleteError(f"{self._path.parent}: {why}")
 
     def release(self) -> None:
         """Let others lock the folder."""

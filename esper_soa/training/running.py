@@ -150,11 +150,6 @@ class Run:
             self.totals, self.cfg, self.world.data, self.watch.state_dict(), state
         )
 
-    def activate(self) -> None:
-        """Give torch the threads and device of this run; several may take turns in a process."""
-        apply_threads(self.cfg.compute.threads)
-        take_device(self.device)
-
     def announce(self) -> None:
         """Say on the console which data, hosts, policy and memory; the rest goes to the log."""
         cfg = self.cfg

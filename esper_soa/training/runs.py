@@ -235,14 +235,26 @@ def train(
     changes = [f"+experiment={experiment}"] * bool(experiment) + list(overrides)
     settings = compose_settings(experiment, overrides)
     folder = make_run_folder(settings, settings.run_dir)
-    threads = torch.get_num_threads()
     try:
-        with session(folder, verbose) as opened, quiet_warnings():
-            train_in_session(opened, settings, begin_run(opened, settings, changes), callbacks)
+        train_in_folder(folder, settings, changes, callbacks, verbose)
     except Interrupted as stop:
         if stop.number != SIGINT:
             raise
         raise KeyboardInterrupt(f"{stop}. Go on with resume={folder.path}") from None
+    return RecordedRun(folder.path)
+
+
+def train_in_folder(
+    folder: RunFolder,
+    settings: TrainConfig,
+    overrides: Sequence[str],
+    callbacks: Sequence[Callback] = (),
+    verbose: int = 1,
+) -> None:
+    """`train` by settings, which the `overrides` made, in a folder of `make_run_folder`."""
+    threads = torch.get_num_threads()
+    try:
+        with session(folder, verbose) as opened, quiet_warnings():
+            train_in_session(opened, settings, begin_run(opened, settings, overrides), callbacks)
     finally:
         torch.set_num_threads(threads)
-    return RecordedRun(folder.path)

@@ -6,7 +6,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -120,17 +120,16 @@ class Session:
 
 
 @contextmanager
-def session(folder: RunFolder, verbose: int = 1, speaking: bool = True) -> Iterator[Session]:
+def session(folder: RunFolder, verbose: int = 1) -> Iterator[Session]:
     """A session that logs all messages, and what ends the work early.
 
     verbose: what the console shows: 0 nothing, 1 progress, messages and tables, 2 debug messages
-    too. speaking: False for one of several that take turns in a process, which logs only while it
-    is `speaking`. Raises UserError where another process works there.
+    too. Raises UserError where another process works there.
     """
     opened = Session(folder, verbose)
     with lock_folder(folder) as opened.claim:
         try:
-            with opened.logging_output() if speaking else nullcontext():
+            with opened.logging_output():
                 yield opened
         finally:
             opened.log.close()

@@ -21,8 +21,13 @@ from benchmarks.timing import COLUMNS, BenchmarkError, Timing, in_turns
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import TaskConfig, TransformerConfig
-from esper_soa.nets.forward import gate_forward, seed_forward
-from esper_soa.nets.model.blueprints import SEQUENCE_BLUEPRINTS, gate_table, seed_table
+from esper_soa.nets.model.blueprints import (
+    SEQUENCE_BLUEPRINTS,
+    gate_forward,
+    gate_table,
+    seed_forward,
+    seed_table,
+)
 from esper_soa.nets.model.host import evaluate_forward, fold_batch_norm
 from esper_soa.nets.seeds.seeds import SeedFiller
 from esper_soa.vocabulary import Blend, Op, Stage

@@ -80,7 +80,11 @@ def test_schemas_and_resolvers_of_the_caller_stay_as_they_are() -> None:
     [
         ("cifar_3sed", "", "experiment=cifar_3sed: must be .*3seed.*Did you mean cifar_3seed?"),
         ("smoke", "env=4", "env: there is no such setting. Did you mean envs?"),
-        ("smoke", "+compute.triton=on", "triton: there is no such setting. Did you mean compute.e"),
+        (
+            "smoke",
+            "+compute.engin=torch",
+            "engin: there is no such setting. Did you mean compute",
+        ),
         ("smoke", "envs=many", "envs=many.*'many' of type 'str' could not be converted to Integer"),
         ("smoke", "task=cifar", "task=cifar: must be cifar_baseline.*Did you mean cifar_scale?"),
         ("smoke", "envs=0", "envs=0: must be"),

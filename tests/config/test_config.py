@@ -25,7 +25,6 @@ from esper_soa.config.settings import (
     TrainConfig,
     register_schema,
     settings_from,
-    settings_from_mapping,
 )
 from esper_soa.lab.sweep.resolvers import register_resolvers, share_of_cores
 
@@ -330,11 +329,3 @@ def test_a_switch_or_a_word_is_no_number_and_a_word_is_no_list() -> None:
             replace(TrainConfig(), envs=wrong)
     with pytest.raises(SettingError, match="policy.schedule.advance=12: must be a list"):
         replace(TrainConfig().policy.schedule, advance="12")
-
-
-def test_settings_of_a_checkpoint_from_before_may_hold_what_is_gone() -> None:
-    old: dict = {"envs": 3, "compute": {"convolutions": "matmul", "engine": "torch"}}
-    old["data"] = {"val": "train", "name": "synthetic"}
-    found = settings_from_mapping(old)
-    assert (found.envs, found.compute.engine) == (3, "torch")
-    assert old["compute"] == {"convolutions": "matmul", "engine": "torch"}

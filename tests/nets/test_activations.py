@@ -10,11 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.config.settings import ComputeConfig
-from esper_soa.nets.activations import INDEXED, activation_elements
 from esper_soa.nets.data.images import IMAGES
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.model.blueprints import BLUEPRINTS
-from esper_soa.nets.model.host import host_shape
+from esper_soa.nets.model.host import INDEXED, activation_elements, host_shape
 from esper_soa.nets.trial import Trial, Workload
 from esper_soa.training.build import trial_of
 from esper_soa.vocabulary import Blend, Blueprint, Stage

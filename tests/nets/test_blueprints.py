@@ -16,14 +16,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.nets import batched
 from esper_soa.nets.data import streams
-from esper_soa.nets.forward import gate_forward, seed_forward
 from esper_soa.nets.model.blueprints import (
     BLUEPRINTS,
     Architecture,
+    gate_forward,
     gate_table,
     initial_seeds,
     num_codes,
     parameter_counts,
+    seed_forward,
     seed_table,
 )
 from esper_soa.nets.model.flops import training_flop

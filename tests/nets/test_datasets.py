@@ -15,10 +15,11 @@ import user_files
 from esper_soa.config.errors import DataError, SettingError
 from esper_soa.config.nets import DataConfig
 from esper_soa.nets.data import cifar
-from esper_soa.nets.data.cifar import BINARY_NAMES, PYTHON_NAMES, parse_pickle, read_cifar10
+from esper_soa.nets.data.cifar import BATCHES, parse_pickle, read_cifar10
 from esper_soa.nets.data.datasets import FASHION32_FILE, FASHION32_MEAN, FASHION32_STD, load_images
 
 FASHION32_IDENTITY = "e4018691f7d881861cee64cc7deac90d728b3c55cbcaf85f395c5b359529ed36"
+NAMES = tuple(BATCHES)
 NUM_IMAGES = 3  # per batch file of the tests
 
 
@@ -26,12 +27,6 @@ def batch(number: int) -> tuple[np.ndarray, list[int]]:
     """Pixels uint8 [3, 3072] and labels of batch file `number`; all distinct."""
     pixels = np.random.default_rng(number).integers(0, 256, (NUM_IMAGES, 3072)).astype(np.uint8)
     return pixels, [number, 9, (number + 3) % 10]
-
-
-def binary(number: int) -> bytes:
-    pixels, labels = batch(number)
-    both = zip(labels, pixels, strict=True)
-    return b"".join(bytes([label]) + image.tobytes() for label, image in both)
 
 
 def python2_pickle(number: int) -> bytes:
@@ -55,9 +50,9 @@ def modern_pickle(number: int) -> bytes:
     return pickle.dumps({"data": pixels, "labels": labels, "filenames": [b"", "x"]}, protocol=2)
 
 
-def write_folder(folder: Path, names: tuple[str, ...], content: Callable[[int], bytes]) -> Path:
+def write_folder(folder: Path, content: Callable[[int], bytes]) -> Path:
     folder.mkdir(parents=True)
-    for number, name in enumerate(names):
+    for number, name in enumerate(NAMES):
         (folder / name).write_bytes(content(number))
     return folder
 
@@ -71,8 +66,8 @@ def write_archive(path: Path, members: list[tuple[str, bytes]], mode: str = "w:g
     return path
 
 
-def official(names: tuple[str, ...], content: Callable[[int], bytes]) -> list[tuple[str, bytes]]:
-    members = [(f"cifar-10-batches/{name}", content(number)) for number, name in enumerate(names)]
+def official(content: Callable[[int], bytes]) -> list[tuple[str, bytes]]:
+    members = [(f"cifar-10-batches/{name}", content(number)) for number, name in enumerate(NAMES)]
     return [("cifar-10-batches/readme.html", b"<html>"), *members]
 
 
@@ -87,25 +82,21 @@ def assert_all_batches(root: Path) -> None:
     assert np.array_equal(test_images.transpose(0, 3, 1, 2).reshape(3, 3072), pixels[5])
 
 
-@pytest.mark.parametrize("content", [python2_pickle, modern_pickle, binary])
+@pytest.mark.parametrize("content", [python2_pickle, modern_pickle])
 def test_batches_are_read_from_their_folder_or_from_the_one_above(
     tmp_path: Path, content: Callable[[int], bytes]
 ) -> None:
-    names = BINARY_NAMES if content is binary else PYTHON_NAMES
-    kind = "bin" if content is binary else "py"
-    folder = write_folder(tmp_path / f"cifar-10-batches-{kind}", names, content)
+    folder = write_folder(tmp_path / "cifar-10-batches-py", content)
     assert_all_batches(folder)
     assert_all_batches(tmp_path)
 
 
 def test_archives_are_read_by_name_or_from_their_folder(tmp_path: Path) -> None:
-    path = write_archive(
-        tmp_path / "cifar-10-python.tar.gz", official(PYTHON_NAMES, python2_pickle)
-    )
+    path = write_archive(tmp_path / "cifar-10-python.tar.gz", official(python2_pickle))
     assert_all_batches(path)
     assert_all_batches(tmp_path)
-    assert_all_batches(write_archive(tmp_path / "b.tar.gz", official(BINARY_NAMES, binary)))
-    plain = official(BINARY_NAMES, binary)
+    assert_all_batches(write_archive(tmp_path / "b.tar.gz", official(modern_pickle)))
+    plain = official(modern_pickle)
     assert_all_batches(write_archive(tmp_path / "b.tar", plain, "w"))
     assert len([*tmp_path.iterdir()]) == 3  # nothing is unpacked there
 
@@ -158,21 +149,13 @@ def test_fortran_ordered_data_is_read_in_its_order() -> None:
     assert np.array_equal(parse_pickle(content, "x")[0], parse_pickle(modern_pickle(4), "x")[0])
 
 
-def test_a_binary_batch_of_the_wrong_size_or_label_is_refused() -> None:
-    for content in (b"", binary(0)[:-1], b"\0" * 3074):
-        with pytest.raises(DataError, match="not a multiple of 3073"):
-            cifar.parse_binary(content, "data_batch_1.bin")
-    with pytest.raises(DataError, match="a label outside 0 to 9"):
-        cifar.parse_binary(b"\x0a" + bytes(3072), "data_batch_1.bin")
-
-
 @pytest.mark.parametrize(("one", "other"), [(0, 1), (1, 5), (4, 5)])
 def test_python_batches_that_were_exchanged_are_refused_by_what_they_call_themselves(
     tmp_path: Path, one: int, other: int
 ) -> None:
-    folder = write_folder(tmp_path / "cifar", PYTHON_NAMES, python2_pickle)
-    (folder / PYTHON_NAMES[one]).write_bytes(python2_pickle(other))
-    told = f"{PYTHON_NAMES[one]} calls itself .*, not 'training batch {one + 1} of 5'"
+    folder = write_folder(tmp_path / "cifar", python2_pickle)
+    (folder / NAMES[one]).write_bytes(python2_pickle(other))
+    told = f"{NAMES[one]} calls itself .*, not 'training batch {one + 1} of 5'"
     with pytest.raises(DataError, match=told):
         read_cifar10(str(folder))
 
@@ -188,12 +171,13 @@ def test_a_batch_may_have_no_name_but_no_strange_one() -> None:
 
 
 def test_training_images_in_the_test_batch_are_refused(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "cifar", BINARY_NAMES, binary)
-    (folder / "test_batch.bin").write_bytes(binary(5) + binary(2)[:3073])
+    folder = write_folder(tmp_path / "cifar", modern_pickle)
+    mixed = np.concatenate([batch(5)[0], batch(2)[0][:1]])
+    (folder / "test_batch").write_bytes(pickled(data=mixed, labels=[1, 2, 3, 4]))
     with pytest.raises(DataError, match="1 images of test_batch are training images too"):
         read_cifar10(str(folder))
-    (folder / "test_batch.bin").write_bytes(binary(5))
-    (folder / "data_batch_2.bin").write_bytes(binary(3))
+    (folder / "test_batch").write_bytes(modern_pickle(5))
+    (folder / "data_batch_2").write_bytes(modern_pickle(3))
     with pytest.raises(DataError, match="training batches hold the same images"):
         read_cifar10(str(folder))
 
@@ -215,7 +199,7 @@ def test_a_place_without_cifar_or_with_a_part_of_it_is_an_error(tmp_path: Path) 
         read_cifar10(str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match="holds no CIFAR-10"):
         read_cifar10(str(tmp_path))
-    folder = write_folder(tmp_path / "cifar", PYTHON_NAMES, python2_pickle)
+    folder = write_folder(tmp_path / "cifar", python2_pickle)
     (folder / "data_batch_3").unlink()
     with pytest.raises(DataError, match="incomplete, without data_batch_3"):
         read_cifar10(str(folder))
@@ -228,8 +212,8 @@ def test_a_place_without_cifar_or_with_a_part_of_it_is_an_error(tmp_path: Path) 
 def test_a_file_or_member_beyond_the_limit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_folder(tmp_path / "cifar", PYTHON_NAMES, python2_pickle)
-    archive = write_archive(tmp_path / "a.tar.gz", official(PYTHON_NAMES, python2_pickle))
+    folder = write_folder(tmp_path / "cifar", python2_pickle)
+    archive = write_archive(tmp_path / "a.tar.gz", official(python2_pickle))
     monkeypatch.setattr(cifar, "MAX_FILE_BYTES", 100)
     for place in (folder, archive):
         with pytest.raises(DataError, match="data_batch_1 is not a plain file of at most"):
@@ -243,7 +227,7 @@ def test_broken_and_hostile_archives_are_refused(tmp_path: Path) -> None:
     content = python2_pickle(0)
     members = [("a/data_batch_1", content), ("data_batch_1", content)]
     twice = write_archive(tmp_path / "twice.tar.gz", members)
-    whole = write_archive(tmp_path / "a.tar.gz", official(PYTHON_NAMES, python2_pickle))
+    whole = write_archive(tmp_path / "a.tar.gz", official(python2_pickle))
     other = write_archive(tmp_path / "other.tar", [("readme", b"hello")], "w")
     with tarfile.open(tmp_path / "link.tar.gz", "w:gz") as archive:
         link = tarfile.TarInfo("data_batch_1")
@@ -269,13 +253,13 @@ def test_auto_takes_what_the_root_says_and_tells_why(tmp_path: Path) -> None:
     why = "(data.name=auto takes it as data.root is empty): "
     why += "4000 training, 1000 validation and 1000 test images."
     assert images.source == f"fashion32, the embedded subset of Fashion-MNIST {why}"
-    write_folder(tmp_path / "cifar-10-batches-bin", BINARY_NAMES, binary)
+    write_folder(tmp_path / "cifar-10-batches-py", modern_pickle)
     images = load_images(DataConfig(root=str(tmp_path)), "cpu")
     assert (images.name, images.mean) == ("cifar10", (0.4914, 0.4822, 0.4465))
     why = "(data.name=auto takes it as data.root is set): "
     why += "12 training, 3 validation and 3 test images."
     assert (
-        images.source == f"a subset (0.03 %) of CIFAR-10 from {tmp_path}/cifar-10-batches-bin {why}"
+        images.source == f"a subset (0.03 %) of CIFAR-10 from {tmp_path}/cifar-10-batches-py {why}"
     )
     named = load_images(DataConfig(name="cifar10", root=str(tmp_path)), "cpu")
     assert named.identity == images.identity

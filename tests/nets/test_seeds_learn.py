@@ -15,8 +15,7 @@ from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.nets.data import streams
 from esper_soa.nets.engine import NetsConfig, TrainReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.nets.forward import seed_forward
-from esper_soa.nets.model.blueprints import BLUEPRINTS, initial_seeds, seed_table
+from esper_soa.nets.model.blueprints import BLUEPRINTS, initial_seeds, seed_forward, seed_table
 from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.pools import ActiveSeeds

@@ -17,12 +17,12 @@ from esper_soa.config.nets import TaskConfig, sort_slots
 from esper_soa.config.settings import ComputeConfig, TrainConfig
 from esper_soa.env.outcome import compute_cost
 from esper_soa.nets.data import streams
-from esper_soa.nets.forward import seed_forward
 from esper_soa.nets.model.blueprints import (
     Architecture,
     initial_seeds,
     names_by_code,
     parameter_counts,
+    seed_forward,
     seed_table,
 )
 from esper_soa.nets.model.flops import training_flop

@@ -10,11 +10,9 @@ import pytest
 import torch
 import warm
 
-from esper_soa.training.checkpoint import load_checkpoint, save_checkpoint
-from esper_soa.training.checksum import CheckpointError, find_damage, read_sealed, write_sealed
+from esper_soa.training.checkpoint import save_checkpoint
+from esper_soa.training.checksum import find_damage, read_sealed, write_sealed
 from esper_soa.training.run_folder import RunFolder, lock_folder
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -65,25 +63,10 @@ def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path: Path) -> No
     assert find_damage(Path("/dev/zero")) == "checkpoint /dev/zero: not a file"
 
 
-@pytest.mark.parametrize(("reads", "age"), [(13, "an older"), (2, "a newer")])
-def test_another_version_is_refused_by_number(
-    whole: Path, monkeypatch: pytest.MonkeyPatch, reads: int, age: str
-) -> None:
-    monkeypatch.setattr("esper_soa.training.checksum.VERSION", reads)
-    told = f"has version 3, written by {age} version of the program: this one reads version {reads}"
+def test_another_version_is_refused_by_number(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper_soa.training.checksum.VERSION", 13)
+    told = "has version 3: this program reads version 13"
     assert find_damage(whole) == f"checkpoint {whole}: {told}"
-
-
-def test_an_older_version_is_refused_as_such(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.pt"
-    torch.save(
-        {"format": "esper_soa checkpoint", "version": 1, "content": {"a": torch.ones(2)}}, path
-    )
-    with pytest.raises(
-        CheckpointError,
-        match="has version 1, written by an older version of the program: this one reads version 3",
-    ):
-        load_checkpoint(path, CPU)
 
 
 def test_file_and_folder_are_on_the_disk_before_and_after_the_new_name_counts(

@@ -51,14 +51,6 @@ def changed(record: dict, place: Place, value: object) -> dict:
     return rest if inner is ... else rest | {place[0]: inner}
 
 
-def test_a_run_that_was_saved_before_episodes_could_end_early_has_cut_off_none(
-    record: dict, tmp_path: Path
-) -> None:
-    older = changed(record, ("progress", "cut_off"), ...)
-    assert "cut_off" not in older["progress"]
-    assert resume.parse_run(tmp_path, older).progress.cut_off == 0
-
-
 @pytest.mark.parametrize(
     ("place", "value", "told"),
     [

@@ -1,1 +1,1 @@
-"""Variants of settings trained in turns on the same seeds, and what differs."""
+"""Variants of settings trained on the same seeds, and what differs."""

@@ -1,19 +1,17 @@
 """The command line that compares settings: `esper-compare a="reward=shaped" b="" seeds=10`.
 
 Also `python -m esper_soa.lab.compare.command`. Every group plays every seed on the same hosts and
-data order, in a run folder of its own; groups take turns round by round, in alternating order, and
-share nothing. The same command with the same `out` goes on where it was cut off. Exit status: 0
-done, 1 a run that failed or a file that could not be written, 2 a mistake that we found.
+data order, in a run folder of its own. The same command with the same `out` goes on where it was
+cut off. Exit status: 0 done, 1 a run that failed or a file that could not be written, 2 a mistake
+that we found.
 """
 
 import argparse
 import json
-import os
 import re
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import redirect_stdout
 from dataclasses import fields
 from pathlib import Path
 from statistics import fmean
@@ -25,7 +23,7 @@ from rich.table import Table
 
 from esper_soa.config.arguments import options
 from esper_soa.config.compose import compose_settings
-from esper_soa.config.errors import check
+from esper_soa.config.errors import RankLostError, RunMemoryError, UserError, check
 from esper_soa.config.paths import user_path
 from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.compare.comparison import (
@@ -41,16 +39,15 @@ from esper_soa.lab.compare.comparison import (
 from esper_soa.lab.report.page import NAME, report_in
 from esper_soa.lab.run_folders import finished_accuracy
 from esper_soa.runtime.console import ending_with_status, parser
-from esper_soa.runtime.files import write_text
-from esper_soa.runtime.json_lines import Json, MetricsWriter, json_line
+from esper_soa.runtime.files import IncompleteError, write_text
+from esper_soa.runtime.json_lines import Json, json_line
 from esper_soa.runtime.signals import import_guard
 from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.start import make_run_folder
 from esper_soa.training.statistics import mean_interval
 
 GROUP = re.compile(r"[A-Za-z]\w{0,30}")
 COMMAND_SETTINGS = ("seeds", "out")  # settings of this command
-# a line per seed and round, of the groups in the order in which they have played it
-TURNS = "turns.jsonl"
 # Of a run, by where they stand in summary.json; those of grown hosts are means over the hosts of
 # its last rounds.
 NUMBERS = {
@@ -159,8 +156,9 @@ def compare(study: Study, console: Console) -> list[str]:
     """Play what is missing, print the table, write compare.json; returns failed runs, in words."""
     accuracies: dict[str, dict[int, dict[str, float]]] = {group: {} for group in study.groups}
     failed = list[str]()
-    for seed in study.seeds:
-        reasons = play_seed(study, seed)
+    for number, seed in enumerate(study.seeds):
+        # the order and its reverse, so that a machine that gets busy favours no group
+        reasons = play_seed(study, seed, list(study.groups)[:: -1 if number % 2 else 1])
         failed += [f"{group} seed {seed}: {reason}" for group, reason in reasons.items()]
         for group in study.groups.keys() - reasons.keys():
             text = RunFolder(study.folder(group, seed)).summary.read_text(encoding="utf-8")
@@ -191,27 +189,26 @@ def compare(study: Study, console: Console) -> list[str]:
     return failed
 
 
-def play_seed(study: Study, seed: int) -> dict[str, str]:
-    """Play a seed's runs that have not ended, a round each in turn; why runs failed, by group."""
-    missing = {}
-    for group in study.groups:
+def play_seed(study: Study, seed: int, groups: Sequence[str]) -> dict[str, str]:
+    """Play a seed's runs that have not ended, in the order of `groups`; why runs failed, by group.
+
+    A run that fails does not end the others.
+    """
+    with import_guard():
+        from esper_soa.training.runs import train_in_folder
+    failed = {}
+    for group in groups:
         overrides = study.overrides(group, seed)
         settings = compose_settings(study.experiment, overrides)
-        if finished_accuracy(RunFolder(study.folder(group, seed)), settings) is None:
-            experiment = [f"+experiment={study.experiment}"] * bool(study.experiment)
-            missing[group] = settings, experiment + overrides
-    with import_guard():
-        from esper_soa.lab.compare.interleaved import train_interleaved
-    study.out.mkdir(parents=True, exist_ok=True)
-    with (
-        open(os.devnull, "w", encoding="utf-8") as quiet,
-        redirect_stdout(quiet),
-        MetricsWriter(study.out / TURNS) as turns,
-    ):
-        return train_interleaved(
-            missing,
-            lambda number, order: turns.write({"seed": seed, "round": number, "order": order}),
-        )
+        if finished_accuracy(RunFolder(study.folder(group, seed)), settings) is not None:
+            continue
+        experiment = [f"+experiment={study.experiment}"] * bool(study.experiment)
+        try:
+            folder = make_run_folder(settings, settings.run_dir)
+            train_in_folder(folder, settings, experiment + overrides, verbose=0)
+        except (UserError, IncompleteError, RunMemoryError, RankLostError) as error:
+            failed[group] = str(error)
+    return failed
 
 
 def report(console: Console, numbers: Numbers, rows: Sequence[MeasureComparison]) -> None:

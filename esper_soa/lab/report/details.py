@@ -136,7 +136,7 @@ def _study(study: Record) -> str:
     )
     words = (
         f"By esper-compare, over {len(_listed(study, 'seeds'))} seeds that every "
-        "group has played in turns: differences paired by seed, intervals of "
+        "group has played: differences paired by seed, intervals of "
         f"{number(study, 'confidence') or 0:.0%} (Student's t), two-sided exact signed rank tests "
         f"(Wilcoxon 1945), corrected after Holm for {len(rows)} comparisons. The effect is the "
         f"mean difference over its standard deviation, by Hedges.{''.join(powers)}"

@@ -1,4 +1,4 @@
-"""Reads CIFAR-10 from its official files: python or binary batches, a folder or the .tar.gz.
+"""Reads CIFAR-10 from the official files of its python version: a folder or the .tar.gz.
 
 The files are not trusted: pickles are parsed for texts and numbers without executing them, archives
 are read in memory with bounded sizes, and every size and label is checked.
@@ -18,17 +18,10 @@ from esper_soa.config.errors import DataError, one_line
 from esper_soa.config.paths import user_path
 from esper_soa.nets.data.image_set import MAX_COMMON, hashes
 
-# Python batches in their order, and what they call themselves; binary ones have no name.
+# Batches in their order, and what they call themselves.
 BATCHES = {f"data_batch_{number}": f"training batch {number} of 5" for number in range(1, 6)}
 BATCHES["test_batch"] = "testing batch 1 of 1"
-PYTHON_NAMES = tuple(BATCHES)
-BINARY_NAMES = tuple(f"{name}.bin" for name in BATCHES)
-PLACES = (
-    "cifar-10-batches-py",
-    "cifar-10-batches-bin",
-    "cifar-10-python.tar.gz",
-    "cifar-10-binary.tar.gz",
-)
+PLACES = ("cifar-10-batches-py", "cifar-10-python.tar.gz")
 
 NUMBERS = ("INT", "BININT", "BININT1", "BININT2")  # instructions of a pickle
 NUM_CLASSES = 10
@@ -57,13 +50,10 @@ def read_cifar10(root: str) -> tuple[Batch, Batch, Path]:
     except OSError as error:
         problem = f"cannot be read ({one_line(error)}). Check permissions."
         raise DataError(f"data.root={one_line(path)}: {problem}") from error
-    binary = not any(name in files for name in PYTHON_NAMES) and bool(files)
-    names = BINARY_NAMES if binary else PYTHON_NAMES
-    missing = [name for name in names if name not in files]
+    missing = [name for name in BATCHES if name not in files]
     if missing:
         raise _fault(f"{place}: CIFAR-10 is incomplete, without {', '.join(missing)}")
-    parse = parse_binary if binary else parse_pickle
-    *batches, test = (parse(files.pop(name), f"{place}: {name}") for name in names)
+    *batches, test = (parse_pickle(files.pop(name), f"{place}: {name}") for name in BATCHES)
     images = np.concatenate([images for images, _ in batches])
     trained = set(hashes(images))
     if len(images) - len(trained) > MAX_COMMON * len(images):
@@ -82,7 +72,7 @@ def _fault(text: str) -> DataError:
 def _locate(root: Path) -> Path:
     """The folder of batches or the archive that `root` is or holds."""
     for place in (root, *(root / name for name in PLACES)):
-        if place.is_file() or any((place / name).exists() for name in PYTHON_NAMES + BINARY_NAMES):
+        if place.is_file() or any((place / name).exists() for name in BATCHES):
             return place
     if not root.is_dir():
         remedy = "Name the place of CIFAR-10, or leave data.root empty."
@@ -94,7 +84,7 @@ def _locate(root: Path) -> Path:
 def _read_folder(folder: Path) -> dict[str, bytes]:
     """Content of the batch files by name."""
     files = {}
-    for path in (folder / name for name in PYTHON_NAMES + BINARY_NAMES):
+    for path in (folder / name for name in BATCHES):
         if path.is_file():
             with path.open("rb") as stream:
                 files[path.name] = _content(stream, str(path))
@@ -117,7 +107,7 @@ def _read_archive(path: Path) -> dict[str, bytes]:
             name = PurePosixPath(member.name).name
             if name in files:
                 raise _fault(f"{path}: holds {name} twice")
-            if name in PYTHON_NAMES + BINARY_NAMES:  # a link would be followed
+            if name in BATCHES:  # a link would be followed
                 opened = archive.extractfile(member) if member.isreg() else None
                 files[name] = _content(opened, f"{path}: {name}")
     return files
@@ -128,15 +118,6 @@ def _content(stream: IO[bytes] | None, where: str) -> bytes:
     if stream is None or len(content) > MAX_FILE_BYTES:
         raise _fault(f"{where} is not a plain file of at most {MAX_FILE_BYTES >> 20} MiB")
     return content
-
-
-def parse_binary(content: bytes, where: str) -> Batch:
-    """The images of a binary batch: a label byte and PIXELS bytes each."""
-    if not content or len(content) % (1 + PIXELS):
-        problem = f"{len(content)} bytes, not a multiple of {1 + PIXELS}"
-        raise _fault(f"{where} has {problem}: truncated, or not CIFAR-10")
-    records = np.frombuffer(content, np.uint8).reshape(-1, 1 + PIXELS)
-    return _check_samples(records[:, 1:], records[:, 0].tolist(), where)
 
 
 def parse_pickle(content: bytes, where: str) -> Batch:

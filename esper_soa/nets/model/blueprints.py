@@ -27,6 +27,7 @@ from esper_soa.nets.model.parts import (
     Start,
     Table,
     Width,
+    num_tensors,
 )
 from esper_soa.nets.model.sequence_parts import CausalAttention, Dense, SoftLayerNorm
 from esper_soa.nets.model.user_module import UserModule
@@ -203,3 +204,22 @@ def names_by_code(blueprints: Blueprints) -> tuple[str, ...]:
     """What records call a blueprint, by code; those of the reference without a host keep theirs."""
     names = dict(enumerate(BLUEPRINT_NAMES)) | {one.code: one.name for one in blueprints}
     return tuple(names.get(code, f"blueprint {code}") for code in range(num_codes(blueprints)))
+
+
+def seed_forward(blueprint: Architecture, parameters: list[Tensor], x: Tensor) -> Tensor:
+    """Output of m seeds, shaped as x [B, m*C, ...]; `parameters` as unpacked by `seed_table`."""
+    if blueprint.module is not None:
+        return blueprint.module.forward(parameters, x)
+    out = x
+    rest = parameters
+    for part in blueprint.parts:
+        assert not isinstance(part, UserModule)  # which stands alone
+        count = num_tensors(part)
+        out = part.forward(rest[:count], out)
+        rest = rest[count:]
+    return x + out if blueprint.residual else out
+
+
+def gate_forward(parameters: list[Tensor], x: Tensor) -> Tensor:
+    """Gate [B, m] in (0, 1) of features x [B, m*C, ...]; `parameters` as of `gate_table`."""
+    return GATE.forward(parameters, x).squeeze(-1)

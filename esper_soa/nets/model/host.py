@@ -5,25 +5,60 @@ the loss.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from esper_soa.config.nets import SlotSpec, TaskConfig
+from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, SlotSpec, TaskConfig
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, Blueprints
-from esper_soa.nets.model.host_parts import HostChain
+from esper_soa.nets.model.conv import ConvBlock
+from esper_soa.nets.model.head import MeanLinear
 from esper_soa.nets.model.parts import Table
+from esper_soa.nets.model.residual import Residual
 from esper_soa.nets.model.segments import (
     FeatureShape,
     Forward,
     HeadSegment,
+    HostPart,
     Segment,
     SlotFiller,
     SlotNumbers,
     Values,
 )
 from esper_soa.nets.model.transformer import Transformer
+
+HOST_PARTS = (ConvBlock, Residual)  # of which a user's tuple may be made
+IMAGE_SHAPE: FeatureShape = (IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
+INDEXED = 2**31 - 1  # elements of a tensor that kernels of GPUs, which index with 32 bits, can take
+
+
+@dataclass(frozen=True)
+class HostChain:
+    """Segments in the order images meet them."""
+
+    parts: tuple[HostPart, ...]
+    classes: int
+
+    modules = None  # rows begin as the tables of parameters say
+
+    @classmethod
+    def of_task(cls, task: TaskConfig) -> "HostChain":
+        """The blocks that the settings describe."""
+        kernel = task.kernel_size
+        count = range(task.num_blocks)
+        blocks = tuple(ConvBlock(task.channels(i), kernel, task.pooled(i)) for i in count)
+        return cls(blocks, task.num_classes)
+
+    def segments(self, slots: SlotNumbers) -> tuple[Segment, ...]:
+        """The segments in their places; ValueError where one cannot stand there."""
+        shape = IMAGE_SHAPE
+        segments = list[Segment]()
+        for number, part in enumerate(self.parts):
+            segments.append(part.segment(number, shape, slots))
+            shape = segments[-1].output_shape
+        return *segments, MeanLinear(shape, self.classes)
 
 
 class InitialRows(Protocol):
@@ -216,3 +251,22 @@ def _features(
     for segment, own in zip(shape.segments[:-1], folded[:-1], strict=True):
         x = segment.infer(run, own, x)
     return run, x
+
+
+def activation_elements(shape: HostShape, inputs: int, rows: int = 1) -> int:
+    """Elements of the largest tensor of a forward pass, per network and sample.
+
+    inputs: elements of a sample. rows: alpha rows at the end, at most; each slot may double them.
+    """
+    current = 1
+    largest = inputs
+    for segment in shape.segments:
+        largest = max(largest, current * segment.activations)
+        for slot in segment.slots:
+            if slot >= 0:
+                current = min(2 * current, rows)
+                spec = shape.slots[slot]
+                blueprints = (one for one in shape.blueprints if one.fits(spec))
+                widest = max(max(one.widths(spec.channels)) for one in blueprints)
+                largest = max(largest, current * spec.positions * widest)
+    return largest

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from esper_soa.config.errors import one_line
-from esper_soa.nets.forward import seed_forward
 from esper_soa.nets.model.blueprints import (
     PART_NAMES,
     Architecture,
+    seed_forward,
     seed_layers,
     seed_products,
     seed_table,

@@ -2,7 +2,7 @@
 
 A kind is a class in a file of its own: conv.py, residual.py, head.py, user_segment.py. host.py and
 the export of networks know this protocol alone, so a new kind is a new file; where users may write
-it in a host's tuple, host_parts.py names it. An engine with kernels of its own asks a segment for
+it in a host's tuple, host.py names it. An engine with kernels of its own asks a segment for
 its `kind` and refuses kinds that it does not know.
 """
 

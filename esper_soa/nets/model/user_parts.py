@@ -45,14 +45,15 @@ from esper_soa.nets.model.blueprints import (
     seed_table,
 )
 from esper_soa.nets.model.host import (
+    HOST_PARTS,
     Host,
+    HostChain,
     HostShape,
     chain_shape,
     host_shape,
     initial_hosts,
     split_values,
 )
-from esper_soa.nets.model.host_parts import HOST_PARTS, HostChain
 from esper_soa.nets.model.parts import Table, are_parts
 from esper_soa.nets.model.segments import FeatureShape, Forward
 from esper_soa.nets.model.user_module import UserModule, make_module

@@ -12,8 +12,13 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from esper_soa.nets import batched
-from esper_soa.nets.forward import gate_forward, seed_forward
-from esper_soa.nets.model.blueprints import Architecture, gate_table, seed_table
+from esper_soa.nets.model.blueprints import (
+    Architecture,
+    gate_forward,
+    gate_table,
+    seed_forward,
+    seed_table,
+)
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.seeds import blend
 from esper_soa.nets.seeds.pools import row_layout
