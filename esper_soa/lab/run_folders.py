@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.paths import user_path
 from esper_soa.config.settings import TrainConfig, flat_settings
+from esper_soa.runtime.files import LOGGER
 from esper_soa.training.run_folder import RunFolder
 
 DEPTH = 3  # folders below the given one in which runs are looked for: runs/<name>/<sweep>/<job>
@@ -73,11 +74,17 @@ def read_settings(path: Path) -> dict[str, object]:
 
 def _run_folders(place: Path, depth: int) -> Iterator[Path]:
     """Run folders in `place` and below, in the order of their names, numbers by their value."""
-    if "rounds" in read_settings(RunFolder(place).config):
+    config = RunFolder(place).config
+    settings = read_settings(config)
+    if "rounds" in settings:
         yield place.resolve()
-    elif depth and place.is_dir():
-        below = sorted((one for one in place.iterdir() if one.is_dir()), key=_by_number)
-        for one in below:
+        return
+    if config.exists() and not settings:
+        LOGGER.warning("runs     without %s: no settings that can be read", config)
+    if depth and place.is_dir():
+        # a run's own copies of its settings, by Hydra, are in a hidden folder
+        below = (one for one in place.iterdir() if one.is_dir() and one.name[0] != ".")
+        for one in sorted(below, key=_by_number):
             yield from _run_folders(one, depth - 1)
 
 

@@ -60,7 +60,7 @@ class Handler(BaseHTTPRequestHandler):
     """Serves the page and its updates, read-only."""
 
     server: "Server"
-    timeout = 5.0  # seconds that a request may take to come, as each holds a thread
+    timeout = 5.0  # seconds that a request may be silent, as each holds a thread
 
     def do_GET(self) -> None:  # noqa: N802, a name that http.server calls
         """The page, what draws it, or what is new in it."""

@@ -29,9 +29,9 @@ from esper_soa.training.session import Session
 NAME = "report.html"  # of a report in the folder of its run
 MAX_KINDS = 4  # of runs that the head names
 ABOUT = {"name": "", "task.name": "", "policy.name": "policy ", "reward.mode": "reward "}
-# The page runs the scripts that are marked, and can neither fetch anything nor send it anywhere.
+# The page takes the scripts and styles that are marked, and can neither fetch nor send anything.
 POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{mark}' "
+    "default-src 'none'; style-src 'nonce-{mark}'; script-src 'nonce-{mark}' "
     "'unsafe-eval'; img-src data: blob:"
 )
 
@@ -69,14 +69,15 @@ def parts_of(runs: Sequence[RunRecord]) -> Parts:
 
 
 def page_html(parts: Parts, programs: Sequence[str], policy: str, live: str = "") -> str:
-    """A page. programs: its scripts; policy: what it may load, with a place for the mark of scripts
-    of ours, which nothing that stands in the page can know; live: HTML in its head.
+    """A page. programs: its scripts; policy: what it may load, with places for the mark of scripts
+    and style of ours, which nothing that stands in the page can know; live: HTML in its head.
     """
     content = f"{parts.main}{parts.data}".encode(errors="backslashreplace")
     mark = hashlib.sha256(content).hexdigest()
     scripts = "".join(f'<script nonce="{mark}">{one}</script>\n' for one in programs)
     head = asset("head.html").format(
         policy=policy.format(mark=mark),
+        mark=mark,
         title=parts.title,
         style=asset("page.css"),
         links=parts.links,
@@ -125,7 +126,7 @@ def _section(section: Section, more: str) -> str:
         figures.append(
             f'<figure id="{figure["id"]}"{wide}><figcaption><h3>{title}</h3>'
             f'<p>{escape(figure["caption"])}</p></figcaption><div class="choices"></div>'
-            f'<div class="chart" style="min-height:{figure["spec"]["height"]}px"></div>'
+            '<div class="chart"></div>'
             f"<details><summary>Table: {title}</summary></details></figure>\n"
         )
     name = section.id

@@ -40,6 +40,11 @@ LONG = 200  # rounds and envs of the largest report
 MANY = 64
 MOST_BYTES = 5_000_000
 MOST_SECONDS = 3.0
+BLOCKED = """
+window.blocked = [];
+document.addEventListener("securitypolicyviolation", (one) =>
+  window.blocked.push(`${one.violatedDirective} ${one.blockedURI} ${one.sample}`));
+"""
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +104,7 @@ class Opened:
         self.page.on("console", lambda message: self.said.append(message.text))
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.add_init_script(BLOCKED)
         begun = time.monotonic()
         self.page.goto(address)
         self.page.wait_for_selector(".chart[data-drawn]")
@@ -106,8 +112,10 @@ class Opened:
         self.page.evaluate("report.drawAll()")
 
     def check(self, width: int, scheme: str, shot: str) -> None:
-        """Nothing was said, nothing sticks out, every figure is drawn, in the colours asked for."""
+        """Nothing was said or blocked, nothing sticks out, every figure is drawn, in the colours
+        asked for."""
         assert self.said == []
+        assert self.page.evaluate("blocked") == []
         assert self.page.evaluate("document.documentElement.scrollWidth") <= width
         assert self.page.locator(".chart svg").count() == self.page.evaluate("report.figures.size")
         paper = self.page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -131,6 +139,33 @@ def test_a_report_opens_without_a_word_and_without_a_network(
     opened.check(width, scheme, name)
     assert [url for url in opened.asked if not url.startswith("data:")] == [pages[name].as_uri()]
     opened.page.close()
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_styles_of_strangers_are_blocked_and_those_of_the_page_are_not(
+    browser: sync_api.Browser, pages: dict[str, Path], live: bool
+) -> None:
+    with Server([str(pages["ended"].with_suffix(""))], bundle(), 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://{HOST}:{server.server_address[1]}/" if live else pages["ended"].as_uri()
+        page = Opened(browser, address).page
+        server.shutdown()
+    page.locator("#curve-accuracy .mark-symbol path").last.hover()
+    page.wait_for_selector("#vg-tooltip-element.visible")
+    tip = "const tip = getComputedStyle(document.getElementById('vg-tooltip-element'));"
+    card = "getComputedStyle(document.querySelector('figure'))"
+    look = f"(() => {{ {tip} return [tip.position, tip.backgroundColor] }})()"
+    colour = page.evaluate(f"{card}.backgroundColor")
+    assert page.evaluate(look) == ["fixed", colour]
+    least = page.evaluate("document.querySelector('#lanes .chart').style.minHeight")
+    assert least == f"{page.evaluate('report.figures.get(`lanes`).spec.height')}px"
+    assert page.evaluate("blocked") == []
+    hostile = "<style>h1 { color: red }</style><p style='color: red'>"
+    page.evaluate(f"document.getElementById('main').insertAdjacentHTML('beforeend', `{hostile}`)")
+    page.wait_for_function("blocked.length === 2")
+    red = "[...document.querySelectorAll('h1, main > p')].map(one => getComputedStyle(one).color)"
+    assert "rgb(255, 0, 0)" not in page.evaluate(red)
+    page.close()
 
 
 def told_by(label: str) -> dict[str, str]:
@@ -165,6 +200,7 @@ def test_numbers_that_are_drawn_are_those_of_the_runs_files(
     assert shown == [str(one["round"]) for one in lines], "once and whole"
     if name == "ended":
         opened.page.locator("#curve-accuracy summary").press("Enter")
+        opened.page.wait_for_selector("#curve-accuracy tbody")
         cells = opened.page.locator("#curve-accuracy tbody td:nth-child(3)").all_text_contents()
         assert [float(cell) for cell in cells] == [one["accuracy"]["mean"] for one in lines]
     opened.page.close()
@@ -246,6 +282,7 @@ def test_a_live_page_follows_a_run_to_its_end(browser: sync_api.Browser, tmp_pat
         drawn = [number_in(one["accuracy (%)"]) for one in points]
         assert drawn == [one["accuracy"]["mean"] for one in rounds(3)]
         assert opened.said == []
+        assert page.evaluate("blocked") == []
         assert all(url.startswith((address, "data:")) for url in opened.asked)
         server.shutdown()
     page.wait_for_function(

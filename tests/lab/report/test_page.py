@@ -185,6 +185,8 @@ def test_the_page_tells_the_verdict_and_asks_no_network(places: dict[str, Path])
     }, "which names the language of the charts, and is not fetched"
     assert PROGRAM in text
     assert "default-src 'none'" in text
+    assert "unsafe-inline" not in text
+    assert " style=" not in text.replace(PROGRAM, ""), "which the policy blocks"
     assert not re.findall(r"<(?:link|script|img)[^>]+(?:src|href)=\"(?!data:)", text)
     text = page_text(places["killed"])
     assert "2 of 4 rounds: stopped, killed or still going on" in text

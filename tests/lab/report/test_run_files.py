@@ -56,6 +56,21 @@ def test_runs_are_found_once_each_in_the_order_of_their_numbers(tmp_path: Path) 
         find_runs([tmp_path / "sweep" / "other"])
 
 
+def test_a_run_whose_settings_cannot_be_read_is_named_and_hydras_copy_is_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_run(tmp_path / "sweep" / "whole")
+    broken = make_run(tmp_path / "sweep" / "broken")
+    make_run(broken / ".hydra")
+    (broken / "config.yaml").write_text("rounds: &x [*x]\n")
+    assert [run.label for run in find_runs([tmp_path / "sweep"])] == ["whole"]
+    assert caplog.messages == [
+        f"runs     without {broken}/config.yaml: no settings that can be read"
+    ]
+    with pytest.raises(UserError, match="no config.yaml of a run"):
+        find_runs([broken])
+
+
 def test_runs_of_the_same_overrides_but_for_the_seed_are_a_group(tmp_path: Path) -> None:
     plain, net = (
         [

@@ -44,7 +44,9 @@
     const spec = structuredClone(figure.spec);
     spec.config = page.config;
     spec.datasets = Object.fromEntries(figure.data.map((name) => [name, chosenRows(figure, name)]));
-    const options = { renderer: "svg", actions: false, tooltip: { theme: "report" }, mode: "vega-lite" };
+    const options = { renderer: "svg", actions: false, mode: "vega-lite" };
+    options.defaultStyle = false; // page.css has the styles: those that a program adds have no mark, and are blocked
+    options.tooltip = { disableDefaultStyle: true };
     options.logLevel = 1; // errors alone: that a choice leaves a table empty is none
     return window.vegaEmbed(place, spec, options).then((result) => {
       figure.view?.finalize();
@@ -160,6 +162,7 @@
     rowsByName = new Map();
     for (const figure of figures.values()) {
       addChoices(figure, kept.choices);
+      document.querySelector(`#${figure.id} .chart`).style.minHeight = `${figure.spec.height}px`;
       const details = document.querySelector(`#${figure.id} details`);
       details.addEventListener("toggle", () => fillTable(figure));
       details.open = kept.open.includes(figure.id);
