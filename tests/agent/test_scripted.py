@@ -188,6 +188,12 @@ def test_the_schedule_staggers_slots_and_the_first_that_may_act_does():
     assert ops == [Op.WAIT, Op.GERMINATE, Op.GERMINATE]
 
 
+def test_slots_beyond_the_list_germinate_one_after_the_other():
+    schedule = ScheduleConfig(germinate=[1, 6], stagger=3)
+    assert schedule.germination_steps(4) == [1, 6, 9, 12]
+    assert schedule.germination_steps(1) == [1]
+
+
 READY = {"plateau": 3, "stabilized": True}
 
 

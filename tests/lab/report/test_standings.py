@@ -32,6 +32,25 @@ def test_a_run_counts_once_and_those_that_have_not_ended_are_left_out(tmp_path: 
     assert found.gain.mean == pytest.approx(2.0)
 
 
+def test_a_group_tells_the_flop_of_its_hosts_and_a_gain_where_every_run_has_a_control(
+    tmp_path: Path,
+) -> None:
+    ends = []
+    for size, flop in ((5000.0, 1e9), (8000.0, 4e9)):
+        end = summary([40.0, 42.0])
+        sizes = {"size": size, "flop": flop}
+        ends.append(end | {"grown": {"test_accuracy": 41.0} | sizes})
+    ends.append(ends[0] | {"control": None, "difference": None})
+    runs = [
+        read_run(make_run(tmp_path / str(seed), seed=seed, ended=end))
+        for seed, end in enumerate(ends)
+    ]
+    both, one_alone = (standings([RunGroup("a", some)])[0] for some in (runs[:2], runs))
+    assert (both.parameters, both.train_flop) == (6500.0, 2.5e9)
+    assert both.gain is not None
+    assert one_alone.gain is None, "the mean gain of some is not that of the group"
+
+
 def test_pairs_are_tested_exactly_and_corrected_for_their_number(tmp_path: Path) -> None:
     groups = [
         group(tmp_path, "a", [1.0, 2.0, 3.0, 4.0]),
