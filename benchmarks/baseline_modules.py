@@ -42,6 +42,23 @@ class FlatModule(nn.Module):
         """Number of scalars in `flat()`."""
         return sum(parameter.numel() for parameter in self.parameters())
 
+    def flat_statistics(self) -> Tensor:
+        """Copy of running means and variances as one vector, empty where there are none."""
+        return torch.cat([self.flat()[:0], *self._statistics()])
+
+    def load_flat_statistics(self, vector: Tensor) -> None:
+        """Copy `vector`, in the order of `flat_statistics`, into the running statistics."""
+        rows = self._statistics()
+        for row, values in zip(rows, vector.split([row.numel() for row in rows]), strict=True):
+            row.copy_(values)
+
+    def _statistics(self) -> list[Tensor]:
+        return [
+            row
+            for name, row in self.named_buffers()
+            if name.endswith(("running_mean", "running_var"))
+        ]
+
 
 def group_norm(channels: int) -> nn.GroupNorm:
     """GroupNorm with the largest number of groups that leaves 16 channels each, or divides."""
@@ -277,20 +294,3 @@ class Host(FlatModule):
                 if f"r1c{i}" in grafts:
                     x = graft_forward(grafts[f"r1c{i}"], x)
         return self.classifier(x.mean(dim=(2, 3)))
-
-    def flat_statistics(self) -> Tensor:
-        """Copy of the running mean and the running variance of every block as one vector."""
-        return torch.cat(self._statistics())
-
-    def load_flat_statistics(self, vector: Tensor) -> None:
-        """Copy `vector`, in the order of `flat_statistics`, into the running statistics."""
-        rows = self._statistics()
-        for row, values in zip(rows, vector.split([row.numel() for row in rows]), strict=True):
-            row.copy_(values)
-
-    def _statistics(self) -> list[Tensor]:
-        return [
-            row
-            for name, row in self.named_buffers()
-            if name.endswith(("running_mean", "running_var"))
-        ]

@@ -5,8 +5,10 @@ Data, keys and scripts of an env depend on its global number alone, so that it c
 together with others, alone, or as a plain loop.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from tensordict import TensorDict
@@ -22,7 +24,7 @@ from esper_soa.config.env import (
     RewardConfig,
     SignalsConfig,
 )
-from esper_soa.config.nets import IMAGES, TaskConfig, sort_slots
+from esper_soa.config.nets import TaskConfig, TransformerConfig
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.step import (
     EnvRules,
@@ -37,18 +39,27 @@ from esper_soa.env.step import (
 from esper_soa.nets.data import streams
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.nets.model.host import HostShape, host_shape
+from esper_soa.nets.model.host import HostShape
+from esper_soa.nets.model.user_parts import task_shape
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.snapshot import add_snapshot_, snapshot_where_
 from esper_soa.state import Action, EnvState, Measurements
-from esper_soa.vocabulary import CNN_BLUEPRINTS, NUM_BLUEPRINTS, Op
+from esper_soa.vocabulary import (
+    BLUEPRINT_NAMES,
+    CNN_BLUEPRINTS,
+    NUM_BLUEPRINTS,
+    SEQUENCE_BLUEPRINTS,
+    Op,
+)
 
-BATCH = 4  # images per training batch, batches per env-step
+BATCH = 4  # samples per training batch, batches per env-step
 NUM_BATCHES = 2
 VAL_BATCH = 6  # the same of validation, which is the same at every env-step
 NUM_VAL = 2
 # of images; no layer asks for 32, and a quarter of the pixels takes a quarter of the time
 SIZE = 16
+TOKENS = 11  # of text, in sequences of LENGTH
+LENGTH = 6
 NUM_SLOTS = 3
 TRAINING = 0
 VALIDATION = 1
@@ -57,15 +68,67 @@ AUTO_FORWARD = ("auto_forward_g1", "auto_forward_g2", "auto_forward_g3")
 Batch = tuple[Tensor, Tensor]
 
 
+class Source(NamedTuple):
+    """What envs learn from, and the seeds that fit there."""
+
+    draw: Callable[[torch.Generator, int], Batch]  # so many samples, as a plain loop takes them
+    side_by_side: Callable[[list[Batch]], Batch]  # batches of n envs, as the engine takes them
+    blueprints: tuple[int, ...]
+
+
+def draw_images(generator: torch.Generator, size: int) -> Batch:
+    """Images [B, 3, SIZE, SIZE] and labels [B]; brightness gives half the label away."""
+    labels = torch.randint(10, (size,), generator=generator)
+    images = torch.randn(size, 3, SIZE, SIZE, generator=generator, dtype=torch.float64)
+    images[:, 0] += labels[:, None, None] % 5 - 2.0
+    return images, labels
+
+
+def images_side_by_side(batches: list[Batch]) -> Batch:
+    """Images [B, n*3, SIZE, SIZE] in channels_last and labels [B, n]."""
+    images = torch.cat([images for images, _ in batches], dim=1)
+    return images.contiguous(memory_format=torch.channels_last), torch.stack(
+        [labels for _, labels in batches], dim=1
+    )
+
+
+def draw_text(generator: torch.Generator, size: int) -> Batch:
+    """Tokens [B, T] and the next ones [B*T]; two of three follow from the one before."""
+    words = torch.randint(TOKENS, (size, LENGTH + 1), generator=generator)
+    free = torch.randint(3, words.shape, generator=generator) == 0
+    for place in range(1, LENGTH + 1):
+        follows = (3 * words[:, place - 1] + 1) % TOKENS
+        words[:, place] = torch.where(free[:, place], words[:, place], follows)
+    return words[:, :-1], words[:, 1:].flatten()
+
+
+def text_side_by_side(batches: list[Batch]) -> Batch:
+    """Tokens [B, n*T] and labels [B, n, T]."""
+    labels = torch.stack([labels.view(-1, LENGTH) for _, labels in batches], dim=1)
+    return torch.cat([words for words, _ in batches], dim=1), labels
+
+
+IMAGES = Source(draw_images, images_side_by_side, CNN_BLUEPRINTS)
+TEXT = Source(draw_text, text_side_by_side, SEQUENCE_BLUEPRINTS)
+TEXT_TASK = TaskConfig(
+    host="transformer",
+    num_classes=TOKENS,
+    blueprints=[BLUEPRINT_NAMES[code] for code in SEQUENCE_BLUEPRINTS],
+    transformer=TransformerConfig(width=8, layers=3, heads=2, context=LENGTH, segments=3),
+    gradient_stride=2,
+)
+
+
 @dataclass
 class Setting:
     """What the tests vary."""
 
     slots: list[str] = field(default_factory=lambda: ["r0c0", "r0c1", "r0c2"])
+    source: Source = IMAGES
     auto_forward: bool = False
     reward: str = "shaped"  # basic_plus pays drip and so ablates fossils too
     dtype: torch.dtype = torch.float64
-    shared_validation: bool = False  # all envs are measured on the same images, as in a run
+    shared_validation: bool = False  # all envs are measured on the same samples, as in a run
     env_chunk: int = 2
     workers: int = 1
     governed: bool = False  # plain loops have no governor
@@ -89,8 +152,8 @@ class Setting:
 
     def rules(self) -> EnvRules:
         """The engine's rules."""
-        shape = host_shape(self.task, sort_slots(self.task, self.slots))
-        detached = self.lifecycle.detached_in(IMAGES)
+        shape = task_shape(self.task, self.slots)
+        detached = self.lifecycle.detached_in(shape.slots[0].topology)
         counts = pools.parameter_table(shape, torch.device("cpu"))
         passes = {"workers": self.workers, "accumulate": self.accumulate}
         return EnvRules(
@@ -110,36 +173,24 @@ class Setting:
 
 
 @lru_cache(maxsize=4096)
-def batch_of(env: int, purpose: int, number: int, dtype: torch.dtype) -> Batch:
-    """Images [B, 3, SIZE, SIZE] and labels [B] of batch `number` of one env; brightness gives half
-    the label away.
-    """
+def batch_of(source: Source, env: int, purpose: int, number: int, dtype: torch.dtype) -> Batch:
+    """Batch `number` of one env, floats in `dtype`."""
     size = VAL_BATCH if purpose == VALIDATION else BATCH
     generator = torch.Generator().manual_seed(((env + 1) * 2 + purpose) * 100_003 + number)
-    labels = torch.randint(10, (size,), generator=generator)
-    images = torch.randn(size, 3, SIZE, SIZE, generator=generator, dtype=torch.float64)
-    images[:, 0] += labels[:, None, None] % 5 - 2.0
-    return images.to(dtype), labels
+    inputs, labels = source.draw(generator, size)
+    return inputs.to(dtype) if inputs.is_floating_point() else inputs, labels
 
 
 def training_batches(env: int, step: int, setting: Setting) -> list[Batch]:
-    count = setting.num_batches
-    return [batch_of(env, TRAINING, step * count + index, setting.dtype) for index in range(count)]
+    first = step * setting.num_batches
+    numbers = range(first, first + setting.num_batches)
+    return [batch_of(setting.source, env, TRAINING, one, setting.dtype) for one in numbers]
 
 
 def validation_batches(env: int, setting: Setting) -> list[Batch]:
-    source = -1 if setting.shared_validation else env
-    return [batch_of(source, VALIDATION, index, setting.dtype) for index in range(NUM_VAL)]
-
-
-def side_by_side(batches: list[Batch]) -> Batch:
-    """Batches of n envs as the engine takes them: images [B, n*3, SIZE, SIZE] in channels_last and
-    labels [B, n].
-    """
-    images = torch.cat([images for images, _ in batches], dim=1)
-    return images.contiguous(memory_format=torch.channels_last), torch.stack(
-        [labels for _, labels in batches], dim=1
-    )
+    whose = -1 if setting.shared_validation else env
+    numbers = range(NUM_VAL)
+    return [batch_of(setting.source, whose, VALIDATION, one, setting.dtype) for one in numbers]
 
 
 @dataclass
@@ -154,14 +205,17 @@ class Feed:
     setting: Setting
 
     def batch(self, envs: Tensor, index: int) -> Batch:
+        source = self.setting.source
         number = self.step * self.setting.num_batches + index
         ids = [self.ids[env] for env in envs.tolist()]
-        return side_by_side([batch_of(env, TRAINING, number, self.setting.dtype) for env in ids])
+        each = [batch_of(source, env, TRAINING, number, self.setting.dtype) for env in ids]
+        return source.side_by_side(each)
 
     def batches(self, envs: Tensor, size: int) -> list[Batch]:
         seen = envs[:1] if self.setting.shared_validation else envs
         each = [validation_batches(self.ids[env], self.setting) for env in seen.tolist()]
-        return [side_by_side(list(batches)) for batches in zip(*each, strict=True)]
+        source = self.setting.source
+        return [source.side_by_side(list(batches)) for batches in zip(*each, strict=True)]
 
 
 # --- scripts
@@ -194,12 +248,12 @@ def ending(number: int) -> list[ScalarAction]:
     ][number % 5]
 
 
-def lives(env: int, slot: int) -> list[ScalarAction]:
+def lives(env: int, slot: int, blueprints: tuple[int, ...]) -> list[ScalarAction]:
     """All that an env means to do in a slot: three seeds, one after the other."""
     ops = []
     for life in range(3):
         number = 11 * (NUM_SLOTS * env + slot) + 10 * life
-        blueprint = CNN_BLUEPRINTS[number % len(CNN_BLUEPRINTS)]
+        blueprint = blueprints[number % len(blueprints)]
         style = number % 4
         goal = 1 if number % 5 == 4 else 2
         ops += [
@@ -216,10 +270,11 @@ class Script:
     succeeds.
     """
 
-    def __init__(self, env: int, auto_forward: bool) -> None:
+    def __init__(self, env: int, setting: Setting) -> None:
         self.env = env
-        self.todo = [lives(env, slot) for slot in range(NUM_SLOTS)]
-        if auto_forward:
+        blueprints = setting.source.blueprints
+        self.todo = [lives(env, slot, blueprints) for slot in range(NUM_SLOTS)]
+        if setting.auto_forward:
             self.todo = [[op for op in ops if op.op != Op.ADVANCE] for ops in self.todo]
 
     def action(self, step: int) -> ScalarAction:
@@ -242,7 +297,7 @@ class StackedEnvs:
         self.ids = ids
         self.step = 0
         self.rules = setting.rules()
-        self.scripts = [Script(env, setting.auto_forward) for env in ids]
+        self.scripts = [Script(env, setting) for env in ids]
         self.weights = pools.allocate(self.shape, len(ids), torch.device("cpu"), setting.dtype)
         pools.initialise_hosts_(self.weights, self.shape, self.keys(streams.HOST_INIT))
         self.state: EnvState = initial_state(self.rules, len(ids), torch.device("cpu"))
@@ -399,7 +454,7 @@ def loop_weights(loop: LoopEnv) -> dict[str, Tensor]:
     for slot, plant in loop.plants.items():
         found[f"slot {slot} params"] = torch.cat([plant.seed.flat(), plant.gate.flat()])
         found[f"slot {slot} momentum"] = momentum_of(plant.optimiser, plant.parameters())
-    return found
+    return {name: one for name, one in found.items() if one.numel()}
 
 
 def stacked_weights(stacked: StackedEnvs, place: int, loop: LoopEnv) -> dict[str, Tensor]:
