@@ -38,14 +38,14 @@ def initial_values(kind: type[Record]) -> dict[str, float]:
 
 
 def initial(
-    kind: type[Record], shape: tuple[int, ...], device: torch.device | str, **given: Tensor
+    kind: type[Record], shape: tuple[int, ...], device: torch.device | str, **values: Tensor
 ) -> Record:
-    """A record of this shape as it begins, and the `given` fields, whose shape is their own."""
+    """A record of this shape as it begins, but for `values`: fields of shapes of their own."""
     fields = {
         name: torch.full(shape, value, dtype=DTYPES[type(value)], device=device)
         for name, value in initial_values(kind).items()
     }
-    return kind.from_tensordict(TensorDict(fields | given, batch_size=shape))
+    return kind.from_tensordict(TensorDict(fields | values, batch_size=shape))
 
 
 def stage_in(stage: Tensor, stages: tuple[int, ...]) -> Tensor:

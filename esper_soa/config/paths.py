@@ -92,10 +92,10 @@ def open_folder(path: Path) -> None:
             f"the cache folder {path} is a link or no folder: delete it ({error.strerror})"
         ) from error
     try:
-        found = os.fstat(handle)
-        mode = stat.S_IMODE(found.st_mode)
-        if found.st_uid != os.geteuid():
-            reason = f"belongs to user {found.st_uid}: set XDG_CACHE_HOME to another"
+        status = os.fstat(handle)
+        mode = stat.S_IMODE(status.st_mode)
+        if status.st_uid != os.geteuid():
+            reason = f"belongs to user {status.st_uid}: set XDG_CACHE_HOME to another"
             raise FolderError(f"the cache folder {path} {reason}")
         if mode & 0o022:
             reason = f"others can write in the cache folder {path} (mode {mode:o}): delete it"

@@ -20,11 +20,11 @@ ChoiceNames = Mapping[str, Mapping[str, int]]  # by head: its choices, by name
 def choice_names(slots: Sequence[str], blueprints: Sequence[str], legal: Tensor) -> ChoiceNames:
     """Names that an action may use; blueprints: by code, legal: bool [P], may be germinated."""
     codes = legal.nonzero().flatten().tolist()
-    found = {
+    choices = {
         head: {name: choice for choice, name in enumerate(names)}
         for head, names in {"slot": slots, **CHOICE_NAMES}.items()
     }
-    return found | {"blueprint": {blueprints[code]: code for code in codes}}
+    return choices | {"blueprint": {blueprints[code]: code for code in codes}}
 
 
 def read_action(

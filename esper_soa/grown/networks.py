@@ -42,9 +42,9 @@ def score_network(net: nn.Module, inputs: Tensor, labels: Tensor) -> NetworkScor
         size = max(1, min(AT_ONCE, MOST_LOGITS // per_sample))
         losses = []
         right = []
-        for part, wanted in zip(inputs.split(size), labels.split(size), strict=True):
+        for part, target in zip(inputs.split(size), labels.split(size), strict=True):
             logits = net(part.to(device)).cpu().double().flatten(0, -2)
-            targets = wanted.flatten()
+            targets = target.flatten()
             losses.append(cross_entropy(logits, targets, reduction="none"))
             right.append(logits.argmax(1) == targets)
     finally:

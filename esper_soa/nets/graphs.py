@@ -87,7 +87,7 @@ class CapturedCall:
     function: Callable[..., object]
     arguments: list[Tensor | None]
     spec: TreeSpec
-    given: object = None  # in a graph's memory once it is captured
+    result: object = None  # in a graph's memory once it is captured
 
     def with_copied_arguments(self) -> "CapturedCall":
         """The same call with copies of the arguments."""
@@ -99,7 +99,7 @@ class CapturedCall:
 
     def step_(self, variant: int) -> None:
         """The call; its results stay until the next."""
-        self.given = self.function(*tree_unflatten(self.arguments, self.spec))
+        self.result = self.function(*tree_unflatten(self.arguments, self.spec))
 
 
 class GraphRecorder:
@@ -221,7 +221,7 @@ def captured_call(
     key = (name, *(None if leaf is None else leaf.shape for leaf in leaves))
     fresh = CapturedCall(function, leaves, spec)
     done = steps.run_(key, fresh if steps.is_cached(key) else fresh.with_copied_arguments(), [0])
-    flat_arguments, result = tree_flatten(done.given)
+    flat_arguments, result = tree_flatten(done.result)
     copies = [torch.empty_like(one) for one in flat_arguments]
     copy_all_(copies, flat_arguments)
     return tree_unflatten(copies, result)  # type: ignore[no-any-return]

@@ -69,8 +69,8 @@ def dropout_factors(keys: Tensor, site: int, shape: tuple[int, ...], rate: float
     keys: int64 [n], streams of a batch. site: number of the place in the network.
     """
     counters = torch.arange(torch.Size(shape).numel(), device=keys.device)
-    kept = streams.uniform(streams.fold(keys, site)[:, None], counters) >= rate
-    return kept.unflatten(1, shape) / (1 - rate)
+    mask = streams.uniform(streams.fold(keys, site)[:, None], counters) >= rate
+    return mask.unflatten(1, shape) / (1 - rate)
 
 
 class _TokenLoss(torch.autograd.Function):
@@ -90,14 +90,14 @@ class _TokenLoss(torch.autograd.Function):
         for nets, places in logit_pieces(labels.shape, table.shape[1], most):
             piece = rows[nets, places]
             logits = linear(piece, table[nets]).to(table.dtype)
-            wanted = labels[nets, places, None]
-            right[nets, places] = logits.argmax(-1) == wanted.squeeze(-1)
+            targets = labels[nets, places, None]
+            right[nets, places] = logits.argmax(-1) == targets.squeeze(-1)
             logs = logits.log_softmax(-1)
-            chosen = logs.gather(-1, wanted.clamp(min=0))
-            losses[nets, places] = torch.where(wanted < 0, 0.0, -chosen).squeeze(-1)
+            chosen = logs.gather(-1, targets.clamp(min=0))
+            losses[nets, places] = torch.where(targets < 0, 0.0, -chosen).squeeze(-1)
             if learns:
                 gradient = logs.exp_()
-                gradient.scatter_add_(-1, wanted, torch.full_like(chosen, -1.0))
+                gradient.scatter_add_(-1, targets, torch.full_like(chosen, -1.0))
                 gradient = gradient.to(rows.dtype)
                 row_grad[nets, places] = torch.bmm(gradient, table[nets].to(rows.dtype))
                 table_grad[nets] += torch.bmm(gradient.transpose(1, 2), piece)

@@ -31,7 +31,7 @@ class SafeStream(io.TextIOBase):
     def __init__(self, stream: TextIO, reason: str = "") -> None:
         self._stream = stream
         self.lost = reason  # "" while there is somebody to write to
-        self.told = False  # whether the log has it
+        self.logged = False  # whether the log has it
 
     @property
     def encoding(self) -> str:  # type: ignore[override]

@@ -54,19 +54,19 @@ def play_control(
         check_choice("control", name, CONTROLS)
     if name == "static_final":
         player = Player(WaitPolicy(), None)
-        return _played(world, player, env_steps._replace(topology=grown.topology), record)
+        return _play_recorded(world, player, env_steps._replace(topology=grown.topology), record)
     if name == "static_large":
         size = sum(grown.parameters) / len(grown.parameters)
         return _play_wide_host(cfg, world, size, env_steps, ranks, record)
-    return _played(world, Player(rule_player(cfg, name, "control"), None), env_steps, record)
+    return _play_recorded(world, Player(rule_player(cfg, name, "control"), None), env_steps, record)
 
 
-def _played(
-    world: World, player: Player, played: Round, record: Callable[[World], Recorder]
+def _play_recorded(
+    world: World, player: Player, request: Round, record: Callable[[World], Recorder]
 ) -> RoundResult:
     """One round, recorded, and its hosts measured on the test images."""
     with closing(record(world)) as recorder:
-        result, _ = play_round(world, player, played._replace(recorder=recorder))
+        result, _ = play_round(world, player, request._replace(recorder=recorder))
     return with_test(world, result)
 
 
@@ -89,7 +89,7 @@ def _play_wide_host(
     compute = replace(cfg.compute, compile="off", cuda_graphs="off")
     wide = replace(plain, task=task, slots=[first], compute=compute)
     wider = build_world(wide, world.device, world.seed, world.data, ranks)
-    return _played(wider, Player(WaitPolicy(), None), env_steps, record)
+    return _play_recorded(wider, Player(WaitPolicy(), None), env_steps, record)
 
 
 def _without_user_parts(cfg: TrainConfig) -> TrainConfig:

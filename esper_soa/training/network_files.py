@@ -128,8 +128,8 @@ class NetworkFiles:
     ) -> list[GrownHost]:
         """Those of these hosts of round `number` (from 1) that this rank has."""
         own = [env for env in envs if env in self.ranks.share(len(states.accuracy))]
-        given = self.world, self.cfg, states, number, own
-        return export_hosts(*given, chosen_by) if own else []
+        arguments = self.world, self.cfg, states, number, own
+        return export_hosts(*arguments, chosen_by) if own else []
 
     def _path(self, kind: str, number: int) -> Path:
         self.folder.networks.mkdir(exist_ok=True)

@@ -95,8 +95,8 @@ class RecordedRun:
         """The data of the run; UserError where it is another now."""
         source = load_samples(self.settings.data, "cpu")
         text = self._text(self.folder.versions, "the run has not begun")
-        wanted = json.loads(text)["data"]["identity"]
-        if source.identity != wanted:
+        identity = json.loads(text)["data"]["identity"]
+        if source.identity != identity:
             gone = f"its {source.spec.name} are not there any more"
             raise UserError(f"{self.path}: {gone}: {source.source}")
         return source

@@ -106,8 +106,8 @@ class Session:
 
     def check_console(self) -> None:
         """Say in the log, once, that nobody reads the console any more."""
-        if self.stream.lost and not self.stream.told:
-            self.stream.told = True
+        if self.stream.lost and not self.stream.logged:
+            self.stream.logged = True
             message = "console  is gone (%s): the log alone has what is said"
             LOGGER.warning(message, self.stream.lost)
 

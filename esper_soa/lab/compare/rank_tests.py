@@ -52,9 +52,9 @@ def _doubled_ranks(values: Sequence[float]) -> list[int]:
     return (ordered.searchsorted(numbers) + ordered.searchsorted(numbers, "right") + 1).tolist()
 
 
-def _two_sided(ways: np.ndarray, found: int) -> float:
-    """Twice the share of the `ways`, by their sums, that lie as far out as the sum `found`."""
-    tail = min(ways[: found + 1].sum(), ways[found:].sum())
+def _two_sided(ways: np.ndarray, total: int) -> float:
+    """Twice the share of the `ways`, by their sums, that lie as far out as the sum `total`."""
+    tail = min(ways[: total + 1].sum(), ways[total:].sum())
     return min(1.0, 2 * float(tail / ways.sum()))
 
 
@@ -62,6 +62,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """p values of a family of tests, raised to bound any false finding's chance (Holm 1979)."""
     order = np.argsort(p_values, kind="stable")
     raised = np.asarray(p_values)[order] * np.arange(len(p_values), 0, -1)
-    found = np.empty(len(p_values))
-    found[order] = np.maximum.accumulate(raised.clip(max=1.0))
-    return found.tolist()
+    adjusted = np.empty(len(p_values))
+    adjusted[order] = np.maximum.accumulate(raised.clip(max=1.0))
+    return adjusted.tolist()

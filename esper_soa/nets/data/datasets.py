@@ -48,10 +48,10 @@ def sample_spec(cfg: DataConfig) -> SampleSpec:
         return text_spec(cfg.context)
     if not is_reference(cfg.name):
         return IMAGES
-    found = vars(find(DATASET, cfg.name, "data.name")).get("spec")
+    spec = vars(find(DATASET, cfg.name, "data.name")).get("spec")
     allowed = "a class with a SampleSpec as spec"
-    check(isinstance(found, SampleSpec), "data.name", cfg.name, allowed)
-    return cast(SampleSpec, found)
+    check(isinstance(spec, SampleSpec), "data.name", cfg.name, allowed)
+    return cast(SampleSpec, spec)
 
 
 def count_samples(cfg: DataConfig) -> SampleCount:
@@ -114,8 +114,8 @@ def _fashion32(reason: str, cfg: DataConfig) -> ImageSet:
             labels = file[f"{part}_labels"].astype(np.int64)
             parts.append((np.repeat(grey[..., None], 3, axis=3), labels))
     text = f"fashion32, the embedded subset of Fashion-MNIST ({reason})"
-    found = (*set_aside(parts[0], cfg), parts[1])
-    return image_set("fashion32", found, (FASHION32_MEAN, FASHION32_STD), text)
+    sets = (*set_aside(parts[0], cfg), parts[1])
+    return image_set("fashion32", sets, (FASHION32_MEAN, FASHION32_STD), text)
 
 
 def synthetic(

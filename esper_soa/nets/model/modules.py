@@ -287,8 +287,8 @@ class GrownNetwork(nn.Sequential):
         inputs = self.spec["input"]
         words = isinstance(prompt, str)
         if inputs.get("name") != "tokens" or (words and inputs["tokenizer"] != "bytes"):
-            taken = "tokens int64 [B, t]" if inputs.get("name") == "tokens" else "no tokens"
-            raise ValueError(f"generate: this network takes {taken}")
+            accepted = "tokens int64 [B, t]" if inputs.get("name") == "tokens" else "no tokens"
+            raise ValueError(f"generate: this network takes {accepted}")
         tokens = torch.tensor([list(prompt.encode())]) if isinstance(prompt, str) else prompt
         if tokens.shape[-1] == 0:
             raise ValueError("generate: the prompt is empty")

@@ -231,19 +231,19 @@ class TiedHead(StatelessSegment):
         self, run: Forward, values: Values, x: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
         rows = self._rows(run, values.parameters, x)
-        wanted = labels.transpose(0, 1).flatten(1)
-        losses, right = sequences.summed_token_loss(rows, values.parameters[2], wanted, self.most)
-        return losses / wanted.shape[1], right.sum(1)
+        targets = labels.transpose(0, 1).flatten(1)
+        losses, right = sequences.summed_token_loss(rows, values.parameters[2], targets, self.most)
+        return losses / targets.shape[1], right.sum(1)
 
     def measure(
         self, run: Forward, folded: list[Tensor], x: Tensor, labels: Tensor, row: int
     ) -> tuple[Tensor, Tensor]:
-        wanted = labels.transpose(0, 1).flatten(1)
+        targets = labels.transpose(0, 1).flatten(1)
         correct = []
         sums = x.new_zeros(0)
         for number, part in enumerate(x.split(labels.shape[0])):
             rows = self._rows(run, folded, part)
-            losses, right = sequences.summed_token_loss(rows, folded[2], wanted, self.most)
+            losses, right = sequences.summed_token_loss(rows, folded[2], targets, self.most)
             correct.append(right.sum(1))
             sums = losses if number == row else sums
         return sums, torch.stack(correct)

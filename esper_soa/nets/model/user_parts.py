@@ -275,11 +275,11 @@ def host_findings(host: Host, classes: int) -> tuple[str, ...]:
 @lru_cache(maxsize=64)  # several parts of a program ask for it
 def _sequential_findings(host: UserHost) -> tuple[str, ...]:
     """What keeps hosts of modules from being trained."""
-    found = list[str]()
-    with collect_faults(found):
+    findings = list[str]()
+    with collect_faults(findings):
         module = make_module(host.make, host.classes, PROBE_SEED)
-        found += _chain_findings(module) or _shape_findings(host) or _batched_findings(host)
-    return tuple(found)
+        findings += _chain_findings(module) or _shape_findings(host) or _batched_findings(host)
+    return tuple(findings)
 
 
 def _chain_findings(module: object) -> list[str]:

@@ -130,12 +130,12 @@ class SeedFiller:
         nets = []
         for active in here:
             group = active.group
-            taken = batched.select_nets(x, group.nets, self.num_nets)
+            features = batched.select_nets(x, group.nets, self.num_nets)
             if group.blend == THROUGH:
-                seed = active.output(taken.detach() if group.detached else taken)
+                seed = active.output(features.detach() if group.detached else features)
                 x = blend.straight_through(x, seed, group.nets, self.num_nets)
                 continue
-            values.append(active.blend_in(taken))
+            values.append(active.blend_in(features))
             nets.append(group.nets)
         if not values:
             return x

@@ -63,7 +63,7 @@ def _rows(blueprint: Architecture, channels: int) -> list[Row]:
     ]
 
 
-def _row(part: KernelPart, inputs: int, channels: int, kept: int, flags: int) -> Row:
+def _row(part: KernelPart, inputs: int, channels: int, keep_flag: int, flags: int) -> Row:
     outputs = part.outputs_of(inputs, channels)
     match part:
         case Conv():
@@ -72,7 +72,7 @@ def _row(part: KernelPart, inputs: int, channels: int, kept: int, flags: int) ->
         case Depthwise():
             return DEPTH, outputs, part.kernel, 1, 0, flags
         case SoftNorm():
-            return NORMED, outputs, 1, norm_groups(outputs), 0, flags | LINEAR | kept
+            return NORMED, outputs, 1, norm_groups(outputs), 0, flags | LINEAR | keep_flag
         case Excite(squeeze):
-            flags |= kept | (BIASED if squeeze.hidden_bias else 0)
+            flags |= keep_flag | (BIASED if squeeze.hidden_bias else 0)
             return SQUEEZED, outputs, 1, 1, squeeze.hidden.of(channels), flags

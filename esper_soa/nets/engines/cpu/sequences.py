@@ -165,15 +165,15 @@ class _Head(torch.autograd.Function):
         loss = torch.zeros(nets, dtype=torch.float64)
         correct = torch.empty(labels.shape, dtype=torch.bool)
         record = SequenceHead(nets, batch, length, width, tokens, NORM_EPS)
-        held = {"x": rows, "scale": scale, "shift": shift, "table": table}
-        held |= {"labels": labels, "loss": loss, "correct": correct}
+        pointers = {"x": rows, "scale": scale, "shift": shift, "table": table}
+        pointers |= {"labels": labels, "loss": loss, "correct": correct}
         if any(ctx.needs_input_grad):  # type: ignore[attr-defined]
             grads = [torch.zeros(one.shape) for one in (scale, shift, table)]
             grad_x = torch.empty_like(rows)
             names = ("grad_x", "grad_scale", "grad_shift", "grad_table")
-            held |= dict(zip(names, (grad_x, *grads), strict=True))
+            pointers |= dict(zip(names, (grad_x, *grads), strict=True))
             ctx.save_for_backward(grad_x, *grads)
-        for name, one in held.items():
+        for name, one in pointers.items():
             setattr(record, name, one.data_ptr())
         record.steps = (INTEGER * 3)(scale.stride(0), shift.stride(0), table.stride(0))
         call("sequence_head_pass", record)
@@ -185,9 +185,9 @@ class _Head(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         grad_x, *grads = ctx.saved_tensors  # type: ignore[attr-defined]
         factor = grad.to(grad_x.dtype)
-        found = [one * factor.view(-1, *[1] * (one.dim() - 1)) for one in grads]
+        scaled = [one * factor.view(-1, *[1] * (one.dim() - 1)) for one in grads]
         grad_x = grad_x.unflatten(2, (len(factor), -1)) * factor[:, None]
-        return grad_x.flatten(2).transpose(1, 2), *found, None
+        return grad_x.flatten(2).transpose(1, 2), *scaled, None
 
 
 def block(x: Tensor, kind: BlockKind, parameters: list[Tensor | None]) -> Tensor:
@@ -218,15 +218,15 @@ class NativeHead(TiedHead):
     def train_loss(
         self, run: Forward, values: Values, x: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
-        wanted = labels.transpose(0, 1).flatten(1)
-        losses, right = _Head.apply(x, *values.parameters, wanted)
-        return (losses / wanted.shape[1]).to(x.dtype), right.sum(1)
+        targets = labels.transpose(0, 1).flatten(1)
+        losses, right = _Head.apply(x, *values.parameters, targets)
+        return (losses / targets.shape[1]).to(x.dtype), right.sum(1)
 
     def measure(
         self, run: Forward, folded: list[Tensor], x: Tensor, labels: Tensor, row: int
     ) -> tuple[Tensor, Tensor]:
-        wanted = labels.transpose(0, 1).flatten(1)
-        passes = [_Head.apply(part, *folded, wanted) for part in x.split(labels.shape[0])]
+        targets = labels.transpose(0, 1).flatten(1)
+        passes = [_Head.apply(part, *folded, targets) for part in x.split(labels.shape[0])]
         return passes[row][0].to(x.dtype), torch.stack([right.sum(1) for _, right in passes])
 
 
@@ -243,11 +243,11 @@ class NativeSeed(SequencePart):
 
     def parameters(self, inputs: int, channels: int) -> tuple[Parameter, ...]:
         """Those of its parts."""
-        found: tuple[Parameter, ...] = ()
+        parameters: tuple[Parameter, ...] = ()
         for part in self.parts:
-            found += part.parameters(inputs, channels)
+            parameters += part.parameters(inputs, channels)
             inputs = part.outputs_of(inputs, channels)
-        return found
+        return parameters
 
     def products(self, inputs: int, channels: int, positions: int) -> int:
         raise NotImplementedError
@@ -298,8 +298,8 @@ def native_shape(shape: HostShape) -> HostShape:
 
 def obstacle(shape: HostShape) -> str:
     """Why the kernels are of no use to the hosts; "" where they are."""
-    found = any(isinstance(one, NativeLayers) for one in native_shape(shape).segments)
-    return "" if found else "the kernels for sequences need transformer layers without dropout"
+    supported = any(isinstance(one, NativeLayers) for one in native_shape(shape).segments)
+    return "" if supported else "the kernels for sequences need transformer layers without dropout"
 
 
 @dataclass(frozen=True)
