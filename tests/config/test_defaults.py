@@ -19,6 +19,7 @@ from esper_soa.config.env import (
     SignalsConfig,
 )
 from esper_soa.config.errors import SettingError
+from esper_soa.config.settings import flat_settings
 
 # The reference's, but for governor.enabled, snapshot_steps, slot_features, and the epochs of PPO:
 # the reference passes over a round once; here four times, with the same bound on the KL.
@@ -86,8 +87,8 @@ PARTS = {
 
 def test_the_defaults_are_the_references() -> None:
     for name, listed in yaml.safe_load(DEFAULTS).items():
-        found = asdict(PARTS[name]())
-        assert found | listed == found, name
+        found = flat_settings(asdict(PARTS[name]()))
+        assert found | flat_settings(listed) == found, name
     assert (PBRS_GAMMA, GUARD_WINDOW, MAX_STABLE_WINDOW) == (0.995, 20, 10)
 
 
