@@ -13,9 +13,9 @@ import torch
 import warm
 from program import ENVIRONMENT, PATIENCE, TINY, command
 
+from esper_soa.config.env import TERM_NAMES
 from esper_soa.config.registry import REWARD, find
 from esper_soa.env.reward_records import RewardInputs
-from esper_soa.env.reward_terms import TERM_NAMES
 from esper_soa.env.user_reward import sample_inputs
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,12 +10,15 @@ import pytest
 
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.nets import DataConfig, TaskConfig
-from esper_soa.config.settings import ComputeConfig, TelemetryConfig, TrainConfig
+from esper_soa.config.settings import ComputeConfig, EvaluateConfig, TelemetryConfig, TrainConfig
+from esper_soa.nets.data.datasets import ImageSet
+from esper_soa.training.evaluation import Verdict, evaluate_in_session
 from esper_soa.training.final_table import Summary
 from esper_soa.training.progress import Progress
 from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.session import session
 from esper_soa.training.start import resume_start
-from esper_soa.training.trainer import run
+from esper_soa.training.trainer import run_in_session
 
 
 def settings(player: str = "ppo", **changed: object) -> TrainConfig:
@@ -40,6 +43,23 @@ def settings(player: str = "ppo", **changed: object) -> TrainConfig:
         compute=ComputeConfig(threads=1, workers=1),
     )
     return replace(cfg, **changed)  # type: ignore[arg-type]
+
+
+def run(
+    cfg: TrainConfig,
+    folder: RunFolder,
+    checkpoint: Path | None = None,
+    images: ImageSet | None = None,
+) -> Summary:
+    """A run of `cfg` in a session of its own."""
+    with session(folder) as opened:
+        return run_in_session(opened, cfg, checkpoint, images)
+
+
+def evaluate(cfg: EvaluateConfig, folder: RunFolder) -> list[Verdict]:
+    """An evaluation in a session of its own."""
+    with session(folder) as opened:
+        return evaluate_in_session(opened, cfg)
 
 
 def fresh(cfg: TrainConfig, path: Path) -> Summary:

@@ -51,7 +51,7 @@ from esper_soa.training.build import build_rules, build_world
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.progress import Progress
-from esper_soa.vocabulary import Stage
+from esper_soa.vocabulary import HEADS, Stage
 
 CPU = torch.device("cpu")
 BREAKDOWNS = 0.01  # share of env-steps with a loss that is not finite
@@ -237,7 +237,7 @@ def view_of(recorded: Recorded, seed: int) -> View:
     """What an agent is shown, with its noise."""
     state, _, masks, observation = recorded
     num_envs = masks.op.shape[0]
-    pattern = observation.features.new_empty(num_envs, 8, dtype=STATE_FLOAT)
+    pattern = observation.features.new_empty(num_envs, len(HEADS), dtype=STATE_FLOAT)
     noise = random_numbers(seed, 0, pattern).float()
     return View(state, observation, masks, noise, batch_size=[num_envs])
 

@@ -24,7 +24,7 @@ REWARD_MODES = (
     "loss",
     "net",
 )
-# Fields of env/reward_terms.RewardTerms but the total, in the order of a table's columns.
+# Fields of env/reward_modes.RewardTerms but the total, in the order of a table's columns.
 REWARD_TERMS = (
     "attribution",
     "ratio_penalty",
@@ -49,6 +49,8 @@ REWARD_TERMS = (
     "hindsight_credit",
     "rollback_penalty",
 )
+USER_TERM = "own"  # what a reward of a user's pays
+TERM_NAMES = tuple(name for name in REWARD_TERMS if name != USER_TERM)  # the package's
 PBRS_GAMMA = 0.995  # discount that shaping, clawback and hindsight credit assume
 DRIP_MODES = ("basic", "basic_plus")
 MAX_STABLE_WINDOW = 10

@@ -7,6 +7,7 @@ its own: rows of (subset bit mask, accuracy) in, per-seed numbers out.
 import torch
 from torch import Tensor
 
+from esper_soa.nets.data import streams
 from esper_soa.state import Attribution, Measurements, Slots
 from esper_soa.vocabulary import Stage
 
@@ -61,6 +62,15 @@ def _order_weights(num_slots: int, like: Tensor) -> Tensor:
     return (factorial[before] * factorial[after] / factorial[players]).flatten()
 
 
+def arrival_orders(num_players: int, num_samples: int, seed: int, device: torch.device) -> Tensor:
+    """Random orders int64 [P, n], each followed by its reverse; the same on every device."""
+    pair = torch.arange(num_samples // 2, device=device)
+    keys = streams.stream_keys(seed, streams.SHAPLEY, (num_players,), pair).unsqueeze(1)
+    noise = streams.uniform(keys, torch.arange(num_players, device=device), torch.float64)
+    forward = noise.argsort(dim=1, stable=True)
+    return torch.stack((forward, forward.flip(1)), 1).flatten(0, 1)
+
+
 def prefix_codes(orders: Tensor) -> Tensor:
     """Players present after 0, 1, ..., n arrivals, as bit masks [P, n + 1] of orders int64 [P,
     n].
@@ -76,9 +86,10 @@ def sampled_shapley_values(
     [N, S], known [N].
 
     orders: int64 [P, S] over all slots, each order followed by its reverse; without the slots that
-    are not ablated a random order stays one. The pairs are the independent observations (antithetic
-    sampling, see env/shapley.py). The bool [N] says where the table held every prefix of every
-    order; elsewhere both are 0.
+    are not ablated a random order stays one. An order and its reverse err in opposite directions,
+    so a pair is one independent observation (antithetic sampling; Castro, Gomez and Tejada 2009,
+    Mitchell et al. 2022). The bool [N] says where the table held every prefix of every order;
+    elsewhere both are 0.
     """
     num_slots = orders.shape[1]
     prefixes = prefix_codes(orders)

@@ -12,7 +12,7 @@ from torch import Tensor
 from esper_soa.config.env import NUM_REASONS, GovernorConfig
 from esper_soa.env.lifecycle import prune_now
 from esper_soa.env.masks import allowed_choices
-from esper_soa.env.reward_terms import RewardTerms, add_terms, no_terms
+from esper_soa.env.reward_modes import RewardTerms, add_terms, no_terms
 from esper_soa.state import EnvState, Guard, Masks, Measurements, known_false
 from esper_soa.vocabulary import HEADS, Op, names_of
 

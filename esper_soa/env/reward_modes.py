@@ -1,18 +1,20 @@
-"""The reward modes: which terms are paid (MODES), and which slots are scored.
+"""The terms of a reward, the modes that pay them (MODES), and which slots are scored.
 
 Given RewardInputs and the settings, returns the named terms and the readings behind them.
 Every mode is the reference's reward function of that name, per scored slot, but ours, `net`.
 """
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import torch
+from tensordict import TensorClass
 from torch import Tensor
 
-from esper_soa.config.env import RewardConfig
+from esper_soa.config.env import REWARD_TERMS, RewardConfig
 from esper_soa.env import reward_terms as term
 from esper_soa.env.reward_records import RewardInputs, SlotReadings, UserReward
-from esper_soa.env.reward_terms import RewardTerms, add_terms, column, no_terms
+from esper_soa.env.reward_terms import column
 from esper_soa.env.user_reward import user_terms
 from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Op, Stage
@@ -25,6 +27,59 @@ Parts: TypeAlias = dict[str, Tensor]  # terms [N] by name
 Paid: TypeAlias = tuple[Parts, Parts]  # terms, and those of SlotReadings that the mode works out
 # percent points; more than this without a total gain is a seed that holds its host to ransom
 RANSOM_CONTRIBUTION = 0.1
+
+
+class RewardTerms(TensorClass["tensor_only", "frozen"]):
+    """The parts of the reward [N], float64 and signed: `total` is the sum of all the others."""
+
+    # What the seeds earned by their contributions; escrow: the moves of the escrow.
+    attribution: Tensor
+    ratio_penalty: Tensor  # contribution that the total does not support
+    blending_warning: Tensor
+    holding_warning: Tensor
+    pbrs_bonus: Tensor  # potential-based shaping over stages
+    synergy_bonus: Tensor
+    compute_rent: Tensor
+    alpha_shock: Tensor
+    occupancy_rent: Tensor
+    fossilized_rent: Tensor
+    action_shaping: Tensor  # costs and bonuses of the op itself
+    fossilize_bonus: Tensor  # basic modes: paid when a seed is fossilised
+    drip: Tensor  # basic modes: paid later, from the pools of fossils
+    terminal_bonus: Tensor
+    loss_change: Tensor  # loss mode
+    accuracy_change: Tensor  # net mode, percent points
+    own: Tensor  # what a reward of a user's pays; records call it by the name of that reward
+    escrow_forfeit: Tensor
+    clawback: Tensor  # germination bonuses of seeds that came to nothing
+    auto_prune_penalty: Tensor
+    hindsight_credit: Tensor
+    rollback_penalty: Tensor  # the only term of an env-step at which the host was rolled back
+    total: Tensor
+
+
+def add_terms(terms: RewardTerms, parts: Mapping[str, Tensor]) -> RewardTerms:
+    """`terms` with `parts` [N] by name in place of what stood there, and their sum in the total.
+
+    Raises ValueError for a name that RewardTerms lacks.
+    """
+    unknown = sorted(set(parts).difference(REWARD_TERMS))
+    if unknown:
+        raise ValueError(
+            f"RewardTerms has no {', '.join(unknown)}: the total would pay what no table shows"
+        )
+    total = terms.total
+    for part in parts.values():
+        total = total + part
+    return terms.replace(**parts, total=total)  # type: ignore[no-any-return]
+
+
+def no_terms(like: Tensor) -> RewardTerms:
+    """Nothing is paid: every term and the total are 0, in the shape [N] of `like`."""
+    zero = torch.zeros_like(like)
+    return RewardTerms.from_dict(
+        dict.fromkeys((*REWARD_TERMS, "total"), zero), batch_size=like.shape
+    )
 
 
 def score(

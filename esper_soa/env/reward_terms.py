@@ -1,15 +1,11 @@
-"""The terms of the reward: their names, their formulas over slots [N, S] or over envs [N].
+"""The formulas of the terms of the reward, over slots [N, S] or over envs [N].
 
-The formulas and constants are the reference's (contribution family), without branches, in float64.
-A new term is a field of RewardTerms and a formula here, a weight in config.py, and an entry in each
-mode of `reward_modes.py` that pays it.
+Formulas and constants are the reference's (contribution family), without branches, in float64.
 """
 
 import math
-from collections.abc import Mapping
 
 import torch
-from tensordict import TensorClass
 from torch import Tensor
 
 from esper_soa.config.env import PBRS_GAMMA, RewardConfig
@@ -28,64 +24,6 @@ STAGE_POTENTIALS = (
 MIN_CONTRIBUTION = 1.0  # percent points that make a fossil worth a bonus
 FULL_HOLDING_STEPS = 5  # env-steps in HOLDING that earn the whole bonus
 MIN_PRUNE_AGE = 5
-
-
-class RewardTerms(TensorClass["tensor_only", "frozen"]):
-    """The parts of the reward [N], float64 and signed: `total` is the sum of all the others."""
-
-    # What the seeds earned by their contributions; escrow: the moves of the escrow.
-    attribution: Tensor
-    ratio_penalty: Tensor  # contribution that the total does not support
-    blending_warning: Tensor
-    holding_warning: Tensor
-    pbrs_bonus: Tensor  # potential-based shaping over stages
-    synergy_bonus: Tensor
-    compute_rent: Tensor
-    alpha_shock: Tensor
-    occupancy_rent: Tensor
-    fossilized_rent: Tensor
-    action_shaping: Tensor  # costs and bonuses of the op itself
-    fossilize_bonus: Tensor  # basic modes: paid when a seed is fossilised
-    drip: Tensor  # basic modes: paid later, from the pools of fossils
-    terminal_bonus: Tensor
-    loss_change: Tensor  # loss mode
-    accuracy_change: Tensor  # net mode, percent points
-    own: Tensor  # what a reward of a user's pays; records call it by the name of that reward
-    escrow_forfeit: Tensor
-    clawback: Tensor  # germination bonuses of seeds that came to nothing
-    auto_prune_penalty: Tensor
-    hindsight_credit: Tensor
-    rollback_penalty: Tensor  # the only term of an env-step at which the host was rolled back
-    total: Tensor
-
-
-USER_TERM = "own"
-# the package's
-TERM_NAMES = tuple(name for name in RewardTerms.__annotations__ if name not in ("total", USER_TERM))
-
-
-def add_terms(terms: RewardTerms, parts: Mapping[str, Tensor]) -> RewardTerms:
-    """`terms` with `parts` [N] by name in place of what stood there, and their sum in the total.
-
-    Raises ValueError for a name that RewardTerms lacks.
-    """
-    unknown = sorted(set(parts).difference((*TERM_NAMES, USER_TERM)))
-    if unknown:
-        raise ValueError(
-            f"RewardTerms has no {', '.join(unknown)}: the total would pay what no table shows"
-        )
-    total = terms.total
-    for part in parts.values():
-        total = total + part
-    return terms.replace(**parts, total=total)  # type: ignore[no-any-return]
-
-
-def no_terms(like: Tensor) -> RewardTerms:
-    """Nothing is paid: every term and the total are 0, in the shape [N] of `like`."""
-    zero = torch.zeros_like(like)
-    return RewardTerms.from_dict(
-        dict.fromkeys((*TERM_NAMES, USER_TERM, "total"), zero), batch_size=like.shape
-    )
 
 
 def column(per_env: Tensor) -> Tensor:

@@ -29,8 +29,8 @@ from esper_soa.env.governor import PanicReason, allow_only_wait, discard_panicke
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
 from esper_soa.env.reward import pairs, record_boosts, reward, settle_fossils
+from esper_soa.env.reward_modes import RewardTerms, no_terms
 from esper_soa.env.reward_records import RewardSettings
-from esper_soa.env.reward_terms import RewardTerms, no_terms
 from esper_soa.env.signals import age_memories, record_attribution, record_gradients, record_signals
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.engine import Engine, NetsConfig

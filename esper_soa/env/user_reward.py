@@ -10,6 +10,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
+from esper_soa.config.env import TERM_NAMES, USER_TERM
 from esper_soa.config.errors import check
 from esper_soa.config.registry import (
     REWARD,
@@ -22,7 +23,6 @@ from esper_soa.config.registry import (
     raise_faults,
 )
 from esper_soa.env.reward_records import RewardInputs, UserReward
-from esper_soa.env.reward_terms import TERM_NAMES, USER_TERM
 from esper_soa.nets.data import streams
 from esper_soa.nets.model.user_parts import tensor_findings
 from esper_soa.state import STATE_FLOAT, stage_in

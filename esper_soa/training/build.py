@@ -12,9 +12,8 @@ from esper_soa.agent.user_agents import AgentContext, user_agent
 from esper_soa.config.nets import SubsetRows, blueprint_names
 from esper_soa.config.registry import is_reference, name_in
 from esper_soa.config.settings import TrainConfig
-from esper_soa.env.attribution import prefix_codes
+from esper_soa.env.attribution import arrival_orders, prefix_codes
 from esper_soa.env.reward_records import RewardSettings, RewardSplit
-from esper_soa.env.shapley import arrival_orders
 from esper_soa.env.step import EAGER, EnvRules, StepKernels, compiled
 from esper_soa.env.user_reward import user_reward
 from esper_soa.env.world import World

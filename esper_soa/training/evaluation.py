@@ -31,8 +31,8 @@ from esper_soa.training.final_table import as_text
 from esper_soa.training.final_test import with_test
 from esper_soa.training.progress import LOGGER, Progress, show
 from esper_soa.training.resume import SavedRun, read_run, restore_policy
-from esper_soa.training.run_folder import RunFolder, damaged_newer, find_checkpoint, write_versions
-from esper_soa.training.session import Session, session
+from esper_soa.training.run_folder import damaged_newer, find_checkpoint, write_versions
+from esper_soa.training.session import Session
 from esper_soa.training.statistics import Interval, difference_interval, mean_interval
 
 # Seeds of training are below 2**31: from here on no evaluation meets hosts, orders or draws that
@@ -155,12 +155,6 @@ def write_results(
         for verdict in verdicts
     }
     write_text(path, json.dumps(finite_record(facts | {"policies": policies}), indent=2) + "\n")
-
-
-def evaluate(cfg: EvaluateConfig, folder: RunFolder) -> list[Verdict]:
-    """Open a session in `folder`, evaluate the policies there, and return how they compare."""
-    with session(folder) as run_session:
-        return evaluate_in_session(run_session, cfg)
 
 
 def evaluate_in_session(session: Session, cfg: EvaluateConfig) -> list[Verdict]:

@@ -31,9 +31,9 @@ from esper_soa.training.callbacks import Callback
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.final_table import Summary, print_summary, write_summary
 from esper_soa.training.progress import LOGGER, Progress
-from esper_soa.training.run_folder import RunFolder, damaged_newer, write_versions
+from esper_soa.training.run_folder import damaged_newer, write_versions
 from esper_soa.training.running import Run, wants_control
-from esper_soa.training.session import Session, session
+from esper_soa.training.session import Session
 
 
 def train_rounds(run: Run) -> Generator[int, None, None]:
@@ -100,17 +100,6 @@ def progress_bar(run: Run) -> Progress:
     bar = run.session.progress(total, cfg.telemetry, done, run.handle_signals)
     bar.below = run.output.recorder.table
     return bar
-
-
-def run(
-    cfg: TrainConfig,
-    folder: RunFolder,
-    checkpoint: Path | None = None,
-    images: ImageSet | None = None,
-) -> Summary:
-    """`run_in_session`, in a session of its own in `folder`."""
-    with session(folder) as opened:
-        return run_in_session(opened, cfg, checkpoint, images)
 
 
 def run_in_session(

@@ -15,7 +15,7 @@ from esper_soa.config.nets import SlotSpec, TaskConfig, host_slots
 from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
 from esper_soa.nets.data.streams import POLICY_SAMPLE, stream_keys, uniform
 from esper_soa.state import Decision, Masks, Observation
-from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes
+from esper_soa.vocabulary import HEAD_NAMES, HEADS, Op, head_sizes
 
 CPU = torch.device("cpu")
 
@@ -76,7 +76,7 @@ def first_decision(
     if blueprints is None:
         blueprints = torch.zeros(num_envs, num_slots, dtype=torch.int64)
     if noise is None:
-        noise = torch.zeros(num_envs, 8)
+        noise = torch.zeros(num_envs, len(HEADS))
     if masks is None:
         masks = masks_of_ops(torch.ones(num_envs, 6, dtype=torch.bool), num_slots)
     observation = Observation(features, blueprints, batch_size=[num_envs])
@@ -125,7 +125,7 @@ def random_rollout(
         features = torch.randn(num_envs, num_features, generator=generator)
         blueprints = torch.randint(-1, 13, (num_envs, num_slots), generator=generator)
         masks = random_masks(num_envs, num_slots, generator)
-        noise = torch.rand(num_envs, 8, generator=generator)
+        noise = torch.rand(num_envs, len(HEADS), generator=generator)
         memory = restart(memory, fresh, reset)
         observation = Observation(features, blueprints, batch_size=[num_envs])
         with torch.no_grad():
@@ -183,7 +183,7 @@ def play_recall(num_updates: int) -> list[float]:
         cue = (uniform(keys, torch.full_like(envs, 1000)) < 0.5).long()
         memory = policy.start(num_envs, CPU)
         for t in range(num_steps):
-            noise = uniform(keys.unsqueeze(-1), torch.arange(8) + 8 * t)
+            noise = uniform(keys.unsqueeze(-1), torch.arange(len(HEADS)) + len(HEADS) * t)
             features = torch.zeros(num_envs, width_of(1))
             if t == 0:
                 features[:, :3] = torch.stack([2.0 * cue - 1, no + 1.0, no + 1.0], dim=1)

@@ -17,13 +17,13 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
+from tiny_runs import run
 
 from esper_soa.config.errors import RunMemoryError, UserError
 from esper_soa.config.paths import config_dir
 from esper_soa.config.ranges import RULE, Choice, Items, NumberTable, Range
 from esper_soa.config.settings import TrainConfig, register_schema, settings_from
 from esper_soa.training.run_folder import RunFolder
-from esper_soa.training.trainer import run
 
 CLEAN = (UserError, HydraException, OmegaConfBaseException, RunMemoryError)
 NASTY = [

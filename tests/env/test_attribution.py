@@ -11,13 +11,13 @@ from torch import Tensor
 from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.config.env import AttributionConfig
 from esper_soa.env.attribution import (
+    arrival_orders,
     attribute,
     lookup,
     prefix_codes,
     sampled_shapley_values,
     shapley_values,
 )
-from esper_soa.env.shapley import arrival_orders, sampled_shapley
 from esper_soa.env.step import measure_, record_and_observe
 from esper_soa.state import Attribution, Slots, initial
 from esper_soa.training.build import build_world
@@ -122,19 +122,6 @@ def test_the_error_of_sampled_values_is_that_of_the_mean_of_pairs() -> None:
     assert known.tolist() == [True, False]
     assert not share[1].any()
     assert not error[1].any()
-
-
-def test_sampled_values_are_those_of_the_sampler_that_calls_a_value_function() -> None:
-    orders = arrival_orders(6, 20, 3, CPU)
-    values = torch.rand(64, generator=torch.Generator().manual_seed(1)).double()
-    value, error, known = sampled(orders, values, [True] * 6)
-    bits = 1 << torch.arange(6)
-    sample = sampled_shapley(
-        lambda subsets: values[torch.where(subsets, bits, 0).sum(1)], 6, 20, seed=3
-    )
-    assert known.all()
-    for ours, theirs in ((value, sample.value), (error, sample.standard_error)):
-        torch.testing.assert_close(ours, torch.stack([theirs, 2 * theirs]))
 
 
 def test_orders_over_all_slots_serve_envs_with_some_of_them_and_share_out_the_whole_gain() -> None:

@@ -7,8 +7,7 @@ import torch
 from reward_cases import make_inputs
 
 from esper_soa.config.env import RewardConfig
-from esper_soa.env.reward_modes import score
-from esper_soa.env.reward_terms import RewardTerms, add_terms, no_terms
+from esper_soa.env.reward_modes import RewardTerms, add_terms, no_terms, score
 from esper_soa.vocabulary import Op, Stage
 
 

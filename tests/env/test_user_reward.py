@@ -9,10 +9,9 @@ import torch
 from parts_of_users import gain, parts
 from tiny_world import CPU, play_state, tiny_rules, tiny_settings
 
-from esper_soa.config.env import GovernorConfig, RewardConfig
+from esper_soa.config.env import TERM_NAMES, GovernorConfig, RewardConfig
 from esper_soa.config.errors import SettingError
 from esper_soa.env.reward_records import RewardInputs
-from esper_soa.env.reward_terms import TERM_NAMES
 from esper_soa.env.step import EnvRules, apply_action
 from esper_soa.env.user_reward import sample_inputs
 from esper_soa.nets.model.flops import training_flop

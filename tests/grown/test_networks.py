@@ -7,7 +7,7 @@ import pytest
 import tiny_runs
 import torch
 from grown_hosts import score
-from tiny_runs import records
+from tiny_runs import records, run
 from tiny_world import CPU, play_state, tiny_rules
 
 from esper_soa.config.env import GatesConfig
@@ -16,7 +16,7 @@ from esper_soa.env.topology import HostStates, host_states
 from esper_soa.grown.module_files import load
 from esper_soa.runtime.files import IncompleteError, WriteErrors
 from esper_soa.state import STATE_FLOAT
-from esper_soa.training import network_files, running, trainer
+from esper_soa.training import network_files, running
 from esper_soa.training.build import build_world
 from esper_soa.training.network_files import NetworkFiles
 from esper_soa.training.run_folder import RunFolder, rounds_of
@@ -137,7 +137,7 @@ def test_a_run_without_a_checkpoint_begins_afresh_and_its_networks_too(
     for path in folder.checkpoints():
         path.unlink()
     (folder.networks / "best_000099.safetensors").write_bytes(b"of a run that is forgotten")
-    trainer.run(settings(resume="auto"), folder)
+    run(settings(resume="auto"), folder)
     assert kept(folder) == kept(undisturbed)
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from nets.stand_in import EMPTY, stand_in
+from tiny_runs import run
 from tiny_world import tiny_settings
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,7 +41,6 @@ from esper_soa.training.players import build_player
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.running import Run
 from esper_soa.training.session import session
-from esper_soa.training.trainer import run
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")

@@ -115,7 +115,8 @@ import os, signal, sys
 from pathlib import Path
 from esper_soa.config.compose import compose_settings
 from esper_soa.training.run_folder import RunFolder
-from esper_soa.training.trainer import run
+from esper_soa.training.session import session
+from esper_soa.training.trainer import run_in_session
 
 folder = Path(sys.argv[1])
 
@@ -128,7 +129,8 @@ def requeue(number, frame):
 
 signal.signal(signal.SIGTERM, bypass)
 signal.signal(signal.SIGUSR2, requeue)
-run(compose_settings(overrides=sys.argv[2:]), RunFolder(folder))
+with session(RunFolder(folder)) as opened:
+    run_in_session(opened, compose_settings(overrides=sys.argv[2:]), None)
 """
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from recording_agent import witnessed_round
+from tiny_runs import run
 from tiny_world import CPU, tiny_settings
 
 from esper_soa.agent.policy import RecurrentPolicy
@@ -15,7 +16,6 @@ from esper_soa.training.evaluation import build_agent
 from esper_soa.training.players import build_player
 from esper_soa.training.resume import read_run
 from esper_soa.training.run_folder import RunFolder
-from esper_soa.training.trainer import run
 from esper_soa.vocabulary import Op
 
 STEPS = 8

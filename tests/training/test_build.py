@@ -15,8 +15,7 @@ from esper_soa.config.env import (
 )
 from esper_soa.config.nets import SubsetRows
 from esper_soa.config.settings import AttributionConfig, ComputeConfig, TrainConfig
-from esper_soa.env.attribution import prefix_codes
-from esper_soa.env.shapley import arrival_orders
+from esper_soa.env.attribution import arrival_orders, prefix_codes
 from esper_soa.training import build
 from esper_soa.training.build import build_rules
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Stage

@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from program import finished
-from tiny_runs import fresh, records, settings
+from tiny_runs import evaluate, fresh, records, run, settings
 
 from esper_soa.config.settings import EvaluateConfig
-from esper_soa.training.evaluation import evaluate
 from esper_soa.training.resume import read_run
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.start import resume_start
-from esper_soa.training.trainer import run
 
 CPU = torch.device("cpu")
 TINY = settings(checkpoint_keep=3)

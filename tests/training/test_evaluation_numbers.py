@@ -10,7 +10,7 @@ import torch
 from equal_runs import CPU, settings
 from program import finished
 from recording_agent import Witnessed, witnessed_round
-from tiny_runs import fresh
+from tiny_runs import evaluate, fresh
 
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
@@ -25,7 +25,6 @@ from esper_soa.training.build import build_world
 from esper_soa.training.evaluation import (
     Scores,
     build_agent,
-    evaluate,
     evaluation_settings,
     final_rents,
     judge,

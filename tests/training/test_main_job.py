@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from lanes import some_of
+from tiny_runs import run
 
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.env import REWARD_MODES
@@ -18,7 +19,6 @@ from esper_soa.config.errors import UserError
 from esper_soa.config.paths import config_dir
 from esper_soa.training.final_table import Summary
 from esper_soa.training.run_folder import open_run_folder
-from esper_soa.training.trainer import run
 
 TASKS = sorted(path.stem for path in Path(config_dir(), "task").glob("*.yaml"))
 REAL_CIFAR = Path(__file__).resolve().parents[3] / "shared" / "data" / "cifar-10-batches-py"

@@ -8,9 +8,9 @@ import pytest
 import torch
 from tiny_world import CPU, EnvStep, play_state, tiny_rules
 
+from esper_soa.config.env import TERM_NAMES
 from esper_soa.env.governor import REASON_NAMES
 from esper_soa.env.outcome import BlueprintStats, stability
-from esper_soa.env.reward_terms import TERM_NAMES
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.training.metrics import MetricsAccumulator, RoundResult, blueprint_record
 from esper_soa.vocabulary import OP_NAMES, RUNNING_STAGES, Blend, Op, Stage

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from tiny_runs import run
 from tiny_world import CPU, tiny_world
 
 from esper_soa.agent.scripted import WaitPolicy
@@ -20,7 +21,6 @@ from esper_soa.training.collect import EpisodeRunner, Player, Round
 from esper_soa.training.profile import NO_PROFILE, PhaseProfile, TraceProfile, make_profile, shares
 from esper_soa.training.progress import LOGGER, Progress
 from esper_soa.training.run_folder import open_run_folder
-from esper_soa.training.trainer import run
 
 TINY = shlex.split(
     "rounds=2 steps=4 telemetry.progress=off batch_size=2 train_samples=4 val_samples=4 "

@@ -17,6 +17,7 @@ import warm
 from equal_runs import same
 from program import ENVIRONMENT, PATIENCE, command, finished, lines, started, wait_until
 from pyarrow import parquet
+from tiny_runs import run
 
 from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.settings import TrainConfig, flat_settings
@@ -24,7 +25,6 @@ from esper_soa.runtime.ranks import core_group, share_of
 from esper_soa.training.checkpoint import load_checkpoint
 from esper_soa.training.launch import resume_hint
 from esper_soa.training.run_folder import RunFolder, lock_folder
-from esper_soa.training.trainer import run
 
 pytestmark = pytest.mark.timeout(900)
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import pytest
 from equal_runs import ROUNDS, STEPS, assert_equal_runs, lines, settings
 from lanes import some_of
 from program import PATIENCE, TINY, command, contents, started, wait_until
-from tiny_runs import fresh, records, resumed, signal_at
+from tiny_runs import fresh, records, resumed, run, signal_at
 
 from esper_soa.config.agent import PPOConfig
 from esper_soa.config.env import EarlyStopConfig
@@ -24,7 +24,6 @@ from esper_soa.runtime.signals import Interrupted
 from esper_soa.training.checkpoint import save_checkpoint
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.start import resume_start
-from esper_soa.training.trainer import run
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ import torch
 from lanes import some_of
 from recording_agent import Witnessed, witnessed_round
 from rich.console import Console
-from tiny_runs import records
+from tiny_runs import records, run
 from tiny_world import CPU
 from torch import Tensor
 
@@ -41,7 +41,6 @@ from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.running import Run
 from esper_soa.training.session import session
 from esper_soa.training.totals import FinalHosts, RunTotals
-from esper_soa.training.trainer import run
 from esper_soa.vocabulary import LIVE_STAGES, Stage
 
 ENVS = 2

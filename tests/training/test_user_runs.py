@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import user_files
-from tiny_runs import records
+from tiny_runs import evaluate, records, run
 
 import esper_soa
 from esper_soa.config.compose import compose_settings
@@ -17,10 +17,8 @@ from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.runtime import memory
 from esper_soa.runtime.memory import needs
 from esper_soa.training.build import build_world
-from esper_soa.training.evaluation import evaluate
 from esper_soa.training.run_folder import RunFolder, open_run_folder
 from esper_soa.training.start import resume_start
-from esper_soa.training.trainer import run
 
 CPU = torch.device("cpu")
 OWN = shlex.split(

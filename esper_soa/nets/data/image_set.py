@@ -56,15 +56,8 @@ class ImageSet:
 
     def to(self, device: torch.device | str) -> Self:
         """The same on `device`."""
-        return replace(
-            self,
-            train_images=self.train_images.to(device),
-            train_labels=self.train_labels.to(device),
-            val_images=self.val_images.to(device),
-            val_labels=self.val_labels.to(device),
-            test_images=self.test_images.to(device),
-            test_labels=self.test_labels.to(device),
-        )
+        tensors = {name: one for name, one in vars(self).items() if isinstance(one, Tensor)}
+        return replace(self, **{name: one.to(device) for name, one in tensors.items()})
 
     @cached_property
     def banks(self) -> tuple[ImageBank, ImageBank]:
