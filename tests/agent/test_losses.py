@@ -64,6 +64,21 @@ def test_the_loss_of_four_env_steps_is_that_of_the_reference():
     assert loss.item() == metrics["loss"].item()
 
 
+def test_entropies_are_told_of_env_steps_on_which_the_head_had_a_choice():
+    evaluation, batch = example()
+    rows = batch.rows
+    rows.effective_op[2] = Op.GERMINATE
+    rows.action.op.copy_(rows.effective_op)
+    rows.masks.blueprint[1, 0, :2] = True
+    rows.masks.blueprint[2, 0, 1] = True
+    weights = Coefficients(entropy=0.05, value=0.5, q=0.25, floor_penalty=1.5, contribution=0.05)
+    _, metrics = total_loss(evaluation, batch, PPOConfig(), weights, head_tables(PPOConfig(), CPU))
+    told = {"entropy/blueprint": 0.4, "head_share/blueprint": 1 / 4, "head_share/tempo": 0.0}
+    told |= {"entropy/op": 0.5 / 3, "head_share/op": 3 / 4}
+    for name, value in told.items():
+        assert metrics[name].item() == pytest.approx(value), name
+
+
 def test_divergence_weighs_heads_by_the_env_steps_on_which_they_mattered():
     # op moves by log 2 on both steps: kl 1 - log 2 = 0.306853; slot by 0 on one step
     log_ratio = torch.zeros(2, 8)

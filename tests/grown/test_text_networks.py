@@ -128,9 +128,17 @@ def test_it_can_be_trained_on_as_a_module(net: GrownNetwork) -> None:
     assert all(one.grad is not None for one in net.parameters())
 
 
-def test_scores_in_small_passes_are_those_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_are_of_targets_and_in_small_passes_those_in_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     net = torch.nn.Sequential(torch.nn.Embedding(50, 8), torch.nn.Linear(8, 50)).double()
-    inputs, labels = torch.arange(120).reshape(30, 4) % 50, torch.arange(120).reshape(30, 4) % 7
+    inputs = torch.arange(120).reshape(30, 4) % 50
+    logits = net(inputs).detach()
+    labels = logits.argmax(-1)
+    labels[:6, 1:] = (labels[:6, 1:] + 1) % 50  # 18 of 120 are wrong
     whole = networks.score_network(net, inputs, labels)
+    assert whole.accuracy == 85.0
+    losses = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    assert whole.loss == pytest.approx(float(losses), rel=1e-12)
     monkeypatch.setattr(networks, "MOST_LOGITS", 1000)  # five samples of 200 logits
     assert networks.score_network(net, inputs, labels) == pytest.approx(whole, rel=1e-12)

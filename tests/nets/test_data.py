@@ -197,6 +197,18 @@ def env_step(bank: ImageBank, envs: range) -> TrainingImages:
     return TrainingImages(bank, draw, torch.float32)
 
 
+def test_what_networks_draw_follows_from_the_samples_before_and_never_repeats() -> None:
+    order = torch.zeros(3, 8, dtype=torch.int64)
+
+    def noise(start: int, index: int) -> torch.Tensor:
+        draw = Draw(order, keys(AUGMENTATION, range(3)), start, 2, True)
+        return draw.noise(torch.tensor([2, 0]), index)
+
+    assert torch.equal(noise(0, 2), noise(4, 0))
+    drawn = torch.stack([noise(start, index) for start in (0, 8) for index in range(4)])
+    assert len(drawn.unique()) == drawn.numel()
+
+
 def test_env_2_of_4_gets_what_it_gets_alone(bank: ImageBank) -> None:
     together = env_step(bank, range(4))
     alone = env_step(bank, range(2, 3))

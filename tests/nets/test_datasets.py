@@ -17,6 +17,7 @@ from esper_soa.config.nets import DataConfig
 from esper_soa.nets.data import cifar
 from esper_soa.nets.data.cifar import BATCHES, parse_pickle, read_cifar10
 from esper_soa.nets.data.datasets import FASHION32_FILE, FASHION32_MEAN, FASHION32_STD, load_images
+from esper_soa.nets.data.image_set import set_aside
 
 FASHION32_IDENTITY = "e4018691f7d881861cee64cc7deac90d728b3c55cbcaf85f395c5b359529ed36"
 NAMES = tuple(BATCHES)
@@ -263,6 +264,19 @@ def test_auto_takes_what_the_root_says_and_tells_why(tmp_path: Path) -> None:
     )
     named = load_images(DataConfig(name="cifar10", root=str(tmp_path)), "cpu")
     assert named.identity == images.identity
+
+
+@pytest.mark.parametrize(
+    ("total", "asked", "count"), [(100, 0, 20), (30_000, 0, 5000), (30_000, 6000, 6000)]
+)
+def test_a_fifth_is_set_aside_and_no_more_than_a_test_part_needs(
+    total: int, asked: int, count: int
+) -> None:
+    whole = np.zeros((total, 1, 1, 3), np.uint8), np.arange(total)
+    (_, rest), (images, labels) = set_aside(whole, DataConfig(validation_images=asked))
+    assert len(images) == len(labels) == count
+    assert np.array_equal(np.union1d(rest, labels), whole[1])
+    assert len(rest) == total - count
 
 
 def test_fashion32_is_whole_balanced_and_mixed() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from tiny_world import CPU, seeds_where, tiny_settings
+from tiny_world import CPU, seeds_where, silence_hosts_, tiny_settings
 from torch import Tensor
 
 from esper_soa.config.errors import SettingError
@@ -23,6 +23,7 @@ from esper_soa.nets.engine import TrainReport, ValidationReport
 from esper_soa.nets.engines.cpu import engine, program
 from esper_soa.nets.engines.cpu.engine import CpuEngine
 from esper_soa.nets.engines.torch.engine import TorchEngine
+from esper_soa.nets.gradients import TINY
 from esper_soa.nets.model.blueprints import BLUEPRINTS, Architecture, seed_table
 from esper_soa.nets.model.conv import ConvSegment
 from esper_soa.nets.model.head import MeanLinear
@@ -281,6 +282,17 @@ def test_vanishing_and_exploding_gradients_are_noticed() -> None:
     for name in ("exploding", "measured", "vanishing", "health"):
         mine, its = (one.trained.gradients.to_dict()[name] for one in (ours, theirs))
         torch.testing.assert_close(mine, its, rtol=1e-12, atol=0)
+
+
+def test_no_ratio_is_of_a_host_without_a_gradient() -> None:
+    world = made(TASKS[0], batches=1)
+    silence_hosts_(world)
+    active_seeds = seeds_of(
+        Blueprint.CONV_LIGHT, Stage.TRAINING, Blend.ADD, num_slots=6, slots=(5,)
+    )
+    gradients = played(world, active_seeds).trained.gradients
+    assert (gradients.l2[:, 5] > 100 * TINY).all()
+    assert not gradients.ratio.any()
 
 
 def test_a_seed_behind_its_host_has_no_part_in_validation_whatever_its_alpha() -> None:

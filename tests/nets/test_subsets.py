@@ -2,8 +2,12 @@
 differs.
 """
 
+import numpy as np
+from tiny_world import seeds_where
+
 from esper_soa.config.nets import SubsetRows
-from esper_soa.nets.seeds.subsets import branch_plan, max_rows, subset_codes
+from esper_soa.nets.seeds.subsets import branch_plan, jobs_of, max_rows, subset_codes
+from esper_soa.vocabulary import Blend, Blueprint, Stage
 
 
 def test_branch_plan_reaches_every_subset_and_shares_prefixes():
@@ -45,3 +49,19 @@ def test_branch_plan_of_left_out_rows_computes_a_seed_only_for_rows_that_have_it
     assert plan[0] == ((), (0,))
     assert plan[1] == ((0,), (0,))
     assert rows == (1, 0)
+
+
+def test_envs_are_validated_together_where_the_seeds_and_which_are_fossils_are_the_same():
+    stage = np.full((4, 5), Stage.HOLDING)
+    stage[1, 1:4] = Stage.FOSSILIZED
+    running = np.ones((4, 5), bool)
+    running[3, 2:] = False
+    seeds = seeds_where(running, stage, Blueprint.NORM, Blend.ADD)
+    every = tuple(range(5))
+    jobs = jobs_of(seeds, every, SubsetRows(), size=8)
+    assert [job.envs.tolist() for job in jobs] == [[0, 2], [1], [3]], "the most work first"
+    wanted = [subset_codes(every, ()), subset_codes(every, (1, 2, 3)), subset_codes((0, 1), ())]
+    assert [job.codes for job in jobs] == wanted
+    assert [job.ablated for job in jobs] == [31, 31, 3]
+    alone = [job.envs.tolist() for job in jobs_of(seeds, every, SubsetRows(), size=1)]
+    assert sorted(alone) == [[0], [1], [2], [3]]

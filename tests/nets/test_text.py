@@ -61,8 +61,20 @@ def test_training_begins_anywhere_in_its_part_and_at_multiples_of_the_context_wi
         assert found == (set(range(LENGTH)) if augment else {0})
         alone, _ = feed.batch(torch.tensor([2]), 0)
         assert torch.equal(alone, x[:, 2 * LENGTH :])
-    later = numbered.training(Draw(order, keys, count, count, True), torch.float32)
-    assert not torch.equal(later.batch(torch.arange(3), 0)[0], x)
+
+
+def test_where_training_begins_follows_from_the_samples_before(numbered: text.TextSet) -> None:
+    keys = streams.stream_keys(1, streams.AUGMENTATION, (0,), torch.arange(3))
+
+    def drawn(start: int, size: int) -> torch.Tensor:
+        """Of each env the sequence 0, eight times, in batches of this size."""
+        draw = Draw(torch.zeros(3, 8, dtype=torch.int64), keys, start, size, True)
+        feed = numbered.training(draw, torch.float32)
+        return torch.cat([feed.batch(torch.arange(3), place)[0] for place in range(8 // size)])
+
+    assert torch.equal(drawn(0, 4), drawn(0, 8))
+    assert torch.equal(drawn(0, 8)[4:], drawn(4, 8)[:4])
+    assert not torch.equal(drawn(0, 8), drawn(8, 8))
 
 
 def test_held_out_sequences_are_in_order_and_nothing_stands_for_minus_one(

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 import torch
 from nets.gpu_mixtures import APPROXIMATE, DEVICE, planned_roster
-from tiny_world import CPU, SMALL_TASK, seeds_where, tiny_rules, tiny_settings
+from tiny_world import (
+    CPU,
+    SMALL_TASK,
+    seeds_where,
+    silence_hosts_,
+    tiny_rules,
+    tiny_settings,
+)
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -25,6 +32,7 @@ from esper_soa.nets.choose import ENGINES, choose_engine
 from esper_soa.nets.data.images import cut_batch, training_crops
 from esper_soa.nets.engine import Engine, Sizes, TrainReport, ValidationReport
 from esper_soa.nets.engines.gpu.support import unavailable_reason
+from esper_soa.nets.gradients import TINY
 from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.nets.seeds.seed_plan import training_plan, validation_plan
 from esper_soa.nets.seeds.subsets import max_rows, subset_codes
@@ -194,6 +202,15 @@ def test_two_batches_to_a_step_and_gradients_that_vanish_cost_health_as_in_torch
     wanted = after_batches(worlds[1], worlds[1].rules.engine, seeds, 2)
     assert wanted["vanishing"].all()
     near_torch(after_batches(worlds[0], GpuEngine(), seeds, 2), wanted)
+
+
+def test_no_ratio_is_of_a_host_without_a_gradient() -> None:
+    world = build(1, 2, ("r1c1",), BARE)
+    silence_hosts_(world)
+    seeds = seeds_where([[1]], Stage.TRAINING, Blueprint.CONV_SMALL, Blend.ADD)
+    found = after_batches(world, GpuEngine(), seeds, 1)
+    assert (found["l2"] > 100 * TINY).all()
+    assert not found["ratio"].any()
 
 
 @pytest.mark.slow

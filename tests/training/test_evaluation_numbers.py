@@ -79,10 +79,15 @@ def asked(trained: Path, **changed: object) -> EvaluateConfig:
 
 
 @pytest.fixture(scope="module")
-def found(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
+def evaluated(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = RunFolder(tmp_path_factory.mktemp("evaluation"))
-    evaluate(asked(trained), folder)
-    return json.loads(folder.evaluation.read_text())
+    evaluate(asked(trained, progress="plain"), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(evaluated: RunFolder) -> dict:
+    return json.loads(evaluated.evaluation.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +142,13 @@ def test_every_policy_plays_on_the_fresh_seed_that_was_asked_for(
         rent = min(1.5, 0.5 * math.log1p((size - host) / max(host, 200)))
         assert net == pytest.approx(accuracy - rent)
     assert (own["parameters"] == [host] * 4) == (name == "wait")
+
+
+def test_progress_counts_the_env_steps_of_all_policies(evaluated: RunFolder) -> None:
+    every = 3 * EPISODES * ENVS * STEPS
+    told = [one for one in evaluated.log.read_text().splitlines() if " env-steps  left " in one]
+    assert all(f"/{every} env-steps" in one for one in told)
+    assert f"ppo  {every}/{every} env-steps" in told[-1]
 
 
 def test_means_and_leads_are_those_of_the_samples_pair_by_pair(found: dict) -> None:

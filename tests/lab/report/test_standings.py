@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from report_runs import make_run, summary
+from report_runs import line, make_run, summary
 
 from esper_soa.lab.report.groups import RunGroup, pairs, standings
-from esper_soa.lab.report.run_files import read_run
+from esper_soa.lab.report.run_files import part, read_run
 from esper_soa.lab.report.text import flop_in_words, tiles_of, verdict_of
 
 
@@ -80,6 +80,35 @@ def test_the_verdict_names_the_highest_group_and_how_sure_that_is(tmp_path: Path
     ):
         assert tile in [(one.title, one.value) for one in tiles_of(given)]
     assert "not surely" in verdict_of([apart[0], group(tmp_path, "c", [1.5, 2.5, 3.5, 0.5])])
+
+
+def test_the_numbers_beside_the_verdict_of_one_run_are_those_of_its_end_or_its_last_round(
+    tmp_path: Path,
+) -> None:
+    lines = [line(1, 40.0, eps=30.0), line(2, 46.0, eps=50.0, train_flop=5e9)]
+    end = summary([50.0, 53.0])
+    end |= {"grown": dict(part(end, "grown"), flop=4e9)}
+    ended, playing = (
+        {one.title: (one.value, one.note) for one in tiles_of([RunGroup("a", [read_run(path)])])}
+        for path in (make_run(tmp_path / "a", lines, ended=end), make_run(tmp_path / "b", lines))
+    )
+    assert ended == {
+        "test accuracy": ("51.50 %", "49.50 % without growth"),
+        "validation accuracy": ("49.50 %", "47.50 % without growth"),
+        "parameters of a host": ("7,000", "6,418 without growth"),
+        "training of a host": ("4 GFLOP", "3 GFLOP without growth"),
+        "rounds": ("2", "of 4; 2 hosts x 5 env-steps"),
+        "seeds germinated": ("8", "4 fossilised, 2 pruned"),
+        "speed": ("40.0", "env-steps/s; 1m00s in all"),
+    }
+    assert playing == {
+        "validation accuracy": ("46.00 %", ""),
+        "parameters of a host": ("7,002", ""),
+        "training of a host": ("5 GFLOP", ""),
+        "rounds": ended["rounds"],
+        "seeds germinated": ended["seeds germinated"],
+        "speed": ("50.0", "env-steps/s"),
+    }
 
 
 @pytest.mark.parametrize(
