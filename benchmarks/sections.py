@@ -1,8 +1,8 @@
 """The measurements of benchmarks/results/ in markdown, a section per kind of table; nothing is
 typed by hand.
 
-Records in, lines out; benchmarks/table.py prints them and writes them into README.md and
-docs/numbers.md.
+Records in, lines out; benchmarks/table.py prints them and writes them into README.md,
+docs/numbers.md and docs/environments.md.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -223,11 +223,30 @@ EPS: dict[str, Callable[[Records], list[str]]] = {
     "shares": shares,
     "origins": origins,
 }
+
+
 # Name of a section: kind of its records, and what makes it of them.
+def environments(records: Records) -> list[str]:
+    """Agents of other libraries beside the simulator alone, a row per side."""
+    lines = []
+    for record in records:
+        rows: list[Line] = [
+            (row["side"], f"{row['eps']:.1f}", f"{row['low']:.1f} to {row['high']:.1f}")
+            for row in record["rows"]
+        ]
+        lines += [
+            *markdown("side | env-steps/s | range", rows),
+            f"{record['envs']} hosts of {record['experiment']}, medians of {record['repeats']} "
+            f"rounds of {record['steps']} env-steps in alternation; {place(record)}.",
+        ]
+    return lines
+
+
 OTHERS: dict[str, tuple[str, Callable[[Records], list[str]]]] = {
     "result": ("proof", proof_tables.result),
     "proof": ("proof", proof_tables.proof),
     "proof_main": ("proof_main", proof_tables.main_table),
     "sleepers": ("sleepers", sleepers),
     "kernels": ("kernels", kernels),
+    "environments": ("environments", environments),
 }

@@ -1,7 +1,9 @@
-"""The tables of README.md and docs/numbers.md, from the records in benchmarks/results/.
+"""The tables of README.md, docs/numbers.md and docs/environments.md, from the records in
+benchmarks/results/.
 
-    python -m benchmarks.table                                     print them
-    python -m benchmarks.table --write README.md docs/numbers.md   put each between its marks
+    python -m benchmarks.table                      print them
+    python -m benchmarks.table --write README.md docs/numbers.md docs/environments.md
+                                                    put each between its marks
 
 Marks are <!-- table: NAME --> and <!-- end -->; proof.svg goes beside its page.
 
