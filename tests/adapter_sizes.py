@@ -10,16 +10,28 @@ from esper_soa.simulator import Simulator, make
 from esper_soa.state import Action
 
 EXPERIMENT = "cifar_3seed"
+Sizes = dict[str, str | int | float | bool]
 ENVS = 3
 STEPS = 7
 SEED = 11
-SIZES: dict[str, str | int | float | bool] = {
+SIZES: Sizes = {
     "steps": STEPS,
     "batch_size": 4,
     "train_samples": 8,
     "val_samples": 20,
     "slots": "[r0c0,r0c1]",
 }
+
+
+class Case(NamedTuple):
+    """An experiment, and the settings that make it small."""
+
+    experiment: str
+    sizes: Sizes
+
+
+IMAGES = Case(EXPERIMENT, SIZES)
+TEXT = Case("text_3seed", SIZES | {"task.transformer.context": 8, "task.transformer.width": 8})
 # episodes of 3 env-steps: after the first nothing is a gain
 PLATEAU = {"early_stop.patience": 1, "early_stop.min_delta": 100, "early_stop.min_steps": 3}
 
@@ -37,8 +49,8 @@ def rows_of(sim: Simulator, action: Action) -> Tensor:
     return (stack_action(action)[:, None] == sim.joint.rows).all(2).int().argmax(1)
 
 
-def play() -> Played:
-    sim: Simulator = make(EXPERIMENT, policy="random", envs=ENVS, seed=SEED, **SIZES)
+def play(case: Case) -> Played:
+    sim: Simulator = make(case.experiment, policy="random", envs=ENVS, seed=SEED, **case.sizes)
     steps = list(sim.episode())
     return Played(
         torch.stack([rows_of(sim, step.action) for step in steps]),

@@ -1,9 +1,15 @@
-"""What the tests of all adapters are given."""
+"""What the tests of all adapters are given, of images and of text."""
 
 import pytest
-from adapter_sizes import Played, play
+from adapter_sizes import IMAGES, TEXT, Case, Played, play
+
+
+@pytest.fixture(scope="session", params=[IMAGES, TEXT], ids=["images", "text"])
+def case(request: pytest.FixtureRequest) -> Case:
+    found: Case = request.param
+    return found
 
 
 @pytest.fixture(scope="session")
-def played() -> Played:
-    return play()
+def played(case: Case) -> Played:
+    return play(case)

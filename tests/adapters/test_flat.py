@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from adapter_sizes import ENVS, EXPERIMENT, PLATEAU, SIZES, STEPS, Played
+from adapter_sizes import ENVS, IMAGES, PLATEAU, STEPS, Case, Played
 
 from esper_soa.adapters.flat import FlatEnvs, flat_envs
 from esper_soa.config.errors import UserError
@@ -11,12 +11,14 @@ from esper_soa.vocabulary import HEAD_NAMES, Blueprint, Op
 WAIT = torch.zeros(ENVS, dtype=torch.int64)
 
 
-def envs_of(actions: str = "joint", **more: object) -> FlatEnvs:
-    return flat_envs(EXPERIMENT, actions, SIZES | {"envs": ENVS, "seed": 11} | more)
+def envs_of(actions: str = "joint", case: Case = IMAGES, **more: object) -> FlatEnvs:
+    return flat_envs(case.experiment, actions, case.sizes | {"envs": ENVS, "seed": 11} | more)
 
 
-def test_a_round_is_that_of_the_simulator_and_the_next_begins_at_once(played: Played) -> None:
-    envs = envs_of()
+def test_a_round_is_that_of_the_simulator_and_the_next_begins_at_once(
+    case: Case, played: Played
+) -> None:
+    envs = envs_of(case=case)
     assert envs.sim.settings.policy.name == "wait"  # none that would be built or learned with
     shown, info = envs.reset()
     for step, action in enumerate(played.actions):
@@ -31,8 +33,8 @@ def test_a_round_is_that_of_the_simulator_and_the_next_begins_at_once(played: Pl
     assert envs.shown is shown
 
 
-def test_a_caller_may_begin_the_next_round_itself(played: Played) -> None:
-    envs = envs_of()
+def test_a_caller_may_begin_the_next_round_itself(case: Case, played: Played) -> None:
+    envs = envs_of(case=case)
     envs.reset()
     for action in played.actions:
         turn = envs.step(action, go_on=False)

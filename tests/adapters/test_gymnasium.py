@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from adapter_sizes import ENVS, EXPERIMENT, PLATEAU, SEED, SIZES, STEPS, Played
+from adapter_sizes import ENVS, EXPERIMENT, IMAGES, PLATEAU, SEED, SIZES, STEPS, Case, Played
 from lanes import some_of
 
 gymnasium = pytest.importorskip("gymnasium")
@@ -11,30 +11,31 @@ adapter = pytest.importorskip("esper_soa.adapters.gymnasium")
 ID = f"esper_soa/{EXPERIMENT}-v0"
 
 
-def vector(actions: str = "joint"):
+def vector(case: Case = IMAGES):
     return gymnasium.make_vec(
-        ID,
+        f"esper_soa/{case.experiment}-v0",
         num_envs=ENVS,
         vectorization_mode="vector_entry_point",
-        actions=actions,
         seed=SEED,
-        **SIZES,
+        **case.sizes,
     )
 
 
-def single(**more: object):
-    return gymnasium.make(ID, **SIZES, **more).unwrapped
+def single(case: Case = IMAGES, **more: object):
+    return gymnasium.make(f"esper_soa/{case.experiment}-v0", **case.sizes, **more).unwrapped
 
 
 @pytest.mark.filterwarnings("ignore:.*Box observation space m.* value is -?infinity")
 @pytest.mark.parametrize("actions", some_of(["joint", "heads"], "heads"))
-def test_gymnasium_finds_no_fault_in_a_single_env(actions: str) -> None:
+def test_gymnasium_finds_no_fault_in_a_single_env(actions: str, case: Case) -> None:
     checker = pytest.importorskip("gymnasium.utils.env_checker")
-    checker.check_env(single(actions=actions), skip_render_check=True)
+    checker.check_env(single(case, actions=actions), skip_render_check=True)
 
 
-def test_the_same_actions_give_the_rewards_of_the_simulator_to_the_bit(played: Played) -> None:
-    envs = vector()
+def test_the_same_actions_give_the_rewards_of_the_simulator_to_the_bit(
+    case: Case, played: Played
+) -> None:
+    envs = vector(case)
     observation, _ = envs.reset()
     for step in range(STEPS):
         assert envs.observation_space.contains(observation)

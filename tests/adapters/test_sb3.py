@@ -3,24 +3,24 @@
 import numpy as np
 import pytest
 import torch
-from adapter_sizes import ENVS, EXPERIMENT, SEED, SIZES, STEPS, Played
+from adapter_sizes import ENVS, IMAGES, SEED, STEPS, Case, Played
 
 gymnasium = pytest.importorskip("gymnasium")
 pytest.importorskip("stable_baselines3")
 sb3 = pytest.importorskip("esper_soa.adapters.sb3")
 
 
-def vec_env(envs: int = ENVS):
-    return sb3.GrowthVecEnv(EXPERIMENT, envs=envs, seed=SEED, **SIZES)
+def vec_env(envs: int = ENVS, case: Case = IMAGES):
+    return sb3.GrowthVecEnv(case.experiment, envs=envs, seed=SEED, **case.sizes)
 
 
-def test_stable_baselines_finds_no_fault_in_a_single_env() -> None:
+def test_stable_baselines_finds_no_fault_in_a_single_env(case: Case) -> None:
     checker = pytest.importorskip("stable_baselines3.common.env_checker")
-    checker.check_env(gymnasium.make(f"esper_soa/{EXPERIMENT}-v0", **SIZES).unwrapped)
+    checker.check_env(gymnasium.make(f"esper_soa/{case.experiment}-v0", **case.sizes).unwrapped)
 
 
-def test_the_same_actions_give_the_rewards_of_the_simulator(played: Played) -> None:
-    env = vec_env()
+def test_the_same_actions_give_the_rewards_of_the_simulator(case: Case, played: Played) -> None:
+    env = vec_env(case=case)
     observation = env.reset()
     for step in range(STEPS):
         assert np.array_equal(
@@ -57,9 +57,9 @@ def test_a_breakdown_ends_one_trajectory() -> None:
             assert "terminal_observation" not in infos[0]
 
 
-def test_masked_ppo_learns_from_two_rollouts() -> None:
+def test_masked_ppo_learns_from_two_rollouts(case: Case) -> None:
     contrib = pytest.importorskip("sb3_contrib")
-    env = vec_env(4)
+    env = vec_env(4, case)
     model = contrib.MaskablePPO(
         "MultiInputPolicy", env, n_steps=25, batch_size=50, n_epochs=2, seed=0
     )

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from adapter_sizes import ENVS, EXPERIMENT, SEED, SIZES, STEPS, Played
+from adapter_sizes import ENVS, IMAGES, SEED, STEPS, Case, Played
 from tensordict import TensorDict
 from torch import nn
 
@@ -11,16 +11,16 @@ adapter = pytest.importorskip("esper_soa.adapters.torchrl")
 envs = pytest.importorskip("torchrl.envs")
 
 
-def growth():
-    return adapter.TorchRLGrowthEnv(EXPERIMENT, envs=ENVS, seed=SEED, **SIZES)
+def growth(case: Case = IMAGES):
+    return adapter.TorchRLGrowthEnv(case.experiment, envs=ENVS, seed=SEED, **case.sizes)
 
 
-def masked():
-    return envs.TransformedEnv(growth(), envs.transforms.ActionMask())
+def masked(case: Case = IMAGES):
+    return envs.TransformedEnv(growth(case), envs.transforms.ActionMask())
 
 
-def test_torchrl_finds_no_fault_in_the_specs() -> None:
-    envs.utils.check_env_specs(growth())
+def test_torchrl_finds_no_fault_in_the_specs(case: Case) -> None:
+    envs.utils.check_env_specs(growth(case))
 
 
 def test_masked_rollouts_take_legal_actions_for_three_episodes() -> None:
@@ -36,8 +36,10 @@ def test_masked_rollouts_take_legal_actions_for_three_episodes() -> None:
     assert torch.equal(rollout["next", "truncated"], rollout["next", "done"])
 
 
-def test_the_same_actions_give_the_rewards_of_the_simulator_to_the_bit(played: Played) -> None:
-    env = growth()
+def test_the_same_actions_give_the_rewards_of_the_simulator_to_the_bit(
+    case: Case, played: Played
+) -> None:
+    env = growth(case)
     shown = env.reset()
     for step in range(STEPS):
         assert torch.equal(shown["features"][:, : played.features.shape[2]], played.features[step])
@@ -68,13 +70,13 @@ def test_a_breakdown_ends_one_trajectory_which_goes_on() -> None:
         env.reset(TensorDict({"_reset": torch.tensor([[True], [False], [False]])}, [ENVS]))
 
 
-def test_a_collector_fills_its_frames_and_ppo_learns_from_them() -> None:
+def test_a_collector_fills_its_frames_and_ppo_learns_from_them(case: Case) -> None:
     collectors = pytest.importorskip("torchrl.collectors")
     modules = pytest.importorskip("torchrl.modules")
     objectives = pytest.importorskip("torchrl.objectives")
     nested = pytest.importorskip("tensordict.nn")
     torch.manual_seed(0)
-    env = masked()
+    env = masked(case)
     size = env.observation_spec["features"].shape[-1]
     actions = env.action_spec.n
     logits = nested.TensorDictModule(

@@ -31,8 +31,33 @@ from esper_soa.vocabulary import BLUEPRINT_NAMES, Blend
 
 KIND = {one.name: one for one in SEQUENCE_BLUEPRINTS}
 close = {"rtol": 1e-5, "atol": 1e-5}
-# Of logits behind seeds: in double precision, three of them are up to 3.8e-5 from the recording.
-near = {"rtol": 1e-5, "atol": 4e-5}
+
+
+def in_double(part):
+    """The same tree of dicts and lists, its floats in double precision."""
+    if isinstance(part, dict):
+        return {key: in_double(one) for key, one in part.items()}
+    if isinstance(part, list):
+        return [in_double(one) for one in part]
+    floats = isinstance(part, torch.Tensor) and part.is_floating_point()
+    return part.double() if floats else part
+
+
+def assert_logits(ours, truth, recorded, where):
+    """Ours [B, T, V] are the recorded ones, each to 1e-5; or, where those are not to 1e-5 what
+    double precision gives, both are within 1e-5 of its largest logit.
+
+    The latter are few, and their rounding is that of float32: behind flex_attention in r0c1 with
+    MULTIPLY at alpha 1, the reference is 3.4e-5 off, the largest logit being 4.2, ours 1.7e-5 by
+    torch and 1.4e-5 by the kernels; with any one product of the pass computed exactly, 0.9e-5 to
+    3.8e-5. So no order of operations would mend it.
+    """
+    theirs = (recorded.double() - truth).abs()
+    if (theirs <= 1e-5 + 1e-5 * truth.abs()).all():
+        torch.testing.assert_close(ours, recorded, **close, msg=lambda text: f"{where}: {text}")
+        return
+    off = [float(one / truth.abs().max()) for one in ((ours - truth).abs().max(), theirs.max())]
+    assert max(off) <= 1e-5, f"{where}: ours {off[0]:.1e}, recorded {off[1]:.1e} of the largest"
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +68,8 @@ def recorded():
     return torch.load(folder / "text_host.pt", weights_only=True)
 
 
-@pytest.fixture(scope="module", params=["torch", "native"])
-def shape(recorded, request) -> HostShape:
-    """By torch, and by the kernels in C."""
+@pytest.fixture(scope="module")
+def plain(recorded) -> HostShape:
     args = recorded["host_args"]
     sizes = TransformerConfig(
         width=args["n_embd"],
@@ -61,7 +85,12 @@ def shape(recorded, request) -> HostShape:
         blueprints=[name for name in KIND if name != "noop"],
         transformer=sizes,
     )
-    plain = host_shape(task, host_slots(task), SEQUENCE_BLUEPRINTS)
+    return host_shape(task, host_slots(task), SEQUENCE_BLUEPRINTS)
+
+
+@pytest.fixture(scope="module", params=["torch", "native"])
+def shape(plain, request) -> HostShape:
+    """By torch, and by the kernels in C."""
     return native_shape(plain) if request.param == "native" else plain
 
 
@@ -77,19 +106,25 @@ def stack(shape, slot, name, blend, rows, alphas, detached=False):
     code = BLUEPRINT_NAMES.index(name)
     group = Group(slot, code, blend, detached, False, True, None, torch.arange(count))
     rows = rows.repeat(count, 1)
-    alpha = torch.as_tensor(alphas, dtype=torch.float32)
+    alpha = torch.as_tensor(alphas, dtype=torch.float32).to(rows.dtype)
     return ActiveGroup(group, shape.blueprint(code), 16, rows, torch.zeros_like(rows), alpha)
 
 
-def passes(recorded, shape, active, count):
-    """Logits in eval mode, loss, accuracy in percent, gradients of hosts and seeds in training."""
+def logits_of(recorded, shape, actives, count):
+    """Logits in eval mode [B, count, T, V]."""
+    parameters = shape.parameters.unpack(host_row(recorded).repeat(count, 1))
+    folded = fold_batch_norm(shape, parameters, [])
+    filler = SubsetSeeds(actives, count, {}, 2)
+    with torch.no_grad():
+        return evaluate_forward(shape, folded, recorded["input"], filler)
+
+
+def passes(recorded, shape, actives, count):
+    """Loss, accuracy in percent, gradients of hosts and seeds in training."""
     leaf = host_row(recorded).repeat(count, 1).requires_grad_()
     parameters = shape.parameters.unpack(leaf)
     inputs = recorded["input"]
-    actives = [] if active is None else [active]
     folded = fold_batch_norm(shape, [one.detach() for one in parameters], [])
-    with torch.no_grad():
-        logits = evaluate_forward(shape, folded, inputs, SubsetSeeds(actives, count, {}, 2))
     seeds = TrainingSeeds(actives, count)
     labels = recorded["targets"][:, None].expand(-1, count, -1)
     losses, correct = train_loss(shape, parameters, [], (inputs.repeat(1, count), labels), seeds)
@@ -100,11 +135,12 @@ def passes(recorded, shape, active, count):
         summed, right = evaluate_loss(shape, folded, (inputs, labels), filler, 0)
     torch.testing.assert_close(summed / labels[:, 0].numel(), losses.detach(), **close)
     assert torch.equal(right[0], correct)
-    return logits, losses, 100.0 * correct / labels[:, 0].numel(), host, seed
+    return losses, 100.0 * correct / labels[:, 0].numel(), host, seed
 
 
 def test_a_text_host_alone_gives_the_recorded_passes(recorded, shape):
-    logits, losses, accuracy, grad, _ = passes(recorded, shape, None, 2)
+    losses, accuracy, grad, _ = passes(recorded, shape, [], 2)
+    logits = logits_of(recorded, shape, [], 2)
     for mode in ("host_only_train", "host_only_eval"):
         base = recorded["base"][mode]
         for net in range(2):
@@ -114,7 +150,8 @@ def test_a_text_host_alone_gives_the_recorded_passes(recorded, shape):
             torch.testing.assert_close(grad[net], row(base["grads"]), **close)
 
 
-def test_every_seed_of_text_gives_the_recorded_passes(recorded, shape):
+def test_every_seed_of_text_gives_the_recorded_passes(recorded, shape, plain):
+    exact = in_double(recorded)
     weights = {}
     for case in recorded["cases"]:
         if "seed_weights" in case:
@@ -130,18 +167,22 @@ def test_every_seed_of_text_gives_the_recorded_passes(recorded, shape):
         rows = torch.cat([seed, gate]) if blend == Blend.GATE else seed
         alphas = [case["alpha"] for case in same]
         number = [spec.name for spec in shape.slots].index(slot)
-        active = stack(shape, number, name, blend, rows, alphas, detached)
-        logits, losses, accuracy, host, grads = passes(recorded, shape, active, len(same))
+        seeds = number, name, blend
+        active = stack(shape, *seeds, rows, alphas, detached)
+        losses, accuracy, host, grads = passes(recorded, shape, [active], len(same))
+        logits = logits_of(recorded, shape, [active], len(same))
+        doubles = stack(plain, *seeds, rows.double(), alphas, detached)
+        truth = logits_of(exact, plain, [doubles], len(same))
         for net, case in enumerate(same):
             where = f"{slot} {name} {algorithm} alpha {case['alpha']} stage {stage} {detached}"
 
-            def equal(actual, expected, limits=close, where=where):
+            def equal(actual, expected, where=where):
                 torch.testing.assert_close(
-                    actual, expected, **limits, msg=lambda text: f"{where}: {text}"
+                    actual, expected, **close, msg=lambda text: f"{where}: {text}"
                 )
 
             if stage == 4:  # a seed in training is not validated
-                equal(logits[:, net], case["logits"], near)
+                assert_logits(logits[:, net], truth[:, net], case["logits"], where)
             equal(losses[net], case["loss"])
             equal(accuracy[net], case["accuracy"])
             if case.get("grad_host"):
@@ -151,27 +192,30 @@ def test_every_seed_of_text_gives_the_recorded_passes(recorded, shape):
                 equal(grads[0][net], torch.cat([row(case["grad_seed"]), gate_grad]))
 
 
-def test_override_rows_of_text_are_one_alpha_of_the_stack(recorded, shape):
-    parameters = shape.parameters.unpack(host_row(recorded).repeat(8, 1))
-    folded = fold_batch_norm(shape, parameters, [])
-    for case in recorded["fused"]:
-        plain = torch.full((3, 8), 0.4), case["plain_logits_alpha0.4"].expand(8, -1, -1, -1)
-        for alphas, expected in ((case["alpha_rows"], case["fused_logits"]), plain):
-            actives = []
-            for slot, spec in enumerate(shape.slots):
-                state = case["seed_state_dict"].items()
-                parts = {key: one for key, one in state if f"seed_slots.{spec.name}." in key}
-                seed = row({key: one for key, one in parts.items() if ".seed." in key})
-                gate = row({key: one for key, one in parts.items() if ".seed." not in key})
-                rows = torch.cat([seed, gate])
-                blend = BLENDS[case["algorithm"]]
-                actives.append(
-                    stack(shape, slot, case["blueprints"][slot], blend, rows, alphas[slot])
-                )
-            logits = evaluate_forward(
-                shape, folded, recorded["input"], SubsetSeeds(actives, 8, {}, 2)
-            )
-            torch.testing.assert_close(logits.transpose(0, 1), expected, **near)
+def seeds_of(shape, case, alphas):
+    """The recorded seed of every slot, one per alpha of its row."""
+    actives = []
+    for slot, spec in enumerate(shape.slots):
+        state = case["seed_state_dict"].items()
+        parts = {key: one for key, one in state if f"seed_slots.{spec.name}." in key}
+        seed = row({key: one for key, one in parts.items() if ".seed." in key})
+        gate = row({key: one for key, one in parts.items() if ".seed." not in key})
+        rows = torch.cat([seed, gate])
+        blend = BLENDS[case["algorithm"]]
+        actives.append(stack(shape, slot, case["blueprints"][slot], blend, rows, alphas[slot]))
+    return actives
+
+
+def test_override_rows_of_text_are_one_alpha_of_the_stack(recorded, shape, plain):
+    exact = in_double(recorded)
+    for case, doubled in zip(recorded["fused"], exact["fused"], strict=True):
+        same = torch.full((3, 8), 0.4), case["plain_logits_alpha0.4"].expand(8, -1, -1, -1)
+        for alphas, expected in ((case["alpha_rows"], case["fused_logits"]), same):
+            logits = logits_of(recorded, shape, seeds_of(shape, case, alphas), 8)
+            truth = logits_of(exact, plain, seeds_of(plain, doubled, alphas), 8)
+            where = f"{case['blueprints']} {case['algorithm']}"
+            for place in range(8):
+                assert_logits(logits[:, place], truth[:, place], expected[place], where)
 
 
 def test_seeds_of_text_have_the_recorded_numbers_of_parameters(recorded):
