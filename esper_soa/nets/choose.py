@@ -94,10 +94,14 @@ def _triton_obstacle(trial: Trial) -> str:
     if num_rules(nets.task) > 1:
         return "the kernels have one rule of updates for all envs (a list in task.host_lr and such)"
     support = _gpu()
+    batch = trial.sizes.batch_size
+    shared = import_module("esper_soa.nets.engines.gpu.tile_sizes").shared_limit
     reason: str = (
         _kernel_obstacle(trial)
         or support.unavailable_reason(trial.device)
-        or support.obstacle(nets.shape, _blueprints(trial), nets.precision, trial.sizes.batch_size)
+        or support.obstacle(
+            nets.shape, _blueprints(trial), nets.precision, batch, shared(trial.device)
+        )
     )
     return reason or _memory_obstacle(trial)
 

@@ -18,14 +18,16 @@ HERE = Path(__file__).parent
 COMPILER = shutil.which("cc")
 
 
-def told(folder: Path, fault: str, **environment: str) -> str:
+def told(
+    folder: Path, fault: str, architecture: int = 90, task: str = "small", **environment: str
+) -> str:
     """What the trial says of the kernels."""
     command = [str(COMPILER), "-w", "-shared", "-fPIC", "-o", str(folder / "libcuda.so.1")]
     subprocess.run([*command, str(HERE / "stand_in_driver.c")], check=True)
     known = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder / "cache")}
     known |= {"LD_LIBRARY_PATH": str(folder), "TRITON_LIBCUDA_PATH": str(folder)}
     done = subprocess.run(
-        [sys.executable, str(HERE / "try_for_gpu.py"), fault],
+        [sys.executable, str(HERE / "try_for_gpu.py"), fault, str(architecture), task],
         env=os.environ | known | {"PYTHONPATH": str(HERE.parents[1])} | environment,
         capture_output=True,
         text=True,
@@ -64,9 +66,25 @@ def test_whatever_compiler_or_launcher_raise_is_a_verdict(
     assert found.startswith(f"triton is left out: it fails with {name}: ")
 
 
+ALL_LAUNCHED = "its host.momentum is 1.0e+00 from torch"  # as nothing is computed
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 def test_with_nothing_amiss_every_launch_gets_through_and_numbers_alone_tell(
     tmp_path: Path,
 ) -> None:
-    assert "its host.momentum is 1.0e+00 from torch" in told(tmp_path, "none")
+    assert ALL_LAUNCHED in told(tmp_path, "none")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(COMPILER is None, reason="no C compiler")
+@pytest.mark.parametrize(("architecture", "limit"), [(80, 48), (86, 99), (80, 163), (90, 227)])
+def test_every_launch_of_wide_hosts_gets_through_with_the_shared_memory_of_every_gpu(
+    architecture: int, limit: int, tmp_path: Path
+) -> None:
+    """Of training, validation and birth, in float32, with up to 128 channels; limit: KiB."""
+    memory = str(limit << 10)
+    assert ALL_LAUNCHED in told(tmp_path, "none", architecture, "wide", FAKE_SMEM=memory)

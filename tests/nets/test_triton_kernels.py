@@ -50,10 +50,10 @@ def block_results(
     moved = statistics.clone()
     weights = blocks.weights_of(plan, params, moved)
     partials = torch.zeros(num_nets, SPLITS, params.shape[1], device=DEVICE)
-    roster = torch.zeros(num_nets, 1, dtype=torch.int32, device=DEVICE)
-    blocks.forward_(plan, x, weights, memory, roster)
+    slot_flags = torch.zeros(num_nets, 1, dtype=torch.int32, device=DEVICE)
+    blocks.forward_(plan, x, weights, memory, slot_flags)
     room = torch.full_like(x, torch.nan) if plan.inputs == plan.stored else None
-    blocks.backward_(plan, x, weights, memory, (upstream.to(x.dtype), room), partials, roster)
+    blocks.backward_(plan, x, weights, memory, (upstream.to(x.dtype), room), partials, slot_flags)
     found = [memory.features, moved, partials.sum(1)]
     return found if room is None else [*found, room]
 

@@ -1,12 +1,14 @@
 """Tries the GPU's kernels by Triton's own compiler and launcher beside a driver that launches
 nothing; a script of its own, as Triton must not interpret here.
 
-    LD_LIBRARY_PATH=<folder of a libcuda.so.1 made of stand_in_driver.c> python try_for_gpu.py FAULT
+    python try_for_gpu.py FAULT ARCHITECTURE TASK
 
-Prints what the trial says of them: "broken kernel" has one that does not compile; of a compiler
-that does not work, or of little shared memory, the environment tells.
+The folder of a libcuda.so.1 made of stand_in_driver.c must be first in LD_LIBRARY_PATH. Prints
+what the trial says of the kernels: "broken kernel" has one that does not compile; of a compiler
+that does not work, or of the shared memory, the environment tells. Hosts are in float32.
 """
 
+import os
 import sys
 from functools import cached_property
 
@@ -18,12 +20,10 @@ from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.runtime import driver
 
 from esper_soa.nets import trial as trials
-from esper_soa.nets.engines.gpu import newborn
+from esper_soa.nets.engines.gpu import blocks, newborn
 from esper_soa.nets.engines.gpu.engine import GpuEngine
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.training.build import trial_of
-
-ARCHITECTURE = 90
 
 
 class LaunchingDevice(Device):
@@ -42,13 +42,15 @@ def broken_kernel(seed_inits, seeds, num_slots: tl.constexpr, tile: tl.constexpr
 
 
 def main() -> None:
-    driver.set_active(LaunchingDevice(ARCHITECTURE))
+    driver.set_active(LaunchingDevice(int(sys.argv[2])))
+    if "FAKE_SMEM" in os.environ:
+        blocks.shared_limit = lambda device: int(os.environ["FAKE_SMEM"])
     if sys.argv[1] == "broken kernel":
         newborn.newborn_kernel = broken_kernel
     trials.PASSES = trials.TIMED
     makers = {"torch": TorchEngine, "triton": GpuEngine}
     for result in trials.try_engines(
-        trial_of(settings_of("small", 2), torch.device("cpu")), TorchEngine, "torch", makers
+        trial_of(settings_of(sys.argv[3], 2), torch.device("cpu")), TorchEngine, "torch", makers
     ):
         print(result.words())
 

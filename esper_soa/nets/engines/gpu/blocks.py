@@ -21,6 +21,7 @@ from esper_soa.nets.engines.gpu.kernels.tiles import (
     rows,
     tile_of,
 )
+from esper_soa.nets.engines.gpu.tile_sizes import block_tile, shared_limit
 from esper_soa.nets.model.conv import conv_segments
 from esper_soa.nets.model.host import HostShape
 
@@ -128,7 +129,7 @@ class BlockMemory(NamedTuple):
 
 def memory_of(plan: BlockPlan, num_nets: int, batch: int, like: Tensor) -> BlockMemory:
     """Memory for B = `batch` images, in the format of `like`."""
-    _, _, tiles = _launch(plan, batch, like)
+    tiles = _launch(plan, batch, like).tiles
     features = like.new_empty(num_nets, batch, plan.norm_side**2, plan.outputs)
     wide = like.new_empty(0, dtype=torch.float32)
     return BlockMemory(
@@ -146,10 +147,10 @@ def forward_(
 ) -> None:
     """features of `memory` from x [n, B, H*W, C]; running statistics move. slot_flags: [n, S]."""
     num_nets, batch = memory.output.shape[:2]
-    layer, tile, tiles = _launch(plan, batch, x, rows(slot_flags))
+    layer, tile, tiles, options = _launch(plan, batch, x, rows(slot_flags))
     output = plane(memory.output)
     block.conv_kernel[num_nets, tiles](
-        plane(x), weights.kernel, output, memory.partials, layer, tile
+        plane(x), weights.kernel, output, memory.partials, layer, tile, **options
     )
     moved = weights.mean, weights.variance
     block.statistics_kernel[num_nets,](
@@ -177,7 +178,7 @@ def backward_(
     gradients: of the block's features, and room for that of x, or None. Split 0 has the norm's.
     """
     (num_nets, batch), (splits, width) = memory.output.shape[:2], partials.shape[1:]
-    layer, tile, tiles = _launch(plan, batch, x, rows(slot_flags))
+    layer, tile, tiles, options = _launch(plan, batch, x, rows(slot_flags))
     upstream = Upstream(
         plane(gradients[0]), plane(memory.output), plane(memory.codes), memory.coefficients
     )
@@ -196,12 +197,12 @@ def backward_(
     )
     if gradients[1] is not None:
         block.input_gradient_kernel[num_nets, tiles](
-            upstream, weights.kernel, plane(gradients[1]), layer, tile
+            upstream, weights.kernel, plane(gradients[1]), layer, tile, **options
         )
     columns = triton.cdiv(plan.stored * plan.kernel**2, tile.columns.value)
     target = partials[:, :, plan.weight_at :]
     block.weight_gradient_kernel[num_nets, splits, columns](
-        upstream, plane(x), target, width, layer, tile
+        upstream, plane(x), target, width, layer, tile, **options
     )
 
 
@@ -217,19 +218,28 @@ def evaluate_(
 ) -> None:
     """features [n * rows, B, ., O] by running statistics from x [n * rows or 1, B, H*W, C]."""
     units, batch = features.shape[:2]
-    layer, tile, _ = _launch(plan, batch, x)
+    layer, tile, _, options = _launch(plan, batch, x)
     tiles = triton.cdiv(batch * plan.norm_side**2, tile.pixels.value)
-    source = plane(x, shared=x.shape[0] == 1)
+    planes = plane(x, shared=x.shape[0] == 1), plane(features)
     block.evaluation_kernel[units, tiles](
-        source, weights.kernel, weights[1:], plane(features), tuple(branches), layer, tile
+        *planes, weights.kernel, weights[1:], tuple(branches), layer, tile, **options
     )
 
 
-def _launch(
-    plan: BlockPlan, batch: int, x: Tensor, words: Rows | None = None
-) -> tuple[KernelLayer, KernelTile, int]:
-    """Sizes that the kernels are told, tile sizes and the number of tiles of the full map."""
+class Launch(NamedTuple):
+    """How the kernels of a block are launched for a batch."""
+
+    layer: KernelLayer
+    tile: KernelTile
+    tiles: int  # of the full map
+    options: dict[str, int]
+
+
+def _launch(plan: BlockPlan, batch: int, x: Tensor, words: Rows | None = None) -> Launch:
     sizes = (plan.side, plan.side, plan.inputs, plan.stored, plan.outputs, plan.kernel, plan.pool)
     layer = KernelLayer(batch * plan.side**2, *constants(*sizes))._replace(words=words)
-    tile = tile_of(layer, x.dtype)
-    return layer, tile, triton.cdiv(layer.num_pixels, tile.pixels.value)
+    known = plan.stored, plan.outputs, plan.kernel**2
+    chosen = block_tile(*known, x.dtype, shared_limit(x.device))
+    tile = tile_of(layer, x.dtype, chosen)
+    tiles = triton.cdiv(layer.num_pixels, tile.pixels.value)
+    return Launch(layer, tile, tiles, {"num_stages": chosen.stages})

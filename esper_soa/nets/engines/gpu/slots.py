@@ -19,15 +19,14 @@ from esper_soa.nets.engines.gpu.kernels.seed_weights import Share, seed_weights_
 from esper_soa.nets.engines.gpu.kernels.tiles import (
     constants,
     needs_float32,
-    padded,
     product_precision,
     rows,
 )
+from esper_soa.nets.engines.gpu.tile_sizes import padded, slot_tile
 from esper_soa.nets.model.blueprints import GATE
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.seeds.pools import row_layout
 
-TILE_NUMBERS = 1024  # of a tile: pixels times lanes; with more the registers do not suffice
 IMAGES_PER_SPLIT = 8  # of a weight gradient's sum
 MAX_SPLITS = 16
 PROGRAMS_PER_PROCESSOR = 4
@@ -101,12 +100,13 @@ def slot_of(
 ) -> KernelSlot:
     """The record that the kernels read.
 
-    roster: int32 [N, S], see slot_flags.py; alpha: float32 [N, S]; params: [N, width], of the slot.
+    slot_flags: int32 [N, S], see slot_flags.py; alpha: float32 [N, S]; params: [N, width].
     """
     lanes = table.lanes
     dtype = work.maps.dtype
-    tile = min(max(TILE_NUMBERS // lanes, 16), padded(size[0] * size[1]))
-    sizes = *size, table.channels, work.maps.shape[3], lanes, tile, min(32, lanes)
+    chosen = slot_tile(lanes, dtype)
+    tile = min(chosen.pixels, padded(size[0] * size[1]))
+    sizes = *size, table.channels, work.maps.shape[3], lanes, tile, chosen.columns
     known = table.parts, table.maps, table.gate_at, table.gate_hidden, 2 if pooled else 1
     shape = SlotShape(*constants(*sizes, *known, product_precision(dtype), needs_float32(dtype)))
     place = tl.constexpr(table.number), tl.constexpr(table.num_slots)

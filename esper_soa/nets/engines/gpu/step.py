@@ -19,8 +19,9 @@ from esper_soa.nets.engines.gpu.blocks import BlockPlan
 from esper_soa.nets.engines.gpu.kernels.head import HeadOutputs, KernelHead
 from esper_soa.nets.engines.gpu.kernels.images import Crops, cut_kernel
 from esper_soa.nets.engines.gpu.kernels.seed import KernelSlot
-from esper_soa.nets.engines.gpu.kernels.tiles import EXACT, constants, padded, rows
+from esper_soa.nets.engines.gpu.kernels.tiles import EXACT, constants, rows
 from esper_soa.nets.engines.gpu.slots import SlotTable, SlotWorkspace
+from esper_soa.nets.engines.gpu.tile_sizes import padded
 from esper_soa.nets.engines.gpu.update import TensorTable
 from esper_soa.nets.model.host import HostShape
 

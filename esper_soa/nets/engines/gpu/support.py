@@ -13,6 +13,7 @@ import torch
 
 from esper_soa.nets.engine import Engine, EngineChoice
 from esper_soa.nets.engines.gpu import program
+from esper_soa.nets.engines.gpu.tile_sizes import block_tile, padded, slot_tile
 from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.model.conv import CONV_BLOCK, conv_segments
 from esper_soa.nets.model.head import MEAN_LINEAR
@@ -51,9 +52,12 @@ def unavailable_reason(device: torch.device) -> str | None:
 
 
 def obstacle(
-    shape: HostShape, blueprints: Sequence[str], dtype: torch.dtype, batch_size: int
+    shape: HostShape, blueprints: Sequence[str], dtype: torch.dtype, batch_size: int, shared: int
 ) -> str:
-    """Why the kernels cannot take such hosts with seeds of these blueprints in `dtype`; or ""."""
+    """Why the kernels cannot take such hosts with seeds of these blueprints in `dtype`; or "".
+
+    shared: bytes of shared memory that a program can have.
+    """
     unsupported = foreign_segments(shape, KINDS)
     if unsupported:
         return f"there is none for segments of the hosts: {unsupported}"
@@ -74,7 +78,22 @@ def obstacle(
     ):
         if actual > most:
             return f"they hold at most {most} {what}, not {actual}"
+    least = shared_bytes(shape, max(widths), dtype, shared)
+    if least > shared:
+        return (
+            f"a program needs {least} bytes of shared memory, the device has {shared}: lower "
+            "task.base_channels, or set compute.precision=bfloat16"
+        )
     return ""
+
+
+def shared_bytes(shape: HostShape, lanes: int, dtype: torch.dtype, limit: int) -> int:
+    """Of shared memory, that suffice for every program; lanes: most channels or hidden units."""
+    blocks = [
+        block_tile(one.inputs, one.channels, one.kernel**2, dtype, limit).shared
+        for one in conv_segments(shape.segments)
+    ]
+    return max(slot_tile(padded(lanes), dtype).shared, *blocks)
 
 
 def load_engine(steps: StepCache, choice: EngineChoice) -> Engine:

@@ -273,7 +273,7 @@ def weight_gradient_kernel(upstream, x, partials, width, layer, tile):
 
 
 @triton.jit
-def evaluation_kernel(x, weight, norm, pooled, branches, layer, tile):
+def evaluation_kernel(x, pooled, weight, norm, branches, layer, tile):
     """pooled = max pool of ReLU of batch norm of convolution, with running statistics.
 
     Grid (n * rows, tiles). x, pooled: a plane per network and row; norm: scale, shift, mean and

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper_soa.nets.engines.gpu import slot_flags
+from esper_soa.nets.engines.gpu.tile_sizes import TileSizes, padded
 
 NORM_EPS = tl.constexpr(1e-5)
 ENDED = tl.constexpr(slot_flags.ENDED)
@@ -85,14 +86,12 @@ def constants(*numbers: float | str) -> list[tl.constexpr]:
     return [tl.constexpr(number) for number in numbers]
 
 
-def tile_of(layer: KernelLayer, dtype: torch.dtype) -> KernelTile:
-    """Tile sizes for a layer; float32 products are of the `product_precision`."""
-    inputs = layer.stored.value
-    outputs = layer.outputs.value
-    pixels = min(64 if outputs > 64 else 128, padded(layer.num_pixels))
-    columns = min(16 if inputs <= 8 else 32, padded(inputs * layer.size.value**2))
-    sizes = pixels, columns, padded(inputs), padded(outputs)
-    return KernelTile(*constants(*sizes, product_precision(dtype), needs_float32(dtype)))
+def tile_of(layer: KernelLayer, dtype: torch.dtype, sizes: TileSizes) -> KernelTile:
+    """Tiles of a layer; float32 products are of the `product_precision`."""
+    pixels = min(sizes.pixels, padded(layer.num_pixels))
+    lanes = padded(layer.stored.value), padded(layer.outputs.value)
+    precision = product_precision(dtype), needs_float32(dtype)
+    return KernelTile(*constants(pixels, sizes.columns, *lanes, *precision))
 
 
 def product_precision(dtype: torch.dtype) -> str:
@@ -104,11 +103,6 @@ def product_precision(dtype: torch.dtype) -> str:
 def needs_float32(dtype: torch.dtype) -> bool:
     """Whether products in `dtype` are taken in float32: Triton's interpreter has no others."""
     return dtype == torch.bfloat16 and triton.knobs.runtime.interpret
-
-
-def padded(count: int) -> int:
-    """The power of two, at least 16, that holds `count`."""
-    return max(16, triton.next_power_of_2(count))
 
 
 @triton.jit

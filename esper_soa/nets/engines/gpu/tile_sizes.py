@@ -1,0 +1,64 @@
+"""How much a program of a kernel does at a time, and the shared memory that it takes for it: by
+sizes, format and device, known before anything is compiled.
+
+Imports no Triton: who chooses an engine asks here what fits.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+LEAST_SHARED = 99 << 10  # bytes for a program on the smallest GPUs that are supported
+BLOCK_NUMBERS = 4096  # of a tile: pixels times channels; with more the registers do not suffice
+MAX_BLOCK_PIXELS = 128
+SLOT_NUMBERS = 1024
+STAGES = (3, 2, 1)  # of a loop: so many loads are under way, each in shared memory of its own
+WIDE = 4  # bytes of a weight
+
+
+class TileSizes(NamedTuple):
+    """Of a program; powers of two."""
+
+    pixels: int
+    columns: int  # of the implicit matrix, taken up per step
+    stages: int
+    shared: int  # bytes that suffice
+
+
+def padded(count: int) -> int:
+    """The power of two, at least 16, that holds `count`."""
+    return max(16, 1 << (count - 1).bit_length())
+
+
+def shared_limit(device: torch.device) -> int:
+    """Bytes of shared memory that a program can have; without a GPU those of the smallest."""
+    if device.type != "cuda":
+        return LEAST_SHARED
+    limit: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return limit
+
+
+def block_tile(inputs: int, outputs: int, taps: int, dtype: torch.dtype, limit: int) -> TileSizes:
+    """Of a block's kernels; of the fewest stages where none fits.
+
+    A step holds a tile of pixels beside one of weights, or two tiles of pixels; codes of the pool
+    stand beside both.
+    """
+    width = padded(max(inputs, outputs))
+    columns = min(16 if inputs <= 8 else 32, padded(inputs * taps))
+    pixels = min(MAX_BLOCK_PIXELS, BLOCK_NUMBERS // width)
+    beside_weights = pixels * columns * dtype.itemsize + columns * width * WIDE
+    two_tiles = pixels * (columns + width) * dtype.itemsize
+    fitting = [
+        TileSizes(pixels, columns, stages, stages * max(beside_weights, two_tiles) + pixels * width)
+        for stages in STAGES
+    ]
+    return next((one for one in fitting if one.shared <= limit), fitting[-1])
+
+
+def slot_tile(lanes: int, dtype: torch.dtype) -> TileSizes:
+    """Of a slot's kernels: nothing is loaded ahead."""
+    pixels = max(SLOT_NUMBERS // lanes, 16)
+    columns = min(32, lanes)
+    operands = max(columns * (pixels + lanes), pixels * (lanes + columns)) * dtype.itemsize
+    return TileSizes(pixels, columns, 1, max(operands, lanes * columns * WIDE, 2 * lanes * WIDE))
