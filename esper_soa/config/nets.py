@@ -9,10 +9,8 @@ from esper_soa.config.errors import SettingError, check
 from esper_soa.config.paths import user_path
 from esper_soa.config.ranges import (
     COUNT,
-    RULE,
     WEIGHT,
     EnvNumber,
-    EnvRange,
     Settings,
     choice,
     choices,
@@ -84,7 +82,7 @@ class TaskConfig(Settings, path="task."):
     num_pools: int = number(3, 0, MAX_POOLS)  # the first num_pools blocks end in a 2x2 max pool
     # Outputs of the classifier; the data has no more. Of a transformer: tokens, V.
     num_classes: int = number(10, 2, 100_000)
-    # A list in place of a number gives one to each env in turn, here and wherever EnvNumber stands.
+    # Where EnvNumber stands, each env can have its own; see config/ranges.py.
     host_lr: EnvNumber = env_number(0.01, 0, 1000, "(]")  # learning rate of the host
     seed_lr: EnvNumber = env_number(0.01, 0, 1000, "(]")  # of its seeds
     # Of both over an episode: as they are, or from there to 0 along half a cosine.
@@ -157,12 +155,6 @@ class TaskConfig(Settings, path="task."):
     def size(self, block: int) -> int:
         """Height and width of the block's input and of its feature map before the pool."""
         return IMAGE_SIZE // 2 ** min(block, self.num_pools)
-
-
-# Settings of a task of which each env can have its own.
-ENV_SETTINGS = tuple(
-    one.name for one in fields(TaskConfig) if isinstance(one.metadata.get(RULE), EnvRange)
-)
 
 
 def blueprint_names(references: Sequence[str]) -> tuple[str, ...]:

@@ -201,6 +201,10 @@ class TrainConfig(Settings):
         fits = len(self.reward.split) <= self.envs
         self.require(fits, "reward.split", f"at most envs={self.envs} modes", "Each needs an env.")
 
+    @property
+    def differing(self) -> tuple[str, ...]:
+        return (*self.task.differing, *self.reward.differing)
+
     def _check_ranks(self) -> None:
         single = self.ranks == 1
         remedy = "Every rank has an env at least."

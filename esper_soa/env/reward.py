@@ -5,7 +5,8 @@ memory. Also hindsight credit for seeds that helped a later fossil.
 it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from esper_soa.env.parameters import fossilized_params, occupied_params, total_p
 from esper_soa.env.reward_modes import score
 from esper_soa.env.reward_records import RewardInputs, RewardSettings, SlotReadings
 from esper_soa.env.reward_terms import MIN_CONTRIBUTION, RewardTerms, add_terms, size_rent, slot_op
+from esper_soa.env.settings_of_envs import NO_SETTINGS, EnvSettings
 from esper_soa.env.signals import stable_accuracy
 from esper_soa.state import (
     STATE_FLOAT,
@@ -82,6 +84,29 @@ def _pay(
         reward=state.totals.reward + terms.total, pending_penalty=zeros, pending_hindsight=zeros
     )
     return terms, state.replace(slots=slots, totals=totals)
+
+
+def settings_of_envs(settings: RewardSettings, values: Mapping[str, Tensor]) -> RewardSettings:
+    """The settings with values float64 [N] of their own for the envs, by dotted name."""
+    config = config_of_envs(settings.config, values)
+    split = settings.split
+    if split is not None:
+        parts = tuple(settings_of_envs(part, values) for part in split.settings)
+        split = split._replace(settings=parts)
+    return settings._replace(config=config, split=split)
+
+
+def config_of_envs(cfg: RewardConfig, values: Mapping[str, Tensor]) -> RewardConfig:
+    """`cfg` with tensors in place of what differs, as `reward_terms.amount` reads them."""
+    own = {name: value for name, value in values.items() if name.startswith(cfg.path)}
+    if not own:
+        return cfg
+    cfg = copy(cfg)
+    cfg.loss = copy(cfg.loss)
+    for name, value in own.items():
+        part = cfg.loss if name.startswith(cfg.loss.path) else cfg
+        setattr(part, name.split(".")[-1], value)
+    return cfg
 
 
 def reward_inputs(
@@ -262,7 +287,10 @@ def hindsight_credit(
     return (credit * torch.pow(PBRS_GAMMA, step.to(STATE_FLOAT))).clamp(max=HINDSIGHT_CAP)
 
 
-def final_rents(parameters: Sequence[float], host: int, cfg: RewardConfig) -> list[float]:
+def final_rents(
+    parameters: Sequence[float], host: int, cfg: RewardConfig, own: EnvSettings = NO_SETTINGS
+) -> list[float]:
     """Rent of grown hosts in percent points by final sizes: what mode `net` takes at the end."""
     sizes = torch.tensor(parameters, dtype=STATE_FLOAT)
-    return size_rent(sizes, torch.full_like(sizes, host), cfg).tolist()
+    values = {name: torch.tensor(numbers, dtype=STATE_FLOAT) for name, numbers in own.items()}
+    return size_rent(sizes, torch.full_like(sizes, host), config_of_envs(cfg, values)).tolist()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from esper_soa.config.nets import DataConfig, lr_factor
 from esper_soa.env.reduction import ALL_ENVS, Reduction
+from esper_soa.env.settings_of_envs import values_of_envs
 from esper_soa.env.step import EAGER, EnvRules, StepData, StepKernels, initial_state
 from esper_soa.env.topology import Topology, state_with_topology
 from esper_soa.nets.data import orders, streams
@@ -18,6 +19,7 @@ from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.snapshot import add_snapshot_, snapshot_where_
+from esper_soa.nets.sgd import rules_of
 from esper_soa.state import EnvState
 from esper_soa.vocabulary import HEADS, Stage
 
@@ -97,6 +99,15 @@ class World:
         all_envs = self.reduction.all_envs(self.sizes.num_envs)
         keys = self.keys(streams.DATA_ORDER)
         self.order = orders.SampleOrders(keys, len(self.data.train_labels), all_envs)
+        rules = self.rules
+        settings = {"task": rules.nets.task, "reward": rules.reward.config}
+        names = {*rules.differing, *rules.observed}
+        values = values_of_envs(settings, names, self.seed, number, all_envs)
+        # by name of what differs, the value of every env of the run in this round
+        self.settings = {name: values[name].tolist() for name in rules.differing}
+        own = {name: self.reduction.own(value) for name, value in values.items()}
+        self.values = {name: value.to(self.device) for name, value in own.items()}
+        self.given = tuple(self.values[name] for name in rules.given)
 
     def keys(self, purpose: int) -> Tensor:
         """int64 [N]: one random stream per env for `purpose` in this round."""
@@ -111,9 +122,11 @@ class World:
         keys = self.keys(streams.AUGMENTATION)
         draw = Draw(self._training_order(step), keys, start, sizes.batch_size, self.augment)
         training = self.data.training(draw, self.dtype)
-        factor = lr_factor(self.rules.nets.task.lr_schedule, step, self.rules.max_steps)
+        task = self.rules.nets.task
+        factor = lr_factor(task.lr_schedule, step, self.rules.max_steps)
+        moves = rules_of(task, factor, self.values)
         count = sizes.train_samples // sizes.batch_size
-        return StepData(training, count, self.validation, self.seed_keys(step), factor)
+        return StepData(training, count, self.validation, self.seed_keys(step), moves)
 
     def seed_keys(self, step: int) -> Tensor:
         """int64 [N]: the streams that seeds which are new at env-step `step` draw weights from."""

@@ -43,7 +43,7 @@ def build_rules(cfg: TrainConfig, device: torch.device, ranks: Ranks = ALONE) ->
     what cannot run.
     """
     trial = trial_of(cfg, device, ranks.beside)
-    nets = trial.nets._replace(first_env=ranks.first_env)
+    nets = trial.nets
     num_slots = len(nets.shape.slots)
     allowed = torch.zeros(num_codes(nets.shape.blueprints), dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
@@ -62,6 +62,9 @@ def build_rules(cfg: TrainConfig, device: torch.device, ranks: Ranks = ALONE) ->
         max_seeds=cfg.max_seeds,
         shapley_orders=None if orders is None else orders.to(device),
         early_stop=cfg.early_stop,
+        differing=cfg.differing,
+        observed=tuple(cfg.policy.observe),
+        given=tuple(dict.fromkeys((*cfg.reward.differing, *cfg.policy.observe))),
     )
 
 
