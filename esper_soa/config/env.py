@@ -8,7 +8,7 @@ range; see config/ranges.py.
 
 from dataclasses import dataclass, field
 
-from esper_soa.config.nets import SEQUENCES, TaskConfig
+from esper_soa.config.nets import SEQUENCES, DataConfig, TaskConfig
 from esper_soa.config.ranges import (
     COUNT,
     WEIGHT,
@@ -157,11 +157,13 @@ class EarlyStopConfig(Settings, path="early_stop."):
     min_steps: int = number(10, 1, COUNT)  # env-steps of an episode, before which it does not end
     # Times that a host went back to its snapshot, after which its episode ends.
     rollbacks: int = number(0, 0, COUNT, note="0 = however often it does")
+    # Env-steps of an episode, rounded, whatever its accuracy; the last of them pays what ends pay.
+    length: EnvNumber = env_number(0, 0, COUNT, note="0 = all")
 
     @property
     def enabled(self) -> bool:
         """Whether any episode may end early."""
-        return self.patience > 0 or self.rollbacks > 0
+        return self.patience > 0 or self.rollbacks > 0 or self.length != 0
 
 
 @dataclass
@@ -331,7 +333,10 @@ class RewardConfig(Settings, path="reward."):
         return tuple(self.split) or (self.mode,)
 
 
+EPISODE_LENGTH = "early_stop.length"
 # Settings of which each env can have its own, by their dotted names.
 ENV_SETTINGS = tuple(
-    name for kind in (TaskConfig, RewardConfig, LossRewardConfig) for name in kind.env_settings()
+    name
+    for kind in (TaskConfig, DataConfig, RewardConfig, LossRewardConfig, EarlyStopConfig)
+    for name in kind.env_settings()
 )

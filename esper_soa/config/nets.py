@@ -189,6 +189,10 @@ class DataConfig(Settings, path="data."):
     # anywhere.
     augment: bool = True
     split: bool = False  # the reference's rule: one pass over the data set is split over the envs
+    # Of the training samples, that an env draws; a smaller share is part of a larger one.
+    share: EnvNumber = env_number(1.0, 0, 1, "(]")
+    # Share of the training images of an env whose label is a random one, the same all round long.
+    label_noise: EnvNumber = env_number(0.0, 0, 1)
     # Training images set aside for validation, which rewards, gates and observations see; 0 = a
     # fifth of them, at most 5,000. An .npz with val_images brings its own; synthetic images are
     # drawn for it, 0 = as many as test images.
@@ -212,6 +216,11 @@ class DataConfig(Settings, path="data."):
     def __post_init__(self) -> None:
         super().__post_init__()
         reading = ("auto", "cifar10", "npz", "text")
+        whole = not self.split or self.share == 1
+        self.require(whole, "share", "1 with data.split=true, which gives every env its part")
+        of_images = not (self.is_text or is_reference(self.name))
+        allowed = f"0 with data.name={self.name}: only the package's images have it"
+        self.require(of_images or self.label_noise == 0, "label_noise", allowed)
         has_root = self.name in reading or is_reference(self.name)
         remedy = "Take data.name=cifar10 or data.name=npz for the files there."
         self.require(has_root or not self.root, "root", f"empty with data.name={self.name}", remedy)

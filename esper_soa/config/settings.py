@@ -203,7 +203,8 @@ class TrainConfig(Settings):
 
     @property
     def differing(self) -> tuple[str, ...]:
-        return (*self.task.differing, *self.reward.differing)
+        parts = self.task, self.data, self.reward, self.early_stop
+        return tuple(name for part in parts for name in part.differing)
 
     def _check_ranks(self) -> None:
         single = self.ranks == 1

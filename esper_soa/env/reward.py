@@ -11,7 +11,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from esper_soa.config.env import PBRS_GAMMA, RewardConfig
+from esper_soa.config.env import EPISODE_LENGTH, PBRS_GAMMA, RewardConfig
 from esper_soa.env.lifecycle import target_slot
 from esper_soa.env.parameters import fossilized_params, occupied_params, total_params
 from esper_soa.env.reward_modes import score
@@ -89,11 +89,15 @@ def _pay(
 def settings_of_envs(settings: RewardSettings, values: Mapping[str, Tensor]) -> RewardSettings:
     """The settings with values float64 [N] of their own for the envs, by dotted name."""
     config = config_of_envs(settings.config, values)
+    most = settings.max_steps
+    if EPISODE_LENGTH in values:
+        length = values[EPISODE_LENGTH].round().long()
+        most = torch.where(length > 0, length.clamp(max=most), most)
     split = settings.split
     if split is not None:
         parts = tuple(settings_of_envs(part, values) for part in split.settings)
         split = split._replace(settings=parts)
-    return settings._replace(config=config, split=split)
+    return settings._replace(config=config, max_steps=most, split=split)
 
 
 def config_of_envs(cfg: RewardConfig, values: Mapping[str, Tensor]) -> RewardConfig:
@@ -149,7 +153,7 @@ def reward_inputs(
         "num_fossilized": state.totals.fossilized,
         "num_contributing": state.totals.contributing,
         "step": signals.step,
-        "max_steps": torch.full_like(signals.step, settings.max_steps),
+        "max_steps": torch.zeros_like(signals.step) + settings.max_steps,
     }
     return RewardInputs(**fields, batch_size=state.batch_size, device=None)  # type: ignore[arg-type]
 

@@ -88,7 +88,7 @@ class EnvRules(NamedTuple):
     @property
     def max_steps(self) -> int:
         """Env-steps per episode."""
-        return self.reward.max_steps
+        return int(self.reward.max_steps)
 
     def ended(self, state: EnvState) -> Tensor | None:
         """bool [N], envs whose episode has ended early; None where none can, at no cost.
@@ -254,12 +254,13 @@ def apply_action(
     Nothing happens to an env whose episode has ended early, and it is paid nothing.
     """
     own = dict(zip(rules.given, values, strict=True))
-    rules = rules._replace(reward=settings_of_envs(rules.reward, own))
-    result = _apply_in_all_envs(rules, before, attribution, action)
+    settings = settings_of_envs(rules.reward, own)
+    own_rules = rules._replace(reward=settings)
+    result = _apply_in_all_envs(own_rules, before, attribution, action)
     ended = rules.ended(before)
     if ended is None:
         return result
-    after = advance(result.state, rules.early_stop, rules.max_steps)
+    after = advance(result.state, rules.early_stop, rules.max_steps, settings.max_steps)
     return StepResult(
         select(ended, before, after),
         select(ended, no_terms(result.terms.total), result.terms),

@@ -9,6 +9,7 @@ import torch
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import scripted_policy
 from esper_soa.agent.user_agents import AgentContext, user_agent
+from esper_soa.config.env import EPISODE_LENGTH
 from esper_soa.config.nets import SubsetRows, blueprint_names
 from esper_soa.config.registry import is_reference, name_in
 from esper_soa.config.settings import TrainConfig
@@ -48,6 +49,7 @@ def build_rules(cfg: TrainConfig, device: torch.device, ranks: Ranks = ALONE) ->
     allowed = torch.zeros(num_codes(nets.shape.blueprints), dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
     orders, _ = shapley_orders(cfg, num_slots)
+    length = [EPISODE_LENGTH] * (cfg.early_stop.length != 0)
     return EnvRules(
         nets=nets,
         engine=choose_engine(cfg.compute.engine, trial),
@@ -64,7 +66,7 @@ def build_rules(cfg: TrainConfig, device: torch.device, ranks: Ranks = ALONE) ->
         early_stop=cfg.early_stop,
         differing=cfg.differing,
         observed=tuple(cfg.policy.observe),
-        given=tuple(dict.fromkeys((*cfg.reward.differing, *cfg.policy.observe))),
+        given=tuple(dict.fromkeys((*cfg.reward.differing, *length, *cfg.policy.observe))),
     )
 
 

@@ -44,11 +44,16 @@ LISTS = {
     "reward.terminal_accuracy_weight": "[0.05,1]",
     "reward.param_penalty_weight": "[500,2]",
     "reward.loss.compute_rent_weight": "[0.5,3]",
+    "data.share": "[1,0.2]",
+    "data.label_noise": "[0,0.5]",
+    "early_stop.length": "[0,4,5]",
 }
 RANGES = dict.fromkeys(LISTS, "uniform(0.01,0.9)") | {
     "task.host_lr": "log_uniform(0.005, 0.5)",
     "reward.rent_weight": "log_uniform(0.1,10)",
+    "early_stop.length": "uniform(3,7)",
 }
+TEXT_LACKS = ("data.label_noise",)
 MODES = {"reward.param_penalty_weight": "basic", "reward.loss.compute_rent_weight": "loss"}
 
 
@@ -67,13 +72,14 @@ class Single(Reduction):
 
 def changed(cfg: TrainConfig, values: dict[str, object]) -> TrainConfig:
     """The settings with others under dotted names."""
-    groups: dict[str, dict] = {"task": {}, "reward": {}, "loss": {}}
+    groups: dict[str, dict] = {}
     for name, value in values.items():
         *_, group, last = name.split(".")
-        groups[group][last] = value
-    loss = replace(cfg.reward.loss, **groups["loss"])
-    reward = replace(cfg.reward, loss=loss, **groups["reward"])
-    return replace(cfg, task=replace(cfg.task, **groups["task"]), reward=reward)
+        if not (cfg.data.is_text and name in TEXT_LACKS):
+            groups.setdefault(group, {})[last] = value
+    loss = replace(cfg.reward.loss, **groups.pop("loss", {}))
+    cfg = replace(cfg, reward=replace(cfg.reward, loss=loss))
+    return replace(cfg, **{name: replace(vars(cfg)[name], **own) for name, own in groups.items()})
 
 
 def images(mode: str) -> TrainConfig:
@@ -134,7 +140,7 @@ FEW += [(text, "shaped", False, RANGES), (text, "loss", True, LISTS)]
 def test_an_env_is_a_run_of_one_env_with_its_settings(domain, mode, plain, given) -> None:
     """plain: in torch, else in C."""
     world, every = played(changed(domain(mode), given), plain)
-    assert set(every.settings) == set(given)
+    assert set(every.settings) == {*given}.difference(TEXT_LACKS if domain is text else ())
     for env in range(ENVS):
         own = {name: values[env] for name, values in every.settings.items()}
         single = played(changed(domain(mode), own), plain, env)
@@ -256,3 +262,59 @@ def test_compiled_kernels_read_prices_and_what_is_seen() -> None:
         compiled = torch.compile(kernel, fullgraph=True, dynamic=False, backend="eager")
         assert same_bits(compiled(rules, *arguments), kernel(rules, *arguments)), name
         assert len(arguments[-1]) == 2
+
+
+def test_a_share_of_the_samples_is_drawn_and_lies_in_a_larger_one() -> None:
+    cfg = changed(replace(images("net"), envs=2), {"data.share": "[0.5,0.25]"})
+    world = build_world(cfg, CPU)
+    drawn = [set[int](), set[int]()]
+    for number in range(8):
+        world.start_round(number)
+        for step in range(cfg.steps):
+            for env, row in enumerate(world.work(step).training.draw.order.tolist()):
+                drawn[env] |= {*row}
+    assert [len(one) for one in drawn] == [16, 8]  # of 32
+    assert drawn[1] < drawn[0] != {*range(16)}
+
+
+def test_noise_gives_a_share_of_the_images_one_random_label_each() -> None:
+    cfg = replace(
+        changed(images("net"), {"data.label_noise": "[0,0.5,1]"}),
+        train_samples=1000,
+        data=DataConfig("synthetic", synthetic_train=1000, label_noise="[0,0.5,1]"),
+    )
+    world = build_world(cfg, CPU)
+    wrong = []
+    for step in range(2):  # every image once in each
+        feed = world.work(step).training
+        labels = feed.crops(torch.arange(ENVS), 0, 500).labels
+        order = feed.draw.order
+        rows = torch.zeros_like(labels).scatter(1, order, (labels - world.data.train_labels[order]))
+        wrong.append(rows)
+    assert torch.equal(*wrong)
+    # of a random label one in ten is the true one
+    assert (wrong[0] != 0).double().mean(1).tolist() == pytest.approx([0, 0.45, 0.9], abs=0.05)
+
+
+def test_an_episode_has_the_length_of_its_env_and_pays_its_end() -> None:
+    cfg = changed(images("shaped"), {"early_stop.length": "[0,3,4]"})
+    paid, unpaid = (
+        played(changed(cfg, {"reward.terminal_accuracy_weight": weight}))[1] for weight in (10, 0)
+    )
+    assert [one["env_steps"] for one in paid.episodes] == [6, 3, 4]
+    assert [one["ended_by"] for one in paid.episodes] == ["limit", "length", "length"]
+    gained = [one - other for one, other in zip(paid.rewards, unpaid.rewards, strict=True)]
+    assert gained == pytest.approx([10 * accuracy for accuracy in paid.accuracies])
+    assert paid.accuracies[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"split": True, "share": 0.5}, "data.share=0.5: must be 1 with data.split=true"),
+        ({"name": "text", "label_noise": "[0,1]"}, "only the package's images have it"),
+    ],
+)
+def test_data_that_lack_a_setting_refuse_it(given: dict, told: str) -> None:
+    with pytest.raises(SettingError, match=told):
+        DataConfig(**given)
