@@ -123,7 +123,7 @@ class BaselineEnv:
         self.accuracy = 0.0  # of the last record, percent
         self.host = self._place(self.modules.Host(task))
         own = list(self.host.parameters())
-        self.optimiser = self._optimiser(own, float(task.host_lr), float(task.weight_decay))
+        self.optimiser = self._optimiser(own, task.number("host_lr"), task.number("weight_decay"))
 
     def step(self, train: Batches, validation: Batches, action: ScalarAction) -> ScalarOutcome:
         """One env-step in the reference's order: train, evaluate, record, act, tick."""
@@ -323,10 +323,10 @@ class BaselineEnv:
     ) -> torch.optim.Optimizer:
         """Fused: one kernel launch per step on CUDA, a third of the plain form's time on a CPU."""
         if self.task.optimizer == "adamw":
-            betas = float(self.task.momentum), 0.999
+            betas = self.task.number("momentum"), 0.999
             return torch.optim.AdamW(parameters, rate, betas, weight_decay=weight_decay, fused=True)
         found = torch.optim.SGD(
-            parameters, rate, float(self.task.momentum), weight_decay=weight_decay, fused=True
+            parameters, rate, self.task.number("momentum"), weight_decay=weight_decay, fused=True
         )
         for (
             parameter
@@ -342,17 +342,19 @@ class BaselineEnv:
             for parameter in plant.parameters():
                 parameter.requires_grad_(not self.machines[slot].frozen)
             if plant.optimiser is None:
-                plant.optimiser = self._optimiser(plant.parameters(), float(self.task.seed_lr), 0.0)
+                plant.optimiser = self._optimiser(
+                    plant.parameters(), self.task.number("seed_lr"), 0.0
+                )
             found.append(plant.optimiser)
         return found
 
     def _clip_gradients(self) -> None:
         """Limit the norm of the host's gradient, and of every seed's (with its gate) separately."""
-        if float(self.task.max_grad_norm) > 0:
-            nn.utils.clip_grad_norm_(self.host.parameters(), float(self.task.max_grad_norm))
+        if self.task.number("max_grad_norm") > 0:
+            nn.utils.clip_grad_norm_(self.host.parameters(), self.task.number("max_grad_norm"))
             for slot in self._running():
                 nn.utils.clip_grad_norm_(
-                    self.plants[slot].parameters(), float(self.task.max_grad_norm)
+                    self.plants[slot].parameters(), self.task.number("max_grad_norm")
                 )
 
     def _gradient_norms(self) -> dict[int, GradientNorms]:

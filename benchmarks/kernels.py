@@ -101,7 +101,7 @@ def turn(
     device = made.loss.device
     wait_for(device)
     begun = time.perf_counter()
-    recorded = kernels.record_and_observe(rules, state, measured)
+    recorded = kernels.record_and_observe(rules, state, measured, ())
     wait_for(device)
     seconds = time.perf_counter() - begun
     state, attribution, masks, observation = recorded
@@ -109,7 +109,7 @@ def turn(
     decision, _ = RandomPolicy().act(view, ())
     wait_for(device)
     begun = time.perf_counter()
-    state = kernels.apply_action(rules, state, attribution, decision.action).state
+    state = kernels.apply_action(rules, state, attribution, decision.action, ()).state
     wait_for(device)
     return state, seconds + time.perf_counter() - begun
 

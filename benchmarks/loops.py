@@ -254,8 +254,8 @@ class BareLoop(Loop):
         for number in numbers:
             torch.manual_seed(cfg.seed + number)
             self.nets.append(bare_host(cfg.task).to(self.device, memory_format=torch.channels_last))  # type: ignore[call-overload]
-        rates: dict = {"lr": float(cfg.task.host_lr), "momentum": float(cfg.task.momentum)}
-        decay = float(cfg.task.weight_decay)
+        rates: dict = {"lr": cfg.task.number("host_lr"), "momentum": cfg.task.number("momentum")}
+        decay = cfg.task.number("weight_decay")
         self.optimisers = [
             torch.optim.SGD(net.parameters(), **rates, weight_decay=decay, fused=True)
             for net in self.nets
@@ -304,8 +304,8 @@ class BareLoop(Loop):
             with cast:
                 found = loss(net, images, labels)
             found.backward()
-            if float(self.cfg.task.max_grad_norm) > 0:
-                nn.utils.clip_grad_norm_(net.parameters(), float(self.cfg.task.max_grad_norm))
+            if self.cfg.task.number("max_grad_norm") > 0:
+                nn.utils.clip_grad_norm_(net.parameters(), self.cfg.task.number("max_grad_norm"))
             optimiser.step()
         self.profile.on_phase_end("training")
         net.eval()

@@ -66,7 +66,7 @@ class FlatEnvs:
         self.sim = sim
         self.joint = actions == "joint"
         self.codes = sim.world.rules.blueprints.nonzero().flatten()
-        names = feature_names(sim.slots)
+        names = feature_names(sim.slots, sim.world.rules.observed)
         self.num_features = len(names) + len(sim.slots) * len(self.codes)
         self.head_sizes = head_sizes(len(sim.slots), len(sim.world.rules.blueprints))
         # entries of the mask

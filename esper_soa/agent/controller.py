@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Memory, restart
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config.env import ENV_SETTINGS
 from esper_soa.config.nets import SlotSpec
 from esper_soa.env.observation import feature_names
 from esper_soa.state import Decision, Masks, Observation, View
@@ -35,6 +36,7 @@ class Controller(nn.Module):
         config = PolicyConfig(
             network=NetworkConfig(**spec["network"]), deterministic=spec["deterministic"], ppo=ppo
         )
+        config.observe = [name for name in spec["features"] if name in ENV_SETTINGS]
         slots = [SlotSpec(**slot) for slot in spec["slots"]]
         codes = spec["heads"]["blueprint"]
         self.policy = RecurrentPolicy(config, slots, 0, codes)
@@ -115,7 +117,7 @@ def controller_spec(
         "probability_floor": dict(config.ppo.probability_floor),
         "observation_clip": config.ppo.observation_clip,
         "slots": places,
-        "features": list(feature_names(names)),
+        "features": list(feature_names(names, config.observe)),
         "heads": dict(sizes),
         "blueprints": list(blueprints),
     }

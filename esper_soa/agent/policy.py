@@ -39,7 +39,6 @@ from esper_soa.nets.graphs import StepCache, captured_call
 from esper_soa.state import Action, Decision, Masks, Observation, View
 from esper_soa.vocabulary import CNN_BLUEPRINTS, HEAD_NAMES, HEADS, NUM_BLUEPRINTS, OP_NAMES
 
-PARTS = (NUM_ENV_FEATURES, NUM_SLOT_FEATURES)  # of the statistics of observations
 DROPOUT = 0.1  # of the contribution predictor, in updates only
 EMBEDDING_STD = 0.02
 # Weights with a row per blueprint.
@@ -138,6 +137,8 @@ class RecurrentPolicy(nn.Module):
         hidden = network.hidden
         width = network.features
         slot = network.slot_features
+        # features of the env and of a slot
+        self.sizes = NUM_ENV_FEATURES + len(config.observe), NUM_SLOT_FEATURES
         self.deterministic = config.deterministic
         # Keeps decisions on static buffers and replays them as CUDA graphs; None: as they are.
         self.steps: StepCache | None = None
@@ -149,14 +150,14 @@ class RecurrentPolicy(nn.Module):
             NUM_SLOT_FEATURES + network.blueprint_embedding + PLACE_FEATURES, slot
         )
         self.feature_net = nn.Sequential(
-            nn.Linear(NUM_ENV_FEATURES + 2 * slot, width), nn.LayerNorm(width), nn.ReLU()
+            nn.Linear(self.sizes[0] + 2 * slot, width), nn.LayerNorm(width), nn.ReLU()
         )
         self.lstm = ResidualLSTM(width, hidden, network.layers)
         self.heads = _heads(hidden, slot, num_blueprints)
         self.value_head = _value_head(hidden, hidden)
         self.q_head = _value_head(hidden + len(OP_NAMES), hidden)
         self.contribution_head = ContributionPredictor(hidden, slot)
-        moments = observation_moments(sum(PARTS), torch.device("cpu"))
+        moments = observation_moments(sum(self.sizes), torch.device("cpu"))
         for name, value in moments._asdict().items():
             self.register_buffer(name, value)
         self.register_buffer("places", place_table(slots), persistent=False)
@@ -309,13 +310,13 @@ class RecurrentPolicy(nn.Module):
 
     def _part_moments(self) -> tuple[Moments, Moments]:
         """Statistics of the features of the env [23] and of a slot [31]."""
-        parts = zip(self.mean.split(PARTS), self.var.split(PARTS), strict=True)
+        parts = zip(self.mean.split(self.sizes), self.var.split(self.sizes), strict=True)
         env, slot = (Moments(mean, var, self.seen) for mean, var in parts)
         return env, slot
 
     def _split(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the env [..., 23] and of every slot [..., S, 31]."""
-        env, slots = features.tensor_split((NUM_ENV_FEATURES,), dim=-1)
+        env, slots = features.tensor_split(self.sizes[:1], dim=-1)
         return env, slots.unflatten(-1, (len(self.places), NUM_SLOT_FEATURES))
 
     def _encode(self, features: Tensor, blueprints: Tensor) -> tuple[Tensor, Tensor]:

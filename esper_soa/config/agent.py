@@ -8,6 +8,7 @@ env-steps.
 
 from dataclasses import dataclass, field
 
+from esper_soa.config.env import ENV_SETTINGS
 from esper_soa.config.nets import GROWABLE
 from esper_soa.config.ranges import (
     COUNT,
@@ -168,6 +169,9 @@ class PolicyConfig(Settings, path="policy."):
     # What a new run takes over (ppo only): none, a policy that ships, a run folder, a checkpoint.
     init: str = SCRATCH
     deterministic: bool = False  # take the likeliest choice instead of sampling (ppo only)
+    # Settings of its env that it sees, each a feature of the observation; most use where they
+    # differ by env.
+    observe: list[str] = choices((), ENV_SETTINGS, least=0)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)

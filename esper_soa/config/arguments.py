@@ -9,8 +9,8 @@ from pathlib import Path
 
 import yaml
 
+from esper_soa.config.env import ENV_SETTINGS
 from esper_soa.config.errors import SettingError, UserError, did_you_mean, unknown_setting_text
-from esper_soa.config.nets import ENV_SETTINGS
 from esper_soa.config.paths import config_dir
 
 # Flags of Hydra that take no value. It reads overrides in one piece, so that a flag between them
@@ -19,8 +19,8 @@ LONE_FLAGS = ("-m", "--multirun", "-r", "--run", "--resolve")
 ADDED_GROUPS = ("experiment", "budget", "sweep")  # no default has an option of these
 OTHER_FOLDERS = ("--config-dir", "-cd", "hydra.searchpath")  # bring options that are not ours
 SLOT_COUNTS = re.compile(r"slots=\d+(,\d+)*")
-# A list for envs, which Hydra takes as the text that the field holds.
-ENV_LISTS = re.compile(rf"(\+?task\.(?:{'|'.join(ENV_SETTINGS)})=)(\[[^\[\]]*\])")
+# What gives envs their own values, which Hydra takes as the text that the field holds.
+ENV_TEXT = re.compile(r"\[[^\[\]]*\]|\b(log_)?uniform\([^()]*\)")
 
 
 def show_help_or_version(name: str) -> bool:
@@ -57,13 +57,18 @@ def prepare_arguments(arguments: Sequence[str], settings: type) -> list[str]:
 
 
 def expand_slots(overrides: Sequence[str]) -> list[str]:
-    """`overrides` as Hydra's type check asks for: the count slots=3 is the list slots=[3], and a
-    list for envs, task.host_lr=[0.01,0.02], a text.
+    """`overrides` as Hydra's type check asks for: the count slots=3 is the list slots=[3], and what
+    gives envs their own values, task.host_lr=[0.01,0.02], a text.
     """
-    counted = [
-        re.sub(r"(\d+)", r"[\1]", one) if SLOT_COUNTS.fullmatch(one) else one for one in overrides
-    ]
-    return [re.sub(rf"\A{ENV_LISTS.pattern}\Z", r"\1'\2'", one) for one in counted]
+    return [_expand(*override.partition("=")) for override in overrides]
+
+
+def _expand(key: str, equals: str, value: str) -> str:
+    if key.lstrip("+") in ENV_SETTINGS and not {"'", '"'} & {*value}:
+        value = ENV_TEXT.sub(r"'\g<0>'", value)
+    elif SLOT_COUNTS.fullmatch(f"{key}={value}"):
+        value = re.sub(r"(\d+)", r"[\1]", value)
+    return f"{key}{equals}{value}"
 
 
 def check_overrides(overrides: Sequence[str], settings: type) -> None:

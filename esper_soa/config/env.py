@@ -8,8 +8,20 @@ range; see config/ranges.py.
 
 from dataclasses import dataclass, field
 
-from esper_soa.config.nets import SEQUENCES
-from esper_soa.config.ranges import COUNT, WEIGHT, Settings, choice, choices, number, signed, weight
+from esper_soa.config.nets import SEQUENCES, DataConfig, TaskConfig
+from esper_soa.config.ranges import (
+    COUNT,
+    WEIGHT,
+    EnvNumber,
+    Settings,
+    choice,
+    choices,
+    env_number,
+    env_weight,
+    number,
+    signed,
+    weight,
+)
 from esper_soa.config.registry import REWARD
 from esper_soa.vocabulary import STAGE_NAMES
 
@@ -147,11 +159,13 @@ class EarlyStopConfig(Settings, path="early_stop."):
     min_steps: int = number(10, 1, COUNT)  # env-steps of an episode, before which it does not end
     # Times that a host went back to its snapshot, after which its episode ends.
     rollbacks: int = number(0, 0, COUNT, note="0 = however often it does")
+    # Env-steps of an episode, rounded, whatever its accuracy; the last of them pays what ends pay.
+    length: EnvNumber = env_number(0, 0, COUNT, note="0 = all")
 
     @property
     def enabled(self) -> bool:
         """Whether any episode may end early."""
-        return self.patience > 0 or self.rollbacks > 0
+        return self.patience > 0 or self.rollbacks > 0 or self.length != 0
 
 
 @dataclass
@@ -165,7 +179,7 @@ class LossRewardConfig(Settings, path="reward.loss."):
     max_loss_delta: float = weight(5.0)  # most that one env-step counts, in typical changes
     regression_penalty_scale: float = weight(0.5)  # of a rise, relative to a fall
     typical_loss_delta_std: float = number(0.05, 0, WEIGHT, "(]")  # one typical change of the loss
-    compute_rent_weight: float = weight(0.05)  # of the logarithm of the growth
+    compute_rent_weight: EnvNumber = env_weight(0.05)  # of the logarithm of the growth
     max_rent_penalty: float = weight(5.0)  # most rent of one env-step
     grace_steps: int = number(3, 0, COUNT)  # age of a seed, below which its host pays no rent
     stage_potential_weight: float = signed(0.1)  # of the shaping over stages
@@ -231,17 +245,17 @@ class RewardConfig(Settings, path="reward."):
     step_progress_bonus: float = weight(0.3)  # potential per env-step within a stage
     max_progress_bonus: float = weight(2.0)  # most of it
     # rents and capacity
-    rent_weight: float = weight(0.5)  # of the logarithm of the growth
-    max_rent: float = weight(1.5)  # of one env-step
+    rent_weight: EnvNumber = env_weight(0.5)  # of the logarithm of the growth
+    max_rent: EnvNumber = env_weight(1.5)  # of one env-step
     # Least parameters that growth is taken relative to.
     rent_host_params_floor: int = number(200, 1, COUNT)
     base_slot_rent_ratio: float = weight(0.0039)  # of the host's parameters, for a blending seed
     # Of squared moves of alpha by the seed's share of parameters.
     alpha_shock_coef: float = weight(0.1958)
     alpha_shock_cap: float = weight(1.0)  # most of it
-    seed_occupancy_cost: float = weight(0.01)  # per slot beyond the free ones
+    seed_occupancy_cost: EnvNumber = env_weight(0.01)  # per slot beyond the free ones
     free_slots: int = number(1, 0, COUNT)  # that cost nothing
-    fossilized_maintenance_cost: float = weight(0.002)  # per fossil
+    fossilized_maintenance_cost: EnvNumber = env_weight(0.002)  # per fossil
     # costs of ops
     germinate_cost: float = signed(-0.15)  # added to its shaping
     fossilize_cost: float = signed(-0.01)  # added to bonus or penalty
@@ -272,7 +286,8 @@ class RewardConfig(Settings, path="reward."):
     # What the mode net pays for: percent points of accuracy, or hundredths of a nat of the loss.
     net_measure: str = choice("accuracy", ("accuracy", "loss"))
     # the end of the episode
-    terminal_accuracy_weight: float = signed(0.05)  # reward per percent of final accuracy
+    # Reward per percent of final accuracy.
+    terminal_accuracy_weight: EnvNumber = env_number(0.05, -WEIGHT, WEIGHT)
     # basic and basic_plus
     # Of the last change of accuracy, at 100 points.
     basic_accuracy_delta_weight: float = signed(5.0)
@@ -282,7 +297,7 @@ class RewardConfig(Settings, path="reward."):
     basic_fossilize_noncontributing_penalty: float = signed(-0.2)  # of a seed that is not proven
     # basic, sparse and minimal
     param_budget: int = number(500_000, 1, COUNT)  # parameters that cost param_penalty_weight
-    param_penalty_weight: float = weight(0.1)  # of the parameters over the budget
+    param_penalty_weight: EnvNumber = env_weight(0.1)  # of the parameters over the budget
     sparse_reward_scale: float = signed(1.0)  # of a final score in [-1, 1]
     # drip: what fossils of basic and basic_plus are paid later
     # Of the bonus; forced to 0.7 in basic_plus where it is 0.
@@ -311,6 +326,19 @@ class RewardConfig(Settings, path="reward."):
         self.require(self.drip_fraction == 0 or not others, "drip_fraction", allowed, remedy)
 
     @property
+    def differing(self) -> tuple[str, ...]:
+        return (*super().differing, *self.loss.differing)
+
+    @property
     def modes(self) -> tuple[str, ...]:
         """Those that are paid: `split` where it is given, else `mode` alone."""
         return tuple(self.split) or (self.mode,)
+
+
+EPISODE_LENGTH = "early_stop.length"
+# Settings of which each env can have its own, by their dotted names.
+ENV_SETTINGS = tuple(
+    name
+    for kind in (TaskConfig, DataConfig, RewardConfig, LossRewardConfig, EarlyStopConfig)
+    for name in kind.env_settings()
+)

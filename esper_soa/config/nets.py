@@ -9,10 +9,8 @@ from esper_soa.config.errors import SettingError, check
 from esper_soa.config.paths import user_path
 from esper_soa.config.ranges import (
     COUNT,
-    RULE,
     WEIGHT,
     EnvNumber,
-    EnvRange,
     Settings,
     choice,
     choices,
@@ -84,7 +82,7 @@ class TaskConfig(Settings, path="task."):
     num_pools: int = number(3, 0, MAX_POOLS)  # the first num_pools blocks end in a 2x2 max pool
     # Outputs of the classifier; the data has no more. Of a transformer: tokens, V.
     num_classes: int = number(10, 2, 100_000)
-    # A list in place of a number gives one to each env in turn, here and wherever EnvNumber stands.
+    # Where EnvNumber stands, each env can have its own; see config/ranges.py.
     host_lr: EnvNumber = env_number(0.01, 0, 1000, "(]")  # learning rate of the host
     seed_lr: EnvNumber = env_number(0.01, 0, 1000, "(]")  # of its seeds
     # Of both over an episode: as they are, or from there to 0 along half a cosine.
@@ -159,12 +157,6 @@ class TaskConfig(Settings, path="task."):
         return IMAGE_SIZE // 2 ** min(block, self.num_pools)
 
 
-# Settings of a task of which each env can have its own.
-ENV_SETTINGS = tuple(
-    one.name for one in fields(TaskConfig) if isinstance(one.metadata.get(RULE), EnvRange)
-)
-
-
 def blueprint_names(references: Sequence[str]) -> tuple[str, ...]:
     """Names of the blueprints in settings, by code: the package's, then users' own as
     `references`.
@@ -197,6 +189,10 @@ class DataConfig(Settings, path="data."):
     # anywhere.
     augment: bool = True
     split: bool = False  # the reference's rule: one pass over the data set is split over the envs
+    # Of the training samples, that an env draws; a smaller share is part of a larger one.
+    share: EnvNumber = env_number(1.0, 0, 1, "(]")
+    # Share of the training images of an env whose label is a random one, the same all round long.
+    label_noise: EnvNumber = env_number(0.0, 0, 1)
     # Training images set aside for validation, which rewards, gates and observations see; 0 = a
     # fifth of them, at most 5,000. An .npz with val_images brings its own; synthetic images are
     # drawn for it, 0 = as many as test images.
@@ -220,6 +216,11 @@ class DataConfig(Settings, path="data."):
     def __post_init__(self) -> None:
         super().__post_init__()
         reading = ("auto", "cifar10", "npz", "text")
+        whole = not self.split or self.share == 1
+        self.require(whole, "share", "1 with data.split=true, which gives every env its part")
+        of_images = not (self.is_text or is_reference(self.name))
+        allowed = f"0 with data.name={self.name}: only the package's images have it"
+        self.require(of_images or self.label_noise == 0, "label_noise", allowed)
         has_root = self.name in reading or is_reference(self.name)
         remedy = "Take data.name=cifar10 or data.name=npz for the files there."
         self.require(has_root or not self.root, "root", f"empty with data.name={self.name}", remedy)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import ClassVar, TypeVar, cast
+from typing import ClassVar, NamedTuple, TypeVar, cast
 
 from esper_soa.config.errors import check
 from esper_soa.config.registry import is_reference
@@ -20,9 +20,12 @@ MAX_ITEMS = 64  # of a list
 NAME_PATTERN = re.compile(r"(?!\.*\Z)[\w.+-]{1,60}")
 
 LIST_PATTERN = re.compile(r"\[([^\[\]]+)\]")
+DRAW_PATTERN = re.compile(r"(log_)?uniform\(([^,()]+),([^,()]+)\)")
 
 Number = TypeVar("Number", int, float)
-EnvNumber = int | float | str  # a number, or as text a list of them, of which envs take one in turn
+# A number, or as text what gives each env its own: a list, [1,2], of which envs take one in turn,
+# or a range, uniform(1,2) or log_uniform(1,2), of which they draw in every round.
+EnvNumber = int | float | str
 
 
 class Settings:
@@ -35,8 +38,32 @@ class Settings:
 
     def __post_init__(self) -> None:
         for item in fields(self):  # type: ignore[arg-type]
+            value = vars(self)[item.name]
             if RULE in item.metadata:
-                item.metadata[RULE].check(self.path + item.name, vars(self)[item.name])
+                item.metadata[RULE].check(self.path + item.name, value)
+            if isinstance(item.metadata.get(RULE), EnvRange) and not isinstance(value, str):
+                vars(self)[item.name] = float(value)  # a union has kept 1 as an int
+
+    @classmethod
+    def env_settings(cls) -> tuple[str, ...]:
+        """Dotted names of the fields of which each env can have its own."""
+        rules = {item.name: item.metadata.get(RULE) for item in fields(cls)}  # type: ignore[arg-type]
+        return tuple(cls.path + name for name, rule in rules.items() if isinstance(rule, EnvRange))
+
+    @property
+    def differing(self) -> tuple[str, ...]:
+        """Those of `env_settings` that do differ by env."""
+        return tuple(
+            name
+            for name in self.env_settings()
+            if isinstance(vars(self)[name.removeprefix(self.path)], str)
+        )
+
+    def number(self, name: str) -> float:
+        """The number of a field, the same for all envs; SettingError where each has its own."""
+        value = vars(self)[name]
+        check(not isinstance(value, str), self.path + name, value, "one number for all envs here")
+        return float(value)
 
     def require(self, ok: bool, name: str, allowed: str, remedy: str = "") -> None:
         """Raise SettingError for the setting `name`, dotted where it is of a part, unless `ok`."""
@@ -75,22 +102,47 @@ class Range(Rule):
         return f"in {self.ends[0]}{_plain(self.low)}, {_plain(self.high)}{self.ends[1]}{note}"
 
 
+class EnvDraw(NamedTuple):
+    """A range that every env draws a number of in every round."""
+
+    low: float
+    high: float
+    log: bool  # its logarithm is what is uniform
+
+    @property
+    def rises(self) -> bool:
+        """Whether it is a range at all."""
+        return self.low < self.high and (not self.log or self.low > 0)
+
+    def at(self, share: float) -> float:
+        """The number that lies this share in [0, 1) of the way from low to high."""
+        if self.log:
+            return min(self.low * (self.high / self.low) ** share, self.high)
+        return min(self.low + share * (self.high - self.low), self.high)
+
+
 @dataclass(frozen=True)
 class EnvRange(Range):
-    """A number within the range, or a list of them as text, of which envs take one in turn."""
+    """A number within the range, or as text a list or a range of them; see EnvNumber."""
 
     def check(self, setting: str, value: object) -> None:
+        if not isinstance(value, str):
+            super().check(setting, value)
+            return
         try:
-            numbers = env_numbers(cast(EnvNumber, value)) if isinstance(value, str) else (value,)
+            numbers = env_numbers(value)
         except ValueError:
             numbers = ()
         check(0 < len(numbers) <= MAX_ITEMS, setting, value, str(self))
-        for one in numbers:
+        for one in numbers[:2] if isinstance(numbers, EnvDraw) else numbers:
             check(self.holds(one), setting, one, str(self))
+        rises = not isinstance(numbers, EnvDraw) or numbers.rises
+        check(rises, setting, value, "a range that rises, of log_uniform from above 0")
 
     def __str__(self) -> str:
         each = f"a list of at most {MAX_ITEMS} such numbers, of which envs take one in turn"
-        return f"{super().__str__()}, or {each}"
+        drawn = "or uniform(a,b) or log_uniform(a,b), of which they draw"
+        return f"{super().__str__()}, or {each}, {drawn}"
 
 
 @dataclass(frozen=True)
@@ -171,21 +223,27 @@ def number(default: Number, low: float, high: float, ends: str = "[]", note: str
 def env_number(
     default: float, low: float, high: float, ends: str = "[]", note: str = ""
 ) -> EnvNumber:
-    """A field for a number within the range, or for a list that gives each env its own."""
+    """A field for a number within the range, or for what gives each env its own; see EnvNumber."""
     return field(default=default, metadata={RULE: EnvRange(low, high, ends, note)})
 
 
-def env_numbers(value: EnvNumber) -> tuple[float, ...]:
-    """The numbers of a setting: env i takes number i, modulo how many there are.
+def env_weight(default: float) -> EnvNumber:
+    """A field as of `weight`, or for what gives each env its own."""
+    return env_number(default, 0, WEIGHT)
 
-    Raises ValueError for a text that is no list of numbers.
+
+def env_numbers(value: EnvNumber) -> tuple[float, ...] | EnvDraw:
+    """The numbers of a setting, of which env i takes number i, modulo how many there are, or the
+    range that envs draw of. ValueError for a text that is neither.
     """
     if not isinstance(value, str):
         return (float(value),)
-    found = LIST_PATTERN.fullmatch(value.strip())
-    if found is None:
-        raise ValueError(f"{value} is no list")
-    return tuple(map(float, found[1].split(",")))
+    plain = value.replace(" ", "")
+    if found := LIST_PATTERN.fullmatch(plain):
+        return tuple(map(float, found[1].split(",")))
+    if found := DRAW_PATTERN.fullmatch(plain):
+        return EnvDraw(float(found[2]), float(found[3]), found[1] is not None)
+    raise ValueError(f"{value} is neither a list nor a range")
 
 
 def weight(default: float) -> float:

@@ -201,6 +201,11 @@ class TrainConfig(Settings):
         fits = len(self.reward.split) <= self.envs
         self.require(fits, "reward.split", f"at most envs={self.envs} modes", "Each needs an env.")
 
+    @property
+    def differing(self) -> tuple[str, ...]:
+        parts = self.task, self.data, self.reward, self.early_stop
+        return tuple(name for part in parts for name in part.differing)
+
     def _check_ranks(self) -> None:
         single = self.ranks == 1
         remedy = "Every rank has an env at least."

@@ -18,6 +18,7 @@ from torch._C._aoti import AOTIModelContainerRunnerCpu
 from esper_soa.env.step import (
     EnvRules,
     StepKernels,
+    Values,
     apply_action,
     initial_state,
     record_and_observe,
@@ -109,14 +110,21 @@ def load_kernels(folder: Path, rules: EnvRules, num_envs: int) -> StepKernels:
 
 def example_inputs(
     rules: EnvRules, num_envs: int
-) -> tuple[tuple[EnvState, Measurements], tuple[Record, ...]]:
+) -> tuple[tuple[EnvState, Measurements, Values], tuple[Record, ...]]:
     """What the two kernels are given in the first env-step, all envs waiting."""
     state = initial_state(rules, num_envs, rules.blueprints.device)
     measured = made_up(rules, state, 0)
-    state_after, attribution, masks, _ = record_and_observe(rules, state, measured)
+    values = example_values(rules, num_envs)
+    state_after, attribution, masks, _ = record_and_observe(rules, state, measured, values)
     wait = {name: torch.zeros_like(state.signals.step) for name in HEAD_NAMES}
     action = Action.from_dict(wait, batch_size=masks.batch_size)
-    return (state, measured), (state_after, attribution, action)
+    return (state, measured, values), (state_after, attribution, action, values)
+
+
+def example_values(rules: EnvRules, num_envs: int) -> Values:
+    """Numbers of settings that differ by env, each another one."""
+    numbers = torch.arange(1, num_envs + 1, dtype=STATE_FLOAT, device=rules.blueprints.device)
+    return tuple(place / numbers for place, _ in enumerate(rules.given, 1))
 
 
 def same_bits(mine: Record, theirs: Record) -> bool:

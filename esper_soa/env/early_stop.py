@@ -5,6 +5,7 @@ last action, from which the bootstrap value is computed, without a device synchr
 """
 
 import torch
+from torch import Tensor
 
 from esper_soa.config.env import EarlyStopConfig
 from esper_soa.state import EnvState
@@ -13,18 +14,21 @@ from esper_soa.state import EnvState
 class Cause:
     """Why an episode ended early."""
 
-    NONE, PLATEAU, DIVERGED = range(3)
+    NONE, PLATEAU, DIVERGED, LENGTH = range(4)
 
 
-CAUSE_NAMES = ("", "plateau", "diverged")
+CAUSE_NAMES = ("", "plateau", "diverged", "length")
 
 
-def advance(state: EnvState, cfg: EarlyStopConfig, max_steps: int) -> EnvState:
+def advance(
+    state: EnvState, cfg: EarlyStopConfig, max_steps: int, length: int | Tensor | None = None
+) -> EnvState:
     """The state [N] behind an env-step's action, with the episodes that end here marked as over.
 
     Plateau: the validation accuracy has not risen by more than cfg.min_delta above the best that
     counted, for cfg.patience env-steps in a row. Diverged: the env went back to its snapshot
-    cfg.rollbacks times. The last env-step of an episode is no early end.
+    cfg.rollbacks times. Length: the episode of the env has so many env-steps, int64 [N]. The last
+    env-step of all is no early end.
     """
     ending = state.ending
     signals = state.signals
@@ -36,7 +40,9 @@ def advance(state: EnvState, cfg: EarlyStopConfig, max_steps: int) -> EnvState:
         cause = torch.where(since >= cfg.patience, Cause.PLATEAU, cause)
     if cfg.rollbacks > 0:
         cause = torch.where(state.totals.rollbacks.sum(1) >= cfg.rollbacks, Cause.DIVERGED, cause)
+    cause = torch.where(active, cause, Cause.NONE)
+    if isinstance(length, Tensor):
+        at_end = (signals.step >= length) & (signals.step < max_steps)
+        cause = torch.where(at_end, Cause.LENGTH, cause)
     best = torch.where(improved, signals.val_accuracy, ending.best)
-    return state.replace(
-        ending=ending.replace(best=best, since=since, cause=torch.where(active, cause, Cause.NONE))
-    )
+    return state.replace(ending=ending.replace(best=best, since=since, cause=cause))

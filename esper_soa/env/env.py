@@ -91,7 +91,9 @@ class Env:
         observer.on_phase_end("data")
         state, measured = measure_(rules, world.weights, self.state, data, observer.on_phase_end)
         restarted = state.guard.panic
-        measured, recorded = world.kernels.guard_and_observe_(rules, world.weights, state, measured)
+        measured, recorded = world.kernels.guard_and_observe_(
+            rules, world.weights, state, measured, world.given
+        )
         observer.on_phase_end("state")
         state, attribution, masks, observation = recorded
         view = self._view(state, masks, observation)
@@ -108,7 +110,9 @@ class Env:
         if self.observed is None:
             message = "nothing has been observed since the last action"
             raise RuntimeError(f"{message}: call reset, or observe_, first")
-        result = self.world.kernels.respond(self.world.rules, self.observed, action)
+        result = self.world.kernels.respond(
+            self.world.rules, self.observed, action, self.world.given
+        )
         self.state = result.state
         self.observed = None
         self.step_number += 1
@@ -120,7 +124,7 @@ class Env:
 
     def current_view(self) -> View:
         """The current View without new measurements, for bootstrap values."""
-        masks, observation = look(self.world.rules, self.state)
+        masks, observation = look(self.world.rules, self.state, self.world.given)
         return self._view(self.state, masks, observation)
 
     def _view(self, state: EnvState, masks: Masks, observation: Observation) -> View:

@@ -3,6 +3,8 @@
 Computed in float64, returned in float32, and always finite. Normalisation belongs to the agent.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -61,8 +63,10 @@ NUM_SLOT_FEATURES = len(SLOT_FEATURES)
 FEATURE_LIMIT = 102.0  # beyond symlog / 7 of the largest float64; only infinities reach it
 
 
-def observe(state: EnvState, max_steps: int) -> Observation:
+def observe(state: EnvState, max_steps: int, seen: Sequence[Tensor] = ()) -> Observation:
     """Observation of N envs; `max_steps` is the number of env-steps of an episode.
+
+    seen: float64 [N] each, settings of the env that the policy is told, as `setting_feature`.
 
     A feature that is not finite reads 0 where it is NaN and FEATURE_LIMIT where it is infinite.
     """
@@ -72,7 +76,8 @@ def observe(state: EnvState, max_steps: int) -> Observation:
     env = env_features(signals, signals.step, slots.stage, max_steps)
     left = (ramp.length - ramp.done).clamp(min=0)
     seeds = slot_features(slots, ramp, alpha_velocity(ramp), left, max_steps)
-    features = torch.cat((env, seeds.flatten(-2)), -1)
+    told = [setting_feature(value).unsqueeze(-1) for value in seen]
+    features = torch.cat((env, *told, seeds.flatten(-2)), -1)
     is_number = features == features  # isnan and nan_to_num do not vectorise when compiled
     features = torch.where(is_number, features, 0.0).clamp(-FEATURE_LIMIT, FEATURE_LIMIT)
     return Observation(
@@ -82,10 +87,17 @@ def observe(state: EnvState, max_steps: int) -> Observation:
     )
 
 
-def feature_names(slot_names: tuple[str, ...]) -> tuple[str, ...]:
-    """Name of every feature, in order; `slot_names` are the slots' names in slot order."""
+def feature_names(slot_names: tuple[str, ...], seen: Sequence[str] = ()) -> tuple[str, ...]:
+    """Name of every feature, in order; `slot_names` are the slots' names in slot order, `seen`
+    those of settings that the policy is told.
+    """
     seeds = (f"{name}.{feature}" for name in slot_names for feature in SLOT_FEATURES)
-    return (*ENV_FEATURES, *seeds)
+    return (*ENV_FEATURES, *seen, *seeds)
+
+
+def setting_feature(value: Tensor) -> Tensor:
+    """Its decimal logarithm over 6, of magnitudes from 1e-6, with its sign: 0.001 reads 0.5."""
+    return value.sign() * (value.abs().clamp(min=1e-6).log10() / 6 + 1)
 
 
 def alpha_velocity(ramp: Ramp) -> Tensor:

@@ -5,17 +5,19 @@ memory. Also hindsight credit for seeds that helped a later fossil.
 it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
 
-from esper_soa.config.env import PBRS_GAMMA, RewardConfig
+from esper_soa.config.env import EPISODE_LENGTH, PBRS_GAMMA, RewardConfig
 from esper_soa.env.lifecycle import target_slot
 from esper_soa.env.parameters import fossilized_params, occupied_params, total_params
 from esper_soa.env.reward_modes import RewardTerms, add_terms, score
 from esper_soa.env.reward_records import RewardInputs, RewardSettings, SlotReadings
 from esper_soa.env.reward_terms import MIN_CONTRIBUTION, size_rent, slot_op
+from esper_soa.env.settings_of_envs import NO_SETTINGS, EnvSettings
 from esper_soa.env.signals import stable_accuracy
 from esper_soa.state import (
     STATE_FLOAT,
@@ -84,6 +86,33 @@ def _pay(
     return terms, state.replace(slots=slots, totals=totals)
 
 
+def settings_of_envs(settings: RewardSettings, values: Mapping[str, Tensor]) -> RewardSettings:
+    """The settings with values float64 [N] of their own for the envs, by dotted name."""
+    config = config_of_envs(settings.config, values)
+    most = settings.max_steps
+    if EPISODE_LENGTH in values:
+        length = values[EPISODE_LENGTH].round().long()
+        most = torch.where(length > 0, length.clamp(max=most), most)
+    split = settings.split
+    if split is not None:
+        parts = tuple(settings_of_envs(part, values) for part in split.settings)
+        split = split._replace(settings=parts)
+    return settings._replace(config=config, max_steps=most, split=split)
+
+
+def config_of_envs(cfg: RewardConfig, values: Mapping[str, Tensor]) -> RewardConfig:
+    """`cfg` with tensors in place of what differs, as `reward_terms.amount` reads them."""
+    own = {name: value for name, value in values.items() if name.startswith(cfg.path)}
+    if not own:
+        return cfg
+    cfg = copy(cfg)
+    cfg.loss = copy(cfg.loss)
+    for name, value in own.items():
+        part = cfg.loss if name.startswith(cfg.loss.path) else cfg
+        setattr(part, name.split(".")[-1], value)
+    return cfg
+
+
 def reward_inputs(
     state: EnvState, attribution: Attribution, action: Action, op: Tensor, settings: RewardSettings
 ) -> RewardInputs:
@@ -124,7 +153,7 @@ def reward_inputs(
         "num_fossilized": state.totals.fossilized,
         "num_contributing": state.totals.contributing,
         "step": signals.step,
-        "max_steps": torch.full_like(signals.step, settings.max_steps),
+        "max_steps": torch.zeros_like(signals.step) + settings.max_steps,
     }
     return RewardInputs(**fields, batch_size=state.batch_size, device=None)  # type: ignore[arg-type]
 
@@ -262,7 +291,10 @@ def hindsight_credit(
     return (credit * torch.pow(PBRS_GAMMA, step.to(STATE_FLOAT))).clamp(max=HINDSIGHT_CAP)
 
 
-def final_rents(parameters: Sequence[float], host: int, cfg: RewardConfig) -> list[float]:
+def final_rents(
+    parameters: Sequence[float], host: int, cfg: RewardConfig, own: EnvSettings = NO_SETTINGS
+) -> list[float]:
     """Rent of grown hosts in percent points by final sizes: what mode `net` takes at the end."""
     sizes = torch.tensor(parameters, dtype=STATE_FLOAT)
-    return size_rent(sizes, torch.full_like(sizes, host), cfg).tolist()
+    values = {name: torch.tensor(numbers, dtype=STATE_FLOAT) for name, numbers in own.items()}
+    return size_rent(sizes, torch.full_like(sizes, host), config_of_envs(cfg, values)).tolist()

@@ -200,11 +200,11 @@ def _contribution(
         "compute_rent": term.compute_rent(inputs, cfg),
         "alpha_shock": term.alpha_shock(inputs, cfg),
         "occupancy_rent": term.occupancy_rent(inputs, cfg),
-        "fossilized_rent": -cfg.fossilized_maintenance_cost * fossils,
+        "fossilized_rent": -term.amount(cfg.fossilized_maintenance_cost) * fossils,
         "action_shaping": term.action_shaping(inputs, cfg),
     }
     if not cfg.disable_terminal_reward:
-        final = cfg.terminal_accuracy_weight * inputs.val_accuracy
+        final = term.amount(cfg.terminal_accuracy_weight) * inputs.val_accuracy
         parts["terminal_bonus"] = _at_end(inputs, final)
     return parts
 
@@ -213,7 +213,7 @@ def _basic(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     """BASIC and BASIC_PLUS: shaping, linear rent, a bonus for good fossils, partly as drip."""
     op = term.slot_op(inputs)
     bonus, pool = _fossilize_bonus(inputs, cfg)
-    rent = cfg.param_penalty_weight * inputs.effective_params / cfg.param_budget
+    rent = term.amount(cfg.param_penalty_weight) * inputs.effective_params / cfg.param_budget
     payment = _drip_payment(inputs, cfg)
     gain = cfg.basic_accuracy_delta_weight * (inputs.accuracy_delta / 100)
     parts = {
@@ -261,7 +261,7 @@ def _drip_payment(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
 
 def _sparse(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     """SPARSE: at the end, the accuracy of the fossils alone, less their parameters."""
-    cost = cfg.param_penalty_weight * inputs.fossilized_params / cfg.param_budget
+    cost = term.amount(cfg.param_penalty_weight) * inputs.fossilized_params / cfg.param_budget
     outcome = (inputs.committed_accuracy / 100 - cost).clamp(-1, 1)
     return {"terminal_bonus": _at_end(inputs, cfg.sparse_reward_scale * outcome)}, {}
 
@@ -300,7 +300,8 @@ def _loss(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     )
     change = torch.where(change > 0, change * loss.regression_penalty_scale, change)
     growth = (inputs.total_params - inputs.host_params) / inputs.host_params.clamp(min=1)
-    rent = term.growth_rent(growth, loss.compute_rent_weight, loss.max_rent_penalty)
+    weight = term.amount(loss.compute_rent_weight)
+    rent = term.growth_rent(growth, weight, loss.max_rent_penalty)
     grace = (is_scored(inputs, cfg) & inputs.has_seed & (inputs.seed_age < loss.grace_steps)).any(1)
     shaping = term.shaping(
         term.stage_potential(inputs.previous_stage), term.stage_potential(inputs.stage)

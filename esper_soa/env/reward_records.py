@@ -19,7 +19,8 @@ class RewardSettings(NamedTuple):
 
     config: RewardConfig
     counts: ParameterCounts
-    max_steps: int  # env-steps per episode; the last one pays the terminal terms
+    # Env-steps per episode, int64 [N] where envs have their own; the last pays the terminal terms.
+    max_steps: int | Tensor
     own: "UserReward | None" = None  # that of a user's, where config.mode names one
     # Where envs are paid by several modes; config.mode is then none of them.
     split: "RewardSplit | None" = None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.env import PBRS_GAMMA, RewardConfig
+from esper_soa.config.ranges import EnvNumber
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Op, Stage
@@ -151,6 +152,11 @@ def synergy_bonus(inputs: RewardInputs, discount: Tensor, attribution: Tensor) -
     return torch.where(helpful, 0.1 * torch.tanh(0.5 * inputs.interaction_sum), 0.0)
 
 
+def amount(value: EnvNumber | Tensor) -> float | Tensor:
+    """The number of a setting, or those float64 [N] that envs have of their own."""
+    return value if isinstance(value, Tensor) else float(value)
+
+
 def growth_ratio(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     """Parameters that pay rent over those of the host, [N]; 0 without a host."""
     floored = inputs.host_params.clamp(min=cfg.rent_host_params_floor)
@@ -158,7 +164,7 @@ def growth_ratio(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     return torch.where(has_params, inputs.effective_params / floored, 0.0)
 
 
-def growth_rent(growth: Tensor, weight: float, most: float) -> Tensor:
+def growth_rent(growth: Tensor, weight: float | Tensor, most: float | Tensor) -> Tensor:
     """Rent of hosts that grew by `growth` times their size: logarithmic, from 0 to `most`."""
     return (weight * torch.log1p(growth.clamp(min=0))).clamp(max=most)
 
@@ -166,12 +172,13 @@ def growth_rent(growth: Tensor, weight: float, most: float) -> Tensor:
 def size_rent(parameters: Tensor, host: Tensor, cfg: RewardConfig) -> Tensor:
     """Rent in percent points of hosts of `parameters` at the end and `host` at first, both [N]."""
     growth = (parameters - host) / host.clamp(min=cfg.rent_host_params_floor)
-    return growth_rent(growth, cfg.rent_weight, cfg.max_rent)
+    return growth_rent(growth, amount(cfg.rent_weight), amount(cfg.max_rent))
 
 
 def compute_rent(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     """Rent of one env-step for the parameters that pay it, [N], at most 0."""
-    return -growth_rent(growth_ratio(inputs, cfg), cfg.rent_weight, cfg.max_rent)
+    growth = growth_ratio(inputs, cfg)
+    return -growth_rent(growth, amount(cfg.rent_weight), amount(cfg.max_rent))
 
 
 def alpha_shock(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
@@ -185,7 +192,7 @@ def alpha_shock(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
 def occupancy_rent(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     """Rent for every occupied slot beyond the free ones, [N], at most 0."""
     occupied = inputs.num_active + inputs.num_fossilized - cfg.free_slots
-    return -cfg.seed_occupancy_cost * occupied.clamp(min=0).to(STATE_FLOAT)
+    return -amount(cfg.seed_occupancy_cost) * occupied.clamp(min=0).to(STATE_FLOAT)
 
 
 def holding_share(inputs: RewardInputs) -> Tensor:

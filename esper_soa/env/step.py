@@ -28,7 +28,7 @@ from esper_soa.env.early_stop import advance
 from esper_soa.env.governor import PanicReason, allow_only_wait, discard_panicked, roll_back, watch
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
-from esper_soa.env.reward import pairs, record_boosts, reward, settle_fossils
+from esper_soa.env.reward import pairs, record_boosts, reward, settings_of_envs, settle_fossils
 from esper_soa.env.reward_modes import RewardTerms, no_terms
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.signals import age_memories, record_attribution, record_gradients, record_signals
@@ -37,6 +37,7 @@ from esper_soa.nets.engine import Engine, NetsConfig
 from esper_soa.nets.graphs import Replay, StepCache, captured_call
 from esper_soa.nets.seeds.pools import slot_seeds
 from esper_soa.nets.seeds.snapshot import restore_where_, snapshot_where_
+from esper_soa.nets.sgd import Rules
 from esper_soa.state import (
     HISTORY,
     STATE_FLOAT,
@@ -78,11 +79,16 @@ class EnvRules(NamedTuple):
     # Int64 [P, S], orders of arrival for sampled Shapley values; None = none.
     shapley_orders: Tensor | None = None
     early_stop: EarlyStopConfig = EarlyStopConfig()
+    # Dotted names of settings: those of which each env has its own; of them and others, those that
+    # the policy sees; those whose values the kernels are given.
+    differing: tuple[str, ...] = ()
+    observed: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
 
     @property
     def max_steps(self) -> int:
         """Env-steps per episode."""
-        return self.reward.max_steps
+        return int(self.reward.max_steps)
 
     def ended(self, state: EnvState) -> Tensor | None:
         """bool [N], envs whose episode has ended early; None where none can, at no cost.
@@ -99,7 +105,7 @@ class StepData(NamedTuple):
     num_batches: int
     validation: ValidationFeed
     seed_keys: Tensor  # int64 [N]
-    lr_factor: float = 1.0  # of the learning rates of hosts and seeds
+    rules: Rules | None = None  # how hosts and seeds move; None: as the task says
 
 
 class EnvView(NamedTuple):
@@ -120,6 +126,7 @@ class StepResult(NamedTuple):
     outcome: ActionOutcome
 
 
+Values = tuple[Tensor, ...]  # float64 [N] each, of the settings EnvRules.given
 Recorded = tuple[EnvState, Attribution, Masks, Observation]  # of `record_and_observe`
 
 
@@ -166,7 +173,7 @@ def measure_(
     state = state.replace(slots=slots.replace(newborn=none, fresh_momentum=none))
     on_phase_end("state")
     trained = engine.train_(
-        nets, weights, slots.alpha, active_seeds, data.training, data.num_batches, data.lr_factor
+        nets, weights, slots.alpha, active_seeds, data.training, data.num_batches, data.rules
     )
     on_phase_end("training")
     validation = engine.validate(nets, weights, slots.alpha, active_seeds, data.validation)
@@ -210,7 +217,9 @@ def guard_(
     return state, discard_panicked(measured, state)
 
 
-def record_and_observe(rules: EnvRules, state: EnvState, measured: Measurements) -> Recorded:
+def record_and_observe(
+    rules: EnvRules, state: EnvState, measured: Measurements, values: Values = ()
+) -> Recorded:
     """Attribute, record and observe: the state on which the next actions are decided and paid."""
     ended = rules.ended(state)
     before = state
@@ -224,30 +233,34 @@ def record_and_observe(rules: EnvRules, state: EnvState, measured: Measurements)
     if ended is not None:
         state = select(ended, before, state)
         idle = idle | ended
-    masks, observation = look(rules, state)
+    masks, observation = look(rules, state, values)
     return state, attribution, allow_only_wait(masks, idle), observation
 
 
-def look(rules: EnvRules, state: EnvState) -> tuple[Masks, Observation]:
+def look(rules: EnvRules, state: EnvState, values: Values = ()) -> tuple[Masks, Observation]:
     """Legal choices and observation of a recorded state."""
     masks = action_masks(
         state.slots, state.ramp, rules.blueprints, rules.max_seeds, rules.lifecycle
     )
-    return masks, observe(state, rules.max_steps)
+    seen = [dict(zip(rules.given, values, strict=True))[name] for name in rules.observed]
+    return masks, observe(state, rules.max_steps, seen)
 
 
 def apply_action(
-    rules: EnvRules, before: EnvState, attribution: Attribution, action: Action
+    rules: EnvRules, before: EnvState, attribution: Attribution, action: Action, values: Values = ()
 ) -> StepResult:
     """Pay for the state the actions were taken in, carry them out, pass time; roll back who panics.
 
     Nothing happens to an env whose episode has ended early, and it is paid nothing.
     """
-    result = _apply_in_all_envs(rules, before, attribution, action)
+    own = dict(zip(rules.given, values, strict=True))
+    settings = settings_of_envs(rules.reward, own)
+    own_rules = rules._replace(reward=settings)
+    result = _apply_in_all_envs(own_rules, before, attribution, action)
     ended = rules.ended(before)
     if ended is None:
         return result
-    after = advance(result.state, rules.early_stop, rules.max_steps)
+    after = advance(result.state, rules.early_stop, rules.max_steps, settings.max_steps)
     return StepResult(
         select(ended, before, after),
         select(ended, no_terms(result.terms.total), result.terms),
@@ -308,32 +321,39 @@ def _count(before: EnvState, after: EnvState, outcome: ActionOutcome) -> EnvStat
 class StepKernels(NamedTuple):
     """The kernels of an env-step; env.py calls `guard_and_observe_` and `respond`."""
 
-    record_and_observe: Callable[[EnvRules, EnvState, Measurements], Recorded]
-    apply_action: Callable[[EnvRules, EnvState, Attribution, Action], StepResult]
+    record_and_observe: Callable[[EnvRules, EnvState, Measurements, Values], Recorded]
+    apply_action: Callable[[EnvRules, EnvState, Attribution, Action, Values], StepResult]
     reason: str = "not compiled"  # why it is these, in words for logs
     # Keeps calls on static buffers and replays them as CUDA graphs; None: as they are.
     steps: StepCache | None = None
     replay: Replay = Replay()  # what else of the run is replayed, and why
 
     def guard_and_observe_(
-        self, rules: EnvRules, weights: TensorDict, state: EnvState, measured: Measurements
+        self,
+        rules: EnvRules,
+        weights: TensorDict,
+        state: EnvState,
+        measured: Measurements,
+        values: Values = (),
     ) -> tuple[Measurements, Recorded]:
         """`guard_` and `record_and_observe` as one step, for the rules of the first call."""
 
         def guard_and_record(
-            state: EnvState, measured: Measurements
+            state: EnvState, measured: Measurements, values: Values
         ) -> tuple[Measurements, Recorded]:
             state, measured = guard_(rules, weights, state, measured)
-            return measured, self.record_and_observe(rules, state, measured)
+            return measured, self.record_and_observe(rules, state, measured, values)
 
         name = "observe", weights["host", "params"].data_ptr()
-        return self.call(name, guard_and_record, state, measured)
+        return self.call(name, guard_and_record, state, measured, values)
 
-    def respond(self, rules: EnvRules, observed: EnvView, action: Action) -> StepResult:
+    def respond(
+        self, rules: EnvRules, observed: EnvView, action: Action, values: Values = ()
+    ) -> StepResult:
         """`apply_action` as one step, for the rules of the first call."""
         before = observed.view.state
         kernel = partial(self.apply_action, rules)
-        return self.call("respond", kernel, before, observed.attribution, action)
+        return self.call("respond", kernel, before, observed.attribution, action, values)
 
     def call(self, name: Hashable, function: Callable[..., Result], *arguments: object) -> Result:
         """function(*arguments), kept where steps are; `name` says what is not in the arguments."""

@@ -9,16 +9,25 @@ from torch import Tensor
 
 from esper_soa.config.nets import DataConfig, lr_factor
 from esper_soa.env.reduction import ALL_ENVS, Reduction
+from esper_soa.env.settings_of_envs import values_of_envs
 from esper_soa.env.step import EAGER, EnvRules, StepData, StepKernels, initial_state
 from esper_soa.env.topology import Topology, state_with_topology
 from esper_soa.nets.data import orders, streams
-from esper_soa.nets.data.batches import BatchSource, Draw, check_classes, check_inputs, check_work
+from esper_soa.nets.data.batches import (
+    BatchSource,
+    Draw,
+    LabelNoise,
+    check_classes,
+    check_inputs,
+    check_work,
+)
 from esper_soa.nets.engine import Sizes
 from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.snapshot import add_snapshot_, snapshot_where_
-from esper_soa.state import EnvState
+from esper_soa.nets.sgd import rules_of
+from esper_soa.state import STATE_FLOAT, EnvState
 from esper_soa.vocabulary import HEADS, Stage
 
 
@@ -43,7 +52,7 @@ class World:
         shape = rules.nets.shape
         check_inputs(data, rules.nets.task.host, shape.input_shape)
         check_classes(data, shape.num_classes)
-        self.augment = cfg.augment
+        self.config = cfg
         all_envs = reduction.all_envs(sizes.num_envs)
         self.split: orders.Split | None = None
         if not cfg.split:
@@ -97,6 +106,20 @@ class World:
         all_envs = self.reduction.all_envs(self.sizes.num_envs)
         keys = self.keys(streams.DATA_ORDER)
         self.order = orders.SampleOrders(keys, len(self.data.train_labels), all_envs)
+        rules = self.rules
+        settings = {
+            "task": rules.nets.task,
+            "data": self.config,
+            "reward": rules.reward.config,
+            "early_stop": rules.early_stop,
+        }
+        names = {*rules.differing, *rules.given}
+        values = values_of_envs(settings, names, self.seed, number, all_envs)
+        # by name of what differs, the value of every env of the run in this round
+        self.settings = {name: values[name].tolist() for name in rules.differing}
+        own = {name: self.reduction.own(value) for name, value in values.items()}
+        self.values = {name: value.to(self.device) for name, value in own.items()}
+        self.given = tuple(self.values[name] for name in rules.given)
 
     def keys(self, purpose: int) -> Tensor:
         """int64 [N]: one random stream per env for `purpose` in this round."""
@@ -109,11 +132,15 @@ class World:
         sizes = self.sizes
         start = step * sizes.train_samples
         keys = self.keys(streams.AUGMENTATION)
-        draw = Draw(self._training_order(step), keys, start, sizes.batch_size, self.augment)
+        order = self._training_order(step)
+        noise = self._label_noise()
+        draw = Draw(order, keys, start, sizes.batch_size, self.config.augment, noise)
         training = self.data.training(draw, self.dtype)
-        factor = lr_factor(self.rules.nets.task.lr_schedule, step, self.rules.max_steps)
+        task = self.rules.nets.task
+        factor = lr_factor(task.lr_schedule, step, self.rules.max_steps)
+        moves = rules_of(task, factor, self.values)
         count = sizes.train_samples // sizes.batch_size
-        return StepData(training, count, self.validation, self.seed_keys(step), factor)
+        return StepData(training, count, self.validation, self.seed_keys(step), moves)
 
     def seed_keys(self, step: int) -> Tensor:
         """int64 [N]: the streams that seeds which are new at env-step `step` draw weights from."""
@@ -127,12 +154,31 @@ class World:
     def _training_order(self, step: int) -> Tensor:
         sizes = self.sizes
         if self.split is None:
-            return self.order.draw(step * sizes.train_samples, sizes.train_samples)
+            order = self.order.draw(step * sizes.train_samples, sizes.train_samples)
+            share = self._own("share")
+            if isinstance(share, float) and share == 1:
+                return order
+            size = len(self.data.train_labels)
+            return orders.members_of_share(order, share, self.seed, size)
         first = torch.zeros_like(self.envs[:1])
         shared = streams.stream_keys(self.seed, streams.DATA_ORDER, (self.round,), first)
         return self.reduction.own(
             orders.split_training_order(shared, len(self.data.train_labels), step, self.split)
         )
+
+    def _label_noise(self) -> LabelNoise | None:
+        share = self._own("label_noise")
+        if isinstance(share, float):
+            if share == 0:
+                return None
+            share = torch.full(self.envs.shape, share, dtype=STATE_FLOAT, device=self.device)
+        keys = self.keys(streams.LABEL_NOISE)
+        return LabelNoise(share, keys, self.rules.nets.shape.num_classes)
+
+    def _own(self, name: str) -> float | Tensor:
+        """A setting of the data: the number of all envs, or float64 [N]."""
+        own = self.values.get(self.config.path + name)
+        return self.config.number(name) if own is None else own
 
     def _validation_order(self) -> Tensor:
         num_val = len(self.data.val_labels)

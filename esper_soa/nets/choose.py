@@ -19,7 +19,6 @@ from esper_soa.nets.data.images import CROPS
 from esper_soa.nets.engine import Engine, EngineChoice
 from esper_soa.nets.engines.torch.engine import TorchEngine
 from esper_soa.nets.graphs import StepCache
-from esper_soa.nets.sgd import num_rules
 from esper_soa.nets.trial import Trial, TrialResult, try_engines
 
 NATIVE = "native"  # the kernels in C
@@ -91,8 +90,10 @@ def _native_obstacle(trial: Trial) -> str:
 
 def _triton_obstacle(trial: Trial) -> str:
     nets = trial.nets
-    if num_rules(nets.task) > 1:
-        return "the kernels have one rule of updates for all envs (a list in task.host_lr and such)"
+    if nets.task.differing:
+        return (
+            f"the kernels have one rule of updates for all envs ({', '.join(nets.task.differing)})"
+        )
     support = _gpu()
     batch = trial.sizes.batch_size
     shared = import_module("esper_soa.nets.engines.gpu.tile_sizes").shared_limit

@@ -13,6 +13,7 @@ from esper_soa.config.nets import DEFAULT_ROWS, SubsetRows, TaskConfig
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.seeds.pools import SlotSeeds
+from esper_soa.nets.sgd import Rules
 from esper_soa.state import GradientStats
 
 # what an engine has to know of the seeds in an env-step, on the host or on the device
@@ -31,7 +32,6 @@ class NetsConfig(NamedTuple):
     workers: int = 1  # threads that chunks of envs are shared among
     precision: torch.dtype = torch.float32  # of activations, where it has 16 bits; see precision.py
     accumulate: int = 1  # batches whose mean gradient makes one optimiser step
-    first_env: int = 0  # number in the run of the first network, where settings differ by env
 
 
 class TrainReport(NamedTuple):
@@ -109,14 +109,15 @@ class Engine(Protocol[Active]):
         active_seeds: Active,
         feed: TrainingFeed,
         num_batches: int,
-        lr_factor: float = 1.0,
+        rules: Rules | None = None,
     ) -> TrainReport:
         """Train every host and every running seed on `num_batches` batches; alpha: [N, S].
 
         An optimiser step follows every nets.accumulate batches, of which num_batches is a multiple:
         clipping, weight decay, momentum and gradient statistics see the mean of their gradients.
         Batch norm normalises every batch by itself, and moves its running statistics with each.
-        lr_factor: what all learning rates are multiplied by at this env-step.
+        rules: how hosts and seeds move at this env-step; those of nets.task where it has one for
+        all.
         """
         ...
 

@@ -20,7 +20,7 @@ from esper_soa.nets.gradients import unmeasured_statistics
 from esper_soa.nets.seeds.pools import ActiveSeeds, SlotSeeds, claim_, read_active_seeds, upload
 from esper_soa.nets.seeds.seed_plan import SeedPlan, training_plan, validation_plan
 from esper_soa.nets.seeds.subsets import Job, jobs_of, max_rows
-from esper_soa.nets.sgd import Rules, rules_of_envs
+from esper_soa.nets.sgd import Rules, rules_of
 from esper_soa.nets.workers import Call, chunks, run_pieces
 from esper_soa.state import STATE_FLOAT, GradientStats
 
@@ -78,13 +78,12 @@ class PieceEngine(ABC):
         active_seeds: ActiveSeeds,
         feed: TrainingFeed,
         num_batches: int,
-        lr_factor: float = 1.0,
+        rules: Rules | None = None,
     ) -> TrainReport:
         """The report of all chunks of envs, zeros for those that are left out; alpha [N, S]."""
         plan = training_plan(active_seeds, nets.detached_stages)
-        rules = rules_of_envs(nets.task, lr_factor, nets.first_env)
         shared = Pass(nets, weights, alpha, plan, feed)
-        train_chunk_ = self.trainer(shared, num_batches, rules)
+        train_chunk_ = self.trainer(shared, num_batches, rules or rules_of(nets.task))
         device = alpha.device
         gradients = unmeasured_statistics(alpha.shape, device)
         parts = [active_seeds.playing(envs) for envs in chunks(alpha.shape[0], nets.env_chunk)]

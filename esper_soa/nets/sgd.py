@@ -4,31 +4,18 @@ row.
 Given to the engines by the task (config.py); the function here is the meaning, kernels do the same.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from esper_soa.config.nets import ENV_SETTINGS, TaskConfig
-from esper_soa.config.ranges import EnvNumber, env_numbers
+from esper_soa.config.nets import TaskConfig
 
 CLIP_EPS = 1e-6
 SECOND_DECAY = 0.999  # of AdamW's second moment
 ADAM_EPS = 1e-8  # beside its root
-
-
-class LearningRates(NamedTuple):
-    """Of one env-step; numbers, or tensors [] where steps are kept on static buffers."""
-
-    host: float | Tensor
-    seed: float | Tensor
-
-    @classmethod
-    def of(cls, task: TaskConfig, factor: float = 1.0, env: int = 0) -> "LearningRates":
-        """Those of the task for this env, times `factor`."""
-        return cls(number_of(task.host_lr, env) * factor, number_of(task.seed_lr, env) * factor)
 
 
 class UpdateRule(NamedTuple):
@@ -41,55 +28,43 @@ class UpdateRule(NamedTuple):
     weight_decay: float | Tensor
     optimizer: str = "sgd"
 
-    def of_nets(self, nets: Tensor | None) -> "UpdateRule":
-        """The rule of rows that belong to these networks of the n; None: one row each."""
-        if nets is None:
+    def of(self, rows: Tensor | None) -> "UpdateRule":
+        """That of some of the n rows, int64 [m]; None: of all."""
+        if rows is None:
             return self
         own = {name: one for name, one in self._asdict().items() if isinstance(one, Tensor)}
-        return self._replace(**{name: one[nets] for name, one in own.items()})  # type: ignore[arg-type]
+        return self._replace(**{name: one[rows] for name, one in own.items()})  # type: ignore[arg-type]
 
 
 class Rules(NamedTuple):
-    """How hosts and seeds of N envs move: env n by rule n, modulo how many there are."""
+    """How the hosts of N envs move, and their seeds, which have no weight decay."""
 
-    hosts: tuple[UpdateRule, ...]
-    seeds: tuple[UpdateRule, ...]
-
-
-def rules_of_envs(task: TaskConfig, lr_factor: float, first_env: int) -> Rules:
-    """Rules of envs from the run's env `first_env` on; one where all move alike."""
-    count = num_rules(task)
-    envs = [(first_env + place) % count for place in range(count)]
-    both = [rules_of(task, LearningRates.of(task, lr_factor, env), env) for env in envs]
-    hosts, seeds = zip(*both, strict=True)
-    return Rules(hosts, seeds)
+    host: UpdateRule
+    seed: UpdateRule
 
 
-def num_rules(task: TaskConfig) -> int:
-    """After how many envs their settings are the same again; 1: all have the same."""
-    return math.lcm(*(len(env_numbers(vars(task)[name])) for name in ENV_SETTINGS))
+def rules_of(
+    task: TaskConfig, lr_factor: float = 1.0, values: Mapping[str, Tensor] = MappingProxyType({})
+) -> Rules:
+    """Rules of an env-step, with rates times `lr_factor`.
 
+    values: float64 [N] by dotted name of what differs by env. SettingError where one is missing.
+    """
 
-def number_of(value: EnvNumber, env: int) -> float:
-    """The number of a setting for this env of the run."""
-    numbers = env_numbers(value)
-    return numbers[env % len(numbers)]
+    def of(name: str) -> float | Tensor:
+        own = values.get(f"task.{name}")
+        return task.number(name) if own is None else own[:, None]
 
-
-def rule_of_rows(rules: Sequence[UpdateRule], envs: Tensor) -> UpdateRule:
-    """The rule of rows of the envs int64 [n] out of `rules`, as those of Rules."""
-    if len(rules) == 1:
-        return rules[0]
-    places = envs % len(rules)
-
-    def column(name: str) -> Tensor:
-        numbers = [rule._asdict()[name] for rule in rules]
-        return torch.tensor(numbers, dtype=torch.float64, device=envs.device)[places, None]
-
-    names = [
-        name for name in UpdateRule._fields if len({rule._asdict()[name] for rule in rules}) > 1
-    ]
-    return rules[0]._replace(**{name: column(name) for name in names})  # type: ignore[arg-type]
+    rates = of("host_lr") * lr_factor, of("seed_lr") * lr_factor
+    host = UpdateRule(
+        of("max_grad_norm"),
+        CLIP_EPS,
+        rates[0],
+        of("momentum"),
+        of("weight_decay"),
+        task.optimizer,
+    )
+    return Rules(host, host._replace(lr=rates[1], weight_decay=0.0))
 
 
 def state_width(optimizer: str, width: int) -> int:
@@ -97,15 +72,6 @@ def state_width(optimizer: str, width: int) -> int:
     two moments and the number of updates.
     """
     return 2 * width + 1 if optimizer == "adamw" else width
-
-
-def rules_of(task: TaskConfig, lr: LearningRates, env: int = 0) -> tuple[UpdateRule, UpdateRule]:
-    """The rules of the host and the seeds of an env; seeds have no weight decay."""
-    momentum, decay, limit = (
-        number_of(one, env) for one in (task.momentum, task.weight_decay, task.max_grad_norm)
-    )
-    host = UpdateRule(limit, CLIP_EPS, lr.host, momentum, decay, task.optimizer)
-    return host, host._replace(lr=lr.seed, weight_decay=0.0)
 
 
 def update_(params: Tensor, state: Tensor, grad: Tensor, rule: UpdateRule) -> None:

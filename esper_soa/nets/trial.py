@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.errors import UserError, error_text, one_line
+from esper_soa.config.nets import TaskConfig
+from esper_soa.config.ranges import env_numbers
 from esper_soa.nets.data import streams
 from esper_soa.nets.data.batches import BatchSource, Draw, SampleSpec, TrainingFeed, ValidationFeed
 from esper_soa.nets.engine import Engine, NetsConfig, Sizes
@@ -212,7 +214,7 @@ class Workload:
     ) -> tuple[Results, float, float]:
         """Results of the last pass, seconds of the quickest in training and in validation."""
         trial = self.trial
-        nets = trial.nets._replace(precision=precision, accumulate=1)
+        nets = trial.nets._replace(precision=precision, accumulate=1, task=alike(trial.nets.task))
         weights = self.weights.clone()
         if precision == torch.float16:
             add_loss_scales_(weights)
@@ -246,6 +248,16 @@ class Workload:
         samples = torch.arange(self.val_samples, device=self.device)
         dtype = torch.float32
         return self.samples.training(draw, dtype), self.samples.validation(samples, dtype)
+
+
+def alike(task: TaskConfig) -> TaskConfig:
+    """The task with the first number of each setting that differs by env, for all of them."""
+    task = copy(task)
+    for name in task.differing:
+        own = vars(task)
+        key = name.removeprefix(task.path)
+        own[key] = env_numbers(own[key])[0]
+    return task
 
 
 def extrapolate(single: float, several: float, batches: int) -> float:

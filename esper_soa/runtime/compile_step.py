@@ -29,6 +29,7 @@ from esper_soa.env.ahead import (
     LibraryKernel,
     Record,
     example_inputs,
+    example_values,
     leaves,
     made_up,
     rebuild,
@@ -131,19 +132,21 @@ def differs(rules: EnvRules, folder: Path, num_envs: int) -> str:
     agent = RandomPolicy()
     state = initial_state(rules, num_envs, torch.device("cpu"))
     envs = torch.arange(num_envs)
+    values = example_values(rules, num_envs)
     own: dict[str, LibraryKernel] = {}
     for step in range(min(rules.max_steps, PROOF_STEPS)):
         measured = made_up(rules, state, step)
         state, _ = watch(state, measured.val_loss, rules.nets.shape.num_classes, rules.governor)
         measured = discard_panicked(measured, state)
-        recorded = record_and_observe(rules, state, measured)
+        recorded = record_and_observe(rules, state, measured, values)
         keys = streams.stream_keys(0, streams.POLICY_SAMPLE, (step,), envs)[:, None]
         noise = streams.uniform(keys, 5000 + torch.arange(len(HEADS)), torch.float32)
         observed, attribution, masks, observation = recorded
         view = View(observed, observation, masks, noise, batch_size=[num_envs])
         action = agent.act(view, ())[0].action
-        result = apply_action(rules, observed, attribution, action)
-        calls = ((state, measured), recorded), ((observed, attribution, action), result)
+        result = apply_action(rules, observed, attribution, action, values)
+        given = (state, measured, values), (observed, attribution, action, values)
+        calls = zip(given, (recorded, result), strict=True)
         for name, (inputs, wanted) in zip(KERNELS, calls, strict=True):
             own.setdefault(name, LibraryKernel(folder / f"{name}.so", inputs, wanted))
             if not same_bits(own[name](rules, *inputs), wanted):

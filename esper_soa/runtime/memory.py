@@ -132,10 +132,10 @@ def policy_needs(cfg: TrainConfig, slots: tuple[str, ...]) -> list[Need]:
     if cfg.policy.name != "ppo":
         return []
     network = cfg.policy.network
-    features = len(feature_names(slots))
+    features = len(feature_names(slots, cfg.policy.observe))
     width = network.slot_features
     half = network.hidden // 2
-    inputs = NUM_ENV_FEATURES + 2 * width
+    inputs = NUM_ENV_FEATURES + len(cfg.policy.observe) + 2 * width
     weights = network.features * inputs + 8 * network.layers * network.hidden**2
     envs = -(-cfg.envs // min(cfg.policy.ppo.minibatches, cfg.envs))
     # Numbers that a row keeps for its gradient: input layer, norm, ReLU; gates, states and norms of

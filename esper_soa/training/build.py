@@ -9,6 +9,7 @@ import torch
 from esper_soa.agent.protocol import Agent
 from esper_soa.agent.scripted import scripted_policy
 from esper_soa.agent.user_agents import AgentContext, user_agent
+from esper_soa.config.env import EPISODE_LENGTH
 from esper_soa.config.nets import SubsetRows, blueprint_names
 from esper_soa.config.registry import is_reference, name_in
 from esper_soa.config.settings import TrainConfig
@@ -42,11 +43,12 @@ def build_rules(cfg: TrainConfig, device: torch.device, ranks: Ranks = ALONE) ->
     what cannot run.
     """
     trial = trial_of(cfg, device, ranks.beside)
-    nets = trial.nets._replace(first_env=ranks.first_env)
+    nets = trial.nets
     num_slots = len(nets.shape.slots)
     allowed = torch.zeros(num_codes(nets.shape.blueprints), dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
     orders, _ = shapley_orders(cfg, num_slots)
+    length = [EPISODE_LENGTH] * (cfg.early_stop.length != 0)
     return EnvRules(
         nets=nets,
         engine=choose_engine(cfg.compute.engine, trial),
@@ -61,6 +63,9 @@ def build_rules(cfg: TrainConfig, device: torch.device, ranks: Ranks = ALONE) ->
         max_seeds=cfg.max_seeds,
         shapley_orders=None if orders is None else orders.to(device),
         early_stop=cfg.early_stop,
+        differing=cfg.differing,
+        observed=tuple(cfg.policy.observe),
+        given=tuple(dict.fromkeys((*cfg.reward.differing, *length, *cfg.policy.observe))),
     )
 
 

@@ -154,7 +154,9 @@ class EpisodeRunner:
             memory = restart(self.memory, self.fresh, state.guard.panic)
             self.rollout.bootstrap.copy_(self.player.agent.act(env.current_view(), memory)[0].value)
         self.profile.on_phase_end("policy")
-        result = self.metrics.read(state, env.world.rules.reward.counts, env.world.reduction)
+        result = self.metrics.read(
+            state, env.world.rules.reward.counts, env.world.reduction, env.world.settings
+        )
         self.pending_copy[-1].wait()
         self._report()
         self.recorder.end()
@@ -189,7 +191,7 @@ def _rollout(world: World, player: Player) -> Rollout | None:
         world.rules.max_steps,
         world.sizes.num_envs,
         len(names),
-        len(feature_names(names)),
+        len(feature_names(names, world.rules.observed)),
         world.device,
         num_codes(world.rules.nets.shape.blueprints),
     )

@@ -106,7 +106,8 @@ def score(world: World, agent: Agent, episodes: int, progress: Progress, label: 
         scores.validation_accuracy.extend(result.accuracies)
         scores.parameters.extend(result.parameters)
         scores.reward.extend(result.rewards)
-        scores.net.extend(map(sub, tested, final_rents(result.parameters, host, reward)))
+        rents = final_rents(result.parameters, host, reward, result.settings)
+        scores.net.extend(map(sub, tested, rents))
     return scores
 
 

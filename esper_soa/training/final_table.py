@@ -24,6 +24,7 @@ from esper_soa.training.verdict import (
     verdict,
 )
 
+MOST_ROWS = 32  # configurations in the table; summary.json has all
 TEXT_WIDTH = 160  # columns of a table in a file
 SEEDS = ("germinated", "blended", "fossilized", "pruned")  # what happens to seeds
 ROWS = (  # of the table: fields of a HostScore, titles, and how the numbers are written
@@ -38,6 +39,8 @@ LOSS_ROWS = (  # of the table where perplexity is a figure of the samples
     ("test_loss", "test loss, mean over hosts (nats)", ",.4f"),
     ("perplexity", "test perplexity, mean over hosts", ",.3f"),
 )
+# of a configuration in summary.json
+CONFIGURATION = ("test_accuracy", "validation_accuracy", "net", "size", "flop")
 FLOP_UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
 
 
@@ -119,6 +122,15 @@ def write_summary(summary: Summary, path: Path) -> None:
         if score is not None:
             record[key] |= asdict(score.episodes[-1])
             record[key] |= {name: getattr(score, name) for name, *_ in (*LOSS_ROWS, *ROWS)}
+    record["configurations"] = [
+        {"settings": dict(one)}
+        | {
+            key: {name: getattr(score.part(one), name) for name in CONFIGURATION}
+            for key, score in (("grown", summary.grown), ("control", summary.control))
+            if score is not None
+        }
+        for one in summary.grown.configurations
+    ]
     record["speed"]["eps"] = summary.speed.eps
     record["control_env_steps"] = summary.control_env_steps
     record["difference"] = record["verdict"] = None
@@ -140,6 +152,8 @@ def print_summary(summary: Summary, console: Console) -> None:
     title = f"{summary.name}: {summary.task} on {summary.data}, policy {summary.policy}{start}"
     show(console, f"{title}, {summary.device}")
     show(console, as_text(score_table(summary)))
+    if summary.grown.configurations:
+        show(console, as_text(configuration_table(summary)))
     for line in verdict_lines(summary) + fact_lines(summary):
         show(console, line)
 
@@ -171,6 +185,28 @@ def score_table(summary: Summary) -> Table:
         if control is not None:
             cells.append(less.get(key, ""))
         table.add_row(title.format(unit=unit), *cells)
+    return table
+
+
+def configuration_table(summary: Summary) -> Table:
+    """A row for each configuration of hosts, the highest test accuracy first, MOST_ROWS at most."""
+    grown = summary.grown
+    control = summary.control
+    table = Table("settings by env", box=box.SIMPLE_HEAD)
+    other = [] if control is None else [control_text(control.name), "difference"]
+    for title in ("hosts", "test accuracy (%)", *other, "parameters"):
+        table.add_column(title, justify="right")
+    parts = {one: grown.part(one) for one in grown.configurations}
+    ranked = sorted(parts, key=lambda one: -parts[one].test_accuracy)
+    for one in ranked[:MOST_ROWS]:
+        score = parts[one]
+        cells = [f"{score.test_accuracy:,.2f}"]
+        if control is not None:
+            beside = control.part(one)
+            lead = compare(score, beside).test_accuracy
+            cells += [f"{beside.test_accuracy:,.2f}", format_interval(lead)]
+        name = " ".join(f"{name}={value:.4g}" for name, value in one)
+        table.add_row(name, str(len(score.flat("parameters"))), *cells, f"{score.size:,.0f}")
     return table
 
 

@@ -25,6 +25,7 @@ from esper_soa.env.outcome import (
 from esper_soa.env.parameters import flop_per_image, total_params
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.reward_records import RewardSettings
+from esper_soa.env.settings_of_envs import NO_SETTINGS, EnvSettings
 from esper_soa.env.step import EAGER, EnvView, StepKernels, StepResult
 from esper_soa.env.topology import HostStates, Topology, host_states, topology_of
 from esper_soa.nets.model.flops import TrainingFlop
@@ -67,6 +68,8 @@ class RoundResult(NamedTuple):
     hosts: HostStates  # every host as it was last measured
     test_accuracies: Sequence[float] = ()  # per env, percent; none where not measured
     test_losses: Sequence[float] = ()  # per env, nats; likewise
+    # By dotted name of each setting that differs by env: its values.
+    settings: EnvSettings = NO_SETTINGS
 
 
 class Sums(NamedTuple):
@@ -169,9 +172,16 @@ class MetricsAccumulator:
         )
 
     def read(
-        self, state: EnvState, counts: ParameterCounts, reduction: Reduction = ALL_ENVS
+        self,
+        state: EnvState,
+        counts: ParameterCounts,
+        reduction: Reduction = ALL_ENVS,
+        settings: EnvSettings = NO_SETTINGS,
     ) -> RoundResult:
-        """One packed copy to the host at the end of a round (`state`), of all envs of the run."""
+        """One packed copy to the host at the end of a round (`state`), of all envs of the run.
+
+        settings: what its envs have of their own.
+        """
         values = _reduce_values(_to_host(self._sums(state, counts)), reduction)
         episodes = Outcomes(*values["ended"])
         modes = [] if self.split is None else self.split.modes(len(episodes.accuracy))
@@ -193,9 +203,10 @@ class MetricsAccumulator:
             env_steps=int(values["env_steps"] - values["left_out"]),
             points=points.tolist(),
             record=record,
-            episodes=episode_records(episodes, values, modes),
+            episodes=episode_records(episodes, values, modes, settings),
             topology=Topology(grown[0].long(), grown[1].long(), grown[2]),
             hosts=HostStates._make([*stage_counts[:3].long(), stage_counts[3], *values["scored"]]),
+            settings=settings,
         )
 
     def _sums(self, state: EnvState, counts: ParameterCounts) -> dict[str, Tensor]:
@@ -248,6 +259,13 @@ class MetricsAccumulator:
         }
 
 
+def per_env(settings: EnvSettings) -> list[dict[str, float]]:
+    """What each env has of its own, by dotted name."""
+    return [
+        dict(zip(settings, values, strict=True)) for values in zip(*settings.values(), strict=True)
+    ]
+
+
 def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -> dict[str, Json]:
     """By mode of reward: its envs, and means over them; modes: of every env."""
     record: dict[str, Json] = {}
@@ -286,9 +304,14 @@ def _to_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def episode_records(
-    episodes: Outcomes, totals: Mapping[str, Tensor], modes: Sequence[str]
+    episodes: Outcomes,
+    totals: Mapping[str, Tensor],
+    modes: Sequence[str],
+    settings: EnvSettings,
 ) -> list[dict[str, Json]]:
-    """Lines of episodes.jsonl, one per env; modes: that paid each, where they are split."""
+    """Lines of episodes.jsonl, one per env; modes: that paid each, where they are split; settings:
+    what envs have of their own.
+    """
     values = episodes._asdict()
     seed_counts = torch.stack([values[name] for name in SEED_OUTCOMES], 1).long().tolist()
     plain = ("accuracy", "param_ratio", "stability", "reward")
@@ -304,6 +327,8 @@ def episode_records(
     }
     if modes:
         columns["reward_mode"] = modes
+    if settings:
+        columns["settings"] = per_env(settings)
     return [dict(zip(columns, one, strict=True)) for one in zip(*columns.values(), strict=True)]
 
 

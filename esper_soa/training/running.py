@@ -289,13 +289,13 @@ class Run:
         """The rounds of the player `name` for the final table; all pay rent by the run's host."""
         reward = self.world.rules.reward
         episodes = []
-        for one in rounds:
-            rents = final_rents(one.parameters, reward.counts.host, reward.config)
+        for one, grown in zip(rounds, self.totals.recent, strict=True):
+            rents = final_rents(one.parameters, reward.counts.host, reward.config, grown.settings)
             tested = list(one.test_accuracies) or [math.nan] * len(one.accuracies)
             net = [*map(sub, tested, rents)]
             losses = list(one.test_losses) or [math.nan] * len(one.accuracies)
             scores = one.accuracies, tested, one.parameters, net, one.train_flop, losses
-            episodes.append(Episode(*scores))
+            episodes.append(Episode(*scores, grown.settings))
         return HostScore(name, episodes)
 
     def summarise(self) -> Summary:

@@ -25,14 +25,17 @@ class FinalHosts:
     alpha: list[list[float]]
     test_accuracies: list[float] = field(default_factory=list)  # percent; none where not measured
     test_losses: list[float] = field(default_factory=list)  # nats; likewise
+    settings: dict[str, list[float]] = field(default_factory=dict)  # as of RoundResult
 
     @classmethod
     def of(cls, result: RoundResult) -> "FinalHosts":
         """The hosts of a round."""
-        topology = (part.tolist() for part in result.topology)
-        made = cls(result.accuracies, result.parameters, result.train_flop, *topology)
+        blueprint, blend, alpha = (part.tolist() for part in result.topology)
+        sizes = result.parameters, result.train_flop
+        made = cls(result.accuracies, *sizes, blueprint, blend, alpha)
         made.test_accuracies = list(result.test_accuracies)
         made.test_losses = list(result.test_losses)
+        made.settings = {name: list(values) for name, values in result.settings.items()}
         return made
 
     @property

@@ -32,6 +32,10 @@ def control_text(name: str) -> str:
     return CONTROL_WORDS.get(name, f"agent {name_in(name)}")
 
 
+# settings of an env, by dotted name, and their values
+Configuration = tuple[tuple[str, float], ...]
+
+
 @dataclass(frozen=True)
 class Episode:
     """How the hosts of one round stood at the last env-step, one number per env."""
@@ -42,6 +46,22 @@ class Episode:
     nets: list[float]  # test accuracies less the rent of the parameters grown, percent points
     train_flop: list[float]  # of all training of the episode
     test_losses: list[float] = field(default_factory=list)  # nats, mean over the targets
+    # By dotted name, the values of settings that differ by env.
+    settings: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def configurations(self) -> list[Configuration]:
+        """What each env has of its own; empty where nothing differs."""
+        rows = zip(*self.settings.values(), strict=True)
+        return [tuple(zip(self.settings, values, strict=True)) for values in rows]
+
+    def part(self, wanted: Configuration) -> "Episode":
+        """That of the envs with this configuration."""
+        keep = [one == wanted for one in self.configurations]
+        settings = {name: list(compress(row, keep)) for name, row in self.settings.items()}
+        rows = {name: row for name, row in vars(self).items() if name != "settings"}
+        kept = {name: list(compress(row, keep)) for name, row in rows.items()}
+        return Episode(**kept, settings=settings)
 
 
 @dataclass(frozen=True)
@@ -94,6 +114,16 @@ class HostScore:
     def flop(self) -> float:
         """Training FLOP per host and episode."""
         return self.mean("train_flop")
+
+    @property
+    def configurations(self) -> list[Configuration]:
+        """Each that hosts have, once; empty where no setting differs by env."""
+        return list(dict.fromkeys(one for part in self.episodes for one in part.configurations))
+
+    def part(self, wanted: Configuration) -> "HostScore":
+        """That of the hosts with this configuration."""
+        episodes = [part for one in self.episodes if (part := one.part(wanted)).parameters]
+        return HostScore(self.name, episodes)
 
     def flat(self, name: str) -> list[float]:
         """The field `name` of all episodes, one after the other."""

@@ -7,12 +7,9 @@ import torch
 from env_records import with_values
 from tiny_world import tiny_settings
 
-from esper_soa.config.compose import compose_settings
-from esper_soa.config.errors import SettingError
-from esper_soa.config.nets import ENV_SETTINGS, TaskConfig
+from esper_soa.config.nets import TaskConfig
 from esper_soa.env.step import measure_
 from esper_soa.nets.engines.torch.engine import TorchEngine
-from esper_soa.nets.sgd import rules_of_envs
 from esper_soa.training.build import build_world
 from esper_soa.vocabulary import Blend, Blueprint, Stage
 
@@ -51,12 +48,8 @@ def base(optimizer: str = "sgd") -> TaskConfig:
     )
 
 
-def test_every_setting_that_can_differ_is_looked_at_here() -> None:
-    assert set(VALUES) == set(ENV_SETTINGS)
-
-
 @pytest.mark.parametrize("plain", [False, True])  # in C, and in torch
-@pytest.mark.parametrize("name", ENV_SETTINGS)
+@pytest.mark.parametrize("name", VALUES)
 def test_an_env_with_its_own_setting_is_the_env_of_a_run_with_it(name: str, plain: bool) -> None:
     values = VALUES[name]
     mixed = trained(replace(base(), **{name: str(list(values))}), plain)
@@ -67,7 +60,7 @@ def test_an_env_with_its_own_setting_is_the_env_of_a_run_with_it(name: str, plai
     assert any(not torch.equal(alone[0][key], alone[1][key]) for key in mixed)  # it matters here
 
 
-@pytest.mark.parametrize("name", [one for one in ENV_SETTINGS if one != "momentum"])
+@pytest.mark.parametrize("name", [one for one in VALUES if one != "momentum"])
 def test_adamw_heeds_settings_of_envs(name: str) -> None:
     values = VALUES[name]
     mixed = trained(replace(base("adamw"), **{name: str(list(values))}), True)
@@ -79,36 +72,7 @@ def test_adamw_heeds_settings_of_envs(name: str) -> None:
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_list_of_equal_values_is_the_number(plain: bool) -> None:
-    lists = {name: str([vars(base())[name]] * 2) for name in ENV_SETTINGS}
+    lists = {name: str([vars(base())[name]] * 2) for name in VALUES}
     mixed = trained(replace(base(), **lists), plain)
     for key, rows in trained(base(), plain).items():
         assert torch.equal(rows, mixed[key]), key
-
-
-def test_a_rank_takes_the_values_of_its_own_envs() -> None:
-    task = TaskConfig(host_lr="[0.1, 0.2, 0.3]")
-    assert [rule.lr for rule in rules_of_envs(task, 0.5, 4).hosts] == [0.1, 0.15, 0.05]
-
-
-def test_the_command_line_takes_lists_and_numbers() -> None:
-    settings = compose_settings("", ["task.host_lr=[0.01, 0.02]", "task.seed_lr=0.5"]).task
-    assert settings.host_lr == "[0.01, 0.02]"
-    assert settings.seed_lr == 0.5
-    assert compose_settings("", ["task.momentum=0"]).task.momentum == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("task.host_lr=[0.1,-1]", r"task.host_lr=-1.0: must be in \(0, 1000\], or a list"),
-        ("task.momentum=[0.1,1]", r"task.momentum=1.0: must be in \[0, 1\)"),
-        ("task.host_lr=[]", r"task.host_lr=\[\]: must be"),
-        ("task.host_lr=fast", r"task.host_lr=fast: must be"),
-        ("task.host_lr=[0.1,nan]", r"task.host_lr=nan: must be"),
-    ],
-)
-def test_a_value_out_of_range_is_named(text: str, told: str) -> None:
-    with pytest.raises(SettingError, match=told):
-        compose_settings("", [text])
-    with pytest.raises(SettingError, match=r"task.momentum=\[0.1, 0.2\]: must be one number"):
-        TaskConfig(optimizer="adamw", momentum="[0.1, 0.2]")

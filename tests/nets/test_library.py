@@ -31,6 +31,7 @@ from esper_soa.nets.engine import NetsConfig, TrainReport
 from esper_soa.nets.engines.cpu import cache, compiler, library, proof
 from esper_soa.nets.engines.cpu.proof import choose_native
 from esper_soa.nets.engines.torch.engine import TorchEngine
+from esper_soa.nets.sgd import rules_of
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -435,8 +436,8 @@ class Idle(TorchEngine):
 class Faster(TorchEngine):
     """Learns at twice the rate."""
 
-    def train_(self, *given: object) -> TrainReport:
-        return super().train_(*given, lr_factor=2.0)
+    def train_(self, nets: NetsConfig, *given: object) -> TrainReport:
+        return super().train_(nets, *given, rules_of(nets.task, 2.0))
 
 
 def test_a_library_that_computes_something_else_is_not_taken() -> None:

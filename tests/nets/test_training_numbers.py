@@ -12,7 +12,7 @@ from esper_soa.config.nets import TaskConfig
 from esper_soa.nets import batched
 from esper_soa.nets.gradients import gradient_statistics
 from esper_soa.nets.model.parts import norm_groups
-from esper_soa.nets.sgd import LearningRates, rules_of, state_width, update_
+from esper_soa.nets.sgd import rules_of, state_width, update_
 
 CPU = torch.device("cpu")
 
@@ -29,9 +29,8 @@ def test_a_step_clips_every_row_by_its_own_norm_then_decays_then_remembers() -> 
     grad = doubles([3.0, 4.0], [0.6, 0.8], [0.3, 0.4])
     params = doubles([1.0, 2.0], [1.0, 2.0], [1.0, 2.0])
     momentum = doubles([10.0, 20.0], [0.0, 0.0], [1.0, 1.0])
-    rule, _ = rules_of(
-        TaskConfig(momentum=0.5, max_grad_norm=1.0, weight_decay=0.01), LearningRates(0.1, 0.2)
-    )
+    task = TaskConfig(host_lr=0.1, momentum=0.5, max_grad_norm=1.0, weight_decay=0.01)
+    rule, _ = rules_of(task)
     update_(params, momentum, grad, rule)
     first = 5 + 1e-6
     second = 1 + 1e-6
@@ -50,7 +49,7 @@ def test_a_limit_of_0_does_not_clip_and_no_decay_leaves_the_gradient_alone() -> 
     params = doubles([1.0, 2.0])
     momentum = doubles([0.0, 0.0])
     # that of seeds
-    _, rule = rules_of(TaskConfig(max_grad_norm=0.0, weight_decay=0.1), LearningRates(0.2, 0.5))
+    _, rule = rules_of(TaskConfig(seed_lr=0.5, max_grad_norm=0.0, weight_decay=0.1))
     update_(params, momentum, doubles([300.0, 400.0]), rule)
     assert momentum.tolist() == [[300.0, 400.0]]
     assert params.tolist() == [[-149.0, -198.0]]
@@ -140,8 +139,8 @@ def test_group_norm_has_the_most_groups_of_16_channels_else_any(channels: int, g
 
 def test_adamw_moves_rows_as_the_optimizer_of_torch_does() -> None:
     """Row by row, from a row's own first update on, which the second row has two steps later."""
-    task = TaskConfig(optimizer="adamw", weight_decay=0.1, max_grad_norm=0.5)
-    rule, seed_rule = rules_of(task, LearningRates(0.02, 0.03))
+    task = TaskConfig(host_lr=0.02, optimizer="adamw", weight_decay=0.1, max_grad_norm=0.5)
+    rule, seed_rule = rules_of(task)
     assert seed_rule.weight_decay == 0
     start = torch.linspace(-1, 1, 8, dtype=torch.float64).view(2, 4)
     params = start.clone()

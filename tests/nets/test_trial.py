@@ -15,6 +15,7 @@ from esper_soa.nets import trial as trials
 from esper_soa.nets.choose import ENGINES, Kind, fastest_engine, probe_engines, select_engine
 from esper_soa.nets.engine import NetsConfig, TrainReport, ValidationReport
 from esper_soa.nets.engines.torch.engine import TorchEngine
+from esper_soa.nets.sgd import rules_of
 from esper_soa.nets.trial import (
     Trial,
     TrialResult,
@@ -48,8 +49,8 @@ def in_precision(precision: torch.dtype) -> Trial:
 class Faster(TorchEngine):
     """Learns at twice the rate."""
 
-    def train_(self, *given: object) -> TrainReport:
-        return super().train_(*given, 2.0)  # type: ignore[arg-type]
+    def train_(self, nets: NetsConfig, *given: object) -> TrainReport:
+        return super().train_(nets, *given, rules_of(nets.task, 2.0))  # type: ignore[arg-type]
 
 
 class PanicError(BaseException):

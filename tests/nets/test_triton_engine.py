@@ -36,6 +36,7 @@ from esper_soa.nets.gradients import TINY
 from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.nets.seeds.seed_plan import training_plan, validation_plan
 from esper_soa.nets.seeds.subsets import max_rows, subset_codes
+from esper_soa.nets.sgd import rules_of
 from esper_soa.runtime.memory import plan_in_words
 from esper_soa.training.build import build_rules, build_world, trial_of
 from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Blend, Blueprint, Stage
@@ -96,8 +97,9 @@ def play(
     nets = world.rules.nets
     alpha = 0.7 * torch.from_numpy(seeds.visible).to(DEVICE).double()
     claimed = engine.claim_(nets, world.weights, seeds.resident(DEVICE), work.seed_keys)
+    halved = rules_of(nets.task, 0.5)
     trained = engine.train_(
-        nets, world.weights, alpha, claimed, work.training, work.num_batches, 0.5
+        nets, world.weights, alpha, claimed, work.training, work.num_batches, halved
     )
     return trained, engine.validate(nets, world.weights, alpha, claimed, work.validation)
 

@@ -239,6 +239,7 @@ def test_the_summary_file_holds_the_record_and_what_follows_from_it(tmp_path: Pa
         "nets": [49.5, 52.0],
         "train_flop": [3e9, 5e9],
         "test_losses": [1.5, 1.3],
+        "settings": {},
     }
     assert record["grown"] == episode | {
         "name": "ppo",

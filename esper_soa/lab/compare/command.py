@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from esper_soa.config.arguments import options
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import RankLostError, RunMemoryError, UserError, check
 from esper_soa.config.paths import user_path
+from esper_soa.config.ranges import LIST_PATTERN
 from esper_soa.config.settings import TrainConfig
 from esper_soa.lab.compare.comparison import (
     CONFIDENCE,
@@ -64,7 +66,8 @@ COMPARISONS = ("group", "measure", DIFFERENCE, "won", "effect", "p", "Holm", "ve
 WORDS = ("group", "measure", "verdict")
 HELP = """\
   NAME="setting=value ..."  a group of runs by a name of your own and the overrides that make it;
-                            "" changes nothing. Two or more; the others are compared with the first
+                            "" changes nothing. Two or more; the others are compared with the first.
+                            With a list for envs, task.host_lr=[0.01,0.02], each value is a group
   +experiment=NAME          as with esper-train; so all other settings, which hold for every group
   seeds=10                  how many, from the setting `seed` on, or which: seeds=[101,102,103]
   out=FOLDER                where the runs go (runs/compare/<time>); the same folder goes on where
@@ -82,6 +85,8 @@ class Study(NamedTuple):
     groups: dict[str, tuple[str, ...]]  # overrides by name, the reference first
     seeds: tuple[int, ...]
     out: Path
+    # Groups in which envs have lists of settings: each configuration is compared by itself.
+    listed: frozenset[str] = frozenset()
 
     def overrides(self, group: str, seed: int) -> list[str]:
         """Of one run."""
@@ -127,16 +132,18 @@ def study_of(arguments: Sequence[str]) -> Study:
             words = 'a setting of esper-train, or a group: NAME="setting=value ..."'
             check(all("=" in part for part in value.split()), name, value, words)
             groups[name] = tuple(value.split())
-    words = 'two or more, such as a="reward=shaped" b=""'
-    check(len(groups) >= 2, "groups", ", ".join(groups) or "none", words)
     reserved = [one for one in common if one.partition("=")[0] in ("seed", "run_dir", "resume")]
     check(not reserved, "setting", ", ".join(reserved), "left to seeds= and out=")
     settings = [
         compose_settings(experiment, [*common, *overrides]) for overrides in groups.values()
     ]
+    words = 'two or more, such as a="reward=shaped" b="", or one with a list for envs'
+    several = frozenset(name for name, one in zip(groups, settings, strict=True) if listed(one))
+    check(len(groups) >= 2 or bool(several), "groups", ", ".join(groups) or "none", words)
     place = own.get("out") or str(Path("runs", "compare", time.strftime("%Y-%m-%d_%H-%M-%S")))
     seeds = _seeds(own.get("seeds", "10"), settings[0].seed)
-    return Study(experiment, tuple(common), groups, seeds, user_path("out", place).resolve())
+    out = user_path("out", place).resolve()
+    return Study(experiment, tuple(common), groups, seeds, out, several)
 
 
 def _seeds(text: str, first: int) -> tuple[int, ...]:
@@ -152,20 +159,37 @@ def _seeds(text: str, first: int) -> tuple[int, ...]:
     return seeds
 
 
+def listed(settings: TrainConfig) -> bool:
+    """Whether envs have configurations that do not change with the seed."""
+    texts = [str(attrgetter(name)(settings)) for name in settings.differing]
+    return bool(texts) and all(map(LIST_PATTERN.fullmatch, texts))
+
+
+def numbers_of(study: Study, group: str, seed: int) -> dict[str, dict[str, float]]:
+    """NUMBERS of a run by its group; where envs have lists, by group and configuration."""
+    summary = json.loads(RunFolder(study.folder(group, seed)).summary.read_text(encoding="utf-8"))
+    configurations = summary["configurations"] if group in study.listed else [{"settings": {}}]
+    return {
+        " ".join([group, *(f"{name}={value}" for name, value in one["settings"].items())]): {
+            name: float((summary | one)[part][key]) for name, (part, key) in NUMBERS.items()
+        }
+        for one in configurations
+    }
+
+
 def compare(study: Study, console: Console) -> list[str]:
     """Play what is missing, print the table, write compare.json; returns failed runs, in words."""
-    accuracies: dict[str, dict[int, dict[str, float]]] = {group: {} for group in study.groups}
+    accuracies: dict[str, dict[int, dict[str, float]]] = {}
     failed = list[str]()
     for number, seed in enumerate(study.seeds):
         # the order and its reverse, so that a machine that gets busy favours no group
         reasons = play_seed(study, seed, list(study.groups)[:: -1 if number % 2 else 1])
         failed += [f"{group} seed {seed}: {reason}" for group, reason in reasons.items()]
-        for group in study.groups.keys() - reasons.keys():
-            text = RunFolder(study.folder(group, seed)).summary.read_text(encoding="utf-8")
-            summary = json.loads(text)
-            accuracies[group][seed] = {
-                name: float(summary[part][key]) for name, (part, key) in NUMBERS.items()
-            }
+        for group in study.groups:
+            if group not in study.listed:
+                accuracies.setdefault(group, {})
+            for name, found in ({} if group in reasons else numbers_of(study, group, seed)).items():
+                accuracies.setdefault(name, {})[seed] = found
         values = [
             f"{name} {runs[seed]['test_accuracy']:.2f}"
             for name, runs in accuracies.items()
@@ -174,7 +198,7 @@ def compare(study: Study, console: Console) -> list[str]:
         told = ", ".join(values) or "of none"
         console.print(f"seed {seed}: test accuracy {told}", highlight=False)
     complete = [seed for seed in study.seeds if all(seed in runs for runs in accuracies.values())]
-    if complete:
+    if complete and len(accuracies) > 1:
         numbers = {
             group: {name: [runs[seed][name] for seed in complete] for name in NUMBERS}
             for group, runs in accuracies.items()
@@ -259,7 +283,7 @@ def record(
         "common": list(study.common),
         "seeds": list(seeds),
         "groups": {
-            name: {"overrides": list(study.groups[name])} | dict(values)
+            name: {"overrides": list(study.groups[name.split()[0]])} | dict(values)
             for name, values in numbers.items()
         },
         "confidence": CONFIDENCE,

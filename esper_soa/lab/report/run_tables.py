@@ -195,18 +195,41 @@ def hosts_table(runs: Sequence[RunRecord]) -> Table:
         {"group": run.group, "run": run.label, "hosts": kind, **row}
         for run in runs
         for kind in ("grown", "control")
-        for row in _host_rows(part(run.summary, kind))
+        for episode in _episodes(part(run.summary, kind))
+        for row in _host_rows(episode)
     )
 
 
-def _host_rows(score: Record) -> Iterator[Row]:
+def _episodes(score: Record) -> list[Record]:
     episodes = score.get("episodes")
-    for episode in episodes if isinstance(episodes, list) else []:
-        names = "validation_accuracies", "test_accuracies", "parameters", "train_flop"
-        columns = [numbers(episode, name) for name in names]
-        for env, (seen, tested, parameters, flop) in enumerate(zip(*columns, strict=False)):
-            sizes = {"parameters": parameters, "train_gflop": _giga(flop)}
-            yield {"host": env, "accuracy": seen, "test_accuracy": tested} | sizes
+    return episodes if isinstance(episodes, list) else []
+
+
+def _host_rows(episode: Record) -> Iterator[Row]:
+    names = "validation_accuracies", "test_accuracies", "parameters", "train_flop"
+    columns = [numbers(episode, name) for name in names]
+    for env, (seen, tested, parameters, flop) in enumerate(zip(*columns, strict=False)):
+        sizes = {"parameters": parameters, "train_gflop": _giga(flop)}
+        yield {"host": env, "accuracy": seen, "test_accuracy": tested} | sizes
+
+
+def settings_table(runs: Sequence[RunRecord]) -> Table:
+    """A row per host of last rounds, grown or control, and setting of which each has its own."""
+    return table_of(
+        {"run": run.label, "hosts": kind, "setting": name, **row}
+        for run in runs
+        for kind in ("grown", "control")
+        for episode in _episodes(part(run.summary, kind))
+        for name, row in _own_rows(episode)
+    )
+
+
+def _own_rows(episode: Record) -> Iterator[tuple[str, Row]]:
+    for name, values in part(episode, "settings").items():
+        tested, parameters = (numbers(episode, of) for of in ("test_accuracies", "parameters"))
+        columns = zip(numbers({name: values}, name), tested, parameters, strict=False)
+        for env, (value, accuracy, size) in enumerate(columns):
+            yield name, {"host": env, "value": value, "test_accuracy": accuracy, "parameters": size}
 
 
 def standings_table(standings_rows: Sequence[FinishedGroup]) -> Table:

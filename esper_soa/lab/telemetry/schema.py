@@ -76,7 +76,7 @@ CONTROL = "control_steps"
 TABLES[CONTROL] = TABLES["steps"]
 
 REASONS = ("not_finite", "collapsed_to_chance", "diverged")  # of a panic, as in env/governor.py
-ENDINGS = ("plateau", "diverged")  # why an episode ended early, as in env/early_stop.py
+ENDINGS = ("plateau", "diverged", "length")  # why an episode ended early, as in env/early_stop.py
 # Kinds of events, with what may bring each about.
 KINDS = {
     "germinated": ("action",),

@@ -130,6 +130,20 @@ class BatchSource(Protocol):
         ...
 
 
+class LabelNoise(NamedTuple):
+    """Labels of N envs that are drawn among all classes: those of a share of the samples."""
+
+    share: Tensor  # float64 [N]
+    keys: Tensor  # int64 [N], streams: a sample has one label as long as they stay
+    num_classes: int
+
+    def of(self, envs: Tensor, samples: Tensor, labels: Tensor) -> Tensor:
+        """Labels int64 [n, m] of samples [n, m] whose own are `labels`, as `envs` [n] get them."""
+        keys = self.keys[envs, None]
+        drawn = streams.uniform(keys, 2 * samples, torch.float64) < self.share[envs, None]
+        return torch.where(drawn, streams.integers(keys, 2 * samples + 1, self.num_classes), labels)
+
+
 class Draw(NamedTuple):
     """The samples that N envs draw in an env-step."""
 
@@ -138,6 +152,7 @@ class Draw(NamedTuple):
     start: int  # samples that each env drew before this env-step
     batch_size: int  # B
     augment: bool  # whether samples are changed at random, as their source does it
+    label_noise: LabelNoise | None = None  # images alone
 
     def batches(self, envs: Tensor, index: int, count: int = 1) -> tuple[Tensor, Tensor, int]:
         """Of `envs` [n], from batch `index` on: samples int64 [n, count * B], streams [n], and how

@@ -57,7 +57,7 @@ class ImageSet:
     def to(self, device: torch.device | str) -> Self:
         """The same on `device`."""
         tensors = {name: one for name, one in vars(self).items() if isinstance(one, Tensor)}
-        return replace(self, **{name: one.to(device) for name, one in tensors.items()})
+        return replace(self, **{name: one.to(device) for name, one in tensors.items()})  # type: ignore[arg-type]
 
     @cached_property
     def banks(self) -> tuple[ImageBank, ImageBank]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from esper_soa.config.errors import check
 from esper_soa.nets.data.batches import BatchSource
-from esper_soa.nets.data.streams import VALIDATION_SET, fold, integers, stream_keys
+from esper_soa.nets.data.streams import DATA_SHARE, VALIDATION_SET, fold, integers, stream_keys
 
 SORT_ELEMENTS = 1 << 24  # sorted, or looked up, at a time, to bound memory
 MAX_STORED = 1 << 28  # elements of the orders of a pass, 1 GiB, beyond which they are looked up
@@ -118,6 +118,19 @@ def validation_order(
     """Validation samples int64 [V] of every env: the first of a fixed shuffle by seed."""
     key = stream_keys(seed, VALIDATION_SET, (), torch.zeros(1, dtype=torch.int64, device=device))
     return random_permutations(key, num_val)[0, :val_samples].long()
+
+
+def members_of_share(order: Tensor, share: float | Tensor, seed: int, size: int) -> Tensor:
+    """Samples int64 [n, m] of a share of the `size` ones, by the draws `order` [n, m] from all.
+
+    share: in (0, 1], of all envs or float64 [n]; what it takes follows from the seed, and a larger
+    one takes it too. All of them are drawn as they are.
+    """
+    key = stream_keys(seed, DATA_SHARE, (), torch.zeros_like(order[:1, 0]))
+    count = torch.as_tensor(share * size, device=order.device).round().clamp(min=1).long()
+    count = count.view(-1, 1)
+    members = random_permutations(key, size)[0].long()
+    return torch.where(count == size, order, members[order % count])
 
 
 class Split(NamedTuple):

@@ -96,6 +96,19 @@ def test_groups_share_seeds_and_keep_runs(
     assert json.loads((folder / "study" / "compare.json").read_text()) == record
 
 
+def test_a_list_for_envs_is_compared_by_configuration(tmp_path: Path) -> None:
+    asked = study(tmp_path, "a=task.host_lr=[0.01,0.5]", "envs=4", "seeds=[5,9]")
+    assert command.compare(asked, quiet()) == []
+    record = json.loads((tmp_path / "study" / "compare.json").read_text())
+    assert list(record["groups"]) == ["a task.host_lr=0.01", "a task.host_lr=0.5"]
+    for place, seed in enumerate(asked.seeds):
+        tested = RecordedRun(asked.folder("a", seed)).summary["grown"]["test_accuracies"]
+        for first, group in enumerate(record["groups"].values()):
+            own = tested[first::2]
+            assert group["test_accuracy"][place] == pytest.approx(sum(own) / len(own))
+    assert {row["reference"] for row in record["comparisons"]} == {"a task.host_lr=0.01"}
+
+
 def test_a_run_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
     asked = study(tmp_path, "a=", "b=data.name=cifar10 data.root=nowhere", "seeds=[5]")
     failed = command.compare(asked, quiet())

@@ -244,7 +244,7 @@ class CpuEngine(PieceEngine):
         nets = shared.nets
         networks = _networks(shared, training_seeds(nets.shape, shared.plan))
         num_nets = shared.alpha.shape[0]
-        moves = records.sgd_of(rules.hosts, num_nets), records.sgd_of(rules.seeds, num_nets)
+        moves = records.sgd_of(rules.host, num_nets), records.sgd_of(rules.seed, num_nets)
         crops = crops_of(shared.feed)
         return _Training(
             networks, moves, crops, num_batches, nets.accumulate, nets.task.gradient_stride

@@ -5,7 +5,6 @@ the caches. The records are those of chain.h, images.h, sgd.h, train.h and valid
 """
 
 import ctypes
-from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -101,11 +100,12 @@ def crops_record(bank: ImageBank, first: Tensor) -> CropsRecord:
     return point(record, {"bytes": lines, "first": first, "values": bank.values})
 
 
-def sgd_of(rules: Sequence[UpdateRule], num_nets: int) -> np.ndarray:
-    """Records of so many networks, float64 [N, 5], which take `rules` of numbers in turn."""
-    columns = len(Sgd._fields_)
-    numbers = np.array([rule[:columns] for rule in rules], dtype=np.float64)
-    return numbers[np.arange(num_nets) % len(rules)]
+def sgd_of(rule: UpdateRule, num_nets: int) -> np.ndarray:
+    """Records of so many networks, float64 [N, 5]."""
+    records = np.empty((num_nets, len(Sgd._fields_)))
+    for column, value in enumerate(rule[: len(Sgd._fields_)]):
+        records[:, column] = value[:, 0].numpy() if isinstance(value, Tensor) else value
+    return records
 
 
 def call(kernel: str, record: ctypes.Structure) -> None:

@@ -37,7 +37,7 @@ from esper_soa.nets.graphs import StepCache, captured_call
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.seeds.pools import SlotSeeds, allocate
 from esper_soa.nets.seeds.subsets import max_rows
-from esper_soa.nets.sgd import LearningRates
+from esper_soa.nets.sgd import Rules, rules_of
 from esper_soa.state import STATE_FLOAT, GradientStats
 from esper_soa.vocabulary import Stage
 
@@ -99,7 +99,7 @@ class GpuEngine:
         active_seeds: ResidentSeeds,
         feed: TrainingFeed,
         num_batches: int,
-        lr_factor: float = 1.0,
+        rules: Rules | None = None,
     ) -> TrainReport:
         """All networks at once, a fixed list of launches per batch."""
         device = alpha.device
@@ -107,10 +107,10 @@ class GpuEngine:
         envs = torch.arange(num_nets, device=device)
         crops = crops_of(feed)(envs, 0, num_batches)
         images = crops.first.shape[1]
-        rates = LearningRates.of(nets.task, lr_factor)
+        rules = rules or rules_of(nets.task)
         inputs = pass_inputs(crops, active_seeds.training, alpha)
         sums = TrainSums(
-            torch.stack([torch.full((), float(rate), device=device) for rate in rates]),
+            torch.stack([torch.full((), float(rule.lr), device=device) for rule in rules]),
             torch.zeros(num_nets, device=device),
             torch.zeros(num_nets, dtype=torch.int64, device=device),
             dict(unmeasured_statistics(alpha.shape, device).items()),

@@ -23,7 +23,7 @@ from esper_soa.nets.gradients import EXPLODING, TINY, VANISHING
 from esper_soa.nets.model.blueprints import gate_table, seed_table
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.seeds.pools import row_layout
-from esper_soa.nets.sgd import CLIP_EPS, LearningRates
+from esper_soa.nets.sgd import CLIP_EPS
 from esper_soa.nets.sgd import rules_of as update_rules
 from esper_soa.state import STATE_FLOAT
 
@@ -80,7 +80,7 @@ def pools_of(
 
 def rules_of(task: TaskConfig, rates: Tensor) -> KernelRules:
     """Rules of all rows; rates: float32 [2] on the device."""
-    rule, _ = update_rules(task, LearningRates.of(task))
+    rule, _ = update_rules(task)
     numbers = rule.max_norm, CLIP_EPS, rule.momentum, rule.weight_decay
     return KernelRules(rates, *constants(*map(float, numbers)))
 

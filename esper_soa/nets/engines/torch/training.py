@@ -29,7 +29,7 @@ from esper_soa.nets.precision import (
 from esper_soa.nets.seeds.pools import upload
 from esper_soa.nets.seeds.seed_plan import groups_of
 from esper_soa.nets.seeds.seeds import TrainingSeeds, gather_rows, scatter_rows_
-from esper_soa.nets.sgd import Rules, rule_of_rows, update_
+from esper_soa.nets.sgd import Rules, update_
 from esper_soa.nets.workers import Call
 from esper_soa.state import STATE_FLOAT
 
@@ -85,7 +85,7 @@ class TrainingChunk:
         shape = shared.nets.shape
         device = shared.alpha.device
         self.env_numbers = upload(envs, device)
-        self.rules = [rule_of_rows(one, self.env_numbers) for one in rules]
+        self.rules = [one.of(self.env_numbers) for one in rules]
         host = weights["host"]
         self.params = host["params"].index_select(0, self.env_numbers)
         self.momentum = host["momentum"].index_select(0, self.env_numbers)
@@ -118,7 +118,7 @@ class TrainingChunk:
         host_rule, seed_rule = self.rules
         update_(self.params, self.momentum, host_grad, host_rule)
         for active, grad in zip(self.trained, seed_grads, strict=True):
-            update_(active.params, active.momentum, grad, seed_rule.of_nets(active.group.nets))
+            update_(active.params, active.momentum, grad, seed_rule.of(active.group.nets))
         for nets, rows, old in before:
             where_finite_(of_nets(finite, nets), rows, old)
         if self.scales is not None:

@@ -1,0 +1,70 @@
+"""Runs whose envs have settings of their own: what they leave, how they go on, how they read."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from equal_runs import assert_equal_runs, settings
+from tiny_runs import fresh, records, resumed
+
+from esper_soa.config.settings import EvaluateConfig, TrainConfig
+from esper_soa.lab.report import run_tables
+from esper_soa.lab.report.run_files import read_run
+from esper_soa.training.evaluation import evaluate
+from esper_soa.training.run_folder import RunFolder
+
+PRICE = "reward.rent_weight"
+RATE = "task.host_lr"
+
+
+def drawn(**more: object) -> TrainConfig:
+    """Prices are drawn and seen, rates are a list."""
+    cfg = settings(envs=4, **more)
+    policy = replace(cfg.policy, observe=[PRICE])
+    reward = replace(cfg.reward, rent_weight="log_uniform(0.1,10)")
+    task = replace(cfg.task, host_lr="[0.01,0.2]")
+    return replace(cfg, task=task, reward=reward, policy=policy)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whole")
+    fresh(drawn(), path)
+    return path
+
+
+def test_a_run_that_draws_and_sees_prices_goes_on_as_if_undisturbed(
+    whole: Path, tmp_path: Path
+) -> None:
+    fresh(drawn(rounds=2), tmp_path)
+    resumed(drawn(), tmp_path)
+    assert_equal_runs(whole, tmp_path)
+    lines = records(whole / "episodes.jsonl")
+    assert [line["settings"][RATE] for line in lines[:4]] == [0.01, 0.2, 0.01, 0.2]
+    prices = [line["settings"][PRICE] for line in lines]
+    assert len(set(prices)) == len(prices) == 16
+
+
+def test_the_summary_and_the_report_tell_configurations(tmp_path: Path) -> None:
+    cfg = settings("wait", envs=4, rounds=2, control="static_large", control_rounds=2)
+    fresh(replace(cfg, task=replace(cfg.task, host_lr="[0.01,0.2]")), tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [one["settings"] for one in summary["configurations"]] == [{RATE: 0.01}, {RATE: 0.2}]
+    for place, one in enumerate(summary["configurations"]):
+        for side in ("grown", "control"):
+            episodes = summary[side]["episodes"]
+            own = [value for episode in episodes for value in episode["nets"][place::2]]
+            assert one[side]["net"] == pytest.approx(sum(own) / 4)
+    assert f"{RATE}=0.2" in (tmp_path / "log.txt").read_text()
+    table = run_tables.settings_table([read_run(tmp_path, "run")])
+    assert table["value"] == [0.01, 0.2] * 8
+    assert table["hosts"] == ["grown"] * 8 + ["control"] * 8
+    assert table["setting"] == [RATE] * 16
+
+
+def test_an_evaluation_gives_each_env_its_own(whole: Path, tmp_path: Path) -> None:
+    asked = EvaluateConfig(str(whole), ["ppo", "wait"], episodes=2, device="cpu", progress="off")
+    evaluate(asked, RunFolder(tmp_path))
+    samples = json.loads((tmp_path / "evaluation.json").read_text())["policies"]["wait"]["samples"]
+    assert samples["net"] == samples["test_accuracy"]  # without growth no rent is due
