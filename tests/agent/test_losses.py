@@ -79,6 +79,18 @@ def test_entropies_are_told_of_env_steps_on_which_the_head_had_a_choice():
         assert metrics[name].item() == pytest.approx(value), name
 
 
+def test_the_extremes_of_the_ratio_are_of_env_steps_that_count():
+    evaluation, batch = example()
+    weights = Coefficients(entropy=0.05, value=0.5, q=0.25, floor_penalty=1.5, contribution=0.05)
+    tables = head_tables(PPOConfig(), CPU)
+    # eight heads that moved by 0.1, -0.1 and 0.5 each
+    for valid, most in ((True, 4.0), (False, 0.8)):
+        batch.rows.valid[2] = valid
+        _, metrics = total_loss(evaluation, batch, PPOConfig(), weights, tables)
+        assert metrics["ratio_max"].item() == pytest.approx(math.exp(most), rel=1e-5)
+        assert metrics["ratio_min"].item() == pytest.approx(math.exp(-0.8), rel=1e-5)
+
+
 def test_divergence_weighs_heads_by_the_env_steps_on_which_they_mattered():
     # op moves by log 2 on both steps: kl 1 - log 2 = 0.306853; slot by 0 on one step
     log_ratio = torch.zeros(2, 8)

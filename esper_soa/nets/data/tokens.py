@@ -126,10 +126,11 @@ def _kept(path: Path, count: int) -> np.ndarray | None:
         numbers = np.memmap(path, np.int32, "c")
     except (OSError, ValueError):  # ValueError: nothing is in it
         return None
-    seal, found = numbers[:SEAL], numbers[SEAL:]
-    if not found.size or seal.tobytes() != hashlib.sha256(found.data).digest():
+    seal = numbers[:SEAL]
+    tokens = numbers[SEAL:]
+    if not tokens.size or seal.tobytes() != hashlib.sha256(tokens.data).digest():
         return None
-    return found if found.min() >= 0 and found.max() < count else None
+    return tokens if tokens.min() >= 0 and tokens.max() < count else None
 
 
 def _pieces(content: np.ndarray) -> Iterator[str]:

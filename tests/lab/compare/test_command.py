@@ -11,6 +11,7 @@ from rich.console import Console
 
 from esper_soa.config.errors import UserError
 from esper_soa.lab.compare import command as command
+from esper_soa.lab.compare.comparison import compare_groups
 from esper_soa.training.runs import RecordedRun
 
 TINY = shlex.split(
@@ -107,6 +108,20 @@ def test_a_list_for_envs_is_compared_by_configuration(tmp_path: Path) -> None:
             own = tested[first::2]
             assert group["test_accuracy"][place] == pytest.approx(sum(own) / len(own))
     assert {row["reference"] for row in record["comparisons"]} == {"a task.host_lr=0.01"}
+
+
+def test_the_tables_tell_means_over_seeds_and_differences_by_seed() -> None:
+    level = {"net": (49.0, 51.0), "parameters": (7000.0, 8000.0), "train_flop": (2e9, 3e9)}
+    level |= {"test_accuracy": (50.0, 52.0), "eps": (10.0, 30.0)}
+    numbers = {"a": level, "b": level | {"test_accuracy": (51.0, 55.0), "eps": (5.0, 6.0)}}
+    console = quiet()
+    command.report(console, numbers, compare_groups(numbers))
+    told = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    # standard error 1, t of one degree of freedom 12.706
+    assert "a 51.00 [38.29, 63.71] 50.00 [37.29, 62.71] 7,500 2.5 20.0" in told
+    assert "b 53.00 [27.59, 78.41] 50.00 [37.29, 62.71] 7,500 2.5 5.5" in told
+    shown = "+2.00 [-10.71, +14.71] 2/2 +0.00 0.500 1.000 no difference shown"
+    assert f"b test accuracy {shown}" in told
 
 
 def test_a_run_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from esper_soa.config.env import EarlyStopConfig
 from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.nets import DataConfig
 from esper_soa.config.settings import TrainConfig, settings_yaml
+from esper_soa.lab.plan import probe
 from esper_soa.lab.plan.plan import (
     MIB,
     Disk,
@@ -184,9 +185,28 @@ def test_on_a_gpu_all_env_steps_are_played_in_full() -> None:
         pace.env_step()
 
 
-def test_a_probe_plays_two_rounds_and_tells_what_they_took(tmp_path: Path) -> None:
+class KeptProfile(ProbeProfile):
+    """Remembers the newest."""
+
+    newest: ProbeProfile
+
+    def __init__(self, seconds: float, num_steps: int, device: torch.device) -> None:
+        super().__init__(seconds, num_steps, device)
+        KeptProfile.newest = self
+
+
+def test_a_probe_plays_two_rounds_and_tells_what_they_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cfg = replace(few_images(3), rounds=5, report=False)
+    monkeypatch.setattr(probe, "ProbeProfile", KeptProfile)
     took = round_of(cfg, RunFolder(tmp_path / "probe"), 100.0, 1)
+    pace = KeptProfile.newest
+    beside = max(0.0, pace.beside)
+    assert took.files_seconds == pytest.approx(pace.files_seconds / 2), "of a round"
+    assert took.update_seconds == pace.update_seconds, "of the first"
+    assert took.episode_seconds == pytest.approx(pace.whole + beside)
+    assert took.bare_seconds == pytest.approx(3 * min(pace.paces) + beside)
     assert took.measured_steps == 3
     assert (took.program, took.device) == (1, 0)
     assert took.host > 1 < took.free
