@@ -5,6 +5,7 @@ Bytes are cut, changed and added; of files with a digest, values within are repl
 is made anew, as whoever means harm would.
 """
 
+import hashlib
 import io
 import json
 import math
@@ -17,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import pytest
 import torch
 import user_files
@@ -27,14 +29,15 @@ from report_runs import PROGRAM, line, make_run, summary, write_round
 from esper_soa import images
 from esper_soa.agent.controller import Controller, controller_spec
 from esper_soa.config.agent import NetworkConfig, PolicyConfig
-from esper_soa.config.errors import UserError
-from esper_soa.config.nets import TaskConfig, sort_slots
+from esper_soa.config.errors import DataError, UserError
+from esper_soa.config.nets import DataConfig, TaskConfig, sort_slots
 from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.grown.module_files import ENTRY, ModuleFileError, load, save
 from esper_soa.lab.report.page import page_of
 from esper_soa.lab.report.run_files import read_run
 from esper_soa.lab.run_folders import find_run_folders, read_settings
 from esper_soa.lab.telemetry.table_files import read_file, table_files
+from esper_soa.nets.data.text import TextSet, load_text
 from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.runtime.json_lines import keep_rounds
 from esper_soa.training.anomaly import WatchState
@@ -183,6 +186,75 @@ def test_npz_files(count: int) -> None:
         reads(lambda: images("file.npz"), UserError)
 
     fuzz(count, check)
+
+
+TEXT = ("Im Anfang war das Wort, und es schön zu lesen: äöü, €, 你好, 🌱.\n" * 20).encode()
+
+
+def text_of(root: Path | str, **more: str) -> TextSet:
+    return load_text(DataConfig(name="text", root=str(root), context=8, **more))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_text_files_alone_and_in_a_folder(count: int) -> None:
+    Path("texts").mkdir()
+    Path("texts/whole.txt").write_bytes(TEXT)
+
+    def check(edits: list[Edit], changes: list) -> None:
+        Path("texts/a.txt").write_bytes(edited(TEXT, edits))
+        for root in ("texts/a.txt", "texts"):
+            reads(lambda: text_of(root), DataError)  # noqa: B023, called at once
+
+    fuzz(count, check)
+
+
+@pytest.fixture
+def tokenizer(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tokenizer of a word each; tokens are kept below `cache`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))
+    tokenizers = pytest.importorskip("tokenizers")
+    words = sorted(set(TEXT.decode().split()))
+    model = tokenizers.models.WordLevel({word: code for code, word in enumerate(words)}, words[0])
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    Path("text.txt").write_bytes(TEXT)
+    made.save("tokenizer.json")
+    return Path("tokenizer.json")
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_kept_tokens_that_were_cut_or_changed_are_those_of_the_text(
+    tokenizer: Path, count: int
+) -> None:
+    whole = text_of("text.txt", tokenizer=str(tokenizer))
+    (kept,) = Path("cache").rglob("*.tokens")
+    plain = kept.read_bytes()
+
+    def check(edits: list[Edit], changes: list) -> None:
+        kept.write_bytes(edited(plain, edits))
+        assert text_of("text.txt", tokenizer=str(tokenizer)).identity == whole.identity
+
+    fuzz(count, check)
+
+
+@pytest.mark.timeout(60)
+def test_what_is_no_file_among_kept_tokens_is_replaced_or_told(tokenizer: Path) -> None:
+    def load() -> TextSet:
+        return text_of("text.txt", tokenizer=str(tokenizer))
+
+    whole = load()
+    (kept,) = Path("cache").rglob("*.tokens")
+    for put in (os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.touch):
+        kept.unlink()
+        put(kept)
+        assert load().identity == whole.identity
+    numbers = np.full(999, 10**9, np.int32)
+    kept.write_bytes(hashlib.sha256(numbers.data).digest() + numbers.tobytes())
+    assert load().identity == whole.identity
+    kept.unlink()
+    kept.mkdir()
+    with pytest.raises(DataError, match="tokens cannot be kept"):
+        load()
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -115,6 +115,8 @@ def test_own_text_is_a_file_or_the_text_files_of_a_folder(tmp_path: Path) -> Non
         (b"abc " * 8, r"32 tokens are too few .*context=4: give 100 at least"),
         (b"abc " * 50 + b"\xff\xfe" + b"abc " * 50, r"no UTF-8 text \(byte 200\)"),
         (b"abc " * 50 + "ö".encode()[:1], r"no UTF-8 text \(byte 200\)"),
+        (("abc " * 50).encode("utf-16"), r"no UTF-8 text \(byte 0\)"),
+        (("abc " * 50).encode("utf-16-le"), r"no text \(byte 1 is NUL\); save it as UTF-8"),
     ],
 )
 def test_text_that_cannot_be_used_is_refused_in_a_sentence(
@@ -130,12 +132,30 @@ def test_text_that_cannot_be_used_is_refused_in_a_sentence(
 
 def test_what_is_no_text_file_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.txt")
-    (tmp_path / "empty").mkdir()
-    for name in ("pipe.txt", "missing.txt", "empty"):
+    folders = [tmp_path / name for name in ("empty", "pipes", "links")]
+    for folder in folders:
+        folder.mkdir()
+    os.mkfifo(folders[1] / "pipe.txt")
+    (folders[2] / "gone.txt").symlink_to("nothing.txt")
+    for name in ("pipe.txt", "missing.txt", "empty", "pipes/pipe.txt", "links/gone.txt"):
+        folder = Path(name).parent
         with pytest.raises(DataError, match=name):
-            own(tmp_path / name)
+            own(tmp_path / (name if folder == Path() else folder))
     with pytest.raises(DataError, match=r"without \.txt files"):
         own(tmp_path / "empty")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads all files")
+@pytest.mark.parametrize("place", ["part.txt", "inside"])
+def test_a_folder_of_which_a_part_may_not_be_read_is_refused(place: str, tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    (folder / "inside").mkdir(parents=True)
+    for name in ("a.txt", "part.txt", "inside/b.txt"):
+        (folder / name).write_text("abc " * 50)
+    (folder / place).chmod(0)
+    with pytest.raises(DataError, match=rf"{place}: cannot be read \(Permission denied\)"):
+        own(folder)
+    (folder / place).chmod(0o700)
 
 
 def test_letters_across_two_reads_are_whole(

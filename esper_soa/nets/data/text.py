@@ -7,6 +7,7 @@ a window of T tokens; its targets are the tokens that come next.
 import codecs
 import hashlib
 import lzma
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ HELD_OUT = 20  # validation and test part are each one of so many equal parts
 PARTS = ("train", "validation", "test")
 BYTES = "bytes"
 PIECE = 1 << 24  # bytes that are read at a time
-LONG = 8  # bytes of a token in a batch
+REMEDY = "save it as UTF-8"
 
 
 def text_spec(context: int) -> SampleSpec:
@@ -203,14 +204,20 @@ def text_set(
 
 def text_files(path: Path) -> list[Path]:
     """The file, or the .txt files of a folder by name; DataError where there is none."""
-    if path.is_dir():
-        files = sorted(path.rglob(f"*{TXT}"))
+    if os.path.isdir(path):
+        inside = os.walk(path, onerror=_refuse)
+        files = sorted(Path(folder, name) for folder, _, names in inside for name in names)
+        files = [file for file in files if file.name.endswith(TXT)]
         if not files:
             raise DataError(f"data.root={path}: a folder without {TXT} files")
         return files
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise DataError(f"data.root={path}: no file or folder of text")
     return [path]
+
+
+def _refuse(error: OSError) -> None:
+    raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from error
 
 
 def read_bytes(files: Sequence[Path]) -> np.ndarray:
@@ -226,7 +233,9 @@ def read_bytes(files: Sequence[Path]) -> np.ndarray:
 
 
 def check_encoding(file: Path) -> None:
-    """Raise DataError for a file that is no UTF-8."""
+    """Raise DataError for what is no file, or no UTF-8, as UTF-16 and whatever else has NUL."""
+    if not os.path.isfile(file):
+        raise DataError(f"{file}: no file; only files can be read as text")
     decoder = codecs.getincrementaldecoder("utf-8")()
     read = 0
     try:
@@ -234,9 +243,12 @@ def check_encoding(file: Path) -> None:
             while piece := stream.read(PIECE):
                 read += len(piece)
                 decoder.decode(piece)
+                if 0 in piece:
+                    place = read - len(piece) + piece.index(0)
+                    raise DataError(f"{file}: no text (byte {place} is NUL); {REMEDY}")
             decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         place = read - len(error.object) + error.start
-        raise DataError(f"{file}: no UTF-8 text (byte {place}); save it as UTF-8") from error
+        raise DataError(f"{file}: no UTF-8 text (byte {place}); {REMEDY}") from error
     except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+        _refuse(error)

@@ -17,6 +17,7 @@ from esper_soa.config.errors import DataError, SettingError, one_line
 from esper_soa.config.paths import FolderError, cache_folder, open_folder
 
 STORIES = "roneneldan/TinyStories"
+SEAL = 8  # int32 before the tokens of a file: their sha256
 PIECE = 1 << 20  # bytes of text that are encoded at a time, or a line where that is longer
 
 
@@ -41,16 +42,20 @@ def encode(content: np.ndarray, name: str) -> tuple[np.ndarray, int]:
     tokenizer = _tokenizer(name)
     digest = hashlib.sha256(content.data)
     digest.update(tokenizer.to_str().encode())
-    path = _folder() / f"{digest.hexdigest()}.npy"
-    found = _kept(path)
+    path = _folder() / f"{digest.hexdigest()}.tokens"
+    count = tokenizer.get_vocab_size()
+    found = _kept(path, count)
     if found is None:
         parts = [tokenizer.encode(text, add_special_tokens=False).ids for text in _pieces(content)]
-        with _replacing(path).open("wb") as file:
-            np.save(file, np.array([token for part in parts for token in part], np.int32))
-        os.replace(_replacing(path), path)
-        found = _kept(path)
-        assert found is not None  # just written
-    return found, tokenizer.get_vocab_size()
+        made = np.array([token for part in parts for token in part], np.int32)
+        if not made.size or made.max() >= count:
+            most = f"{made.max()} is the largest" if made.size else "none"
+            reason = f"of {count} tokens that it knows, the text has {most}; take another one"
+            raise DataError(f"data.tokenizer={name}: {reason}")
+        _write(path, made)
+        kept = _kept(path, count)
+        found = made if kept is None else kept
+    return found, count
 
 
 def stories() -> Path:
@@ -67,6 +72,16 @@ def stories() -> Path:
             file.writelines(f"{text.strip()}\n\n" for text in texts)
         os.replace(_replacing(path), path)
     return path
+
+
+def _write(path: Path, made: np.ndarray) -> None:
+    try:
+        with _replacing(path).open("wb") as file:
+            file.write(hashlib.sha256(made.data).digest())
+            made.tofile(file)
+        os.replace(_replacing(path), path)
+    except OSError as error:
+        raise DataError(f"{path}: tokens cannot be kept ({error.strerror})") from error
 
 
 def _tokenizer(name: str) -> Tokenizer:
@@ -103,13 +118,18 @@ def _replacing(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.getpid()}")
 
 
-def _kept(path: Path) -> np.ndarray | None:
-    """The tokens of the file; None where there is none, or not the whole of one."""
+def _kept(path: Path, count: int) -> np.ndarray | None:
+    """The tokens of the file, below `count`; None where there is none, or something else."""
     try:
-        found: np.ndarray = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+        if not path.is_file() or path.stat().st_size % 4:
+            return None
+        numbers = np.memmap(path, np.int32, "c")
+    except (OSError, ValueError):  # ValueError: nothing is in it
         return None
-    return found if found.dtype == np.int32 and found.ndim == 1 else None
+    found = numbers[SEAL:]
+    if not found.size or numbers[:SEAL].tobytes() != hashlib.sha256(found.data).digest():
+        return None
+    return found if found.min() >= 0 and found.max() < count else None
 
 
 def _pieces(content: np.ndarray) -> Iterator[str]:
