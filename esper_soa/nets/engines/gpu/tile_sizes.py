@@ -12,7 +12,7 @@ LEAST_SHARED = 99 << 10  # bytes for a program on the smallest GPUs that are sup
 BLOCK_NUMBERS = 4096  # of a tile: pixels times channels; with more the registers do not suffice
 MAX_BLOCK_PIXELS = 128
 SLOT_NUMBERS = 1024
-STAGES = (3, 2, 1)  # of a loop: so many loads are under way, each in shared memory of its own
+STAGES = (3, 1)  # of a loop: so many loads are under way, each in shared memory of its own
 WIDE = 4  # bytes of a weight
 
 
