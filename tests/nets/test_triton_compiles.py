@@ -1,7 +1,7 @@
 """The Triton kernels give machine code for GPUs of three generations, on any machine; a table says
 what it takes.
 
-The table is made anew by `python tests/nets/compile_for_gpu.py 80 90 100 >
+The table is made anew by `python -m benchmarks.compiled_kernels 80 90 100 >
 benchmarks/results/compiled_kernels.jsonl`.
 """
 
@@ -61,16 +61,15 @@ def test_the_table_has_every_kernel_for_every_generation_and_they_fit() -> None:
     importlib.util.find_spec("triton") is None, reason="the package triton is not installed"
 )
 def test_every_kernel_compiles_to_what_the_table_says(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("compile_for_gpu.py")
-    environment = os.environ | {
-        "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(tmp_path),
-        "PYTHONPATH": str(ROOT),
-    }
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, str(script), "90"], env=environment, capture_output=True, text=True
+        [sys.executable, "-m", "benchmarks.compiled_kernels", "90"],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [
-        row for row in TABLE if row["architecture"] == 90
-    ]
+    made = [json.loads(line) for line in done.stdout.splitlines()]
+    for row in TABLE:
+        assert row["architecture"] != 90 or any(row.items() <= one.items() for one in made)

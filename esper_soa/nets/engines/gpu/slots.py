@@ -22,7 +22,7 @@ from esper_soa.nets.engines.gpu.kernels.tiles import (
     product_precision,
     rows,
 )
-from esper_soa.nets.engines.gpu.tile_sizes import padded, slot_tile
+from esper_soa.nets.engines.gpu.tile_sizes import padded, slot_lanes, slot_tile
 from esper_soa.nets.model.blueprints import GATE
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.seeds.pools import row_layout
@@ -65,7 +65,7 @@ def slot_table(shape: HostShape, number: int, device: torch.device) -> SlotTable
     programs = program.programs(shape.blueprints, channels)
     hidden = GATE.hidden.of(channels)
     widest = max(channels, hidden, program.widest(programs))
-    sizes = program.num_maps(programs), padded(widest), -(-widest // 8) * 8
+    sizes = program.num_maps(programs), slot_lanes(widest), -(-widest // 8) * 8
     gate_at = row_layout(shape, number).seed
     device_programs = torch.from_numpy(programs).to(device)
     return SlotTable(number, len(shape.slots), channels, device_programs, *sizes, gate_at, hidden)
@@ -106,7 +106,9 @@ def slot_of(
     dtype = work.maps.dtype
     chosen = slot_tile(lanes, dtype)
     tile = min(chosen.pixels, padded(size[0] * size[1]))
-    sizes = *size, table.channels, work.maps.shape[3], lanes, tile, chosen.columns
+    columns = chosen.columns, max(1, chosen.columns // lanes)
+    group = chosen.group, max(1, chosen.group // lanes), size[0] * size[1] % tile == 0
+    sizes = *size, table.channels, work.maps.shape[3], lanes, tile, *columns, *group
     known = table.parts, table.maps, table.gate_at, table.gate_hidden, 2 if pooled else 1
     shape = SlotShape(*constants(*sizes, *known, product_precision(dtype), needs_float32(dtype)))
     place = tl.constexpr(table.number), tl.constexpr(table.num_slots)

@@ -12,7 +12,7 @@ LEAST_SHARED = 99 << 10  # bytes for a program on the smallest GPUs that are sup
 BLOCK_NUMBERS = 4096  # of a tile: pixels times channels; with more the registers do not suffice
 MAX_BLOCK_PIXELS = 128
 SLOT_NUMBERS = 1024
-STAGES = (3, 2, 1)  # of a loop: so many loads are under way, each in shared memory of its own
+STAGES = (3, 1)  # of a loop: so many loads are under way, each in shared memory of its own
 WIDE = 4  # bytes of a weight
 
 
@@ -56,9 +56,25 @@ def block_tile(inputs: int, outputs: int, taps: int, dtype: torch.dtype, limit: 
     return next((one for one in fitting if one.shared <= limit), fitting[-1])
 
 
-def slot_tile(lanes: int, dtype: torch.dtype) -> TileSizes:
+def slot_lanes(count: int) -> int:
+    """Channels of a slot's tiles: a product takes no fewer than 8."""
+    return max(8, 1 << (count - 1).bit_length())
+
+
+class SlotTile(NamedTuple):
+    """Of a program of a slot; powers of two."""
+
+    pixels: int
+    columns: int  # of the implicit matrix of a convolution, taken up per step
+    group: int  # of its columns, whose gradients are summed up together
+    shared: int
+
+
+def slot_tile(lanes: int, dtype: torch.dtype) -> SlotTile:
     """Of a slot's kernels: nothing is loaded ahead."""
     pixels = max(SLOT_NUMBERS // lanes, 16)
-    columns = min(32, lanes)
-    operands = max(columns * (pixels + lanes), pixels * (lanes + columns)) * dtype.itemsize
-    return TileSizes(pixels, columns, 1, max(operands, lanes * columns * WIDE, 2 * lanes * WIDE))
+    columns = 16 if lanes == 8 else 32
+    group = 64 if lanes <= 32 else 32
+    operands = max(columns * (pixels + lanes), pixels * (lanes + group)) * dtype.itemsize
+    shared = max(operands, lanes * group * WIDE, columns * lanes * WIDE, 2 * lanes * WIDE)
+    return SlotTile(pixels, columns, group, shared)

@@ -27,6 +27,7 @@ RUNNING, THROUGH, MULTIPLIED, GATED, DETACHED, FROZEN, MEASURED, ABLATED, _ = ma
 )
 CODE_SHIFT = tl.constexpr(slot_flags.CODE_SHIFT)
 FLAG_BITS = tl.constexpr((1 << slot_flags.CODE_SHIFT) - 1)
+TAP_SCALE = tl.constexpr(1 << 16)
 VECTORS = tl.constexpr(8)  # per part; what they hold:
 # value = act((map - centre) gain + shift)
 CENTRE, GAIN, SHIFT, INVERSE = (tl.constexpr(place) for place in range(4))
@@ -44,9 +45,13 @@ class SlotShape(NamedTuple):
     width: tl.constexpr
     channels: tl.constexpr
     stride: tl.constexpr  # numbers per pixel of a map: a multiple of 8
-    lanes: tl.constexpr  # channels of a tile: a power of two, at least 16
+    lanes: tl.constexpr  # channels of a tile: a power of two, at least 8
     tile: tl.constexpr  # pixels of a tile
-    chunk: tl.constexpr  # input channels per product
+    columns: tl.constexpr  # of a convolution's implicit matrix, per product
+    taps: tl.constexpr  # that begin in them
+    group: tl.constexpr  # of them, whose gradients are summed together
+    group_taps: tl.constexpr
+    whole: tl.constexpr  # whether the last tile of an image is full
     parts: tl.constexpr  # most that a blueprint has
     maps: tl.constexpr
     gate_at: tl.constexpr  # column at which the gate's parameters begin
@@ -185,6 +190,51 @@ def shift_pixels(pixels, tap, kernel, shape):
     column = pixels % shape.width + right
     inside = (row >= 0) & (row < shape.height) & (column >= 0) & (column < shape.width)
     return pixels + down * shape.width + right, inside & (pixels < shape.height * shape.width)
+
+
+@triton.jit
+def columns_from(tap, channel, count: tl.constexpr, shape):
+    """(taps, channels), int [count]: columns of a convolution's implicit matrix from there on."""
+    column = tl.arange(0, count)
+    return tap + column // shape.lanes, channel + column % shape.lanes
+
+
+@triton.jit
+def tap_pixels(pixels, tap, kernel, shape):
+    """(pixels int [M, K] under taps [K] around `pixels` [M], which of them there are)."""
+    down = tap * (TAP_SCALE // kernel + 1) // TAP_SCALE  # tap // kernel, of numbers below 1,000
+    right = tap - down * kernel - kernel // 2
+    down -= kernel // 2
+    row = (pixels // shape.width)[:, None] + down[None, :]
+    column = (pixels % shape.width)[:, None] + right[None, :]
+    inside = (row.to(tl.uint32) < shape.height) & (column.to(tl.uint32) < shape.width)
+    inside = inside & (tap < kernel * kernel)[None, :]
+    if not shape.whole:
+        inside = inside & (pixels < shape.height * shape.width)[:, None]
+    return pixels[:, None] + (down * shape.width + right)[None, :], inside
+
+
+@triton.jit
+def map_taps(source, span, channel, shape):
+    """Numbers [M, K] of a map at pixels [M, K], channels [K]; zero where there are none."""
+    return tl.load(source + span[0] * shape.stride + channel[None, :], mask=span[1], other=0.0)
+
+
+@triton.jit
+def input_taps(work, part, number, span, channel, shape):
+    """The features that a part is given, [M, K] in the maps' format: x itself as it is."""
+    place = tl.load(part + SOURCE)
+    inside = span[1] & (channel < shape.stride)[None, :]
+    values = map_taps(map_at(work, place, shape), (span[0], inside), channel, shape)
+    if place != 0:
+        vectors = vectors_at(work, number, shape)
+        centre = tl.load(vectors + CENTRE * shape.lanes + channel)
+        gain = tl.load(vectors + GAIN * shape.lanes + channel)
+        shift = tl.load(vectors + SHIFT * shape.lanes + channel)
+        wide = (values.to(tl.float32) - centre[None, :]) * gain[None, :] + shift[None, :]
+        wide = tl.where((wide < 0) & (tl.load(part + SOURCE_RELU) != 0), 0.0, wide)
+        values = tl.where(inside, wide, 0.0).to(values.dtype)
+    return values
 
 
 @triton.jit

@@ -51,28 +51,37 @@ def conv_tile(work, part, number, pixels, back: tl.constexpr, shape):
     inputs = tl.load(part + seed.INPUTS)
     outputs = tl.load(part + seed.OUTPUTS)
     kernel = tl.load(part + seed.KERNEL)
-    lane = tl.arange(0, shape.lanes)
-    num_taps = kernel * kernel
-    row = work[0] + tl.load(part + seed.OFFSET)
-    dtype: tl.constexpr = work[1].dtype.element_ty
     result = tl.zeros((shape.tile, shape.lanes), tl.float32)
-    for tap in range(0, num_taps):
-        span = seed.shift_pixels(pixels, tap, kernel, shape)
-        for first in range(0, outputs if back else inputs, shape.chunk):
-            channel = first + tl.arange(0, shape.chunk)
+    for first_tap in range(0, kernel * kernel, shape.taps):
+        for first in range(0, outputs if back else inputs, shape.columns):
+            tap, channel = seed.columns_from(first_tap, first, shape.columns, shape)
+            span = seed.tap_pixels(pixels, tap, kernel, shape)
             if back:
+                inside = span[1] & (channel < shape.stride)[None, :]
                 source = seed.gradient_at(work, number, shape)
-                values = load_map(source, span, channel, shape.stride)
-                column = channel[:, None] * (inputs * num_taps) + lane[None, :] * num_taps
-                column += num_taps - 1 - tap
-                known = (channel < outputs)[:, None] & (lane < inputs)[None, :]
+                values = seed.map_taps(source, (span[0], inside), channel, shape)
             else:
-                values = input_values(work, part, number, span, channel, shape)
-                column = lane[None, :] * (inputs * num_taps) + channel[:, None] * num_taps + tap
-                known = (channel < inputs)[:, None] & (lane < outputs)[None, :]
-            weights = tl.load(row + column, mask=known, other=0.0)
-            result = add_product(values.to(dtype), weights.to(dtype), result, shape)
+                values = seed.input_taps(work, part, number, span, channel, shape)
+            sizes = inputs, outputs, kernel * kernel
+            weights = tap_weights(work, part, tap, channel, sizes, back, shape)
+            result = add_product(values, weights.to(values.dtype), result, shape)
     return result
+
+
+@triton.jit
+def tap_weights(work, part, tap, channel, sizes, back: tl.constexpr, shape):
+    """float32 [K, lanes]: a convolution's weights [O, I, taps] by (tap, channel) [K]."""
+    inputs, outputs, num_taps = sizes
+    lane = tl.arange(0, shape.lanes)
+    row = work[0] + tl.load(part + seed.OFFSET)
+    if back:
+        column = (channel * (inputs * num_taps) + num_taps - 1 - tap)[:, None]
+        column += (lane * num_taps)[None, :]
+        known = (channel < outputs)[:, None] & (lane < inputs)[None, :]
+    else:
+        column = (channel * num_taps + tap)[:, None] + (lane * (inputs * num_taps))[None, :]
+        known = (channel < inputs)[:, None] & (lane < outputs)[None, :]
+    return tl.load(row + column, mask=known & (tap < num_taps)[:, None], other=0.0)
 
 
 @triton.jit

@@ -19,24 +19,24 @@ def conv_weights(slot, target, part, number, env, images, shape):
     inputs = tl.load(part + seed.INPUTS)
     outputs = tl.load(part + seed.OUTPUTS)
     kernel = tl.load(part + seed.KERNEL)
-    dtype: tl.constexpr = slot.maps.dtype.element_ty
-    lane = tl.arange(0, shape.lanes)
     num_taps = kernel * kernel
-    for tap in range(0, num_taps):
-        for first in range(0, inputs, shape.chunk):
-            channel = first + tl.arange(0, shape.chunk)
-            result = tl.zeros((shape.lanes, shape.chunk), tl.float32)
+    lane = tl.arange(0, shape.lanes)
+    for first_tap in range(0, num_taps, shape.group_taps):
+        for first in range(0, inputs, shape.group):
+            tap, channel = seed.columns_from(first_tap, first, shape.group, shape)
+            result = tl.zeros((shape.group, shape.lanes), tl.float32)
             for image in range(images[0], images[1]):
                 work = seed.work_place(slot, env, images[2] + image)
                 source = seed.gradient_at(work, number, shape)
                 for start in range(0, shape.height * shape.width, shape.tile):
-                    span = seed.pixels_from(start, shape)
-                    gradient = tl.trans(load_map(source, span, lane, shape.stride))
-                    span = seed.shift_pixels(span[0], tap, kernel, shape)
-                    values = seed.input_values(work, part, number, span, channel, shape)
-                    result = add_product(gradient.to(dtype), values.to(dtype), result, shape)
-            column = lane[:, None] * (inputs * num_taps) + channel[None, :] * num_taps + tap
-            known = (lane < outputs)[:, None] & (channel < inputs)[None, :]
+                    pixels, known = seed.pixels_from(start, shape)
+                    inside = known[:, None] & (lane < shape.stride)[None, :]
+                    gradient = seed.map_taps(source, (pixels[:, None], inside), lane, shape)
+                    span = seed.tap_pixels(pixels, tap, kernel, shape)
+                    values = seed.input_taps(work, part, number, span, channel, shape)
+                    result = add_product(tl.trans(values), gradient, result, shape)
+            column = (channel * num_taps + tap)[:, None] + (lane * (inputs * num_taps))[None, :]
+            known = (lane < outputs)[None, :] & ((channel < inputs) & (tap < num_taps))[:, None]
             tl.store(target + tl.load(part + seed.OFFSET) + column, result, mask=known)
 
 

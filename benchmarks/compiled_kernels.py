@@ -1,12 +1,12 @@
-"""Compiles every Triton kernel for GPUs without having one; a script of its own, as Triton must not
-interpret here.
+"""Compiles every Triton kernel for GPUs without having one; a process of its own, as Triton must
+not interpret here.
 
-    python compile_for_gpu.py ARCHITECTURE... [--dtype bfloat16] [--task NAME]
+    python -m benchmarks.compiled_kernels ARCHITECTURE... [--dtype bfloat16] [--task NAME]
 
 Stands in for the driver, lets the engine train and validate on CPU tensors, and compiles each
-launch instead of running it. Prints a JSON line per kernel and architecture: registers, bytes of a
-thread that did not fit them, shared memory, how many loads and stores there are, and how many of
-these move 16 bytes.
+launch instead of running it. Prints a JSON line per kernel, variant and architecture: registers,
+bytes of a thread that did not fit them, shared memory, how many loads and stores there are, and how
+many of these move 16 bytes.
 """
 
 import argparse
@@ -15,11 +15,16 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
 from triton.runtime import driver, jit
 
 from esper_soa.config.nets import DataConfig, TaskConfig
@@ -56,25 +61,36 @@ class Device:
         return 0
 
 
-class Compiler:
-    """Takes the place of launches; `found` has what came out, by kernel, the largest first where it
-    has variants.
-    """
+class Launch(NamedTuple):
+    """A launch that did not take place."""
 
-    def __init__(self) -> None:
-        self.found: dict[str, dict[str, object]] = {}
-
-    def run(self, function: jit.JITFunction, *args: object, **options: object) -> None:
-        kernel = launch(function, *args, **(options | {"warmup": True}))
-        own = facts_of(kernel)
-        name = function.fn.__name__
-        if name not in self.found or own["registers"] > self.found[name]["registers"]:  # type: ignore[operator]
-            self.found[name] = own
+    function: jit.JITFunction
+    kernel: CompiledKernel
+    grid: tuple[int, ...]
+    arguments: dict[str, object]
 
 
-def facts_of(kernel: object) -> dict[str, object]:
+@contextmanager
+def compiled_for(architecture: int) -> Iterator[list[Launch]]:
+    """Within it kernels are compiled instead of launched; all launches go into the list."""
+    found = list[Launch]()
+
+    def compile_launch(
+        function: jit.JITFunction, *args: object, grid: tuple[int, ...], **options: object
+    ) -> None:
+        kernel = launch(function, *args, grid=grid, **(options | {"warmup": True}))
+        given = dict(zip(function.arg_names, args, strict=False)) | options
+        found.append(Launch(function, kernel, grid, given))
+
+    driver.set_active(Device(architecture))
+    jit.JITFunction.run = compile_launch
+    yield found
+    jit.JITFunction.run = launch
+
+
+def facts_of(kernel: CompiledKernel) -> dict[str, object]:
     """What the machine code of a kernel takes."""
-    asm = kernel.asm  # type: ignore[attr-defined]
+    asm = kernel.asm
     metadata = kernel.metadata
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(asm["cubin"])
@@ -128,21 +144,42 @@ def settings_of(task: str, images: int) -> TrainConfig:
     )
 
 
-def a_pass(task: str, dtype: torch.dtype) -> None:
-    """A training batch and a validation of two networks."""
-    world = build_world(settings_of(task, 32), torch.device("cpu"))
-    nets = world.rules.nets._replace(precision=dtype)
-    work = world.work(0)
-    size = (2, len(nets.shape.slots))
-    yes = np.ones(size, dtype=bool)
-    no = np.zeros(size, dtype=bool)
-    seeds = ActiveSeeds(yes, no + Stage.BLENDING, no + 1, no + Blend.ADD, no, yes, yes, no, no)
-    alpha = torch.ones(size, dtype=torch.float64)
-    engine = GpuEngine()
-    resident = seeds.resident(torch.device("cpu"))
-    claimed = engine.claim_(nets, world.weights, resident, work.seed_keys)
-    engine.train_(nets, world.weights, alpha, claimed, work.training, work.num_batches)
-    engine.validate(nets, world.weights, alpha, claimed, work.validation)
+class Pass:
+    """Births, a training batch and a validation of two networks; every slot has conv_light."""
+
+    def __init__(self, task: str, dtype: torch.dtype) -> None:
+        world = build_world(settings_of(task, 32), torch.device("cpu"))
+        self.nets = world.rules.nets._replace(precision=dtype)
+        self.weights = world.weights
+        self.work = world.work(0)
+        self.engine = GpuEngine()
+        size = (2, len(self.nets.shape.slots))
+        yes = np.ones(size, dtype=bool)
+        no = np.zeros(size, dtype=bool)
+        seeds = ActiveSeeds(yes, no + Stage.BLENDING, no + 1, no + Blend.ADD, no, yes, yes, no, no)
+        self.alpha = torch.ones(size, dtype=torch.float64)
+        resident = seeds.resident(torch.device("cpu"))
+        self.seeds = self.engine.claim_(self.nets, self.weights, resident, self.work.seed_keys)
+
+    def train(self) -> None:
+        """A batch."""
+        given = self.nets, self.weights, self.alpha, self.seeds
+        self.engine.train_(*given, self.work.training, self.work.num_batches)
+
+    def validate(self) -> None:
+        """A batch."""
+        given = self.nets, self.weights, self.alpha, self.seeds
+        self.engine.validate(*given, self.work.validation)
+
+
+def rows_of(launches: list[Launch]) -> Iterator[dict[str, object]]:
+    """Kernel, variant by number and what it takes, by name; every variant once."""
+    variants = dict[str, dict[str, CompiledKernel]]()
+    for one in launches:
+        variants.setdefault(one.function.fn.__name__, {})[one.kernel.hash] = one.kernel
+    for name in sorted(variants):
+        for number, kernel in enumerate(variants[name].values()):
+            yield {"kernel": name, "variant": number} | facts_of(kernel)
 
 
 def main() -> None:
@@ -152,16 +189,13 @@ def main() -> None:
     parser.add_argument("--task", default="baseline", choices=TASKS)
     asked = parser.parse_args()
     for architecture in asked.architectures:
-        driver.set_active(Device(architecture))
-        compiler = Compiler()
-        jit.JITFunction.run = lambda self, *args, own=compiler, **options: own.run(
-            self, *args, **options
-        )
-        a_pass(asked.task, getattr(torch, asked.dtype))
-        for name, facts in sorted(compiler.found.items()):
-            place = {"kernel": name, "architecture": architecture}
-            place |= {"dtype": asked.dtype, "task": asked.task}
-            print(json.dumps(place | facts), flush=True)
+        with compiled_for(architecture) as launches:
+            passes = Pass(asked.task, getattr(torch, asked.dtype))
+            passes.train()
+            passes.validate()
+        place = {"architecture": architecture, "dtype": asked.dtype, "task": asked.task}
+        for row in rows_of(launches):
+            print(json.dumps(place | {"triton": triton.__version__} | row), flush=True)
 
 
 if __name__ == "__main__":
