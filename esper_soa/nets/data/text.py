@@ -26,7 +26,6 @@ HELD_OUT = 20  # validation and test part are each one of so many equal parts
 PARTS = ("train", "validation", "test")
 BYTES = "bytes"
 PIECE = 1 << 24  # bytes that are read at a time
-LONG = 8  # bytes of a token in a batch
 
 
 def text_spec(context: int) -> SampleSpec:

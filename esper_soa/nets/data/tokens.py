@@ -14,7 +14,7 @@ from typing import Protocol, cast
 import numpy as np
 
 from esper_soa.config.errors import DataError, SettingError, one_line
-from esper_soa.config.paths import FolderError, cache_folder, open_folder
+from esper_soa.config.paths import FolderError, cache_folder, open_folder, replacing
 
 STORIES = "roneneldan/TinyStories"
 PIECE = 1 << 20  # bytes of text that are encoded at a time, or a line where that is longer
@@ -45,9 +45,8 @@ def encode(content: np.ndarray, name: str) -> tuple[np.ndarray, int]:
     found = _kept(path)
     if found is None:
         parts = [tokenizer.encode(text, add_special_tokens=False).ids for text in _pieces(content)]
-        with _replacing(path).open("wb") as file:
+        with replacing(path) as draft, draft.open("wb") as file:
             np.save(file, np.array([token for part in parts for token in part], np.int32))
-        os.replace(_replacing(path), path)
         found = _kept(path)
         assert found is not None  # just written
     return found, tokenizer.get_vocab_size()
@@ -63,9 +62,8 @@ def stories() -> Path:
         except Exception as error:  # noqa: BLE001 (whatever is between here and the hub)
             reason = f"cannot be had from the internet ({one_line(error)})"
             raise DataError(f"data.name=tinystories: {STORIES} {reason}") from error
-        with _replacing(path).open("w", encoding="utf-8") as file:
+        with replacing(path) as draft, draft.open("w", encoding="utf-8") as file:
             file.writelines(f"{text.strip()}\n\n" for text in texts)
-        os.replace(_replacing(path), path)
     return path
 
 
@@ -96,11 +94,6 @@ def _folder() -> Path:
     except FolderError as error:
         raise DataError(f"tokens cannot be kept: {error}") from error
     return path
-
-
-def _replacing(path: Path) -> Path:
-    """Where this process writes the file before it takes its place."""
-    return path.with_name(f"{path.name}.{os.getpid()}")
 
 
 def _kept(path: Path) -> np.ndarray | None:
