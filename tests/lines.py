@@ -4,9 +4,11 @@
 
 Both are formatted by ruff with `fmt: skip` taken out, so that packed lines do not count as few.
 tests/lines.yaml names the rooms, each with the files that one subject takes, the most lines that it
-should have, and why it has more where it has. The second table counts what should be few.
+should have, and why it has more where it has. The second table counts what should be few, the third
+says what the lines of the first rooms are.
 """
 
+import ast
 import io
 import os
 import re
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tokenize
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +26,7 @@ from imports import LAYERS, class_names_used_twice, imports_against_the_order
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tests" / "lines.yaml"
+PARTED = 3  # first rooms, whose lines the third table parts
 FORMAT = ["ruff", "format", "--quiet", "--isolated", "--line-length", "100"]
 REACHED = """
 import sys
@@ -59,13 +63,48 @@ def copy_of(commit: str, folder: Path) -> None:
     subprocess.run([*FORMAT, str(folder)], check=True)
 
 
-def lines_of(folder: Path, room: Room) -> int:
-    """Lines of the room's Python files in a copy."""
+def paths_of(folder: Path, room: Room) -> set[Path]:
+    """The room's Python files in a copy."""
 
     def found(globs: list[str] | tuple[str, ...]) -> set[Path]:
         return {path for glob in globs for path in folder.glob(glob) if path.suffix == ".py"}
 
-    return sum(path.read_bytes().count(b"\n") for path in found(room.files) - found(room.without))
+    return found(room.files) - found(room.without)
+
+
+def lines_of(folder: Path, room: Room) -> int:
+    """Lines of the room's Python files in a copy."""
+    return sum(path.read_bytes().count(b"\n") for path in paths_of(folder, room))
+
+
+def kinds_of(path: Path) -> dict[str, set[int]]:
+    """The lines of docstrings, imports and other code; blanks and comments are the rest."""
+    text = path.read_text(encoding="utf-8")
+    nodes = list(ast.walk(ast.parse(text)))
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    texts = [one.body[0] for one in nodes if isinstance(one, documented) and ast.get_docstring(one)]
+    imports = [one for one in nodes if isinstance(one, ast.Import | ast.ImportFrom)]
+    found = {
+        kind: {line for one in some for line in range(one.lineno, (one.end_lineno or 0) + 1)}
+        for kind, some in (("docstrings", texts), ("imports", imports))
+    }
+    layout = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    code = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in layout and token.string
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    return found | {"code": code - found["docstrings"] - found["imports"]}
+
+
+def kinds_row(folder: Path, room: Room) -> str:
+    """A room's row of the third table."""
+    kinds = [kinds_of(path) for path in paths_of(folder, room)]
+    counts = [sum(len(one[kind]) for one in kinds) for kind in ("code", "imports", "docstrings")]
+    total = lines_of(folder, room)
+    cells = [room.name, *(f"{count:,}" for count in (total, *counts, total - sum(counts)))]
+    return f"| {' | '.join(cells)} |"
 
 
 def top_entries(folder: Path) -> int:
@@ -121,6 +160,10 @@ def rows(rooms: list[Room], before: Path, after: Path) -> Iterator[str]:
     for name, (counted, goal) in COUNTS.items():
         found = ["-" if one is None else f"{one:,}" for one in map(counted, (before, after))]
         yield f"| {name} | {found[0]} | {found[1]} | {goal:,} |"
+    yield ""
+    yield "| room | lines | code | imports | docstrings | blanks and comments |"
+    yield "|---|---|---|---|---|---|"
+    yield from (kinds_row(after, room) for room in rooms[:PARTED])
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ import pytest
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import ComputeConfig, EvaluateConfig, TelemetryConfig, TrainConfig
-from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.training.evaluation import Verdict, evaluate_in_session
 from esper_soa.training.final_table import Summary
 from esper_soa.training.progress import Progress
@@ -45,15 +44,10 @@ def settings(player: str = "ppo", **changed: object) -> TrainConfig:
     return replace(cfg, **changed)  # type: ignore[arg-type]
 
 
-def run(
-    cfg: TrainConfig,
-    folder: RunFolder,
-    checkpoint: Path | None = None,
-    images: ImageSet | None = None,
-) -> Summary:
+def run(cfg: TrainConfig, folder: RunFolder, checkpoint: Path | None = None) -> Summary:
     """A run of `cfg` in a session of its own."""
     with session(folder) as opened:
-        return run_in_session(opened, cfg, checkpoint, images)
+        return run_in_session(opened, cfg, checkpoint)
 
 
 def evaluate(cfg: EvaluateConfig, folder: RunFolder) -> list[Verdict]:

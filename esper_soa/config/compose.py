@@ -3,11 +3,13 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
@@ -59,23 +61,17 @@ def _isolated_hydra() -> Iterator[None]:
     """Context with a fresh Hydra and our schemas; restores the caller's Hydra afterwards."""
     # Hydra and OmegaConf have public names to clear what a process holds, and none to put it back
     # (1.3, 2.3).
+    Plugins.instance()  # found once per process
+    store = copy(ConfigStore.instance())
+    store.repo = dict(store.repo)
     instances = Singleton._instances
-    store = ConfigStore.instance()
-    singletons: dict[type, Singleton] = {
-        kind: instances.pop(kind) for kind in HYDRA_SINGLETONS if kind in instances
-    }
-    places = (store.repo, vars(store))  # into which `register_schema` puts things
-    before = [dict(place) for place in places]
-    resolvers = dict(BaseContainer._resolvers)
+    resolvers = BaseContainer._resolvers
+    others = {kind: one for kind, one in instances.items() if kind not in HYDRA_SINGLETONS}
+    Singleton._instances = {**others, ConfigStore: store}  # type: ignore[dict-item]
+    BaseContainer._resolvers = dict(resolvers)
     try:
         register_schema()
         yield
     finally:
-        for kind in HYDRA_SINGLETONS:
-            instances.pop(kind, None)
-        instances.update(singletons)
-        for place, instance in zip(places, before, strict=True):
-            for name in ("train_schema.yaml", "evaluate_schema.yaml", "__deepcopy__"):
-                place.pop(name, None)
-            place.update(instance)
+        Singleton._instances = instances
         BaseContainer._resolvers = resolvers

@@ -9,7 +9,8 @@ import pwd
 import shutil
 import stat
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from esper_soa.config.errors import SettingError, one_line
@@ -50,6 +51,22 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The name of a file to write in the context, which then becomes `path`; where that fails, the
+    old file stays whole, nothing lies beside it, and the error names `path`.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 class FolderError(Exception):

@@ -42,7 +42,7 @@ from esper_soa.training.build import build_world
 from esper_soa.vocabulary import BLUEPRINT_NAMES, HEAD_NAMES, NUM_BLUEPRINTS
 
 CPU = torch.device("cpu")
-ENVS = 5  # of the inputs of a reward
+SIZES = (5, 3, 20)  # envs, slots and env-steps of an episode, of the inputs of a reward
 SAMPLES = 20  # sets of inputs that a reward is tried on
 
 
@@ -86,15 +86,13 @@ def check_host(part: Part | str, classes: int = 10) -> None:
             found += training_findings(partial(host_networks, host, classes), bool(faults))
 
 
-def check_reward(part: Part | str, num_slots: int = 3, max_steps: int = 20) -> None:
-    """Raise ConformanceError, with all findings, unless `part` is a reward, on made-up inputs of
-    hosts with such slots.
+def check_reward(part: Part | str) -> None:
+    """Raise ConformanceError, with all findings, unless `part` is a reward, on made-up inputs.
 
-    part: what @esper_soa.reward marks, or `module:name`. max_steps: env-steps of an episode.
+    part: what @esper_soa.reward marks, or `module:name`.
     """
     with _checking(REWARD, part) as (_, made, found):
-        sizes = ENVS, num_slots, max_steps, CPU
-        samples = [sample_inputs(*sizes, seed) for seed in range(SAMPLES)]
+        samples = [sample_inputs(*SIZES, CPU, seed) for seed in range(SAMPLES)]
         found += reward_findings(made, samples[0].clone())
         if registry.num_required(made) == 1 and not any(RAISES in one for one in found):
             if _paid(made, samples[0].clone()).shape == samples[0].op.shape:
@@ -102,7 +100,7 @@ def check_reward(part: Part | str, num_slots: int = 3, max_steps: int = 20) -> N
             found += _kernel_findings(made, samples[0])
 
 
-def check_agent(part: Part | str, num_slots: int = 2, envs: int = 4, steps: int = 16) -> None:
+def check_agent(part: Part | str, steps: int = 16) -> None:
     """Raise ConformanceError, with all findings, unless `part` gives an agent; it plays an episode
     of small real hosts.
 
@@ -111,7 +109,7 @@ def check_agent(part: Part | str, num_slots: int = 2, envs: int = 4, steps: int 
     with _checking(AGENT, part) as (_, made, found):
         if registry.num_required(made) > 1:
             raise ValueError("it wants more arguments than the AgentContext")
-        world = build_world(_small_run(num_slots, envs, steps), CPU)
+        world = build_world(_small_run(steps), CPU)
         surroundings = AgentContext(world.rules.nets.shape.slots, BLUEPRINT_NAMES, steps, 0)
         with collect_faults(found):
             found.extend(_play_findings(make_agent(made, surroundings), Env(world)))
@@ -186,18 +184,18 @@ def _kernel_findings(part: Part, inputs: RewardInputs) -> list[str]:
 # --- agents
 
 
-def _small_run(num_slots: int, envs: int, steps: int) -> TrainConfig:
+def _small_run(steps: int) -> TrainConfig:
     """Hosts of some hundred weights, whose seeds mature in a few env-steps."""
     task = TaskConfig(name="small", base_channels=2, num_blocks=5, kernel_size=1, num_pools=5)
     return TrainConfig(
-        envs=envs,
+        envs=4,
         steps=steps,
         rounds=1,
         batch_size=2,
         train_samples=2,
         val_samples=4,
         task=task,
-        slots=[spec.name for spec in host_slots(task)[:num_slots]],
+        slots=[spec.name for spec in host_slots(task)[:2]],
         data=DataConfig(name="synthetic", synthetic_train=16, synthetic_test=8),
         gates=GatesConfig(min_blending_steps=1, min_gradient_health=0.0),
         lifecycle=LifecycleConfig(embargo_steps=2, min_prune_age=1),

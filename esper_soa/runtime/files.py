@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from esper_soa.config.paths import sync
+from esper_soa.config.paths import replacing, sync
 
 LOGGER = logging.getLogger("esper_soa")
 DELETED = "somebody has deleted it"
@@ -55,22 +55,6 @@ class WriteErrors:
             by_reason.setdefault(reason, []).append(name)
         texts = [(", ".join(names), reason) for reason, names in by_reason.items()]
         return "; ".join(f"{names} could not be written ({reason})" for names, reason in texts)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """The name of a file to write in the context, which then becomes `path`; where that fails, the
-    old file stays whole, nothing lies beside it, and the error names `path`.
-    """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except OSError as error:
-        error.filename = str(path)
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

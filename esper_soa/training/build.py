@@ -171,14 +171,12 @@ def world_facts(world: World) -> dict[str, object]:
     }
 
 
-def build_worlds(
-    cfg: TrainConfig, device: torch.device, data: BatchSource | None, ranks: Ranks
-) -> World:
+def build_worlds(cfg: TrainConfig, device: torch.device, ranks: Ranks) -> World:
     """`build_world` on every rank: the first chooses the engine and compiles for the others."""
-    world = build_world(cfg, device, None, data, ranks) if ranks.first else None
+    world = build_world(cfg, device, ranks=ranks) if ranks.first else None
     engine = ranks.from_first(lambda: world.rules.engine.chosen.name if world is not None else "")
     strict_cfg = replace(cfg, compute=replace(cfg.compute, engine=engine))
-    return world or build_world(strict_cfg, device, None, data, ranks)
+    return world or build_world(strict_cfg, device, ranks=ranks)
 
 
 def build_kernels(cfg: TrainConfig, rules: EnvRules, num_envs: int) -> StepKernels:

@@ -74,8 +74,7 @@ def build_agent(name: str, cfg: TrainConfig, world: World, checkpoint_run: Saved
 def evaluation_settings(checkpoint_run: SavedRun, cfg: EvaluateConfig) -> TrainConfig:
     """Those of the checkpoint's run, with amount, place and way of choosing of the evaluation."""
     settings = settings_from_mapping(checkpoint_run.settings)
-    name = "auto" if cfg.data_root and settings.data.name == "given" else settings.data.name
-    data = replace(settings.data, name=name, root=cfg.data_root or settings.data.root)
+    data = replace(settings.data, root=cfg.data_root or settings.data.root)
     precision = cfg.compute.precision
     compute = replace(
         cfg.compute, precision=settings.compute.precision if precision == "auto" else precision

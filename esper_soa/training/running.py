@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 
 from esper_soa.config.agent import SCRATCH
-from esper_soa.config.errors import check
 from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.env.reward import final_rents
@@ -76,17 +75,13 @@ class Run:
         cfg: TrainConfig,
         session: Session,
         resumed: bool = False,
-        images: ImageSet | None = None,
         ranks: Ranks = ALONE,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         """Build a run at its start.
 
-        resumed: whether `restore` comes next, so that policy.init is not read. images: those that a
-        program hands over, with data.name=given.
+        resumed: whether `restore` comes next, so that policy.init is not read.
         """
-        name = cfg.data.name
-        check(images is None or name == "given", "data.name", name, "given with images handed over")
         begin = time.monotonic()
         device = resolve_device(cfg.device, ranks.local_rank)
         apply_threads(cfg.compute.threads)
@@ -95,7 +90,7 @@ class Run:
         self.cfg = cfg
         self.session = session
         self.ranks = ranks
-        self.world = build_worlds(cfg, device, images, ranks)
+        self.world = build_worlds(cfg, device, ranks)
         self.player = build_player(own, self.world)
         self.watch = Watch(cfg.telemetry.anomaly)
         self.profile = make_profile(cfg.profile, device, self.folder.path)

@@ -20,7 +20,6 @@ from esper_soa.config.errors import (
     error_text,
 )
 from esper_soa.config.settings import TrainConfig
-from esper_soa.nets.data.datasets import ImageSet
 from esper_soa.runtime.device import resolve_device
 from esper_soa.runtime.memory import memory_errors
 from esper_soa.runtime.ranks import ALONE, Ranks
@@ -106,22 +105,20 @@ def run_in_session(
     session: Session,
     cfg: TrainConfig,
     checkpoint: Path | None,
-    images: ImageSet | None = None,
     ranks: Ranks = ALONE,
     callbacks: Sequence[Callback] = (),
 ) -> Summary:
     """Run the whole job, from `checkpoint` on where given; returns the record of the final table.
 
-    images: those that a program hands over, with data.name=given; else cfg.data says which. ranks:
-    the processes that share out its envs, of which the first writes. callbacks: those beside the
-    ones that the settings ask for.
+    ranks: the processes that share out its envs, of which the first writes. callbacks: those beside
+    the ones that the settings ask for.
 
     Raises Interrupted where a signal stopped it, after saving a checkpoint; and at its end
     IncompleteError where something could not be written. PrunedError where a search gave it up, and
     RankLostError where another rank ended early, after saving a checkpoint. RunMemoryError where
     memory ran out.
     """
-    run = start_run(session, cfg, checkpoint, images, ranks, callbacks)
+    run = start_run(session, cfg, checkpoint, ranks, callbacks)
     with closing(run.output.callbacks):
         try:
             with collect_signals() as session.requests:
@@ -144,7 +141,6 @@ def start_run(
     session: Session,
     cfg: TrainConfig,
     checkpoint: Path | None = None,
-    images: ImageSet | None = None,
     ranks: Ranks = ALONE,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
@@ -163,7 +159,7 @@ def start_run(
             for damaged in damaged_newer(checkpoint):
                 LOGGER.warning("resume   %s", damaged)
             resume.check_settings(checkpoint_run, cfg)
-        run = Run(cfg, session, checkpoint_run is not None, images, ranks, callbacks)
+        run = Run(cfg, session, checkpoint_run is not None, ranks, callbacks)
         if checkpoint_run is not None and checkpoint is not None:
             run.restore(checkpoint_run, checkpoint)
         elif cfg.resume and ranks.first:

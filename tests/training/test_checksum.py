@@ -133,7 +133,7 @@ SLOW_WRITER = """
 import sys, time
 from pathlib import Path
 from esper_soa.training.run_folder import RunFolder, lock_folder
-from esper_soa.runtime.files import replacing
+from esper_soa.config.paths import replacing
 with (
     lock_folder(RunFolder(Path(sys.argv[1]))),
     replacing(Path(sys.argv[1]) / "checkpoint_000002.pt") as half,

@@ -148,7 +148,7 @@ def show_plan_json(cfg: TrainConfig, console: Console) -> None:
     console.print(json_line(make_plan(cfg).record()), highlight=False, soft_wrap=True)
 
 
-def make_plan(cfg: TrainConfig, seconds: float = PROBE_SECONDS) -> Plan:
+def make_plan(cfg: TrainConfig) -> Plan:
     """Measure what a run of the settings takes, leaving nothing; UserError if it cannot run."""
     device = resolve_device(cfg.device)
     ranks = cfg.ranks
@@ -163,14 +163,14 @@ def make_plan(cfg: TrainConfig, seconds: float = PROBE_SECONDS) -> Plan:
             (folder / f"{rank}.yaml").write_text(settings_yaml(rank_cfg), encoding="utf-8")
         with ThreadPoolExecutor(ranks) as pool:
             results = pool.map(
-                lambda rank: run_probe(folder, f"{seconds}", rank, ranks), range(ranks)
+                lambda rank: run_probe(folder, f"{PROBE_SECONDS}", rank, ranks), range(ranks)
             )
             slowest = slowest_rank(
                 [ProbeResult(**one) for one in results], free if processes > 1 else None
             )
         few, many = numbers_of_envs(share(cfg), device)
         per_env = run_probe(folder, f"{few},{many}", 0, ranks)["per_env"]
-        disk = disk_of(folder / f"{seconds}_0", cfg)
+        disk = disk_of(folder / f"{PROBE_SECONDS}_0", cfg)
     return Plan(cfg, device, slowest, per_env, disk)
 
 

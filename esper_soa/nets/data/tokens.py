@@ -14,7 +14,7 @@ from typing import Protocol, cast
 import numpy as np
 
 from esper_soa.config.errors import DataError, SettingError, one_line
-from esper_soa.config.paths import FolderError, cache_folder, open_folder
+from esper_soa.config.paths import FolderError, cache_folder, open_folder, replacing
 
 STORIES = "roneneldan/TinyStories"
 SEAL = 8  # int32 before the tokens of a file: their sha256
@@ -68,18 +68,16 @@ def stories() -> Path:
         except Exception as error:  # noqa: BLE001 (whatever is between here and the hub)
             reason = f"cannot be had from the internet ({one_line(error)})"
             raise DataError(f"data.name=tinystories: {STORIES} {reason}") from error
-        with _replacing(path).open("w", encoding="utf-8") as file:
+        with replacing(path) as draft, draft.open("w", encoding="utf-8") as file:
             file.writelines(f"{text.strip()}\n\n" for text in texts)
-        os.replace(_replacing(path), path)
     return path
 
 
 def _write(path: Path, made: np.ndarray) -> None:
     try:
-        with _replacing(path).open("wb") as file:
+        with replacing(path) as draft, draft.open("wb") as file:
             file.write(hashlib.sha256(made.data).digest())
             made.tofile(file)
-        os.replace(_replacing(path), path)
     except OSError as error:
         raise DataError(f"{path}: tokens cannot be kept ({error.strerror})") from error
 
@@ -111,11 +109,6 @@ def _folder() -> Path:
     except FolderError as error:
         raise DataError(f"tokens cannot be kept: {error}") from error
     return path
-
-
-def _replacing(path: Path) -> Path:
-    """Where this process writes the file before it takes its place."""
-    return path.with_name(f"{path.name}.{os.getpid()}")
 
 
 def _kept(path: Path, count: int) -> np.ndarray | None:

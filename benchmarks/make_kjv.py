@@ -1,7 +1,7 @@
 """Makes kjv.txt.xz, the embedded text: Genesis to 2 Kings of the King James Bible (1611).
 
-Run as `bible -f Gen1:1-2Kings25:30 | python make_kjv.py OUTPUT` with Debian's bible-kjv, whose
-lines are verses with their labels. A chapter becomes a paragraph, without labels.
+Run as `bible -f Gen1:1-2Kings25:30 | python -m benchmarks.make_kjv OUTPUT` with Debian's bible-kjv,
+whose lines are verses with their labels. A chapter becomes a paragraph, without labels.
 """
 
 import lzma
@@ -34,5 +34,7 @@ def main(output: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        raise SystemExit("usage: bible -f Gen1:1-2Kings25:30 | python make_kjv.py OUTPUT")
+        raise SystemExit(
+            "usage: bible -f Gen1:1-2Kings25:30 | python -m benchmarks.make_kjv OUTPUT"
+        )
     main(Path(sys.argv[1]))

@@ -1,8 +1,8 @@
 """Makes fashion32.npz, the embedded data set, from the IDX files of Fashion-MNIST (Debian:
 dataset-fashion-mnist).
 
-Run as `python make_fashion32.py FOLDER OUTPUT`, where FOLDER holds the four .gz files. The same
-input gives the same arrays, drawn and shuffled by a fixed seed.
+Run as `python -m benchmarks.make_fashion32 FOLDER OUTPUT`, where FOLDER holds the four .gz files.
+The same input gives the same arrays, drawn and shuffled by a fixed seed.
 """
 
 import gzip
@@ -53,5 +53,5 @@ def main(folder: Path, output: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        raise SystemExit("usage: python make_fashion32.py FOLDER OUTPUT")
+        raise SystemExit("usage: python -m benchmarks.make_fashion32 FOLDER OUTPUT")
     main(Path(sys.argv[1]), Path(sys.argv[2]))
