@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from tiny_world import CPU, EnvStep, play_state, random_numbers, tiny_rules
 
-from esper_soa.config.env import LifecycleConfig, RewardConfig
+from esper_soa.config.env import GatesConfig, LifecycleConfig, RewardConfig
 from esper_soa.env.legal import head_masks
 from esper_soa.env.step import EnvRules
 from esper_soa.lab.telemetry.pack import pack, unpack
@@ -67,9 +67,11 @@ def record(
     steps: int = 60,
     by_itself: bool = False,
     learns: bool = True,
+    gates: GatesConfig | None = None,
 ) -> Recorded:
     """An episode of random legal play on made-up measurements, at level full."""
     rules = tiny_rules(num_slots, steps, RewardConfig(mode="shaped"))
+    rules = rules._replace(gates=gates or rules.gates)
     if by_itself:
         rules = rules._replace(lifecycle=BY_ITSELF)
     played = list(play_state(rules, num_envs, seed))

@@ -18,6 +18,8 @@ from esper_soa.config.errors import RunMemoryError, SettingError, UserError
 from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig, sort_slots
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.observation import feature_names
+from esper_soa.nets.data.datasets import SampleCount
+from esper_soa.nets.data.orders import MAX_STORED
 from esper_soa.nets.model.host import host_shape
 from esper_soa.nets.seeds.pools import allocate
 from esper_soa.nets.seeds.snapshot import add_snapshot_
@@ -66,6 +68,24 @@ def test_the_policy_is_counted_by_the_width_and_the_number_of_its_slots() -> Non
     # mean and largest of 64 numbers more enter a layer of 512; parameters, gradients and two
     # moments
     assert wide["the policy"] - one["the policy"] == 4 * 4 * 512 * 2 * 64
+
+
+def test_samples_and_their_order_are_counted_unless_it_is_looked_up_or_split() -> None:
+    slots = ["r0c0", "r0c1", "r0c2", "r1c0"]
+    cfg = TrainConfig(envs=4, steps=5, slots=slots, train_samples=128)
+    split = replace(cfg, data=DataConfig(split=True))
+    drawn = 8 * 4 * 128  # int64 of an env-step
+    for asked, train, order in (
+        (cfg, 1000, drawn + 4 * 4 * 1000),
+        (cfg, MAX_STORED // 4, drawn + 4 * MAX_STORED),
+        (cfg, MAX_STORED // 4 + 1, drawn),
+        (split, 1000, drawn),
+    ):
+        found = {need.what: need.size for need in needs(asked, CPU, SampleCount(train, 300))}
+        assert found["the order of the images"] == order
+        # bytes of an image, of the same padded and mirrored too, and of a held out one twice
+        assert found["the images"] == train * (3072 + 2 * 4800) + 300 * 2 * 3072
+        assert found["the boosts of seeds that help each other"] == 4 * 4 * 6 * 5
 
 
 def test_what_fits_alone_is_refused_where_another_process_takes_as_much() -> None:

@@ -6,16 +6,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from program import ENVIRONMENT
 from sweeping import LONG, finished_sweep, killed_in_the_middle, started_sweep
 
-from esper_soa.config.errors import UserError
+from esper_soa.config.errors import PrunedError, UserError
+from esper_soa.config.settings import TrainConfig
+from esper_soa.lab.sweep import jobs
 
 optuna = pytest.importorskip("optuna")
 search = pytest.importorskip("esper_soa.lab.sweep.search")
+pruner = pytest.importorskip("esper_soa.lab.sweep.pruner")
 
 PROGRAM = Path(__file__).with_name("planted.py")
 PLANTED = [
@@ -106,6 +110,72 @@ def test_a_search_that_goes_on_does_not_choose_again_what_it_began_with(sampler:
     )
     assert first == same
     assert not {*first} & {*later}
+
+
+SWEEPER = {
+    "sampler": "random",
+    "pruner": "median",
+    "seed": 0,
+    "n_trials": 4,
+    "n_jobs": 2,
+    "startup_trials": 1,
+    "warmup_rounds": 1,
+    "params": {},
+}
+
+
+def test_a_trial_is_given_up_below_the_median_and_only_behind_the_rounds_that_all_play(
+    tmp_path: Path,
+) -> None:
+    study = search.load_study(OmegaConf.create(SWEEPER), tmp_path)
+    run = SimpleNamespace(cfg=SimpleNamespace(rounds=3))
+
+    def played(trial: int, accuracies: list[float], first: int = 1) -> None:
+        job = SimpleNamespace(num=trial)
+        hydra = SimpleNamespace(
+            sweeper=OmegaConf.create(SWEEPER), sweep=SimpleNamespace(dir=tmp_path), job=job
+        )
+        watch = pruner.Pruner(hydra)
+        for number, accuracy in enumerate(accuracies, first):
+            watch.on_round_end(run, {"round": number, "accuracy": {"mean": accuracy}})
+
+    study.ask({})
+    played(0, [10.0, 20.0])
+    played(0, [99.0, 30.0], first=2)  # what was told before the run was cut off stands
+    study.tell(0, 30.0)
+    study.ask({})
+    with pytest.raises(PrunedError, match="2"):
+        played(1, [5.0, 6.0])
+    study.tell(1, state=optuna.trial.TrialState.PRUNED)
+    study.ask({})
+    played(2, [10.5, 20.5, 20.6])  # the last round ends the run anyway
+    told = [trial.intermediate_values for trial in trials(tmp_path)]
+    assert told == [{0: 10.0, 1: 20.0, 2: 30.0}, {0: 5.0, 1: 6.0}, {0: 10.5, 1: 20.5, 2: 20.6}]
+
+
+def test_the_best_of_a_search_is_that_of_the_highest_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = OmegaConf.structured(TrainConfig())
+    with open_dict(config):
+        config.hydra = {"sweeper": SWEEPER, "sweep": {"dir": str(tmp_path)}}
+    worth = {0: 40.0, 1: 70.0, 2: 55.0}
+    asked = []
+
+    class Launcher:
+        def launch(self, overrides: list[list[str]], initial_job_idx: int) -> None:
+            asked.append((initial_job_idx, len(overrides)))
+            for number, own in enumerate(overrides, initial_job_idx):
+                status = jobs.DONE if number in worth else jobs.PRUNED
+                record = jobs.JobRecord(number, own, "", status, worth.get(number, 99.0))
+                jobs.save_record(tmp_path, record)
+
+    arguments = ["policy.ppo.gamma=interval(0.9,1)", "rounds=3"]
+    assert search.search(config, arguments, Launcher()) == 70.0
+    assert asked == [(0, 2), (2, 2)]
+    best = trials(tmp_path)[1].params["policy.ppo.gamma"]
+    told = f"4 trials, best is job 1: 70.00 % validation accuracy with policy.ppo.gamma={best}"
+    assert told in capsys.readouterr().out
 
 
 @pytest.mark.slow

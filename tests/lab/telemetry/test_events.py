@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from recorded_world import Recorded, record
 
+from esper_soa.config.env import GatesConfig
 from esper_soa.lab.telemetry.recorder import MAKERS
 from esper_soa.lab.telemetry.schema import KINDS, TABLES
 from esper_soa.lab.telemetry.table_files import table_bytes, table_from
@@ -77,11 +78,29 @@ def test_the_last_event_says_where_a_slot_stands(events: list[Row], recorded: Re
     assert changes > 60
 
 
+SOURCES = {"G1": "germinated", "G2": "training", "G3": "blending", "G5": "holding"}
+
+
+def test_a_seed_that_is_not_let_pass_as_a_fossil_is_refused_by_the_last_gate() -> None:
+    """Where seeds come to HOLDING by themselves, no other gate refuses."""
+    strict = GatesConfig(
+        permissive=False,
+        min_blending_steps=1,
+        min_gradient_ratio=0.0,
+        min_training_improvement=-100.0,
+        min_fossilize_contribution=20.0,
+    )
+    played = record(seed=5, num_envs=6, steps=96, by_itself=True, gates=strict)
+    refused = [event for event in rows_of(played, "events") if event["kind"] == "refused"]
+    assert refused
+    for event in refused:
+        assert (event["gate"], event["stage_from"], event["stage_to"]) == ("G5", *["holding"] * 2)
+
+
 def test_gates_are_those_between_the_stages(events: list[Row]) -> None:
     goals = {"G1": "training", "G2": "blending", "G3": "holding", "G5": "fossilized"}
-    sources = {"G1": "germinated", "G2": "training", "G3": "blending", "G5": "holding"}
     passed = [event for event in events if event["kind"] in ("advanced", "blended", "fossilized")]
-    once = [event for event in passed if event["stage_from"] == sources[str(event["gate"])]]
+    once = [event for event in passed if event["stage_from"] == SOURCES[str(event["gate"])]]
     assert len(once) > 20
     fixed = {"blended": "G2", "fossilized": "G5"}
     assert all(fixed.get(str(one["kind"]), one["gate"]) == one["gate"] for one in passed)
@@ -91,7 +110,7 @@ def test_gates_are_those_between_the_stages(events: list[Row]) -> None:
             assert event["stage_to"] == goals[str(event["gate"])]
     for event in events:
         if event["kind"] == "refused":
-            assert event["stage_from"] == sources[str(event["gate"])]
+            assert event["stage_from"] == SOURCES[str(event["gate"])]
         elif event not in passed:
             assert event["gate"] is None
 
