@@ -19,6 +19,9 @@ import esper_soa
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+# A path of the checkout, and what only looks like one.
+PATH = re.compile(r"(?<![\w/.])(?:docs|configs|tests|benchmarks|examples|esper_soa)/[\w./-]*\w")
+PLACEHOLDER = re.compile(r"NAME|-v0$")
 MODULES = {
     "esper-train": "esper_soa.train",
     "esper-evaluate": "esper_soa.evaluate",
@@ -152,6 +155,19 @@ def test_the_first_python_code_of_a_page_runs(
     monkeypatch.chdir(tmp_path)
     names = {"esper_soa": esper_soa, "images": torch.rand(2, 3, 32, 32)}
     exec(code[1].replace("cifar_3seed", "smoke"), names)
+
+
+def test_every_file_that_pages_and_settings_name_exists() -> None:
+    texts = [*PAGES, *ROOT.glob("*.md"), *(ROOT / "configs").rglob("*.yaml")]
+    named = {
+        (text.name, path)
+        for text in texts
+        for path in PATH.findall(text.read_text(encoding="utf-8"))
+        if not PLACEHOLDER.search(path)
+    }
+    assert len(named) > 100
+    missing = [(text, path) for text, path in named if not (ROOT / path).exists()]
+    assert [one for one in missing if not list(ROOT.glob(f"{one[1]}*"))] == []
 
 
 def test_every_dependency_of_the_core_has_its_licence_on_the_page() -> None:

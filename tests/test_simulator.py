@@ -195,6 +195,8 @@ def test_choices_that_the_op_does_not_read_do_not_matter(both: Pair) -> None:
     [
         ({"opp": 1}, "action heads are slot, .* not opp"),
         ({"op": 1.0}, "op must be integers"),
+        ({"op": None}, "op must be integers, not None"),
+        ("germinate", "actions must be integers, not 'germinate'"),
         ({"op": [True, False, True]}, "op must be integers"),
         ({"op": [0, 1]}, "one for each of 3 envs"),
         ({"op": ["wait", "wait"]}, "one for each of 3 envs"),

@@ -86,7 +86,10 @@ def _numbers(head: str, value: object, names: Mapping[str, int]) -> object:
 
 
 def _integers(name: str, value: object, device: torch.device) -> Tensor:
-    numbers = torch.as_tensor(value, device=device)  # type: ignore[arg-type]
+    try:
+        numbers = torch.as_tensor(value, device=device)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError) as error:  # texts, None, lists of several lengths
+        raise ValueError(f"{name} must be integers, not {value!r}") from error
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
         raise ValueError(f"{name} must be integers, not {numbers.dtype}")
     return numbers.to(torch.int64)
