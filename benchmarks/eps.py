@@ -30,7 +30,7 @@ from benchmarks.eps_config import EpsConfig
 from benchmarks.machine import compiled_graphs
 from benchmarks.opponents import LoopSide
 from benchmarks.records import Record, Records, check_folder, finish, origin
-from benchmarks.sides import make_side
+from benchmarks.sides import EngineSide, make_side
 from benchmarks.timing import COLUMNS, Timing, in_turns
 from esper_soa.config.errors import UserError
 from esper_soa.runtime.device import resolve_device
@@ -69,6 +69,14 @@ def spread(values: Sequence[float]) -> dict[str, float]:
         "low": min(values),
         "high": max(values),
     }
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Median and 95th percentile of env-steps of all envs, in ms, the update apart; and their
+    number.
+    """
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+    return {"median": 1e3 * cuts[49], "p95": 1e3 * cuts[94], "number": len(seconds)}
 
 
 def cumulative(timing: Timing) -> dict[str, float]:
@@ -142,6 +150,7 @@ def work_record(cfg: EpsConfig, device: torch.device) -> Record:
         "train_images": cfg.images[0],
         "val_images": cfg.images[1],
         "episode": cfg.steps,
+        "policy": cfg.policy.init if cfg.grow else None,  # whose seeds grow
     }
 
 
@@ -168,6 +177,8 @@ def benchmark(cfg: EpsConfig) -> Record:
             "recompiled": compiled_graphs() - graphs,
         }
         for one in everyone:
+            if isinstance(one.side, EngineSide):
+                one.notes["env_step_ms"] = percentiles(one.side.step_seconds[one.cfg.timed_steps :])
             one.notes["syncs"] = one.side.syncs()
     first = contestants[0]
     record["points"] = [point_record(cfg, one, first, device) for one in contestants]

@@ -38,6 +38,8 @@ class EpsConfig:
     num_slots: int = 3  # S, the first of the host in row-major order
     live: int = 0  # live seeds of every env, BLENDING at alpha 0.5 all the time
     blueprint: str = "conv_light"  # of the live seeds
+    # The policy's actions are carried out, in hosts without seeds, as in a run; the engine alone.
+    grow: bool = False
     steps: int = 150  # env-steps of an episode, over which an update is shared out
     update: bool = True  # time the PPO update too
     timed_steps: int = 2  # env-steps of all envs in one timing
@@ -73,6 +75,8 @@ class EpsConfig:
             value = getattr(self, name)
             check(value >= low, name, value, f"at least {low}")
             check(value <= most.get(name, value), name, value, f"at most {most.get(name)}")
+        fits = not self.grow or (self.sides == ["engine"] and self.live == 0)
+        check(fits, "grow", self.grow, "with sides=[engine] and live=0")
         check(self.policy.name == "ppo", "policy.name", self.policy.name, "ppo")
         self.points()
         train_config(self)
@@ -119,7 +123,9 @@ NUMBERS = tuple(item.name for item in fields(EpsConfig) if item.type is int)
 
 
 def train_config(cfg: EpsConfig) -> TrainConfig:
-    """The run whose env-steps the engine is timed in: seeds advance by no rule of their own."""
+    """The run whose env-steps the engine is timed in: seeds advance by no rule of their own, unless
+    they grow.
+    """
     return TrainConfig(
         name="benchmark",
         seed=cfg.seed,
@@ -140,7 +146,7 @@ def train_config(cfg: EpsConfig) -> TrainConfig:
             synthetic_test=cfg.val_samples,
         ),
         lifecycle=LifecycleConfig(
-            auto_forward_g1=False, auto_forward_g2=False, auto_forward_g3=False
+            auto_forward_g1=cfg.grow, auto_forward_g2=cfg.grow, auto_forward_g3=cfg.grow
         ),
         policy=cfg.policy,
         compute=cfg.compute,

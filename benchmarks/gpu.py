@@ -133,8 +133,8 @@ def side_at(place: Place, rung: str, cfg: EpsConfig) -> EngineSide:
     side = EngineSide(cfg)
     if place.device.type == "cpu" and "graphs" in rung:
         side.world.kernels = side.world.kernels._replace(steps=StepCache(capture=False))
-        if isinstance(side.waiting.agent, RecurrentPolicy) and side.learner is not None:
-            side.waiting.agent.steps = StepCache(capture=False)
+        if isinstance(side.agent, RecurrentPolicy) and side.learner is not None:
+            side.agent.steps = StepCache(capture=False)
             side.learner.steps = StepCache(capture=False)
     return side
 

@@ -8,12 +8,14 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -27,7 +29,8 @@ from esper_soa.runtime.device import usable_cores
 QUIET_LOAD = 0.3
 MIB = 2**20
 ROOT = Path(__file__).parents[1]
-SOURCES = ("esper_soa", "benchmarks", "configs")
+MEASURED = ("esper_soa", "configs")
+SOURCES = (*MEASURED, "benchmarks")
 SUFFIXES = (".py", ".c", ".h", ".yaml")
 
 
@@ -43,7 +46,25 @@ def describe(device: torch.device) -> dict[str, object]:
     }
     if device.type == "cuda":
         found |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
+        found |= {"driver": driver_version(), "triton": package_version("triton")}
     return found
+
+
+def driver_version(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """Version of NVIDIA's driver on Linux."""
+    try:
+        numbers = re.search(r"\s(\d+\.[\d.]+)\s", file.read_text())
+    except OSError:
+        return None
+    return numbers[1] if numbers else None
+
+
+def package_version(package: str) -> str | None:
+    """Of an installed package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def git_commit(root: Path = ROOT) -> str:
@@ -56,6 +77,15 @@ def git_commit(root: Path = ROOT) -> str:
         return "unknown"
     mark = "+" if changed.stdout.strip() else ""
     return head.stdout.strip() + mark if head.returncode == 0 else "unknown"
+
+
+def changed_since(commit: str, root: Path = ROOT) -> bool:
+    """Whether what is measured differs from that of `commit`, or the commit is not known here."""
+    command = ["git", "diff", "--quiet", commit, "--", *MEASURED]
+    try:
+        return subprocess.run(command, cwd=root, capture_output=True).returncode != 0
+    except OSError:
+        return True
 
 
 def sources_digest(root: Path = ROOT) -> str:

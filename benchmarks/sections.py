@@ -20,10 +20,11 @@ def sides(records: Records) -> list[str]:
         for point in record["points"]:
             for name, side in point["sides"].items():
                 whole = last_column(side)
-                figures = f"{whole['eps']:.1f}", f"{whole['ms_per_env_step']:.2f}"
+                figures = f"{whole['eps']:.1f}", f"{whole['ms_per_env_step']:.2f}", p95_cell(side)
                 images = f"{whole['images_per_second']:,.0f}"
                 rows.append((work_cell(record, point), name, *figures, images, str(side["syncs"])))
-    return markdown("work | side | EPS | ms per env-step | images/s | host syncs", rows)
+    heads = "work | side | EPS | ms per env-step | of all envs, p95 | images/s | host syncs"
+    return markdown(heads, rows)
 
 
 def opponents(records: Records) -> list[str]:
@@ -178,10 +179,10 @@ def work_cell(record: Mapping, point: Mapping) -> str:
     """The declared work of a point."""
     work = point["work"]
     seeds = f"{work['live']} {work['blueprint']}" if work["live"] else "none"
-    cell = (
-        f"{record['name']}: N={work['N']} B={work['B']} T={work['T']} V={work['V']} "
-        f"K={work['K']}, seeds {seeds}"
-    )
+    subsets = f"K={work['K']}, seeds {seeds}"
+    if work.get("policy"):
+        subsets = f"seeds by {work['policy']}"
+    cell = f"{record['name']}: N={work['N']} B={work['B']} T={work['T']} V={work['V']} {subsets}"
     shown = point["value"] is None or point["vary"] in ("envs", "live")
     return cell if shown else f"{cell}, {point['vary']}={point['value']:g}"
 
@@ -191,6 +192,11 @@ def layout_cell(side: Mapping) -> str:
     own = f"{side['processes']} processes of one thread" + ", a core each" * side["pinned"]
     text = own if side["processes"] > 1 else f"{side['threads']} threads"
     return f"{text}, {side['how']}" if "how" in side else text
+
+
+def p95_cell(side: Mapping) -> str:
+    """The 95th percentile of an env-step of all envs, ms, the update apart; none in old records."""
+    return f"{side['env_step_ms']['p95']:.0f}" if "env_step_ms" in side else ""
 
 
 def ratio_cell(ratio: Mapping | None) -> str:
@@ -207,12 +213,11 @@ def speed(records: Records) -> list[str]:
     }
     for record, point, ratio in points_with(records, "baseline"):
         work = work_cell(record, point)
-        eps = last_column(point["sides"]["engine"])["eps"]
-        rows.append(
-            (work, f"{eps:.0f}", ratio_cell(ratio["all"]), ratio_cell(bare_ratios.get(work)))
-        )
+        engine = point["sides"]["engine"]
+        both = ratio_cell(ratio["all"]), ratio_cell(bare_ratios.get(work))
+        rows.append((work, f"{last_column(engine)['eps']:.0f}", p95_cell(engine), *both))
     over = "over a plain loop of the same work | over bare hosts"
-    return markdown(f"work of an env-step | env-steps/s | {over}", rows)
+    return markdown(f"work of an env-step | env-steps/s | ms of all envs, p95 | {over}", rows)
 
 
 EPS: dict[str, Callable[[Records], list[str]]] = {

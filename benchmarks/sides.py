@@ -2,7 +2,7 @@
 opponents.
 
 Every `run` is one timing. All sides see the same images, and seeds stay as they were put: the
-actions are WAIT, though the engine's policy decides at every env-step.
+actions are WAIT, though the engine's policy decides at every env-step; unless seeds are to grow.
 """
 
 import io
@@ -75,10 +75,11 @@ class EngineSide:
         self.threads = apply_threads(self.cfg.compute.threads)
         self.world = build_world(train, self.device)
         player = build_player(train, self.world)
-        self.waiting = Waiting(player.agent)
+        self.agent = player.agent
         self.learner = player.learner
-        self.player = Player(self.waiting, player.learner)
+        self.player = player if cfg.grow else Player(Waiting(player.agent), player.learner)
         self.profile = PhaseProfile(self.device)
+        self.step_seconds = list[float]()  # of every timed env-step of all envs, as the host saw it
 
     def warm_up(self) -> None:
         """Fresh hosts, the first env-steps, and a rollout to learn from."""
@@ -90,6 +91,7 @@ class EngineSide:
         self._play(self.cfg.warmup)
         self.first_seconds = time.perf_counter() - begun
         self.update_rows = self._whole_rollout() if self.cfg.update else None
+        self.step_seconds.clear()
 
     def run(self) -> Timing:
         """A few env-steps of all envs, then one update, a share of which counts."""
@@ -112,10 +114,16 @@ class EngineSide:
         return Timing(columns, phases)
 
     def check(self) -> None:
-        """Raise BenchmarkError unless all seeds are in place and every subset was evaluated."""
+        """Raise BenchmarkError unless all seeds are in place and every subset was evaluated; where
+        they grow, unless some do.
+        """
         slots = self.episode.env.state.slots
         blending = int((slots.stage == Stage.BLENDING).sum())
         live = int(slots.live.sum())
+        if self.cfg.grow:
+            if live == 0:
+                raise BenchmarkError("engine: no seed grows by the policy")
+            return
         wanted = self.cfg.envs * self.cfg.live
         if (blending, live) != (wanted, wanted):
             raise BenchmarkError(
@@ -167,12 +175,15 @@ class EngineSide:
         quiet = Progress(self.cfg.envs * self.cfg.steps, Console(file=io.StringIO()), "off")
         self.episode = EpisodeRunner(self.world, self.player, Round(0, quiet, profile=self.profile))
         self.step = 0
-        self.episode.env.state = planted(self.episode.env.state, self.cfg)
+        if not self.cfg.grow:
+            self.episode.env.state = planted(self.episode.env.state, self.cfg)
 
     def _play(self, steps: int) -> None:
         for _ in range(steps):
+            begun = time.perf_counter()
             self.episode.step_()
             self.step += 1
+            self.step_seconds.append(time.perf_counter() - begun)
         wait_for(self.device)
 
     def _whole_rollout(self) -> Rollout:

@@ -6,16 +6,19 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from esper_soa.agent.products import WORK, Product, on_threads
 from esper_soa.agent.protocol import Memory
 
 
 class ResidualLSTM(nn.Module):
     """Layers of x + LayerNorm(LSTM(x)); the memory is (hidden, cell), each [N, L, H]."""
 
+    threads = 1  # of a layer's products, see agent/products.py
+
     def __init__(self, num_inputs: int, hidden: int, num_layers: int) -> None:
         super().__init__()
         self.hidden = hidden
-        self.project = nn.Linear(num_inputs, hidden) if num_inputs != hidden else nn.Identity()
+        self.project = Product(num_inputs, hidden) if num_inputs != hidden else nn.Identity()
         self.layers = nn.ModuleList(nn.LSTMCell(hidden, hidden) for _ in range(num_layers))
         self.layer_norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(num_layers))
 
@@ -25,7 +28,7 @@ class ResidualLSTM(nn.Module):
         hidden = []
         cell = []
         for i, (layer, norm) in enumerate(zip(self.layers, self.layer_norms, strict=True)):
-            h, c = layer(x, (memory[0][:, i], memory[1][:, i]))
+            h, c = self._cell(layer, x, memory[0][:, i], memory[1][:, i])
             x = norm(h) + x
             hidden.append(h)
             cell.append(c)
@@ -50,17 +53,7 @@ class ResidualLSTM(nn.Module):
                 fresh = reset[start].reshape(1, -1, 1)
                 begin = [torch.where(fresh, 0.0, m) for m in memory]
                 with full_precision():
-                    part, *memory = torch.lstm(
-                        x[start:end],
-                        begin,
-                        lstm_parameters(layer),
-                        True,
-                        1,
-                        0.0,
-                        self.training,
-                        False,
-                        False,
-                    )
+                    part, *memory = self._stretch(layer, x[start:end], begin)
                 parts.append(part)
                 cells.append(memory[1])
             h = torch.cat(parts)
@@ -68,6 +61,37 @@ class ResidualLSTM(nn.Module):
             hidden.append(h.detach())
             cell.append(torch.cat(cells).detach())
         return x, (torch.stack(hidden, dim=2), torch.stack(cell, dim=2))
+
+    def _work(self, x: Tensor) -> int:
+        """Multiplications of a layer over x [..., H], of input and memory."""
+        return 8 * self.hidden * x.numel()
+
+    def _cell(
+        self, layer: nn.Module, x: Tensor, hidden: Tensor, cell: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Memory [N, H] of a layer after one env-step.
+
+        Threads share whole envs: numbers behind the last whole vector are rounded otherwise.
+        """
+        if self.threads == 1 or self._work(x) < WORK or x.shape[0] % self.threads:
+            return layer(x, (hidden, cell))  # type: ignore[no-any-return]
+
+        def step(x: Tensor, hidden: Tensor, cell: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+            return torch.lstm_cell(x, [hidden, cell], *weights)
+
+        return on_threads(self.threads, step, x, hidden, cell, *lstm_parameters(layer))
+
+    def _stretch(self, layer: nn.Module, x: Tensor, memory: list[Tensor]) -> tuple[Tensor, ...]:
+        """Outputs [T', N, H] of a layer over env-steps without a restart, and the memory after."""
+
+        def run(x: Tensor, hidden: Tensor, cell: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+            fixed = True, 1, 0.0, self.training, False, False
+            return torch.lstm(x, [hidden, cell], weights, *fixed)
+
+        given = (x, *memory, *lstm_parameters(layer))
+        if self.threads == 1 or self._work(x) < WORK:
+            return run(*given)
+        return on_threads(self.threads, run, *given)
 
 
 @contextmanager

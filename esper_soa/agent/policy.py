@@ -5,7 +5,7 @@ the update and gives the same log-probabilities. Weights are shared by all slots
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from esper_soa.agent.normalize import (
     observation_moments,
     update_observation,
 )
+from esper_soa.agent.products import Product, same_bits
 from esper_soa.agent.protocol import Memory
 from esper_soa.agent.rollout import Row, stack_action
 from esper_soa.agent.slots import (
@@ -66,7 +67,7 @@ def _layers(*widths: int, norms: int = 0) -> nn.Sequential:
     """Linear layers with ReLU in between, and layer norm behind the first `norms` of them."""
     parts: list[nn.Module] = []
     for place, (num_inputs, num_outputs) in enumerate(pairwise(widths)):
-        parts.append(nn.Linear(num_inputs, num_outputs))
+        parts.append(Product(num_inputs, num_outputs))
         if place < norms:
             parts.append(nn.LayerNorm(num_outputs))
         parts.append(nn.ReLU())
@@ -100,7 +101,7 @@ class ContributionPredictor(nn.Module):
     def __init__(self, hidden: int, slot: int) -> None:
         super().__init__()
         half = hidden // 2
-        self.trunk = nn.Sequential(nn.Linear(hidden, half), nn.LayerNorm(half), nn.ReLU())
+        self.trunk = nn.Sequential(Product(hidden, half), nn.LayerNorm(half), nn.ReLU())
         self.output = SlotScores(half, slot, hidden // 4)
 
     def forward(self, x: Tensor, slots: Tensor, noise: Tensor) -> Tensor:
@@ -142,6 +143,8 @@ class RecurrentPolicy(nn.Module):
         self.deterministic = config.deterministic
         # Keeps decisions on static buffers and replays them as CUDA graphs; None: as they are.
         self.steps: StepCache | None = None
+        self.threads = 1  # of large products, see use_threads_
+        self.unproven = {"act", "evaluate"}  # what was not yet done with several threads
         self.floors = dict(config.ppo.probability_floor)
         self.clip = config.ppo.observation_clip
         # the last row: empty slot
@@ -150,7 +153,7 @@ class RecurrentPolicy(nn.Module):
             NUM_SLOT_FEATURES + network.blueprint_embedding + PLACE_FEATURES, slot
         )
         self.feature_net = nn.Sequential(
-            nn.Linear(self.sizes[0] + 2 * slot, width), nn.LayerNorm(width), nn.ReLU()
+            Product(self.sizes[0] + 2 * slot, width), nn.LayerNorm(width), nn.ReLU()
         )
         self.lstm = ResidualLSTM(width, hidden, network.layers)
         self.heads = _heads(hidden, slot, num_blueprints)
@@ -214,6 +217,26 @@ class RecurrentPolicy(nn.Module):
         var = torch.cat([env_moments.var, slot_moments.var])
         self.set_observation_moments_(Moments(mean, var, env_moments.seen))
 
+    def use_threads_(self, number: int) -> None:
+        """Let large products take `number` threads of a CPU."""
+        self.threads = number
+        for part in self.modules():
+            if isinstance(part, Product | ResidualLSTM):
+                part.threads = number
+
+    def prove_threads_(self, what: str, compute: Callable[[], Sequence[Tensor]]) -> None:
+        """Go back to one thread where `what` is computed with other bits by several, at its first
+        time.
+        """
+        number = self.threads
+        if number == 1 or what not in self.unproven:
+            return
+        self.unproven.remove(what)
+        several = compute()
+        self.use_threads_(1)
+        if same_bits(several, compute()):
+            self.use_threads_(number)
+
     def start(self, num_envs: int, device: torch.device) -> Memory:
         """Zero memory of N envs: hidden and cell, each float32 [N, L, H]."""
         shape = (num_envs, len(self.lstm.layers), self.lstm.hidden)
@@ -228,9 +251,14 @@ class RecurrentPolicy(nn.Module):
     def act_with_probabilities(self, view: View, memory: Memory) -> tuple[Decision, Memory, Tensor]:
         """Like `act`, and the probabilities of all choices: float32 [N, X] in HEADS order."""
         parts = (view.observation, view.masks, view.noise, memory)
+        self.prove_threads_("act", lambda: self._numbers(*self.decide_with_probabilities(*parts)))
         if self.steps is None:
             return self.decide_with_probabilities(*parts)
         return captured_call(self.steps, "act", self.decide_with_probabilities, *parts)
+
+    @staticmethod
+    def _numbers(decision: Decision, memory: Memory, probabilities: Tensor) -> list[Tensor]:
+        return [decision.log_probs, decision.value, *memory, probabilities]
 
     def decide_with_probabilities(
         self, observation: Observation, masks: Masks, noise: Tensor, memory: Memory

@@ -28,7 +28,7 @@ from esper_soa.agent.objective import (
 )
 from esper_soa.agent.optimizer import AdamState, adam_state, adam_step, flatten, write_parameters_
 from esper_soa.agent.policy import RecurrentPolicy
-from esper_soa.agent.rollout import GatheredRollout, Rollout
+from esper_soa.agent.rollout import GatheredRollout, Rollout, Row
 from esper_soa.config.agent import ImitationConfig, PPOConfig
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.nets.data.streams import DROPOUT, MINIBATCH, stream_keys, uniform
@@ -252,6 +252,7 @@ class Learner:
         Changes the policy's parameters in place; gives diagnostics, whether to stop, and the
         moments afterwards.
         """
+        self.policy.prove_threads_("evaluate", partial(self._proof, batch.rows, starts, noise))
         evaluation = self.policy.evaluate(batch.rows, starts, noise)
         loss, metrics = plan.loss(evaluation, batch, weights=weights)
         with full_precision():
@@ -279,6 +280,15 @@ class Learner:
             "stopped": stopped,
         }
         return metrics, stopped, adam
+
+    def _proof(self, rows: Row, starts: list[int], noise: Tensor) -> list[Tensor]:
+        """Outputs of the network in a gradient step, and gradients of their sums."""
+        evaluation = self.policy.evaluate(rows, starts, noise)
+        outputs = [evaluation.log_probs, evaluation.entropies, evaluation.value]
+        outputs += [evaluation.q, evaluation.contribution]
+        total = torch.stack([output.sum() for output in outputs]).sum()
+        gradients = torch.autograd.grad(total, self.parameters, materialize_grads=True)
+        return [*(output.detach() for output in outputs), *gradients]
 
     def _count_(self, report: dict[str, float]) -> None:
         self.rounds += 1

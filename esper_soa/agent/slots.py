@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from esper_soa.agent.products import Product
 from esper_soa.config.nets import IMAGE_SIZE, SlotSpec
 
 PLACE_FEATURES = 4
@@ -41,7 +42,7 @@ class SlotEncoder(nn.Module):
 
     def __init__(self, num_inputs: int, width: int) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(num_inputs, width), nn.LayerNorm(width), nn.ReLU())
+        self.net = nn.Sequential(Product(num_inputs, width), nn.LayerNorm(width), nn.ReLU())
 
     def forward(self, features: Tensor, embedded: Tensor, places: Tensor) -> Tensor:
         """features [..., S, 31], normalised; embedded [..., S, E]: of blueprints; places [S, 4]."""
@@ -69,8 +70,8 @@ class SlotScores(nn.Module):
 
     def __init__(self, context: int, slot: int, width: int) -> None:
         super().__init__()
-        self.context = nn.Linear(context, width)
-        self.slot = nn.Linear(slot, width, bias=False)
+        self.context = Product(context, width)
+        self.slot = Product(slot, width, bias=False)
         self.score = nn.Linear(width, 1)
 
     def forward(self, context: Tensor, slots: Tensor) -> Tensor:

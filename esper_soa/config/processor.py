@@ -1,10 +1,13 @@
-"""The processor of this machine: its identity and its instruction sets.
+"""The processor of this machine: its identity, its instruction sets, and how threads of torch's
+operations wait for each other on it.
 
 Needs no torch, as a wheel is built with it.
 """
 
 import hashlib
+import os
 import platform
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +15,10 @@ CPUINFO = Path("/proc/cpuinfo")  # of Linux
 # What compilers look at where they are asked for code for the machine that they run on. x86-64 has
 # flags and a model name, arm64 has the others.
 IDENTIFYING_FIELDS = ("flags", "model name", "Features", "CPU implementer", "CPU part")
+
+# What OpenMP reads as torch is loaded: whether threads of an operation sleep while they wait. Those
+# that do not take cores from other work, and where that has a core, ten times as long.
+WAITING = "OMP_WAIT_POLICY"
 
 
 class Processor(NamedTuple):
@@ -37,3 +44,16 @@ def this_processor() -> Processor:
     except OSError:
         cpuinfo = ""
     return processor_of(platform.machine(), cpuinfo)
+
+
+def let_threads_sleep() -> None:
+    """Have threads of operations sleep while they wait, unless torch is there or the user has said
+    otherwise; for commands, before they import torch.
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault(WAITING, "passive")
+
+
+def threads_sleep() -> bool:
+    """Whether threads of operations were told to."""
+    return os.environ.get(WAITING, "").lower() == "passive"

@@ -66,7 +66,9 @@ class ComputeConfig(Settings, path="compute."):
 
     # CPU threads that share the chunks of envs; 1 on a GPU.
     workers: int = number(0, 0, 1024, note="0 = one per usable core")
-    threads: int = number(0, 0, 1024, note="0 = 1")  # of one torch operation outside the workers
+    # Of one torch operation outside the workers; large products of the policy have more, see
+    # runtime/device.py.
+    threads: int = number(0, 0, 1024, note="0 = 1")
     # Envs trained together; 0 = a few on a CPU, where caches decide, and all on a GPU.
     env_chunk: int = number(0, 0, MAX_ENVS, note="0 = automatic")
     # Of the hosts: float32, bfloat16, float16; see nets/precision.py.

@@ -13,7 +13,6 @@ from typing import TypeAlias, TypeVar
 import torch
 from tensordict import TensorClass, TensorDict
 from torch import Tensor
-from torch._C._aoti import AOTIModelContainerRunnerCpu
 
 from esper_soa.env.step import (
     EnvRules,
@@ -64,6 +63,14 @@ def rebuild(like: Result, tensors: Iterator[Tensor]) -> Result:
     return type(like).from_tensordict(TensorDict(made, batch_size=size))
 
 
+def can_load() -> bool:
+    """Whether this torch has the loader of libraries.
+
+    Its one public name takes archives, which it unpacks into a temporary folder at every start.
+    """
+    return hasattr(torch._C, "_aoti") and hasattr(torch._C._aoti, "AOTIModelContainerRunnerCpu")
+
+
 class LibraryError(Exception):
     """A library is not what it is taken for."""
 
@@ -73,7 +80,7 @@ class LibraryKernel:
 
     def __init__(self, path: Path, inputs: tuple[Record, ...], like: Record) -> None:
         """inputs, like: what the eager kernel takes and gives. RuntimeError where nothing loads."""
-        self.runner = AOTIModelContainerRunnerCpu(str(path), 1)
+        self.runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
         self.layout = _layout(leaves(inputs))
         self.like = like
 

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TypeAlias
 
 from esper_soa.config.errors import UserError
+from esper_soa.config.processor import let_threads_sleep
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 SAVING = signal.SIGUSR2
@@ -107,6 +108,7 @@ def import_guard() -> Iterator[None]:
 @contextmanager
 def torch_import_guard() -> Iterator[None]:
     """As `import_guard`, of torch; UserError where there is no room for the files that it makes."""
+    let_threads_sleep()
     try:
         with import_guard():
             yield

@@ -25,7 +25,7 @@ import torch
 
 from esper_soa.config.paths import FolderError, cache_folder, open_folder, read_user_file
 from esper_soa.config.processor import this_processor
-from esper_soa.env.ahead import KERNELS, LibraryError, load_kernels
+from esper_soa.env.ahead import KERNELS, LibraryError, can_load, load_kernels
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.step import EAGER, EnvRules, StepKernels
 from esper_soa.nets.seeds.subsets import EXACT_SLOTS
@@ -33,6 +33,7 @@ from esper_soa.nets.seeds.subsets import EXACT_SLOTS
 MANIFEST = "sha256.json"
 REFUSED = "refused"  # the entry of a manifest that says why there are no libraries
 FILES = tuple(f"{name}.{ending}" for name in KERNELS for ending in ("so", "json"))
+KEPT_KEYS = 32  # of about a megabyte each; those that were used longest ago go
 BACKGROUND_STEPS = 64  # env-steps of the shortest run that has kernels compiled beside it
 
 
@@ -46,6 +47,8 @@ def step_folder() -> Path:
 
 def unsupported(rules: EnvRules) -> str:
     """Why kernels for these rules are not compiled ahead of time; "" where they are."""
+    if not can_load():
+        return f"torch {torch.__version__} has no loader of compiled libraries"
     if rules.blueprints.device.type != "cpu":
         return f"not for {rules.blueprints.device.type}"
     if rules.reward.user_name:
@@ -105,12 +108,26 @@ def digests(place: Path) -> dict[str, str]:
 
 
 def store(draft: Path, folder: Path, key: str, manifest: dict[str, str]) -> None:
-    """Put the folder `draft` of finished files in the place of `key`; OSError."""
+    """Put the folder `draft` of finished files in the place of `key`, whatever is there; OSError.
+
+    KEPT_KEYS keys stay.
+    """
     (draft / MANIFEST).write_text(json.dumps(manifest))
     for path in draft.iterdir():
         path.chmod(0o700 if path.suffix == ".so" else 0o600)
-    shutil.rmtree(folder / key, ignore_errors=True)
+    remove(folder / key)
     draft.rename(folder / key)
+    keys = sorted(folder.glob(f"*/{MANIFEST}"), key=lambda path: path.stat().st_mtime)
+    for manifest_file in keys[:-KEPT_KEYS]:
+        remove(manifest_file.parent)
+
+
+def remove(place: Path) -> None:
+    """Delete a folder, a file or a link; nothing where nothing is there."""
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -149,6 +166,8 @@ def stored_kernels(rules: EnvRules, num_envs: int, env_steps: int, wait: bool) -
         if REFUSED in manifest:
             return EAGER._replace(reason=f"not compiled: {manifest[REFUSED]}")
         kernels = load_kernels(folder / key, rules, num_envs)
+        with suppress(OSError):
+            os.utime(folder / key / MANIFEST)  # used now
     except (FolderError, LibraryError, OSError) as error:
         return EAGER._replace(reason=f"not compiled: {error}")
     return kernels._replace(reason=f"compiled ahead of time, equal to the bit: {folder / key}")

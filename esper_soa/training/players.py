@@ -25,6 +25,7 @@ from esper_soa.config.settings import TrainConfig, flat_settings
 from esper_soa.env.world import World
 from esper_soa.nets.graphs import GRADIENTS, POLICY
 from esper_soa.nets.model.blueprints import names_by_code
+from esper_soa.runtime.device import product_threads
 from esper_soa.runtime.files import LOGGER
 from esper_soa.training import checkpoint
 from esper_soa.training.build import rule_player
@@ -54,6 +55,8 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     names = names_by_code(shape.blueprints)
     policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, len(names)).to(world.device)
     imitation = cfg.policy.imitation
+    policy.use_threads_(product_threads(cfg.compute.threads, world.device))
+    LOGGER.debug("policy   large products take %d threads at most", policy.threads)
     replay = world.kernels.replay
     policy.steps, gradients = (replay.steps(part, world.device) for part in (POLICY, GRADIENTS))
     ppo = cfg.policy.ppo

@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 
 from benchmarks import machine, sections
 from benchmarks.baseline_text import Gate, Host, make_seed
-from benchmarks.eps import benchmark, paired, settings_from
+from benchmarks.eps import benchmark, paired, percentiles, settings_from
 from benchmarks.eps_config import EpsConfig
 from benchmarks.loops import Crops, PlainLoop, ready_images
 from benchmarks.records import keep, kept
@@ -98,6 +98,41 @@ def test_results_are_appended(tmp_path: Path, record: dict) -> None:
         path = keep(record, str(tmp_path / "deep"), "mine")
     assert [json.loads(line)["name"] for line in path.read_text().splitlines()] == ["custom"] * 2
     assert kept(tmp_path / "deep") == {"mine": [record, record]}
+
+
+def test_every_env_step_has_its_time(record: dict) -> None:
+    point = record["points"][0]
+    found = point["sides"]["engine"]["env_step_ms"]
+    assert 0 < found["median"] <= found["p95"]
+    assert found["number"] == 2  # timings of one env-step; the first, which is not kept, apart
+    assert "env_step_ms" not in point["sides"]["baseline"]
+    assert sections.p95_cell(point["sides"]["engine"]) == f"{found['p95']:.0f}"
+    assert percentiles([0.001 * number for number in range(101)]) == pytest.approx(
+        {"median": 50, "p95": 95, "number": 101}
+    )
+
+
+def test_seeds_may_grow_by_the_policy() -> None:
+    engine = EngineSide(tiny(live=0, grow=True, sides=["engine"], update=False, steps=30))
+    engine.warm_up()
+    with pytest.raises(BenchmarkError, match="no seed grows"):
+        engine.check()
+    for _ in range(20):
+        engine.one_step()
+    engine.check()
+    state = engine.episode.env.state
+    assert state.totals.germinated.sum() > 0
+    with pytest.raises(SettingError, match="grow=True: must be with sides"):
+        tiny(live=1, grow=True, sides=["engine"])
+
+
+def test_a_driver_is_told_where_there_is_one(tmp_path: Path) -> None:
+    told = tmp_path / "version"
+    assert machine.driver_version(told) is None
+    told.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan\nGCC 12.2")
+    assert machine.driver_version(told) == "570.86.15"
+    assert machine.package_version("no such package") is None
+    assert machine.package_version("torch") == torch.__version__
 
 
 @pytest.mark.slow

@@ -145,6 +145,12 @@ def test_files_that_differ_from_the_commit_show_but_for_results(tmp_path: Path) 
     assert machine.git_commit(tmp_path) == commit
     code.write_text("2\n")
     assert machine.git_commit(tmp_path) == commit + "+"
+    assert not machine.changed_since(commit, tmp_path)
+    (tmp_path / "esper_soa").mkdir()
+    (tmp_path / "esper_soa" / "new.py").write_text("")
+    git("add", "esper_soa")
+    assert machine.changed_since(commit, tmp_path)
+    assert machine.changed_since("1234567", tmp_path)  # no commit of this repository
 
 
 # --- sections

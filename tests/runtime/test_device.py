@@ -1,9 +1,15 @@
 """From settings to a device and a layout of the work."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from esper_soa.config.errors import SettingError
+from esper_soa.config.processor import let_threads_sleep
+from esper_soa.runtime import device as runtime_device
 from esper_soa.runtime.device import (
     apply_threads,
     choose_env_chunk,
@@ -11,6 +17,7 @@ from esper_soa.runtime.device import (
     choose_workers,
     device_name,
     layout_in_words,
+    product_threads,
     resolve_device,
     take_device,
     usable_cores,
@@ -118,6 +125,32 @@ def test_one_operation_has_one_thread_or_as_many_as_asked_for() -> None:
         assert apply_threads(0) == 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_large_products_have_all_cores_where_threads_sleep_while_they_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime_device, "usable_cores", lambda: 3)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    found = [product_threads(setting, device) for setting, device in ((0, CPU), (2, CPU), (0, GPU))]
+    assert found == [3, 1, 1]
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    assert product_threads(0, CPU) == 1
+    let_threads_sleep()  # too late, torch is there
+    assert product_threads(0, CPU) == 1
+
+
+@pytest.mark.parametrize("said", ["", "active"])
+def test_a_command_has_threads_sleep_unless_the_user_says_otherwise(said: str) -> None:
+    """As torch is loaded with it: what has no torch yet is an interpreter of its own."""
+    code = (
+        "import os; from esper_soa.runtime.signals import torch_import_guard\n"
+        "with torch_import_guard(): print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    own = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    own |= {"OMP_WAIT_POLICY": said} if said else {}
+    told = subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True)
+    assert told.stdout == f"{said or 'passive'}\n"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,124 @@
+"""Large products of the policy on several threads: the same bits, or one thread."""
+
+import pytest
+import torch
+from agent_world import CPU, random_rollout, small_policy, some_slots
+from test_policy import parts
+from torch import Tensor, nn
+
+from esper_soa.agent import lstm, products
+from esper_soa.agent.lstm import ResidualLSTM
+from esper_soa.agent.policy import RecurrentPolicy
+from esper_soa.agent.ppo import Learner
+from esper_soa.agent.products import NARROW, Product, on_threads, same_bits
+from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.state import View
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_product_and_its_gradients_have_the_bits_of_one_thread(bias: bool) -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(12, 80, 96, requires_grad=True)
+    product = Product(96, 128, bias=bias)
+    assert inputs.numel() * 128 > products.WORK
+    results = []
+    for number in (1, 2, 3):
+        product.threads = number
+        output = product(inputs)
+        gradients = torch.autograd.grad(output.square().sum(), [inputs, *product.parameters()])
+        with torch.no_grad():
+            results.append([output.detach(), *gradients, product(inputs)])
+        assert torch.get_num_threads() == 1
+    assert same_bits(results[0], results[1])
+    assert same_bits(results[0], results[2])
+    assert torch.equal(results[0][0], nn.functional.linear(inputs, product.weight, product.bias))
+
+
+def test_both_passes_have_the_threads_and_nothing_else_has() -> None:
+    seen = []
+
+    class Watch(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            seen.append(torch.get_num_threads())
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, gradient: Tensor) -> Tensor:
+            seen.append(torch.get_num_threads())
+            return gradient
+
+    x = torch.ones(2, requires_grad=True)
+    (inner,) = on_threads(2, Watch.apply, x)
+    torch.autograd.grad(Watch.apply(inner).sum(), x)
+    assert seen == [2, 1, 1, 2]
+    with torch.no_grad():
+        on_threads(2, Watch.apply, x)
+    assert seen[4:] == [2]
+    with pytest.raises(RuntimeError):
+        on_threads(2, torch.mm, x, x)
+    assert torch.get_num_threads() == 1
+
+
+def test_small_and_narrow_products_stay_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(number: int, *given: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(products, "on_threads", refuse)
+    monkeypatch.setattr(products, "WORK", 10 * 8 * NARROW)
+    for rows, outputs, wide in ((10, NARROW, True), (9, NARROW, False), (20, NARROW - 8, False)):
+        product = Product(8, outputs)
+        product.threads = 2
+        if wide:
+            with pytest.raises(AssertionError):
+                product(torch.ones(rows, 8))
+        else:
+            product(torch.ones(rows, 8))
+
+
+@pytest.mark.parametrize("num_envs", [4, 7])  # an odd number of envs is not shared out
+def test_the_memory_of_an_env_step_has_the_bits_of_one_thread(
+    monkeypatch: pytest.MonkeyPatch, num_envs: int
+) -> None:
+    monkeypatch.setattr(lstm, "WORK", 1)
+    layers = ResidualLSTM(64, 64, 2)
+    memory = (torch.randn(num_envs, 2, 64), torch.randn(num_envs, 2, 64))
+    results = []
+    for number in (1, 2):
+        layers.threads = number
+        x, after = layers.step(torch.ones(num_envs, 64), memory)
+        results.append([x.detach(), *(part.detach() for part in after)])
+    assert same_bits(*results)
+
+
+def test_a_policy_decides_and_learns_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "WORK", 1_000_000)
+    envs = 64
+    network = NetworkConfig(hidden=256, features=256, slot_features=64)
+    observation, masks, noise = parts(envs, 2)
+    results = []
+    for number in (1, 2):
+        policy = RecurrentPolicy(PolicyConfig(network=network), some_slots(2), seed=0)
+        rollout = random_rollout(policy, 5, envs, seed=0)
+        policy.use_threads_(number)
+        view = View(None, observation, masks, noise, batch_size=[envs])
+        decision, memory = policy.act(view, policy.start(envs, CPU))
+        Learner(policy, PPOConfig(), total_updates=9, seed=0).update(rollout)
+        parameters = [parameter.detach() for parameter in policy.parameters()]
+        results.append([decision.log_probs, decision.value, *memory, *parameters])
+        # with several threads both were proven
+        assert (policy.threads, len(policy.unproven)) == (number, 2 if number == 1 else 0)
+    assert same_bits(*results)
+
+
+def test_threads_that_give_other_bits_are_not_used() -> None:
+    policy = small_policy(1)
+    policy.use_threads_(2)
+    policy.prove_threads_("act", lambda: [torch.tensor([1.0])])
+    assert policy.threads == 2
+    other = [torch.tensor([torch.nan]), torch.tensor([1.0 + 1e-7])]
+    policy.prove_threads_("evaluate", lambda: [other[policy.threads - 1]])
+    assert {part.threads for part in policy.modules() if isinstance(part, Product)} == {1}
+    policy.use_threads_(2)
+    policy.prove_threads_("evaluate", lambda: [other[policy.threads - 1]])  # asked once
+    assert policy.threads == 2
