@@ -199,7 +199,7 @@ def backward_(
         block.input_gradient_kernel[num_nets, tiles](
             upstream, weights.kernel, plane(gradients[1]), layer, tile, **options
         )
-    columns = triton.cdiv(plan.stored * plan.kernel**2, tile.columns.value)
+    columns = triton.cdiv(plan.stored * plan.kernel**2, tile.group.value)
     target = partials[:, :, plan.weight_at :]
     block.weight_gradient_kernel[num_nets, splits, columns](
         upstream, plane(x), target, width, layer, tile, **options

@@ -22,7 +22,7 @@ from esper_soa.nets.engines.gpu.kernels.tiles import (
     product_precision,
     rows,
 )
-from esper_soa.nets.engines.gpu.tile_sizes import padded, slot_lanes, slot_tile
+from esper_soa.nets.engines.gpu.tile_sizes import lanes_of, padded, slot_tile
 from esper_soa.nets.model.blueprints import GATE
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.seeds.pools import row_layout
@@ -30,6 +30,9 @@ from esper_soa.nets.seeds.pools import row_layout
 IMAGES_PER_SPLIT = 8  # of a weight gradient's sum
 MAX_SPLITS = 16
 PROGRAMS_PER_PROCESSOR = 4
+# with so many registers three programs, and two wide ones, find room on a multiprocessor
+WARPS = {"num_warps": 4, "maxnreg": 168}
+WIDE_WARPS = {"num_warps": 8, "maxnreg": 128}
 
 
 class SlotTable(NamedTuple):
@@ -65,7 +68,7 @@ def slot_table(shape: HostShape, number: int, device: torch.device) -> SlotTable
     programs = program.programs(shape.blueprints, channels)
     hidden = GATE.hidden.of(channels)
     widest = max(channels, hidden, program.widest(programs))
-    sizes = program.num_maps(programs), slot_lanes(widest), -(-widest // 8) * 8
+    sizes = program.num_maps(programs), lanes_of(widest), -(-widest // 8) * 8
     gate_at = row_layout(shape, number).seed
     device_programs = torch.from_numpy(programs).to(device)
     return SlotTable(number, len(shape.slots), channels, device_programs, *sizes, gate_at, hidden)
@@ -165,4 +168,4 @@ def branch_(
 def _options(*slots: KernelSlot) -> dict[str, int]:
     """Of a launch; with one stage loads stay behind the barriers after the stores they read."""
     lanes = max(slot.shape.lanes.value for slot in slots)
-    return {"num_warps": 8 if lanes >= 64 else 4, "num_stages": 1}
+    return {"num_stages": 1} | (WIDE_WARPS if lanes >= 64 else WARPS)

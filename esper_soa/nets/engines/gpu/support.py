@@ -13,7 +13,7 @@ import torch
 
 from esper_soa.nets.engine import Engine, EngineChoice
 from esper_soa.nets.engines.gpu import program
-from esper_soa.nets.engines.gpu.tile_sizes import block_tile, slot_lanes, slot_tile
+from esper_soa.nets.engines.gpu.tile_sizes import block_tile, lanes_of, slot_tile
 from esper_soa.nets.graphs import StepCache
 from esper_soa.nets.model.conv import CONV_BLOCK, conv_segments
 from esper_soa.nets.model.head import MEAN_LINEAR
@@ -93,7 +93,7 @@ def shared_bytes(shape: HostShape, lanes: int, dtype: torch.dtype, limit: int) -
         block_tile(one.inputs, one.channels, one.kernel**2, dtype, limit).shared
         for one in conv_segments(shape.segments)
     ]
-    return max(slot_tile(slot_lanes(lanes), dtype).shared, *blocks)
+    return max(slot_tile(lanes_of(lanes), dtype).shared, *blocks)
 
 
 def load_engine(steps: StepCache, choice: EngineChoice) -> Engine:

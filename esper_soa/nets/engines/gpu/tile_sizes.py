@@ -11,7 +11,8 @@ import torch
 LEAST_SHARED = 99 << 10  # bytes for a program on the smallest GPUs that are supported
 BLOCK_NUMBERS = 4096  # of a tile: pixels times channels; with more the registers do not suffice
 MAX_BLOCK_PIXELS = 128
-SLOT_NUMBERS = 1024
+GROUP_BYTES = 128
+SLOT_NUMBERS = 1024  # of a tile: pixels times channels; with more the registers do not suffice
 STAGES = (3, 1)  # of a loop: so many loads are under way, each in shared memory of its own
 WIDE = 4  # bytes of a weight
 
@@ -21,6 +22,7 @@ class TileSizes(NamedTuple):
 
     pixels: int
     columns: int  # of the implicit matrix, taken up per step
+    group: int  # of its columns, whose gradients are summed up together
     stages: int
     shared: int  # bytes that suffice
 
@@ -28,6 +30,11 @@ class TileSizes(NamedTuple):
 def padded(count: int) -> int:
     """The power of two, at least 16, that holds `count`."""
     return max(16, 1 << (count - 1).bit_length())
+
+
+def lanes_of(channels: int) -> int:
+    """Channels of a tile: the power of two that holds them; a product gives no fewer than 8."""
+    return max(8, 1 << (channels - 1).bit_length())
 
 
 def shared_limit(device: torch.device) -> int:
@@ -42,23 +49,20 @@ def block_tile(inputs: int, outputs: int, taps: int, dtype: torch.dtype, limit: 
     """Of a block's kernels; of the fewest stages where none fits.
 
     A step holds a tile of pixels beside one of weights, or two tiles of pixels; codes of the pool
-    stand beside both.
+    stand beside both. Sums of gradients go through shared memory at the end.
     """
     width = padded(max(inputs, outputs))
     columns = min(16 if inputs <= 8 else 32, padded(inputs * taps))
+    group = min(GROUP_BYTES // dtype.itemsize, padded(inputs * taps))
     pixels = min(MAX_BLOCK_PIXELS, BLOCK_NUMBERS // width)
     beside_weights = pixels * columns * dtype.itemsize + columns * width * WIDE
-    two_tiles = pixels * (columns + width) * dtype.itemsize
+    step = max(beside_weights, pixels * (group + width) * dtype.itemsize)
     fitting = [
-        TileSizes(pixels, columns, stages, stages * max(beside_weights, two_tiles) + pixels * width)
+        TileSizes(pixels, columns, group, stages, max(held, group * width * WIDE))
         for stages in STAGES
+        for held in [stages * step + pixels * width]
     ]
     return next((one for one in fitting if one.shared <= limit), fitting[-1])
-
-
-def slot_lanes(count: int) -> int:
-    """Channels of a slot's tiles: a product takes no fewer than 8."""
-    return max(8, 1 << (count - 1).bit_length())
 
 
 class SlotTile(NamedTuple):

@@ -252,9 +252,9 @@ def weight_gradient_kernel(upstream, x, partials, width, layer, tile):
     if has_ended(layer.words, env):
         return
     split = tl.program_id(1)
-    columns = tl.program_id(2) * tile.columns + tl.arange(0, tile.columns)
+    columns = tl.program_id(2) * tile.group + tl.arange(0, tile.group)
     output = tl.arange(0, tile.outputs)
-    result = tl.zeros((tile.outputs, tile.columns), tl.float32)
+    result = tl.zeros((tile.group, tile.outputs), tl.float32)
     share = tl.cdiv(tl.cdiv(layer.num_pixels, tl.num_programs(1)), tile.pixels) * tile.pixels
     last = tl.minimum((split + 1) * share, layer.num_pixels)
     for first in range(split * share, last, tile.pixels):
@@ -262,14 +262,14 @@ def weight_gradient_kernel(upstream, x, partials, width, layer, tile):
         span = pixels, pixels < layer.num_pixels
         values = taps(x, env, span, columns, layer.stored, layer.size, layer)
         gradient = gradient_taps(upstream, env, span, output, 1, layer).to(values.dtype)
-        result = add_product(tl.trans(gradient), values, result, tile)
+        result = add_product(tl.trans(values), gradient, result, tile)
     num_taps: tl.constexpr = layer.size * layer.size
     tap = columns // layer.stored
     channel = columns % layer.stored
     start = partials + (env * tl.num_programs(1) + split) * width
-    place = output[:, None] * (layer.inputs * num_taps) + (channel * num_taps + tap)[None, :]
+    place = output[None, :] * (layer.inputs * num_taps) + (channel * num_taps + tap)[:, None]
     known = (channel < layer.inputs) & (columns < layer.stored * num_taps)
-    tl.store(start + place, result, mask=(output < layer.outputs)[:, None] & known[None, :])
+    tl.store(start + place, result, mask=(output < layer.outputs)[None, :] & known[:, None])
 
 
 @triton.jit

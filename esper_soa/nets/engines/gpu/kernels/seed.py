@@ -254,19 +254,30 @@ def group_sum(values, per_group, count, shape):
 
 
 @triton.jit
+def no_moments(shape):
+    """Moments before the first tile; see join_moments."""
+    zeros = tl.zeros((shape.tile, shape.lanes), tl.float32)
+    return zeros, zeros, tl.zeros((shape.tile,), tl.float32)
+
+
+@triton.jit
 def join_moments(moments, values, inside):
-    """(mean [lanes], centred square sum [lanes], pixels) with a tile taken in (Chan's rule)."""
-    count = tl.sum(inside.to(tl.float32), axis=0)
-    mean = tl.sum(tl.where(inside[:, None], values, 0.0), axis=0) / count
-    centred = tl.where(inside[:, None], values - mean[None, :], 0.0)
-    delta = mean - moments[0]
-    total = moments[2] + count
-    squares = (
-        moments[1]
-        + tl.sum(centred * centred, axis=0)
-        + delta * delta * (moments[2] * count / total)
-    )
-    return moments[0] + delta * (count / total), squares, total
+    """(mean, centred square sum [M, lanes], pixels [M]) of each place in a tile, with one tile more
+    (Welford 1962): threads need each other only once, in all_moments.
+    """
+    count = moments[2] + inside.to(tl.float32)
+    delta = tl.where(inside[:, None], values - moments[0], 0.0)
+    mean = moments[0] + delta * (1.0 / tl.maximum(count, 1.0))[:, None]
+    return mean, moments[1] + delta * (values - mean), count
+
+
+@triton.jit
+def all_moments(moments, shape):
+    """(mean, centred square sum) [lanes] over all pixels (Chan's rule)."""
+    count = moments[2][:, None]
+    mean = tl.sum(moments[0] * count, axis=0) / (shape.height * shape.width)
+    delta = moments[0] - mean[None, :]
+    return mean, tl.sum(moments[1] + delta * delta * count, axis=0)
 
 
 @triton.jit

@@ -24,7 +24,7 @@ def blend_backward(work, head, flags, alpha, gradient, shape):
     """
     channel = tl.arange(0, shape.lanes)
     factor = alpha
-    slope = 0.0
+    slope = tl.zeros((shape.tile, shape.lanes), tl.float32)
     gate = seed.vectors_at(work, shape.parts + 1, shape)
     replacing = tl.load(head + seed.REPLACING) != 0
     cut = (flags & seed.DETACHED) != 0
@@ -41,7 +41,7 @@ def blend_backward(work, head, flags, alpha, gradient, shape):
         else:
             x = load_map(map_at(work, 0, shape), span, channel, shape.stride)
             change = seed_residual(work, head, span, x, shape)
-            slope += tl.sum(tl.sum(upstream * change, axis=1), axis=0)
+            slope += upstream * change
             if flags & seed.MULTIPLIED:
                 slope_input = seed.tanh(change)
                 inner = alpha * x * (1.0 - slope_input * slope_input) * upstream
@@ -53,7 +53,8 @@ def blend_backward(work, head, flags, alpha, gradient, shape):
         store_map(target, span, inner, shape.stride)
         store_map(gradient, span, outer, shape.channels)
     if flags & seed.GATED:
-        gate_gradient = tl.where(channel == 0, alpha * slope, 0.0)
+        total = tl.sum(tl.sum(slope, axis=1), axis=0)
+        gate_gradient = tl.where(channel == 0, alpha * total, 0.0)
         outputs = seed.saved_vector(gate, seed.GAIN, shape)
         mean = squeeze_backward(gate_net(work[0], shape), gate, gate_gradient, outputs, shape)
         if cut == 0:
@@ -72,17 +73,25 @@ def add_everywhere(gradient, values, shape):
 
 
 @triton.jit
-def cut_gradient(work, part, number, span, shape):
+def part_affine(part, vectors, shape):
+    """(centre, gain, shift [lanes], whether a ReLU follows) of a part's map."""
+    relu = (tl.load(part + seed.FLAGS) & seed.RELU) != 0
+    return (
+        seed.saved_vector(vectors, seed.CENTRE, shape),
+        seed.saved_vector(vectors, seed.GAIN, shape),
+        seed.saved_vector(vectors, seed.SHIFT, shape),
+        relu,
+    )
+
+
+@triton.jit
+def cut_gradient(work, part, number, span, affine, shape):
     """(gradient behind a part's ReLU, its map's numbers), float32 [M, lanes]."""
     channel = tl.arange(0, shape.lanes)
-    vectors = seed.vectors_at(work, number + 1, shape)
     raw = load_map(map_at(work, tl.load(part + seed.MAP), shape), span, channel, shape.stride)
     gradient = load_map(gradient_at(work, number, shape), span, channel, shape.stride)
-    values = raw - seed.saved_vector(vectors, seed.CENTRE, shape)[None, :]
-    values = values * seed.saved_vector(vectors, seed.GAIN, shape)[None, :]
-    values += seed.saved_vector(vectors, seed.SHIFT, shape)[None, :]
-    relu = (tl.load(part + seed.FLAGS) & seed.RELU) != 0
-    return tl.where((values <= 0) & relu, 0.0, gradient), raw
+    values = (raw - affine[0][None, :]) * affine[1][None, :] + affine[2][None, :]
+    return tl.where((values <= 0) & affine[3], 0.0, gradient), raw
 
 
 @triton.jit
@@ -91,15 +100,15 @@ def norm_sums(work, part, number, shape):
     vectors = seed.vectors_at(work, number + 1, shape)
     centre = seed.saved_vector(vectors, seed.CENTRE, shape)
     inverse = seed.saved_vector(vectors, seed.INVERSE, shape)
-    total = tl.zeros((shape.lanes,), tl.float32)
-    product = tl.zeros((shape.lanes,), tl.float32)
+    affine = part_affine(part, vectors, shape)
+    total = tl.zeros((shape.tile, shape.lanes), tl.float32)
+    product = tl.zeros((shape.tile, shape.lanes), tl.float32)
     for first in range(0, shape.height * shape.width, shape.tile):
         span = seed.pixels_from(first, shape)
-        gradient, raw = cut_gradient(work, part, number, span, shape)
-        normalised = tl.where(span[1][:, None], (raw - centre[None, :]) * inverse[None, :], 0.0)
-        total += tl.sum(gradient, axis=0)
-        product += tl.sum(gradient * normalised, axis=0)
-    return total, product
+        gradient, raw = cut_gradient(work, part, number, span, affine, shape)
+        total += gradient
+        product += gradient * tl.where(span[1][:, None], raw - centre[None, :], 0.0)
+    return tl.sum(total, axis=0), tl.sum(product, axis=0) * inverse
 
 
 @triton.jit
@@ -115,10 +124,11 @@ def norm_backward(work, part, number, norm, direct, factor, shape):
     count = per_group * (shape.height * shape.width)
     level = seed.group_sum(scale * total, per_group, outputs, shape) / count
     slope = seed.group_sum(scale * product, per_group, outputs, shape) / count
+    affine = part_affine(part, vectors, shape)
     tl.debug_barrier()
     for first in range(0, shape.height * shape.width, shape.tile):
         span = seed.pixels_from(first, shape)
-        gradient, raw = cut_gradient(work, part, number, span, shape)
+        gradient, raw = cut_gradient(work, part, number, span, affine, shape)
         normalised = (raw - centre[None, :]) * inverse[None, :]
         through = scale[None, :] * gradient - level[None, :] - normalised * slope[None, :]
         values = direct[None, :] * gradient + factor[None, :] * (through * inverse[None, :])
@@ -137,9 +147,10 @@ def conv_backward(work, part, number, shape):
         norm = tl.load(part + seed.OFFSET) + size
         norm_backward(work, part, number, norm, 0.0 * unit, unit, shape)
     else:
+        affine = part_affine(part, seed.vectors_at(work, number + 1, shape), shape)
         for first in range(0, shape.height * shape.width, shape.tile):
             span = seed.pixels_from(first, shape)
-            gradient, _ = cut_gradient(work, part, number, span, shape)
+            gradient, _ = cut_gradient(work, part, number, span, affine, shape)
             store_map(gradient_at(work, number, shape), span, gradient, shape.stride)
 
 
@@ -169,12 +180,13 @@ def excite_backward(work, part, number, shape):
     vectors = seed.vectors_at(work, number + 1, shape)
     target = gradient_at(work, number, shape)
     outputs = seed.saved_vector(vectors, seed.GAIN, shape)
-    product = tl.zeros((shape.lanes,), tl.float32)
+    product = tl.zeros((shape.tile, shape.lanes), tl.float32)
     for first in range(0, shape.height * shape.width, shape.tile):
         span = seed.pixels_from(first, shape)
         gradient = load_map(target, span, channel, shape.stride)
-        product += tl.sum(gradient * load_map(own, span, channel, shape.stride), axis=0)
-    mean = squeeze_backward(part_net(work[0], part), vectors, product, outputs, shape)
+        product += gradient * load_map(own, span, channel, shape.stride)
+    total = tl.sum(product, axis=0)
+    mean = squeeze_backward(part_net(work[0], part), vectors, total, outputs, shape)
     mean = mean / (shape.height * shape.width)
     tl.debug_barrier()
     for first in range(0, shape.height * shape.width, shape.tile):

@@ -110,8 +110,7 @@ def forward_conv(work, part, number, shape):
     """Convolution into the part's map; its vectors are those of a group norm, where it has one."""
     target = map_at(work, tl.load(part + seed.MAP), shape)
     outputs = tl.load(part + seed.OUTPUTS)
-    zeros = tl.zeros((shape.lanes,), tl.float32)
-    moments = zeros, zeros, 0.0
+    moments = seed.no_moments(shape)
     for first in range(0, shape.height * shape.width, shape.tile):
         span = seed.pixels_from(first, shape)
         values = conv_tile(work, part, number, span[0], False, shape)
@@ -120,7 +119,7 @@ def forward_conv(work, part, number, shape):
     vectors = seed.vectors_at(work, number + 1, shape)
     if tl.load(part + seed.FLAGS) & seed.NORMED:
         at = tl.load(part + seed.OFFSET) + seed.kernel_size(part, outputs)
-        mean, inverse = seed.group_moments(moments, part, shape)
+        mean, inverse = seed.group_moments(seed.all_moments(moments, shape), part, shape)
         gain = seed.parameters_at(work[0], at, outputs, shape) * inverse
         shift = seed.parameters_at(work[0], at + outputs, outputs, shape)
         save_affine(vectors, mean, gain, shift, shape)
@@ -145,15 +144,14 @@ def input_moments(work, part, number, shape):
     """Moments by channel of what a part is given, which is kept in the part's own map, if any."""
     channel = tl.arange(0, shape.lanes)
     own = tl.load(part + seed.MAP)
-    zeros = tl.zeros((shape.lanes,), tl.float32)
-    moments = zeros, zeros, 0.0
+    moments = seed.no_moments(shape)
     for first in range(0, shape.height * shape.width, shape.tile):
         span = seed.pixels_from(first, shape)
         values = input_values(work, part, number, span, channel, shape)
         if own != tl.load(part + seed.SOURCE):
             store_map(map_at(work, own, shape), span, values, shape.stride)
         moments = seed.join_moments(moments, values, span[1])
-    return moments
+    return seed.all_moments(moments, shape)
 
 
 @triton.jit
@@ -174,7 +172,7 @@ def forward_norm(work, part, number, shape):
 @triton.jit
 def forward_excite(work, part, number, shape):
     """x times a number per channel, from a squeeze of x."""
-    mean, _, _ = input_moments(work, part, number, shape)
+    mean, _ = input_moments(work, part, number, shape)
     units, outputs = squeeze_forward(part_net(work[0], part), mean, shape)
     vectors = seed.vectors_at(work, number + 1, shape)
     zeros = tl.zeros((shape.lanes,), tl.float32)
@@ -212,11 +210,11 @@ def seed_residual(work, head, span, x, shape):
 def gate_of(work, shape):
     """The gate's number for this image."""
     channel = tl.arange(0, shape.lanes)
-    total = tl.zeros((shape.lanes,), tl.float32)
+    total = tl.zeros((shape.tile, shape.lanes), tl.float32)
     for first in range(0, shape.height * shape.width, shape.tile):
         span = seed.pixels_from(first, shape)
-        total += tl.sum(load_map(map_at(work, 0, shape), span, channel, shape.stride), axis=0)
-    mean = total / (shape.height * shape.width)
+        total += load_map(map_at(work, 0, shape), span, channel, shape.stride)
+    mean = tl.sum(total, axis=0) / (shape.height * shape.width)
     units, outputs = squeeze_forward(gate_net(work[0], shape), mean, shape)
     vectors = seed.vectors_at(work, shape.parts + 1, shape)
     seed.save_vector(vectors, seed.MEAN, mean, shape)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper_soa.nets.engines.gpu import slot_flags
-from esper_soa.nets.engines.gpu.tile_sizes import TileSizes, padded
+from esper_soa.nets.engines.gpu.tile_sizes import TileSizes, lanes_of, padded
 
 NORM_EPS = tl.constexpr(1e-5)
 ENDED = tl.constexpr(slot_flags.ENDED)
@@ -55,10 +55,11 @@ class KernelLayer(NamedTuple):
 
 
 class KernelTile(NamedTuple):
-    """How much one program does at a time: compile-time constants, powers of two, at least 16."""
+    """How much one program does at a time: compile-time constants, powers of two."""
 
     pixels: tl.constexpr
     columns: tl.constexpr  # of the implicit matrix, taken up per step
+    group: tl.constexpr  # of its columns, whose gradients are summed together
     inputs: tl.constexpr  # input channels, padded
     outputs: tl.constexpr  # output channels, padded
     precision: tl.constexpr  # of float32 products: ieee or tf32
@@ -89,9 +90,9 @@ def constants(*numbers: float | str) -> list[tl.constexpr]:
 def tile_of(layer: KernelLayer, dtype: torch.dtype, sizes: TileSizes) -> KernelTile:
     """Tiles of a layer; float32 products are of the `product_precision`."""
     pixels = min(sizes.pixels, padded(layer.num_pixels))
-    lanes = padded(layer.stored.value), padded(layer.outputs.value)
+    lanes = lanes_of(layer.stored.value), lanes_of(layer.outputs.value)
     precision = product_precision(dtype), needs_float32(dtype)
-    return KernelTile(*constants(pixels, sizes.columns, *lanes, *precision))
+    return KernelTile(*constants(pixels, sizes.columns, sizes.group, *lanes, *precision))
 
 
 def product_precision(dtype: torch.dtype) -> str:
