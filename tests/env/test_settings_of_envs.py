@@ -163,6 +163,28 @@ def test_a_draw_is_of_seed_round_env_and_name() -> None:
     assert set(drawn).isdisjoint(one for values in other.values() for one in values)
 
 
+def test_a_rank_takes_the_values_of_its_own_envs() -> None:
+    cfg = changed(images("net"), LISTS)
+    built = build_world(replace(cfg, envs=1), CPU)
+    world = World(
+        built.rules, built.data, built.sizes, cfg.data, cfg.seed, reduction=SingleEnv(1, ENVS)
+    )
+    assert world.settings["task.host_lr"] == [0.3, 0.1, 0.3]
+    assert world.values["task.host_lr"].tolist() == [0.1]
+    assert world.work(0).rules.host.lr.tolist() == [[0.1]]
+
+
+def test_prices_hold_where_envs_are_paid_by_several_modes() -> None:
+    cfg = images("shaped")
+    cfg = replace(cfg, reward=RewardConfig(split=["shaped", "basic"], max_rent=100))
+    own, low, high = (
+        played(changed(cfg, {"reward.rent_weight": price}))[1].rewards
+        for price in ("[0.001,1,10]", 0.001, 10)
+    )
+    assert [own[0], own[2]] == [low[0], high[2]]
+    assert low[2] != high[2]
+
+
 def test_a_range_of_logarithms_has_as_many_below_its_geometric_mean() -> None:
     cfg = replace(images("net"), envs=400)
     values = build_world(changed(cfg, {"task.host_lr": "log_uniform(0.01,1)"}), CPU).settings
