@@ -371,7 +371,7 @@ def with_observed(
     def columns(rows: Tensor, new: float) -> Tensor:
         parts = (NUM_ENV_FEATURES, len(before), rows.shape[-1] - NUM_ENV_FEATURES - len(before))
         first, seen, rest = rows.split(parts, dim=-1)
-        known = dict(zip(before, seen.split(1, dim=-1), strict=True))
+        known = {name: seen[..., place, None] for place, name in enumerate(before)}
         unknown = torch.full_like(first[..., :1], new)
         return torch.cat((first, *(known.get(name, unknown) for name in after), rest), dim=-1)
 

@@ -9,6 +9,7 @@ import torch
 from equal_runs import assert_equal_runs, settings
 from tiny_runs import fresh, records, resumed
 
+from esper_soa.config.agent import NetworkConfig
 from esper_soa.config.settings import EvaluateConfig, TrainConfig
 from esper_soa.env.env import Env
 from esper_soa.lab.report import run_tables
@@ -74,18 +75,21 @@ def test_an_evaluation_gives_each_env_its_own(whole: Path, tmp_path: Path) -> No
     assert samples["net"] == samples["test_accuracy"]  # without growth no rent is due
 
 
+@pytest.mark.parametrize(("init", "seen"), [("", [PRICE]), ("grower", [])])
 def test_a_policy_begins_with_what_one_that_saw_less_has_learned(
-    whole: Path, tmp_path: Path
+    whole: Path, init: str, seen: list[str]
 ) -> None:
     """It decides as that one, whatever the new setting is, until it has learned to heed it."""
-    learned = {}
-    for observe in ([PRICE], [RATE, PRICE]):
+    learned = []
+    network = NetworkConfig(hidden=128, features=128) if init else drawn().policy.network
+    for observe in (seen, [RATE, PRICE]):
         cfg = drawn(rounds=1)
-        cfg = replace(cfg, policy=replace(cfg.policy, observe=observe, init=str(whole)))
+        policy = replace(cfg.policy, network=network, observe=observe, init=init or str(whole))
+        cfg = replace(cfg, policy=policy)
         world = build_world(cfg, torch.device("cpu"))
         view = Env(world).reset(1).view
         agent = build_player(cfg, world).agent
         decision, _ = agent.act(view, agent.start(4, world.device))
-        learned[len(observe)] = decision.log_probs
-        assert view.observation.features.shape[1] == len(agent.mean) + 31
-    assert torch.allclose(learned[1], learned[2], atol=1e-5)
+        learned.append(decision.log_probs)
+        assert view.observation.features.shape[1] == 23 + len(observe) + 2 * 31
+    assert torch.allclose(*learned, atol=1e-5)
