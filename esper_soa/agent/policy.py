@@ -388,6 +388,25 @@ def with_blueprints(
     return result
 
 
+def with_observed(
+    state: Mapping[str, Tensor], before: Sequence[str], after: Sequence[str]
+) -> dict[str, Tensor]:
+    """A policy's state_dict that sees the settings `after` of its env, from one that sees `before`.
+
+    A setting that it did not see changes nothing at first: it has no weight.
+    """
+
+    def columns(rows: Tensor, new: float) -> Tensor:
+        parts = (NUM_ENV_FEATURES, len(before), rows.shape[-1] - NUM_ENV_FEATURES - len(before))
+        first, seen, rest = rows.split(parts, dim=-1)
+        known = {name: seen[..., place, None] for place, name in enumerate(before)}
+        unknown = torch.full_like(first[..., :1], new)
+        return torch.cat((first, *(known.get(name, unknown) for name in after), rest), dim=-1)
+
+    fills = {"feature_net.0.weight": 0.0, "mean": 0.0, "var": 1.0}
+    return {**state} | {name: columns(state[name], fill) for name, fill in fills.items()}
+
+
 def one_hot(op: Tensor, like: Tensor) -> Tensor:
     """[..., 6], in the type of `like`: 1 for the op int64 [...], 0 for the others."""
     return (op.unsqueeze(-1) == torch.arange(len(OP_NAMES), device=op.device)).to(like.dtype)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
+from types import MappingProxyType
 from typing import ClassVar, NamedTuple, TypeVar, cast
 
 from esper_soa.config.errors import check
@@ -26,6 +27,9 @@ Number = TypeVar("Number", int, float)
 # A number, or as text what gives each env its own: a list, [1,2], of which envs take one in turn,
 # or a range, uniform(1,2) or log_uniform(1,2), of which they draw in every round.
 EnvNumber = int | float | str
+# By dotted name of a setting that differs by env: its value in every env of the run, in a round.
+EnvSettings = Mapping[str, Sequence[float]]
+NO_SETTINGS: EnvSettings = MappingProxyType({})
 
 
 class Settings:

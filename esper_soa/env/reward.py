@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.env import EPISODE_LENGTH, PBRS_GAMMA, RewardConfig
+from esper_soa.config.ranges import NO_SETTINGS, EnvSettings
 from esper_soa.env.lifecycle import target_slot
 from esper_soa.env.parameters import fossilized_params, occupied_params, total_params
 from esper_soa.env.reward_modes import RewardTerms, add_terms, score
 from esper_soa.env.reward_records import RewardInputs, RewardSettings, SlotReadings
 from esper_soa.env.reward_terms import MIN_CONTRIBUTION, size_rent, slot_op
-from esper_soa.env.settings_of_envs import NO_SETTINGS, EnvSettings
 from esper_soa.env.signals import stable_accuracy
 from esper_soa.state import (
     STATE_FLOAT,

@@ -4,12 +4,17 @@ Everything random is keyed by seed, round, env and env-step, so a round can be p
 another policy, on the same hosts and data. `reduction` says which envs of a run a process has.
 """
 
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from types import SimpleNamespace
+from zlib import crc32
+
 import torch
 from torch import Tensor
 
 from esper_soa.config.nets import DataConfig, lr_factor
+from esper_soa.config.ranges import EnvDraw, EnvNumber, env_numbers
 from esper_soa.env.reduction import ALL_ENVS, Reduction
-from esper_soa.env.settings_of_envs import values_of_envs
 from esper_soa.env.step import EAGER, EnvRules, StepData, StepKernels, initial_state
 from esper_soa.env.topology import Topology, state_with_topology
 from esper_soa.nets.data import orders, streams
@@ -185,3 +190,29 @@ class World:
         if self.split is None:
             return orders.validation_order(num_val, self.sizes.val_samples, self.seed, self.device)
         return self.reduction.own(orders.split_validation_order(num_val, self.split, self.device))
+
+
+def values_of_envs(
+    settings: Mapping[str, object], names: Iterable[str], seed: int, number: int, num_envs: int
+) -> dict[str, Tensor]:
+    """Values float64 [N] of the settings `names` in round `number`, on the host.
+
+    settings: by the first part of their dotted names. A draw follows from seed, round, env and
+    name, and from nothing else.
+    """
+    envs = torch.arange(num_envs)
+    keys = streams.stream_keys(seed, streams.ENV_SETTINGS, (number,), envs)
+    groups = SimpleNamespace(**settings)
+    return {
+        name: _values(attrgetter(name)(groups), streams.fold(keys, crc32(name.encode())), envs)
+        for name in sorted(names)
+    }
+
+
+def _values(value: EnvNumber, keys: Tensor, envs: Tensor) -> Tensor:
+    numbers = env_numbers(value)
+    if isinstance(numbers, EnvDraw):
+        shares = streams.uniform(keys, torch.zeros_like(keys), STATE_FLOAT)
+        # one by one, as a vector of powers may round by where it is cut
+        return torch.tensor([numbers.at(share) for share in shares.tolist()], dtype=STATE_FLOAT)
+    return torch.tensor(numbers, dtype=STATE_FLOAT)[envs % len(numbers)]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.env import TERM_NAMES, USER_TERM
+from esper_soa.config.ranges import NO_SETTINGS, EnvSettings
 from esper_soa.env.early_stop import CAUSE_NAMES
 from esper_soa.env.governor import REASON_NAMES
 from esper_soa.env.outcome import (
@@ -25,7 +26,6 @@ from esper_soa.env.outcome import (
 from esper_soa.env.parameters import flop_per_image, total_params
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.reward_records import RewardSettings
-from esper_soa.env.settings_of_envs import NO_SETTINGS, EnvSettings
 from esper_soa.env.step import EAGER, EnvView, StepKernels, StepResult
 from esper_soa.env.topology import HostStates, Topology, host_states, topology_of
 from esper_soa.nets.model.flops import TrainingFlop

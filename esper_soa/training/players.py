@@ -16,12 +16,14 @@ from esper_soa.agent.policy import (
     BLUEPRINT_TABLES,
     RecurrentPolicy,
     with_blueprints,
+    with_observed,
 )
 from esper_soa.agent.ppo import Learner
 from esper_soa.config.agent import SCRATCH, NetworkConfig
 from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.registry import is_reference, name_in
 from esper_soa.config.settings import TrainConfig, flat_settings
+from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
 from esper_soa.env.world import World
 from esper_soa.nets.graphs import GRADIENTS, POLICY
 from esper_soa.nets.model.blueprints import names_by_code
@@ -40,6 +42,7 @@ FORMAT = "esper_soa policy"  # what tells a policy's file from a checkpoint of a
 VERSION = 1
 # the fact that names users' own, in the order of their codes; absent where there are none
 OWN = "blueprints"
+OBSERVE = "observe"  # the fact that names settings of its env that it sees; absent where none
 # parts of a learner's state: weights with observation statistics, normalisers
 TAKEN = ("policy", "reward", "value")
 
@@ -65,7 +68,11 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     )
     if cfg.policy.init != SCRATCH:
         load_pretrained(
-            learner, cfg.policy.network, load_policy(cfg.policy.init, world.device), names
+            learner,
+            cfg.policy.network,
+            load_policy(cfg.policy.init, world.device),
+            cfg.policy.observe,
+            names,
         )
     teacher = None
     if imitation.rounds:
@@ -81,6 +88,7 @@ class PolicyFacts:
     tasks: list[str]
     data: list[str]
     blueprints: list[str]  # users' own, see OWN
+    observe: list[str]  # see OBSERVE
 
 
 @dataclass
@@ -128,7 +136,7 @@ def load_policy(init: str, device: torch.device) -> Pretrained:
     parts = kept | {"init": init}
     fault = type_error(parts, Pretrained, "the policy")
     if not fault:
-        told = {OWN: []} | cast(dict, parts["facts"])
+        told = {OWN: [], OBSERVE: []} | cast(dict, parts["facts"])
         known = {item.name for item in fields(PolicyFacts)} & told.keys()
         fault = type_error({name: told[name] for name in known}, PolicyFacts, "facts")
     if fault:
@@ -140,13 +148,14 @@ def load_pretrained(
     learner: Learner,
     network: NetworkConfig,
     learned: Pretrained,
+    observe: Sequence[str] = (),
     blueprints: Sequence[str] = BLUEPRINT_NAMES,
 ) -> None:
     """Let a new learner, whose network has the sizes `network`, begin with what was learned.
 
-    blueprints: names by code; see with_blueprints for those that the policy does not know. Raises
-    UserError, which names the settings to give, where sizes differ; CheckpointError for another
-    reason.
+    blueprints: names by code; see with_blueprints for those that the policy does not know, and
+    with_observed for the settings `observe` that it has not seen. Raises UserError, which names
+    the settings to give, where sizes differ; CheckpointError for another reason.
     """
     sizes = asdict(network)
     wrong = [name for name, size in sizes.items() if learned.network.get(name, size) != size]
@@ -162,6 +171,7 @@ def load_pretrained(
     state = dict(learned.learner)
     if "policy" in state:
         state["policy"] = _for_blueprints(state["policy"], known, blueprints)
+        state["policy"] = _for_observed(state["policy"], learned.facts.get(OBSERVE, []), observe)
     fault = mismatch(state, like, "learner")
     if fault:
         raise _refusal(learned.init, f"its network does not fit these hosts ({one_line(fault)})")
@@ -182,6 +192,15 @@ def _for_blueprints(policy: object, known: Sequence[str], wanted: Sequence[str])
     return with_blueprints(weights, known, wanted)
 
 
+def _for_observed(policy: object, known: Sequence[str], wanted: Sequence[str]) -> object:
+    """The weights of a policy that sees the settings `wanted`; as they are where not of `known`."""
+    weights = policy if isinstance(policy, Mapping) else {}
+    moments = weights.get("mean")
+    size = NUM_ENV_FEATURES + len(known) + NUM_SLOT_FEATURES
+    fits = isinstance(moments, Tensor) and moments.shape == (size,)
+    return with_observed(weights, known, wanted) if fits and known != wanted else policy
+
+
 def _of_run(init: str, saved: SavedRun) -> Pretrained:
     """The policy of a run's checkpoint."""
     settings = flat_settings(saved.settings)
@@ -194,6 +213,8 @@ def _of_run(init: str, saved: SavedRun) -> Pretrained:
     offered = map(str, listed) if isinstance(listed, list) else ()
     own = list(map(name_in, filter(is_reference, offered)))
     facts |= {OWN: own} if own else {}
+    seen = settings.get("policy.observe")
+    facts |= {OBSERVE: seen} if seen else {}
     sizes = asdict(NetworkConfig()).items()
     network: dict = {name: settings.get(f"policy.network.{name}", size) for name, size in sizes}
     state = {name: part for name, part in saved.learner.items() if name in TAKEN}

@@ -8,6 +8,7 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from tiny_world import CPU, quiet_progress, tiny_settings
 
+from benchmarks.env_sweep import SingleEnv
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.arguments import expand_slots
@@ -19,7 +20,6 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.env.ahead import KERNELS, example_inputs, same_bits
 from esper_soa.env.env import Env
 from esper_soa.env.observation import feature_names
-from esper_soa.env.reduction import Reduction
 from esper_soa.env.reward import final_rents
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
@@ -57,19 +57,6 @@ TEXT_LACKS = ("data.label_noise",)
 MODES = {"reward.param_penalty_weight": "basic", "reward.loss.compute_rent_weight": "loss"}
 
 
-class Single(Reduction):
-    """That of a process with one env of a run."""
-
-    def __init__(self, env: int) -> None:
-        self.first_env = env
-
-    def all_envs(self, own: int) -> int:
-        return ENVS
-
-    def own(self, entries: torch.Tensor, dim: int = 0) -> torch.Tensor:
-        return entries.narrow(dim, self.first_env, 1)
-
-
 def changed(cfg: TrainConfig, values: dict[str, object]) -> TrainConfig:
     """The settings with others under dotted names."""
     groups: dict[str, dict] = {}
@@ -102,7 +89,7 @@ def played(cfg: TrainConfig, plain: bool = False, env: int | None = None) -> tup
     engine = TorchEngine() if plain else world.rules.engine
     nets = world.rules.nets._replace(env_chunk=1)
     rules = world.rules._replace(engine=engine, nets=nets)
-    reduction = world.reduction if env is None else Single(env)
+    reduction = world.reduction if env is None else SingleEnv(env, ENVS)
     world = World(rules, world.data, world.sizes, cfg.data, cfg.seed, reduction=reduction)
     # a fossil in the first slot, and random play in the others
     code = Blueprint.LORA if cfg.task.host == "transformer" else Blueprint.CONV_LIGHT
@@ -174,6 +161,28 @@ def test_a_draw_is_of_seed_round_env_and_name() -> None:
     assert all(many[name][:ENVS] == first[name] for name in first)
     other = build_world(cfg, CPU, seed=cfg.seed + 1).settings
     assert set(drawn).isdisjoint(one for values in other.values() for one in values)
+
+
+def test_a_rank_takes_the_values_of_its_own_envs() -> None:
+    cfg = changed(images("net"), LISTS)
+    built = build_world(replace(cfg, envs=1), CPU)
+    world = World(
+        built.rules, built.data, built.sizes, cfg.data, cfg.seed, reduction=SingleEnv(1, ENVS)
+    )
+    assert world.settings["task.host_lr"] == [0.3, 0.1, 0.3]
+    assert world.values["task.host_lr"].tolist() == [0.1]
+    assert world.work(0).rules.host.lr.tolist() == [[0.1]]
+
+
+def test_prices_hold_where_envs_are_paid_by_several_modes() -> None:
+    cfg = images("shaped")
+    cfg = replace(cfg, reward=RewardConfig(split=["shaped", "basic"], max_rent=100))
+    own, low, high = (
+        played(changed(cfg, {"reward.rent_weight": price}))[1].rewards
+        for price in ("[0.001,1,10]", 0.001, 10)
+    )
+    assert [own[0], own[2]] == [low[0], high[2]]
+    assert low[2] != high[2]
 
 
 def test_a_range_of_logarithms_has_as_many_below_its_geometric_mean() -> None:

@@ -5,13 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from equal_runs import assert_equal_runs, settings
 from tiny_runs import fresh, records, resumed
 
+from esper_soa.config.agent import NetworkConfig
 from esper_soa.config.settings import EvaluateConfig, TrainConfig
+from esper_soa.env.env import Env
 from esper_soa.lab.report import run_tables
 from esper_soa.lab.report.run_files import read_run
+from esper_soa.training.build import build_world
 from esper_soa.training.evaluation import evaluate
+from esper_soa.training.players import build_player
 from esper_soa.training.run_folder import RunFolder
 
 PRICE = "reward.rent_weight"
@@ -68,3 +73,23 @@ def test_an_evaluation_gives_each_env_its_own(whole: Path, tmp_path: Path) -> No
     evaluate(asked, RunFolder(tmp_path))
     samples = json.loads((tmp_path / "evaluation.json").read_text())["policies"]["wait"]["samples"]
     assert samples["net"] == samples["test_accuracy"]  # without growth no rent is due
+
+
+@pytest.mark.parametrize(("init", "seen"), [("", [PRICE]), ("grower", [])])
+def test_a_policy_begins_with_what_one_that_saw_less_has_learned(
+    whole: Path, init: str, seen: list[str]
+) -> None:
+    """It decides as that one, whatever the new setting is, until it has learned to heed it."""
+    learned = []
+    network = NetworkConfig(hidden=128, features=128) if init else drawn().policy.network
+    for observe in (seen, [RATE, PRICE]):
+        cfg = drawn(rounds=1)
+        policy = replace(cfg.policy, network=network, observe=observe, init=init or str(whole))
+        cfg = replace(cfg, policy=policy)
+        world = build_world(cfg, torch.device("cpu"))
+        view = Env(world).reset(1).view
+        agent = build_player(cfg, world).agent
+        decision, _ = agent.act(view, agent.start(4, world.device))
+        learned.append(decision.log_probs)
+        assert view.observation.features.shape[1] == 23 + len(observe) + 2 * 31
+    assert torch.allclose(*learned, atol=1e-5)

@@ -28,7 +28,7 @@ SETTINGS = settings(
         ppo=PPOConfig(epochs=1, minibatches=1),
         imitation=ImitationConfig(rounds=1, teacher="schedule", epochs=1),
     ),
-    reward=RewardConfig(split=["shaped", "net"]),
+    reward=RewardConfig(split=["shaped", "net"], rent_weight="[0.5,0.4]"),
 )
 STANDS_FOR = {
     "<term>": REWARD_TERMS,
@@ -38,6 +38,7 @@ STANDS_FOR = {
     "<fate>": ("germinated", "fossilized", "contributing", "pruned", "unfinished"),
     "<head>": HEAD_NAMES,
     "<mode>": SETTINGS.reward.split,
+    "<setting>": SETTINGS.differing,
 }
 TYPES = {
     "int32": "INTEGER",

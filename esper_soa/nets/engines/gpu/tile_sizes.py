@@ -41,8 +41,8 @@ def shared_limit(device: torch.device) -> int:
     """Bytes of shared memory that a program can have; without a GPU those of the smallest."""
     if device.type != "cuda":
         return LEAST_SHARED
-    limit: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return limit
+    known = torch.cuda.get_device_properties(device)
+    return int(known.shared_memory_per_block_optin)  # type: ignore[attr-defined]
 
 
 def block_tile(inputs: int, outputs: int, taps: int, dtype: torch.dtype, limit: int) -> TileSizes:
