@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -33,6 +34,15 @@ def test_every_experiment_that_ships_composes() -> None:
     assert "cifar_3seed" in experiments()
     for name in experiments():
         assert compose_settings(name).name == name
+
+
+def test_a_budget_changes_how_much_is_played_and_nothing_else() -> None:
+    plain = asdict(compose_settings("cifar_3seed"))
+    changed = {}
+    for file in sorted(Path(config_dir(), "budget").glob("*.yaml")):
+        found = asdict(compose_settings("cifar_3seed", [f"+budget={file.stem}"]))
+        changed[file.stem] = {name: found[name] for name in found if found[name] != plain[name]}
+    assert changed == {"hour": {"rounds": 80}, "minute": {"envs": 4}}
 
 
 def test_the_hydra_of_the_caller_stays_as_it_is() -> None:

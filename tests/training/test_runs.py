@@ -139,6 +139,20 @@ def test_the_console_shows_as_much_as_is_asked_for_and_the_log_all(
     assert "accuracy, best host (%)" in log
 
 
+def test_a_run_that_is_well_warns_of_nothing_but_of_minibatches_beyond_its_envs(
+    tmp_path: Path,
+) -> None:
+    logs = []
+    for minibatches in (2, 4):
+        own = ["rounds=2", "envs=2", f"policy.ppo.minibatches={minibatches}", "report=false"]
+        own += ["policy.ppo.lr=0.0003", f"run_dir={tmp_path / str(minibatches)}"]
+        run = esper_soa.train("smoke", [*TINY, *own], verbose=0)
+        lines = (run.path / "log.txt").read_text().splitlines()
+        logs.append([line.partition(" WARNING ")[2] for line in lines if " WARNING " in line])
+    cap = "policy   policy.ppo.minibatches=4 is more than envs=2: one minibatch per env"
+    assert logs == [[], [cap]]
+
+
 def test_a_network_is_exported_by_the_ending_of_its_file_or_by_its_format(
     done: esper_soa.RecordedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
