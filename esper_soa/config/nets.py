@@ -159,6 +159,13 @@ class TaskConfig(Settings, path="task."):
         return IMAGE_SIZE // 2 ** min(block, self.num_pools)
 
 
+# By host, settings that make it small, its width first; none does for a user's own.
+SIZE_SETTINGS = {
+    "chain": ("task.base_channels", "task.kernel_size"),
+    "transformer": ("task.transformer.width", "task.transformer.layers"),
+}
+# By host, settings that lower the memory of its losses.
+LOSS_SETTINGS = {"transformer": ("task.transformer.logits_mib",)}
 # Settings of a task of which each env can have its own.
 ENV_SETTINGS = tuple(
     one.name for one in fields(TaskConfig) if isinstance(one.metadata.get(RULE), EnvRange)

@@ -133,4 +133,5 @@ def test_scores_in_small_passes_are_those_in_one(monkeypatch: pytest.MonkeyPatch
     inputs, labels = torch.arange(120).reshape(30, 4) % 50, torch.arange(120).reshape(30, 4) % 7
     whole = networks.score_network(net, inputs, labels)
     monkeypatch.setattr(networks, "MOST_LOGITS", 1000)  # five samples of 200 logits
+    monkeypatch.setattr(networks, "MOST_DOUBLES", 100)  # half a sample
     assert networks.score_network(net, inputs, labels) == pytest.approx(whole, rel=1e-12)
