@@ -158,7 +158,7 @@ def test_losses_are_counted_by_the_head_within_their_budget() -> None:
     cfg = replace(TrainConfig(), task=task, **(READS | {"envs": 1}))
     table = 4 * 1000 * task.transformer.width
     assert sizes(cfg)["losses"] == 2**20 + 2 * table
-    assert sizes(replace(cfg, batch_size=1))["losses"] == 8 * 64 * 1000 + 2 * table
+    assert sizes(replace(cfg, batch_size=2))["losses"] == 8 * 2 * 64 * 1000 + 2 * table
     assert sizes(TrainConfig())["losses"] == 0
 
 
