@@ -157,6 +157,15 @@ class TaskConfig(Settings, path="task."):
         return IMAGE_SIZE // 2 ** min(block, self.num_pools)
 
 
+# By host, settings that make it small, its width first; none does for a user's own.
+SIZE_SETTINGS = {
+    "chain": ("task.base_channels", "task.kernel_size"),
+    "transformer": ("task.transformer.width", "task.transformer.layers"),
+}
+# By host, settings that lower the memory of its losses.
+LOSS_SETTINGS = {"transformer": ("task.transformer.logits_mib",)}
+
+
 def blueprint_names(references: Sequence[str]) -> tuple[str, ...]:
     """Names of the blueprints in settings, by code: the package's, then users' own as
     `references`.

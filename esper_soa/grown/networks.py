@@ -17,7 +17,10 @@ from esper_soa.nets.model.modules import GrownNetwork
 from esper_soa.runtime.versions import package_versions
 
 AT_ONCE = 256  # samples per forward pass of `score_network`, at most
-MOST_LOGITS = 2**25  # of a pass, where samples have many targets of many classes
+# Where samples have many targets of many classes: logits of a pass, of more than one sample, and
+# those that are in double precision at the same time.
+MOST_LOGITS = 2**22
+MOST_DOUBLES = 2**20
 
 
 class NetworkScore(NamedTuple):
@@ -43,10 +46,12 @@ def score_network(net: nn.Module, inputs: Tensor, labels: Tensor) -> NetworkScor
         losses = []
         right = []
         for part, target in zip(inputs.split(size), labels.split(size), strict=True):
-            logits = net(part.to(device)).cpu().double().flatten(0, -2)
-            targets = target.flatten()
-            losses.append(cross_entropy(logits, targets, reduction="none"))
-            right.append(logits.argmax(1) == targets)
+            logits = net(part.to(device)).cpu().flatten(0, -2)
+            rows = max(1, MOST_DOUBLES // logits.shape[1])
+            for few, targets in zip(logits.split(rows), target.flatten().split(rows), strict=True):
+                exact = few.double()
+                losses.append(cross_entropy(exact, targets, reduction="none"))
+                right.append(exact.argmax(1) == targets)
     finally:
         net.train(training)
     accuracy = 100.0 * int(torch.cat(right).sum()) / labels.numel()

@@ -16,14 +16,14 @@ from typing import NamedTuple
 import torch
 
 from esper_soa.config.errors import SettingError
-from esper_soa.config.nets import IMAGES
+from esper_soa.config.nets import IMAGES, LOSS_SETTINGS, SIZE_SETTINGS
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.observation import NUM_ENV_FEATURES, feature_names
 from esper_soa.env.step import EnvRules
 from esper_soa.nets.data.datasets import SampleCount, sample_spec
 from esper_soa.nets.data.orders import MAX_STORED
 from esper_soa.nets.model.host import HostShape
-from esper_soa.nets.model.transformer import LOGIT
+from esper_soa.nets.model.parts import DRAWN
 from esper_soa.nets.model.user_parts import task_shape
 from esper_soa.nets.seeds.pools import row_layout
 from esper_soa.nets.sgd import state_width
@@ -33,16 +33,16 @@ FLOAT = 4  # bytes of a number
 MIB = 2**20
 GIB = 2**30
 DRAW_BYTES = 16  # bytes of a random number while it is drawn: its place and its hash, both int64
-TRAINED = "activations of the batches in training"
+# When needs arise that pass.
+BUILT = "building"
+PASSED = "a pass of training"
+UPDATED = "a step"
+LEARNED = "the policy's update"
 NO_SAMPLES = SampleCount(0, 0)
-# By host, what makes it small; nothing does for a user's own.
-NARROWER = {
-    "chain": ("task.base_channels", "task.kernel_size"),
-    "transformer": ("task.transformer.width", "task.transformer.layers"),
-}
+WIDTHS = " or ".join(names[0] for names in SIZE_SETTINGS.values())
 LOWER = (
-    "envs, batch_size, steps, train_samples, the width of the hosts (task.base_channels or "
-    "task.transformer.width), policy.network.hidden or compute.env_chunk"
+    f"envs, batch_size, steps, train_samples, the width of the hosts ({WIDTHS}), "
+    "policy.network.hidden or compute.env_chunk"
 )
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP_LIMITS = (
@@ -58,13 +58,16 @@ class Need(NamedTuple):
     what: str
     size: int  # bytes
     settings: tuple[str, ...]
-    passing: bool = False  # only for a while, and at another time than the others that pass
+    during: str = ""  # when it is needed, if not always
 
 
 def at_once(parts: Sequence[Need]) -> int:
     """Bytes that are needed at the same time: all that lasts, and the most of what passes."""
-    lasting_bytes = sum(need.size for need in parts if not need.passing)
-    return lasting_bytes + max((need.size for need in parts if need.passing), default=0)
+    times = dict.fromkeys([need.during for need in parts], 0)
+    for need in parts:
+        times[need.during] += need.size
+    lasting_bytes = times.pop("", 0)
+    return lasting_bytes + max(times.values(), default=0)
 
 
 def needs(cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMPLES) -> list[Need]:
@@ -72,7 +75,7 @@ def needs(cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMP
     shape = task_shape(cfg.task, cfg.slots)
     spec = sample_spec(cfg.data)
     slots = shape.slots
-    narrower = NARROWER.get(cfg.task.host, ())
+    narrower = SIZE_SETTINGS.get(cfg.task.host, ())
     rows = sum(sum(row_layout(shape, slot)) for slot in range(len(slots)))
     numbers = shape.parameters.total + rows
     # parameters, what the optimizer keeps, snapshot
@@ -84,47 +87,54 @@ def needs(cfg: TrainConfig, device: torch.device, samples: SampleCount = NO_SAMP
     )
     image_bytes = synthetic if cfg.data.name == "synthetic" else 0
     settings_to_lower = ("data.synthetic_train", "data.synthetic_test")
-    smaller_batches = ("batch_size", "compute.env_chunk", *narrower[:1])
-    hosts = cfg.envs * DRAW_BYTES * shape.parameters.total
+    drawn = DRAW_BYTES * min(cfg.envs * shape.parameters.total, DRAWN)
+    hosts = drawn + FLOAT * cfg.envs * shape.parameters.total
     orders = 0 if cfg.data.split else cfg.envs * samples.train  # numbers in the order of a pass
     order = 8 * cfg.envs * cfg.train_samples + FLOAT * orders * (orders <= MAX_STORED)
     stored = spec.train_bytes * samples.train + spec.test_bytes * samples.others
     boosts = FLOAT * cfg.envs * (len(slots) * (len(slots) - 1) // 2 * cfg.steps)
     return [
         Need("weights", cfg.envs * FLOAT * weights, ("envs", *narrower)),
-        Need(TRAINED, activations(cfg, shape, device), smaller_batches, passing=True),
-        *logit_needs(cfg, shape, device),
-        Need("drawing the weights of the hosts", hosts, ("envs", *narrower), passing=True),
+        *training_needs(cfg, shape, device, narrower),
+        Need("drawing the weights of the hosts", hosts, ("envs", *narrower), BUILT),
         Need(f"the order of the {spec.name}", order, ("train_samples", "envs")),
-        Need(f"drawing the synthetic {spec.name}", image_bytes, settings_to_lower, passing=True),
+        Need(f"drawing the synthetic {spec.name}", image_bytes, settings_to_lower, BUILT),
         Need(f"the {spec.name}", stored, ("data.root",)),
         Need("the boosts of seeds that help each other", boosts, ("steps", "envs", "slots")),
         *policy_needs(cfg, tuple(slot.name for slot in slots)),
     ]
 
 
-def activations(cfg: TrainConfig, shape: HostShape, device: torch.device) -> int:
-    """Bytes of what the forward passes that run side by side keep for their gradients."""
+def training_needs(
+    cfg: TrainConfig, shape: HostShape, device: torch.device, narrower: tuple[str, ...]
+) -> list[Need]:
+    """What the networks that train side by side take: copies of their rows, activations, losses;
+    then the gradients and what a step makes of them. Native kernels take network by network, in
+    place.
+    """
     layout = choose_layout(cfg, shape, device)
-    chunk = layout.env_chunk
     elements = sample_spec(cfg.data).elements + sum(
         segment.activations for segment in shape.segments
     )
-    by_network = shape.modules is None and shape.slots[0].topology == IMAGES
-    if device.type == "cpu" and cfg.compute.engine != "torch" and by_network:
-        chunk = 1  # the native kernels take network by network
-    return FLOAT * min(layout.workers * chunk, cfg.envs) * cfg.batch_size * elements
-
-
-def logit_needs(cfg: TrainConfig, shape: HostShape, device: torch.device) -> list[Need]:
-    """The logits of text that workers have at the same time; nothing for images."""
-    if cfg.task.host != "transformer":
-        return []
-    layout = choose_layout(cfg, shape, device)
-    rows = layout.env_chunk * cfg.batch_size * cfg.task.transformer.context
-    all_of_chunk = LOGIT * rows * cfg.task.num_classes
-    most = layout.workers * min(all_of_chunk, MIB * cfg.task.transformer.logits_mib)
-    return [Need("logits", most, ("task.transformer.logits_mib",))]
+    torch_alone = cfg.compute.engine == "torch" or shape.modules is not None
+    in_place = shape.slots[0].topology == IMAGES and not torch_alone
+    num_nets = min(layout.workers * (1 if in_place else layout.env_chunk), cfg.envs)
+    if device.type != "cpu":
+        in_place = True
+        num_nets = min(layout.env_chunk, cfg.envs)
+    activations = FLOAT * num_nets * cfg.batch_size * elements
+    smaller = ("batch_size", "compute.env_chunk", *narrower[:1])
+    found = [Need("activations of the batches in training", activations, smaller, PASSED)]
+    each = min(layout.env_chunk, cfg.envs)
+    losses = min(layout.workers, cfg.envs) * shape.head.loss_bytes(each, cfg.batch_size)
+    found.append(Need("losses", losses, LOSS_SETTINGS.get(cfg.task.host, smaller), PASSED))
+    if not in_place:
+        row = FLOAT * num_nets * shape.parameters.total
+        copies = row + FLOAT * num_nets * state_width(cfg.task.optimizer, shape.parameters.total)
+        settings = ("compute.workers", "compute.env_chunk", *narrower)
+        found += [Need("networks in training", copies, settings, at) for at in (PASSED, UPDATED)]
+        found.append(Need("gradients of the hosts", 3 * row, settings, UPDATED))
+    return found
 
 
 def policy_needs(cfg: TrainConfig, slots: tuple[str, ...]) -> list[Need]:
@@ -150,7 +160,7 @@ def policy_needs(cfg: TrainConfig, slots: tuple[str, ...]) -> list[Need]:
     return [
         Need("the rollout", rollout, ("steps", "envs")),
         Need("the policy", 4 * FLOAT * weights, smaller),  # parameters, gradients, two moments
-        Need("activations of the update", update, ("steps", "envs", *smaller), passing=True),
+        Need("activations of the update", update, ("steps", "envs", *smaller), LEARNED),
     ]
 
 
@@ -217,7 +227,7 @@ def room_for_steps(cfg: TrainConfig, device: torch.device, processes: int = 1) -
     what is free is not known. processes: that share what is free.
     """
     free = free_memory(device)
-    others = [need for need in needs(cfg, device) if need.what != TRAINED]
+    others = [need for need in needs(cfg, device) if need.during not in (PASSED, UPDATED)]
     return None if free is None else free // processes - at_once(others)
 
 
@@ -227,10 +237,11 @@ def plan_in_words(cfg: TrainConfig, device: torch.device, rules: EnvRules) -> st
     An engine that keeps what its passes work in says itself how much that is.
     """
     kept_bytes = rules.engine.persistent_bytes(rules.nets, sizes_of(cfg), device)
-    engine = Need(f"the steps of {rules.engine.chosen.name}", kept_bytes, ())
-    parts = _largest_first(
-        [engine if kept_bytes and need.what == TRAINED else need for need in needs(cfg, device)]
-    )
+    parts = needs(cfg, device)
+    if kept_bytes:
+        others = [need for need in parts if need.during not in (PASSED, UPDATED)]
+        parts = [Need(f"the steps of {rules.engine.chosen.name}", kept_bytes, ()), *others]
+    parts = _largest_first(parts)
     free = free_memory(device)
     rest = "what is free is not known" if free is None else f"{free / GIB:.1f} GiB are free"
     most = f"{parts[0].size / MIB:,.0f} MiB of it for {parts[0].what}"

@@ -141,4 +141,5 @@ def test_scores_are_of_targets_and_in_small_passes_those_in_one(
     losses = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     assert whole.loss == pytest.approx(float(losses), rel=1e-12)
     monkeypatch.setattr(networks, "MOST_LOGITS", 1000)  # five samples of 200 logits
+    monkeypatch.setattr(networks, "MOST_DOUBLES", 100)  # half a sample
     assert networks.score_network(net, inputs, labels) == pytest.approx(whole, rel=1e-12)

@@ -1,6 +1,9 @@
 """What a run needs is asked for before it is built; a failed allocation names settings."""
 
+import os
 import resource
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,9 +142,50 @@ def test_the_default_run_needs_less_than_a_gibibyte() -> None:
     check_room(TrainConfig(), CPU)
 
 
+PEAK = """
+import resource, sys, torch, esper_soa
+from esper_soa.runtime.memory import at_once, needs
+sizes = ["task=text_small", "data=text", "data.root=own.txt", "policy=wait", "control=none",
+         "rounds=1", "steps=2", "envs=1", "val_samples=2", "compute.workers=1", "report=false"]
+wide = ["batch_size=8", "train_samples=8", "task.transformer.width=256", "task.optimizer=sgd",
+        "task.num_classes=16384", "task.transformer.dropout=0.1", "task.transformer.logits_mib=16"]
+peak = lambda: 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+few = ["batch_size=2", "train_samples=2"]
+esper_soa.train("", [*sizes, *few, "run_dir=first"])
+before = peak()
+run = esper_soa.train("", [*sizes, *wide, "run_dir=second"])
+print(peak() - before, at_once(needs(run.settings, torch.device("cpu"))))
+"""
+
+
+@pytest.mark.slow
+def test_a_host_of_many_tokens_takes_what_was_told_and_less_than_twice_as_much(
+    tmp_path: Path,
+) -> None:
+    """Training, losses in pieces, final test, in a process that has played a small run before."""
+    (tmp_path / "own.txt").write_text("And the king said unto them. " * 700)
+    command = [sys.executable, "-c", PEAK]
+    paths = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | paths, capture_output=True, text=True, check=True
+    )
+    seen, told = map(int, done.stdout.split()[-2:])
+    assert told < seen < 2 * told
+
+
+def test_losses_are_counted_by_the_head_within_their_budget() -> None:
+    task = replace(TEXT, transformer=TransformerConfig(segments=1, logits_mib=1), num_classes=1000)
+    cfg = replace(TrainConfig(), task=task, **(READS | {"envs": 1}))
+    table = 4 * 1000 * task.transformer.width
+    assert sizes(cfg)["losses"] == 2**20 + 2 * table
+    assert sizes(replace(cfg, batch_size=2))["losses"] == 8 * 2 * 64 * 1000 + 2 * table
+    assert sizes(TrainConfig())["losses"] == 0
+
+
 def test_what_passes_is_counted_once() -> None:
-    parts = [Need("weights", 5, ()), Need("a", 3, (), passing=True), Need("b", 4, (), passing=True)]
-    assert at_once(parts) == 5 + 4
+    parts = [Need("weights", 5, ()), Need("a", 3, (), "one"), Need("b", 2, (), "other")]
+    parts.append(Need("c", 2, (), "other"))
+    assert at_once(parts) == 5 + 2 + 2
     assert at_once(parts[:1]) == 5
 
 

@@ -32,6 +32,10 @@ class Classifier(ABC):
     @abstractmethod
     def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor: ...
 
+    def loss_bytes(self, num_nets: int, batch: int) -> int:
+        """0: too few to count."""
+        return 0
+
     def train_loss(
         self, run: Forward, values: Values, x: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:

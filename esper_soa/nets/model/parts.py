@@ -24,7 +24,7 @@ from esper_soa.nets.batched import NORM_EPS
 from esper_soa.nets.data import streams
 
 CHANNELS_PER_GROUP = 16
-DRAWN = 2**22  # numbers drawn at the same time: what is in between takes little memory for any host
+DRAWN = 2**18  # numbers drawn at the same time: what is in between takes little memory for any host
 
 
 class Parameter(NamedTuple):
@@ -61,6 +61,16 @@ class Table(NamedTuple):
             for part, row in zip(parts, self.parameters, strict=True)
         ]
 
+    def between(self, start: int, end: int) -> "Table":
+        """What is in the columns from `start` to before `end`, as vectors."""
+        found = []
+        place = 0
+        for size, one in zip(self.sizes, self.parameters, strict=True):
+            count = min(end, place + size) - max(start, place)
+            place += size
+            found += [one._replace(shape=(count,))] if count > 0 else []
+        return Table(tuple(found))
+
     def spread(self, facts: Sequence[float], device: torch.device) -> Tensor:
         """The fact of each parameter tensor for all of its numbers: [total]."""
         each = zip(self.sizes, facts, strict=True)
@@ -72,19 +82,20 @@ class Table(NamedTuple):
             return torch.zeros(keys.shape[0], 0, dtype=dtype, device=keys.device)
         columns = self.total
         rows = torch.empty(keys.shape[0], columns, dtype=dtype, device=keys.device)
-        bound = self.spread([one.bound for one in self.parameters], keys.device).to(dtype)
-        value = self.spread([one.value for one in self.parameters], keys.device).to(dtype)
-        std = self.spread([one.std for one in self.parameters], keys.device).to(dtype)
         width = max(1, DRAWN // max(1, keys.shape[0]))
         for start in range(0, columns, width):
-            counters = torch.arange(start, min(start + width, columns), device=keys.device)
-            part = slice(start, start + width)
-            draws = streams.uniform(keys[:, None], counters, dtype)
-            drawn = value[part] + bound[part] * (2 * draws - 1)
-            if any(one.std for one in self.parameters):
-                normal = std[part] > 0
-                drawn[:, normal] += std[part][normal] * normal_numbers(draws[:, normal])
-            rows[:, part] = drawn
+            end = min(start + width, columns)
+            own = self.between(start, end)
+            facts = zip(*[(one.bound, one.value, one.std) for one in own.parameters], strict=True)
+            bound, value, std = (own.spread(one, keys.device).to(dtype) for one in facts)
+            draws = streams.uniform(
+                keys[:, None], torch.arange(start, end, device=keys.device), dtype
+            )
+            drawn = value + bound * (2 * draws - 1)
+            if any(one.std for one in own.parameters):
+                normal = std > 0
+                drawn[:, normal] += std[normal] * normal_numbers(draws[:, normal])
+            rows[:, start:end] = drawn
         return rows
 
 

@@ -142,6 +142,11 @@ class HeadSegment(Segment, Protocol):
     Labels: int64 [B, n], or [B, n, K] for K targets per sample.
     """
 
+    def loss_bytes(self, num_nets: int, batch: int) -> int:
+        """Bytes that `train_loss` of so many samples of n networks takes while it computes, with
+        float32 and beside activations.
+        """
+
     def train_loss(
         self, run: Forward, values: Values, x: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,7 @@ from esper_soa.nets.model.segments import (
 )
 
 MIB = 2**20
+FLOAT = 4  # bytes of a number
 LOGIT = 8  # bytes of a logit and its logarithm
 TOKENS = 0  # number of the token embeddings among the host's parameters
 TENSORS = 12  # parameter tensors of a layer
@@ -146,8 +147,12 @@ class Layers(StatelessSegment):
 
     @property
     def activations(self) -> int:
-        """Of each layer 16 D: norms 2, queries, keys, values 3, attention 2, MLP 9."""
-        return self.count * 16 * self.width * self.length
+        """Of each layer 16 D: norms 2, queries, keys, values 3, attention 2, MLP 9. With dropout
+        what its two places take in and multiply by, and of the attention weights the same and what
+        comes of it.
+        """
+        dropped = (4 * self.width + 3 * self.heads * self.length) * (self.dropout > 0)
+        return self.count * self.length * (16 * self.width + dropped)
 
     def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
         batch = x.shape[0]
@@ -218,6 +223,13 @@ class TiedHead(StatelessSegment):
     @property
     def activations(self) -> int:
         return 2 * self.width * self.length
+
+    def loss_bytes(self, num_nets: int, batch: int) -> int:
+        """Logits as far as they are made at once, and the gradient of the token embeddings with
+        what a piece adds to it.
+        """
+        logits = min(num_nets * batch * self.length * self.tokens, self.most)
+        return LOGIT * logits + 2 * FLOAT * num_nets * self.tokens * self.width
 
     def infer(self, run: Forward, folded: list[Tensor], x: Tensor) -> Tensor:
         rows = self._rows(run, folded, x)
