@@ -111,11 +111,6 @@ def new_rollout(
     return Rollout(rows, torch.zeros(num_envs, device=device))
 
 
-def with_teacher(rollout: Rollout) -> Rollout:
-    """The rollout with room for what a teacher would have done."""
-    return rollout._replace(taught=rollout.rows.action.clone())
-
-
 def write_(rollout: Rollout, t: int, row: Row) -> None:
     """Copy the env-step `row` [N] into place t of the rollout."""
     rollout.rows[t].update_(row)  # type: ignore[arg-type]

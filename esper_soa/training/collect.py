@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Agent, decide, restart
-from esper_soa.agent.rollout import Rollout, Row, new_rollout, with_teacher, write_
+from esper_soa.agent.rollout import Rollout, Row, new_rollout, write_
 from esper_soa.env.env import Env
 from esper_soa.env.observation import feature_names
 from esper_soa.env.step import EnvView, StepResult
@@ -195,7 +195,9 @@ def _rollout(world: World, player: Player) -> Rollout | None:
         world.device,
         num_codes(world.rules.nets.shape.blueprints),
     )
-    return with_teacher(rollout) if player.teacher is not None else rollout
+    if player.teacher is None:
+        return rollout
+    return rollout._replace(taught=rollout.rows.action.clone())
 
 
 def _row(observed: EnvView, decision: Decision, result: StepResult, truncated: Tensor) -> Row:

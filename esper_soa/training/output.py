@@ -104,11 +104,6 @@ class RunOutput:
             self.save()
         self._look_for_files()
 
-    def save_last(self) -> None:
-        """Save the checkpoint of the last round, and the test accuracy of the run's best host."""
-        self.save()
-        self.networks.measure_best()
-
     def save(self) -> None:
         """Save the checkpoint of the rounds done, once, and drop those that are too old.
 

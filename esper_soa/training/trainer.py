@@ -77,7 +77,8 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
             output.callbacks.on_round_end(run, metrics)
             run.handle_signals()
             yield number + 1
-        output.save_last()
+        output.save()
+        output.networks.measure_best()
         run.play_control(progress)
         output.lost = output.callbacks.finish()
 

@@ -27,7 +27,6 @@ from esper_soa.nets.model.parts import (
     Start,
     Table,
     Width,
-    num_tensors,
 )
 from esper_soa.nets.model.sequence_parts import CausalAttention, Dense, SoftLayerNorm
 from esper_soa.nets.model.user_module import UserModule
@@ -214,7 +213,7 @@ def seed_forward(blueprint: Architecture, parameters: list[Tensor], x: Tensor) -
     rest = parameters
     for part in blueprint.parts:
         assert not isinstance(part, UserModule)  # which stands alone
-        count = num_tensors(part)
+        count = len(part.parameters(1, 1))  # the same in every slot
         out = part.forward(rest[:count], out)
         rest = rest[count:]
     return x + out if blueprint.residual else out

@@ -375,8 +375,3 @@ KernelPart = Conv | Depthwise | SoftNorm | Excite
 def are_parts(value: object) -> bool:
     """Whether it is a tuple of parts, of one at least."""
     return isinstance(value, tuple) and bool(value) and all(isinstance(one, Part) for one in value)
-
-
-def num_tensors(part: Part) -> int:
-    """Parameter tensors of a part, the same in every slot."""
-    return len(part.parameters(1, 1))
