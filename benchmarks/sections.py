@@ -205,17 +205,21 @@ def ratio_cell(ratio: Mapping | None) -> str:
 
 
 def speed(records: Records) -> list[str]:
-    """The engine's whole cycle over those of both loops, works that have a loop beside them."""
+    """The engine's whole cycle over those of both loops, works that have a loop beside them, and
+    works whose seeds grow, which no loop does.
+    """
     rows: list[Line] = []
-    bare_ratios = {
-        work_cell(record, point): ratio["all"]
-        for record, point, ratio in points_with(records, "bare")
+    ratios = {
+        name: {work_cell(*both): ratio["all"] for *both, ratio in points_with(records, name)}
+        for name in ("baseline", "bare")
     }
-    for record, point, ratio in points_with(records, "baseline"):
-        work = work_cell(record, point)
-        engine = point["sides"]["engine"]
-        both = ratio_cell(ratio["all"]), ratio_cell(bare_ratios.get(work))
-        rows.append((work, f"{last_column(engine)['eps']:.0f}", p95_cell(engine), *both))
+    for record in records:
+        for point in record["points"]:
+            work = work_cell(record, point)
+            if "baseline" in point.get("ratios", {}) or point["work"].get("policy"):
+                engine = point["sides"]["engine"]
+                both = (ratio_cell(found.get(work)) for found in ratios.values())
+                rows.append((work, f"{last_column(engine)['eps']:.0f}", p95_cell(engine), *both))
     over = "over a plain loop of the same work | over bare hosts"
     return markdown(f"work of an env-step | env-steps/s | ms of all envs, p95 | {over}", rows)
 

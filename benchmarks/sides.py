@@ -149,6 +149,7 @@ class EngineSide:
             "rows": self.cfg.rows,
             "warmup_seconds": self.first_seconds,
             "kernels": self.world.rules.engine.chosen.reason,
+            "state": self.world.kernels.reason.split(":")[0],  # without the folder
         }
 
     def val_images(self) -> int:

@@ -112,6 +112,18 @@ def test_every_env_step_has_its_time(record: dict) -> None:
     )
 
 
+def test_speeds_are_of_works_with_a_loop_beside_them_and_of_those_that_grow(record: dict) -> None:
+    (point,) = record["points"]
+    alone = point | {"sides": {"engine": point["sides"]["engine"]}, "ratios": {}}
+    grown = alone | {"work": point["work"] | {"policy": "grower"}}
+    _, _, first, second, _ = sections.speed(
+        [record | {"points": [one]} for one in (point, alone, grown)]
+    )
+    assert first.startswith("| custom: N=2 B=4 T=8 V=8 K=2, seeds 1 conv_light | ")
+    assert second.startswith("| custom: N=2 B=4 T=8 V=8 seeds by grower | ")
+    assert second.endswith(" |  |  |")
+
+
 def test_seeds_may_grow_by_the_policy() -> None:
     engine = EngineSide(tiny(live=0, grow=True, sides=["engine"], update=False, steps=30))
     engine.warm_up()

@@ -1,0 +1,64 @@
+"""How a run is laid out and watched changes no bit of it: workers, threads of products, telemetry,
+and whether step kernels come from the cache.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from equal_runs import content, same, settings
+from tiny_runs import fresh
+
+from esper_soa.agent import lstm, products
+from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config.settings import ComputeConfig, TelemetryConfig, TrainConfig
+from esper_soa.runtime import device
+
+ROUNDS = 2
+
+
+def laid_out(level: str, **compute: object) -> TrainConfig:
+    """A run of four envs whose policy is wide enough for threads."""
+    network = NetworkConfig(hidden=256, features=256)
+    return settings(
+        envs=4,
+        rounds=ROUNDS,
+        telemetry=TelemetryConfig(progress="off", level=level),
+        policy=PolicyConfig(network=network, ppo=PPOConfig(epochs=2)),
+        compute=ComputeConfig(engine="torch", env_chunk=2, **compute),  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture
+def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run on one worker and one thread, eager, that nobody watches."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    monkeypatch.setattr(device, "usable_cores", lambda: 2)
+    for module in (lstm, products):
+        monkeypatch.setattr(module, "WORK", 500_000)
+    fresh(laid_out("off", threads=1, workers=1, compile="off"), tmp_path / "plain")
+    return tmp_path / "plain"
+
+
+def test_workers_threads_and_telemetry_change_no_bit(plain: Path) -> None:
+    other = plain.with_name("other")
+    fresh(laid_out("full", threads=0, workers=2, compile="off"), other)
+    assert "products take 2 threads" in (other / "log.txt").read_text()
+    same(content(plain, ROUNDS), content(other, ROUNDS))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # inductor takes about a minute of one core
+def test_a_cold_and_a_warm_cache_of_step_kernels_change_no_bit(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(plain.parent))
+    cold, filled, warm = (plain.with_name(name) for name in ("cold", "filled", "warm"))
+    watched = laid_out("full", threads=0, workers=2)
+    fresh(watched, cold)
+    fresh(replace(watched, compute=replace(watched.compute, compile="on")), filled)
+    fresh(watched, warm)
+    told = [(path / "log.txt").read_text() for path in (cold, filled, warm)]
+    assert ["compiled ahead of time" in text for text in told] == [False, True, True]
+    for path in (cold, filled, warm):
+        same(content(plain, ROUNDS), content(path, ROUNDS))
