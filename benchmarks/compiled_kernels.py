@@ -29,12 +29,16 @@ from triton.runtime import driver, jit
 
 from esper_soa.config.nets import DataConfig, TaskConfig
 from esper_soa.config.settings import ComputeConfig, TrainConfig
+from esper_soa.nets.engines.gpu import blocks
 from esper_soa.nets.engines.gpu.engine import GpuEngine
+from esper_soa.nets.engines.gpu.tile_sizes import shared_limit
 from esper_soa.nets.seeds.pools import ActiveSeeds
 from esper_soa.training.build import build_world
 from esper_soa.vocabulary import Blend, Stage
 
 launch = jit.JITFunction.run
+# bytes that a program can have, by architecture
+SHARED = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 TASKS = {
     "baseline": (TaskConfig(), ["r0c0", "r0c1", "r0c2"]),
     "wide": (TaskConfig(name="wide", base_channels=32), ["r0c0", "r0c1", "r0c2"]),
@@ -83,9 +87,11 @@ def compiled_for(architecture: int) -> Iterator[list[Launch]]:
         found.append(Launch(function, kernel, grid, given))
 
     driver.set_active(Device(architecture))
+    blocks.shared_limit = lambda device: SHARED[architecture]
     jit.JITFunction.run = compile_launch
     yield found
     jit.JITFunction.run = launch
+    blocks.shared_limit = shared_limit
 
 
 def facts_of(kernel: CompiledKernel) -> dict[str, object]:

@@ -24,16 +24,15 @@ from torch import Tensor
 from triton import knobs
 
 from benchmarks import records
-from benchmarks.compiled_kernels import Launch, Pass, compiled_for, facts_of
+from benchmarks.compiled_kernels import SHARED, Launch, Pass, compiled_for, facts_of
 from benchmarks.sass import Code, Given, Program
+from esper_soa.nets.engines.gpu.tile_sizes import RESERVED
 
 IMAGES = 32  # of a batch
 # where arguments begin in constant bank 0
 ARGUMENTS_AT = {80: 0x160, 86: 0x160, 90: 0x210}
 REGISTERS = 65536  # of a multiprocessor
 MOST_WARPS = 64
-RESERVED = 1024  # bytes of shared memory that a program takes beside its own
-SHARED = 228 << 10  # of a multiprocessor of architecture 90
 FORMATS = {"i1": "b", "i8": "b", "u8": "B", "i16": "h", "u16": "H", "i32": "i", "u32": "I"}
 FORMATS |= {"i64": "q", "u64": "Q", "fp32": "f", "fp64": "d"}
 POINTER = "*"
@@ -103,13 +102,14 @@ def issued(launch: Launch, architecture: int) -> Counter[str]:
     return Counter({kind: round(count * share) for kind, count in total.items()})
 
 
-def warps_of(launch: Launch) -> int:
+def warps_of(launch: Launch, architecture: int) -> int:
     """Warps of a kernel that a multiprocessor holds at once."""
     facts = facts_of(launch.kernel)
     warps = int(facts["warps"])  # type: ignore[call-overload]
     registers = -(-int(facts["registers"]) // 8) * 8  # type: ignore[call-overload]
     room = REGISTERS // (registers * 32 * warps)
-    room = min(room, SHARED // (int(facts["shared"]) + RESERVED))  # type: ignore[call-overload]
+    shared = int(facts["shared"]) + RESERVED  # type: ignore[call-overload]
+    room = min(room, (SHARED[architecture] + RESERVED) // shared)
     return min(MOST_WARPS, warps * room)
 
 
@@ -124,7 +124,7 @@ def table(architecture: int) -> list[dict[str, object]]:
     for one in launches:
         name = one.function.fn.__name__
         found.setdefault(name, Counter()).update(issued(one, architecture))
-        warps[name] = min(warps.get(name, MOST_WARPS), warps_of(one))
+        warps[name] = min(warps.get(name, MOST_WARPS), warps_of(one, architecture))
     order = sorted(found, key=lambda name: -found[name].total())
     return [
         {

@@ -30,9 +30,7 @@ from esper_soa.nets.seeds.pools import row_layout
 IMAGES_PER_SPLIT = 8  # of a weight gradient's sum
 MAX_SPLITS = 16
 PROGRAMS_PER_PROCESSOR = 4
-# with so many registers three programs, and two wide ones, find room on a multiprocessor
-WARPS = {"num_warps": 4, "maxnreg": 168}
-WIDE_WARPS = {"num_warps": 8, "maxnreg": 128}
+MAX_REGISTERS = 168  # of narrow slots: three programs find room on a multiprocessor
 
 
 class SlotTable(NamedTuple):
@@ -168,4 +166,6 @@ def branch_(
 def _options(*slots: KernelSlot) -> dict[str, int]:
     """Of a launch; with one stage loads stay behind the barriers after the stores they read."""
     lanes = max(slot.shape.lanes.value for slot in slots)
-    return {"num_stages": 1} | (WIDE_WARPS if lanes >= 64 else WARPS)
+    warps = max(4, lanes // 8)
+    limit = {"maxnreg": MAX_REGISTERS} if lanes <= 16 else {}
+    return {"num_warps": warps, "num_stages": 1} | limit

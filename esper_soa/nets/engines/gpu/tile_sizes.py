@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 LEAST_SHARED = 99 << 10  # bytes for a program on the smallest GPUs that are supported
+RESERVED = 1024  # bytes that a program takes beside its own
 BLOCK_NUMBERS = 4096  # of a tile: pixels times channels; with more the registers do not suffice
 MAX_BLOCK_PIXELS = 128
 GROUP_BYTES = 128
@@ -46,7 +47,7 @@ def shared_limit(device: torch.device) -> int:
 
 
 def block_tile(inputs: int, outputs: int, taps: int, dtype: torch.dtype, limit: int) -> TileSizes:
-    """Of a block's kernels; of the fewest stages where none fits.
+    """Of a block's kernels: with as many stages as leave room for a second program, or with one.
 
     A step holds a tile of pixels beside one of weights, or two tiles of pixels; codes of the pool
     stand beside both. Sums of gradients go through shared memory at the end.
@@ -62,7 +63,8 @@ def block_tile(inputs: int, outputs: int, taps: int, dtype: torch.dtype, limit: 
         for stages in STAGES
         for held in [stages * step + pixels * width]
     ]
-    return next((one for one in fitting if one.shared <= limit), fitting[-1])
+    half = limit // 2 - RESERVED // 2
+    return next((one for one in fitting if one.shared <= half), fitting[-1])
 
 
 class SlotTile(NamedTuple):
