@@ -28,7 +28,7 @@ from esper_soa.nets.model.user_parts import task_shape, task_slots
 from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seeds
 from esper_soa.nets.seeds.seeds import TrainingSeeds
 from esper_soa.nets.seeds.snapshot import add_snapshot_, restore_where_, snapshot_where_
-from esper_soa.runtime.memory import activations, needs
+from esper_soa.runtime.memory import needs
 from esper_soa.training.build import build_rules, build_world
 
 HERE = "hosts_of_users"
@@ -244,15 +244,14 @@ def test_hosts_are_trained_with_seeds_that_compute_in_16_bits(name: str, precisi
 @pytest.mark.parametrize("name", ["staged", "refined"])
 def test_the_memory_plan_knows_them(name: str) -> None:
     cfg = settings(name, compute=ComputeConfig(workers=1, env_chunk=3))
-    shape = task_shape(cfg.task, cfg.slots)
     images_and_features = {
         "staged": 3 * 1024 + 6 * 256 + 6 * 64 + 10 * 64 + 10,
         "refined": 3 * 1024 + 8 * 1024 + 8 * 256 + 12 * 256 + 12 * 64,
     }
     # a chunk of modules in torch, parts network by network in C
     numbers = cfg.batch_size * images_and_features[name] * (3 if name == "staged" else 1)
-    assert activations(cfg, shape, CPU) == 4 * numbers
     plan = {need.what: need for need in needs(cfg, CPU)}
+    assert plan["activations of the batches in training"].size == 4 * numbers
     weights = build_world(cfg, CPU).weights
     held = sum(one.numel() * 4 for key, one in weights.items(True, True) if "fossil" not in key)
     assert plan["weights"].size == held

@@ -189,9 +189,9 @@ def test_libraries_are_taken_only_where_they_equal_the_eager_kernels(
     kernels = stored_kernels(StandIn.rules, ENVS, SHORT, wait=False)
     assert kernels.reason == f"compiled ahead of time, equal to the bit: {folder / key}"
     assert (folder / key / step_cache.MANIFEST).stat().st_mtime > 0  # it was used
-    (state, measured), _ = example_inputs(StandIn.rules, ENVS + 1)
+    inputs, _ = example_inputs(StandIn.rules, ENVS + 1)
     with pytest.raises(LibraryError, match="other dtypes or shapes"):
-        kernels.record_and_observe(StandIn.rules, state, measured)
+        kernels.record_and_observe(StandIn.rules, *inputs)
     monkeypatch.setattr(StandIn, "error", 1e-15)
     assert "do not compute what they should" in told(StandIn.rules)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from equal_runs import assert_equal_runs, settings
-from tiny_runs import fresh, records, resumed
+from tiny_runs import evaluate, fresh, records, resumed
 
 from esper_soa.config.agent import NetworkConfig
 from esper_soa.config.settings import EvaluateConfig, TrainConfig
@@ -15,7 +15,6 @@ from esper_soa.env.env import Env
 from esper_soa.lab.report import run_tables
 from esper_soa.lab.report.run_files import read_run
 from esper_soa.training.build import build_world
-from esper_soa.training.evaluation import evaluate
 from esper_soa.training.players import build_player
 from esper_soa.training.run_folder import RunFolder
 
