@@ -67,7 +67,9 @@ FAULTY: dict[str, dict[str, list[str]]] = {
     },
     "agent": {
         "lawless": [FIRST + "env 0: blueprint 9 for op germinate is not legal"],
-        "dicing": ["at env-step .*: for the same view and memory it decides something else the second"],
+        "dicing": [
+            "at env-step .*: for the same view and memory it decides something else the second"
+        ],
         "following": ["at env-step .*: what it decides for env 0 depends on"],
         "writing": [FIRST + "it changes the view", FIRST + "it changes its memory in place"],
         "beyond": [FIRST + "env 0: op 6 is not legal"],
