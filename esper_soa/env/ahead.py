@@ -131,7 +131,7 @@ def example_inputs(
 def example_values(rules: EnvRules, num_envs: int) -> Values:
     """Numbers of settings that differ by env, each another one."""
     numbers = torch.arange(1, num_envs + 1, dtype=STATE_FLOAT, device=rules.blueprints.device)
-    return tuple(place / numbers for place, _ in enumerate(rules.given, 1))
+    return tuple(place / numbers for place, _ in enumerate(rules.kernel_settings, 1))
 
 
 def same_bits(mine: Record, theirs: Record) -> bool:

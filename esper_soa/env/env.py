@@ -92,7 +92,7 @@ class Env:
         state, measured = measure_(rules, world.weights, self.state, data, observer.on_phase_end)
         restarted = state.guard.panic
         measured, recorded = world.kernels.guard_and_observe_(
-            rules, world.weights, state, measured, world.given
+            rules, world.weights, state, measured, world.kernel_values
         )
         observer.on_phase_end("state")
         state, attribution, masks, observation = recorded
@@ -111,7 +111,7 @@ class Env:
             message = "nothing has been observed since the last action"
             raise RuntimeError(f"{message}: call reset, or observe_, first")
         result = self.world.kernels.respond(
-            self.world.rules, self.observed, action, self.world.given
+            self.world.rules, self.observed, action, self.world.kernel_values
         )
         self.state = result.state
         self.observed = None
@@ -124,7 +124,7 @@ class Env:
 
     def current_view(self) -> View:
         """The current View without new measurements, for bootstrap values."""
-        masks, observation = look(self.world.rules, self.state, self.world.given)
+        masks, observation = look(self.world.rules, self.state, self.world.kernel_values)
         return self._view(self.state, masks, observation)
 
     def _view(self, state: EnvState, masks: Masks, observation: Observation) -> View:

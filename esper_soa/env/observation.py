@@ -63,10 +63,10 @@ NUM_SLOT_FEATURES = len(SLOT_FEATURES)
 FEATURE_LIMIT = 102.0  # beyond symlog / 7 of the largest float64; only infinities reach it
 
 
-def observe(state: EnvState, max_steps: int, seen: Sequence[Tensor] = ()) -> Observation:
+def observe(state: EnvState, max_steps: int, settings: Sequence[Tensor] = ()) -> Observation:
     """Observation of N envs; `max_steps` is the number of env-steps of an episode.
 
-    seen: float64 [N] each, settings of the env that the policy is told, as `setting_feature`.
+    settings: float64 [N] each, those of the env that the policy observes, as `setting_feature`.
 
     A feature that is not finite reads 0 where it is NaN and FEATURE_LIMIT where it is infinite.
     """
@@ -76,8 +76,8 @@ def observe(state: EnvState, max_steps: int, seen: Sequence[Tensor] = ()) -> Obs
     env = env_features(signals, signals.step, slots.stage, max_steps)
     left = (ramp.length - ramp.done).clamp(min=0)
     seeds = slot_features(slots, ramp, alpha_velocity(ramp), left, max_steps)
-    told = [setting_feature(value).unsqueeze(-1) for value in seen]
-    features = torch.cat((env, *told, seeds.flatten(-2)), -1)
+    own = [setting_feature(value).unsqueeze(-1) for value in settings]
+    features = torch.cat((env, *own, seeds.flatten(-2)), -1)
     is_number = features == features  # isnan and nan_to_num do not vectorise when compiled
     features = torch.where(is_number, features, 0.0).clamp(-FEATURE_LIMIT, FEATURE_LIMIT)
     return Observation(
@@ -87,12 +87,12 @@ def observe(state: EnvState, max_steps: int, seen: Sequence[Tensor] = ()) -> Obs
     )
 
 
-def feature_names(slot_names: tuple[str, ...], seen: Sequence[str] = ()) -> tuple[str, ...]:
-    """Name of every feature, in order; `slot_names` are the slots' names in slot order, `seen`
-    those of settings that the policy is told.
+def feature_names(slot_names: tuple[str, ...], settings: Sequence[str] = ()) -> tuple[str, ...]:
+    """Name of every feature, in order; `slot_names` are the slots' names in slot order,
+    `settings` those of settings that the policy observes.
     """
     seeds = (f"{name}.{feature}" for name in slot_names for feature in SLOT_FEATURES)
-    return (*ENV_FEATURES, *seen, *seeds)
+    return (*ENV_FEATURES, *settings, *seeds)
 
 
 def setting_feature(value: Tensor) -> Tensor:

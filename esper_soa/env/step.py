@@ -83,7 +83,7 @@ class EnvRules(NamedTuple):
     # the policy sees; those whose values the kernels are given.
     differing: tuple[str, ...] = ()
     observed: tuple[str, ...] = ()
-    given: tuple[str, ...] = ()
+    kernel_settings: tuple[str, ...] = ()
 
     @property
     def max_steps(self) -> int:
@@ -126,7 +126,7 @@ class StepResult(NamedTuple):
     outcome: ActionOutcome
 
 
-Values = tuple[Tensor, ...]  # float64 [N] each, of the settings EnvRules.given
+Values = tuple[Tensor, ...]  # float64 [N] each, of the settings EnvRules.kernel_settings
 Recorded = tuple[EnvState, Attribution, Masks, Observation]  # of `record_and_observe`
 
 
@@ -242,8 +242,9 @@ def look(rules: EnvRules, state: EnvState, values: Values = ()) -> tuple[Masks, 
     masks = action_masks(
         state.slots, state.ramp, rules.blueprints, rules.max_seeds, rules.lifecycle
     )
-    seen = [dict(zip(rules.given, values, strict=True))[name] for name in rules.observed]
-    return masks, observe(state, rules.max_steps, seen)
+    own = dict(zip(rules.kernel_settings, values, strict=True))
+    observed = [own[name] for name in rules.observed]
+    return masks, observe(state, rules.max_steps, observed)
 
 
 def apply_action(
@@ -253,7 +254,7 @@ def apply_action(
 
     Nothing happens to an env whose episode has ended early, and it is paid nothing.
     """
-    own = dict(zip(rules.given, values, strict=True))
+    own = dict(zip(rules.kernel_settings, values, strict=True))
     settings = settings_of_envs(rules.reward, own)
     own_rules = rules._replace(reward=settings)
     result = _apply_in_all_envs(own_rules, before, attribution, action)

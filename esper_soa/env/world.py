@@ -118,13 +118,13 @@ class World:
             "reward": rules.reward.config,
             "early_stop": rules.early_stop,
         }
-        names = {*rules.differing, *rules.given}
+        names = {*rules.differing, *rules.kernel_settings}
         values = values_of_envs(settings, names, self.seed, number, all_envs)
         # by name of what differs, the value of every env of the run in this round
         self.settings = {name: values[name].tolist() for name in rules.differing}
         own = {name: self.reduction.own(value) for name, value in values.items()}
         self.values = {name: value.to(self.device) for name, value in own.items()}
-        self.given = tuple(self.values[name] for name in rules.given)
+        self.kernel_values = tuple(self.values[name] for name in rules.kernel_settings)
 
     def keys(self, purpose: int) -> Tensor:
         """int64 [N]: one random stream per env for `purpose` in this round."""

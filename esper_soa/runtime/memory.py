@@ -190,7 +190,7 @@ def check_room(
 ) -> None:
     """Raise SettingError, which names what needs most, where less memory is free than is needed.
 
-    beside: processes, with as much work each, that share what is free.
+    processes: how many, with as much work each, share what is free.
     """
     free = free_memory(device)
     free = None if free is None else free // processes

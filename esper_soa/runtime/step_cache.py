@@ -67,7 +67,13 @@ def step_key(rules: EnvRules) -> str:
     processor = this_processor()
     made_for = processor.machine, processor.kind or platform.processor()
     versions = torch.__version__, tensordict.__version__
-    kernels = rules.blueprints.tolist(), rules.max_seeds, _facts(reward), split_facts, rules.given
+    kernels = (
+        rules.blueprints.tolist(),
+        rules.max_seeds,
+        _facts(reward),
+        split_facts,
+        rules.kernel_settings,
+    )
     facts = sources_digest(), versions, made_for, settings, kernels
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
 

@@ -65,7 +65,7 @@ def build_rules(cfg: TrainConfig, device: torch.device, ranks: Ranks = ALONE) ->
         early_stop=cfg.early_stop,
         differing=cfg.differing,
         observed=tuple(cfg.policy.observe),
-        given=tuple(dict.fromkeys((*cfg.reward.differing, *length, *cfg.policy.observe))),
+        kernel_settings=tuple(dict.fromkeys((*cfg.reward.differing, *length, *cfg.policy.observe))),
     )
 
 

@@ -138,7 +138,9 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
 
 
 def interval_text(interval: Interval, form: str) -> str:
-    """'mean [low, high]'."""
+    """'mean [low, high]'; without bounds where there are none, or values are equal."""
+    if not interval.has_bounds:
+        return f"{interval.mean:{form}}"
     return f"{interval.mean:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
 
 

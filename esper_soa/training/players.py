@@ -59,7 +59,7 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     policy = RecurrentPolicy(cfg.policy, shape.slots, cfg.seed, len(names)).to(world.device)
     imitation = cfg.policy.imitation
     policy.use_threads_(product_threads(cfg.compute.threads, world.device))
-    LOGGER.debug("policy   large products take %d threads at most", policy.threads)
+    LOGGER.debug("policy   threads of large matrix products: %d", policy.threads)
     replay = world.kernels.replay
     policy.steps, gradients = (replay.steps(part, world.device) for part in (POLICY, GRADIENTS))
     ppo = cfg.policy.ppo
@@ -136,9 +136,9 @@ def load_policy(init: str, device: torch.device) -> Pretrained:
     parts = kept | {"init": init}
     fault = type_error(parts, Pretrained, "the policy")
     if not fault:
-        told = {OWN: [], OBSERVE: []} | cast(dict, parts["facts"])
-        known = {item.name for item in fields(PolicyFacts)} & told.keys()
-        fault = type_error({name: told[name] for name in known}, PolicyFacts, "facts")
+        facts = {OWN: [], OBSERVE: []} | cast(dict, parts["facts"])
+        known = {item.name for item in fields(PolicyFacts)} & facts.keys()
+        fault = type_error({name: facts[name] for name in known}, PolicyFacts, "facts")
     if fault:
         raise _refusal(init, f"its file is not what this program writes ({one_line(fault)})")
     return Pretrained(**cast(dict, parts))
@@ -213,8 +213,8 @@ def _of_run(init: str, saved: SavedRun) -> Pretrained:
     offered = map(str, listed) if isinstance(listed, list) else ()
     own = list(map(name_in, filter(is_reference, offered)))
     facts |= {OWN: own} if own else {}
-    seen = settings.get("policy.observe")
-    facts |= {OBSERVE: seen} if seen else {}
+    observed = settings.get("policy.observe")
+    facts |= {OBSERVE: observed} if observed else {}
     sizes = asdict(NetworkConfig()).items()
     network: dict = {name: settings.get(f"policy.network.{name}", size) for name, size in sizes}
     state = {name: part for name, part in saved.learner.items() if name in TAKEN}

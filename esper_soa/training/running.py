@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from logging import DEBUG, WARNING
+from logging import DEBUG, INFO, WARNING
 from operator import sub
 from pathlib import Path
 from signal import Signals
@@ -17,7 +17,7 @@ from esper_soa.config.agent import SCRATCH
 from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.env.reward import final_rents
-from esper_soa.nets.data.datasets import ImageSet
+from esper_soa.nets.data.datasets import SUBSET, ImageSet
 from esper_soa.nets.data.user_images import check_images
 from esper_soa.nets.precision import choose_precision
 from esper_soa.runtime.device import (
@@ -159,7 +159,8 @@ class Run:
         policy = cfg.policy.name + f" from {start}" * (start != SCRATCH)
         modes = "+".join(cfg.reward.modes)
         named = data.source.startswith(data.name)
-        LOGGER.info("data     %s", data.source if named else f"{data.name}: {data.source}")
+        level = WARNING if data.source.startswith(SUBSET) else INFO
+        LOGGER.log(level, "data     %s", data.source if named else f"{data.name}: {data.source}")
         if isinstance(data, ImageSet) and data.num_classes is not None:
             for finding in check_images(data):
                 LOGGER.warning("data     %s", finding)

@@ -6,9 +6,11 @@ Settings are composed by Hydra as on the command line; files, data and errors ar
 
 import json
 import pickle
+import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 from lanes import some_of
 from tiny_runs import run
@@ -154,6 +156,18 @@ def test_a_broken_data_file_is_named_and_not_run(tmp_path: Path, bad: bytes) -> 
         (root / name).write_bytes(bad)
     with pytest.raises(UserError, match="data_batch_1"):
         play(tmp_path / "run", "data=auto", f"data.root={root}")
+
+
+def test_a_part_of_cifar_is_named_in_a_warning(tmp_path: Path) -> None:
+    root = tmp_path / "cifar-10-batches-py"
+    root.mkdir()
+    for number, name in enumerate([*(f"data_batch_{one}" for one in range(1, 6)), "test_batch"]):
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 3072), np.uint8)
+        part = {b"data": pixels, b"labels": [*range(8)]}
+        (root / name).write_bytes(pickle.dumps(part, protocol=2))
+    play(tmp_path / "run", "data=auto", f"data.root={root}", "val_samples=4")
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert re.search(r" WARNING +data     cifar10: a subset \(0\.08 %\) of CIFAR-10 from ", log), log
 
 
 def test_the_resolved_settings_of_an_experiment_are_the_documented_ones() -> None:

@@ -31,6 +31,7 @@ FASHION32_MEAN = (0.2199,) * 3  # of its training images with their border of 2 
 FASHION32_STD = (0.3326,) * 3
 
 SYNTHETIC_SEED = 20
+SUBSET = "a subset"  # begins the sentence on a set that is not whole
 SYNTHETIC_CONTRAST = 0.5  # largest distance of a class pattern from mid-grey, as a share of white
 SYNTHETIC_NOISE = 0.25  # largest distance of a pixel from its class pattern, as a share of white
 
@@ -93,7 +94,7 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
         train, test, place = import_module(CIFAR).read_cifar10(cfg.root)
         size = len(train[1]) + len(test[1])
         share = (
-            "" if size >= CIFAR10_IMAGES else f"a subset ({100 * size / CIFAR10_IMAGES:.2g} %) of "
+            "" if size >= CIFAR10_IMAGES else f"{SUBSET} ({100 * size / CIFAR10_IMAGES:.2g} %) of "
         )
         text = f"{share}CIFAR-10 from {place} ({reason})"
         statistics = (CIFAR10_MEAN, CIFAR10_STD)
