@@ -167,7 +167,9 @@ def test_a_part_of_cifar_is_named_in_a_warning(tmp_path: Path) -> None:
         (root / name).write_bytes(pickle.dumps(part, protocol=2))
     play(tmp_path / "run", "data=auto", f"data.root={root}", "val_samples=4")
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert re.search(r" WARNING +data     cifar10: a subset \(0\.08 %\) of CIFAR-10 from ", log), log
+    assert re.search(r" WARNING +data     cifar10: a subset \(0\.08 %\) of CIFAR-10 from ", log), (
+        log
+    )
 
 
 def test_the_resolved_settings_of_an_experiment_are_the_documented_ones() -> None:
