@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from breaks import breaks
 from imports import (
     class_names_used_twice,
     imported_names,
@@ -255,6 +256,10 @@ def test_a_rule_finds_its_breach(rule, source: str) -> None:
 )
 def test_a_rule_lets_good_code_pass(rule, source: str) -> None:
     assert list(rule(ast.parse(source))) == []
+
+
+def test_the_lines_of_the_table_of_breaks_are_in_their_files() -> None:
+    assert len(breaks([])) > 100  # it ends the program where one is not
 
 
 def test_imports_point_one_way() -> None:

@@ -37,7 +37,8 @@ from esper_soa.nets.seeds.pools import ActiveSeeds, read_active_seeds, slot_seed
 from esper_soa.nets.seeds.seed_plan import training_plan, validation_plan
 from esper_soa.nets.seeds.subsets import max_rows, subset_codes
 from esper_soa.nets.sgd import rules_of
-from esper_soa.runtime.memory import plan_in_words
+from esper_soa.runtime.device import sizes_of
+from esper_soa.runtime.memory import PASSED, UPDATED, needs, plan_in_words
 from esper_soa.training.build import build_rules, build_world, trial_of
 from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Blend, Blueprint, Stage
 
@@ -335,6 +336,11 @@ def test_the_plan_of_a_run_counts_what_its_engine_keeps() -> None:
     assert "for the steps of" not in plain
     told = r"at least 1,[4-9]\d\d MiB on cpu \(1,[3-9]\d\d MiB of it for the steps of torch"
     assert re.search(told, kept)
+    # passes need nothing beside the steps that they are
+    lasting = sum(need.size for need in needs(cfg, CPU) if not need.during)
+    drawn = max(need.size for need in needs(cfg, CPU) if need.during not in ("", PASSED, UPDATED))
+    steps = GpuEngine().persistent_bytes(rules.nets, sizes_of(cfg), CPU)
+    assert f"at least {(lasting + drawn + steps) / 2**20:,.0f} MiB" in kept
 
 
 # --- what the kernels are told
