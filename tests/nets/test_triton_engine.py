@@ -38,7 +38,7 @@ from esper_soa.nets.seeds.seed_plan import training_plan, validation_plan
 from esper_soa.nets.seeds.subsets import max_rows, subset_codes
 from esper_soa.nets.sgd import rules_of
 from esper_soa.runtime.device import sizes_of
-from esper_soa.runtime.memory import PASSED, UPDATED, needs, plan_in_words
+from esper_soa.runtime.memory import BUILT, PASSED, needs, plan_in_words
 from esper_soa.training.build import build_rules, build_world, trial_of
 from esper_soa.vocabulary import CNN_BLUEPRINTS, AlphaMode, Blend, Blueprint, Stage
 
@@ -337,10 +337,14 @@ def test_the_plan_of_a_run_counts_what_its_engine_keeps() -> None:
     told = r"at least 1,[4-9]\d\d MiB on cpu \(1,[3-9]\d\d MiB of it for the steps of torch"
     assert re.search(told, kept)
     # passes need nothing beside the steps that they are
-    lasting = sum(need.size for need in needs(cfg, CPU) if not need.during)
-    drawn = max(need.size for need in needs(cfg, CPU) if need.during not in ("", PASSED, UPDATED))
+    cfg = compose_settings("", ["policy=wait", "batch_size=512", "train_samples=512"])
+    parts = needs(cfg, CPU)
+    lasting = sum(need.size for need in parts if not need.during)
+    drawn = sum(need.size for need in parts if need.during == BUILT)
+    assert sum(need.size for need in parts if need.during == PASSED) > drawn + 2**20
     steps = GpuEngine().persistent_bytes(rules.nets, sizes_of(cfg), CPU)
-    assert f"at least {(lasting + drawn + steps) / 2**20:,.0f} MiB" in kept
+    told = plan_in_words(cfg, CPU, rules._replace(engine=GpuEngine()))
+    assert f"at least {(lasting + drawn + steps) / 2**20:,.0f} MiB" in told
 
 
 # --- what the kernels are told
