@@ -68,10 +68,12 @@ def signal_handlers(
 
 @contextmanager
 def stop_at_once() -> Iterator[None]:
-    """In the context, SIGINT and SIGTERM raise Interrupted."""
+    """In the context, SIGINT and SIGTERM raise Interrupted, whatever libraries make of it."""
+    requests = list[Interrupted]()
 
     def stop(number: int) -> None:
-        raise Interrupted(number)
+        requests.append(Interrupted(number))
+        raise requests[0]
 
     try:
         with signal_handlers(stop, STOPPING):
@@ -79,6 +81,12 @@ def stop_at_once() -> Iterator[None]:
     except Interrupted as error:
         print(error, file=sys.stderr)
         raise
+    except Exception as error:
+        # of a clean-up that the signal has cut short
+        if not requests:
+            raise
+        print(requests[0], file=sys.stderr)
+        raise requests[0] from error
 
 
 @contextmanager

@@ -40,6 +40,19 @@ def handled(number: int, handler: object) -> Iterator[None]:
         signal.signal(number, before)
 
 
+def test_a_library_that_a_signal_cuts_short_may_raise_what_it_likes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(Interrupted), stop_at_once():
+        try:
+            send(signal.SIGINT)
+        except SystemExit as error:
+            raise UnboundLocalError("of a clean-up") from error
+    assert capsys.readouterr().err == "stopped by SIGINT\n"
+    with pytest.raises(UnboundLocalError), stop_at_once():
+        raise UnboundLocalError("of its own")
+
+
 @pytest.mark.parametrize(("number", "status"), STOPS)
 def test_set_up_ends_at_once_with_one_line_and_the_status_of_the_signal(
     number: int, status: int, capsys: pytest.CaptureFixture[str]

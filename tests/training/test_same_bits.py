@@ -43,7 +43,7 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_workers_threads_and_telemetry_change_no_bit(plain: Path) -> None:
     other = plain.with_name("other")
     fresh(laid_out("full", threads=0, workers=2, compile="off"), other)
-    assert "products take 2 threads" in (other / "log.txt").read_text()
+    assert "threads of large matrix products: 2" in (other / "log.txt").read_text()
     same(content(plain, ROUNDS), content(other, ROUNDS))
 
 
