@@ -43,11 +43,14 @@ def handled(number: int, handler: object) -> Iterator[None]:
 def test_a_library_that_a_signal_cuts_short_may_raise_what_it_likes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(Interrupted), stop_at_once():
+    def compose() -> None:
         try:
             send(signal.SIGINT)
         except SystemExit as error:
             raise UnboundLocalError("of a clean-up") from error
+
+    with pytest.raises(Interrupted), stop_at_once():
+        compose()
     assert capsys.readouterr().err == "stopped by SIGINT\n"
     with pytest.raises(UnboundLocalError), stop_at_once():
         raise UnboundLocalError("of its own")
