@@ -151,3 +151,10 @@ def train_config(cfg: EpsConfig) -> TrainConfig:
         policy=cfg.policy,
         compute=cfg.compute,
     )
+
+
+def second_start(compute: ComputeConfig, device_type: str) -> ComputeConfig:
+    """As a run has it at its second start: on a CPU step kernels are compiled before it begins."""
+    if compute.compile == "auto" and device_type == "cpu":
+        return replace(compute, compile="on")
+    return compute

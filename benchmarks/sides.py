@@ -7,11 +7,12 @@ actions are WAIT, though the engine's policy decides at every env-step; unless s
 
 import io
 import time
+from dataclasses import replace
 
 import torch
 from rich.console import Console
 
-from benchmarks.eps_config import EpsConfig, train_config
+from benchmarks.eps_config import EpsConfig, second_start, train_config
 from benchmarks.machine import count_syncs, wait_for
 from benchmarks.opponents import LoopSide
 from benchmarks.timing import COLUMNS, LIVE_ALPHA, BenchmarkError, Timing, in_columns
@@ -70,8 +71,8 @@ class EngineSide:
     def __init__(self, cfg: EpsConfig) -> None:
         """Builds everything; `warm_up` must come before the first timing."""
         self.cfg = cfg
-        train = train_config(cfg)
         self.device = resolve_device(cfg.device)
+        train = replace(train_config(cfg), compute=second_start(cfg.compute, self.device.type))
         self.threads = apply_threads(self.cfg.compute.threads)
         self.world = build_world(train, self.device)
         player = build_player(train, self.world)

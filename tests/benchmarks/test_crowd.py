@@ -26,7 +26,9 @@ def tiny(**changed: object) -> EpsConfig:
     """Three envs with a seed each; two batches of four."""
     settings: dict = {"envs": 3, "batch_size": 4, "train_samples": 8, "val_samples": 8, "live": 1}
     settings |= {"num_slots": 2, "steps": 4, "timed_steps": 1, "repeats": 2}
-    return EpsConfig(**settings | {"update": False, "limits": False} | changed)
+    cfg = EpsConfig(**settings | {"update": False, "limits": False} | changed)
+    cfg.compute.compile = "off"
+    return cfg
 
 
 def one_process(loop: PlainLoop | BareLoop, steps: int) -> list[np.ndarray]:

@@ -13,12 +13,13 @@ from hydra import compose, initialize_config_dir
 from benchmarks import machine, sections
 from benchmarks.baseline_text import Gate, Host, make_seed
 from benchmarks.eps import benchmark, paired, percentiles, settings_from
-from benchmarks.eps_config import EpsConfig
+from benchmarks.eps_config import EpsConfig, second_start
 from benchmarks.loops import Crops, PlainLoop, ready_images
 from benchmarks.records import keep, kept
 from benchmarks.sides import EngineSide, planted
 from benchmarks.timing import COLUMNS, BenchmarkError, Timing, in_turns
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
+from esper_soa.config.settings import ComputeConfig
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import TaskConfig, TransformerConfig
 from esper_soa.nets.model.blueprints import (
@@ -46,6 +47,7 @@ def tiny(**changed: object) -> EpsConfig:
     )
     cfg = EpsConfig(**settings | changed)
     cfg.compute.threads = 1
+    cfg.compute.compile = "off"  # what takes a minute
     return cfg
 
 
@@ -330,11 +332,22 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(changed: dict, message: s
 @pytest.mark.slow
 def test_the_command_ends_with_one_json_line(tmp_path: Path) -> None:
     sizes = "envs=1 batch_size=2 train_samples=2 val_samples=2 num_slots=1 repeats=2 steps=3"
-    overrides = f"{sizes} timed_steps=1 update=false limits=false results={tmp_path}".split()
+    overrides = f"{sizes} timed_steps=1 update=false limits=false compute.compile=off"
+    overrides = [*overrides.split(), f"results={tmp_path}"]
     asked = [sys.executable, "-m", "benchmarks.eps", *overrides]
     done = warm.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
     last = json.loads(done.stdout.splitlines()[-1])
     assert json.loads((tmp_path / "custom.jsonl").read_text()) == last
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "taken"),
+    [("auto", "cpu", "on"), ("off", "cpu", "off"), ("auto", "cuda", "auto")],
+)
+def test_the_engine_is_timed_as_at_the_second_start_of_a_run(
+    setting: str, device: str, taken: str
+) -> None:
+    assert second_start(ComputeConfig(compile=setting), device).compile == taken
 
 
 def test_peak_memory_is_what_was_added_at_most() -> None:
