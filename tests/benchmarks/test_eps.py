@@ -19,9 +19,9 @@ from benchmarks.records import keep, kept
 from benchmarks.sides import EngineSide, planted
 from benchmarks.timing import COLUMNS, BenchmarkError, Timing, in_turns
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
-from esper_soa.config.settings import ComputeConfig
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import TaskConfig, TransformerConfig
+from esper_soa.config.settings import ComputeConfig
 from esper_soa.nets.model.blueprints import (
     SEQUENCE_BLUEPRINTS,
     gate_forward,
