@@ -64,7 +64,7 @@ def _kernel_obstacle(trial: Trial) -> str:
 
 
 def _takes_sequences(trial: Trial) -> bool:
-    return trial.nets.shape.slots[0].topology == SEQUENCES
+    return any(slot.topology == SEQUENCES for slot in trial.nets.shape.slots)
 
 
 def _native(trial: Trial) -> EngineChoice:
