@@ -8,7 +8,7 @@ docs/numbers.md and docs/environments.md.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from benchmarks import proof_tables
+from benchmarks import family_tables, proof_tables
 from benchmarks.records import Line, Records, markdown, place
 from benchmarks.timing import COLUMNS
 
@@ -258,4 +258,5 @@ OTHERS: dict[str, tuple[str, Callable[[Records], list[str]]]] = {
     "sleepers": ("sleepers", sleepers),
     "kernels": ("kernels", kernels),
     "environments": ("environments", environments),
+    "family": ("family", family_tables.family),
 }

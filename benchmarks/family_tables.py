@@ -1,0 +1,98 @@
+"""The tables of a record of benchmarks/family.py. Needs no torch."""
+
+from collections.abc import Mapping
+
+from benchmarks.records import Line, Records, markdown, place
+from esper_soa.lab.compare.rank_tests import signed_rank
+from esper_soa.training.statistics import difference_interval, mean_interval
+
+CONFIDENCE = 0.95
+NAMES = {
+    "learned": "learned policy",
+    "teacher": "its teacher",
+    "best_of_price": "best schedule of each fifth of prices",
+    "single": "best single schedule",
+    "heuristic": "heuristic",
+    "random": "random",
+    "wait": "no growth",
+    "oracle": "best of 64 schedules in each env, the same episodes",
+}
+TITLES = {"held_out": "Held-out draws", "beyond": "Draws beyond the training ranges"}
+
+
+def family(records: Records) -> list[str]:
+    """The tables of all records."""
+    return [line for record in records for line in (*family_lines(record), place(record) + ".")]
+
+
+def family_lines(record: Mapping) -> list[str]:
+    """All tables in markdown."""
+    seeds = len(record["scores"]["held_out"]["learned"])
+    lines = [f"Best single schedule on training draws: {record['schedule']}.", ""]
+    for part, title in TITLES.items():
+        lines += [
+            f"{title}, {seeds} seeds of {record['envs']} envs:",
+            "",
+            *_players(record["scores"][part]),
+        ]
+    lines += _oracles(record["scores"]["held_out"])
+    return [*lines, *_regions(record)]
+
+
+def _players(scores: Mapping) -> list[str]:
+    rows: list[Line] = []
+    single = scores["single"]
+    for name, words in NAMES.items():
+        own = scores[name]
+        mean = mean_interval(own, CONFIDENCE)
+        cells = [words, f"{mean.mean:.2f} [{mean.low:.2f}, {mean.high:.2f}]"]
+        if name == "single":
+            cells += ["", "", ""]
+        else:
+            less = difference_interval(own, single, CONFIDENCE)
+            won = sum(one > other for one, other in zip(own, single, strict=True))
+            p = signed_rank([one - other for one, other in zip(own, single, strict=True)])
+            cells += [f"{less.mean:+.2f} [{less.low:+.2f}, {less.high:+.2f}]"]
+            cells += [f"{won} of {len(own)}", f"{p:.4f}"]
+        rows.append(tuple(cells))
+    heads = "player | accuracy - rent | over the single schedule | seeds won | signed rank p"
+    return markdown(heads, rows)
+
+
+def _oracles(scores: Mapping) -> list[str]:
+    """How far the learned policy comes from the single schedule to the oracles."""
+    learned, single, oracle = (
+        mean_interval(scores[name], CONFIDENCE).mean for name in ("learned", "single", "oracle")
+    )
+    repeated, again = (
+        mean_interval(scores[name], CONFIDENCE).mean for name in ("repeated", "single_repeated")
+    )
+    gain = learned - single
+    return [
+        f"From the single schedule to the best schedule of each env the learned policy comes "
+        f"{gain / (oracle - single):.0%} of the way where that is chosen and scored by the same "
+        f"episodes (+{oracle - single:.2f} points, luck included), and "
+        f"{gain / (repeated - again):.0%} where it is scored in the same envs with other weights "
+        f"and images (+{repeated - again:.2f}).",
+        "",
+    ]
+
+
+def _regions(record: Mapping) -> list[str]:
+    prices, rate = record["classes"]
+    edges = [f"below {prices[0]:g}"]
+    edges += [f"{low:g} to {high:g}" for low, high in zip(prices, prices[1:], strict=False)]
+    edges += [f"above {prices[-1]:g}"]
+    rows: list[Line] = [
+        (
+            edges[one["prices"]],
+            f"{'above' if one['rate'] else 'at most'} {rate:g}",
+            one["best"],
+            f"{one['score']:.2f}",
+            f"{one['single']:.2f}",
+            f"{one['training']}, {one['held_out']}",
+        )
+        for one in record["regions"]
+    ]
+    heads = "price | rate of hosts | best schedule on training draws | held-out score"
+    return markdown(heads + " | single schedule | draws, training and held-out", rows)
