@@ -35,8 +35,8 @@ AXES = (
 DECADES = (1.2, 1.2, 1.0, 3.5, 1.5)  # that the ranges of AXES span, about
 PRICE_CLASSES = 5
 TEACHER_FILE = ROOT / "runs" / "family" / "teacher.pt"
-LENGTHS = (0.3, 0.5, 0.8, 1.2, 2.0)
-NOISES = (0.1, 0.3, 1.0, 3.0, 10.0)
+LENGTHS = (0.5, 0.8, 1.2, 2.0)
+NOISES = (3.0, 10.0, 30.0, 100.0)
 
 
 class Schedule(NamedTuple):
