@@ -62,9 +62,10 @@ BEYOND = {
     "task.max_grad_norm": ((0.1, 0.3), (10.0, 30.0)),
 }
 # No draw of the last three parts was trained on, tuned on or looked at before the declaration.
-# `again` has the draws of the first seeds of `held_out`, with other weights and images.
+# `again` has the draws of the first seeds of `held_out`, with other weights and images; on these
+# all schedules are played.
 HELD_OUT = tuple(range(20270101, 20270111))
-PARTS = {"training": tuple(range(1, 4)), "held_out": HELD_OUT, "again": HELD_OUT[:3]}
+PARTS = {"training": tuple(range(1, 4)), "held_out": HELD_OUT, "again": HELD_OUT[:2]}
 PARTS |= {"beyond": HELD_OUT}
 OTHER_SEEDS = 1000  # from a seed of `held_out` to that of the same draws in `again`
 LEARNED, TEACHER, BY_PRICE = "learned", "teacher", "best_of_price"
@@ -174,25 +175,29 @@ def scores(units: Units, part: str, seeds: Sequence[int], player: str) -> np.nda
 
 
 def record_of(units: Units, parts: Mapping[str, Sequence[int]], single: int) -> Record:
-    """Scores by part, player and seed, and those of two oracles.
+    """Scores by part, player and seed, and those of two oracles on the first held-out seeds.
 
     `oracle` takes in each env the schedule that ended best in the same episodes, which is partly
     luck. `repeated` takes the same schedules, scored in the same envs with other weights and
     images, beside `single_repeated`, the single schedule there.
     """
-    found: dict[str, dict[str, list[float]]] = {}
-    for part in ("held_out", "beyond"):
-        seeds = parts[part]
-        every = np.stack([scores(units, part, seeds, name) for name in NUMBERS])
-        own = {name: scores(units, part, seeds, name) for name in PLAYERS}
-        own |= {"single": every[single], "oracle": every.max(0)}
-        if part == "held_out":
-            seeds = parts["again"]
-            best = every[:, : len(seeds)].argmax(0)
-            again = np.stack([scores(units, "again", seeds, name) for name in NUMBERS])
-            own["repeated"] = np.take_along_axis(again, best[None], 0)[0]
-            own["single_repeated"] = again[single]
-        found[part] = {name: one.mean(1).round(4).tolist() for name, one in own.items()}
+    players = {name: name for name in PLAYERS} | {"single": str(single)}
+    of_parts = {
+        part: {name: scores(units, part, parts[part], unit) for name, unit in players.items()}
+        for part in ("held_out", "beyond")
+    }
+    seeds = parts["again"]
+    every, again = (
+        np.stack([scores(units, part, seeds, name) for name in NUMBERS])
+        for part in ("held_out", "again")
+    )
+    repeated = np.take_along_axis(again, every.argmax(0)[None], 0)[0]
+    own = {"oracle": every.max(0), "repeated": repeated, "single_repeated": again[single]}
+    of_parts["held_out"] |= own
+    found = {
+        part: {name: one.mean(1).round(4).tolist() for name, one in own.items()}
+        for part, own in of_parts.items()
+    }
     record: Record = {"single": single, "schedule": str(SCHEDULES[single]), "scores": found}
     return record | {"regions": regions(units, parts, single)}
 
@@ -202,8 +207,7 @@ def regions(units: Units, parts: Mapping[str, Sequence[int]], single: int) -> li
     and how it and the single one do on the held-out draws of the class.
     """
     classes, every = {}, {}
-    for part in ("training", "held_out"):
-        seeds = parts[part]
+    for part, seeds in (("training", parts["training"]), ("held_out", parts["again"])):
         every[part] = np.stack([scores(units, part, seeds, name).ravel() for name in NUMBERS])
         own = [units.read((part, seed, NUMBERS[0]))["settings"] for seed in seeds]
         price, rate = (
@@ -247,9 +251,11 @@ def main() -> None:
             print(json.dumps(told))
             return
         check_folder(given.results)
-        for part in ("held_out", "again", "beyond"):
-            others = PLAYERS if part != "again" else ()
-            play(part, parts[part], (*others, *NUMBERS), given.settings, folder)
+        for part in ("held_out", "again"):
+            play(part, parts["again"], NUMBERS, given.settings, folder)
+        for part in ("held_out", "beyond"):
+            others = (*PLAYERS, str(estimate.single))
+            play(part, parts[part], others, given.settings, folder)
         record = origin("family", torch.device("cpu")) | {"settings": given.settings, **told}
         record |= {"classes": [PRICES, RATE], "envs": ENVS} | record_of(
             units, parts, estimate.single
