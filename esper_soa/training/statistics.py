@@ -20,10 +20,16 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-    @property
-    def has_bounds(self) -> bool:
-        """Whether the bounds say something: one value has none, and equal values have no spread."""
-        return math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high
+    def text(self, form: str = "+z.2f", unit: str = "") -> str:
+        """'+2.43 points [+1.10, +3.76]', numbers in `form`.
+
+        Without the bounds where they are infinite or NaN, as of one value or of none, or read the
+        same, as of equal values.
+        """
+        mean, low, high = (f"{value:{form}}" for value in self)
+        mean += f" {unit}" if unit else ""
+        has_bounds = math.isfinite(self.high - self.low) and low != high
+        return f"{mean} [{low}, {high}]" if has_bounds else mean
 
 
 def mean_interval(values: Sequence[float], confidence: float) -> Interval:

@@ -14,11 +14,13 @@ import torch
 from tensordict import TensorDict
 from tiny_world import CPU, seeds_where, silence_hosts_, tiny_settings
 from torch import Tensor
+from torch.nn import functional
 
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import DataConfig, TaskConfig, host_slots
 from esper_soa.config.settings import ComputeConfig
 from esper_soa.env.world import World
+from esper_soa.nets.data.images import ValidationImages
 from esper_soa.nets.engine import TrainReport, ValidationReport
 from esper_soa.nets.engines.cpu import engine, program
 from esper_soa.nets.engines.cpu.engine import CpuEngine
@@ -370,6 +372,28 @@ def test_equal_pixels_send_their_gradient_to_the_first_as_torch_does(channels: i
     )
     assert float(its.abs().amax()) > 1e-3
     assert all(close(*both, both[1], ONE_SIDE) for both in zip(mine, its, strict=True))
+
+
+@pytest.mark.parametrize("channels", [3, 8, 16])
+def test_nan_is_the_maximum_of_its_window_wherever_it_stands_as_in_torch(channels: int) -> None:
+    """Envs 0 to 3 validate an image with NaN at that place of a window, the others a finite one."""
+    task = TaskConfig(base_channels=channels, kernel_size=1, num_blocks=2, num_pools=1)
+    world = made(task, batches=1)
+    validation = world.work(0).validation
+    assert isinstance(validation, ValidationImages)
+    bank = validation.bank
+    lines, values = bank.lines.clamp(max=254), bank.values.clone()
+    values[:, 255] = float("nan")
+    for place in range(4):
+        lines[place, 8 + place // 2, :, 12 + place % 2] = 255
+    order = torch.arange(NUM_ENVS)[:, None]
+    images = validation._replace(bank=bank._replace(lines=lines, values=values), order=order)
+    none = seeds_of(1, Stage.BLENDING, Blend.ADD, num_slots(world), slots=())
+    rules = world.rules
+    tested = rules.engine.validate(rules.nets, world.weights, alphas(none), none, images)
+    windows = torch.zeros(4, 4).fill_diagonal_(float("nan")).view(4, 1, 2, 2)
+    pooled = functional.max_pool2d(windows, 2).flatten()
+    assert tested.loss.isnan().tolist() == [*pooled.isnan().tolist(), False, False]
 
 
 def test_right_answers_among_equal_or_broken_logits_are_those_of_torch() -> None:

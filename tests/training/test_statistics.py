@@ -9,7 +9,7 @@ from scipy.stats import PermutationMethod, mannwhitneyu
 
 from benchmarks.intervals import improvement_interval, iqm_interval
 from esper_soa.lab.compare.rank_tests import mann_whitney
-from esper_soa.training.statistics import difference_interval, mean_interval
+from esper_soa.training.statistics import Interval, difference_interval, mean_interval
 
 
 def test_the_interval_of_a_mean_is_students() -> None:
@@ -32,6 +32,18 @@ def test_equal_values_give_a_point_and_one_alone_says_nothing_of_its_spread() ->
     for interval in (mean_interval, iqm_interval):
         assert interval([3.0] * 5, 0.9) == (3.0, 3.0, 3.0)
         assert interval([5.0], 0.9) == (5.0, -math.inf, math.inf)
+
+
+def test_bounds_that_say_nothing_are_not_in_the_text_of_an_interval() -> None:
+    assert Interval(2.434, 1.1, 3.76).text(unit="points") == "+2.43 points [+1.10, +3.76]"
+    assert Interval(8134.6, 81.0, 2e4).text(".0f") == "8135 [81, 20000]"
+    assert mean_interval([3.0] * 5, 0.9).text() == "+3.00"
+    assert mean_interval([3.0], 0.9).text() == "+3.00"
+    nearly = difference_interval([60.1, 70.3, 80.2], [60.1, 70.3 + 1e-9, 80.2], 0.95)
+    assert nearly.low < 0 < nearly.high
+    assert nearly.text() == "+0.00"
+    assert Interval(math.nan, math.nan, math.nan).text() == "+nan"
+    assert Interval(1.0, 0.5, math.inf).text(".1f") == "1.0"
 
 
 def test_pairs_cancel_what_both_share() -> None:

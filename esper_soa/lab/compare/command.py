@@ -8,6 +8,7 @@ that we found.
 
 import argparse
 import json
+import math
 import re
 import sys
 import time
@@ -39,6 +40,7 @@ from esper_soa.lab.compare.comparison import (
     power_note,
 )
 from esper_soa.lab.report.page import NAME, report_in
+from esper_soa.lab.report.text import NOTHING
 from esper_soa.lab.run_folders import finished_accuracy
 from esper_soa.runtime.console import ending_with_status, parser
 from esper_soa.runtime.files import IncompleteError, write_text
@@ -241,17 +243,16 @@ def report(console: Console, numbers: Numbers, rows: Sequence[MeasureComparison]
     for group, values in numbers.items():
         measured = [mean_interval(values[name], CONFIDENCE) for name in MEASURES]
         size, flop, eps = (fmean(values[name]) for name in ("parameters", "train_flop", "eps"))
-        texts = [f"{one.mean:.2f} [{one.low:.2f}, {one.high:.2f}]" for one in measured]
+        texts = [one.text(".2f") for one in measured]
         levels.add_row(group, *texts, f"{size:,.0f}", f"{flop / 1e9:,.3g}", f"{eps:.1f}")
     table = _table(f"against {rows[0].reference}, paired by seed, percent points", COMPARISONS)
     for row in rows:
-        mean, low, high = row.interval
         table.add_row(
             row.group,
             MEASURES[row.measure],
-            f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]",
+            row.interval.text(),
             f"{row.wins}/{len(row.differences)}",
-            f"{row.effect:+.2f}",
+            f"{row.effect:+.2f}" if math.isfinite(row.effect) else NOTHING,
             f"{row.p:.3f}",
             f"{row.corrected:.3f}",
             row.verdict,

@@ -2,6 +2,7 @@
 differ, versions, findings. Needs no torch.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
@@ -9,7 +10,8 @@ from esper_soa.config.settings import flat_settings
 from esper_soa.lab.compare.comparison import MEASURES, RESULT
 from esper_soa.lab.report.groups import CONFIDENCE, RunGroup, differing, pairs
 from esper_soa.lab.report.run_files import Cell, Record, RunRecord, Table, number, read_json
-from esper_soa.lab.report.text import NOTHING, bounds_text, format_number, p_value
+from esper_soa.lab.report.text import NOTHING, format_number, p_value
+from esper_soa.training.statistics import Interval
 
 MAX_COLUMNS = 12  # runs side by side in the table of differing settings
 # Columns of the table `rounds` that describe an update, with their titles.
@@ -103,7 +105,7 @@ def _pairs(groups: Sequence[RunGroup]) -> str:
         (
             pair.label,
             pair.other,
-            "not of the same seeds" if pair.difference is None else bounds_text(pair.difference),
+            "not of the same seeds" if pair.difference is None else pair.difference.text(),
             p_value(pair.p),
             p_value(pair.adjusted),
         )
@@ -145,16 +147,16 @@ def _study(study: Record) -> str:
 
 
 def _study_row(row: Record) -> tuple[str, ...]:
-    names = ("mean", "low", "high", "effect")
-    mean, low, high, effect = (format_number(number(row, name), "{:+.2f}".format) for name in names)
+    bounds = [number(row, name) for name in Interval._fields]
+    difference = Interval(*(math.nan if one is None else one for one in bounds))
     wins = format_number(number(row, "won"), "{:.0f}".format)
     return (
         str(row.get("group", "")),
         str(row.get("reference", "")),
         _measure(row),
-        f"{mean} [{low}, {high}]",
+        NOTHING if bounds[0] is None else difference.text(),
         f"{wins} of {len(_listed(row, 'differences'))}",
-        effect,
+        format_number(number(row, "effect"), "{:+.2f}".format),
         p_value(number(row, "p") or 0.0),
         p_value(number(row, "corrected") or 0.0),
         str(row.get("verdict", "")),

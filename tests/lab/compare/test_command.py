@@ -13,6 +13,7 @@ from esper_soa.config.errors import UserError
 from esper_soa.lab.compare import command as command
 from esper_soa.lab.compare.comparison import compare_groups
 from esper_soa.training.runs import RecordedRun
+from esper_soa.training.statistics import Interval
 
 TINY = shlex.split(
     "+experiment=smoke rounds=1 steps=4 envs=2 train_samples=16 val_samples=16 batch_size=8 "
@@ -56,10 +57,10 @@ def test_a_study_leaves_a_report_that_tells_its_tests(compared: Compared) -> Non
     assert f"report   {place}" in compared.told.replace("\n", "")
     page = place.read_text()
     for row in compared.record["comparisons"]:
-        low, high = ("–" if row[end] is None else f"{row[end]:+.2f}" for end in ("low", "high"))
         effect = "–" if row["effect"] is None else f"{row['effect']:+.2f}"
         cells = [row["group"], "a", command.MEASURES[row["measure"]]]
-        cells += [f"{row['mean']:+.2f} [{low}, {high}]", f"{row['won']} of 2"]
+        difference = Interval(row["mean"], row["low"], row["high"])
+        cells += [difference.text(), f"{row['won']} of 2"]
         cells += [effect, f"{row['p']:.3f}", f"{row['corrected']:.3f}", row["verdict"]]
         assert "".join(f"<td>{cell}</td>" for cell in cells) in page
         assert row["power"] in page
@@ -122,6 +123,22 @@ def test_the_tables_tell_means_over_seeds_and_differences_by_seed() -> None:
     assert "b 53.00 [27.59, 78.41] 50.00 [37.29, 62.71] 7,500 2.5 5.5" in told
     shown = "+2.00 [-10.71, +14.71] 2/2 +0.00 0.500 1.000 no difference shown"
     assert f"b test accuracy {shown}" in told
+
+
+def test_equal_values_and_a_seed_alone_have_no_bounds() -> None:
+    level = {"net": (49.0, 51.0), "parameters": (7e3, 7e3), "train_flop": (2e9, 2e9)}
+    level |= {"test_accuracy": (50.1, 50.1), "eps": (10.0, 30.0)}
+    for seeds, net in ((2, "50.00 [37.29, 62.71]"), (1, "49.00")):
+        less = {name: values[:seeds] for name, values in level.items()}
+        more = less | {"test_accuracy": tuple(one + 0.2 for one in less["test_accuracy"])}
+        numbers = {"a": less, "b": less, "c": more}
+        console = quiet()
+        command.report(console, numbers, compare_groups(numbers))
+        told = [" ".join(line.split()) for line in console.export_text().splitlines()]
+        assert any(line.startswith(f"a 50.10 {net} 7,000") for line in told)
+        assert f"b test accuracy +0.00 0/{seeds} +0.00 1.000 1.000 no difference shown" in told
+        lead = next(line for line in told if line.startswith("c test accuracy"))
+        assert lead.startswith(f"c test accuracy +0.20 {seeds}/{seeds} – ")
 
 
 def test_a_run_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
