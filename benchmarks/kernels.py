@@ -20,6 +20,7 @@ from benchmarks.machine import wait_for
 from benchmarks.records import Record, check_folder, command_line, finish, origin
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.errors import UserError
+from esper_soa.config.processor import usable_cores
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.step import EAGER, EnvRules, StepKernels, compiled, initial_state
 from esper_soa.nets.data import streams
@@ -28,7 +29,6 @@ from esper_soa.runtime.device import (
     device_name,
     keep_freed_memory,
     resolve_device,
-    usable_cores,
 )
 from esper_soa.runtime.step_cache import stored_kernels
 from esper_soa.state import STATE_FLOAT, EnvState, GradientStats, Measurements, Slots, View

@@ -20,7 +20,8 @@ from benchmarks.loops import BareLoop, Loop, PlainLoop, tune
 from benchmarks.processes import own_process
 from benchmarks.timing import COLUMNS, BenchmarkError, Timing, in_columns
 from esper_soa.config.errors import UserError
-from esper_soa.runtime.device import resolve_device, usable_cores
+from esper_soa.config.processor import core_numbers, usable_cores
+from esper_soa.runtime.device import resolve_device
 
 LAYOUT_TRIALS = 3  # env-steps of all envs per layout, of which the quickest counts
 LOOPS: dict[str, type[PlainLoop] | type[BareLoop]] = {"baseline": PlainLoop, "bare": BareLoop}
@@ -82,7 +83,7 @@ def own_cores(processes: int) -> list[int | None]:
     """A core for each of several processes; None where one may take all, or nobody can tell."""
     if processes == 1 or not hasattr(os, "sched_getaffinity") or processes > usable_cores():
         return [None] * processes
-    return list(sorted(os.sched_getaffinity(0))[:processes])
+    return list(core_numbers()[:processes])
 
 
 class Layout(NamedTuple):

@@ -14,6 +14,7 @@ from esper_soa.env.legal import obey
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.nets.model.blueprints import Architecture
 from esper_soa.nets.model.parts import NARROW, Conv, Part, SoftNorm
+from esper_soa.nets.model.sequence_parts import Dense
 from esper_soa.nets.model.user_module import UserModule
 from esper_soa.state import Action, Decision, View
 from esper_soa.vocabulary import Op
@@ -91,6 +92,7 @@ one_of_two = of_parts("same", Conv())
 other_of_two = of_parts("same", Conv())
 taken = of_parts("norm", Conv())
 narrower = of_parts("narrower", Conv(NARROW))
+dense = of_parts("dense", Dense())
 
 
 def unmarked() -> tuple[Part, ...]:

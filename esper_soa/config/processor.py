@@ -1,5 +1,5 @@
-"""The processor of this machine: its identity, its instruction sets, and how threads of torch's
-operations wait for each other on it.
+"""The processor of this machine: its identity, its instruction sets, the cores that are usable, and
+how threads of torch's operations wait for each other on it.
 
 Needs no torch, as a wheel is built with it.
 """
@@ -57,3 +57,15 @@ def let_threads_sleep() -> None:
 def threads_sleep() -> bool:
     """Whether threads of operations were told to."""
     return os.environ.get(WAITING, "").lower() == "passive"
+
+
+def core_numbers() -> list[int]:
+    """Numbers of the CPU cores that this process may use, at least one."""
+    if sys.platform == "linux":
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def usable_cores() -> int:
+    """How many these are."""
+    return len(core_numbers())

@@ -1,9 +1,7 @@
 """From the settings `device` and `compute` to a torch device and a layout of the work on it."""
 
 import ctypes
-import os
 import platform
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -12,7 +10,7 @@ import torch
 
 from esper_soa.config.errors import SettingError, check
 from esper_soa.config.nets import SubsetRows
-from esper_soa.config.processor import threads_sleep
+from esper_soa.config.processor import threads_sleep, usable_cores
 from esper_soa.config.settings import TrainConfig
 from esper_soa.nets.data.datasets import sample_spec
 from esper_soa.nets.engine import Sizes
@@ -62,11 +60,6 @@ def resolve_device(setting: str, place: int = 0) -> torch.device:
     device_text = f"This machine shows {count} CUDA device(s)."
     check(int(index or 0) < count, "device", setting, f"below cuda:{count}", device_text)
     return torch.device("cuda", int(index or place))
-
-
-def usable_cores() -> int:
-    """CPU cores that this process may use, at least 1."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def take_device(device: torch.device) -> None:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from esper_soa.config.errors import RankLostError, one_line
+from esper_soa.config.processor import core_numbers
 from esper_soa.env.reduction import Reduction
 
 Value = TypeVar("Value")
@@ -39,11 +40,9 @@ def core_group(rank: int, ranks: int) -> list[int]:
 
     Where there are fewer cores than processes, several share one.
     """
-    cores = list(range(os.cpu_count() or 1))
-    if sys.platform == "linux":
-        cores = sorted(os.sched_getaffinity(0))
-    first, end = (len(cores) * edge // ranks for edge in (rank, rank + 1))
-    return cores[first:end] or [cores[first]]
+    usable = core_numbers()
+    first, end = (len(usable) * edge // ranks for edge in (rank, rank + 1))
+    return usable[first:end] or [usable[first]]
 
 
 def keep_to_cores(rank: int, ranks: int) -> None:

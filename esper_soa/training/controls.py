@@ -14,7 +14,7 @@ from typing import TypeAlias
 from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.config.env import RewardConfig
 from esper_soa.config.errors import check_choice
-from esper_soa.config.nets import CNN_BLUEPRINT_NAMES, TaskConfig
+from esper_soa.config.nets import TaskConfig
 from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import CONTROLS, TrainConfig
 from esper_soa.env.world import World
@@ -28,6 +28,7 @@ from esper_soa.training.final_test import with_test
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.totals import FinalHosts
 
+EVERYWHERE = "norm"  # the blueprint of the package that fits the slots of all its hosts
 # Final state of the hosts that a control is compared with.
 GrownHosts: TypeAlias = RoundResult | FinalHosts
 
@@ -100,7 +101,7 @@ def _without_user_parts(cfg: TrainConfig) -> TrainConfig:
     packaged = [name for name in cfg.task.blueprints if not is_reference(name)]
     if len(packaged) == len(cfg.task.blueprints) and not any(map(is_reference, cfg.reward.modes)):
         return cfg
-    task = replace(cfg.task, blueprints=packaged or list(CNN_BLUEPRINT_NAMES))
+    task = replace(cfg.task, blueprints=packaged or [EVERYWHERE])
     return replace(cfg, task=task, reward=RewardConfig(), policy=replace(cfg.policy, name="wait"))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from esper_soa.config.errors import SettingError
-from esper_soa.config.processor import let_threads_sleep
+from esper_soa.config.processor import let_threads_sleep, usable_cores
 from esper_soa.runtime import device as runtime_device
 from esper_soa.runtime.device import (
     apply_threads,
@@ -20,7 +20,6 @@ from esper_soa.runtime.device import (
     product_threads,
     resolve_device,
     take_device,
-    usable_cores,
 )
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -10,6 +10,7 @@ from tiny_runs import fresh, resumed
 
 from esper_soa.agent.policy import BLUEPRINT_TABLES
 from esper_soa.config.errors import UserError
+from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig
 from esper_soa.config.settings import EvaluateConfig, TrainConfig
 from esper_soa.training.build import build_world
 from esper_soa.training.evaluation import build_agent, evaluation_settings
@@ -39,11 +40,23 @@ def test_a_resumed_run_with_own_blueprints_equals_one_that_was_not_stopped(
     assert grown == {"norm", "grouped", "twice"}
 
 
+TEXT: dict[str, object] = {
+    "task": TaskConfig(
+        host="transformer",
+        num_classes=256,
+        blueprints=["norm"],
+        transformer=TransformerConfig(width=6, layers=2, heads=2, context=8, segments=2),
+    ),
+    "data": DataConfig(name="text", context=8),
+}
+
+
+@pytest.mark.parametrize(("mine", "changed"), [("particular", {}), ("dense", TEXT)])
 def test_a_wider_control_needs_nothing_of_what_was_made_for_the_hosts_of_the_run(
-    tmp_path: Path,
+    mine: str, changed: dict[str, object], tmp_path: Path
 ) -> None:
-    cfg = settings("schedule", control="static_large", rounds=1)
-    mine = "parts_of_users:particular"
+    cfg = settings("schedule", control="static_large", rounds=1, **changed)
+    mine = f"parts_of_users:{mine}"
     schedule = replace(cfg.policy.schedule, blueprint=mine)
     cfg = replace(
         cfg,

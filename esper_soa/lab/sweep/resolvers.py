@@ -4,11 +4,10 @@ device: cuda:${modulo:${hydra:job.num},4}                      job by job anothe
 compute.workers: ${share_of_cores:${hydra:launcher.n_jobs}}    cores here, shared by n_jobs jobs
 """
 
-import os
-
 from omegaconf import OmegaConf
 
 from esper_soa.config.errors import SettingError
+from esper_soa.config.processor import usable_cores
 
 
 def register_resolvers() -> None:
@@ -29,7 +28,4 @@ def modulo(number: int | None, count: int) -> int:
 
 def share_of_cores(jobs: int) -> int:
     """Cores for each of so many jobs at a time, at least one; -1, as with joblib, is one each."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    return max(1, cores // jobs) if jobs > 0 else 1
+    return max(1, usable_cores() // jobs) if jobs > 0 else 1
