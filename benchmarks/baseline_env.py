@@ -429,9 +429,8 @@ def is_valid(machine: SlotMachine, op: int, lifecycle: LifecycleConfig) -> bool:
     if op == Op.FOSSILIZE:
         return stage == Stage.HOLDING
     if op == Op.PRUNE:
-        return (
-            stage in PRUNABLE_STAGES and held and machine.seed.seed_age >= lifecycle.min_prune_age
-        )
+        old_enough = machine.seed.seed_age >= lifecycle.number("min_prune_age")
+        return stage in PRUNABLE_STAGES and held and old_enough
     if op == Op.SET_ALPHA_TARGET:
         return stage in (Stage.BLENDING, Stage.HOLDING) and held
     return True

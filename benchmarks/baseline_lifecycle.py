@@ -264,7 +264,7 @@ class SlotMachine:
         if target == Stage.TRAINING:
             return seed.stage == Stage.GERMINATED
         if target == Stage.BLENDING:
-            if seed.stage_age < gates.min_blending_steps:
+            if seed.stage_age < gates.number("min_blending_steps"):
                 return False
             if gates.permissive:
                 healthy = seed.gradient_health >= gates.min_gradient_health
@@ -279,7 +279,7 @@ class SlotMachine:
             )
         if target == Stage.HOLDING:
             arrived = ramp.mode == AlphaMode.HOLD and abs(ramp.alpha - ramp.target) <= EPSILON
-            old_enough = gates.permissive or seed.stage_age >= gates.min_blending_steps
+            old_enough = gates.permissive or seed.stage_age >= gates.number("min_blending_steps")
             return arrived and ramp.target >= 1.0 - EPSILON and old_enough
         if target == Stage.FOSSILIZED:
             enough = gates.permissive or seed.contribution >= gates.min_fossilize_contribution
@@ -368,7 +368,7 @@ class SlotMachine:
         elif stage == Stage.EMBARGOED:
             self.seed.seed_age += 1
             self.seed.stage_age += 1
-            if self.seed.stage_age >= self.lifecycle.embargo_steps:
+            if self.seed.stage_age >= self.lifecycle.number("embargo_steps"):
                 self._enter(Stage.RESETTING)
         elif stage == Stage.RESETTING:
             self.seed = SeedRecord()

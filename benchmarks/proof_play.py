@@ -26,7 +26,6 @@ from benchmarks.timing import BenchmarkError
 from benchmarks.units import Units, code_stamp
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.settings import TrainConfig, settings_yaml
-from esper_soa.env.reward import final_rents
 from esper_soa.env.world import World
 from esper_soa.nets.data.datasets import load_images
 from esper_soa.runtime.device import apply_threads, resolve_device
@@ -193,16 +192,15 @@ def grown_of(unit: Mapping) -> FinalHosts:
 
 def unit(world: World, result: RoundResult) -> Facts:
     """What is kept of a unit, by host; `accuracy` is on the test images, `net` is that minus rent,
-    both in points, the rent of the parameters above those of the task's own host.
+    both in points, the rent of parameters and training above those of the task's own host.
     """
-    host = world.rules.reward.counts.host
-    reward = world.rules.reward.config
+    rents = world.final_rents(result.parameters, result.train_flop, result.settings)
     return {
         "accuracy": list(result.test_accuracies),
         "validation_accuracy": result.accuracies,
         "parameters": result.parameters,
         "train_flop": result.train_flop,
-        "net": [*map(sub, result.test_accuracies, final_rents(result.parameters, host, reward))],
+        "net": [*map(sub, result.test_accuracies, rents)],
         "rewards": result.rewards,
         "seeds": result.seeds,
         "topology": {name: part.tolist() for name, part in result.topology._asdict().items()},

@@ -203,6 +203,7 @@ class Totals(TensorClass["tensor_only", "frozen"]):
     # Int64 [N, 4], times that the env went back to a snapshot, by governor.PanicReason.
     rollbacks: Tensor
     reward: Annotated[Tensor, 0.0]  # sum of raw rewards
+    train_flop: Annotated[Tensor, 0.0]  # of training on an image per env-step, sum
     pending_penalty: Annotated[Tensor, 0.0]  # for governor prunes, paid with the next reward
     pending_hindsight: Annotated[Tensor, 0.0]  # scaffold credit, paid with the next reward
 

@@ -39,6 +39,7 @@ from esper_soa.env.step import (
 from esper_soa.nets.data import streams
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.engines.torch.engine import TorchEngine
+from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.model.user_parts import task_shape
 from esper_soa.nets.seeds import pools
@@ -154,7 +155,8 @@ class Setting:
         """The engine's rules."""
         shape = task_shape(self.task, self.slots)
         detached = self.lifecycle.detached_in(shape.slots[0].topology)
-        counts = pools.parameter_table(shape, torch.device("cpu"))
+        cpu = torch.device("cpu")
+        costs = pools.parameter_table(shape, cpu), training_flop(shape, cpu)
         passes = {"workers": self.workers, "accumulate": self.accumulate}
         return EnvRules(
             nets=NetsConfig(shape, self.task, detached, self.env_chunk, VAL_BATCH, **passes),
@@ -163,7 +165,7 @@ class Setting:
             gates=self.gates,
             signals=SignalsConfig(),
             governor=GovernorConfig(),
-            reward=RewardSettings(RewardConfig(mode=self.reward), counts, self.steps),
+            reward=RewardSettings(RewardConfig(mode=self.reward), *costs, self.steps),
             blueprints=torch.ones(NUM_BLUEPRINTS, dtype=torch.bool),
             max_seeds=0,
         )

@@ -171,7 +171,7 @@ class PolicyConfig(Settings, path="policy."):
     deterministic: bool = False  # take the likeliest choice instead of sampling (ppo only)
     # Settings of its env that it sees, each a feature of the observation; most use where they
     # differ by env.
-    observe: list[str] = choices((), ENV_SETTINGS, least=0)
+    observe: list[str] = choices((), tuple(ENV_SETTINGS), least=0)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)

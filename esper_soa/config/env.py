@@ -16,6 +16,7 @@ from esper_soa.config.ranges import (
     Settings,
     choice,
     choices,
+    env_count,
     env_number,
     env_weight,
     number,
@@ -45,6 +46,7 @@ REWARD_TERMS = (
     "pbrs_bonus",
     "synergy_bonus",
     "compute_rent",
+    "flop_rent",
     "alpha_shock",
     "occupancy_rent",
     "fossilized_rent",
@@ -78,7 +80,7 @@ class GatesConfig(Settings, path="gates."):
     permissive: bool = True  # G2 asks for healthy gradients; False: the strict gates
     # Strict G2: accuracy gained in TRAINING.
     min_training_improvement: float = number(0.5, -100, 100)
-    min_blending_steps: int = number(10, 0, COUNT)  # age in the stage, of G2 and strict G3
+    min_blending_steps: EnvNumber = env_count(10, 0, COUNT)  # age in the stage, of G2 and strict G3
     min_gradient_ratio: float = weight(0.10)  # strict G2: gradient of the seed over the host's
     min_gradient_health: float = number(0.7, 0, 1)  # permissive G2
     min_fossilize_contribution: float = number(1.0, -100, 100)  # strict G5
@@ -91,8 +93,9 @@ class LifecycleConfig(Settings, path="lifecycle."):
     auto_forward_g1: bool = False  # GERMINATED -> TRAINING without an action
     auto_forward_g2: bool = False  # TRAINING -> BLENDING
     auto_forward_g3: bool = False  # BLENDING -> HOLDING
-    embargo_steps: int = number(5, 1, COUNT)  # during which the slot of a pruned seed stays closed
-    min_prune_age: int = number(5, 0, COUNT)  # of a seed, below which PRUNE is masked
+    # During which the slot of a pruned seed stays closed.
+    embargo_steps: EnvNumber = env_count(5, 1, COUNT)
+    min_prune_age: EnvNumber = env_count(5, 0, COUNT)  # of a seed, below which PRUNE is masked
     # Stages whose seeds send no gradient into their host; [] = training and blending, in sequences
     # training alone.
     detached_stages: list[str] = choices(
@@ -159,8 +162,8 @@ class EarlyStopConfig(Settings, path="early_stop."):
     min_steps: int = number(10, 1, COUNT)  # env-steps of an episode, before which it does not end
     # Times that a host went back to its snapshot, after which its episode ends.
     rollbacks: int = number(0, 0, COUNT, note="0 = however often it does")
-    # Env-steps of an episode, rounded, whatever its accuracy; the last of them pays what ends pay.
-    length: EnvNumber = env_number(0, 0, COUNT, note="0 = all")
+    # Env-steps of an episode, whatever its accuracy; the last of them pays what ends pay.
+    length: EnvNumber = env_count(0, 0, COUNT, note="0 = all")
 
     @property
     def enabled(self) -> bool:
@@ -247,6 +250,9 @@ class RewardConfig(Settings, path="reward."):
     # rents and capacity
     rent_weight: EnvNumber = env_weight(0.5)  # of the logarithm of the growth
     max_rent: EnvNumber = env_weight(1.5)  # of one env-step
+    # In the mode net and in final tables, percent points per natural logarithm of the training FLOP
+    # over those of the host alone in an episode; at most max_rent.
+    flop_weight: EnvNumber = env_weight(0.0)
     # Least parameters that growth is taken relative to.
     rent_host_params_floor: int = number(200, 1, COUNT)
     base_slot_rent_ratio: float = weight(0.0039)  # of the host's parameters, for a blending seed
@@ -336,9 +342,12 @@ class RewardConfig(Settings, path="reward."):
 
 
 EPISODE_LENGTH = "early_stop.length"
-# Settings of which each env can have its own, by their dotted names.
-ENV_SETTINGS = tuple(
-    name
-    for kind in (TaskConfig, DataConfig, RewardConfig, LossRewardConfig, EarlyStopConfig)
-    for name in kind.env_settings()
-)
+# Ranges of the settings of which each env can have its own, by their dotted names.
+ENV_SETTINGS = {
+    name: rule
+    for kind in (
+        *(TaskConfig, DataConfig, RewardConfig, LossRewardConfig),
+        *(EarlyStopConfig, GatesConfig, LifecycleConfig),
+    )
+    for name, rule in kind.env_ranges().items()
+}

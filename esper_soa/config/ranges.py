@@ -3,6 +3,7 @@
 Needs no torch.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -45,21 +46,23 @@ class Settings:
             value = vars(self)[item.name]
             if RULE in item.metadata:
                 item.metadata[RULE].check(self.path + item.name, value)
-            if isinstance(item.metadata.get(RULE), EnvRange) and not isinstance(value, str):
-                vars(self)[item.name] = float(value)  # a union has kept 1 as an int
+            rule = item.metadata.get(RULE)
+            if isinstance(rule, EnvRange) and not isinstance(value, str):
+                # a union has kept 1 as an int, and 1.0 as a float
+                vars(self)[item.name] = int(value) if rule.whole else float(value)
 
     @classmethod
-    def env_settings(cls) -> tuple[str, ...]:
-        """Dotted names of the fields of which each env can have its own."""
-        rules = {item.name: item.metadata.get(RULE) for item in fields(cls)}  # type: ignore[arg-type]
-        return tuple(cls.path + name for name, rule in rules.items() if isinstance(rule, EnvRange))
+    def env_ranges(cls) -> dict[str, "EnvRange"]:
+        """By dotted name, the ranges of the fields of which each env can have its own."""
+        rules = {cls.path + item.name: item.metadata.get(RULE) for item in fields(cls)}  # type: ignore[arg-type]
+        return {name: rule for name, rule in rules.items() if isinstance(rule, EnvRange)}
 
     @property
     def differing(self) -> tuple[str, ...]:
-        """Those of `env_settings` that do differ by env."""
+        """Those of `env_ranges` that do differ by env."""
         return tuple(
             name
-            for name in self.env_settings()
+            for name in self.env_ranges()
             if isinstance(vars(self)[name.removeprefix(self.path)], str)
         )
 
@@ -112,6 +115,7 @@ class EnvDraw(NamedTuple):
     low: float
     high: float
     log: bool  # its logarithm is what is uniform
+    whole: bool = False  # whole numbers alone, low and high among them
 
     @property
     def rises(self) -> bool:
@@ -120,14 +124,28 @@ class EnvDraw(NamedTuple):
 
     def at(self, share: float) -> float:
         """The number that lies this share in [0, 1) of the way from low to high."""
+        high = self.high + self.whole
         if self.log:
-            return min(self.low * (self.high / self.low) ** share, self.high)
-        return min(self.low + share * (self.high - self.low), self.high)
+            number = self.low * (high / self.low) ** share
+        else:
+            number = self.low + share * (high - self.low)
+        return min(math.floor(number) if self.whole else number, self.high)
 
 
 @dataclass(frozen=True)
 class EnvRange(Range):
     """A number within the range, or as text a list or a range of them; see EnvNumber."""
+
+    whole: bool = False  # whole numbers alone
+
+    def holds(self, value: object) -> bool:
+        whole = not self.whole or (isinstance(value, int | float) and value % 1 == 0)
+        return whole and super().holds(value)
+
+    def numbers(self, value: EnvNumber) -> tuple[float, ...] | EnvDraw:
+        """Those of a setting: env i takes number i, modulo how many there are, or draws one."""
+        found = env_numbers(value)
+        return found._replace(whole=self.whole) if isinstance(found, EnvDraw) else found
 
     def check(self, setting: str, value: object) -> None:
         if not isinstance(value, str):
@@ -146,7 +164,8 @@ class EnvRange(Range):
     def __str__(self) -> str:
         each = f"a list of at most {MAX_ITEMS} such numbers, of which envs take one in turn"
         drawn = "or uniform(a,b) or log_uniform(a,b), of which they draw"
-        return f"{super().__str__()}, or {each}, {drawn}"
+        whole = "a whole number " if self.whole else ""
+        return f"{whole}{super().__str__()}, or {each}, {drawn}"
 
 
 @dataclass(frozen=True)
@@ -231,15 +250,18 @@ def env_number(
     return field(default=default, metadata={RULE: EnvRange(low, high, ends, note)})
 
 
+def env_count(default: int, low: int, high: int, note: str = "") -> EnvNumber:
+    """A field as of `env_number`, for whole numbers."""
+    return field(default=default, metadata={RULE: EnvRange(low, high, note=note, whole=True)})
+
+
 def env_weight(default: float) -> EnvNumber:
     """A field as of `weight`, or for what gives each env its own."""
     return env_number(default, 0, WEIGHT)
 
 
 def env_numbers(value: EnvNumber) -> tuple[float, ...] | EnvDraw:
-    """The numbers of a setting, of which env i takes number i, modulo how many there are, or the
-    range that envs draw of. ValueError for a text that is neither.
-    """
+    """The numbers of a list, the ends of a range, or a number. ValueError for other texts."""
     if not isinstance(value, str):
         return (float(value),)
     plain = value.replace(" ", "")

@@ -205,7 +205,7 @@ class TrainConfig(Settings):
 
     @property
     def differing(self) -> tuple[str, ...]:
-        parts = self.task, self.data, self.reward, self.early_stop
+        parts = self.task, self.data, self.reward, self.early_stop, self.gates, self.lifecycle
         return tuple(name for part in parts for name in part.differing)
 
     def _check_ranks(self) -> None:

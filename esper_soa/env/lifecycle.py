@@ -13,6 +13,7 @@ from torch import Tensor
 from esper_soa.config.env import GatesConfig, LifecycleConfig
 from esper_soa.env.alpha import advance_ramp, retarget
 from esper_soa.env.masks import ADVANCES, LEGAL_STAGES, at_rest, slot_allows, stage_allows
+from esper_soa.env.own_settings import steps_by_slot
 from esper_soa.state import DTYPES, Action, ActionOutcome, Ramp, Record, Slots, initial_values
 from esper_soa.vocabulary import (
     ALPHA_TARGETS,
@@ -70,7 +71,7 @@ def check_gates(slots: Slots, ramp: Ramp, cfg: GatesConfig) -> GateResults:
     one (G5); strict gates ask for improvement and gradient share (G2), time in BLENDING (G3) and a
     positive contribution (G5).
     """
-    old_enough = slots.stage_age >= cfg.min_blending_steps
+    old_enough = slots.stage_age >= steps_by_slot(cfg.min_blending_steps)
     g3 = (ramp.target >= 1 - ALPHA_TOLERANCE) & is_at_target(ramp)
     g5 = slots.contribution_known
     if cfg.permissive:
@@ -323,7 +324,8 @@ def _stage_after_tick(slots: Slots, ramp: Ramp, cfg: LifecycleConfig, gates: Gat
     )
     stage = torch.where(has_faded, Stage.PRUNED, stage)
     stage = torch.where(stage_before == Stage.PRUNED, Stage.EMBARGOED, stage)
-    has_served = (stage_before == Stage.EMBARGOED) & (slots.stage_age >= cfg.embargo_steps)
+    old_enough = slots.stage_age >= steps_by_slot(cfg.embargo_steps)
+    has_served = (stage_before == Stage.EMBARGOED) & old_enough
     stage = torch.where(has_served, Stage.RESETTING, stage)
     return torch.where(stage_before == Stage.RESETTING, Stage.EMPTY, stage)
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.env import LifecycleConfig
+from esper_soa.config.ranges import EnvNumber
+from esper_soa.env.own_settings import steps_by_slot
 from esper_soa.state import Masks, Ramp, Slots, stage_in
 from esper_soa.vocabulary import (
     DETAIL_HEADS,
@@ -57,14 +59,17 @@ def at_rest(mode: Tensor) -> Tensor:
     return mode == AlphaMode.HOLD
 
 
-def slot_allows(stage: Tensor, seed_age: Tensor, mode: Tensor, min_prune_age: int) -> Tensor:
+def slot_allows(
+    stage: Tensor, seed_age: Tensor, mode: Tensor, min_prune_age: EnvNumber | Tensor
+) -> Tensor:
     """bool [N, 6, S]: the slots on which each op is applicable, as far as the slot itself decides.
 
     stage, seed_age (env-steps) and mode (AlphaMode): int64 [N, S]. Below min_prune_age a seed is
     not pruned, nor one whose alpha moves.
     """
     resting = at_rest(mode)
-    extra = {Op.SET_ALPHA_TARGET: resting, Op.PRUNE: (seed_age >= min_prune_age) & resting}
+    old_enough = seed_age >= steps_by_slot(min_prune_age)
+    extra = {Op.SET_ALPHA_TARGET: resting, Op.PRUNE: old_enough & resting}
     everywhere = torch.ones_like(resting)
     allowed = [everywhere]  # WAIT
     for op in range(1, len(OP_NAMES)):

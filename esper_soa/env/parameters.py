@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.nets.model.flops import TrainingFlop
-from esper_soa.state import STATE_FLOAT, ParameterCounts, Slots, stage_in
+from esper_soa.state import STATE_FLOAT, ParameterCounts, Slots, Totals, stage_in
 from esper_soa.vocabulary import Blend, Stage
 
 GATE_STAGES = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
@@ -23,6 +23,12 @@ def flop_per_image(slots: Slots, costs: TrainingFlop) -> Tensor:
     return costs.host + torch.where(
         slots.running, _per_slot(slots, costs.seed, costs.gate), 0.0
     ).sum(1)
+
+
+def record_flop(totals: Totals, slots: Slots, costs: TrainingFlop) -> Totals:
+    """The totals with the training of an env-step of these slots."""
+    flop = totals.train_flop + flop_per_image(slots, costs)
+    return totals.replace(train_flop=flop)  # type: ignore[no-any-return]
 
 
 def _per_slot(slots: Slots, seed: Tensor, gate: Tensor) -> Tensor:

@@ -14,10 +14,11 @@ from torch import Tensor
 from esper_soa.config.env import EPISODE_LENGTH, PBRS_GAMMA, RewardConfig
 from esper_soa.config.ranges import NO_SETTINGS, EnvSettings
 from esper_soa.env.lifecycle import target_slot
+from esper_soa.env.own_settings import config_of_envs
 from esper_soa.env.parameters import fossilized_params, occupied_params, total_params
 from esper_soa.env.reward_modes import RewardTerms, add_terms, score
 from esper_soa.env.reward_records import RewardInputs, RewardSettings, SlotReadings
-from esper_soa.env.reward_terms import MIN_CONTRIBUTION, size_rent, slot_op
+from esper_soa.env.reward_terms import MIN_CONTRIBUTION, flop_rent, size_rent, slot_op
 from esper_soa.env.signals import stable_accuracy
 from esper_soa.state import (
     STATE_FLOAT,
@@ -88,11 +89,10 @@ def _pay(
 
 def settings_of_envs(settings: RewardSettings, values: Mapping[str, Tensor]) -> RewardSettings:
     """The settings with values float64 [N] of their own for the envs, by dotted name."""
-    config = config_of_envs(settings.config, values)
+    config = reward_of_envs(settings.config, values)
     most = settings.max_steps
     if EPISODE_LENGTH in values:
-        length = values[EPISODE_LENGTH].round().long()
-        most = torch.where(length > 0, length.clamp(max=most), most)
+        most = episode_lengths(values[EPISODE_LENGTH], most)
     split = settings.split
     if split is not None:
         parts = tuple(settings_of_envs(part, values) for part in split.settings)
@@ -100,16 +100,20 @@ def settings_of_envs(settings: RewardSettings, values: Mapping[str, Tensor]) -> 
     return settings._replace(config=config, max_steps=most, split=split)
 
 
-def config_of_envs(cfg: RewardConfig, values: Mapping[str, Tensor]) -> RewardConfig:
-    """`cfg` with tensors in place of what differs, as `reward_terms.amount` reads them."""
-    own = {name: value for name, value in values.items() if name.startswith(cfg.path)}
-    if not own:
+def episode_lengths(length: Tensor, most: int | Tensor) -> Tensor:
+    """Env-steps of episodes, int64 [N], where the setting early_stop.length is `length` [N]."""
+    length = length.long()
+    return torch.where(length > 0, length.clamp(max=most), most)
+
+
+def reward_of_envs(cfg: RewardConfig, values: Mapping[str, Tensor]) -> RewardConfig:
+    """`cfg` with tensors in place of what differs, in its part `loss` too."""
+    loss = config_of_envs(cfg.loss, values)
+    cfg = config_of_envs(cfg, values)
+    if loss is cfg.loss:
         return cfg
     cfg = copy(cfg)
-    cfg.loss = copy(cfg.loss)
-    for name, value in own.items():
-        part = cfg.loss if name.startswith(cfg.loss.path) else cfg
-        setattr(part, name.split(".")[-1], value)
+    cfg.loss = loss
     return cfg
 
 
@@ -154,6 +158,8 @@ def reward_inputs(
         "num_contributing": state.totals.contributing,
         "step": signals.step,
         "max_steps": torch.zeros_like(signals.step) + settings.max_steps,
+        "train_flop": state.totals.train_flop,
+        "host_flop": signals.step.to(STATE_FLOAT) * max(1.0, settings.flop.host),
     }
     return RewardInputs(**fields, batch_size=state.batch_size, device=None)  # type: ignore[arg-type]
 
@@ -292,9 +298,22 @@ def hindsight_credit(
 
 
 def final_rents(
-    parameters: Sequence[float], host: int, cfg: RewardConfig, own: EnvSettings = NO_SETTINGS
+    parameters: Sequence[float],
+    host: int,
+    cfg: RewardConfig,
+    own: EnvSettings = NO_SETTINGS,
+    flop: Sequence[float] = (),
 ) -> list[float]:
-    """Rent of grown hosts in percent points by final sizes: what mode `net` takes at the end."""
+    """Rent of grown hosts in percent points: what mode `net` takes at the end.
+
+    parameters: final sizes. flop: of training, over those of the host alone in an episode; none
+    where they have no price.
+    """
     sizes = torch.tensor(parameters, dtype=STATE_FLOAT)
     values = {name: torch.tensor(numbers, dtype=STATE_FLOAT) for name, numbers in own.items()}
-    return size_rent(sizes, torch.full_like(sizes, host), config_of_envs(cfg, values)).tolist()
+    cfg = reward_of_envs(cfg, values)
+    rents = size_rent(sizes, torch.full_like(sizes, host), cfg)
+    if flop:
+        ratios = torch.tensor(flop, dtype=STATE_FLOAT)
+        rents = rents + flop_rent(ratios, torch.ones_like(ratios), cfg)
+    return rents.tolist()

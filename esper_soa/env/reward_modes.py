@@ -13,6 +13,7 @@ from torch import Tensor
 
 from esper_soa.config.env import REWARD_TERMS, RewardConfig
 from esper_soa.env import reward_terms as term
+from esper_soa.env.own_settings import amount
 from esper_soa.env.reward_records import RewardInputs, SlotReadings, UserReward
 from esper_soa.env.reward_terms import column
 from esper_soa.env.user_reward import user_terms
@@ -40,6 +41,7 @@ class RewardTerms(TensorClass["tensor_only", "frozen"]):
     pbrs_bonus: Tensor  # potential-based shaping over stages
     synergy_bonus: Tensor
     compute_rent: Tensor
+    flop_rent: Tensor  # net mode: what training cost
     alpha_shock: Tensor
     occupancy_rent: Tensor
     fossilized_rent: Tensor
@@ -200,11 +202,11 @@ def _contribution(
         "compute_rent": term.compute_rent(inputs, cfg),
         "alpha_shock": term.alpha_shock(inputs, cfg),
         "occupancy_rent": term.occupancy_rent(inputs, cfg),
-        "fossilized_rent": -term.amount(cfg.fossilized_maintenance_cost) * fossils,
+        "fossilized_rent": -amount(cfg.fossilized_maintenance_cost) * fossils,
         "action_shaping": term.action_shaping(inputs, cfg),
     }
     if not cfg.disable_terminal_reward:
-        final = term.amount(cfg.terminal_accuracy_weight) * inputs.val_accuracy
+        final = amount(cfg.terminal_accuracy_weight) * inputs.val_accuracy
         parts["terminal_bonus"] = _at_end(inputs, final)
     return parts
 
@@ -213,7 +215,7 @@ def _basic(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     """BASIC and BASIC_PLUS: shaping, linear rent, a bonus for good fossils, partly as drip."""
     op = term.slot_op(inputs)
     bonus, pool = _fossilize_bonus(inputs, cfg)
-    rent = term.amount(cfg.param_penalty_weight) * inputs.effective_params / cfg.param_budget
+    rent = amount(cfg.param_penalty_weight) * inputs.effective_params / cfg.param_budget
     payment = _drip_payment(inputs, cfg)
     gain = cfg.basic_accuracy_delta_weight * (inputs.accuracy_delta / 100)
     parts = {
@@ -261,7 +263,7 @@ def _drip_payment(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
 
 def _sparse(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     """SPARSE: at the end, the accuracy of the fossils alone, less their parameters."""
-    cost = term.amount(cfg.param_penalty_weight) * inputs.fossilized_params / cfg.param_budget
+    cost = amount(cfg.param_penalty_weight) * inputs.fossilized_params / cfg.param_budget
     outcome = (inputs.committed_accuracy / 100 - cost).clamp(-1, 1)
     return {"terminal_bonus": _at_end(inputs, cfg.sparse_reward_scale * outcome)}, {}
 
@@ -300,7 +302,7 @@ def _loss(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     )
     change = torch.where(change > 0, change * loss.regression_penalty_scale, change)
     growth = (inputs.total_params - inputs.host_params) / inputs.host_params.clamp(min=1)
-    weight = term.amount(loss.compute_rent_weight)
+    weight = amount(loss.compute_rent_weight)
     rent = term.growth_rent(growth, weight, loss.max_rent_penalty)
     grace = (is_scored(inputs, cfg) & inputs.has_seed & (inputs.seed_age < loss.grace_steps)).any(1)
     shaping = term.shaping(
@@ -318,7 +320,7 @@ def _loss(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
 
 def _net(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     """NET: every change of accuracy, in percent points, or every fall of the loss, in hundredths of
-    a nat; and at the end the rent of the final size.
+    a nat; and at the end the rents of the final size and of the training.
 
     Without discount an episode sums to its final accuracy minus rent, as the evaluation reports it,
     less the accuracy of the first env-step, which no action could change; so does it with losses.
@@ -331,6 +333,7 @@ def _net(inputs: RewardInputs, cfg: RewardConfig) -> Paid:
     return {
         "loss_change" if by_loss else "accuracy_change": torch.where(inputs.step > 1, gain, 0.0),
         "compute_rent": _at_end(inputs, -rent),
+        "flop_rent": _at_end(inputs, -term.flop_rent(inputs.train_flop, inputs.host_flop, cfg)),
     }, {}
 
 

@@ -11,6 +11,7 @@ from tensordict import TensorClass
 from torch import Tensor
 
 from esper_soa.config.env import RewardConfig
+from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.state import ParameterCounts
 
 
@@ -19,6 +20,7 @@ class RewardSettings(NamedTuple):
 
     config: RewardConfig
     counts: ParameterCounts
+    flop: TrainingFlop
     # Env-steps per episode, int64 [N] where envs have their own; the last pays the terminal terms.
     max_steps: int | Tensor
     own: "UserReward | None" = None  # that of a user's, where config.mode names one
@@ -91,6 +93,8 @@ class RewardInputs(TensorClass["tensor_only", "frozen"]):
     num_contributing: Tensor  # int64
     step: Tensor  # int64, 1-based
     max_steps: Tensor  # int64
+    train_flop: Tensor  # of training so far, on an image per env-step
+    host_flop: Tensor  # of these, what the host alone takes
 
 
 class UserReward(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.env import PBRS_GAMMA, RewardConfig
-from esper_soa.config.ranges import EnvNumber
+from esper_soa.env.own_settings import amount
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.state import STATE_FLOAT
 from esper_soa.vocabulary import Op, Stage
@@ -152,11 +152,6 @@ def synergy_bonus(inputs: RewardInputs, discount: Tensor, attribution: Tensor) -
     return torch.where(helpful, 0.1 * torch.tanh(0.5 * inputs.interaction_sum), 0.0)
 
 
-def amount(value: EnvNumber | Tensor) -> float | Tensor:
-    """The number of a setting, or those float64 [N] that envs have of their own."""
-    return value if isinstance(value, Tensor) else float(value)
-
-
 def growth_ratio(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
     """Parameters that pay rent over those of the host, [N]; 0 without a host."""
     floored = inputs.host_params.clamp(min=cfg.rent_host_params_floor)
@@ -173,6 +168,12 @@ def size_rent(parameters: Tensor, host: Tensor, cfg: RewardConfig) -> Tensor:
     """Rent in percent points of hosts of `parameters` at the end and `host` at first, both [N]."""
     growth = (parameters - host) / host.clamp(min=cfg.rent_host_params_floor)
     return growth_rent(growth, amount(cfg.rent_weight), amount(cfg.max_rent))
+
+
+def flop_rent(flop: Tensor, host: Tensor, cfg: RewardConfig) -> Tensor:
+    """Rent in percent points of trainings of `flop`, where hosts alone take `host`, both [N]."""
+    growth = (flop - host) / host.clamp(min=1)
+    return growth_rent(growth, amount(cfg.flop_weight), amount(cfg.max_rent))
 
 
 def compute_rent(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:

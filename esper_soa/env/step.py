@@ -28,6 +28,8 @@ from esper_soa.env.early_stop import advance
 from esper_soa.env.governor import PanicReason, allow_only_wait, discard_panicked, roll_back, watch
 from esper_soa.env.masks import action_masks
 from esper_soa.env.observation import observe
+from esper_soa.env.own_settings import config_of_envs
+from esper_soa.env.parameters import record_flop
 from esper_soa.env.reward import pairs, record_boosts, reward, settings_of_envs, settle_fossils
 from esper_soa.env.reward_modes import RewardTerms, no_terms
 from esper_soa.env.reward_records import RewardSettings
@@ -229,7 +231,9 @@ def record_and_observe(
     slots = record_attribution(state.slots, attribution)
     slots = lifecycle.record_accuracy(slots, signals.val_accuracy)
     slots = record_gradients(slots, measured.gradients)
-    state = record_boosts(state.replace(slots=slots, signals=signals), attribution)
+    totals = record_flop(state.totals, before.slots, rules.reward.flop)
+    state = state.replace(slots=slots, signals=signals, totals=totals)
+    state = record_boosts(state, attribution)
     if ended is not None:
         state = select(ended, before, state)
         idle = idle | ended
@@ -239,10 +243,9 @@ def record_and_observe(
 
 def look(rules: EnvRules, state: EnvState, values: Values = ()) -> tuple[Masks, Observation]:
     """Legal choices and observation of a recorded state."""
-    masks = action_masks(
-        state.slots, state.ramp, rules.blueprints, rules.max_seeds, rules.lifecycle
-    )
     own = dict(zip(rules.kernel_settings, values, strict=True))
+    limits = config_of_envs(rules.lifecycle, own)
+    masks = action_masks(state.slots, state.ramp, rules.blueprints, rules.max_seeds, limits)
     observed = [own[name] for name in rules.observed]
     return masks, observe(state, rules.max_steps, observed)
 
@@ -256,7 +259,11 @@ def apply_action(
     """
     own = dict(zip(rules.kernel_settings, values, strict=True))
     settings = settings_of_envs(rules.reward, own)
-    own_rules = rules._replace(reward=settings)
+    own_rules = rules._replace(
+        reward=settings,
+        lifecycle=config_of_envs(rules.lifecycle, own),
+        gates=config_of_envs(rules.gates, own),
+    )
     result = _apply_in_all_envs(own_rules, before, attribution, action)
     ended = rules.ended(before)
     if ended is None:

@@ -44,6 +44,7 @@ KNOWN = {
 PERCENT = ("val_accuracy", "stable_accuracy", "committed_accuracy", "accuracy_germination")
 POSITIVE = ("val_loss", "alpha_delta_sq", "drip_scale", "drip_left", "escrow")
 PARAMETERS = ("effective_params", "total_params", "host_params", "fossilized_params")
+FLOP = ("train_flop", "host_flop")
 
 
 def user_reward(
@@ -136,6 +137,6 @@ def _field(name: str, share: Tensor, max_steps: int) -> Tensor:
         return (share * share.shape[-1]).to(torch.int64)
     if name in PERCENT:
         return 100 * share
-    if name in PARAMETERS:
+    if name in (*PARAMETERS, *FLOP):
         return 1 + MAX_PARAMETERS * share
     return 5 * share if name in POSITIVE else 10 * share - 5

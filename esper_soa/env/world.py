@@ -4,7 +4,7 @@ Everything random is keyed by seed, round, env and env-step, so a round can be p
 another policy, on the same hosts and data. `reduction` says which envs of a run a process has.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from types import SimpleNamespace
 from zlib import crc32
@@ -12,9 +12,11 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from esper_soa.config.env import ENV_SETTINGS, EPISODE_LENGTH
 from esper_soa.config.nets import DataConfig, lr_factor
-from esper_soa.config.ranges import EnvDraw, EnvNumber, env_numbers
+from esper_soa.config.ranges import EnvDraw, EnvSettings
 from esper_soa.env.reduction import ALL_ENVS, Reduction
+from esper_soa.env.reward import episode_lengths, final_rents
 from esper_soa.env.step import EAGER, EnvRules, StepData, StepKernels, initial_state
 from esper_soa.env.topology import Topology, state_with_topology
 from esper_soa.nets.data import orders, streams
@@ -27,7 +29,6 @@ from esper_soa.nets.data.batches import (
     check_work,
 )
 from esper_soa.nets.engine import Sizes
-from esper_soa.nets.model.flops import training_flop
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.seeds import pools
 from esper_soa.nets.seeds.snapshot import add_snapshot_, snapshot_where_
@@ -68,7 +69,7 @@ class World:
             sizes = Sizes(*sizes[:2], share.train_samples, share.val_samples)
         self.sizes = sizes
         self.device = data.train_labels.device
-        self.flop = training_flop(rules.nets.shape, self.device)
+        self.flop = rules.reward.flop
         self.envs = reduction.first_env + torch.arange(sizes.num_envs, device=self.device)
         nets = rules.nets
         self.weights = pools.allocate(
@@ -117,6 +118,8 @@ class World:
             "data": self.config,
             "reward": rules.reward.config,
             "early_stop": rules.early_stop,
+            "gates": rules.gates,
+            "lifecycle": rules.lifecycle,
         }
         names = {*rules.differing, *rules.kernel_settings}
         values = values_of_envs(settings, names, self.seed, number, all_envs)
@@ -155,6 +158,20 @@ class World:
         """float32 [N, 8] in [0, 1): what the policy samples its heads with at env-step `step`."""
         counters = step * len(HEADS) + torch.arange(len(HEADS), device=self.device)
         return streams.uniform(self.keys(streams.POLICY_SAMPLE)[:, None], counters)
+
+    def final_rents(
+        self, parameters: Sequence[float], train_flop: Sequence[float], own: EnvSettings
+    ) -> list[float]:
+        """Rents of hosts at the end, of all envs of the run; see `reward.final_rents`.
+
+        own: what envs have of their own.
+        """
+        reward = self.rules.reward
+        given = own.get(EPISODE_LENGTH) or [self.rules.early_stop.number("length")]
+        steps = episode_lengths(torch.tensor(given, dtype=STATE_FLOAT), self.rules.max_steps)
+        host = self.sizes.train_samples * max(1.0, self.flop.host) * steps.to(STATE_FLOAT)
+        ratios = (torch.tensor(train_flop, dtype=STATE_FLOAT) / host).tolist()
+        return final_rents(parameters, reward.counts.host, reward.config, own, ratios)
 
     def _training_order(self, step: int) -> Tensor:
         sizes = self.sizes
@@ -203,14 +220,14 @@ def values_of_envs(
     envs = torch.arange(num_envs)
     keys = streams.stream_keys(seed, streams.ENV_SETTINGS, (number,), envs)
     groups = SimpleNamespace(**settings)
-    return {
-        name: _values(attrgetter(name)(groups), streams.fold(keys, crc32(name.encode())), envs)
-        for name in sorted(names)
-    }
+    values = {}
+    for name in sorted(names):
+        numbers = ENV_SETTINGS[name].numbers(attrgetter(name)(groups))
+        values[name] = _values(numbers, streams.fold(keys, crc32(name.encode())), envs)
+    return values
 
 
-def _values(value: EnvNumber, keys: Tensor, envs: Tensor) -> Tensor:
-    numbers = env_numbers(value)
+def _values(numbers: tuple[float, ...] | EnvDraw, keys: Tensor, envs: Tensor) -> Tensor:
     if isinstance(numbers, EnvDraw):
         shares = streams.uniform(keys, torch.zeros_like(keys), STATE_FLOAT)
         # one by one, as a vector of powers may round by where it is cut

@@ -79,8 +79,9 @@ def step_key(rules: EnvRules) -> str:
 
 
 def _facts(reward: RewardSettings) -> tuple[object, ...]:
-    counts = reward.counts.host, reward.counts.seed.tolist(), reward.counts.gate.tolist()
-    return reward.config, counts, reward.max_steps
+    tables = reward.counts, reward.flop
+    costs = [(one.host, one.seed.tolist(), one.gate.tolist()) for one in tables]
+    return reward.config, costs, reward.max_steps
 
 
 def sources_digest() -> str:

@@ -24,6 +24,8 @@ from esper_soa.nets.data.datasets import count_samples, load_samples, sample_spe
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.graphs import STATE, Replay, choose_replay
 from esper_soa.nets.model.blueprints import blueprint_codes, num_codes
+from esper_soa.nets.model.flops import training_flop
+from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.model.user_parts import task_shape, task_slots
 from esper_soa.nets.seeds.pools import parameter_table
 from esper_soa.nets.seeds.subsets import EXACT_SLOTS
@@ -33,7 +35,6 @@ from esper_soa.runtime.device import choose_layout, keep_freed_memory, sizes_of,
 from esper_soa.runtime.memory import NO_SAMPLES, check_room, room_for_steps
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.runtime.step_cache import stored_kernels, unsupported
-from esper_soa.state import ParameterCounts
 
 
 def build_rules(cfg: TrainConfig, device: torch.device, ranks: Ranks = ALONE) -> EnvRules:
@@ -44,11 +45,12 @@ def build_rules(cfg: TrainConfig, device: torch.device, ranks: Ranks = ALONE) ->
     """
     trial = trial_of(cfg, device, ranks.beside)
     nets = trial.nets
-    num_slots = len(nets.shape.slots)
     allowed = torch.zeros(num_codes(nets.shape.blueprints), dtype=torch.bool)
     allowed[list(blueprint_codes(list(cfg.task.blueprints)))] = True
-    orders, _ = shapley_orders(cfg, num_slots)
+    orders, _ = shapley_orders(cfg, len(nets.shape.slots))
     length = [EPISODE_LENGTH] * (cfg.early_stop.length != 0)
+    groups = cfg.reward, cfg.gates, cfg.lifecycle
+    read = *(name for group in groups for name in group.differing), *length, *cfg.policy.observe
     return EnvRules(
         nets=nets,
         engine=choose_engine(cfg.compute.engine, trial),
@@ -56,31 +58,31 @@ def build_rules(cfg: TrainConfig, device: torch.device, ranks: Ranks = ALONE) ->
         gates=cfg.gates,
         signals=cfg.signals,
         governor=cfg.governor,
-        reward=reward_settings(
-            cfg, parameter_table(nets.shape, device), num_slots, ranks.first_env
-        ),
+        reward=reward_settings(cfg, nets.shape, device, ranks.first_env),
         blueprints=allowed.to(device),
         max_seeds=cfg.max_seeds,
         shapley_orders=None if orders is None else orders.to(device),
         early_stop=cfg.early_stop,
         differing=cfg.differing,
         observed=tuple(cfg.policy.observe),
-        kernel_settings=tuple(dict.fromkeys((*cfg.reward.differing, *length, *cfg.policy.observe))),
+        kernel_settings=tuple(dict.fromkeys(read)),
     )
 
 
 def reward_settings(
-    cfg: TrainConfig, counts: ParameterCounts, num_slots: int, first_env: int
+    cfg: TrainConfig, shape: HostShape, device: torch.device, first_env: int
 ) -> RewardSettings:
     """What the rewards of N envs need to know, the first of which has this number.
 
     Raises SettingError for a user's reward that is none.
     """
-    device = counts.seed.device
+    counts = parameter_table(shape, device)
+    flop = training_flop(shape, device)
 
     def of(mode: str, setting: str) -> RewardSettings:
-        own = user_reward(mode, num_slots, cfg.steps, device, setting)
-        return RewardSettings(replace(cfg.reward, mode=mode, split=[]), counts, cfg.steps, own)
+        own = user_reward(mode, len(shape.slots), cfg.steps, device, setting)
+        config = replace(cfg.reward, mode=mode, split=[])
+        return RewardSettings(config, counts, flop, cfg.steps, own)
 
     if not cfg.reward.split:
         return of(cfg.reward.mode, "reward.mode")
@@ -90,7 +92,7 @@ def reward_settings(
     split = RewardSplit(
         tuple(of(mode, "reward.split") for mode in modes), place, tuple(cfg.reward.split)
     )
-    return RewardSettings(cfg.reward, counts, cfg.steps, split=split)
+    return RewardSettings(cfg.reward, counts, flop, cfg.steps, split=split)
 
 
 def trial_of(cfg: TrainConfig, device: torch.device, processes: int = 1) -> Trial:

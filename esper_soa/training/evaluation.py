@@ -18,7 +18,6 @@ from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Agent
 from esper_soa.config.errors import RunMemoryError, UserError, check, one_line
 from esper_soa.config.settings import EvaluateConfig, TrainConfig, settings_from_mapping
-from esper_soa.env.reward import final_rents
 from esper_soa.env.world import World
 from esper_soa.nets.model.blueprints import num_codes
 from esper_soa.runtime.device import apply_threads, device_name, resolve_device
@@ -95,8 +94,6 @@ def evaluation_settings(checkpoint_run: SavedRun, cfg: EvaluateConfig) -> TrainC
 def score(world: World, agent: Agent, episodes: int, progress: Progress, label: str) -> Scores:
     """Play `episodes` episodes of every env."""
     scores = Scores([], [], [], [], [])
-    host = world.rules.reward.counts.host
-    reward = world.rules.reward.config
     for episode in range(episodes):
         request = Round(episode, progress, label)
         result = with_test(world, play_round(world, Player(agent, None), request)[0])
@@ -105,7 +102,7 @@ def score(world: World, agent: Agent, episodes: int, progress: Progress, label: 
         scores.validation_accuracy.extend(result.accuracies)
         scores.parameters.extend(result.parameters)
         scores.reward.extend(result.rewards)
-        rents = final_rents(result.parameters, host, reward, result.settings)
+        rents = world.final_rents(result.parameters, result.train_flop, result.settings)
         scores.net.extend(map(sub, tested, rents))
     return scores
 

@@ -23,7 +23,7 @@ from esper_soa.env.outcome import (
     outcomes,
     push_reward,
 )
-from esper_soa.env.parameters import flop_per_image, total_params
+from esper_soa.env.parameters import total_params
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.reward_records import RewardSettings
 from esper_soa.env.step import EAGER, EnvView, StepKernels, StepResult
@@ -79,7 +79,6 @@ class Sums(NamedTuple):
     ops: Tensor  # float64 [ops], how often each took effect
     successes: Tensor  # float64 [ops]
     rows: Tensor  # float64 [1], alpha rows that were validated
-    flop: Tensor  # float64 [N]
     rewards: Tensor  # float64 [N, STABILITY_WINDOW], the last ones
     blueprints: BlueprintStats
 
@@ -113,7 +112,6 @@ class MetricsAccumulator:
             zeros(len(OP_NAMES)),
             zeros(len(OP_NAMES)),
             zeros(1),
-            zeros(num_envs),
             zeros(num_envs, STABILITY_WINDOW),
             empty_blueprint_stats(device, len(names)),
         )
@@ -154,11 +152,9 @@ class MetricsAccumulator:
         outcome = result.outcome
         choices = torch.arange(len(OP_NAMES), device=subset.device)
         matches = outcome.effective_op[:, None] == choices
-        flop = self.train_samples * flop_per_image(before, self.costs)  # as they were trained
         rewards = push_reward(sums.rewards, terms.total)
         if ended is not None:
             matches = matches & ~ended[:, None]
-            flop = torch.where(ended, 0.0, flop)
             rewards = torch.where(ended[:, None], sums.rewards, rewards)
         return Sums(
             terms=sums.terms
@@ -166,7 +162,6 @@ class MetricsAccumulator:
             ops=sums.ops + matches.sum(0),
             successes=sums.successes + (matches & outcome.success[:, None]).sum(0),
             rows=sums.rows + (subset >= 0).sum(),
-            flop=sums.flop + flop,
             rewards=rewards,
             blueprints=count_blueprints(sums.blueprints, before, result.state.slots),
         )
@@ -230,7 +225,7 @@ class MetricsAccumulator:
             "ended": torch.stack(outcomes(state, sums.rewards, counts, self.costs)),
             "blueprints": torch.stack(sums.blueprints),
             "shapley": self.shapley,
-            "flop": sums.flop,
+            "flop": self.train_samples * totals.train_flop,
             "topology": torch.stack(topology_of(state)),
             "stood": torch.stack(hosts[:4]),
             "scored": torch.stack(hosts[4:]),

@@ -16,7 +16,6 @@ import torch
 from esper_soa.config.agent import SCRATCH
 from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import TrainConfig, settings_yaml
-from esper_soa.env.reward import final_rents
 from esper_soa.nets.data.datasets import SUBSET, ImageSet
 from esper_soa.nets.data.user_images import check_images
 from esper_soa.nets.precision import choose_precision
@@ -283,10 +282,9 @@ class Run:
 
     def score(self, name: str, rounds: Sequence[GrownHosts]) -> HostScore:
         """The rounds of the player `name` for the final table; all pay rent by the run's host."""
-        reward = self.world.rules.reward
         episodes = []
         for one, grown in zip(rounds, self.totals.recent, strict=True):
-            rents = final_rents(one.parameters, reward.counts.host, reward.config, grown.settings)
+            rents = self.world.final_rents(one.parameters, one.train_flop, grown.settings)
             tested = list(one.test_accuracies) or [math.nan] * len(one.accuracies)
             net = [*map(sub, tested, rents)]
             losses = list(one.test_losses) or [math.nan] * len(one.accuracies)

@@ -43,7 +43,7 @@ class Episode:
     validation_accuracies: list[float]  # percent
     test_accuracies: list[float]  # percent
     parameters: list[float]  # trainable ones, of the host and the seeds that take part in it
-    nets: list[float]  # test accuracies less the rent of the parameters grown, percent points
+    nets: list[float]  # test accuracies less rent, percent points
     train_flop: list[float]  # of all training of the episode
     test_losses: list[float] = field(default_factory=list)  # nats, mean over the targets
     # By dotted name, the values of settings that differ by env.

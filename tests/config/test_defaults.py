@@ -37,8 +37,9 @@ RewardConfig: {mode: shaped, split: [], scored_slots: all, contribution_weight: 
   improvement_safe_threshold: 0.1, hacking_ratio_threshold: 5.0, germination_warmup_steps: 10,
   germination_discount_floor: 0.4, disable_timing_discount: false, escrow_stable_window: 3,
   escrow_delta_clip: 2.0, pbrs_weight: 0.3, step_progress_bonus: 0.3, max_progress_bonus: 2.0,
-  rent_weight: 0.5, max_rent: 1.5, rent_host_params_floor: 200, base_slot_rent_ratio: 0.0039,
-  alpha_shock_coef: 0.1958, alpha_shock_cap: 1.0, seed_occupancy_cost: 0.01, free_slots: 1,
+  rent_weight: 0.5, max_rent: 1.5, flop_weight: 0.0, rent_host_params_floor: 200,
+  base_slot_rent_ratio: 0.0039, alpha_shock_coef: 0.1958, alpha_shock_cap: 1.0,
+  seed_occupancy_cost: 0.01, free_slots: 1,
   fossilized_maintenance_cost: 0.002, germinate_cost: -0.15, fossilize_cost: -0.01, prune_cost:
   -0.005, set_alpha_target_cost: -0.005, advance_from_training_penalty: -0.1,
   germinate_with_seed_penalty: -0.3, invalid_fossilize_penalty: -1.0, fossilize_base_bonus: 0.5,

@@ -6,6 +6,7 @@ from tiny_world import CPU
 from esper_soa.config.env import RewardConfig
 from esper_soa.env.reward_records import RewardInputs, RewardSettings
 from esper_soa.env.user_reward import sample_inputs
+from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.state import Action, Attribution, ParameterCounts
 from esper_soa.vocabulary import HEAD_NAMES
 
@@ -36,13 +37,17 @@ def make_inputs(num_slots: int = 1, **given: float | list[float]) -> RewardInput
 
 
 def make_settings(max_steps: int = 6, num_slots: int = 3, **config: object) -> RewardSettings:
-    """Host of 1000 parameters; seed of slot s and blueprint b has 100 (s + 1) + b, a gate 7."""
+    """Host of 1000 parameters; seed of slot s and blueprint b has 100 (s + 1) + b, a gate 7.
+
+    Training the host on an image takes 5000 FLOP, a seed or a gate 1000 for each of its parameters.
+    """
     slot = torch.arange(num_slots).unsqueeze(1)
     blueprint = torch.arange(13)
     counts = ParameterCounts(
         1000, (100.0 * (slot + 1) + blueprint).double(), torch.full((num_slots,), 7.0).double()
     )
-    return RewardSettings(RewardConfig(**config), counts, max_steps)
+    flop = TrainingFlop(5000.0, 1000 * counts.seed, 1000 * counts.gate)
+    return RewardSettings(RewardConfig(**config), counts, flop, max_steps)
 
 
 def make_action(slot: torch.Tensor, op: torch.Tensor) -> Action:

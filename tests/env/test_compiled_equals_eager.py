@@ -1,6 +1,7 @@
 """Compiled env-step kernels: whole functions, one graph for an episode, numbers as eager."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,13 +25,14 @@ from esper_soa.env.step import (
     Recorded,
     StepKernels,
     StepResult,
+    Values,
     apply_action,
     compiled,
     initial_state,
     record_and_observe,
 )
 from esper_soa.state import EnvState
-from esper_soa.training.build import build_rules
+from esper_soa.training.build import build_rules, build_world
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.vocabulary import Op
 
@@ -76,7 +78,11 @@ def assert_agree(
 
 
 def play_both(
-    kernels: StepKernels, rules: EnvRules, num_envs: int, rounding: float = 0.0
+    kernels: StepKernels,
+    rules: EnvRules,
+    num_envs: int,
+    rounding: float = 0.0,
+    values: Values = (),
 ) -> Tensor:
     """Play an episode with `kernels`, checking every env-step against eager; returns the successes
     by op, int64 [6].
@@ -90,12 +96,13 @@ def play_both(
         nothing = torch.zeros_like(state.slots.newborn)
         state = state.replace(slots=state.slots.replace(newborn=nothing, fresh_momentum=nothing))
         state, measured = guarded(rules, state, made_up(rules, state, step))
-        recorded = kernels.record_and_observe(rules, state, measured)
+        recorded = kernels.record_and_observe(rules, state, measured, values)
         where = f"env-step {step}:"
-        assert_agree(recorded, record_and_observe(rules, state, measured), where, rounding)
+        assert_agree(recorded, record_and_observe(rules, state, measured, values), where, rounding)
         action = agent.act(view_of(recorded, step), ())[0].action
-        result = kernels.apply_action(rules, *recorded[:2], action)
-        assert_agree(result, apply_action(rules, *recorded[:2], action), where, rounding)
+        given = (*recorded[:2], action, values)
+        result = kernels.apply_action(rules, *given)
+        assert_agree(result, apply_action(rules, *given), where, rounding)
         successes += torch.bincount(action.op[result.outcome.success], minlength=6)
         state = result.state
         if step == 0:
@@ -114,6 +121,17 @@ def test_one_graph_per_kernel_serves_all_that_may_be_in_it_and_equals_eager_bit_
     rules = build_rules(tiny_settings(4, 2, 6, reward), CPU)
     rules = rules._replace(early_stop=EarlyStopConfig(rollbacks=1))
     play_both(graphs_in_one_piece(), rules, 4)
+    assert graphs() == 2
+
+
+def test_one_graph_per_kernel_serves_settings_of_envs_and_equals_eager_bit_for_bit() -> None:
+    """What bounds the pace of growth, and prices."""
+    tiny = tiny_settings(4, 2, 20, RewardConfig(mode="net", flop_weight="[0,1]"))
+    gates = replace(tiny.gates, min_blending_steps="[1,3]")
+    lifecycle = replace(tiny.lifecycle, embargo_steps="[1,4]", min_prune_age="[1,4]")
+    world = build_world(replace(tiny, gates=gates, lifecycle=lifecycle), CPU)
+    assert len(world.kernel_values) == 4
+    play_both(graphs_in_one_piece(), world.rules, 4, values=world.kernel_values)
     assert graphs() == 2
 
 

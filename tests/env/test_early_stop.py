@@ -127,7 +127,6 @@ def test_nothing_happens_to_an_env_whose_episode_is_over() -> None:
         weights = world.weights
         for env in state.ending.over.nonzero().flatten().tolist():
             mine = {name: value[env].clone() for name, value in flat(state).items()}
-            mine["train_flop"] = played.metrics.sums.flop[env].clone()
             rows = {
                 name: value[env].clone()
                 for name, value in weights.exclude("snapshot").flatten_keys(".").items()

@@ -204,6 +204,20 @@ def test_net_pays_by_the_loss_where_it_is_told_to(fields: dict, paid: float) -> 
     assert found.accuracy_change.item() == 0.0
 
 
+@pytest.mark.parametrize(
+    ("step", "given", "paid"),
+    [
+        (6, {}, 0.0),  # training has no price by default
+        (5, {"flop_weight": 1.0}, 0.0),
+        (6, {"flop_weight": 1.0}, -math.log(3)),
+        (6, {"flop_weight": 2.0}, -1.5),  # max_rent
+    ],
+)
+def test_net_takes_a_price_of_training_at_the_end(step: int, given: dict, paid: float) -> None:
+    fields = NET | {"step": step, "train_flop": 300.0, "host_flop": 100.0}
+    assert terms_of("net", fields, **given).flop_rent.item() == pytest.approx(paid, abs=1e-12)
+
+
 def test_a_term_that_the_record_lacks_is_refused_instead_of_paid_unseen() -> None:
     one = torch.ones(1)
     assert add_terms(no_terms(one), {"drip": one, "compute_rent": -3 * one}).total.item() == -2.0

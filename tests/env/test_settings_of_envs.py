@@ -1,7 +1,9 @@
 """Settings of which each env has its own: an env is a run of one env with them, to the bit."""
 
+import math
 from dataclasses import replace
 from itertools import product
+from operator import attrgetter
 
 import pytest
 import torch
@@ -39,6 +41,7 @@ LISTS = {
     "task.max_grad_norm": "[0.05,0]",
     "reward.rent_weight": "[0.5,3]",
     "reward.max_rent": "[0.01,0.02,0.03]",
+    "reward.flop_weight": "[0.5,3]",
     "reward.seed_occupancy_cost": "[0.5,0.1]",
     "reward.fossilized_maintenance_cost": "[0.5,0.1]",
     "reward.terminal_accuracy_weight": "[0.05,1]",
@@ -47,14 +50,25 @@ LISTS = {
     "data.share": "[1,0.2]",
     "data.label_noise": "[0,0.5]",
     "early_stop.length": "[0,4,5]",
+    "gates.min_blending_steps": "[1,3]",
+    "lifecycle.embargo_steps": "[1,4]",
+    "lifecycle.min_prune_age": "[1,4]",
 }
 RANGES = dict.fromkeys(LISTS, "uniform(0.01,0.9)") | {
     "task.host_lr": "log_uniform(0.005, 0.5)",
     "reward.rent_weight": "log_uniform(0.1,10)",
     "early_stop.length": "uniform(3,7)",
+    "gates.min_blending_steps": "uniform(1,3)",
+    "lifecycle.embargo_steps": "log_uniform(1,4)",
+    "lifecycle.min_prune_age": "uniform(0,4)",
 }
+PACE = {name: LISTS[name] for name in LISTS if name.startswith(("gates.", "lifecycle."))}
 TEXT_LACKS = ("data.label_noise",)
-MODES = {"reward.param_penalty_weight": "basic", "reward.loss.compute_rent_weight": "loss"}
+MODES = {
+    "reward.param_penalty_weight": "basic",
+    "reward.loss.compute_rent_weight": "loss",
+    "reward.flop_weight": "net",
+}
 
 
 def changed(cfg: TrainConfig, values: dict[str, object]) -> TrainConfig:
@@ -72,6 +86,11 @@ def changed(cfg: TrainConfig, values: dict[str, object]) -> TrainConfig:
 def images(mode: str) -> TrainConfig:
     tiny = tiny_settings(ENVS, 3, 6, RewardConfig(mode=mode))
     return replace(tiny, val_samples=16, data=DataConfig("synthetic", synthetic_train=32))
+
+
+def growth(mode: str) -> TrainConfig:
+    """Time to prune, and to grow again."""
+    return replace(images(mode), steps=24)
 
 
 def text(mode: str) -> TrainConfig:
@@ -118,6 +137,7 @@ CASES = [
 ]
 FEW = [(images, "shaped", False, LISTS), (images, "basic", True, RANGES)]
 FEW += [(text, "shaped", False, RANGES), (text, "loss", True, LISTS)]
+FEW += [(growth, "shaped", False, PACE)]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +157,7 @@ def test_an_env_is_a_run_of_one_env_with_its_settings(domain, mode, plain, given
 
 @pytest.mark.parametrize("name", LISTS)
 def test_a_setting_of_one_env_touches_that_env_alone(name: str) -> None:
-    cfg = images(MODES.get(name, "shaped"))
+    cfg = (growth if name in PACE else images)(MODES.get(name, "shaped"))
     first = float(LISTS[name].strip("[]").split(",")[0])
     alike = played(changed(cfg, {name: first}))
     world, result = played(changed(cfg, {name: LISTS[name]}))
@@ -147,7 +167,8 @@ def test_a_setting_of_one_env_touches_that_env_alone(name: str) -> None:
 
 
 def test_a_draw_is_of_seed_round_env_and_name() -> None:
-    cfg = changed(images("net"), RANGES)
+    ranges = {name: own for name, own in RANGES.items() if not ENV_SETTINGS[name].whole}
+    cfg = changed(images("net"), ranges)
     world = build_world(cfg, CPU)
     first = world.settings
     assert all(0.01 <= one <= 0.9 for one in first["task.seed_lr"])
@@ -191,10 +212,34 @@ def test_a_range_of_logarithms_has_as_many_below_its_geometric_mean() -> None:
     assert 160 < sum(one < 0.1 for one in values["task.host_lr"]) < 240
 
 
+@pytest.mark.parametrize("drawn", ["uniform(1,3)", "log_uniform(1, 3)"])
+def test_counts_are_drawn_whole_and_from_both_ends(drawn: str) -> None:
+    cfg = changed(replace(images("net"), envs=60), {"gates.min_blending_steps": drawn})
+    assert {*build_world(cfg, CPU).settings["gates.min_blending_steps"]} == {1, 2, 3}
+
+
 def test_every_env_pays_the_rent_of_its_own_price() -> None:
     reward = RewardConfig(rent_weight="[0.5,1]")
     found = final_rents([200.0, 200.0], 100, reward, {"reward.rent_weight": [0.5, 1.0]})
     assert found[1] == 2 * found[0] > 0
+
+
+def test_net_takes_at_the_end_what_final_tables_call_rent() -> None:
+    """Parameters and training FLOP at the prices of the env, over an episode of its own length."""
+    free = {"reward.rent_weight": 0, "reward.max_rent": 100, "early_stop.length": "[0,4,5]"}
+    prices = {"reward.rent_weight": "[1,3]", "reward.flop_weight": "[0.5,2,5]"}
+    unpaid = played(changed(images("net"), free))[1]
+    world, paid = played(changed(images("net"), free | prices))
+    taken = [one - other for one, other in zip(unpaid.rewards, paid.rewards, strict=True)]
+    rents = world.final_rents(paid.parameters, paid.train_flop, paid.settings)
+    assert taken == pytest.approx(rents)
+    steps = [6, 4, 5]
+    spent = [world.flop.host * world.sizes.train_samples * count for count in steps]
+    assert all(one > host for one, host in zip(paid.train_flop, spent, strict=True))
+    without = world.final_rents(paid.parameters, spent, paid.settings)
+    dear = [rent - other for rent, other in zip(rents, without, strict=True)]
+    growth = [math.log(one / host) for one, host in zip(paid.train_flop, spent, strict=True)]
+    assert dear == pytest.approx([w * one for w, one in zip((0.5, 2, 5), growth, strict=True)])
 
 
 @pytest.mark.parametrize(
@@ -204,10 +249,13 @@ def test_every_env_pays_the_rent_of_its_own_price() -> None:
         ("task.host_lr='[0.01,0.02]'", "[0.01,0.02]"),
         ("++task.host_lr=log_uniform(0.005, 0.05)", "log_uniform(0.005, 0.05)"),
         ("task.host_lr=1", 1.0),
+        ("gates.min_blending_steps=3.0", 3),
+        ("gates.min_blending_steps=[1, 3]", "[1, 3]"),
     ],
 )
 def test_the_command_line_takes_lists_ranges_and_numbers(given: str, found: object) -> None:
-    value = compose_settings("", [given]).task.host_lr
+    name = given.lstrip("+").split("=")[0]
+    value = attrgetter(name)(compose_settings("", [given]))
     assert value == found
     assert type(value) is type(found)
 
@@ -231,6 +279,9 @@ def test_a_sweep_takes_several_lists() -> None:
         ("task.weight_decay=log_uniform(0,0.1)", "must be a range that rises"),
         ("task.host_lr=uniform(-1,1)", r"task.host_lr=-1.0: must be in \(0, 1000\]"),
         ("reward.rent_weight=uniform(1)", r"reward.rent_weight=uniform\(1\): must be"),
+        ("gates.min_blending_steps=2.5", r"steps=2.5: must be a whole number in \[0, "),
+        ("lifecycle.embargo_steps=[3,0]", r"embargo_steps=0.0: must be a whole number in \[1, "),
+        ("early_stop.length=uniform(2.5,4)", "early_stop.length=2.5: must be a whole number"),
     ],
 )
 def test_a_value_out_of_range_is_named(text: str, told: str) -> None:

@@ -136,6 +136,7 @@ def test_the_key_follows_all_that_kernels_read() -> None:
         rules._replace(early_stop=EarlyStopConfig(rollbacks=1)),
         rules._replace(max_seeds=1),
         rules._replace(blueprints=~rules.blueprints),
+        rules._replace(reward=rules.reward._replace(flop=rules.reward.flop._replace(host=1.0))),
         build_rules(tiny_settings(4, 2, 6, RewardConfig(split=["shaped", "escrow"])), CPU),
         build_rules(tiny_settings(6, 2, 6, RewardConfig(split=["shaped", "escrow"])), CPU),
     ]

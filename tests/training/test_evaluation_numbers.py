@@ -20,13 +20,13 @@ from esper_soa.config.env import GatesConfig, RewardConfig
 from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.nets import DataConfig, sort_slots
 from esper_soa.config.settings import ComputeConfig, EvaluateConfig
+from esper_soa.env.reward import final_rents
 from esper_soa.env.world import World
 from esper_soa.training.build import build_world
 from esper_soa.training.evaluation import (
     Scores,
     build_agent,
     evaluation_settings,
-    final_rents,
     judge,
 )
 from esper_soa.training.final_test import measure_test

@@ -155,6 +155,28 @@ def test_two_ranks_play_what_one_process_does_where_episodes_end_early(tmp_path:
         assert summaries[0][part] == summaries[1][part]
 
 
+@pytest.mark.slow
+def test_two_ranks_give_each_env_what_one_process_does(tmp_path: Path) -> None:
+    """Lists of settings, longer or shorter than a rank's share, and draws."""
+    own = shlex.split(
+        "task.host_lr=log_uniform(0.005,0.2) reward.rent_weight=[0.1,3,1] data.label_noise=[0,0.5] "
+        "early_stop.length=uniform(3,6) gates.min_blending_steps=[1,2,3,1] reward=net "
+        "reward.flop_weight=[0,2] policy.observe=[reward.rent_weight,task.host_lr] "
+        "telemetry.level=full"
+    )
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    one = played(tmp_path / "one", *own)
+    shared = played(tmp_path / "two", *own, "ranks=2")
+    agree(one, shared, range(1, 3))
+    summaries = [json.loads((path / "summary.json").read_text()) for path in (one, shared)]
+    for part in ("grown", "control", "configurations"):
+        assert summaries[0][part] == summaries[1][part]
+    given = [json.loads(line)["settings"] for line in lines(shared / "episodes.jsonl")]
+    assert len({env["task.host_lr"] for env in given}) == len(given) == 10
+    assert [env["reward.rent_weight"] for env in given] == [0.1, 3, 1, 0.1, 3] * 2
+
+
 def test_shares_are_neighbours_and_differ_by_one_env_at_most() -> None:
     for num_envs, count in ((5, 2), (5, 3), (8, 4), (4, 4)):
         shares = [share_of(num_envs, count, rank) for rank in range(count)]
