@@ -72,8 +72,8 @@ def _oracles(scores: Mapping) -> list[str]:
         f"{gain:+.2f} points over the single schedule. The best schedule of each env is "
         f"{oracle - single:+.2f} points over it in the episodes by which it is chosen, luck "
         f"included, and {repeated - again:+.2f} in the same envs with other weights and images. "
-        f"The policy comes {gain / (oracle - single):.0%} and {gain / (repeated - again):.0%} of the"
-        " way.",
+        f"The policy comes {gain / (oracle - single):.0%} and {gain / (repeated - again):.0%} "
+        "of the way.",
         "",
     ]
 
