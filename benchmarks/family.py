@@ -68,6 +68,7 @@ HELD_OUT = tuple(range(20270101, 20270111))
 PARTS = {"training": tuple(range(1, 4)), "held_out": HELD_OUT, "again": HELD_OUT[:2]}
 PARTS |= {"beyond": HELD_OUT}
 OTHER_SEEDS = 1000  # from a seed of `held_out` to that of the same draws in `again`
+CURVE = ("1", "3", "6", "12", "25", "60")  # prices at which the policy is played on held-out draws
 LEARNED, TEACHER, BY_PRICE = "learned", "teacher", "best_of_price"
 # Of a table: where classes of prices end, and where a host's rate is high.
 PRICES, RATE = (4.0, 12.0, 25.0), 0.08
@@ -87,10 +88,14 @@ class Job(NamedTuple):
 
 
 def settings_of(part: str, seed: int, given: Sequence[str] = ()) -> TrainConfig:
-    """Settings of the envs of a seed: draws from the experiment's ranges, or beyond them."""
+    """Settings of the envs of a seed: draws from the experiment's ranges or beyond them, or those
+    of `held_out` at one price.
+    """
     if part == "again":
         drawn = build_world(settings_of("held_out", seed, given), torch.device("cpu")).settings
         seed += OTHER_SEEDS
+    elif part in CURVE:
+        drawn = {PRICE: [float(part)]}
     else:
         drawn = beyond(seed) if part == "beyond" else {}
     own = [f"{name}=[{','.join(map(repr, values))}]" for name, values in drawn.items()]
@@ -198,7 +203,18 @@ def record_of(units: Units, parts: Mapping[str, Sequence[int]], single: int) -> 
         part: {name: one.mean(1).round(4).tolist() for name, one in own.items()}
         for part, own in of_parts.items()
     }
+    curve = {
+        price: {
+            name: [
+                float(np.mean(units.read((price, seed, LEARNED))[name]))
+                for seed in parts["held_out"]
+            ]
+            for name in ("accuracy", "growth")
+        }
+        for price in CURVE
+    }
     record: Record = {"single": single, "schedule": str(SCHEDULES[single]), "scores": found}
+    record |= {"curve": curve}
     return record | {"regions": regions(units, parts, single)}
 
 
@@ -256,6 +272,8 @@ def main() -> None:
         for part in ("held_out", "beyond"):
             others = (*PLAYERS, str(estimate.single))
             play(part, parts[part], others, given.settings, folder)
+        for part in CURVE:
+            play(part, parts["held_out"], (LEARNED,), given.settings, folder)
         record = origin("family", torch.device("cpu")) | {"settings": given.settings, **told}
         record |= {"classes": [PRICES, RATE], "envs": ENVS} | record_of(
             units, parts, estimate.single

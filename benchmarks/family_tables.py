@@ -36,7 +36,7 @@ def family_lines(record: Mapping) -> list[str]:
             *_players(record["scores"][part]),
         ]
     lines += _oracles(record["scores"]["held_out"])
-    return [*lines, *_regions(record)]
+    return [*lines, *_curve(record["curve"]), *_regions(record)]
 
 
 def _players(scores: Mapping) -> list[str]:
@@ -76,6 +76,19 @@ def _oracles(scores: Mapping) -> list[str]:
         "of the way.",
         "",
     ]
+
+
+def _curve(curve: Mapping) -> list[str]:
+    """What the policy makes of the held-out envs as one price for all moves."""
+    rows: list[Line] = []
+    for price, numbers in curve.items():
+        accuracy, growth = (
+            mean_interval(numbers[name], CONFIDENCE) for name in ("accuracy", "growth")
+        )
+        told = f"{accuracy.mean:.2f} [{accuracy.low:.2f}, {accuracy.high:.2f}]"
+        rows.append((price, told, f"{growth.mean:.2f} [{growth.low:.2f}, {growth.high:.2f}]"))
+    heads = "price of all envs | accuracy of the policy (%) | parameters over the host's own"
+    return markdown(heads, rows)
 
 
 def _regions(record: Mapping) -> list[str]:

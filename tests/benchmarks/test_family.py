@@ -127,6 +127,7 @@ def test_draws_beyond_lie_outside_of_the_training_ranges() -> None:
         assert below.any()
         assert above.any()
     own = settings_of("beyond", 5, SMALL)
+    assert settings_of("25", 5, SMALL).reward.rent_weight == "[25.0]"
     assert own.task.host_lr == f"[{','.join(map(repr, drawn['task.host_lr']))}]"
 
 
@@ -140,6 +141,7 @@ def test_the_tables_say_how_far_the_policy_comes() -> None:
     region = {"prices": 1, "rate": 0, "best": "no growth", "training": 4, "held_out": 5}
     record = {
         "schedule": "norm in r0c2 at 1",
+        "curve": {"25": {"accuracy": [20.0, 22.0], "growth": [1.0, 1.5]}},
         "scores": {"held_out": held_out, "beyond": own},
         "classes": [(1.0, 3.0), 0.03],
         "envs": 7,
@@ -153,4 +155,5 @@ def test_the_tables_say_how_far_the_policy_comes() -> None:
     told = next(line for line in lines if "of the way" in line)
     assert "+2.00 points over the single schedule" in told
     assert "comes 25% and 50% of the way" in told
+    assert "| 25 | 21.00 [8.29, 33.71] | 1.25 [-1.93, 4.43] |" in lines
     assert "| 1 to 3 | at most 0.03 | no growth | 2.00 | 1.50 | 4, 5 |" in lines
