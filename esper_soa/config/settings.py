@@ -26,7 +26,13 @@ from esper_soa.config.env import (
     SignalsConfig,
 )
 from esper_soa.config.errors import UserError, check, single_line
-from esper_soa.config.nets import DataConfig, TaskConfig, resolve_slots, sort_slots
+from esper_soa.config.nets import (
+    SIZE_SETTINGS,
+    DataConfig,
+    TaskConfig,
+    resolve_slots,
+    sort_slots,
+)
 from esper_soa.config.ranges import (
     COUNT,
     WEIGHT,
@@ -56,6 +62,12 @@ TRACKER_FOLDER = Path(__file__).parents[1] / "lab/telemetry/trackers"
 TRACKERS = tuple(sorted(one.name for one in iter_modules([str(TRACKER_FOLDER)])))
 # of telemetry: each writes what those before it write, and more
 LEVELS = ("off", "rounds", "events", "full")
+WIDTHS = " or ".join(names[0] for names in SIZE_SETTINGS.values())
+# what makes a run smaller
+LOWER = (
+    f"envs, batch_size, steps, train_samples, the width of the hosts ({WIDTHS}), "
+    "policy.network.hidden or compute.env_chunk"
+)
 Kind = TypeVar("Kind", bound=Settings)
 
 

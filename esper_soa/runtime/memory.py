@@ -17,7 +17,7 @@ import torch
 
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import IMAGES, LOSS_SETTINGS, SIZE_SETTINGS
-from esper_soa.config.settings import TrainConfig
+from esper_soa.config.settings import LOWER, TrainConfig
 from esper_soa.env.observation import NUM_ENV_FEATURES, feature_names
 from esper_soa.env.step import EnvRules
 from esper_soa.nets.data.datasets import SampleCount, sample_spec
@@ -39,11 +39,6 @@ PASSED = "a pass of training"
 UPDATED = "a step"
 LEARNED = "the policy's update"
 NO_SAMPLES = SampleCount(0, 0)
-WIDTHS = " or ".join(names[0] for names in SIZE_SETTINGS.values())
-LOWER = (
-    f"envs, batch_size, steps, train_samples, the width of the hosts ({WIDTHS}), "
-    "policy.network.hidden or compute.env_chunk"
-)
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP_LIMITS = (
     ("memory.max", "memory.current"),

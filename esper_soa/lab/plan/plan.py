@@ -1,8 +1,8 @@
 """What `esper-train --plan` prints: memory, pace, duration and disk of a run before it is begun.
 
-The probe plays the run's own first round in a process of its own (probe.py); another process with
-two other numbers of envs tells what one env takes. Where ranks share out the envs, as many probes
-play a share each, side by side. A run that runtime/memory.py refuses has no plan.
+The probe plays the run's own first round in a process of its own (probe.py), and tells what one env
+takes. Where ranks share out the envs, as many probes play a share each, side by side. A run that
+runtime/memory.py refuses has no plan.
 """
 
 import json
@@ -14,29 +14,24 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
 from esper_soa.config.errors import UserError
 from esper_soa.config.paths import user_path
-from esper_soa.config.settings import MAX_ENVS, TrainConfig, settings_yaml
-from esper_soa.lab.plan.probe import ProbeResult
-from esper_soa.nets.data.datasets import count_samples
-from esper_soa.runtime.device import resolve_device
+from esper_soa.config.settings import LOWER, MAX_ENVS, TrainConfig, settings_yaml
+from esper_soa.lab.plan.probe_result import ENDED, SETTINGS, ProbeResult
 from esper_soa.runtime.files import reason_of
 from esper_soa.runtime.json_lines import Json, json_line
-from esper_soa.runtime.memory import GIB, LOWER, at_once, check_room, free_memory, needs
-from esper_soa.training.launch import check_devices
 from esper_soa.training.progress import duration
 
 MIB = 2**20
-PROBE_SECONDS = 12.0  # for the env-steps of the probe's episode that are played in full
-SPREAD = 192 * MIB  # between the two numbers of envs that tell what one takes
+GIB = 2**30
 ROUND_FILES = ("metrics.jsonl", "episodes.jsonl", "telemetry")  # that grow with the rounds
 UPPER_BOUND = ", at most (early_stop)"  # as the probe lets no episode end early
 CHECKPOINT_FILES = (
@@ -57,9 +52,7 @@ class Plan(NamedTuple):
     """Estimated cost of a run."""
 
     cfg: TrainConfig
-    device: torch.device  # of the first rank
     took: ProbeResult  # by a rank with its share of the envs
-    per_env: float  # bytes of memory
     disk: Disk
 
     @property
@@ -72,7 +65,7 @@ class Plan(NamedTuple):
         """The largest N that fits what is free, other settings kept; 0 where that is not known."""
         if self.took.free < 0:
             return 0
-        more = int((self.took.free - self.run_memory) / self.per_env)
+        more = int((self.took.free - self.run_memory) / self.took.per_env)
         return max(0, min(MAX_ENVS, self.cfg.ranks * (share(self.cfg).envs + more)))
 
     @property
@@ -108,7 +101,7 @@ class Plan(NamedTuple):
         cfg = self.cfg
         return {
             "name": cfg.name,
-            "device": str(self.device),
+            "device": self.took.device_name,
             "envs": cfg.envs,
             "rounds": cfg.rounds,
             "steps": cfg.steps,
@@ -118,9 +111,9 @@ class Plan(NamedTuple):
                 "program": self.took.program,
                 "process": self.took.host,
                 "device": self.took.device,
-                "per_env": self.per_env,
+                "per_env": self.took.per_env,
                 "free": None if self.took.free < 0 else self.took.free,
-                "least": at_once(needs(share(cfg), self.device)),
+                "least": self.took.least,
             },
             "most_envs": self.most_envs or None,
             "fits": self.fits,
@@ -150,28 +143,12 @@ def show_plan_json(cfg: TrainConfig, console: Console) -> None:
 
 def make_plan(cfg: TrainConfig) -> Plan:
     """Measure what a run of the settings takes, leaving nothing; UserError if it cannot run."""
-    device = resolve_device(cfg.device)
-    ranks = cfg.ranks
-    check_devices(cfg, ranks)
-    processes = ranks if device.type == "cpu" else 1
-    free = free_memory(device)
-    check_room(share(cfg), device, count_samples(cfg.data), processes)
     with tempfile.TemporaryDirectory(prefix="esper-plan-") as temporary:
         folder = Path(temporary)
-        for rank in range(ranks):
-            rank_cfg = replace(share(cfg), device=str(resolve_device(cfg.device, rank)))
-            (folder / f"{rank}.yaml").write_text(settings_yaml(rank_cfg), encoding="utf-8")
-        with ThreadPoolExecutor(ranks) as pool:
-            results = pool.map(
-                lambda rank: run_probe(folder, f"{PROBE_SECONDS}", rank, ranks), range(ranks)
-            )
-            slowest = slowest_rank(
-                [ProbeResult(**one) for one in results], free if processes > 1 else None
-            )
-        few, many = numbers_of_envs(share(cfg), device)
-        per_env = run_probe(folder, f"{few},{many}", 0, ranks)["per_env"]
-        disk = disk_of(folder / f"{PROBE_SECONDS}_0", cfg)
-    return Plan(cfg, device, slowest, per_env, disk)
+        (folder / SETTINGS).write_text(settings_yaml(share(cfg)), encoding="utf-8")
+        with ThreadPoolExecutor(cfg.ranks) as pool:
+            results = [*pool.map(partial(run_probe, folder, cfg.ranks), range(cfg.ranks))]
+        return Plan(cfg, slowest_rank(results), disk_of(folder / "0", cfg))
 
 
 def share(cfg: TrainConfig) -> TrainConfig:
@@ -181,49 +158,35 @@ def share(cfg: TrainConfig) -> TrainConfig:
     return replace(cfg, ranks=1, restarts=0, envs=-(-cfg.envs // cfg.ranks))
 
 
-def slowest_rank(ranks: Sequence[ProbeResult], shared: int | None = None) -> ProbeResult:
-    """Maximum cost over the ranks, and minimum of their free memory.
-
-    shared: bytes that were free for all of them before they began; None: each has its own.
-    """
+def slowest_rank(ranks: Sequence[ProbeResult]) -> ProbeResult:
+    """Maximum cost over the ranks, and minimum of their free memory; on a CPU they share it."""
     most = ProbeResult(*map(max, zip(*ranks, strict=True)))
     free = min(probe.free for probe in ranks)
     return most._replace(
-        free=free if shared is None else shared // len(ranks) - most.program,
+        device_name=ranks[0].device_name,
+        free=free // len(ranks) if most.device_name == "cpu" else free,
         measured_steps=min(probe.measured_steps for probe in ranks),
     )
 
 
-def numbers_of_envs(cfg: TrainConfig, device: torch.device) -> tuple[int, int]:
-    """Two numbers of envs, SPREAD bytes apart at least, as far as there is room."""
-    small, large = (at_once(needs(replace(cfg, envs=envs), device)) for envs in (64, 128))
-    spread = min(SPREAD, (free_memory(device) or 8 * SPREAD) // 8)
-    least = cfg.policy.ppo.minibatches if cfg.policy.name == "ppo" else 1
-    few = max(least, int(spread / ((large - small) / 64)) // 2)
-    return few, min(MAX_ENVS, 3 * few)
-
-
-def run_probe(folder: Path, seconds: str, rank: int = 0, ranks: int = 1) -> dict:
-    """What the probe of a rank says, by the settings in <rank>.yaml; raises UserError where it was
+def run_probe(folder: Path, ranks: int, rank: int) -> ProbeResult:
+    """What the probe of a rank measures, by SETTINGS in the folder; raises UserError where it was
     refused, or ran out of memory.
     """
-    files = [str(folder / f"{rank}.yaml"), str(folder / f"{seconds}_{rank}")]
+    arguments = [str(folder), str(rank), str(ranks)]
     done = subprocess.run(
-        [sys.executable, "-m", "esper_soa.lab.plan.probe", *files, seconds, str(rank), str(ranks)],
+        [sys.executable, "-m", "esper_soa.lab.plan.probe", *arguments],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode == 0:
-        return dict(json.loads(done.stdout.splitlines()[-1]))
+        return ProbeResult(**json.loads(done.stdout.splitlines()[-1]))
     if done.returncode == 2:
         raise UserError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
     if done.returncode < 0:
-        raise UserError(
-            f"the first round was ended by signal {-done.returncode}, as when memory runs out. "
-            f"Lower {LOWER}"
-        )
+        raise UserError(ENDED)
     raise RuntimeError(f"the probe failed:\n{done.stderr}")
 
 
@@ -255,11 +218,10 @@ def plan_table(plan: Plan) -> Table:
     result = plan.took
     disk = plan.disk
     known = result.free >= 0
-    kind = plan.device if cfg.ranks == 1 else plan.device.type
+    device = result.device_name
+    kind = device if cfg.ranks == 1 else device.partition(":")[0]
     each = f"of each of {cfg.ranks} ranks " if cfg.ranks > 1 else ""
-    where = (
-        f"on {plan.device}" if result.device else f"and {in_mib(result.program)} for the program"
-    )
+    where = f"on {device}" if result.device else f"and {in_mib(result.program)} for the program"
     free = f"{result.free / GIB:.1f} GiB free" if known else "unknown"
     most = f"{plan.most_envs:,}" if known else "unknown"
     measured = f"{result.measured_steps} of {cfg.steps} env-steps measured"
@@ -270,7 +232,7 @@ def plan_table(plan: Plan) -> Table:
     columns = ("", Column(justify="right"), Column(style="dim"))
     table = Table(*columns, title=title, box=box.SIMPLE, title_justify="left", show_header=False)
     table.add_row("memory", in_mib(plan.run_memory), f"{each}{where}; {free}")
-    table.add_row("memory per env", in_mib(plan.per_env, 2), "for every further env")
+    table.add_row("memory per env", in_mib(plan.took.per_env, 2), "for every further env")
     table.add_row("largest envs", most, "other settings as they are")
     table.add_row("env-steps/s", f"{plan.eps:,.1f}", measured)
     table.add_row("a round", duration(plan.round_seconds), updating)

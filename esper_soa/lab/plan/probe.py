@@ -11,22 +11,28 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from esper_soa.agent.rollout import write_
 from esper_soa.config.errors import RunMemoryError, UserError
-from esper_soa.config.settings import TrainConfig, settings_from_yaml, settings_yaml
+from esper_soa.config.settings import MAX_ENVS, TrainConfig, settings_from_yaml, settings_yaml
 from esper_soa.env.step import StepData
+from esper_soa.lab.plan.probe_result import ENDED, SETTINGS, ProbeResult
 from esper_soa.lab.report.page import try_write_report
+from esper_soa.nets.data.datasets import count_samples
 from esper_soa.runtime.device import CPU_EVAL_BATCH, resolve_device
-from esper_soa.runtime.memory import free_memory, memory_errors
+from esper_soa.runtime.memory import at_once, check_room, free_memory, memory_errors, needs
 from esper_soa.runtime.ranks import keep_to_cores
 from esper_soa.training.collect import EpisodeRunner, Round
+from esper_soa.training.launch import check_devices
 from esper_soa.training.profile import NoProfile
 from esper_soa.training.progress import Progress
 from esper_soa.training.run_folder import RunFolder
@@ -36,23 +42,9 @@ from esper_soa.training.trainer import train_rounds
 
 STATUS = Path("/proc/self/status")
 KIB = 1024
-FEW_STEPS = 3  # env-steps that are played where only memory is asked for
-
-
-class ProbeResult(NamedTuple):
-    """Measured cost of a round."""
-
-    program: int  # bytes of the process before anything of the run was built
-    host: int  # bytes of the process at most
-    device: int  # bytes on the GPU at most; 0 where there is none
-    free: int  # bytes that the GPU, or the machine, had left before; -1 where it does not say
-    build_seconds: float  # up to the first round
-    episode_seconds: float  # an episode of all envs, with its decisions
-    bare_seconds: float  # the same at the pace of its quickest env-step: hosts without seeds
-    update_seconds: float  # a policy update
-    files_seconds: float  # what a round takes beside these
-    report_seconds: float
-    measured_steps: int  # env-steps that were played in full
+FEW_STEPS = 2  # env-steps that are played where only memory is asked for
+PROBE_SECONDS = 1.5  # for the env-steps of the episode that are played in full
+SPREAD = 96 * 2**20  # bytes between the two numbers of envs that tell what one takes
 
 
 class ProbeProfile(NoProfile):
@@ -77,10 +69,10 @@ class ProbeProfile(NoProfile):
         self.every = device.type == "cuda"
         self.full = True  # whether the env-step at play is
         self.next_full = 0
-        # of the first round: seconds of the env-steps played in full, and of every env-step those
-        # of the last one before it that was
+        # of the first round: env-steps so far, and which were played in full, with their seconds
+        self.num_played = 0
+        self.full_steps: list[int] = []
         self.full_times: list[float] = []
-        self.paces: list[float] = []
         self.beside = 0.0  # seconds of its episode beside env-steps
         self.update_seconds = 0.0
         self.rounds = 0  # that are done, and what files took in all of them
@@ -102,7 +94,7 @@ class ProbeProfile(NoProfile):
 
     def watch(self, data: StepData) -> StepData:
         """The data, or little of them."""
-        self.full = self.every or (self.rounds == 0 and len(self.paces) >= self.next_full)
+        self.full = self.every or (self.rounds == 0 and self.num_played >= self.next_full)
         if self.full:
             return data
         return data._replace(num_batches=1, validation=data.validation.first(CPU_EVAL_BATCH))
@@ -116,39 +108,52 @@ class ProbeProfile(NoProfile):
             return
         self.beside -= seconds
         if self.full:
+            self.full_steps.append(self.num_played)
             self.full_times.append(seconds)
             self.left -= seconds
-        self.paces.append(self.full_times[-1])
+        self.num_played += 1
         if self.full:
             affordable = max(1.0, self.left / max(seconds, 1e-9))
-            wide = max(1.0, (self.num_steps - len(self.paces)) / affordable)
-            self.next_full = len(self.paces) + (round(wide) - 1 if len(self.paces) > 1 else 0)
+            wide = max(1.0, (self.num_steps - self.num_played) / affordable)
+            following = self.num_played + (round(wide) - 1 if self.num_played > 1 else 0)
+            self.next_full = min(following, self.num_steps - 1)
 
     def report(self, label: str) -> None:
         """A round is done."""
         self.rounds += 1
 
     @property
-    def whole(self) -> float:
-        """Seconds of all env-steps, played in full; the first (warm-up) counts as the second."""
-        return sum(self.paces[1:2] + self.paces[1:]) or sum(self.paces)
+    def paces(self) -> list[float]:
+        """Seconds of every env-step, played in full: of one that was not, those on the line between
+        the nearest that were; the first (warm-up) counts as the second.
+        """
+        if not self.num_played:
+            return []
+        warm = slice(1, None) if len(self.full_times) > 1 else slice(None)
+        steps = self.full_steps[warm]
+        return np.interp(range(self.num_played), steps, self.full_times[warm]).tolist()
 
 
 def main() -> None:
-    """Measure: settings, a folder, seconds for the episode or two numbers of envs, rank, ranks."""
+    """Measure: a folder with SETTINGS, rank, ranks."""
     program = _memory("VmRSS")
-    settings, folder, seconds_text, rank, ranks = sys.argv[1:]
-    keep_to_cores(int(rank), int(ranks))
+    folder = Path(sys.argv[1])
+    rank, ranks = map(int, sys.argv[2:])
+    keep_to_cores(rank, ranks)
     try:
-        cfg = settings_in(Path(settings))
-        if "," in seconds_text:
-            few, many = map(int, seconds_text.split(","))
-            print(json.dumps({"per_env": per_env(cfg, Path(folder), few, many)}))
-        else:
-            result = round_of(cfg, RunFolder(Path(folder)), float(seconds_text), program)
-            print(json.dumps(result._asdict()))
-    except (UserError, RunMemoryError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        cfg = settings_in(folder / SETTINGS)
+        # in a fork, which leaves nothing behind in the memory that is measured next
+        with ProcessPoolExecutor(1, get_context("fork")) as pool:
+            envs = folder / f"envs_{rank}"
+            counted = pool.submit(count_memory, cfg, envs, rank, ranks).result()
+        if isinstance(counted, str):
+            raise UserError(counted)
+        own = replace(cfg, device=str(resolve_device(cfg.device, rank)))
+        result = round_of(own, RunFolder(folder / f"{rank}"), PROBE_SECONDS, program)
+        print(json.dumps(result._asdict() | counted))
+    except (UserError, RunMemoryError, BrokenProcessPool) as error:
+        text = ENDED if isinstance(error, BrokenProcessPool) else error
+        print(f"error: {text}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -196,13 +201,42 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
         device=_on_device(job.device),
         free=-1 if free is None else free,
         build_seconds=built - start,
-        episode_seconds=pace.whole + extra,
+        episode_seconds=sum(pace.paces) + extra,
         bare_seconds=min(pace.paces) * cfg.steps + extra,
         update_seconds=pace.update_seconds,
         files_seconds=pace.files_seconds / pace.rounds,
         report_seconds=end - rounds_end,
         measured_steps=len(pace.full_times),
+        per_env=0.0,  # and what follows: by `count_memory`
+        least=0,
+        device_name=str(job.device),
     )
+
+
+def count_memory(cfg: TrainConfig, folder: Path, rank: int, ranks: int) -> dict[str, float] | str:
+    """`least` and `per_env` of a ProbeResult; for another process, so why the run is refused is no
+    error but a text.
+    """
+    try:
+        device = resolve_device(cfg.device, rank)
+        processes = ranks if device.type == "cpu" else 1
+        check_devices(cfg, ranks)
+        check_room(cfg, device, count_samples(cfg.data), processes)
+        few, many = numbers_of_envs(cfg, device, processes)
+        each = per_env(replace(cfg, device=str(device)), folder, few, many)
+    except (UserError, RunMemoryError) as error:
+        return str(error)
+    return {"least": at_once(needs(cfg, device)), "per_env": each}
+
+
+def numbers_of_envs(cfg: TrainConfig, device: torch.device, processes: int) -> tuple[int, int]:
+    """Two numbers of envs, SPREAD bytes apart at least, as far as there is room for `processes`."""
+    small, large = (at_once(needs(replace(cfg, envs=envs), device)) for envs in (64, 128))
+    free = free_memory(device)
+    spread = SPREAD if free is None else min(SPREAD, free // (8 * processes))
+    least = cfg.policy.ppo.minibatches if cfg.policy.name == "ppo" else 1
+    few = max(least, int(spread / ((large - small) / 64)) // 2)
+    return few, min(MAX_ENVS, 3 * few)
 
 
 def per_env(cfg: TrainConfig, folder: Path, few: int, many: int) -> float:
@@ -220,7 +254,6 @@ def peak_memory(cfg: TrainConfig, folder: Path) -> int:
     with run_at_start(cfg, RunFolder(folder)) as (run_session, job):
         pace = ProbeProfile(0.0, cfg.steps, job.device)
         pace.next_full = cfg.steps
-        pace.full_times.append(0.0)
         episode = EpisodeRunner(
             job.world, job.player, Round(0, Progress(1, run_session.console, "off"), "", pace)
         )

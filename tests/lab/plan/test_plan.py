@@ -13,40 +13,51 @@ from program import TINY, finished
 from rich.console import Console
 from tiny_world import quiet_progress, tiny_settings
 
+from esper_soa.config.agent import PolicyConfig
 from esper_soa.config.env import EarlyStopConfig
-from esper_soa.config.errors import SettingError, UserError
+from esper_soa.config.errors import UserError
 from esper_soa.config.nets import DataConfig
 from esper_soa.config.settings import TrainConfig, settings_yaml
 from esper_soa.lab.plan import probe
 from esper_soa.lab.plan.plan import (
+    GIB,
     MIB,
     Disk,
     Plan,
     disk_of,
-    make_plan,
     plan_table,
     run_probe,
     share,
     slowest_rank,
     verdict,
 )
-from esper_soa.lab.plan.probe import ProbeProfile, ProbeResult, per_env, round_of, settings_in
+from esper_soa.lab.plan.probe import (
+    SPREAD,
+    ProbeProfile,
+    count_memory,
+    numbers_of_envs,
+    per_env,
+    round_of,
+    settings_in,
+)
+from esper_soa.lab.plan.probe_result import SETTINGS, ProbeResult
 from esper_soa.nets.data.images import ValidationImages
-from esper_soa.runtime.memory import GIB
+from esper_soa.runtime.memory import at_once, needs
 from esper_soa.training.build import build_world
 from esper_soa.training.collect import EpisodeRunner, Round
 from esper_soa.training.players import build_player
 from esper_soa.training.run_folder import RunFolder
 
 CPU = torch.device("cpu")
-# program, host, device, free; seconds of build, episode, bare episode, update, files, report; steps
-TOOK = ProbeResult(400 * MIB, 500 * MIB, 0, GIB, 1.0, 8.0, 4.0, 2.0, 0.5, 3.0, 5)
+# program, host, device, free; seconds of build, episode, bare episode, update, files, report
+COST = (400 * MIB, 500 * MIB, 0, GIB, 1.0, 8.0, 4.0, 2.0, 0.5, 3.0)
+TOOK = ProbeResult(*COST, measured_steps=5, per_env=2.0 * MIB, least=7 * MIB, device_name="cpu")
 DISK = Disk(whole=507, per_round=10, free=10**9)
 
 
 def plan_of(took: ProbeResult = TOOK, disk: Disk = DISK, **changed: object) -> Plan:
     cfg = replace(TrainConfig(envs=4, rounds=20, steps=5), **changed)
-    return Plan(cfg, CPU, took, 2.0 * MIB, disk)
+    return Plan(cfg, took, disk)
 
 
 def test_what_is_left_is_shared_by_more_envs() -> None:
@@ -76,8 +87,11 @@ def test_ranks_have_a_share_each_and_wait_for_the_slowest() -> None:
     assert plan.eps == pytest.approx(7 * 5 / 10.0)
     wanted = TOOK._replace(update_seconds=2.5, free=GIB // 2, measured_steps=4)
     quick = wanted._replace(host=490 * MIB, episode_seconds=7.0)
-    assert slowest_rank([quick, TOOK]) == slowest_rank([TOOK, quick]) == wanted
-    assert slowest_rank([quick, TOOK], 3 * GIB).free == 3 * GIB // 2 - 400 * MIB
+    assert slowest_rank([quick]) == quick
+    assert slowest_rank([TOOK, quick]) == wanted._replace(free=GIB // 4), "which both share"
+    assert slowest_rank([quick, TOOK]) == slowest_rank([TOOK, quick])
+    first, other = (one._replace(device_name=f"cuda:{n}") for n, one in enumerate((quick, TOOK)))
+    assert slowest_rank([first, other]) == wanted._replace(device_name="cuda:0"), "one GPU each"
 
 
 def test_the_disk_of_a_round_is_a_share_of_what_two_have_left(tmp_path: Path) -> None:
@@ -139,9 +153,11 @@ def few_images(steps: int) -> TrainConfig:
     return replace(tiny_settings(2, 1, steps), train_samples=8, val_samples=64, data=data)
 
 
-def paced(seconds: float, steps: int, short: float) -> tuple[ProbeProfile, list[int]]:
-    """Play all env-steps: 2 s each in full, the first of all ten times that, and `short` otherwise.
-    Gives those played in full.
+def paced(
+    seconds: float, steps: int, short: float, rise: float = 0.0
+) -> tuple[ProbeProfile, list[int]]:
+    """Play all env-steps: 2 s each in full, and a `rise` with every one, the first of all ten times
+    that, and `short` otherwise. Gives those played in full.
     """
     world = build_world(few_images(40), CPU)
     now = [0.0]
@@ -156,7 +172,7 @@ def paced(seconds: float, steps: int, short: float) -> tuple[ProbeProfile, list[
         full = work is given
         played += [step] * full
         assert (work.num_batches, len(work.validation.order)) == ((4, 64) if full else (1, 16))
-        now[0] += 2.0 * (1 if step else 10) if full else short
+        now[0] += (2.0 + rise * step) * (1 if step else 10) if full else short
         pace.on_phase_end("training")
         pace.env_step()
     return pace, played
@@ -165,16 +181,31 @@ def paced(seconds: float, steps: int, short: float) -> tuple[ProbeProfile, list[
 def test_an_episode_that_fits_is_played_in_full_and_the_first_env_step_warms_up() -> None:
     pace, _ = paced(1000.0, 8, 0.5)
     assert len(pace.full_times) == 8
-    assert pace.whole == pytest.approx(8 * 2.0)
+    assert sum(pace.paces) == pytest.approx(8 * 2.0)
     assert pace.beside == pytest.approx(3.0)
 
 
 def test_one_that_does_not_is_played_in_full_now_and_then_and_told_as_if() -> None:
     pace, played = paced(30.0, 40, 0.125)
     assert played[:2] == [0, 1]
-    assert 4 <= len(played) == len(pace.full_times) <= 8
-    assert played[-1] > 25
-    assert pace.whole == pytest.approx(40 * 2.0)
+    assert 4 <= len(played) == len(pace.full_times) <= 9
+    assert played[-1] == 39
+    assert sum(pace.paces) == pytest.approx(40 * 2.0)
+
+
+def test_env_steps_that_take_longer_one_by_one_are_told_from_those_around_them() -> None:
+    pace, played = paced(30.0, 40, 0.125, rise=0.1)
+    assert len(played) <= 9
+    assert pace.paces == pytest.approx([2.1, *(2.0 + 0.1 * step for step in range(1, 40))])
+    assert ProbeProfile(0.0, 4, CPU).paces == []
+
+
+def test_what_one_env_takes_is_told_by_so_many_that_the_memory_between_them_shows() -> None:
+    cfg = replace(tiny_settings(2, 1, 4), policy=PolicyConfig(name="wait"))
+    few, many = numbers_of_envs(cfg, CPU, 1)
+    small, large = (at_once(needs(replace(cfg, envs=envs), CPU)) for envs in (few, many))
+    assert large - small == pytest.approx(SPREAD, rel=0.25)
+    assert numbers_of_envs(cfg, CPU, 10**9) == (1, 3), "of what is free each rank has a share"
 
 
 def test_on_a_gpu_all_env_steps_are_played_in_full() -> None:
@@ -205,7 +236,7 @@ def test_a_probe_plays_two_rounds_and_tells_what_they_took(
     beside = max(0.0, pace.beside)
     assert took.files_seconds == pytest.approx(pace.files_seconds / 2), "of a round"
     assert took.update_seconds == pace.update_seconds, "of the first"
-    assert took.episode_seconds == pytest.approx(pace.whole + beside)
+    assert took.episode_seconds == pytest.approx(sum(pace.paces) + beside)
     assert took.bare_seconds == pytest.approx(3 * min(pace.paces) + beside)
     assert took.measured_steps == 3
     assert (took.program, took.device) == (1, 0)
@@ -218,9 +249,11 @@ def test_a_probe_plays_two_rounds_and_tells_what_they_took(
     assert per_env(cfg, tmp_path / "two", 2, 4) >= 1.0
 
 
-def test_a_run_that_cannot_fit_is_refused_without_a_probe() -> None:
-    with pytest.raises(SettingError, match="GiB are free"):
-        make_plan(replace(tiny_settings(2, 1, 10**6), envs=2**20))
+def test_a_run_that_cannot_fit_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    refused = count_memory(replace(tiny_settings(2, 1, 10**6), envs=2**20), tmp_path, 0, 1)
+    assert isinstance(refused, str)
+    assert "GiB are free" in refused
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -241,6 +274,6 @@ def test_the_command_line_plans_and_leaves_nothing_behind(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_probe_that_is_refused_says_why(tmp_path: Path) -> None:
-    (tmp_path / "0.yaml").write_text("train_samples: 999999\nbatch_size: 27027\nname: x\n")
+    (tmp_path / SETTINGS).write_text("train_samples: 999999\nbatch_size: 27027\nname: x\n")
     with pytest.raises(UserError, match="train_samples=999999: must be at most"):
-        run_probe(tmp_path, "1")
+        run_probe(tmp_path, 1, 0)
