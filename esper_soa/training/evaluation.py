@@ -131,17 +131,10 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     for verdict in verdicts:
         found = (verdict.means[field] for field in Scores._fields)
-        cells = [interval_text(mean, form) for mean, form in zip(found, forms, strict=True)]
-        cells.append("" if verdict.lead is None else interval_text(verdict.lead, "+.2f"))
+        cells = [mean.text(form) for mean, form in zip(found, forms, strict=True)]
+        cells.append("" if verdict.lead is None else verdict.lead.text("+.2f"))
         table.add_row(verdict.policy, *cells)
     return table
-
-
-def interval_text(interval: Interval, form: str) -> str:
-    """'mean [low, high]'; without bounds where there are none, or values are equal."""
-    if not interval.has_bounds:
-        return f"{interval.mean:{form}}"
-    return f"{interval.mean:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
 
 
 def write_results(

@@ -20,7 +20,6 @@ from esper_soa.training.verdict import (
     HostScore,
     compare,
     control_text,
-    format_interval,
     verdict,
 )
 
@@ -204,7 +203,7 @@ def configuration_table(summary: Summary) -> Table:
         if control is not None:
             beside = control.part(one)
             lead = compare(score, beside).test_accuracy
-            cells += [f"{beside.test_accuracy:,.2f}", format_interval(lead)]
+            cells += [f"{beside.test_accuracy:,.2f}", lead.text("+.2f")]
         name = " ".join(f"{name}={value:.4g}" for name, value in one)
         table.add_row(name, str(len(score.flat("parameters"))), *cells, f"{score.size:,.0f}")
     return table
@@ -214,11 +213,11 @@ def differences(grown: HostScore, control: HostScore) -> dict[str, str]:
     """The last cells of the table, by what their rows show."""
     comparison = compare(grown, control)
     return {
-        "test_loss": format_interval(comparison.test_loss, digits=4),
+        "test_loss": comparison.test_loss.text("+.4f"),
         "perplexity": f"x {grown.perplexity / control.perplexity:.3f}",
-        "test_accuracy": format_interval(comparison.test_accuracy),
+        "test_accuracy": comparison.test_accuracy.text("+.2f"),
         "best": format(grown.best - control.best, "+,.2f"),
-        "net": format_interval(comparison.net),
+        "net": comparison.net.text("+.2f"),
         "size": f"x {comparison.parameters:.2f}",
         "flop": f"x {comparison.train_flop:.2f}",
     }

@@ -25,6 +25,11 @@ class Interval(NamedTuple):
         """Whether the bounds say something: one value has none, and equal values have no spread."""
         return math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high
 
+    def text(self, form: str = ".2f", unit: str = "") -> str:
+        """'81.34 points [80.66, 82.02]'; without bounds where there are none, or they are equal."""
+        mean = f"{self.mean:{form}} {unit}" if unit else f"{self.mean:{form}}"
+        return f"{mean} [{self.low:{form}}, {self.high:{form}}]" if self.has_bounds else mean
+
 
 def mean_interval(values: Sequence[float], confidence: float) -> Interval:
     """The mean and t interval (Student 1908) of `values`: n - 1 degrees of freedom, s / sqrt(n).

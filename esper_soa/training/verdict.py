@@ -184,7 +184,7 @@ def verdict(comparison: Comparison, control: str) -> str:
     if comparison.pairs == 0:
         return f"Nothing to compare with {other}: no pair of finite accuracies."
     size = f"{times(comparison.parameters)} the parameters"
-    facts = f"{format_interval(comparison.test_accuracy, 'points')} for {size}"
+    facts = f"{comparison.test_accuracy.text('+.2f', 'points')} for {size}"
     facts += f" and {times(comparison.train_flop)} the training FLOP"
     if comparison.pairs == 1:
         return f"One host in one episode says little, and has no interval: {facts}."
@@ -201,10 +201,3 @@ def verdict(comparison: Comparison, control: str) -> str:
 def times(ratio: float) -> str:
     """'4.8 times', '0.97 times'."""
     return f"{ratio:,.{2 if ratio < 2 else 1}f} times"
-
-
-def format_interval(interval: Interval, unit: str = "", digits: int = 2) -> str:
-    """'+2.43 points [+1.10, +3.76]'; without bounds where there are none, or values are equal."""
-    mean, low, high = (f"{value:+.{digits}f}" for value in interval[:3])
-    mean += f" {unit}" if unit else ""
-    return f"{mean} [{low}, {high}]" if interval.has_bounds else mean

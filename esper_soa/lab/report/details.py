@@ -9,7 +9,7 @@ from esper_soa.config.settings import flat_settings
 from esper_soa.lab.compare.comparison import MEASURES, RESULT
 from esper_soa.lab.report.groups import CONFIDENCE, RunGroup, differing, pairs
 from esper_soa.lab.report.run_files import Cell, Record, RunRecord, Table, number, read_json
-from esper_soa.lab.report.text import NOTHING, bounds_text, format_number, p_value
+from esper_soa.lab.report.text import NOTHING, format_number, p_value
 
 MAX_COLUMNS = 12  # runs side by side in the table of differing settings
 # Columns of the table `rounds` that describe an update, with their titles.
@@ -103,7 +103,7 @@ def _pairs(groups: Sequence[RunGroup]) -> str:
         (
             pair.label,
             pair.other,
-            "not of the same seeds" if pair.difference is None else bounds_text(pair.difference),
+            "not of the same seeds" if pair.difference is None else pair.difference.text(),
             p_value(pair.p),
             p_value(pair.adjusted),
         )

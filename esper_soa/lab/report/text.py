@@ -7,8 +7,7 @@ from typing import NamedTuple
 from esper_soa.lab.report.groups import LEVEL, FinishedGroup, RunGroup, pairs, standings
 from esper_soa.lab.report.run_files import RunRecord, number, part
 from esper_soa.training.progress import duration
-from esper_soa.training.statistics import Interval
-from esper_soa.training.verdict import control_text, format_interval
+from esper_soa.training.verdict import control_text
 
 NOTHING = "–"  # stands where a number is not known
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
@@ -50,10 +49,10 @@ def _of_one(run: RunRecord) -> str:
 
 def _of_seeds(one: FinishedGroup) -> str:
     """Several runs of the same settings."""
-    ended = f"{one.runs} runs end at {bounds_text(one.accuracy)} %"
+    ended = f"{one.runs} runs end at {one.accuracy.text()} %"
     if one.gain is None:
         return f"{ended}; not all of them have a control to be set beside."
-    gain = format_interval(one.gain, "points")
+    gain = one.gain.text("+.2f", "points")
     mean = f"the control, mean of {one.runs} runs; {ended}."
     if one.gain.low > 0:
         return f"Growth paid: {gain} over {mean}"
@@ -64,7 +63,7 @@ def _of_seeds(one: FinishedGroup) -> str:
 
 def _of_groups(rows: Sequence[FinishedGroup], groups: Sequence[RunGroup]) -> str:
     best, *others = rows
-    ends = bounds_text(best.accuracy)
+    ends = best.accuracy.text()
     if not others:
         return f"Only “{best.label}” of {len(groups)} groups has runs at their end: {ends} %."
     second = others[0]
@@ -77,15 +76,8 @@ def _of_groups(rows: Sequence[FinishedGroup], groups: Sequence[RunGroup]) -> str
     p = f"p = {p_value(pair.adjusted)}, exact, corrected for {tests}"
     return (
         f"“{best.label}” ends highest, {ends} %, {certainty} ahead of “{second.label}” at "
-        f"{bounds_text(second.accuracy)} % ({p})."
+        f"{second.accuracy.text()} % ({p})."
     )
-
-
-def bounds_text(interval: Interval) -> str:
-    """'81.34 [80.66, 82.02]'; without bounds where there are none, or where values are equal."""
-    if not interval.has_bounds:
-        return f"{interval.mean:.2f}"
-    return f"{interval.mean:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 
 def p_value(p: float) -> str:
