@@ -21,13 +21,13 @@ import torch
 from esper_soa.agent.rollout import write_
 from esper_soa.config.errors import RunMemoryError, UserError
 from esper_soa.config.settings import TrainConfig, settings_from_yaml, settings_yaml
+from esper_soa.env.env import Observer
 from esper_soa.env.step import StepData
 from esper_soa.lab.report.page import try_write_report
 from esper_soa.runtime.device import CPU_EVAL_BATCH, resolve_device
 from esper_soa.runtime.memory import free_memory, memory_errors
 from esper_soa.runtime.ranks import keep_to_cores
 from esper_soa.training.collect import EpisodeRunner, Round
-from esper_soa.training.profile import NoProfile
 from esper_soa.training.progress import Progress
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.running import Run
@@ -55,7 +55,7 @@ class ProbeResult(NamedTuple):
     measured_steps: int  # env-steps that were played in full
 
 
-class ProbeProfile(NoProfile):
+class ProbeProfile(Observer):
     """Plays as many env-steps of the first round in full as fit into `seconds`, spread over it, and
     times them.
 
