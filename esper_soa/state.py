@@ -6,6 +6,7 @@ as accuracies are compared with exact thresholds, int64 for counters and codes, 
 N envs, S seed slots, R alpha rows, T env-steps. Accuracies are percent.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, NamedTuple, TypeVar
 
 import torch
@@ -29,6 +30,7 @@ STATE_FLOAT = torch.float64
 Record = TypeVar("Record", bound=TensorClass)
 DTYPES = {bool: torch.bool, int: torch.int64, float: STATE_FLOAT}
 HISTORY = 10  # env-steps of loss and accuracy kept per env
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
 def initial_values(kind: type[Record]) -> dict[str, float]:
@@ -76,6 +78,20 @@ def select(where: Tensor, one: Record, other: Record) -> Record:
         for name, (first, its) in pairs.items()
     }
     return other.replace(**selected)  # type: ignore[no-any-return]
+
+
+def same_bits(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    """Whether tensors are equal to the bit, in dtype and shape too; so NaN may equal NaN."""
+    pairs = zip(mine, theirs, strict=True)
+    return all(
+        one.dtype == other.dtype and torch.equal(_as_integers(one), _as_integers(other))
+        for one, other in pairs
+    )
+
+
+def _as_integers(tensor: Tensor) -> Tensor:
+    """The bits of each number as an integer."""
+    return tensor.view(INTEGERS[tensor.element_size()])
 
 
 class Slots(TensorClass["tensor_only", "frozen"]):

@@ -20,7 +20,7 @@ from esper_soa.agent.normalize import (
     observation_moments,
     update_observation,
 )
-from esper_soa.agent.products import Product, same_bits
+from esper_soa.agent.products import Product
 from esper_soa.agent.protocol import Memory
 from esper_soa.agent.rollout import Row, stack_action
 from esper_soa.agent.slots import (
@@ -37,7 +37,7 @@ from esper_soa.env.legal import head_masks
 from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
 from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.nets.graphs import StepCache, captured_call
-from esper_soa.state import Action, Decision, Masks, Observation, View
+from esper_soa.state import Action, Decision, Masks, Observation, View, same_bits
 from esper_soa.vocabulary import CNN_BLUEPRINTS, HEAD_NAMES, HEADS, NUM_BLUEPRINTS, OP_NAMES
 
 DROPOUT = 0.1  # of the contribution predictor, in updates only

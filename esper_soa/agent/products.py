@@ -52,12 +52,6 @@ def threads_of_operations(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def same_bits(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
-    """Whether tensors of float32 are equal, NaN to NaN."""
-    pairs = zip(mine, theirs, strict=True)
-    return all(torch.equal(one.view(torch.int32), other.view(torch.int32)) for one, other in pairs)
-
-
 def as_tuple(results: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
     """One tensor or several as a tuple."""
     return (results,) if isinstance(results, Tensor) else tuple(results)

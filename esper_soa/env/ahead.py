@@ -29,6 +29,7 @@ from esper_soa.state import (
     EnvState,
     GradientStats,
     Measurements,
+    same_bits,
 )
 from esper_soa.vocabulary import HEAD_NAMES, Stage
 
@@ -108,7 +109,7 @@ def load_kernels(folder: Path, rules: EnvRules, num_envs: int) -> StepKernels:
             for (name, kernel), inputs in zip(KERNELS.items(), examples, strict=True)
         ]
         for kernel, inputs in zip(own, examples, strict=True):
-            if not same_bits(kernel(rules, *inputs), kernel.like):
+            if not same_bits(leaves(kernel(rules, *inputs)), leaves(kernel.like)):
                 raise LibraryError(f"the libraries of {folder} do not compute what they should")
     except RuntimeError as error:
         raise LibraryError(f"the libraries of {folder} cannot be loaded: {error}") from error
@@ -132,12 +133,6 @@ def example_values(rules: EnvRules, num_envs: int) -> Values:
     """Numbers of settings that differ by env, each another one."""
     numbers = torch.arange(1, num_envs + 1, dtype=STATE_FLOAT, device=rules.blueprints.device)
     return tuple(place / numbers for place, _ in enumerate(rules.kernel_settings, 1))
-
-
-def same_bits(mine: Record, theirs: Record) -> bool:
-    """Whether all tensors of two records are equal, in dtype and shape too."""
-    pairs = zip(leaves(mine), leaves(theirs), strict=True)
-    return all(one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)
 
 
 def made_up(rules: EnvRules, state: EnvState, step: int) -> Measurements:

@@ -17,7 +17,9 @@ from esper_soa.state import Action, EnvState, Masks, Observation, View
 
 
 class Observer:
-    """Profiler interface of an env; this one does nothing. See training/profile.py."""
+    """Told of the phases of env-steps, rounds and runs; this one does nothing. See
+    training/profile.py.
+    """
 
     def on_phase_end(self, phase: str) -> None:
         """Called at the end of `phase`."""
@@ -25,6 +27,15 @@ class Observer:
     def watch(self, data: StepData) -> StepData:
         """The data of an env-step, as they are or with feeds that are timed."""
         return data
+
+    def env_step(self) -> None:
+        """An env-step ends here."""
+
+    def report(self, label: str) -> None:
+        """An update ends here; say what is known."""
+
+    def close(self) -> None:
+        """The run ends here."""
 
 
 NO_OBSERVER = Observer()

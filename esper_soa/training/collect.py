@@ -13,7 +13,7 @@ from torch import Tensor
 from esper_soa.agent.ppo import Learner
 from esper_soa.agent.protocol import Agent, decide, restart
 from esper_soa.agent.rollout import Rollout, Row, new_rollout, write_
-from esper_soa.env.env import Env
+from esper_soa.env.env import NO_OBSERVER, Env, Observer
 from esper_soa.env.observation import feature_names
 from esper_soa.env.step import EnvView, StepResult
 from esper_soa.env.topology import Topology
@@ -28,7 +28,6 @@ from esper_soa.training.metrics import (
     RoundResult,
     read_progress,
 )
-from esper_soa.training.profile import NO_PROFILE, NoProfile
 from esper_soa.training.progress import Progress
 
 
@@ -46,7 +45,7 @@ class Round(NamedTuple):
     number: int  # from 0; every random stream of the round follows from it
     progress: Progress
     label: str = ""
-    profile: NoProfile = NO_PROFILE
+    profile: Observer = NO_OBSERVER
     topology: Topology | None = None  # seeds that stand in the hosts from the first env-step on
     recorder: Recorder = NO_RECORDER
 

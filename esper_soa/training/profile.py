@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch.profiler import ProfilerActivity, _ExperimentalConfig
 
-from esper_soa.env.env import Observer
+from esper_soa.env.env import NO_OBSERVER, Observer
 from esper_soa.env.step import StepData
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.training.progress import LOGGER
@@ -34,23 +34,7 @@ SKIPPED_STEPS = 3  # env-steps before a trace, and in it
 TRACED_STEPS = 3
 
 
-class NoProfile(Observer):
-    """A profile that does nothing; base class of the others."""
-
-    def env_step(self) -> None:
-        """An env-step ends here."""
-
-    def report(self, label: str) -> None:
-        """An update ends here; say what is known."""
-
-    def close(self) -> None:
-        """The run ends here."""
-
-
-NO_PROFILE = NoProfile()
-
-
-class PhaseProfile(NoProfile):
+class PhaseProfile(Observer):
     """Seconds by phase since the last `take`.
 
     On a CPU feeds are timed apart from the training and validation around them; on CUDA, where they
@@ -132,7 +116,7 @@ class TimedFeed:
         return timed
 
 
-class TraceProfile(NoProfile):
+class TraceProfile(Observer):
     """Writes a trace of a few env-steps after warm-up, once, to a file that trace viewers read."""
 
     def __init__(self, device: torch.device, path: Path) -> None:
@@ -179,8 +163,8 @@ def shares(seconds: dict[str, float]) -> str:
     return ", ".join(f"{phase} {100 * seconds[phase] / total:.1f} %" for phase in names)
 
 
-def make_profile(mode: str, device: torch.device, folder: Path) -> NoProfile:
+def make_profile(mode: str, device: torch.device, folder: Path) -> Observer:
     """What the setting `profile` (off, phases, torch) asks for; a trace is trace.json there."""
     if mode == "phases":
         return PhaseProfile(device)
-    return TraceProfile(device, folder / "trace.json") if mode == "torch" else NO_PROFILE
+    return TraceProfile(device, folder / "trace.json") if mode == "torch" else NO_OBSERVER

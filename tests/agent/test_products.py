@@ -10,9 +10,9 @@ from esper_soa.agent import lstm, products
 from esper_soa.agent.lstm import ResidualLSTM
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.ppo import Learner
-from esper_soa.agent.products import NARROW, Product, on_threads, same_bits
+from esper_soa.agent.products import NARROW, Product, on_threads
 from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
-from esper_soa.state import View
+from esper_soa.state import View, same_bits
 
 
 @pytest.mark.parametrize("bias", [True, False])

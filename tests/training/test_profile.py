@@ -16,9 +16,10 @@ from tiny_world import CPU, tiny_world
 
 from esper_soa.agent.scripted import WaitPolicy
 from esper_soa.config.compose import compose_settings
+from esper_soa.env.env import NO_OBSERVER, Observer
 from esper_soa.training import profile as module
 from esper_soa.training.collect import EpisodeRunner, Player, Round
-from esper_soa.training.profile import NO_PROFILE, PhaseProfile, TraceProfile, make_profile, shares
+from esper_soa.training.profile import PhaseProfile, TraceProfile, make_profile, shares
 from esper_soa.training.progress import LOGGER, Progress
 from esper_soa.training.run_folder import open_run_folder
 
@@ -67,7 +68,7 @@ def test_shares_come_in_one_order_and_sum_to_all() -> None:
     assert text == "training 50.0 %, update 25.0 %, mine 25.0 %"
 
 
-def played(profile: module.NoProfile, steps: int = 3) -> EpisodeRunner:
+def played(profile: Observer, steps: int = 3) -> EpisodeRunner:
     world = tiny_world(2, 1, 4)
     quiet = Progress(8, Console(file=io.StringIO()), "off")
     episode = EpisodeRunner(world, Player(WaitPolicy(), None), Round(0, quiet, profile=profile))
@@ -77,7 +78,7 @@ def played(profile: module.NoProfile, steps: int = 3) -> EpisodeRunner:
 
 
 def test_watching_changes_no_result() -> None:
-    one = played(NO_PROFILE).env.state
+    one = played(NO_OBSERVER).env.state
     other = played(PhaseProfile(CPU)).env.state
     assert torch.equal(one.signals.val_loss, other.signals.val_loss)
     assert torch.equal(one.signals.train_loss, other.signals.train_loss)

@@ -24,6 +24,7 @@ import torch
 from esper_soa.agent.rollout import write_
 from esper_soa.config.errors import RunMemoryError, UserError
 from esper_soa.config.settings import MAX_ENVS, TrainConfig, settings_from_yaml, settings_yaml
+from esper_soa.env.env import Observer
 from esper_soa.env.step import StepData
 from esper_soa.lab.plan.probe_result import ENDED, SETTINGS, ProbeResult
 from esper_soa.lab.report.page import try_write_report
@@ -33,7 +34,6 @@ from esper_soa.runtime.memory import at_once, check_room, free_memory, memory_er
 from esper_soa.runtime.ranks import keep_to_cores
 from esper_soa.training.collect import EpisodeRunner, Round
 from esper_soa.training.launch import check_devices
-from esper_soa.training.profile import NoProfile
 from esper_soa.training.progress import Progress
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.running import Run
@@ -47,7 +47,7 @@ PROBE_SECONDS = 1.5  # for the env-steps of the episode that are played in full
 SPREAD = 96 * 2**20  # bytes between the two numbers of envs that tell what one takes
 
 
-class ProbeProfile(NoProfile):
+class ProbeProfile(Observer):
     """Plays as many env-steps of the first round in full as fit into `seconds`, spread over it, and
     times them.
 
