@@ -259,4 +259,5 @@ OTHERS: dict[str, tuple[str, Callable[[Records], list[str]]]] = {
     "kernels": ("kernels", kernels),
     "environments": ("environments", environments),
     "family": ("family", family_tables.family),
+    "family_result": ("family", family_tables.result),
 }
