@@ -139,7 +139,7 @@ def jobs_of(plan: Plan, folder: Path, settings: Sequence[str], data_root: str = 
 
 def announce(plan: Plan, jobs: list[Job], target: Path) -> None:
     """Say what will be done before it is."""
-    print(f"{plan.name}: {len(jobs)} stages, then {target}")
+    print(f"{plan.name}: {counted(len(jobs))}, then {target}")
     for job in jobs:
         cfg = job.settings
         begun = "goes on" if job.folder.checkpoints() else "begins"
@@ -225,7 +225,7 @@ def card(facts: dict, results: Sequence[tuple[str, str]]) -> str:
         facts["purpose"],
         "",
         f"- Start from it: `policy.init={facts['name']}`",
-        f"- Made by `{facts['command']}`, {facts['rounds']} rounds in {len(stages)} stages",
+        f"- Made by `{facts['command']}`, {facts['rounds']} rounds in {counted(len(stages))}",
         "- Hosts that it has met: "
         + f"{', '.join(facts['tasks'])}, with the slots {' and '.join(slots)}",
         f"- Date: {facts['date']}",
@@ -288,6 +288,11 @@ def write(
     save_policy(target, read_run(last, torch.device("cpu")), facts)
     write_text(target.with_suffix(".md"), card(facts, told))
     return target
+
+
+def counted(stages: int) -> str:
+    """So many stages, in words."""
+    return f"{stages} stage{'' if stages == 1 else 's'}"
 
 
 def _quoted(path: Path) -> str:
