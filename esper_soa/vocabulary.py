@@ -36,7 +36,7 @@ RUNNING_STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZE
 
 
 class Op:
-    """Lifecycle operation: the last head, and the one that decides which other heads matter."""
+    """Lifecycle operation: the choice that decides which other heads matter."""
 
     WAIT = 0
     GERMINATE = 1
@@ -121,58 +121,50 @@ CURVE_CHOICES = (Curve.LINEAR, Curve.COSINE, Curve.SIGMOID, Curve.SIGMOID, Curve
 CURVE_STEEPNESS = (12.0, 12.0, 6.0, 12.0, 24.0)
 CURVE_NAMES = ("linear", "cosine", "sigmoid_6", "sigmoid_12", "sigmoid_24")
 RAMP_STEEPNESS = 12.0
-# Names that actions may use for choices, by head; slots and blueprints are those of the run.
-CHOICE_NAMES = {
-    "style": STYLE_NAMES,
-    "tempo": ("fast", "standard", "slow"),
-    "alpha_target": ("half", "seventy", "full"),
-    "alpha_speed": ("instant", "fast", "medium", "slow"),
-    "alpha_curve": CURVE_NAMES,
-    "op": OP_NAMES,
-}
 
 
 class Head(NamedTuple):
     """One action head: a row of HEADS."""
 
     name: str
-    choices: int  # 0 = one per seed slot; those of a blueprint are more where users bring their own
     # Its choice where it does not matter (log-prob 0, entropy 0); not so for slot and op.
     placeholder: int
     ops: tuple[int, ...]  # for which it matters
+    # Of its choices, which actions may use; slots and blueprints are those of the run.
+    names: tuple[str, ...] = ()
+    # What each choice stands for, in tables; its name where there are none.
+    values: tuple[int, ...] | tuple[float, ...] = ()
     # Masked down to its placeholder where none of these ops is legal; others keep all choices.
     fixed: bool = False
-    # What each choice stands for, in tables; slots and blueprints are those of the run.
-    values: tuple[str, ...] | tuple[float, ...] = ()
 
 
-# The one table of action heads, in the order of actions, masks and log-probabilities. Where the
-# slot does not matter it is the first legal one; the op always matters.
+# The one table of action heads, in the order of actions, masks and log-probabilities: a new head
+# goes to the end, so that no column moves. Where the slot does not matter it is the first legal
+# one; the op always matters.
 HEADS = (
-    Head("slot", 0, 0, (Op.GERMINATE, Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE)),
-    Head("blueprint", NUM_BLUEPRINTS, Blueprint.NOOP, (Op.GERMINATE,)),
-    Head(
-        "style",
-        len(STYLE_BLEND),
-        Style.SIGMOID_ADD,
-        (Op.GERMINATE, Op.SET_ALPHA_TARGET),
-        fixed=True,
-        values=STYLE_NAMES,
-    ),
-    Head("tempo", len(TEMPO_STEPS), 1, (Op.GERMINATE,), values=TEMPO_STEPS),
+    Head("slot", 0, (Op.GERMINATE, Op.SET_ALPHA_TARGET, Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE)),
+    Head("blueprint", Blueprint.NOOP, (Op.GERMINATE,)),
+    Head("style", Style.SIGMOID_ADD, (Op.GERMINATE, Op.SET_ALPHA_TARGET), STYLE_NAMES, fixed=True),
+    Head("tempo", 1, (Op.GERMINATE,), ("fast", "standard", "slow"), TEMPO_STEPS),
     Head(
         "alpha_target",
-        len(ALPHA_TARGETS),
         2,
         (Op.GERMINATE, Op.SET_ALPHA_TARGET),
+        ("half", "seventy", "full"),
+        ALPHA_TARGETS,
         fixed=True,
-        values=ALPHA_TARGETS,
     ),
-    Head("alpha_speed", len(SPEED_STEPS), 0, (Op.SET_ALPHA_TARGET, Op.PRUNE), values=SPEED_STEPS),
-    Head("alpha_curve", len(CURVE_CHOICES), 0, (Op.SET_ALPHA_TARGET, Op.PRUNE), values=CURVE_NAMES),
-    Head("op", len(OP_NAMES), Op.WAIT, tuple(range(len(OP_NAMES))), values=OP_NAMES),
+    Head(
+        "alpha_speed",
+        0,
+        (Op.SET_ALPHA_TARGET, Op.PRUNE),
+        ("instant", "fast", "medium", "slow"),
+        SPEED_STEPS,
+    ),
+    Head("alpha_curve", 0, (Op.SET_ALPHA_TARGET, Op.PRUNE), CURVE_NAMES),
+    Head("op", Op.WAIT, tuple(range(len(OP_NAMES))), OP_NAMES),
 )
-DETAIL_HEADS = HEADS[1:-1]  # what is chosen once op and slot are
+DETAIL_HEADS = tuple(head for head in HEADS if head.name not in ("slot", "op"))
 HEAD_NAMES = tuple(head.name for head in HEADS)
 
 
@@ -182,4 +174,4 @@ def head_sizes(num_slots: int, num_blueprints: int = NUM_BLUEPRINTS) -> tuple[in
     num_blueprints: P, codes of the package's blueprints and of users'.
     """
     follows = {"slot": num_slots, "blueprint": num_blueprints}
-    return tuple(follows.get(head.name, head.choices) for head in HEADS)
+    return tuple(follows.get(head.name, len(head.names)) for head in HEADS)

@@ -48,6 +48,7 @@ from esper_soa.state import Action, EnvState, Measurements
 from esper_soa.vocabulary import (
     BLUEPRINT_NAMES,
     CNN_BLUEPRINTS,
+    HEADS,
     NUM_BLUEPRINTS,
     SEQUENCE_BLUEPRINTS,
     Op,
@@ -340,9 +341,10 @@ class StackedEnvs:
 
     def apply_action(self, measured: Measurements, actions: list[ScalarAction]) -> StepResult:
         """Record, act, and let time pass."""
-        heads = [torch.tensor(head) for head in zip(*actions, strict=True)]
-        names = ScalarAction._fields
-        action = Action(**dict(zip(names, heads, strict=True)), batch_size=[len(actions)])
+        heads = {head.name: torch.full([len(actions)], head.placeholder) for head in HEADS}
+        columns = (torch.tensor(head) for head in zip(*actions, strict=True))
+        heads |= dict(zip(ScalarAction._fields, columns, strict=True))
+        action = Action(**heads, batch_size=[len(actions)])
         recorded = record_and_observe(self.rules, self.state, measured)
         result = apply_action(self.rules, *recorded[:2], action)
         successes = result.outcome.success.tolist()

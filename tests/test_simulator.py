@@ -13,7 +13,6 @@ from tiny_world import CPU, quiet_progress, tiny_settings
 import esper_soa
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.protocol import Memory
-from esper_soa.agent.rollout import stack_action
 from esper_soa.agent.scripted import RandomPolicy, WaitPolicy
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.actions import read_action
@@ -22,7 +21,7 @@ from esper_soa.state import Decision, View
 from esper_soa.training.build import build_world
 from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.players import build_player
-from esper_soa.vocabulary import HEAD_NAMES, Op
+from esper_soa.vocabulary import HEAD_NAMES, HEADS, Op
 
 ENVS = 3
 MOST_MODULES = 100  # of the package, that a reader of the simulator meets
@@ -114,7 +113,8 @@ def test_simulators_live_side_by_side_and_leave_torch_its_threads() -> None:
 def test_actions_come_as_records_names_rows_or_numbers() -> None:
     germinate = {"op": Op.GERMINATE, "slot": 1, "blueprint": [3, 1, 3]}
     named = {"op": "germinate", "slot": "r0c1", "blueprint": ["norm", "conv_light", "norm"]}
-    rows = np.array([[1, code, 2, 1, 2, 0, 0, Op.GERMINATE] for code in (3, 1, 3)])
+    plain = {head.name: head.placeholder for head in HEADS} | {"slot": 1, "op": Op.GERMINATE}
+    rows = np.array([[*(plain | {"blueprint": code}).values()] for code in (3, 1, 3)])
     sim = make()
     numbers = [sim.joint.rows.tolist().index(row) for row in rows.tolist()]
     found = []
@@ -137,8 +137,14 @@ def test_every_choice_of_every_head_has_a_name(both: Pair) -> None:
     named = {"slot": "r0c1", "blueprint": "norm", "style": "gated_gate", "tempo": "slow"}
     named |= {"alpha_target": "half", "alpha_speed": "medium", "alpha_curve": "cosine"}
     found = read_action(named | {"op": "prune"}, ENVS, both[0].joint, both[0].names)
-    assert stack_action(found).tolist() == [[1, 3, 3, 2, 0, 2, 1, 3]] * ENVS
-    assert [len(both[0].names[name]) for name in HEAD_NAMES] == [2, 7, 4, 3, 3, 4, 5, 6]
+    wanted = dict(zip([*named, "op"], (1, 3, 3, 2, 0, 2, 1, 3), strict=True))
+    assert {name: found.get(name).tolist() for name in wanted} == {
+        name: [choice] * ENVS for name, choice in wanted.items()
+    }
+    sizes = {name: len(names) for name, names in both[0].names.items()}
+    counted = dict(zip([*named, "op"], (2, 7, 4, 3, 3, 4, 5, 6), strict=True))
+    assert sizes.keys() == {*HEAD_NAMES}
+    assert sizes | counted == sizes
 
 
 ILLEGAL = [

@@ -254,8 +254,9 @@ def view_of(recorded: Recorded, seed: int) -> View:
     """What an agent is shown, with its noise."""
     state, _, masks, observation = recorded
     num_envs = masks.op.shape[0]
-    pattern = observation.features.new_empty(num_envs, len(HEADS), dtype=STATE_FLOAT)
-    noise = random_numbers(seed, 0, pattern).float()
+    pattern = observation.features.new_empty(num_envs, 8, dtype=STATE_FLOAT)
+    # of eight heads: further ones move none of them
+    noise = F.pad(random_numbers(seed, 0, pattern).float(), (0, len(HEADS) - 8), value=0.5)
     return View(state, observation, masks, noise, batch_size=[num_envs])
 
 

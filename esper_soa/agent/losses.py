@@ -86,7 +86,7 @@ def ratio_means(log_ratio: Tensor, relevant: Tensor, valid: Tensor, clip: float)
 
 
 def head_share(relevant: Tensor, valid: Tensor) -> Mean:
-    """Share [8] of the env-steps of valid [...] on which a head of counted [..., 8] counts."""
+    """Share [8] of the env-steps of valid [...] on which a head of relevant [..., 8] counts."""
     return Mean(relevant.flatten(0, -2).sum(0), valid.sum())
 
 
@@ -98,7 +98,7 @@ def divergence(kl: Tensor, shares: Tensor) -> Tensor:
 def surrogate(log_ratio: Tensor, advantages: Tensor, relevant: Tensor, clip: float) -> Mean:
     """Clipped gain [8] (Schulman et al. 2017) of each head over its own env-steps, to be large.
 
-    advantages: [...]; counted: bool [..., 8], heads that mattered on env-steps with a choice.
+    advantages: [...]; relevant: bool [..., 8], heads that mattered on env-steps with a choice.
     """
     ratio = log_ratio.exp()
     gain = advantages.unsqueeze(-1)

@@ -182,7 +182,7 @@ def imitation_loss(
 
 
 def critic_means(evaluation: Evaluation, batch: Batch, config: PPOConfig, known: Tensor) -> Means:
-    """Errors of value, Q and contributions; taken: bool [T, n], the op's return is known."""
+    """Errors of value, Q and contributions; known: bool [T, n], the op's return is known."""
     rows = batch.rows
     weight = torch.where(rows.forced, config.forced_value_weight, 1.0) * rows.valid
     measured = rows.contribution_measured & rows.valid.unsqueeze(-1)

@@ -85,13 +85,13 @@ def _heads(hidden: int, slot: int, num_blueprints: int) -> nn.ModuleDict:
     heads = nn.ModuleDict()
     for head in HEADS:
         if head.name == "op":
-            heads[head.name] = _layers(hidden, hidden // 2, head.choices)
+            heads[head.name] = _layers(hidden, hidden // 2, len(head.names))
         elif head.name == "slot":
             heads[head.name] = SlotScores(hidden + len(OP_NAMES), slot, hidden // 2)
         elif head.name == "blueprint":
             heads[head.name] = _layers(hidden + slot, hidden, hidden // 2, num_blueprints)
         else:
-            heads[head.name] = _layers(hidden + slot, hidden // 2, head.choices)
+            heads[head.name] = _layers(hidden + slot, hidden // 2, len(head.names))
     return heads
 
 
@@ -371,14 +371,19 @@ class RecurrentPolicy(nn.Module):
 def with_blueprints(
     state: Mapping[str, Tensor], before: Sequence[str], after: Sequence[str]
 ) -> dict[str, Tensor]:
-    """A policy's state_dict for the blueprints `after`, from one for `before`: names, by code.
+    """A policy's state_dict for the blueprints `after`, from one for `before`, names by code; as it
+    is where it is of other ones.
 
     A blueprint of both keeps its rows. A new one takes the mean of those of the package that can be
     germinated, so that it is seen as some seed and is as likely as they are on average; one that is
     no more loses its own.
     """
-    known = {name: code for code, name in enumerate(before)}
     result = dict(state)
+    tables = [state.get(name) for name in BLUEPRINT_TABLES]
+    sizes = [len(one) if isinstance(one, Tensor) and one.ndim > 0 else 0 for one in tables]
+    if tuple(before) == tuple(after) or sizes != [len(before) + 1, len(before), len(before)]:
+        return result
+    known = {name: code for code, name in enumerate(before)}
     for name in BLUEPRINT_TABLES:
         rows = state[name]
         common = rows[list(CNN_BLUEPRINTS)].mean(0)
@@ -391,10 +396,15 @@ def with_blueprints(
 def with_observed(
     state: Mapping[str, Tensor], before: Sequence[str], after: Sequence[str]
 ) -> dict[str, Tensor]:
-    """A policy's state_dict that sees the settings `after` of its env, from one that sees `before`.
+    """A policy's state_dict that sees the settings `after` of its env, from one that sees `before`;
+    as it is where it sees other ones.
 
     A setting that it did not see changes nothing at first: it has no weight.
     """
+    moments = state.get("mean")
+    size = NUM_ENV_FEATURES + len(before) + NUM_SLOT_FEATURES
+    if before == after or not isinstance(moments, Tensor) or moments.shape != (size,):
+        return dict(state)
 
     def columns(rows: Tensor, new: float) -> Tensor:
         parts = (NUM_ENV_FEATURES, len(before), rows.shape[-1] - NUM_ENV_FEATURES - len(before))
@@ -405,6 +415,14 @@ def with_observed(
 
     fills = {"feature_net.0.weight": 0.0, "mean": 0.0, "var": 1.0}
     return {**state} | {name: columns(state[name], fill) for name, fill in fills.items()}
+
+
+def with_heads(state: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A policy's state_dict, where it lacks an action head with that of `fresh`, a new policy's."""
+    known = {name.split(".")[1] for name in state if name.startswith("heads.")}
+    heads = {name: weight for name, weight in fresh.items() if name.startswith("heads.")}
+    new = {name: weight for name, weight in heads.items() if name.split(".")[1] not in known}
+    return {**state} | new
 
 
 def one_hot(op: Tensor, like: Tensor) -> Tensor:

@@ -45,10 +45,10 @@ class NetworkConfig(Settings, path="policy.network."):
 
 
 def _per_head(
-    op: float, slot: float, blueprint: float, style: float, tempo: float, alpha: float
+    op: float, slot: float, blueprint: float, style: float, tempo: float, others: float
 ) -> dict[str, float]:
-    values = (slot, blueprint, style, tempo, style, alpha, alpha, op)
-    return dict(zip(HEAD_NAMES, values, strict=True))
+    values = {"op": op, "slot": slot, "blueprint": blueprint, "style": style, "tempo": tempo}
+    return dict.fromkeys(HEAD_NAMES, others) | values | {"alpha_target": style}
 
 
 @dataclass

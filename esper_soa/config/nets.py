@@ -342,7 +342,7 @@ def sort_slots(
 ) -> tuple[SlotSpec, ...]:
     """Slots of the run in row-major order; `names` may come in any order.
 
-    offered: those of a host that the settings do not describe. Raises SettingError for an empty
+    host_names: those of a host that the settings do not describe. Raises SettingError for an empty
     list, a repeated name, or a name that the host does not have.
     """
     host_names = host_slots(task) if host_names is None else host_names

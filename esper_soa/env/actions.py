@@ -11,7 +11,7 @@ from torch import Tensor
 from esper_soa.env.joint import JointActions
 from esper_soa.env.legal import illegal_choices, obey
 from esper_soa.state import Action, Masks
-from esper_soa.vocabulary import CHOICE_NAMES, HEAD_NAMES, HEADS
+from esper_soa.vocabulary import HEAD_NAMES, HEADS
 
 ActionLike = Action | Mapping[str, object] | Tensor | np.ndarray
 ChoiceNames = Mapping[str, Mapping[str, int]]  # by head: its choices, by name
@@ -21,9 +21,9 @@ def choice_names(slots: Sequence[str], blueprints: Sequence[str], legal: Tensor)
     """Names that an action may use; blueprints: by code, legal: bool [P], may be germinated."""
     codes = legal.nonzero().flatten().tolist()
     choices = {
-        head: {name: choice for choice, name in enumerate(names)}
-        for head, names in {"slot": slots, **CHOICE_NAMES}.items()
+        head.name: {name: choice for choice, name in enumerate(head.names)} for head in HEADS
     }
+    choices["slot"] = {name: number for number, name in enumerate(slots)}
     return choices | {"blueprint": {blueprints[code]: code for code in codes}}
 
 

@@ -1,7 +1,7 @@
 """The governor: detects divergence of a host, and rolls its env's state back.
 
-`watch` and `quarantine` come before anything is recorded, `roll_back` where actions are carried
-out. The weights are nets/seeds/snapshot.py's business.
+`watch` and `discard_panicked` come before anything is recorded, `roll_back` where actions are
+carried out. The weights are nets/seeds/snapshot.py's business.
 """
 
 import math

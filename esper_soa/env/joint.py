@@ -59,5 +59,5 @@ def _rows(op: int, num_slots: int, blueprints: list[int]) -> list[tuple[int, ...
         elif head.name == "blueprint":
             choices.append(blueprints)
         else:
-            choices.append(list(range(head.choices or num_slots)))
+            choices.append(list(range(len(head.names) or num_slots)))
     return list(product(*choices))

@@ -3,12 +3,14 @@
 All policies use these functions; masks.py computes the masks.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from esper_soa.env.masks import is_relevant
 from esper_soa.state import Action, Masks, stage_in
-from esper_soa.vocabulary import CHOICE_NAMES, DETAIL_HEADS, HEAD_NAMES, HEADS, OP_NAMES, Op
+from esper_soa.vocabulary import DETAIL_HEADS, HEAD_NAMES, HEADS, OP_NAMES, Op
 
 
 def head_masks(masks: Masks, op: Tensor) -> dict[str, Tensor]:
@@ -20,13 +22,12 @@ def head_masks(masks: Masks, op: Tensor) -> dict[str, Tensor]:
     row = op[..., None, None].expand(*op.shape, 1, masks.slot_by_op.shape[-1])
     slot = masks.slot_by_op.gather(-2, row).squeeze(-2)
     first = slot & (slot.cumsum(-1) == 1)
-    choices = {"slot": torch.where((op == Op.WAIT)[..., None], first, slot)}
+    choices = {"slot": torch.where((op == Op.WAIT)[..., None], first, slot), "op": masks.op}
     for head in DETAIL_HEADS:
         legal = masks.get(head.name)
         placeholder = torch.arange(legal.shape[-1], device=op.device) == head.placeholder
         choices[head.name] = torch.where(stage_in(op, head.ops)[..., None], legal, placeholder)
-    choices["op"] = masks.op
-    return choices
+    return {name: choices[name] for name in HEAD_NAMES}
 
 
 def relevant_heads(op: Tensor) -> Tensor:
@@ -76,24 +77,23 @@ def illegal_choices(action: Action, masks: Masks) -> list[str]:
         return []
     allowed = head_masks(masks, action.op.clamp(0, len(OP_NAMES) - 1))
     messages = []
-    for head, name in enumerate(HEAD_NAMES):
-        envs = rows[:, head].nonzero().flatten().tolist()
+    for place, head in enumerate(HEADS):
+        envs = rows[:, place].nonzero().flatten().tolist()
         if envs:
-            choice = int(action.get(name)[envs[0]])
+            choice = int(action.get(head.name)[envs[0]])
             op = int(action.op[envs[0]])
-            numbers = allowed[name][envs[0]].nonzero().flatten().tolist()
-            legal = [_word(name, one) for one in numbers]
-            what = f"op {_word('op', op)}"
-            if name != "op":
-                what = f"{name} {_word(name, choice)} for {what}"
+            numbers = allowed[head.name][envs[0]].nonzero().flatten().tolist()
+            legal = [_word(head.names, one) for one in numbers]
+            what = f"op {_word(OP_NAMES, op)}"
+            if head.name != "op":
+                what = f"{head.name} {_word(head.names, choice)} for {what}"
             messages.append(f"env {envs[0]}: {what} is not legal; legal are {', '.join(legal)}")
     return messages
 
 
-def _word(head: str, choice: int) -> str:
+def _word(names: Sequence[str], choice: int) -> str:
     """The name of a choice, or its number where it has none; slots and blueprints have numbers."""
-    names = dict(enumerate(CHOICE_NAMES.get(head, ())))
-    return names.get(choice, str(choice))
+    return dict(enumerate(names)).get(choice, str(choice))
 
 
 def first_choice(mask: Tensor) -> Tensor:

@@ -109,8 +109,8 @@ def allowed_choices(head: Head, op: Tensor) -> Tensor:
     for is legal. The blueprint head is not restricted here.
     """
     if not head.fixed:
-        return torch.ones_like(op[:, :1]).expand(-1, head.choices)
-    placeholder = torch.arange(head.choices, device=op.device) == head.placeholder
+        return torch.ones_like(op[:, :1]).expand(-1, len(head.names))
+    placeholder = torch.arange(len(head.names), device=op.device) == head.placeholder
     return is_relevant(head, op).unsqueeze(-1) | placeholder
 
 

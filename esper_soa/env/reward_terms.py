@@ -152,13 +152,6 @@ def synergy_bonus(inputs: RewardInputs, discount: Tensor, attribution: Tensor) -
     return torch.where(helpful, 0.1 * torch.tanh(0.5 * inputs.interaction_sum), 0.0)
 
 
-def growth_ratio(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
-    """Parameters that pay rent over those of the host, [N]; 0 without a host."""
-    floored = inputs.host_params.clamp(min=cfg.rent_host_params_floor)
-    has_params = (inputs.host_params > 0) & (inputs.effective_params > 0)
-    return torch.where(has_params, inputs.effective_params / floored, 0.0)
-
-
 def growth_rent(growth: Tensor, weight: float | Tensor, most: float | Tensor) -> Tensor:
     """Rent of hosts that grew by `growth` times their size: logarithmic, from 0 to `most`."""
     return (weight * torch.log1p(growth.clamp(min=0))).clamp(max=most)
@@ -177,8 +170,10 @@ def flop_rent(flop: Tensor, host: Tensor, cfg: RewardConfig) -> Tensor:
 
 
 def compute_rent(inputs: RewardInputs, cfg: RewardConfig) -> Tensor:
-    """Rent of one env-step for the parameters that pay it, [N], at most 0."""
-    growth = growth_ratio(inputs, cfg)
+    """Rent of one env-step for the parameters that pay it, [N], at most 0; 0 without a host."""
+    floored = inputs.host_params.clamp(min=cfg.rent_host_params_floor)
+    has_params = (inputs.host_params > 0) & (inputs.effective_params > 0)
+    growth = torch.where(has_params, inputs.effective_params / floored, 0.0)
     return -growth_rent(growth, amount(cfg.rent_weight), amount(cfg.max_rent))
 
 

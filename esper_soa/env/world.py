@@ -36,6 +36,11 @@ from esper_soa.nets.sgd import rules_of
 from esper_soa.state import STATE_FLOAT, EnvState
 from esper_soa.vocabulary import HEADS, Stage
 
+# Numbers of heads, env-step after env-step, that a stream draws side by side; those of further
+# heads come from far behind them, so that a new head moves no number of the others.
+HEADS_TOGETHER = 8
+FURTHER_HEADS = 2**40
+
 
 class World:
     """Memory and data of N envs; `start_round` makes their hosts, `work` hands out data."""
@@ -71,6 +76,8 @@ class World:
         self.device = data.train_labels.device
         self.flop = rules.reward.flop
         self.envs = reduction.first_env + torch.arange(sizes.num_envs, device=self.device)
+        heads = torch.arange(len(HEADS), device=self.device)
+        self.heads = heads // HEADS_TOGETHER * FURTHER_HEADS + heads % HEADS_TOGETHER
         nets = rules.nets
         self.weights = pools.allocate(
             nets.shape, sizes.num_envs, self.device, torch.float32, nets.task.optimizer
@@ -156,7 +163,7 @@ class World:
 
     def noise(self, step: int) -> Tensor:
         """float32 [N, 8] in [0, 1): what the policy samples its heads with at env-step `step`."""
-        counters = step * len(HEADS) + torch.arange(len(HEADS), device=self.device)
+        counters = self.heads + step * HEADS_TOGETHER
         return streams.uniform(self.keys(streams.POLICY_SAMPLE)[:, None], counters)
 
     def final_rents(

@@ -97,7 +97,7 @@ def grown_hosts(
     slot_contents: Sequence[SlotContents],
     inputs: dict,
 ) -> list[GrownHost]:
-    """The hosts of the env numbers `envs`, on the CPU; `residents` of each.
+    """The hosts of the env numbers `envs`, on the CPU; `slot_contents` of each.
 
     inputs: what their source says of samples, BatchSource.input_spec. Raises ValueError for layers
     that are not what the tables of parameters say.

@@ -190,7 +190,7 @@ def fastest_engine(trial: Trial) -> EngineChoice:
 
 
 def select_engine(results: Sequence[TrialResult]) -> TrialResult | None:
-    """The last engine of the table that a run can have, or torch where it is CLEARLY quicker."""
+    """The last engine that a run can have, or torch where it is quicker by SPEED_MARGIN."""
     fit = [one for one in results if not one.dropped]
     plain = next((one for one in fit if one.name == REFERENCE), None)
     if plain is not None and plain.seconds < SPEED_MARGIN * fit[-1].seconds:

@@ -1,8 +1,8 @@
 """Checkpoints: one sealed file of plain tensors and numbers, read without running foreign code.
 
 Loading restores nested dictionaries and lists of tensors, numbers and texts exactly. Seal
-and atomic replacement are those of sealed.py; within the seal lies what torch.save writes, so
-torch.load reads it too. `misfit` and `unlike` say where what came back is not what is needed.
+and atomic replacement are those of checksum.py; within the seal lies what torch.save writes, so
+torch.load reads it too. `type_error` and `mismatch` say where what came back is not what is needed.
 """
 
 import io

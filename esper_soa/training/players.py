@@ -12,18 +12,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from esper_soa.agent.policy import (
-    BLUEPRINT_TABLES,
-    RecurrentPolicy,
-    with_blueprints,
-    with_observed,
-)
+from esper_soa.agent.policy import RecurrentPolicy, with_blueprints, with_heads, with_observed
 from esper_soa.agent.ppo import Learner
 from esper_soa.config.agent import SCRATCH, NetworkConfig
 from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.registry import is_reference, name_in
 from esper_soa.config.settings import TrainConfig, flat_settings
-from esper_soa.env.observation import NUM_ENV_FEATURES, NUM_SLOT_FEATURES
 from esper_soa.env.world import World
 from esper_soa.nets.graphs import GRADIENTS, POLICY
 from esper_soa.nets.model.blueprints import names_by_code
@@ -154,8 +148,9 @@ def load_pretrained(
     """Let a new learner, whose network has the sizes `network`, begin with what was learned.
 
     blueprints: names by code; see with_blueprints for those that the policy does not know, and
-    with_observed for the settings `observe` that it has not seen. Raises UserError, which names
-    the settings to give, where sizes differ; CheckpointError for another reason.
+    with_observed for the settings `observe` that it has not seen. A head that it lacks begins as
+    that of a new policy. Raises UserError, which names the settings to give, where sizes differ;
+    CheckpointError for another reason.
     """
     sizes = asdict(network)
     wrong = [name for name, size in sizes.items() if learned.network.get(name, size) != size]
@@ -169,9 +164,14 @@ def load_pretrained(
     like = {name: part for name, part in learner.state_dict().items() if name in TAKEN}
     known = (*BLUEPRINT_NAMES, *learned.facts.get(OWN, []))
     state = dict(learned.learner)
-    if "policy" in state:
-        state["policy"] = _for_blueprints(state["policy"], known, blueprints)
-        state["policy"] = _for_observed(state["policy"], learned.facts.get(OBSERVE, []), observe)
+    weights = state.get("policy")
+    if isinstance(weights, Mapping):
+        completed = with_heads(weights, cast(Mapping[str, Tensor], like["policy"]))
+        new_heads = sorted({name.split(".")[1] for name in completed.keys() - weights.keys()})
+        if new_heads:
+            LOGGER.info("start    heads it does not know begin as new: %s", ", ".join(new_heads))
+        weights = with_blueprints(completed, known, blueprints)
+        state["policy"] = with_observed(weights, learned.facts.get(OBSERVE, []), observe)
     fault = mismatch(state, like, "learner")
     if fault:
         raise _refusal(learned.init, f"its network does not fit these hosts ({one_line(fault)})")
@@ -180,25 +180,6 @@ def load_pretrained(
     new = ", ".join(name for name in blueprints if name not in known)
     if new:
         LOGGER.info("start    blueprints it does not know begin as the mean of the others: %s", new)
-
-
-def _for_blueprints(policy: object, known: Sequence[str], wanted: Sequence[str]) -> object:
-    """The weights of a policy for the blueprints `wanted`; as they are where not of `known`."""
-    weights = policy if isinstance(policy, Mapping) else {}
-    tables = [weights.get(name) for name in BLUEPRINT_TABLES]
-    sizes = [len(one) if isinstance(one, Tensor) and one.ndim > 0 else 0 for one in tables]
-    if tuple(known) == tuple(wanted) or sizes != [len(known) + 1, len(known), len(known)]:
-        return policy
-    return with_blueprints(weights, known, wanted)
-
-
-def _for_observed(policy: object, known: Sequence[str], wanted: Sequence[str]) -> object:
-    """The weights of a policy that sees the settings `wanted`; as they are where not of `known`."""
-    weights = policy if isinstance(policy, Mapping) else {}
-    moments = weights.get("mean")
-    size = NUM_ENV_FEATURES + len(known) + NUM_SLOT_FEATURES
-    fits = isinstance(moments, Tensor) and moments.shape == (size,)
-    return with_observed(weights, known, wanted) if fits and known != wanted else policy
 
 
 def _of_run(init: str, saved: SavedRun) -> Pretrained:

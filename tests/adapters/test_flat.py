@@ -9,6 +9,7 @@ from esper_soa.config.errors import UserError
 from esper_soa.vocabulary import HEAD_NAMES, Blueprint, Op
 
 WAIT = torch.zeros(ENVS, dtype=torch.int64)
+OP = HEAD_NAMES.index("op")
 
 
 def envs_of(actions: str = "joint", case: Case = IMAGES, **more: object) -> FlatEnvs:
@@ -48,9 +49,9 @@ def test_an_illegal_last_action_is_told_with_the_next_round(played: Played) -> N
     envs = envs_of("heads")
     envs.reset()
     for _ in range(STEPS - 1):
-        envs.step(torch.zeros(ENVS, 8, dtype=torch.int64))
-    fossilise = torch.zeros(ENVS, 8, dtype=torch.int64)
-    fossilise[1, -1] = Op.FOSSILIZE
+        envs.step(torch.zeros(ENVS, len(HEAD_NAMES), dtype=torch.int64))
+    fossilise = torch.zeros(ENVS, len(HEAD_NAMES), dtype=torch.int64)
+    fossilise[1, OP] = Op.FOSSILIZE
     assert envs.step(fossilise).info.illegal.tolist() == [False, True, False]
 
 
@@ -59,10 +60,10 @@ def test_features_say_which_blueprint_stands_where() -> None:
     shown, _ = envs.reset()
     standing = shown.features[:, -2 * len(envs.codes) :].reshape(ENVS, 2, -1)
     assert not standing.any()
-    germinate = torch.zeros(ENVS, 8, dtype=torch.int64)
+    germinate = torch.zeros(ENVS, len(HEAD_NAMES), dtype=torch.int64)
     germinate[:, 0] = torch.tensor([0, 1, 0])
     germinate[:, 1] = torch.tensor([3, 1, 7])
-    germinate[:, -1] = Op.GERMINATE
+    germinate[:, OP] = Op.GERMINATE
     shown = envs.step(germinate).shown
     standing = shown.features[:, -2 * len(envs.codes) :].reshape(ENVS, 2, -1)
     assert standing.nonzero().tolist() == [[0, 0, 2], [1, 1, 0], [2, 0, 6]]
@@ -72,9 +73,9 @@ def test_features_say_which_blueprint_stands_where() -> None:
 def test_head_masks_leave_a_choice_where_nothing_may_be_germinated() -> None:
     envs = envs_of("heads", steps=3, max_seeds=1)
     envs.reset()
-    germinate = torch.zeros(ENVS, 8, dtype=torch.int64)
+    germinate = torch.zeros(ENVS, len(HEAD_NAMES), dtype=torch.int64)
     germinate[:, 1] = 1
-    germinate[:, -1] = Op.GERMINATE
+    germinate[:, OP] = Op.GERMINATE
     masks = envs.step(germinate).shown.action_mask.split(envs.head_sizes, 1)
     assert masks[HEAD_NAMES.index("blueprint")][:, Blueprint.NOOP].all()
     assert all(part.any(1).all() for part in masks)

@@ -63,6 +63,12 @@ def random_masks(num_envs: int, num_slots: int, generator: torch.Generator) -> M
     return masks.replace(slot_by_op=by_op & op.unsqueeze(-1))
 
 
+def noise_of_heads(*lead: int, generator: torch.Generator) -> Tensor:
+    """Numbers in [0, 1) [..., heads], drawn of eight heads: further ones move none of them."""
+    drawn = torch.rand(*lead, 8, generator=generator)
+    return torch.cat([drawn, torch.full((*lead, len(HEADS) - 8), 0.5)], dim=-1)
+
+
 def first_decision(
     policy: RecurrentPolicy,
     features: Tensor,
@@ -125,7 +131,7 @@ def random_rollout(
         features = torch.randn(num_envs, num_features, generator=generator)
         blueprints = torch.randint(-1, 13, (num_envs, num_slots), generator=generator)
         masks = random_masks(num_envs, num_slots, generator)
-        noise = torch.rand(num_envs, len(HEADS), generator=generator)
+        noise = noise_of_heads(num_envs, generator=generator)
         memory = restart(memory, fresh, reset)
         observation = Observation(features, blueprints, batch_size=[num_envs])
         with torch.no_grad():

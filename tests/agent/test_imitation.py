@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from agent_world import LISTED, kind, random_rollout, small_policy
+from agent_world import LISTED, kind, noise_of_heads, random_rollout, small_policy
 from torch import Tensor
 
 from esper_soa.agent.lstm import segment_starts
@@ -62,8 +62,8 @@ def taught_rollout(
     rows.masks.op[1, 0] = torch.tensor([True, False, False, False, False, False])
     rows.action.op[1, 0] = rows.effective_op[1, 0] = Op.WAIT
     rows.valid[3:5, 2] = False
-    noise = torch.rand(num_steps, num_envs, 8, generator=generator)
-    op = uniform_choice(rows.masks.op, noise[..., -1])
+    noise = noise_of_heads(num_steps, num_envs, generator=generator)
+    op = uniform_choice(rows.masks.op, noise[..., HEAD_NAMES.index("op")])
     offered = head_masks(rows.masks, op)
     choices = {
         name: uniform_choice(offered[name], noise[..., i]) for i, name in enumerate(HEAD_NAMES)
@@ -127,12 +127,13 @@ def example() -> tuple[Evaluation, Batch]:
     rows.masks.op.fill_(True)
     rows.masks.op[2, 0, 1:] = False
     rows.valid.copy_(torch.tensor([[True], [True], [True], [False]]))
-    likeliest = torch.ones(4, 1, 8, dtype=torch.bool)
+    likeliest = torch.ones(4, 1, len(HEAD_NAMES), dtype=torch.bool)
     likeliest[1, 0, HEAD_NAMES.index("blueprint")] = False  # matters for a germination
     likeliest[0, 0, HEAD_NAMES.index("slot")] = False  # does not matter for waiting
+    log_probs = torch.tensor([-0.5, -0.25, -4.0, -9.0])
     evaluation = Evaluation(
-        log_probs=torch.tensor([-0.5, -0.25, -4.0, -9.0]).reshape(4, 1, 1).expand(4, 1, 8),
-        entropies=torch.zeros(4, 1, 8),
+        log_probs=log_probs.reshape(4, 1, 1).expand(likeliest.shape),
+        entropies=torch.zeros(likeliest.shape),
         likeliest=likeliest,
         value=torch.tensor([[1.0], [2.0], [3.0], [4.0]]),
         q=torch.tensor([[1.0], [2.0], [3.0], [4.0]]),

@@ -1,4 +1,5 @@
 import math
+from statistics import fmean
 
 import pytest
 import torch
@@ -9,10 +10,21 @@ from esper_soa.agent.policy import Evaluation
 from esper_soa.agent.rollout import new_rollout
 from esper_soa.config.agent import PPOConfig
 from esper_soa.env.legal import relevant_heads
-from esper_soa.vocabulary import HEAD_NAMES, Op
+from esper_soa.vocabulary import HEAD_NAMES, HEADS, Op
 
 CPU = torch.device("cpu")
 WAIT_ONLY = [True, False, False, False, False, False]
+
+
+def of_every_head(*steps: float) -> torch.Tensor:
+    """The numbers of T env-steps of an env, the same for each head."""
+    return torch.tensor(steps).reshape(-1, 1, 1).expand(-1, 1, len(HEADS))
+
+
+def sum_of_heads(numbers: dict[int, float], weights: dict[str, float] | None = None) -> float:
+    """The sum over heads of the mean of `numbers`, by the ops with which the head matters."""
+    means = {head.name: [numbers[op] for op in numbers if op in head.ops] for head in HEADS}
+    return sum(fmean(own) * (weights or {}).get(name, 1.0) for name, own in means.items() if own)
 
 
 def example() -> tuple[Evaluation, Batch]:
@@ -22,11 +34,11 @@ def example() -> tuple[Evaluation, Batch]:
     rows.masks.op.fill_(True)
     rows.masks.op[3, 0] = torch.tensor(WAIT_ONLY)
     rows.valid.fill_(True)
-    rows.log_probs.copy_(torch.tensor([-1.0, -1.0, -1.0, -0.2]).reshape(4, 1, 1).expand(4, 1, 8))
+    rows.log_probs.copy_(of_every_head(-1.0, -1.0, -1.0, -0.2))
     evaluation = Evaluation(
-        log_probs=torch.tensor([-0.9, -1.1, -0.5, -0.2]).reshape(4, 1, 1).expand(4, 1, 8),
-        entropies=torch.tensor([0.0, 0.4, 0.1, 0.0]).reshape(4, 1, 1).expand(4, 1, 8),
-        likeliest=torch.ones(4, 1, 8, dtype=torch.bool),
+        log_probs=of_every_head(-0.9, -1.1, -0.5, -0.2),
+        entropies=of_every_head(0.0, 0.4, 0.1, 0.0),
+        likeliest=of_every_head(1.0, 1.0, 1.0, 1.0).bool(),
         value=torch.tensor([[0.1], [0.2], [0.3], [0.4]]),
         q=torch.zeros(4, 1),
         contribution=torch.zeros(4, 1, 1),
@@ -43,15 +55,22 @@ def test_the_loss_of_four_env_steps_is_that_of_the_reference():
     config = PPOConfig()
     weights = Coefficients(entropy=0.05, value=0.5, q=0.25, floor_penalty=1.5, contribution=0.05)
     loss, metrics = total_loss(evaluation, batch, config, weights, head_tables(config, CPU))
+    # the reference's eight heads come to 2.304990, -2.656667 and a divergence of 0.0524233
+    policy_loss = -sum_of_heads({Op.WAIT: 1.105171, Op.GERMINATE: -0.904837, Op.PRUNE: 0.6})
+    entropies = {Op.WAIT: 0.0, Op.GERMINATE: 0.4, Op.PRUNE: 0.1}
+    entropy_loss = -sum_of_heads(entropies, config.entropy_multiplier)
+    # e^r - 1 - r of r = 0.1, -0.1, 0.5 and 0, of the env-steps on which each head mattered
+    moved = [(Op.WAIT, 0.0051709), (Op.GERMINATE, 0.0048374), (Op.PRUNE, 0.1487213), (Op.WAIT, 0.0)]
+    kl = fmean(one for head in HEADS for op, one in moved if op in head.ops)
     expected = {
-        "approx_kl": 0.0524233,
+        "approx_kl": kl,
         "clip_fraction": 0.75,
-        "policy_loss": 2.304990,
+        "policy_loss": policy_loss,
         "value_loss": 0.3971875,
-        "entropy_loss": -2.656667,
+        "entropy_loss": entropy_loss,
         "floor_penalty": 0.009,
         "q_loss": 0.3203125,
-        "loss": 2.459829,
+        "loss": policy_loss + 0.5 * 0.3971875 + 0.05 * entropy_loss + 0.009 + 0.25 * 0.3203125,
         "clip_fraction/slot": 0.5,
         "clip_fraction/alpha_speed": 1.0,
         "clip_fraction/alpha_curve": 1.0,
@@ -83,22 +102,23 @@ def test_the_extremes_of_the_ratio_are_of_env_steps_that_count():
     evaluation, batch = example()
     weights = Coefficients(entropy=0.05, value=0.5, q=0.25, floor_penalty=1.5, contribution=0.05)
     tables = head_tables(PPOConfig(), CPU)
-    # eight heads that moved by 0.1, -0.1 and 0.5 each
-    for valid, most in ((True, 4.0), (False, 0.8)):
+    # all heads moved by 0.1, -0.1 and 0.5
+    for valid, most in ((True, 0.5 * len(HEADS)), (False, 0.1 * len(HEADS))):
         batch.rows.valid[2] = valid
         _, metrics = total_loss(evaluation, batch, PPOConfig(), weights, tables)
         assert metrics["ratio_max"].item() == pytest.approx(math.exp(most), rel=1e-5)
-        assert metrics["ratio_min"].item() == pytest.approx(math.exp(-0.8), rel=1e-5)
+        assert metrics["ratio_min"].item() == pytest.approx(math.exp(-0.1 * len(HEADS)), rel=1e-5)
 
 
 def test_divergence_weighs_heads_by_the_env_steps_on_which_they_mattered():
     # op moves by log 2 on both steps: kl 1 - log 2 = 0.306853; slot by 0 on one step
-    log_ratio = torch.zeros(2, 8)
-    log_ratio[:, 7] = math.log(2)
+    log_ratio = torch.zeros(2, len(HEADS))
+    log_ratio[:, HEAD_NAMES.index("op")] = math.log(2)
     relevant = relevant_heads(torch.tensor([Op.WAIT, Op.ADVANCE]))
     means = losses.ratio_means(log_ratio, relevant, torch.ones(2).bool(), 0.2)
     found = losses.divergence(means["kl"].value, means["mattered"].value)
-    assert found.item() == pytest.approx(0.306853 / 1.5, abs=1e-6)
+    shares = 1.5 + 0.5 * sum(Op.ADVANCE in head.ops for head in HEADS[8:])
+    assert found.item() == pytest.approx(0.306853 / shares, abs=1e-6)
 
 
 def test_contribution_targets_are_clipped_and_only_measured_slots_count():

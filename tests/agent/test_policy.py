@@ -4,6 +4,7 @@ from agent_world import (
     CPU,
     first_decision,
     masks_of_ops,
+    noise_of_heads,
     random_masks,
     random_rollout,
     small_policy,
@@ -12,6 +13,7 @@ from agent_world import (
 
 from esper_soa.agent.lstm import segment_starts
 from esper_soa.agent.normalize import VARIANCE_EPSILON, Moments
+from esper_soa.agent.policy import with_heads
 from esper_soa.state import Observation, View
 from esper_soa.vocabulary import HEAD_NAMES, Op, head_sizes
 
@@ -21,7 +23,7 @@ def parts(num_envs: int, num_slots: int, seed: int = 0):
     features = torch.randn(num_envs, width_of(num_slots), generator=generator)
     blueprints = torch.randint(-1, 13, (num_envs, num_slots), generator=generator)
     masks = random_masks(num_envs, num_slots, generator)
-    noise = torch.rand(num_envs, 8, generator=generator)
+    noise = noise_of_heads(num_envs, generator=generator)
     return Observation(features, blueprints, batch_size=[num_envs]), masks, noise
 
 
@@ -81,13 +83,23 @@ def test_every_head_chooses_by_a_number_of_its_own(op: int, names: tuple[str, ..
     for name in names:
         last = dict(zip(HEAD_NAMES, head_sizes(3), strict=True))[name] - 1
         for number, choice in ((0.0, 0), (0.999999, last)):
-            noise = torch.full((1, 8), 0.5)
+            noise = torch.full((1, len(HEAD_NAMES)), 0.5)
             noise[0, HEAD_NAMES.index(name)] = number
             action = first_decision(policy, features, noise=noise, masks=masks)[0].action
             assert action.op.item() == op
             others = [action.get(other).item() for other in names if other != name]
             assert action.get(name).item() == choice, name
             assert 0 not in others
+
+
+def test_a_policy_that_lacks_a_head_takes_that_of_a_new_one():
+    learned, fresh = (small_policy(2, seed=seed).state_dict() for seed in (1, 2))
+    own = [name for name in learned if name.startswith("heads.tempo.")]
+    found = with_heads({name: learned[name] for name in learned if name not in own}, fresh)
+    assert len(own) == 4
+    assert found.keys() == learned.keys()
+    for name, weight in found.items():
+        assert torch.equal(weight, (fresh if name in own else learned)[name]), name
 
 
 def test_an_empty_slot_has_its_own_embedding():

@@ -17,4 +17,4 @@ def test_actions_are_stacked_in_the_order_of_the_heads():
     action = new_rollout(1, 2, 1, 1, CPU).rows[0].action
     for i, name in enumerate(HEAD_NAMES):
         action.get(name).fill_(i)
-    assert stack_action(action).tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]] * 2
+    assert stack_action(action).tolist() == [list(range(len(HEAD_NAMES)))] * 2

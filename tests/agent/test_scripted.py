@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from agent_world import noise_of_heads
 from env_records import empty_state, with_values
 
 from esper_soa.agent.scripted import (
@@ -25,6 +26,7 @@ from esper_soa.vocabulary import (
     BLUEPRINT_NAMES,
     CNN_BLUEPRINTS,
     HEAD_NAMES,
+    HEADS,
     AlphaMode,
     Blueprint,
     Op,
@@ -53,7 +55,7 @@ def view_of(stages, noise=None, slots=None, ramp=None, lifecycle=None, **signals
     allowed[list(CNN_BLUEPRINTS)] = True
     masks = action_masks(state.slots, state.ramp, allowed, 0, lifecycle or LifecycleConfig())
     if noise is None:
-        noise = torch.zeros(num_envs, 8)
+        noise = torch.zeros(num_envs, len(HEADS))
     return View(
         state=state, observation=observe(state, 25), masks=masks, noise=noise, batch_size=[num_envs]
     )
@@ -75,7 +77,8 @@ def plain(op, **heads):
         "alpha_curve": LINEAR,
         "op": op,
     }
-    return values | heads
+    placeholders = {head.name: head.placeholder for head in HEADS}
+    return placeholders | values | heads
 
 
 def as_action(values):
@@ -114,7 +117,7 @@ def test_random_play_is_legal_and_reaches_every_legal_op():
     generator = torch.Generator().manual_seed(0)
     stages = torch.randint(2, 12, (2000, 3), generator=generator)
     stages = torch.where(stages == 5, Stage.EMPTY, stages)
-    view = view_of(stages.tolist(), torch.rand(2000, 8, generator=generator))
+    view = view_of(stages.tolist(), noise_of_heads(2000, generator=generator))
     decision, _ = RandomPolicy().act(view, ())
     offered = head_masks(view.masks, decision.action.op)
     for name in HEAD_NAMES:
@@ -127,7 +130,7 @@ def test_random_play_is_legal_and_reaches_every_legal_op():
 
 def test_random_ops_are_uniform_over_the_legal_ones():
     # HOLDING at rest: WAIT, SET_ALPHA_TARGET, PRUNE, FOSSILIZE, one quarter each.
-    noise = torch.zeros(8, 8)
+    noise = torch.zeros(8, len(HEADS))
     noise[:, HEAD_NAMES.index("op")] = torch.arange(8) / 8
     decision, _ = RandomPolicy().act(view_of([[Stage.HOLDING]] * 8, noise), ())
     assert decision.action.op.tolist() == [0, 0, 2, 2, 3, 3, 4, 4]

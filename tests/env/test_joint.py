@@ -2,13 +2,15 @@
 of the heads.
 """
 
+import math
+
 import pytest
 import torch
 from tiny_world import play_state, tiny_rules
 
 from esper_soa.env.joint import JointActions
 from esper_soa.env.legal import obey
-from esper_soa.vocabulary import HEAD_NAMES, Op
+from esper_soa.vocabulary import HEAD_NAMES, HEADS
 
 
 def table(num_slots: int, codes: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)) -> JointActions:
@@ -19,20 +21,23 @@ def table(num_slots: int, codes: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)) -> Joi
 
 def test_rows_are_all_choices_that_differ() -> None:
     joint = table(3)
-    by_op = joint.op.bincount().tolist()
     # WAIT; slot x blueprint x style x tempo x target; slot x style x target x speed x curve; slot x
-    # speed x curve; slot
-    assert by_op == [1, 3 * 7 * 4 * 3 * 3, 3 * 4 * 3 * 4 * 5, 3 * 4 * 5, 3, 3]
-    assert len(joint) == 1543
+    # speed x curve; slot; and the choices of heads that came later
+    counts = [1, 3 * 7 * 4 * 3 * 3, 3 * 4 * 3 * 4 * 5, 3 * 4 * 5, 3, 3]
+    later = [math.prod(len(head.names) for head in HEADS[8:] if op in head.ops) for op in range(6)]
+    wanted = [count * more for count, more in zip(counts, later, strict=True)]
+    assert joint.op.bincount().tolist() == wanted
+    assert len(joint) == sum(wanted)
     assert len({tuple(row) for row in joint.rows.tolist()}) == len(joint)
-    assert joint.rows[0].tolist() == [0, 0, 2, 1, 2, 0, 0, Op.WAIT]
-    assert len(table(2, (3,))) == 1 + 2 * 36 + 2 * 240 + 2 * 20 + 2 + 2
+    assert joint.rows[0].tolist() == [head.placeholder for head in HEADS]
+    few = [1, 2 * 36, 2 * 240, 2 * 20, 2, 2]
+    assert len(table(2, (3,))) == sum(count * more for count, more in zip(few, later, strict=True))
 
 
 @pytest.mark.parametrize(("num_slots", "seed"), [(1, 7), (3, 1)])
 def test_a_row_is_legal_where_its_choices_are(num_slots: int, seed: int) -> None:
     """Over whole episodes of random play: against every row put to the factored masks."""
-    rules = tiny_rules(num_slots, 30)
+    rules = tiny_rules(num_slots, 50)
     joint = table(num_slots)
     legal_ops = set[int]()
     for step in play_state(rules, 2, seed):

@@ -13,11 +13,13 @@ from torch import Tensor
 from esper_soa.config.errors import SettingError
 from esper_soa.config.nets import DataConfig
 from esper_soa.config.settings import TrainConfig
+from esper_soa.env import world as module
 from esper_soa.env.world import World
 from esper_soa.nets.data import streams
 from esper_soa.nets.data.images import TrainingImages, cut_batch, training_crops
 from esper_soa.nets.data.orders import validation_order
 from esper_soa.training.build import build_world
+from esper_soa.vocabulary import HEADS
 
 ENVS = 3
 STEPS = 4
@@ -133,12 +135,27 @@ def test_the_noise_of_decisions_never_repeats_within_a_round_or_over_rounds(worl
     for round_number in (0, 1):
         world.start_round(round_number)
         draws += [world.noise(step) for step in range(STEPS + 1)]
-    assert all(noise.shape == (ENVS, 8) and noise.dtype == torch.float32 for noise in draws)
+    assert all(
+        noise.shape == (ENVS, len(HEADS)) and noise.dtype == torch.float32 for noise in draws
+    )
     numbers = torch.stack(draws)
     assert all_different(draws)  # 240 of 2**24 numbers
     assert 0 <= numbers.min() < 0.1 < 0.9 < numbers.max() < 1
     world.start_round(1)
     assert torch.equal(world.noise(3), draws[STEPS + 1 + 3])
+
+
+def test_a_new_head_moves_no_number_of_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HEADS", (*HEADS, HEADS[1]))
+    more = build_world(settings(), CPU, seed=7)
+    world.start_round(0)
+    others = torch.stack([world.noise(step) for step in range(9)])
+    for step in (0, 3):
+        noise = more.noise(step)
+        assert torch.equal(noise[:, :-1], others[step])
+        assert not torch.isin(noise[:, -1], others).any()
 
 
 def hosts(world: World, round_number: int) -> Tensor:

@@ -26,7 +26,7 @@ class EnvsTable:
         self._latest = (number, step, numbers)
 
     def __rich__(self) -> Table:
-        """Rows of the first MOST_ENVS envs; none before the first env-step."""
+        """Rows of the first MAX_SHOWN_ENVS envs; none before the first env-step."""
         table = Table(box=box.SIMPLE, title_justify="left", caption_justify="left")
         for heading in ("env", "accuracy %", "reward"):
             table.add_column(heading, justify="right")

@@ -179,7 +179,7 @@ class TableRecorder(TableFolder):
 
     def _write(self) -> None:
         """Write what waits. What the disk refuses is tried again the next time, but for the oldest
-        rounds, which are given up where all come to more than MOST_WAITING bytes.
+        rounds, which are given up where all come to more than MAX_QUEUED_BYTES bytes.
         """
         with self._write_errors.attempt(FOLDER):
             for number, (env_steps, files) in list(self._waiting.items()):

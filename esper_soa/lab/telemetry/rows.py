@@ -164,7 +164,7 @@ def _choice_columns(record: RoundRecord) -> dict[str, Values]:
     for place, head in enumerate(HEADS):
         codes = record.code(head.name)
         matters = np.isin(op, head.ops)
-        values = names.get(head.name, head.values)
+        values = names.get(head.name, head.values or head.names)
         if isinstance(values[0], str):
             columns[head.name] = _text(codes, values, matters)
         else:

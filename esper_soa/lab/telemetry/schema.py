@@ -38,7 +38,8 @@ def schema_of(columns: str) -> pyarrow.Schema:
 KINDS_OF_VALUES = {str: "text", int: "int", float: "float"}
 _CHOSEN = ", ".join(
     f"{head.name} {KINDS_OF_VALUES[type(head.values[0]) if head.values else str]}?"
-    for head in HEADS[:-1]
+    for head in HEADS
+    if head.name != "op"
 )
 _LIKELY = ", ".join(f"{head}_probability single?" for head in HEAD_NAMES)
 _PAID = ", ".join(f"reward_{term} float" for term in REWARD_TERMS)
