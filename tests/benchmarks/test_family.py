@@ -25,7 +25,6 @@ from esper_soa.runtime.device import apply_threads
 from esper_soa.state import View
 from esper_soa.training.build import build_world
 from esper_soa.training.collect import Player, Round, play_round
-from esper_soa.training.profile import NO_PROFILE
 from esper_soa.training.progress import Progress
 from esper_soa.vocabulary import BLUEPRINT_NAMES
 
@@ -48,8 +47,8 @@ def played() -> tuple[World, View, Topology]:
     """What envs of drawn settings show at first, and what the mixed schedules leave in them."""
     apply_threads(1)
     world = build_world(settings_of("training", 1, SMALL), torch.device("cpu"))
-    env = Env(world, NO_PROFILE)
-    env.begin_(0, None)
+    env = Env(world)
+    env.begin_(0)
     view = env.observe_().view
     plan = Plan(
         [0, SCHEDULES.index(Schedule(("norm", "conv_light", "conv_light"), (11, 6, 1)))] * 2
