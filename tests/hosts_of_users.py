@@ -185,6 +185,15 @@ dropping = esper_soa.host("dropping")(
 )
 
 
+@esper_soa.host("random_wide")
+class RandomWide(nn.Sequential):
+    """Draws random numbers, and gives a class too many."""
+
+    def __init__(self, classes: int) -> None:
+        head = nn.Sequential(nn.Flatten(), nn.Linear(4 * 64, classes + 1))
+        super().__init__(nn.Conv2d(3, 4, 4, stride=4), nn.Dropout(), head)
+
+
 @esper_soa.host("branching")
 class Branching(nn.Module):
     """A graph, not a chain."""

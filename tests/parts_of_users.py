@@ -172,6 +172,25 @@ class Infinite(Pointwise):
         nn.init.constant_(self.weight, float("inf"))
 
 
+@esper_soa.blueprint("undrawn")
+class Undrawn(Pointwise):
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        nn.init.constant_(self.weight, float("nan"))
+
+
+@esper_soa.blueprint("random_wide")
+class RandomWide(nn.Module):
+    """Draws random numbers, and gives a channel too many."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels + 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.conv(x), training=True)
+
+
 @esper_soa.blueprint("leaking")
 class Leaking(Pointwise):
     """Gives what a convolution gives, and hands gradients to the networks of other envs."""

@@ -66,6 +66,7 @@ PLACES = ("", "positions", "pixels")  # of features, by TOPOLOGIES
 RESERVED_NAME = re.compile(r"input|r\d+c\d+")  # names of other parts of a grown network
 ARGUMENTS = {BLUEPRINT: "the channels of a slot", HOST: "the number of classes"}
 BATCHED_CALL = "for several networks at once it raises"
+RANDOM = "random operation"  # in what torch raises of one under vmap
 
 
 def task_shape(task: TaskConfig, slots: Sequence[str]) -> HostShape:
@@ -278,7 +279,10 @@ def _sequential_findings(host: UserHost) -> tuple[str, ...]:
     findings = list[str]()
     with collect_faults(findings):
         module = make_module(host.make, host.classes, PROBE_SEED)
-        findings += _chain_findings(module) or _shape_findings(host) or _batched_findings(host)
+        findings += _chain_findings(module) or [
+            *_shape_findings(host),
+            *_batched_findings(host),
+        ]
     return tuple(findings)
 
 
@@ -354,7 +358,7 @@ def _batched_findings(host: UserHost) -> list[str]:
 
 
 def _failure(training: bool, error: BaseException) -> str:
-    if "random operation" in str(error):
+    if RANDOM in str(error):
         advice = "which would not be those of an env's own stream: leave it out"
         return f"draws random numbers (as Dropout does), {advice}"
     mode = "training" if training else "eval"
