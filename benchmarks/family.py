@@ -40,7 +40,6 @@ from esper_soa.agent.protocol import Agent
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import UserError
 from esper_soa.config.settings import TrainConfig
-from esper_soa.env.reward import final_rents
 from esper_soa.env.world import World
 from esper_soa.runtime.device import apply_threads, usable_cores
 from esper_soa.training.build import build_world, rule_player
@@ -118,12 +117,12 @@ def play_job(job: Job) -> None:
     apply_threads(1)
     cfg = settings_of(job.part, job.seed, job.given)
     world = build_world(cfg, torch.device("cpu"))
-    host, reward = world.rules.reward.counts.host, world.rules.reward.config
+    host = world.rules.reward.counts.host
     for name in job.players:
         request = Round(0, Progress(0, Console(), "off"))
         player = Player(agent_of(name, cfg, world), None)
         result = with_test(world, play_round(world, player, request)[0])
-        rents = final_rents(result.parameters, host, reward, world.settings)
+        rents = world.final_rents(result.parameters, result.train_flop, result.settings)
         unit = {
             "settings": world.settings,
             "accuracy": [round(one, 4) for one in result.test_accuracies],
