@@ -43,10 +43,10 @@ def write_parameters_(parameters: list[nn.Parameter], flat: Tensor) -> None:
 def adam_step(
     parameters: Tensor, gradient: Tensor, state: AdamState, lr: float, eps: float, do_step: Tensor
 ) -> tuple[Tensor, AdamState]:
-    """Parameters [P] and state after one step of Adam (Kingma and Ba 2015), unchanged where go bool
-    [] is False.
+    """Parameters [P] and state after one step of Adam (Kingma and Ba 2015), unchanged where
+    do_step, bool [], is False.
 
-    Where go is False the gradient may hold anything, NaN included.
+    Where it is False the gradient may hold anything, NaN included.
     """
     steps = state.steps + 1
     first = torch.lerp(state.first, gradient, 1 - BETAS[0])
