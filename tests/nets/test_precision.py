@@ -90,6 +90,16 @@ def test_a_scale_halves_on_overflow_and_doubles_later(monkeypatch: pytest.Monkey
     assert weights[GOOD].tolist() == [0, 1, 0, 0, 0]
 
 
+def test_scales_stay_within_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "GROWTH_INTERVAL", 1)
+    weights = envs_in(torch.float16).weights
+    bounds = [precision.LARGEST_SCALE, precision.SMALLEST_SCALE]
+    weights[SCALE][:2] = torch.tensor(bounds)
+    scales = LossScales(weights, torch.tensor([0, 1]))
+    scales.update_(torch.tensor([True, False]))  # one would grow, one would shrink
+    assert scales.scale.tolist() == bounds
+
+
 def test_fresh_hosts_start_at_the_first_scale() -> None:
     cfg = tiny_settings(2, 1, 2)
     cfg.compute = ComputeConfig(workers=1, precision="float16")

@@ -317,6 +317,14 @@ def test_what_an_engine_keeps_must_find_room_beside_the_rest_of_the_run() -> Non
     assert re.match(told, ENGINES["triton"].obstacle(tight))
 
 
+def test_envs_with_rules_of_updates_of_their_own_are_left_to_other_engines() -> None:
+    cfg = replace(tiny_settings(3, 3, 4), compute=ComputeConfig(workers=1))
+    assert ENGINES["triton"].obstacle(trial_of(cfg, DEVICE)) == ""
+    own = replace(cfg, task=replace(cfg.task, host_lr="[0.1,0.2]"))
+    told = "the kernels have one rule of updates for all envs (task.host_lr)"
+    assert ENGINES["triton"].obstacle(trial_of(own, DEVICE)) == told
+
+
 def test_a_run_that_keeps_more_than_the_machine_has_is_refused_before_it_begins() -> None:
     cfg = tiny_settings(3, 3, 4)
     cfg.compute = ComputeConfig(workers=1, engine="triton")

@@ -34,9 +34,9 @@ def written(console: Console) -> list[str]:
 def test_the_pace_forgets_a_slow_start() -> None:
     clock = Clock()
     console = plain_console()
-    with Progress(total=51, console=console, interval=1000, clock=clock) as progress:
+    with Progress(total=151, console=console, interval=1000, clock=clock) as progress:
         clock.now += 500.0
-        for _ in range(51):
+        for _ in range(151):
             clock.now += 0.5
             progress.advance(1, "round 1/1", accuracy=10.0, reward=0.0)
     # the last 50 reports: one env-step per half second
