@@ -79,6 +79,13 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
+def test_a_checkpoint_goes_on_in_its_own_folder(three: RunFolder, tmp_path: Path) -> None:
+    checkpoint = str(three.checkpoint(2))
+    assert resume_start(checkpoint, str(three.path), "trial").checkpoint == three.checkpoint(2)
+    with pytest.raises(UserError, match="goes on in the folder of its checkpoint"):
+        resume_start(checkpoint, str(tmp_path / "other"), "trial")
+
+
 def test_a_folder_gives_its_newest_whole_checkpoint_and_says_what_was_passed_over(
     three: RunFolder,
 ) -> None:

@@ -186,6 +186,19 @@ def test_env_steps_dropped_leave_a_gap(run: RunRecord, monkeypatch: pytest.Monke
     assert list(zip(found["from"], found["to"], strict=True)) == [(0, 2), (3, 5)]
 
 
+def test_accuracies_lie_between_the_ends_of_their_lane(run: RunRecord) -> None:
+    steps = [
+        {"step": n, "env": 0, "accuracy": each} for n, each in ((1, 20.0), (2, 40.0), (3, 30.0))
+    ]
+    still = {"slot": "r0c0", "stage": "training", "seed": 1, "blueprint": "norm"}
+    write_table(run.path, "slots", 1, [at | still for at in steps])
+    write_table(run.path, "steps", 1, steps)
+    chosen = lanes.chosen_rounds([run])
+    found = lanes.accuracies_table(chosen)
+    _, base = chosen[0].place(0)
+    assert found["y"] == pytest.approx([base, base + 1.4, base + 0.7])
+
+
 def test_a_curve_has_the_last_env_step(run: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     write_round(run.path, 1, envs=2, steps=6)
     places = [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1), (4, 1), (5, 1), (6, 1)]
