@@ -50,6 +50,19 @@ def test_the_same_actions_give_the_rewards_of_the_simulator_to_the_bit(
     assert torch.equal(env.reset()["features"][:, : played.features.shape[2]], played.features[0])
 
 
+def test_a_seed_is_for_the_next_round_and_none_after_it() -> None:
+    env = growth()
+    env.set_seed(SEED)
+    first = []
+    for _ in range(2):
+        shown = env.reset()
+        first.append(shown["features"])
+        for _ in range(STEPS):
+            waits = torch.zeros(ENVS, dtype=torch.int64)
+            shown = env.step(shown.set("action", waits))["next"]
+    assert not torch.equal(*first)
+
+
 def test_a_breakdown_ends_one_trajectory_which_goes_on() -> None:
     env = growth()
     shown = env.reset()

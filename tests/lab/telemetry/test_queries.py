@@ -298,6 +298,7 @@ def test_the_command_prints_csv_and_json(begun: Path, capsys: pytest.CaptureFixt
     assert all(one in asked(capsys, run, brackets)[1] for one in ("[/foo]", "[red]", "[bold]"))
     status, told, _ = asked(capsys, run, sql, "limit=1")
     assert (status, "1 rows more" in told) == (0, True)
+    assert "rows more" not in asked(capsys, run, sql, "limit=2")[1]
     assert "seed_lifecycle" in asked(capsys, run)[1]
 
 
