@@ -78,6 +78,12 @@ def test_shapley_values_are_means_per_slot_of_those_measured(tmp_path: Path) -> 
     assert not parts(run, "shapley")
 
 
+def test_an_episode_without_shapley_values_leaves_out_those_of_no_other(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "one", [line(1, 40.0)]))
+    run.episodes[0]["shapley"] = []  # of a host on which none was measured
+    assert parts(run, "shapley")["slot"] == ["r0c0", "r0c1", "r0c2"]
+
+
 def test_the_shapley_value_of_a_fossil_is_not_measured(run: RunRecord) -> None:
     rows = [
         {"step": 1, "slot": "r0c0", "stage": "blending", "seed": 1, "shapley": 0.0},
