@@ -115,8 +115,8 @@ class ProbeProfile(Observer):
         if self.full:
             affordable = max(1.0, self.left / max(seconds, 1e-9))
             wide = max(1.0, (self.num_steps - self.num_played) / affordable)
-            following = self.num_played + (round(wide) - 1 if self.num_played > 1 else 0)
-            self.next_full = min(following, self.num_steps - 1)
+            # the last env-step at the latest, where no time is left
+            self.next_full = self.num_played + (round(wide) - 1 if self.num_played > 1 else 0)
 
     def report(self, label: str) -> None:
         """A round is done."""
