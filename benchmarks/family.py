@@ -8,8 +8,9 @@
 A draw is an env with its rates, momentum, weight decay, clipping and price of parameters. The score
 is the accuracy on the test images minus the rent at the env's own price, in percent points. Seeds,
 schedules and players are declared here. A unit is one player on the envs of a seed. Units are
-kept as files, so that the command goes on where it was. `proof` prints tables and one JSON line,
-which is also appended to the results.
+kept as files with the commit that played them, so that the command goes on where it was; settings,
+--seeds and the weights of the policy have units of their own. `proof` prints tables and one JSON
+line, which is also appended to the results.
 """
 
 import json
@@ -23,7 +24,9 @@ import torch
 from rich.console import Console
 
 from benchmarks.family_tables import family_lines
+from benchmarks.machine import git_commit
 from benchmarks.processes import in_processes
+from benchmarks.proof_play import weights_stamp
 from benchmarks.records import Record, check_folder, command_line, finish, origin
 from benchmarks.schedules import (
     PRICE,
@@ -35,7 +38,7 @@ from benchmarks.schedules import (
     save_estimate,
     teacher,
 )
-from benchmarks.units import Units
+from benchmarks.units import Units, opened
 from esper_soa.agent.protocol import Agent
 from esper_soa.config.compose import compose_settings
 from esper_soa.config.errors import UserError
@@ -128,13 +131,16 @@ def play_job(job: Job) -> None:
             "accuracy": [round(one, 4) for one in result.test_accuracies],
             "rent": [round(one, 4) for one in rents],
             "growth": [size / host for size in result.parameters],
+            "commit": git_commit(),
         }
         Units(job.folder).write((job.part, job.seed, name), unit)
 
 
 def agent_of(name: str, cfg: TrainConfig, world: World) -> Agent:
-    """The player of this name: one of PLAYERS, or a number of SCHEDULES."""
-    if name == LEARNED:
+    """The player of this name: one of PLAYERS, the learned one with its weights behind it, or a
+    number of SCHEDULES.
+    """
+    if name.startswith(LEARNED):
         return build_player(cfg, world).agent
     if name in RULES:
         return rule_player(cfg, name, "policy.name")
@@ -178,14 +184,17 @@ def scores(units: Units, part: str, seeds: Sequence[int], player: str) -> np.nda
     return np.array([one["accuracy"] for one in own]) - np.array([one["rent"] for one in own])
 
 
-def record_of(units: Units, parts: Mapping[str, Sequence[int]], single: int) -> Record:
+def record_of(
+    units: Units, parts: Mapping[str, Sequence[int]], single: int, learned: str
+) -> Record:
     """Scores by part, player and seed, and those of two oracles on the first held-out seeds.
 
     `oracle` takes in each env the schedule that ended best in the same episodes, which is partly
     luck. `repeated` takes the same schedules, scored in the same envs with other weights and
-    images, beside `single_repeated`, the single schedule there.
+    images, beside `single_repeated`, the single schedule there. learned: the units of the learned
+    policy.
     """
-    players = {name: name for name in PLAYERS} | {"single": str(single)}
+    players = {name: name for name in PLAYERS} | {LEARNED: learned, "single": str(single)}
     of_parts = {
         part: {name: scores(units, part, parts[part], unit) for name, unit in players.items()}
         for part in ("held_out", "beyond")
@@ -205,7 +214,7 @@ def record_of(units: Units, parts: Mapping[str, Sequence[int]], single: int) -> 
     curve = {
         price: {
             name: [
-                float(np.mean(units.read((price, seed, LEARNED))[name]))
+                float(np.mean(units.read((price, seed, learned))[name]))
                 for seed in parts["held_out"]
             ]
             for name in ("accuracy", "growth")
@@ -232,12 +241,47 @@ def regions(units: Units, parts: Mapping[str, Sequence[int]], single: int) -> li
     found = []
     for number in range(2 * len(PRICES) + 2):
         inside, outside = (classes[part] == number for part in ("training", "held_out"))
+        if not (inside.any() and outside.any()):
+            continue
         best = int(every["training"][:, inside].mean(1).argmax())
         held_out = every["held_out"][:, outside].mean(1)
         region: Record = {"prices": number // 2, "rate": number % 2, "best": str(SCHEDULES[best])}
         region |= {"training": int(inside.sum()), "held_out": int(outside.sum())}
         found.append(region | {"score": float(held_out[best]), "single": float(held_out[single])})
     return found
+
+
+def training_units(units: Units, seeds: Sequence[int]) -> list[dict[str, Mapping]]:
+    """The units of all schedules by seed; UserError where `schedules` has not played them."""
+    keys = [("training", seed, name) for seed in seeds for name in NUMBERS]
+    missing = len(keys) - len(units.held(keys))
+    if missing:
+        raise UserError(
+            f"{missing} of {len(keys)} units of schedules are missing in {units.folder}: give "
+            "`python -m benchmarks.family schedules` with the same settings first"
+        )
+    return [{name: units.read(("training", seed, name)) for name in NUMBERS} for seed in seeds]
+
+
+def prove(units: Units, parts: Mapping[str, Sequence[int]], given: Sequence[str]) -> Record:
+    """Play what is missing of all players; returns the record."""
+    estimate, told = fit(training_units(units, parts["training"]))
+    save_estimate(estimate, TEACHER_FILE)
+    cfg = settings_of("held_out", HELD_OUT[0], given)
+    player = build_player(cfg, build_world(cfg, torch.device("cpu")))
+    weights = weights_stamp(player)
+    learned = f"{LEARNED}-{weights}"
+    for part in ("held_out", "again"):
+        play(part, parts["again"], NUMBERS, given, units.folder)
+    for part in ("held_out", "beyond"):
+        others = (learned, *PLAYERS[1:], str(estimate.single))
+        play(part, parts[part], others, given, units.folder)
+    for part in CURVE:
+        play(part, parts["held_out"], (learned,), given, units.folder)
+    commits = {json.loads(path.read_text())["commit"] for path in units.folder.glob("*-*.json")}
+    record = origin("family", torch.device("cpu")) | {"settings": given, "weights": weights, **told}
+    record |= {"unit_commits": sorted(commits), "classes": [PRICES, RATE], "envs": ENVS}
+    return record | record_of(units, parts, estimate.single, learned)
 
 
 def main() -> None:
@@ -248,40 +292,25 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, help="so many of each part, from the first")
     parser.add_argument("--folder", type=Path, default=TEACHER_FILE.parent, help="of the units")
     given = parser.parse_intermixed_args()
-    folder = given.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
     parts = {name: seeds[: given.seeds] for name, seeds in PARTS.items()}
-    units = Units(folder)
     try:
-        if given.what == "schedules":
-            play("training", parts["training"], NUMBERS, given.settings, folder)
-            return
-        seeds = [
-            {name: units.read(("training", seed, name)) for name in NUMBERS}
-            for seed in parts["training"]
-        ]
-        estimate, told = fit(seeds)
-        if given.what == "teacher":
-            save_estimate(estimate, TEACHER_FILE)
-            print(json.dumps(told))
-            return
-        check_folder(given.results)
-        for part in ("held_out", "again"):
-            play(part, parts["again"], NUMBERS, given.settings, folder)
-        for part in ("held_out", "beyond"):
-            others = (*PLAYERS, str(estimate.single))
-            play(part, parts[part], others, given.settings, folder)
-        for part in CURVE:
-            play(part, parts["held_out"], (LEARNED,), given.settings, folder)
-        record = origin("family", torch.device("cpu")) | {"settings": given.settings, **told}
-        record |= {"classes": [PRICES, RATE], "envs": ENVS} | record_of(
-            units, parts, estimate.single
-        )
+        with opened(
+            given.folder.resolve(), {"settings": given.settings, "seeds": given.seeds}
+        ) as units:
+            if given.what == "schedules":
+                play("training", parts["training"], NUMBERS, given.settings, units.folder)
+            elif given.what == "teacher":
+                estimate, told = fit(training_units(units, parts["training"]))
+                save_estimate(estimate, TEACHER_FILE)
+                print(json.dumps(told))
+            else:
+                check_folder(given.results)
+                record = prove(units, parts, given.settings)
+                print("\n".join(family_lines(record)))
+                finish(record, given.results, "family")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    print("\n".join(family_lines(record)))
-    finish(record, given.results, "family")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ from torch import Tensor
 import esper_soa
 from benchmarks.processes import ROOT
 from esper_soa.agent.protocol import Memory
-from esper_soa.agent.scripted import as_decision, seed_action
-from esper_soa.env.legal import first_choice, obey
+from esper_soa.agent.scripted import as_decision, first_due
 from esper_soa.env.observation import NUM_ENV_FEATURES
 from esper_soa.state import Decision, View
 from esper_soa.vocabulary import BLUEPRINT_NAMES, Op, Stage, Style
@@ -119,14 +118,8 @@ def follow(view: View, germinate: Tensor, codes: Tensor) -> Decision:
     begins = (slots.stage == Stage.EMPTY) & (germinate > 0) & (step >= germinate)
     due = torch.where(begins, Op.GERMINATE, Op.WAIT)
     due = torch.where(slots.stage == Stage.HOLDING, Op.FOSSILIZE, due)
-    legal = view.masks.slot_by_op.gather(1, due[:, None]).squeeze(1)
-    slot = first_choice((due != Op.WAIT) & legal)
-    op, code = (one.gather(1, slot[:, None]).squeeze(1) for one in (due, codes))
-    action = seed_action(op, slot, code)
-    action = action.replace(
-        tempo=torch.zeros_like(op), style=torch.full_like(op, Style.SIGMOID_ADD)
-    )
-    return as_decision(obey(action, view.masks)[0])
+    action = first_due(view, due, codes, tempo=0, style=Style.SIGMOID_ADD)
+    return as_decision(action)
 
 
 class Estimate(NamedTuple):
@@ -256,6 +249,7 @@ def read_estimate(path: Path) -> Estimate:
 
 def save_estimate(estimate: Estimate, path: Path) -> None:
     """Write what `read_estimate` reads."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(estimate._asdict(), path)
 
 

@@ -75,6 +75,20 @@ class WaitPolicy(_Memoryless):
         return as_decision(action), memory
 
 
+def first_due(view: View, due: Tensor, blueprints: Tensor, **choices: int) -> Action:
+    """The op of the first slot in which one is due and legal; WAIT where there is none.
+
+    due, blueprints: int64 [N, S], op (WAIT for none) and blueprint to germinate of each slot.
+    choices: of other heads, the same for all envs.
+    """
+    legal = view.masks.slot_by_op.gather(1, due.unsqueeze(1)).squeeze(1)
+    slot = first_choice((due != Op.WAIT) & legal).unsqueeze(1)
+    op, blueprint = (one.gather(1, slot).squeeze(1) for one in (due, blueprints))
+    action = seed_action(op, slot.squeeze(1), blueprint)
+    heads = {name: torch.full_like(op, choice) for name, choice in choices.items()}
+    return obey(action.replace(**heads), view.masks)[0]
+
+
 class SchedulePolicy(_Memoryless):
     """The same lifecycle in every env, at declared env-steps, or as soon after as it is legal."""
 
@@ -85,19 +99,10 @@ class SchedulePolicy(_Memoryless):
 
     def act(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
         """The due op of the first slot that may act; WAIT if there is none."""
-        step = view.state.signals.step
         slots = view.state.slots
-        legal = view.masks.slot_by_op
-        due = self.due_ops(step, slots.stage, slots.seed_age)
-        applicable = legal.gather(1, due.unsqueeze(1)).squeeze(1)
-        slot = first_choice((due != Op.WAIT) & applicable)
-        op = due.gather(1, slot.unsqueeze(1)).squeeze(1)
-        requested = seed_action(op, slot, torch.full_like(op, self.code))
+        due = self.due_ops(view.state.signals.step, slots.stage, slots.seed_age)
         fixed = {name: getattr(self.cfg, name) for name in ("style", "tempo", "alpha_target")}
-        requested = requested.replace(
-            **{name: torch.full_like(op, one) for name, one in fixed.items()}
-        )
-        action, _ = obey(requested, view.masks)
+        action = first_due(view, due, torch.full_like(due, self.code), **fixed)
         return as_decision(action), memory
 
     def due_ops(self, step: Tensor, stage: Tensor, age: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from esper_soa.agent.scripted import (
     SchedulePolicy,
     WaitPolicy,
     decay_penalties,
+    first_due,
     scripted_policy,
     uniform_choice,
 )
@@ -306,3 +307,14 @@ def test_settings_that_cannot_work_are_named():
         ScheduleConfig(germinate=[])
     with pytest.raises(SettingError, match="policy.name"):
         scripted_policy(PolicyConfig(name="ppo"), CNN)
+
+
+def test_an_op_that_is_due_and_not_legal_leaves_the_turn_to_the_next_slot() -> None:
+    view = view_of([[Stage.HOLDING, Stage.EMPTY, Stage.EMPTY]])
+    due = torch.tensor([[Op.GERMINATE, Op.WAIT, Op.GERMINATE]])
+    blueprints = torch.tensor([[Blueprint.NORM, Blueprint.NORM, Blueprint.CONV_LIGHT]])
+    action = choices(first_due(view, due, blueprints, tempo=INSTANT))
+    wanted = {"op": Op.GERMINATE, "slot": 2, "blueprint": Blueprint.CONV_LIGHT, "tempo": INSTANT}
+    assert wanted.items() <= action.items()
+    none = first_due(view, torch.full_like(due, Op.WAIT), blueprints)
+    assert choices(none)["op"] == Op.WAIT

@@ -1,11 +1,25 @@
 """Schedules of the family, what is estimated from them, and the tables of its record."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
-from benchmarks.family import BEYOND, PARTS, beyond, settings_of
+from benchmarks.family import (
+    BEYOND,
+    CURVE,
+    NUMBERS,
+    PARTS,
+    PLAYERS,
+    Job,
+    beyond,
+    play_job,
+    record_of,
+    settings_of,
+    training_units,
+)
 from benchmarks.family_tables import NAMES, family_lines
 from benchmarks.schedules import (
     AXES,
@@ -18,6 +32,8 @@ from benchmarks.schedules import (
     fit,
     settings_seen,
 )
+from benchmarks.units import Units
+from esper_soa.config.errors import UserError
 from esper_soa.env.env import Env
 from esper_soa.env.topology import Topology
 from esper_soa.env.world import World
@@ -98,11 +114,15 @@ def test_an_estimate_knows_which_schedule_pays_where() -> None:
     estimate, told = fit(units)
     assert told["draws"] == 128
     assert told["error"] < told["spread"]
-    logarithms = torch.full((4, 5), -1.5, dtype=torch.float64)
-    logarithms[:, 1] = torch.tensor([-1.1, -1.9, -1.1, -1.9])
+    logarithms = torch.full((5, 5), -1.5, dtype=torch.float64)
+    logarithms[:, 1] = torch.tensor([-1.1, -1.9, -1.1, -1.9, -1.1])
     inputs = coordinates(logarithms)
-    best = estimate.best(inputs, torch.tensor([1.0, 1.0, 90.0, 90.0], dtype=torch.float64))
-    assert (best == 1).tolist() == [True, False, False, False]
+    gain = estimate.best(inputs[:1], torch.zeros(1, dtype=torch.float64))
+    assert gain.tolist() == [1]
+    prices = torch.tensor([1.0, 1.0, 90.0, 90.0, 11.0], dtype=torch.float64)
+    best = estimate.best(inputs, prices)
+    # at the price of 11 it costs 7.6 points
+    assert (best == 1).tolist() == [True, False, False, False, True]
 
 
 def test_the_best_schedule_of_a_price_is_that_of_its_class() -> None:
@@ -156,3 +176,63 @@ def test_the_tables_say_how_far_the_policy_comes() -> None:
     assert "comes 25% and 50% of the way" in told
     assert "| 25 | 21.00 [8.29, 33.71] | 1.25 [-1.93, 4.43] |" in lines
     assert "| 1 to 3 | at most 0.03 | no growth | 2.00 | 1.50 | 4, 5 |" in lines
+
+
+def written(units: Units, part: str, seed: int, name: str, scores: list[float]) -> None:
+    """A unit of two envs, one with a low price and rate and one with high ones."""
+    settings = {PRICE: [2.0, 40.0], "task.host_lr": [0.03, 0.2]}
+    unit = {"settings": settings, "accuracy": [one + 1 for one in scores], "rent": [1.0, 1.0]}
+    units.write((part, seed, name), unit | {"growth": [1.0, 2.0], "commit": "abc"})
+
+
+def test_the_oracle_is_scored_again_and_regions_choose_on_training_draws(tmp_path: Path) -> None:
+    units = Units(tmp_path)
+    parts = {"training": (1,), "held_out": (5, 6), "again": (5,), "beyond": (5, 6)}
+    for number in NUMBERS:
+        best = {"3": [9.0, 0.0], "4": [0.0, 9.0], "2": [1.0, 2.0]}.get(number, [0.0, 0.0])
+        written(units, "training", 1, number, best[::-1] if number == "4" else best)
+        written(units, "held_out", 5, number, best)
+        written(units, "again", 5, number, [4.0, 6.0] if number == "3" else [1.0, 3.0])
+    for part in ("held_out", "beyond"):
+        for seed in parts[part]:
+            for name in ("learned-f00", *PLAYERS[1:], "2"):
+                written(
+                    units, part, seed, name, [5.0, 7.0] if name == "learned-f00" else [1.0, 2.0]
+                )
+    for price in CURVE:
+        for seed in parts["held_out"]:
+            written(units, price, seed, "learned-f00", [5.0, 7.0])
+    record = record_of(units, parts, 2, "learned-f00")
+    found = record["scores"]["held_out"]
+    assert (found["learned"], found["wait"], found["single"]) == ([6, 6], [1.5, 1.5], [1.5, 1.5])
+    assert found["oracle"] == [9.0]  # schedule 3 in the first env, 4 in the second
+    assert found["repeated"] == [3.5]  # 4 and 3 of them
+    assert found["single_repeated"] == [2.0]
+    assert record["curve"]["25"] == {"accuracy": [7.0, 7.0], "growth": [1.5, 1.5]}
+    low, high = record["regions"]  # the classes that have draws
+    assert (low["prices"], low["rate"], high["prices"], high["rate"]) == (0, 0, 3, 1)
+    assert (low["best"], low["score"], low["single"]) == (str(SCHEDULES[3]), 9.0, 1.0)
+    assert (high["best"], high["training"], high["held_out"]) == (str(SCHEDULES[2]), 1, 1)
+
+
+def test_a_unit_is_an_episode_of_a_player_and_again_has_its_draws(tmp_path: Path) -> None:
+    units = Units(tmp_path)
+    for part in ("held_out", "again"):
+        play_job(Job(part, 5, ("wait", "3"), tmp_path, SMALL))
+    first, again, grown = (
+        units.read(key)
+        for key in (("held_out", 5, "wait"), ("again", 5, "wait"), ("again", 5, "3"))
+    )
+    assert first["settings"] == again["settings"]
+    assert first["accuracy"] != again["accuracy"]
+    assert set(first["rent"]) == {0.0}
+    assert min(grown["growth"]) > 1
+    prices = again["settings"][PRICE]
+    extra = [(growth - 1) * 77 / 200 for growth in grown["growth"]]  # over the least of 200
+    rents = [price * np.log1p(one) for price, one in zip(prices, extra, strict=True)]
+    assert grown["rent"] == pytest.approx(rents, abs=1e-3)
+
+
+def test_schedules_that_have_not_played_are_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"64 of 64 units .* benchmarks\.family schedules"):
+        training_units(Units(tmp_path), [1])
