@@ -86,22 +86,22 @@ class Job(NamedTuple):
     seed: int
     players: tuple[str, ...]
     folder: Path
-    given: tuple[str, ...]  # settings
+    overrides: tuple[str, ...]  # settings of the experiment
 
 
-def settings_of(part: str, seed: int, given: Sequence[str] = ()) -> TrainConfig:
+def settings_of(part: str, seed: int, overrides: Sequence[str] = ()) -> TrainConfig:
     """Settings of the envs of a seed: draws from the experiment's ranges or beyond them, or those
     of `held_out` at one price.
     """
     if part == "again":
-        drawn = build_world(settings_of("held_out", seed, given), torch.device("cpu")).settings
+        drawn = build_world(settings_of("held_out", seed, overrides), torch.device("cpu")).settings
         seed += OTHER_SEEDS
     elif part in CURVE:
         drawn = {PRICE: [float(part)]}
     else:
         drawn = beyond(seed) if part == "beyond" else {}
     own = [f"{name}=[{','.join(map(repr, values))}]" for name, values in drawn.items()]
-    return compose_settings(EXPERIMENT, [*PLACE, *given, *own, f"seed={seed}"])
+    return compose_settings(EXPERIMENT, [*PLACE, *overrides, *own, f"seed={seed}"])
 
 
 def beyond(seed: int) -> dict[str, list[float]]:
@@ -118,7 +118,7 @@ def beyond(seed: int) -> dict[str, list[float]]:
 def play_job(job: Job) -> None:
     """Play the players of a job one after the other, and write a unit for each."""
     apply_threads(1)
-    cfg = settings_of(job.part, job.seed, job.given)
+    cfg = settings_of(job.part, job.seed, job.overrides)
     world = build_world(cfg, torch.device("cpu"))
     host = world.rules.reward.counts.host
     for name in job.players:
@@ -152,7 +152,7 @@ def agent_of(name: str, cfg: TrainConfig, world: World) -> Agent:
 
 
 def play(
-    part: str, seeds: Sequence[int], players: Sequence[str], given: Sequence[str], folder: Path
+    part: str, seeds: Sequence[int], players: Sequence[str], overrides: Sequence[str], folder: Path
 ) -> None:
     """Play what is missing of a part, on all cores."""
     units = Units(folder)
@@ -165,15 +165,15 @@ def play(
         for share in range(jobs):
             own = tuple(missing[share::jobs])
             if own:
-                job = Job(part, seed, own, folder, tuple(given))
+                job = Job(part, seed, own, folder, tuple(overrides))
                 work[f"{part} seed {seed}, {share + 1}"] = job
-    count = [len(done)]
+    count = len(done)
 
     def look() -> None:
-        found = len(units.held(keys))
-        if found > count[0]:
-            count[0] = found
-            print(f"{part}: {found} of {len(keys)} units", flush=True)
+        nonlocal count
+        before, count = count, len(units.held(keys))
+        if count > before:
+            print(f"{part}: {count} of {len(keys)} units", flush=True)
 
     in_processes(play_job, work, jobs, look)
 
@@ -263,24 +263,28 @@ def training_units(units: Units, seeds: Sequence[int]) -> list[dict[str, Mapping
     return [{name: units.read(("training", seed, name)) for name in NUMBERS} for seed in seeds]
 
 
-def prove(units: Units, parts: Mapping[str, Sequence[int]], given: Sequence[str]) -> Record:
+def prove(units: Units, parts: Mapping[str, Sequence[int]], overrides: Sequence[str]) -> Record:
     """Play what is missing of all players; returns the record."""
-    estimate, told = fit(training_units(units, parts["training"]))
+    estimate, quality = fit(training_units(units, parts["training"]))
     save_estimate(estimate, TEACHER_FILE)
-    cfg = settings_of("held_out", HELD_OUT[0], given)
+    cfg = settings_of("held_out", HELD_OUT[0], overrides)
     player = build_player(cfg, build_world(cfg, torch.device("cpu")))
     weights = weights_stamp(player)
     learned = f"{LEARNED}-{weights}"
     for part in ("held_out", "again"):
-        play(part, parts["again"], NUMBERS, given, units.folder)
+        play(part, parts["again"], NUMBERS, overrides, units.folder)
     for part in ("held_out", "beyond"):
         others = (learned, *PLAYERS[1:], str(estimate.single))
-        play(part, parts[part], others, given, units.folder)
+        play(part, parts[part], others, overrides, units.folder)
     for part in CURVE:
-        play(part, parts["held_out"], (learned,), given, units.folder)
+        play(part, parts["held_out"], (learned,), overrides, units.folder)
     commits = {json.loads(path.read_text())["commit"] for path in units.folder.glob("*-*.json")}
-    record = origin("family", torch.device("cpu")) | {"settings": given, "weights": weights, **told}
-    record |= {"unit_commits": sorted(commits), "classes": [PRICES, RATE], "envs": ENVS}
+    record = origin("family", torch.device("cpu")) | {
+        "settings": overrides,
+        "weights": weights,
+        **quality,
+    }
+    record |= {"unit_commits": sorted(commits), "classes": [PRICES, RATE], "envs": cfg.envs}
     return record | record_of(units, parts, estimate.single, learned)
 
 
@@ -291,23 +295,23 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", help="of the experiment, for every player")
     parser.add_argument("--seeds", type=int, help="so many of each part, from the first")
     parser.add_argument("--folder", type=Path, default=TEACHER_FILE.parent, help="of the units")
-    given = parser.parse_intermixed_args()
-    parts = {name: seeds[: given.seeds] for name, seeds in PARTS.items()}
+    options = parser.parse_intermixed_args()
+    parts = {name: seeds[: options.seeds] for name, seeds in PARTS.items()}
     try:
         with opened(
-            given.folder.resolve(), {"settings": given.settings, "seeds": given.seeds}
+            options.folder.resolve(), {"settings": options.settings, "seeds": options.seeds}
         ) as units:
-            if given.what == "schedules":
-                play("training", parts["training"], NUMBERS, given.settings, units.folder)
-            elif given.what == "teacher":
-                estimate, told = fit(training_units(units, parts["training"]))
+            if options.what == "schedules":
+                play("training", parts["training"], NUMBERS, options.settings, units.folder)
+            elif options.what == "teacher":
+                estimate, quality = fit(training_units(units, parts["training"]))
                 save_estimate(estimate, TEACHER_FILE)
-                print(json.dumps(told))
+                print(json.dumps(quality))
             else:
-                check_folder(given.results)
-                record = prove(units, parts, given.settings)
+                check_folder(options.results)
+                record = prove(units, parts, options.settings)
                 print("\n".join(family_lines(record)))
-                finish(record, given.results, "family")
+                finish(record, options.results, "family")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -205,8 +205,8 @@ def fit(seeds: Sequence[Mapping[str, Mapping]]) -> tuple[Estimate, dict[str, flo
         every["accuracy"] - every["rent"],
         settings[PRICE],
     )
-    told = {"draws": len(inputs), "length": length, "noise": noise, "error": error}
-    return estimate, told | {"spread": float(rest.square().mean().sqrt())}
+    quality = {"draws": len(inputs), "length": length, "noise": noise, "error": error}
+    return estimate, quality | {"spread": float(rest.square().mean().sqrt())}
 
 
 def _column(seeds: Sequence[Mapping[str, Mapping]], schedule: str, *names: str) -> Tensor:

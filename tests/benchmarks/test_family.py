@@ -111,9 +111,9 @@ def test_an_estimate_knows_which_schedule_pays_where() -> None:
             seed[str(number)] = {name: own.tolist() for name, own in unit.items()}
             seed[str(number)]["settings"] = settings
         units.append(seed)
-    estimate, told = fit(units)
-    assert told["draws"] == 128
-    assert told["error"] < told["spread"]
+    estimate, quality = fit(units)
+    assert quality["draws"] == 128
+    assert quality["error"] < quality["spread"]
     logarithms = torch.full((5, 5), -1.5, dtype=torch.float64)
     logarithms[:, 1] = torch.tensor([-1.1, -1.9, -1.1, -1.9, -1.1])
     inputs = coordinates(logarithms)
