@@ -11,7 +11,7 @@ CONFIDENCE = 0.95
 NAMES = {
     "learned": "learned policy",
     "teacher": "its teacher",
-    "best_of_price": "best schedule of each fifth of prices",
+    "best_of_price": "best schedule for each fifth of the rent weights",
     "single": "best single schedule",
     "heuristic": "heuristic",
     "random": "random",
@@ -36,7 +36,7 @@ def family_lines(record: Mapping) -> list[str]:
     lines = [f"Best single schedule on training draws: {record['schedule']}.", ""]
     for part, title in TITLES.items():
         lines += [
-            f"{title}, {seeds} seeds of {record['envs']} envs:",
+            f"{title}, {seeds} random seeds of {record['envs']} envs:",
             "",
             *_players(record["scores"][part]),
         ]
@@ -60,7 +60,7 @@ def _players(scores: Mapping) -> list[str]:
             cells += [f"{less.mean:+.2f} [{less.low:+.2f}, {less.high:+.2f}]"]
             cells += [f"{won} of {len(own)}", f"{p:.4f}"]
         rows.append(tuple(cells))
-    heads = "player | accuracy - rent | over the single schedule | seeds won | signed rank p"
+    heads = "policy | accuracy - rent | over the single schedule | random seeds won | p"
     return markdown(heads, rows)
 
 
@@ -73,7 +73,7 @@ def _oracles(scores: Mapping) -> list[str]:
     repeated, again = (fmean(scores[name]) for name in ("repeated", "single_repeated"))
     gain = learned - single
     return [
-        f"On the first {seeds} seeds, where all schedules were played, the learned policy is "
+        f"On the first {seeds} random seeds, where all schedules were played, the learned policy is "
         f"{gain:+.2f} points over the single schedule. The best schedule of each env is "
         f"{oracle - single:+.2f} points over it in the episodes by which it is chosen, luck "
         f"included, and {repeated - again:+.2f} in the same envs with other weights and images. "
@@ -92,7 +92,7 @@ def _curve(curve: Mapping) -> list[str]:
         )
         told = f"{accuracy.mean:.2f} [{accuracy.low:.2f}, {accuracy.high:.2f}]"
         rows.append((price, told, f"{growth.mean:.2f} [{growth.low:.2f}, {growth.high:.2f}]"))
-    heads = "price of all envs | accuracy of the policy (%) | parameters over the host's own"
+    heads = "rent weight of all envs | accuracy of the policy (%) | parameters over the host's own"
     return markdown(heads, rows)
 
 
@@ -112,5 +112,5 @@ def _regions(record: Mapping) -> list[str]:
         )
         for one in record["regions"]
     ]
-    heads = "price | rate of hosts | best schedule on training draws | held-out score"
+    heads = "rent weight | learning rate of hosts | best schedule on training draws | held-out score"
     return markdown(heads + " | single schedule | draws, training and held-out", rows)

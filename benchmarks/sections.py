@@ -221,7 +221,7 @@ def speed(records: Records) -> list[str]:
                 both = (ratio_cell(found.get(work)) for found in ratios.values())
                 rows.append((work, f"{last_column(engine)['eps']:.0f}", p95_cell(engine), *both))
     over = "over a plain loop of the same work | over bare hosts"
-    return markdown(f"work of an env-step | env-steps/s | ms of all envs, p95 | {over}", rows)
+    return markdown(f"work of an env-step | env-steps/s | a step of all N envs (ms, 95th percentile) | {over}", rows)
 
 
 EPS: dict[str, Callable[[Records], list[str]]] = {
