@@ -20,6 +20,7 @@ from esper_soa.training.verdict import (
     HostScore,
     compare,
     control_text,
+    exponential,
     verdict,
 )
 
@@ -36,7 +37,7 @@ ROWS = (  # of the table: fields of a HostScore, titles, and how the numbers are
 )
 LOSS_ROWS = (  # of the table where perplexity is a figure of the samples
     ("test_loss", "test loss, mean over hosts (nats)", ",.4f"),
-    ("perplexity", "test perplexity, mean over hosts", ",.3f"),
+    ("perplexity", "test perplexity, mean over hosts", ".4g"),
 )
 # of a configuration in summary.json
 CONFIGURATION = ("test_accuracy", "validation_accuracy", "net", "size", "flop")
@@ -214,7 +215,7 @@ def differences(grown: HostScore, control: HostScore) -> dict[str, str]:
     comparison = compare(grown, control)
     return {
         "test_loss": comparison.test_loss.text("+z.4f"),
-        "perplexity": f"x {grown.perplexity / control.perplexity:.3f}",
+        "perplexity": f"x {exponential(grown.test_loss - control.test_loss):.3g}",
         "test_accuracy": comparison.test_accuracy.text(),
         "best": format(grown.best - control.best, "+,.2f"),
         "net": comparison.net.text(),

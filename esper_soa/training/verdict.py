@@ -25,6 +25,12 @@ CONTROL_WORDS = {
 GAINED = "gained"
 LOST = "lost"
 UNCLEAR = "unclear"
+MOST_NATS = 709.0  # whose exponential is a double
+
+
+def exponential(nats: float) -> float:
+    """exp(nats), infinite where that is no double."""
+    return math.inf if nats > MOST_NATS else math.exp(nats)
 
 
 def control_text(name: str) -> str:
@@ -89,7 +95,7 @@ class HostScore:
     @property
     def perplexity(self) -> float:
         """The exponential of the test loss."""
-        return math.exp(self.test_loss)
+        return exponential(self.test_loss)
 
     @property
     def net(self) -> float:

@@ -103,6 +103,26 @@ def test_loss_and_perplexity_are_told_where_the_samples_have_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("losses", "cells"),
+    [
+        ((225.0, 226.0), "5.203e+97 1.414e+98 x 0.368"),
+        ((2000.0, 2000.0), "inf inf x 1"),
+        ((2000.0, 3.0), "inf 20.09 x inf"),
+    ],
+)
+def test_losses_beyond_the_range_of_an_exponential_end_in_a_table(
+    losses: tuple[float, float], cells: str
+) -> None:
+    grown, control = (
+        replace(score, episodes=[replace(score.episodes[0], test_losses=[loss, loss])])
+        for score, loss in zip((SUMMARY.grown, SUMMARY.control), losses, strict=True)
+        if score is not None
+    )
+    text = shown(replace(SUMMARY, grown=grown, control=control, perplexity=True))
+    assert row(text, "test perplexity, mean over hosts") == cells
+
+
+@pytest.mark.parametrize(
     ("scale", "unit", "cells"),
     [
         (33.3e-6, "MFLOP", "0.133 0.0666"),
