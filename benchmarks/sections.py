@@ -1,8 +1,7 @@
 """The measurements of benchmarks/results/ in markdown, a section per kind of table; nothing is
 typed by hand.
 
-Records in, lines out; benchmarks/table.py prints them and writes them into README.md,
-docs/numbers.md and docs/environments.md.
+Records in, lines out; benchmarks/table.py prints them and writes them into the pages.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from itertools import groupby
 
 from benchmarks import family_tables, proof_tables
 from benchmarks.records import Line, Records, markdown, place
+from benchmarks.text import table as text_table
 from benchmarks.timing import COLUMNS
 
 
@@ -260,4 +260,5 @@ OTHERS: dict[str, tuple[str, Callable[[Records], list[str]]]] = {
     "environments": ("environments", environments),
     "family": ("family", family_tables.family),
     "family_result": ("family", family_tables.result),
+    "text": ("text", text_table),
 }

@@ -1,9 +1,8 @@
-"""The tables of README.md, docs/numbers.md and docs/environments.md, from the records in
-benchmarks/results/.
+"""The tables of README.md and of three pages of docs/, from the records in benchmarks/results/.
 
-    python -m benchmarks.table                      print them
-    python -m benchmarks.table --write README.md docs/numbers.md docs/environments.md
-                                                    put each between its marks
+    python -m benchmarks.table          print them
+    python -m benchmarks.table --write README.md docs/numbers.md docs/environments.md docs/text.md
+                                        put each between its marks
 
 Marks are <!-- table: NAME --> and <!-- end -->; proof.svg goes beside its page.
 

@@ -128,5 +128,5 @@ def test_observations_are_clipped_where_the_settings_say() -> None:
     policy = small_policy(1, observation_clip=1.5)
     features = torch.tensor([1.4, 1.6, 99.0]).unsqueeze(1).expand(3, width_of(1))
     below, above, beyond = first_decision(policy, features)[0].value.tolist()
-    assert above == pytest.approx(beyond, rel=1e-6)  # rows of a batch may be rounded differently
+    assert above == pytest.approx(beyond, rel=1e-5)  # rows of a batch may be rounded differently
     assert below != pytest.approx(above, rel=1e-3)
