@@ -102,8 +102,7 @@ def _lines(record: Mapping) -> list[str]:
         own = record["sides"][name]
         cells = [words]
         for field, form in (("test_loss", ".3f"), ("test_accuracy", ".2f")):
-            mean = mean_interval(own[field], CONFIDENCE)
-            cells.append(f"{mean.mean:{form}} [{mean.low:{form}}, {mean.high:{form}}]")
+            cells.append(mean_interval(own[field], CONFIDENCE).text(form))
         cells += [f"{own['size'][0]:,.0f}", f"{own['flop'][0] / 1e9:,.0f}"]
         rows.append((*cells, *_against(grown["test_loss"], own["test_loss"], name)))
     count = len(record["seeds"])
