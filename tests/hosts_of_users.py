@@ -194,6 +194,15 @@ class RandomWide(nn.Sequential):
         super().__init__(nn.Conv2d(3, 4, 4, stride=4), nn.Dropout(), head)
 
 
+@esper_soa.host("drawing_keeper")
+class DrawingKeeper(RandomWide):
+    """Keeps a tensor beside."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(classes)
+        self.strength = torch.ones(1)
+
+
 @esper_soa.host("branching")
 class Branching(nn.Module):
     """A graph, not a chain."""

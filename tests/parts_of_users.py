@@ -191,6 +191,18 @@ class RandomWide(nn.Module):
         return nn.functional.dropout(self.conv(x), training=True)
 
 
+@esper_soa.blueprint("threefold")
+class Threefold(RandomWide):
+    """Keeps buffers too."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.norm = nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(x))
+
+
 @esper_soa.blueprint("leaking")
 class Leaking(Pointwise):
     """Gives what a convolution gives, and hands gradients to the networks of other envs."""

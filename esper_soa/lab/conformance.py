@@ -68,7 +68,7 @@ def check_blueprint(part: Part | str, channels: Sequence[int] = (4, 24), size: i
         for width in channels:
             shape = (width, *[size] * axes)
             faults = own_parts.blueprint_findings(blueprint, shape)
-            trained = training_findings(partial(seed_networks, blueprint, shape), bool(faults))
+            trained = training_findings(partial(seed_networks, blueprint, shape), faults)
             found += [*faults, *(f"with {width} channels {one}" for one in trained)]
 
 
@@ -83,7 +83,7 @@ def check_host(part: Part | str, classes: int = 10) -> None:
         faults = own_parts.host_findings(host, classes)
         found += faults
         if isinstance(host, HostChain | UserHost):
-            found += training_findings(partial(host_networks, host, classes), bool(faults))
+            found += training_findings(partial(host_networks, host, classes), faults)
 
 
 def check_reward(part: Part | str) -> None:

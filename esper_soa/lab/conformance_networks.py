@@ -1,7 +1,7 @@
 """Checks networks of users' own blueprints and hosts: several at once, as a run has them."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -88,16 +88,19 @@ def host_networks(host: HostChain | UserHost, classes: int) -> Networks:
     return nets
 
 
-def training_findings(make: Callable[[], Networks], faulty: bool) -> list[str]:
-    """Faults of networks that `make` makes. Where the part is known to be `faulty`, errors of its
-    networks may follow from that: they are left out, but for random numbers that they draw.
+def training_findings(make: Callable[[], Networks], faults: Sequence[str]) -> list[str]:
+    """Faults of networks that `make` makes. Where the part is known to have `faults`, errors of its
+    networks may follow from these: they are left out, but for random numbers that no fault names.
     """
     found = list[str]()
     with collect_faults(found):
         found += _network_findings(make())
     follows = (own_parts.BATCHED_CALL, RAISES)
+    known = own_parts.DRAWS in "".join(faults)
     return [
-        one for one in found if not faulty or own_parts.RANDOM in one or not one.startswith(follows)
+        one
+        for one in found
+        if not faults or not one.startswith(follows) or (own_parts.RANDOM in one and not known)
     ]
 
 

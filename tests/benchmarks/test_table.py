@@ -186,6 +186,25 @@ def sections_of(kept: dict, folder: Path, name: str) -> list[str]:
     return sections(folder)[0][name]
 
 
+def test_sides_of_environments_have_their_medians_and_ranges_in_order(tmp_path: Path) -> None:
+    rows = [
+        {"side": "simulator", "eps": 40.0, "low": 30.25, "high": 41.04},
+        {"side": "gymnasium", "eps": 33.3, "low": 31.0, "high": 34.0},
+    ]
+    work = {"experiment": "smoke", "envs": 16, "steps": 75, "repeats": 5, "rows": rows}
+    machine = {"cpu": "a processor", "cores": 2, "torch": "2"}
+    kept = record("1234567") | work | {"benchmark": "environments", "machine": machine}
+    keep(kept, tmp_path, "environments")
+    head, _, *lines = sections(tmp_path)[0]["environments"]
+    assert head == "| side | env-steps/s | range |"
+    assert lines[:2] == [
+        "| simulator | 40.0 | 30.2 to 41.0 |",
+        "| gymnasium | 33.3 | 31.0 to 34.0 |",
+    ]
+    assert "16 hosts of smoke, medians of 5 rounds of 75 env-steps" in lines[-1]
+    assert "commit 1234567, a processor" in lines[-1]
+
+
 def test_works_measured_alike_share_a_line_of_origin() -> None:
     def made(name: str, commit: str, gflops: float) -> dict:
         facts = {"cpu": "a processor", "cores": 2, "torch": "2"}

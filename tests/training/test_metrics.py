@@ -67,6 +67,21 @@ def test_an_episode_has_the_stability_of_its_last_rewards_and_the_shapley_values
         assert episode["env_steps"] == STEPS
 
 
+def test_an_episode_that_ends_early_has_the_shapley_values_of_its_own_last_env_step() -> None:
+    """What is measured of an env behind its end counts for nothing."""
+    rules = tiny_rules(NUM_SLOTS, STEPS)
+    steps = list(play_state(rules, NUM_ENVS, 1))
+    lasts = torch.tensor([24, 29, 29, 29])  # env-steps, from 0
+    costs = training_flop(rules.nets.shape, CPU)
+    metrics = MetricsAccumulator(CPU, NUM_ENVS, costs, TRAIN_SAMPLES)
+    for number, step in enumerate(steps):
+        metrics.add_(step.observed._replace(ended=number > lasts), step.result)
+    result = metrics.read(steps[-1].result.state, rules.reward.counts)
+    values = [steps[last].observed.attribution.shapley[env] for env, last in enumerate(lasts)]
+    assert not torch.equal(values[0], steps[-1].observed.attribution.shapley[0])
+    assert [episode["shapley"] for episode in result.episodes] == [one.tolist() for one in values]
+
+
 def test_ops_successes_and_rows_are_those_of_every_env_step_waiting_included() -> None:
     result, steps = played(2)
     chosen = Counter[int]()

@@ -152,13 +152,17 @@ def test_the_code_of_a_host_of_parts_stands_alone_and_that_of_modules_needs_them
 
 
 def test_the_command_imports_the_modules_that_a_network_needs(
-    played: dict[str, Simulator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    played: dict[str, Simulator],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = str(tmp_path / "host.safetensors")
     esper_soa.save(played["staged"].export(0), file)
     monkeypatch.delitem(sys.modules, "hosts_of_users")
     with pytest.raises(SystemExit):
         export_command([file, "format=pt2", f"to={tmp_path}"])
+    assert "hosts_of_users first (esper-export: import=hosts_of_users)" in capsys.readouterr().err
     export_command([file, "format=pt2", f"to={tmp_path}", "import=hosts_of_users"])
     assert (tmp_path / "host.pt2").is_file()
 

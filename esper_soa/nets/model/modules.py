@@ -377,7 +377,8 @@ def _marked(kind: str, role: str) -> list:
     """
     place, _, name = kind.partition(":")
     if place not in sys.modules:
-        raise ValueError(f"a part that {kind} makes: import {place} first")
+        remedy = f"import {place} first (esper-export: import={place})"
+        raise ValueError(f"a part that {kind} makes: {remedy}")
     there = (part for part in vars(sys.modules[place]).values() if hasattr(part, "__dict__"))
     return list({id(part): part for part in there if vars(part).get(MARK + role) == name}.values())
 

@@ -67,6 +67,8 @@ RESERVED_NAME = re.compile(r"input|r\d+c\d+")  # names of other parts of a grown
 ARGUMENTS = {BLUEPRINT: "the channels of a slot", HOST: "the number of classes"}
 BATCHED_CALL = "for several networks at once it raises"
 RANDOM = "random operation"  # in what torch raises of one under vmap
+DRAWS = "draws random numbers"
+ADVICE = "(as Dropout does), which would not be those of an env's own stream: leave it out"
 
 
 def task_shape(task: TaskConfig, slots: Sequence[str]) -> HostShape:
@@ -214,8 +216,12 @@ def blueprint_findings(blueprint: Architecture, shape: FeatureShape) -> list[str
         module = make_module(part.make, channels, PROBE_SEED)
         if isinstance(module, nn.Module):
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                before = torch.get_rng_state()
                 out = module(x.clone())
+                draws = not torch.equal(torch.get_rng_state(), before)
             findings += _module_findings(module)
+            if draws:
+                findings.append(f"it {DRAWS} {ADVICE}")
             buffers = ", ".join(name for name, _ in module.named_buffers())
             if buffers:
                 findings.append(f"it keeps buffers ({buffers}), which all networks would share")
@@ -359,7 +365,6 @@ def _batched_findings(host: UserHost) -> list[str]:
 
 def _failure(training: bool, error: BaseException) -> str:
     if RANDOM in str(error):
-        advice = "which would not be those of an env's own stream: leave it out"
-        return f"draws random numbers (as Dropout does), {advice}"
+        return f"{DRAWS} {ADVICE}"
     mode = "training" if training else "eval"
     return f"raises {type(error).__name__} for several networks in {mode} mode: {one_line(error)}"

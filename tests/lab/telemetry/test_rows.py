@@ -10,6 +10,7 @@ from esper_soa.config.env import REWARD_TERMS
 from esper_soa.env.legal import head_masks, relevant_heads
 from esper_soa.env.parameters import flop_per_image, occupied_params, total_params
 from esper_soa.lab.telemetry.recorder import MAKERS
+from esper_soa.lab.telemetry.rows import RoundRecord, seed_numbers
 from esper_soa.lab.telemetry.schema import TABLES
 from esper_soa.lab.telemetry.table_files import table_bytes, table_from
 from esper_soa.nets.model.flops import training_flop
@@ -159,6 +160,24 @@ def test_slots_are_those_that_were_trained_and_measured(recorded: Recorded) -> N
     for name in ("norm", "health", "vanishing", "exploding", "ratio"):
         name = f"gradient_{name}"
         assert_column(table[name], [one.get(name) for one in slots], gradients)
+
+
+def test_a_seed_that_was_born_in_env_steps_that_are_missing_is_another_than_its_predecessor(
+    recorded: Recorded,
+) -> None:
+    """Env-steps 5 to 8 are missing: in the first slot a seed has died and another is there, as one
+    that grows no younger tells; in the second the same has grown older.
+    """
+    stages = [[Stage.TRAINING, Stage.BLENDING], [Stage.TRAINING, Stage.HOLDING]]
+    ages = [[3, 3], [1, 8]]
+    numbers = np.stack(
+        [np.concatenate((*both, both[0])) for both in zip(stages, ages, strict=True)]
+    )
+    names = ("slot.stage", "slot.seed_age", "slot.stage_after")
+    places = {name: slice(2 * place, 2 * place + 2) for place, name in enumerate(names)}
+    kept = RoundRecord(recorded.legend, 1, np.array([4, 9]), numbers[:, None], places)
+    before, after = seed_numbers(kept)
+    assert before.tolist() == after.tolist() == [[[1, 2]], [[3, 2]]]
 
 
 def test_subsets_are_those_that_were_validated(recorded: Recorded) -> None:
