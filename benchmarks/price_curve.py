@@ -179,11 +179,6 @@ def table(records: Records) -> list[str]:
     return [line for record in records for line in (*_measures(record), *_networks(record))]
 
 
-def result(records: Records) -> list[str]:
-    """The measure of every set."""
-    return [line for record in records for line in _measures(record)]
-
-
 def _measures(record: Mapping) -> list[str]:
     """The measure of every set, by parameters and by FLOP, and what the policy is over each."""
     rows: list[Line] = []
