@@ -1,7 +1,7 @@
 """Run folders as a user names them: the runs in them, their settings, and whether they have ended.
 
 A run folder is one whose config.yaml has rounds; a folder that holds some, as a sweep does, stands
-for all of them. Needs no torch.
+for all of them, and so does that of a run on several tasks, with a folder each. Needs no torch.
 """
 
 import json
@@ -76,7 +76,7 @@ def _run_folders(place: Path, depth: int) -> Iterator[Path]:
     """Run folders in `place` and below, in the order of their names, numbers by their value."""
     config = RunFolder(place).config
     settings = read_settings(config)
-    if "rounds" in settings:
+    if "rounds" in settings and not any(name.startswith("worlds.") for name in settings):
         yield place.resolve()
         return
     if config.exists() and not settings:
