@@ -148,10 +148,6 @@ class Learner:
             segment_starts(*self.reduction.gather([one.rows.reset], dim=1)) for one in rollouts
         ]
         batches, summary = self._prepare_(*rollouts)
-        for number, one in enumerate(rollouts):
-            if one.taught is not None:
-                rows = batches[number].rows.replace(action=one.taught)
-                batches[number] = batches[number]._replace(rows=rows)
         on_device = Coefficients(
             *torch.tensor(plan.weights, dtype=torch.float32)
             .to(self.device, non_blocking=True)
@@ -228,7 +224,7 @@ class Learner:
             strict=True,
         )
         own = partial(self.reduction.own, dim=1)
-        batches = [Batch(one.rows, own(gains), own(targets)) for one, gains, targets in columns]
+        batches = [Batch(one.lesson, own(gains), own(targets)) for one, gains, targets in columns]
         return batches, summary
 
     def _minibatches(self, sizes: Sequence[int], count: int, epoch: int) -> list[list[Tensor]]:

@@ -16,14 +16,14 @@ from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.runtime.signals import STOPPING, Interrupted
 from esper_soa.training import resume
 from esper_soa.training.anomaly import Watch
-from esper_soa.training.build import build_worlds
+from esper_soa.training.build import build_worlds, world_facts
 from esper_soa.training.callbacks import Callback
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.output import Checkpoints
 from esper_soa.training.players import build_players
 from esper_soa.training.profile import make_profile
 from esper_soa.training.progress import LOGGER
-from esper_soa.training.run_folder import RunFolder, write_config
+from esper_soa.training.run_folder import RunFolder, write_config, write_versions
 from esper_soa.training.session import Session
 from esper_soa.training.task_run import TaskRun
 
@@ -108,6 +108,15 @@ class Run:
             resume.drop_checkpoints(self.folder, rounds)
         for task in self.tasks.values():
             task.output.truncate(rounds)
+
+    def write_records(self) -> None:
+        """Write versions.json, and what else the folder of each of several tasks begins with."""
+        for task in self.tasks.values():
+            task.write_records()
+        if self.cfg.worlds:
+            facts = {name: world_facts(task.world) for name, task in self.tasks.items()}
+            with self.session.write_errors.attempt(self.folder.versions.name):
+                write_versions(self.folder, str(self.device), {"tasks": facts})
 
     def remember(self) -> None:
         """Take the content of a checkpoint of this moment; what changes in place is copied."""

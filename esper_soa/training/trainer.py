@@ -23,6 +23,7 @@ from esper_soa.config.errors import (
 )
 from esper_soa.config.settings import TrainConfig
 from esper_soa.runtime.device import resolve_device
+from esper_soa.runtime.json_lines import Json
 from esper_soa.runtime.memory import memory_errors
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.runtime.signals import collect_signals
@@ -55,32 +56,23 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
         for number in range(run.rounds_done, run.cfg.rounds):
             # Collect: an episode of every env, one task after the other.
             played = [collect(run, task, number, progress) for task in tasks]
-            results = [one.result for one in played]
-            run.save_best(results)
+            run.save_best([one.result for one in played])
             run.profile.on_phase_end("files")
 
             # Update: the policy learns from all of them.
             begin = time.monotonic()
-            rollouts = [one.rollout for one in played if one.rollout is not None]
-            update = learn(run, rollouts, number)
-            seconds = [one.seconds for one in played]
-            del played, rollouts  # their memory is for those of the next round
-            update_seconds = (time.monotonic() - begin) / len(tasks)
+            update = learn(run, played, number)
+            # the memory of their rollouts is for those of the next round
+            played = [one._replace(rollout=None) for one in played]
+            seconds = time.monotonic() - begin
             run.profile.on_phase_end("update")
             run.profile.report(f"round {number + 1}/{run.cfg.rounds}")
 
             # Log.
-            learning = run.look(update)
-            lines = []
-            for task, result, collect_seconds in zip(tasks, results, seconds, strict=True):
-                times = {"collect_seconds": collect_seconds, "update_seconds": update_seconds}
-                metrics, episodes = task.count(result, times, learning)
-                lines.append(metrics)
-                task.output.log(metrics, episodes)
-            run.remember()
+            lines = log_round(run, played, update, seconds)
 
             # Save.
-            run.save_round(results)
+            run.save_round([one.result for one in played])
             for task, metrics in zip(tasks, lines, strict=True):
                 task.output.callbacks.on_round_end(task, metrics)
             run.handle_signals()
@@ -113,12 +105,31 @@ def collect(run: Run, task: TaskRun, number: int, progress: Progress) -> Collect
     return Collected(result, rollout, time.monotonic() - begin)
 
 
-def learn(run: Run, rollouts: Sequence[Rollout], number: int) -> dict[str, float]:
-    """Update the policy after round `number`, from 0; returns diagnostics."""
+def learn(run: Run, played: Sequence[Collected], number: int) -> dict[str, float]:
+    """Update the policy with what was played in round `number`, from 0; returns diagnostics."""
     if run.learner is None:
         return {}
+    rollouts = [one.rollout for one in played if one.rollout is not None]
     imitates = number < run.cfg.policy.imitation.rounds
     return run.learner.imitate(*rollouts) if imitates else run.learner.update(*rollouts)
+
+
+def log_round(
+    run: Run, played: Sequence[Collected], update: dict[str, float], seconds: float
+) -> list[dict[str, Json]]:
+    """Count and write down a round; returns the line of every task for metrics.jsonl.
+
+    seconds: of the update, which tasks have equal parts of.
+    """
+    learning = run.look(update)
+    lines = []
+    for task, one in zip(run.tasks.values(), played, strict=True):
+        times = {"collect_seconds": one.seconds, "update_seconds": seconds / len(played)}
+        metrics, episodes = task.count(one.result, times, learning)
+        task.output.log(metrics, episodes)
+        lines.append(metrics)
+    run.remember()
+    return lines
 
 
 def progress_bar(run: Run) -> Progress:
@@ -201,8 +212,7 @@ def start_run(
             for task in run.tasks.values():
                 task.begin()
         if ranks.first:
-            for task in run.tasks.values():
-                task.write_records()
+            run.write_records()
     for task in run.tasks.values():
         task.announce()
     return run

@@ -20,6 +20,7 @@ from esper_soa.config.settings import (
     settings_yaml,
 )
 from esper_soa.training.checkpoint import load_checkpoint
+from esper_soa.training.resume import may_change
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.runs import open_run
 
@@ -131,15 +132,46 @@ def test_a_folder_that_holds_a_task_of_another_run_is_refused(tmp_path: Path) ->
 
 
 def test_tasks_are_what_the_settings_make_of_each_alone() -> None:
-    entries = "tasks=[cifar_impaired,'cifar_baseline envs=3 slots=2',text_small]"
-    cfg = compose_settings("smoke", ["data=auto", "task.host_lr=0.03", entries])
+    common = ["data=fashion32", "task.host_lr=0.03"]
+    entries = "tasks=[cifar_impaired,'cifar_baseline envs=3 slots=2','text_small data=text']"
+    cfg = compose_settings("smoke", [*common, entries])
     assert [*cfg.by_task] == ["cifar_impaired", "cifar_baseline", "text_small"]
-    own_settings = [["task=cifar_impaired"], ["task=cifar_baseline", "envs=3", "slots=2"], []]
-    own_settings[2] = ["task=text_small"]
-    for one, words in zip(cfg.by_task.values(), own_settings, strict=True):
-        assert one == compose_settings("smoke", ["data=auto", "task.host_lr=0.03", *words])
-    assert [one.data.name for one in cfg.by_task.values()] == ["auto", "auto", "text"]
+    first, second, third = cfg.by_task.values()
+    assert first == compose_settings("smoke", [*common, "task=cifar_impaired"])
+    assert second == compose_settings(
+        "smoke", [*common, "task=cifar_baseline", "envs=3", "slots=2"]
+    )
+    assert third == compose_settings("smoke", [common[1], "task=text_small", "data=text"])
     assert settings_from_yaml(settings_yaml(cfg)) == cfg
+
+
+def test_without_a_choice_every_task_has_data_of_its_kind() -> None:
+    cfg = compose_settings("smoke", ["data=auto", "tasks=[cifar_impaired,text_small]"])
+    assert [one.data.name for one in cfg.by_task.values()] == ["auto", "text"]
+    rooted = ["data=auto", "data.root=images", "task=text_small"]
+    assert compose_settings("smoke", rooted).data.name == "auto"
+
+
+def test_one_policy_plays_hosts_of_images_and_of_text(tmp_path: Path) -> None:
+    text = settings(envs=1, steps=2, rounds=1, val_samples=4, slots=["r0c1"])
+    read = compose_settings("smoke", ["data=auto", "task=text_small"])
+    text = replace(text, task=read.task, data=read.data)
+    images = settings(envs=2, steps=2, rounds=1, val_samples=4)
+    both = {"tiny": own(images), "text_small": own(text)}
+    fresh(replace(images, worlds=both), tmp_path)
+    (line,) = timeless(tmp_path / "text_small" / "metrics.jsonl")
+    assert line["update"]["valid_rows"] == 6
+    assert line["update"]["steps"] > 0
+    assert json.loads((tmp_path / "text_small" / "summary.json").read_text())["perplexity"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "free"), [("data.root", True), ("envs", False), ("task.host_lr", False)]
+)
+def test_a_resumed_run_may_change_of_a_task_what_it_may_of_one_alone(
+    setting: str, free: bool
+) -> None:
+    assert may_change(setting) == may_change(f"worlds.tiny.{setting}") == free
 
 
 def test_a_single_task_is_the_run_on_it() -> None:
