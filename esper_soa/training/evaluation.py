@@ -184,7 +184,7 @@ def evaluate_task(
     device = resolve_device(cfg.device)
     with memory_errors(UserError):
         world = build_world(run, device, FRESH_SEEDS + cfg.seed)
-    data = announce(session, checkpoint_run.tasks[run.task.name], world)
+    data = announce(session, checkpoint_run.task(run.task.name), world)
     agents = {name: build_agent(name, run, world, checkpoint_run) for name in cfg.policies}
     total = len(agents) * cfg.episodes * run.envs * run.steps
     with session.progress(total, run.telemetry) as progress, memory_errors(RunMemoryError):

@@ -82,6 +82,13 @@ class SavedRun:
         """Rounds done, of all tasks."""
         return next(iter(self.tasks.values())).progress.rounds_done
 
+    def task(self, name: str) -> SavedTask:
+        """The part of a task; raises CheckpointError where there is none."""
+        if name not in self.tasks:
+            known = one_line(", ".join(self.tasks))
+            raise CheckpointError(f"the checkpoint has no task {one_line(name)}, but {known}")
+        return self.tasks[name]
+
 
 def read_run(path: Path, device: torch.device) -> SavedRun:
     """The run that was saved to `path`; raises CheckpointError for everything else."""

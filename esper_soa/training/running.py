@@ -81,11 +81,11 @@ class Run:
     def restore(self, checkpoint_run: resume.SavedRun, path: Path) -> None:
         """Continue from `checkpoint_run`; files of later rounds are cut back."""
         for name, task in self.tasks.items():
-            resume.check_data(checkpoint_run.tasks[name], task.world.data)
+            resume.check_data(checkpoint_run.task(name), task.world.data)
         if self.learner is not None:
             resume.restore_learner(self.learner, checkpoint_run, path)
         for name, task in self.tasks.items():
-            task.restore(checkpoint_run.tasks[name])
+            task.restore(checkpoint_run.task(name))
         self.watch.load_state_dict(checkpoint_run.watch)
         self.best_accuracy = checkpoint_run.best_accuracy
         self.remember()
@@ -97,10 +97,15 @@ class Run:
                 write_config(self.folder, settings_yaml(self.cfg))
         for change in resume.check_settings(checkpoint_run, self.cfg):
             LOGGER.info("resume   changed %s", change)
-        for task in self.tasks.values():
-            engine = task.world.rules.engine.chosen.name
-            for change in resume.version_changes(checkpoint_run, task.folder, engine):
-                LOGGER.warning("resume   changed %s", change)
+        other_versions = [
+            change
+            for task in self.tasks.values()
+            for change in resume.version_changes(
+                checkpoint_run, task.folder, task.world.rules.engine.chosen.name
+            )
+        ]
+        for change in dict.fromkeys(other_versions):
+            LOGGER.warning("resume   changed %s", change)
 
     def truncate(self, rounds: int) -> None:
         """Drop what later rounds wrote; raises UserError where a folder cannot be written."""

@@ -201,7 +201,7 @@ class RecordedRun:
             "task": settings.task.host_name,
             "rounds": checkpoint_run.rounds_done,
             "seed": settings.seed,
-            "data": checkpoint_run.tasks[settings.task.name].data,
+            "data": checkpoint_run.task(settings.task.name).data,
             "version": package_versions()["esper-soa"],
         }
         with torch.random.fork_rng(devices=[]):

@@ -19,6 +19,8 @@ from esper_soa.config.settings import (
     settings_from_yaml,
     settings_yaml,
 )
+from esper_soa.lab.run_folders import find_run_folders
+from esper_soa.simulator import Simulator
 from esper_soa.training.checkpoint import load_checkpoint
 from esper_soa.training.resume import may_change
 from esper_soa.training.run_folder import RunFolder
@@ -122,6 +124,11 @@ def test_every_task_is_evaluated_and_has_its_own_records(learning: Path, tmp_pat
     assert run.summary["grown"]["test_accuracy"] == pytest.approx(sum(scores) / 2)
     with pytest.raises(UserError, match="has a folder for each of its tasks: tiny, other"):
         run.metrics()
+    # wherever a run with one task would be found, those of several are
+    deep = tmp_path / "runs" / "name" / "sweep" / "0"
+    deep.parent.mkdir(parents=True)
+    deep.symlink_to(learning)
+    assert [*find_run_folders([tmp_path / "runs"])] == ["other", "tiny"]
 
 
 def test_a_folder_that_holds_a_task_of_another_run_is_refused(tmp_path: Path) -> None:
@@ -177,6 +184,11 @@ def test_a_resumed_run_may_change_of_a_task_what_it_may_of_one_alone(
 def test_a_single_task_is_the_run_on_it() -> None:
     listed = compose_settings("smoke", ["tasks=['cifar_minimal envs=3']"])
     assert listed == compose_settings("smoke", ["task=cifar_minimal", "envs=3"])
+
+
+def test_a_simulator_is_of_one_task() -> None:
+    with pytest.raises(UserError, match="a single task here. Make a simulator of each"):
+        Simulator(together("wait"))
 
 
 BOTH = "tasks=[cifar_impaired,cifar_minimal]"
