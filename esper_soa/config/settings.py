@@ -236,10 +236,11 @@ class TrainConfig(WorldConfig):
     @property
     def by_task(self) -> dict[str, "TrainConfig"]:
         """The settings of each task as if it were played alone, by its name; of one these."""
-        alone = {"tasks": [], "worlds": {}}
-        return {
-            name: replace(self, **alone, **vars(world)) for name, world in self.worlds.items()
-        } or {self.task.name: self}
+        alone = {
+            name: replace(self, tasks=[], worlds={}, **vars(world))
+            for name, world in self.worlds.items()
+        }
+        return alone or {self.task.name: self}
 
     @property
     def differing(self) -> tuple[str, ...]:
