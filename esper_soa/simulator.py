@@ -108,6 +108,8 @@ class Simulator:
         illegal: "raise" or "wait"; see `make`. Raises UserError for what does not fit together.
         """
         check(illegal in ILLEGAL, "illegal", illegal, " or ".join(ILLEGAL))
+        remedy = "Make a simulator of each."
+        check(not settings.worlds, "tasks", settings.tasks, "a single task here", remedy)
         self.settings = settings
         self.strict = illegal == "raise"
         self.device = resolve_device(settings.device)

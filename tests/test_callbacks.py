@@ -24,8 +24,8 @@ from esper_soa.training import runs, trainer
 from esper_soa.training.callbacks import Callback, make_callbacks
 from esper_soa.training.final_table import Summary
 from esper_soa.training.run_folder import RunFolder
-from esper_soa.training.running import Run
 from esper_soa.training.session import session
+from esper_soa.training.task_run import TaskRun
 from esper_soa.training.trainer import run_in_session
 
 PACKAGE = Path(__file__).resolve().parents[1] / "esper_soa"
@@ -39,10 +39,10 @@ class Listing(Callback):
         self.fails_in = fails_in
         self.calls: list[tuple] = []
 
-    def on_run_start(self, run: Run) -> None:
+    def on_run_start(self, run: TaskRun) -> None:
         self.calls.append(("start", run.totals.rounds_done))
 
-    def on_round_end(self, run: Run, metrics: Mapping) -> None:
+    def on_round_end(self, run: TaskRun, metrics: Mapping) -> None:
         self.calls.append(("round", metrics["round"], records(run.folder.metrics)[-1] == metrics))
         if self.fails_in == metrics["round"]:
             raise ArithmeticError("of the user")
@@ -51,7 +51,7 @@ class Listing(Callback):
         self.calls.append(("finish",))
         return {"listing": 7}
 
-    def on_run_end(self, run: Run, summary: Summary) -> None:
+    def on_run_end(self, run: TaskRun, summary: Summary) -> None:
         dropped = summary.telemetry["dropped"]
         self.calls.append(("end", run.folder.summary.exists(), dropped))
 
@@ -82,7 +82,7 @@ def test_a_run_that_a_callback_gives_up_leaves_a_checkpoint_of_its_last_round(
     tmp_path: Path,
 ) -> None:
     class Pruning(Callback):
-        def on_round_end(self, run: Run, metrics: Mapping) -> None:
+        def on_round_end(self, run: TaskRun, metrics: Mapping) -> None:
             raise PrunedError(metrics["round"], metrics["accuracy"]["mean"])
 
     cfg = replace(SHORT, checkpoint_every=0)
@@ -186,7 +186,7 @@ class Stopped(Callback):
     def __init__(self, number: int) -> None:
         self.number = number
 
-    def on_round_end(self, run: Run, metrics: Mapping) -> None:
+    def on_round_end(self, run: TaskRun, metrics: Mapping) -> None:
         if self.number:
             os.kill(os.getpid(), self.number)
         raise ArithmeticError("of a compiler")

@@ -261,9 +261,9 @@ def test_what_is_no_file_among_kept_tokens_is_replaced_or_told(tokenizer: Path) 
 def test_checkpoints_and_policy_files_under_a_seal_that_fits(count: int) -> None:
     data = {"name": "x", "source": "x", "identity": "x"}
     content = {
-        "progress": asdict(RunTotals(rewards=[1.0])),
+        "tasks": {"a": {"progress": asdict(RunTotals(rewards=[1.0])), "data": data}},
         "settings": asdict(TrainConfig()),
-        "data": data,
+        "best_accuracy": 1.0,
         "versions": {"torch": "2"},
         "watch": asdict(WatchState()),
         "learner": {"policy": {"weight": torch.zeros(3)}},

@@ -45,15 +45,15 @@ def settings(player: str = "ppo", **changed: object) -> TrainConfig:
 
 
 def run(cfg: TrainConfig, folder: RunFolder, checkpoint: Path | None = None) -> Summary:
-    """A run of `cfg` in a session of its own."""
+    """A run of `cfg` in a session of its own, of several tasks that of the first."""
     with session(folder) as opened:
-        return run_in_session(opened, cfg, checkpoint)
+        return run_in_session(opened, cfg, checkpoint)[0]
 
 
 def evaluate(cfg: EvaluateConfig, folder: RunFolder) -> list[Verdict]:
-    """An evaluation in a session of its own."""
+    """An evaluation in a session of its own, of several tasks that of the first."""
     with session(folder) as opened:
-        return evaluate_in_session(opened, cfg)
+        return next(iter(evaluate_in_session(opened, cfg).values()))
 
 
 def fresh(cfg: TrainConfig, path: Path) -> Summary:

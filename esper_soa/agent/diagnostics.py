@@ -4,12 +4,12 @@ docs/metrics.md tells of each. Everything stays on the device until `read_diagno
 one copy to the host.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from esper_soa.agent.losses import Mean, Means, gradient_norm, largest
+from esper_soa.agent.losses import Mean, Means, gradient_norm, largest_of
 from esper_soa.agent.rollout import GatheredRollout
 from esper_soa.env.reduction import Reduction
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
@@ -45,18 +45,25 @@ def memory_means(hidden: Tensor, cell: Tensor, valid: Tensor) -> Means:
     }
 
 
-def memory_health(means: Means, hidden: Tensor, cell: Tensor, valid: Tensor) -> Metrics:
-    """State of the memory: `memory_means` over all processes, and the extremes in this one."""
-    hidden = torch.where(valid[..., None, None], hidden, 0.0)
-    hidden_rms = _rms(hidden)
-    cell_rms = _rms(cell)
+def memory_health(means: Means, memories: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Metrics:
+    """State of the memory: `memory_means` over all processes, and the extremes in this one.
+
+    memories: hidden, cell and valid of rollouts, as there.
+    """
+    hidden = [torch.where(valid[..., None, None], one, 0.0) for one, _, valid in memories]
+    cell = [one for _, one, _ in memories]
+    hidden_rms = [*map(_rms, hidden)]
+    counted = [
+        torch.where(valid, -rms, -torch.inf)
+        for rms, (*_, valid) in zip(hidden_rms, memories, strict=True)
+    ]
     return {
-        "lstm_rms_max": torch.maximum(largest(hidden_rms), largest(cell_rms)),
-        "lstm_rms_min": -largest(torch.where(valid, -hidden_rms, -torch.inf)),
+        "lstm_rms_max": largest_of([*hidden_rms, *map(_rms, cell)]),
+        "lstm_rms_min": -largest_of(counted),
         "lstm_hidden_rms": means["hidden_square"].value.sqrt(),
-        "lstm_hidden_max": largest(hidden.abs()),
+        "lstm_hidden_max": largest_of([one.abs() for one in hidden]),
         "lstm_cell_rms": means["cell_square"].value.sqrt(),
-        "lstm_cell_max": largest(cell.abs()),
+        "lstm_cell_max": largest_of([one.abs() for one in cell]),
         "lstm_saturated": means["saturated"].value,
     }
 

@@ -4,7 +4,8 @@ Heads are the last axis, in HEADS order; all other axes are env-steps. Masks are
 env-steps that count. A loss is made of means, which `global_means` puts together over processes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -32,11 +33,13 @@ class Mean(NamedTuple):
 Means: TypeAlias = dict[str, Mean]
 
 
-def global_means(means: Means, total: Total) -> Means:
-    """The means over the env-steps of all processes, from those of this one."""
-    sums = iter(total(*(part for mean in means.values() for part in mean)))
+def global_means(parts: Sequence[Means], total: Total) -> Means:
+    """The means over the env-steps of all processes, from those of rollouts in this one."""
+    names = parts[0]
+    columns = zip(*([one for name in names for one in part[name]] for part in parts), strict=True)
+    sums = iter(total(*(reduce(torch.add, column) for column in columns)))
     return {
-        name: Mean(summed, weight) for name, summed, weight in zip(means, sums, sums, strict=True)
+        name: Mean(summed, weight) for name, summed, weight in zip(names, sums, sums, strict=True)
     }
 
 
@@ -54,6 +57,11 @@ def weighted_mean(x: Tensor, weight: Tensor) -> Mean:
 def largest(x: Tensor) -> Tensor:
     """The largest [] of x, -inf for none."""
     return torch.cat([x.flatten(), x.new_full((1,), -torch.inf)]).amax()
+
+
+def largest_of(parts: Sequence[Tensor]) -> Tensor:
+    """The largest [] of several."""
+    return reduce(torch.maximum, map(largest, parts))
 
 
 def clamped_log_ratio(log_probs: Tensor, reference: Tensor) -> Tensor:

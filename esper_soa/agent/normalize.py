@@ -4,6 +4,7 @@ States are small tuples of tensors and functions return new ones. Every batch co
 of valid rows; the other rows have no effect, even if they are NaN.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -95,14 +96,17 @@ def normalize_observation(moments: Moments, features: Tensor, clip: float) -> Te
 
 def update_observation(
     moments: Moments,
-    features: Tensor,
-    valid: Tensor,
+    rollouts: Sequence[tuple[Tensor, Tensor]],
     momentum: float,
     reduction: Reduction = ALL_ENVS,
 ) -> Moments:
-    """Moments after raw features [T, n, F] of a rollout, where valid [T, n], over all envs."""
-    batch = batch_moments(features.flatten(0, 1), valid.flatten())
-    pooled, *others = map(Moments, *map(reduction.all_gather, batch))
+    """Moments after rollouts: raw features [T, n, F], and where valid [T, n]; over all envs."""
+    batches = [
+        batch_moments(features.flatten(0, 1), valid.flatten()) for features, valid in rollouts
+    ]
+    pooled, *others = (
+        part for batch in batches for part in map(Moments, *map(reduction.all_gather, batch))
+    )
     for other in others:
         pooled = merge(pooled, other)
     return merge_moving(moments, pooled, momentum)

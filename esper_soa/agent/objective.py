@@ -3,7 +3,8 @@
 The terms are those of losses.py. Means are over all envs, those of other processes too.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -79,9 +80,12 @@ def coefficients(config: PPOConfig, train_steps: int, total_updates: int) -> Coe
     )
 
 
+# A batch of a rollout, and what the network says of it.
+Part: TypeAlias = tuple[Evaluation, Batch]
+
+
 def total_loss(
-    evaluation: Evaluation,
-    batch: Batch,
+    parts: Sequence[Part],
     config: PPOConfig,
     weights: Coefficients,
     tables: HeadTables,
@@ -90,14 +94,20 @@ def total_loss(
     """Loss of a gradient step and its parts; forced env-steps train the critics only, weigh less.
 
     A head counts where the effective op made it matter, so a vetoed action is not credited. Means
-    are over all envs of the minibatch; the gradient is the share of this process.
+    are over all envs of the minibatch, which has a part of every rollout; the gradient is the share
+    of this process.
     """
-    rows = batch.rows
-    log_ratio = losses.clamped_log_ratio(evaluation.log_probs, rows.log_probs)
+    log_ratios = [
+        losses.clamped_log_ratio(evaluation.log_probs, batch.rows.log_probs)
+        for evaluation, batch in parts
+    ]
     means = losses.global_means(
-        policy_means(evaluation, log_ratio, batch, config.clip_ratio)
-        | critic_means(evaluation, batch, config, torch.ones_like(rows.valid))
-        | diagnostics.memory_means(evaluation.hidden, evaluation.cell, rows.valid),
+        [
+            policy_means(evaluation, log_ratio, batch, config.clip_ratio)
+            | critic_means(evaluation, batch, config, torch.ones_like(batch.rows.valid))
+            | diagnostics.memory_means(evaluation.hidden, evaluation.cell, batch.rows.valid)
+            for (evaluation, batch), log_ratio in zip(parts, log_ratios, strict=True)
+        ],
         reduction.total,
     )
     policy = -means["surrogate"].value.sum()
@@ -108,7 +118,10 @@ def total_loss(
     )
     loss = policy + critics + weights.entropy * entropy + floor
     kl = means["kl"].value
-    ratios = torch.where(rows.valid, losses.joint_ratio(log_ratio.detach()), 1.0)
+    ratios = [
+        torch.where(batch.rows.valid, losses.joint_ratio(log_ratio.detach()), 1.0)
+        for (_, batch), log_ratio in zip(parts, log_ratios, strict=True)
+    ]
     metrics |= {
         "loss": loss,
         "policy_loss": policy,
@@ -116,15 +129,20 @@ def total_loss(
         "floor_penalty": floor,
         "approx_kl": losses.divergence(kl, means["mattered"].value),
         "clip_fraction": means["clip_fraction"].value,
-        "ratio_max": losses.largest(ratios),
-        "ratio_min": -losses.largest(-ratios),
+        "ratio_max": losses.largest_of(ratios),
+        "ratio_min": -losses.largest_of([-one for one in ratios]),
     }
     metrics |= by_head("clip_fraction", means["head_clip_fraction"].value) | by_head("kl", kl)
     metrics |= by_head("entropy", means["decided"].value) | by_head(
         "head_share", means["head_share"].value
     )
-    metrics |= diagnostics.memory_health(means, evaluation.hidden, evaluation.cell, rows.valid)
+    metrics |= diagnostics.memory_health(means, memories(parts))
     return loss, {name: metric.detach() for name, metric in metrics.items()}
+
+
+def memories(parts: Sequence[Part]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The memory in every rollout, hidden and cell, and which of its rows count."""
+    return [(evaluation.hidden, evaluation.cell, batch.rows.valid) for evaluation, batch in parts]
 
 
 def policy_means(evaluation: Evaluation, log_ratio: Tensor, batch: Batch, clip: float) -> Means:
@@ -143,8 +161,7 @@ def policy_means(evaluation: Evaluation, log_ratio: Tensor, batch: Batch, clip: 
 
 
 def imitation_loss(
-    evaluation: Evaluation,
-    batch: Batch,
+    parts: Sequence[Part],
     config: PPOConfig,
     weights: Coefficients,
     reduction: Reduction = ALL_ENVS,
@@ -157,19 +174,15 @@ def imitation_loss(
     a choice (Ross et al. 2011). Critics learn the returns of what was played, so the value of an op
     only where the teacher would have done the same.
     """
-    rows = batch.rows
-    free = rows.valid & ~rows.forced
-    relevant = relevant_heads(rows.action.op) & free.unsqueeze(-1)
-    log_probs = torch.where(relevant, evaluation.log_probs, 0.0).sum(-1)
-    agreed = (evaluation.likeliest | ~relevant).all(-1)
     means = losses.global_means(
-        {
-            "chosen": losses.weighted_mean(log_probs, free.float()),
-            "agreement": losses.weighted_mean(agreed.float(), free.float()),
-            "head_agreement": losses.mean_where(evaluation.likeliest.float(), relevant),
-        }
-        | critic_means(evaluation, batch, config, rows.action.op == rows.effective_op)
-        | diagnostics.memory_means(evaluation.hidden, evaluation.cell, rows.valid),
+        [
+            agreement_means(evaluation, batch.rows)
+            | critic_means(
+                evaluation, batch, config, batch.rows.action.op == batch.rows.effective_op
+            )
+            | diagnostics.memory_means(evaluation.hidden, evaluation.cell, batch.rows.valid)
+            for evaluation, batch in parts
+        ],
         reduction.total,
     )
     cross_entropy = -means["chosen"].value
@@ -177,8 +190,21 @@ def imitation_loss(
     loss = cross_entropy + critics
     metrics |= {"loss": loss, "cross_entropy": cross_entropy, "agreement": means["agreement"].value}
     metrics |= by_head("agreement", means["head_agreement"].value)
-    metrics |= diagnostics.memory_health(means, evaluation.hidden, evaluation.cell, rows.valid)
+    metrics |= diagnostics.memory_health(means, memories(parts))
     return loss, {name: metric.detach() for name, metric in metrics.items()}
+
+
+def agreement_means(evaluation: Evaluation, rows: Row) -> Means:
+    """How likely the choices of the teacher are, and how often they are the likeliest."""
+    free = rows.valid & ~rows.forced
+    relevant = relevant_heads(rows.action.op) & free.unsqueeze(-1)
+    log_probs = torch.where(relevant, evaluation.log_probs, 0.0).sum(-1)
+    agreed = (evaluation.likeliest | ~relevant).all(-1)
+    return {
+        "chosen": losses.weighted_mean(log_probs, free.float()),
+        "agreement": losses.weighted_mean(agreed.float(), free.float()),
+        "head_agreement": losses.mean_where(evaluation.likeliest.float(), relevant),
+    }
 
 
 def critic_means(evaluation: Evaluation, batch: Batch, config: PPOConfig, known: Tensor) -> Means:

@@ -6,6 +6,7 @@ the update and gives the same log-probabilities. Weights are shared by all slots
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -143,7 +144,6 @@ class RecurrentPolicy(nn.Module):
         self.deterministic = config.deterministic
         # Keeps decisions on static buffers and replays them as CUDA graphs; None: as they are.
         self.steps: StepCache | None = None
-        self.threads = 1  # of large products, see use_threads_
         self.unproven = {"act", "evaluate"}  # what was not yet done with several threads
         self.floors = dict(config.ppo.probability_floor)
         self.clip = config.ppo.observation_clip
@@ -184,6 +184,22 @@ class RecurrentPolicy(nn.Module):
                 nn.init.zeros_(bias)
                 nn.init.constant_(bias[hidden : 2 * hidden], 1 + math.log(len(self.lstm.layers)))
 
+    def for_slots(self, slots: Sequence[SlotSpec]) -> "RecurrentPolicy":
+        """The same policy for hosts with other slots: it has the weights and the statistics of this
+        one, which change for both.
+        """
+        other = copy(self)
+        places = place_table(slots).to(self.places.device)
+        vars(other)["_buffers"] = {**dict(self.named_buffers(recurse=False)), "places": places}
+        other.unproven = {"act", "evaluate"}
+        other.steps = None
+        return other
+
+    @property
+    def threads(self) -> int:
+        """Of large products, see use_threads_."""
+        return self.lstm.threads
+
     @property
     def observation_moments(self) -> Moments:
         """Statistics that the observation is normalised with; fixed during a rollout."""
@@ -196,30 +212,31 @@ class RecurrentPolicy(nn.Module):
 
     def update_observations_(
         self,
-        features: Tensor,
-        valid: Tensor,
+        rollouts: Sequence[tuple[Tensor, Tensor]],
         momentum: float,
         reduction: Reduction = ALL_ENVS,
     ) -> None:
-        """Move the statistics with a rollout of raw features [T, n, 23 + 31 S], valid [T, n].
+        """Move the statistics with rollouts: raw features [T, n, 23 + 31 S], valid [T, n].
 
         A slot's feature has one mean and variance for all slots. Rows are counted once, however
         many slots they have. Rows of all envs count.
         """
         env_moments, slot_moments = self._part_moments()
-        env, slots = self._split(features)
-        each = valid.unsqueeze(-1).expand(slots.shape[:-1])
-        env_moments = update_observation(env_moments, env, valid, momentum, reduction)
-        slot_moments = update_observation(
-            slot_moments, slots.flatten(1, 2), each.flatten(1), momentum, reduction
-        )
+        env_rows = []
+        slot_rows = []
+        for features, valid in rollouts:
+            env, slots = self._split(features)
+            each = valid.unsqueeze(-1).expand(slots.shape[:-1])
+            env_rows.append((env, valid))
+            slot_rows.append((slots.flatten(1, 2), each.flatten(1)))
+        env_moments = update_observation(env_moments, env_rows, momentum, reduction)
+        slot_moments = update_observation(slot_moments, slot_rows, momentum, reduction)
         mean = torch.cat([env_moments.mean, slot_moments.mean])
         var = torch.cat([env_moments.var, slot_moments.var])
         self.set_observation_moments_(Moments(mean, var, env_moments.seen))
 
     def use_threads_(self, number: int) -> None:
         """Let large products take `number` threads of a CPU."""
-        self.threads = number
         for part in self.modules():
             if isinstance(part, Product | ResidualLSTM):
                 part.threads = number
@@ -345,7 +362,7 @@ class RecurrentPolicy(nn.Module):
     def _split(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the env [..., 23] and of every slot [..., S, 31]."""
         env, slots = features.tensor_split(self.sizes[:1], dim=-1)
-        return env, slots.unflatten(-1, (len(self.places), NUM_SLOT_FEATURES))
+        return env, slots.unflatten(-1, (-1, NUM_SLOT_FEATURES))
 
     def _encode(self, features: Tensor, blueprints: Tensor) -> tuple[Tensor, Tensor]:
         """Encodings of the slots [..., S, W] and LSTM input [..., F'], from raw features and

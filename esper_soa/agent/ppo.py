@@ -1,13 +1,14 @@
 """The learner: proximal policy optimisation of the recurrent policy, or imitation of a teacher, one
-rollout at a time.
+rollout of every task at a time.
 
 Whether a gradient step is taken is decided on the device. Where several
 processes share the envs, each takes the steps that one with all envs would take: gradients are
 summed over them (env/reduction.py).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -44,7 +45,7 @@ class UpdatePlan(NamedTuple):
     """Epochs and minibatches of an update."""
 
     name: str
-    loss: Callable[..., tuple[Tensor, Metrics]]  # of evaluation, batch, and weights by name
+    loss: Callable[..., tuple[Tensor, Metrics]]  # of evaluations with batches, weights by name
     epochs: int  # passes
     lr: float
     target_kl: float  # nats; epochs stop above KL_MARGIN times this, 0 = never
@@ -66,6 +67,8 @@ class Learner:
     ) -> None:
         """steps: replays gradient steps as CUDA graphs. reduction: over the envs of the run."""
         self.policy = policy
+        # it, and the same for the hosts of further tasks, see RecurrentPolicy.for_slots
+        self.policies = [policy]
         self.reduction = reduction
         # what several processes reduce is not captured
         self.steps = steps if reduction.count == 1 else None
@@ -104,46 +107,47 @@ class Learner:
         penalty = rewards.clamp(-limit, limit).float()
         rows.reward.copy_(torch.where(rows.terminal, penalty, self.reduction.own(scaled, dim=1)))
 
-    def update(self, rollout: Rollout) -> dict[str, float]:
-        """Learn from one rollout by PPO; returns the diagnostics of docs/metrics.md.
+    def update(self, *rollouts: Rollout) -> dict[str, float]:
+        """Learn from a rollout of every task by PPO; returns the diagnostics of docs/metrics.md.
 
-        Adam starts afresh after rounds of imitation. Raises RuntimeError at the third update in a
-        row in which no gradient was finite.
+        Every minibatch has envs of every rollout, and its means are over all of them. Adam starts
+        afresh after rounds of imitation. Raises RuntimeError at the third update in a row in which
+        no gradient was finite.
         """
         if self.rounds == self.imitation.rounds:
             self.adam = adam_state(flatten(self.parameters))
         config = self.config
         weights = self._weights()
         loss = partial(total_loss, config=config, tables=self.tables, reduction=self.reduction)
-        return self._learn_(
-            rollout, UpdatePlan("update", loss, config.epochs, config.lr, config.target_kl, weights)
-        )
+        plan = UpdatePlan("update", loss, config.epochs, config.lr, config.target_kl, weights)
+        return self._learn_(rollouts, plan)
 
-    def imitate(self, rollout: Rollout) -> dict[str, float]:
-        """Learn what the teacher of a rollout would have done; returns diagnostics.
+    def imitate(self, *rollouts: Rollout) -> dict[str, float]:
+        """Learn what the teacher of each rollout would have done; returns diagnostics.
 
         The schedules go on as in `update`, and so do the errors. Raises ValueError for a rollout
         without a teacher.
         """
-        if rollout.taught is None:
+        if any(rollout.taught is None for rollout in rollouts):
             raise ValueError("a rollout without a teacher cannot be imitated")
         loss = partial(imitation_loss, config=self.config, reduction=self.reduction)
         weights = self._weights()._replace(entropy=0.0, floor_penalty=0.0)
         config = self.imitation
         plan = UpdatePlan("imitate", loss, config.epochs, config.lr, 0.0, weights)
-        return self._learn_(rollout, plan)
+        return self._learn_(rollouts, plan)
 
     def _weights(self) -> Coefficients:
         return coefficients(self.config, self.train_steps, self.total_updates)
 
-    def _learn_(self, rollout: Rollout, plan: UpdatePlan) -> dict[str, float]:
-        """All passes over a rollout, then its observations; returns the diagnostics."""
-        num_envs = self.reduction.all_envs(rollout.bootstrap.shape[0])
-        minibatches = min(self.config.minibatches, num_envs)
-        starts = segment_starts(*self.reduction.gather([rollout.rows.reset], dim=1))
-        batch, summary = self._prepare_(rollout)
-        if rollout.taught is not None:
-            batch = batch._replace(rows=batch.rows.replace(action=rollout.taught))
+    def _learn_(self, rollouts: Sequence[Rollout], plan: UpdatePlan) -> dict[str, float]:
+        """All passes over the rollouts, then their observations; returns the diagnostics."""
+        sizes = [self.reduction.all_envs(one.bootstrap.shape[0]) for one in rollouts]
+        minibatches = min(self.config.minibatches, *sizes)
+        firsts = [one + self.reduction.first_env for one in accumulate([0, *sizes[:-1]])]
+        starts = [
+            segment_starts(*self.reduction.gather([one.rows.reset], dim=1)) for one in rollouts
+        ]
+        batches, summary = self._prepare_(*rollouts)
         on_device = Coefficients(
             *torch.tensor(plan.weights, dtype=torch.float32)
             .to(self.device, non_blocking=True)
@@ -151,22 +155,26 @@ class Learner:
         )
         step = partial(self._step_, plan, starts)
         if self.steps is not None:
-            step = partial(captured_call, self.steps, (plan.name, *starts), step)
+            name = (plan.name, *map(tuple, starts))
+            step = partial(captured_call, self.steps, name, step)
         stopped = torch.zeros((), dtype=torch.bool, device=self.device)
         history: list[Metrics] = []
         for epoch in range(plan.epochs):
-            for own in self._minibatches(num_envs, minibatches, epoch):
+            for own in self._minibatches(sizes, minibatches, epoch):
                 if self._ended(stopped):
                     history.append(diagnostics.skipped_history(history[-1]))
                     continue
-                noise = self._noise(rollout, own, epoch)
-                part = batch.of(own - self.reduction.first_env)
-                metrics, stopped, self.adam = step(part, noise, on_device, stopped, self.adam)
+                parts = [
+                    (batch.of(envs - first), self._noise(one, envs, epoch))
+                    for batch, one, first, envs in zip(batches, rollouts, firsts, own, strict=True)
+                ]
+                metrics, stopped, self.adam = step(parts, on_device, stopped, self.adam)
                 history.append(metrics)
         self.reduction.check_same(flatten(self.parameters))
-        rows = rollout.rows
         self.policy.update_observations_(
-            rows.features, rows.valid, self.config.observation_momentum, self.reduction
+            [(one.rows.features, one.rows.valid) for one in rollouts],
+            self.config.observation_momentum,
+            self.reduction,
         )
         report = read_diagnostics(
             diagnostics.with_extremes(history, self.reduction), summary, plan.epochs
@@ -179,9 +187,10 @@ class Learner:
         self._count_(report)
         return report
 
-    def _prepare_(self, rollout: Rollout) -> tuple[Batch, Metrics]:
+    def _prepare_(self, *rollouts: Rollout) -> tuple[list[Batch], Metrics]:
         """Advantages with the value scale of before, targets with that of after all returns."""
-        all_rows = GatheredRollout(*self.reduction.gather(GatheredRollout.of(rollout), dim=1))
+        each = [self.reduction.gather(GatheredRollout.of(one), dim=1) for one in rollouts]
+        all_rows = GatheredRollout(*(torch.cat(parts, 1) for parts in zip(*each, strict=True)))
         scale = normalize.value_scale(self.value).float()
         values = all_rows.value * scale
         valid = all_rows.valid
@@ -207,21 +216,33 @@ class Learner:
         summary |= diagnostics.calibration(values, returns, valid, reward_scale)
         summary |= diagnostics.spread("advantage", advantages, valid)
         summary |= diagnostics.action_shares(all_rows)
+        sizes = [parts[0].shape[1] for parts in each]
+        columns = zip(
+            rollouts,
+            normalize_advantages(advantages, valid).split(sizes, 1),
+            (returns / new_scale).split(sizes, 1),
+            strict=True,
+        )
         own = partial(self.reduction.own, dim=1)
-        return Batch(
-            rollout.rows, own(normalize_advantages(advantages, valid)), own(returns / new_scale)
-        ), summary
+        batches = [Batch(one.lesson, own(gains), own(targets)) for one, gains, targets in columns]
+        return batches, summary
 
-    def _minibatches(self, num_envs: int, count: int, epoch: int) -> list[Tensor]:
-        """Envs int64 of every minibatch, in an order drawn anew for each epoch of each update; of
-        this process. Drawn on the host, where to count them makes nobody wait for a device.
+    def _minibatches(self, sizes: Sequence[int], count: int, epoch: int) -> list[list[Tensor]]:
+        """Of every minibatch, the envs int64 of each rollout, in an order drawn anew for each epoch
+        of each update; of this process. Drawn on the host, where to count them makes nobody wait
+        for a device.
+
+        sizes: how many envs each rollout has; they are numbered through all rollouts.
         """
-        envs = torch.arange(num_envs)
-        keys = stream_keys(self.seed, MINIBATCH, (self.rounds, epoch), envs)
-        order = uniform(keys, torch.zeros_like(envs), torch.float64).argsort()
-        parts = [self.reduction.local_envs(part) for part in order.tensor_split(count)]
-        own = torch.cat(parts).to(self.device, non_blocking=True)
-        return list(own.split([len(part) for part in parts]))
+        columns = []
+        for before, size in zip(accumulate([0, *sizes[:-1]]), sizes, strict=True):
+            envs = before + torch.arange(size)
+            keys = stream_keys(self.seed, MINIBATCH, (self.rounds, epoch), envs)
+            order = uniform(keys, torch.zeros_like(envs), torch.float64).argsort()
+            parts = [self.reduction.local_envs(part) for part in order.tensor_split(count)]
+            own = before + torch.cat(parts).to(self.device, non_blocking=True)
+            columns.append(own.split([len(part) for part in parts]))
+        return [list(minibatch) for minibatch in zip(*columns, strict=True)]
 
     def _noise(self, rollout: Rollout, envs: Tensor, epoch: int) -> Tensor:
         """Uniform float32 [T, n, H / 2] for dropout of these envs; each env has its own numbers."""
@@ -239,9 +260,8 @@ class Learner:
     def _step_(
         self,
         plan: UpdatePlan,
-        starts: list[int],
-        batch: Batch,
-        noise: Tensor,
+        starts: list[list[int]],
+        parts: Sequence[tuple[Batch, Tensor]],
         weights: Coefficients,
         stopped: Tensor,
         adam: AdamState,
@@ -249,12 +269,15 @@ class Learner:
         """One gradient step, unless stopped bool [] or the gradient is not finite or the policy has
         moved too far.
 
-        Changes the policy's parameters in place; gives diagnostics, whether to stop, and the
-        moments afterwards.
+        parts: of every rollout a batch and its noise for dropout. Changes the policy's parameters
+        in place; gives diagnostics, whether to stop, and the moments afterwards.
         """
-        self.policy.prove_threads_("evaluate", partial(self._proof, batch.rows, starts, noise))
-        evaluation = self.policy.evaluate(batch.rows, starts, noise)
-        loss, metrics = plan.loss(evaluation, batch, weights=weights)
+        evaluations = []
+        for policy, (batch, noise), at in zip(self.policies, parts, starts, strict=True):
+            proof = partial(self._proof, policy, batch.rows, at, noise)
+            policy.prove_threads_("evaluate", proof)
+            evaluations.append((policy.evaluate(batch.rows, at, noise), batch))
+        loss, metrics = plan.loss(evaluations, weights=weights)
         with full_precision():
             own = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
         gradients = self.reduction.total_gradients(own)
@@ -281,9 +304,11 @@ class Learner:
         }
         return metrics, stopped, adam
 
-    def _proof(self, rows: Row, starts: list[int], noise: Tensor) -> list[Tensor]:
+    def _proof(
+        self, policy: RecurrentPolicy, rows: Row, starts: list[int], noise: Tensor
+    ) -> list[Tensor]:
         """Outputs of the network in a gradient step, and gradients of their sums."""
-        evaluation = self.policy.evaluate(rows, starts, noise)
+        evaluation = policy.evaluate(rows, starts, noise)
         outputs = [evaluation.log_probs, evaluation.entropies, evaluation.value]
         outputs += [evaluation.q, evaluation.contribution]
         total = torch.stack([output.sum() for output in outputs]).sum()

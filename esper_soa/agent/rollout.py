@@ -47,6 +47,11 @@ class Rollout(NamedTuple):
     # Int64 [T, N], what a teacher would have done; None where there is none.
     taught: Action | None = None
 
+    @property
+    def lesson(self) -> Row:
+        """The rows [T, N] that an update learns from: a teacher's actions stand for its own."""
+        return self.rows if self.taught is None else self.rows.replace(action=self.taught)
+
 
 class GatheredRollout(NamedTuple):
     """The fields of a rollout that are needed of all envs, [T, N]."""

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import replace
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -14,13 +15,20 @@ from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
 from hydra.version import VersionBase
+from omegaconf import DictConfig
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
 from esper_soa.config.arguments import check_overrides, expand_slots, options
-from esper_soa.config.errors import UserError, one_line, single_line
+from esper_soa.config.errors import UserError, check, one_line, single_line
 from esper_soa.config.paths import config_dir
-from esper_soa.config.settings import TrainConfig, register_schema, settings_from
+from esper_soa.config.settings import (
+    OF_A_TASK,
+    TrainConfig,
+    WorldConfig,
+    register_schema,
+    settings_from,
+)
 
 HYDRA_SINGLETONS = (
     GlobalHydra,
@@ -50,10 +58,55 @@ def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> Tra
             _isolated_hydra(),
             initialize_config_dir(config_dir(), job_name="train", version_base="1.3"),
         ):
-            return settings_from(compose("train", expand_slots(all_overrides)))
+            composed = compose("train", expand_slots(all_overrides))
+            if not composed.tasks:
+                return settings_from(composed)
     except (HydraException, OmegaConfBaseException) as error:
         value = str(error.__cause__ or "").split("\n")[0]  # that Hydra could not take
         raise UserError(f"overrides: {one_line(single_line(f'{error} {value}'))}") from error
+    return _compose_tasks(composed.tasks, all_overrides)
+
+
+def job_settings(composed: DictConfig) -> TrainConfig:
+    """The checked settings of the job that Hydra has composed and begun; raises UserError."""
+    if not composed.tasks:
+        return settings_from(composed)
+    return _compose_tasks(composed.tasks, list(HydraConfig.get().overrides.task))
+
+
+def _compose_tasks(entries: Sequence[str], overrides: Sequence[str]) -> TrainConfig:
+    """Settings of a run on several tasks; each has what the `overrides` make of its task alone.
+
+    entries: each an option of the group `task`, and settings of its own behind it. A single entry
+    is the run on its task. Raises UserError.
+    """
+    given = next((one for one in overrides if _key(one) == "task"), "task=")
+    check(given == "task=", "task", given.partition("=")[2], f"left out with tasks={entries}")
+    worlds: dict[str, TrainConfig] = {}
+    for entry in entries:
+        option, *own = entry.split() or [""]
+        for setting in own:
+            allowed = f"without {setting}, which is a setting of the whole run"
+            check(_key(setting).split(".")[0] in OF_A_TASK, "tasks", entry, allowed)
+        keys = {"tasks", *map(_key, own)}
+        common = [one for one in overrides if _key(one) not in keys]
+        one = compose_settings("", [*common, f"task={option}", *own, "tasks=[]"])
+        allowed = "tasks of different names"
+        remedy = "Give one of them another, as in 'cifar_impaired task.name=other'."
+        check(one.task.name not in worlds, "tasks", entry, allowed, remedy)
+        worlds[one.task.name] = one
+    first = next(iter(worlds.values()))
+    if len(worlds) == 1:
+        return first
+    own_parts = {
+        name: WorldConfig(**{field: getattr(one, field) for field in OF_A_TASK})
+        for name, one in worlds.items()
+    }
+    return replace(first, tasks=list(entries), worlds=own_parts)
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+").partition("@")[0]
 
 
 @contextmanager

@@ -186,7 +186,8 @@ def lr_factor(schedule: str, step: int, num_steps: int) -> float:
 class DataConfig(Settings, path="data."):
     """Which samples, from where, and how an env-step draws them."""
 
-    # auto: what root holds, CIFAR-10 or an .npz, and without root the embedded fashion32; npz: own
+    # auto: what root holds, CIFAR-10 or an .npz, and without root the embedded fashion32, or the
+    # embedded text where hosts are transformers; npz: own
     # images from the file root; given: own images that a program hands over; text: the embedded
     # text, or the files of root; tinystories: stories of Eldan and Li 2023, from the internet;
     # module:name: a data set of your own.

@@ -5,7 +5,7 @@ Hydra validates names and types against them. Needs no torch.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import TypeVar, cast
@@ -145,20 +145,10 @@ class TelemetryConfig(Settings, path="telemetry."):
 
 
 @dataclass
-class TrainConfig(Settings):
-    """A whole run: budget, place, and the settings of every part."""
+class WorldConfig(Settings):
+    """Hosts of one task: how many, what they are, what they learn from, and by which rules."""
 
-    name: str = word("train")  # of the run; names its folder
-    seed: int = number(42, 0, MAX_SEED)  # root of every random stream
-    device: str = word("auto", DEVICE)  # auto, cpu, cuda, cuda:<index>
-    # K, processes that share out the envs: one per GPU, or per group of cores of a CPU.
-    ranks: int = number(1, 1, 65_536, note="at most envs")
-    # Times that all ranks begin again at the newest checkpoint where one was lost.
-    restarts: int = number(0, 0, COUNT, note="0 = the run ends there")
-    run_dir: str = ""  # folder of the run; "" = runs/<name>/<time>
-    envs: int = number(8, 1, MAX_ENVS)  # N, hosts trained at the same time
-    rounds: int = number(10, 1, COUNT)  # episodes of every env, each followed by one policy update
-    steps: int = number(40, 1, 1_000_000)  # env-steps per episode
+    envs: int = number(8, 1, MAX_ENVS)  # N, hosts trained at the same time, of each task
     # B, images per host mini-batch.
     batch_size: int = number(32, 2, 1_000_000, note="BatchNorm needs two images in a batch")
     # Batches whose mean gradient makes one optimiser step of a host and of its seeds; batch norm
@@ -170,6 +160,40 @@ class TrainConfig(Settings):
     slots: list[str] = field(default_factory=lambda: ["r0c0", "r0c1", "r0c2"])
     # Seeds that may be in one host at the same time.
     max_seeds: int = number(0, 0, COUNT, note="0 = as many as slots")
+    task: TaskConfig = field(default_factory=TaskConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
+    gates: GatesConfig = field(default_factory=GatesConfig)
+    signals: SignalsConfig = field(default_factory=SignalsConfig)
+    governor: GovernorConfig = field(default_factory=GovernorConfig)
+    early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
+    attribution: AttributionConfig = field(default_factory=AttributionConfig)
+
+
+# Settings that each of several tasks may have of its own.
+OF_A_TASK = tuple(item.name for item in fields(WorldConfig))
+
+
+@dataclass
+class TrainConfig(WorldConfig):
+    """A whole run: budget, place, and the settings of every part."""
+
+    name: str = word("train")  # of the run; names its folder
+    seed: int = number(42, 0, MAX_SEED)  # root of every random stream
+    device: str = word("auto", DEVICE)  # auto, cpu, cuda, cuda:<index>
+    # K, processes that share out the envs: one per GPU, or per group of cores of a CPU.
+    ranks: int = number(1, 1, 65_536, note="at most envs")
+    # Times that all ranks begin again at the newest checkpoint where one was lost.
+    restarts: int = number(0, 0, COUNT, note="0 = the run ends there")
+    run_dir: str = ""  # folder of the run; "" = runs/<name>/<time>
+    rounds: int = number(10, 1, COUNT)  # episodes of every env, each followed by one policy update
+    steps: int = number(40, 1, 1_000_000)  # env-steps per episode
+    # Several tasks in one run, that one policy plays: options of the group `task`, each followed by
+    # settings of its own, as "text_small envs=4"; see compose.py.
+    tasks: list[str] = field(default_factory=list)
+    # What each of them comes to, by the name of its task; the settings beside are the first one's.
+    worlds: dict[str, WorldConfig] = field(default_factory=dict)
     # What plays the last rounds too, for the final table.
     control: str = choice("wait", ("none", *CONTROLS), own=AGENT)
     # Last rounds that the control plays; all where there are fewer.
@@ -184,15 +208,6 @@ class TrainConfig(Settings):
     report: bool = True
     # A checkpoint or run folder to go on from; auto = the newest of this name, or of run_dir.
     resume: str = ""
-    task: TaskConfig = field(default_factory=TaskConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    reward: RewardConfig = field(default_factory=RewardConfig)
-    lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
-    gates: GatesConfig = field(default_factory=GatesConfig)
-    signals: SignalsConfig = field(default_factory=SignalsConfig)
-    governor: GovernorConfig = field(default_factory=GovernorConfig)
-    early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
-    attribution: AttributionConfig = field(default_factory=AttributionConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
@@ -201,6 +216,8 @@ class TrainConfig(Settings):
         super().__post_init__()
         self._check_ranks()
         self._check_batches()
+        if self.task.host == "transformer" and self.data.name == "auto" and not self.data.root:
+            self.data = replace(self.data, name="text", context=self.task.transformer.context)
         self.slots = resolve_slots(self.task, list(self.slots))
         own_host = is_reference(self.task.host)
         if not own_host:  # those of a user's own host, which needs torch, later
@@ -214,11 +231,31 @@ class TrainConfig(Settings):
         self._check_policy()
         fits = len(self.reward.split) <= self.envs
         self.require(fits, "reward.split", f"at most envs={self.envs} modes", "Each needs an env.")
+        self._check_tasks()
+
+    @property
+    def by_task(self) -> dict[str, "TrainConfig"]:
+        """The settings of each task as if it were played alone, by its name; of one these."""
+        alone = {
+            name: replace(self, tasks=[], worlds={}, **vars(world))
+            for name, world in self.worlds.items()
+        }
+        return alone or {self.task.name: self}
 
     @property
     def differing(self) -> tuple[str, ...]:
         parts = self.task, self.data, self.reward, self.early_stop, self.gates, self.lifecycle
         return tuple(name for part in parts for name in part.differing)
+
+    def _check_tasks(self) -> None:
+        if not self.worlds:
+            self.require(not self.tasks, "tasks", "left out here", "compose_settings() takes them.")
+            return
+        self.require(self.ranks == 1, "ranks", "1 with several tasks", "Or play one alone.")
+        own = [list(filter(is_reference, one.task.blueprints)) for one in self.by_task.values()]
+        allowed = "so that all tasks offer the same blueprints of your own"
+        alike = self.policy.name != "ppo" or own.count(own[0]) == len(own)
+        self.require(alike, "tasks", allowed, "The policy has a row for each of them.")
 
     def _check_ranks(self) -> None:
         single = self.ranks == 1

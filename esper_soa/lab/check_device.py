@@ -38,7 +38,14 @@ RULES = {
 
 
 def check_device(cfg: TrainConfig, console: Console) -> None:
-    """Try the engines on the device of `cfg`, print a table; UserError where there is none."""
+    """Try the engines on the device of `cfg`, print a table of each task; UserError where there is
+    none.
+    """
+    for one in cfg.by_task.values():
+        _check_task(one, console)
+
+
+def _check_task(cfg: TrainConfig, console: Console) -> None:
     device = resolve_device(cfg.device)
     take_device(device)
     keep_freed_memory(device)

@@ -1,7 +1,7 @@
 """Run folders as a user names them: the runs in them, their settings, and whether they have ended.
 
 A run folder is one whose config.yaml has rounds; a folder that holds some, as a sweep does, stands
-for all of them. Needs no torch.
+for all of them, and so does that of a run on several tasks, with a folder each. Needs no torch.
 """
 
 import json
@@ -76,16 +76,17 @@ def _run_folders(place: Path, depth: int) -> Iterator[Path]:
     """Run folders in `place` and below, in the order of their names, numbers by their value."""
     config = RunFolder(place).config
     settings = read_settings(config)
-    if "rounds" in settings:
+    several = any(name.startswith("worlds.") for name in settings)
+    if "rounds" in settings and not several:
         yield place.resolve()
         return
     if config.exists() and not settings:
         LOGGER.warning("runs     without %s: no settings that can be read", config)
-    if depth and place.is_dir():
+    if (depth or several) and place.is_dir():
         # a run's own copies of its settings, by Hydra, are in a hidden folder
         below = (one for one in place.iterdir() if one.is_dir() and one.name[0] != ".")
         for one in sorted(below, key=_by_number):
-            yield from _run_folders(one, depth - 1)
+            yield from _run_folders(one, max(depth - 1, 0))
 
 
 def _by_number(path: Path) -> tuple[int, str]:

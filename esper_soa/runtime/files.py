@@ -31,6 +31,12 @@ class WriteErrors:
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
+        self._folders: dict[str, WriteErrors] = {}
+
+    def within(self, folder: str) -> "WriteErrors":
+        """Those of a folder below, which count here too."""
+        self._folders[folder] = WriteErrors()
+        return self._folders[folder]
 
     @contextmanager
     def attempt(self, name: str) -> Iterator[None]:
@@ -51,7 +57,12 @@ class WriteErrors:
     def __str__(self) -> str:
         """All of them in one line; empty where all could be written."""
         by_reason: dict[str, list[str]] = {}
-        for name, reason in self.reasons.items():
+        below = {
+            f"{folder}/{name}": reason
+            for folder, part in self._folders.items()
+            for name, reason in part.reasons.items()
+        }
+        for name, reason in (self.reasons | below).items():
             by_reason.setdefault(reason, []).append(name)
         texts = [(", ".join(names), reason) for reason, names in by_reason.items()]
         return "; ".join(f"{names} could not be written ({reason})" for names, reason in texts)

@@ -21,7 +21,7 @@ from esper_soa.training.session import Session
 
 if TYPE_CHECKING:
     from esper_soa.training.final_table import Summary
-    from esper_soa.training.running import Run
+    from esper_soa.training.task_run import TaskRun
 
 TABLE_LEVELS = ("events", "full")  # of telemetry.level, at which env-steps are recorded
 
@@ -79,20 +79,21 @@ class Callback:
     """Watches a run: a subclass overrides the methods that it needs. An exception ends the run.
 
     The run has `cfg` (its settings), `folder` (paths of its files), `world` (hosts and data),
-    `player` (the policy) and `totals` (what all rounds so far add up to).
+    `player` (the policy) and `totals` (what all rounds so far add up to). A run on several tasks
+    makes the calls for each of them, as a run on this task alone would.
     """
 
-    def on_run_start(self, run: "Run") -> None:
+    def on_run_start(self, run: "TaskRun") -> None:
         """Before the first round of this process; a resumed run has `totals.rounds_done` > 0."""
 
-    def on_round_end(self, run: "Run", metrics: Mapping[str, Json]) -> None:
+    def on_round_end(self, run: "TaskRun", metrics: Mapping[str, Json]) -> None:
         """After a round, once what is due is saved; metrics: its line of metrics.jsonl."""
 
     def finish(self) -> Mapping[str, int]:
         """After the last round: write what waits. Returns the lines lost, by name, if any."""
         return {}
 
-    def on_run_end(self, run: "Run", summary: "Summary") -> None:
+    def on_run_end(self, run: "TaskRun", summary: "Summary") -> None:
         """After summary.json is written; not for a run that was interrupted."""
 
     def close(self) -> None:
@@ -105,18 +106,18 @@ class Callbacks(Callback):
     def __init__(self, members: Sequence[Callback]) -> None:
         self.members = members
 
-    def on_run_start(self, run: "Run") -> None:
+    def on_run_start(self, run: "TaskRun") -> None:
         for one in self.members:
             one.on_run_start(run)
 
-    def on_round_end(self, run: "Run", metrics: Mapping[str, Json]) -> None:
+    def on_round_end(self, run: "TaskRun", metrics: Mapping[str, Json]) -> None:
         for one in self.members:
             one.on_round_end(run, metrics)
 
     def finish(self) -> dict[str, int]:
         return {name: count for one in self.members for name, count in one.finish().items()}
 
-    def on_run_end(self, run: "Run", summary: "Summary") -> None:
+    def on_run_end(self, run: "TaskRun", summary: "Summary") -> None:
         for one in self.members:
             one.on_run_end(run, summary)
 

@@ -29,7 +29,7 @@ from esper_soa.training.collect import Player, Round, play_round
 from esper_soa.training.final_table import as_text
 from esper_soa.training.final_test import with_test
 from esper_soa.training.progress import LOGGER, Progress, show
-from esper_soa.training.resume import SavedRun, read_run, restore_policy
+from esper_soa.training.resume import SavedRun, SavedTask, read_run, restore_policy
 from esper_soa.training.run_folder import damaged_newer, find_checkpoint, write_versions
 from esper_soa.training.session import Session
 from esper_soa.training.statistics import Interval, difference_interval, mean_interval
@@ -70,9 +70,10 @@ def build_agent(name: str, cfg: TrainConfig, world: World, checkpoint_run: Saved
     return policy.to(world.device)
 
 
-def evaluation_settings(checkpoint_run: SavedRun, cfg: EvaluateConfig) -> TrainConfig:
-    """Those of the checkpoint's run, with amount, place and way of choosing of the evaluation."""
-    settings = settings_from_mapping(checkpoint_run.settings)
+def evaluation_settings(settings: TrainConfig, cfg: EvaluateConfig) -> TrainConfig:
+    """Those of a task of the checkpoint's run, with amount, place and way of choosing of the
+    evaluation.
+    """
     data = replace(settings.data, root=cfg.data_root or settings.data.root)
     precision = cfg.compute.precision
     compute = replace(
@@ -149,19 +150,41 @@ def write_results(
     write_text(path, json.dumps(finite_record(facts | {"policies": policies}), indent=2) + "\n")
 
 
-def evaluate_in_session(session: Session, cfg: EvaluateConfig) -> list[Verdict]:
-    """Play, compare, write evaluation.json and evaluation.txt and print the table.
+def evaluate_in_session(session: Session, cfg: EvaluateConfig) -> dict[str, list[Verdict]]:
+    """Play every task of the run, compare, write evaluation.json and evaluation.txt and print the
+    table; returns what each task says, by name.
 
     Raises IncompleteError, with everything else done, where something could not be written.
     """
     apply_threads(cfg.compute.threads)
-    device = resolve_device(cfg.device)
     checkpoint = find_checkpoint(cfg.checkpoint, "checkpoint")
     checkpoint_run = read_run(checkpoint, torch.device("cpu"))
-    run = evaluation_settings(checkpoint_run, cfg)
+    for damaged in damaged_newer(checkpoint):
+        LOGGER.warning("policy   %s", damaged)
+    LOGGER.info("policy   %s, after %d rounds", checkpoint, checkpoint_run.rounds_done)
+    settings = settings_from_mapping(checkpoint_run.settings)
+    verdicts = {}
+    for name, task in settings.by_task.items():
+        part = session.within(name) if settings.worlds else session
+        run = evaluation_settings(task, cfg)
+        verdicts[name] = evaluate_task(part, cfg, run, checkpoint, checkpoint_run)
+    LOGGER.info("files    %s", session.folder.path)
+    session.finish()
+    return verdicts
+
+
+def evaluate_task(
+    session: Session,
+    cfg: EvaluateConfig,
+    run: TrainConfig,
+    checkpoint: Path,
+    checkpoint_run: SavedRun,
+) -> list[Verdict]:
+    """`evaluate_in_session` of one task, whose settings are those of `run`."""
+    device = resolve_device(cfg.device)
     with memory_errors(UserError):
         world = build_world(run, device, FRESH_SEEDS + cfg.seed)
-    data = announce(session, checkpoint, checkpoint_run, world)
+    data = announce(session, checkpoint_run.task(run.task.name), world)
     agents = {name: build_agent(name, run, world, checkpoint_run) for name in cfg.policies}
     total = len(agents) * cfg.episodes * run.envs * run.steps
     with session.progress(total, run.telemetry) as progress, memory_errors(RunMemoryError):
@@ -172,7 +195,7 @@ def evaluate_in_session(session: Session, cfg: EvaluateConfig) -> list[Verdict]:
     verdicts = judge(scores, cfg)
     facts = {
         "checkpoint": str(checkpoint),
-        "rounds_done": checkpoint_run.progress.rounds_done,
+        "rounds_done": checkpoint_run.rounds_done,
         "seed": cfg.seed,
         "envs": run.envs,
         "episodes": cfg.episodes,
@@ -192,27 +215,20 @@ def evaluate_in_session(session: Session, cfg: EvaluateConfig) -> list[Verdict]:
     with session.write_errors.attempt(TABLE):
         write_text(session.folder.path / TABLE, text)
     show(session.console, text)
-    LOGGER.info("files    %s", session.folder.path)
-    session.finish()
     return verdicts
 
 
-def announce(
-    session: Session, checkpoint: Path, checkpoint_run: SavedRun, world: World
-) -> dict[str, str]:
-    """Tell policy and data, write versions.json; returns the identity of the data."""
+def announce(session: Session, saved: SavedTask, world: World) -> dict[str, str]:
+    """Tell which data, write versions.json; returns the identity of the data."""
     source = world.data
     nets = world.rules.nets
     data = {"name": source.name, "source": source.source, "identity": source.identity}
     with session.write_errors.attempt(session.folder.versions.name):
         place = device_name(world.device, nets.workers, nets.precision)
         write_versions(session.folder, place, world_facts(world))
-    for damaged in damaged_newer(checkpoint):
-        LOGGER.warning("policy   %s", damaged)
-    LOGGER.info("policy   %s, after %d rounds", checkpoint, checkpoint_run.progress.rounds_done)
     LOGGER.info("data     %s", source.source)
-    if source.identity != checkpoint_run.data["identity"]:
-        other = one_line(checkpoint_run.data["source"])
+    if source.identity != saved.data["identity"]:
+        other = one_line(saved.data["source"])
         which = f"the {source.spec.name} of the checkpoint, which are"
         LOGGER.warning("data     these are not %s: %s", which, other)
     return data

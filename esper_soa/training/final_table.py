@@ -5,8 +5,10 @@ Given a Summary of plain numbers by the trainer. Needs no torch.
 
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 from rich import box
 from rich.console import Console
@@ -144,6 +146,30 @@ def write_summary(summary: Summary, path: Path) -> None:
         record["difference"] = facts | comparison._asdict() | intervals
         record["verdict"] = verdict(comparison, summary.control.name)
     write_text(path, json.dumps(finite_record(record), indent=2) + "\n")
+
+
+def write_overview(summaries: Sequence[Summary], path: Path) -> None:
+    """Replace summary.json of a run on several tasks: means over them; raises OSError."""
+    first = summaries[0]
+    seconds = sum(one.speed.seconds for one in summaries)
+    env_steps = sum(one.speed.env_steps for one in summaries)
+    record: dict[str, Json] = {
+        "name": first.name,
+        "tasks": [one.task for one in summaries],
+        "policy": first.policy,
+        "rounds": first.rounds,
+        "grown": {
+            name: fmean(getattr(one.grown, name) for one in summaries) for name in CONFIGURATION
+        },
+        "speed": {"env_steps": env_steps, "seconds": seconds, "eps": env_steps / seconds},
+        "wall_seconds": max(one.wall_seconds for one in summaries),
+    }
+    write_text(path, json.dumps(finite_record(record), indent=2) + "\n")
+
+
+def final_accuracy(summaries: Sequence[Summary]) -> float:
+    """Validation accuracy (percent) of the grown hosts, mean over tasks."""
+    return fmean(one.grown.validation_accuracy for one in summaries)
 
 
 def print_summary(summary: Summary, console: Console) -> None:

@@ -12,8 +12,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from esper_soa.config.compose import job_settings
 from esper_soa.config.errors import UserError
-from esper_soa.config.settings import EvaluateConfig, evaluation_from, settings_from
+from esper_soa.config.settings import EvaluateConfig, evaluation_from
 from esper_soa.runtime.console import exit_with
 from esper_soa.runtime.files import write_text
 from esper_soa.runtime.signals import torch_import_guard
@@ -52,7 +53,7 @@ def _folder_of(config: DictConfig) -> RunFolder:
         del composed["hydra"]
     folder = requested_folder(config, "hydra.run.dir")
     if OmegaConf.get_type(config) is not EvaluateConfig:
-        return make_run_folder(settings_from(composed), folder)
+        return make_run_folder(job_settings(composed), folder)
     evaluation = evaluation_from(composed)
     find_checkpoint(evaluation.checkpoint, "checkpoint")  # before a folder is made
     return open_run_folder(folder, evaluation.name)
@@ -72,7 +73,7 @@ def run_job(composed: DictConfig, callbacks: Sequence["TrainCallback"]) -> float
 
 
 def _train(composed: DictConfig, folder: RunFolder, callbacks: Sequence["TrainCallback"]) -> float:
-    settings = settings_from(composed)
+    settings = job_settings(composed)
     launched = launched_rank()
     if launched is not None and launched.rank > 0:
         with torch_import_guard():

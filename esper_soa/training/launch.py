@@ -34,6 +34,7 @@ from esper_soa.runtime.files import LOGGER, write_text
 from esper_soa.runtime.ranks import PATIENCE, RankGroup, keep_to_cores
 from esper_soa.runtime.signals import SAVING, Interrupted, signal_handlers
 from esper_soa.training.callbacks import Callback
+from esper_soa.training.final_table import final_accuracy
 from esper_soa.training.run_folder import RunFolder, lock_folder, rounds_of
 from esper_soa.training.session import Session, quiet_warnings
 from esper_soa.training.start import LaunchedRank, launched_rank, resume_start
@@ -67,8 +68,7 @@ def train_in_session(
     if launched is not None:
         return run_rank(session, replace(cfg, resume=cfg.resume or "auto"), checkpoint, launched)
     if cfg.ranks == 1:
-        summary = run_in_session(session, cfg, checkpoint, callbacks=callbacks)
-        return summary.grown.validation_accuracy
+        return final_accuracy(run_in_session(session, cfg, checkpoint, callbacks=callbacks))
     check_devices(cfg, cfg.ranks)
     with TemporaryDirectory(prefix="esper_ranks_") as scratch:
         job = {
@@ -295,7 +295,7 @@ def run_rank(
     processes = launched.local_processes if device.type == "cpu" else 1
     group = RankGroup(cfg.envs, launched.local_rank, processes)
     try:
-        accuracy = run_in_session(session, cfg, checkpoint, ranks=group).grown.validation_accuracy
+        accuracy = final_accuracy(run_in_session(session, cfg, checkpoint, ranks=group))
         group.gather_values(None)  # nobody leaves before all have come to the end
     except RankLostError as error:
         raise RankLostError(f"{error}. {resume_hint(session.folder, cfg.rounds)}") from error

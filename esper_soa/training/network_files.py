@@ -102,9 +102,8 @@ class NetworkFiles:
             with self.write_errors.attempt(HOSTS):
                 save_hosts(list(chain(*parts)), self._path("hosts", number))
 
-    def remove_old_files(self) -> None:
-        """Keep, of what the oldest checkpoint has seen, the newest file of each kind."""
-        oldest = min(map(rounds_of, self.folder.checkpoints()), default=0)
+    def remove_old_files(self, oldest: int) -> None:
+        """Keep, of what a checkpoint of `oldest` rounds has seen, the newest file of each kind."""
         for kind in ("best", "hosts"):
             files = self.folder.network_files(kind)
             for path in [path for path in files if rounds_of(path) <= oldest][:-1]:

@@ -1,9 +1,10 @@
-"""Writes the files of a run: JSON lines, checkpoints, networks and recorded env-steps.
+"""Writes the files of a run: its checkpoints, and of each task JSON lines, networks and recorded
+env-steps.
 
 Only the first rank writes. What cannot be written is noted, and the run continues.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
 from esper_soa.config.settings import TrainConfig
@@ -22,8 +23,51 @@ from esper_soa.training.session import Session
 NEWEST = "the newest checkpoint"  # its name in messages
 
 
-class RunOutput:
-    """The files of a run, and the callbacks that watch it."""
+class Checkpoints:
+    """The numbered checkpoints of a run, and that of the policy of its best round."""
+
+    def __init__(self, cfg: TrainConfig, session: Session, ranks: Ranks) -> None:
+        self.cfg = cfg
+        self.folder = session.folder
+        self.write_errors = session.write_errors
+        self.writes = ranks.first
+        self.rounds = 0  # done
+        self.content: dict = {}  # of a checkpoint after them
+        self.saved = -1  # rounds done at the newest that this process wrote
+
+    def save_best(self) -> None:
+        """Save the policy of the best round so far, as it was before the update."""
+        if self.writes:
+            with self.write_errors.attempt(self.folder.best.name):
+                save_checkpoint(self.folder.best, self.content)
+
+    def save(self, outputs: Collection["TaskOutput"]) -> None:
+        """Save the checkpoint of the rounds done, once, and drop what is too old, also of the files
+        of the tasks.
+
+        A full disk costs the checkpoint, not the run; older ones stay.
+        """
+        path = self.folder.checkpoint(self.rounds)
+        if self.saved == self.rounds or not self.writes:
+            return
+        for one in outputs:
+            one.recorder.flush()
+        with self.write_errors.attempt(NEWEST):
+            save_checkpoint(path, self.content)
+            self.saved = self.rounds
+            for old in self.folder.checkpoints()[: -self.cfg.checkpoint_keep]:
+                old.unlink(missing_ok=True)
+            for one in outputs:
+                one.networks.remove_old_files(self.oldest)
+
+    @property
+    def oldest(self) -> int:
+        """Rounds done at the oldest checkpoint; 0 for none."""
+        return min(map(rounds_of, self.folder.checkpoints()), default=0)
+
+
+class TaskOutput:
+    """The files of a task in a run, and the callbacks that watch it."""
 
     def __init__(
         self,
@@ -42,8 +86,6 @@ class RunOutput:
         self.networks = NetworkFiles(self.folder, self.write_errors, cfg, world, ranks)
         self.callbacks = make_callbacks(cfg, callbacks)
         self.recorder = make_recorder(cfg, world, session, ranks)
-        self.checkpoint: dict = {}  # content of a checkpoint after the last round
-        self.saved = -1  # rounds done at the newest checkpoint that this process wrote
         self.lost: dict[str, int] = {}  # lines that callbacks lack, by name
         self._lines: dict[str, MetricsWriter] = {}  # open files by name
         self._seen = set[str]()  # names of files of this run
@@ -69,13 +111,13 @@ class RunOutput:
 
         Raises IncompleteError where the folder is open to another run.
         """
-        self._look_for_files()
+        self.look_for_files()
         for (name, file), records in zip(self._lines.items(), (episodes, [metrics]), strict=False):
             with self.write_errors.attempt(name):
                 file.write(*records)
                 file.sync()
 
-    def _look_for_files(self) -> None:
+    def look_for_files(self) -> None:
         """Note which files of this run somebody has deleted."""
         if self.claim is None:
             return
@@ -87,35 +129,10 @@ class RunOutput:
             self.write_errors.note(name, DELETED)
         self._seen = there
 
-    def save_best(self) -> None:
-        """Save the policy of the best round so far, as it was before the update."""
-        if self.writes:
-            with self.write_errors.attempt(self.folder.best.name):
-                save_checkpoint(self.folder.best, self.checkpoint)
-
-    def save_round(self, number: int, hosts: HostStates) -> None:
-        """Save what is due after round `number`, from 1, which ended with these hosts."""
-        every = self.cfg.checkpoint_every
-        due = bool(every) and number % every == 0
+    def save_networks(self, number: int, hosts: HostStates, due: bool) -> None:
+        """Save the networks of round `number`, from 1, which ended with these hosts; due: whether a
+        checkpoint of it is.
+        """
         self.networks.save_best(hosts, number)
         if due or number == self.cfg.rounds:
             self.networks.save_hosts()
-        if due:
-            self.save()
-        self._look_for_files()
-
-    def save(self) -> None:
-        """Save the checkpoint of the rounds done, once, and drop those that are too old.
-
-        A full disk costs the checkpoint, not the run; older ones stay.
-        """
-        path = self.folder.checkpoint(self.checkpoint["progress"]["rounds_done"])
-        if self.saved == rounds_of(path) or not self.writes:
-            return
-        self.recorder.flush()
-        with self.write_errors.attempt(NEWEST):
-            save_checkpoint(path, self.checkpoint)
-            self.saved = rounds_of(path)
-            for old in self.folder.checkpoints()[: -self.cfg.checkpoint_keep]:
-                old.unlink(missing_ok=True)
-            self.networks.remove_old_files()

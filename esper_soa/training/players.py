@@ -14,6 +14,7 @@ from torch import Tensor
 
 from esper_soa.agent.policy import RecurrentPolicy, with_blueprints, with_heads, with_observed
 from esper_soa.agent.ppo import Learner
+from esper_soa.agent.protocol import Agent
 from esper_soa.config.agent import SCRATCH, NetworkConfig
 from esper_soa.config.errors import UserError, one_line
 from esper_soa.config.registry import is_reference, name_in
@@ -39,6 +40,35 @@ OWN = "blueprints"
 OBSERVE = "observe"  # the fact that names settings of its env that it sees; absent where none
 # parts of a learner's state: weights with observation statistics, normalisers
 TAKEN = ("policy", "reward", "value")
+
+
+def build_players(cfgs: Sequence[TrainConfig], worlds: Sequence[World]) -> list[Player]:
+    """The decision makers of several worlds; where they learn, they have one learner.
+
+    Raises UserError as `build_player`.
+    """
+    first = build_player(cfgs[0], worlds[0])
+    beside = zip(cfgs[1:], worlds[1:], strict=True)
+    return [first, *(_player_beside(first, cfg, world) for cfg, world in beside)]
+
+
+def _player_beside(first: Player, cfg: TrainConfig, world: World) -> Player:
+    """The decision maker of a further world, with the learner of the first, if any."""
+    learner = first.learner
+    if learner is None:
+        return Player(rule_player(cfg, cfg.policy.name, "policy.name"), None)
+    policy = learner.policy.for_slots(world.rules.nets.shape.slots)
+    policy.steps = world.kernels.replay.steps(POLICY, world.device)
+    learner.policies.append(policy)
+    return Player(policy, learner, _teacher(cfg))
+
+
+def _teacher(cfg: TrainConfig) -> Agent | None:
+    """Whom rounds of imitation follow, where there are any."""
+    imitation = cfg.policy.imitation
+    if not imitation.rounds:
+        return None
+    return rule_player(cfg, imitation.teacher, "policy.imitation.teacher")
 
 
 def build_player(cfg: TrainConfig, world: World) -> Player:
@@ -68,10 +98,7 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
             cfg.policy.observe,
             names,
         )
-    teacher = None
-    if imitation.rounds:
-        teacher = rule_player(cfg, imitation.teacher, "policy.imitation.teacher")
-    return Player(policy, learner, teacher)
+    return Player(policy, learner, _teacher(cfg))
 
 
 @dataclass
@@ -188,8 +215,8 @@ def _of_run(init: str, saved: SavedRun) -> Pretrained:
     if saved.learner is None:
         name = settings.get("policy.name")
         raise _refusal(init, f"it is of a run with policy.name={name}, which learns nothing")
-    facts: dict = {"rounds": saved.progress.rounds_done, "tasks": [str(settings.get("task.name"))]}
-    facts["data"] = [saved.data["name"]]
+    facts: dict = {"rounds": saved.rounds_done, "tasks": list(saved.tasks)}
+    facts["data"] = list(dict.fromkeys(task.data["name"] for task in saved.tasks.values()))
     listed = settings.get("task.blueprints")
     offered = map(str, listed) if isinstance(listed, list) else ()
     own = list(map(name_in, filter(is_reference, offered)))

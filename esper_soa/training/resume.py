@@ -5,7 +5,9 @@ counters are enough to continue bit for bit.
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
@@ -56,15 +58,36 @@ ABSENT = "(absent)"
 
 
 @dataclass
+class SavedTask:
+    """What a checkpoint has of a task."""
+
+    progress: RunTotals
+    data: dict[str, str]  # name, source, identity
+
+
+@dataclass
 class SavedRun:
     """The content of a checkpoint of ours."""
 
-    progress: RunTotals
+    tasks: dict[str, SavedTask]  # by name, in the order in which they are played
     settings: dict
-    data: dict[str, str]  # name, source, identity
     versions: dict[str, str | None]
     watch: WatchState
+    # Percent at the end of the best round: mean over tasks of their means over envs.
+    best_accuracy: float
     learner: dict | None
+
+    @property
+    def rounds_done(self) -> int:
+        """Rounds done, of all tasks."""
+        return next(iter(self.tasks.values())).progress.rounds_done
+
+    def task(self, name: str) -> SavedTask:
+        """The part of a task; raises CheckpointError where there is none."""
+        if name not in self.tasks:
+            known = one_line(", ".join(self.tasks))
+            raise CheckpointError(f"the checkpoint has no task {one_line(name)}, but {known}")
+        return self.tasks[name]
 
 
 def read_run(path: Path, device: torch.device) -> SavedRun:
@@ -76,12 +99,17 @@ def parse_run(path: Path, content: Mapping[str, object]) -> SavedRun:
     """The run of a checkpoint's content; raises CheckpointError where it is of none."""
     parts: dict = dict(content)
     fault = type_error(parts, SavedRun, "the record")
+    fault = fault or ("" if parts["tasks"] else "the record.tasks is empty")
     if fault:
         reason = f"is not of a training run ({one_line(fault)})"
         raise CheckpointError(f"checkpoint {one_line(path)}: {reason}")
-    recent = [FinalHosts(**hosts) for hosts in parts["progress"]["recent"]]
-    progress = RunTotals(**parts["progress"] | {"recent": recent})
-    return SavedRun(**parts | {"progress": progress, "watch": WatchState(**parts["watch"])})
+    tasks = {name: _saved_task(**task) for name, task in parts["tasks"].items()}
+    return SavedRun(**parts | {"tasks": tasks, "watch": WatchState(**parts["watch"])})
+
+
+def _saved_task(progress: dict, data: dict[str, str]) -> SavedTask:
+    recent = [FinalHosts(**hosts) for hosts in progress["recent"]]
+    return SavedTask(RunTotals(**progress | {"recent": recent}), data)
 
 
 def restore_learner(learner: Learner, checkpoint_run: SavedRun, path: Path) -> None:
@@ -107,16 +135,29 @@ def _restore(part: Learner | RecurrentPolicy, state: object, name: str, label: s
     part.load_state_dict(cast(dict, state))
 
 
+def task_content(progress: RunTotals, data: BatchSource) -> dict:
+    """The part of a task in a checkpoint, see SavedTask."""
+    source = {"name": data.name, "source": data.source, "identity": data.identity}
+    return {"progress": asdict(progress), "data": source}
+
+
 def run_content(
-    progress: RunTotals, cfg: TrainConfig, data: BatchSource, watch: dict, learner: dict | None
+    tasks: dict[str, dict],
+    cfg: TrainConfig,
+    watch: dict,
+    best_accuracy: float,
+    learner: dict | None,
 ) -> dict:
-    """What `read_run` reads back. The learner's tensors are held, not copied."""
+    """What `read_run` reads back. The learner's tensors are held, not copied.
+
+    tasks: `task_content` of each.
+    """
     return {
-        "progress": asdict(progress),
+        "tasks": tasks,
         "settings": asdict(cfg),
-        "data": {"name": data.name, "source": data.source, "identity": data.identity},
         "versions": package_versions(),
         "watch": watch,
+        "best_accuracy": best_accuracy,
         "learner": learner,
     }
 
@@ -136,7 +177,8 @@ def changes(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, s
 
 
 def may_change(name: str) -> bool:
-    """Whether a resumed run may have another value for the setting `name`."""
+    """Whether a resumed run may have another value for the setting `name`, of any task."""
+    name = re.sub(r"^worlds\.[^.]+\.", "", name)
     return any(name.startswith(free) if free.endswith(".") else name == free for free in MAY_CHANGE)
 
 
@@ -150,7 +192,7 @@ def check_settings(checkpoint_run: SavedRun, cfg: TrainConfig) -> list[str]:
             "resume: these settings are not those of the checkpoint:\n"
             f"{''.join(relevant)}  These may change: {free}."
         )
-    done = checkpoint_run.progress.rounds_done
+    done = checkpoint_run.rounds_done
     if cfg.rounds < done:
         raise UserError(
             f"rounds={cfg.rounds}: must be at least {done}, which the checkpoint has done already"
@@ -159,12 +201,12 @@ def check_settings(checkpoint_run: SavedRun, cfg: TrainConfig) -> list[str]:
     return [f"{name}: {change}" for name, change in changed.items() if name not in own]
 
 
-def check_data(checkpoint_run: SavedRun, data: BatchSource) -> None:
+def check_data(saved: SavedTask, data: BatchSource) -> None:
     """Raise UserError where the samples are not those of the checkpoint."""
-    if checkpoint_run.data["identity"] != data.identity:
+    if saved.data["identity"] != data.identity:
         raise UserError(
             f"resume: the {data.spec.name} are not those of the checkpoint. It was made on "
-            f"{one_line(checkpoint_run.data['source'])} This is {data.source}"
+            f"{one_line(saved.data['source'])} This is {data.source}"
         )
 
 
@@ -188,22 +230,34 @@ def version_changes(checkpoint_run: SavedRun, folder: RunFolder, engine: str) ->
     return texts
 
 
-def cut_back(folder: RunFolder, rounds: int, recorder: Recorder) -> None:
-    """Bring metrics.jsonl, episodes.jsonl, the tables and the checkpoints back to `rounds` rounds.
-
-    Raises UserError where they cannot be written.
-    """
+@contextmanager
+def _writing(folder: RunFolder) -> Iterator[None]:
+    """Raise UserError where the folder cannot be written in the context."""
     try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"resume: {folder.path} cannot be written ({reason_of(error)}). Make room there"
+        ) from error
+
+
+def drop_checkpoints(folder: RunFolder, rounds: int) -> None:
+    """Drop the checkpoints of more than `rounds` rounds; UserError where they cannot be."""
+    with _writing(folder):
         for path in folder.checkpoints():
             if rounds_of(path) > rounds:
                 path.unlink(missing_ok=True)
                 again = "is dropped: this run makes its rounds anew"
                 LOGGER.warning("resume   %s %s", path.name, again)
+
+
+def cut_back(folder: RunFolder, rounds: int, recorder: Recorder) -> None:
+    """Bring metrics.jsonl, episodes.jsonl and the tables back to `rounds` rounds.
+
+    Raises UserError where they cannot be written.
+    """
+    with _writing(folder):
         recorder.truncate(rounds)
         keep_rounds(folder.episodes, rounds)
         if keep_rounds(folder.metrics, rounds) < rounds:
             LOGGER.warning("resume   metrics.jsonl lacks rounds that the checkpoint has done")
-    except OSError as error:
-        raise UserError(
-            f"resume: {folder.path} cannot be written ({reason_of(error)}). Make room there"
-        ) from error

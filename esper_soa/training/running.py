@@ -1,69 +1,31 @@
-"""A run in progress: what is built once, what its rounds add up to, and what it writes."""
+"""A run in progress: its tasks, the policy that plays them all, and its checkpoints."""
 
 import math
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
-from functools import partial
-from logging import DEBUG, INFO, WARNING
-from operator import sub
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from signal import Signals
-from typing import NamedTuple
-
-import torch
+from statistics import fmean
 
 from esper_soa.config.agent import SCRATCH
-from esper_soa.config.registry import is_reference
 from esper_soa.config.settings import TrainConfig, settings_yaml
-from esper_soa.nets.data.datasets import SUBSET, ImageSet
-from esper_soa.nets.data.user_images import check_images
-from esper_soa.nets.precision import choose_precision
-from esper_soa.runtime.device import (
-    apply_threads,
-    device_name,
-    layout_in_words,
-    resolve_device,
-    take_device,
-)
+from esper_soa.runtime.device import apply_threads, resolve_device, take_device
 from esper_soa.runtime.json_lines import Json
-from esper_soa.runtime.memory import plan_in_words
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.runtime.signals import STOPPING, Interrupted
 from esper_soa.training import resume
 from esper_soa.training.anomaly import Watch
-from esper_soa.training.build import build_worlds
-from esper_soa.training.callbacks import Callback, make_recorder
-from esper_soa.training.collect import Round
-from esper_soa.training.controls import GrownHosts, play_control
-from esper_soa.training.final_table import SEEDS, Speed, Summary
-from esper_soa.training.final_test import with_test
+from esper_soa.training.build import build_worlds, world_facts
+from esper_soa.training.callbacks import Callback
 from esper_soa.training.metrics import RoundResult
-from esper_soa.training.output import RunOutput
-from esper_soa.training.players import build_player
+from esper_soa.training.output import Checkpoints
+from esper_soa.training.players import build_players
 from esper_soa.training.profile import make_profile
-from esper_soa.training.progress import LOGGER, Progress
-from esper_soa.training.run_folder import RunFolder, write_config
+from esper_soa.training.progress import LOGGER
+from esper_soa.training.run_folder import RunFolder, write_config, write_versions
 from esper_soa.training.session import Session
-from esper_soa.training.totals import RunTotals, cut_off
-from esper_soa.training.verdict import Episode, HostScore, control_text
-from esper_soa.vocabulary import NUM_BLUEPRINTS
-
-
-class Origin(NamedTuple):
-    """Where this process began with the run."""
-
-    clock: float  # time.monotonic() before anything was built
-    place: str = ""  # the device in words
-    rounds: int = 0  # that earlier processes did
-    env_steps: int = 0  # of all envs, in these
-
-
-class Control(NamedTuple):
-    """What the control reached."""
-
-    score: HostScore
-    cut_off: int  # env-steps that were not simulated, as episodes had ended early
+from esper_soa.training.task_run import TaskRun
 
 
 class Run:
@@ -81,24 +43,30 @@ class Run:
 
         resumed: whether `restore` comes next, so that policy.init is not read.
         """
-        begin = time.monotonic()
-        device = resolve_device(cfg.device, ranks.local_rank)
+        self.device = resolve_device(cfg.device, ranks.local_rank)
         apply_threads(cfg.compute.threads)
-        take_device(device)
-        own = replace(cfg, policy=replace(cfg.policy, init=SCRATCH)) if resumed else cfg
+        take_device(self.device)
         self.cfg = cfg
         self.session = session
         self.ranks = ranks
-        self.world = build_worlds(cfg, device, ranks)
-        self.player = build_player(own, self.world)
+        by_task = cfg.by_task
+        own = [
+            replace(one, policy=replace(one.policy, init=SCRATCH)) if resumed else one
+            for one in by_task.values()
+        ]
+        worlds = [build_worlds(one, self.device, ranks) for one in by_task.values()]
+        players = build_players(own, worlds)
+        self.learner = players[0].learner
+        # a task that is alone has the folder of the run
+        sessions = [session.within(name) if cfg.worlds else session for name in by_task]
+        parts = zip(by_task.values(), sessions, worlds, players, strict=True)
+        tasks = [TaskRun(*part, ranks, callbacks) for part in parts]
+        self.tasks = dict(zip(by_task, tasks, strict=True))
         self.watch = Watch(cfg.telemetry.anomaly)
-        self.profile = make_profile(cfg.profile, device, self.folder.path)
-        self.totals = RunTotals()
-        self.control: Control | None = None
-        self.output = RunOutput(cfg, session, self.world, ranks, callbacks)
-        nets = self.world.rules.nets
-        self.origin = Origin(begin, device_name(device, nets.workers, nets.precision))
-        self.output.checkpoint = self.checkpoint()
+        self.profile = make_profile(cfg.profile, self.device, self.folder.path)
+        self.best_accuracy = -math.inf  # as of SavedRun
+        self.checkpoints = Checkpoints(cfg, session, ranks)
+        self.remember()
 
     @property
     def folder(self) -> RunFolder:
@@ -106,137 +74,112 @@ class Run:
         return self.session.folder
 
     @property
-    def device(self) -> torch.device:
-        """The device of hosts and policy."""
-        return self.world.device
+    def rounds_done(self) -> int:
+        """Rounds done, of all tasks."""
+        return next(iter(self.tasks.values())).totals.rounds_done
 
     def restore(self, checkpoint_run: resume.SavedRun, path: Path) -> None:
         """Continue from `checkpoint_run`; files of later rounds are cut back."""
-        resume.check_data(checkpoint_run, self.world.data)
-        if self.player.learner is not None:
-            resume.restore_learner(self.player.learner, checkpoint_run, path)
-        self.totals = checkpoint_run.progress
+        for name, task in self.tasks.items():
+            resume.check_data(checkpoint_run.task(name), task.world.data)
+        if self.learner is not None:
+            resume.restore_learner(self.learner, checkpoint_run, path)
+        for name, task in self.tasks.items():
+            task.restore(checkpoint_run.task(name))
         self.watch.load_state_dict(checkpoint_run.watch)
-        output = self.output
-        output.checkpoint = self.checkpoint()
-        done = self.totals.rounds_done
-        self.origin = self.origin._replace(rounds=done, env_steps=self.totals.env_steps(self.cfg))
+        self.best_accuracy = checkpoint_run.best_accuracy
+        self.remember()
+        done = self.rounds_done
         LOGGER.info("resume   %s: %d of %d rounds are done", path.name, done, self.cfg.rounds)
-        output.truncate(done)
-        if output.writes:
-            with output.write_errors.attempt(self.folder.config.name):
+        self.truncate(done)
+        if self.ranks.first:
+            with self.session.write_errors.attempt(self.folder.config.name):
                 write_config(self.folder, settings_yaml(self.cfg))
         for change in resume.check_settings(checkpoint_run, self.cfg):
             LOGGER.info("resume   changed %s", change)
-        engine = self.world.rules.engine.chosen.name
-        for change in resume.version_changes(checkpoint_run, self.folder, engine):
+        other_versions = [
+            change
+            for task in self.tasks.values()
+            for change in resume.version_changes(
+                checkpoint_run, task.folder, task.world.rules.engine.chosen.name
+            )
+        ]
+        for change in dict.fromkeys(other_versions):
             LOGGER.warning("resume   changed %s", change)
 
-    def checkpoint(self) -> dict:
-        """The content of a checkpoint of this moment; what changes in place is copied."""
-        learner = self.player.learner
+    def truncate(self, rounds: int) -> None:
+        """Drop what later rounds wrote; raises UserError where a folder cannot be written."""
+        if self.ranks.first:
+            resume.drop_checkpoints(self.folder, rounds)
+        for task in self.tasks.values():
+            task.output.truncate(rounds)
+
+    def write_records(self) -> None:
+        """Write versions.json, and what else the folder of each of several tasks begins with."""
+        for task in self.tasks.values():
+            task.write_records()
+        if self.cfg.worlds:
+            facts = {name: world_facts(task.world) for name, task in self.tasks.items()}
+            with self.session.write_errors.attempt(self.folder.versions.name):
+                write_versions(self.folder, str(self.device), {"tasks": facts})
+
+    def remember(self) -> None:
+        """Take the content of a checkpoint of this moment; what changes in place is copied."""
+        learner = self.learner
         state = None
         if learner is not None:
             weights = learner.policy.state_dict()
             copies = {name: weight.clone() for name, weight in weights.items()}
             state = learner.state_dict() | {"policy": copies}
-        return resume.run_content(
-            self.totals, self.cfg, self.world.data, self.watch.state_dict(), state
+        tasks = {
+            name: resume.task_content(task.totals, task.world.data)
+            for name, task in self.tasks.items()
+        }
+        self.checkpoints.rounds = self.rounds_done
+        self.checkpoints.content = resume.run_content(
+            tasks, self.cfg, self.watch.state_dict(), self.best_accuracy, state
         )
 
-    def announce(self) -> None:
-        """Say on the console which data, hosts, policy and memory; the rest goes to the log."""
-        cfg = self.cfg
-        data = self.world.data
-        rules = self.world.rules
-        shape = rules.nets.shape
-        host = cfg.task.host_name + " of your own" * is_reference(cfg.task.host)
-        slots = ", ".join(spec.name for spec in shape.slots)
-        hosts = f"{self.world.sizes.num_envs} x {host}, {rules.reward.counts.host:,} parameters"
-        rounds = f"{cfg.rounds} round{'s' * (cfg.rounds > 1)} of {cfg.steps} env-steps"
-        start = cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH
-        policy = cfg.policy.name + f" from {start}" * (start != SCRATCH)
-        modes = "+".join(cfg.reward.modes)
-        named = data.source.startswith(data.name)
-        level = WARNING if data.source.startswith(SUBSET) else INFO
-        LOGGER.log(level, "data     %s", data.source if named else f"{data.name}: {data.source}")
-        if isinstance(data, ImageSet) and data.num_classes is not None:
-            for finding in check_images(data):
-                LOGGER.warning("data     %s", finding)
-        LOGGER.info("hosts    %s, slots %s; %s", hosts, slots, rounds)
-        for one in shape.blueprints:
-            if one.code >= NUM_BLUEPRINTS:
-                LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
-        LOGGER.info("policy   %s, reward %s, on %s", policy, modes, self.origin.place)
-        if cfg.policy.name == "ppo" and cfg.policy.ppo.minibatches > cfg.envs:
-            LOGGER.warning(
-                "policy   policy.ppo.minibatches=%d is more than envs=%d: one minibatch per env",
-                cfg.policy.ppo.minibatches,
-                cfg.envs,
-            )
-        LOGGER.info("memory   %s", plan_in_words(cfg, self.device, rules))
-        self.log_details()
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Open the recorders and the files of lines for the rounds in the context."""
+        with ExitStack() as stack:
+            for task in self.tasks.values():
+                stack.enter_context(task.output.open())
+            yield
 
-    def log_details(self) -> None:
-        """Write to the log how samples are prepared, the work, and what computes it."""
-        cfg = self.cfg
-        nets = self.world.rules.nets
-        engine = self.world.rules.engine.chosen
-        replay = self.world.kernels.replay
-        samples = f"V={cfg.val_samples} validation {self.world.data.spec.name}"
-        each = f"of every host per env-step, in batches of {cfg.batch_size}"
-        work = f"T={cfg.train_samples} training and {samples} {each}"
-        for note in self.world.data.notes:
-            LOGGER.debug("data     %s", note)
-        LOGGER.debug("work     %s", work)
-        LOGGER.debug("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
-        precision = choose_precision(self.cfg.compute.precision, self.device)
-        LOGGER.debug("numbers  hosts compute in %s: %s", precision.name, precision.reason)
-        LOGGER.log(WARNING if engine.fallback else DEBUG, "kernels  %s", engine.reason)
-        for obstacle in engine.tried:
-            LOGGER.debug("kernels  %s", obstacle)
-        LOGGER.debug("state    kernels of the env state: %s", self.world.kernels.reason)
-        LOGGER.debug("graphs   %s", replay.reason)
-        for left_out in replay.left_out:
-            LOGGER.warning("graphs   %s", left_out)
-
-    def save_best(self, result: RoundResult) -> None:
-        """Save the policy, before its update, where its round is the best so far."""
-        accuracy = math.fsum(result.accuracies) / len(result.accuracies)
-        if self.player.learner is not None and accuracy > self.totals.best_accuracy:
-            self.totals.best_accuracy = accuracy
-            self.output.save_best()
-
-    def count(
-        self, result: RoundResult, update: dict[str, float], seconds: dict[str, float]
-    ) -> tuple[dict[str, Json], list[dict[str, Json]]]:
-        """Count a round; returns its lines for metrics.jsonl and episodes.jsonl.
-
-        seconds: collect_seconds and update_seconds. The hosts of a round that the final table is of
-        are measured on the test images, which counts for neither.
+    def save_best(self, results: Sequence[RoundResult]) -> None:
+        """Save the policy, before its update, where its round is the best so far: by the mean over
+        tasks of the accuracies of their hosts.
         """
-        totals = self.totals
-        if totals.rounds_done >= self.cfg.rounds - self.cfg.control_rounds:
-            result = with_test(self.world, result)
-        totals.add(result, sum(seconds.values()), self.cfg)
-        number = totals.rounds_done
+        means = (math.fsum(one.accuracies) / len(one.accuracies) for one in results)
+        accuracy = fmean(means)
+        if self.learner is not None and accuracy > self.best_accuracy:
+            self.best_accuracy = accuracy
+            self.checkpoints.save_best()
+
+    def look(self, update: dict[str, float]) -> dict[str, Json]:
+        """The part of an update in the lines of its round; warns of what is wrong with it."""
         for name, message in self.watch.look(update).items():
-            LOGGER.warning("round %d  %s: %s", number, name, message)
-        self.output.checkpoint = self.checkpoint()
-        metrics: dict[str, Json] = {
-            "round": number,
-            "env_steps": totals.env_steps(self.cfg),
-            **result.record,
-            "pareto": asdict(totals.pareto()),
-            "eps": result.env_steps / sum(seconds.values()),
-            **seconds,
-            "update": update,
-            "anomalies": self.watch.active,
-        }
-        episodes = [
-            {"round": number, "env": env} | episode for env, episode in enumerate(result.episodes)
-        ]
-        return metrics, episodes
+            LOGGER.warning("round %d  %s: %s", self.rounds_done + 1, name, message)
+        return {"update": update, "anomalies": self.watch.active}
+
+    def save_round(self, results: Sequence[RoundResult]) -> None:
+        """Save what is due after the newest round, which has ended with these hosts."""
+        number = self.rounds_done
+        every = self.cfg.checkpoint_every
+        due = bool(every) and number % every == 0
+        outputs = [task.output for task in self.tasks.values()]
+        for output, result in zip(outputs, results, strict=True):
+            output.save_networks(number, result.hosts, due)
+        if due:
+            self.save()
+        for output in outputs:
+            output.look_for_files()
+
+    def save(self) -> None:
+        """Save the checkpoint of the rounds done, once."""
+        self.checkpoints.save([task.output for task in self.tasks.values()])
 
     def handle_signals(self) -> None:
         """Do what signals ask for, between two env-steps; raises Interrupted to stop.
@@ -246,93 +189,18 @@ class Run:
         """
         self.session.check_console()
         requests = self.session.requests
-        output = self.output
-        done = output.checkpoint["progress"]["rounds_done"]
+        done = self.checkpoints.rounds
         for number in requests.waiting():
-            output.save()
-            stop = Interrupted(number, str(output.write_errors))
+            self.save()
+            stop = Interrupted(number, str(self.session.write_errors))
             resume_text = f"Go on with resume={self.folder.path}"
             rounds_text = f"{done} of {self.cfg.rounds} rounds are saved. {resume_text}"
             LOGGER.info("%s: %s", Signals(number).name, stop.unsaved or rounds_text)
             if not requests.handle(number) and number in STOPPING:
                 raise stop
 
-    def play_control(self, progress: Progress) -> None:
-        """Play the last rounds with the control, where there is one."""
-        cfg = self.cfg
-        if not wants_control(cfg):
-            return
-        recent = self.totals.recent
-        label = control_text(cfg.control)
-        record = partial(make_recorder, cfg, session=self.session, ranks=self.ranks, control=True)
-        results = [
-            play_control(
-                cfg.control,
-                cfg,
-                self.world,
-                hosts,
-                Round(number, progress, label),
-                self.ranks,
-                record,
-            )
-            for number, hosts in enumerate(recent, self.totals.rounds_done - len(recent))
-        ]
-        missing = sum(cut_off(result, cfg) for result in results)
-        self.control = Control(self.score(cfg.control, results), missing)
-
-    def score(self, name: str, rounds: Sequence[GrownHosts]) -> HostScore:
-        """The rounds of the player `name` for the final table; all pay rent by the run's host."""
-        episodes = []
-        for one, grown in zip(rounds, self.totals.recent, strict=True):
-            rents = self.world.final_rents(one.parameters, one.train_flop, grown.settings)
-            tested = list(one.test_accuracies) or [math.nan] * len(one.accuracies)
-            net = [*map(sub, tested, rents)]
-            losses = list(one.test_losses) or [math.nan] * len(one.accuracies)
-            scores = one.accuracies, tested, one.parameters, net, one.train_flop, losses
-            episodes.append(Episode(*scores, grown.settings))
-        return HostScore(name, episodes)
-
-    def summarise(self) -> Summary:
-        """The record of the final table and of summary.json."""
-        cfg = self.cfg
-        totals = self.totals
-        recorder = self.output.recorder
-        env_steps = totals.env_steps(cfg)
-        rows = totals.alpha_rows / totals.rounds_done
-        dropped = {"tables": recorder.dropped} if recorder.dropped else {}
-        return Summary(
-            name=cfg.name,
-            task=cfg.task.host_name,
-            policy=cfg.policy.name,
-            data=f"{self.world.data.name} ({self.world.data.source})",
-            device=self.origin.place,
-            envs=cfg.envs,
-            rounds=cfg.rounds,
-            steps=cfg.steps,
-            grown=self.score(cfg.policy.name, totals.recent),
-            control=self.control.score if self.control else None,
-            perplexity=self.world.data.spec.perplexity,
-            test_images=len(self.world.data.test_labels),
-            validation_images=len(self.world.data.val_labels),
-            seeds={name: totals.seeds[name] for name in SEEDS},
-            reward=sum(totals.rewards) / len(totals.rewards),
-            speed=Speed(env_steps, totals.seconds, cfg.train_samples, cfg.val_samples, rows),
-            wall_seconds=time.monotonic() - self.origin.clock,
-            pareto=totals.pareto(),
-            rollbacks=totals.seeds.get("rollbacks", 0),
-            rounds_before=self.origin.rounds,
-            env_steps_before=self.origin.env_steps,
-            control_cut_off=self.control.cut_off if self.control else 0,
-            samples=self.world.data.spec.name,
-            policy_init=cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH,
-            telemetry={
-                "level": cfg.telemetry.level,
-                "env_steps": recorder.env_steps,
-                "dropped": dropped | self.output.lost,
-            },
-        )
-
-
-def wants_control(cfg: TrainConfig) -> bool:
-    """Whether a control repeats the last rounds; a policy is no control of itself."""
-    return cfg.control not in ("none", cfg.policy.name)
+    def close(self) -> None:
+        """Close the callbacks of all tasks."""
+        with ExitStack() as stack:
+            for task in self.tasks.values():
+                stack.callback(task.output.callbacks.close)

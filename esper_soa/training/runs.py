@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from esper_soa.agent.controller import Controller, controller_spec
 from esper_soa.config.compose import compose_settings
-from esper_soa.config.errors import UserError, check, one_line
+from esper_soa.config.errors import UserError, check, check_choice, one_line
 from esper_soa.config.nets import blueprint_names
 from esper_soa.config.registry import name_in
 from esper_soa.config.settings import TrainConfig, settings_from_mapping, settings_from_yaml
@@ -78,6 +78,7 @@ class RecordedRun:
         if find_spec("pandas") is None:
             raise UserError("steps: needs pandas. Install esper-soa[pandas]")
         if not files:
+            self._check_one_task()
             reason = "the run had telemetry.level=off or rounds, or no round is done"
             raise UserError(f"{self.path}: there is no table of env-steps: {reason}")
         files.sort(key=lambda file: (len(file.name), file.name))
@@ -158,6 +159,7 @@ class RecordedRun:
         kind = "best" if number is None else "hosts"
         files = self.folder.network_files(kind)
         if not files:
+            self._check_one_task()
             available_text = "with every checkpoint and at the end of the last round"
             hint = "once a round is done" if number is None else available_text
             raise UserError(f"env={env}: {self.path} holds no such network; it is written {hint}")
@@ -168,15 +170,28 @@ class RecordedRun:
             add_test_accuracy(net, self._source)
         return net
 
-    def policy(self, which: str = "newest") -> Controller:
+    @property
+    def tasks(self) -> dict[str, "RecordedRun"]:
+        """Each task of the run by its name, as the run on it alone would be; of one task, itself.
+
+        The policy is that of the whole run.
+        """
+        if not self.settings.worlds:
+            return {self.settings.task.name: self}
+        return {name: RecordedRun(self.path / name) for name in self.settings.worlds}
+
+    def policy(self, which: str = "newest", task: str = "") -> Controller:
         """The learned policy as a module: observation in, legal action out: agent/controller.py.
 
         which: "newest", of the newest checkpoint; "best", that played the best round; or a
-        checkpoint's name. Raises UserError where nothing was learned, or there is none such.
+        checkpoint's name. task: whose hosts it is for; "" = the first one's. Raises UserError where
+        nothing was learned, or there is none such.
         """
         named = {"newest": self.path, "best": self.folder.best}.get(which, self.path / which)
         checkpoint_run = read_run(find_checkpoint(str(named), "policy"), torch.device("cpu"))
-        settings = settings_from_mapping(checkpoint_run.settings)
+        by_task = settings_from_mapping(checkpoint_run.settings).by_task
+        check_choice("task", task or next(iter(by_task)), tuple(by_task))
+        settings = by_task[task or next(iter(by_task))]
         learns = checkpoint_run.learner is not None
         check(learns, "policy", settings.policy.name, "one that learns, as ppo does")
         slots = task_slots(settings.task, settings.slots)
@@ -184,9 +199,9 @@ class RecordedRun:
         spec = controller_spec(settings.policy, slots, tuple(map(name_in, names)))
         facts = {
             "task": settings.task.host_name,
-            "rounds": checkpoint_run.progress.rounds_done,
+            "rounds": checkpoint_run.rounds_done,
             "seed": settings.seed,
-            "data": checkpoint_run.data,
+            "data": checkpoint_run.task(settings.task.name).data,
             "version": package_versions()["esper-soa"],
         }
         with torch.random.fork_rng(devices=[]):
@@ -194,10 +209,17 @@ class RecordedRun:
         restore_policy(controller.policy, checkpoint_run)
         return controller.eval()
 
+    def _check_one_task(self) -> None:
+        """Raise UserError where each of several tasks has its own files."""
+        names = ", ".join(self.settings.worlds) if self.folder.config.exists() else ""
+        if names:
+            raise UserError(f"{self.path}: has a folder for each of its tasks: {names}. Take one")
+
     def _text(self, path: Path, otherwise: str = "") -> str:
         """What the file holds; without it nothing, or UserError with the reason `otherwise`."""
         if path.exists():
             return path.read_text(encoding="utf-8")
+        self._check_one_task()
         if otherwise:
             raise UserError(f"{self.path}: there is no {path.name}: {otherwise}")
         return ""

@@ -4,9 +4,11 @@ not be written. Opened before anything is written to the folder. Needs no torch.
 
 import logging
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -57,6 +59,8 @@ class Session:
     def __init__(self, folder: RunFolder, verbose: int = 1) -> None:
         """verbose: see `session`."""
         self.folder = folder
+        self.begin = time.monotonic()
+        self.part = ""  # of the work that this folder is for, see `within`
         self.verbose = verbose
         self.stream = safe_stream(sys.stdout) if verbose else null_stream()
         self.console = Console(file=cast(TextIO, self.stream))
@@ -66,6 +70,15 @@ class Session:
         level = logging.DEBUG if verbose > 1 else logging.INFO
         self.log = Log(folder.log, self.console, self.write_errors, level)
         self._begun = folder.log.exists()
+
+    def within(self, name: str) -> "Session":
+        """The part `name` of the same work, in a folder below, which is made."""
+        part = copy(self)
+        part.part = name
+        part.folder = RunFolder(self.folder.path / name)
+        part.folder.path.mkdir(exist_ok=True)
+        part.write_errors = self.write_errors.within(name)
+        return part
 
     @contextmanager
     def logging_output(self) -> Iterator[None]:

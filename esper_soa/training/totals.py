@@ -1,6 +1,5 @@
-"""What the rounds of a run add up to, as its checkpoints keep it and its final table shows it."""
+"""What the rounds of a task add up to, as its checkpoints keep it and its final table shows it."""
 
-import math
 from dataclasses import dataclass, field
 
 import torch
@@ -47,13 +46,12 @@ class FinalHosts:
 
 @dataclass
 class RunTotals:
-    """Sums over the rounds of a run, and the last rounds."""
+    """Sums over the rounds of a task in a run, and its last rounds."""
 
     rounds_done: int = 0
     seconds: float = 0.0  # of collecting and updating
     alpha_rows: float = 0.0  # sum over rounds of the mean number validated per env-step
     seeds: dict[str, int] = field(default_factory=dict)  # events by name
-    best_accuracy: float = -math.inf  # percent, mean over envs at the end of the best round
     # Pareto front: accuracy, stability, parameter ratio.
     front: list[list[float]] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)  # per env, of the last round

@@ -1,7 +1,8 @@
 """The training loop: build everything from the settings, then collect, update, log and save.
 
-A round is one episode of every env followed by one policy update, where the policy learns. A round
-that is interrupted counts for nothing: the resumed run plays it again from its start.
+A round is one episode of every env of every task, followed by one policy update where the policy
+learns. A round that is interrupted counts for nothing: the resumed run plays it again from its
+start.
 """
 
 import time
@@ -9,6 +10,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from esper_soa.agent.rollout import Rollout
 from esper_soa.config.errors import (
@@ -21,18 +23,25 @@ from esper_soa.config.errors import (
 )
 from esper_soa.config.settings import TrainConfig
 from esper_soa.runtime.device import resolve_device
+from esper_soa.runtime.json_lines import Json
 from esper_soa.runtime.memory import memory_errors
 from esper_soa.runtime.ranks import ALONE, Ranks
 from esper_soa.runtime.signals import collect_signals
 from esper_soa.training import resume
-from esper_soa.training.build import world_facts
 from esper_soa.training.callbacks import Callback
-from esper_soa.training.collect import Player, Round, play_round
-from esper_soa.training.final_table import Summary, print_summary, write_summary
+from esper_soa.training.collect import Round, play_round
+from esper_soa.training.final_table import (
+    Summary,
+    print_summary,
+    write_overview,
+    write_summary,
+)
+from esper_soa.training.metrics import RoundResult
 from esper_soa.training.progress import LOGGER, Progress
-from esper_soa.training.run_folder import damaged_newer, write_versions
-from esper_soa.training.running import Run, wants_control
+from esper_soa.training.run_folder import damaged_newer
+from esper_soa.training.running import Run
 from esper_soa.training.session import Session
+from esper_soa.training.task_run import TaskRun, wants_control
 
 
 def train_rounds(run: Run) -> Generator[int, None, None]:
@@ -40,66 +49,98 @@ def train_rounds(run: Run) -> Generator[int, None, None]:
 
     Yields the number of rounds done after every round. Raises RunMemoryError where memory runs out.
     """
-    output = run.output
-    with memory_errors(RunMemoryError), progress_bar(run) as progress, output.open():
-        output.callbacks.on_run_start(run)
-        for number in range(run.totals.rounds_done, run.cfg.rounds):
-            label = f"round {number + 1}/{run.cfg.rounds}"
-            imitates = number < run.cfg.policy.imitation.rounds
-            player = run.player if imitates else run.player._replace(teacher=None)
-
-            # Collect: an episode of every env.
-            begin = time.monotonic()
-            run.profile.on_phase_end("files")
-            request = Round(number, progress, label, run.profile, None, output.recorder)
-            result, rollout = play_round(run.world, player, request)
-            collect_seconds = time.monotonic() - begin
-            run.save_best(result)
+    tasks = run.tasks.values()
+    with memory_errors(RunMemoryError), progress_bar(run) as progress, run.open():
+        for task in tasks:
+            task.output.callbacks.on_run_start(task)
+        for number in range(run.rounds_done, run.cfg.rounds):
+            # Collect: an episode of every env, one task after the other.
+            played = [collect(run, task, number, progress) for task in tasks]
+            run.save_best([one.result for one in played])
             run.profile.on_phase_end("files")
 
-            # Update: the policy learns from it.
+            # Update: the policy learns from all of them.
             begin = time.monotonic()
-            update = learn(player, rollout)
-            del rollout  # its memory is for that of the next round
-            seconds = {
-                "collect_seconds": collect_seconds,
-                "update_seconds": time.monotonic() - begin,
-            }
+            update = learn(run, played, number)
+            # the memory of their rollouts is for those of the next round
+            played = [one._replace(rollout=None) for one in played]
+            seconds = time.monotonic() - begin
             run.profile.on_phase_end("update")
-            run.profile.report(label)
+            run.profile.report(f"round {number + 1}/{run.cfg.rounds}")
 
             # Log.
-            metrics, episodes = run.count(result, update, seconds)
-            output.log(metrics, episodes)
+            lines = log_round(run, played, update, seconds)
 
             # Save.
-            output.save_round(number + 1, result.hosts)
-            output.callbacks.on_round_end(run, metrics)
+            run.save_round([one.result for one in played])
+            for task, metrics in zip(tasks, lines, strict=True):
+                task.output.callbacks.on_round_end(task, metrics)
             run.handle_signals()
             yield number + 1
-        output.save()
-        output.networks.measure_best()
-        run.play_control(progress)
-        output.lost = output.callbacks.finish()
+        run.save()
+        for task in tasks:
+            task.output.networks.measure_best()
+            task.play_control(progress)
+            task.output.lost = task.output.callbacks.finish()
 
 
-def learn(player: Player, rollout: Rollout | None) -> dict[str, float]:
-    """Update the policy; returns diagnostics. A player with a teacher imitates it."""
-    if player.learner is None or rollout is None:
+class Collected(NamedTuple):
+    """A round of a task."""
+
+    result: RoundResult
+    rollout: Rollout | None  # None where nobody learns
+    seconds: float
+
+
+def collect(run: Run, task: TaskRun, number: int, progress: Progress) -> Collected:
+    """Play round `number`, from 0, of a task."""
+    begin = time.monotonic()
+    run.profile.on_phase_end("files")
+    progress.below = task.output.recorder.table
+    label = task.label(f"round {number + 1}/{run.cfg.rounds}")
+    imitates = number < run.cfg.policy.imitation.rounds
+    player = task.player if imitates else task.player._replace(teacher=None)
+    request = Round(number, progress, label, run.profile, None, task.output.recorder)
+    result, rollout = play_round(task.world, player, request)
+    return Collected(result, rollout, time.monotonic() - begin)
+
+
+def learn(run: Run, played: Sequence[Collected], number: int) -> dict[str, float]:
+    """Update the policy with what was played in round `number`, from 0; returns diagnostics."""
+    if run.learner is None:
         return {}
-    taught = player.teacher is not None
-    return player.learner.imitate(rollout) if taught else player.learner.update(rollout)
+    rollouts = [one.rollout for one in played if one.rollout is not None]
+    imitates = number < run.cfg.policy.imitation.rounds
+    return run.learner.imitate(*rollouts) if imitates else run.learner.update(*rollouts)
+
+
+def log_round(
+    run: Run, played: Sequence[Collected], update: dict[str, float], seconds: float
+) -> list[dict[str, Json]]:
+    """Count and write down a round; returns the line of every task for metrics.jsonl.
+
+    seconds: of the update, which tasks have equal parts of.
+    """
+    learning = run.look(update)
+    lines = []
+    for task, one in zip(run.tasks.values(), played, strict=True):
+        times = {"collect_seconds": one.seconds, "update_seconds": seconds / len(played)}
+        metrics, episodes = task.count(one.result, times, learning)
+        task.output.log(metrics, episodes)
+        lines.append(metrics)
+    run.remember()
+    return lines
 
 
 def progress_bar(run: Run) -> Progress:
     """The bar over all env-steps of the run, earlier ones and those of the control included."""
-    cfg = run.cfg
-    rounds = cfg.rounds + (min(cfg.control_rounds, cfg.rounds) if wants_control(cfg) else 0)
-    total = rounds * cfg.envs * cfg.steps - run.totals.cut_off
-    done = run.totals.env_steps(cfg)
-    bar = run.session.progress(total, cfg.telemetry, done, run.handle_signals)
-    bar.below = run.output.recorder.table
-    return bar
+    total = done = 0
+    for task in run.tasks.values():
+        cfg = task.cfg
+        rounds = cfg.rounds + (min(cfg.control_rounds, cfg.rounds) if wants_control(cfg) else 0)
+        total += rounds * cfg.envs * cfg.steps - task.totals.cut_off
+        done += task.totals.env_steps(cfg)
+    return run.session.progress(total, run.cfg.telemetry, done, run.handle_signals)
 
 
 def run_in_session(
@@ -108,8 +149,9 @@ def run_in_session(
     checkpoint: Path | None,
     ranks: Ranks = ALONE,
     callbacks: Sequence[Callback] = (),
-) -> Summary:
-    """Run the whole job, from `checkpoint` on where given; returns the record of the final table.
+) -> list[Summary]:
+    """Run the whole job, from `checkpoint` on where given; returns the record of the final table of
+    each task.
 
     ranks: the processes that share out its envs, of which the first writes. callbacks: those beside
     the ones that the settings ask for.
@@ -120,7 +162,7 @@ def run_in_session(
     memory ran out.
     """
     run = start_run(session, cfg, checkpoint, ranks, callbacks)
-    with closing(run.output.callbacks):
+    with closing(run):
         try:
             with collect_signals() as session.requests:
                 try:
@@ -133,7 +175,7 @@ def run_in_session(
                         run.handle_signals()
                     raise
         except (PrunedError, RankLostError):
-            run.output.save()
+            run.save()
             raise
         return finish_run(run)
 
@@ -165,27 +207,32 @@ def start_run(
             run.restore(checkpoint_run, checkpoint)
         elif cfg.resume and ranks.first:
             LOGGER.info("resume   no checkpoint was found: the run starts afresh")
-            run.output.truncate(0)
+            run.truncate(0)
         else:
-            run.output.networks.truncate(0)
+            for task in run.tasks.values():
+                task.begin()
         if ranks.first:
-            with session.write_errors.attempt(session.folder.versions.name):
-                write_versions(session.folder, run.origin.place, world_facts(run.world))
-    run.announce()
+            run.write_records()
+    for task in run.tasks.values():
+        task.announce()
     return run
 
 
-def finish_run(run: Run) -> Summary:
+def finish_run(run: Run) -> list[Summary]:
     """Sum up a run whose rounds are done; IncompleteError where something could not be written."""
     run.profile.close()
-    summary = run.summarise()
+    summaries = [task.summarise() for task in run.tasks.values()]
+    if not run.ranks.first:
+        return summaries
     session = run.session
-    if not run.output.writes:
-        return summary
-    with session.write_errors.attempt(run.folder.summary.name):
-        write_summary(summary, run.folder.summary)
-    print_summary(summary, session.console)
-    run.output.callbacks.on_run_end(run, summary)
+    for task, summary in zip(run.tasks.values(), summaries, strict=True):
+        with task.session.write_errors.attempt(task.folder.summary.name):
+            write_summary(summary, task.folder.summary)
+        print_summary(summary, session.console)
+        task.output.callbacks.on_run_end(task, summary)
+    if run.cfg.worlds:
+        with session.write_errors.attempt(run.folder.summary.name):
+            write_overview(summaries, run.folder.summary)
     LOGGER.info("files    %s", run.folder.path)
     session.finish()
-    return summary
+    return summaries

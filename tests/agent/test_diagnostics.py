@@ -85,7 +85,7 @@ def test_memory_health_by_hand():
     # not played: uncounted
     hidden = torch.cat([played, torch.full_like(played, 0.1), torch.full_like(played, 100.0)])
     valid = torch.tensor([True, True, False, False, False, False])[:, None]
-    report = memory_health(memory_means(hidden, cell, valid), hidden, cell, valid)
+    report = memory_health(memory_means(hidden, cell, valid), [(hidden, cell, valid)])
     expected = {
         "lstm_rms_max": 50**0.5,
         "lstm_rms_min": 0.5,

@@ -26,14 +26,14 @@ def library_update(learner: Learner, rollout: Rollout, adam: torch.optim.Adam) -
     config = learner.config
     policy = learner.policy
     before = copy.copy(learner)  # _prepare_ replaces the normalisers of the copy alone
-    batch, _ = before._prepare_(rollout)
+    (batch,), _ = before._prepare_(rollout)
     weights = coefficients(config, learner.train_steps, learner.total_updates)
     for epoch in range(config.epochs):
-        for envs in learner._minibatches(NUM_ENVS, learner.config.minibatches, epoch):
+        for (envs,) in learner._minibatches([NUM_ENVS], learner.config.minibatches, epoch):
             rows = batch.of(envs)
             noise = learner._noise(rollout, envs, epoch)
             evaluation = policy.evaluate(rows.rows, segment_starts(rollout.rows.reset), noise)
-            loss, _ = total_loss(evaluation, rows, config, weights, head_tables(config, CPU))
+            loss, _ = total_loss([(evaluation, rows)], config, weights, head_tables(config, CPU))
             adam.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
@@ -76,7 +76,7 @@ def test_two_updates_are_those_of_the_library_optimiser_with_the_settings(limit:
         torch.testing.assert_close(
             flatten(learner.parameters), flatten(theirs.policy.parameters()), rtol=0, atol=2e-6
         )
-        theirs.policy.update_observations_(rollout.rows.features, rollout.rows.valid, 0.99)
+        theirs.policy.update_observations_([(rollout.rows.features, rollout.rows.valid)], 0.99)
         assert torch.equal(learner.policy.mean, theirs.policy.mean)
         assert torch.equal(learner.policy.var, theirs.policy.var)
     assert learner.adam.steps.item() == 8
@@ -163,7 +163,7 @@ def test_minibatches_are_drawn_anew_in_every_epoch_and_round_and_by_the_seed() -
     for seed, rounds, epoch in ((0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)):
         learner = learner_of(seed, minibatches=3)
         learner.rounds = rounds
-        pieces = learner._minibatches(10, 3, epoch)
+        pieces = [piece for (piece,) in learner._minibatches([10], 3, epoch)]
         assert [len(piece) for piece in pieces] == [4, 3, 3]
         order = torch.cat(pieces).tolist()
         assert sorted(order) == list(range(10))
@@ -181,9 +181,9 @@ class LaterHalf(Reduction):
 def test_the_envs_of_a_process_are_counted_without_a_read_of_the_device() -> None:
     learner = learner_of(0, minibatches=2)
     learner.reduction = LaterHalf()
-    wanted = torch.cat(learner._minibatches(10, 2, 0))
+    wanted = torch.cat([piece for (piece,) in learner._minibatches([10], 2, 0)])
     learner.device = torch.device("meta")  # where every read raises
-    found = learner._minibatches(10, 2, 0)
+    found = [piece for (piece,) in learner._minibatches([10], 2, 0)]
     assert sum(len(piece) for piece in found) == len(wanted) == 5
     assert {piece.device.type for piece in found} == {"meta"}
 

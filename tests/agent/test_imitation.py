@@ -147,7 +147,7 @@ def example() -> tuple[Evaluation, Batch]:
 def test_loss_agreement_and_critics_by_hand() -> None:
     evaluation, batch = example()
     weights = Coefficients(entropy=9.0, value=0.5, q=0.25, floor_penalty=9.0, contribution=0.05)
-    loss, metrics = imitation_loss(evaluation, batch, PPOConfig(), weights)
+    loss, metrics = imitation_loss([(evaluation, batch)], PPOConfig(), weights)
     heads = int(relevant_heads(torch.tensor(Op.GERMINATE)).sum())
     # waiting asks the op head alone; two env-steps have a choice and count
     cross_entropy = (0.5 + 0.25 * heads) / 2

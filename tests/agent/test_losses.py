@@ -54,7 +54,7 @@ def test_the_loss_of_four_env_steps_is_that_of_the_reference():
     evaluation, batch = example()
     config = PPOConfig()
     weights = Coefficients(entropy=0.05, value=0.5, q=0.25, floor_penalty=1.5, contribution=0.05)
-    loss, metrics = total_loss(evaluation, batch, config, weights, head_tables(config, CPU))
+    loss, metrics = total_loss([(evaluation, batch)], config, weights, head_tables(config, CPU))
     # the reference's eight heads come to 2.304990, -2.656667 and a divergence of 0.0524233
     policy_loss = -sum_of_heads({Op.WAIT: 1.105171, Op.GERMINATE: -0.904837, Op.PRUNE: 0.6})
     entropies = {Op.WAIT: 0.0, Op.GERMINATE: 0.4, Op.PRUNE: 0.1}
@@ -91,7 +91,9 @@ def test_entropies_are_told_of_env_steps_on_which_the_head_had_a_choice():
     rows.masks.blueprint[1, 0, :2] = True
     rows.masks.blueprint[2, 0, 1] = True
     weights = Coefficients(entropy=0.05, value=0.5, q=0.25, floor_penalty=1.5, contribution=0.05)
-    _, metrics = total_loss(evaluation, batch, PPOConfig(), weights, head_tables(PPOConfig(), CPU))
+    _, metrics = total_loss(
+        [(evaluation, batch)], PPOConfig(), weights, head_tables(PPOConfig(), CPU)
+    )
     told = {"entropy/blueprint": 0.4, "head_share/blueprint": 1 / 4, "head_share/tempo": 0.0}
     told |= {"entropy/op": 0.5 / 3, "head_share/op": 3 / 4}
     for name, value in told.items():
@@ -105,7 +107,7 @@ def test_the_extremes_of_the_ratio_are_of_env_steps_that_count():
     # all heads moved by 0.1, -0.1 and 0.5
     for valid, most in ((True, 0.5 * len(HEADS)), (False, 0.1 * len(HEADS))):
         batch.rows.valid[2] = valid
-        _, metrics = total_loss(evaluation, batch, PPOConfig(), weights, tables)
+        _, metrics = total_loss([(evaluation, batch)], PPOConfig(), weights, tables)
         assert metrics["ratio_max"].item() == pytest.approx(math.exp(most), rel=1e-5)
         assert metrics["ratio_min"].item() == pytest.approx(math.exp(-0.1 * len(HEADS)), rel=1e-5)
 
@@ -177,7 +179,7 @@ def gradients_of(
     }
     config = PPOConfig()
     loss, _ = total_loss(
-        evaluation._replace(**leaves), batch, config, weights, head_tables(config, CPU)
+        [(evaluation._replace(**leaves), batch)], config, weights, head_tables(config, CPU)
     )
     loss.backward()
     return {name: leaf.grad for name, leaf in leaves.items()}

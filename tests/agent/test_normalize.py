@@ -9,9 +9,11 @@ NAN = float("nan")
 def test_rows_that_do_not_count_never_enter_the_observation_moments():
     before = normalize.observation_moments(1, CPU)
     rows = torch.tensor([[[2.0], [NAN], [4.0]]])
-    after = normalize.update_observation(before, rows, torch.tensor([[True, False, True]]), 0.99)
+    after = normalize.update_observation(
+        before, [(rows, torch.tensor([[True, False, True]]))], 0.99
+    )
     torch.testing.assert_close(after.var, torch.tensor([1.0891]))
-    unchanged = normalize.update_observation(after, rows, torch.zeros(1, 3).bool(), 0.99)
+    unchanged = normalize.update_observation(after, [(rows, torch.zeros(1, 3).bool())], 0.99)
     assert torch.equal(unchanged.mean, after.mean)
     assert torch.equal(unchanged.var, after.var)
 

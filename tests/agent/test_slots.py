@@ -278,7 +278,7 @@ def test_statistics_of_a_feature_are_pooled_over_the_slots_and_count_rows() -> N
     # the first feature of the first slot
     features[0, :, 23] = torch.tensor([1.0, 2.0, float("nan")])
     features[0, :, 54] = torch.tensor([3.0, 6.0, float("nan")])  # and of the second
-    policy.update_observations_(features, torch.tensor([[True, True, False]]), momentum=0.5)
+    policy.update_observations_([(features, torch.tensor([[True, True, False]]))], momentum=0.5)
     assert policy.mean[0].item() == pytest.approx(0.5 * 2.0)
     assert policy.mean[23].item() == pytest.approx(0.5 * 3.0)
     # old variance 1 and mean 0, new variance 1 and mean 2; of 1, 2, 3, 6 variance 3.5 and mean 3

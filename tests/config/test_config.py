@@ -275,7 +275,7 @@ def test_a_scripted_policy_may_only_use_blueprints_of_the_task(policy: str, sett
 
 
 FREE = {"run_dir", "resume", "slots", "data.root", "data.tokenizer"}
-FREE |= {"checkpoint", "data_root", "policy.init"}
+FREE |= {"checkpoint", "data_root", "policy.init", "tasks", "worlds"}
 
 
 def parts(path: str, settings: object) -> Iterator[tuple[str, object]]:

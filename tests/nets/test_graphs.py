@@ -289,8 +289,9 @@ def test_what_is_replayed_stands_in_the_log_and_the_versions(tmp_path: Path) -> 
     folder = RunFolder(tmp_path)
     with session(folder) as within:
         job = Run(cfg, within)
-        job.world.kernels = job.world.kernels._replace(replay=Replay((), "none", ("a", "b")))
-        job.announce()
+        (task,) = job.tasks.values()
+        task.world.kernels = task.world.kernels._replace(replay=Replay((), "none", ("a", "b")))
+        task.announce()
     lines = (tmp_path / "log.txt").read_text().splitlines()
     told = [line.split(" ", 2)[2] for line in lines if "graphs   " in line]
     assert told == ["DEBUG graphs   none", "WARNING graphs   a", "WARNING graphs   b"]

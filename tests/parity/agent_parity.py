@@ -66,7 +66,9 @@ def test_observation_statistics_and_normalisation():
     moving = exact = normalize.observation_moments(20, CPU)
     for k, rows in enumerate(arrays["rms_batches"]):
         valid = ~rows.isnan().any(-1)
-        moving = normalize.update_observation(moving, rows.unsqueeze(0), valid.unsqueeze(0), 0.99)
+        moving = normalize.update_observation(
+            moving, [(rows.unsqueeze(0), valid.unsqueeze(0))], 0.99
+        )
         exact = normalize.merge(exact, normalize.batch_moments(rows, valid))
         for moments, name in ((moving, "ema"), (exact, "welford")):
             torch.testing.assert_close(

@@ -223,7 +223,7 @@ def test_activations_of_an_update_are_counted_as_autograd_keeps_them(
         weights = coefficients(learner.config, 0, 1)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             evaluation = learner.policy.evaluate(batch.rows, [0], noise)
-            total_loss(evaluation, batch, learner.config, weights, learner.tables)
+            total_loss([(evaluation, batch)], learner.config, weights, learner.tables)
         return sum(found.values())
 
     cfg = with_network(slots, **network)

@@ -18,7 +18,7 @@ def played(folder: Path, after_round: Callable[[], object]) -> None:
     """A run of three rounds; `after_round` is called once, after the first."""
     with session(RunFolder(folder)) as within:
         run = start_run(within, settings(), None)
-        with closing(run.output.callbacks):
+        with closing(run):
             for done in train_rounds(run):
                 if done == 1:
                     after_round()

@@ -19,7 +19,12 @@ from esper_soa.config.agent import NetworkConfig, PolicyConfig, PPOConfig
 from esper_soa.config.env import GatesConfig, RewardConfig
 from esper_soa.config.errors import SettingError, UserError
 from esper_soa.config.nets import DataConfig, sort_slots
-from esper_soa.config.settings import ComputeConfig, EvaluateConfig
+from esper_soa.config.settings import (
+    ComputeConfig,
+    EvaluateConfig,
+    TrainConfig,
+    settings_from_mapping,
+)
 from esper_soa.env.reward import final_rents
 from esper_soa.env.world import World
 from esper_soa.training.build import build_world
@@ -50,6 +55,10 @@ TRAINED = settings(
         network=NetworkConfig(hidden=8, features=8), ppo=PPOConfig(epochs=1, minibatches=3)
     ),
 )
+
+
+def settings_of(saved: SavedRun, cfg: EvaluateConfig) -> TrainConfig:
+    return evaluation_settings(settings_from_mapping(saved.settings), cfg)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +102,7 @@ def found(evaluated: RunFolder) -> dict:
 @pytest.fixture(scope="module")
 def world(trained: Path, saved: SavedRun) -> World:
     """Hosts and data of seed 2**31 + 3."""
-    return build_world(evaluation_settings(saved, asked(trained)), CPU, 2**31 + SEED)
+    return build_world(settings_of(saved, asked(trained)), CPU, 2**31 + SEED)
 
 
 def by_hand(world: World, agent: Agent) -> list[Witnessed]:
@@ -172,7 +181,7 @@ def test_the_learned_policy_takes_the_likeliest_choice_where_it_is_asked_to(
     trained: Path, saved: SavedRun, world: World
 ) -> None:
     for deterministic in (False, True):
-        cfg = evaluation_settings(saved, asked(trained, deterministic=deterministic))
+        cfg = settings_of(saved, asked(trained, deterministic=deterministic))
         agent = build_agent("ppo", cfg, world, saved)
         assert isinstance(agent, RecurrentPolicy)
         assert agent.deterministic is deterministic
@@ -189,9 +198,9 @@ def test_the_learned_policy_takes_the_likeliest_choice_where_it_is_asked_to(
 def test_task_data_reward_and_rules_are_those_of_the_checkpoint(
     trained: Path, saved: SavedRun
 ) -> None:
-    cfg = evaluation_settings(saved, asked(trained))
+    cfg = settings_of(saved, asked(trained))
     assert (cfg.envs, cfg.rounds, cfg.seed) == (ENVS, EPISODES, TRAINED.seed)
-    assert evaluation_settings(saved, asked(trained, envs=0)).envs == TRAINED.envs
+    assert settings_of(saved, asked(trained, envs=0)).envs == TRAINED.envs
     for name in (
         "task",
         "gates",
@@ -212,10 +221,10 @@ def test_an_evaluation_takes_its_own_data_and_precision_where_it_names_them_else
     there = saved.settings | {"data": saved.settings["data"] | {"name": "auto", "root": "/there"}}
     there |= {"compute": saved.settings["compute"] | {"precision": "bfloat16"}}
     made = replace(saved, settings=there)
-    kept = evaluation_settings(made, asked(trained))
+    kept = settings_of(made, asked(trained))
     assert (kept.data.root, kept.compute.precision) == ("/there", "bfloat16")
     own = asked(trained, data_root="/here", compute=ComputeConfig(precision="float16"))
-    changed = evaluation_settings(made, own)
+    changed = settings_of(made, own)
     assert (changed.data.root, changed.compute.precision) == ("/here", "float16")
 
 
@@ -286,7 +295,7 @@ def test_a_checkpoint_with_foreign_settings_is_refused(trained: Path) -> None:
     with pytest.raises(
         UserError, match="checkpoint: its settings are not those of this program .*wings"
     ):
-        evaluation_settings(saved, asked(trained))
+        settings_of(saved, asked(trained))
 
 
 def test_the_command_line_refuses_a_path_that_leads_nowhere(

@@ -23,6 +23,7 @@ from esper_soa.training.session import session
 
 CPU = torch.device("cpu")
 Place = tuple[str | int, ...]
+PROGRESS = "tasks", "tiny", "progress"
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +55,15 @@ def changed(record: dict, place: Place, value: object) -> dict:
 @pytest.mark.parametrize(
     ("place", "value", "told"),
     [
-        (("progress",), [], "the record.progress is a list"),
-        (("progress", "rounds_done"), True, "the record.progress.rounds_done is True"),
-        (("progress", "seconds"), ..., "the record.progress lacks seconds"),
-        (("progress", "wings"), 2, "the record.progress has wings"),
-        (("progress", "recent", 0, "alpha"), ..., "the record.progress.recent.0 lacks alpha"),
-        (("progress", "recent", 0, "blueprint", 0), 1, "the record.progress.recent.0.blueprint.0"),
-        (("data", "source"), 3, "the record.data.source is 3"),
+        (("tasks",), [], "the record.tasks is a list"),
+        (("tasks",), {}, "the record.tasks is empty"),
+        (("tasks", "tiny", "progress"), [], "the record.tasks.tiny.progress is a list"),
+        ((*PROGRESS, "rounds_done"), True, "the record.tasks.tiny.progress.rounds_done is True"),
+        ((*PROGRESS, "seconds"), ..., "the record.tasks.tiny.progress lacks seconds"),
+        ((*PROGRESS, "wings"), 2, "the record.tasks.tiny.progress has wings"),
+        ((*PROGRESS, "recent", 0, "alpha"), ..., "tiny.progress.recent.0 lacks alpha"),
+        ((*PROGRESS, "recent", 0, "blueprint", 0), 1, "tiny.progress.recent.0.blueprint.0"),
+        (("tasks", "tiny", "data", "source"), 3, "the record.tasks.tiny.data.source is 3"),
         (("watch", "gradient_mean"), "high", "the record.watch.gradient_mean is a str"),
         (("learner",), 3, "the record.learner is 3"),
         (("versions",), None, "the record.versions is None"),
@@ -72,7 +75,8 @@ def test_what_is_wrong_with_a_record_is_told_by_place(
 ) -> None:
     with pytest.raises(CheckpointError) as caught:
         resume.parse_run(tmp_path, changed(record, place, value))
-    assert f"is not of a training run ({told}" in str(caught.value)
+    assert "is not of a training run (the record" in str(caught.value)
+    assert told in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +106,8 @@ def test_what_is_wrong_with_a_record_is_told_by_place(
 def test_a_learner_that_does_not_fit_changes_nothing(
     job: Run, record: dict, tmp_path: Path, place: Place, value: object, told: str
 ) -> None:
-    assert job.player.learner is not None
-    before = copy.deepcopy(job.player.learner.state_dict())
+    assert job.learner is not None
+    before = copy.deepcopy(job.learner.state_dict())
     first, weight = next(iter(record["learner"]["policy"].items()))
     # what a restoring that stops halfway would have taken over
     other = changed(record, ("learner", "policy", first), weight + 1)
@@ -111,11 +115,11 @@ def test_a_learner_that_does_not_fit_changes_nothing(
     save_checkpoint(tmp_path / "a.pt", other)
     with pytest.raises(CheckpointError) as caught:
         resume.restore_learner(
-            job.player.learner, resume.read_run(tmp_path / "a.pt", CPU), tmp_path / "a.pt"
+            job.learner, resume.read_run(tmp_path / "a.pt", CPU), tmp_path / "a.pt"
         )
     assert f"the learner does not fit this run ({told}" in str(caught.value)
-    assert mismatch(job.player.learner.state_dict(), before, "learner") == ""
-    assert torch.equal(job.player.learner.policy.state_dict()[first], before["policy"][first])  # type: ignore[index]
+    assert mismatch(job.learner.state_dict(), before, "learner") == ""
+    assert torch.equal(job.learner.policy.state_dict()[first], before["policy"][first])  # type: ignore[index]
 
 
 @pytest.mark.parametrize("weights", [None, {}, torch.ones(1)])
@@ -125,5 +129,5 @@ def test_a_policy_that_does_not_fit_its_settings_is_not_evaluated(
     save_checkpoint(tmp_path / "a.pt", changed(record, ("learner", "policy"), weights))
     saved = resume.read_run(tmp_path / "a.pt", CPU)
     with pytest.raises(CheckpointError, match="the policy does not fit its own settings") as caught:
-        build_agent("ppo", job.cfg, job.world, saved)
+        build_agent("ppo", job.cfg, job.tasks["tiny"].world, saved)
     assert str(caught.value).isprintable()

@@ -359,13 +359,14 @@ def saved(done: Done, rounds_done: int) -> dict:
 
 def test_a_checkpoint_holds_the_sums_of_the_rounds_before_it(learning_run: Done) -> None:
     for number in range(1, 5):
-        progress = saved(learning_run, number)["progress"]
+        kept_run = saved(learning_run, number)
+        progress = kept_run["tasks"]["tiny"]["progress"]
         so_far = learning_run.lines[:number]
         assert progress["rounds_done"] == number
         seconds = sum(line["collect_seconds"] + line["update_seconds"] for line in so_far)
         assert progress["seconds"] == pytest.approx(seconds)
         assert progress["alpha_rows"] == pytest.approx(sum(line["alpha_rows"] for line in so_far))
-        assert progress["best_accuracy"] == pytest.approx(
+        assert kept_run["best_accuracy"] == pytest.approx(
             max(line["accuracy"]["mean"] for line in so_far)
         )
         assert len(progress["front"]) == so_far[-1]["pareto"]["front_size"]
@@ -397,7 +398,7 @@ def test_the_best_policy_is_the_one_that_played_the_best_round_with_its_weights(
         moved += not torch.equal(weight, after["policy"][name])
     assert moved > 10
     assert torch.equal(kept["learner"]["adam"]["first"], before["adam"]["first"])
-    assert kept["learner"]["rounds"] == kept["progress"]["rounds_done"] == best
+    assert kept["learner"]["rounds"] == kept["tasks"]["tiny"]["progress"]["rounds_done"] == best
 
 
 def test_the_first_of_equally_good_rounds_stays_the_best(tmp_path: Path) -> None:
@@ -437,8 +438,9 @@ def test_rollbacks_of_all_rounds_stand_in_the_summary(tmp_path: Path) -> None:
         job = Run(settings("wait"), within)
         counts = dict.fromkeys(("germinated", "blended", "fossilized", "pruned"), 0)
         kept = FinalHosts([50.0], [1.0], [1.0], [[-1, -1]], [[1, 1]], [[0.0, 0.0]])
-        job.totals = RunTotals(1, 1.0, 1.0, counts | {"rollbacks": 3}, 50.0, [], [0.0], [kept])
-        assert job.summarise().rollbacks == 3
+        (task,) = job.tasks.values()
+        task.totals = RunTotals(1, 1.0, 1.0, counts | {"rollbacks": 3}, [], [0.0], [kept])
+        assert task.summarise().rollbacks == 3
 
 
 def test_penalties_relax_over_the_rounds_that_the_settings_name_and_not_over_those_of_the_run(

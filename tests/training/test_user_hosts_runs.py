@@ -16,7 +16,7 @@ from tiny_runs import fresh, resumed
 
 import esper_soa
 from esper_soa.config.errors import SettingError, UserError
-from esper_soa.config.settings import EvaluateConfig, TrainConfig
+from esper_soa.config.settings import EvaluateConfig, TrainConfig, settings_from_mapping
 from esper_soa.export import main as export_command
 from esper_soa.grown.formats import save_code, save_pt2
 from esper_soa.simulator import Simulator
@@ -63,7 +63,9 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(name: str, tmp_path: Path
     assert_equal_runs(tmp_path / "before", tmp_path / "after", rounds=3)
     assert any(record["blueprints"] for record in lines(tmp_path / "before"))
     saved = read_run(RunFolder(tmp_path / "before").checkpoint(3), CPU)
-    other = evaluation_settings(saved, EvaluateConfig(checkpoint="given", envs=2))
+    other = evaluation_settings(
+        settings_from_mapping(saved.settings), EvaluateConfig(checkpoint="given", envs=2)
+    )
     assert build_agent("ppo", other, build_world(other, CPU), saved) is not None
     with pytest.raises(UserError, match=f"task.host: {HERE}:{name} -> chain"):
         resumed(settings(control="static_final", rounds=3), tmp_path / "before")

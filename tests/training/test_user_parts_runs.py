@@ -11,7 +11,7 @@ from tiny_runs import fresh, resumed
 from esper_soa.agent.policy import BLUEPRINT_TABLES
 from esper_soa.config.errors import UserError
 from esper_soa.config.nets import DataConfig, TaskConfig, TransformerConfig
-from esper_soa.config.settings import EvaluateConfig, TrainConfig
+from esper_soa.config.settings import EvaluateConfig, TrainConfig, settings_from_mapping
 from esper_soa.training.build import build_world
 from esper_soa.training.evaluation import build_agent, evaluation_settings
 from esper_soa.training.players import build_player, load_policy, save_policy
@@ -80,7 +80,9 @@ def test_a_run_does_not_go_on_with_other_blueprints(before: Path) -> None:
 
 def test_the_policy_of_a_run_with_own_blueprints_is_evaluated(before: Path) -> None:
     saved = read_run(RunFolder(before).checkpoint(6), CPU)
-    cfg = evaluation_settings(saved, EvaluateConfig(checkpoint="given", envs=2))
+    cfg = evaluation_settings(
+        settings_from_mapping(saved.settings), EvaluateConfig(checkpoint="given", envs=2)
+    )
     policy = build_agent("ppo", cfg, build_world(cfg, CPU), saved)
     rows = policy.state_dict()["embedding.weight"]  # type: ignore[attr-defined]
     assert rows.shape[0] == 13 + 2 + 1

@@ -163,6 +163,8 @@ def _seeds(text: str, first: int) -> tuple[int, ...]:
 
 def listed(settings: TrainConfig) -> bool:
     """Whether envs have configurations that do not change with the seed."""
+    if settings.worlds:
+        return False  # summary.json has means over all tasks
     texts = [str(attrgetter(name)(settings)) for name in settings.differing]
     return bool(texts) and all(map(LIST_PATTERN.fullmatch, texts))
 

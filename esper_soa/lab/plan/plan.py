@@ -130,15 +130,33 @@ class Plan(NamedTuple):
 
 
 def show_plan(cfg: TrainConfig, console: Console) -> None:
-    """Print the plan of a run; UserError where it cannot run here, with the setting to lower."""
-    plan = make_plan(cfg)
-    console.print(plan_table(plan))
-    console.print(verdict(plan), highlight=False, soft_wrap=True)
+    """Print the plan of every task of a run, and of several what they come to; UserError where it
+    cannot run here, with the setting to lower.
+    """
+    plans = {name: make_plan(one) for name, one in cfg.by_task.items()}
+    for name, plan in plans.items():
+        if cfg.worlds:
+            console.print(f"task {name}", highlight=False)
+        console.print(plan_table(plan))
+        console.print(verdict(plan), highlight=False, soft_wrap=True)
+    if cfg.worlds:
+        console.print(total_text([*plans.values()]), highlight=False, soft_wrap=True)
 
 
 def show_plan_json(cfg: TrainConfig, console: Console) -> None:
-    """As `show_plan`, in one line of JSON."""
-    console.print(json_line(make_plan(cfg).record()), highlight=False, soft_wrap=True)
+    """As `show_plan`, in a line of JSON for every task."""
+    for one in cfg.by_task.values():
+        console.print(json_line(make_plan(one).record()), highlight=False, soft_wrap=True)
+
+
+def total_text(plans: Sequence[Plan]) -> str:
+    """What the tasks of a run take: all are in memory at the same time, and take turns."""
+    memory = sum(plan.run_memory for plan in plans)
+    free = min(plan.took.free for plan in plans)
+    fits = "fits" if free < 0 or memory <= free else "does not fit: lower envs of a task"
+    time = duration(sum(plan.seconds for plan in plans))
+    disk = in_mib(sum(plan.disk.whole for plan in plans), 1)
+    return f"all tasks: memory {in_mib(memory)}, time {time}, disk {disk}; {fits}"
 
 
 def make_plan(cfg: TrainConfig) -> Plan:

@@ -184,7 +184,9 @@ def round_of(cfg: TrainConfig, folder: RunFolder, seconds: float, program: int) 
     start = time.perf_counter()
     free = free_memory(resolve_device(cfg.device))
     with run_at_start(cfg, folder) as (run_session, job):
-        job.cfg = job.output.cfg = replace(cfg, rounds=min(2, cfg.rounds), control="none")
+        (task,) = job.tasks.values()
+        short = replace(cfg, rounds=min(2, cfg.rounds), control="none")
+        job.cfg = job.checkpoints.cfg = task.cfg = task.output.cfg = short
         job.profile = pace = ProbeProfile(seconds, cfg.steps, job.device)
         built = time.perf_counter()
         for _ in train_rounds(job):
@@ -254,19 +256,19 @@ def peak_memory(cfg: TrainConfig, folder: Path) -> int:
     with run_at_start(cfg, RunFolder(folder)) as (run_session, job):
         pace = ProbeProfile(0.0, cfg.steps, job.device)
         pace.next_full = cfg.steps
-        episode = EpisodeRunner(
-            job.world, job.player, Round(0, Progress(1, run_session.console, "off"), "", pace)
-        )
+        (task,) = job.tasks.values()
+        request = Round(0, Progress(1, run_session.console, "off"), "", pace)
+        episode = EpisodeRunner(task.world, task.player, request)
         for _ in range(min(FEW_STEPS, cfg.steps)):
             episode.step_()
         rollout = episode.rollout
-        learner = job.player.learner
+        learner = job.learner
         if rollout is not None and learner is not None:
             for place in range(FEW_STEPS, cfg.steps):
                 write_(rollout, place, rollout.rows[0])
             learner.update(rollout)
         device = job.device
-    del job, episode, rollout, learner
+    del job, task, episode, rollout, learner
     gc.collect()  # what comes next is to take their place
     return _on_device(device) or _memory("VmHWM")
 

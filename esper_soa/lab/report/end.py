@@ -3,11 +3,11 @@
 from esper_soa.lab.report.page import try_write_report
 from esper_soa.training.callbacks import Callback
 from esper_soa.training.final_table import Summary
-from esper_soa.training.running import Run
+from esper_soa.training.task_run import TaskRun
 
 
 class EndReport(Callback):
     """Writes report.html."""
 
-    def on_run_end(self, run: Run, summary: Summary) -> None:
+    def on_run_end(self, run: TaskRun, summary: Summary) -> None:
         try_write_report(run.session)

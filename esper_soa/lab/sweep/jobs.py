@@ -25,8 +25,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import setup_globals
 from omegaconf import DictConfig, OmegaConf
 
+from esper_soa.config.compose import job_settings
 from esper_soa.config.errors import PrunedError, UserError, single_line
-from esper_soa.config.settings import EvaluateConfig, evaluation_from, settings_from
+from esper_soa.config.settings import EvaluateConfig, evaluation_from
 from esper_soa.lab.run_folders import finished_accuracy, resumes
 from esper_soa.lab.sweep.plugins import check_job, has_separate_process, is_search
 from esper_soa.lab.sweep.resolvers import register_resolvers
@@ -126,7 +127,7 @@ def finished_record(
     if OmegaConf.get_type(composed) is EvaluateConfig:
         evaluation_from(composed)
         return None
-    settings = settings_from(composed)
+    settings = job_settings(composed)
     check_job(HydraConfig.get(), settings)
     folder = RunFolder(Path(job.folder))
     accuracy = finished_accuracy(folder, settings)
@@ -165,9 +166,9 @@ def run_here(task: Task, composed: DictConfig) -> float | None:
 
 
 def pruner(composed: DictConfig) -> tuple["Callback", ...]:
-    """The pruner of a search; none in other sweeps, and for several ranks."""
+    """The pruner of a search; none in other sweeps, and for several ranks or tasks."""
     hydra = HydraConfig.get()
-    if not is_search(hydra) or composed.ranks > 1:
+    if not is_search(hydra) or composed.ranks > 1 or len(composed.tasks) > 1:
         return ()
     with torch_import_guard():
         from esper_soa.lab.sweep.pruner import Pruner  # needs the extra `sweep`

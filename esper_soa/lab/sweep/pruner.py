@@ -11,7 +11,7 @@ from esper_soa.config.errors import PrunedError
 from esper_soa.lab.sweep.search import load_study
 from esper_soa.runtime.json_lines import Json
 from esper_soa.training.callbacks import Callback
-from esper_soa.training.running import Run
+from esper_soa.training.task_run import TaskRun
 
 
 class Pruner(Callback):
@@ -23,7 +23,7 @@ class Pruner(Callback):
         self.trial = Trial(study, frozen._trial_id)
         self.reported = set(frozen.intermediate_values)
 
-    def on_round_end(self, run: Run, metrics: Mapping[str, Json]) -> None:
+    def on_round_end(self, run: TaskRun, metrics: Mapping[str, Json]) -> None:
         """Raise PrunedError where the round leaves no hope, but after the last."""
         done = cast(int, metrics["round"])
         accuracy = cast(dict, metrics["accuracy"])["mean"]

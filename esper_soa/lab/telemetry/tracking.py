@@ -20,7 +20,7 @@ from esper_soa.lab.telemetry.worker import Worker
 from esper_soa.runtime.files import LOGGER, WriteErrors, write_text
 from esper_soa.runtime.json_lines import Json
 from esper_soa.training.callbacks import Callback
-from esper_soa.training.running import Run
+from esper_soa.training.task_run import TaskRun
 
 HOME = "esper_soa.lab.telemetry.trackers"
 LIMIT = 64  # rounds that may wait for a tracker
@@ -123,7 +123,7 @@ class Tracking(Callback):
         self.openers = find_openers(names)
         self._workers: dict[str, Worker[Line]] = {}
 
-    def on_run_start(self, run: Run) -> None:
+    def on_run_start(self, run: TaskRun) -> None:
         tracked = TrackedRun(run.folder.path, run.cfg.name, flat_settings(asdict(run.cfg)))
         resumed = run.totals.rounds_done > 0
         self.start(tracked, TrackerState(run.folder.path, resumed, run.session.write_errors))
@@ -134,7 +134,7 @@ class Tracking(Callback):
             sender = Sender(name, open_, tracked, state)
             self._workers[name] = Worker[Line](f"track {name}", sender, LIMIT)
 
-    def on_round_end(self, run: Run | None, metrics: Mapping[str, Json]) -> None:
+    def on_round_end(self, run: TaskRun | None, metrics: Mapping[str, Json]) -> None:
         for worker in self._workers.values():
             worker.emit((int(str(metrics["round"])), dict(numbers_of(metrics))))
 

@@ -29,6 +29,7 @@ from esper_soa.lab.plan.plan import (
     run_probe,
     share,
     slowest_rank,
+    total_text,
     verdict,
 )
 from esper_soa.lab.plan.probe import (
@@ -67,6 +68,17 @@ def test_what_is_left_is_shared_by_more_envs() -> None:
     assert plan_of(TOOK._replace(free=-1)).most_envs == 0
     on_gpu = plan_of(TOOK._replace(device=200 * MIB))
     assert (on_gpu.run_memory, on_gpu.most_envs) == (200 * MIB, 4 + (1024 - 200) // 2)
+
+
+def test_several_tasks_are_in_memory_together_and_take_turns() -> None:
+    # 100 MiB and 1 + 20 * 10.5 + 4 + 3 s each
+    both = [plan_of(), plan_of(TOOK._replace(free=200 * MIB), Disk(3 * MIB, 10, 10**9))]
+    told = "all tasks: memory 200 MiB, time 7m16s, disk 3.0 MiB; "
+    assert total_text(both) == told + "fits"
+    tight = [*both, plan_of(TOOK._replace(host=401 * MIB))]
+    assert total_text(tight).endswith("; does not fit: lower envs of a task")
+    unknown = [plan_of(TOOK._replace(free=-1))] * 2
+    assert total_text(unknown).endswith("fits")
 
 
 def test_pace_and_duration_follow_from_a_round() -> None:

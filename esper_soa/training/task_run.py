@@ -1,0 +1,284 @@
+"""A task of a run in progress: its hosts, what their rounds add up to, and what is written."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from logging import DEBUG, INFO, WARNING
+from operator import sub
+from typing import NamedTuple
+
+import torch
+
+from esper_soa.config.agent import SCRATCH
+from esper_soa.config.registry import is_reference
+from esper_soa.config.settings import TrainConfig, settings_yaml
+from esper_soa.env.world import World
+from esper_soa.nets.data.datasets import SUBSET, ImageSet
+from esper_soa.nets.data.user_images import check_images
+from esper_soa.nets.precision import choose_precision
+from esper_soa.runtime.device import device_name, layout_in_words
+from esper_soa.runtime.json_lines import Json
+from esper_soa.runtime.memory import plan_in_words
+from esper_soa.runtime.ranks import Ranks
+from esper_soa.training import resume
+from esper_soa.training.build import world_facts
+from esper_soa.training.callbacks import Callback, make_recorder
+from esper_soa.training.collect import Player, Round
+from esper_soa.training.controls import GrownHosts, play_control
+from esper_soa.training.final_table import SEEDS, Speed, Summary
+from esper_soa.training.final_test import with_test
+from esper_soa.training.metrics import RoundResult
+from esper_soa.training.output import TaskOutput
+from esper_soa.training.progress import LOGGER, Progress
+from esper_soa.training.run_folder import (
+    RunFolder,
+    open_run_folder,
+    write_config,
+    write_versions,
+)
+from esper_soa.training.session import Session
+from esper_soa.training.totals import RunTotals, cut_off
+from esper_soa.training.verdict import Episode, HostScore, control_text
+from esper_soa.vocabulary import NUM_BLUEPRINTS
+
+
+class Origin(NamedTuple):
+    """Where this process began with the task."""
+
+    clock: float  # time.monotonic() at the start of the session
+    place: str = ""  # the device in words
+    rounds: int = 0  # that earlier processes did
+    env_steps: int = 0  # of all envs, in these
+
+
+class Control(NamedTuple):
+    """What the control reached."""
+
+    score: HostScore
+    cut_off: int  # env-steps that were not simulated, as episodes had ended early
+
+
+class TaskRun:
+    """One task of a run. Where ranks share out the envs, each has one, all alike."""
+
+    def __init__(
+        self,
+        cfg: TrainConfig,
+        session: Session,
+        world: World,
+        player: Player,
+        ranks: Ranks,
+        callbacks: Sequence[Callback],
+    ) -> None:
+        """At its start. cfg: as if the task were alone; session: in the folder of the task."""
+        self.cfg = cfg
+        self.session = session
+        self.world = world
+        self.player = player
+        self.ranks = ranks
+        self.totals = RunTotals()
+        self.control: Control | None = None
+        self.output = TaskOutput(cfg, session, world, ranks, callbacks)
+        nets = world.rules.nets
+        self.origin = Origin(session.begin, device_name(self.device, nets.workers, nets.precision))
+
+    @property
+    def folder(self) -> RunFolder:
+        """Paths of the files of the task."""
+        return self.session.folder
+
+    @property
+    def device(self) -> torch.device:
+        """The device of hosts and policy."""
+        return self.world.device
+
+    def begin(self) -> None:
+        """Begin afresh; UserError where the folder of the task holds results already."""
+        if self.session.part:
+            open_run_folder(str(self.folder.path), self.cfg.name)
+        self.output.networks.truncate(0)
+
+    def restore(self, saved: resume.SavedTask) -> None:
+        """Continue after the rounds of `saved`."""
+        self.totals = saved.progress
+        done = self.totals.rounds_done
+        self.origin = self.origin._replace(rounds=done, env_steps=self.totals.env_steps(self.cfg))
+
+    def write_records(self) -> None:
+        """Write versions.json, and config.yaml where the folder is of this task alone."""
+        write_errors = self.session.write_errors
+        with write_errors.attempt(self.folder.versions.name):
+            write_versions(self.folder, self.origin.place, world_facts(self.world))
+        if self.session.part:
+            with write_errors.attempt(self.folder.config.name):
+                write_config(self.folder, settings_yaml(self.cfg))
+
+    def label(self, text: str) -> str:
+        """What the progress bar calls a part of the run."""
+        return f"{text} {self.session.part}".rstrip()
+
+    def announce(self) -> None:
+        """Say on the console which data, hosts, policy and memory; the rest goes to the log."""
+        cfg = self.cfg
+        data = self.world.data
+        rules = self.world.rules
+        shape = rules.nets.shape
+        host = cfg.task.host_name + " of your own" * is_reference(cfg.task.host)
+        slots = ", ".join(spec.name for spec in shape.slots)
+        hosts = f"{self.world.sizes.num_envs} x {host}, {rules.reward.counts.host:,} parameters"
+        rounds = f"{cfg.rounds} round{'s' * (cfg.rounds > 1)} of {cfg.steps} env-steps"
+        start = cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH
+        policy = cfg.policy.name + f" from {start}" * (start != SCRATCH)
+        modes = "+".join(cfg.reward.modes)
+        named = data.source.startswith(data.name)
+        level = WARNING if data.source.startswith(SUBSET) else INFO
+        LOGGER.log(level, "data     %s", data.source if named else f"{data.name}: {data.source}")
+        if isinstance(data, ImageSet) and data.num_classes is not None:
+            for finding in check_images(data):
+                LOGGER.warning("data     %s", finding)
+        LOGGER.info("hosts    %s, slots %s; %s", hosts, slots, rounds)
+        for one in shape.blueprints:
+            if one.code >= NUM_BLUEPRINTS:
+                LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
+        LOGGER.info("policy   %s, reward %s, on %s", policy, modes, self.origin.place)
+        if cfg.policy.name == "ppo" and cfg.policy.ppo.minibatches > cfg.envs:
+            LOGGER.warning(
+                "policy   policy.ppo.minibatches=%d is more than envs=%d: one minibatch per env",
+                cfg.policy.ppo.minibatches,
+                cfg.envs,
+            )
+        LOGGER.info("memory   %s", plan_in_words(cfg, self.device, rules))
+        self.log_details()
+
+    def log_details(self) -> None:
+        """Write to the log how samples are prepared, the work, and what computes it."""
+        cfg = self.cfg
+        nets = self.world.rules.nets
+        engine = self.world.rules.engine.chosen
+        replay = self.world.kernels.replay
+        samples = f"V={cfg.val_samples} validation {self.world.data.spec.name}"
+        each = f"of every host per env-step, in batches of {cfg.batch_size}"
+        work = f"T={cfg.train_samples} training and {samples} {each}"
+        for note in self.world.data.notes:
+            LOGGER.debug("data     %s", note)
+        LOGGER.debug("work     %s", work)
+        LOGGER.debug("compute  %s", layout_in_words(self.device, nets.workers, nets.env_chunk))
+        precision = choose_precision(self.cfg.compute.precision, self.device)
+        LOGGER.debug("numbers  hosts compute in %s: %s", precision.name, precision.reason)
+        LOGGER.log(WARNING if engine.fallback else DEBUG, "kernels  %s", engine.reason)
+        for obstacle in engine.tried:
+            LOGGER.debug("kernels  %s", obstacle)
+        LOGGER.debug("state    kernels of the env state: %s", self.world.kernels.reason)
+        LOGGER.debug("graphs   %s", replay.reason)
+        for left_out in replay.left_out:
+            LOGGER.warning("graphs   %s", left_out)
+
+    def count(
+        self, result: RoundResult, seconds: dict[str, float], learning: dict[str, Json]
+    ) -> tuple[dict[str, Json], list[dict[str, Json]]]:
+        """Count a round; returns its lines for metrics.jsonl and episodes.jsonl.
+
+        seconds: collect_seconds and update_seconds; learning: diagnostics and anomalies. The hosts
+        of a round that the final table is of are measured on the test images, which counts for
+        neither.
+        """
+        totals = self.totals
+        if totals.rounds_done >= self.cfg.rounds - self.cfg.control_rounds:
+            result = with_test(self.world, result)
+        totals.add(result, sum(seconds.values()), self.cfg)
+        number = totals.rounds_done
+        metrics: dict[str, Json] = {
+            "round": number,
+            "env_steps": totals.env_steps(self.cfg),
+            **result.record,
+            "pareto": asdict(totals.pareto()),
+            "eps": result.env_steps / sum(seconds.values()),
+            **seconds,
+            **learning,
+        }
+        episodes = [
+            {"round": number, "env": env} | episode for env, episode in enumerate(result.episodes)
+        ]
+        return metrics, episodes
+
+    def play_control(self, progress: Progress) -> None:
+        """Play the last rounds with the control, where there is one."""
+        cfg = self.cfg
+        if not wants_control(cfg):
+            return
+        recent = self.totals.recent
+        label = self.label(control_text(cfg.control))
+        record = partial(make_recorder, cfg, session=self.session, ranks=self.ranks, control=True)
+        results = [
+            play_control(
+                cfg.control,
+                cfg,
+                self.world,
+                hosts,
+                Round(number, progress, label),
+                self.ranks,
+                record,
+            )
+            for number, hosts in enumerate(recent, self.totals.rounds_done - len(recent))
+        ]
+        missing = sum(cut_off(result, cfg) for result in results)
+        self.control = Control(self.score(cfg.control, results), missing)
+
+    def score(self, name: str, rounds: Sequence[GrownHosts]) -> HostScore:
+        """The rounds of the player `name` for the final table; all pay rent by the run's host."""
+        episodes = []
+        for one, grown in zip(rounds, self.totals.recent, strict=True):
+            rents = self.world.final_rents(one.parameters, one.train_flop, grown.settings)
+            tested = list(one.test_accuracies) or [math.nan] * len(one.accuracies)
+            net = [*map(sub, tested, rents)]
+            losses = list(one.test_losses) or [math.nan] * len(one.accuracies)
+            scores = one.accuracies, tested, one.parameters, net, one.train_flop, losses
+            episodes.append(Episode(*scores, grown.settings))
+        return HostScore(name, episodes)
+
+    def summarise(self) -> Summary:
+        """The record of the final table and of summary.json."""
+        cfg = self.cfg
+        totals = self.totals
+        recorder = self.output.recorder
+        env_steps = totals.env_steps(cfg)
+        rows = totals.alpha_rows / totals.rounds_done
+        dropped = {"tables": recorder.dropped} if recorder.dropped else {}
+        return Summary(
+            name=cfg.name,
+            task=cfg.task.host_name,
+            policy=cfg.policy.name,
+            data=f"{self.world.data.name} ({self.world.data.source})",
+            device=self.origin.place,
+            envs=cfg.envs,
+            rounds=cfg.rounds,
+            steps=cfg.steps,
+            grown=self.score(cfg.policy.name, totals.recent),
+            control=self.control.score if self.control else None,
+            perplexity=self.world.data.spec.perplexity,
+            test_images=len(self.world.data.test_labels),
+            validation_images=len(self.world.data.val_labels),
+            seeds={name: totals.seeds[name] for name in SEEDS},
+            reward=sum(totals.rewards) / len(totals.rewards),
+            speed=Speed(env_steps, totals.seconds, cfg.train_samples, cfg.val_samples, rows),
+            wall_seconds=time.monotonic() - self.origin.clock,
+            pareto=totals.pareto(),
+            rollbacks=totals.seeds.get("rollbacks", 0),
+            rounds_before=self.origin.rounds,
+            env_steps_before=self.origin.env_steps,
+            control_cut_off=self.control.cut_off if self.control else 0,
+            samples=self.world.data.spec.name,
+            policy_init=cfg.policy.init if cfg.policy.name == "ppo" else SCRATCH,
+            telemetry={
+                "level": cfg.telemetry.level,
+                "env_steps": recorder.env_steps,
+                "dropped": dropped | self.output.lost,
+            },
+        )
+
+
+def wants_control(cfg: TrainConfig) -> bool:
+    """Whether a control repeats the last rounds; a policy is no control of itself."""
+    return cfg.control not in ("none", cfg.policy.name)

@@ -1,0 +1,213 @@
+"""Several tasks in one run: each is played as in a run of its own, one policy learns from all."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from equal_runs import CPU, same, settings
+from tiny_runs import evaluate, fresh, records, resumed, timeless
+
+from esper_soa.config.compose import compose_settings
+from esper_soa.config.errors import UserError
+from esper_soa.config.nets import DataConfig, TaskConfig
+from esper_soa.config.settings import (
+    OF_A_TASK,
+    EvaluateConfig,
+    TrainConfig,
+    WorldConfig,
+    settings_from_yaml,
+    settings_yaml,
+)
+from esper_soa.lab.run_folders import find_run_folders
+from esper_soa.simulator import Simulator
+from esper_soa.training.checkpoint import load_checkpoint
+from esper_soa.training.resume import may_change
+from esper_soa.training.run_folder import RunFolder
+from esper_soa.training.runs import open_run
+
+OTHER = TaskConfig(name="other", base_channels=3, num_blocks=3, kernel_size=3, num_pools=1)
+NAMES = ("tiny", "other")
+
+
+def own(cfg: TrainConfig) -> WorldConfig:
+    return WorldConfig(**{name: getattr(cfg, name) for name in OF_A_TASK})
+
+
+def alone(player: str = "ppo", **changed: object) -> list[TrainConfig]:
+    """Two tasks, each by itself: other hosts, slots, numbers of envs and images."""
+    first = settings(player, **{"rounds": 2} | changed)
+    data = DataConfig(name="synthetic", synthetic_train=24, synthetic_test=20)
+    slots = ["r0c0", "r0c1", "r0c2"]
+    return [first, replace(first, envs=3, task=OTHER, slots=slots, data=data, train_samples=8)]
+
+
+def together(player: str = "ppo", **changed: object) -> TrainConfig:
+    """The tasks of `alone` in one run."""
+    first, second = alone(player, **changed)
+    return replace(first, worlds={"tiny": own(first), "other": own(second)})
+
+
+@pytest.fixture(scope="module")
+def learning(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of three rounds on both tasks."""
+    path = tmp_path_factory.mktemp("learning")
+    cfg = together(rounds=3)
+    fresh(cfg, path)
+    (path / "config.yaml").write_text(settings_yaml(cfg))  # as the command does
+    return path
+
+
+def test_each_task_is_played_to_the_bit_as_in_a_run_of_its_own(tmp_path: Path) -> None:
+    fresh(together("random", control="wait"), tmp_path / "both")
+    for cfg in alone("random", control="wait"):
+        name = cfg.task.name
+        fresh(cfg, tmp_path / name)
+        mine, its = tmp_path / "both" / name, tmp_path / name
+        assert len(records(mine / "episodes.jsonl")) == 2 * cfg.envs
+        assert (mine / "episodes.jsonl").read_bytes() == (its / "episodes.jsonl").read_bytes()
+        assert timeless(mine / "metrics.jsonl") == timeless(its / "metrics.jsonl")
+        summaries = [json.loads((one / "summary.json").read_text()) for one in (mine, its)]
+        for part in ("grown", "control"):
+            assert summaries[0][part] == summaries[1][part]
+        for kind in ("best", "hosts"):
+            files = [RunFolder(one).network_files(kind)[-1] for one in (mine, its)]
+            assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_one_policy_learns_from_the_rounds_of_all_tasks(learning: Path) -> None:
+    lines = {name: timeless(learning / name / "metrics.jsonl") for name in NAMES}
+    for one, other in zip(*lines.values(), strict=True):
+        assert one["update"] == other["update"]
+        # two envs and three, of three env-steps
+        assert one["update"]["valid_rows"] == 15
+        assert one["accuracy"] != other["accuracy"]
+    saved = load_checkpoint(RunFolder(learning).checkpoint(3), CPU)
+    assert list(saved["tasks"]) == list(NAMES)
+    means = [
+        sum(line["accuracy"]["mean"] for line in rounds) / 2
+        for rounds in zip(*lines.values(), strict=True)
+    ]
+    assert saved["best_accuracy"] == pytest.approx(max(means))
+    best = load_checkpoint(RunFolder(learning).best, CPU)
+    assert best["learner"]["rounds"] == means.index(max(means))
+
+
+def test_a_resumed_run_on_several_tasks_ends_as_the_one_that_went_on(
+    learning: Path, tmp_path: Path
+) -> None:
+    fresh(together(rounds=1), tmp_path)
+    (tmp_path / "tiny" / "metrics.jsonl").open("a").write('{"round": 2}\n')
+    resumed(together(rounds=3), tmp_path)
+    for name in NAMES:
+        files = [one / name / "metrics.jsonl" for one in (tmp_path, learning)]
+        assert timeless(files[0]) == timeless(files[1])
+    parts = [load_checkpoint(RunFolder(one).checkpoint(3), CPU) for one in (tmp_path, learning)]
+    same(parts[0]["learner"], parts[1]["learner"])
+    same(parts[0]["watch"], parts[1]["watch"])
+
+
+def test_every_task_is_evaluated_and_has_its_own_records(learning: Path, tmp_path: Path) -> None:
+    cfg = EvaluateConfig(str(learning), policies=["ppo", "wait"], episodes=1, progress="off")
+    evaluate(cfg, RunFolder(tmp_path))
+    run = open_run(learning)
+    assert list(run.tasks) == list(NAMES)
+    for name, envs in zip(NAMES, (2, 3), strict=True):
+        found = json.loads((tmp_path / name / "evaluation.json").read_text())
+        assert len(found["policies"]["ppo"]["samples"]["reward"]) == envs
+        task = run.tasks[name]
+        assert task.export(0).spec["task"] == task.summary["task"] == name
+        controller = run.policy(task=name)
+        assert controller.spec["task"] == name
+        assert len(controller.spec["slots"]) == envs
+    scores = [run.tasks[name].summary["grown"]["test_accuracy"] for name in NAMES]
+    assert run.summary["grown"]["test_accuracy"] == pytest.approx(sum(scores) / 2)
+    with pytest.raises(UserError, match="has a folder for each of its tasks: tiny, other"):
+        run.metrics()
+    # wherever a run with one task would be found, those of several are
+    deep = tmp_path / "runs" / "name" / "sweep" / "0"
+    deep.parent.mkdir(parents=True)
+    deep.symlink_to(learning)
+    assert [*find_run_folders([tmp_path / "runs"])] == ["other", "tiny"]
+
+
+def test_a_folder_that_holds_a_task_of_another_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match="other: already holds the results of a run"):
+        fresh(together("wait"), tmp_path)
+
+
+def test_tasks_are_what_the_settings_make_of_each_alone() -> None:
+    common = ["data=fashion32", "task.host_lr=0.03"]
+    entries = "tasks=[cifar_impaired,'cifar_baseline envs=3 slots=2','text_small data=text']"
+    cfg = compose_settings("smoke", [*common, entries])
+    assert [*cfg.by_task] == ["cifar_impaired", "cifar_baseline", "text_small"]
+    first, second, third = cfg.by_task.values()
+    assert first == compose_settings("smoke", [*common, "task=cifar_impaired"])
+    assert second == compose_settings(
+        "smoke", [*common, "task=cifar_baseline", "envs=3", "slots=2"]
+    )
+    assert third == compose_settings("smoke", [common[1], "task=text_small", "data=text"])
+    assert settings_from_yaml(settings_yaml(cfg)) == cfg
+
+
+def test_without_a_choice_every_task_has_data_of_its_kind() -> None:
+    cfg = compose_settings("smoke", ["data=auto", "tasks=[cifar_impaired,text_small]"])
+    assert [one.data.name for one in cfg.by_task.values()] == ["auto", "text"]
+    rooted = ["data=auto", "data.root=images", "task=text_small"]
+    assert compose_settings("smoke", rooted).data.name == "auto"
+
+
+def test_one_policy_plays_hosts_of_images_and_of_text(tmp_path: Path) -> None:
+    text = settings(envs=1, steps=2, rounds=1, val_samples=4, slots=["r0c1"])
+    read = compose_settings("smoke", ["data=auto", "task=text_small"])
+    text = replace(text, task=read.task, data=read.data)
+    images = settings(envs=2, steps=2, rounds=1, val_samples=4)
+    both = {"tiny": own(images), "text_small": own(text)}
+    fresh(replace(images, worlds=both), tmp_path)
+    (line,) = timeless(tmp_path / "text_small" / "metrics.jsonl")
+    assert line["update"]["valid_rows"] == 6
+    assert line["update"]["steps"] > 0
+    assert json.loads((tmp_path / "text_small" / "summary.json").read_text())["perplexity"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "free"), [("data.root", True), ("envs", False), ("task.host_lr", False)]
+)
+def test_a_resumed_run_may_change_of_a_task_what_it_may_of_one_alone(
+    setting: str, free: bool
+) -> None:
+    assert may_change(setting) == may_change(f"worlds.tiny.{setting}") == free
+
+
+def test_a_single_task_is_the_run_on_it() -> None:
+    listed = compose_settings("smoke", ["tasks=['cifar_minimal envs=3']"])
+    assert listed == compose_settings("smoke", ["task=cifar_minimal", "envs=3"])
+
+
+def test_a_simulator_is_of_one_task() -> None:
+    with pytest.raises(UserError, match="a single task here. Make a simulator of each"):
+        Simulator(together("wait"))
+
+
+BOTH = "tasks=[cifar_impaired,cifar_minimal]"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["tasks=[cifar_impaired,'cifar_minimal seed=3']"], "without seed=3, which is a setting"),
+        (["tasks=[cifar_impaired,cifar_impaired]"], "must be tasks of different names"),
+        (["tasks=[cifar_impaired,nothing]"], "task=nothing: must be cifar_baseline"),
+        ([BOTH, "task=cifar_scale"], "task=cifar_scale: must be left out with tasks"),
+        ([BOTH, "ranks=2"], "ranks=2: must be 1 with several tasks"),
+        (["tasks=[cifar_impaired,'text_small data=synthetic slots=[r2c2]']"], "slots=r2c2"),
+        (["tasks=[cifar_impaired,text_small]", "policy=heuristic"], "heuristic.blueprint_rotation"),
+        (["tasks=[cifar_impaired,'cifar_minimal task.blueprints=[norm,my:Own]']"], "tasks="),
+    ],
+)
+def test_what_cannot_be_played_together_is_refused_by_name(words: list[str], told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        compose_settings("smoke", words)
+    assert told in str(caught.value)
