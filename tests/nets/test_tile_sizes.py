@@ -29,9 +29,9 @@ def test_every_block_fits_every_gpu_with_as_many_stages_as_there_is_room(
 
 
 def test_numbers_of_a_tile_by_hand() -> None:
-    """128 channels: 32 pixels of 128 + 32 numbers, and a code for each of the 128."""
+    """128 channels: a step has 32 pixels of 32 numbers and 32 weights of each of the 128."""
     chosen = block_tile(64, 128, 9, torch.float32, 163 << 10)
-    assert chosen == (32, 32, 32, 3, 3 * 32 * (128 + 32) * 4 + 32 * 128)
+    assert chosen == (32, 32, 32, 3, 3 * 32 * (32 + 128) * 4)
 
 
 def test_hosts_that_do_not_fit_are_refused_before_anything_is_compiled() -> None:

@@ -121,7 +121,14 @@ def launches_of_an_env_step(
 def expected_kernels(blocks: int, slots: int) -> dict[str, int]:
     """Launches of a training batch without statistics, by kernel."""
     once = ("cut", "head", "head_sums", "seed_weights", "sum", "step")
-    per_block = ("conv", "statistics", "norm_pool", "norm_sums", "coefficients", "weight_gradient")
+    per_block = (
+        "conv",
+        "statistics",
+        "norm_pool",
+        "norm_sums",
+        "output_gradient",
+        "weight_gradient",
+    )
     counts = dict.fromkeys(once, 1) | dict.fromkeys(per_block, blocks)
     counts |= {"input_gradient": blocks - 1}
     counts |= dict.fromkeys(("slot_forward", "slot_backward"), slots)

@@ -22,7 +22,10 @@ CASES = [
     (2, 2, 3, 8, 6, 3, 2, True),
     (1, 3, 8, 16, 5, 3, 2, False),
     (3, 2, 4, 5, 4, 1, 1, False),
-    (2, 1, 3, 4, 12, 3, 1, True),
+    (2, 6, 3, 4, 12, 3, 1, True),  # tiles for two splits, the last not full
+    # as large as they become: tiles without end, the most channels
+    pytest.param((1, 2, 64, 128, 32, 3, 2, False), marks=pytest.mark.slow),
+    pytest.param((1, 33, 3, 8, 32, 3, 1, True), marks=pytest.mark.slow),
 ]
 
 

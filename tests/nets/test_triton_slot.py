@@ -20,7 +20,7 @@ from torch import Tensor
 
 from esper_soa.nets.model.host import HostShape
 from esper_soa.nets.seeds.seed_plan import THROUGH, SeedPlan
-from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend
+from esper_soa.vocabulary import CNN_BLUEPRINTS, Blend, Blueprint
 
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 
@@ -91,6 +91,20 @@ def test_a_seed_of_every_kind_and_blend_equals_torch(detached: bool, code: int, 
     found = triton_slot(*given)
     assert_same(found, plain_slot(*given))
     assert torch.equal(found.features[0], x[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_slot_as_large_as_it_becomes_equals_torch(pooled: bool) -> None:
+    shape = gpu_mixtures.slot_shape(128)
+    alpha = torch.tensor([[0.3], [0.6]], dtype=torch.float64, device=DEVICE)
+    x = drawn(1, 2, 1, 32, 32, 128)
+    upstream = drawn(2, 2, 1, *(16, 16) if pooled else (32, 32), 128)
+    plan = single(Blueprint.CONV_LIGHT, Blend.GATE, False)
+    weights = random_weights(shape, 2, 5)
+    assert_same(
+        *(slot(shape, weights, plan, alpha, x, upstream) for slot in (triton_slot, plain_slot))
+    )
 
 
 MIXTURES = [  # networks, batch, size, channels

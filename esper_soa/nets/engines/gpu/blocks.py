@@ -26,8 +26,8 @@ from esper_soa.nets.model.conv import conv_segments
 from esper_soa.nets.model.host import HostShape
 
 COLOURS = 4  # numbers per pixel of an image: three, and a zero so that they are loaded together
-MAX_SPLITS = 32  # parts of a weight gradient's sum
 PIXELS_PER_SPLIT = 1024
+TILES_PER_SPLIT = 4  # that a program sums up one after the other, at least, where there are
 
 
 class BlockPlan(NamedTuple):
@@ -87,9 +87,8 @@ def block_plans(shape: HostShape) -> list[BlockPlan]:
 
 def num_splits(batch: int, shape: HostShape) -> int:
     """Parts of the sums over the pixels of a batch: a function of the batch alone."""
-    return max(
-        1, min(MAX_SPLITS, batch * conv_segments(shape.segments)[0].size ** 2 // PIXELS_PER_SPLIT)
-    )
+    pixels = batch * conv_segments(shape.segments)[0].size ** 2
+    return max(1, min(block.MAX_SPLITS.value, pixels // PIXELS_PER_SPLIT))
 
 
 class Weights(NamedTuple):
@@ -119,12 +118,11 @@ def weights_of(plan: BlockPlan, params: Tensor, statistics: Tensor) -> Weights:
 class BlockMemory(NamedTuple):
     """Activations that a block saves for its backward pass, and buffers."""
 
-    output: Tensor  # [n, B, H*W, O] of the convolution
+    output: Tensor  # [n, B, H*W, O] of the convolution; its gradient in a backward pass
     features: Tensor  # [n, B, ., O] behind norm, ReLU and its own pool
     codes: Tensor  # uint8, as features: place of the maximum in its window
     partials: Tensor  # float32 [n, tiles, 2, O]
     statistics: Tensor  # float32 [2 n, O]
-    coefficients: Tensor  # float32 [n, 4, O]
 
 
 def memory_of(plan: BlockPlan, num_nets: int, batch: int, like: Tensor) -> BlockMemory:
@@ -138,7 +136,6 @@ def memory_of(plan: BlockPlan, num_nets: int, batch: int, like: Tensor) -> Block
         torch.empty_like(features, dtype=torch.uint8),
         wide.new_empty(num_nets, tiles, 2, plan.outputs),
         wide.new_empty(2 * num_nets, plan.outputs),
-        wide.new_empty(num_nets, 4, plan.outputs),
     )
 
 
@@ -179,30 +176,27 @@ def backward_(
     """
     (num_nets, batch), (splits, width) = memory.output.shape[:2], partials.shape[1:]
     layer, tile, tiles, options = _launch(plan, batch, x, rows(slot_flags))
-    upstream = Upstream(
-        plane(gradients[0]), plane(memory.output), plane(memory.codes), memory.coefficients
-    )
-    pooled = triton.cdiv(batch * plan.norm_side**2, tile.pixels.value)
+    output = plane(memory.output)
+    upstream = Upstream(plane(gradients[0]), output, plane(memory.codes))
     statistics = rows(memory.statistics)
-    block.norm_sums_kernel[num_nets, pooled](upstream, statistics, memory.partials, layer, tile)
-    affine = Rows(partials[:, 0, plan.norm_at :], splits * width)
-    block.coefficients_kernel[num_nets,](
-        (memory.partials, pooled),
-        statistics,
-        weights.scale,
-        memory.coefficients,
-        affine,
-        layer,
-        tile,
+    parts, share = _split(batch * plan.norm_side**2, splits, tile)
+    block.norm_sums_kernel[num_nets, parts](
+        upstream, statistics, memory.partials, share, layer, tile
+    )
+    sums = memory.partials, parts
+    norm = weights.scale, Rows(partials[:, 0, plan.norm_at :], splits * width)
+    parts, share = _split(layer.num_pixels, splits, tile)
+    block.output_gradient_kernel[num_nets, parts](
+        upstream, statistics, norm, sums, share, layer, tile
     )
     if gradients[1] is not None:
         block.input_gradient_kernel[num_nets, tiles](
-            upstream, weights.kernel, plane(gradients[1]), layer, tile, **options
+            output, weights.kernel, plane(gradients[1]), layer, tile, **options
         )
     columns = triton.cdiv(plan.stored * plan.kernel**2, tile.group.value)
-    target = partials[:, :, plan.weight_at :]
-    block.weight_gradient_kernel[num_nets, splits, columns](
-        upstream, plane(x), target, width, layer, tile, **options
+    target = Rows(partials[:, 0, plan.weight_at :], splits * width)
+    block.weight_gradient_kernel[num_nets, parts, columns](
+        output, plane(x), target, width, share, layer, tile, num_stages=1
     )
 
 
@@ -233,6 +227,13 @@ class Launch(NamedTuple):
     tile: KernelTile
     tiles: int  # of the full map
     options: dict[str, int]
+
+
+def _split(pixels: int, splits: int, tile: KernelTile) -> tuple[int, int]:
+    """(splits, at most so many, pixels of each, in whole tiles)."""
+    tiles = triton.cdiv(pixels, tile.pixels.value)
+    parts = min(splits, triton.cdiv(tiles, TILES_PER_SPLIT))
+    return parts, triton.cdiv(tiles, parts) * tile.pixels.value
 
 
 def _launch(plan: BlockPlan, batch: int, x: Tensor, words: Rows | None = None) -> Launch:

@@ -49,19 +49,18 @@ def shared_limit(device: torch.device) -> int:
 def block_tile(inputs: int, outputs: int, taps: int, dtype: torch.dtype, limit: int) -> TileSizes:
     """Of a block's kernels: with as many stages as leave room for a second program, or with one.
 
-    A step holds a tile of pixels beside one of weights, or two tiles of pixels; codes of the pool
-    stand beside both. Sums of gradients go through shared memory at the end.
+    A step holds a tile of pixels beside one of weights. Gradients of weights have one stage, of two
+    tiles of pixels; sums and whole tiles are rearranged in shared memory at the end.
     """
     width = padded(max(inputs, outputs))
     columns = min(16 if inputs <= 8 else 32, padded(inputs * taps))
     group = min(GROUP_BYTES // dtype.itemsize, padded(inputs * taps))
     pixels = min(MAX_BLOCK_PIXELS, BLOCK_NUMBERS // width)
-    beside_weights = pixels * columns * dtype.itemsize + columns * width * WIDE
-    step = max(beside_weights, pixels * (group + width) * dtype.itemsize)
+    step = pixels * columns * dtype.itemsize + columns * width * WIDE
+    operands = pixels * (group + width) * dtype.itemsize
+    least = max(operands, max(group, pixels) * width * WIDE)
     fitting = [
-        TileSizes(pixels, columns, group, stages, max(held, group * width * WIDE))
-        for stages in STAGES
-        for held in [stages * step + pixels * width]
+        TileSizes(pixels, columns, group, stages, max(stages * step, least)) for stages in STAGES
     ]
     half = limit // 2 - RESERVED // 2
     return next((one for one in fitting if one.shared <= half), fitting[-1])

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from esper_soa.nets.engines.gpu.kernels.tiles import (
     NORM_EPS,
@@ -25,11 +24,10 @@ from esper_soa.nets.engines.gpu.kernels.tiles import (
     start_of,
     store_pixels,
     store_rows,
-    tap_places,
     taps,
-    transposed_kernel_tile,
 )
 
+MAX_SPLITS = tl.constexpr(32)  # parts of a sum over the pixels of a batch
 NO_GRADIENT = tl.constexpr(4)  # code of a pooled pixel that ReLU has cut off
 
 
@@ -39,8 +37,6 @@ class Upstream(NamedTuple):
     gradient: Plane  # of the block's (pooled) output
     output: Plane  # of the convolution
     codes: Plane  # uint8: place of the maximum in its window, or NO_GRADIENT
-    # Float32 [n, 4, O]: of the gradient, of the output, constant, batch mean.
-    coefficients: Tensor
 
 
 @triton.jit
@@ -50,10 +46,10 @@ def conv_kernel(x, weight, output, partials, layer, tile):
     if has_ended(layer.words, env):
         return
     part = tl.program_id(1)
-    span = span_of(part, layer.num_pixels, tile)
-    values = conv_tile(x, env, weight, env, span, layer, tile)
+    span = span_of(part * tile.pixels, layer.num_pixels, tile)
+    values = conv_tile(x, env, start_of(weight, env), span, layer, tile, False)
     store_pixels(output, env, span, layer.outputs, values, tile.outputs)
-    count = tl.sum(span[1].to(tl.float32), axis=0)
+    count = tl.minimum(layer.num_pixels - part * tile.pixels, tile.pixels).to(tl.float32)
     mean = tl.sum(tl.where(span[1][:, None], values, 0.0), axis=0) / count
     centred = tl.where(span[1][:, None], values - mean[None, :], 0.0)
     place = partials + (env * tl.num_programs(1) + part) * 2 * layer.outputs
@@ -127,7 +123,7 @@ def norm_pool_kernel(output, statistics, affine, pooled, codes, layer, tile):
     env = tl.program_id(0).to(tl.int64)
     if has_ended(layer.words, env):
         return
-    span = span_of(tl.program_id(1), num_pooled(layer), tile)
+    span = span_of(tl.program_id(1) * tile.pixels, num_pooled(layer), tile)
     mean = load_row(statistics, 2 * env, layer.outputs, tile.outputs)
     scale = load_row(statistics, 2 * env + 1, layer.outputs, tile.outputs)
     scale *= load_row(affine[0], env, layer.outputs, tile.outputs)
@@ -149,124 +145,137 @@ def norm_pool_kernel(output, statistics, affine, pooled, codes, layer, tile):
 
 
 @triton.jit
-def norm_sums_kernel(upstream, statistics, partials, layer, tile):
-    """partials [n, tiles, 2, O]: sums of the gradient after batch norm, and times the normalised.
+def norm_sums_kernel(upstream, statistics, sums, share, layer, tile):
+    """sums [n, splits, 2, O]: of the gradient after batch norm, and times the normalised.
 
-    Only the maxima count: the output is read where `codes` points. Grid (n, tiles).
+    Only the maxima count: the output is read where `codes` points. share: pixels of a split. Grid
+    (n, splits).
     """
     env = tl.program_id(0).to(tl.int64)
     if has_ended(layer.words, env):
         return
-    part = tl.program_id(1)
-    span = span_of(part, num_pooled(layer), tile)
     channel = tl.arange(0, tile.outputs)
-    code = load_pixels(upstream.codes, env, span, layer.outputs, tile.outputs).to(tl.int32)
-    has_gradient = span[1][:, None] & (code != NO_GRADIENT) & (channel < layer.outputs)[None, :]
-    gradient = load_pixels(upstream.gradient, env, span, layer.outputs, tile.outputs)
-    gradient = tl.where(has_gradient, gradient.to(tl.float32), 0.0)
-    source = window_pixel(span[0][:, None], code // layer.pool, code % layer.pool, layer)
-    values = at(upstream.output, env, source, channel, has_gradient).to(tl.float32)
     mean = load_row(statistics, 2 * env, layer.outputs, tile.outputs)
-    scale = load_row(statistics, 2 * env + 1, layer.outputs, tile.outputs)
-    products = tl.where(has_gradient, gradient * (values - mean[None, :]) * scale[None, :], 0.0)
-    place = partials + (env * tl.num_programs(1) + part) * 2 * layer.outputs
-    store_rows(place, (tl.sum(gradient, axis=0), tl.sum(products, axis=0)), layer, tile)
+    total = tl.zeros((tile.pixels, tile.outputs), tl.float32)
+    product = tl.zeros((tile.pixels, tile.outputs), tl.float32)
+    first = tl.program_id(1) * share
+    for start in range(first, tl.minimum(first + share, num_pooled(layer)), tile.pixels):
+        span = span_of(start, num_pooled(layer), tile)
+        code = load_pixels(upstream.codes, env, span, layer.outputs, tile.outputs).to(tl.int32)
+        has_gradient = span[1][:, None] & (code != NO_GRADIENT) & (channel < layer.outputs)[None, :]
+        gradient = load_pixels(upstream.gradient, env, span, layer.outputs, tile.outputs)
+        gradient = tl.where(has_gradient, gradient.to(tl.float32), 0.0)
+        if layer.pool == 1:
+            values = load_pixels(upstream.output, env, span, layer.outputs, tile.outputs)
+        else:
+            row, column = code // layer.pool, code % layer.pool
+            source = window_pixel(span[0][:, None], row, column, layer)
+            values = at(upstream.output, env, source, channel, has_gradient)
+        centred = tl.where(has_gradient, values.to(tl.float32) - mean[None, :], 0.0)
+        total += gradient
+        product += gradient * centred
+    inverse = load_row(statistics, 2 * env + 1, layer.outputs, tile.outputs)
+    place = sums + (env * tl.num_programs(1) + tl.program_id(1)) * 2 * layer.outputs
+    store_rows(place, (tl.sum(total, axis=0), tl.sum(product, axis=0) * inverse), layer, tile)
 
 
 @triton.jit
-def coefficients_kernel(sums, statistics, scale, coefficients, affine, layer, tile):
-    """coefficients [n, 4, O] of `Upstream` (Ioffe and Szegedy 2015). Grid (n,).
+def coefficients(sums, statistics, norm, layer, tile):
+    """(gain, slope, constant) [O]: see output_gradient_kernel (Ioffe and Szegedy 2015).
 
-    sums: partials [n, tiles, 2, O] and the number of tiles; affine: rows that get gradients [2, O]
-    of scale and shift.
+    The first program writes the gradients of scale and shift.
+    """
+    env = tl.program_id(0).to(tl.int64)
+    number = tl.arange(0, MAX_SPLITS)
+    channel = tl.arange(0, tile.outputs)
+    place = sums[0] + (env * sums[1] + number)[:, None] * 2 * layer.outputs + channel[None, :]
+    mask = (number < sums[1])[:, None] & (channel < layer.outputs)[None, :]
+    total = tl.sum(tl.load(place, mask=mask, other=0.0), axis=0)
+    product = tl.sum(tl.load(place + layer.outputs, mask=mask, other=0.0), axis=0)
+    if tl.program_id(1) == 0:
+        store_rows(start_of(norm[1], env), (product, total), layer, tile)
+    inverse = load_row(statistics, 2 * env + 1, layer.outputs, tile.outputs)
+    gain = load_row(norm[0], env, layer.outputs, tile.outputs) * inverse
+    return gain, -gain * inverse * product / layer.num_pixels, -gain * total / layer.num_pixels
+
+
+@triton.jit
+def output_gradient_kernel(upstream, statistics, norm, sums, share, layer, tile):
+    """Gradient of the convolution's output, in its place. Grid (n, splits).
+
+    norm: Rows of its scale, and Rows that get gradients [2, O] of scale and shift; sums: of
+    norm_sums_kernel, and their number of splits; share: pixels of a split here.
     """
     env = tl.program_id(0).to(tl.int64)
     if has_ended(layer.words, env):
         return
-    total = tl.zeros((tile.outputs,), tl.float32)
-    product = tl.zeros((tile.outputs,), tl.float32)
-    start = sums[0] + env * sums[1] * 2 * layer.outputs
-    for first in range(0, sums[1], tile.pixels):
-        totals, _ = tile_moments(start, first, sums[1], layer, tile)
-        products, _ = tile_moments(start + layer.outputs, first, sums[1], layer, tile)
-        total += tl.sum(totals, axis=0)
-        product += tl.sum(products, axis=0)
-    store_rows(start_of(affine, env), (product, total), layer, tile)
-    total = total / layer.num_pixels
-    product = product / layer.num_pixels
+    known = coefficients(sums, statistics, norm, layer, tile)
     mean = load_row(statistics, 2 * env, layer.outputs, tile.outputs)
-    inverse = load_row(statistics, 2 * env + 1, layer.outputs, tile.outputs)
-    gain = load_row(scale, env, layer.outputs, tile.outputs) * inverse
-    values = gain, -gain * inverse * product, -gain * total, mean
-    store_rows(coefficients + env * 4 * layer.outputs, values, layer, tile)
+    first = tl.program_id(1) * share
+    for start in range(first, tl.minimum(first + share, layer.num_pixels), tile.pixels):
+        span = span_of(start, layer.num_pixels, tile)
+        gradient = unpooled(upstream, env, span, layer, tile)
+        values = load_pixels(upstream.output, env, span, layer.outputs, tile.outputs)
+        centred = values.to(tl.float32) - mean[None, :]
+        values = known[0][None, :] * gradient + known[1][None, :] * centred + known[2][None, :]
+        store_pixels(upstream.output, env, span, layer.outputs, values, tile.outputs)
 
 
 @triton.jit
-def gradient_taps(upstream, env, span, columns, size: tl.constexpr, layer):
-    """Tile [M, K] of the gradient of a convolution's output; columns [K] = (tap, channel)."""
-    place, inside, channel = tap_places(span, columns, layer.outputs, size, layer)
-    row = place // layer.width % layer.height
-    column = place % layer.width
-    height: tl.constexpr = layer.height // layer.pool
-    width: tl.constexpr = layer.width // layer.pool
-    pooled = place // (layer.height * layer.width) * height + row // layer.pool
-    pooled = pooled * width + column // layer.pool
-    in_map = inside & (row < height * layer.pool) & (column < width * layer.pool)
-    code = at(upstream.codes, env, pooled, channel, in_map).to(tl.int32)
-    is_maximum = in_map & (code == row % layer.pool * layer.pool + column % layer.pool)
-    gradient = at(upstream.gradient, env, pooled, channel, is_maximum).to(tl.float32)
-    output = at(upstream.output, env, place, channel, inside).to(tl.float32)
-    start = upstream.coefficients + env * 4 * layer.outputs + channel
-    known = columns < layer.outputs * size * size
-    gain = tl.load(start, mask=known, other=0.0)[None, :]
-    slope = tl.load(start + layer.outputs, mask=known, other=0.0)[None, :]
-    constant = tl.load(start + 2 * layer.outputs, mask=known, other=0.0)[None, :]
-    mean = tl.load(start + 3 * layer.outputs, mask=known, other=0.0)[None, :]
-    return tl.where(inside, gain * gradient + slope * (output - mean) + constant, 0.0)
+def unpooled(upstream, env, span, layer, tile):
+    """float32 [M, O]: the gradient of what pool and ReLU are given."""
+    inside = span[1]
+    pooled = span[0]
+    code = tl.zeros_like(pooled)
+    if layer.pool > 1:
+        row = pooled // layer.width % layer.height
+        column = pooled % layer.width
+        height: tl.constexpr = layer.height // layer.pool
+        width: tl.constexpr = layer.width // layer.pool
+        code = row % layer.pool * layer.pool + column % layer.pool
+        inside = inside & (row < height * layer.pool) & (column < width * layer.pool)
+        pooled = pooled // (layer.height * layer.width) * height + row // layer.pool
+        pooled = pooled * width + column // layer.pool
+    places = pooled, inside
+    maximum = load_pixels(upstream.codes, env, places, layer.outputs, tile.outputs)
+    gradient = load_pixels(upstream.gradient, env, places, layer.outputs, tile.outputs)
+    return tl.where(maximum.to(tl.int32) == code[:, None], gradient.to(tl.float32), 0.0)
 
 
 @triton.jit
-def input_gradient_kernel(upstream, weight, target, layer, tile):
-    """target = transposed convolution. Grid (n, tiles)."""
+def input_gradient_kernel(gradient, weight, target, layer, tile):
+    """target = transposed convolution of the gradient of the output. Grid (n, tiles)."""
     env = tl.program_id(0).to(tl.int64)
     if has_ended(layer.words, env):
         return
-    span = span_of(tl.program_id(1), layer.num_pixels, tile)
-    result = tl.zeros((tile.pixels, tile.inputs), tl.float32)
-    for first in range(0, layer.outputs * layer.size * layer.size, tile.columns):
-        columns = first + tl.arange(0, tile.columns)
-        values = gradient_taps(upstream, env, span, columns, layer.size, layer)
-        values = values.to(target.base.dtype.element_ty)
-        weights = transposed_kernel_tile(weight, env, columns, layer, tile).to(values.dtype)
-        result = add_product(values, weights, result, tile)
-    store_pixels(target, env, span, layer.inputs, result, tile.inputs)
+    span = span_of(tl.program_id(1) * tile.pixels, layer.num_pixels, tile)
+    values = conv_tile(gradient, env, start_of(weight, env), span, layer, tile, True)
+    store_pixels(target, env, span, layer.inputs, values, tile.inputs)
 
 
 @triton.jit
-def weight_gradient_kernel(upstream, x, partials, width, layer, tile):
-    """partials: rows [n, splits] `width` apart that get [O, I, k, k] of a part of the pixels.
+def weight_gradient_kernel(gradient, x, partials, width, share, layer, tile):
+    """partials: Rows with [splits, `width`], whose first columns get [O, I, k, k] of a share of the
+    pixels.
 
     Grid (n, splits, tiles); the tiles are those of the columns (tap, stored input channel).
     """
     env = tl.program_id(0).to(tl.int64)
     if has_ended(layer.words, env):
         return
-    split = tl.program_id(1)
     columns = tl.program_id(2) * tile.group + tl.arange(0, tile.group)
     output = tl.arange(0, tile.outputs)
     result = tl.zeros((tile.group, tile.outputs), tl.float32)
-    share = tl.cdiv(tl.cdiv(layer.num_pixels, tl.num_programs(1)), tile.pixels) * tile.pixels
-    last = tl.minimum((split + 1) * share, layer.num_pixels)
-    for first in range(split * share, last, tile.pixels):
-        pixels = first + tl.arange(0, tile.pixels)
-        span = pixels, pixels < layer.num_pixels
+    first = tl.program_id(1) * share
+    for start in range(first, tl.minimum(first + share, layer.num_pixels), tile.pixels):
+        span = span_of(start, layer.num_pixels, tile)
         values = taps(x, env, span, columns, layer.stored, layer.size, layer)
-        gradient = gradient_taps(upstream, env, span, output, 1, layer).to(values.dtype)
-        result = add_product(tl.trans(values), gradient, result, tile)
+        behind = load_pixels(gradient, env, span, layer.outputs, tile.outputs)
+        result = add_product(tl.trans(values), behind, result, tile)
     num_taps: tl.constexpr = layer.size * layer.size
     tap = columns // layer.stored
     channel = columns % layer.stored
-    start = partials + (env * tl.num_programs(1) + split) * width
+    start = start_of(partials, env) + tl.program_id(1) * width
     place = output[None, :] * (layer.inputs * num_taps) + (channel * num_taps + tap)[:, None]
     known = (channel < layer.inputs) & (columns < layer.stored * num_taps)
     tl.store(start + place, result, mask=(output < layer.outputs)[None, :] & known[:, None])
@@ -282,7 +291,7 @@ def evaluation_kernel(x, pooled, weight, norm, branches, layer, tile):
     unit = tl.program_id(0).to(tl.int64)
     env = unit // branches[0]
     if unit % branches[0] < tl.load(branches[1] + env):
-        span = span_of(tl.program_id(1), num_pooled(layer), tile)
+        span = span_of(tl.program_id(1) * tile.pixels, num_pooled(layer), tile)
         gain = load_row(norm[0], env, layer.outputs, tile.outputs)
         gain /= tl.sqrt(load_row(norm[3], env, layer.outputs, tile.outputs) + NORM_EPS)
         mean = load_row(norm[2], env, layer.outputs, tile.outputs)
@@ -291,7 +300,7 @@ def evaluation_kernel(x, pooled, weight, norm, branches, layer, tile):
         for down in tl.static_range(layer.pool):
             for right in tl.static_range(layer.pool):
                 window = window_pixel(span[0], down, right, layer), span[1]
-                values = conv_tile(x, unit, weight, env, window, layer, tile)
+                values = conv_tile(x, unit, start_of(weight, env), window, layer, tile, False)
                 values = (values - mean[None, :]) * gain[None, :] + shift[None, :]
                 best = tl.where((values > best) | (values != values), values, best)
         best = tl.where(best < 0, 0.0, best)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper_soa.nets.engines.gpu import program, slot_flags
-from esper_soa.nets.engines.gpu.kernels.tiles import NORM_EPS, Rows, load_map
+from esper_soa.nets.engines.gpu.kernels.tiles import NORM_EPS, NOWHERE, Rows, load_map
 
 FIELDS = tl.constexpr(len(program.FIELDS))
 KIND, INPUTS, OUTPUTS, KERNEL, GROUPS, HIDDEN, FLAGS, OFFSET, MAP, SOURCE, SOURCE_RELU = (
@@ -154,31 +154,46 @@ def pixels_from(first, shape):
 
 
 @triton.jit
-def activated_values(raw, vectors, relu, inside, channel, shape):
-    """What a map's numbers [M, K] stand for: act((raw - centre) gain + shift), zero outside."""
-    centre = tl.load(vectors + CENTRE * shape.lanes + channel)
-    gain = tl.load(vectors + GAIN * shape.lanes + channel)
-    shift = tl.load(vectors + SHIFT * shape.lanes + channel)
-    values = (raw - centre[None, :]) * gain[None, :] + shift[None, :]
-    values = tl.where((values < 0) & (relu != 0), 0.0, values)
-    return tl.where(inside[:, None], values, 0.0)
+def affine_of(vectors, relu, channel, shape):
+    """What a map's numbers stand for: (centre, gain, shift [K], whether a ReLU follows)."""
+    return (
+        tl.load(vectors + CENTRE * shape.lanes + channel),
+        tl.load(vectors + GAIN * shape.lanes + channel),
+        tl.load(vectors + SHIFT * shape.lanes + channel),
+        relu != 0,
+    )
 
 
 @triton.jit
-def input_values(work, part, number, span, channel, shape):
-    """float32 [M, K]: the features that part `number` is given."""
-    raw = load_map(map_at(work, tl.load(part + SOURCE), shape), span, channel, shape.stride)
+def activated_values(raw, affine, inside):
+    """act((raw - centre) gain + shift), float32 [M, K], zero outside."""
+    values = (raw - affine[0][None, :]) * affine[1][None, :] + affine[2][None, :]
+    values = tl.where((values < 0) & affine[3], 0.0, values)
+    return tl.where(inside, values, 0.0)
+
+
+@triton.jit
+def part_input(work, part, number, shape):
+    """What part `number` is given: (map, its vectors, whether a ReLU follows, map's number)."""
+    source = tl.load(part + SOURCE)
     relu = tl.load(part + SOURCE_RELU)
-    return activated_values(raw, vectors_at(work, number, shape), relu, span[1], channel, shape)
+    return map_at(work, source, shape), vectors_at(work, number, shape), relu, source
 
 
 @triton.jit
-def output_values(work, part, number, span, shape):
-    """float32 [M, lanes]: the features that part `number` gives."""
-    channel = tl.arange(0, shape.lanes)
-    raw = load_map(map_at(work, tl.load(part + MAP), shape), span, channel, shape.stride)
+def part_output(work, part, number, shape):
+    """What part `number` gives: (map, its affine)."""
+    source = map_at(work, tl.load(part + MAP), shape)
     relu = tl.load(part + FLAGS) & RELU
-    return activated_values(raw, vectors_at(work, number + 1, shape), relu, span[1], channel, shape)
+    vectors = vectors_at(work, number + 1, shape)
+    return source, affine_of(vectors, relu, tl.arange(0, shape.lanes), shape)
+
+
+@triton.jit
+def map_values(source, affine, span, shape):
+    """float32 [M, lanes]: the features that a map stands for."""
+    raw = load_map(source, span, tl.arange(0, shape.lanes), shape.stride)
+    return activated_values(raw, affine, span[1][:, None])
 
 
 @triton.jit
@@ -200,40 +215,30 @@ def columns_from(tap, channel, count: tl.constexpr, shape):
 
 
 @triton.jit
-def tap_pixels(pixels, tap, kernel, shape):
-    """(pixels int [M, K] under taps [K] around `pixels` [M], which of them there are)."""
+def map_taps(source, pixels, tap, channel, kernel, shape):
+    """(numbers [M, K] of a map under taps [K] around pixels [M], which of them there are)."""
     down = tap * (TAP_SCALE // kernel + 1) // TAP_SCALE  # tap // kernel, of numbers below 1,000
     right = tap - down * kernel - kernel // 2
     down -= kernel // 2
-    row = (pixels // shape.width)[:, None] + down[None, :]
+    place = (down * shape.width + right) * shape.stride + channel
+    row = pixels // shape.width
+    if not shape.whole:
+        row = tl.where(pixels < shape.height * shape.width, row, NOWHERE)
+    known = (tap < kernel * kernel) & (channel < shape.stride)
+    row = row[:, None] + tl.where(known, down, NOWHERE)[None, :]
     column = (pixels % shape.width)[:, None] + right[None, :]
     inside = (row.to(tl.uint32) < shape.height) & (column.to(tl.uint32) < shape.width)
-    inside = inside & (tap < kernel * kernel)[None, :]
-    if not shape.whole:
-        inside = inside & (pixels < shape.height * shape.width)[:, None]
-    return pixels[:, None] + (down * shape.width + right)[None, :], inside
+    start = source + (pixels * shape.stride).to(tl.int64)[:, None]
+    return tl.load(start + place.to(tl.int64)[None, :], mask=inside, other=0.0), inside
 
 
 @triton.jit
-def map_taps(source, span, channel, shape):
-    """Numbers [M, K] of a map at pixels [M, K], channels [K]; zero where there are none."""
-    return tl.load(source + span[0] * shape.stride + channel[None, :], mask=span[1], other=0.0)
-
-
-@triton.jit
-def input_taps(work, part, number, span, channel, shape):
-    """The features that a part is given, [M, K] in the maps' format: x itself as it is."""
-    place = tl.load(part + SOURCE)
-    inside = span[1] & (channel < shape.stride)[None, :]
-    values = map_taps(map_at(work, place, shape), (span[0], inside), channel, shape)
-    if place != 0:
-        vectors = vectors_at(work, number, shape)
-        centre = tl.load(vectors + CENTRE * shape.lanes + channel)
-        gain = tl.load(vectors + GAIN * shape.lanes + channel)
-        shift = tl.load(vectors + SHIFT * shape.lanes + channel)
-        wide = (values.to(tl.float32) - centre[None, :]) * gain[None, :] + shift[None, :]
-        wide = tl.where((wide < 0) & (tl.load(part + SOURCE_RELU) != 0), 0.0, wide)
-        values = tl.where(inside, wide, 0.0).to(values.dtype)
+def input_taps(given, pixels, tap, channel, kernel, shape):
+    """The features of a `part_input`, [M, K] in the maps' format: x itself as it is."""
+    values, inside = map_taps(given[0], pixels, tap, channel, kernel, shape)
+    if given[3] != 0:
+        affine = affine_of(given[1], given[2], channel, shape)
+        values = activated_values(values.to(tl.float32), affine, inside).to(values.dtype)
     return values
 
 

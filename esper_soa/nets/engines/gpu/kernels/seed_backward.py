@@ -10,9 +10,31 @@ import triton.language as tl
 
 from esper_soa.nets.engines.gpu.kernels import seed
 from esper_soa.nets.engines.gpu.kernels.seed import gradient_at, map_at
-from esper_soa.nets.engines.gpu.kernels.seed_forward import conv_tile, depth_tile, seed_residual
+from esper_soa.nets.engines.gpu.kernels.seed_forward import (
+    conv_tile,
+    depth_tile,
+    seed_output,
+    seed_residual,
+)
 from esper_soa.nets.engines.gpu.kernels.squeeze import gate_net, part_net, squeeze_backward
 from esper_soa.nets.engines.gpu.kernels.tiles import load_map, store_map
+
+
+@triton.jit
+def gate_backward(work, given, alpha, gradient, shape):
+    """Gradient [lanes] of the mean pixel of x through the gate; `gradient`: behind the blend."""
+    channel = tl.arange(0, shape.lanes)
+    slope = tl.zeros((shape.tile, shape.lanes), tl.float32)
+    for first in range(0, shape.height * shape.width, shape.tile):
+        span = seed.pixels_from(first, shape)
+        x = load_map(map_at(work, 0, shape), span, channel, shape.stride)
+        upstream = load_map(gradient, span, channel, shape.channels)
+        slope += upstream * seed_residual(given, span, x, shape)
+    total = tl.sum(tl.sum(slope, axis=1), axis=0)
+    vectors = seed.vectors_at(work, shape.parts + 1, shape)
+    outputs = seed.saved_vector(vectors, seed.GAIN, shape)
+    behind = tl.where(channel == 0, alpha * total, 0.0)
+    return squeeze_backward(gate_net(work[0], shape), vectors, behind, outputs, shape)
 
 
 @triton.jit
@@ -24,13 +46,17 @@ def blend_backward(work, head, flags, alpha, gradient, shape):
     """
     channel = tl.arange(0, shape.lanes)
     factor = alpha
-    slope = tl.zeros((shape.tile, shape.lanes), tl.float32)
-    gate = seed.vectors_at(work, shape.parts + 1, shape)
-    replacing = tl.load(head + seed.REPLACING) != 0
+    level = tl.zeros((shape.lanes,), tl.float32)
+    given = seed_output(work, head, shape)
     cut = (flags & seed.DETACHED) != 0
+    replacing = given[2]
     target = gradient_at(work, tl.load(head + seed.COUNT) - 1, shape)
     if flags & seed.GATED:
+        gate = seed.vectors_at(work, shape.parts + 1, shape)
         factor = alpha * tl.sum(seed.saved_vector(gate, seed.GAIN, shape), axis=0)
+        mean = gate_backward(work, given, alpha, gradient, shape)
+        level = tl.where(cut, 0.0, mean / (shape.height * shape.width))
+        tl.debug_barrier()
     for first in range(0, shape.height * shape.width, shape.tile):
         span = seed.pixels_from(first, shape)
         upstream = load_map(gradient, span, channel, shape.channels)
@@ -38,76 +64,41 @@ def blend_backward(work, head, flags, alpha, gradient, shape):
         outer = upstream
         if flags & seed.THROUGH:
             outer = tl.where(cut | replacing, upstream, 2.0 * upstream)
-        else:
+        elif flags & seed.MULTIPLIED:
             x = load_map(map_at(work, 0, shape), span, channel, shape.stride)
-            change = seed_residual(work, head, span, x, shape)
-            slope += upstream * change
-            if flags & seed.MULTIPLIED:
-                slope_input = seed.tanh(change)
-                inner = alpha * x * (1.0 - slope_input * slope_input) * upstream
-                outer = (1.0 + alpha * slope_input) * upstream
-                outer = tl.where(replacing & (cut == 0), outer - inner, outer)
-            else:
-                inner = factor * upstream
-                outer = tl.where(cut | replacing, upstream - inner, upstream)
+            slope = seed.tanh(seed_residual(given, span, x, shape))
+            inner = alpha * x * (1.0 - slope * slope) * upstream
+            outer = (1.0 + alpha * slope) * upstream
+            outer = tl.where(replacing & (cut == 0), outer - inner, outer)
+        else:
+            inner = factor * upstream
+            outer = tl.where(cut | replacing, upstream - inner, upstream) + level[None, :]
         store_map(target, span, inner, shape.stride)
         store_map(gradient, span, outer, shape.channels)
-    if flags & seed.GATED:
-        total = tl.sum(tl.sum(slope, axis=1), axis=0)
-        gate_gradient = tl.where(channel == 0, alpha * total, 0.0)
-        outputs = seed.saved_vector(gate, seed.GAIN, shape)
-        mean = squeeze_backward(gate_net(work[0], shape), gate, gate_gradient, outputs, shape)
-        if cut == 0:
-            tl.debug_barrier()
-            add_everywhere(gradient, mean / (shape.height * shape.width), shape)
 
 
 @triton.jit
-def add_everywhere(gradient, values, shape):
-    """gradient [H*W, C] += values [lanes] at every pixel."""
+def cut_gradient(given, gradient, span, shape):
+    """(gradient behind the ReLU of a `part_output`, its map's numbers), float32 [M, lanes]."""
     channel = tl.arange(0, shape.lanes)
-    for first in range(0, shape.height * shape.width, shape.tile):
-        span = seed.pixels_from(first, shape)
-        moved = load_map(gradient, span, channel, shape.channels) + values[None, :]
-        store_map(gradient, span, moved, shape.channels)
-
-
-@triton.jit
-def part_affine(part, vectors, shape):
-    """(centre, gain, shift [lanes], whether a ReLU follows) of a part's map."""
-    relu = (tl.load(part + seed.FLAGS) & seed.RELU) != 0
-    return (
-        seed.saved_vector(vectors, seed.CENTRE, shape),
-        seed.saved_vector(vectors, seed.GAIN, shape),
-        seed.saved_vector(vectors, seed.SHIFT, shape),
-        relu,
-    )
-
-
-@triton.jit
-def cut_gradient(work, part, number, span, affine, shape):
-    """(gradient behind a part's ReLU, its map's numbers), float32 [M, lanes]."""
-    channel = tl.arange(0, shape.lanes)
-    raw = load_map(map_at(work, tl.load(part + seed.MAP), shape), span, channel, shape.stride)
-    gradient = load_map(gradient_at(work, number, shape), span, channel, shape.stride)
+    affine = given[1]
+    raw = load_map(given[0], span, channel, shape.stride)
+    behind = load_map(gradient, span, channel, shape.stride)
     values = (raw - affine[0][None, :]) * affine[1][None, :] + affine[2][None, :]
-    return tl.where((values <= 0) & affine[3], 0.0, gradient), raw
+    return tl.where((values <= 0) & affine[3], 0.0, behind), raw
 
 
 @triton.jit
-def norm_sums(work, part, number, shape):
+def norm_sums(given, gradient, inverse, shape):
     """Sums [lanes] over the pixels: of a part's gradient, and of it times the normalised."""
-    vectors = seed.vectors_at(work, number + 1, shape)
-    centre = seed.saved_vector(vectors, seed.CENTRE, shape)
-    inverse = seed.saved_vector(vectors, seed.INVERSE, shape)
-    affine = part_affine(part, vectors, shape)
+    centre = given[1][0]
     total = tl.zeros((shape.tile, shape.lanes), tl.float32)
     product = tl.zeros((shape.tile, shape.lanes), tl.float32)
     for first in range(0, shape.height * shape.width, shape.tile):
         span = seed.pixels_from(first, shape)
-        gradient, raw = cut_gradient(work, part, number, span, affine, shape)
-        total += gradient
-        product += gradient * tl.where(span[1][:, None], raw - centre[None, :], 0.0)
+        behind, raw = cut_gradient(given, gradient, span, shape)
+        total += behind
+        product += behind * tl.where(span[1][:, None], raw - centre[None, :], 0.0)
     return tl.sum(total, axis=0), tl.sum(product, axis=0) * inverse
 
 
@@ -116,23 +107,24 @@ def norm_backward(work, part, number, norm, direct, factor, shape):
     """Gradient map <- kept * gradient + factor * that through the norm (its first column)."""
     vectors = seed.vectors_at(work, number + 1, shape)
     outputs = tl.load(part + seed.OUTPUTS)
-    centre = seed.saved_vector(vectors, seed.CENTRE, shape)
+    given = seed.part_output(work, part, number, shape)
+    target = gradient_at(work, number, shape)
+    centre = given[1][0]
     inverse = seed.saved_vector(vectors, seed.INVERSE, shape)
-    total, product = norm_sums(work, part, number, shape)
+    total, product = norm_sums(given, target, inverse, shape)
     scale = seed.parameters_at(work[0], norm, outputs, shape)
     per_group = outputs // tl.load(part + seed.GROUPS)
     count = per_group * (shape.height * shape.width)
     level = seed.group_sum(scale * total, per_group, outputs, shape) / count
     slope = seed.group_sum(scale * product, per_group, outputs, shape) / count
-    affine = part_affine(part, vectors, shape)
     tl.debug_barrier()
     for first in range(0, shape.height * shape.width, shape.tile):
         span = seed.pixels_from(first, shape)
-        gradient, raw = cut_gradient(work, part, number, span, affine, shape)
+        gradient, raw = cut_gradient(given, target, span, shape)
         normalised = (raw - centre[None, :]) * inverse[None, :]
         through = scale[None, :] * gradient - level[None, :] - normalised * slope[None, :]
         values = direct[None, :] * gradient + factor[None, :] * (through * inverse[None, :])
-        store_map(gradient_at(work, number, shape), span, values, shape.stride)
+        store_map(target, span, values, shape.stride)
     seed.save_vector(vectors, seed.TOTAL, factor * total, shape)
     seed.save_vector(vectors, seed.PRODUCT, factor * product, shape)
     return total, product
@@ -147,11 +139,12 @@ def conv_backward(work, part, number, shape):
         norm = tl.load(part + seed.OFFSET) + size
         norm_backward(work, part, number, norm, 0.0 * unit, unit, shape)
     else:
-        affine = part_affine(part, seed.vectors_at(work, number + 1, shape), shape)
+        given = seed.part_output(work, part, number, shape)
+        target = gradient_at(work, number, shape)
         for first in range(0, shape.height * shape.width, shape.tile):
             span = seed.pixels_from(first, shape)
-            gradient, _ = cut_gradient(work, part, number, span, affine, shape)
-            store_map(gradient_at(work, number, shape), span, gradient, shape.stride)
+            gradient, _ = cut_gradient(given, target, span, shape)
+            store_map(target, span, gradient, shape.stride)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from esper_soa.nets.engines.gpu.kernels import seed
-from esper_soa.nets.engines.gpu.kernels.seed import input_values, map_at
+from esper_soa.nets.engines.gpu.kernels.seed import map_at
 from esper_soa.nets.engines.gpu.kernels.squeeze import gate_net, part_net, squeeze_forward
 from esper_soa.nets.engines.gpu.kernels.tiles import add_product, load_map, store_map
 
@@ -20,7 +20,9 @@ def copy_features(source, target, stride: tl.constexpr, shape):
     channel = tl.arange(0, shape.lanes)
     for first in range(0, shape.height * shape.width, shape.tile):
         span = seed.pixels_from(first, shape)
-        store_map(target, span, load_map(source, span, channel, shape.channels), stride)
+        place = source + span[0][:, None] * shape.channels + channel[None, :]
+        known = span[1][:, None] & (channel < shape.channels)[None, :]
+        store_map(target, span, tl.load(place, mask=known, other=0.0), stride)
 
 
 @triton.jit
@@ -51,17 +53,16 @@ def conv_tile(work, part, number, pixels, back: tl.constexpr, shape):
     inputs = tl.load(part + seed.INPUTS)
     outputs = tl.load(part + seed.OUTPUTS)
     kernel = tl.load(part + seed.KERNEL)
+    given = seed.part_input(work, part, number, shape)
     result = tl.zeros((shape.tile, shape.lanes), tl.float32)
     for first_tap in range(0, kernel * kernel, shape.taps):
         for first in range(0, outputs if back else inputs, shape.columns):
             tap, channel = seed.columns_from(first_tap, first, shape.columns, shape)
-            span = seed.tap_pixels(pixels, tap, kernel, shape)
             if back:
-                inside = span[1] & (channel < shape.stride)[None, :]
                 source = seed.gradient_at(work, number, shape)
-                values = seed.map_taps(source, (span[0], inside), channel, shape)
+                values, _ = seed.map_taps(source, pixels, tap, channel, kernel, shape)
             else:
-                values = seed.input_taps(work, part, number, span, channel, shape)
+                values = seed.input_taps(given, pixels, tap, channel, kernel, shape)
             sizes = inputs, outputs, kernel * kernel
             weights = tap_weights(work, part, tap, channel, sizes, back, shape)
             result = add_product(values, weights.to(values.dtype), result, shape)
@@ -92,6 +93,8 @@ def depth_tile(work, part, number, pixels, back: tl.constexpr, shape):
     row = work[0] + tl.load(part + seed.OFFSET)
     channel = tl.arange(0, shape.lanes)
     num_taps = kernel * kernel
+    given = seed.part_input(work, part, number, shape)
+    affine = seed.affine_of(given[1], given[2], channel, shape)
     result = tl.zeros((shape.tile, shape.lanes), tl.float32)
     for tap in range(0, num_taps):
         span = seed.shift_pixels(pixels, tap, kernel, shape)
@@ -100,7 +103,7 @@ def depth_tile(work, part, number, pixels, back: tl.constexpr, shape):
         if back:
             values = load_map(seed.gradient_at(work, number, shape), span, channel, shape.stride)
         else:
-            values = input_values(work, part, number, span, channel, shape)
+            values = seed.map_values(given[0], affine, span, shape)
         result += values * weights[None, :]
     return result
 
@@ -142,13 +145,14 @@ def forward_depth(work, part, number, shape):
 @triton.jit
 def input_moments(work, part, number, shape):
     """Moments by channel of what a part is given, which is kept in the part's own map, if any."""
-    channel = tl.arange(0, shape.lanes)
     own = tl.load(part + seed.MAP)
+    given = seed.part_input(work, part, number, shape)
+    affine = seed.affine_of(given[1], given[2], tl.arange(0, shape.lanes), shape)
     moments = seed.no_moments(shape)
     for first in range(0, shape.height * shape.width, shape.tile):
         span = seed.pixels_from(first, shape)
-        values = input_values(work, part, number, span, channel, shape)
-        if own != tl.load(part + seed.SOURCE):
+        values = seed.map_values(given[0], affine, span, shape)
+        if own != given[3]:
             store_map(map_at(work, own, shape), span, values, shape.stride)
         moments = seed.join_moments(moments, values, span[1])
     return seed.all_moments(moments, shape)
@@ -199,11 +203,18 @@ def forward_parts(work, head, shape):
 
 
 @triton.jit
-def seed_residual(work, head, span, x, shape):
-    """float32 [M, lanes]: what the seed gives, less its input x."""
+def seed_output(work, head, shape):
+    """What a seed gives: (map, its affine, whether it replaces the seed's input)."""
     last = tl.load(head + seed.COUNT) - 1
-    values = seed.output_values(work, head + (1 + last) * seed.FIELDS, last, span, shape)
-    return tl.where(tl.load(head + seed.REPLACING) != 0, values - x, values)
+    given = seed.part_output(work, head + (1 + last) * seed.FIELDS, last, shape)
+    return given[0], given[1], tl.load(head + seed.REPLACING) != 0
+
+
+@triton.jit
+def seed_residual(given, span, x, shape):
+    """float32 [M, lanes]: of a `seed_output`, less the seed's input x."""
+    values = seed.map_values(given[0], given[1], span, shape)
+    return tl.where(given[2], values - x, values)
 
 
 @triton.jit
@@ -230,10 +241,11 @@ def blend(work, head, flags, alpha, features, shape):
     factor = alpha
     if flags & seed.GATED:
         factor = alpha * gate_of(work, shape)
+    given = seed_output(work, head, shape)
     for first in range(0, shape.height * shape.width, shape.tile):
         span = seed.pixels_from(first, shape)
         x = load_map(map_at(work, 0, shape), span, channel, shape.stride)
-        change = seed_residual(work, head, span, x, shape)
+        change = seed_residual(given, span, x, shape)
         if flags & seed.MULTIPLIED:
             change = x * seed.tanh(change)
         store_map(features, span, x + factor * change, shape.channels)

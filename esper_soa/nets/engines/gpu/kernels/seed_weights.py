@@ -27,13 +27,14 @@ def conv_weights(slot, target, part, number, env, images, shape):
             result = tl.zeros((shape.group, shape.lanes), tl.float32)
             for image in range(images[0], images[1]):
                 work = seed.work_place(slot, env, images[2] + image)
+                given = seed.part_input(work, part, number, shape)
                 source = seed.gradient_at(work, number, shape)
                 for start in range(0, shape.height * shape.width, shape.tile):
                     pixels, known = seed.pixels_from(start, shape)
                     inside = known[:, None] & (lane < shape.stride)[None, :]
-                    gradient = seed.map_taps(source, (pixels[:, None], inside), lane, shape)
-                    span = seed.tap_pixels(pixels, tap, kernel, shape)
-                    values = seed.input_taps(work, part, number, span, channel, shape)
+                    place = source + pixels[:, None] * shape.stride + lane[None, :]
+                    gradient = tl.load(place, mask=inside, other=0.0)
+                    values = seed.input_taps(given, pixels, tap, channel, kernel, shape)
                     result = add_product(tl.trans(values), gradient, result, shape)
             column = (channel * num_taps + tap)[:, None] + (lane * (inputs * num_taps))[None, :]
             known = (lane < outputs)[None, :] & ((channel < inputs) & (tap < num_taps))[:, None]
@@ -50,12 +51,14 @@ def depth_weights(slot, target, part, number, env, images, shape):
         result = tl.zeros((shape.lanes,), tl.float32)
         for image in range(images[0], images[1]):
             work = seed.work_place(slot, env, images[2] + image)
+            given = seed.part_input(work, part, number, shape)
+            affine = seed.affine_of(given[1], given[2], lane, shape)
             source = seed.gradient_at(work, number, shape)
             for start in range(0, shape.height * shape.width, shape.tile):
                 span = seed.pixels_from(start, shape)
                 gradient = load_map(source, span, lane, shape.stride)
                 span = seed.shift_pixels(span[0], tap, kernel, shape)
-                values = seed.input_values(work, part, number, span, lane, shape)
+                values = seed.map_values(given[0], affine, span, shape)
                 result += tl.sum(gradient * values, axis=0)
         column = tl.load(part + seed.OFFSET) + lane * kernel * kernel + tap
         tl.store(target + column, result, mask=lane < inputs)

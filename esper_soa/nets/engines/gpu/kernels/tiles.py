@@ -18,6 +18,7 @@ from esper_soa.nets.engines.gpu.tile_sizes import TileSizes, lanes_of, padded
 
 NORM_EPS = tl.constexpr(1e-5)
 ENDED = tl.constexpr(slot_flags.ENDED)
+NOWHERE = tl.constexpr(-(1 << 16))  # row of a pixel that does not exist
 # of a launch: products and sums are rounded one by one, as torch does
 EXACT = {"enable_fp_fusion": False}
 
@@ -113,9 +114,9 @@ def start_of(source, env):
 
 
 @triton.jit
-def span_of(number, count, tile):
-    """Tile `number` of `count` pixels."""
-    pixels = number * tile.pixels + tl.arange(0, tile.pixels)
+def span_of(first, count, tile):
+    """A tile of `count` pixels, from `first` on."""
+    pixels = first + tl.arange(0, tile.pixels)
     return pixels, pixels < count
 
 
@@ -151,27 +152,21 @@ def at(source, env, place, channel, mask):
 @triton.jit
 def taps(source, env, span, columns, channels: tl.constexpr, size: tl.constexpr, layer):
     """Tile [M, K]: pixels of `span`, columns [K] = (tap, channel) of `source`; zero outside."""
-    place, inside, channel = tap_places(span, columns, channels, size, layer)
-    return at(source, env, place, channel, inside)
-
-
-@triton.jit
-def tap_places(span, columns, channels: tl.constexpr, size: tl.constexpr, layer):
-    """(pixel int [M, K], whether it exists bool [M, K], channel int [K]) of an implicit matrix."""
-    pixels = span[0]
     tap = columns // channels
-    channel = columns % channels
     down = tap // size - size // 2
     right = tap % size - size // 2
-    row = (pixels // layer.width % layer.height)[:, None] + down[None, :]
-    column = (pixels % layer.width)[:, None] + right[None, :]
-    inside = (row >= 0) & (row < layer.height) & (column >= 0) & (column < layer.width)
-    inside = inside & span[1][:, None] & (columns < channels * size * size)[None, :]
-    return pixels[:, None] + (down * layer.width + right)[None, :], inside, channel
+    row = tl.where(span[1], span[0] // layer.width % layer.height, NOWHERE)
+    down = tl.where(tap < size * size, down, NOWHERE)
+    row = row[:, None] + down[None, :]
+    column = (span[0] % layer.width)[:, None] + right[None, :]
+    inside = (row.to(tl.uint32) < layer.height) & (column.to(tl.uint32) < layer.width)
+    place = (down * layer.width + right) * source.pixel + columns % channels
+    start = start_of(source, env) + span[0].to(tl.int64)[:, None] * source.pixel
+    return tl.load(start + place.to(tl.int64)[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
-def kernel_tile(weight, env, columns, layer, tile):
+def kernel_tile(weight, columns, layer, tile):
     """Tile [K, O] of weights [O, I, k, k]; columns [K] = (tap, stored input channel)."""
     num_taps: tl.constexpr = layer.size * layer.size
     tap = columns // layer.stored
@@ -180,11 +175,11 @@ def kernel_tile(weight, env, columns, layer, tile):
     place = output[None, :] * (layer.inputs * num_taps) + (channel * num_taps + tap)[:, None]
     known = (channel < layer.inputs) & (columns < layer.stored * num_taps)
     mask = known[:, None] & (output < layer.outputs)[None, :]
-    return tl.load(start_of(weight, env) + place, mask=mask, other=0.0)
+    return tl.load(weight + place, mask=mask, other=0.0)
 
 
 @triton.jit
-def transposed_kernel_tile(weight, env, columns, layer, tile):
+def transposed_kernel_tile(weight, columns, layer, tile):
     """Tile [K, I] of weights of the transposed convolution; columns [K] = (tap, output channel)."""
     num_taps: tl.constexpr = layer.size * layer.size
     tap = columns // layer.outputs
@@ -193,7 +188,7 @@ def transposed_kernel_tile(weight, env, columns, layer, tile):
     first = output * (layer.inputs * num_taps) + num_taps - 1 - tap
     place = first[:, None] + channel[None, :] * num_taps
     mask = (columns < layer.outputs * num_taps)[:, None] & (channel < layer.inputs)[None, :]
-    return tl.load(start_of(weight, env) + place, mask=mask, other=0.0)
+    return tl.load(weight + place, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -206,14 +201,19 @@ def add_product(left, right, result, tile):
 
 
 @triton.jit
-def conv_tile(x, unit, weight, env, span, layer, tile):
-    """float32 [M, O]: `unit` at the pixels of `span`, convolved with the weights of `env`."""
-    result = tl.zeros((tile.pixels, tile.outputs), tl.float32)
-    for first in range(0, layer.stored * layer.size * layer.size, tile.columns):
+def conv_tile(x, unit, weight, span, layer, tile, back: tl.constexpr):
+    """float32 [M, O]: `unit` at the pixels of `span`, convolved; back: transposed, [M, I]."""
+    lanes: tl.constexpr = tile.inputs if back else tile.outputs
+    channels: tl.constexpr = layer.outputs if back else layer.stored
+    result = tl.zeros((tile.pixels, lanes), tl.float32)
+    for first in range(0, channels * layer.size * layer.size, tile.columns):
         columns = first + tl.arange(0, tile.columns)
-        values = taps(x, unit, span, columns, layer.stored, layer.size, layer)
-        weights = kernel_tile(weight, env, columns, layer, tile).to(values.dtype)
-        result = add_product(values, weights, result, tile)
+        values = taps(x, unit, span, columns, channels, layer.size, layer)
+        if back:
+            weights = transposed_kernel_tile(weight, columns, layer, tile)
+        else:
+            weights = kernel_tile(weight, columns, layer, tile)
+        result = add_product(values, weights.to(values.dtype), result, tile)
     return result
 
 
