@@ -50,6 +50,15 @@ def initial(
     return kind.from_tensordict(TensorDict(fields | values, batch_size=shape))
 
 
+def unchecked(
+    kind: type[Record], fields: dict[str, Tensor | TensorClass], size: torch.Size
+) -> Record:
+    """A record of these fields, all there and of this batch size, at a fifth of the cost of its
+    public constructors, which look.
+    """
+    return kind._new_unsafe(fields, batch_size=size)  # type: ignore[no-any-return]
+
+
 def stage_in(stage: Tensor, stages: tuple[int, ...]) -> Tensor:
     """True where `stage` (any shape) is one of `stages`."""
     result = stage == stages[0]

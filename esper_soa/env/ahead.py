@@ -5,13 +5,15 @@ loads one compares it with the eager kernel on an empty state: only what is equa
 taken. runtime/step_cache.py keeps libraries, runtime/compile_step.py makes them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
-from tensordict import TensorClass, TensorDict
+from tensordict import TensorClass
 from torch import Tensor
 
 from esper_soa.env.step import (
@@ -30,6 +32,7 @@ from esper_soa.state import (
     GradientStats,
     Measurements,
     same_bits,
+    unchecked,
 )
 from esper_soa.vocabulary import HEAD_NAMES, Stage
 
@@ -41,27 +44,62 @@ KERNELS: dict[str, Callable[..., Record]] = {
 }
 
 
+class Structure(NamedTuple):
+    """What a record, or a tuple of records, is made of: how it is taken apart and put together.
+
+    Both are done at every call of a library, so they look nothing up twice.
+    """
+
+    kind: type
+    names: tuple[str, ...]  # of the fields of a record, in the order of state.py; () for a tuple
+    parts: tuple["Structure | None", ...]  # of its fields, or of the tuple; None: a tensor
+    flat: bool  # all of them are tensors
+    dims: int  # of the batch of a record
+
+    @classmethod
+    def of(cls, record: Record) -> "Structure | None":
+        """None for a tensor."""
+        if isinstance(record, Tensor):
+            return None
+        names = () if isinstance(record, tuple) else tuple(record.__annotations__)
+        dims = 0 if isinstance(record, tuple) else len(record.batch_size)
+        parts = tuple(map(cls.of, _parts(names, record)))
+        return cls(type(record), names, parts, not any(parts), dims)
+
+    def leaves(self, record: Record) -> Iterable[Tensor]:
+        """The tensors of a record of this structure."""
+        values = _parts(self.names, record)
+        if self.flat:
+            return values
+        pairs = zip(self.parts, values, strict=True)
+        return chain.from_iterable(
+            (value,) if part is None else part.leaves(value) for part, value in pairs
+        )
+
+    def build(self, tensors: Iterator[Tensor]) -> Record:
+        """A record of this structure, of the tensors that `leaves` gives, whatever N they have."""
+        values = [next(tensors) if part is None else part.build(tensors) for part in self.parts]
+        if self.names:
+            fields = dict(zip(self.names, values, strict=True))
+            return unchecked(self.kind, fields, values[0].shape[: self.dims])
+        return self.kind(*values) if hasattr(self.kind, "_fields") else tuple(values)
+
+
+def _parts(names: tuple[str, ...], record: Record) -> Iterable[Record]:
+    """What a record of these fields, or a tuple, consists of, in order."""
+    return record if isinstance(record, tuple) else map(dict(record.items()).__getitem__, names)
+
+
 def leaves(record: Record) -> list[Tensor]:
     """The tensors of a record, or of several, by the order of their fields in state.py."""
-    if isinstance(record, Tensor):
-        return [record]
-    if isinstance(record, tuple):
-        return [leaf for part in record for leaf in leaves(part)]
-    fields = dict(record.items())
-    return [leaf for name in record.__annotations__ for leaf in leaves(fields[name])]
+    structure = Structure.of(record)
+    return [record] if structure is None else [*structure.leaves(record)]
 
 
 def rebuild(like: Result, tensors: Iterator[Tensor]) -> Result:
     """A record as `like` of the tensors that `leaves` gives, whatever N they have."""
-    if isinstance(like, Tensor):
-        return next(tensors)  # type: ignore[return-value]
-    if isinstance(like, tuple):
-        parts = [rebuild(part, tensors) for part in like]
-        return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)  # type: ignore[return-value]
-    fields = dict(like.items())
-    made = {name: rebuild(fields[name], tensors) for name in like.__annotations__}
-    size = [*leaves(next(iter(made.values())))[0].shape[: len(like.batch_size)]]
-    return type(like).from_tensordict(TensorDict(made, batch_size=size))
+    structure = Structure.of(like)
+    return next(tensors) if structure is None else structure.build(tensors)  # type: ignore
 
 
 def can_load() -> bool:
@@ -82,19 +120,21 @@ class LibraryKernel:
     def __init__(self, path: Path, inputs: tuple[Record, ...], like: Record) -> None:
         """inputs, like: what the eager kernel takes and gives. RuntimeError where nothing loads."""
         self.runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
-        self.layout = _layout(leaves(inputs))
         self.like = like
+        self.inputs = Structure.of(inputs)
+        self.results = Structure.of(like)
+        self.layout = _layout(leaves(inputs))
 
     def __call__(self, rules: EnvRules, *inputs: Record) -> Record:
         """The results; LibraryError for other dtypes or shapes, which it would misread."""
-        tensors = [leaf.contiguous() for leaf in leaves(inputs)]
+        tensors = [*map(Tensor.contiguous, self.inputs.leaves(inputs))]
         if _layout(tensors) != self.layout:
             raise LibraryError("inputs of other dtypes or shapes than the kernels were loaded for")
-        return rebuild(self.like, iter(self.runner.run(tensors)))
+        return self.results.build(iter(self.runner.run(tensors)))
 
 
-def _layout(tensors: list[Tensor]) -> list[tuple[torch.dtype, torch.Size]]:
-    return [(tensor.dtype, tensor.shape) for tensor in tensors]
+def _layout(tensors: list[Tensor]) -> tuple[list[torch.dtype], list[torch.Size]]:
+    return [*map(attrgetter("dtype"), tensors)], [*map(attrgetter("shape"), tensors)]
 
 
 def load_kernels(folder: Path, rules: EnvRules, num_envs: int) -> StepKernels:

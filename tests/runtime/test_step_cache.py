@@ -32,8 +32,9 @@ from esper_soa.runtime.step_cache import (
     stored_kernels,
     unsupported,
 )
-from esper_soa.state import same_bits
+from esper_soa.state import Action, same_bits
 from esper_soa.training.build import build_rules
+from esper_soa.vocabulary import HEAD_NAMES
 
 ENVS = 3
 SHORT = 4  # env-steps of a run that compiles nothing beside itself
@@ -243,9 +244,22 @@ def test_records_are_taken_apart_and_put_together() -> None:
         again = rebuild(given, iter(leaves(given)))
         assert type(again) is type(given)
         assert same_bits(leaves(again), leaves(given))
+        for one, other in zip(again, given, strict=True):
+            assert isinstance(one, Tensor) or one.batch_size == other.batch_size
         changed = [leaf.clone() for leaf in leaves(given)]
         changed[0] = changed[0] + 1
         assert not same_bits(changed, leaves(given))
+
+
+def test_tensors_lie_by_the_order_of_fields_whatever_order_a_record_was_made_in() -> None:
+    (state, _, _), (_, _, action, _) = example_inputs(tiny_rules(2, 6), ENVS)
+    numbers = {name: torch.full((ENVS,), place) for place, name in enumerate(HEAD_NAMES)}
+    backwards = Action.from_dict(dict(reversed(numbers.items())), batch_size=[ENVS])
+    places = [int(leaf[0]) for leaf in leaves(backwards)]
+    assert places == [HEAD_NAMES.index(name) for name in Action.__annotations__]
+    assert same_bits(leaves(rebuild(action, iter(leaves(backwards)))), leaves(backwards))
+    fewer = rebuild(state, iter(leaves(state[1:])))
+    assert (fewer.batch_size, fewer.slots.batch_size) == ((ENVS - 1,), (ENVS - 1, 2))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
