@@ -53,3 +53,6 @@ def test_minibatches_have_envs_of_every_rollout_each_once() -> None:
     assert [[len(envs) for envs in parts] for parts in minibatches] == [[2, 3], [2, 3]]
     columns = [torch.cat(parts).tolist() for parts in zip(*minibatches, strict=True)]
     assert [sorted(column) for column in columns] == [list(range(4)), list(range(4, 10))]
+    alike = learner_of()._minibatches([6, 6], 1, 0)
+    first, second = (envs.tolist() for envs in alike[0])
+    assert first != [env - 6 for env in second]
