@@ -59,6 +59,13 @@ def unchecked(
     return kind._new_unsafe(fields, batch_size=size)  # type: ignore[no-any-return]
 
 
+def with_fields(record: Record, **fields: Tensor | TensorClass) -> Record:
+    """`record` with these fields in the place of its own, like its method `replace`, but unchecked
+    and without copies of the records in it: one call instead of some dozens.
+    """
+    return unchecked(type(record), dict(record.items()) | fields, record.batch_size)
+
+
 def stage_in(stage: Tensor, stages: tuple[int, ...]) -> Tensor:
     """True where `stage` (any shape) is one of `stages`."""
     result = stage == stages[0]

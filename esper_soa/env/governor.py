@@ -13,7 +13,7 @@ from esper_soa.config.env import NUM_REASONS, GovernorConfig
 from esper_soa.env.lifecycle import prune_now
 from esper_soa.env.masks import allowed_choices
 from esper_soa.env.reward_modes import RewardTerms, add_terms, no_terms
-from esper_soa.state import EnvState, Guard, Masks, Measurements, known_false
+from esper_soa.state import EnvState, Guard, Masks, Measurements, known_false, with_fields
 from esper_soa.vocabulary import HEADS, Op, names_of
 
 # mean loss below this share of the chance loss: the host had learned something
@@ -45,13 +45,14 @@ def watch(
     guard, panic, reason = check_panic(state.guard, loss, math.log(num_classes), cfg)
     due = guard.snapshot_due | ((state.signals.step + 1) % cfg.snapshot_steps == 0)
     healthy = ~panic & (guard.anomalies == 0)
-    guard = guard.replace(
+    guard = with_fields(
+        guard,
         anomalies=torch.where(panic, 0, guard.anomalies),
         reason=reason,
         panic=panic,
         snapshot_due=due & ~healthy,
     )
-    return state.replace(guard=guard), due & healthy
+    return with_fields(state, guard=guard), due & healthy
 
 
 def discard_panicked(measured: Measurements, state: EnvState) -> Measurements:
@@ -149,4 +150,4 @@ def check_panic(
     pushed = torch.cat((guard.losses[:, 1:], loss.unsqueeze(-1)), -1)
     losses = torch.where(ordinary.unsqueeze(-1), pushed, guard.losses)
     count = (guard.count + ordinary).clamp(max=losses.shape[-1])
-    return guard.replace(losses=losses, count=count, anomalies=anomalies), panic, reason
+    return with_fields(guard, losses=losses, count=count, anomalies=anomalies), panic, reason

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper_soa.env.parameters import total_params
 from esper_soa.nets.model.flops import TrainingFlop
-from esper_soa.state import STATE_FLOAT, EnvState, ParameterCounts, Slots
+from esper_soa.state import STATE_FLOAT, EnvState, ParameterCounts, Slots, known_false
 from esper_soa.vocabulary import NUM_BLUEPRINTS, Stage
 
 SUCCESS_ACCURACY = 80.0  # percent
@@ -179,6 +179,8 @@ def count_blueprints(stats: BlueprintStats, before: Slots, after: Slots) -> Blue
     born = after.live & ~before.live
     fossil = (after.stage == Stage.FOSSILIZED) & (before.stage != Stage.FOSSILIZED)
     is_removed = before.live & (before.stage != Stage.FOSSILIZED) & ~after.live
+    if known_false(born | fossil | is_removed):
+        return stats
     gain = before.total_improvement
     blending = before.accuracy_current - before.accuracy_blending_start
     blended = fossil & before.blending_started

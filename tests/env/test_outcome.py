@@ -177,6 +177,23 @@ def test_births_and_ends_are_counted_by_blueprint():
     assert empty_blueprint_stats(torch.device("cpu")).germinated.sum() == 0
 
 
+@pytest.mark.parametrize(
+    ("count", "before", "after"),
+    [
+        ("germinated", Stage.EMPTY, Stage.GERMINATED),
+        ("fossilized", Stage.HOLDING, Stage.FOSSILIZED),
+        ("pruned", Stage.TRAINING, Stage.PRUNED),
+    ],
+)
+def test_one_birth_or_end_among_seeds_that_stay_is_counted(count: str, before: int, after: int):
+    stay = [Stage.BLENDING, Stage.FOSSILIZED]
+    stages = ([[stage, *stay]] for stage in (before, after))
+    kinds = (state_with(stage=stage, blueprint=[[2, 1, 3]]).slots for stage in stages)
+    stats = count_blueprints(empty_blueprint_stats(torch.device("cpu")), *kinds)
+    for name in ("germinated", "fossilized", "pruned"):
+        assert getattr(stats, name).nonzero().tolist() == ([[2]] if name == count else [])
+
+
 def test_a_fossil_that_was_never_measured_has_no_contribution():
     stage = [[Stage.HOLDING, Stage.EMPTY, Stage.EMPTY]] * 2
     before = state_with(
