@@ -56,14 +56,15 @@ def unchecked(
     """A record of these fields, all there and of this batch size, at a fifth of the cost of its
     public constructors, which look.
     """
-    return kind._new_unsafe(fields, batch_size=size)  # type: ignore[no-any-return]
+    return kind._new_unsafe(fields, batch_size=size)  # type: ignore[attr-defined,no-any-return]
 
 
 def with_fields(record: Record, **fields: Tensor | TensorClass) -> Record:
     """`record` with these fields in the place of its own, like its method `replace`, but unchecked
     and without copies of the records in it: one call instead of some dozens.
     """
-    return unchecked(type(record), dict(record.items()) | fields, record.batch_size)
+    own: dict[str, Tensor | TensorClass] = dict(record.items())
+    return unchecked(type(record), own | fields, record.batch_size)
 
 
 def stage_in(stage: Tensor, stages: tuple[int, ...]) -> Tensor:

@@ -57,23 +57,24 @@ class Structure(NamedTuple):
     dims: int  # of the batch of a record
 
     @classmethod
-    def of(cls, record: Record) -> "Structure | None":
-        """None for a tensor."""
-        if isinstance(record, Tensor):
-            return None
+    def of(cls, record: TensorClass | tuple[Record, ...]) -> "Structure":
+        """What the record is made of."""
         names = () if isinstance(record, tuple) else tuple(record.__annotations__)
         dims = 0 if isinstance(record, tuple) else len(record.batch_size)
-        parts = tuple(map(cls.of, _parts(names, record)))
+        parts = tuple(
+            None if isinstance(part, Tensor) else cls.of(part) for part in _parts(names, record)
+        )
         return cls(type(record), names, parts, not any(parts), dims)
 
     def leaves(self, record: Record) -> Iterable[Tensor]:
         """The tensors of a record of this structure."""
-        values = _parts(self.names, record)
+        values = _parts(self.names, record)  # type: ignore[arg-type]
         if self.flat:
-            return values
+            return values  # type: ignore[return-value]
         pairs = zip(self.parts, values, strict=True)
         return chain.from_iterable(
-            (value,) if part is None else part.leaves(value) for part, value in pairs
+            (value,) if part is None else part.leaves(value)  # type: ignore[misc]
+            for part, value in pairs
         )
 
     def build(self, tensors: Iterator[Tensor]) -> Record:
@@ -81,25 +82,26 @@ class Structure(NamedTuple):
         values = [next(tensors) if part is None else part.build(tensors) for part in self.parts]
         if self.names:
             fields = dict(zip(self.names, values, strict=True))
-            return unchecked(self.kind, fields, values[0].shape[: self.dims])
+            size = values[0].shape[: self.dims]  # type: ignore[union-attr]
+            return unchecked(self.kind, fields, size)  # type: ignore[arg-type]
         return self.kind(*values) if hasattr(self.kind, "_fields") else tuple(values)
 
 
-def _parts(names: tuple[str, ...], record: Record) -> Iterable[Record]:
+def _parts(names: tuple[str, ...], record: TensorClass | tuple[Record, ...]) -> Iterable[Record]:
     """What a record of these fields, or a tuple, consists of, in order."""
     return record if isinstance(record, tuple) else map(dict(record.items()).__getitem__, names)
 
 
 def leaves(record: Record) -> list[Tensor]:
     """The tensors of a record, or of several, by the order of their fields in state.py."""
-    structure = Structure.of(record)
-    return [record] if structure is None else [*structure.leaves(record)]
+    return [record] if isinstance(record, Tensor) else [*Structure.of(record).leaves(record)]
 
 
 def rebuild(like: Result, tensors: Iterator[Tensor]) -> Result:
     """A record as `like` of the tensors that `leaves` gives, whatever N they have."""
-    structure = Structure.of(like)
-    return next(tensors) if structure is None else structure.build(tensors)  # type: ignore
+    if isinstance(like, Tensor):
+        return next(tensors)  # type: ignore[return-value]
+    return Structure.of(like).build(tensors)  # type: ignore[return-value]
 
 
 def can_load() -> bool:
@@ -122,7 +124,7 @@ class LibraryKernel:
         self.runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
         self.like = like
         self.inputs = Structure.of(inputs)
-        self.results = Structure.of(like)
+        self.results = Structure.of(like)  # type: ignore[arg-type]
         self.layout = _layout(leaves(inputs))
 
     def __call__(self, rules: EnvRules, *inputs: Record) -> Record:

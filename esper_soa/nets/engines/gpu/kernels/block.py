@@ -168,7 +168,8 @@ def norm_sums_kernel(upstream, statistics, sums, share, layer, tile):
         if layer.pool == 1:
             values = load_pixels(upstream.output, env, span, layer.outputs, tile.outputs)
         else:
-            row, column = code // layer.pool, code % layer.pool
+            row = code // layer.pool
+            column = code % layer.pool
             source = window_pixel(span[0][:, None], row, column, layer)
             values = at(upstream.output, env, source, channel, has_gradient)
         centred = tl.where(has_gradient, values.to(tl.float32) - mean[None, :], 0.0)
