@@ -126,6 +126,18 @@ def test_single_envs_in_the_librarys_own_vector_env_begin_anew_one_by_one() -> N
     assert [second for _, second in ends] == [False] * (STEPS - 1) + [True, False]
 
 
+def test_a_single_env_has_the_mask_of_its_observation_for_agents_that_ask_for_it() -> None:
+    env = single()
+    observation, _ = env.reset()
+    space = env.observation_space["action_mask"]
+    told = observation["action_mask"]
+    assert (told.dtype, told.shape) == (space.dtype, space.shape)
+    mask = env.action_masks()
+    assert (mask.dtype, mask.shape) == (np.bool_, space.shape)
+    assert np.array_equal(mask, told)
+    assert 0 < mask.sum() < mask.size
+
+
 def test_what_is_asked_before_reset_is_refused() -> None:
     env = single()
     for early in (env.action_masks, lambda: env.step(0)):

@@ -164,6 +164,14 @@ def test_an_action_touches_its_target_slot_only():
     assert outcome.success.tolist() == [True, True]  # WAIT always succeeds
 
 
+def test_an_op_that_another_slot_alone_allows_is_a_wait():
+    start = holding([Stage.TRAINING, Stage.EMPTY], 2)
+    slots, ramp, outcome = do(*start, act(Op.GERMINATE, slot=0))
+    assert_same(start[0], slots)
+    assert_same(start[1], ramp)
+    assert read(outcome, "effective_op", "success") == (Op.WAIT, False)
+
+
 def test_a_seed_on_its_way_or_too_young_cannot_be_pruned():
     for fields in ({"seed_age": 4}, {"seed_age": 9, "ramp_mode": AlphaMode.UP}):
         start = holding(Stage.BLENDING, alpha=0.5, ramp_alpha=0.5, ramp_target=1.0, **fields)

@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -81,6 +82,7 @@ def test_it_is_saved_in_every_format(net: GrownNetwork, tmp_path: Path) -> None:
         session = importlib.import_module("onnxruntime").InferenceSession(str(file))
         (found,) = session.run(None, {"tokens": tokens.numpy()})
         torch.testing.assert_close(torch.from_numpy(found), logits, rtol=1e-4, atol=1e-4)
+        assert json.loads(session.get_modelmeta().custom_metadata_map["spec"]) == net.spec
 
 
 def test_a_position_does_not_see_those_behind_it(net: GrownNetwork) -> None:

@@ -4,12 +4,16 @@ import re
 from collections.abc import Callable
 
 import pytest
+import torch
+from hosts_of_users import uneven
 from hosts_of_users import unmarked as unmarked_host
 from parts_of_users import Grouped, unmarked
 
 import esper_soa
 from esper_soa.config.errors import SettingError, UserError
 from esper_soa.lab.conformance import ConformanceError
+from esper_soa.lab.conformance_networks import host_networks
+from esper_soa.nets.model import user_parts
 
 HERE = "parts_of_users"
 CHECKS: dict[str, Callable[..., None]] = {
@@ -150,3 +154,14 @@ def test_the_package_says_what_it_lacks() -> None:
         AttributeError, match="module 'esper_soa' has no attribute 'check_everything'"
     ):
         esper_soa.check_everything  # noqa: B018
+
+
+def test_hosts_are_tried_with_parameters_of_their_own_in_training() -> None:
+    """So that what leaks from one network into another can be seen."""
+    nets = host_networks(user_parts.host_of(uneven, "uneven", 10), 10)
+    rows, kept = nets.start()
+    leaf = rows.clone().requires_grad_()
+    losses, _ = nets.train(leaf, kept)
+    for env, loss in enumerate(losses):
+        (gradient,) = torch.autograd.grad(loss, [leaf], retain_graph=True)
+        assert gradient.any(1).nonzero().tolist() == [[env]]

@@ -105,6 +105,14 @@ def test_labels_from_1_rare_classes_and_brightness_are_noticed(changed: dict, to
     assert any(found.startswith(told) for found in findings(**changed))
 
 
+@pytest.mark.parametrize(("brightest", "found"), [(15, True), (16, False)])
+def test_images_are_dark_up_to_a_brightest_value_of_15(brightest: int, found: bool) -> None:
+    images = {"train_images": TRAIN, "test_images": TEST}
+    changed = {name: np.minimum(part, brightest) for name, part in images.items()}
+    told = f"The brightest value of the training images is {brightest} of 255: "
+    assert any(one.startswith(told) for one in findings(**changed)) == found
+
+
 def test_a_share_of_common_images_is_let_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper_soa.nets.data.user_images.MAX_COMMON", 1 / 24)
     assert findings(test_images=put(TEST, 3, TRAIN[40])) == []

@@ -1,5 +1,7 @@
 """Which images are drawn, how they are cropped and normalised; no env notices the others."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -142,6 +144,11 @@ def test_work_and_classes_beyond_the_data_are_errors_that_name_the_limit(images:
     told = "task.num_classes=7: must be at least 8, the classes of noise"
     with pytest.raises(SettingError, match=told):
         check_classes(images, 7)
+    for part in ("train_labels", "val_labels", "test_labels"):
+        labels = getattr(images, part).clone()
+        labels[-1] = 8  # in this part alone
+        with pytest.raises(SettingError, match=r"=8: must be at least 9, the classes of noise"):
+            check_classes(replace(images, **{part: labels}), 8)
 
 
 def test_a_batch_equals_crops_made_by_plain_loops(images: ImageSet, bank: ImageBank) -> None:

@@ -279,6 +279,7 @@ BAD_ARRAYS = {
         (BYTES[:0, 0], "train has 0 images: must have 1 to"),
         (BYTES[:, 0, :0], "images of 0x28 pixels"),
         (np.zeros((48, 1, 1025), np.uint8), "images of 1x1025 pixels: must have 1 to 1024 a side"),
+        (np.zeros((48, 1, 1024), np.uint8), "but the training images have 1x1024"),
         (BYTES[0].astype(np.int64), "train has type int64: must be uint8, from 0 to 255, or float"),
         (BYTES[0].astype(bool), "train has type bool"),
         (BYTES[0].astype(complex), "train has type complex128"),

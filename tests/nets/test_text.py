@@ -1,7 +1,9 @@
 """Text as a source of batches: three stretches, windows and their next tokens, what is refused."""
 
+import errno
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -168,6 +170,24 @@ def test_a_folder_of_which_a_part_may_not_be_read_is_refused(place: str, tmp_pat
     with pytest.raises(DataError, match=rf"{place}: cannot be read \(Permission denied\)"):
         own(folder)
     (folder / place).chmod(0o700)
+
+
+def test_a_folder_that_cannot_be_listed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root too, who may read all files."""
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "a.txt").write_text("abc " * 50)
+    scan = os.scandir
+
+    def refuse(path: str) -> Iterator[os.DirEntry]:
+        if Path(path).name == "inside":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=r"inside: cannot be read \(Permission denied\)"):
+        own(tmp_path)
 
 
 def test_letters_across_two_reads_are_whole(

@@ -60,8 +60,8 @@ BLENDS = (Blend.ADD, Blend.MULTIPLY, Blend.GATE)
 def build(
     num_envs: int, batch: int, slots: tuple[str, ...] = SLOTS, task: TaskConfig = SMALL_TASK
 ) -> World:
-    """A world of weights neither 0 nor 1, in torch; two batches, validation in batches of 2."""
-    cfg = replace(tiny_settings(num_envs, 1, 2), task=task, slots=list(slots), val_samples=3)
+    """A world of weights neither 0 nor 1, in torch; two batches, validation in batches of 3."""
+    cfg = replace(tiny_settings(num_envs, 1, 2), task=task, slots=list(slots), val_samples=4)
     cfg.batch_size = batch
     cfg.train_samples = 2 * batch
     cfg.data = DataConfig(name="synthetic", synthetic_train=64, synthetic_test=32)
@@ -70,7 +70,7 @@ def build(
     g = torch.Generator().manual_seed(3)
     nets = world.rules.nets
     task = replace(nets.task, gradient_stride=2)
-    world.rules = world.rules._replace(nets=nets._replace(eval_batch=2, task=task))
+    world.rules = world.rules._replace(nets=nets._replace(eval_batch=3, task=task))
     for pool in (world.weights["host"], *world.weights["seeds"].values()):
         pool["params"].copy_(0.4 * torch.randn(pool["params"].shape, generator=g))
     return world

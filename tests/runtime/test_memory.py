@@ -91,6 +91,14 @@ def test_samples_and_their_order_are_counted_unless_it_is_looked_up_or_split() -
         assert found["the boosts of seeds that help each other"] == 4 * 4 * 6 * 5
 
 
+@pytest.mark.parametrize("largest", ["synthetic_train", "synthetic_test", "validation_images"])
+def test_the_largest_part_that_is_drawn_at_once_counts(largest: str) -> None:
+    counts = dict.fromkeys(("synthetic_train", "synthetic_test", "validation_images"), 1000)
+    data = DataConfig(name="synthetic", **counts | {largest: 3000})
+    drawn = sizes(TrainConfig(data=data))["drawing the synthetic images"]
+    assert drawn == 16 * 3 * 32 * 32 * 3000  # of every number its place and its hash, int64
+
+
 def test_what_fits_alone_is_refused_where_another_process_takes_as_much() -> None:
     cfg = TrainConfig(envs=2**20, steps=1)
     free = free_memory(CPU)

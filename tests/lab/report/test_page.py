@@ -217,6 +217,21 @@ def test_what_stands_in_a_run_folder_stays_text(tmp_path: Path) -> None:
     assert HOSTILE in data_of(text)["tables"]["blueprints"]["blueprint"]["names"]
 
 
+def test_the_mark_of_scripts_is_another_wherever_the_page_shows_something_else() -> None:
+    parts = page.Parts("title", "", "main", "data", True)
+    marks = {
+        re.findall(r'nonce="(\w{64})"', page.page_html(one, [PROGRAM], ""))[0]
+        for one in (parts, parts._replace(main="other"), parts._replace(data="other"))
+    }
+    assert len(marks) == 3
+
+
+def test_every_run_of_a_group_bears_its_label(places: dict[str, Path]) -> None:
+    groups = groups_of(find_runs([places["sweep"]]))
+    assert len({group.label for group in groups}) == len(groups) > 1
+    assert all(run.group == group.label for group in groups for run in group.runs)
+
+
 def test_findings_and_kinds_name_the_runs_that_share_them(tmp_path: Path) -> None:
     for seed, names in enumerate((["a"], ["a", "b"], ["a"], ["a"], ["a"], ["a"])):
         lines = [line(1, 40.0, anomalies=names)]

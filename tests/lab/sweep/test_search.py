@@ -178,6 +178,17 @@ def test_the_best_of_a_search_is_that_of_the_highest_accuracy(
     assert told in capsys.readouterr().out
 
 
+def test_a_search_goes_on_as_itself_alone(tmp_path: Path) -> None:
+    settings = OmegaConf.create(SWEEPER)
+    space = search.space_of(["policy.ppo.gamma=interval(0.9,1)", "rounds=3"])
+    search.open_study(settings, tmp_path, space, False)
+    search.open_study(settings, tmp_path, space, True)
+    for low, rounds in ((0.8, 3), (0.9, 4)):
+        changed = search.space_of([f"policy.ppo.gamma=interval({low},1)", f"rounds={rounds}"])
+        with pytest.raises(UserError, match="holds a search of something else"):
+            search.open_study(settings, tmp_path, changed, True)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_planted_optimum_is_found_hopeless_trials_are_pruned_and_a_second_call_goes_on(

@@ -288,6 +288,15 @@ def asked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, st
     return int(ended.value.code or 0), *capsys.readouterr()
 
 
+def test_without_a_question_the_command_lists_the_views_and_what_they_answer(
+    begun: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, told, _ = asked(capsys, str(begun), "format=json")
+    assert status == 0
+    listed = [json.loads(one) for one in told.splitlines()]
+    assert listed == [{"view": name, "question": view["question"]} for name, view in VIEWS.items()]
+
+
 def test_the_command_prints_csv_and_json(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sql = "select round, count(*) as hosts from episodes group by round order by round"
     run = str(begun / "0")

@@ -150,6 +150,21 @@ def test_two_jobs_of_a_sweep_are_two_runs_of_wandb_offline(tmp_path: Path) -> No
         assert summary["telemetry"]["dropped"] == {}
 
 
+def test_a_run_that_goes_on_is_the_same_run_of_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb", reason="extra wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    (opened,) = module.find_openers(["wandb"]).values()
+    told = TrackedRun(tmp_path, "run", {"seed": 1})
+    first = opened(told)
+    first.finish()
+    again, other = opened(told._replace(id=first.id)), opened(told)
+    again.finish()
+    other.finish()
+    assert again.id == first.id != other.id
+
+
 def goes_on(folder: Path, trackers: Sequence[str] = ()) -> list[dict]:
     """A run of three rounds that loses its last checkpoint, so that round 3 is played twice."""
     place = RunFolder(folder)
