@@ -10,13 +10,11 @@ batches of 32, bfloat16. A process of its own, as Triton must not interpret here
 """
 
 import itertools
-import json
 import struct
 import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -152,8 +150,7 @@ def main() -> None:
     if asked.results:
         record = records.origin("gpu_instructions", torch.device("cpu"))
         record |= {"architecture": asked.architecture, "total": total, "kernels": rows}
-        with (Path(asked.results) / "gpu_instructions.jsonl").open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        records.keep(record, asked.results, "gpu_instructions")
 
 
 if __name__ == "__main__":
