@@ -16,7 +16,7 @@ from esper_soa.env.topology import HostStates, host_states
 from esper_soa.grown.module_files import load
 from esper_soa.runtime.files import IncompleteError, WriteErrors
 from esper_soa.state import STATE_FLOAT
-from esper_soa.training import network_files, running
+from esper_soa.training import network_files, task_run
 from esper_soa.training.build import build_world
 from esper_soa.training.network_files import NetworkFiles
 from esper_soa.training.run_folder import RunFolder, rounds_of
@@ -162,7 +162,7 @@ def test_they_are_there_before_the_control_plays(
     def no_control(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "play_control", no_control)
+    monkeypatch.setattr(task_run, "play_control", no_control)
     with pytest.raises(KeyboardInterrupt):
         fresh(settings(rounds=1, control="wait", checkpoint_every=0), tmp_path)
     folder = RunFolder(tmp_path)

@@ -76,7 +76,7 @@ def test_the_folders_of_hydra_are_those_of_the_jobs(swept: Swept) -> None:
     assert names == ["config.yaml", "hydra.yaml", "overrides.yaml"]
     assert "- envs=2\n" in (records / "overrides.yaml").read_text()
     assert f"output_dir: {swept.sweep / '1'}\n" in (records / "hydra.yaml").read_text()
-    assert "\nenvs: 2\n" in (records / "config.yaml").read_text()
+    assert "envs: 2\n" in (records / "config.yaml").read_text()
     assert "\nseed: 3\n" in (swept.sweep / "1" / "config.yaml").read_text()  # in its own process
     assert list((swept.sweep / "0").iterdir()) == []  # no settings, no run
 
