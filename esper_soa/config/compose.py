@@ -88,9 +88,8 @@ def _compose_tasks(entries: Sequence[str], overrides: Sequence[str]) -> TrainCon
         for setting in own:
             allowed = f"without {setting}, which is a setting of the whole run"
             check(_key(setting).split(".")[0] in OF_A_TASK, "tasks", entry, allowed)
-        keys = {"tasks", *map(_key, own)}
-        common = [one for one in overrides if _key(one) not in keys]
-        one = compose_settings("", [*common, f"task={option}", *own, "tasks=[]"])
+        # of two overrides of a setting, Hydra takes the later one
+        one = compose_settings("", [*overrides, f"task={option}", *own, "tasks=[]"])
         allowed = "tasks of different names"
         remedy = "Give one of them another, as in 'cifar_impaired task.name=other'."
         check(one.task.name not in worlds, "tasks", entry, allowed, remedy)
