@@ -45,8 +45,7 @@ def watch(
     guard, panic, reason = check_panic(state.guard, loss, math.log(num_classes), cfg)
     due = guard.snapshot_due | ((state.signals.step + 1) % cfg.snapshot_steps == 0)
     healthy = ~panic & (guard.anomalies == 0)
-    guard = with_fields(
-        guard,
+    guard = guard.replace(
         anomalies=torch.where(panic, 0, guard.anomalies),
         reason=reason,
         panic=panic,
@@ -150,4 +149,4 @@ def check_panic(
     pushed = torch.cat((guard.losses[:, 1:], loss.unsqueeze(-1)), -1)
     losses = torch.where(ordinary.unsqueeze(-1), pushed, guard.losses)
     count = (guard.count + ordinary).clamp(max=losses.shape[-1])
-    return with_fields(guard, losses=losses, count=count, anomalies=anomalies), panic, reason
+    return guard.replace(losses=losses, count=count, anomalies=anomalies), panic, reason

@@ -60,6 +60,7 @@ from esper_soa.state import (
     initial,
     known_false,
     select,
+    with_fields,
 )
 from esper_soa.vocabulary import Op, Stage
 
@@ -172,7 +173,7 @@ def measure_(
     seeds = slot_seeds(slots, state.ramp, ablate_fossils, rules.ended(state))
     active_seeds = engine.claim_(nets, weights, seeds, data.seed_keys)
     none = torch.zeros_like(slots.newborn)
-    state = state.replace(slots=slots.replace(newborn=none, fresh_momentum=none))
+    state = with_fields(state, slots=slots.replace(newborn=none, fresh_momentum=none))
     on_phase_end("state")
     trained = engine.train_(
         nets, weights, slots.alpha, active_seeds, data.training, data.num_batches, data.rules
