@@ -51,8 +51,10 @@ def result(records: Records) -> list[str]:
         for player, words in SHORT.items():
             accuracies = (bounds(one[player].means["accuracy"]) for one in by_data)
             lines.append((words, *accuracies, *cost(by_data[0][player], ",.0f")))
-        titles = " | ".join(f"{data['name']}, accuracy (%)" for data in record["data"])
-        heads = f"{len(record['seeds'])} random seeds, 95 % t intervals | {titles} | {COST}"
+        titles = " | ".join(f"test accuracy on {data['name']} (%)" for data in record["data"])
+        heads = (
+            f"mean over {len(record['seeds'])} random seeds [95 % t interval] | {titles} | {COST}"
+        )
         found += markdown(heads, lines)
     return found
 

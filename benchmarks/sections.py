@@ -183,8 +183,22 @@ def work_cell(record: Mapping, point: Mapping) -> str:
     if work.get("policy"):
         subsets = f"seeds by {work['policy']}"
     cell = f"{record['name']}: N={work['N']} B={work['B']} T={work['T']} V={work['V']} {subsets}"
+    return cell + varied(point)
+
+
+def varied(point: Mapping) -> str:
+    """What differs between the points of a record, where the other facts of the work do not say."""
     shown = point["value"] is None or point["vary"] in ("envs", "live")
-    return cell if shown else f"{cell}, {point['vary']}={point['value']:g}"
+    return "" if shown else f", {point['vary']}={point['value']:g}"
+
+
+def work_cells(record: Mapping, point: Mapping) -> tuple[str, ...]:
+    """The declared work of a point, a cell each; K of seeds that come and go is not declared."""
+    work = point["work"]
+    subsets = f"{work['K']}", f"{work['live']} {work['blueprint']}" if work["live"] else "none"
+    if work.get("policy"):
+        subsets = "varies", f"by `{work['policy']}`"
+    return (record["name"] + varied(point), *(f"{work[name]}" for name in "NBTV"), *subsets)
 
 
 def layout_cell(side: Mapping) -> str:
@@ -206,9 +220,10 @@ def ratio_cell(ratio: Mapping | None) -> str:
 
 def speed(records: Records) -> list[str]:
     """The engine's whole cycle over those of both loops, works that have a loop beside them, and
-    works whose seeds grow, which no loop does.
+    works whose seeds grow, which no loop does; and where they were measured.
     """
     rows: list[Line] = []
+    places = []
     ratios = {
         name: {work_cell(*both): ratio["all"] for *both, ratio in points_with(records, name)}
         for name in ("baseline", "bare")
@@ -219,9 +234,13 @@ def speed(records: Records) -> list[str]:
             if "baseline" in point.get("ratios", {}) or point["work"].get("policy"):
                 engine = point["sides"]["engine"]
                 both = (ratio_cell(found.get(work)) for found in ratios.values())
-                rows.append((work, f"{last_column(engine)['eps']:.0f}", p95_cell(engine), *both))
-    heads = "work of an env-step | env-steps/s | a step of all N envs (ms, 95th percentile)"
-    return markdown(f"{heads} | over a plain loop of the same work | over bare hosts", rows)
+                cells = work_cells(record, point)
+                rows.append((*cells, f"{last_column(engine)['eps']:.0f}", p95_cell(engine), *both))
+                places.append(place(record))
+    heads = "name | hosts (N) | batch size (B) | training images (T) | validation images (V)"
+    heads += " | validation passes (K) | seeds per host | env-steps/s | time of a step of all hosts"
+    heads += " (ms, 95th percentile) | speed-up over a plain loop | speed-up over bare hosts"
+    return [*markdown(heads, rows), *(f"Measured: {one}." for one in dict.fromkeys(places))]
 
 
 EPS: dict[str, Callable[[Records], list[str]]] = {
