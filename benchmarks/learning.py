@@ -45,9 +45,8 @@ def table(seeds: Records) -> list[str]:
     lines: list[Line] = []
     for row in judge(seeds):
         name = "learned (ppo)" if row.policy == "ppo" else row.policy
-        against = (
-            ("", "") if row.p is None else (f"{row.wins} of {len(seeds)} seeds", f"{row.p:.4f}")
-        )
+        won = f"{row.wins} of {len(seeds)} random seeds"
+        against = ("", "") if row.p is None else (won, f"{row.p:.4f}")
         lines.append((name, f"{row.accuracy:.2f}", interval_cell(row), *against))
     heads = "policy | accuracy (%) | accuracy - rent | learned ahead | Mann-Whitney p"
     return markdown(heads, lines)
@@ -69,7 +68,7 @@ def learning(records: Records) -> list[str]:
         head = name_of(record, records), str(len(record["seeds"])), played(record)
         rows.append((*head, interval_cell(first), *cells))
     heads = " | ".join(f"{name}, p" for name in POLICIES[1:])
-    heads = f"evaluation | seeds | played | learned | {heads}"
+    heads = f"evaluation | random seeds | played | learned | {heads}"
     title = (
         f"Every evaluation that was looked at, accuracy - rent with {CONFIDENCE:.0%} t intervals:"
     )

@@ -73,7 +73,7 @@ def proof_lines(record: Mapping) -> list[str]:
         hosts = len(data["players"][LEARNED]["accuracy"][0])
         lines += [
             f"**{data['name']}** ({parts_words(data)}), "
-            f"{record['experiment']}{given}: {len(record['seeds'])} seeds of {hosts} hosts, "
+            f"{record['experiment']}{given}: {len(record['seeds'])} random seeds of {hosts} hosts, "
             f"{record['train_images']:,} training images per host, accuracy on "
             f"{measured_on(data)}.",
             "",
@@ -84,7 +84,7 @@ def proof_lines(record: Mapping) -> list[str]:
         f"policy.init={record['settings']['policy']['init']} (weights {record['weights']}), "
         "likeliest choices"
     )
-    seeds = f"seeds {record['seeds'][0]} to {record['seeds'][-1]}"
+    seeds = f"random seeds {record['seeds'][0]} to {record['seeds'][-1]}"
     return [
         *lines,
         (
@@ -119,7 +119,7 @@ def level_table(rows: list[Level]) -> list[str]:
 def comparison_table(rows: list[Comparison]) -> list[str]:
     """The learned policy less every control."""
     heads = "learned against | in | difference | interquartile mean | Mann-Whitney p | P(better)"
-    heads += " | seeds won | hosts won | its parameters | its FLOP | learned is"
+    heads += " | random seeds won | hosts won | its parameters | its FLOP | learned is"
     lines: list[Line] = []
     for row in rows:
         lines.append(
@@ -157,7 +157,8 @@ def main_lines(record: Mapping) -> list[str]:
         runs = data["runs"]
         sides = [[run[side]["accuracies"] for run in runs] for side in ("grown", "control")]
         found = main_runs(*sides)
-        heads = "seed | grown (%) | without growth (%) | difference | parameters | wall time (s)"
+        titles = "grown (%) | without growth (%) | difference | parameters | wall time (s)"
+        heads = f"random seed | {titles}"
         rows: list[Line] = []
         ours, others = (seed_means(side) for side in sides)
         for number, run in enumerate(runs):
@@ -171,9 +172,9 @@ def main_lines(record: Mapping) -> list[str]:
             "",
             *markdown(heads, rows),
             f"Grown less without growth, over {sum(map(len, sides[0]))} hosts "
-            f"{bounds(found.over_hosts, '+.2f')}, over {len(runs)} seeds "
-            f"{bounds(found.over_seeds, '+.2f')} points; ahead with {found.ahead} of {len(runs)} "
-            f"seeds. The longest run took {max(run['seconds'] for run in runs):.0f} s, start and "
+            f"{bounds(found.over_hosts, '+.2f')}, over {len(runs)} random seeds "
+            f"{bounds(found.over_seeds, '+.2f')} points; ahead with {found.ahead} of {len(runs)}. "
+            f"The longest run took {max(run['seconds'] for run in runs):.0f} s, start and "
             "imports included.",
             "",
         ]

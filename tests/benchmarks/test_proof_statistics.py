@@ -149,7 +149,7 @@ def test_the_section_has_figure_and_two_tables_per_data_set(tmp_path: Path) -> N
     titles = [line for line in lines if line.startswith("**")]
     assert titles[0] == (
         "**fashion32** (4,000 training, 1,000 validation and 1,000 test images), cifar_3seed: 10 "
-        "seeds of 2 hosts, 38,400 training images per host, accuracy on all test images, "
+        "random seeds of 2 hosts, 38,400 training images per host, accuracy on all test images, "
         "validation accuracy on 900 images."
     )
     assert titles[1].startswith("**cifar10** ")
@@ -163,9 +163,8 @@ def test_the_section_has_figure_and_two_tables_per_data_set(tmp_path: Path) -> N
         "| 1.1e-05 | 1.00 [0.80, 1.00] | 10 of 10 | 20 of 20 | 0.45 times | 0.45 times | ahead |"
     )
     assert lines[-1] == (
-        "policy.init=shipped (weights abc), likeliest choices; seeds 20260101 to 20260110; 95% t "
-        "intervals, of "
-        "P(better) by Newcombe; 2026-01-01, commit 1234567, a processor, 2 cores, torch 2."
+        "policy.init=shipped (weights abc), likeliest choices; random seeds 20260101 to 20260110; "
+        "95% t intervals, of P(better) by Newcombe; 2026-01-01, commit 1234567, a processor, 2 cores, torch 2."
     )
 
 
@@ -174,7 +173,7 @@ def test_proofs_under_other_settings_come_after_and_have_no_figure(tmp_path: Pat
     lines = section(tmp_path, other)
     assert "docs/proof.svg" not in "".join(lines)
     assert figure_of(tmp_path) is None
-    assert "cifar_3seed with task=cifar_impaired: 10 seeds" in lines[0]
+    assert "cifar_3seed with task=cifar_impaired: 10 random seeds" in lines[0]
     both = section(tmp_path, proof_record())
     titles = [line for line in both if line.startswith("**")]
     assert ["with" in line for line in titles] == [False, False, True]
@@ -185,8 +184,11 @@ def test_the_main_run_has_a_row_per_seed_and_says_what_all_come_to(tmp_path: Pat
     assert "| 101 | 72.00 | 70.00 | +2.00 | 10,000 / 6,418 | 91 |" in lines
     assert "| 102 | 70.00 | 70.00 | +0.00 | 10,000 / 6,418 | 85 |" in lines
     said = next(line for line in lines if line.startswith("Grown less"))
-    assert "over 4 hosts +1.00 [-1.60, +3.60], over 2 seeds +1.00 [-11.71, +13.71] points" in said
-    assert "ahead with 1 of 2 seeds. The longest run took 91 s" in said
+    assert (
+        "over 4 hosts +1.00 [-1.60, +3.60], over 2 random seeds +1.00 [-11.71, +13.71] points"
+        in said
+    )
+    assert "ahead with 1 of 2. The longest run took 91 s" in said
 
 
 # --- the figure
