@@ -164,7 +164,8 @@ def test_the_section_has_figure_and_two_tables_per_data_set(tmp_path: Path) -> N
     )
     assert lines[-1] == (
         "policy.init=shipped (weights abc), likeliest choices; random seeds 20260101 to 20260110; "
-        "95% t intervals, of P(better) by Newcombe; 2026-01-01, commit 1234567, a processor, 2 cores, torch 2."
+        "95% t intervals, of P(better) by Newcombe; "
+        "2026-01-01, commit 1234567, a processor, 2 cores, torch 2."
     )
 
 
