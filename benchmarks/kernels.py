@@ -20,7 +20,6 @@ from benchmarks.machine import wait_for
 from benchmarks.records import Record, check_folder, command_line, finish, origin
 from esper_soa.agent.scripted import RandomPolicy
 from esper_soa.config.errors import UserError
-from esper_soa.config.processor import usable_cores
 from esper_soa.config.settings import TrainConfig
 from esper_soa.env.step import EAGER, EnvRules, StepKernels, compiled, initial_state
 from esper_soa.nets.data import streams
@@ -116,7 +115,7 @@ def turn(
 
 def run(mode: str, envs: int, args: argparse.Namespace, device: torch.device) -> Record:
     """Times of one mode at one N, in seconds per env-step of all envs; the first call apart."""
-    apply_threads(args.threads or (1 if mode == "eager" else usable_cores()))
+    apply_threads(args.threads)
     rules = build_rules(TrainConfig(envs=envs, steps=args.steps), device)
     num_slots = len(rules.nets.shape.slots)
     made = [make(envs, num_slots, step, device) for step in range(WARMUP_STEPS)]
@@ -157,8 +156,7 @@ def main(arguments: list[str] | None = None) -> None:
     add("--modes", nargs="+", choices=MODES, default=["eager", "ahead"])
     add("--repeats", type=int, default=60, help="timed env-steps")
     add("--steps", type=int, default=150, help="env-steps per episode, all that is timed in one")
-    words = "of one operation; 0 = eager one, else one per core"
-    add("--threads", type=int, default=0, help=words)
+    add("--threads", type=int, default=0, help="of one operation; 0 = one, as in a run")
     add("--device", default="auto")
     args = parser.parse_args(arguments)
     if args.steps < args.repeats + WARMUP_STEPS + 1:
