@@ -31,7 +31,8 @@ from benchmarks.records import Record, check_folder, command_line, finish, origi
 from benchmarks.timing import BenchmarkError, in_turns
 from esper_soa.config.settings import LEVELS, TRACKERS, TrainConfig
 from esper_soa.lab.telemetry.console_table import EnvsTable
-from esper_soa.lab.telemetry.recorder import TableRecorder, legend_of
+from esper_soa.lab.telemetry.pack import legend_of
+from esper_soa.lab.telemetry.recorder import TableRecorder
 from esper_soa.lab.telemetry.tracking import (
     Line,
     Sender,

@@ -64,19 +64,13 @@ class TrackerState:
         self._path = folder / STATE
         self._write_errors = write_errors
         self._lock = threading.Lock()
-        self._known = read_state(self._path) if resumed else {}
-
-    def of(self, name: str) -> tuple[str, int]:
-        """The id and the round; "" and 0 where the tracker does not know the run."""
-        return self._known.get(name, ("", 0))
+        self.known = read_state(self._path) if resumed else {}
 
     def save(self, name: str, known: tuple[str, int]) -> None:
         """Save what the tracker `name` knows now."""
         with self._lock, self._write_errors.attempt(STATE):
-            self._known[name] = known
-            record = {
-                one: {"id": id_, "round": number} for one, (id_, number) in self._known.items()
-            }
+            self.known[name] = known
+            record = {one: {"id": id_, "round": last} for one, (id_, last) in self.known.items()}
             write_text(self._path, json.dumps(record, indent=2) + "\n")
 
 
@@ -98,12 +92,11 @@ class Sender:
         self._name = name
         self._open = open_
         self._state = state
-        id_, number = state.of(name)
+        id_, number = state.known.get(name, ("", 0))
         self._tracked = tracked._replace(id=id_, last_round=number)
         self._tracker: Tracker | None = None
 
     def __call__(self, line: Line) -> None:
-        """Send a line."""
         number, numbers = line
         if not number:
             if self._tracker is not None:

@@ -40,13 +40,11 @@ class MLflow:
         return run
 
     def log(self, number: int, numbers: Mapping[str, float]) -> None:
-        """The numbers of round `number`."""
         now = int(1000 * time.time())
         metrics = [Metric(name, value, now, number) for name, value in numbers.items()]
         self._client.log_batch(self.id, metrics)
 
     def finish(self) -> None:
-        """End the run."""
         self._client.set_terminated(self.id)
 
 

@@ -20,13 +20,11 @@ class TensorBoard:
         self.id = "tensorboard"  # all of the folder is one run there
 
     def log(self, number: int, numbers: Mapping[str, float]) -> None:
-        """The numbers of round `number`."""
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, number)
         self._writer.flush()
 
     def finish(self) -> None:
-        """Close the file."""
         self._writer.close()
 
 

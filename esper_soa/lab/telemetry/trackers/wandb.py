@@ -32,7 +32,6 @@ class WeightsAndBiases:
         self.id = str(self._run.id)
 
     def log(self, number: int, numbers: Mapping[str, float]) -> None:
-        """The numbers of round `number`."""
         self._run.log(dict(numbers), step=number)
 
     def finish(self) -> None:
