@@ -136,11 +136,8 @@ class Server(ThreadingHTTPServer):
         if url.path == "/":
             ended = str(parts.ended).lower()
             live = LIVE.format(stamp=stamp, changed=changed, ended=ended)
-            return (
-                200,
-                "text/html",
-                page_html(parts, [asset("page.js"), asset("live.js")], SELF, live),
-            )
+            programs = [asset("page.js"), asset("live.js")]
+            return 200, "text/html", page_html(parts, programs, SELF, live)
         message: dict[str, object] = {"changed": changed}
         if parse_qs(url.query).get("since") != [stamp]:
             data = json.loads(parts.data)
