@@ -1,6 +1,4 @@
-"""The words and tables of a report: every comparison with its test, settings and how they
-differ, versions, findings. Needs no torch.
-"""
+"""Words and tables of a report: comparisons, settings, versions, findings. Needs no torch."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,8 +51,10 @@ def details(runs: Sequence[RunRecord]) -> str:
 
 
 def comparisons(groups: Sequence[RunGroup]) -> str:
-    """Every pair of groups with its test, or what esper-compare found; empty of one group."""
-    study = study_of([run for group in groups for run in group.runs])
+    """Every pair of groups with its test, or what esper-compare found of runs that are all in
+    <study>/<group>/<seed>; empty of one group."""
+    folders = {run.path.resolve().parent.parent for group in groups for run in group.runs}
+    study = read_json(folders.pop() / RESULT) if len(folders) == 1 else {}
     return _card("Comparisons", _study(study) if study else _pairs(groups))
 
 
@@ -106,12 +106,6 @@ def _pairs(groups: Sequence[RunGroup]) -> str:
         f"number of comparisons, {len(compared)}."
     )
     return _about(words) + _table(f"{PAIRS}|p of {len(compared)} together", rows)
-
-
-def study_of(runs: Sequence[RunRecord]) -> Record:
-    """What esper-compare wrote of `runs`, all in <study>/<group>/<seed>; empty of any others."""
-    folders = {run.path.resolve().parent.parent for run in runs}
-    return read_json(folders.pop() / RESULT) if len(folders) == 1 else {}
 
 
 def _listed(record: Record, name: str) -> list:

@@ -33,12 +33,8 @@ class LaneRound(NamedTuple):
         """How a host's row begins, and the foot of its HEAD on its screen; lanes are 1 high."""
         count = hosts_on_screen(len(self.names))
         first = _int(env) // count * count
-        row: Row = {
-            "run": self.run.label,
-            "round": self.name,
-            "hosts": f"{first} to {min(first + count, self.hosts) - 1}",
-            "host": env,
-        }
+        hosts = f"{first} to {min(first + count, self.hosts) - 1}"
+        row: Row = {"run": self.run.label, "round": self.name, "hosts": hosts, "host": env}
         return row, -float(_int(env) % count * (len(self.names) + HEAD) + HEAD)
 
 

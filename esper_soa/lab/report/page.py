@@ -151,9 +151,7 @@ def _data(sections: Sequence[Section], tables: Mapping[str, Table]) -> str:
 
 
 def report_in(folder: Path) -> str:
-    """Write the report of the runs in `folder` there; returns why there is none, or "" where there
-    is one. Raises OSError where it cannot be written.
-    """
+    """Write the report of the runs in `folder` there; why there is none, else "". OSError."""
     if not available():
         return f"none, as {MISSING}"
     failures = Failures()
@@ -168,9 +166,7 @@ def report_in(folder: Path) -> str:
 
 
 def try_write_report(session: Session) -> None:
-    """Write the report of the run that has ended in the session's folder; one that cannot be made
-    fails nothing: why is said in one line.
-    """
+    """Write the report of a session at its end; why there is none is said in one line."""
     with session.write_errors.attempt(NAME):
         missing = report_in(session.folder.path)
         if missing:

@@ -14,8 +14,6 @@ PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 class Highlight(NamedTuple):
-    """A number that stands out."""
-
     title: str
     value: str
     note: str = ""

@@ -41,7 +41,6 @@ MAKERS = {
     CONTROL: steps_rows,
 }
 
-
 # A round, with an env-step of it and its numbers (float64 [N, C]); or with how many env-steps of
 # all envs it lost, where it is over: round 0 where no more will come.
 Item: TypeAlias = tuple[int, int, np.ndarray] | tuple[int, int]

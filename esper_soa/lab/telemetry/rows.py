@@ -138,13 +138,12 @@ def steps_rows(record: RoundRecord) -> Rows:
     parameters = record.legend.parameters
     flop = record.legend.train_flop
     bits = 1 << np.arange(len(OP_NAMES))
+    contribution = _number(record.read("total_contribution"), record.flag("total_known"))
     columns = {name: record.read(name) for name in (*measured, *reward_columns)} | {
         "parameters": parameters.host + residents(record, parameters, LIVE_STAGES).sum(2),
         "train_flop": flop.host + residents(record, flop, RUNNING_STAGES).sum(2),
         "subsets": record.code("subsets"),
-        "total_contribution": _number(
-            record.read("total_contribution"), record.flag("total_known")
-        ),
+        "total_contribution": contribution,
         "effective_op": Texts(record.code("effective_op"), OP_NAMES),
         "success": record.flag("success"),
         "ops_legal": record.code("legal") @ bits,
@@ -168,9 +167,8 @@ def _choice_columns(record: RoundRecord) -> dict[str, Values]:
             columns[head.name] = _text(codes, values, matters)
         else:
             columns[head.name] = _number(np.asarray(values)[codes], matters)
-        columns[f"{head.name}_probability"] = _number(
-            probability[:, :, place], matters & legend.learns
-        )
+        likely = _number(probability[:, :, place], matters & legend.learns)
+        columns[f"{head.name}_probability"] = likely
     return columns
 
 

@@ -17,7 +17,6 @@ from esper_soa.lab.telemetry.schema import TABLES
 
 FOLDER = "telemetry"
 FILE = re.compile(r"round_(\d{6,18})\.parquet")
-PACKING = "zstd"
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def table_bytes(
     arrays = [_array(one, values[one.name]) for one in columns]
     table = pyarrow.Table.from_arrays(arrays, schema=columns.with_metadata(dict(facts)))
     content = io.BytesIO()
-    parquet.write_table(table, content, compression=PACKING)
+    parquet.write_table(table, content, compression="zstd")
     return content.getvalue()
 
 

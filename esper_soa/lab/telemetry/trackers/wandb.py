@@ -15,8 +15,6 @@ from esper_soa.lab.telemetry.tracking import TrackedRun
 
 
 class WeightsAndBiases:
-    """A run there."""
-
     def __init__(self, tracked: TrackedRun) -> None:
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "esper_soa"),
