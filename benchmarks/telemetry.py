@@ -31,13 +31,14 @@ from benchmarks.records import Record, check_folder, command_line, finish, origi
 from benchmarks.timing import BenchmarkError, in_turns
 from esper_soa.config.settings import LEVELS, TRACKERS, TrainConfig
 from esper_soa.lab.telemetry.console_table import EnvsTable
-from esper_soa.lab.telemetry.recorder import TableRecorder, legend_of
+from esper_soa.lab.telemetry.pack import legend_of
+from esper_soa.lab.telemetry.recorder import TableRecorder
 from esper_soa.lab.telemetry.tracking import (
     Line,
-    Sender,
     TrackedRun,
     TrackerState,
     find_openers,
+    make_sender,
     numbers_of,
 )
 from esper_soa.lab.telemetry.worker import Worker
@@ -63,7 +64,7 @@ class Trackers:
         state = TrackerState(folder, False, WriteErrors())
         tracked = TrackedRun(folder, "benchmark", {})
         self._workers = {
-            name: Worker[Line](name, Sender(name, open_, tracked, state), WAITING)
+            name: Worker[Line](name, make_sender(name, open_, tracked, state), WAITING)
             for name, open_ in find_openers(names).items()
         }
         self._to_tensors = 0

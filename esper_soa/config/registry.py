@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from esper_soa.config.errors import SettingError, one_line
 
+RAISES = "it raises"  # in a finding, before what a user's code raised
 # What code of a user's may raise where it is called to be looked at.
 RAISED = (
     ArithmeticError,
@@ -164,7 +165,7 @@ def find(kind: str, reference: str, setting: str) -> Part:
 
 
 @contextmanager
-def collect_faults(faults: list[str], what: str = "it raises") -> Iterator[None]:
+def collect_faults(faults: list[str], what: str = RAISES) -> Iterator[None]:
     """Append to `faults` what the user's code raises within the context."""
     try:
         yield

@@ -11,13 +11,7 @@ from rich.table import Table
 from esper_soa.config.settings import TrainConfig
 from esper_soa.nets.choose import probe_engines
 from esper_soa.nets.trial import TrialResult
-from esper_soa.runtime.device import (
-    device_name,
-    keep_freed_memory,
-    resolve_device,
-    take_device,
-    threads,
-)
+from esper_soa.runtime import device as devices
 from esper_soa.runtime.memory import GIB, at_once, free_memory, needs
 from esper_soa.training.build import trial_of
 
@@ -38,41 +32,32 @@ RULES = {
 
 
 def check_device(cfg: TrainConfig, console: Console) -> None:
-    """Try the engines on the device of `cfg`, print a table of each task; UserError where there is
-    none.
-    """
+    """Try the engines on the device of `cfg`, a table per task; UserError where there is none."""
     for one in cfg.by_task.values():
-        _check_task(one, console)
-
-
-def _check_task(cfg: TrainConfig, console: Console) -> None:
-    device = resolve_device(cfg.device)
-    take_device(device)
-    keep_freed_memory(device)
-    with threads(cfg.compute.threads):
-        trial = trial_of(cfg, device)
-        place = device_name(device, trial.nets.workers, trial.nets.precision)
-        console.print(place, highlight=False)
-        engines = probe_engines(trial)
-    console.print(engine_table(engines, cfg))
-    for rule in RULES[device.type]:
-        console.print(rule, highlight=False)
-    console.print(memory_table(cfg, device))
+        device = devices.resolve_device(one.device)
+        devices.take_device(device)
+        devices.keep_freed_memory(device)
+        with devices.threads(one.compute.threads):
+            trial = trial_of(one, device)
+            place = devices.device_name(device, trial.nets.workers, trial.nets.precision)
+            console.print(place, highlight=False)
+            engines = probe_engines(trial)
+        console.print(engine_table(engines, one))
+        for rule in RULES[device.type]:
+            console.print(rule, highlight=False)
+        console.print(memory_table(one, device))
 
 
 def engine_table(engines: list[TrialResult], cfg: TrainConfig) -> Table:
     """A row per engine."""
-    work = (
-        f"N={cfg.envs} B={cfg.batch_size} T={cfg.train_samples} V={cfg.val_samples}, "
-        f"{cfg.task.name}"
-    )
-    table = Table(title=f"engines at {work}", box=box.SIMPLE, title_justify="left")
+    work = f"N={cfg.envs} B={cfg.batch_size} T={cfg.train_samples} V={cfg.val_samples}"
+    title = f"engines at {work}, {cfg.task.name}"
+    table = Table(title=title, box=box.SIMPLE, title_justify="left")
     for heading in ("engine", "ms per env-step", "MiB", "off torch in float32", "verdict"):
         right = heading in ("ms per env-step", "MiB")
         table.add_column(heading, justify="right" if right else "left")
-    best = min(
-        (one for one in engines if not one.dropped), key=lambda one: one.seconds, default=None
-    )
+    agreeing = [one for one in engines if not one.dropped]
+    best = min(agreeing, key=lambda one: one.seconds, default=None)
     for one in engines:
         if one.dropped:
             table.add_row(one.name, "", "", "", one.dropped)

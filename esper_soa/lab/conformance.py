@@ -28,12 +28,7 @@ from esper_soa.env.legal import illegal_choices, obey
 from esper_soa.env.reward_records import RewardInputs
 from esper_soa.env.step import EnvView
 from esper_soa.env.user_reward import reward_findings, sample_inputs
-from esper_soa.lab.conformance_networks import (
-    RAISES,
-    host_networks,
-    seed_networks,
-    training_findings,
-)
+from esper_soa.lab.conformance_networks import host_networks, seed_networks, training_findings
 from esper_soa.nets.model import user_parts as own_parts
 from esper_soa.nets.model.host import HostChain
 from esper_soa.nets.model.user_segment import UserHost
@@ -94,7 +89,7 @@ def check_reward(part: Part | str) -> None:
     with _checking(REWARD, part) as (_, made, found):
         samples = [sample_inputs(*SIZES, CPU, seed) for seed in range(SAMPLES)]
         found += reward_findings(made, samples[0].clone())
-        if registry.num_required(made) == 1 and not any(RAISES in one for one in found):
+        if registry.num_required(made) == 1 and not any(registry.RAISES in one for one in found):
             if _paid(made, samples[0].clone()).shape == samples[0].op.shape:
                 found += _value_findings(made, samples)
             found += _kernel_findings(made, samples[0])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, TaskConfig
-from esper_soa.config.registry import collect_faults
+from esper_soa.config.registry import RAISES, collect_faults
 from esper_soa.nets.data import streams
 from esper_soa.nets.model import host as hosts
 from esper_soa.nets.model import user_parts as own_parts
@@ -22,7 +22,6 @@ from esper_soa.nets.seeds.seeds import TrainingSeeds
 NETS = 3  # networks and images of a trial
 IMAGES = 4
 TOLERANCE = 1e-6  # relative difference of an image's features that rounding may make
-RAISES = "it raises"
 
 
 class Networks(NamedTuple):

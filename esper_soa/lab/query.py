@@ -20,11 +20,8 @@ from esper_soa.config.errors import UserError, check, check_choice
 from esper_soa.runtime.console import ending_with_status, parser
 from esper_soa.runtime.signals import import_guard
 
-SETTINGS = {
-    "format": "table",
-    "limit": "50",
-    "files": "runs",
-}  # and what they are where they are not given
+# What they are where they are not given.
+SETTINGS = {"format": "table", "limit": "50", "files": "runs"}
 FORMATS = ("table", "csv", "json")
 HELP = """\
   RUN           one or more run folders, or folders that hold some, as a sweep does
@@ -42,7 +39,6 @@ Needs DuckDB: pip install 'esper-soa[query]'. docs/queries.md has questions with
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; ends the interpreter with its status where that is not 0."""
     usage = 'esper-query RUN... ["select ..."] [format=table] [limit=50] [files=runs]'
     words = parser(usage, "Ask runs in SQL.", HELP)
     words.add_argument("words", nargs="+", help=argparse.SUPPRESS)
@@ -108,7 +104,6 @@ def show(
 
 
 def _cell(value: object) -> str:
-    """A value of a table."""
     return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
 
 

@@ -7,6 +7,7 @@ for all of them, and so does that of a run on several tasks, with a folder each.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import cast
 
@@ -94,8 +95,5 @@ def _by_number(path: Path) -> tuple[int, str]:
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:
-    for depth in range(1, max((len(path.parts) for path in paths), default=1) + 1):
-        ends = ["/".join(path.parts[-depth:]) for path in paths]
-        if len(set(ends)) == len(ends):
-            return ends
-    return [str(path) for path in paths]
+    ends = (["/".join(path.parts[-depth:]) for path in paths] for depth in count(1))
+    return next(labels for labels in ends if len(set(labels)) == len(labels))

@@ -11,7 +11,7 @@ from esper_soa.nets import batched
 pytest.importorskip("triton", reason="the package triton is not installed (extra: test)")
 
 from esper_soa.nets.engines.gpu import blocks
-from esper_soa.nets.engines.gpu.blocks import BlockPlan, Branches
+from esper_soa.nets.engines.gpu.blocks import BlockPlan
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 SPLITS = 2
@@ -136,7 +136,7 @@ def test_evaluation_takes_running_statistics_and_leaves_missing_rows_out(case: t
     features = x.new_full((nets * rows, batch, plan.norm_side**2, plan.outputs), torch.nan)
     counts = torch.full((nets,), rows, dtype=torch.int32, device=DEVICE)
     counts[-1] = 1
-    blocks.evaluate_(plan, twice, weights, features, Branches(rows, counts))
+    blocks.evaluate_(plan, twice, weights, features, (rows, counts))
     inner, scale, shift = convolved(case, x, params)
     mean, variance = statistics.split(plan.outputs, dim=1)
     gain = scale / (variance + 1e-5).sqrt()

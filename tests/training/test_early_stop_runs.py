@@ -145,9 +145,9 @@ def test_a_control_heeds_early_stop_too(tmp_path: Path, control: str) -> None:
 def test_a_report_of_such_a_run_shows_the_env_steps_that_were_played(tmp_path: Path) -> None:
     early = EarlyStopConfig(patience=4, min_delta=0.0, min_steps=3)
     _, _, episodes = played(tmp_path, control="wait", early_stop=early)
-    shown = make_drawing(groups_of(find_runs([str(tmp_path)])))
+    _, tables = make_drawing(groups_of(find_runs([str(tmp_path)])))
     ends = {(one["round"], one["env"]): one["env_steps"] for one in episodes}
-    curve = shown.tables["accuracies"]
+    curve = tables["accuracies"]
     points = zip(curve["round"], curve["host"], strict=True)
     counted: dict[tuple[int, int], int] = {}
     for name, env in points:
@@ -156,7 +156,7 @@ def test_a_report_of_such_a_run_shows_the_env_steps_that_were_played(tmp_path: P
     assert counted
     assert counted == {place: ends[place] for place in counted}
     early_ones = {place for place in counted if ends[place] < STEPS}
-    marks = shown.tables["marks"]
+    marks = tables["marks"]
     marked = {
         (int(str(name).split()[0]), int(str(env)))
         for name, env, event in zip(marks["round"], marks["host"], marks["event"], strict=True)
@@ -164,6 +164,6 @@ def test_a_report_of_such_a_run_shows_the_env_steps_that_were_played(tmp_path: P
     }
     assert marked == early_ones
     assert early_ones
-    for column in shown.tables["hosts"].values():
+    for column in tables["hosts"].values():
         assert None not in column
-    assert max(int(str(end)) for end in shown.tables["lanes"]["to"]) <= max(ends.values())
+    assert max(int(str(end)) for end in tables["lanes"]["to"]) <= max(ends.values())

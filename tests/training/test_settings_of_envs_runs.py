@@ -61,7 +61,7 @@ def test_the_summary_and_the_report_tell_configurations(tmp_path: Path) -> None:
             own = [value for episode in episodes for value in episode["nets"][place::2]]
             assert one[side]["net"] == pytest.approx(sum(own) / 4)
     assert f"{RATE}=0.2" in (tmp_path / "log.txt").read_text()
-    table = run_tables.settings_table([read_run(tmp_path, "run")])
+    table = run_tables.table_of(run_tables.setting_rows([read_run(tmp_path, "run")]))
     assert table["value"] == [0.01, 0.2] * 8
     assert table["hosts"] == ["grown"] * 8 + ["control"] * 8
     assert table["setting"] == [RATE] * 16

@@ -25,25 +25,17 @@ from rich.table import Table
 
 from esper_soa.config.arguments import options
 from esper_soa.config.compose import compose_settings
-from esper_soa.config.errors import RankLostError, RunMemoryError, UserError, check
+from esper_soa.config.errors import check
 from esper_soa.config.paths import user_path
 from esper_soa.config.ranges import LIST_PATTERN
 from esper_soa.config.settings import TrainConfig
-from esper_soa.lab.compare.comparison import (
-    CONFIDENCE,
-    MEASURES,
-    RESULT,
-    SIGNIFICANCE,
-    MeasureComparison,
-    Numbers,
-    compare_groups,
-    power_note,
-)
+from esper_soa.lab.compare import comparison
+from esper_soa.lab.compare.comparison import CONFIDENCE, MEASURES, MeasureComparison, Numbers
 from esper_soa.lab.report.page import NAME, report_in
 from esper_soa.lab.report.text import NOTHING
 from esper_soa.lab.run_folders import finished_accuracy
-from esper_soa.runtime.console import ending_with_status, parser
-from esper_soa.runtime.files import IncompleteError, write_text
+from esper_soa.runtime.console import KNOWN_ERRORS, ending_with_status, parser
+from esper_soa.runtime.files import write_text
 from esper_soa.runtime.json_lines import Json, json_line
 from esper_soa.runtime.signals import import_guard
 from esper_soa.training.run_folder import RunFolder
@@ -102,7 +94,6 @@ class Study(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; ends the interpreter with its status where that is not 0."""
     usage = 'esper-compare a="..." b="..." [seeds=10] [out=FOLDER] [setting=value ...]'
     words = parser(usage, "Compare settings over seeds.", HELP)
     words.add_argument("given", nargs="+", help=argparse.SUPPRESS)
@@ -153,10 +144,8 @@ def _seeds(text: str, first: int) -> tuple[int, ...]:
     words = "a number from 1 to 10000, or a list such as [101,102,103] without a seed twice"
     is_list = re.fullmatch(r"\[\s*\d+(\s*,\s*\d+)*\s*\]", text) is not None
     check(is_list or text.isdecimal(), "seeds", text, words)
-    count = 0 if is_list else min(int(text), 10_001)
-    seeds = (
-        tuple(map(int, re.findall(r"\d+", text))) if is_list else (*range(first, first + count),)
-    )
+    numbers = [int(one) for one in re.findall(r"\d+", text)]
+    seeds = tuple(numbers if is_list else range(first, first + min(*numbers, 10_001)))
     check(1 <= len(seeds) <= 10_000 and len(set(seeds)) == len(seeds), "seeds", text, words)
     return seeds
 
@@ -194,11 +183,8 @@ def compare(study: Study, console: Console) -> list[str]:
                 accuracies.setdefault(group, {})
             for name, found in ({} if group in reasons else numbers_of(study, group, seed)).items():
                 accuracies.setdefault(name, {})[seed] = found
-        values = [
-            f"{name} {runs[seed]['test_accuracy']:.2f}"
-            for name, runs in accuracies.items()
-            if seed in runs
-        ]
+        played = {name: runs[seed] for name, runs in accuracies.items() if seed in runs}
+        values = [f"{name} {found['test_accuracy']:.2f}" for name, found in played.items()]
         told = ", ".join(values) or "of none"
         console.print(f"seed {seed}: test accuracy {told}", highlight=False)
     complete = [seed for seed in study.seeds if all(seed in runs for runs in accuracies.values())]
@@ -207,9 +193,9 @@ def compare(study: Study, console: Console) -> list[str]:
             group: {name: [runs[seed][name] for seed in complete] for name in NUMBERS}
             for group, runs in accuracies.items()
         }
-        rows = compare_groups(numbers)
+        rows = comparison.compare_groups(numbers)
         report(console, numbers, rows)
-        place = study.out / RESULT
+        place = study.out / comparison.RESULT
         write_text(place, json_line(record(study, complete, numbers, rows)) + "\n")
         console.print(f"written to {place}; runs by group and seed beside it", highlight=False)
         missing = report_in(study.out)
@@ -234,7 +220,7 @@ def play_seed(study: Study, seed: int, groups: Sequence[str]) -> dict[str, str]:
         try:
             folder = make_run_folder(settings, settings.run_dir)
             train_in_folder(folder, settings, experiment + overrides, verbose=0)
-        except (UserError, IncompleteError, RunMemoryError, RankLostError) as error:
+        except KNOWN_ERRORS as error:
             failed[group] = str(error)
     return failed
 
@@ -259,12 +245,9 @@ def report(console: Console, numbers: Numbers, rows: Sequence[MeasureComparison]
             f"{row.corrected:.3f}",
             row.verdict,
         )
-    tests = (
-        f"exact two-sided signed rank tests at {SIGNIFICANCE:.0%}, {rows[0].comparisons} "
-        "comparisons, Holm's correction"
-    )
-    row_notes = [(row, power_note(row)) for row in rows]
-    notes = [f"{row.group}, {MEASURES[row.measure]}: {note}" for row, note in row_notes if note]
+    family = f"{comparison.SIGNIFICANCE:.0%}, {rows[0].comparisons} comparisons"
+    tests = f"exact two-sided signed rank tests at {family}, Holm's correction"
+    notes = [f"{row.group}, {MEASURES[row.measure]}: {row.power}" for row in rows if row.power]
     console.print(levels, table)
     console.print(tests, *notes, sep="\n", highlight=False, soft_wrap=True)
 
@@ -290,7 +273,7 @@ def record(
             for name, values in numbers.items()
         },
         "confidence": CONFIDENCE,
-        "significance": SIGNIFICANCE,
+        "significance": comparison.SIGNIFICANCE,
         "comparisons": [row.record() for row in rows],
     }
 

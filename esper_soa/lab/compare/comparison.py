@@ -66,12 +66,26 @@ class MeasureComparison(NamedTuple):
             return "below"
         return "no difference shown"
 
+    @property
+    def power(self) -> str:
+        """What no significant difference leaves open, as text; "" where there is one."""
+        if self.verdict != "no difference shown":
+            return ""
+        seeds = len(self.differences)
+        least = fewest_seeds(self.comparisons)
+        if seeds < least:
+            over = f"at {SIGNIFICANCE:.0%} over {self.comparisons} comparisons"
+            return f"{seeds} seeds cannot show any difference {over}: take {least} or more"
+        effect = self.spread * detectable(seeds, self.comparisons)
+        share = f"{effect:.2f} points in {POWER:.0%} of studies"
+        return f"{seeds} seeds find a difference of {share}; smaller ones stay open"
+
     def record(self) -> dict[str, Json]:
         """The fields of a comparison in compare.json."""
         fields = self._asdict() | self.interval._asdict()
         del fields["interval"], fields["comparisons"]
         values = {"effect": self.effect, "won": self.wins, "verdict": self.verdict}
-        return fields | values | {"power": power_note(self)}
+        return fields | values | {"power": self.power}
 
 
 def compare_groups(groups: Numbers) -> list[MeasureComparison]:
@@ -121,17 +135,3 @@ def fewest_seeds(comparisons: int = 1) -> int:
     """With fewer seeds not even a group that is above with every one of them is significant."""
     # 2 / 2^n is the least p of n seeds
     return math.floor(math.log2(2 * comparisons / SIGNIFICANCE)) + 1
-
-
-def power_note(row: MeasureComparison) -> str:
-    """Detectable effect of a row without a significant difference, as text; "" for others."""
-    if row.verdict != "no difference shown":
-        return ""
-    seeds = len(row.differences)
-    least = fewest_seeds(row.comparisons)
-    if seeds < least:
-        over = f"at {SIGNIFICANCE:.0%} over {row.comparisons} comparisons"
-        return f"{seeds} seeds cannot show any difference {over}: take {least} or more"
-    effect = row.spread * detectable(seeds, row.comparisons)
-    share = f"{effect:.2f} points in {POWER:.0%} of studies"
-    return f"{seeds} seeds find a difference of {share}; smaller ones stay open"

@@ -1,6 +1,4 @@
-"""The words and tables of a report: every comparison with its test, settings and how they
-differ, versions, findings. Needs no torch.
-"""
+"""Words and tables of a report: comparisons, settings, versions, findings. Needs no torch."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +7,7 @@ from html import escape
 from esper_soa.config.settings import flat_settings
 from esper_soa.lab.compare.comparison import MEASURES, RESULT
 from esper_soa.lab.report.groups import CONFIDENCE, RunGroup, differing, pairs
-from esper_soa.lab.report.run_files import Cell, Record, RunRecord, Table, number, read_json
+from esper_soa.lab.report.run_files import Record, RunRecord, Table, number, read_json
 from esper_soa.lab.report.text import NOTHING, format_number, p_value
 from esper_soa.training.statistics import Interval
 
@@ -53,26 +51,23 @@ def details(runs: Sequence[RunRecord]) -> str:
 
 
 def comparisons(groups: Sequence[RunGroup]) -> str:
-    """Every pair of groups with its test, or what esper-compare found; empty of one group."""
-    study = study_of([run for group in groups for run in group.runs])
+    """Every pair of groups with its test, or what esper-compare found of runs that are all in
+    <study>/<group>/<seed>; empty of one group."""
+    folders = {run.path.resolve().parent.parent for group in groups for run in group.runs}
+    study = read_json(folders.pop() / RESULT) if len(folders) == 1 else {}
     return _card("Comparisons", _study(study) if study else _pairs(groups))
 
 
 def updates(tables: Mapping[str, Table]) -> str:
-    """What the policy updates of runs of one round reported; empty from the second round on, whose
-    numbers are figures.
-    """
+    """What the updates of runs of one round reported; the numbers of several are figures."""
     rounds = tables["rounds"]
     columns = [rounds.get(name, []) for name in UPDATE]
     if len({*rounds.get("round", [])}) > 1 or not any(columns):
         return ""
     rows = zip(rounds["run"], *columns, strict=True)
-    texts = ([str(run), *(_digits(value) for value in values)] for run, *values in rows)
+    digits = "{:,.4g}".format
+    texts = ([str(run), *(format_number(one, digits) for one in values)] for run, *values in rows)
     return _card("The policy update", _table("|".join(["run", *UPDATE.values()]), texts))
-
-
-def _digits(value: Cell) -> str:
-    return f"{value:,.4g}" if isinstance(value, int | float) else NOTHING
 
 
 def _card(title: str, content: str) -> str:
@@ -101,28 +96,16 @@ def _pairs(groups: Sequence[RunGroup]) -> str:
     compared = pairs(groups)
     if not compared:
         return ""
-    rows = [
-        (
-            pair.label,
-            pair.other,
-            "not of the same seeds" if pair.difference is None else pair.difference.text(),
-            p_value(pair.p),
-            p_value(pair.adjusted),
-        )
-        for pair in compared
-    ]
+    rows = []
+    for pair in compared:
+        difference = pair.difference.text() if pair.difference else "not of the same seeds"
+        rows.append((pair.label, pair.other, difference, p_value(pair.p), p_value(pair.adjusted)))
     words = (
         f"Differences are paired by seed, with intervals of {CONFIDENCE:.0%} (Student's t). p is "
         "the exact test of Mann and Whitney, and in the last column corrected after Holm for the "
         f"number of comparisons, {len(compared)}."
     )
     return _about(words) + _table(f"{PAIRS}|p of {len(compared)} together", rows)
-
-
-def study_of(runs: Sequence[RunRecord]) -> Record:
-    """What esper-compare wrote of `runs`, all in <study>/<group>/<seed>; empty of any others."""
-    folders = {run.path.resolve().parent.parent for run in runs}
-    return read_json(folders.pop() / RESULT) if len(folders) == 1 else {}
 
 
 def _listed(record: Record, name: str) -> list:
@@ -170,9 +153,8 @@ def _measure(row: Record) -> str:
 def _differing(runs: Sequence[RunRecord]) -> str:
     columns = runs[:MAX_COLUMNS]
     labels = "|".join(run.label.replace("|", " ") for run in columns)
-    table = _table(
-        f"setting|{labels}", ([name, *values] for name, values in differing(columns).items())
-    )
+    rows = ([name, *values] for name, values in differing(columns).items())
+    table = _table(f"setting|{labels}", rows)
     left_out = len(runs) - len(columns)
     return table + (_about(f"{left_out} more runs are not shown here.") if left_out else "")
 
@@ -191,9 +173,7 @@ def _anomalies(runs: Sequence[RunRecord]) -> str:
 
 
 def _shared(titles: str, findings: Iterable[tuple[str, str, str]], total: int) -> str:
-    """A table of labels with a name and a value: name, value and the labels that share both, of
-    `total`.
-    """
+    """Of labels, each with a name and a value: a row per name and value with its labels."""
     rows: dict[tuple[str, str], list[str]] = {}
     for label, name, value in findings:
         rows.setdefault((name, value), []).append(label)

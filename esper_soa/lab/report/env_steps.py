@@ -1,12 +1,11 @@
-"""The env-steps of runs of one round: means over hosts, and the seeds that were born or came to an
-end. Of a run that has written several rounds, the newest is read. Needs no torch.
-"""
+"""Rows of the env-steps of runs of one round: means over hosts, and the seeds that were born or
+came to an end. Of a run that has written several, the newest is read. Needs no torch."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from esper_soa.lab.report.run_files import Cell, Row, RunRecord, Table, mean_of, read_round
-from esper_soa.lab.report.run_tables import FATES, GIGA, table_of
+from esper_soa.lab.report.run_files import Cell, Row, RunRecord, mean_of, read_round
+from esper_soa.lab.report.run_tables import FATES, GIGA
 from esper_soa.lab.telemetry.schema import CONTROL
 from esper_soa.lab.telemetry.table_files import table_files
 
@@ -15,19 +14,18 @@ SPREAD = {"accuracy": "accuracy", "step_reward": "reward"}  # columns with extre
 MEANS = ("parameters", "val_loss", "train_loss")
 
 
-def steps_table(runs: Sequence[RunRecord]) -> Table:
+def step_rows(runs: Sequence[RunRecord]) -> Iterator[Row]:
     """A row per run and env-step: means over the hosts that still play, extremes of accuracy and
     reward, the control's accuracy, and the training FLOP of a host so far. Rows are left out evenly
     where there are many.
     """
     rows = [list(_steps(run)) for run in runs]
     every = 1 + sum(map(len, rows)) // MAX_ROWS
-    return table_of(
-        row for env_rows in rows for row in env_rows[(len(env_rows) - 1) % every :: every]
-    )
+    for env_rows in rows:
+        yield from env_rows[(len(env_rows) - 1) % every :: every]
 
 
-def fates_table(runs: Sequence[RunRecord]) -> Table:
+def fate_rows(runs: Sequence[RunRecord]) -> Iterator[Row]:
     """A row per env-step and event of FATES: the number of seeds, of all runs and hosts."""
     counts = Counter(
         (event["step"], event["kind"])
@@ -35,9 +33,8 @@ def fates_table(runs: Sequence[RunRecord]) -> Table:
         for event in _newest(run, "events")
         if event["kind"] in FATES
     )
-    return table_of(
-        {"step": step, "event": kind, "seeds": count} for (step, kind), count in counts.items()
-    )
+    for (step, kind), count in counts.items():
+        yield {"step": step, "event": kind, "seeds": count}
 
 
 def _newest(run: RunRecord, table: str) -> list[Row]:
@@ -60,11 +57,8 @@ def _steps(run: RunRecord) -> Iterator[Row]:
         for name, column in SPREAD.items():
             values = [host[column] for host in hosts]
             known = [value for value in values if isinstance(value, int | float)]
-            means |= {name: mean_of(known)}
-            means |= {
-                f"{name}_min": min(known, default=None),
-                f"{name}_max": max(known, default=None),
-            }
+            means |= {name: mean_of(known), f"{name}_min": min(known, default=None)}
+            means[f"{name}_max"] = max(known, default=None)
         means |= {name: mean_of([host[name] for host in hosts]) for name in MEANS}
         others = mean_of(control.get(hosts[0]["step"], []))
         yield means | {"control_accuracy": others, "train_gflop": spent / GIGA}

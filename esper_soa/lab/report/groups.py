@@ -55,8 +55,6 @@ class FinishedGroup(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two groups beside each other."""
-
     label: str
     other: str
     # Percent points, of runs of the same seed; None where the seeds are not the same.
@@ -83,9 +81,8 @@ def groups_of(runs: Sequence[RunRecord]) -> list[RunGroup]:
 def key_of(run: RunRecord) -> tuple[str, ...]:
     """The overrides that decide what a run does, sorted."""
     plain = (override.lstrip("+") for override in run.overrides)
-    return tuple(
-        sorted(one for one in plain if not IGNORED_SETTINGS.fullmatch(one.partition("=")[0]))
-    )
+    decisive = (one for one in plain if not IGNORED_SETTINGS.fullmatch(one.partition("=")[0]))
+    return tuple(sorted(decisive))
 
 
 def differing(runs: Sequence[RunRecord]) -> dict[str, list[str]]:

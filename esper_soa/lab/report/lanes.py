@@ -1,4 +1,4 @@
-"""What happened in the slots of every host, env-step by env-step, as tables of a few chosen rounds:
+"""What happened in the slots of every host, env-step by env-step, as rows of a few chosen rounds:
 the first, the best and the last of a single run, the last of each of several. Needs no torch.
 """
 
@@ -6,17 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count, groupby
 from typing import NamedTuple
 
-from esper_soa.lab.report.run_files import (
-    Cell,
-    Row,
-    RunRecord,
-    Table,
-    mean_of,
-    number,
-    read_round,
-    round_of,
-)
-from esper_soa.lab.report.run_tables import table_of
+from esper_soa.lab.report.run_files import Cell, Row, RunRecord, mean_of, number, read_round
 from esper_soa.lab.telemetry.table_files import table_files
 
 MAX_ROWS = 20_000  # of the lanes of all rounds shown together, but for changes of seeds
@@ -43,12 +33,8 @@ class LaneRound(NamedTuple):
         """How a host's row begins, and the foot of its HEAD on its screen; lanes are 1 high."""
         count = hosts_on_screen(len(self.names))
         first = _int(env) // count * count
-        row: Row = {
-            "run": self.run.label,
-            "round": self.name,
-            "hosts": f"{first} to {min(first + count, self.hosts) - 1}",
-            "host": env,
-        }
+        hosts = f"{first} to {min(first + count, self.hosts) - 1}"
+        row: Row = {"run": self.run.label, "round": self.name, "hosts": hosts, "host": env}
         return row, -float(_int(env) % count * (len(self.names) + HEAD) + HEAD)
 
 
@@ -73,7 +59,7 @@ def _named_rounds(run: RunRecord, last_alone: bool) -> list[tuple[int, str]]:
     available = list(table_files(run.path, "slots"))
     if not available:
         return []
-    accuracies = {round_of(line): number(line, "accuracy", "mean") for line in run.rounds}
+    accuracies = {number(line, "round"): number(line, "accuracy", "mean") for line in run.rounds}
     ended = [one for one in available if accuracies.get(one) is not None]
     names = {available[-1]: ["last" if available[-1] in ended or not run.rounds else "in progress"]}
     if ended and not last_alone:
@@ -87,16 +73,17 @@ def hosts_on_screen(slots: int) -> int:
     return max(1, min(8, ROWS_OF_HOSTS // (slots + HEAD)))
 
 
-def lanes_table(rounds: Sequence[LaneRound]) -> Table:
+def lane_rows(rounds: Sequence[LaneRound]) -> Iterator[Row]:
     """A row per stretch of env-steps in which a slot kept seed, stage and alpha; `base` is where
     its lane stands. Stretches are longer where there are many rows: each tells one contribution.
     """
     longest = 1 + sum(len(one.seeds) for one in rounds) // MAX_ROWS
-    return table_of(row for one in rounds for row in _intervals(one, longest))
+    for one in rounds:
+        yield from _intervals(one, longest)
 
 
 def _intervals(one: LaneRound, longest: int) -> Iterator[Row]:
-    """The rows of lanes_table of a round; at most `longest` env-steps each."""
+    """Rows of a round; at most `longest` env-steps each."""
     since = count()
 
     def same(row: Row) -> tuple[Cell, ...]:
@@ -122,30 +109,26 @@ def _intervals(one: LaneRound, longest: int) -> Iterator[Row]:
         }
 
 
-def accuracies_table(rounds: Sequence[LaneRound]) -> Table:
+def accuracy_rows(rounds: Sequence[LaneRound]) -> Iterator[Row]:
     """A row per host and env-step: its accuracy, and where it lies in the lane above its slots."""
     every = 1 + sum(len(one.steps) for one in rounds) // MAX_ROWS
-    return table_of(row for one in rounds for row in _accuracies(one, every))
+    for one in rounds:
+        known = [(row, row["accuracy"]) for row in one.steps]
+        values = [value for _, value in known if isinstance(value, int | float)]
+        low = min(values, default=0.0)
+        high = max(values, default=1.0)
+        last = {row["env"]: row["step"] for row in one.steps}  # in the order of env-steps
+        for row, value in known:
+            env = row["env"]
+            step = row["step"]
+            if isinstance(value, int | float) and (_int(step) % every == 0 or step == last[env]):
+                start, base = one.place(env)
+                height = base + 1.4 * (value - low) / ((high - low) or 1.0)
+                yield start | {"step": step, "accuracy": value, "y": height}
 
 
-def _accuracies(one: LaneRound, every: int) -> Iterator[Row]:
-    known = [(row, row["accuracy"]) for row in one.steps]
-    values = [value for _, value in known if isinstance(value, int | float)]
-    low = min(values, default=0.0)
-    high = max(values, default=1.0)
-    last = {row["env"]: row["step"] for row in one.steps}  # in the order of env-steps
-    for row, value in known:
-        env = row["env"]
-        step = row["step"]
-        if isinstance(value, int | float) and (_int(step) % every == 0 or step == last[env]):
-            start, base = one.place(env)
-            height = base + 1.4 * (value - low) / ((high - low) or 1.0)
-            yield start | {"step": step, "accuracy": value, "y": height}
-
-
-def names_table(rounds: Sequence[LaneRound]) -> Table:
+def name_rows(rounds: Sequence[LaneRound]) -> Iterator[Row]:
     """A row per host: its name with its last accuracy, and why its episode ended early."""
-    rows: list[Row] = []
     for one in rounds:
         ended = {row["env"]: row["accuracy"] for row in one.steps}  # in the order of env-steps
         early = {row["env"]: row["cause"] for row in one.events if row["kind"] == "ended_early"}
@@ -153,23 +136,18 @@ def names_table(rounds: Sequence[LaneRound]) -> Table:
             row, base = one.place(env)
             words = f"{accuracy:.1f} %" if isinstance(accuracy, int | float) else "not finite"
             words += f", ended early: {early[env]}" if env in early else ""
-            rows.append(row | {"y": base + 0.95, "words": f"host {env}: {words}"})
-    return table_of(rows)
+            yield row | {"y": base + 0.95, "words": f"host {env}: {words}"}
 
 
-def marks_table(rounds: Sequence[LaneRound]) -> Table:
-    """A row per event that a lane marks: in the middle of its slot's, or of the whole host beside
-    the name.
-    """
-    rows: list[Row] = []
+def mark_rows(rounds: Sequence[LaneRound]) -> Iterator[Row]:
+    """A row per event: in the middle of its slot's lane, or of a whole host beside its name."""
     for one in rounds:
         for event in (event for event in one.events if event["kind"] in MARKED):
             row, base = one.place(event["env"])
             slot = event["slot"]
             row |= {name: event[name] for name in ("step", "slot", "blueprint", "cause")}
             y = base - (one.names.index(str(slot)) + 0.6 if slot in one.names else -0.4)
-            rows.append(row | {"event": event["kind"], "y": y})
-    return table_of(rows)
+            yield row | {"event": event["kind"], "y": y}
 
 
 def _int(cell: Cell) -> int:

@@ -94,9 +94,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the page of the runs in `folders`, read anew where something has been written; raises
-    OSError where the port is taken.
-    """
+    """Serves the page of runs, read anew as they write; raises OSError for a port that is taken."""
 
     daemon_threads = True
 
@@ -111,9 +109,7 @@ class Server(ThreadingHTTPServer):
         self.parts = Parts("", "", "", "", False)
 
     def look(self) -> tuple[Parts, str]:
-        """What there is to be shown, and a stamp that is another one whenever that is; raises
-        UserError where there is no run.
-        """
+        """What is to be shown, and a stamp that changes with it; UserError where no run is."""
         with self.turn:
             if time.monotonic() - self.read_at >= MIN_SECONDS:
                 runs = find_runs(self.folders)
@@ -136,11 +132,8 @@ class Server(ThreadingHTTPServer):
         if url.path == "/":
             ended = str(parts.ended).lower()
             live = LIVE.format(stamp=stamp, changed=changed, ended=ended)
-            return (
-                200,
-                "text/html",
-                page_html(parts, [asset("page.js"), asset("live.js")], SELF, live),
-            )
+            programs = [asset("page.js"), asset("live.js")]
+            return 200, "text/html", page_html(parts, programs, SELF, live)
         message: dict[str, object] = {"changed": changed}
         if parse_qs(url.query).get("since") != [stamp]:
             data = json.loads(parts.data)
@@ -149,7 +142,6 @@ class Server(ThreadingHTTPServer):
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; ends the interpreter with its status where that is not 0."""
     usage = f"esper-watch RUN... [port={PORT}]"
     words = parser(usage, "Show runs in a browser of this machine as they go on.", HELP)
     words.add_argument("runs", metavar="RUN", nargs="+", help=argparse.SUPPRESS)
@@ -174,9 +166,8 @@ def watch(folders: Sequence[str], port: int) -> None:
     try:
         server = Server(folders, program, port)
     except OSError as error:
-        raise UserError(
-            f"port={port}: {reason_of(error)}. port=0 takes one that is free"
-        ) from error
+        reason = f"{reason_of(error)}. port=0 takes one that is free"
+        raise UserError(f"port={port}: {reason}") from error
     with server:
         server.look()
         address = f"http://{HOST}:{server.server_address[1]}/"

@@ -8,7 +8,7 @@ one's own. Needs no torch, and vl-convert only for the program that draws.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import metadata
 from logging import INFO, WARNING
@@ -18,9 +18,9 @@ from typing import NamedTuple
 from esper_soa.lab.report.bundle import MISSING, available, bundle
 from esper_soa.lab.report.details import comparisons, details, updates
 from esper_soa.lab.report.groups import RunGroup, groups_of
-from esper_soa.lab.report.run_files import RunRecord, find_runs
+from esper_soa.lab.report.run_files import RunRecord, Table, find_runs
 from esper_soa.lab.report.run_tables import pack_table
-from esper_soa.lab.report.sections import Drawing, Section, asset, charts, make_drawing
+from esper_soa.lab.report.sections import Section, asset, charts, make_drawing
 from esper_soa.lab.report.text import state_of, tiles_of, verdict_of
 from esper_soa.lab.telemetry.worker import Failures
 from esper_soa.runtime.files import LOGGER, write_text
@@ -54,16 +54,16 @@ def page_of(runs: Sequence[RunRecord], program: str) -> str:
 def parts_of(runs: Sequence[RunRecord]) -> Parts:
     """Contents of the page of these runs."""
     groups = groups_of(runs)
-    drawing = make_drawing(groups)
-    more = {"growth": comparisons(groups), "policy": updates(drawing.tables)}
-    links = "".join(f'<a href="#{one.id}">{escape(one.title)}</a>' for one in drawing.sections)
-    body = "".join(_section(section, more.get(section.id, "")) for section in drawing.sections)
+    sections, tables = make_drawing(groups)
+    more = {"growth": comparisons(groups), "policy": updates(tables)}
+    links = "".join(f'<a href="#{one.id}">{escape(one.title)}</a>' for one in sections)
+    body = "".join(_section(section, more.get(section.id, "")) for section in sections)
     return Parts(
         escape(f"{runs[0].label if len(runs) == 1 else f'{len(runs)} runs'} - esper_soa"),
         links + '<a href="#settings">Settings</a>',
         f"\n{_opening(runs, groups)}{body}{details(runs)}<footer>Written by esper_soa "
         f"{escape(metadata.version('esper-soa'))}. This file works offline.</footer>\n",
-        _data(drawing),
+        _data(sections, tables),
         state_of(runs)[1],
     )
 
@@ -137,13 +137,13 @@ def _section(section: Section, more: str) -> str:
     )
 
 
-def _data(shown: Drawing) -> str:
+def _data(sections: Sequence[Section], tables: Mapping[str, Table]) -> str:
     """Tables and figures as the page's program reads them; none can end the script element."""
-    figures = [figure for section in shown.sections for figure in section.figures]
+    figures = [figure for section in sections for figure in section.figures]
     names = {name for figure in figures for name in (*figure["data"], figure["table"])}
     data = {
         "figures": figures,
-        "tables": {name: pack_table(shown.tables[name]) for name in sorted(names)},
+        "tables": {name: pack_table(tables[name]) for name in sorted(names)},
         "config": charts()["config"],
     }
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
@@ -151,9 +151,7 @@ def _data(shown: Drawing) -> str:
 
 
 def report_in(folder: Path) -> str:
-    """Write the report of the runs in `folder` there; returns why there is none, or "" where there
-    is one. Raises OSError where it cannot be written.
-    """
+    """Write the report of the runs in `folder` there; why there is none, else "". OSError."""
     if not available():
         return f"none, as {MISSING}"
     failures = Failures()
@@ -168,9 +166,7 @@ def report_in(folder: Path) -> str:
 
 
 def try_write_report(session: Session) -> None:
-    """Write the report of the run that has ended in the session's folder; one that cannot be made
-    fails nothing: why is said in one line.
-    """
+    """Write the report of a session at its end; why there is none is said in one line."""
     with session.write_errors.attempt(NAME):
         missing = report_in(session.folder.path)
         if missing:

@@ -50,9 +50,7 @@ class RunRecord:
 
     @property
     def accuracy(self) -> float | None:
-        """Test accuracy at the end, percent, mean over the grown hosts; None where there is no end
-        yet.
-        """
+        """Test accuracy at the end, percent, mean over the grown hosts; None before the end."""
         return number(self.summary, "grown", "test_accuracy")
 
     @property

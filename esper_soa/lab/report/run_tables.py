@@ -1,6 +1,4 @@
-"""Tables of a report: columns by name, all of one length, of runs and of their rounds and episodes.
-Needs no torch.
-"""
+"""Rows of a report's tables, of runs and of their rounds and episodes. Needs no torch."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, zip_longest
@@ -62,37 +60,31 @@ def _packed(column: list[Cell]) -> Json:
     return {"names": [str(name) for name in names], "codes": [names[cell] for cell in column]}
 
 
-def rounds_table(runs: Sequence[RunRecord]) -> Table:
+def round_rows(runs: Sequence[RunRecord]) -> Iterator[Row]:
     """A row per run and round: accuracy, reward, cost, health of the update, pace."""
-    rows: list[Row] = []
     for run in runs:
         for line in run.rounds:
             row: Row = {"group": run.group, "run": run.label, "round": round_of(line)}
             row |= {name: number(line, *names) for name, names in ROUND.items()}
-            rows.append(row | {"train_gflop": _giga(number(line, "train_flop"))})
-    return table_of(rows)
+            yield row | {"train_gflop": _giga(number(line, "train_flop"))}
 
 
 def _giga(value: float | None) -> float | None:
     return None if value is None else value / GIGA
 
 
-def means_table(table: Table, time: str) -> Table:
-    """A row per group and value of the column `time` (round or step) of a table of runs: means of
-    its numbers over the group's runs.
-    """
+def mean_rows(table: Table, time: str) -> Iterator[Row]:
+    """A row per group and value of `time` (round or step): means over the group's runs."""
     places: dict[tuple[Cell, Cell], list[int]] = {}
     for index, key in enumerate(zip(table.get("group", []), table.get(time, []), strict=True)):
         places.setdefault(key, []).append(index)
     names = [name for name in table if name not in ("group", "run", time)]
-    return table_of(
-        {"group": group, time: number, "runs": len(rows)}
-        | {name: mean_of([table[name][row] for row in rows]) for name in names}
-        for (group, number), rows in places.items()
-    )
+    for (group, at), rows in places.items():
+        means: Row = {name: mean_of([table[name][row] for row in rows]) for name in names}
+        yield {"group": group, time: at, "runs": len(rows)} | means
 
 
-def parts_table(runs: Sequence[RunRecord], name: str) -> Table:
+def part_rows(runs: Sequence[RunRecord], name: str) -> list[Row]:
     """The table `name` of PARTS: a row per run, round and name, without names that stay 0."""
     column, value_name, reader = PARTS[name]
     rows: list[Row] = [
@@ -102,7 +94,7 @@ def parts_table(runs: Sequence[RunRecord], name: str) -> Table:
         for name, value in reader(line).items()
     ]
     used_keys = {row[column] for row in rows if row[value_name]}
-    return table_of(row for row in rows if row[column] in used_keys)
+    return [row for row in rows if row[column] in used_keys]
 
 
 def _shapley(run: RunRecord) -> Iterator[Record]:
@@ -156,15 +148,13 @@ PARTS: dict[str, tuple[str, str, Callable[[Record], Shares]]] = {
 }
 
 
-def blueprints_table(runs: Sequence[RunRecord]) -> Table:
+def blueprint_rows(runs: Sequence[RunRecord]) -> Iterator[Row]:
     """A row per run and blueprint: seeds by fate, and means over those that came to an end."""
-    rows: list[Row] = []
     for run in runs:
         records = [part(line, "blueprints") for line in run.rounds]
         for name in sorted({name for one in records for name in one}):
             fates = _fates([part(one, name) for one in records])
-            rows.append({"run": run.label, "blueprint": name, **fates})
-    return table_of(rows)
+            yield {"run": run.label, "blueprint": name, **fates}
 
 
 def _fates(records: Sequence[Record]) -> Row:
@@ -187,68 +177,51 @@ def _weighted(records: Sequence[Record], name: str, weight: str) -> float | None
     return sum(value * count for value, count in known) / total if total else None
 
 
-def hosts_table(runs: Sequence[RunRecord]) -> Table:
-    """A row per host, grown or control, of last rounds at the end: validation accuracy, as the way
-    there has it, test accuracy, parameters, FLOP.
-    """
-    return table_of(
-        {"group": run.group, "run": run.label, "hosts": kind, **row}
-        for run in runs
-        for kind in ("grown", "control")
-        for episode in _episodes(part(run.summary, kind))
-        for row in _host_rows(episode)
-    )
+def _last_episodes(runs: Sequence[RunRecord]) -> Iterator[tuple[RunRecord, str, Record]]:
+    """Of last rounds at the end: the run, whether its hosts are grown or control, the episode."""
+    for run in runs:
+        for kind in ("grown", "control"):
+            episodes = part(run.summary, kind).get("episodes")
+            for episode in episodes if isinstance(episodes, list) else ():
+                yield run, kind, episode
 
 
-def _episodes(score: Record) -> list[Record]:
-    episodes = score.get("episodes")
-    return episodes if isinstance(episodes, list) else []
-
-
-def _host_rows(episode: Record) -> Iterator[Row]:
+def host_rows(runs: Sequence[RunRecord]) -> Iterator[Row]:
+    """A row per host: validation accuracy, as the way there has it, test accuracy, cost."""
     names = "validation_accuracies", "test_accuracies", "parameters", "train_flop"
-    columns = [numbers(episode, name) for name in names]
-    for env, (seen, tested, parameters, flop) in enumerate(zip(*columns, strict=False)):
-        sizes = {"parameters": parameters, "train_gflop": _giga(flop)}
-        yield {"host": env, "accuracy": seen, "test_accuracy": tested} | sizes
+    for run, kind, episode in _last_episodes(runs):
+        columns = [numbers(episode, name) for name in names]
+        for env, (seen, tested, parameters, flop) in enumerate(zip(*columns, strict=False)):
+            row: Row = {"group": run.group, "run": run.label, "hosts": kind, "host": env}
+            row |= {"accuracy": seen, "test_accuracy": tested, "parameters": parameters}
+            yield row | {"train_gflop": _giga(flop)}
 
 
-def settings_table(runs: Sequence[RunRecord]) -> Table:
-    """A row per host of last rounds, grown or control, and setting of which each has its own."""
-    return table_of(
-        {"run": run.label, "hosts": kind, "setting": name, **row}
-        for run in runs
-        for kind in ("grown", "control")
-        for episode in _episodes(part(run.summary, kind))
-        for name, row in _own_rows(episode)
-    )
+def setting_rows(runs: Sequence[RunRecord]) -> Iterator[Row]:
+    """A row per host and setting of which each has its own."""
+    for run, kind, episode in _last_episodes(runs):
+        results = [numbers(episode, of) for of in ("test_accuracies", "parameters")]
+        own = part(episode, "settings")
+        for name in own:
+            columns = zip(numbers(own, name), *results, strict=False)
+            for env, (value, accuracy, size) in enumerate(columns):
+                row: Row = {"run": run.label, "hosts": kind, "setting": name, "host": env}
+                yield row | {"value": value, "test_accuracy": accuracy, "parameters": size}
 
 
-def _own_rows(episode: Record) -> Iterator[tuple[str, Row]]:
-    for name, values in part(episode, "settings").items():
-        tested, parameters = (numbers(episode, of) for of in ("test_accuracies", "parameters"))
-        columns = zip(numbers({name: values}, name), tested, parameters, strict=False)
-        for env, (value, accuracy, size) in enumerate(columns):
-            yield name, {"host": env, "value": value, "test_accuracy": accuracy, "parameters": size}
-
-
-def standings_table(standings_rows: Sequence[FinishedGroup]) -> Table:
+def standing_rows(standings: Sequence[FinishedGroup]) -> Iterator[Row]:
     """A row per group, the best first; a bound that is not finite is left out."""
-    rows: list[Row] = []
-    for one in standings_rows:
+    for one in standings:
         row: Row = {"group": one.label, "runs": one.runs, "left_out": one.left_out}
         for name, interval in (("accuracy", one.accuracy), ("gain", one.gain)):
             for end, bound in zip(("", "_low", "_high"), interval or (None,) * 3, strict=True):
                 row[name + end] = number({"": bound}, "")
         flop = _giga(one.train_flop)
-        rows.append(row | {"parameters": one.parameters, "train_gflop": flop})
-    return table_of(rows)
+        yield row | {"parameters": one.parameters, "train_gflop": flop}
 
 
-def finals_table(runs: Sequence[RunRecord]) -> Table:
+def final_rows(runs: Sequence[RunRecord]) -> Iterator[Row]:
     """A row per run at its end: mean test accuracy of its hosts, and its lead on its control."""
-    return table_of(
-        {"group": run.group, "run": run.label, "accuracy": run.accuracy, "gain": run.gain}
-        for run in runs
-        if run.accuracy is not None
-    )
+    for run in (run for run in runs if run.accuracy is not None):
+        row: Row = {"group": run.group, "run": run.label}
+        yield row | {"accuracy": run.accuracy, "gain": run.gain}

@@ -3,7 +3,7 @@ tables that they are drawn from. One that would have nothing to show is left out
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
@@ -12,7 +12,7 @@ import yaml
 
 from esper_soa.lab.report import env_steps, lanes, run_tables
 from esper_soa.lab.report.groups import RunGroup, standings
-from esper_soa.lab.report.run_files import RunRecord, Table
+from esper_soa.lab.report.run_files import Row, RunRecord, Table
 from esper_soa.lab.report.text import NOTHING
 from esper_soa.runtime.json_lines import Json
 
@@ -41,13 +41,6 @@ class Section(NamedTuple):
     figures: list[dict]
 
 
-class Drawing(NamedTuple):
-    """Everything that is drawn, and the tables that it is drawn from."""
-
-    sections: list[Section]
-    tables: dict[str, Table]
-
-
 def asset(name: str) -> str:
     """The text of a file of the page."""
     return (ASSETS / name).read_text(encoding="utf-8")
@@ -59,8 +52,8 @@ def charts() -> dict:
     return dict(yaml.safe_load(asset("charts.yaml")))
 
 
-def make_drawing(groups: Sequence[RunGroup]) -> Drawing:
-    """Everything that a report draws."""
+def make_drawing(groups: Sequence[RunGroup]) -> tuple[list[Section], dict[str, Table]]:
+    """Everything that a report draws, and the tables that it is drawn from."""
     runs = [run for group in groups for run in group.runs]
     tables = tables_of(groups, runs)
     kind = "of several" if len(runs) > 1 else "of one run"
@@ -77,31 +70,31 @@ def make_drawing(groups: Sequence[RunGroup]) -> Drawing:
         words += [sentence for name, sentence in section.get("else", {}).items() if name not in ids]
         text = " ".join(sentence for sentence in words if sentence)
         sections.append(Section(section["id"], section["title"], text, figures))
-    return Drawing(sections, tables)
+    return sections, tables
 
 
 def tables_of(groups: Sequence[RunGroup], runs: Sequence[RunRecord]) -> dict[str, Table]:
     """Every table by its name; env-steps where there is no second round."""
     rounds = lanes.chosen_rounds(runs)
-    lines = run_tables.rounds_table(runs)
+    lines = run_tables.table_of(run_tables.round_rows(runs))
     single = [] if any(len(run.rounds) > 1 for run in runs) else runs
-    steps = env_steps.steps_table(single)
-    return {
-        "steps": steps,
-        "step_means": run_tables.means_table(steps, "step"),
-        "fates": env_steps.fates_table(single),
-        "standings": run_tables.standings_table(standings(groups) if len(runs) > 1 else []),
-        "finals": run_tables.finals_table(runs),
-        "rounds": lines,
-        "means": run_tables.means_table(lines, "round"),
-        "hosts": run_tables.hosts_table(runs),
-        "settings": run_tables.settings_table(runs),
-        "lanes": lanes.lanes_table(rounds),
-        "accuracies": lanes.accuracies_table(rounds),
-        "hostnames": lanes.names_table(rounds),
-        "marks": lanes.marks_table(rounds),
-        "blueprints": run_tables.blueprints_table(runs),
-    } | {name: run_tables.parts_table(runs, name) for name in run_tables.PARTS}
+    steps = run_tables.table_of(env_steps.step_rows(single))
+    rows: dict[str, Iterable[Row]] = {
+        "step_means": run_tables.mean_rows(steps, "step"),
+        "fates": env_steps.fate_rows(single),
+        "standings": run_tables.standing_rows(standings(groups) if len(runs) > 1 else []),
+        "finals": run_tables.final_rows(runs),
+        "means": run_tables.mean_rows(lines, "round"),
+        "hosts": run_tables.host_rows(runs),
+        "settings": run_tables.setting_rows(runs),
+        "lanes": lanes.lane_rows(rounds),
+        "accuracies": lanes.accuracy_rows(rounds),
+        "hostnames": lanes.name_rows(rounds),
+        "marks": lanes.mark_rows(rounds),
+        "blueprints": run_tables.blueprint_rows(runs),
+    } | {name: run_tables.part_rows(runs, name) for name in run_tables.PARTS}
+    made = {name: run_tables.table_of(one) for name, one in rows.items()}
+    return {"steps": steps, "rounds": lines} | made
 
 
 def _adapt_figure(entry: dict, tables: Mapping[str, Table]) -> dict:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from esper_soa.lab.report.groups import LEVEL, FinishedGroup, RunGroup, pairs, standings
-from esper_soa.lab.report.run_files import RunRecord, number, part
+from esper_soa.lab.report.run_files import Cell, RunRecord, number, part
 from esper_soa.training.progress import duration
 from esper_soa.training.verdict import control_text
 
@@ -14,8 +14,6 @@ PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 class Highlight(NamedTuple):
-    """A number that stands out."""
-
     title: str
     value: str
     note: str = ""
@@ -150,11 +148,8 @@ def _tiles_of_several(groups: Sequence[RunGroup], runs: Sequence[RunRecord]) -> 
         tiles.append(Highlight(title, f"{best.accuracy.mean:.2f} %", name))
         if best.gain is not None:
             tiles.append(Highlight("over the control", f"{best.gain.mean:+.2f} points", name))
-        tiles.append(
-            Highlight(
-                "parameters of a host", format_number(best.parameters, "{:,.0f}".format), "mean"
-            )
-        )
+        parameters = format_number(best.parameters, "{:,.0f}".format)
+        tiles.append(Highlight("parameters of a host", parameters, "mean"))
     return tiles
 
 
@@ -164,6 +159,6 @@ def flop_in_words(value: float) -> str:
     return f"{value / 1000**power:,.3g} {PREFIXES[power]}FLOP"
 
 
-def format_number(value: float | None, form: Callable[[float], str]) -> str:
-    """A number in its form; NOTHING where it is not known."""
-    return NOTHING if value is None else form(value)
+def format_number(value: Cell, form: Callable[[float], str]) -> str:
+    """A number in its form; NOTHING for what is none."""
+    return form(value) if isinstance(value, int | float) else NOTHING

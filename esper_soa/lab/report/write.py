@@ -27,7 +27,6 @@ HELP = f"""\
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; ends the interpreter with its status where that is not 0."""
     usage = f"esper-report RUN... [-o {NAME}]"
     words = parser(usage, "Write one HTML file that shows what runs did.", HELP)
     words.add_argument("runs", metavar="RUN", nargs="+", help=argparse.SUPPRESS)

@@ -31,17 +31,9 @@ from esper_soa.config.settings import EvaluateConfig, evaluation_from
 from esper_soa.lab.run_folders import finished_accuracy, resumes
 from esper_soa.lab.sweep.plugins import check_job, has_separate_process, is_search
 from esper_soa.lab.sweep.resolvers import register_resolvers
+from esper_soa.runtime import signals
 from esper_soa.runtime.console import KNOWN_ERRORS, safe_streams
 from esper_soa.runtime.files import write_text
-from esper_soa.runtime.signals import (
-    SAVING,
-    STOPPING,
-    Interrupted,
-    import_guard,
-    signal_handlers,
-    stop_at_once,
-    torch_import_guard,
-)
 from esper_soa.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -155,9 +147,8 @@ def run_here(task: Task, composed: DictConfig) -> float | None:
     finally:
         cause = sys.exception()
         if ended is job and isinstance(cause, SystemExit):
-            reason = (
-                single_line(cause) if isinstance(cause, Interrupted) else "stopped by the launcher"
-            )
+            asked = isinstance(cause, signals.Interrupted)
+            reason = single_line(cause) if asked else "stopped by the launcher"
             ended = job.ended(STOPPED, message=reason)
         elif ended is job:
             ended = job.ended(FAILED, message=f"{type(cause).__name__}: {single_line(cause)}")
@@ -170,7 +161,7 @@ def pruner(composed: DictConfig) -> tuple["Callback", ...]:
     hydra = HydraConfig.get()
     if not is_search(hydra) or composed.ranks > 1 or len(composed.tasks) > 1:
         return ()
-    with torch_import_guard():
+    with signals.torch_import_guard():
         from esper_soa.lab.sweep.pruner import Pruner  # needs the extra `sweep`
     return (Pruner(hydra),)
 
@@ -179,8 +170,7 @@ def watch(task: Task, composed: DictConfig, sweep: Path, job: JobRecord) -> floa
     """Run the job in a process of its own; raises Interrupted where asked to stop meanwhile.
 
     That process has a session of its own: Ctrl-C reaches it once, from here. It stops when its
-    standard input ends. (Not by multiprocessing, which cannot
-    start processes within joblib's.)
+    standard input ends. (Not by multiprocessing, which cannot start processes within joblib's.)
     """
     requests: list[int] = []
     context = OmegaConf.to_container(HydraConfig.get(), resolve=False)
@@ -195,7 +185,7 @@ def watch(task: Task, composed: DictConfig, sweep: Path, job: JobRecord) -> floa
             requests.append(number)
             process.send_signal(number)
 
-        with signal_handlers(hand_on, (*STOPPING, SAVING)):
+        with signals.signal_handlers(hand_on, (*signals.STOPPING, signals.SAVING)):
             with suppress(BrokenPipeError):  # of one that ended at once; its status says how
                 pickle.dump((task, composed, context), cast(BinaryIO, process.stdin))
                 cast(BinaryIO, process.stdin).flush()
@@ -206,9 +196,9 @@ def watch(task: Task, composed: DictConfig, sweep: Path, job: JobRecord) -> floa
         record = job.ended(KILLED, message=f"its process was ended {ending}")
         save_record(sweep, record)
         print(f"error: job {job.number}: {record.message}", file=sys.stderr)
-    stopping = [number for number in requests if number in STOPPING]
+    stopping = [number for number in requests if number in signals.STOPPING]
     if stopping:
-        raise Interrupted(stopping[-1])
+        raise signals.Interrupted(stopping[-1])
     return record.value
 
 
@@ -221,8 +211,8 @@ def _stop_with_parent() -> None:
 
 def main() -> None:
     """Run the job that standard input holds."""
-    with safe_streams(), stop_at_once():
-        with import_guard():
+    with safe_streams(), signals.stop_at_once():
+        with signals.import_guard():
             task, composed, context = pickle.load(sys.stdin.buffer)
         setup_globals()
         HydraConfig.instance().cfg = cast(HydraConf, OmegaConf.create({"hydra": context}))

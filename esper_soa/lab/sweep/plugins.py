@@ -16,9 +16,8 @@ from esper_soa.training.run_folder import RUNS, dated_folders, make_dated_folder
 from esper_soa.training.start import launched_rank, requested_folder
 
 SWEEP = "sweep_"  # before the time in the name of a sweep's folder
-PLUGIN_PACKAGE = (
-    "hydra_plugins.esper_soa_sweeps"  # plugins of our own, which Hydra looks for under that name
-)
+# Plugins of our own, which Hydra looks for under that name.
+PLUGIN_PACKAGE = "hydra_plugins.esper_soa_sweeps"
 SUBMITIT = "hydra_plugins.hydra_submitit_launcher.submitit_launcher."
 LAUNCHERS = {
     f"{SUBMITIT}LocalLauncher": f"{PLUGIN_PACKAGE}.submitit.LocalJobs",
@@ -62,9 +61,8 @@ def check_slurm(hydra: DictConfig, named: bool, resume: str) -> None:
     check(resume == "auto", "resume", resume or "''", f"auto with {setting}", reason)
     check(named, "run_dir", "''", f"a folder that all machines see with {setting}", reason)
     if shutil.which("sbatch") is None:
-        raise UserError(
-            f"{setting}: there is no sbatch here. Start the sweep on a machine of the cluster"
-        )
+        remedy = "Start the sweep on a machine of the cluster"
+        raise UserError(f"{setting}: there is no sbatch here. {remedy}")
 
 
 def is_search(hydra: HydraConf) -> bool:
@@ -84,10 +82,8 @@ def sweep_folder(config: DictConfig) -> Path:
     """
     resume = "" if OmegaConf.get_type(config) is EvaluateConfig else config.resume
     if launched_rank() is not None:
-        raise UserError(
-            "a sweep cannot be started by torchrun, each process of which would start it. Give "
-            "ranks=K"
-        )
+        reason = "each process of which would start it. Give ranks=K"
+        raise UserError(f"a sweep cannot be started by torchrun, {reason}")
     _check_resume(resume)
     asked = requested_folder(config, "hydra.sweep.dir")
     check_slurm(config.hydra, bool(asked), resume)

@@ -20,9 +20,8 @@ def modulo(number: int | None, count: int) -> int:
     """`number` modulo `count`; raises SettingError where that is nothing to count by."""
     if not isinstance(number, int) or not isinstance(count, int) or count < 1:
         remedy = "A job has its number in a sweep (-m) alone." if number is None else ""
-        raise SettingError(
-            "modulo", f"{number},{count}", "a whole number, and a count of at least 1", remedy
-        )
+        allowed = "a whole number, and a count of at least 1"
+        raise SettingError("modulo", f"{number},{count}", allowed, remedy)
     return number % count
 
 

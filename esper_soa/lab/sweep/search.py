@@ -16,12 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from optuna import distributions
 from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
@@ -46,7 +41,7 @@ MAY_CHANGE = ("run_dir=", "resume=", "hydra.")
 class Space(NamedTuple):
     """Settings of a search."""
 
-    searched: dict[str, BaseDistribution]  # by the key of the setting
+    searched: dict[str, distributions.BaseDistribution]  # by the key of the setting
     fixed: list[str]  # overrides of all trials
 
     def record(self) -> dict[str, object]:
@@ -64,9 +59,8 @@ def search(config: DictConfig, arguments: Sequence[str], launcher: Launcher) -> 
     settings = config.hydra.sweeper
     sweep = Path(config.hydra.sweep.dir)
     if OmegaConf.get_type(config) is not TrainConfig:
-        raise UserError(
-            "hydra/sweeper=optuna_search: searches over trainings. Use it with esper-train"
-        )
+        remedy = "Use it with esper-train"
+        raise UserError(f"hydra/sweeper=optuna_search: searches over trainings. {remedy}")
     params = [f"{key}={value}" for key, value in (settings.params or {}).items()]
     space = space_of([*params, *arguments])
     study = open_study(settings, sweep, space, config.resume == "auto")
@@ -104,12 +98,13 @@ def space_of(arguments: Sequence[str]) -> Space:
     return Space(searched, overrides_of(fixed))
 
 
-def distribution_of(override: Override) -> BaseDistribution:
+def distribution_of(override: Override) -> distributions.BaseDistribution:
     """The values of a setting: interval(a,b), by tag(log,...); range(a,b,step); or a choice."""
     value = override.value()
     if isinstance(value, IntervalSweep):
-        integral = isinstance(value.start, int) and isinstance(value.end, int)
-        kind: Callable[..., BaseDistribution] = IntDistribution if integral else FloatDistribution
+        kind: Callable[..., distributions.BaseDistribution] = distributions.FloatDistribution
+        if isinstance(value.start, int) and isinstance(value.end, int):
+            kind = distributions.IntDistribution
         try:
             return kind(value.start, value.end, log="log" in value.tags)
         except (TypeError, ValueError) as error:
@@ -118,8 +113,9 @@ def distribution_of(override: Override) -> BaseDistribution:
         numbers = list(value.range())
         integral = all(isinstance(one, int) for one in numbers)
         if len(numbers) > 1 and integral and numbers[1] > numbers[0]:
-            return IntDistribution(numbers[0], numbers[-1], step=numbers[1] - numbers[0])
-    return CategoricalDistribution(list(override.sweep_string_iterator()))
+            step = numbers[1] - numbers[0]
+            return distributions.IntDistribution(numbers[0], numbers[-1], step=step)
+    return distributions.CategoricalDistribution(list(override.sweep_string_iterator()))
 
 
 def open_study(settings: DictConfig, sweep: Path, space: Space, resume: bool) -> optuna.Study:
@@ -199,5 +195,4 @@ def run_trials(
 
 
 def overrides_of(params: Mapping[str, object]) -> list[str]:
-    """Settings as overrides."""
     return [f"{name}={value}" for name, value in params.items()]

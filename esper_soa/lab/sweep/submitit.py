@@ -27,9 +27,8 @@ def launch(
     """
     cluster = launcher._EXECUTOR
     params = dict(launcher.params)
-    at_start = {
-        f"{cluster}_{one}": params.pop(one) for one in ("max_num_timeout",) if one in params
-    }
+    early = {"max_num_timeout"} & params.keys()
+    at_start = {f"{cluster}_{one}": params.pop(one) for one in early}
     executor = submitit.AutoExecutor(params.pop("submitit_folder"), cluster=cluster, **at_start)
     shared = set(OmegaConf.structured(BaseQueueConf).keys())
     executor.update_parameters(

@@ -39,12 +39,8 @@ class EnvsTable:
         table.title = f"round {number}, env-step {step}"
         for env in range(min(len(numbers), MAX_SHOWN_ENVS)):
             slots = [self._slot(record, env, slot) for slot in range(len(self._legend.slots))]
-            table.add_row(
-                str(env),
-                f"{float(record.read('accuracy')[0, env]):.2f}",
-                *self._turn(record, env),
-                *slots,
-            )
+            accuracy = f"{float(record.read('accuracy')[0, env]):.2f}"
+            table.add_row(str(env), accuracy, *self._turn(record, env), *slots)
         hidden = len(numbers) - MAX_SHOWN_ENVS
         table.caption = f"and {hidden} more" if hidden > 0 else None
         return table
@@ -67,7 +63,5 @@ class EnvsTable:
         if stage not in LIVE_STAGES:
             return ""
         known = f" {read('contribution'):+.1f}" if read("measured") else ""
-        return (
-            f"{self._legend.blueprints[int(read('blueprint'))]} {STAGE_NAMES[stage]} "
-            f"{read('alpha'):.2f}{known}"
-        )
+        blueprint = self._legend.blueprints[int(read("blueprint"))]
+        return f"{blueprint} {STAGE_NAMES[stage]} {read('alpha'):.2f}{known}"

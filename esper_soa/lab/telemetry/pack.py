@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from esper_soa.env.legal import head_masks
-from esper_soa.lab.telemetry.rows import Legend, RoundRecord
+from esper_soa.env.world import World
+from esper_soa.lab.telemetry.rows import Cost, Legend, RoundRecord
 from esper_soa.lab.telemetry.schema import REWARD_TERMS
-from esper_soa.state import STATE_FLOAT
+from esper_soa.nets.model.blueprints import names_by_code
+from esper_soa.nets.model.flops import TrainingFlop
+from esper_soa.state import STATE_FLOAT, ParameterCounts
 from esper_soa.training.callbacks import Facts
 from esper_soa.vocabulary import HEAD_NAMES, OP_NAMES
 
@@ -103,6 +106,25 @@ def ended(numbers: np.ndarray) -> np.ndarray:
     numbers = numbers.copy()
     numbers[:, OVER] = 1
     return numbers
+
+
+def legend_of(world: World, learns: bool) -> Legend:
+    """What the tables of a world's runs are read by; learns: whether its policy does."""
+    shape = world.rules.nets.shape
+    return Legend(
+        slots=tuple(spec.name for spec in shape.slots),
+        blueprints=names_by_code(shape.blueprints),
+        parameters=_cost(world.rules.reward.counts, 1),
+        train_flop=_cost(world.flop, world.sizes.train_samples),
+        learns=learns,
+        sampled_shapley=world.rules.shapley_orders is not None,
+    )
+
+
+def _cost(one: ParameterCounts | TrainingFlop, times: int) -> Cost:
+    """The cost of `times` as much."""
+    tables = [np.asarray(part.cpu().numpy(), np.float64) * times for part in (one.seed, one.gate)]
+    return Cost(float(one.host) * times, *tables)
 
 
 def unpack(legend: Legend, number: int, steps: np.ndarray, numbers: np.ndarray) -> RoundRecord:

@@ -16,30 +16,14 @@ from esper_soa.config.settings import TrainConfig
 from esper_soa.env.world import World
 from esper_soa.lab.telemetry.console_table import EnvsTable
 from esper_soa.lab.telemetry.events import events_rows
-from esper_soa.lab.telemetry.pack import ended, is_playing, pack, unpack
-from esper_soa.lab.telemetry.rows import (
-    Cost,
-    Legend,
-    choices_rows,
-    slots_rows,
-    steps_rows,
-    subsets_rows,
-)
-from esper_soa.lab.telemetry.schema import CONTROL, SCHEMA_VERSION, TABLES
-from esper_soa.lab.telemetry.table_files import (
-    FOLDER,
-    table_bytes,
-    table_path,
-    truncate_tables,
-    written_at,
-)
+from esper_soa.lab.telemetry.pack import ended, is_playing, legend_of, pack, unpack
+from esper_soa.lab.telemetry.rows import Legend, choices_rows, slots_rows, steps_rows, subsets_rows
+from esper_soa.lab.telemetry.schema import CONTROL, FULL, SCHEMA_VERSION, TABLES
+from esper_soa.lab.telemetry.table_files import FOLDER, table_bytes, table_files, table_path
 from esper_soa.lab.telemetry.worker import Worker
-from esper_soa.nets.model.blueprints import names_by_code
-from esper_soa.nets.model.flops import TrainingFlop
 from esper_soa.runtime.files import DELETED, LOGGER, WriteErrors, write_bytes
-from esper_soa.runtime.ranks import ALONE, Ranks
-from esper_soa.state import ParameterCounts
-from esper_soa.training.callbacks import NO_RECORDER, Facts, Recorder
+from esper_soa.runtime.ranks import Ranks
+from esper_soa.training.callbacks import NO_RECORDER, TABLE_LEVELS, Facts, Recorder
 from esper_soa.training.session import Session
 from esper_soa.vocabulary import CURVE_NAMES, HEAD_NAMES, OP_NAMES, STAGE_NAMES, STYLE_NAMES
 
@@ -57,7 +41,6 @@ MAKERS = {
     CONTROL: steps_rows,
 }
 
-
 # A round, with an env-step of it and its numbers (float64 [N, C]); or with how many env-steps of
 # all envs it lost, where it is over: round 0 where no more will come.
 Item: TypeAlias = tuple[int, int, np.ndarray] | tuple[int, int]
@@ -70,7 +53,10 @@ class TableFolder(Recorder):
         self._folder = folder
 
     def truncate(self, rounds: int) -> None:
-        truncate_tables(self._folder, rounds)
+        for table in TABLES:
+            for number, path in table_files(self._folder, table).items():
+                if number > rounds:
+                    path.unlink(missing_ok=True)
 
 
 class TableRecorder(TableFolder):
@@ -95,7 +81,8 @@ class TableRecorder(TableFolder):
         self._legend = legend
         self._interval = interval
         self._write_errors = write_errors
-        self._tables = [CONTROL] if control else written_at(level)
+        growing = [name for name in MAKERS if name != CONTROL and (self.full or name not in FULL)]
+        self._tables = [CONTROL] if control else growing
         # the lists by which bits and lists in the tables are to be read
         lists = {"ops": OP_NAMES, "slots": legend.slots, "blueprints": legend.blueprints}
         lists |= {"styles": STYLE_NAMES, "curves": CURVE_NAMES, "stages": STAGE_NAMES}
@@ -242,46 +229,21 @@ class RankRecorder(Recorder):
 
 
 def make_recorder(
-    cfg: TrainConfig,
-    world: World,
-    session: Session,
-    ranks: Ranks = ALONE,
-    control: bool = False,
+    cfg: TrainConfig, world: World, session: Session, ranks: Ranks, control: bool
 ) -> Recorder:
     """The recorder of a run, as telemetry.level and telemetry.console ask.
 
     world: of the hosts. control: whether these are the control's, which have a table alone.
     """
-    level = "events" if control else cfg.telemetry.level
     folder = session.folder.path
-    if not written_at(cfg.telemetry.level):
+    if cfg.telemetry.level not in TABLE_LEVELS:
         return TableFolder(folder)
+    level = "events" if control else cfg.telemetry.level
     recorder = NO_RECORDER
     if ranks.first:
         legend = legend_of(world, cfg.policy.name == "ppo" and not control)
         shown = cfg.telemetry.console == "envs" and not control
         table = EnvsTable(legend) if shown else None
-        interval = cfg.telemetry.write_interval
-        options = interval, session.write_errors, table, control
+        options = cfg.telemetry.write_interval, session.write_errors, table, control
         recorder = TableRecorder(folder, legend, level, *options)
     return RankRecorder(recorder, ranks, level) if ranks.count > 1 else recorder
-
-
-def legend_of(world: World, learns: bool) -> Legend:
-    """What the tables of a world's runs are read by; learns: whether its policy does."""
-    shape = world.rules.nets.shape
-    counts = world.rules.reward.counts
-    return Legend(
-        slots=tuple(spec.name for spec in shape.slots),
-        blueprints=names_by_code(shape.blueprints),
-        parameters=_cost(counts, 1),
-        train_flop=_cost(world.flop, world.sizes.train_samples),
-        learns=learns,
-        sampled_shapley=world.rules.shapley_orders is not None,
-    )
-
-
-def _cost(one: ParameterCounts | TrainingFlop, times: int) -> Cost:
-    """The cost of `times` as much."""
-    tables = [np.asarray(part.cpu().numpy(), np.float64) * times for part in (one.seed, one.gate)]
-    return Cost(float(one.host) * times, *tables)

@@ -133,19 +133,17 @@ def _number(values: np.ndarray, known: np.ndarray | bool) -> np.ndarray:
 
 
 def steps_rows(record: RoundRecord) -> Rows:
-    """The table `steps`."""
     measured = ("accuracy", "val_loss", "train_loss", "train_accuracy", "committed_accuracy")
     reward_columns = ("reward", *(f"reward_{name}" for name in REWARD_TERMS))
     parameters = record.legend.parameters
     flop = record.legend.train_flop
     bits = 1 << np.arange(len(OP_NAMES))
+    contribution = _number(record.read("total_contribution"), record.flag("total_known"))
     columns = {name: record.read(name) for name in (*measured, *reward_columns)} | {
         "parameters": parameters.host + residents(record, parameters, LIVE_STAGES).sum(2),
         "train_flop": flop.host + residents(record, flop, RUNNING_STAGES).sum(2),
         "subsets": record.code("subsets"),
-        "total_contribution": _number(
-            record.read("total_contribution"), record.flag("total_known")
-        ),
+        "total_contribution": contribution,
         "effective_op": Texts(record.code("effective_op"), OP_NAMES),
         "success": record.flag("success"),
         "ops_legal": record.code("legal") @ bits,
@@ -169,14 +167,12 @@ def _choice_columns(record: RoundRecord) -> dict[str, Values]:
             columns[head.name] = _text(codes, values, matters)
         else:
             columns[head.name] = _number(np.asarray(values)[codes], matters)
-        columns[f"{head.name}_probability"] = _number(
-            probability[:, :, place], matters & legend.learns
-        )
+        likely = _number(probability[:, :, place], matters & legend.learns)
+        columns[f"{head.name}_probability"] = likely
     return columns
 
 
 def slots_rows(record: RoundRecord) -> Rows:
-    """The table `slots`."""
     legend = record.legend
     stage = record.code("slot.stage")
     occupied = stage != Stage.EMPTY
@@ -185,18 +181,11 @@ def slots_rows(record: RoundRecord) -> Rows:
     shared = measured & (few | legend.sampled_shapley)
     gradient = record.flag("slot.gradient_measured")
     always = ("stage_age", "alpha", "alpha_target", "contribution_velocity", "escrow")
-    known = {
-        "contribution": measured,
-        "interaction": measured,
-        "shapley": shared,
-        "shapley_error": shared,
-        "seed_age": occupied,
-        "gradient_norm": gradient,
-        "gradient_health": gradient,
-        "gradient_vanishing": gradient,
-        "gradient_exploding": gradient,
-        "gradient_ratio": gradient & record.flag("slot.gradient_ratio_known"),
-    }
+    gradients = ("norm", "health", "vanishing", "exploding")
+    known = dict.fromkeys(("contribution", "interaction"), measured)
+    known |= dict.fromkeys(("shapley", "shapley_error"), shared) | {"seed_age": occupied}
+    known |= {f"gradient_{name}": gradient for name in gradients}
+    known["gradient_ratio"] = gradient & record.flag("slot.gradient_ratio_known")
     columns: dict[str, Values] = {name: record.read(f"slot.{name}") for name in always}
     columns |= {name: _number(record.read(f"slot.{name}"), known[name]) for name in known}
     gain = record.read("slot.accuracy_current") - record.read("slot.accuracy_initial")
@@ -213,7 +202,6 @@ def slots_rows(record: RoundRecord) -> Rows:
 
 
 def choices_rows(record: RoundRecord) -> Rows:
-    """The table `choices`."""
     ends = np.cumsum(record.legend.choices)[:-1]
     legal = np.split(record.flag("masks"), ends, 2)
     probabilities = np.split(record.read("probabilities"), ends, 2)
@@ -226,7 +214,6 @@ def choices_rows(record: RoundRecord) -> Rows:
 
 
 def subsets_rows(record: RoundRecord) -> Rows:
-    """The table `subsets`."""
     subset = record.code("subset")
     columns = {"subset": subset, "accuracy": record.read("subset_accuracy")}
     return record.rows(columns, subset >= 0)

@@ -13,11 +13,10 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet, types
 
-from esper_soa.lab.telemetry.schema import CONTROL, FULL, TABLES
+from esper_soa.lab.telemetry.schema import TABLES
 
 FOLDER = "telemetry"
 FILE = re.compile(r"round_(\d{6,18})\.parquet")
-PACKING = "zstd"
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def table_bytes(
     arrays = [_array(one, values[one.name]) for one in columns]
     table = pyarrow.Table.from_arrays(arrays, schema=columns.with_metadata(dict(facts)))
     content = io.BytesIO()
-    parquet.write_table(table, content, compression=PACKING)
+    parquet.write_table(table, content, compression="zstd")
     return content.getvalue()
 
 
@@ -129,17 +128,3 @@ def read_table(
         name: np.concatenate([part[name] for part in non_empty]) if non_empty else np.zeros(0)
         for name in TABLES[table].names
     }
-
-
-def truncate_tables(folder: Path, rounds: int) -> None:
-    """Remove the tables after the first `rounds`, which a resumed run makes anew; OSError."""
-    for table in TABLES:
-        for number, path in table_files(folder, table).items():
-            if number > rounds:
-                path.unlink(missing_ok=True)
-
-
-def written_at(level: str) -> list[str]:
-    """The tables of the hosts that grow, as written at a level of telemetry.level."""
-    tables = [name for name in TABLES if name != CONTROL] if level in ("events", "full") else []
-    return [name for name in tables if level == "full" or name not in FULL]

@@ -32,8 +32,6 @@ Line: TypeAlias = tuple[int, Mapping[str, float]]
 
 
 class TrackedRun(NamedTuple):
-    """The run that is tracked."""
-
     folder: Path
     name: str
     settings: Mapping[str, object]  # by dotted names
@@ -64,19 +62,13 @@ class TrackerState:
         self._path = folder / STATE
         self._write_errors = write_errors
         self._lock = threading.Lock()
-        self._known = read_state(self._path) if resumed else {}
-
-    def of(self, name: str) -> tuple[str, int]:
-        """The id and the round; "" and 0 where the tracker does not know the run."""
-        return self._known.get(name, ("", 0))
+        self.known = read_state(self._path) if resumed else {}
 
     def save(self, name: str, known: tuple[str, int]) -> None:
         """Save what the tracker `name` knows now."""
         with self._lock, self._write_errors.attempt(STATE):
-            self._known[name] = known
-            record = {
-                one: {"id": id_, "round": number} for one, (id_, number) in self._known.items()
-            }
+            self.known[name] = known
+            record = {one: {"id": id_, "round": last} for one, (id_, last) in self.known.items()}
             write_text(self._path, json.dumps(record, indent=2) + "\n")
 
 
@@ -86,33 +78,29 @@ def read_state(path: Path) -> dict[str, tuple[str, int]]:
         state = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return {name: (str(one["id"]), int(one["round"])) for name, one in state.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{path}: cannot be read ({error}). Without it, trackers begin new runs"
-        ) from error
+        reason = f"cannot be read ({error}). Without it, trackers begin new runs"
+        raise UserError(f"{path}: {reason}") from error
 
 
-class Sender:
+def make_sender(
+    name: str, open_: Opener, tracked: TrackedRun, state: TrackerState
+) -> Callable[[Line], None]:
     """Opens a tracker with the first line that it lacks; sends it every such line."""
+    id_, last_round = state.known.get(name, ("", 0))
+    tracker: Tracker | None = None
 
-    def __init__(self, name: str, open_: Opener, tracked: TrackedRun, state: TrackerState) -> None:
-        self._name = name
-        self._open = open_
-        self._state = state
-        id_, number = state.of(name)
-        self._tracked = tracked._replace(id=id_, last_round=number)
-        self._tracker: Tracker | None = None
-
-    def __call__(self, line: Line) -> None:
-        """Send a line."""
+    def send(line: Line) -> None:
+        nonlocal tracker
         number, numbers = line
-        if not number:
-            if self._tracker is not None:
-                self._tracker.finish()
-        elif number > self._tracked.last_round:
-            if self._tracker is None:
-                self._tracker = self._open(self._tracked)
-            self._tracker.log(number, numbers)
-            self._state.save(self._name, (self._tracker.id, number))
+        if not number and tracker is not None:
+            tracker.finish()
+        elif number > last_round:
+            if tracker is None:
+                tracker = open_(tracked._replace(id=id_, last_round=last_round))
+            tracker.log(number, numbers)
+            state.save(name, (tracker.id, number))
+
+    return send
 
 
 class Tracking(Callback):
@@ -131,8 +119,8 @@ class Tracking(Callback):
     def start(self, tracked: TrackedRun, state: TrackerState) -> None:
         """Give each tracker a thread."""
         for name, open_ in self.openers.items():
-            sender = Sender(name, open_, tracked, state)
-            self._workers[name] = Worker[Line](f"track {name}", sender, LIMIT)
+            send = make_sender(name, open_, tracked, state)
+            self._workers[name] = Worker[Line](f"track {name}", send, LIMIT)
 
     def on_round_end(self, run: TaskRun | None, metrics: Mapping[str, Json]) -> None:
         for worker in self._workers.values():
@@ -172,7 +160,6 @@ def find_openers(names: Sequence[str]) -> dict[str, Opener]:
         try:
             openers[name] = import_module(f"{HOME}.{name}").open_tracker
         except ImportError as error:
-            raise UserError(
-                f"track=[{name}] needs {name}: pip install 'esper-soa[{name}]' ({error})"
-            ) from error
+            remedy = f"pip install 'esper-soa[{name}]'"
+            raise UserError(f"track=[{name}] needs {name}: {remedy} ({error})") from error
     return openers

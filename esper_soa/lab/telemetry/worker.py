@@ -63,14 +63,16 @@ class Worker(Generic[Item]):
         """Hand over an item, at once; False where dropped: too many wait, or the thread is gone."""
         fits = self._queue.qsize() < self._limit and not self._gone
         if fits:
-            self._put(item)
+            self.insist(item)
         else:
             self._refused += 1
         return fits
 
-    def insist(self, item: Item) -> None:
-        """Hand over an item, at once, however many wait."""
-        self._put(item)
+    def insist(self, item: Item | None) -> None:
+        """Hand over an item, at once, however many wait; the first starts the thread."""
+        if self._thread.ident is None:
+            self._thread.start()
+        self._queue.put(item)
 
     def flush(self, seconds: float) -> bool:
         """Wait until all items are done, at most for the timeout; returns whether they are."""
@@ -81,7 +83,7 @@ class Worker(Generic[Item]):
         """Let the thread end once all is done, and wait for that, but not longer; what is left is
         dropped. May be repeated; returns whether it has ended.
         """
-        self._put(None)
+        self.insist(None)
         self._wait(lambda: self._gone, seconds)
         ended = self._gone
         while not self._queue.empty():
@@ -89,12 +91,6 @@ class Worker(Generic[Item]):
         if not ended:
             self._queue.put(None)
         return ended
-
-    def _put(self, item: Item | None) -> None:
-        """Queue an item; the first starts the thread."""
-        if self._thread.ident is None:
-            self._thread.start()
-        self._queue.put(item)
 
     def _wait(self, over: Callable[[], bool], seconds: float) -> None:
         with self._queue.all_tasks_done:

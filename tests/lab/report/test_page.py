@@ -12,8 +12,8 @@ from report_runs import PROGRAM, line, make_run, page_text, summary, write_round
 from esper_soa.config.errors import UserError
 from esper_soa.lab.report import bundle, page, write
 from esper_soa.lab.report.groups import groups_of
-from esper_soa.lab.report.run_files import find_runs
-from esper_soa.lab.report.sections import Drawing, make_drawing
+from esper_soa.lab.report.run_files import Table, find_runs
+from esper_soa.lab.report.sections import Section, make_drawing
 from esper_soa.lab.telemetry.table_files import table_path
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.session import session
@@ -56,12 +56,12 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in ("run", "sweep", "killed", "empty")}
 
 
-def shown_in(place: Path) -> Drawing:
+def shown_in(place: Path) -> tuple[list[Section], dict[str, Table]]:
     return make_drawing(groups_of(find_runs([place])))
 
 
 def figures_in(place: Path) -> list[dict]:
-    return [figure for section in shown_in(place).sections for figure in section.figures]
+    return [figure for section in shown_in(place)[0] for figure in section.figures]
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,15 @@ def figures_in(place: Path) -> list[dict]:
 def test_every_encoding_is_a_field_of_its_table(
     places: dict[str, Path], kind: str, count: int
 ) -> None:
-    shown = shown_in(places[kind])
+    _, tables = shown_in(places[kind])
     figures = figures_in(places[kind])
     assert len(figures) == count
     for figure in figures:
-        table = shown.tables[figure["table"]]
+        table = tables[figure["table"]]
         assert not table or {field for field, *_ in figure["columns"]} <= table.keys(), figure["id"]
         assert all(len(cells) == len(next(iter(table.values()))) for cells in table.values())
         for layer in figure["spec"]["layer"]:
-            columns = shown.tables[layer["data"]["name"]].keys()
+            columns = tables[layer["data"]["name"]].keys()
             made = {str(name) for step in layer.get("transform", []) for name in named(step)}
             used = set(fields_in(layer["encoding"]))
             assert not columns or used <= columns | made, (figure["id"], used - columns - made)
@@ -122,7 +122,7 @@ def test_a_figure_draws_the_number_that_it_is_named_after(places: dict[str, Path
 def test_runs_of_one_round_are_drawn_over_env_steps_and_by_bars(places: dict[str, Path]) -> None:
     drawn = fields_drawn(places["sweep"])
     assert "round" not in drawn.values(), "an axis of a single round says nothing"
-    growth = [figure["id"] for figure in shown_in(places["sweep"]).sections[0].figures]
+    growth = [figure["id"] for figure in shown_in(places["sweep"])[0][0].figures]
     values = ["accuracy", "step_reward", "parameters", "val_loss", "train_loss"]
     assert growth[1:6] == [f"steps-{value.removeprefix('step_')}" for value in values]
     for name, value in zip(growth[1:6], values, strict=True):

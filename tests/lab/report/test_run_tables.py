@@ -7,6 +7,7 @@ from report_runs import line, make_run, summary, write_round, write_table
 
 from esper_soa.lab.report import env_steps, lanes, run_tables
 from esper_soa.lab.report.run_files import RunRecord, Table, read_round, read_run
+from esper_soa.lab.report.run_tables import table_of
 from esper_soa.vocabulary import HEAD_NAMES
 
 
@@ -17,20 +18,21 @@ def run(tmp_path: Path) -> RunRecord:
 
 
 def parts(run: RunRecord, name: str) -> Table:
-    return run_tables.parts_table([run], name)
+    return table_of(run_tables.part_rows([run], name))
 
 
 def test_rounds_have_what_their_lines_say_and_means_are_over_the_runs_that_have_the_round(
     run: RunRecord, tmp_path: Path
 ) -> None:
-    found = run_tables.rounds_table([run])
+    found = table_of(run_tables.round_rows([run]))
     assert found["round"] == [1, 2, 3]
     assert found["accuracy"] == [40.0, 46.0, 43.0]
     assert (found["accuracy_min"][1], found["accuracy_max"][1]) == (43.0, 48.0)
     assert found["train_gflop"] == [3.0] * 3
     assert found["kl"] == [0.001] * 3
     other = read_run(make_run(tmp_path / "other", [line(1, 50.0)]))
-    found = run_tables.means_table(run_tables.rounds_table([run, other]), "round")
+    both = table_of(run_tables.round_rows([run, other]))
+    found = table_of(run_tables.mean_rows(both, "round"))
     assert (found["accuracy"], found["runs"]) == ([45.0, 46.0, 43.0], [2, 1, 1])
 
 
@@ -61,7 +63,8 @@ def test_means_of_blueprints_weigh_the_seeds_that_they_are_means_of(tmp_path: Pa
         line(2, 40.0, blueprints=fate(3, 6.0, 1, -4.0)),
         line(3, 40.0, blueprints={"norm": {"germinated": 2, "mean_churn": None}}),
     ]
-    found = run_tables.blueprints_table([read_run(make_run(tmp_path / "b", lines))])
+    run = read_run(make_run(tmp_path / "b", lines))
+    found = table_of(run_tables.blueprint_rows([run]))
     assert (found["germinated"], found["fossilized"], found["pruned"]) == ([12], [4], [5])
     assert found["fossil_gain"] == [5.0]
     assert found["churn"] == [0.0]
@@ -91,7 +94,7 @@ def test_the_shapley_value_of_a_fossil_is_not_measured(run: RunRecord) -> None:
     ]
     write_table(run.path, "slots", 1, rows)
     write_table(run.path, "steps", 1, [{"step": step, "accuracy": 40.0} for step in (1, 2)])
-    assert lanes.lanes_table(lanes.chosen_rounds([run]))["shapley"] == [0.0, None]
+    assert table_of(lanes.lane_rows(lanes.chosen_rounds([run])))["shapley"] == [0.0, None]
 
 
 def test_env_steps_are_means_and_flop_add_up(
@@ -99,22 +102,22 @@ def test_env_steps_are_means_and_flop_add_up(
 ) -> None:
     run = read_run(make_run(tmp_path / "one", [line(1, 40.0)]))
     write_round(run.path, 1, envs=2, steps=6)
-    found = env_steps.steps_table([run])
+    found = table_of(env_steps.step_rows([run]))
     assert found["step"] == [1, 2, 3, 4, 5, 6]
     assert found["step_reward"][1] == pytest.approx(0.2 - 0.5)
     assert (found["step_reward_min"][1], found["step_reward_max"][1]) == (-0.8, 0.2)
     assert found["train_gflop"] == pytest.approx([1.5, 3.0, 4.5, 6.0, 7.5, 9.0])
     assert found["val_loss"][0] == pytest.approx(2.0 - 0.05 + 0.005)
-    born = env_steps.fates_table([run, run])
+    born = table_of(env_steps.fate_rows([run, run]))
     # host 0 in env-step 2 and host 1 in 3, first slot; second slots in 5 and 6; of two runs
     told = zip(born["step"], born["event"], born["seeds"], strict=True)
     assert list(told) == [(step, "germinated", 2) for step in (2, 3, 5, 6)]
     monkeypatch.setattr(env_steps, "MAX_ROWS", 5)
-    assert env_steps.steps_table([run])["step"] == [2, 4, 6], "the last env-step stays"
+    assert table_of(env_steps.step_rows([run]))["step"] == [2, 4, 6], "the last env-step stays"
 
 
 def test_hosts_of_the_last_rounds_stand_beside_those_of_the_control(run: RunRecord) -> None:
-    found = run_tables.hosts_table([run])
+    found = table_of(run_tables.host_rows([run]))
     assert found["hosts"] == ["grown", "grown", "control", "control"]
     assert found["accuracy"] == [48.0, 51.0, 46.0, 49.0]
     assert found["test_accuracy"] == [50.0, 53.0, 48.0, 51.0]
@@ -149,16 +152,16 @@ def test_an_env_step_is_a_row_of_a_lane_where_there_is_room_else_what_stands_sti
     played: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = lanes.chosen_rounds([played])
-    found = lanes.lanes_table(chosen)
+    found = table_of(lanes.lane_rows(chosen))
     assert list(zip(found["from"], found["to"], strict=True)) == [(n, n + 1) for n in range(1, 6)]
     told = zip(found["stage"], found["alpha"], found["contribution"], strict=True)
     assert list(told) == list(LIFE[1:])
     # three slots below a name two lanes high, host 1 below host 0: 5 + 2, then the second slot
     assert set(found["base"]) == {-9.0}
-    marks = lanes.marks_table(chosen)
+    marks = table_of(lanes.mark_rows(chosen))
     assert (marks["event"], marks["step"], marks["y"]) == (["germinated"], [2], [-8.6])
     monkeypatch.setattr(lanes, "MAX_ROWS", 1)
-    found = lanes.lanes_table(chosen)
+    found = table_of(lanes.lane_rows(chosen))
     told = zip(found["from"], found["to"], found["contribution"], strict=True)
     assert list(told) == [(1, 3, 1.5), (3, 4, None), (4, 5, 4.0), (5, 6, None)]
 
@@ -188,7 +191,7 @@ def test_env_steps_dropped_leave_a_gap(run: RunRecord, monkeypatch: pytest.Monke
     still = {"slot": "r0c0", "stage": "training", "seed": 1, "blueprint": "norm"}
     write_table(run.path, "slots", 1, [at | still for at in steps])
     write_table(run.path, "steps", 1, steps)
-    found = lanes.lanes_table(lanes.chosen_rounds([run]))
+    found = table_of(lanes.lane_rows(lanes.chosen_rounds([run])))
     assert list(zip(found["from"], found["to"], strict=True)) == [(0, 2), (3, 5)]
 
 
@@ -200,7 +203,7 @@ def test_accuracies_lie_between_the_ends_of_their_lane(run: RunRecord) -> None:
     write_table(run.path, "slots", 1, [at | still for at in steps])
     write_table(run.path, "steps", 1, steps)
     chosen = lanes.chosen_rounds([run])
-    found = lanes.accuracies_table(chosen)
+    found = table_of(lanes.accuracy_rows(chosen))
     _, base = chosen[0].place(0)
     assert found["y"] == pytest.approx([base, base + 1.4, base + 0.7])
 
@@ -215,10 +218,10 @@ def test_a_curve_has_the_last_env_step(run: RunRecord, monkeypatch: pytest.Monke
     write_table(run.path, "events", 1, [steps[4] | {"kind": "ended_early", "cause": "plateau"}])
     monkeypatch.setattr(lanes, "MAX_ROWS", 8)  # every second env-step
     chosen = lanes.chosen_rounds([run])
-    found = lanes.accuracies_table(chosen)
+    found = table_of(lanes.accuracy_rows(chosen))
     drawn = [(0, 2), (1, 2), (0, 3), (1, 4), (1, 6)]
     assert list(zip(found["host"], found["step"], strict=True)) == drawn
     words = ["host 0: 4.0 %, ended early: plateau", "host 1: 8.0 %"]
-    assert lanes.names_table(chosen)["words"] == words
-    marks = lanes.marks_table(chosen)
+    assert table_of(lanes.name_rows(chosen))["words"] == words
+    marks = table_of(lanes.mark_rows(chosen))
     assert (marks["event"], marks["step"], marks["cause"]) == (["ended_early"], [3], ["plateau"])

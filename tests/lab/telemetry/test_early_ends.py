@@ -17,8 +17,9 @@ from tiny_runs import fresh, records, settings
 from esper_soa.config.env import EarlyStopConfig, GatesConfig, LifecycleConfig
 from esper_soa.config.settings import TelemetryConfig, settings_yaml
 from esper_soa.env.early_stop import CAUSE_NAMES
-from esper_soa.lab.report.lanes import accuracies_table, chosen_rounds, marks_table, names_table
+from esper_soa.lab.report.lanes import accuracy_rows, chosen_rounds, mark_rows, name_rows
 from esper_soa.lab.report.run_files import read_run
+from esper_soa.lab.report.run_tables import table_of
 from esper_soa.lab.telemetry.console_table import EnvsTable
 from esper_soa.lab.telemetry.schema import ENDINGS
 from esper_soa.lab.telemetry.table_files import read_table
@@ -167,15 +168,15 @@ def test_a_report_shows_every_host_up_to_its_end_and_says_why_it_ended(folder: P
     episodes = records(folder / "episodes.jsonl")
     last = [one for one in episodes if one["round"] == ROUNDS]
     chosen = chosen_rounds([read_run(folder)])[:1]
-    curves = accuracies_table(chosen)
+    curves = table_of(accuracy_rows(chosen))
     hosts = Counter(curves["host"])
     assert sorted(hosts.items()) == [(one["env"], one["env_steps"]) for one in last]
     words = [f"host {one['env']}: {one['accuracy']:.1f} %" for one in last]
     early = [one for one in last if one["ended_by"] != "limit"]
     for one in early:
         words[one["env"]] += f", ended early: {one['ended_by']}"
-    assert sorted(names_table(chosen)["words"]) == words
-    marks = marks_table(chosen)
+    assert sorted(table_of(name_rows(chosen))["words"]) == words
+    marks = table_of(mark_rows(chosen))
     places = zip(marks["step"], marks["host"], marks["event"], strict=True)
     ends = [(step, host) for step, host, event in places if event == "ended_early"]
     assert sorted(ends) == sorted((one["env_steps"], one["env"]) for one in early)

@@ -14,8 +14,7 @@ from program import wait_until
 from recorded_world import Recorded, record
 
 from esper_soa.lab.telemetry import recorder as module
-from esper_soa.lab.telemetry import table_files as files
-from esper_soa.lab.telemetry.recorder import RankRecorder, TableRecorder
+from esper_soa.lab.telemetry.recorder import RankRecorder, TableFolder, TableRecorder
 from esper_soa.lab.telemetry.table_files import read_file, read_table, table_files, table_path
 from esper_soa.runtime.files import WriteErrors
 from esper_soa.runtime.ranks import ALONE, Ranks
@@ -73,9 +72,9 @@ def test_each_round_has_a_file_per_table(recorded: Recorded, tmp_path: Path, lev
     legend = json.loads(facts["legend"])
     assert (legend["slots"], legend["ops"][1]) == ([*recorded.legend.slots], "germinate")
     assert "dropped" not in facts
-    files.truncate_tables(tmp_path, 1)
+    TableFolder(tmp_path).truncate(1)
     assert all(list(table_files(tmp_path, table)) == [1] for table in tables)
-    files.truncate_tables(tmp_path, 0)
+    TableFolder(tmp_path).truncate(0)
     assert len(read_table(tmp_path, "steps")["env"]) == 0
 
 

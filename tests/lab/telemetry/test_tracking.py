@@ -200,8 +200,8 @@ def test_a_tracker_is_told_every_number_of_every_round_once_also_where_a_run_goe
 
 def test_a_fresh_run_is_a_new_one_and_files_not_ours_are_refused(tmp_path: Path) -> None:
     TrackerState(tmp_path, False, WriteErrors()).save("sink", ("old", 3))
-    assert TrackerState(tmp_path, True, WriteErrors()).of("sink") == ("old", 3)
-    assert TrackerState(tmp_path, False, WriteErrors()).of("sink") == ("", 0)
+    assert TrackerState(tmp_path, True, WriteErrors()).known == {"sink": ("old", 3)}
+    assert TrackerState(tmp_path, False, WriteErrors()).known == {}
     for text in ("no JSON", "[1]", '{"x": {"id": "x"}}', '{"x": {"id": "x", "round": "y"}}'):
         (tmp_path / STATE).write_text(text)
         with pytest.raises(UserError, match=r"trackers\.json: cannot be read"):

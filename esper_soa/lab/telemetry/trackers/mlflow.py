@@ -17,21 +17,16 @@ LONGEST = 500  # characters of a setting
 
 
 class MLflow:
-    """A run there."""
-
     def __init__(self, tracked: TrackedRun) -> None:
-        self._client = MlflowClient(
-            os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{tracked.folder}/mlflow.db"
-        )
+        place = os.environ.get("MLFLOW_TRACKING_URI")
+        self._client = MlflowClient(place or f"sqlite:///{tracked.folder}/mlflow.db")
         self.id = tracked.id or self._create(tracked)
         self._client.update_run(self.id, RunStatus.to_string(RunStatus.RUNNING))
 
     def _create(self, tracked: TrackedRun) -> str:
         """A new run with its settings, which MLflow lets nobody change later; returns its id."""
-        existing = self._client.get_experiment_by_name(EXPERIMENT)
-        experiment = (
-            existing.experiment_id if existing else self._client.create_experiment(EXPERIMENT)
-        )
+        known = self._client.get_experiment_by_name(EXPERIMENT)
+        experiment = known.experiment_id if known else self._client.create_experiment(EXPERIMENT)
         name = f"{tracked.name} {tracked.folder.name}"
         run: str = self._client.create_run(experiment, run_name=name).info.run_id
         settings = [Param(name, str(value)[:LONGEST]) for name, value in tracked.settings.items()]
@@ -40,13 +35,11 @@ class MLflow:
         return run
 
     def log(self, number: int, numbers: Mapping[str, float]) -> None:
-        """The numbers of round `number`."""
         now = int(1000 * time.time())
         metrics = [Metric(name, value, now, number) for name, value in numbers.items()]
         self._client.log_batch(self.id, metrics)
 
     def finish(self) -> None:
-        """End the run."""
         self._client.set_terminated(self.id)
 
 

@@ -3,7 +3,6 @@ it: `tensorboard --logdir runs` shows all runs.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
@@ -11,22 +10,17 @@ from esper_soa.lab.telemetry.tracking import TrackedRun
 
 
 class TensorBoard:
-    """The event file of a run."""
-
     def __init__(self, tracked: TrackedRun) -> None:
-        self._writer = SummaryWriter(
-            str(Path(tracked.folder, "tensorboard")), purge_step=tracked.last_round + 1
-        )
+        folder = str(tracked.folder / "tensorboard")
+        self._writer = SummaryWriter(folder, purge_step=tracked.last_round + 1)
         self.id = "tensorboard"  # all of the folder is one run there
 
     def log(self, number: int, numbers: Mapping[str, float]) -> None:
-        """The numbers of round `number`."""
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, number)
         self._writer.flush()
 
     def finish(self) -> None:
-        """Close the file."""
         self._writer.close()
 
 

@@ -15,8 +15,6 @@ from esper_soa.lab.telemetry.tracking import TrackedRun
 
 
 class WeightsAndBiases:
-    """A run there."""
-
     def __init__(self, tracked: TrackedRun) -> None:
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "esper_soa"),
@@ -32,7 +30,6 @@ class WeightsAndBiases:
         self.id = str(self._run.id)
 
     def log(self, number: int, numbers: Mapping[str, float]) -> None:
-        """The numbers of round `number`."""
         self._run.log(dict(numbers), step=number)
 
     def finish(self) -> None:

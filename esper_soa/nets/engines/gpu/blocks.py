@@ -127,7 +127,7 @@ class BlockMemory(NamedTuple):
 
 def memory_of(plan: BlockPlan, num_nets: int, batch: int, like: Tensor) -> BlockMemory:
     """Memory for B = `batch` images, in the format of `like`."""
-    tiles = _launch(plan, batch, like).tiles
+    _, _, tiles, _ = _launch(plan, batch, like)
     features = like.new_empty(num_nets, batch, plan.norm_side**2, plan.outputs)
     wide = like.new_empty(0, dtype=torch.float32)
     return BlockMemory(
@@ -200,33 +200,20 @@ def backward_(
     )
 
 
-class Branches(NamedTuple):
-    """Rows of features that a network has in a validation pass."""
-
-    rows: int  # most
-    counts: Tensor  # int32 [n]
-
-
 def evaluate_(
-    plan: BlockPlan, x: Tensor, weights: Weights, features: Tensor, branches: Branches
+    plan: BlockPlan, x: Tensor, weights: Weights, features: Tensor, branches: tuple[int, Tensor]
 ) -> None:
-    """features [n * rows, B, ., O] by running statistics from x [n * rows or 1, B, H*W, C]."""
+    """features [n * rows, B, ., O] by running statistics from x [n * rows or 1, B, H*W, C].
+
+    branches: (rows, int32 [n] of how many of them a network has).
+    """
     units, batch = features.shape[:2]
     layer, tile, _, options = _launch(plan, batch, x)
     tiles = triton.cdiv(batch * plan.norm_side**2, tile.pixels.value)
     planes = plane(x, shared=x.shape[0] == 1), plane(features)
     block.evaluation_kernel[units, tiles](
-        *planes, weights.kernel, weights[1:], tuple(branches), layer, tile, **options
+        *planes, weights.kernel, weights[1:], branches, layer, tile, **options
     )
-
-
-class Launch(NamedTuple):
-    """How the kernels of a block are launched for a batch."""
-
-    layer: KernelLayer
-    tile: KernelTile
-    tiles: int  # of the full map
-    options: dict[str, int]
 
 
 def _split(pixels: int, splits: int, tile: KernelTile) -> tuple[int, int]:
@@ -236,11 +223,14 @@ def _split(pixels: int, splits: int, tile: KernelTile) -> tuple[int, int]:
     return parts, triton.cdiv(tiles, parts) * tile.pixels.value
 
 
-def _launch(plan: BlockPlan, batch: int, x: Tensor, words: Rows | None = None) -> Launch:
+def _launch(
+    plan: BlockPlan, batch: int, x: Tensor, words: Rows | None = None
+) -> tuple[KernelLayer, KernelTile, int, dict[str, int]]:
+    """What kernels are told of a batch: the last are the tiles of the full map, and options."""
     sizes = (plan.side, plan.side, plan.inputs, plan.stored, plan.outputs, plan.kernel, plan.pool)
     layer = KernelLayer(batch * plan.side**2, *constants(*sizes))._replace(words=words)
     known = plan.stored, plan.outputs, plan.kernel**2
     chosen = block_tile(*known, x.dtype, shared_limit(x.device))
     tile = tile_of(layer, x.dtype, chosen)
     tiles = triton.cdiv(layer.num_pixels, tile.pixels.value)
-    return Launch(layer, tile, tiles, {"num_stages": chosen.stages})
+    return layer, tile, tiles, {"num_stages": chosen.stages}

@@ -17,18 +17,10 @@ from torch.utils._pytree import tree_leaves
 from esper_soa.nets.data.batches import TrainingFeed, ValidationFeed
 from esper_soa.nets.data.images import crops_of
 from esper_soa.nets.engine import EngineChoice, NetsConfig, Sizes, TrainReport, ValidationReport
-from esper_soa.nets.engines.gpu import (
-    blocks,
-    newborn,
-    slot_flags,
-    training,
-    tree,
-    update,
-    validation,
-)
+from esper_soa.nets.engines.gpu import newborn, slot_flags, training, tree, validation
 from esper_soa.nets.engines.gpu.kernels.newborn import SeedInit
-from esper_soa.nets.engines.gpu.slots import num_programs, slot_table
-from esper_soa.nets.engines.gpu.step import Plans, crops_record, pass_inputs
+from esper_soa.nets.engines.gpu.slots import num_programs
+from esper_soa.nets.engines.gpu.step import Plans, crops_record, pass_inputs, plans_of
 from esper_soa.nets.engines.gpu.support import MAX_BATCH_IMAGES
 from esper_soa.nets.engines.gpu.training import TrainStep, TrainSums
 from esper_soa.nets.engines.gpu.validation import MemorySizes, ValidationStep, ValidationSums
@@ -145,9 +137,8 @@ class GpuEngine:
         images = crops.first.shape[1]
         batch = _eval_batch(nets, images)
         padding = 0, -images % batch  # the last batch is filled up
-        crops = crops._replace(
-            first=F.pad(crops.first, padding), labels=F.pad(crops.labels, padding, value=-1)
-        )
+        labels = F.pad(crops.labels, padding, value=-1)
+        crops = crops._replace(first=F.pad(crops.first, padding), labels=labels)
         inputs = pass_inputs(crops, active_seeds.validation, alpha)
         sums = ValidationSums(
             (codes[:, 0] >= 0).int(),
@@ -170,12 +161,7 @@ class GpuEngine:
     def _plans(self, shape: HostShape, device: torch.device) -> Plans:
         """Tables of a host, made once."""
         if (shape, device) not in self.plans:
-            numbers = range(len(shape.slots))
-            self.plans[shape, device] = Plans(
-                blocks.block_plans(shape),
-                [slot_table(shape, number, device) for number in numbers],
-                [update.tensor_table(shape, number, device) for number in numbers],
-            )
+            self.plans[shape, device] = plans_of(shape, device)
         return self.plans[shape, device]
 
 
@@ -185,9 +171,8 @@ def _claimed_(
     newborn.begin_(seed_inits, seeds, keys)
     training = slot_flags.training_flags(seeds, nets.detached_stages)
     validation = slot_flags.validation_flags(seeds, nets.detached_stages)
-    codes = tree.codes_of(
-        seeds.ablated, seeds.ablated & (seeds.stage == Stage.FOSSILIZED), nets.rows
-    )
+    fossils = seeds.ablated & (seeds.stage == Stage.FOSSILIZED)
+    codes = tree.codes_of(seeds.ablated, fossils, nets.rows)
     if seeds.over is not None:
         codes = torch.where(seeds.over[:, :1], -1, codes)
     levels = tree.levels_of(codes, nets.shape.execution_order)
@@ -201,9 +186,8 @@ def _eval_batch(nets: NetsConfig, images: int) -> int:
 
 def _places(weights: TensorDict, lines: Tensor) -> tuple[int, ...]:
     """Where all lies that a step reads or changes in place: a step for other memory is another."""
-    return lines.data_ptr(), *(
-        rows.data_ptr() for pool in _pools(weights) for rows in pool.values()
-    )
+    places = (rows.data_ptr() for pool in _pools(weights) for rows in pool.values())
+    return lines.data_ptr(), *places
 
 
 def _pools(weights: TensorDict) -> list[TensorDict]:

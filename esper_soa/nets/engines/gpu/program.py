@@ -66,20 +66,15 @@ def _rows(blueprint: Architecture, channels: int) -> list[tuple[int, ...]]:
     A part that scales what it is given needs no map of its own where that is x.
     """
     rows = list[tuple[int, ...]]()
-    offset = 0
-    source = 0
-    relu = 0
-    maps = 0
+    offset = source = relu = maps = 0
     for part, inputs in blueprint.part_inputs(channels):
         if not isinstance(part, KernelPart):
             raise LookupError(f"blueprint {blueprint.name}: no program for its parts")
         own = 0 if isinstance(part, SoftNorm | Excite) and not rows else maps + 1
         maps = max(maps, own)
         outputs = part.outputs_of(inputs, channels)
-        kind, kernel, groups, hidden, flags = _facts(part, outputs, channels)
-        rows.append(
-            (kind, inputs, outputs, kernel, groups, hidden, flags, offset, own, source, relu)
-        )
+        kind, *sizes, flags = _facts(part, outputs, channels)
+        rows.append((kind, inputs, outputs, *sizes, flags, offset, own, source, relu))
         offset += Table(part.parameters(inputs, channels)).total
         source = own
         relu = int(flags & RELU > 0)

@@ -16,12 +16,7 @@ from esper_soa.nets.engines.gpu.kernels.seed import VECTORS, KernelSlot, SlotSha
 from esper_soa.nets.engines.gpu.kernels.seed_backward import slot_backward_kernel
 from esper_soa.nets.engines.gpu.kernels.seed_forward import slot_branch_kernel, slot_forward_kernel
 from esper_soa.nets.engines.gpu.kernels.seed_weights import Share, seed_weights_kernel
-from esper_soa.nets.engines.gpu.kernels.tiles import (
-    constants,
-    needs_float32,
-    product_precision,
-    rows,
-)
+from esper_soa.nets.engines.gpu.kernels.tiles import constants, product_precision, rows
 from esper_soa.nets.engines.gpu.tile_sizes import lanes_of, padded, slot_tile
 from esper_soa.nets.model.blueprints import GATE
 from esper_soa.nets.model.host import HostShape
@@ -111,7 +106,7 @@ def slot_of(
     group = chosen.group, max(1, chosen.group // lanes), size[0] * size[1] % tile == 0
     sizes = *size, table.channels, work.maps.shape[3], lanes, tile, *columns, *group
     known = table.parts, table.maps, table.gate_at, table.gate_hidden, 2 if pooled else 1
-    shape = SlotShape(*constants(*sizes, *known, product_precision(dtype), needs_float32(dtype)))
+    shape = SlotShape(*constants(*sizes, *known, *product_precision(dtype)))
     place = tl.constexpr(table.number), tl.constexpr(table.num_slots)
     return KernelSlot(slot_flags, alpha, *place, table.programs, rows(params), *work, shape)
 

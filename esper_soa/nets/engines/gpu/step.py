@@ -22,7 +22,7 @@ from esper_soa.nets.engines.gpu.kernels.seed import KernelSlot
 from esper_soa.nets.engines.gpu.kernels.tiles import EXACT, constants, rows
 from esper_soa.nets.engines.gpu.slots import SlotTable, SlotWorkspace
 from esper_soa.nets.engines.gpu.tile_sizes import padded
-from esper_soa.nets.engines.gpu.update import TensorTable
+from esper_soa.nets.engines.gpu.update import TensorTable, tensor_table
 from esper_soa.nets.model.host import HostShape
 
 TILE = 256  # pixels of an image that are cut at a time
@@ -51,6 +51,14 @@ def pass_inputs(crops: ImageCrops, slot_flags: Tensor, alpha: Tensor) -> PassInp
     counter = torch.zeros(1, dtype=torch.int32, device=alpha.device)
     images = crops.first.contiguous(), crops.labels.contiguous()
     return PassInputs(*images, slot_flags, alpha.float().contiguous(), counter)
+
+
+def plans_of(shape: HostShape, device: torch.device) -> Plans:
+    """The tables of a host."""
+    numbers = range(len(shape.slots))
+    own = [slots.slot_table(shape, number, device) for number in numbers]
+    tensors = [tensor_table(shape, number, device) for number in numbers]
+    return Plans(blocks.block_plans(shape), own, tensors)
 
 
 @dataclass(eq=False)

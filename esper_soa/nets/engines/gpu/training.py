@@ -70,9 +70,8 @@ class TrainStep(PassStep):
         if variant == 1:
             measures = update.measures_of(self.sums.gradients, self.nets.shape)
             update.measure_(memory.pools, self.plans.tensors, slot_flags, measures)
-        update.step_(
-            memory.pools, slot_flags, update.rules_of(self.nets.task, self.sums.rates), counter
-        )
+        rules = update.rules_of(self.nets.task, self.sums.rates)
+        update.step_(memory.pools, slot_flags, rules, counter)
 
     def _forward_(self, memory: TrainMemory) -> Tensor:
         """Features behind the last block."""
@@ -105,11 +104,10 @@ class TrainStep(PassStep):
             pooled_gradient = memory.pooled_gradients[number]
             codes = memory.pooled_codes[number]
             for place in reversed(plan.places):
-                output_gradient = (
-                    memory.gradients[number] if place[0] == plan.before else pooled_gradient
-                )
+                early = place[0] == plan.before
+                behind = memory.gradients[number] if early else pooled_gradient
                 records[place[0]] = self.slot(place, memory.places[place[0]])
-                slots.backward_(records[place[0]], output_gradient, pooled_gradient, codes)
+                slots.backward_(records[place[0]], behind, pooled_gradient, codes)
             x = memory.pooled[number - 1] if number else memory.images
             room = memory.pooled_gradients[number - 1] if number else None
             gradients = memory.gradients[number], room

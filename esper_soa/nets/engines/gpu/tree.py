@@ -63,9 +63,8 @@ def _few_codes(
     if rows.pairs:
         one, other = torch.triu_indices(len(bits), len(bits), 1, device=bits.device).unbind(0)
         pair_ablated = ablated.index_select(1, one) & ablated.index_select(1, other)
-        needed.append(
-            torch.where(pair_ablated, bits.index_select(0, one) | bits.index_select(0, other), -1)
-        )
+        pairs = bits.index_select(0, one) | bits.index_select(0, other)
+        needed.append(torch.where(pair_ablated, pairs, -1))
     needed += [full & code for code in rows.codes]
     codes = torch.cat(needed, dim=1)
     is_repeated = (codes[:, :, None] == codes[:, None, :]).tril(-1).any(-1)

@@ -45,14 +45,11 @@ def tensor_table(shape: HostShape, slot: int, device: torch.device) -> TensorTab
     known = [one for one in shape.blueprints if program.runs(one)]
     lists = {one.code: seed_table(one, channels).sizes for one in known}
     codes = 1 + max(lists, default=0)
-    gate = gate_table(channels).sizes
-    table = np.zeros(
-        (codes + 1, max(len(sizes) for sizes in (gate, *lists.values())), 2), dtype=np.int32
-    )
-    for row, sizes, start in [
-        *((code, sizes, 0) for code, sizes in lists.items()),
-        (-1, gate, row_layout(shape, slot).seed),
-    ]:
+    entries = [(code, sizes, 0) for code, sizes in lists.items()]
+    entries.append((-1, gate_table(channels).sizes, row_layout(shape, slot).seed))
+    longest = max(len(sizes) for _, sizes, _ in entries)
+    table = np.zeros((codes + 1, longest, 2), dtype=np.int32)
+    for row, sizes, start in entries:
         table[row, : len(sizes), 0] = start + np.array([0, *itertools.accumulate(sizes)][:-1])
         table[row, : len(sizes), 1] = sizes
     return TensorTable(torch.from_numpy(table).to(device), table.shape[1], codes)

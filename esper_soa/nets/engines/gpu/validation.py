@@ -9,7 +9,7 @@ from torch import Tensor
 from esper_soa.config.nets import IMAGE_SIZE
 from esper_soa.nets.engine import NetsConfig
 from esper_soa.nets.engines.gpu import blocks, slots
-from esper_soa.nets.engines.gpu.blocks import COLOURS, Branches
+from esper_soa.nets.engines.gpu.blocks import COLOURS
 from esper_soa.nets.engines.gpu.kernels.head import (
     HeadOutputs,
     advance_kernel,
@@ -63,16 +63,16 @@ class ValidationStep(PassStep):
         features, branches = self._forward_(memory)
         units, batch = features.shape[:2]
         head = self.head(features)
-        head_evaluate_kernel[units, batch](features, memory.answers, tuple(branches), head)
-        evaluation_sums_kernel[units,](memory.answers, sums[2:], tuple(branches), head)
+        head_evaluate_kernel[units, batch](features, memory.answers, branches, head)
+        evaluation_sums_kernel[units,](memory.answers, sums[2:], branches, head)
         advance_kernel[1,](inputs.counter)
 
-    def _forward_(self, memory: ValidationMemory) -> tuple[Tensor, Branches]:
+    def _forward_(self, memory: ValidationMemory) -> tuple[Tensor, tuple[int, Tensor]]:
         """Features behind the last block, and their rows."""
         room = iter(memory.features)
         levels = iter(self.sums.levels)
         x = memory.images
-        branches = Branches(1, self.sums.roots)
+        branches = 1, self.sums.roots
         for plan in self.plans.blocks:
             features = next(room)
             blocks.evaluate_(plan, x, self.block_weights(plan), features, branches)
@@ -82,10 +82,10 @@ class ValidationStep(PassStep):
                 slot = self.slot(place, memory.places[number])
                 pooled = next(room)
                 level = next(levels)
-                tree = branches.rows, level.rows, *level
+                tree = branches[0], level.rows, *level
                 slots.branch_(slot, x, pooled, memory.spares[number], tree)
                 x = pooled
-                branches = Branches(level.rows, level.counts)
+                branches = level.rows, level.counts
         return x, branches
 
 

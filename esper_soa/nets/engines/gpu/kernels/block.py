@@ -25,6 +25,7 @@ from esper_soa.nets.engines.gpu.kernels.tiles import (
     store_pixels,
     store_rows,
     taps,
+    weight_places,
 )
 
 MAX_SPLITS = tl.constexpr(32)  # parts of a sum over the pixels of a batch
@@ -256,8 +257,7 @@ def input_gradient_kernel(gradient, weight, target, layer, tile):
 
 @triton.jit
 def weight_gradient_kernel(gradient, x, partials, width, share, layer, tile):
-    """partials: Rows with [splits, `width`], whose first columns get [O, I, k, k] of a share of the
-    pixels.
+    """partials: Rows with [splits, `width`], whose first columns get [O, I, k, k] of some pixels.
 
     Grid (n, splits, tiles); the tiles are those of the columns (tap, stored input channel).
     """
@@ -265,7 +265,6 @@ def weight_gradient_kernel(gradient, x, partials, width, share, layer, tile):
     if has_ended(layer.words, env):
         return
     columns = tl.program_id(2) * tile.group + tl.arange(0, tile.group)
-    output = tl.arange(0, tile.outputs)
     result = tl.zeros((tile.group, tile.outputs), tl.float32)
     first = tl.program_id(1) * share
     for start in range(first, tl.minimum(first + share, layer.num_pixels), tile.pixels):
@@ -273,13 +272,9 @@ def weight_gradient_kernel(gradient, x, partials, width, share, layer, tile):
         values = taps(x, env, span, columns, layer.stored, layer.size, layer)
         behind = load_pixels(gradient, env, span, layer.outputs, tile.outputs)
         result = add_product(tl.trans(values), behind, result, tile)
-    num_taps: tl.constexpr = layer.size * layer.size
-    tap = columns // layer.stored
-    channel = columns % layer.stored
+    place, known = weight_places(columns, layer, tile, False)
     start = start_of(partials, env) + tl.program_id(1) * width
-    place = output[None, :] * (layer.inputs * num_taps) + (channel * num_taps + tap)[:, None]
-    known = (channel < layer.inputs) & (columns < layer.stored * num_taps)
-    tl.store(start + place, result, mask=(output < layer.outputs)[None, :] & known[:, None])
+    tl.store(start + place, result, mask=known)
 
 
 @triton.jit

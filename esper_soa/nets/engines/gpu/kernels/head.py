@@ -9,13 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper_soa.nets.engines.gpu.kernels.tiles import (
-    Rows,
-    has_ended,
-    load_map,
-    start_of,
-    store_map,
-)
+from esper_soa.nets.engines.gpu.kernels.tiles import Rows, has_ended, load_map, start_of, store_map
 
 
 class KernelHead(NamedTuple):
@@ -58,15 +52,6 @@ def pixel_mean(features, head):
 
 
 @triton.jit
-def class_weights(head, env):
-    """float32 [class_lanes, channel_lanes]."""
-    row = tl.arange(0, head.class_lanes)[:, None]
-    column = tl.arange(0, head.channel_lanes)[None, :]
-    mask = (row < head.classes) & (column < head.channels)
-    return tl.load(start_of(head.weight, env) + row * head.channels + column, mask=mask, other=0.0)
-
-
-@triton.jit
 def labels_of(head, env):
     """Pointer to the labels of a network's batch."""
     return head.labels + env * head.labels_env + tl.load(head.counter) * head.batch
@@ -81,7 +66,11 @@ def head_logits(features, head, env, image):
     classes = tl.arange(0, head.class_lanes)
     known = classes < head.classes
     mean = pixel_mean(features, head)
-    weights = class_weights(head, env)
+    row = classes[:, None]
+    column = tl.arange(0, head.channel_lanes)[None, :]
+    place = start_of(head.weight, env) + row * head.channels + column
+    mask = (row < head.classes) & (column < head.channels)
+    weights = tl.load(place, mask=mask, other=0.0)
     bias = tl.load(start_of(head.bias, env) + classes, mask=known, other=0.0)
     logits = tl.sum(weights * mean[None, :], axis=1) + bias
     label = tl.load(labels_of(head, env) + image)

@@ -8,14 +8,8 @@ its norm or squeeze; seed_weights.py makes gradients of parameters from them.
 import triton
 import triton.language as tl
 
-from esper_soa.nets.engines.gpu.kernels import seed
+from esper_soa.nets.engines.gpu.kernels import seed, seed_forward
 from esper_soa.nets.engines.gpu.kernels.seed import gradient_at, map_at
-from esper_soa.nets.engines.gpu.kernels.seed_forward import (
-    conv_tile,
-    depth_tile,
-    seed_output,
-    seed_residual,
-)
 from esper_soa.nets.engines.gpu.kernels.squeeze import gate_net, part_net, squeeze_backward
 from esper_soa.nets.engines.gpu.kernels.tiles import load_map, store_map
 
@@ -29,7 +23,7 @@ def gate_backward(work, given, alpha, gradient, shape):
         span = seed.pixels_from(first, shape)
         x = load_map(map_at(work, 0, shape), span, channel, shape.stride)
         upstream = load_map(gradient, span, channel, shape.channels)
-        slope += upstream * seed_residual(given, span, x, shape)
+        slope += upstream * seed_forward.seed_residual(given, span, x, shape)
     total = tl.sum(tl.sum(slope, axis=1), axis=0)
     vectors = seed.vectors_at(work, shape.parts + 1, shape)
     outputs = seed.saved_vector(vectors, seed.GAIN, shape)
@@ -47,7 +41,7 @@ def blend_backward(work, head, flags, alpha, gradient, shape):
     channel = tl.arange(0, shape.lanes)
     factor = alpha
     level = tl.zeros((shape.lanes,), tl.float32)
-    given = seed_output(work, head, shape)
+    given = seed_forward.seed_output(work, head, shape)
     cut = (flags & seed.DETACHED) != 0
     replacing = given[2]
     target = gradient_at(work, tl.load(head + seed.COUNT) - 1, shape)
@@ -66,7 +60,7 @@ def blend_backward(work, head, flags, alpha, gradient, shape):
             outer = tl.where(cut | replacing, upstream, 2.0 * upstream)
         elif flags & seed.MULTIPLIED:
             x = load_map(map_at(work, 0, shape), span, channel, shape.stride)
-            slope = seed.tanh(seed_residual(given, span, x, shape))
+            slope = seed.tanh(seed_forward.seed_residual(given, span, x, shape))
             inner = alpha * x * (1.0 - slope * slope) * upstream
             outer = (1.0 + alpha * slope) * upstream
             outer = tl.where(replacing & (cut == 0), outer - inner, outer)
@@ -198,9 +192,9 @@ def pass_gradient(work, part, number, flags, gradient, shape):
             span = seed.pixels_from(first, shape)
             result = tl.zeros((shape.tile, shape.lanes), tl.float32)
             if kind == seed.CONV:
-                result = conv_tile(work, part, number, span[0], True, shape)
+                result = seed_forward.conv_tile(work, part, number, span[0], True, shape)
             elif kind == seed.DEPTH:
-                result = depth_tile(work, part, number, span[0], True, shape)
+                result = seed_forward.depth_tile(work, part, number, span[0], True, shape)
             else:
                 result = load_map(gradient_at(work, number, shape), span, channel, shape.stride)
             if number > 0:

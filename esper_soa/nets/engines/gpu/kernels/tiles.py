@@ -92,19 +92,16 @@ def tile_of(layer: KernelLayer, dtype: torch.dtype, sizes: TileSizes) -> KernelT
     """Tiles of a layer; float32 products are of the `product_precision`."""
     pixels = min(sizes.pixels, padded(layer.num_pixels))
     lanes = lanes_of(layer.stored.value), lanes_of(layer.outputs.value)
-    precision = product_precision(dtype), needs_float32(dtype)
+    precision = product_precision(dtype)
     return KernelTile(*constants(pixels, sizes.columns, sizes.group, *lanes, *precision))
 
 
-def product_precision(dtype: torch.dtype) -> str:
-    """Of products in `dtype`: tf32 or ieee, as torch's switch for convolutions has it."""
+def product_precision(dtype: torch.dtype) -> tuple[str, bool]:
+    """Of products in `dtype`: tf32 or ieee, as torch's switch for convolutions has it; whether they
+    are taken in float32, as Triton's interpreter has no others.
+    """
     tf32 = dtype == torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
-    return "tf32" if tf32 else "ieee"
-
-
-def needs_float32(dtype: torch.dtype) -> bool:
-    """Whether products in `dtype` are taken in float32: Triton's interpreter has no others."""
-    return dtype == torch.bfloat16 and triton.knobs.runtime.interpret
+    return "tf32" if tf32 else "ieee", dtype == torch.bfloat16 and triton.knobs.runtime.interpret
 
 
 @triton.jit
@@ -166,29 +163,26 @@ def taps(source, env, span, columns, channels: tl.constexpr, size: tl.constexpr,
 
 
 @triton.jit
-def kernel_tile(weight, columns, layer, tile):
-    """Tile [K, O] of weights [O, I, k, k]; columns [K] = (tap, stored input channel)."""
+def weight_places(columns, layer, tile, back: tl.constexpr):
+    """(places [K, O] of weights [O, I, k, k], which there are); columns [K] = (tap, stored input
+    channel); back: [K, I] of the transposed convolution, and (tap, output channel).
+    """
     num_taps: tl.constexpr = layer.size * layer.size
-    tap = columns // layer.stored
-    channel = columns % layer.stored
-    output = tl.arange(0, tile.outputs)
-    place = output[None, :] * (layer.inputs * num_taps) + (channel * num_taps + tap)[:, None]
-    known = (channel < layer.inputs) & (columns < layer.stored * num_taps)
-    mask = known[:, None] & (output < layer.outputs)[None, :]
-    return tl.load(weight + place, mask=mask, other=0.0)
-
-
-@triton.jit
-def transposed_kernel_tile(weight, columns, layer, tile):
-    """Tile [K, I] of weights of the transposed convolution; columns [K] = (tap, output channel)."""
-    num_taps: tl.constexpr = layer.size * layer.size
-    tap = columns // layer.outputs
-    output = columns % layer.outputs
-    channel = tl.arange(0, tile.inputs)
-    first = output * (layer.inputs * num_taps) + num_taps - 1 - tap
-    place = first[:, None] + channel[None, :] * num_taps
-    mask = (columns < layer.outputs * num_taps)[:, None] & (channel < layer.inputs)[None, :]
-    return tl.load(weight + place, mask=mask, other=0.0)
+    if back:
+        tap = columns // layer.outputs
+        output = columns % layer.outputs
+        channel = tl.arange(0, tile.inputs)
+        first = output * (layer.inputs * num_taps) + num_taps - 1 - tap
+        place = first[:, None] + channel[None, :] * num_taps
+        known = (columns < layer.outputs * num_taps)[:, None] & (channel < layer.inputs)[None, :]
+    else:
+        tap = columns // layer.stored
+        channel = columns % layer.stored
+        output = tl.arange(0, tile.outputs)
+        place = output[None, :] * (layer.inputs * num_taps) + (channel * num_taps + tap)[:, None]
+        inside = (channel < layer.inputs) & (columns < layer.stored * num_taps)
+        known = (output < layer.outputs)[None, :] & inside[:, None]
+    return place, known
 
 
 @triton.jit
@@ -209,10 +203,8 @@ def conv_tile(x, unit, weight, span, layer, tile, back: tl.constexpr):
     for first in range(0, channels * layer.size * layer.size, tile.columns):
         columns = first + tl.arange(0, tile.columns)
         values = taps(x, unit, span, columns, channels, layer.size, layer)
-        if back:
-            weights = transposed_kernel_tile(weight, columns, layer, tile)
-        else:
-            weights = kernel_tile(weight, columns, layer, tile)
+        place, known = weight_places(columns, layer, tile, back)
+        weights = tl.load(weight + place, mask=known, other=0.0)
         result = add_product(values, weights.to(values.dtype), result, tile)
     return result
 

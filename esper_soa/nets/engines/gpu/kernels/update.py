@@ -11,15 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper_soa.nets.engines.gpu.kernels.seed import (
-    CODE_SHIFT,
-    FIELDS,
-    FROZEN,
-    GATED,
-    MEASURED,
-    PARAMETERS,
-    RUNNING,
-)
+from esper_soa.nets.engines.gpu.kernels import seed
 from esper_soa.nets.engines.gpu.kernels.tiles import ENDED, Rows, start_of
 
 
@@ -57,10 +49,11 @@ def learning(pool, words, env, column):
     mask = (column < pool.width) & ((tl.load(words + env * pool.num_slots) & ENDED) == 0)
     if pool.slot >= 0:
         word = tl.load(words + env * pool.num_slots + pool.slot)
-        head = pool.programs + (word >> CODE_SHIFT).to(tl.int64) * ((1 + pool.parts) * FIELDS)
-        gate = (column >= pool.gate_at) & ((word & GATED) != 0)
-        own = (column < tl.load(head + PARAMETERS)) | gate
-        mask = mask & own & ((word & RUNNING) != 0) & ((word & FROZEN) == 0)
+        row = (word >> seed.CODE_SHIFT).to(tl.int64)
+        head = pool.programs + row * ((1 + pool.parts) * seed.FIELDS)
+        gate = (column >= pool.gate_at) & ((word & seed.GATED) != 0)
+        own = (column < tl.load(head + seed.PARAMETERS)) | gate
+        mask = mask & own & ((word & seed.RUNNING) != 0) & ((word & seed.FROZEN) == 0)
     return mask
 
 
@@ -176,7 +169,7 @@ def measure_kernel(
     for index in tl.static_range(num_slots):
         if tl.program_id(1) == index:
             word = tl.load(words + env * num_slots + index)
-            if ((word & RUNNING) != 0) & ((word & MEASURED) != 0):
+            if ((word & seed.RUNNING) != 0) & ((word & seed.MEASURED) != 0):
                 host = row_norm(pools[0], env, num_tiles, tile)
                 known = env, host, host / measures.host_root
                 measure_seed(pools[index + 1], tables[index], word, measures, known, tile)
@@ -190,13 +183,13 @@ def measure_seed(pool, table, word, measures, host, tile: tl.constexpr):
     vanishing = 0.0
     exploding = 0.0
     total = tl.sum(tl.zeros((1,), tl.float64), axis=0)
-    row = (word >> CODE_SHIFT).to(tl.int64)
+    row = (word >> seed.CODE_SHIFT).to(tl.int64)
     for kind in tl.static_range(2):
         pointer = table[0] + (row if kind == 0 else table[2]) * (table[1] * 2)
         for tensor in range(0, table[1]):
             first = tl.load(pointer + 2 * tensor)
             size = tl.load(pointer + 2 * tensor + 1)
-            if (size > 0) & ((kind == 0) | ((word & GATED) != 0)):
+            if (size > 0) & ((kind == 0) | ((word & seed.GATED) != 0)):
                 squares = tensor_squares(pool, host[0], first, size, tile)
                 norm = tl.sqrt(squares)
                 total += squares
