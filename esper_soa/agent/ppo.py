@@ -14,19 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper_soa.agent import diagnostics, losses, normalize
+from esper_soa.agent import diagnostics, losses, normalize, objective
 from esper_soa.agent.advantages import gae, normalize_advantages
 from esper_soa.agent.diagnostics import Metrics, read_diagnostics
 from esper_soa.agent.lstm import full_precision, segment_starts
 from esper_soa.agent.normalize import Moments, RewardStats
-from esper_soa.agent.objective import (
-    Batch,
-    Coefficients,
-    coefficients,
-    head_tables,
-    imitation_loss,
-    total_loss,
-)
 from esper_soa.agent.optimizer import AdamState, adam_state, adam_step, flatten, write_parameters_
 from esper_soa.agent.policy import RecurrentPolicy
 from esper_soa.agent.rollout import GatheredRollout, Rollout, Row
@@ -49,7 +41,7 @@ class UpdatePlan(NamedTuple):
     epochs: int  # passes
     lr: float
     target_kl: float  # nats; epochs stop above KL_MARGIN times this, 0 = never
-    weights: Coefficients
+    weights: objective.Coefficients
 
 
 class Learner:
@@ -78,7 +70,7 @@ class Learner:
         self.seed = seed
         self.parameters = list(policy.parameters())
         self.device = self.parameters[0].device
-        self.tables = head_tables(config, self.device)
+        self.tables = objective.head_tables(config, self.device)
         self.adam = adam_state(flatten(self.parameters))
         self.reward = normalize.reward_stats(self.device)
         self.value = normalize.value_moments(self.device)
@@ -118,7 +110,9 @@ class Learner:
             self.adam = adam_state(flatten(self.parameters))
         config = self.config
         weights = self._weights()
-        loss = partial(total_loss, config=config, tables=self.tables, reduction=self.reduction)
+        loss = partial(
+            objective.total_loss, config=config, tables=self.tables, reduction=self.reduction
+        )
         plan = UpdatePlan("update", loss, config.epochs, config.lr, config.target_kl, weights)
         return self._learn_(rollouts, plan)
 
@@ -130,14 +124,14 @@ class Learner:
         """
         if any(rollout.taught is None for rollout in rollouts):
             raise ValueError("a rollout without a teacher cannot be imitated")
-        loss = partial(imitation_loss, config=self.config, reduction=self.reduction)
+        loss = partial(objective.imitation_loss, config=self.config, reduction=self.reduction)
         weights = self._weights()._replace(entropy=0.0, floor_penalty=0.0)
         config = self.imitation
         plan = UpdatePlan("imitate", loss, config.epochs, config.lr, 0.0, weights)
         return self._learn_(rollouts, plan)
 
-    def _weights(self) -> Coefficients:
-        return coefficients(self.config, self.train_steps, self.total_updates)
+    def _weights(self) -> objective.Coefficients:
+        return objective.coefficients(self.config, self.train_steps, self.total_updates)
 
     def _learn_(self, rollouts: Sequence[Rollout], plan: UpdatePlan) -> dict[str, float]:
         """All passes over the rollouts, then their observations; returns the diagnostics."""
@@ -148,7 +142,7 @@ class Learner:
             segment_starts(*self.reduction.gather([one.rows.reset], dim=1)) for one in rollouts
         ]
         batches, summary = self._prepare_(*rollouts)
-        on_device = Coefficients(
+        on_device = objective.Coefficients(
             *torch.tensor(plan.weights, dtype=torch.float32)
             .to(self.device, non_blocking=True)
             .unbind()
@@ -187,7 +181,7 @@ class Learner:
         self._count_(report)
         return report
 
-    def _prepare_(self, *rollouts: Rollout) -> tuple[list[Batch], Metrics]:
+    def _prepare_(self, *rollouts: Rollout) -> tuple[list[objective.Batch], Metrics]:
         """Advantages with the value scale of before, targets with that of after all returns."""
         each = [self.reduction.gather(GatheredRollout.of(one), dim=1) for one in rollouts]
         all_rows = GatheredRollout(*(torch.cat(parts, 1) for parts in zip(*each, strict=True)))
@@ -224,7 +218,9 @@ class Learner:
             strict=True,
         )
         own = partial(self.reduction.own, dim=1)
-        batches = [Batch(one.lesson, own(gains), own(targets)) for one, gains, targets in columns]
+        batches = [
+            objective.Batch(one.lesson, own(gains), own(targets)) for one, gains, targets in columns
+        ]
         return batches, summary
 
     def _minibatches(self, sizes: Sequence[int], count: int, epoch: int) -> list[list[Tensor]]:
@@ -261,8 +257,8 @@ class Learner:
         self,
         plan: UpdatePlan,
         starts: list[list[int]],
-        parts: Sequence[tuple[Batch, Tensor]],
-        weights: Coefficients,
+        parts: Sequence[tuple[objective.Batch, Tensor]],
+        weights: objective.Coefficients,
         stopped: Tensor,
         adam: AdamState,
     ) -> tuple[Metrics, Tensor, AdamState]:

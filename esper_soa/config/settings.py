@@ -14,25 +14,10 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from esper_soa.config import env, nets
 from esper_soa.config.agent import POLICIES, SCRATCH, PolicyConfig
 from esper_soa.config.arguments import check_key
-from esper_soa.config.env import (
-    AttributionConfig,
-    EarlyStopConfig,
-    GatesConfig,
-    GovernorConfig,
-    LifecycleConfig,
-    RewardConfig,
-    SignalsConfig,
-)
 from esper_soa.config.errors import UserError, check, single_line
-from esper_soa.config.nets import (
-    SIZE_SETTINGS,
-    DataConfig,
-    TaskConfig,
-    resolve_slots,
-    sort_slots,
-)
 from esper_soa.config.ranges import (
     COUNT,
     WEIGHT,
@@ -62,7 +47,7 @@ TRACKER_FOLDER = Path(__file__).parents[1] / "lab/telemetry/trackers"
 TRACKERS = tuple(sorted(one.name for one in iter_modules([str(TRACKER_FOLDER)])))
 # of telemetry: each writes what those before it write, and more
 LEVELS = ("off", "rounds", "events", "full")
-WIDTHS = " or ".join(names[0] for names in SIZE_SETTINGS.values())
+WIDTHS = " or ".join(names[0] for names in nets.SIZE_SETTINGS.values())
 # what makes a run smaller
 LOWER = (
     f"envs, batch_size, steps, train_samples, the width of the hosts ({WIDTHS}), "
@@ -160,15 +145,15 @@ class WorldConfig(Settings):
     slots: list[str] = field(default_factory=lambda: ["r0c0", "r0c1", "r0c2"])
     # Seeds that may be in one host at the same time.
     max_seeds: int = number(0, 0, COUNT, note="0 = as many as slots")
-    task: TaskConfig = field(default_factory=TaskConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    reward: RewardConfig = field(default_factory=RewardConfig)
-    lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
-    gates: GatesConfig = field(default_factory=GatesConfig)
-    signals: SignalsConfig = field(default_factory=SignalsConfig)
-    governor: GovernorConfig = field(default_factory=GovernorConfig)
-    early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
-    attribution: AttributionConfig = field(default_factory=AttributionConfig)
+    task: nets.TaskConfig = field(default_factory=nets.TaskConfig)
+    data: nets.DataConfig = field(default_factory=nets.DataConfig)
+    reward: env.RewardConfig = field(default_factory=env.RewardConfig)
+    lifecycle: env.LifecycleConfig = field(default_factory=env.LifecycleConfig)
+    gates: env.GatesConfig = field(default_factory=env.GatesConfig)
+    signals: env.SignalsConfig = field(default_factory=env.SignalsConfig)
+    governor: env.GovernorConfig = field(default_factory=env.GovernorConfig)
+    early_stop: env.EarlyStopConfig = field(default_factory=env.EarlyStopConfig)
+    attribution: env.AttributionConfig = field(default_factory=env.AttributionConfig)
 
 
 # Settings that each of several tasks may have of its own.
@@ -218,10 +203,10 @@ class TrainConfig(WorldConfig):
         self._check_batches()
         if self.task.host == "transformer" and self.data.name == "auto" and not self.data.root:
             self.data = replace(self.data, name="text", context=self.task.transformer.context)
-        self.slots = resolve_slots(self.task, list(self.slots))
+        self.slots = nets.resolve_slots(self.task, list(self.slots))
         own_host = is_reference(self.task.host)
         if not own_host:  # those of a user's own host, which needs torch, later
-            sort_slots(self.task, list(self.slots))
+            nets.sort_slots(self.task, list(self.slots))
         allowed = f"another control with task.host={self.task.host}"
         remedy = "The package cannot make a host of your own wider."
         self.require(not own_host or self.control != "static_large", "control", allowed, remedy)

@@ -13,15 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from esper_soa.config.env import (
-    GUARD_WINDOW,
-    NUM_REASONS,
-    EarlyStopConfig,
-    GatesConfig,
-    GovernorConfig,
-    LifecycleConfig,
-    SignalsConfig,
-)
+from esper_soa.config import env
 from esper_soa.env import lifecycle
 from esper_soa.env.attribution import attribute
 from esper_soa.env.early_stop import advance
@@ -72,16 +64,16 @@ class EnvRules(NamedTuple):
 
     nets: NetsConfig
     engine: Engine  # what runs the networks
-    lifecycle: LifecycleConfig
-    gates: GatesConfig
-    signals: SignalsConfig
-    governor: GovernorConfig
+    lifecycle: env.LifecycleConfig
+    gates: env.GatesConfig
+    signals: env.SignalsConfig
+    governor: env.GovernorConfig
     reward: RewardSettings
     blueprints: Tensor  # bool [P], by code, what may be germinated
     max_seeds: int  # 0 = as many as slots
     # Int64 [P, S], orders of arrival for sampled Shapley values; None = none.
     shapley_orders: Tensor | None = None
-    early_stop: EarlyStopConfig = EarlyStopConfig()
+    early_stop: env.EarlyStopConfig = env.EarlyStopConfig()
     # Dotted names of settings: those of which each env has its own; of them and others, those that
     # the policy sees; those whose values the kernels are given.
     differing: tuple[str, ...] = ()
@@ -138,8 +130,8 @@ def initial_state(rules: EnvRules, num_envs: int, device: torch.device) -> EnvSt
     envs = (num_envs,)
     num_slots = len(rules.nets.shape.slots)
     history = torch.zeros(num_envs, HISTORY, dtype=STATE_FLOAT, device=device)
-    losses = torch.zeros(num_envs, GUARD_WINDOW, dtype=STATE_FLOAT, device=device)
-    rollbacks = torch.zeros(num_envs, NUM_REASONS, dtype=torch.int64, device=device)
+    losses = torch.zeros(num_envs, env.GUARD_WINDOW, dtype=STATE_FLOAT, device=device)
+    rollbacks = torch.zeros(num_envs, env.NUM_REASONS, dtype=torch.int64, device=device)
     # float32, as this is by far the largest part of the env state, copied at every env-step
     boosts = torch.zeros(num_envs, len(pairs(num_slots)), rules.max_steps, device=device)
     state = EnvState(

@@ -19,15 +19,7 @@ from esper_soa.env.reduction import ALL_ENVS, Reduction
 from esper_soa.env.reward import episode_lengths, final_rents
 from esper_soa.env.step import EAGER, EnvRules, StepData, StepKernels, initial_state
 from esper_soa.env.topology import Topology, state_with_topology
-from esper_soa.nets.data import orders, streams
-from esper_soa.nets.data.batches import (
-    BatchSource,
-    Draw,
-    LabelNoise,
-    check_classes,
-    check_inputs,
-    check_work,
-)
+from esper_soa.nets.data import batches, orders, streams
 from esper_soa.nets.engine import Sizes
 from esper_soa.nets.precision import add_loss_scales_, reset_loss_scales_
 from esper_soa.nets.seeds import pools
@@ -48,7 +40,7 @@ class World:
     def __init__(
         self,
         rules: EnvRules,
-        data: BatchSource,
+        data: batches.BatchSource,
         sizes: Sizes,
         cfg: DataConfig,
         seed: int,
@@ -61,13 +53,13 @@ class World:
         self.kernels = kernels
         self.reduction = reduction
         shape = rules.nets.shape
-        check_inputs(data, rules.nets.task.host, shape.input_shape)
-        check_classes(data, shape.num_classes)
+        batches.check_inputs(data, rules.nets.task.host, shape.input_shape)
+        batches.check_classes(data, shape.num_classes)
         self.config = cfg
         all_envs = reduction.all_envs(sizes.num_envs)
         self.split: orders.Split | None = None
         if not cfg.split:
-            check_work(data, sizes.train_samples, sizes.val_samples)
+            batches.check_work(data, sizes.train_samples, sizes.val_samples)
         else:
             steps = rules.nets.accumulate
             self.split = share = orders.split_sizes(data, sizes.batch_size, all_envs, steps)
@@ -149,7 +141,7 @@ class World:
         keys = self.keys(streams.AUGMENTATION)
         order = self._training_order(step)
         noise = self._label_noise()
-        draw = Draw(order, keys, start, sizes.batch_size, self.config.augment, noise)
+        draw = batches.Draw(order, keys, start, sizes.batch_size, self.config.augment, noise)
         training = self.data.training(draw, self.dtype)
         task = self.rules.nets.task
         factor = lr_factor(task.lr_schedule, step, self.rules.max_steps)
@@ -195,14 +187,14 @@ class World:
             orders.split_training_order(shared, len(self.data.train_labels), step, self.split)
         )
 
-    def _label_noise(self) -> LabelNoise | None:
+    def _label_noise(self) -> batches.LabelNoise | None:
         share = self._own("label_noise")
         if isinstance(share, float):
             if share == 0:
                 return None
             share = torch.full(self.envs.shape, share, dtype=STATE_FLOAT, device=self.device)
         keys = self.keys(streams.LABEL_NOISE)
-        return LabelNoise(share, keys, self.rules.nets.shape.num_classes)
+        return batches.LabelNoise(share, keys, self.rules.nets.shape.num_classes)
 
     def _own(self, name: str) -> float | Tensor:
         """A setting of the data: the number of all envs, or float64 [N]."""

@@ -22,7 +22,7 @@ from esper_soa.runtime.device import device_name, layout_in_words
 from esper_soa.runtime.json_lines import Json
 from esper_soa.runtime.memory import plan_in_words
 from esper_soa.runtime.ranks import Ranks
-from esper_soa.training import resume
+from esper_soa.training import resume, run_folder
 from esper_soa.training.build import world_facts
 from esper_soa.training.callbacks import Callback, make_recorder
 from esper_soa.training.collect import Player, Round
@@ -32,12 +32,6 @@ from esper_soa.training.final_test import with_test
 from esper_soa.training.metrics import RoundResult
 from esper_soa.training.output import TaskOutput
 from esper_soa.training.progress import LOGGER, Progress
-from esper_soa.training.run_folder import (
-    RunFolder,
-    open_run_folder,
-    write_config,
-    write_versions,
-)
 from esper_soa.training.session import Session
 from esper_soa.training.totals import RunTotals, cut_off
 from esper_soa.training.verdict import Episode, HostScore, control_text
@@ -85,7 +79,7 @@ class TaskRun:
         self.origin = Origin(session.begin, device_name(self.device, nets.workers, nets.precision))
 
     @property
-    def folder(self) -> RunFolder:
+    def folder(self) -> run_folder.RunFolder:
         """Paths of the files of the task."""
         return self.session.folder
 
@@ -97,7 +91,7 @@ class TaskRun:
     def begin(self) -> None:
         """Begin afresh; UserError where the folder of the task holds results already."""
         if self.session.part:
-            open_run_folder(str(self.folder.path), self.cfg.name)
+            run_folder.open_run_folder(str(self.folder.path), self.cfg.name)
         self.output.networks.truncate(0)
 
     def restore(self, saved: resume.SavedTask) -> None:
@@ -110,10 +104,10 @@ class TaskRun:
         """Write versions.json, and config.yaml where the folder is of this task alone."""
         write_errors = self.session.write_errors
         with write_errors.attempt(self.folder.versions.name):
-            write_versions(self.folder, self.origin.place, world_facts(self.world))
+            run_folder.write_versions(self.folder, self.origin.place, world_facts(self.world))
         if self.session.part:
             with write_errors.attempt(self.folder.config.name):
-                write_config(self.folder, settings_yaml(self.cfg))
+                run_folder.write_config(self.folder, settings_yaml(self.cfg))
 
     def label(self, text: str) -> str:
         """What the progress bar calls a part of the run."""
