@@ -96,8 +96,7 @@ class ResidualLSTM(nn.Module):
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Within it the fused kernel multiplies in float32 on CUDA too, as the rollout does, not in
-    TensorFloat-32.
+    """Within it the fused kernel multiplies in float32 on CUDA too, as the rollout does.
 
     The backward pass must be inside the context, too.
     """

@@ -60,11 +60,9 @@ class StaticStep(Protocol):
 
     def buffers(self) -> list[Tensor]:
         """Everything that outlives the step, ordered and shaped by the key; memory of its own."""
-        ...
 
     def step_(self, variant: int) -> None:
         """Change the buffers in place; no host sync, no allocation that depends on values."""
-        ...
 
 
 Step = TypeVar("Step", bound=StaticStep)
@@ -88,11 +86,6 @@ class CapturedCall:
     arguments: list[Tensor | None]
     spec: TreeSpec
     result: object = None  # in a graph's memory once it is captured
-
-    def with_copied_arguments(self) -> "CapturedCall":
-        """The same call with copies of the arguments."""
-        own = [None if argument is None else argument.clone() for argument in self.arguments]
-        return CapturedCall(self.function, own, self.spec)
 
     def buffers(self) -> list[Tensor]:
         return [argument for argument in self.arguments if argument is not None]
@@ -118,10 +111,7 @@ class GraphRecorder:
     def recorded(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """The graph of `work`, recorded, not done; EmptyGraphError where this GPU does nothing."""
         graph = torch.cuda.CUDAGraph()
-        with (
-            torch.cuda.device(self.device),
-            warnings.catch_warnings(record=True) as caught_warnings,
-        ):
+        with torch.cuda.device(self.device), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.synchronize()
             with torch.cuda.stream(self.stream):
@@ -130,7 +120,7 @@ class GraphRecorder:
                     work()
                 finally:
                     graph.capture_end()
-        for one in caught_warnings:
+        for one in caught:
             if EMPTY in str(one.message):
                 raise EmptyGraphError(f"a graph captured on {self.device} is empty")
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
@@ -219,8 +209,9 @@ def captured_call(
     """
     leaves, spec = tree_flatten(arguments)
     key = (name, *(None if leaf is None else leaf.shape for leaf in leaves))
-    fresh = CapturedCall(function, leaves, spec)
-    done = steps.run_(key, fresh if steps.is_cached(key) else fresh.with_copied_arguments(), [0])
+    if not steps.is_cached(key):  # the arguments of a step that is kept are its own
+        leaves = [None if leaf is None else leaf.clone() for leaf in leaves]
+    done = steps.run_(key, CapturedCall(function, leaves, spec), [0])
     flat_arguments, result = tree_flatten(done.result)
     copies = [torch.empty_like(one) for one in flat_arguments]
     copy_all_(copies, flat_arguments)
@@ -248,9 +239,8 @@ class Replay(NamedTuple):
 
     def facts(self) -> dict[str, str]:
         """For versions.json."""
-        replayed = ", ".join(self.parts)
-        left_out = "; ".join(self.left_out)
-        return {"replayed": replayed, "reason": self.reason, "left_out": left_out}
+        facts = {"replayed": ", ".join(self.parts), "reason": self.reason}
+        return facts | {"left_out": "; ".join(self.left_out)}
 
 
 def choose_replay(setting: str, device: torch.device, own_reward: bool, num_ranks: int) -> Replay:
@@ -271,8 +261,7 @@ def choose_replay(setting: str, device: torch.device, own_reward: bool, num_rank
         STATE: "a reward of your own may do what a graph does not do again" if own_reward else "",
         GRADIENTS: "ranks take them together" if num_ranks > 1 else "",
     }
-    parts = tuple(part for part in PARTS if not obstacles.get(part))
-    left_out = tuple(
-        f"{part}: left out, as {reason}" for part, reason in obstacles.items() if reason
-    )
+    reasons = {part: reason for part, reason in obstacles.items() if reason}
+    parts = tuple(part for part in PARTS if part not in reasons)
+    left_out = tuple(f"{part}: left out, as {reason}" for part, reason in reasons.items())
     return Replay(parts, f"{', '.join(parts)} (compute.cuda_graphs=auto)", left_out, insists=False)

@@ -66,15 +66,9 @@ class EpisodeRunner:
         self.fresh_teacher = self.teacher_memory = (
             player.teacher.start(num_envs, world.device) if player.teacher is not None else ()
         )
-        self.metrics = MetricsAccumulator(
-            world.device,
-            num_envs,
-            world.flop,
-            world.sizes.train_samples,
-            names_by_code(world.rules.nets.shape.blueprints),
-            world.rules.reward,
-            world.kernels,
-        )
+        names = names_by_code(world.rules.nets.shape.blueprints)
+        work = world.flop, world.sizes.train_samples, names, world.rules.reward, world.kernels
+        self.metrics = MetricsAccumulator(world.device, num_envs, *work)
         self.rollout = _rollout(world, player)
         self.earned: list[Tensor] = []  # raw rewards float64 [N] of every env-step, for the learner
         self.recorder = request.recorder
@@ -96,9 +90,8 @@ class EpisodeRunner:
         ended = observed.ended
         memory = restart(self.memory, self.fresh, observed.restarted)
         before = self.memory
-        decision, memory, probabilities = decide(
-            self.player.agent, observed.view, memory, self.recorder.full
-        )
+        agent = self.player.agent
+        decision, memory, probabilities = decide(agent, observed.view, memory, self.recorder.full)
         self.memory = memory if ended is None else restart(memory, before, ended)
         phase_ended("policy")
         result = env.apply_action_(decision.action)
@@ -126,9 +119,8 @@ class EpisodeRunner:
         while self.pending_copy and self.pending_copy[0].here:
             numbers = self.pending_copy.popleft().numbers.numpy()
             if len(numbers) > len(PROGRESS):
-                self.recorder.emit(
-                    self.num_reported + 1, numbers[len(PROGRESS) :].reshape(num_envs, -1)
-                )
+                recorded = numbers[len(PROGRESS) :].reshape(num_envs, -1)
+                self.recorder.emit(self.num_reported + 1, recorded)
             playing = all_envs * self.num_playing[self.num_reported] // num_envs
             self.num_reported += 1
             self.progress.skip_env_steps(all_envs - playing)
@@ -146,32 +138,26 @@ class EpisodeRunner:
     def finish(self) -> tuple[RoundResult, Rollout | None]:
         """Return the results of the round; the rollout is None where no policy learns."""
         env = self.env
-        state = self.env.state
-        self._skip_rest()
+        world = env.world
+        state = env.state
+        steps_left = world.rules.max_steps - env.step_number
+        if steps_left:  # every episode has ended early
+            self.progress.skip_env_steps(steps_left * world.reduction.all_envs(env.num_envs))
+            self.metrics.skip_env_steps(steps_left * env.num_envs)
+            # for rows that stay empty
+            self.earned += [torch.zeros_like(rewards) for rewards in self.earned[-1:]] * steps_left
         if self.rollout is not None and self.player.learner is not None:
             self.player.learner.fill_rewards_(self.rollout, torch.stack(self.earned))
             memory = restart(self.memory, self.fresh, state.guard.panic)
             self.rollout.bootstrap.copy_(self.player.agent.act(env.current_view(), memory)[0].value)
         self.profile.on_phase_end("policy")
-        result = self.metrics.read(
-            state, env.world.rules.reward.counts, env.world.reduction, env.world.settings
-        )
+        counts = world.rules.reward.counts
+        result = self.metrics.read(state, counts, world.reduction, world.settings)
         self.pending_copy[-1].wait()
         self._report()
         self.recorder.end()
         self.profile.on_phase_end("telemetry")
         return result, self.rollout
-
-    def _skip_rest(self) -> None:
-        """Count the env-steps left out at the end, as every episode has ended early."""
-        world = self.env.world
-        num_envs = self.env.num_envs
-        steps_left = world.rules.max_steps - self.env.step_number
-        if steps_left:
-            self.progress.skip_env_steps(steps_left * world.reduction.all_envs(num_envs))
-            self.metrics.skip_env_steps(steps_left * num_envs)
-            # for rows that stay empty
-            self.earned += [torch.zeros_like(rewards) for rewards in self.earned[-1:]] * steps_left
 
 
 def play_round(world: World, player: Player, request: Round) -> tuple[RoundResult, Rollout | None]:
@@ -185,18 +171,13 @@ def play_round(world: World, player: Player, request: Round) -> tuple[RoundResul
 def _rollout(world: World, player: Player) -> Rollout | None:
     if player.learner is None:
         return None
-    names = tuple(spec.name for spec in world.rules.nets.shape.slots)
-    rollout = new_rollout(
-        world.rules.max_steps,
-        world.sizes.num_envs,
-        len(names),
-        len(feature_names(names, world.rules.observed)),
-        world.device,
-        num_codes(world.rules.nets.shape.blueprints),
-    )
-    if player.teacher is None:
-        return rollout
-    return rollout._replace(taught=rollout.rows.action.clone())
+    shape = world.rules.nets.shape
+    names = tuple(spec.name for spec in shape.slots)
+    sizes = world.rules.max_steps, world.sizes.num_envs, len(names)
+    width = len(feature_names(names, world.rules.observed))
+    rollout = new_rollout(*sizes, width, world.device, num_codes(shape.blueprints))
+    taught = None if player.teacher is None else rollout.rows.action.clone()
+    return rollout._replace(taught=taught)
 
 
 def _row(observed: EnvView, decision: Decision, result: StepResult, truncated: Tensor) -> Row:

@@ -71,14 +71,11 @@ def build_agent(name: str, cfg: TrainConfig, world: World, checkpoint_run: Saved
 
 
 def evaluation_settings(settings: TrainConfig, cfg: EvaluateConfig) -> TrainConfig:
-    """Those of a task of the checkpoint's run, with amount, place and way of choosing of the
-    evaluation.
-    """
+    """Those of a task of the checkpoint's run; amount, place and way of choosing are its own."""
     data = replace(settings.data, root=cfg.data_root or settings.data.root)
     precision = cfg.compute.precision
-    compute = replace(
-        cfg.compute, precision=settings.compute.precision if precision == "auto" else precision
-    )
+    precision = settings.compute.precision if precision == "auto" else precision
+    compute = replace(cfg.compute, precision=precision)
     return replace(
         settings,
         name=cfg.name,
@@ -188,10 +185,8 @@ def evaluate_task(
     agents = {name: build_agent(name, run, world, checkpoint_run) for name in cfg.policies}
     total = len(agents) * cfg.episodes * run.envs * run.steps
     with session.progress(total, run.telemetry) as progress, memory_errors(RunMemoryError):
-        scores = {
-            name: score(world, agent, cfg.episodes, progress, name)
-            for name, agent in agents.items()
-        }
+        played = agents.items()
+        scores = {name: score(world, one, cfg.episodes, progress, name) for name, one in played}
     verdicts = judge(scores, cfg)
     facts = {
         "checkpoint": str(checkpoint),
@@ -205,10 +200,8 @@ def evaluate_task(
         "data": data,
     }
     amount = f"{cfg.episodes} episodes of {run.envs} envs and {run.steps} env-steps"
-    title = (
-        f"{run.task.host_name} on {world.data.name}: {amount}, means with "
-        f"{cfg.confidence:.0%} t intervals"
-    )
+    title = f"{run.task.host_name} on {world.data.name}: {amount}, means with"
+    title = f"{title} {cfg.confidence:.0%} t intervals"
     text = f"{title}\n{as_text(verdict_table(verdicts))}"
     with session.write_errors.attempt(session.folder.evaluation.name):
         write_results(session.folder.evaluation, facts, scores, verdicts)

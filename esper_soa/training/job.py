@@ -99,7 +99,6 @@ def _evaluate(composed: DictConfig, folder: RunFolder) -> None:
         _keep_hydra_records(run_session, composed, overrides)
         with torch_import_guard():
             from esper_soa.training.evaluation import evaluate_in_session
-
         evaluate_in_session(run_session, settings)
 
 

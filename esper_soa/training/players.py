@@ -43,10 +43,7 @@ TAKEN = ("policy", "reward", "value")
 
 
 def build_players(cfgs: Sequence[TrainConfig], worlds: Sequence[World]) -> list[Player]:
-    """The decision makers of several worlds; where they learn, they have one learner.
-
-    Raises UserError as `build_player`.
-    """
+    """Decision makers of several worlds, with one learner at most; UserError as build_player."""
     first = build_player(cfgs[0], worlds[0])
     beside = zip(cfgs[1:], worlds[1:], strict=True)
     return [first, *(_player_beside(first, cfg, world) for cfg, world in beside)]
@@ -87,17 +84,11 @@ def build_player(cfg: TrainConfig, world: World) -> Player:
     replay = world.kernels.replay
     policy.steps, gradients = (replay.steps(part, world.device) for part in (POLICY, GRADIENTS))
     ppo = cfg.policy.ppo
-    learner = Learner(
-        policy, ppo, ppo.floor_penalty_rounds, cfg.seed, gradients, imitation, world.reduction
-    )
+    schedule = ppo.floor_penalty_rounds, cfg.seed
+    learner = Learner(policy, ppo, *schedule, gradients, imitation, world.reduction)
     if cfg.policy.init != SCRATCH:
-        load_pretrained(
-            learner,
-            cfg.policy.network,
-            load_policy(cfg.policy.init, world.device),
-            cfg.policy.observe,
-            names,
-        )
+        learned = load_policy(cfg.policy.init, world.device)
+        load_pretrained(learner, cfg.policy.network, learned, cfg.policy.observe, names)
     return Player(policy, learner, _teacher(cfg))
 
 
@@ -184,10 +175,8 @@ def load_pretrained(
     if wrong:
         give = " ".join(f"policy.network.{name}={learned.network[name]}" for name in wrong)
         have = " ".join(f"{name}={sizes[name]}" for name in wrong)
-        raise UserError(
-            f"policy.init={one_line(learned.init)}: its network is of another size. Give "
-            f"{give} (instead of {have})"
-        )
+        problem = f"policy.init={one_line(learned.init)}: its network is of another size"
+        raise UserError(f"{problem}. Give {give} (instead of {have})")
     like = {name: part for name, part in learner.state_dict().items() if name in TAKEN}
     known = (*BLUEPRINT_NAMES, *learned.facts.get(OWN, []))
     state = dict(learned.learner)

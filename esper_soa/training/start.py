@@ -63,9 +63,8 @@ def requested_folder(config: DictConfig, key: str) -> str:
     """The folder that run_dir asks for, or Hydra's `key` where that is set; empty for neither."""
     folder = str(OmegaConf.select(config, key))
     if config.run_dir and folder != config.run_dir:
-        raise UserError(
-            f"run_dir={config.run_dir}, {key}={folder}: both name the folder. Give one of them"
-        )
+        both = f"run_dir={config.run_dir}, {key}={folder}"
+        raise UserError(f"{both}: both name the folder. Give one of them")
     return folder
 
 
@@ -84,12 +83,8 @@ def make_run_folder(settings: TrainConfig, run_dir: str) -> run_folder.RunFolder
         return run_folder.open_run_folder(run_dir, settings.name)
     # torchrun tells only the machine of a rank that was lost that it starts all again, so a folder
     # that there is, is that of this run, for all ranks, on every machine, and at every start
-    path = (
-        user_path("run_dir", run_dir)
-        if run_dir
-        else run_folder.RUNS / settings.name / launched.run_id
-    )
-    return run_folder.writable(path, "run_dir")
+    own = run_folder.RUNS / settings.name / launched.run_id
+    return run_folder.writable(user_path("run_dir", run_dir) if run_dir else own, "run_dir")
 
 
 def begin_run(session: "Session", settings: TrainConfig, overrides: Sequence[str]) -> Path | None:
@@ -124,18 +119,14 @@ def resume_start(resume: str, run_dir: str, name: str) -> RunStart:
     if resume != "auto":
         path = run_folder.find_checkpoint(resume, "resume")
         if run_dir and requested.resolve() != path.parent:
-            raise UserError(
-                f"run_dir={one_line(run_dir)}: a resumed run goes on in the folder of its "
-                f"checkpoint, {path.parent}. Leave run_dir out."
-            )
+            problem = f"a resumed run goes on in the folder of its checkpoint, {path.parent}"
+            raise UserError(f"run_dir={one_line(run_dir)}: {problem}. Leave run_dir out.")
         return RunStart(run_folder.writable(path.parent, "resume"), path)
     for folder in [requested] if run_dir else run_folder.dated_folders(run_folder.RUNS / name):
         checkpoints = run_folder.RunFolder(folder).checkpoints()
         if checkpoints:
-            return RunStart(
-                run_folder.writable(folder, "run_dir"),
-                run_folder.newest_undamaged(checkpoints, "resume=auto"),
-            )
+            claimed = run_folder.writable(folder, "run_dir")
+            return RunStart(claimed, run_folder.newest_undamaged(checkpoints, "resume=auto"))
     ended = any((requested / result).exists() for result in ("summary.json", "evaluation.json"))
     if run_dir and not ended:  # left by a run that ended before its first checkpoint
         return RunStart(run_folder.writable(requested, "run_dir"), None)
@@ -156,8 +147,7 @@ def find_policy(init: str) -> Path:
     if init in names:
         return POLICIES / f"{init}{SUFFIX}"
     if not user_path("policy.init", init).exists():
-        raise UserError(
-            f"policy.init={one_line(init)}: there is no such policy, run folder or checkpoint. "
-            f"Policies that ship: {', '.join(names) or 'none yet'}"
-        )
+        problem = "there is no such policy, run folder or checkpoint"
+        shipped = f"Policies that ship: {', '.join(names) or 'none yet'}"
+        raise UserError(f"policy.init={one_line(init)}: {problem}. {shipped}")
     return run_folder.find_checkpoint(init, "policy.init")

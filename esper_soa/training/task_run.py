@@ -137,12 +137,10 @@ class TaskRun:
             if one.code >= NUM_BLUEPRINTS:
                 LOGGER.info("seeds    %s of your own, code %d", one.name, one.code)
         LOGGER.info("policy   %s, reward %s, on %s", policy, modes, self.origin.place)
-        if cfg.policy.name == "ppo" and cfg.policy.ppo.minibatches > cfg.envs:
-            LOGGER.warning(
-                "policy   policy.ppo.minibatches=%d is more than envs=%d: one minibatch per env",
-                cfg.policy.ppo.minibatches,
-                cfg.envs,
-            )
+        minibatches = cfg.policy.ppo.minibatches
+        if cfg.policy.name == "ppo" and minibatches > cfg.envs:
+            numbers = f"policy.ppo.minibatches={minibatches} is more than envs={cfg.envs}"
+            LOGGER.warning("policy   %s: one minibatch per env", numbers)
         LOGGER.info("memory   %s", plan_in_words(cfg, self.device, rules))
         self.log_details()
 
@@ -192,10 +190,8 @@ class TaskRun:
             **seconds,
             **learning,
         }
-        episodes = [
-            {"round": number, "env": env} | episode for env, episode in enumerate(result.episodes)
-        ]
-        return metrics, episodes
+        numbered = enumerate(result.episodes)
+        return metrics, [{"round": number, "env": env} | episode for env, episode in numbered]
 
     def play_control(self, progress: Progress) -> None:
         """Play the last rounds with the control, where there is one."""
@@ -205,18 +201,10 @@ class TaskRun:
         recent = self.totals.recent
         label = self.label(control_text(cfg.control))
         record = partial(make_recorder, cfg, session=self.session, ranks=self.ranks, control=True)
-        results = [
-            play_control(
-                cfg.control,
-                cfg,
-                self.world,
-                hosts,
-                Round(number, progress, label),
-                self.ranks,
-                record,
-            )
-            for number, hosts in enumerate(recent, self.totals.rounds_done - len(recent))
-        ]
+        results = []
+        for number, hosts in enumerate(recent, self.totals.rounds_done - len(recent)):
+            played = hosts, Round(number, progress, label), self.ranks, record
+            results.append(play_control(cfg.control, cfg, self.world, *played))
         missing = sum(cut_off(result, cfg) for result in results)
         self.control = Control(self.score(cfg.control, results), missing)
 

@@ -178,10 +178,8 @@ def start_run(
 
     Raises UserError where it cannot continue from there, or memory does not suffice.
     """
-    local_text = f"{ranks.count} here"
-    errors.check(
-        cfg.ranks == ranks.count, "ranks", cfg.ranks, local_text, "esper-train starts ranks."
-    )
+    here = cfg.ranks == ranks.count
+    errors.check(here, "ranks", cfg.ranks, f"{ranks.count} here", "esper-train starts ranks.")
     checkpoint = ranks.from_first(lambda: checkpoint)
     with memory_errors(errors.UserError):
         checkpoint_run = None

@@ -36,7 +36,7 @@ from esper_soa.nets.graphs import (
     choose_replay,
     copy_all_,
 )
-from esper_soa.training.build import build_world, replaying
+from esper_soa.training.build import build_world
 from esper_soa.training.players import build_player
 from esper_soa.training.run_folder import RunFolder
 from esper_soa.training.running import Run
@@ -274,7 +274,8 @@ def learning() -> TrainConfig:
 def test_a_run_keeps_the_steps_of_what_is_replayed(part: str, happened: list[str]) -> None:
     cfg = learning()
     world = build_world(cfg, CPU)
-    world.kernels = replaying(world.kernels, Replay((part,)), CPU)
+    replay = Replay((part,))
+    world.kernels = world.kernels._replace(replay=replay, steps=replay.steps(STATE, CPU))
     player = build_player(cfg, world)
     assert player.learner is not None
     kept = {STATE: world.kernels.steps, GRADIENTS: player.learner.steps}

@@ -1,6 +1,4 @@
-"""The data sets: CIFAR-10 from files, the embedded fashion32, a synthetic one, own images, and what
-users define themselves.
-"""
+"""The data sets: CIFAR-10, the embedded fashion32, a synthetic one, own images, users' classes."""
 
 from importlib import import_module
 from pathlib import Path
@@ -57,9 +55,8 @@ def sample_spec(cfg: DataConfig) -> SampleSpec:
 
 def count_samples(cfg: DataConfig) -> SampleCount:
     """How many samples a file of own images holds; 0 of the other sets, whose known size fits."""
-    return SampleCount(
-        *import_module(IMAGE_PREPARATION).count_npz(cfg) if cfg.own and cfg.root else (0, 0)
-    )
+    counted = import_module(IMAGE_PREPARATION).count_npz(cfg) if cfg.own and cfg.root else (0, 0)
+    return SampleCount(*counted)
 
 
 def load_samples(cfg: DataConfig, device: torch.device | str) -> BatchSource:
@@ -93,13 +90,10 @@ def load_images(cfg: DataConfig, device: torch.device | str) -> ImageSet:
     if cfg.root:
         train, test, place = import_module(CIFAR).read_cifar10(cfg.root)
         size = len(train[1]) + len(test[1])
-        share = (
-            "" if size >= CIFAR10_IMAGES else f"{SUBSET} ({100 * size / CIFAR10_IMAGES:.2g} %) of "
-        )
-        text = f"{share}CIFAR-10 from {place} ({reason})"
-        statistics = (CIFAR10_MEAN, CIFAR10_STD)
+        share = f"{SUBSET} ({100 * size / CIFAR10_IMAGES:.2g} %) of "
+        text = f"{share if size < CIFAR10_IMAGES else ''}CIFAR-10 from {place} ({reason})"
         parts = (*set_aside(train, cfg), test)
-        return image_set("cifar10", parts, statistics, text).to(device)
+        return image_set("cifar10", parts, (CIFAR10_MEAN, CIFAR10_STD), text).to(device)
     if cfg.name == "synthetic":
         num_val = cfg.validation_images or cfg.synthetic_test
         return synthetic(cfg.synthetic_train, num_val, device, cfg.synthetic_test)

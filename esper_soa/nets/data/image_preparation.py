@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from esper_soa.config.errors import DataError, check, check_data, one_line
 from esper_soa.config.nets import IMAGE_CHANNELS, IMAGE_SIZE, DataConfig
 from esper_soa.config.paths import user_path
-from esper_soa.nets.data.image_set import ImageSet, Part, image_set, set_aside
+from esper_soa.nets.data.image_set import ImageSet, image_set, set_aside
 from esper_soa.nets.data.images import Statistics
 from esper_soa.nets.data.npz import CHUNK_BYTES, LazyArray, check_ratio, lazy_array, npz_arrays
 
@@ -103,38 +103,32 @@ def prepare(parts: Mapping[str, LazyArray], cfg: DataConfig, names: Sequence[str
     message = "0 where there are val_images, which are the validation part"
     cfg.require("val" not in images or not cfg.validation_images, "validation_images", message)
     first = sizes["train"]
-    for name in images:
-        problem = f"{_size(*sizes[name])}, but the training images have {_size(*first)}"
-        remedy = "Prepare all parts in one way."
-        check_data(sizes[name] == first, f"{images[name].name}: {problem}", "be the same", remedy)
+    for name, part in images.items():
+        problem = (
+            f"{part.name}: {_size(*sizes[name])}, but the training images have {_size(*first)}"
+        )
+        check_data(sizes[name] == first, problem, "be the same", "Prepare all parts in one way.")
     setting = f"{cfg.path}resize"
     inner = inner_size(*first[:2], cfg.resize, setting)
     colors = {
         name: (_as_color(part, cfg.layout, first, inner), labels[name])
         for name, part in images.items()
     }
-    train, val = _training_parts(colors, cfg)
+    train = colors.pop("train")  # so that none is kept twice
+    train, val = (train, colors.pop("val")) if "val" in colors else set_aside(train, cfg)
     mean, std, normalised = _normalisation(train[0], cfg, images["train"].name)
-    classes_text = ", ".join(
-        f"{code} {one_line(name)}" for code, name in enumerate(names[:MAX_LISTED])
-    )
-    more = ", ..." if len(names) > MAX_LISTED else ""
+    listed = [f"{code} {one_line(name)}" for code, name in enumerate(names[:MAX_LISTED])]
+    listed += ["..."] if len(names) > MAX_LISTED else []
     notes = (
         resize_text(first[:2], inner, f"{setting}={cfg.resize}"),
         *_notes(list(images.values()), first[2]),
         normalised,
-        f"{num_classes} classes" + (f": {classes_text}{more}" if names else ""),
+        f"{num_classes} classes" + (f": {', '.join(listed)}" if names else ""),
     )
     extra = repr(((mean, std), num_classes)).encode()
     text = "own images from arrays, handed over"
     result = image_set("images", (train, val, colors["test"]), (mean, std), text, extra)
     return replace(result, num_classes=num_classes, class_names=tuple(names), notes=notes)
-
-
-def _training_parts(shown: dict[str, Part], cfg: DataConfig) -> tuple[Part, Part]:
-    """The training and the validation part, taken out of `shown`, so that none is kept twice."""
-    train = shown.pop("train")
-    return (train, shown.pop("val")) if "val" in shown else set_aside(train, cfg)
 
 
 def _check_images(part: LazyArray, cfg: DataConfig) -> tuple[int, int, int]:

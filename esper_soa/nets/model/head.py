@@ -1,6 +1,4 @@
-"""Heads: losses of classifiers; the head of the package's hosts, the mean of all positions and a
-linear classifier.
-"""
+"""Heads: losses of classifiers; the package's own, a linear classifier of the mean of positions."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -76,7 +74,7 @@ class MeanLinear(segments.StatelessSegment, Classifier):
         return self.classes * self.input_shape[0]
 
     def infer(self, run: segments.Forward, folded: list[Tensor], x: Tensor) -> Tensor:
-        return batched.classify(x, *folded)
+        return batched.linear(batched.spatial_mean(x, folded[0].shape[0]), *folded)
 
     def plain_parts(self) -> list[segments.PlainPart]:
         sizes = {"in_features": self.input_shape[0], "out_features": self.classes}

@@ -270,10 +270,7 @@ def _sequential_findings(host: UserHost) -> tuple[str, ...]:
     findings = list[str]()
     with registry.collect_faults(findings):
         module = make_module(host.make, host.classes, PROBE_SEED)
-        findings += _chain_findings(module) or [
-            *_shape_findings(host),
-            *_batched_findings(host),
-        ]
+        findings += _chain_findings(module) or _shape_findings(host) + _batched_findings(host)
     return tuple(findings)
 
 
@@ -339,17 +336,12 @@ def _batched_findings(host: UserHost) -> list[str]:
                     else:
                         x = segment.infer(run, segment.fold(values), x)
             except registry.RAISED as error:
-                return [f"{what} {_failure(training, error)}"]
+                mode = f"for several networks in {'training' if training else 'eval'} mode"
+                raised = f"raises {type(error).__name__} {mode}: {one_line(error)}"
+                return [f"{what} {f'{DRAWS} {ADVICE}' if RANDOM in str(error) else raised}"]
             channels, *axes = segment.output_shape
             if x.shape != (NUM_PROBED, NUM_PROBED * channels, *axes):
                 return [f"{what} gives features of another shape in training than in eval mode"]
             if not x.is_floating_point():
                 return [f"{what} gives {x.dtype}, no floating-point numbers"]
     return []
-
-
-def _failure(training: bool, error: BaseException) -> str:
-    if RANDOM in str(error):
-        return f"{DRAWS} {ADVICE}"
-    mode = "training" if training else "eval"
-    return f"raises {type(error).__name__} for several networks in {mode} mode: {one_line(error)}"

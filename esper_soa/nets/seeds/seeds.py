@@ -85,9 +85,8 @@ def gather_rows(weights: TensorDict, shape: HostShape, group: Group, alpha: Tens
 
     def rows(name: str) -> Tensor:
         numbers = pool[name].index_select(0, group.rows)
-        return torch.cat(
-            [numbers[:, part] for part in _columns(shape, group, numbers.shape[1])], dim=1
-        )
+        columns = _columns(shape, group, numbers.shape[1])
+        return torch.cat([numbers[:, part] for part in columns], dim=1)
 
     factor = alpha[:, group.slot].index_select(0, group.rows).to(pool["params"].dtype)
     own = shape.blueprint(group.blueprint)
@@ -147,8 +146,6 @@ class TrainingSeeds(SeedFiller):
     """Fills the slots of a training pass; `leaves`: parameters that this pass differentiates."""
 
     def __init__(self, actives: list[ActiveGroup], num_nets: int) -> None:
-        self.leaves = [
-            active.params.detach().requires_grad_(not active.group.frozen) for active in actives
-        ]
+        self.leaves = [one.params.detach().requires_grad_(not one.group.frozen) for one in actives]
         both = zip(actives, self.leaves, strict=True)
         super().__init__([replace(active, params=leaf) for active, leaf in both], num_nets)
