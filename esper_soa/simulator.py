@@ -211,17 +211,9 @@ class Simulator:
                 decision, memory = agent.act(observed.view, memory)
             result, after = self._play(observed, decision.action)
             before = observed.view
-            yield Step(
-                number,
-                before.observation,
-                before.masks,
-                decision.action,
-                result.terms.total,
-                before.state.signals.val_accuracy,
-                before.state.guard.panic,
-                after is None,
-                result.state,
-            )
+            seen = number, before.observation, before.masks, decision.action, result.terms.total
+            measured = before.state.signals.val_accuracy, before.state.guard.panic
+            yield Step(*seen, *measured, after is None, result.state)
             observed = after
 
     def export(self, env: int) -> "GrownNetwork":
@@ -232,9 +224,8 @@ class Simulator:
         """
         self._check_env(env)
         if self._hosts is None:
-            raise RuntimeError(
-                "nothing has been measured since the last reset: call reset, or play an episode"
-            )
+            problem = "nothing has been measured since the last reset"
+            raise RuntimeError(f"{problem}: call reset, or play an episode")
         number = self.world.round + 1
         networks = import_module(NETWORKS)
         (host,) = networks.export_hosts(self.world, self.settings, self._hosts, number, [env])
@@ -261,18 +252,14 @@ class Simulator:
         self._check_env(env)
         slots = self.state.slots[env]
         names = names_by_code(self.world.rules.nets.shape.blueprints)
-        return [
-            Seed(
-                name,
-                STAGE_NAMES[int(slots.stage[at])],
-                names[int(slots.blueprint[at])],
-                float(slots.alpha[at]),
-                int(slots.seed_age[at]),
-                float(slots.contribution[at]) if slots.contribution_known[at] else None,
-            )
-            for at, name in enumerate(self.slots)
-            if slots.live[at]
-        ]
+        found = []
+        for at, name in enumerate(self.slots):
+            if slots.live[at]:
+                kind = STAGE_NAMES[int(slots.stage[at])], names[int(slots.blueprint[at])]
+                own = float(slots.contribution[at]) if slots.contribution_known[at] else None
+                age = int(slots.seed_age[at])
+                found.append(Seed(name, *kind, float(slots.alpha[at]), age, own))
+        return found
 
     def _info(self, view: View, restarted: Tensor) -> Info:
         legal = torch.zeros_like(restarted)

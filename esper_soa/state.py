@@ -32,19 +32,16 @@ def initial(
     kind: type[Record], shape: tuple[int, ...], device: torch.device | str, **values: Tensor
 ) -> Record:
     """A record of this shape as it begins, but for `values`: fields of shapes of their own."""
-    fields = {
-        name: torch.full(shape, value, dtype=DTYPES[type(value)], device=device)
-        for name, value in initial_values(kind).items()
-    }
+    fields = {}
+    for name, value in initial_values(kind).items():
+        fields[name] = torch.full(shape, value, dtype=DTYPES[type(value)], device=device)
     return kind.from_tensordict(TensorDict(fields | values, batch_size=shape))
 
 
 def unchecked(
     kind: type[Record], fields: dict[str, Tensor | TensorClass], size: torch.Size
 ) -> Record:
-    """A record of these fields, all there and of this batch size, at a fifth of the cost of its
-    public constructors, which look.
-    """
+    """A record of fields of this batch size, at a fifth of the cost of constructors, which look."""
     return kind._new_unsafe(fields, batch_size=size)  # type: ignore[attr-defined,no-any-return]
 
 
@@ -68,9 +65,9 @@ def known_false(where: Tensor) -> bool:
     """Whether `where` (bool) is known to be False throughout: on a CPU alone, where looking costs
     nothing, and not in code that is compiled, which is the same for all.
     """
-    return (
-        where.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(where.any())
-    )
+    if where.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return not bool(where.any())
 
 
 def select(where: Tensor, one: Record, other: Record) -> Record:
@@ -88,11 +85,9 @@ def select(where: Tensor, one: Record, other: Record) -> Record:
 
 def same_bits(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
     """Whether tensors are equal to the bit, in dtype and shape too; so NaN may equal NaN."""
-    pairs = zip(mine, theirs, strict=True)
-    return all(
-        one.dtype == other.dtype and torch.equal(_as_integers(one), _as_integers(other))
-        for one, other in pairs
-    )
+    pairs = [*zip(mine, theirs, strict=True)]
+    same = all(one.dtype == other.dtype for one, other in pairs)
+    return same and all(torch.equal(_as_integers(one), _as_integers(other)) for one, other in pairs)
 
 
 def _as_integers(tensor: Tensor) -> Tensor:

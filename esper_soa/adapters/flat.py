@@ -54,15 +54,12 @@ class FlatEnvs:
         """
         check(actions in ACTIONS, "actions", actions, " or ".join(ACTIONS))
         early = sim.settings.early_stop
-        check(
-            not early.enabled or sim.num_envs == 1,
-            "early_stop",
-            f"(patience={early.patience}, rollbacks={early.rollbacks})",
-            f"off in environments of other libraries with {sim.num_envs} envs",
-            "There an env that has ended begins anew at once and alone, and the hosts of a "
-            "simulator all begin "
-            "together. Take one env, or several of one in the library's own vector env.",
-        )
+        given = f"(patience={early.patience}, rollbacks={early.rollbacks})"
+        allowed = f"off in environments of other libraries with {sim.num_envs} envs"
+        reason = "There an env that has ended begins anew at once and alone, and the hosts of a"
+        reason += " simulator all begin together. Take one env, or several of one in the"
+        reason += " library's own vector env."
+        check(not early.enabled or sim.num_envs == 1, "early_stop", given, allowed, reason)
         self.sim = sim
         self.joint = actions == "joint"
         self.codes = sim.world.rules.blueprints.nonzero().flatten()
@@ -102,13 +99,11 @@ class FlatEnvs:
         return Turn(observation_row, last, reward, terminated, truncated & ~terminated, info, over)
 
     def _show(self, observation: Observation, masks: Masks) -> FlatObservation:
+        numbers = observation.features
         present = observation.blueprints[:, :, None] == self.codes
-        features = torch.cat(
-            (observation.features, present.flatten(1).to(observation.features.dtype)), 1
-        )
-        return FlatObservation(
-            features, self.sim.joint.mask(masks) if self.joint else _head_masks(masks)
-        )
+        features = torch.cat((numbers, present.flatten(1).to(numbers.dtype)), 1)
+        legal = self.sim.joint.mask(masks) if self.joint else _head_masks(masks)
+        return FlatObservation(features, legal)
 
 
 def _head_masks(masks: Masks) -> Tensor:

@@ -137,24 +137,20 @@ class Learner:
         sizes = [self.reduction.all_envs(one.bootstrap.shape[0]) for one in rollouts]
         minibatches = min(self.config.minibatches, *sizes)
         firsts = [one + self.reduction.first_env for one in accumulate([0, *sizes[:-1]])]
-        resets = [self.reduction.gather([one.rows.reset], dim=1) for one in rollouts]
+        resets = (self.reduction.gather([one.rows.reset], dim=1) for one in rollouts)
         starts = [segment_starts(*one) for one in resets]
         batches, summary = self._prepare_(*rollouts)
         weights = torch.tensor(plan.weights, dtype=torch.float32)
-        weights = weights.to(self.device, non_blocking=True)
-        on_device = objective.Coefficients(*weights.unbind())
+        on_device = objective.Coefficients(*weights.to(self.device, non_blocking=True).unbind())
         step = partial(self._step_, plan, starts)
         if self.steps is not None:
-            name = (plan.name, *map(tuple, starts))
-            step = partial(captured_call, self.steps, name, step)
+            step = partial(captured_call, self.steps, (plan.name, *map(tuple, starts)), step)
         stopped = torch.zeros((), dtype=torch.bool, device=self.device)
         history: list[Metrics] = []
         for epoch in range(plan.epochs):
             for own in self._minibatches(sizes, minibatches, epoch):
-                # nothing changes any more; a GPU would have to be waited for to know
-                if self.device.type == "cpu" and bool(stopped):
-                    unset = dict.fromkeys(SKIPPED, torch.zeros_like(history[-1]["stopped"]))
-                    history.append(history[-1] | unset)
+                if self._ended(stopped):
+                    history.append(history[-1] | dict.fromkeys(SKIPPED, torch.zeros_like(stopped)))
                     continue
                 parts = [
                     (batch.of(envs - first), self._noise(one, envs, epoch))
@@ -164,8 +160,7 @@ class Learner:
                 history.append(metrics)
         self.reduction.check_same(flatten(self.parameters))
         seen = [(one.rows.features, one.rows.valid) for one in rollouts]
-        momentum = self.config.observation_momentum
-        self.policy.update_observations_(seen, momentum, self.reduction)
+        self.policy.update_observations_(seen, self.config.observation_momentum, self.reduction)
         history = diagnostics.with_extremes(history, self.reduction)
         report = read_diagnostics(history, summary, plan.epochs)
         report |= {f"coefficient/{name}": value for name, value in plan.weights._asdict().items()}
@@ -226,6 +221,10 @@ class Learner:
         keys = stream_keys(self.seed, DROPOUT, (self.rounds, epoch), envs)
         counters = torch.arange(num_steps * units, device=self.device).reshape(num_steps, 1, units)
         return uniform(keys.reshape(1, -1, 1), counters)
+
+    def _ended(self, stopped: Tensor) -> bool:
+        """Whether no pass can change anything; False on a GPU, which would have to be asked."""
+        return self.device.type == "cpu" and bool(stopped)
 
     def _step_(
         self,

@@ -20,10 +20,8 @@ ChoiceNames = Mapping[str, Mapping[str, int]]  # by head: its choices, by name
 def choice_names(slots: Sequence[str], blueprints: Sequence[str], legal: Tensor) -> ChoiceNames:
     """Names that an action may use; blueprints: by code, legal: bool [P], may be germinated."""
     codes = legal.nonzero().flatten().tolist()
-    choices = {
-        head.name: {name: choice for choice, name in enumerate(head.names)} for head in HEADS
-    }
-    choices["slot"] = {name: number for number, name in enumerate(slots)}
+    named = {head.name: head.names for head in HEADS} | {"slot": slots}
+    choices = {head: {name: code for code, name in enumerate(own)} for head, own in named.items()}
     return choices | {"blueprint": {blueprints[code]: code for code in codes}}
 
 
@@ -43,33 +41,23 @@ def read_action(
         if unknown:
             unknown_text = ", ".join(sorted(map(str, unknown)))
             raise ValueError(f"action heads are {', '.join(HEAD_NAMES)}, not {unknown_text}")
-        heads = {
-            head.name: _numbers(head.name, action[head.name], names[head.name])
-            if head.name in action
-            else head.placeholder
-            for head in HEADS
-        }
+        heads = {head.name: head.placeholder for head in HEADS}
+        heads |= {head: _numbers(head, value, names[head]) for head, value in action.items()}
     else:
         rows = _integers("actions", action, joint.rows.device)
         if rows.shape == (num_envs,):
             return joint.action(rows)
         if rows.shape != (num_envs, len(HEADS)):
-            raise ValueError(
-                f"actions are numbers [{num_envs}] of joint actions or choices [{num_envs}, "
-                f"{len(HEADS)}], not {list(rows.shape)}"
-            )
+            allowed = f"numbers [{num_envs}] of joint actions or choices [{num_envs}, {len(HEADS)}]"
+            raise ValueError(f"actions are {allowed}, not {list(rows.shape)}")
         heads = dict(zip(HEAD_NAMES, rows.unbind(1), strict=True))
     choices = {name: _integers(name, value, joint.rows.device) for name, value in heads.items()}
     for name, choice in choices.items():
         if choice.ndim > 1 or choice.numel() not in (1, num_envs):
-            raise ValueError(
-                f"the {name} head takes a number or one for each of {num_envs} envs, not "
-                f"{choice.shape}"
-            )
-    return Action.from_dict(
-        {name: choice.reshape(-1).expand(num_envs) for name, choice in choices.items()},
-        batch_size=[num_envs],
-    )
+            allowed = f"a number or one for each of {num_envs} envs"
+            raise ValueError(f"the {name} head takes {allowed}, not {choice.shape}")
+    each = {name: choice.reshape(-1).expand(num_envs) for name, choice in choices.items()}
+    return Action.from_dict(each, batch_size=[num_envs])
 
 
 def _numbers(head: str, value: object, names: Mapping[str, int]) -> object:

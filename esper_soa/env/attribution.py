@@ -72,9 +72,7 @@ def arrival_orders(num_players: int, num_samples: int, seed: int, device: torch.
 
 
 def prefix_codes(orders: Tensor) -> Tensor:
-    """Players present after 0, 1, ..., n arrivals, as bit masks [P, n + 1] of orders int64 [P,
-    n].
-    """
+    """Players after 0, 1, ..., n arrivals, as bit masks [P, n + 1] of orders int64 [P, n]."""
     bits = torch.ones_like(orders) << orders
     return torch.cat((torch.zeros_like(bits[:, :1]), bits.cumsum(1)), 1)
 
@@ -111,9 +109,8 @@ def pair_interactions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tens
     bits = 1 << torch.arange(num_slots, device=subset.device)
     codes = torch.cat(((bits[:, None] | bits[None, :]).flatten(), torch.zeros_like(bits[:1])))
     value, known = lookup(subset, accuracy, codes.expand(subset.shape[0], -1))
-    joint, pair_known = (
-        part[:, :-1].unflatten(1, (num_slots, num_slots)) for part in (value, known)
-    )
+    square = num_slots, num_slots
+    joint, pair_known = (part[:, :-1].unflatten(1, square) for part in (value, known))
     # A strided slice for the diagonal of `both`: inductor lowers `diagonal` with a deprecated
     # function, and says so.
     single = value[:, : num_slots**2 : num_slots + 1]

@@ -17,9 +17,7 @@ from esper_soa.state import Action, EnvState, Masks, Observation, View
 
 
 class Observer:
-    """Told of the phases of env-steps, rounds and runs; this one does nothing. See
-    training/profile.py.
-    """
+    """Told of phases of env-steps, rounds, runs (training/profile.py); this one does nothing."""
 
     def on_phase_end(self, phase: str) -> None:
         """Called at the end of `phase`."""
@@ -102,9 +100,8 @@ class Env:
         observer.on_phase_end("data")
         state, measured = measure_(rules, world.weights, self.state, data, observer.on_phase_end)
         restarted = state.guard.panic
-        measured, recorded = world.kernels.guard_and_observe_(
-            rules, world.weights, state, measured, world.kernel_values
-        )
+        given = world.weights, state, measured, world.kernel_values
+        measured, recorded = world.kernels.guard_and_observe_(rules, *given)
         observer.on_phase_end("state")
         state, attribution, masks, observation = recorded
         view = self._view(state, masks, observation)

@@ -25,9 +25,8 @@ class JointActions:
         self.op = columns["op"]
         self.slot = columns["slot"]
         # Of the heads beside slot and op: their choices, and bool [K], rows whose op reads them.
-        self.details = [
-            (head.name, columns[head.name], stage_in(self.op, head.ops)) for head in DETAIL_HEADS
-        ]
+        heads = [(head.name, head.ops) for head in DETAIL_HEADS]
+        self.details = [(name, columns[name], stage_in(self.op, ops)) for name, ops in heads]
 
     def __len__(self) -> int:
         """K."""

@@ -18,8 +18,6 @@ HYPERVOLUME_RATIO = 2.0  # parameter ratio of the reference point; its accuracy 
 # Cost of a forward pass with a fossil relative to the host alone, by blueprint in the order of
 # BLUEPRINT_NAMES: the reference's. That of a user's own is counted.
 COMPUTE_MULTIPLIERS = (1.0, 1.15, 1.35, 1.02, 1.08, 1.05, 1.05, 1.25, 1.05, 1.08, 1.15, 1.2, 1.35)
-
-
 COMPARED = 1024  # points that are compared each with each at a time; memory grows with its square
 
 

@@ -167,9 +167,8 @@ def measure_(
     none = torch.zeros_like(slots.newborn)
     state = with_fields(state, slots=slots.replace(newborn=none, fresh_momentum=none))
     on_phase_end("state")
-    trained = engine.train_(
-        nets, weights, slots.alpha, active_seeds, data.training, data.num_batches, data.rules
-    )
+    work = data.training, data.num_batches, data.rules
+    trained = engine.train_(nets, weights, slots.alpha, active_seeds, *work)
     on_phase_end("training")
     validation = engine.validate(nets, weights, slots.alpha, active_seeds, data.validation)
     on_phase_end("validation")
@@ -252,11 +251,9 @@ def apply_action(
     """
     own = dict(zip(rules.kernel_settings, values, strict=True))
     settings = settings_of_envs(rules.reward, own)
-    own_rules = rules._replace(
-        reward=settings,
-        lifecycle=config_of_envs(rules.lifecycle, own),
-        gates=config_of_envs(rules.gates, own),
-    )
+    limits = config_of_envs(rules.lifecycle, own)
+    gates = config_of_envs(rules.gates, own)
+    own_rules = rules._replace(reward=settings, lifecycle=limits, gates=gates)
     result = _apply_in_all_envs(own_rules, before, attribution, action)
     ended = rules.ended(before)
     if ended is None:
@@ -280,9 +277,8 @@ def _apply_in_all_envs(
         state.slots, state.ramp, action, state.signals.val_accuracy, rules.lifecycle, rules.gates
     )
     state = settle_fossils(state.replace(slots=slots, ramp=ramp), action, outcome)
-    slots, ramp = lifecycle.tick(
-        age_memories(state.slots), state.ramp, rules.lifecycle, rules.gates
-    )
+    aged = age_memories(state.slots)
+    slots, ramp = lifecycle.tick(aged, state.ramp, rules.lifecycle, rules.gates)
     signals = state.signals.replace(last_op=action.op, last_success=outcome.success)
     due = state.guard.snapshot_due | (outcome.fossilized & ~panic)
     guard = state.guard.replace(snapshot_due=due)

@@ -20,9 +20,8 @@ from esper_soa.state import STATE_FLOAT, stage_in
 from esper_soa.vocabulary import LIVE_STAGES, OP_NAMES, STAGE_NAMES
 
 PROBED_ENVS = 5
-STAGES = tuple(
-    code for code, name in enumerate(STAGE_NAMES) if name not in ("unknown", "dormant", "retired")
-)
+UNUSED = ("unknown", "dormant", "retired")
+STAGES = tuple(code for code, name in enumerate(STAGE_NAMES) if name not in UNUSED)
 MAX_PARAMETERS = 10_000.0
 # Fields that are 0 where the flag is not set.
 KNOWN = {
@@ -57,9 +56,7 @@ def user_reward(
 
 
 def user_terms(own: UserReward, inputs: RewardInputs) -> dict[str, Tensor]:
-    """The terms [N] that a user's reward pays, by the names of RewardTerms; one that has no name
-    there is `own`.
-    """
+    """The terms [N] that a user's reward pays, by the names of RewardTerms, or all as `own`."""
     result = own.function(inputs)
     parts = result if isinstance(result, Mapping) else {USER_TERM: result}
     return {name: part.to(STATE_FLOAT) for name, part in parts.items()}

@@ -70,10 +70,8 @@ class World:
         self.envs = reduction.first_env + torch.arange(sizes.num_envs, device=self.device)
         heads = torch.arange(len(HEADS), device=self.device)
         self.heads = heads // HEADS_TOGETHER * FURTHER_HEADS + heads % HEADS_TOGETHER
-        nets = rules.nets
-        self.weights = pools.allocate(
-            nets.shape, sizes.num_envs, self.device, torch.float32, nets.task.optimizer
-        )
+        kind = self.device, torch.float32, rules.nets.task.optimizer
+        self.weights = pools.allocate(shape, sizes.num_envs, *kind)
         add_snapshot_(self.weights)
         if rules.nets.precision == torch.float16:
             add_loss_scales_(self.weights)
@@ -161,10 +159,7 @@ class World:
     def final_rents(
         self, parameters: Sequence[float], train_flop: Sequence[float], own: EnvSettings
     ) -> list[float]:
-        """Rents of hosts at the end, of all envs of the run; see `reward.final_rents`.
-
-        own: what envs have of their own.
-        """
+        """Rents of all hosts of the run at the end, see reward.py; own: what envs have of own."""
         reward = self.rules.reward
         given = own.get(EPISODE_LENGTH) or [self.rules.early_stop.number("length")]
         steps = episode_lengths(torch.tensor(given, dtype=STATE_FLOAT), self.rules.max_steps)
@@ -183,9 +178,8 @@ class World:
             return orders.members_of_share(order, share, self.seed, size)
         first = torch.zeros_like(self.envs[:1])
         shared = streams.stream_keys(self.seed, streams.DATA_ORDER, (self.round,), first)
-        return self.reduction.own(
-            orders.split_training_order(shared, len(self.data.train_labels), step, self.split)
-        )
+        num_train = len(self.data.train_labels)
+        return self.reduction.own(orders.split_training_order(shared, num_train, step, self.split))
 
     def _label_noise(self) -> batches.LabelNoise | None:
         share = self._own("label_noise")

@@ -156,12 +156,11 @@ def _grown(spec: dict, net: GrownNetwork, shape: HostShape, rows: TensorDict) ->
 
 def _buffer_names(shape: HostShape, modules: Mapping[str, nn.Module]) -> list[tuple[str, Tensor]]:
     """The buffers that rows of statistics hold, by name; modules: by part."""
-    return [
-        (name, buffer)
-        for part in plain_parts(shape)
-        for name, buffer in modules[part.name].named_buffers(prefix=part.name)
-        if part.counts_batches or not name.endswith(COUNTER)
-    ]
+    found = []
+    for part in plain_parts(shape):
+        own = modules[part.name].named_buffers(prefix=part.name)
+        found += [one for one in own if part.counts_batches or not one[0].endswith(COUNTER)]
+    return found
 
 
 def _named(named: Iterable[tuple[str, Tensor]], table: Table, rows: Tensor) -> dict[str, Tensor]:
@@ -169,9 +168,7 @@ def _named(named: Iterable[tuple[str, Tensor]], table: Table, rows: Tensor) -> d
     tensors = dict[str, Tensor]()
     for (name, like), values in zip(named, table.unpack(rows[:, : table.total]), strict=True):
         if like.shape != values.shape[1:]:
-            shapes = list(values.shape[1:]), list(like.shape)
-            raise ValueError(
-                f"{name}: a parameter {shapes[0]} for a layer that has one of {shapes[1]}"
-            )
+            layer = f"a layer that has one of {list(like.shape)}"
+            raise ValueError(f"{name}: a parameter {list(values.shape[1:])} for {layer}")
         tensors[name] = values[0].clone()
     return tensors

@@ -52,8 +52,8 @@ def save(module: Module, path: str | PathLike[str]) -> None:
             expected = GrownNetwork(module.spec).state_dict()
         shapes = [{name: one.shape for name, one in part.items()} for part in (expected, tensors)]
         if shapes[0] != shapes[1]:
-            reason = "the layers of this network are not those of its spec: keep it by torch.save"
-            raise ValueError(reason)
+            problem = "the layers of this network are not those of its spec"
+            raise ValueError(f"{problem}: keep it by torch.save")
     kind = "network" if isinstance(module, GrownNetwork) else "policy"
     _write(Path(path), [_entry(kind, module.spec, tensors)], tensors)
 
