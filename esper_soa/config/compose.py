@@ -24,12 +24,8 @@ from esper_soa.config.arguments import check_overrides, expand_slots, options
 from esper_soa.config.errors import UserError, check, one_line, single_line
 from esper_soa.config.paths import config_dir
 
-HYDRA_SINGLETONS = (
-    GlobalHydra,
-    HydraConfig,
-    JobRuntime,
-    VersionBase,
-)  # of which Hydra has one per process
+# of which Hydra has one per process
+HYDRA_SINGLETONS = (GlobalHydra, HydraConfig, JobRuntime, VersionBase)
 TURN = threading.Lock()  # one thread at a time, as Hydra's state is the process's
 
 
@@ -46,12 +42,9 @@ def compose_settings(experiment: str = "", overrides: Sequence[str] = ()) -> set
     """
     all_overrides = [f"+experiment={experiment}", *overrides] if experiment else list(overrides)
     check_overrides(all_overrides, settings.TrainConfig)
+    place = {"config_dir": config_dir(), "job_name": "train"}
     try:
-        with (
-            TURN,
-            _isolated_hydra(),
-            initialize_config_dir(config_dir(), job_name="train", version_base="1.3"),
-        ):
+        with TURN, _isolated_hydra(), initialize_config_dir(**place, version_base="1.3"):
             composed = compose("train", expand_slots(all_overrides))
             if not composed.tasks:
                 return settings.settings_from(composed)
@@ -91,11 +84,11 @@ def _compose_tasks(entries: Sequence[str], overrides: Sequence[str]) -> settings
     first = next(iter(worlds.values()))
     if len(worlds) == 1:
         return first
-    own_parts = {
-        name: settings.WorldConfig(**{field: getattr(one, field) for field in settings.OF_A_TASK})
-        for name, one in worlds.items()
-    }
-    return replace(first, tasks=list(entries), worlds=own_parts)
+    parts = {}
+    for name, one in worlds.items():
+        fields = {field: getattr(one, field) for field in settings.OF_A_TASK}
+        parts[name] = settings.WorldConfig(**fields)
+    return replace(first, tasks=list(entries), worlds=parts)
 
 
 def _key(override: str) -> str:

@@ -18,14 +18,8 @@ from esper_soa.config.errors import SettingError, one_line
 
 # What code of a user's may raise where it is called to be looked at.
 RAISED = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NameError,
-    RuntimeError,
-    TypeError,
-    ValueError,
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError),
+    *(RuntimeError, TypeError, ValueError),
 )
 BLUEPRINT = "blueprint"  # kinds of parts
 HOST = "host"
@@ -38,8 +32,6 @@ NAME = r"[A-Za-z_][\w-]{0,59}"
 REFERENCE = re.compile(rf"([A-Za-z_]\w*\.)*[A-Za-z_]\w*:{NAME}")
 Part = Callable[..., object]
 Marked = TypeVar("Marked", bound=Part)
-
-
 Mark = Callable[[Marked], Marked]  # a decorator that gives back what it is given
 
 
@@ -151,10 +143,8 @@ def find(kind: str, reference: str, setting: str) -> Part:
     named = [part for own_name, part in marked_parts if own_name == name]
     if not named:
         article = "an" if kind == AGENT else "a"
-        available = (
-            ", ".join(sorted(own_name for own_name, _ in marked_parts if own_name)) or "none"
-        )
-        allowed = f"{article} {kind} that {place} registers ({available})"
+        available = ", ".join(sorted(own_name for own_name, _ in marked_parts if own_name))
+        allowed = f"{article} {kind} that {place} registers ({available or 'none'})"
         remedy = f'@esper_soa.{kind}("{name}") above a function or class there registers it.'
         raise SettingError(setting, reference, allowed, remedy)
     if len(named) > 1:
@@ -195,9 +185,8 @@ def _import_part(place: str, reference: str, setting: str) -> ModuleType:
     try:
         return importlib.import_module(place)
     except ImportError as error:
-        missing = isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(
-            f"{error.name}."
-        )
+        absent = f"{error.name}." if isinstance(error, ModuleNotFoundError) else " "
+        missing = f"{place}.".startswith(absent)
         remedy = "PYTHONPATH=<folder> says where it lies." if missing else ""
         allowed = f"module:name of a module that can be imported ({one_line(error)})"
         raise SettingError(setting, reference, allowed, remedy) from error
