@@ -25,6 +25,7 @@ except ImportError as error:
 
 Arrays = dict[str, np.ndarray]
 Facts = dict[str, object]
+Shown = tuple[Arrays, Facts]
 
 
 def observation_space(envs: FlatEnvs) -> spaces.Dict:
@@ -74,9 +75,7 @@ class GrowthVectorEnv(VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
 
-    def reset(
-        self, *, seed: int | None = None, options: Facts | None = None
-    ) -> tuple[Arrays, Facts]:
+    def reset(self, *, seed: int | None = None, options: Facts | None = None) -> Shown:
         """Begin the next round, or round 0 of `seed`; options are not used."""
         super().reset(seed=seed, options=options)
         flat_observation, info = self.flat.reset(seed)
@@ -107,9 +106,7 @@ class GrowthEnv(gymnasium.Env):
         self.action_space = action_space(self.flat)
         self.continues: Turn | None = None  # after a rollback: what comes next
 
-    def reset(
-        self, *, seed: int | None = None, options: Facts | None = None
-    ) -> tuple[Arrays, Facts]:
+    def reset(self, *, seed: int | None = None, options: Facts | None = None) -> Shown:
         """Begin the next round, round 0 of `seed`, or go on after a rollback; no options."""
         super().reset(seed=seed, options=options)
         turn = self.continues if seed is None else None

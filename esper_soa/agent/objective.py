@@ -93,9 +93,8 @@ def total_loss(
     are over all envs of the minibatch, which has a part of every rollout; the gradient is the share
     of this process.
     """
-    log_ratios = [
-        losses.clamped_log_ratio(one.log_probs, batch.rows.log_probs) for one, batch in parts
-    ]
+    both = [(one.log_probs, batch.rows.log_probs) for one, batch in parts]
+    log_ratios = [losses.clamped_log_ratio(*pair) for pair in both]
     own = [
         policy_means(evaluation, log_ratio, batch, config.clip_ratio)
         | critic_means(evaluation, batch, config, torch.ones_like(batch.rows.valid))

@@ -192,9 +192,8 @@ class TextPattern(Rule):
         return self.described
 
 
-FOLDER = TextPattern(
-    NAME_PATTERN, "a folder name of at most 60 letters, digits, '_', '-', '+' and '.'"
-)
+FOLDER_NAME = "a folder name of at most 60 letters, digits, '_', '-', '+' and '.'"
+FOLDER = TextPattern(NAME_PATTERN, FOLDER_NAME)
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,7 @@ def choice_names(slots: Sequence[str], blueprints: Sequence[str], legal: Tensor)
     return choices | {"blueprint": {blueprints[code]: code for code in codes}}
 
 
-def read_action(
-    action: ActionLike, num_envs: int, joint: JointActions, names: ChoiceNames
-) -> Action:
+def read_action(action: ActionLike, count: int, joint: JointActions, names: ChoiceNames) -> Action:
     """`action` as a record [N].
 
     action: an Action; choices by head, one for all envs or a sequence [N], each a number or a name
@@ -45,19 +43,19 @@ def read_action(
         heads |= {head: _numbers(head, value, names[head]) for head, value in action.items()}
     else:
         rows = _integers("actions", action, joint.rows.device)
-        if rows.shape == (num_envs,):
+        if rows.shape == (count,):
             return joint.action(rows)
-        if rows.shape != (num_envs, len(HEADS)):
-            allowed = f"numbers [{num_envs}] of joint actions or choices [{num_envs}, {len(HEADS)}]"
+        if rows.shape != (count, len(HEADS)):
+            allowed = f"numbers [{count}] of joint actions or choices [{count}, {len(HEADS)}]"
             raise ValueError(f"actions are {allowed}, not {list(rows.shape)}")
         heads = dict(zip(HEAD_NAMES, rows.unbind(1), strict=True))
     choices = {name: _integers(name, value, joint.rows.device) for name, value in heads.items()}
     for name, choice in choices.items():
-        if choice.ndim > 1 or choice.numel() not in (1, num_envs):
-            allowed = f"a number or one for each of {num_envs} envs"
+        if choice.ndim > 1 or choice.numel() not in (1, count):
+            allowed = f"a number or one for each of {count} envs"
             raise ValueError(f"the {name} head takes {allowed}, not {choice.shape}")
-    each = {name: choice.reshape(-1).expand(num_envs) for name, choice in choices.items()}
-    return Action.from_dict(each, batch_size=[num_envs])
+    each = {name: choice.reshape(-1).expand(count) for name, choice in choices.items()}
+    return Action.from_dict(each, batch_size=[count])
 
 
 def _numbers(head: str, value: object, names: Mapping[str, int]) -> object:

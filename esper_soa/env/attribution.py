@@ -120,17 +120,15 @@ def pair_interactions(subset: Tensor, accuracy: Tensor, ablated: Tensor) -> Tens
     return torch.where(valid, joint - single[:, :, None] - single[:, None, :] + none, 0.0)
 
 
-def attribute(
-    measurements: Measurements, slots: Slots, orders: Tensor | None = None
-) -> Attribution:
+def attribute(measured: Measurements, slots: Slots, orders: Tensor | None = None) -> Attribution:
     """Everything the rewards, gates and observations need from this env-step's subset rows.
 
     orders: int64 [P, S], see `sampled_shapley_values`, for envs without all subsets; None leaves
     their Shapley values at 0.
     """
-    subset = measurements.subset
-    accuracy = measurements.accuracy
-    ablated = measurements.ablated
+    subset = measured.subset
+    accuracy = measured.accuracy
+    ablated = measured.ablated
     num_slots = ablated.shape[1]
     bits = 1 << torch.arange(num_slots, device=subset.device)
     full = torch.where(ablated, bits, 0).sum(1, keepdim=True)

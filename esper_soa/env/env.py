@@ -118,9 +118,8 @@ class Env:
         if self.observed is None:
             message = "nothing has been observed since the last action"
             raise RuntimeError(f"{message}: call reset, or observe_, first")
-        result = self.world.kernels.respond(
-            self.world.rules, self.observed, action, self.world.kernel_values
-        )
+        world = self.world
+        result = world.kernels.respond(world.rules, self.observed, action, world.kernel_values)
         self.state = result.state
         self.observed = None
         self.step_number += 1

@@ -211,17 +211,15 @@ def advance_stage(stage: Tensor, gates: GateResults) -> Tensor:
     return following
 
 
-def _split_prunes(
-    slots: Slots, ramp: Ramp, pruning: Tensor, length: Tensor
-) -> tuple[Tensor, Tensor]:
-    """bool [N, S] twice, of the seeds in `pruning`: removed at once (length 0, not blending yet, or
-    a stage without ramps); fading out first, in `length` ticks.
+def _split_prunes(slots: Slots, ramp: Ramp, where: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """bool [N, S] twice, of the seeds `where`: removed at once (length 0, not blending yet, or a
+    stage without ramps); fading out first, in `length` ticks.
     """
     at_once = (length <= 0) | (slots.alpha <= 0)
     has_ramp = stage_allows(Op.SET_ALPHA_TARGET, slots.stage)
     is_resting = at_rest(ramp.mode)
-    is_removed = pruning & (at_once | (is_resting & ~has_ramp))
-    return is_removed, pruning & ~at_once & is_resting & has_ramp
+    is_removed = where & (at_once | (is_resting & ~has_ramp))
+    return is_removed, where & ~at_once & is_resting & has_ramp
 
 
 def germinate(slots: Slots, where: Tensor, orders: Orders, accuracy: Tensor) -> Slots:

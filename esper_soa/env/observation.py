@@ -107,13 +107,11 @@ def env_features(signals: Signals, num_recorded: Tensor, stage: Tensor, max_step
     return torch.cat(parts, -1)
 
 
-def slot_features(
-    slots: Slots, ramp: Ramp, velocity: Tensor, left: Tensor, max_steps: int
-) -> Tensor:
+def slot_features(slots: Slots, ramp: Ramp, speed: Tensor, left: Tensor, max_steps: int) -> Tensor:
     """float64 [N, S, 31]: stage, alpha, contribution, gradients, ages; zeros where a slot is empty.
 
     A contribution of 0 stands for one that was never measured; only its freshness tells them apart.
-    velocity: float64 [N, S], alpha per tick; left: int64 [N, S], ticks until the ramp arrives.
+    speed: float64 [N, S], alpha per tick; left: int64 [N, S], ticks until the ramp arrives.
     """
     float_type = slots.alpha.dtype
     stages = [slots.stage == stage for stage in OBSERVED_STAGES]
@@ -132,7 +130,7 @@ def slot_features(
         _progress(ramp.length, max_steps),
         _progress(ramp.done, max_steps),
         _progress(left, max_steps),
-        velocity.clamp(-1.0, 1.0),
+        speed.clamp(-1.0, 1.0),
         (slots.blend - 1) / 2.0,
         _points(slots.interaction_sum),
         torch.where(measured & torch.isfinite(slots.gradient_norm), norm, 0.0),

@@ -160,12 +160,10 @@ def trade_offs(points: Tensor) -> Tensor:
     return front[pareto_front(*front.unbind(1))]
 
 
-def empty_blueprint_stats(
-    device: torch.device, num_blueprints: int = NUM_BLUEPRINTS
-) -> BlueprintStats:
+def empty_blueprint_stats(device: torch.device, number: int = NUM_BLUEPRINTS) -> BlueprintStats:
     """Statistics of no seeds: all zero."""
-    count = torch.zeros(num_blueprints, dtype=torch.int64, device=device)
-    amount = torch.zeros(num_blueprints, dtype=STATE_FLOAT, device=device)
+    count = torch.zeros(number, dtype=torch.int64, device=device)
+    amount = torch.zeros(number, dtype=STATE_FLOAT, device=device)
     return BlueprintStats(count, count, count, amount, amount, amount, amount, count)
 
 

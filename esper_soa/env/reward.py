@@ -258,21 +258,19 @@ def record_boosts(state: EnvState, attribution: Attribution) -> EnvState:
     return state.replace(boosts=state.boosts.scatter(2, place.expand_as(boost), boost))
 
 
-def hindsight_credit(
-    boosts: Tensor, beneficiary: Tensor, improvement: Tensor, step: Tensor
-) -> Tensor:
-    """Credit float64 [N] for all boosts to the seeds in `beneficiary` (bool [N, S]), fossilised at
+def hindsight_credit(boosts: Tensor, fossil: Tensor, improvement: Tensor, step: Tensor) -> Tensor:
+    """Credit float64 [N] for all boosts to the seeds in `fossil` (bool [N, S]), fossilised at
     env-step `step` [N].
 
     A positive boost at env-step t to a seed that went on to gain `improvement` [N] points, if that
     is positive, counts HINDSIGHT_WEIGHT * tanh(HINDSIGHT_SLOPE * boost * improvement) * PBRS_GAMMA
-    ** (step - t); the sum is capped. Pairs without the beneficiary are masked, not left out: that
+    ** (step - t); the sum is capped. Pairs without the fossil are masked, not left out: that
     is one pass over the boosts.
     """
-    num_slots = beneficiary.shape[1]
+    num_slots = fossil.shape[1]
     if num_slots < 2:
         return torch.zeros_like(improvement)
-    helped = [beneficiary[:, low] | beneficiary[:, high] for low, high in pairs(num_slots)]
+    helped = [fossil[:, low] | fossil[:, high] for low, high in pairs(num_slots)]
     is_helped = torch.stack(helped, 1)
     gain = (HINDSIGHT_SLOPE * improvement.clamp(min=0)).unsqueeze(1)
     scale = torch.where(is_helped, gain, 0.0).to(boosts.dtype).unsqueeze(2)

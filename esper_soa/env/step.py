@@ -273,9 +273,8 @@ def _apply_in_all_envs(
     panic = before.guard.panic
     op = lifecycle.effective_op(before.slots, before.ramp, action, rules.lifecycle)
     terms, state = reward(before, attribution, action, op, rules.reward)
-    slots, ramp, outcome = lifecycle.apply(
-        state.slots, state.ramp, action, state.signals.val_accuracy, rules.lifecycle, rules.gates
-    )
+    own = action, state.signals.val_accuracy, rules.lifecycle, rules.gates
+    slots, ramp, outcome = lifecycle.apply(state.slots, state.ramp, *own)
     state = settle_fossils(state.replace(slots=slots, ramp=ramp), action, outcome)
     aged = age_memories(state.slots)
     slots, ramp = lifecycle.tick(aged, state.ramp, rules.lifecycle, rules.gates)

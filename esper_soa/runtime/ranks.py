@@ -173,13 +173,11 @@ class RankGroup(Ranks):
             dist.gather_object(value, boxes if self.first else None, dst=0, group=self._host)
         return boxes if self.first else []
 
-    def reduced(
-        self, flat: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
-    ) -> Tensor:
+    def reduced(self, flat: Tensor, kind: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
         """`flat` reduced over all ranks; the same bits on each."""
         flat = flat.detach().clone()
         with _rank_errors():
-            dist.all_reduce(flat, operation)
+            dist.all_reduce(flat, kind)
         return flat
 
     def _extreme(self, parts: Sequence[Tensor], operation: dist.ReduceOp.RedOpType) -> list[Tensor]:

@@ -63,9 +63,9 @@ class EpisodeRunner:
         num_envs = world.sizes.num_envs
         self.env.begin_(request.number, request.topology)
         self.fresh = self.memory = player.agent.start(num_envs, world.device)
-        self.fresh_teacher = self.teacher_memory = (
-            player.teacher.start(num_envs, world.device) if player.teacher is not None else ()
-        )
+        teacher = player.teacher
+        fresh = () if teacher is None else teacher.start(num_envs, world.device)
+        self.fresh_teacher = self.teacher_memory = fresh
         names = names_by_code(world.rules.nets.shape.blueprints)
         work = world.flop, world.sizes.train_samples, names, world.rules.reward, world.kernels
         self.metrics = MetricsAccumulator(world.device, num_envs, *work)

@@ -132,9 +132,7 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
     return table
 
 
-def write_results(
-    path: Path, facts: dict, scores: dict[str, Scores], verdicts: list[Verdict]
-) -> None:
+def write_results(path: Path, facts: dict, scores: dict[str, Scores], found: list[Verdict]) -> None:
     """evaluation.json: what was played, means with intervals, and every single number."""
     policies = {
         verdict.policy: {
@@ -142,7 +140,7 @@ def write_results(
             "net_less_first": None if verdict.lead is None else verdict.lead._asdict(),
             "samples": scores[verdict.policy]._asdict(),
         }
-        for verdict in verdicts
+        for verdict in found
     }
     write_text(path, json.dumps(finite_record(facts | {"policies": policies}), indent=2) + "\n")
 

@@ -149,14 +149,14 @@ def write_overview(summaries: Sequence[Summary], path: Path) -> None:
     first = summaries[0]
     seconds = sum(one.speed.seconds for one in summaries)
     env_steps = sum(one.speed.env_steps for one in summaries)
+    scores = [one.grown for one in summaries]
+    grown = {name: fmean(getattr(one, name) for one in scores) for name in CONFIGURATION}
     record: dict[str, Json] = {
         "name": first.name,
         "tasks": [one.task for one in summaries],
         "policy": first.policy,
         "rounds": first.rounds,
-        "grown": {
-            name: fmean(getattr(one.grown, name) for one in summaries) for name in CONFIGURATION
-        },
+        "grown": grown,
         "speed": {"env_steps": env_steps, "seconds": seconds, "eps": env_steps / seconds},
         "wall_seconds": max(one.wall_seconds for one in summaries),
     }

@@ -262,9 +262,8 @@ def split_record(modes: Sequence[str], episodes: Outcomes, parameters: Tensor) -
     for mode in dict.fromkeys(modes):
         in_mode = torch.tensor([one == mode for one in modes])
         means = {"accuracy": episodes.accuracy, "reward": episodes.reward, "parameters": parameters}
-        record[mode] = {"envs": int(in_mode.sum())} | {
-            name: float(values[in_mode].mean()) for name, values in means.items()
-        }
+        own = {name: float(values[in_mode].mean()) for name, values in means.items()}
+        record[mode] = {"envs": int(in_mode.sum()), **own}
     return record
 
 
@@ -329,9 +328,9 @@ def blueprint_record(
     for code, name in enumerate(names):
         seed_counts = {key: int(count[code]) for key, count in counts.items()}
         if any(seed_counts.values()):
-            record[name] = seed_counts | {
-                key: None if math.isnan(mean[code]) else mean[code] for key, mean in means.items()
-            }
+            own = {key: mean[code] for key, mean in means.items()}
+            own = {key: None if math.isnan(mean) else mean for key, mean in own.items()}
+            record[name] = seed_counts | own
     return record
 
 

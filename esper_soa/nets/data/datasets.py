@@ -113,14 +113,12 @@ def _fashion32(reason: str, cfg: DataConfig) -> ImageSet:
     return image_set("fashion32", sets, (FASHION32_MEAN, FASHION32_STD), text)
 
 
-def synthetic(
-    num_train: int, num_val: int, device: torch.device | str, num_test: int = 1
-) -> ImageSet:
+def synthetic(train: int, val: int, device: torch.device | str, test: int = 1) -> ImageSet:
     """Ten patterns of 4x4 coloured squares, one per class, under noise; the same for every run."""
     keys = fold(torch.tensor(SYNTHETIC_SEED), torch.arange(4))
     colours = uniform(keys[0], torch.arange(10 * 4 * 4 * 3)).view(10, 4, 4, 3) * 2 - 1
     patterns = 0.5 + SYNTHETIC_CONTRAST * colours.repeat_interleave(8, 1).repeat_interleave(8, 2)
-    counts = num_train, num_val, num_test
+    counts = train, val, test
     parts = [_noisy(patterns, key, count) for key, count in zip(keys[1:], counts, strict=True)]
     values = parts[0][0].reshape(-1, 3) / 255.0
     statistics = tuple(values.mean(0).tolist()), tuple(values.std(0).tolist())

@@ -104,10 +104,9 @@ def prepare(parts: Mapping[str, LazyArray], cfg: DataConfig, names: Sequence[str
     cfg.require("val" not in images or not cfg.validation_images, "validation_images", message)
     first = sizes["train"]
     for name, part in images.items():
-        problem = (
-            f"{part.name}: {_size(*sizes[name])}, but the training images have {_size(*first)}"
-        )
-        check_data(sizes[name] == first, problem, "be the same", "Prepare all parts in one way.")
+        problem = f"{_size(*sizes[name])}, but the training images have {_size(*first)}"
+        remedy = "Prepare all parts in one way."
+        check_data(sizes[name] == first, f"{part.name}: {problem}", "be the same", remedy)
     setting = f"{cfg.path}resize"
     inner = inner_size(*first[:2], cfg.resize, setting)
     colors = {

@@ -177,16 +177,14 @@ def split_training_order(key: Tensor, dataset_size: int, pass_number: int, split
     return order[: split.num_envs * split.train_samples].view(shape).transpose(0, 1).flatten(1)
 
 
-def split_validation_order(
-    num_val: int, split: Split, device: torch.device | str = "cpu"
-) -> Tensor:
+def split_validation_order(total: int, split: Split, device: torch.device | str = "cpu") -> Tensor:
     """Validation samples int64 [N, val_samples]: every env has its own fixed ones, -1 where it has
     one less than others.
 
     Every B*N samples in their order are cut into N chunks as torch.tensor_split does.
     """
     total_batch = split.batch_size * split.num_envs
-    full_batches, rest = divmod(num_val, total_batch)
+    full_batches, rest = divmod(total, total_batch)
     envs = torch.arange(split.num_envs, device=device)[:, None]
     shape = full_batches, split.num_envs, split.batch_size
     order = torch.arange(full_batches * total_batch, device=device).view(shape)

@@ -83,6 +83,5 @@ class MeanLinear(segments.StatelessSegment, Classifier):
             LayerSpec("flatten", "Flatten", {}),
             LayerSpec("linear", "Linear", dict(sizes)),
         ]
-        return [
-            segments.PlainPart("classifier", layers if len(self.input_shape) > 1 else layers[2:])
-        ]
+        layers = layers if len(self.input_shape) > 1 else layers[2:]
+        return [segments.PlainPart("classifier", layers)]

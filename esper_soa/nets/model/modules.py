@@ -289,10 +289,10 @@ class GrownNetwork(nn.Sequential):
             else:
                 drawn = logits.argmax(-1, keepdim=True)
             tokens = torch.cat([tokens, drawn], dim=1)
+        if not words:
+            return tokens
         # a host may have more tokens than there are bytes
-        return (
-            bytes(tokens[0].clamp(max=255).tolist()).decode(errors="replace") if words else tokens
-        )
+        return bytes(tokens[0].clamp(max=255).tolist()).decode(errors="replace")
 
 
 def sequence(

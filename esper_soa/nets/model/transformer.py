@@ -18,6 +18,7 @@ from esper_soa.nets.model.segments import (
     FeatureShape,
     Forward,
     PlainPart,
+    Scores,
     SlotNumbers,
     StatelessSegment,
     Values,
@@ -229,9 +230,7 @@ class TiedHead(StatelessSegment):
     def _rows(self, run: Forward, parameters: list[Tensor], x: Tensor) -> Tensor:
         return sequences.layer_norm(sequences.rows_of(x, run.num_nets), *parameters[:2])
 
-    def train_loss(
-        self, run: Forward, values: Values, x: Tensor, labels: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def train_loss(self, run: Forward, values: Values, x: Tensor, labels: Tensor) -> Scores:
         rows = self._rows(run, values.parameters, x)
         targets = labels.transpose(0, 1).flatten(1)
         losses, right = sequences.summed_token_loss(rows, values.parameters[2], targets, self.most)

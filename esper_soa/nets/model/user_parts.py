@@ -87,9 +87,8 @@ def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> bluepr
     """
     setting = "task.blueprints"
     kinds = sorted({spec.topology for spec in slots})
-    packaged = (
-        one for kind in kinds for one in blueprints.PACKAGED.get(kind, ()) if one.name in offered
-    )
+    packaged = [one for kind in kinds for one in blueprints.PACKAGED.get(kind, ())]
+    packaged = [one for one in packaged if one.name in offered]
     every = [blueprints.NOOP, *packaged]
     known = {one.name for one in every}
     for name in (name for name in offered if not registry.is_reference(name)):
@@ -97,9 +96,8 @@ def task_blueprints(offered: Sequence[str], slots: Sequence[SlotSpec]) -> bluepr
         check(not slots or name in known, setting, name, allowed)
     for place, reference in enumerate(filter(registry.is_reference, offered)):
         part = registry.find(registry.BLUEPRINT, reference, setting)
-        with registry.raise_faults(
-            setting, reference, "a blueprint that can stand in the slots"
-        ) as faults:
+        allowed = "a blueprint that can stand in the slots"
+        with registry.raise_faults(setting, reference, allowed) as faults:
             blueprint = architecture_of(part, registry.name_in(reference), NUM_BLUEPRINTS + place)
             shapes = {spec.shape for spec in slots if blueprint.fits(spec)}
             if slots and not shapes:
@@ -147,9 +145,8 @@ def _result_of(kind: str, part: registry.Part, name: str) -> object:
     required = registry.num_required(part)
     argument = ARGUMENTS[kind]
     if required > 1:
-        raise ValueError(
-            f"{kind} {name}: it is called with {argument} or with nothing, and wants more"
-        )
+        problem = f"it is called with {argument} or with nothing, and wants more"
+        raise ValueError(f"{kind} {name}: {problem}")
     result = part if required else part()
     if isinstance(result, nn.Module):
         raise ValueError(f"{kind} {name}: it gives a module, so it must be called with {argument}")
@@ -288,17 +285,15 @@ def _chain_findings(module: object) -> list[str]:
     findings = _module_findings(module)
     reserved = [name for name, _ in module.named_children() if RESERVED_NAME.fullmatch(name)]
     if reserved:
-        findings.append(
-            f"its segment {reserved[0]} has the name of another part of a grown network"
-        )
+        other = "another part of a grown network"
+        findings.append(f"its segment {reserved[0]} has the name of {other}")
     if len(set(map(id, module))) < len(module):
         findings.append("two of its segments are one, which rows of weights cannot say")
     state = module.state_dict(keep_vars=True)
     passing = ", ".join(name for name, _ in module.named_buffers() if name not in state)
     if passing:
-        findings.append(
-            f"its buffers {passing} are not persistent, so that grown networks would lack them"
-        )
+        problem = "are not persistent, so that grown networks would lack them"
+        findings.append(f"its buffers {passing} {problem}")
     return findings
 
 
@@ -308,9 +303,8 @@ def _shape_findings(host: UserHost) -> list[str]:
     findings = []
     if last.output_shape != (host.classes,):
         shape = ", ".join(map(str, ("B", *last.output_shape)))
-        findings.append(
-            f"its last segment {last.name} gives [{shape}], not logits [B, {host.classes}]"
-        )
+        problem = f"gives [{shape}], not logits [B, {host.classes}]"
+        findings.append(f"its last segment {last.name} {problem}")
     if not any(one.slot_shapes for one in inner):
         problem = "gives features [B, C, H, H], in which a seed could stand"
         findings.append(f"none of its segments but the last {problem}")

@@ -79,16 +79,14 @@ class UserSegment:
         training: bool,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Output of the module for n networks, and its buffers behind the call."""
-        module = user_module.skeleton(
-            self.host.make, self.host.classes, training, threading.get_ident()
-        )
+        host = self.host
+        module = user_module.skeleton(host.make, host.classes, training, threading.get_ident())
         assert isinstance(module, nn.Sequential)
         rows = zip(buffers, self.dtypes, strict=True)
         own_buffers = [one if dtype.is_floating_point else one.to(dtype) for one, dtype in rows]
         # Autocast does not reach into vmap: modules compute in the format of their weights.
-        weight_dtypes = [
-            one.dtype for one in (*parameters, *own_buffers) if one.is_floating_point()
-        ]
+        tensors = (*parameters, *own_buffers)
+        weight_dtypes = [one.dtype for one in tensors if one.is_floating_point()]
         features = x.to((*weight_dtypes, x.dtype)[0]).unflatten(1, (-1, self.input_shape[0]))
         features = features.expand(-1, run.num_nets, *features.shape[2:]).transpose(0, 1)
         return user_module.call_networks(module[self.number], parameters, own_buffers, features)
@@ -158,8 +156,7 @@ def _children(host: UserHost) -> tuple[UserSegment, ...]:
         statistics = tuple(Parameter(tuple(one.shape)) for one in child.buffers())
         dtypes = tuple(one.dtype for one in child.buffers())
         shapes = tuple(x.shape[1:]), tuple(out.shape[1:])
-        children.append(
-            UserSegment(host, number, name, parameters, statistics, dtypes, *shapes, products)
-        )
+        rows = parameters, statistics, dtypes
+        children.append(UserSegment(host, number, name, *rows, *shapes, products))
         x = out
     return tuple(children)

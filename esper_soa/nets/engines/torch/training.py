@@ -142,9 +142,8 @@ class TrainingChunk:
         with autocast(precision, inputs.device):
             x = as_input(inputs, precision)
             parameters = shape.parameters.unpack(leaf)
-            losses, correct = train_loss(
-                shape, parameters, self.statistics, (x, labels), seeds, noise
-            )
+            rest = (x, labels), seeds, noise
+            losses, correct = train_loss(shape, parameters, self.statistics, *rest)
         self.loss += losses.detach()
         self.correct += correct
         self.seen += labels[:, 0].numel()
